@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.backends.costs import Rates, host_seconds, moved_bytes
-from penstock.backends.numpy import NumpyBackend
-from penstock.backends.numpy_rates import RATES
+from penstock.backends.numpy import RATES, NumpyBackend
 from tests.support.onnx_text import compile_text
 
 

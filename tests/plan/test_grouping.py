@@ -10,7 +10,7 @@ import pytest
 from penstock.analysis.type_inference import infer_types
 from penstock.backends.numpy import NumpyBackend
 from penstock.core.types import BOOL, FLOAT32, INT64, TensorType
-from penstock.host.overheads import OVERHEADS
+from penstock.host.threads import OVERHEADS
 from penstock.ir.graph import Graph, Node, Value, clone
 from penstock.ops import find
 from penstock.passes.pipeline import optimize

@@ -327,7 +327,7 @@ def test_measuring_that_takes_longer_than_its_budget_is_left_to_later_runs(cache
     def too_long(executor, values, serial):
         raise ps.DeadlineExceeded("it takes as long as it likes")
 
-    monkeypatch.setattr("penstock.tuning.measure.briefly", too_long)
+    monkeypatch.setattr("penstock.tuning.trial.briefly", too_long)
     backend = CountingLong()
     session = compile_text(SIX, executor="parallel", backends=[backend])
     session.run(X)

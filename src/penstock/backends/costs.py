@@ -16,7 +16,7 @@ work of a node is in these units, the backend says.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import inf
 
 from penstock.core.records import NamedTuple
@@ -60,8 +60,6 @@ class Rates(NamedTuple):
             + flops / flops_per_s
         )
 
-
-RatesByFamily = Mapping[str, Rates]
 
 # Of no backend in particular: a core of a server of 2020, rounded down.
 _HOST = Rates(1e-6, 5e9, 20e9)

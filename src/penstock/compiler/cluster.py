@@ -30,7 +30,7 @@ from penstock.ir.op import Role
 from penstock.passes.lowering.assign_devices import assign_devices
 from penstock.passes.lowering.partition import partition
 from penstock.passes.structure.lower_control_flow import lower_control_flow, spans_devices
-from penstock.tuning.measure import Source
+from penstock.tuning.measure import CostSource
 from penstock.tuning.placement import check_keys, wanted
 from penstock.tuning.worker_placement import (
     ClusterForecast,
@@ -166,5 +166,5 @@ def _seconds(context: CompileContext, node: Node) -> float:
     if node.graphs or node.op.role is not None:
         return host_seconds(node)
     known = [costs.cost(node, backend, 1) for backend in context.hosts]
-    measured = [cost.seconds for cost in known if cost.source is Source.MEASURED]
+    measured = [cost.seconds for cost in known if cost.source is CostSource.MEASURED]
     return min(measured, default=host_seconds(node))

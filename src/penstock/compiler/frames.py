@@ -40,7 +40,7 @@ from penstock.executors.frames.builder import FrameGraphBuilder
 from penstock.executors.frames.device_segment import DeviceSegment
 from penstock.executors.frames.executor import FramesExecutor
 from penstock.executors.frames.frame_writer import FrameForm
-from penstock.host.overheads import OVERHEADS
+from penstock.host.threads import OVERHEADS
 from penstock.ir.contract import contract_of, guarded
 from penstock.ir.graph import Graph, Node, Value, all_reads, captures, clone, is_framed
 from penstock.ir.op import FRAMED, Kernel, Role

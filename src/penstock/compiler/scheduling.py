@@ -26,7 +26,7 @@ from penstock.core.records import replace
 from penstock.executors.base import CompiledExecutor, Executor
 from penstock.executors.linear import LinearExecutor
 from penstock.executors.task_loop import Queue
-from penstock.host.overheads import OVERHEADS
+from penstock.host.threads import OVERHEADS
 from penstock.ir.contract import contract_of
 from penstock.ir.graph import Graph, Node
 from penstock.ir.op import Role

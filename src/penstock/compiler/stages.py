@@ -41,8 +41,7 @@ from penstock.core.types import OptionalType, TensorType, Type
 from penstock.executors.base import Executor
 from penstock.executors.linear import LinearExecutor
 from penstock.host.on_demand import imported
-from penstock.host.overheads import OVERHEADS
-from penstock.host.threads import Workers, core_budget, pool
+from penstock.host.threads import OVERHEADS, Workers, core_budget, pool
 from penstock.ir.contract import contract_of
 from penstock.ir.graph import Graph, Node, Value, clone
 from penstock.ops.internal.transfer import HOST, Place, Ports
@@ -57,7 +56,7 @@ from penstock.plan.arena_layout import (
 from penstock.plan.builder import compile_plan
 from penstock.plan.plan import Plan
 from penstock.plan.tasks import Tasks, are_asynchronous, in_one_function
-from penstock.tuning.measure import CostModel, GraphProfiler, Source, costs_of, step_seconds
+from penstock.tuning.measure import CostModel, CostSource, GraphProfiler, costs_of, step_seconds
 
 if TYPE_CHECKING:
     from penstock.executors.task_loop import Queue
@@ -228,7 +227,7 @@ def _overlaps(context: CompileContext, node: Node) -> bool:
         try:
             kernel = backend.kernel(node, types)
             cost = context.costs.cost(node, backend, 1)
-            seconds = cost.seconds if cost.source is Source.MEASURED else backend.seconds(node)
+            seconds = cost.seconds if cost.source is CostSource.MEASURED else backend.seconds(node)
         except Exception:  # the plan raises it, unless the node may never run
             return False
         if kernel is not None:

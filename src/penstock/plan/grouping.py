@@ -10,7 +10,7 @@ from penstock.algorithms.clustering import cluster
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.ordering import critical_path
 from penstock.core.checkpoints import with_checkpoints
-from penstock.host.overheads import OVERHEADS
+from penstock.host.threads import OVERHEADS
 from penstock.plan.plan import Step, StepTable, step_dag, walk
 from penstock.plan.tasks import Grouping, are_asynchronous, nests_deep
 

@@ -24,7 +24,7 @@ from penstock.algorithms.stream_assignment import StreamSchedule, assign_streams
 from penstock.backends.base import Device
 from penstock.core.checkpoints import with_checkpoints
 from penstock.core.records import dataclass
-from penstock.host.overheads import OVERHEADS
+from penstock.host.threads import OVERHEADS
 from penstock.ops.internal.transfer import is_transfer
 from penstock.plan.arrangement import Arranger, Draft, arrange
 from penstock.plan.grouping import Seconds, control_flow_cost

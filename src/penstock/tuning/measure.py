@@ -21,15 +21,6 @@ from penstock.host.thread_share import ThreadShare
 from penstock.ir.graph import Graph, Node, clone
 from penstock.ops.internal.transfer import HOST, Place, is_transfer
 from penstock.plan.plan import Step
-from penstock.tuning.node_signature import node_signature, tensor_bytes
-from penstock.tuning.trial import (
-    MOST_RUNS,
-    MOST_SECONDS,
-    briefly,
-    contiguous,
-    observed_run,
-    profile_runs,
-)
 
 if TYPE_CHECKING:
     from penstock.observers.profile import Entry, Profile
@@ -61,7 +52,7 @@ Measurable = Callable[[Graph, Mapping[Node, Backend], KernelTable, int], Executo
 an executor that tells observers of its steps."""
 
 
-class Source(Enum):
+class CostSource(Enum):
     """How the cost of a node is known, the surest first."""
 
     MEASURED = "measured"
@@ -76,7 +67,7 @@ class Cost(NamedTuple):
     """The seconds that a node is expected to take."""
 
     seconds: float
-    source: Source = Source.MEASURED
+    source: CostSource = CostSource.MEASURED
 
 
 class CostModel:
@@ -98,6 +89,8 @@ class CostModel:
         """The cost of ``node`` on ``backend``, with ``threads`` threads for its kernel, by default
         as many as it has in a run that is alone."""
         if self._own or self._table.knows(node.op.full_name):
+            from penstock.tuning.node_signature import node_signature
+
             threads = threads or threads_of(backend, self.backends, False)
             signature = node_signature(node)
             if signature is None:
@@ -109,9 +102,10 @@ class CostModel:
             if signature is not None:
                 known = self._table.estimate(backend.name, signature, threads)
             if known is not None:
-                return Cost(known, Source.ESTIMATED)
+                return Cost(known, CostSource.ESTIMATED)
         expected = backend.seconds(node)
-        return Cost(max(host_seconds(node), 0.0 if expected == inf else expected), Source.GUESSED)
+        guess = max(host_seconds(node), 0.0 if expected == inf else expected)
+        return Cost(guess, CostSource.GUESSED)
 
     def knows(self, node: Node) -> bool:
         """Whether to ask for the cost of ``node`` before backends are asked for their estimates:
@@ -139,6 +133,8 @@ class CostModel:
     def record(self, profile: Iterable[Entry], single_threaded: bool) -> None:
         """Keep what nodes and transfers took in runs, with one thread or with all; ``save`` writes
         it to the table's file."""
+        from penstock.tuning.node_signature import node_signature, tensor_bytes
+
         threads = {b.name: threads_of(b, self.backends, single_threaded) for b in self.backends}
         for entry in profile:
             node, name = entry.step.node, entry.step.backend
@@ -156,7 +152,7 @@ class CostModel:
 
     def is_measured(self, node: Node, backend: Backend, threads: int | None = None) -> bool:
         """Whether ``cost`` has a measurement of ``node``."""
-        return self.cost(node, backend, threads).source is Source.MEASURED
+        return self.cost(node, backend, threads).source is CostSource.MEASURED
 
 
 class CustomCosts(CostModel):
@@ -193,10 +189,10 @@ def compared(
     known = costs.knows(node)
     for backend in among if known else ():
         cost = costs.cost(node, backend)
-        if cost.source is not Source.MEASURED and backend.seconds(node) < inf:
+        if cost.source is not CostSource.MEASURED and backend.seconds(node) < inf:
             known = False
             break
-        seconds.append(cost.seconds if cost.source is Source.MEASURED else inf)
+        seconds.append(cost.seconds if cost.source is CostSource.MEASURED else inf)
     return (seconds, True) if known else (expected_seconds(among, node), False)
 
 
@@ -209,6 +205,8 @@ def step_seconds(
         return 0.0  # it passes its inputs on
     if not is_transfer(node):
         return costs.cost(node, by_name[step.backend], threads).seconds
+    from penstock.tuning.node_signature import tensor_bytes
+
     size = sum(tensor_bytes(value) or 0 for value in node.outputs)
     return costs.transfer(node.attrs["source"], node.attrs["target"], size)
 
@@ -267,11 +265,13 @@ class GraphProfiler:
     def measure_briefly(self) -> float | None:
         """Measure every node with one thread on its backend, in one memory, within ``BUDGET`` times
         the seconds of a run with all threads, which it returns; None if that is too little."""
+        from penstock.tuning.trial import briefly, observed_run, without_broadcasts
+
         kernels = self.kernels.without_state()
         graph, placed = self._placed_on(self.backends[0], kernels)
         executor = self.observed(graph, placed, kernels, self._most_threads(placed))
         with suppress(PenstockError):
-            fed = contiguous(self.values)
+            fed = without_broadcasts(self.values)
             serial = observed_run(executor, fed, None)
             with ThreadShare([b for b in self.backends if b.memory == HOST], _ALL):
                 profile = briefly(executor, fed, serial)
@@ -300,6 +300,8 @@ class GraphProfiler:
         """Run the graph once to warm up, then ``runs`` times, by default up to five, and keep what
         its nodes and transfers take. Raises the errors of the run. Nodes run on ``backend`` where
         it supports them."""
+        from penstock.tuning.trial import MOST_RUNS, MOST_SECONDS, profile_runs, without_broadcasts
+
         kernels, backends = self.kernels.without_state(), self.backends
         graph, placed = self._placed_on(backend, kernels)
         hosts = [b for b in backends if b.memory == HOST]
@@ -308,7 +310,7 @@ class GraphProfiler:
         executor = self.observed(graph, placed, kernels, most)
         # The executor enters as one stream; for one thread, pretend that many others run as well.
         with ThreadShare(hosts, _ALL) if single_threaded else nullcontext():
-            fed, limit = contiguous(self.values), inf if runs else MOST_SECONDS
+            fed, limit = without_broadcasts(self.values), inf if runs else MOST_SECONDS
             profile = profile_runs(executor, fed, runs or MOST_RUNS, limit)
         self.costs.record(profile, single_threaded)
 

@@ -18,7 +18,7 @@ from penstock.ir.graph import Graph, Node, dependencies, readers_of, same_object
 from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.internal.transfer import HOST
 from penstock.ops.onnx.control_flow import is_control
-from penstock.tuning.measure import CostModel, Source, compared
+from penstock.tuning.measure import CostModel, CostSource, compared
 
 NODE = "node:"
 """What begins a key of ``place=`` that names one node."""
@@ -223,7 +223,7 @@ class Placement:
             return None
         able = [backend for backend in allowed if backend.seconds(node) < inf]
         costs = [self.costs.cost(node, backend, 1) for backend in able]
-        known = [(c.seconds, i) for i, c in enumerate(costs) if c.source is Source.MEASURED]
+        known = [(c.seconds, i) for i, c in enumerate(costs) if c.source is CostSource.MEASURED]
         backend = able[min(known)[1]] if len(known) == len(able) > 0 else None
         return backend if backend is not None and self.kernels.accepts(backend, node) else None
 

@@ -28,8 +28,7 @@ from typing import Any, Protocol
 from penstock.core.records import dataclass
 from penstock.executors.base import CompiledExecutor, Executor
 from penstock.executors.control import Control
-from penstock.host.overheads import OVERHEADS
-from penstock.host.threads import Workers, fulfil
+from penstock.host.threads import OVERHEADS, Workers, fulfil
 from penstock.observers.base import ObservedRun
 from penstock.observers.profile import Profile
 from penstock.plan.plan import StepTable

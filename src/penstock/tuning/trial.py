@@ -160,7 +160,7 @@ def briefly(executor: Executor, values: Inputs, serial: float) -> Profile:
     return profile
 
 
-def contiguous(values: Inputs) -> list[Any]:
+def without_broadcasts(values: Inputs) -> list[Any]:
     """Copies of values that stand for a shape: reading strides of zero would be too fast."""
     return [np.ascontiguousarray(x) if isinstance(x, np.ndarray) and x.ndim else x for x in values]
 
@@ -170,7 +170,7 @@ def faster(
 ) -> tuple[Executor, Executor]:
     """``one`` before ``other`` if it takes at most ``margin`` of its time, else behind it. Both are
     run: a simulation knows neither shared memory bandwidth nor Python's lock."""
-    fed = contiguous(values)
+    fed = without_broadcasts(values)
     best = [inf, inf]
     try:
         # Twice: threads that one executor left spinning slow down the first run of the other.

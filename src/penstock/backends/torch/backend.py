@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from penstock.backends.base import HostBackend
-from penstock.backends.costs import moved_bytes
+from penstock.backends.costs import Rates, moved_bytes
 from penstock.backends.torch import (
     arrays,
     attention,
@@ -28,7 +28,6 @@ from penstock.backends.torch import (
 from penstock.backends.torch.capture import CapturedCalls
 from penstock.backends.torch.device import CudaRuntime, Runtime, TorchDevice, device_of
 from penstock.backends.torch.memory import WIDTHS, TorchMemory
-from penstock.backends.torch.rates import RATES
 from penstock.backends.torch.site import TorchSite
 from penstock.backends.torch.threads import BOUND
 from penstock.core.errors import PenstockError
@@ -40,6 +39,9 @@ from penstock.ops.internal.fused import FUSED
 from penstock.ops.work_estimate import flops
 
 Family = Callable[[TorchSite], Kernel | None]
+
+# On the CPU device, roughly; "view": what copies nothing.
+RATES = {"": Rates(2e-6, 10e9, 100e9), "view": Rates(2e-6)}
 
 _FAMILIES: Mapping[tuple[str, ...], Family] = {
     elementwise.UNARY: elementwise.unary,

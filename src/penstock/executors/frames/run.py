@@ -40,9 +40,8 @@ from penstock.executors.frames.scheduler import (
     switched_to,
 )
 from penstock.host.current_run import working_for
-from penstock.host.overheads import OVERHEADS
 from penstock.host.thread_share import announce
-from penstock.host.threads import Workers, report_thread_exception
+from penstock.host.threads import OVERHEADS, Workers, report_thread_exception
 from penstock.ir.op import array_of
 
 # Attributes of an enum are slow to read.
