@@ -53,7 +53,7 @@ def selected(body: str, **weights: np.ndarray):
 
 
 def backend_of_operations(session: ps.Session) -> dict[str, str]:
-    steps = session.plan.walk()
+    steps = session.inspect.plan.walk()
     return {" ".join(p.op.name for p in parts(step.node)): step.backend for step in steps}
 
 
@@ -246,7 +246,7 @@ def test_dropped_plans_free_their_kernels(at_once):
     session.run({"x": np.ones((70, 64), np.float32)})
     gc.disable()  # nothing waits for the collector
     try:
-        nodes = [step.node for step in session.plan.walk()]
+        nodes = [step.node for step in session.inspect.plan.walk()]
 
         def caches() -> int:
             kept = [x for x in gc.get_objects() if issubclass(type(x), KernelCache)]
@@ -333,3 +333,20 @@ def test_loops_in_python_are_replaced_at_once():
     chosen = kernel(x, np.array([[[0.5, 0.7]]], np.float32), most.const)
     np.testing.assert_array_equal(chosen, [[0, 0, 1], [0, 0, 0]])
     assert list(cache.kernels) == [((1, 2, 4), (1, 1, 2))]
+
+
+def test_kernels_of_all_shapes_of_a_convolution_pack_its_weights_once(monkeypatch):
+    from penstock.backends.native import convolution
+
+    packed = []
+    pack = convolution._packed
+    monkeypatch.setattr(convolution, "_packed", lambda *args: packed.append(1) or pack(*args))
+    w = Value("w", const=np.ones((3, 64, 5, 5), np.float32))
+    x = Value("x", TensorType(np.dtype(np.float32), (1, 64, 9, None)))
+    attrs = {"pads": [2, 2, 2, 2]}
+    node = Node(find("Conv"), [x, w], [Value("y")], attrs)
+    node.outputs[0].type = TensorType(np.dtype(np.float32), (1, 3, 9, None))
+    kernel = NativeBackend().kernel(node, [x.type, w.type])
+    for width in range(40, 80, 8):
+        assert kernel.function(np.ones((1, 64, 9, width), np.float32), w.const).shape[3] == width
+    assert len(packed) == 2  # once for the question whether there is a kernel, once for all widths

@@ -7,12 +7,11 @@ from functools import cache
 from typing import Any
 
 from penstock.backends.base import HostBackend
-from penstock.backends.costs import Rates, moved_bytes
 from penstock.core.types import Type
 from penstock.ir.graph import Node
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Kernel
 from penstock.ops.internal.fused import parts
-from penstock.ops.work_estimate import flops
+from penstock.ops.work_estimate import Rates, flops, moved_bytes
 
 # Calls were timed with tensors of 8 elements, rates with those that fit into the cache of a core,
 # on an Intel Xeon of the generation of 2023 with OpenBLAS. An item is a group of channels.

@@ -18,7 +18,6 @@ from math import inf
 from penstock.analysis.frames import Frames, GraphPart
 from penstock.analysis.sizes import check_sizes
 from penstock.analysis.type_inference import infer_types
-from penstock.backends.costs import host_seconds
 from penstock.compiler.options import CompileOptions
 from penstock.compiler.stages import CompileContext, Feeds
 from penstock.core.errors import InvalidInput, InvalidModel, Unsupported
@@ -27,6 +26,7 @@ from penstock.executors.base import Executor
 from penstock.ir.device_name import LOCAL, DeviceName
 from penstock.ir.graph import Graph, Model, Node, is_framed
 from penstock.ir.op import Role
+from penstock.ops.work_estimate import host_seconds
 from penstock.passes.lowering.assign_devices import assign_devices
 from penstock.passes.lowering.partition import partition
 from penstock.passes.structure.lower_control_flow import lower_control_flow, spans_devices

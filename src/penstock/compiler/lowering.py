@@ -37,7 +37,7 @@ def lower_graph(feeds: Feeds, context: CompileContext, *, layouts: bool = True) 
     graph, kernels = feeds.graph, KernelTable()
     set_threads(graph, context)
     costs, profiler = context.costs, None
-    if context.options.cost_model is None:
+    if context.options.expert.cost_model is None:
         observed = partial(_observed_executor, context)
         profiler = GraphProfiler(graph, costs, feeds.values, kernels, observed)
     placement = Placement(context.backends, context.options.place or {}, kernels, costs)

@@ -30,8 +30,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from penstock.algorithms.dag import Dag
-from penstock.backends.costs import host_seconds
 from penstock.core.records import dataclass, field
+from penstock.ops.work_estimate import host_seconds
 from penstock.plan.plan import Plan, Step, walk
 
 

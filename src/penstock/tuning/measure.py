@@ -10,7 +10,6 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.base import Backend
-from penstock.backends.costs import Rates, host_seconds
 from penstock.backends.dynamic_shapes import expected_seconds
 from penstock.backends.kernels import KernelTable, other_places, placed_kernels
 from penstock.core.checkpoints import report_progress
@@ -20,6 +19,7 @@ from penstock.executors.base import Executor
 from penstock.host.thread_share import ThreadShare
 from penstock.ir.graph import Graph, Node, clone
 from penstock.ops.internal.transfer import HOST, Place, is_transfer
+from penstock.ops.work_estimate import Rates, host_seconds
 from penstock.plan.plan import Step
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def _wants_layout(kernels: KernelTable, backend: Backend, node: Node) -> bool:
     """Whether the kernel of a node reads only one order of dims in memory."""
     with suppress(Exception):  # the plan raises it, unless the node may never run
         kernel = kernels.kernel(backend, node)
-        return kernel is not None and bool(kernel.contiguous_inputs)
+        return kernel is not None and bool(kernel.layout.contiguous_inputs)
     return False
 
 

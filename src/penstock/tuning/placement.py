@@ -8,9 +8,7 @@ from math import inf
 from typing import TypeVar
 
 from penstock.algorithms.dag import Dag
-from penstock.backends.base import Backend, Where, group_name, stands_in
-from penstock.backends.costs import wanted_in_own_order
-from penstock.backends.dynamic_shapes import SpecialisingBackend
+from penstock.backends.base import Backend, Where, group_name, is_fallback, order_lacking
 from penstock.backends.kernels import KernelTable
 from penstock.core.errors import InvalidInput, Unsupported
 from penstock.core.records import dataclass, field
@@ -18,7 +16,8 @@ from penstock.ir.graph import Graph, Node, dependencies, readers_of, same_object
 from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.internal.transfer import HOST
 from penstock.ops.onnx.control_flow import is_control
-from penstock.tuning.measure import CostModel, CostSource, compared
+from penstock.ops.work_estimate import wanted_in_own_order
+from penstock.tuning.measure import CostModel, CostSource, CustomCosts, compared
 
 NODE = "node:"
 """What begins a key of ``place=`` that names one node."""
@@ -131,7 +130,7 @@ class Placement:
         found = self._compared(node, among)
         if found.measured:
             fastest = among[found.seconds.index(min(found.seconds))]
-            if fastest not in fusing:
+            if fastest not in fusing and not isinstance(self.costs, CustomCosts):
                 # Its parts were measured there together, and perhaps never one by one.
                 self._measured_fastest.update(dict.fromkeys(parts(node), fastest))
             return fastest in fusing
@@ -168,7 +167,7 @@ class Placement:
         be preferred; one that stands in for others only where these have none, and where all that
         a node computes is shapes on the host. Raises ``Unsupported`` as ``fastest`` does."""
         able = self._chosen(graph, self._able)
-        if any(map(stands_in, self.backends)):
+        if any(map(is_fallback, self.backends)):
             from penstock.tuning.host_arithmetic import host_arithmetic
 
             for node in host_arithmetic(graph, able, self.kernels):
@@ -247,10 +246,8 @@ class Placement:
             seconds = self._expected(node, left) if len(left) > 1 else [0.0]
             copy_s = self._order_seconds.get(node, 0.0)
             if copy_s and not self._compared(node, left).measured:
-                seconds = [
-                    s + copy_s * b.order_lacking if isinstance(b, SpecialisingBackend) else s
-                    for b, s in zip(left, seconds, strict=True)
-                ]
+                pairs = zip(left, seconds, strict=True)
+                seconds = [s + copy_s * order_lacking(b) for b, s in pairs]
             backend = left.pop(seconds.index(min(seconds)))
             if self.kernels.accepts(backend, node):
                 return backend
@@ -275,7 +272,7 @@ class Placement:
 
 def _preferred(among: list[Backend]) -> list[Backend]:
     """Those of ``among`` that stand in for no other, if there are such."""
-    return [backend for backend in among if not stands_in(backend)] or among
+    return [backend for backend in among if not is_fallback(backend)] or among
 
 
 def _add_up_to(bound: float, seconds: Iterable[float]) -> bool:

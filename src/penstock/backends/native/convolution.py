@@ -8,7 +8,6 @@ from itertools import product
 
 import numpy as np
 
-from penstock.backends.costs import layout_seconds
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.core.records import NamedTuple
 from penstock.core.types import FLOAT32, TensorType
@@ -16,7 +15,7 @@ from penstock.host.on_demand import imported
 from penstock.ir.graph import Node
 from penstock.ops.common.constant_cache import reordered, weights_of
 from penstock.ops.common.windows import Window, windows
-from penstock.ops.work_estimate import flops
+from penstock.ops.work_estimate import flops, layout_seconds
 
 # Of transposed convolutions, which few models have.
 _TRANSPOSED_WINDOWS = imported("penstock.ops.onnx.deconvolution.transposed_windows")

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from penstock.backends.costs import layout_seconds
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.core.records import NamedTuple, replace
 from penstock.core.types import FLOAT32, TensorType
@@ -19,7 +18,7 @@ from penstock.ir.layout import ALIGNMENT, channels_last, packed_strides
 from penstock.ops.common.constant_cache import ConstantRef, reordered
 from penstock.ops.common.windows import Window, windows
 from penstock.ops.internal.fused import is_fused, parts
-from penstock.ops.work_estimate import flops
+from penstock.ops.work_estimate import flops, layout_seconds
 
 # As in c/image_convolution.c.
 _PANEL, _COPIED, _MOST_TAPS, _LINES = 16, 14336, 256, 4

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.backends.costs import Rates, layout_seconds, moved_bytes
 from penstock.backends.dynamic_shapes import SpecialisingBackend
 from penstock.backends.onednn.eltwise_algorithms import BINARY, ELTWISE, NARY, is_eltwise_chain
 from penstock.backends.onednn.library import DnnlError, Library, library
@@ -23,12 +22,12 @@ from penstock.core.types import ANY, FLOAT32, TensorType, Type
 from penstock.host.on_demand import imported
 from penstock.host.threads import core_budget
 from penstock.ir.graph import Node
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Kernel
 from penstock.ops.common.constant_cache import weights_of
 from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.internal.transfer import REORDER
 from penstock.ops.registry import MICROSOFT
-from penstock.ops.work_estimate import WORTH_ROUNDING, flops
+from penstock.ops.work_estimate import WORTH_ROUNDING, Rates, flops, layout_seconds, moved_bytes
 
 if TYPE_CHECKING:
     from penstock.backends.onednn.op_desc import OpDesc
@@ -240,6 +239,15 @@ class OneDnnBackend(SpecialisingBackend):
         """Whether products may be rounded to bfloat16."""
         return self._precision == "bf16" and self.library.bfloat16
 
+    def unbound_cost(self, node: Node) -> float:
+        """As ``SpecialisingBackend``. Convolutions want layouts of their own, and shapes that only
+        runs know seldom come again: a call makes a primitive, and copies image and weights."""
+        if "Conv" not in parts(node)[0].op.name:
+            return self.unbound_s
+        tensors = [v.type for v in (*node.inputs[:2], node.outputs[0]) if v is not None]
+        copied = sum([t.nbytes for t in tensors if isinstance(t, TensorType) and t.static])
+        return self.making_s + 2 * copied / RATES[""].bytes_per_s
+
     def seconds(self, node: Node) -> float:
         name = node.op.full_name
         if name not in FAMILIES and name not in _OF_CODES and not is_fused(node):
@@ -285,7 +293,7 @@ class OneDnnBackend(SpecialisingBackend):
             return kernel
         if not self._rounds(node, desc):
             return kernel
-        return replace(kernel, operands="bfloat16")
+        return replace(kernel, operand_dtype="bfloat16")
 
     def supports(self, node: Node) -> bool:
         types = [None if value is None else value.type for value in node.inputs]

@@ -236,14 +236,14 @@ def test_loops_whose_values_have_the_same_names_give_a_valid_graph(monkeypatch):
     session = ps.compile(model)
     np.testing.assert_allclose(session.run(feeds)["y"], wanted, rtol=1e-5)
     # Both loops read the same slices: their products are one.
-    computed = [part.op.name for step in session.plan.steps for part in parts(step.node)]
+    computed = [part.op.name for step in session.inspect.plan.steps for part in parts(step.node)]
     assert computed.count("MatMul") == 1
 
 
 def test_products_that_take_too_much_memory_stay(monkeypatch):
-    monkeypatch.setattr("penstock.passes.optimize.hoist_products.MOST_BYTES", 4 * 40 - 1)
+    monkeypatch.setattr("penstock.passes.loops.hoist_products.MOST_BYTES", 4 * 40 - 1)
     assert products(MODELS["matmul"]) == (0, 2)
-    monkeypatch.setattr("penstock.passes.optimize.hoist_products.MOST_BYTES", 4 * 40)
+    monkeypatch.setattr("penstock.passes.loops.hoist_products.MOST_BYTES", 4 * 40)
     assert products(MODELS["matmul"]) == (1, 1)
 
 
