@@ -9,6 +9,7 @@ from penstock.backends.numpy import NumpyBackend
 from penstock.backends.registry import backends_of
 from penstock.ir.kernel import Kernel
 from penstock.ops.internal.fused import is_fused, operation_name
+from penstock.tuning import trial
 from penstock.tuning.cost_table import cost_table
 from penstock.tuning.measure import CostModel
 from penstock.tuning.node_signature import node_signature
