@@ -70,7 +70,7 @@ NUMBERS = [  # page, sentence with the number, its unit, and the constant
     ("how-to/several-shapes.md", r"same step three times", 3, "compiler.varying_shapes.GROWN"),
     ("explanation/executors.md", r"takes some (\d+) us", 1e-6, "plan.grouping.HAND_OVER_S"),
     ("explanation/streams.md", r"with (\d+) us for each wait", 1e-6, "plan.grouping.HAND_OVER_S"),
-    ("explanation/frames.md", r"take (\d+) us or more", 1e-6, "compiler.stages.LONG_S"),
+    ("explanation/frames.md", r"take (\d+) us or more", 1e-6, "compiler.overlap.LONG_S"),
     ("explanation/memory.md", r"multiples of (\d+) bytes", 1, "algorithms.arena.ALIGNMENT"),
     ("reference/environment.md", r"last ([\d,]+) begins", 1, "session.environment.TRACED"),
     ("serving.md", r"head is longer than (\d+) KiB", K, "serving.connection._HEAD"),

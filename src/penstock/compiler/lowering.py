@@ -4,29 +4,29 @@ this module."""
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from penstock.analysis.sizes import check_sizes
 from penstock.backends.kernels import KernelTable
+from penstock.compiler.placing import BackendPlacing, pass_context
 from penstock.compiler.stages import (
     CompileContext,
     Feeds,
     Lowered,
     set_threads,
 )
-from penstock.host.on_demand import imported
+from penstock.executors.base import Executor
 from penstock.ir.graph import Graph, Node, clone
 from penstock.ops.internal.transfer import Place, Ports
 from penstock.passes.pipeline import LOWER, optimize, run_passes
 from penstock.tuning.measure import CostModel, GraphProfiler
 from penstock.tuning.placement import Placement
 
-_observed_executor = imported("penstock.compiler.scheduling.observed_executor")
-
 
 def optimize_for_shapes(feeds: Feeds, context: CompileContext) -> Feeds:
     """Simplify the graph as far as its shapes allow; refuse tensors that do not fit into memory."""
     if feeds.refined:  # else it is as simple already as its shapes allow
-        optimize(feeds.graph, context.passes())
+        optimize(feeds.graph, pass_context(context))
     check_sizes(feeds.graph, context.limits)
     return feeds
 
@@ -43,10 +43,17 @@ def lower_graph(feeds: Feeds, context: CompileContext, *, layouts: bool = True) 
     if context.one_memory and context.options.autotune and isinstance(costs, GraphProfiler):
         _measure_fused(graph, placement, costs, context)
     places = partial(_places, placement, context, feeds.ports)
-    passes = context.passes(placement, places, kernels, layouts, feeds.ports)
-    run_passes(LOWER, graph, passes)
-    placed = {node: context.by_name[place.backend] for node, place in passes.placement.items()}
+    placing = BackendPlacing(context, places, kernels, layouts, feeds.ports)
+    run_passes(LOWER, graph, pass_context(context, placement, placing))
+    placed = {node: context.by_name[place.backend] for node, place in placing.placement.items()}
     return Lowered(graph, placed, kernels, costs)
+
+
+def _observed_executor(context: CompileContext, *parts: Any) -> Executor:
+    """``scheduling.observed_executor``, imported once something is measured."""
+    from penstock.compiler.scheduling import observed_executor
+
+    return observed_executor(context, *parts)
 
 
 def _measure_fused(
@@ -64,7 +71,7 @@ def with_chains_fused(graph: Graph, placement: Placement, context: CompileContex
     measured to be slower: once it is measured, costs decide which chains are."""
     copy = clone(graph)
     placement.measured_only = True
-    run_passes(LOWER, copy, context.passes(placement))
+    run_passes(LOWER, copy, pass_context(context, placement))
     return copy
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from penstock.backends.base import Backend
 from penstock.backends.kernels import KernelTable
+from penstock.compiler.overlap import LONG_S
 from penstock.compiler.stages import (
-    LONG_S,
     TRIED,
     CompileContext,
     Planned,

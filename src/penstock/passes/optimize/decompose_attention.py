@@ -35,7 +35,7 @@ class DecomposeAttention(Pass):
     requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
-        return context.fuses and replace_nodes(graph, _nodes)
+        return context.placing.fuses and replace_nodes(graph, _nodes)
 
 
 def _nodes(node: Node) -> Sequence[Node] | None:
