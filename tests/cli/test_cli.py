@@ -409,7 +409,8 @@ def test_plan_after_every_pass_prints_a_graph(foldable, name):
 def test_plan_after_every_pass_for_frames_prints_a_graph(foldable, name):
     options = ["--executor", "frames", "--devices", "2"]
     text = call("plan", foldable, *options, "--after", name).stdout
-    assert text.startswith("graph g(x: float32[")
+    # What runs in segments, too, is shown as it leaves the last of them.
+    assert text.startswith("graph " if name in OF_BLOCKS else "graph g(x: float32[")
 
 
 @pytest.mark.parametrize("name", sorted({*OF_FRAMES} - {*OF_BLOCKS}))
