@@ -26,9 +26,10 @@ MAX_FUNCTION_LINES = 60
 BOUNDS = {
     "string_imports": 150,
     "tabled_imports": 137,
-    "backend_members": 14,
-    "backend_lookups": 15,
-    "kernel_fields": 27,
+    "backend_members": 0,
+    "backend_lookups": 0,
+    "kernel_fields": 8,
+    "kernel_facets": 5,
     "native_call_fields": 17,
     "pass_context_fields": 10,
     "compile_context_fields": 8,
@@ -40,15 +41,15 @@ BOUNDS = {
     "passes_outside_pipeline": 0,
     "calls_of_infer_types": 4,
     "tuple_splats": 56,
-    "any_in_signatures": 1984,
-    "functions_over_6_parameters": 58,
+    "any_in_signatures": 1970,
+    "functions_over_6_parameters": 57,
     "classes_over_20_attributes": 5,
-    "untested_modules": 232,
+    "untested_modules": 229,
     "compile_options": 26,
     "session_members": 33,
     "environment_variables": 9,
 }
-MOST = {"python_lines": 100_050, "c_lines": 13_000}
+MOST = {"python_lines": 99_950, "c_lines": 13_000}
 LEAST = {"comment_percent": 2.5, "comment_percent_in_hard_files": 2.8}
 
 # Third-party packages that only some modules may import.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.core.version import VERSION
+from penstock.core import VERSION
 
 if TYPE_CHECKING:
     from penstock.backends.torch.backend import TorchBackend as TorchBackend

@@ -333,3 +333,20 @@ def test_loops_in_python_are_replaced_at_once():
     chosen = kernel(x, np.array([[[0.5, 0.7]]], np.float32), most.const)
     np.testing.assert_array_equal(chosen, [[0, 0, 1], [0, 0, 0]])
     assert list(cache.kernels) == [((1, 2, 4), (1, 1, 2))]
+
+
+def test_kernels_of_all_shapes_of_a_convolution_pack_its_weights_once(monkeypatch):
+    from penstock.backends.native import convolution
+
+    packed = []
+    pack = convolution._packed
+    monkeypatch.setattr(convolution, "_packed", lambda *args: packed.append(1) or pack(*args))
+    w = Value("w", const=np.ones((3, 64, 5, 5), np.float32))
+    x = Value("x", TensorType(np.dtype(np.float32), (1, 64, 9, None)))
+    attrs = {"pads": [2, 2, 2, 2]}
+    node = Node(find("Conv"), [x, w], [Value("y")], attrs)
+    node.outputs[0].type = TensorType(np.dtype(np.float32), (1, 3, 9, None))
+    kernel = NativeBackend().kernel(node, [x.type, w.type])
+    for width in range(40, 80, 8):
+        assert kernel.function(np.ones((1, 64, 9, width), np.float32), w.const).shape[3] == width
+    assert len(packed) == 2  # once for the question whether there is a kernel, once for all widths

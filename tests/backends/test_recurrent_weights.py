@@ -86,7 +86,7 @@ def test_recurrent_plans_for_more_lengths_share_weights_that_were_let_go(
         np.testing.assert_allclose(session.run({"x": x})["y"], expected, rtol=1e-4, atol=1e-5)
         session.trim()
         assert value.held is None
-        holders.add(value._give_back.__self__)
+        holders.add(value._rematerialize.__self__)
     assert len(holders) == 1, "one copy for all plans"
 
 

@@ -7,7 +7,7 @@ import pytest
 from onnx import numpy_helper
 
 import penstock as ps
-from penstock.compiler.varying_shapes import GROWN, OFTEN, VaryingShapes
+from penstock.compiler.varying_shapes import CHANGED, GROWN, OFTEN, VaryingShapes
 from tests.support.onnx_text import compile_text, model_from_text
 
 EXECUTORS = ["linear", "dataflow", "parallel", "streams", "frames", "interpret", "auto"]
@@ -104,62 +104,90 @@ def test_open_dims_are_those_that_grow_by_the_same_step():
     varying = VaryingShapes(())
     prompts = [((1, n), (1, 0)) for n in (5, 8, 6)]
     steps = [((1, 1), (1, n)) for n in (5, 6, 7)]
-    assert [varying.open(shapes) for shapes in [*prompts, *steps]] == [None] * 6
-    opened = varying.open(((1, 1), (1, 8)))
+    assert [varying.open(shapes, 0) for shapes in [*prompts, *steps]] == [None] * 6
+    opened = varying.open(((1, 1), (1, 8)), 0)
     assert opened is not None and opened.shapes == ((1, 1), (1, None))
-    assert varying.open(((1, 9), (1, 0))) is None
-    assert varying.open(((1, 1), (1, 30))) is opened
-    assert varying.open(((2, 1), (2, 9))) is None
+    assert varying.open(((1, 9), (1, 0)), 0) is None
+    assert varying.open(((1, 1), (1, 30)), 0) is opened
+    assert varying.open(((2, 1), (2, 9)), 0) is None
 
 
 def test_sequences_that_grow_in_turns_share_a_plan():
     varying = VaryingShapes(())
     lengths = [n for step in range(GROWN) for n in (5 + step, 40 + step, 90 + step)]
-    assert [varying.open(((1, 1), (1, n))) for n in lengths] == [None] * len(lengths)
-    opened = varying.open(((1, 1), (1, 5 + GROWN)))
+    assert [varying.open(((1, 1), (1, n)), 0) for n in lengths] == [None] * len(lengths)
+    opened = varying.open(((1, 1), (1, 5 + GROWN)), 0)
     assert opened is not None
-    assert [varying.open(((1, 1), (1, n))) for n in (41 + GROWN, 91 + GROWN)] == [opened] * 2
+    assert [varying.open(((1, 1), (1, n)), 0) for n in (41 + GROWN, 91 + GROWN)] == [opened] * 2
 
 
 def test_dims_that_differ_when_the_same_ones_grow_again_are_opened_too():
     varying = VaryingShapes(())
     for length in range(GROWN + 1):
-        first = varying.open(((1, 1), (1, length), (20, 4)))
+        first = varying.open(((1, 1), (1, length), (20, 4)), 0)
     assert first is not None and first.shapes == ((1, 1), (1, None), (20, 4))
-    assert varying.open(((1, 1), (1, 0), (31, 4))) is None
-    second = varying.open(((1, 1), (1, 1), (31, 4)))
+    assert varying.open(((1, 1), (1, 0), (31, 4)), 0) is None
+    second = varying.open(((1, 1), (1, 1), (31, 4)), 0)
     assert second is not None and second.shapes == ((1, 1), (1, None), (None, 4))
-    assert varying.open(((1, 1), (1, 0), (77, 4))) is second
+    assert varying.open(((1, 1), (1, 0), (77, 4)), 0) is second
 
 
 @pytest.mark.parametrize("sizes", [(3, 1, 4, 2, 8, 5, 7), (1, 2, 4, 8, 16, 32), (9, 8, 7, 6, 5)])
 def test_shapes_that_do_not_grow_alike_have_plans_of_their_own(sizes):
     varying = VaryingShapes(())
-    assert [varying.open(((1, 1), (n, 4))) for n in sizes] == [None] * len(sizes)
+    assert [varying.open(((1, 1), (n, 4)), 0) for n in sizes] == [None] * len(sizes)
 
 
 def test_inputs_that_all_grow_have_plans_of_their_own():
     varying = VaryingShapes(())
-    assert [varying.open(((n, 4), (), (2 * n, 4))) for n in range(1, 9)] == [None] * 8
+    assert [varying.open(((n, 4), (), (2 * n, 4)), 0) for n in range(1, 9)] == [None] * 8
 
 
-def test_convolutions_are_compiled_for_each_shape():
-    text = """g (float[1, 2, h, 8] x, float[1, 1] z) => (float[1, 3, h, 8] y) {
-        w = Constant<value = float[3, 2, 1, 1] {1, 2, 3, 4, 5, 6}> ()
-        c = Conv (x, w)
-        y = Add (c, z)
-    }"""
-    session = compile_text(text, executor="linear")
-    for height in range(1, 9):
-        feeds = {"x": np.ones((1, 2, height, 8), np.float32), "z": np.ones((1, 1), np.float32)}
-        session.run(feeds)
-    assert session.memory.count == 8
+def test_dims_of_shapes_that_keep_changing_are_open_after_many_plans():
+    varying = VaryingShapes(())
+    widths = [7 * n * n % 101 for n in range(1, CHANGED)]
+    assert [varying.open(((1, 3, n), (2, 2)), 0) for n in widths] == [None] * (CHANGED - 1)
+    opened = varying.open(((1, 3, 200), (2, 2)), CHANGED - 1)
+    assert opened is not None and opened.shapes == ((1, 3, None), (2, 2))
+    assert not opened.expects
+    assert varying.open(((1, 3, 201), (2, 2)), CHANGED) is opened
+
+
+def test_shapes_that_mostly_come_again_have_plans_of_their_own():
+    varying = VaryingShapes(())
+    widths = [7 * n * n % 101 for n in range(1, 30)]
+    assert [varying.open(((n, 3),), 2 * i) for i, n in enumerate(widths)] == [None] * 29
+
+
+RECOGNIZER = """g (float[1, 2, 8, w] x) => (float[1, w2, 3] y) {
+    f = Constant<value = float[3, 2, 3, 3] {F}> ()
+    c = Conv <pads = [1, 1, 1, 1], strides = [1, 2]> (x, f)
+    r = Relu (c)
+    p = GlobalAveragePool (r)
+    g = Sigmoid (p)
+    s = Mul (r, g)
+    axes = Constant<value_ints = [2]> ()
+    m = ReduceMean <keepdims = 0> (s, axes)
+    y = Transpose <perm = [0, 2, 1]> (m)
+}""".replace("{F}", "{" + ", ".join(str(n % 7 - 3) for n in range(54)) + "}")
+
+
+@pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel", "streams", "auto"])
+def test_convolutions_over_ever_new_widths_share_a_plan(executor):
+    session = compile_text(RECOGNIZER, executor=executor)
+    plain = compile_text(RECOGNIZER, executor="interpret", backends=["numpy"])
+    rng = np.random.default_rng(5)
+    for width in rng.permutation(60)[: 2 * CHANGED] + 4:
+        x = rng.standard_normal((1, 2, 8, width)).astype(np.float32)
+        expected = plain.run({"x": x})["y"]
+        np.testing.assert_allclose(session.run({"x": x})["y"], expected, rtol=1e-4, atol=1e-5)
+    assert session.memory.count == CHANGED
 
 
 def test_shapes_of_other_ranks_share_no_plan():
     varying = VaryingShapes(())
     shapes = [((1,) * rank, None) for rank in range(8)]
-    assert [varying.open(each) for each in shapes] == [None] * 8
+    assert [varying.open(each, 0) for each in shapes] == [None] * 8
 
 
 # The row of a step, cut out of those of twelve positions: how many there are is open to inference.

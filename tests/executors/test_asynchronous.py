@@ -14,7 +14,7 @@ import pytest
 import penstock as ps
 from penstock.backends.numpy import NumpyBackend
 from penstock.host.threads import Workers
-from penstock.ir.op import Kernel, Outcome, asynchronous
+from penstock.ir.kernel import Kernel, Outcome, asynchronous
 from penstock.ops import operator
 from penstock.ops.common.shape_rules import same_type
 from tests.support.onnx_text import model_from_text

@@ -12,7 +12,7 @@ import pytest
 import penstock as ps
 from penstock.backends.numpy import NumpyBackend
 from penstock.host.threads import Workers
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Kernel
 from tests.support.onnx_text import compile_text
 
 PATIENCE = 30

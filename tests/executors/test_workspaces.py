@@ -7,7 +7,7 @@ import pytest
 
 import penstock as ps
 from penstock.backends.base import HostBackend
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Kernel
 from tests.support.device_backend import DelayedBackend
 from tests.support.onnx_text import compile_text
 

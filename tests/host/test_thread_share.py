@@ -15,7 +15,7 @@ from penstock.backends.numpy import NumpyBackend
 from penstock.host import thread_share
 from penstock.host.native import library
 from penstock.host.thread_share import ThreadShare
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Binder, Kernel
 from tests.support.onnx_text import compile_text
 from tests.support.processes import in_child
 
@@ -385,9 +385,9 @@ class Seeing(OfCaller):
 
         backend = self
 
-        class Bound(Kernel):
+        class Bound(Binder):
             def bind(self, inputs, outputs, workspace):
-                function, arguments = super().bind(inputs, outputs, workspace)
+                function, arguments = created.bind(inputs, outputs, workspace)
                 threads = backend.here.threads
 
                 def call(*arguments):
@@ -397,7 +397,7 @@ class Seeing(OfCaller):
 
                 return call, arguments
 
-        return Bound(created.function, created.into)
+        return Kernel(created.function, created.into, Bound())
 
 
 HEAVY = "g (float[64, 64] x) => (float[64, 64] y) { a = MatMul(x, x) y = Neg(a) }"

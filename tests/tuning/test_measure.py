@@ -12,7 +12,7 @@ import penstock as ps
 from penstock.backends.numpy import NumpyBackend
 from penstock.backends.registry import backends_of
 from penstock.executors.linear import LinearExecutor
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Kernel
 from penstock.ops.internal.fused import is_fused, operation_name
 from penstock.tuning import cost_table as cost_table_module
 from penstock.tuning import measure

@@ -18,7 +18,7 @@ from penstock.executors.linear import LinearExecutor
 from penstock.executors.parallel import ParallelExecutor
 from penstock.host.threads import Workers, core_budget
 from penstock.host.threads import pool as workers_pool
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Kernel
 from penstock.tuning import run_sampler
 from penstock.tuning.measure import CostModel, GraphProfiler
 from tests.support.costs import measured_variants

@@ -28,7 +28,7 @@ class CycleError(ValueError):
         return "the edges close a cycle: " + " -> ".join(names)
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@dataclass(frozen=True, slots=True)
 class Dag:
     """A directed acyclic graph with the nodes 0 to n - 1; immutable, compared by its edges.
 

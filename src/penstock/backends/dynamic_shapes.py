@@ -29,7 +29,7 @@ from penstock.backends.base import Backend, HostBackend
 from penstock.backends.numpy import NumpyBackend
 from penstock.core.types import ANY, ShapeError, TensorType, Type
 from penstock.ir.graph import Node, Value
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Kernel, RuntimeShapes
 from penstock.ops.internal.fused import fused, is_fused, parts
 from penstock.ops.work_estimate import flops
 
@@ -103,8 +103,12 @@ class SpecialisingBackend(HostBackend, Backend):
                 cache = KernelCache(self, node, tensors, contents, pays)
                 self._caches[id(cache)] = cache
                 work = flops(guess)
-                return Kernel(cache.function(), cached_bytes=cache.nbytes, runtime_flops=work)
+                return Kernel(cache.function(), shapes=RuntimeShapes(cache.nbytes, work))
         return None
+
+    def unbound_cost(self, node: Node) -> float:
+        """The seconds that a call of a node takes more if it is not bound to memory."""
+        return self.unbound_s
 
     def gain(self, node: Node) -> float:
         """The seconds that a call takes less than NumPy's, for a node with the shapes of a run."""
@@ -134,7 +138,7 @@ class KernelCache:
     """
 
     __slots__ = (
-        *("__weakref__", "_awaited", "_bytes", "_estimate", "_made", "_plain"),
+        *("__weakref__", "_awaited", "_bytes", "_estimate", "_held", "_made", "_plain"),
         *("backend", "contents", "kernels", "node", "pays", "types"),
     )
 
@@ -150,6 +154,8 @@ class KernelCache:
         self.contents, self.pays = contents, pays
         self.kernels: dict[Any, Callable[..., Any]] = {}
         self._bytes: dict[Any, int] = {}
+        # Functions do not hold what kernels share, such as weights in an order of their own.
+        self._held: dict[Any, Kernel] = {}
         # Calls that NumPy's kernel still gets before another is made; None if not yet estimated.
         self._awaited: dict[Any, int | None] = {}
         # Bytes of the inputs of the last estimate, and the calls that NumPy's kernel then got.
@@ -166,6 +172,7 @@ class KernelCache:
         for key in list(self.kernels)[:count]:
             self.kernels.pop(key, None)
             self._bytes.pop(key, None)
+            self._held.pop(key, None)
 
     def function(self) -> Callable[..., Any]:
         """The function of the node's kernel."""
@@ -236,7 +243,9 @@ class KernelCache:
         self._awaited.pop(key, None)
         kernel = self.backend.static_kernel(node, _types(node.inputs)) if gain > 0 else None
         function = self._plain if kernel is None else kernel.function
-        size = _KERNEL_BYTES + (0 if kernel is None else kernel.code_bytes)
+        if kernel is not None:
+            self._held[key] = kernel
+        size = _KERNEL_BYTES + (0 if kernel is None else kernel.memory.code_bytes)
         self._bytes[key] = size
         self.kernels[key] = function
         self._made += 1
@@ -278,7 +287,7 @@ def _late_seconds(backend: Backend, node: Node) -> float:
     """The estimate for a node with the shapes of a run, which its kernel has to look at."""
     seconds = backend.seconds(node)
     if isinstance(backend, SpecialisingBackend):
-        return seconds + backend.unbound_s
+        return seconds + backend.unbound_cost(node)
     looks = [p for p in parts(node) if not p.op.elementwise and p.op.name != "MatMul"]
     return seconds + (_NUMPY_LOOK_S * len(looks) if backend.name == _NUMPY.name else 0.0)
 
@@ -334,10 +343,12 @@ def _guesses(types: Tensors) -> Iterator[dict[int, TensorType | None]]:
 def _typed(node: Node, types: Sequence[Type | None], known: Mapping[int, np.ndarray]) -> Node:
     """A copy of a node for inputs of these types and ``known`` contents, with the types of outputs
     that follow. Raises ``ShapeError`` for types that the operation does not take."""
-    inputs = [
-        None if v is None else Value(v.name, types[i] or ANY, const=known.get(i, v.const))
-        for i, v in enumerate(node.inputs)
-    ]
+    inputs: list[Value | None] = []
+    for i, v in enumerate(node.inputs):
+        if v is None or (v.is_constant and i not in known):
+            inputs.append(v)  # itself: kernels of all shapes share what they make of its contents
+        else:
+            inputs.append(Value(v.name, types[i] or ANY, const=known.get(i)))
     if not is_fused(node):
         return _inferred(node, inputs)
     region = node.attrs["region"]

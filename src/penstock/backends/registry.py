@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.backends.base import Backend, Where
+from penstock.backends.base import Backend, HasHostBackend, Where
+from penstock.core.capability import capability
 from penstock.core.errors import OptionError, PenstockError
 from penstock.ops.internal.transfer import HOST
 
@@ -21,15 +22,15 @@ BACKENDS = {
 }
 """the class of each backend, by its name"""
 _WITH_PRECISION = {"native", "onednn", "torch"}
-LATE = frozenset({"onednn"})
+LAZY = frozenset({"onednn"})
 """backends whose library takes long to load, and can be loaded for the first node that needs it"""
 
 
-def available(*, late: bool = False) -> tuple[str, ...]:
+def available(*, lazy: bool = False) -> tuple[str, ...]:
     """The names of the backends that this machine can run, the preferred first: oneDNN if its
     library is installed, compiled kernels if they were built, and NumPy for all other kernels. If
-    ``late``, oneDNN is looked for, but not loaded."""
-    known = _found if late else _runs
+    ``lazy``, oneDNN is looked for, but not loaded."""
+    known = _found if lazy else _runs
     return tuple([name for name in ("onednn", "native", "numpy") if known(name)])
 
 
@@ -38,7 +39,7 @@ def _runs(name: str) -> bool:
 
 
 def _found(name: str) -> bool:
-    if name in LATE:
+    if name in LAZY:
         from penstock.backends.onednn.library import located
 
         if located() is not None:
@@ -75,7 +76,7 @@ def describe(name: str) -> str:
 
         kernels = native()
         assert kernels is not None
-        return f"{len(kernels.kernels)} kernels for {kernels.level}, {kernels.path}"
+        return f"{len(kernels.kernels)} native kernels for {kernels.level}, {kernels.path}"
     if name == "torch":  # which takes seconds to import
         from importlib import metadata
         from pathlib import Path
@@ -94,7 +95,7 @@ def describe(name: str) -> str:
     return f"oneDNN {version} for {loaded.isa}, {loaded.path}"
 
 
-def backend_of(chosen: str | Backend, precision: str = "float32", *, late: bool = False) -> Backend:
+def backend_of(chosen: str | Backend, precision: str = "float32", *, lazy: bool = False) -> Backend:
     """The backend of a name, or the object given as one. Raises ``ValueError`` for an unknown name,
     ``PenstockError`` if it cannot run on this machine, and ``TypeError`` for an object that does
     not answer ``kernel(node, types)``."""
@@ -112,8 +113,8 @@ def backend_of(chosen: str | Backend, precision: str = "float32", *, late: bool 
         raise PenstockError(f"backend 'torch': {reason}")
     cls = _backend_class(chosen)
     options: dict[str, Any] = {"precision": precision} if chosen in _WITH_PRECISION else {}
-    if late and chosen in LATE:
-        options["late"] = True
+    if lazy and chosen in LAZY:
+        options["lazy"] = True
     backend: Backend = cls(**options)
     return backend
 
@@ -143,24 +144,24 @@ def backends_of(
     cuda_devices: Sequence[str] = (),
     places: Collection[Where] = (),
     *,
-    late: bool = False,
+    lazy: bool = False,
 ) -> list[Backend]:
     """The backends of a session: those ``chosen``, or all that are available. A backend with a
-    memory of its own that needs one of the host beside it (``Backend.beside``) gets that, if none
+    memory of its own that needs one of the host beside it (``HasHostBackend``) gets that, if none
     is chosen, for what it has no kernels for. On ``cuda_devices`` there is a torch backend each, in
     the place of "torch", or else in front of the others. The groups of backends that ``places``
-    name come behind them. If ``late``, libraries that take long to load are loaded when they are
+    name come behind them. If ``lazy``, libraries that take long to load are loaded when they are
     needed. Raises ``ValueError`` for two of one name, and as ``backend_of`` and ``groups_of`` do.
     """
-    names_or_objects = [*(chosen or (available(late=True) if late else available()))]
+    names_or_objects = [*(chosen or (available(lazy=True) if lazy else available()))]
     if cuda_devices:
         own = _on_cuda(cuda_devices, precision)
         at = names_or_objects.index("torch") if "torch" in names_or_objects else 0
         names_or_objects[at : at + ("torch" in names_or_objects)] = own
-    backends = [backend_of(backend, precision, late=late) for backend in names_or_objects]
-    beside = dict.fromkeys([getattr(backend, "beside", None) for backend in backends])
+    backends = [backend_of(backend, precision, lazy=lazy) for backend in names_or_objects]
     if all(backend.memory != HOST for backend in backends):
-        backends += [_stand_in(name) for name in beside if name is not None]
+        needing = [b for backend in backends if (b := capability(backend, HasHostBackend))]
+        backends += map(_fallback, dict.fromkeys([b.host_backend for b in needing]))
     names = [backend.name for backend in backends]
     if len(set(names)) < len(names):
         raise OptionError(f"backends= has two of one name: {names}")
@@ -185,8 +186,8 @@ def _on_cuda(devices: Sequence[str], precision: str) -> list[Backend]:
     ]
 
 
-def _stand_in(name: str) -> Backend:
+def _fallback(name: str) -> Backend:
     """The backend of a name, which runs only what the others have no kernel for."""
     backend: Any = backend_of(name)
-    backend.stands_in = True
+    backend.fallback_only = True
     return backend

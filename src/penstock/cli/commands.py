@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from penstock.core.version import VERSION
+from penstock.core import VERSION
 from penstock.host.gc_pause import paused
 
 COMMANDS = {

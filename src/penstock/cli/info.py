@@ -22,8 +22,8 @@ from penstock.cli.base import (
     show_table,
 )
 from penstock.cli.options import compile_options
+from penstock.core import VERSION
 from penstock.core.errors import InvalidInput, PenstockError
-from penstock.core.version import VERSION
 from penstock.host.threads import core_budget
 from penstock.ir.describe import format_bytes
 from penstock.ir.graph import Graph, Model, clone

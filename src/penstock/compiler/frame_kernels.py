@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from penstock.analysis.type_inference import node_types
-from penstock.backends.base import Backend
+from penstock.backends.base import Backend, TakesTensors
 from penstock.backends.kernels import KernelTable
 from penstock.backends.registry import backend_of
 from penstock.compiler import stages
 from penstock.compiler.lowering import lower_graph, optimize_for_shapes
 from penstock.compiler.placing import pass_context
 from penstock.compiler.stages import CompileContext, Feeds
+from penstock.core.capability import capability
 from penstock.core.checkpoints import checkpoint
 from penstock.core.errors import InvalidModel, Unsupported
 from penstock.core.records import replace
@@ -24,7 +24,7 @@ from penstock.executors.base import Executor, may_use_threads
 from penstock.executors.frames.device_segment import DeviceSegment
 from penstock.ir.contract import contract_of, guarded
 from penstock.ir.graph import Graph, Node, Value, clone
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Kernel
 from penstock.ops.internal.transfer import HOST, Ports
 from penstock.passes.pipeline import run_passes
 from penstock.passes.structure.relax_control_edges import RelaxControlEdges
@@ -113,8 +113,8 @@ class FrameKernels:
         if any(value is None for value in values):
             # What is not known cannot be measured.
             context = replace(context, options=replace(context.options, cost_model=context.costs))
-        own: Any = context.backends[0]
-        on_streams = own.device is not None and getattr(own, "leaving", None) is not None
+        own = context.backends[0]
+        on_streams = own.device is not None and capability(own, TakesTensors) is not None
         ports = Ports({}, stay=True) if on_streams else None
         feeds = Feeds(graph, values, refined=True, ports=ports)
         run_passes((RelaxControlEdges(),), graph, pass_context(context))

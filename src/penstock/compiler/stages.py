@@ -27,12 +27,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.analysis.sizes import check_sizes
-from penstock.backends.base import Backend, Device
+from penstock.backends.base import Backend, BoundsThreads, Device
 from penstock.backends.dynamic_shapes import plausible
 from penstock.backends.kernels import KernelTable
 from penstock.backends.numpy import NumpyBackend
 from penstock.codegen.writer import Program, write_program
 from penstock.compiler.options import CompileOptions
+from penstock.core.capability import capability
 from penstock.core.limits import DEFAULT_LIMITS, Limits
 from penstock.core.records import dataclass, field, replace
 from penstock.core.types import OptionalType, TensorType, Type
@@ -289,8 +290,8 @@ def plan_slots(
     options = {"planned": planned, "inner": inner}
     plan = compile_plan(graph, context.backends, placement, kernels=kernels, **options)
     if (threads := context.options.threads) is not None:
-        bounds = [getattr(backend, "bounded", None) for backend in context.backends]
-        scopes = [partial(bounded, threads) for bounded in bounds if bounded is not None]
+        bounds = [capability(backend, BoundsThreads) for backend in context.backends]
+        scopes = [partial(bound.bounded, threads) for bound in bounds if bound is not None]
         plan = replace(plan, scopes=(*plan.scopes, *scopes)) if scopes else plan
     return Planned(plan, lowered.costs, lowered.arena)
 

@@ -109,9 +109,9 @@ class Subgraph:
 
     @cached_property
     def needs_dims(self) -> bool:
-        """Whether no plan may leave dims open: convolutions are much faster if compiled for their
-        shapes, and a loop without iterations gives no rows, of dims that only the plan knows."""
-        return any("Conv" in node.op.name or collects_rows(node) for node in self.graph.walk())
+        """Whether no plan may leave dims open: a loop without iterations gives no rows, whose dims
+        only the plan knows."""
+        return any(map(collects_rows, self.graph.walk()))
 
     @cached_property
     def graph(self) -> Graph:

@@ -1,4 +1,4 @@
-"""Shapes that grow from run to run: one plan with open dims serves them all.
+"""Shapes that grow from run to run, or keep changing: one plan with open dims serves them all.
 
 A plan for exactly the shapes of a run is the fastest, but takes as long to compile as many runs. A
 decoder whose cache grows seldom meets the same shapes again. So dims that have grown by the same
@@ -14,8 +14,14 @@ shapes are met often::
 Several sequences may grow in turns. Dims that differ when the same ones grow again, such as the
 length of what an encoder has read, are open in the next plan as well.
 
-Shapes that vary in any other way, such as the batches of a service, come again, and each has a plan
-of its own.
+Shapes that vary in any other way, such as the batches of a service, mostly come again, and each has
+a plan of its own. Lines of text that are cut out of images do not: where many plans have been
+compiled and fewer runs have found one, the dims in which the last shapes differ are left open::
+
+    image [1, 3, 48, 320]             a plan of its own
+    image [1, 3, 48, 176]             a plan of its own
+    ...
+    image [1, 3, 48, 504]             a plan for image [1, 3, 48, ?]
 """
 
 from __future__ import annotations
@@ -37,7 +43,9 @@ GROWN = 3
 """how often dims have grown alike before they are left open"""
 OFTEN = 8
 """runs with the same shapes among ``_RECENT`` shapes before these have a plan of their own"""
-_RECENT, _MOST_OPEN = 16, 8
+CHANGED = 12
+"""shapes without a plan, and fewer with one, before the dims in which they differ are left open"""
+_RECENT, _MOST_OPEN = 64, 8
 _SEQUENCES = 8  # that grow in turns
 _SAMPLE_RUNS = 1, 5  # which dims are tried for
 
@@ -111,11 +119,13 @@ class VaryingShapes:
         self.expects = True
         """whether plans with open dims may take dims for known"""
         self._met: list[_Met] = []
+        self._misses = self._hits = 0  # misses, and hits before them, since the last open plan
         self._open: list[OpenShapes] = []
         self._uses: dict[Shapes, int] = {}
 
-    def open(self, shapes: Shapes) -> OpenShapes | None:
-        """What to compile for shapes that have no plan of their own; None for such a plan."""
+    def open(self, shapes: Shapes, hits: int) -> OpenShapes | None:
+        """What to compile for shapes that have no plan of their own; None for such a plan. ``hits``
+        is how many runs of the session have found a plan."""
         if self.fixed:
             return None
         for known in self._open:
@@ -123,6 +133,9 @@ class VaryingShapes:
                 return None if self._is_often(shapes) else known
         if any(met.shapes == shapes for met in self._met):
             return None  # another thread compiles that plan, or it was dropped
+        self._misses += 1
+        if self._misses >= CHANGED and hits - self._hits < self._misses:
+            return self._opened(shapes, self._changing(shapes), {}, hits)
         growth, times = self._meet(shapes)
         like = [o for o in self._open if growth and o.growth == growth and _of_ranks(o, shapes)]
         growing = {i for i, _ in growth}
@@ -130,10 +143,22 @@ class VaryingShapes:
         if not stays or (times < GROWN and not like):
             return None  # else a cache grows by what stays
         places = set(growth).union(*[_differences(known, shapes) for known in like])
-        opened = _without(shapes, places)
-        new = OpenShapes(opened, growth, self._alike(places), self.expects)
+        return self._opened(shapes, places, growth, hits)
+
+    def _opened(
+        self, shapes: Shapes, places: Set[Place], growth: Mapping[Place, int], hits: int
+    ) -> OpenShapes:
+        """A new plan for ``shapes`` with ``places`` open. Shapes that do not grow may be the same
+        after some runs by chance, and so no dims are expected to be."""
+        expects = self.expects and bool(growth)
+        new = OpenShapes(_without(shapes, places), growth, self._alike(places), expects)
         self._open = [new, *self._open[: _MOST_OPEN - 1]]
+        self._misses, self._hits = 0, hits
         return new
+
+    def _changing(self, shapes: Shapes) -> set[Place]:
+        """Where the shapes that were met last, of the same ranks, differ from ``shapes``."""
+        return set().union(*[_differences(m, shapes) for m in self._met if _of_ranks(m, shapes)])
 
     def _meet(self, shapes: Shapes) -> tuple[Mapping[Place, int], int]:
         """By how much shapes have grown since some that were met, and how often alike before."""
@@ -180,13 +205,13 @@ class _Met:
     times: int
 
 
-def _of_ranks(known: OpenShapes, shapes: Shapes) -> bool:
+def _of_ranks(known: OpenShapes | _Met, shapes: Shapes) -> bool:
     """Whether inputs have as many dims as those of ``known``."""
     pairs = zip(known.shapes, shapes, strict=True)
     return all((a and len(a)) == (b and len(b)) for a, b in pairs)
 
 
-def _differences(known: OpenShapes, shapes: Shapes) -> set[Place]:
+def _differences(known: OpenShapes | _Met, shapes: Shapes) -> set[Place]:
     """The places of dims that are not those of ``known``, of the same ranks."""
     return {
         (i, axis)

@@ -17,8 +17,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from penstock.core import VERSION
 from penstock.core.errors import DeadlineExceeded, InvalidInput, PenstockError, QueueFull
-from penstock.core.version import VERSION
 from penstock.serving.direct import Answer, DirectAnswers
 from penstock.serving.metrics import Metrics
 from penstock.serving.protocol import (

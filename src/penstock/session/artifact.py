@@ -16,12 +16,14 @@ from penstock.analysis.type_inference import infer_types
 from penstock.analysis.verify import verify
 from penstock.artifact.container import ArtifactFile, ArtifactWriter
 from penstock.artifact.decode import decode_graphs, decode_type
+from penstock.backends.base import PacksConstants
 from penstock.backends.numpy import NumpyBackend
-from penstock.backends.registry import BACKENDS, LATE, describe
+from penstock.backends.registry import BACKENDS, LAZY, describe
 from penstock.compiler.compiler import Compiler
 from penstock.compiler.options import CompileOptions
 from penstock.compiler.stages import CompileContext, SavedPlan
 from penstock.compiler.subgraphs import Subgraph
+from penstock.core.capability import capability
 from penstock.core.errors import InternalError, warn
 from penstock.core.types import Type, type_of
 from penstock.executors.base import Executor
@@ -156,10 +158,10 @@ def _copies(
     values = {v for node in graph.walk() for v in node.inputs if v is not None}
     constants = {id(v.const): v.const for v in values if v.const is not None}
     named = {
-        (constant_id, backend.name): backend.copies_of(constant)
+        (constant_id, backend.name): packing.copies_of(constant)
         for constant_id, constant in constants.items()
         for backend in context.backends
-        if hasattr(backend, "copies_of")
+        if (packing := capability(backend, PacksConstants)) is not None
     }
     return {
         (writer.array(constants[constant_id]), name): {
@@ -199,7 +201,7 @@ class Artifact:
         self._differ(saved, basis(context))
         # Libraries that take long to load are compared once a plan needs one.
         self._compared: set[str] = set()
-        self.compare(context.by_name.keys() - LATE)
+        self.compare(context.by_name.keys() - LAZY)
 
     def compare(self, names: Iterable[str]) -> None:
         """Compare the libraries of these backends with those that the plans were made for."""
@@ -256,7 +258,7 @@ class Artifact:
         number = self._plans[str(encode_key(key))]
         try:
             document = self._file.document(f"plan {number}")
-            self.compare(LATE.intersection(document["placement"]))
+            self.compare(LAZY.intersection(document["placement"]))
             if self.differences:
                 reason = f"the plans in {self._file.name} are not used: {self.differences[-1]}"
                 warn(reason)
@@ -280,9 +282,11 @@ class Artifact:
         saved = None if arena is None else SavedArena(*arena)
         copies = []
         for constant, name, indices in document["copies"]:
-            backend: Any = self._context.by_name[name]
+            packing = capability(self._context.by_name[name], PacksConstants)
+            if packing is None:
+                raise ValueError(f"it has constants in the order of {name}")
             of_constant = {text: self._file.array(i) for text, i in indices.items()}
-            copies.append(backend.saved_copies(self._file.array(constant), of_constant))
+            copies.append(packing.saved_copies(self._file.array(constant), of_constant))
         named = {node: name for node, name in placement.items() if name}
         return SavedPlan(graph, named, saved, copies)
 

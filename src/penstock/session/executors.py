@@ -11,8 +11,8 @@ from weakref import WeakMethod, ref
 
 import numpy as np
 
-from penstock.backends.registry import LATE
-from penstock.codegen.constants import let_go_constants
+from penstock.backends.registry import LAZY
+from penstock.codegen.constants import release_constants
 from penstock.compiler.compiler import AFTER_LOWERING, Compiler
 from penstock.compiler.subgraphs import Subgraph, Subgraphs
 from penstock.core.errors import InvalidInput, InvalidModel, PenstockError, Unsupported, warn
@@ -76,7 +76,7 @@ class Executors:
     def compare_libraries(self) -> None:
         """Compare all libraries with those that saved plans were made for."""
         if self._artifact is not None:
-            self._artifact.compare(LATE)
+            self._artifact.compare(LAZY)
 
     @property
     def latest(self) -> Executor:
@@ -167,7 +167,7 @@ class Executors:
             return None
         if self._compiler.context.executor not in AFTER_LOWERING or subgraph.framed:
             return None
-        shapes = subgraph.varying.open(key)
+        shapes = subgraph.varying.open(key, self._plans.hits)
         if shapes is None or subgraph.needs_dims:
             return None
         if not shapes.agree(key):
@@ -216,7 +216,7 @@ class Executors:
         # let go ever more seldom.
         count = self._compiled
         once = count == 1 or (count >= _MANY_PLANS and count.bit_count() == 1)
-        if once and let_go_constants(executor.table) > _MANY_BYTES:
+        if once and release_constants(executor.table) > _MANY_BYTES:
             give_back_memory()
         if is_logged(INFO):
             self._log(executor, perf_counter() - begin)
@@ -257,7 +257,7 @@ class Executors:
         save_session(self._model, context, main, plans, writer)
         write(writer)
         for executor in plans.values():  # which have given their constants back
-            let_go_constants(executor.table)
+            release_constants(executor.table)
 
     def keep(self) -> None:
         """Keep the session where ``cache=`` says, if it can be kept."""
@@ -280,7 +280,7 @@ class Executors:
         """Give back memory that no run holds (``Session.trim``)."""
         for executor in self._plans.executors():
             executor.trim()
-            let_go_constants(executor.table)
+            release_constants(executor.table)
         self.save_memory()
 
     def save_memory(self) -> None:

@@ -59,7 +59,7 @@ def open_model(
         options = saved_options(model, options)
     options, workers = _named_workers(with_environment(options, model), model)
     options.check_use()
-    backends = _backends(options, late=file is not None)
+    backends = _backends(options, lazy=file is not None)
     stores: dict[Any, Any] = {} if options.variables is None else options.variables.of(model)
     functions, graph = _graphs(model, stores)
     context = CompileContext(options, backends, functions, adopt=adopt, named_workers=workers)
@@ -118,11 +118,11 @@ def _named_workers(options: CompileOptions, model: Model) -> tuple[CompileOption
     return worker_places(options, model)
 
 
-def _backends(options: CompileOptions, *, late: bool) -> tuple[Backend, ...]:
-    """The backends that the options ask for; ``late``: saved plans may not need their libraries."""
+def _backends(options: CompileOptions, *, lazy: bool) -> tuple[Backend, ...]:
+    """The backends that the options ask for; ``lazy``: saved plans may not need their libraries."""
     places = (options.place or {}).values()
     devices, precision = options.cuda_devices, options.precision
-    backends = tuple(backends_of(options.backends, precision, devices, places, late=late))
+    backends = tuple(backends_of(options.backends, precision, devices, places, lazy=lazy))
     if options.precision == "bf16":
         from penstock.compiler.effective_options import warn_of_precision
 

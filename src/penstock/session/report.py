@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.compiler.effective_options import EffectiveOptions
 from penstock.compiler.options import CompileOptions
+from penstock.core import VERSION
 from penstock.core.errors import InvalidInput
 from penstock.core.types import type_of
-from penstock.core.version import VERSION
 from penstock.executors.base import Executor
 from penstock.executors.control import compile_run
 from penstock.inspect.report_document import Observation, comparison_document, report_document

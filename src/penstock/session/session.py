@@ -11,6 +11,7 @@ from weakref import WeakMethod
 
 import numpy as np
 
+from penstock.backends.base import TakesTensors
 from penstock.compiler.compiler import Compiler, progress_of
 from penstock.compiler.options import (
     CompileOptions,
@@ -22,6 +23,7 @@ from penstock.compiler.options import (
 )
 from penstock.compiler.stages import CompileContext
 from penstock.compiler.subgraphs import Subgraphs
+from penstock.core.capability import capability
 from penstock.core.checkpoints import Progress, cancelled_by, report_progress, reporting
 from penstock.core.errors import (
     DeadlineExceeded,
@@ -90,7 +92,7 @@ RunDone = Callable[[dict[str, Any] | None, BaseException | None], object]
 
 def _device_ports(context: CompileContext) -> DevicePorts | None:
     """What finds feeds on devices, if the session has backends that take such."""
-    if all(getattr(backend, "adopt", None) is None for backend in context.backends):
+    if all(capability(backend, TakesTensors) is None for backend in context.backends):
         return None
     from penstock.compiler.compiler import AFTER_LOWERING
     from penstock.session.device_ports import DevicePorts, adopting

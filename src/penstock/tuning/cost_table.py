@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.core import VERSION
 from penstock.core.errors import warn
 from penstock.core.records import NamedTuple
-from penstock.core.version import VERSION
 from penstock.host.fork import renewed
 from penstock.host.threads import core_budget
 from penstock.tuning.node_signature import NodeSignature

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from penstock.backends.base import Backend
 from penstock.backends.kernels import KernelTable, other_places, placed_kernels
 from penstock.ir.graph import Node
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Kernel
 from penstock.ops.internal.transfer import OtherPlaces, Place, Ports
 from penstock.passes.context import Placing
 

@@ -20,7 +20,7 @@ from penstock.executors.frames.rendezvous import Rendezvous
 from penstock.executors.frames.run import FramesRun
 from penstock.frontends.tensorflow.file import read_graph
 from penstock.ir.graph import Model
-from penstock.ir.op import asynchronous
+from penstock.ir.kernel import asynchronous
 from tests.executors.conformance import Recorder
 from tests.executors.frames import test_executor
 from tests.executors.frames.test_segments import BACKENDS

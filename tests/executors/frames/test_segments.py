@@ -16,7 +16,7 @@ import penstock as ps
 from penstock.backends.numpy import NumpyBackend
 from penstock.backends.registry import available
 from penstock.build import GraphBuilder
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Kernel
 from tests.support.far_backend import FarBackend
 from tests.support.frame_runs import inputs
 from tests.support.random_frames import RandomGraph

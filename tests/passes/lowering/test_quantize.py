@@ -11,7 +11,7 @@ import penstock as ps
 from penstock.analysis.quantized_weights import has_quantized_weights
 from penstock.backends.numpy import NumpyBackend
 from penstock.ir.graph import Graph, Node
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Kernel
 from penstock.passes.context import PassContext
 from penstock.passes.lowering.quantize import Quantize
 from penstock.passes.pipeline import optimize

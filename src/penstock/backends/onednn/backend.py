@@ -22,7 +22,7 @@ from penstock.core.types import ANY, FLOAT32, TensorType, Type
 from penstock.host.on_demand import imported
 from penstock.host.threads import core_budget
 from penstock.ir.graph import Node
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Kernel
 from penstock.ops.common.constant_cache import weights_of
 from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.internal.transfer import REORDER
@@ -202,7 +202,7 @@ def _short_rows(types_: Sequence[Type]) -> int:
 class OneDnnBackend(SpecialisingBackend):
     """Runs the operations that oneDNN has primitives for. With ``precision="bf16"`` operands of
     convolutions and of products with constants are rounded to bfloat16, and summed in float32, if
-    the processor has instructions for that. oneDNN is loaded at once, or ``late``, for the first
+    the processor has instructions for that. oneDNN is loaded at once, or ``lazy``, for the first
     node that it is asked for. Raises ``PenstockError``, then, if it is not installed."""
 
     name = "onednn"
@@ -211,10 +211,10 @@ class OneDnnBackend(SpecialisingBackend):
     order_lacking = 1
     threads_of_caller = True  # as with OpenMP
 
-    def __init__(self, precision: str = "float32", late: bool = False) -> None:
+    def __init__(self, precision: str = "float32", lazy: bool = False) -> None:
         super().__init__()
         self._precision, self._releasable = precision, False
-        if not late:
+        if not lazy:
             self.library  # noqa: B018 - loads it
 
     @cached_property
@@ -232,6 +232,15 @@ class OneDnnBackend(SpecialisingBackend):
     def narrow(self) -> bool:
         """Whether products may be rounded to bfloat16."""
         return self._precision == "bf16" and self.library.bfloat16
+
+    def unbound_cost(self, node: Node) -> float:
+        """As ``SpecialisingBackend``. Convolutions want layouts of their own, and shapes that only
+        runs know seldom come again: a call makes a primitive, and copies image and weights."""
+        if "Conv" not in parts(node)[0].op.name:
+            return self.unbound_s
+        tensors = [v.type for v in (*node.inputs[:2], node.outputs[0]) if v is not None]
+        copied = sum([t.nbytes for t in tensors if isinstance(t, TensorType) and t.static])
+        return self.making_s + 2 * copied / _BYTES_PER_S
 
     def seconds(self, node: Node) -> float:
         name = node.op.full_name
@@ -283,7 +292,7 @@ class OneDnnBackend(SpecialisingBackend):
             return kernel
         if not self._rounds(node, desc):
             return kernel
-        return replace(kernel, operands="bfloat16")
+        return replace(kernel, operand_dtype="bfloat16")
 
     def supports(self, node: Node) -> bool:
         types = [None if value is None else value.type for value in node.inputs]

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from functools import cache, partial
 from typing import Any
 
-from penstock.backends.team import adopt
 from penstock.core.errors import PenstockError
 from penstock.core.records import dataclass
-from penstock.host.openmp import openmp_settings
+from penstock.host.native import adopt, openmp_settings
 
 _WHEEL = "onednn-cpu-gomp"
 _NAME = "libdnnl.so.3"

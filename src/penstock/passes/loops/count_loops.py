@@ -28,7 +28,7 @@ from penstock.ir.op import Role
 from penstock.ops.internal.trip_count import TRIP_COUNT
 from penstock.ops.registry import standard
 from penstock.passes.context import Pass, PassContext, Property
-from penstock.passes.optimize.loop_rows import count_of
+from penstock.passes.loops.loop_rows import count_of
 
 _VIEWS = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze"})
 _COMPARISONS = frozenset({"Greater", "Less"})

@@ -33,8 +33,8 @@ from penstock.ops.onnx.control_flow import ScanLayout, loop_carried
 from penstock.ops.registry import standard
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.dead_code import prune
-from penstock.passes.optimize.cell_gates import CellGates, CellMatcher, Columns, row_of
-from penstock.passes.optimize.loop_rows import LoopRows, trips_of
+from penstock.passes.loops.cell_gates import CellGates, CellMatcher, Columns, row_of
+from penstock.passes.loops.loop_rows import LoopRows, trips_of
 from penstock.passes.rewrite import Substitution, argument, names_of, produced_by, swapped
 
 _FEWEST_TRIPS = 2

@@ -33,7 +33,7 @@ from penstock.ops.onnx.control_flow import ScanLayout
 from penstock.ops.registry import standard
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.dead_code import prune
-from penstock.passes.optimize.loop_rows import MOST_BYTES, trips_of
+from penstock.passes.loops.loop_rows import MOST_BYTES, trips_of
 from penstock.passes.rewrite import names_of, new_name, swapped
 
 _FEWEST_SLICES, _LEAST_READ = 2, 0.5

@@ -23,7 +23,7 @@ from penstock.ops.common.shape_rules import normalize_axis
 from penstock.ops.onnx.control_flow import loop_carried
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.dead_code import prune
-from penstock.passes.optimize.loop_rows import trips_of
+from penstock.passes.loops.loop_rows import trips_of
 from penstock.passes.rewrite import Expansion, names_of, new_name
 
 

@@ -241,9 +241,9 @@ def test_loops_whose_values_have_the_same_names_give_a_valid_graph(monkeypatch):
 
 
 def test_products_that_take_too_much_memory_stay(monkeypatch):
-    monkeypatch.setattr("penstock.passes.optimize.hoist_products.MOST_BYTES", 4 * 40 - 1)
+    monkeypatch.setattr("penstock.passes.loops.hoist_products.MOST_BYTES", 4 * 40 - 1)
     assert products(MODELS["matmul"]) == (0, 2)
-    monkeypatch.setattr("penstock.passes.optimize.hoist_products.MOST_BYTES", 4 * 40)
+    monkeypatch.setattr("penstock.passes.loops.hoist_products.MOST_BYTES", 4 * 40)
     assert products(MODELS["matmul"]) == (1, 1)
 
 

@@ -20,8 +20,8 @@ from penstock.core.types import FLOAT32, TensorType
 from penstock.ir.graph import Node, Value
 from penstock.ops.common.shape_rules import normalize_axis
 from penstock.ops.internal.cells import GRU_CELL, GRU_GATES, GRU_STATE, LSTM_CELL
-from penstock.passes.optimize.loop_rows import VIEWS, LoopRows
-from penstock.passes.optimize.recompose_cells import begin_of, lstm_cells
+from penstock.passes.loops.loop_rows import VIEWS, LoopRows
+from penstock.passes.loops.recompose_cells import begin_of, lstm_cells
 from penstock.passes.rewrite import argument, produced_by, swapped
 
 _MOST_TERMS = 32

@@ -1,0 +1,1 @@
+"""Passes over loops: rows, invariants and products hoisted out of them, recurrences as one node."""
