@@ -21,8 +21,8 @@ from math import inf
 
 from penstock.analysis.frames import Frames, GraphPart
 from penstock.analysis.sizes import check_sizes
+from penstock.compiler.lowering import pass_context
 from penstock.compiler.options import CompileOptions
-from penstock.compiler.placing import pass_context
 from penstock.compiler.stages import CompileContext, Feeds, NamedWorkers
 from penstock.core.errors import InvalidInput, InvalidModel, Unsupported
 from penstock.core.records import replace
@@ -31,9 +31,9 @@ from penstock.ir.device_name import LOCAL, DeviceName
 from penstock.ir.graph import Graph, Model, Node, is_framed
 from penstock.ir.op import Role
 from penstock.passes.context import FramePolicy, PassContext
-from penstock.passes.infer_types import InferTypes
 from penstock.passes.lowering.assign_devices import AssignDevices
 from penstock.passes.lowering.partition import Partition
+from penstock.passes.optimize.fold_constants import InferTypes
 from penstock.passes.pipeline import ASSIGN, DEVICES, run_passes
 from penstock.passes.structure.lower_control_flow import spans_devices
 from penstock.tuning.placement import check_keys, wanted

@@ -121,12 +121,17 @@ class Compiler:
         TensorFlow's frames become If and Loop where that is exact; returns the primitives for which
         it is not.
         """
-        from penstock.compiler.placing import pass_context
+        from penstock.compiler.lowering import pass_context
         from penstock.passes.dead_code import DeadCode
-        from penstock.passes.infer_types import InferTypes
+        from penstock.passes.optimize.fold_constants import InferTypes
         from penstock.passes.pipeline import STRUCTURE, optimize, run_passes
 
-        passes = pass_context(self.context)
+        frames = None
+        if self.context.executor == "auto" and is_framed(graph):
+            from penstock.compiler.overlap import OverlapPolicy
+
+            frames = OverlapPolicy(self.context)
+        passes = pass_context(self.context, frames=frames)
         if self.context.executor != "frames":
             run_passes(STRUCTURE, graph, passes)
             framed = is_framed(graph)

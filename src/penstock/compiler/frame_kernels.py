@@ -12,8 +12,7 @@ from penstock.backends.base import Backend, TakesTensors
 from penstock.backends.kernels import KernelTable
 from penstock.backends.registry import backend_of
 from penstock.compiler import stages
-from penstock.compiler.lowering import lower_graph, optimize_for_shapes
-from penstock.compiler.placing import pass_context
+from penstock.compiler.lowering import lower_graph, optimize_for_shapes, pass_context
 from penstock.compiler.stages import CompileContext, Feeds
 from penstock.core.capability import capability
 from penstock.core.checkpoints import checkpoint

@@ -25,7 +25,7 @@ from functools import partial
 from penstock.analysis.frames import Frames, GraphPart
 from penstock.analysis.sizes import check_sizes
 from penstock.compiler.frame_kernels import FrameKernels
-from penstock.compiler.placing import pass_context
+from penstock.compiler.lowering import pass_context
 from penstock.compiler.segment_policy import (
     DevicePolicy,
     ObservedPolicy,
@@ -43,7 +43,7 @@ from penstock.ir.graph import Graph, Node, Value, is_framed
 from penstock.ir.op import Role
 from penstock.passes.context import FramePolicy, PassContext
 from penstock.passes.dead_code import DeadCode
-from penstock.passes.infer_types import InferTypes
+from penstock.passes.optimize.fold_constants import InferTypes
 from penstock.passes.pipeline import ASSIGN, CALLED, DEVICES, OBSERVED, SPLIT, run_passes
 from penstock.passes.structure.branches import UnraisedError
 from penstock.passes.structure.conditions import LIVES

@@ -1,14 +1,15 @@
-"""The stages of the compile line that run passes. Saved plans need none of them, and do not import
-this module."""
+"""The stages of the compile line that run passes, and what passes may ask about a session. Saved
+plans need none of this, and do not import this module."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from penstock.analysis.sizes import check_sizes
-from penstock.backends.kernels import KernelTable
-from penstock.compiler.placing import BackendPlacing, pass_context
+from penstock.backends.base import copier, stacks
+from penstock.backends.kernels import KernelTable, other_places, placed_kernels
 from penstock.compiler.stages import (
     CompileContext,
     Feeds,
@@ -17,7 +18,9 @@ from penstock.compiler.stages import (
 )
 from penstock.executors.base import Executor
 from penstock.ir.graph import Graph, Node, clone
-from penstock.ops.internal.transfer import Place, Ports
+from penstock.ir.kernel import Kernel
+from penstock.ops.internal.transfer import OtherPlaces, Place, Ports
+from penstock.passes.context import FramePolicy, FusionPolicy, PassContext, Placing
 from penstock.passes.pipeline import LOWER, optimize, run_passes
 from penstock.tuning.measure import CostModel, GraphProfiler
 from penstock.tuning.placement import Placement
@@ -105,3 +108,59 @@ def _places(
             ports=ports,
         )
     return {node: Place(backend.name, backend.memory) for node, backend in placed.items()}
+
+
+class BackendPlacing(Placing):
+    """Where nodes run, among the backends of a session: ``choose`` says it, which takes a graph.
+    With ``layouts``, the ``kernels`` of the compilation decide the layouts of values."""
+
+    def __init__(
+        self,
+        context: CompileContext,
+        choose: Callable[[Graph], Mapping[Node, Place]] | None = None,
+        kernels: KernelTable | None = None,
+        layouts: bool = False,
+        ports: Ports | None = None,
+    ) -> None:
+        super().__init__(ports=ports)
+        table = kernels or KernelTable()
+        self._compiled = placed_kernels(table, context.backends, self.placement)
+        self._other_places = other_places(table, context.backends, self.placement)
+        self._by_name = context.by_name
+        self._choose = choose
+        self.fuses = context.fuses
+        self.plans_layouts = layouts
+
+    def chosen(self, graph: Graph) -> Mapping[Node, Place]:
+        return self.placement if self._choose is None else self._choose(graph)
+
+    def compiled(self, node: Node) -> tuple[Place, Kernel] | None:
+        return self._compiled(node)
+
+    def other_places(self, node: Node) -> OtherPlaces:
+        return self._other_places(node)
+
+    def direct(self, source: str, target: str) -> bool:
+        return copier(self._by_name[source], self._by_name[target]) is not None
+
+    def stacks(self, backend: str) -> bool:
+        return stacks(self._by_name[backend])
+
+
+def pass_context(
+    context: CompileContext,
+    fusion: FusionPolicy | None = None,
+    placing: BackendPlacing | None = None,
+    frames: FramePolicy | None = None,
+) -> PassContext:
+    """The context of passes: by default nodes have no places, and all frames are raised."""
+    return PassContext(
+        limits=context.limits,
+        fusion=fusion if context.fuses else None,
+        fold_quantized_weights=not context.fuses,
+        strict=context.options.precision == "strict",
+        weights=context.weights,
+        placing=placing or BackendPlacing(context),
+        frames=frames or FramePolicy(),
+        after_pass=context.options.after_pass,
+    )

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from penstock.backends.base import Backend
 from penstock.backends.kernels import KernelTable
-from penstock.compiler.overlap import LONG_S
 from penstock.compiler.stages import (
     TRIED,
     CompileContext,
@@ -233,6 +232,8 @@ def _run_sampler(programmed: Programmed, context: CompileContext) -> RunSampler 
         return least <= _SIMULATED[context.executor] * serial
 
     def reschedule(serial: float, profile: Profile) -> Executor | None:
+        from penstock.compiler.overlap import LONG_S
+
         long = {entry.step.node.name for entry in profile if entry.best >= LONG_S}
         if long and context.reframed is not None and _may_overlap(planned.plan, context):
             executor = context.reframed(long)

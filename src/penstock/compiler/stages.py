@@ -40,8 +40,7 @@ from penstock.core.types import OptionalType, TensorType, Type
 from penstock.executors.base import Executor
 from penstock.executors.linear import LinearExecutor
 from penstock.host.threads import Workers, core_budget, pool
-from penstock.ir.graph import Graph, Node, clone
-from penstock.ir.weights import ConvertedWeights
+from penstock.ir.graph import ConvertedWeights, Graph, Node, clone
 from penstock.ops.internal.transfer import HOST, Ports
 from penstock.ops.work_estimate import worth_threads
 from penstock.plan.arena_layout import (
@@ -220,7 +219,7 @@ def specialize(feeds: Feeds, context: CompileContext) -> Feeds:
 def infer(feeds: Feeds, context: CompileContext) -> Feeds:
     """Infer types, for graphs whose nodes must run as they are."""
     from penstock.passes.context import PassContext
-    from penstock.passes.infer_types import InferTypes
+    from penstock.passes.optimize.fold_constants import InferTypes
     from penstock.passes.pipeline import run_passes
 
     run_passes((InferTypes(),), feeds.graph, PassContext(after_pass=context.options.after_pass))

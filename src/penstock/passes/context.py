@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 from penstock.core.limits import DEFAULT_LIMITS, Limits
 from penstock.core.records import dataclass, field
 from penstock.core.types import Type
-from penstock.ir.graph import Graph, Node, clone
+from penstock.ir.graph import ConvertedWeights, Graph, Node, clone
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Role
-from penstock.ir.weights import ConvertedWeights
 from penstock.ops.internal.transfer import NO_OTHER_PLACES, OtherPlaces, Place, Ports
 
 if TYPE_CHECKING:

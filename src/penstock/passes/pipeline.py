@@ -33,13 +33,12 @@ from penstock.ir.graph import Graph
 from penstock.ir.op import FRAMED, Role
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.dead_code import DeadCode
-from penstock.passes.infer_types import InferTypes
 from penstock.passes.lowering.assign_backends import AssignBackends
 from penstock.passes.lowering.assign_layouts import AssignLayouts
 from penstock.passes.lowering.fuse import Fuse
 from penstock.passes.lowering.insert_transfers import InsertTransfers
 from penstock.passes.optimize.common_subexpressions import CommonSubexpressions
-from penstock.passes.optimize.fold_constants import FoldConstants
+from penstock.passes.optimize.fold_constants import FoldConstants, InferTypes
 from penstock.passes.optimize.simplify import RESHAPES, Simplify
 from penstock.passes.optimize.widen_halves import WidenHalves
 from penstock.passes.structure.relax_control_edges import RelaxControlEdges

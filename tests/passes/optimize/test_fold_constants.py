@@ -8,7 +8,7 @@ from penstock.core.errors import InvalidModel
 from penstock.core.types import ANY
 from penstock.ir.graph import Graph
 from penstock.passes.context import Pass, PassContext, Property
-from penstock.passes.infer_types import InferTypes
+from penstock.passes.optimize.fold_constants import InferTypes
 from penstock.passes.pipeline import run_passes
 from tests.support.onnx_text import graph_from_text
 
