@@ -359,7 +359,9 @@ class _FramesCompiler:
         values = [_placeholder(value) for value in graph.inputs]
         if any(value is None for value in values):
             # What is not known cannot be measured.
-            context = replace(context, options=replace(context.options, cost_model=context.costs))
+            options = context.options
+            expert = options.expert.changed(cost_model=context.costs)
+            context = replace(context, options=replace(options, expert=expert))
         own = context.backends[0]
         on_streams = own.device is not None and capability(own, TakesTensors) is not None
         ports = Ports({}, stay=True) if on_streams else None

@@ -99,7 +99,7 @@ class SessionReplica:
         cancel: CancelToken,
         done: RunDone,
     ) -> None:
-        self.session.begin(done, RunOptions(feeds, fetches, cancel=cancel), self._workers)
+        self.session._begin(done, RunOptions(feeds, fetches, cancel=cancel), self._workers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +331,7 @@ class Replicas:
                 control.add_listener(late)
             number, ok = self._wait_for_turn(control), False
             try:
-                outputs = self.session.run_under(control, feeds, fetches)
+                outputs = self.session._run_under(control, feeds, fetches)
                 ok = True
                 return outputs
             finally:

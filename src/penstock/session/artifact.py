@@ -20,7 +20,7 @@ from penstock.backends.base import PacksConstants
 from penstock.backends.numpy import NumpyBackend
 from penstock.backends.registry import BACKENDS, LAZY, describe
 from penstock.compiler.compiler import Compiler
-from penstock.compiler.options import CompileOptions
+from penstock.compiler.options import DEFAULTS, CompileOptions
 from penstock.compiler.stages import CompileContext, SavedPlan
 from penstock.compiler.subgraphs import Subgraph
 from penstock.core.capability import capability
@@ -92,7 +92,7 @@ def save_session(
             writer.document(f"plan {len(keys)}", document)
             keys.append(encode_key(key))
     writer.document("stores", encode_stores(writer))
-    options = {name: getattr(context.options, name) for name in _SAVED_OPTIONS}
+    options = {name: context.options.get(name) for name in _SAVED_OPTIONS}
     if not all(type(name) is str for name in options["backends"] or ()):
         options["backends"] = None
     head = {
@@ -105,7 +105,7 @@ def save_session(
         "resizable": model.resizable,
         "signatures": list(model.signatures),
         "checked": model.check_types is not None,
-        "options": {name: x for name, x in options.items() if x != getattr(CompileOptions, name)},
+        "options": {name: x for name, x in options.items() if x != DEFAULTS.get(name)},
         "basis": basis(context),
         "libraries": {backend.name: _library(backend.name) for backend in context.backends},
         "inputs": [[value.name, encode_type(value.type)] for value in main.inputs],

@@ -97,6 +97,15 @@ class Executors:
         for wanted in (shapes,) if isinstance(shapes, Mapping) else shapes or ():
             self._ahead(wanted)
 
+    def compile_fixed(self) -> bool:
+        """Compile the plan of the model's outputs now, rather than in the first run. Whether that
+        was possible: all dims of inputs must be fixed, and the plan not on a cluster."""
+        on_cluster = self._compiler.context.options.cluster is not None
+        fixed = not on_cluster and all(map(_is_fixed, self._subgraphs.main.types))
+        if fixed:
+            self._ahead({})
+        return fixed
+
     def _ahead(self, shapes: InputShapes) -> Executor:
         """Compile the plan for inputs of these shapes ahead of the first run."""
         values = self.values_of(shapes)
@@ -322,3 +331,10 @@ def _is_size(x: Any) -> TypeGuard[int]:
 
 def _is_dim(dim: Any) -> TypeGuard[int]:
     return _is_size(dim) and int(dim) >= 0
+
+
+def _is_fixed(type_: Type) -> bool:
+    """Whether there is one shape and dtype that a value of a type has."""
+    if not isinstance(type_, TensorType) or type_.dtype is None or type_.shape is None:
+        return False
+    return all(isinstance(dim, int) for dim in type_.shape)

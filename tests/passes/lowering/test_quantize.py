@@ -280,4 +280,4 @@ def test_compile_leaves_no_dequantized_weights_to_the_run(backend):
     body = X + W + "c = Conv(dx, dw) y = QuantizeLinear(c, s, z)"
     chosen = [Refusing() if backend == "refusing" else backend]
     session = ps.compile(proto(body), backends=chosen, shapes={"x": (1, 2, 2, 2)})
-    assert [s.node.op.name for s in session.plan.walk()].count("DequantizeLinear") == 1
+    assert [s.node.op.name for s in session.inspect.plan.walk()].count("DequantizeLinear") == 1
