@@ -41,7 +41,7 @@ BOUNDS = {
     "passes_outside_pipeline": 0,
     "calls_of_infer_types": 4,
     "tuple_splats": 55,
-    "any_in_signatures": 1961,
+    "any_in_signatures": 1955,
     "functions_over_6_parameters": 54,
     "classes_over_20_attributes": 5,
     "untested_modules": 53,
@@ -49,7 +49,7 @@ BOUNDS = {
     "session_members": 18,
     "environment_variables": 9,
 }
-MOST = {"python_lines": 101_250, "c_lines": 13_000}
+MOST = {"python_lines": 101_800, "c_lines": 13_000}
 LEAST = {"comment_percent": 2.5, "comment_percent_in_hard_files": 2.8}
 
 # Third-party packages that only some modules may import.
