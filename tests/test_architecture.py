@@ -39,7 +39,7 @@ BOUNDS = {
     "seconds_functions": 24,
     "passes_outside_pipeline": 14,
     "calls_of_infer_types": 16,
-    "tuple_splats": 60,
+    "tuple_splats": 59,
     "any_in_signatures": 1970,
     "functions_over_6_parameters": 57,
     "classes_over_20_attributes": 5,
@@ -49,7 +49,7 @@ BOUNDS = {
     "environment_variables": 9,
 }
 MOST = {"python_lines": 99_950, "c_lines": 13_000}
-LEAST = {"comment_percent": 2.5, "comment_percent_in_hard_files": 2.8}
+LEAST = {"comment_percent": 3.0, "comment_percent_in_hard_files": 12.0}
 
 # Third-party packages that only some modules may import.
 CONFINED = {

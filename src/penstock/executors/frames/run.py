@@ -79,14 +79,14 @@ class _Completion:
 
 
 # One thread at a time moves the tokens of a run, and nothing of its state is locked but ``back``,
-# the queue by which all other threads reach it. TensorFlow's executor hands each ready node to a
-# pool and locks the frame for each token: that pays off where tokens move in parallel, which
-# Python's do not, and each hand-over would cost more than dozens of tokens (decision 28).
+# the queue by which all other threads reach it. TensorFlow moves tokens on many threads, with a
+# lock for each frame: that pays off where tokens move in parallel, which Python's do not, and
+# handing a token to another thread would cost more than dozens of them (decision 28).
 #
 # No thread waits for a kernel either. The thread of the run leaves when it has nothing to do, and
 # ``post`` makes the thread that brings a result the thread of the run. So a run needs no thread of
-# its own while asynchronous kernels or other devices are busy, and 64 waits for something outside
-# overlap on one thread (decision 30).
+# its own while asynchronous kernels or other devices are busy, and iterations that wait for
+# something overlap on one thread, as far as ``parallel_iterations`` allows (decision 30).
 
 
 class FramesRun:
