@@ -39,7 +39,7 @@ BOUNDS = {
     "seconds_functions": 24,
     "passes_outside_pipeline": 14,
     "calls_of_infer_types": 16,
-    "tuple_splats": 59,
+    "tuple_splats": 40,
     "any_in_signatures": 1970,
     "functions_over_6_parameters": 57,
     "classes_over_20_attributes": 5,

@@ -243,9 +243,14 @@ class TaskRun:
             self.adopt()
         quiet(self._work, queue)
 
+    # On a thread of the pool, or on the caller's. Attributes are read once: the loop is what a
+    # small task costs beside its kernel. ``THREAD.run`` is the run that kernels ask whether to
+    # stop: a run inside of another one's kernel must leave the outer one in its place. A worker
+    # wakes one other at a time, which wakes the next: none keeps its own task waiting while it
+    # starts threads for all.
+
     def _work(self, queue: int, caller: bool = False) -> None:
         """Run tasks of one queue as long as there are any. ``running`` counts us already."""
-        # Attributes are read once: the loop below is what a small task costs beside its kernel.
         flow, functions, control = self.flow, self.functions, self.control
         lock, ready, expanded = self.lock, self.ready[queue], flow.expanded
         consumers, counted, block = flow.tasks.consumers, flow.tasks.counted, flow.block
@@ -254,8 +259,6 @@ class TaskRun:
         others = len(flow.queues) > 1
         arguments = self._arguments()
         task = -1
-        # Kernels ask the thread's run whether to stop. A run inside of another one's kernel, on
-        # this thread, must leave the outer one in its place.
         outer, THREAD.run = THREAD.run, control
         try:
             while True:
@@ -287,8 +290,6 @@ class TaskRun:
                     task = heappop(ready)
                     if not alone:
                         self.worthwhile[queue] -= flow.worthwhile[task]
-                        # One at a time: the worker that comes wakes the next one, so that none
-                        # keeps its own task waiting while it starts threads for all others.
                         if self.worthwhile[queue]:
                             self._wake(queue)
                 # A flag, read without the lock: a stale look costs one more task.

@@ -257,10 +257,10 @@ class Loan:
     def head(self, answer: Answer) -> bytes:
         defaults, size = self._connection.server_state.default_headers, sum(map(len, answer.parts))
         last, of, head = self._last
-        kind = (answer.status, answer.header_length, size, self.ending)
-        if defaults is not last or kind != of:  # the server renews its headers every second
-            head = self._made(defaults, *kind)
-            self._last = defaults, kind, head
+        key = (answer.status, answer.header_length, size, self.ending)
+        if defaults is not last or key != of:  # the server renews its headers every second
+            head = self._made(defaults, answer.status, answer.header_length, size, self.ending)
+            self._last = defaults, key, head
         return head
 
     def _made(

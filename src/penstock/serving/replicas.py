@@ -189,9 +189,21 @@ def _worker_sessions(
 
 
 def _close_later(workers: Workers) -> None:
-    """End the threads of replicas that were dropped, on whatever thread."""
+    """End the threads of replicas that were dropped without ``close``, on whatever thread."""
+    # Garbage may be collected on one of these threads, which cannot wait for itself: another one,
+    # of the pool of the process, ends them.
     with suppress(RuntimeError):  # the process ends
         pool().submit(workers.close)
+
+
+# One lock for queue, loads and counts, since each decision reads and changes several of them. It is
+# never held while users' code runs: futures end, and replicas begin, after it. Re-entrant, since
+# ``_waited`` may be called where it is registered, if its time is over by then, and a signal
+# handler may submit a request while its thread holds the lock.
+#
+# No thread belongs to the queue: whatever may let a request begin dispatches (``_dispatch``). A
+# thread that waited for requests would have to be woken for each of them, tens of us of a small
+# one. For the same reason ``run_here`` runs a request on the thread that has it.
 
 
 class Replicas:
@@ -258,8 +270,6 @@ class Replicas:
             # A thread for each run. The pool of the process has one for each core, on which the
             # runs of all other sessions count.
             workers = Workers("replicas", n)
-            # Replicas that are dropped without ``close`` would leave their threads. Garbage may be
-            # collected on one of these, which cannot wait for itself: another thread ends them.
             weakref.finalize(self, _close_later, workers).atexit = False
         self.session: Session = self._sessions[0]
         if has_state(self.session.model):
@@ -276,18 +286,13 @@ class Replicas:
         ]
         self._workers = workers
         self._load = [0] * n
-        # One lock for queue, loads and counts: each decision reads and changes several of them.
-        # Re-entrant: ``_waited`` may be called where it is registered, if its time is over by then,
-        # and a signal handler may submit a request while its thread holds the lock.
         self._lock = threading.RLock()
         self._idle = threading.Condition(self._lock)
         self._queue: deque[_Request | _Turn] = deque()
         self._running = self._succeeded = self._failed = self._refused = 0
         self._batches = self._rows = 0
         self._waits = self._closed = False
-        # Threads that call ``run_here``. One whose run calls it again holds a replica, and may wait
-        # for ever for another one: all of them may be held by such threads.
-        self._here: set[int] = set()
+        self._here: set[int] = set()  # threads that call ``run_here``
 
     def submit(
         self,
@@ -337,6 +342,8 @@ class Replicas:
         if not self.runs_here:
             return self.submit(feeds, fetches, timeout=timeout).result()
         me = get_ident()
+        # It holds a replica, and may wait for ever for another one: all of them may be held by such
+        # threads.
         if me in self._here:
             raise PenstockError("a run of a replica calls the same replicas, for which it may wait")
         # Begins here and not with the run: the time in the queue counts, too.
@@ -557,8 +564,7 @@ class Replicas:
 
     def _dispatch(self) -> None:
         """Hand batches to replicas, as long as there are any."""
-        # Called after whatever may let a request begin: one has come, one has waited long enough, a
-        # replica is free. No thread of its own polls the queue.
+        # Called when a request has come or has waited long enough, and when a replica is free.
         while True:
             with self._lock:
                 if not self._queue or not self._free():

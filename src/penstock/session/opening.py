@@ -121,8 +121,10 @@ def _spread(options: CompileOptions, model: Model) -> tuple[CompileOptions, dict
 
 def _backends(options: CompileOptions, *, lazy: bool) -> tuple[Backend, ...]:
     """The backends that the options ask for; ``lazy``: saved plans may not need their libraries."""
-    chosen = options.backends, options.precision, options.cuda_devices
-    backends = tuple(backends_of(*chosen, (options.place or {}).values(), lazy=lazy))
+    places = (options.place or {}).values()
+    backends = tuple(
+        backends_of(options.backends, options.precision, options.cuda_devices, places, lazy=lazy)
+    )
     if options.precision == "bf16":
         from penstock.compiler.effective_options import warn_of_precision
 

@@ -551,8 +551,14 @@ class Session:
         for name, graph in getattr(executor, "captures", {}).items():
             sequences[name] = graph.steps
             about += f"\n{name}: {len(graph.steps)} steps, {graph.told}"
-        parts = executor.table, executor.arena_plan, executor.tasks, sequences
-        return format_plan(*parts, about, self._compiler.reasons.of if reasons else None)
+        return format_plan(
+            executor.table,
+            executor.arena_plan,
+            executor.tasks,
+            sequences,
+            about,
+            self._compiler.reasons.of if reasons else None,
+        )
 
     def describe(self) -> dict[str, Any]:
         """The last plan as plain data, for machines: what was asked for and what was effective, its

@@ -289,18 +289,18 @@ class _FrameWriter:
         call = f"{function}({', '.join([*nested, *arguments])})"
         if is_frame(node):
             call = f"yield from {call}"
-        place = node, compiled, arguments
+        emit = partial(self.emit, node=node, compiled=compiled, arguments=arguments)
         if not outputs:
-            self.emit(call, *place)
+            emit(call)
         elif nested:
-            self.emit(f"{', '.join(outputs)}, = {call}", *place)
+            emit(f"{', '.join(outputs)}, = {call}")
         elif len(outputs) > 1:
-            self.emit(f"{', '.join(outputs)} = map(array_of, {call})", *place)
+            emit(f"{', '.join(outputs)} = map(array_of, {call})")
         else:
             (output,) = outputs
-            self.emit(f"{output} = {call}", *place)
+            emit(f"{output} = {call}")
             scalar = f"{output}.__class__ is not ndarray"
-            self.emit(f"if {scalar}: {output} = array_of({output})", *place)
+            emit(f"if {scalar}: {output} = array_of({output})")
 
     # Text.
 

@@ -179,13 +179,16 @@ class FramesRun:
             call.release()
         self.in_progress.clear()
 
+    # Jobs of other threads go first: the thread of the pool that has left one is free for the next
+    # kernel. Then tokens, first in, first out, so that all iterations that may run at once go on
+    # alike. What is rare, or slow anyway (dead tokens, observers), takes the way of ``_token``.
+
     def _turn(self) -> bool:
         """Let up to ``_TURN`` tokens pass their nodes; False if none are left. The path of most
         tokens is inlined here: a method call for each takes a third longer."""
         back, control, ready = self.back, self.control, self.scheduler.ready
         observe, send, spent = self.observe, self.scheduler.send, self.scheduler.spent
         for _ in range(_TURN):
-            # Jobs first: the thread of the pool that has left one is free for the next kernel.
             while back:
                 function, *arguments = back.popleft()
                 function(*arguments)
@@ -200,10 +203,8 @@ class FramesRun:
                 else:
                     return False
                 continue
-            # First in, first out: all iterations that may run at once go on alike.
             token = ready.popleft()
             node, iteration, dead = token
-            # Rare, or slow anyway: the loop below is for live tokens that nobody observes.
             if dead or observe:
                 self._token(token)
                 continue
