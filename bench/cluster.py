@@ -272,7 +272,7 @@ def forecasts(
                         profile=path,
                         cores=cores,
                     )
-                    forecast = ps.compile(model, cluster=simulated).forecast_on_cluster()
+                    forecast = ps.compile(model, cluster=simulated).inspect.forecast_on_cluster()
                     session.run({FEED: x})
                     if objective == "latency":
                         said = forecast.makespan

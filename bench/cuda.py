@@ -18,7 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -133,12 +133,12 @@ def two_streams(device: str) -> Run:
 def _on_streams(device: str, streams: int) -> Run:
     import torch
 
-    session = _branches(device, "streams", max_streams=streams, capture=False)
+    session = _branches(device, "streams", {"max_streams": streams, "capture": False})
     feeds = {"x": torch.zeros(64, 64, device=device)}
     return lambda: session.run(feeds, returns="torch")
 
 
-def _branches(device: str, executor: str, **options: Any) -> Any:
+def _branches(device: str, executor: str, expert: Mapping[str, Any] | None = None) -> Any:
     """Two equal chains of small products, whose results are added."""
     import penstock as ps
     from penstock.backends.torch.backend import TorchBackend
@@ -154,7 +154,9 @@ def _branches(device: str, executor: str, **options: Any) -> Any:
             value = b.op("MatMul", value, weight)
         ends.append(value)
     b.output("y", ends[0] + ends[1])
-    return ps.compile(b.model(), backends=[TorchBackend(device)], executor=executor, **options)
+    options = ps.ExpertOptions(**(expert or {}))
+    backend = TorchBackend(device)
+    return ps.compile(b.model(), backends=[backend], executor=executor, expert=options)
 
 
 def in_process(engine: str, model: str, device: str, dtype: str) -> float:

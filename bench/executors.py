@@ -34,7 +34,7 @@ def measure(name: str, executor: str) -> tuple[float, str]:
         start = time.perf_counter()
         session.run(feeds)
         times.append(time.perf_counter() - start)
-    return statistics.median(times), session.latest.name
+    return statistics.median(times), session.inspect.executor.name
 
 
 def apart(name: str, executor: str) -> tuple[float, str]:

@@ -37,7 +37,7 @@ def memory_rows() -> list[str]:
     for name, path, feeds in _models():
         session = ps.compile(path, executor="linear")
         session.run(feeds)
-        arena_plan = session.latest.arena_plan
+        arena_plan = session.inspect.executor.arena_plan
         if not arena_plan.lower_bound:
             continue
         ratios.append(arena_plan.size / arena_plan.lower_bound)

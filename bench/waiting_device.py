@@ -11,7 +11,7 @@ import numpy as np
 from penstock.backends.numpy import NumpyBackend
 from penstock.core.types import Type
 from penstock.ir.graph import Node
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Kernel
 
 CALL_S = 0.025
 

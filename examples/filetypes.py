@@ -132,7 +132,8 @@ class FileTypes:
         self.seconds = 0.0
         shapes = {"bytes": (batch, self.beginning + self.end)}
         self.session = penstock.compile(folder / "model.onnx", shapes=shapes)
-        self.executor = self.session.latest  # of whole batches; a smaller one gets its own plan
+        # Of whole batches; a smaller one gets its own plan.
+        self.executor = self.session.inspect.executor
 
     def detect(self, sources: Sequence[Path | bytes]) -> list[Detection]:
         """The types of files, given by path or by their bytes."""

@@ -53,7 +53,7 @@ def test_real_models_agree_with_onnx_runtime(model: RealModel):
             assert_agree(got, want, 1e-3 if recurrent else 1e-4)
     session = ps.compile(path, executor="linear")
     session.run(feeds)
-    arena_plan = session.latest.arena_plan
+    arena_plan = session.inspect.executor.arena_plan
     print(
         f"{model.name}: arena {format_bytes(arena_plan.size)} of {format_bytes(arena_plan.lower_bound)}"
     )
@@ -65,7 +65,7 @@ def test_arenas_are_within_one_percent_of_their_lower_bounds():
     for model in real_models():
         session = ps.compile(fetch(model), executor="linear")
         session.run(model.feeds())
-        arena_plan = session.latest.arena_plan
+        arena_plan = session.inspect.executor.arena_plan
         if arena_plan.lower_bound:
             ratios.append(arena_plan.size / arena_plan.lower_bound)
     assert len(ratios) >= 15
@@ -126,7 +126,7 @@ def test_resnet50_agrees_with_onnx_runtime_and_fits_its_arena():
         session = ps.compile(proto, executor=executor)
         got = session(x)
         assert np.abs(got - want).max() <= 1e-4 * np.abs(want).max()
-    arena_plan = session.latest.arena_plan
+    arena_plan = session.inspect.executor.arena_plan
     assert arena_plan.size <= 1.01 * arena_plan.lower_bound
     # Without fusion, the last convolution of the first block, its shortcut and its input are alive
     # at once: 256 x 56 x 56 twice and 64 x 56 x 56 floats.

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from onnx.backend.test.loader import load_model_tests
 
+import penstock as ps
 from penstock.backends.onednn.library import library
 from penstock.backends.registry import missing
 from penstock.onnx_backend import PenstockBackend
@@ -34,7 +35,8 @@ class OnOneDnn(PenstockBackend):
     def prepare(cls, model, device="CPU", **options):
         costs = PreferredBackendCosts("onednn")
         backends = ["onednn", "numpy"]
-        return super().prepare(model, device, backends=backends, cost_model=costs, **options)
+        expert = ps.ExpertOptions(cost_model=costs)
+        return super().prepare(model, device, backends=backends, expert=expert, **options)
 
 
 class OnTorch(PenstockBackend):

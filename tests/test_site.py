@@ -70,7 +70,7 @@ def test_site_has_every_public_name_on_one_page(site):
 
 def test_site_lists_the_options_of_compile(site):
     page = (site / "reference/compiling.html").read_text()
-    for name in ("executor", "max_pending", "after_pass"):
+    for name in ("executor", "max_pending", "expert"):
         assert re.search(rf"<td>\s*<code>{name}</code>", page)
 
 

@@ -139,6 +139,25 @@ def fields(name: str) -> Places:
     ]
 
 
+def kernel_fields() -> Places:
+    """The fields of ``Kernel``, but its facets: records of its module."""
+    return _fields_of_kernel(facets=False)
+
+
+def kernel_facets() -> Places:
+    """The facets of ``Kernel``."""
+    return _fields_of_kernel(facets=True)
+
+
+def _fields_of_kernel(facets: bool) -> Places:
+    module, record = class_of_name("Kernel")
+    records = {c.name for c in tree(module).body if isinstance(c, ast.ClassDef) and fields(c.name)}
+    own = [node for node in record.body if isinstance(node, ast.AnnAssign)]
+    kernels = {place(module, n, ast.unparse(n.target)): ast.unparse(n.annotation) for n in own}
+    named = fields("Kernel")
+    return [where for where in named if (kernels[where] in records) == facets]
+
+
 @cache
 def operation_names() -> frozenset[str]:
     """The names of all operations: those of the table of families, and the internal ones."""
@@ -323,6 +342,8 @@ FIGURES: dict[str, Callable[[], Places]] = {
             tabled_imports,
             backend_members,
             backend_lookups,
+            kernel_fields,
+            kernel_facets,
             name_tables,
             name_tables_in_passes,
             time_constants,
@@ -339,7 +360,6 @@ FIGURES: dict[str, Callable[[], Places]] = {
             classes_over_20_attributes,
         )
     },
-    "kernel_fields": partial(fields, "Kernel"),
     "native_call_fields": partial(fields, "NativeCall"),
     "pass_context_fields": partial(fields, "PassContext"),
     "compile_context_fields": partial(fields, "CompileContext"),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from penstock.backends.torch.backend import TorchBackend as TorchBackend
     from penstock.cluster.cluster import Cluster
     from penstock.cluster.simulated import SimulatedCluster
+    from penstock.compiler.options import ExpertOptions
     from penstock.core.errors import (
         Cancelled,
         DeadlineExceeded,
@@ -55,6 +56,7 @@ __version__ = VERSION
 _HOMES = {
     "CancelToken": "penstock.executors.control",
     "Cluster": "penstock.cluster.cluster",
+    "ExpertOptions": "penstock.compiler.options",
     "Limits": "penstock.core.limits",
     "NanGuard": "penstock.observers.nan_guard",
     "Observer": "penstock.observers.base",
@@ -81,6 +83,7 @@ __all__ = [
     "Cluster",
     "DeadTensor",
     "DeadlineExceeded",
+    "ExpertOptions",
     "InternalError",
     "InvalidInput",
     "InvalidModel",

@@ -36,7 +36,18 @@ from penstock.core.types import (
     Type,
 )
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types, asynchronous, returning
+from penstock.ir.kernel import (
+    Binder,
+    DeviceWork,
+    Kernel,
+    LayoutHints,
+    MemoryUse,
+    PackedConstants,
+    RuntimeShapes,
+    asynchronous,
+    returning,
+)
+from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.shape_rules import same_dtype, same_type, tensor
 from penstock.ops.registry import operator
 
@@ -45,16 +56,22 @@ __all__ = [
     "FLOAT32",
     "Attrs",
     "Backend",
+    "Binder",
     "Consts",
     "Device",
     "DeviceStream",
+    "DeviceWork",
     "Dim",
     "Event",
     "HostBackend",
     "Kernel",
+    "LayoutHints",
     "MapType",
+    "MemoryUse",
     "Node",
     "OptionalType",
+    "PackedConstants",
+    "RuntimeShapes",
     "SequenceType",
     "ShapeError",
     "TensorType",

@@ -21,7 +21,7 @@ import numpy as np
 from penstock.analysis.interpreter import evaluate
 from penstock.core.types import TensorType, accepts, constant_type, type_of
 from penstock.ir.graph import Node, Value
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Kernel
 from penstock.ops.registry import find
 
 __all__ = ["check_node"]
@@ -182,7 +182,7 @@ _Arrays = Sequence[np.ndarray | None]
 def _check_layouts(kernel: Kernel, values: Sequence[Any], arrays: _Arrays, byte: int) -> None:
     """Write into outputs, and read inputs, of several layouts."""
     constants = [_read_only(x) for x in values]
-    for layout in LAYOUTS[:1] if kernel.contiguous else LAYOUTS:
+    for layout in LAYOUTS[:1] if kernel.layout.contiguous else LAYOUTS:
         outs = [None if a is None else _fill(layout(a), byte) for a in arrays]
         _write(kernel, constants, outs, arrays, byte)
     for layout in LAYOUTS[1:]:  # sums over other strides may be rounded otherwise

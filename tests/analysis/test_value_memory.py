@@ -13,7 +13,7 @@ from penstock.backends.numpy import NumpyBackend
 from penstock.core.errors import LimitExceeded
 from penstock.core.types import ShapeError
 from penstock.ir.graph import Graph, Value
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Kernel, LayoutHints
 from penstock.ops.onnx.control_flow import is_control
 from penstock.textual.parser import parse_graph
 from tests.support.graphs import node_named, value_named
@@ -108,7 +108,7 @@ def kernel(**fields: object) -> Kernel:
     def into(x: np.ndarray, y: np.ndarray) -> None:
         np.exp(x, y)
 
-    return Kernel(np.exp, into, **fields)  # type: ignore[arg-type]
+    return Kernel(np.exp, into, layout=LayoutHints(**fields))  # type: ignore[arg-type]
 
 
 def ordered(text: str, **fields: object) -> tuple[Graph, ValueMemory, Value]:

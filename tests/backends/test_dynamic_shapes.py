@@ -53,7 +53,7 @@ def selected(body: str, **weights: np.ndarray):
 
 
 def backend_of_operations(session: ps.Session) -> dict[str, str]:
-    steps = session.plan.walk()
+    steps = session.inspect.plan.walk()
     return {" ".join(p.op.name for p in parts(step.node)): step.backend for step in steps}
 
 
@@ -246,7 +246,7 @@ def test_dropped_plans_free_their_kernels(at_once):
     session.run({"x": np.ones((70, 64), np.float32)})
     gc.disable()  # nothing waits for the collector
     try:
-        nodes = [step.node for step in session.plan.walk()]
+        nodes = [step.node for step in session.inspect.plan.walk()]
 
         def caches() -> int:
             kept = [x for x in gc.get_objects() if issubclass(type(x), KernelCache)]

@@ -120,7 +120,7 @@ def test_compile_asks_for_kernels_of_a_chain_in_linear_number(fused):
     session = ps.compile(chain_model(N), backends=[backend, "numpy"], shapes={})
     assert backend.asked["fused"] <= (N if not fused else 1.1 * N / 16)
     assert backend.asked.total() <= 3 * N
-    assert len(session.plan.steps) == (N if not fused else N // 16)
+    assert len(session.inspect.plan.steps) == (N if not fused else N // 16)
 
 
 def test_compile_asks_a_slower_backend_for_nothing():

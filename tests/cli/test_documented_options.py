@@ -6,6 +6,7 @@ import ast
 import inspect
 import json
 import re
+import sys
 from pathlib import Path
 from textwrap import dedent
 
@@ -15,9 +16,12 @@ import pytest
 from click.testing import CliRunner
 
 import penstock as ps
+import penstock.cli.inspect as inspect_command
+import penstock.cli.serve as serve
 from penstock.cli import main
 from penstock.cli.commands import COMMANDS
 from penstock.cli.options import compile_options
+from penstock.core.records import fields
 from penstock.session.session import Session
 from tests.support.onnx_text import model_from_text
 
@@ -108,6 +112,24 @@ def test_every_parameter_of_a_command_is_read_by_it(name):
     assert parameters and parameters <= read
 
 
+@pytest.mark.parametrize(
+    "record", [inspect_command._Question, serve._HttpOptions, serve._ReplicaOptions]
+)
+def test_every_field_of_gathered_options_is_read(record):
+    tree = ast.parse(inspect.getsource(sys.modules[record.__module__]))
+    read = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    assert {field.name for field in fields(record)} <= read
+
+
+def test_help_has_the_options_for_experts_apart():
+    for name in COMPILING:
+        head, _, expert = (
+            CliRunner().invoke(main, [name, "--help"]).output.partition("Expert options:")
+        )
+        assert "--planner" in expert and "--planner" not in head
+        assert "--executor" in head and "--executor" not in expert.replace("--executor streams", "")
+
+
 def flag_of(option: str) -> str:
     return "--planner" if option == "memory_planner" else "--" + option.replace("_", "-")
 
@@ -130,7 +152,7 @@ def test_option_of_compiling_reaches_the_session(name, option, path, monkeypatch
     monkeypatch.setattr(Session, "__init__", init)
     text, value = VALUES[option]
     call(name, path, flag_of(option), *([] if text is None else [text]))
-    got = getattr(met[-1], option)
+    got = met[-1].get(option)
     assert got == value or (option == "timeout" and 0 < got <= value)
 
 

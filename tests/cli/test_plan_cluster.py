@@ -116,7 +116,9 @@ def test_profile_that_a_session_made_is_read(convnet, tmp_path):
     made = session.profile({"x": np.ones((1, 3, 16, 16), np.float32)}, runs=2)
     made.save(tmp_path / "p.json")
     cluster = ps.SimulatedCluster(2, bandwidth=1e9, latency=1e-9, profile=tmp_path / "p.json")
-    forecast = ps.compile(convnet, cluster=cluster).forecast_on_cluster({"x": (1, 3, 16, 16)})
+    forecast = ps.compile(convnet, cluster=cluster).inspect.forecast_on_cluster(
+        {"x": (1, 3, 16, 16)}
+    )
     inside = sum(row.seconds for row in made.steps()) / made.runs
     assert sum(forecast.computing) == pytest.approx(inside)
     asked = ("plan", str(convnet), *SHAPE, *LINK, "--cost", str(tmp_path / "p.json"))
@@ -185,9 +187,9 @@ def test_simulated_cluster_runs_nothing(convnet):
     with pytest.raises(ps.Unsupported, match="forecast_on_cluster"):
         session.run({"x": np.ones((1, 3, 16, 16), np.float32)})
     with pytest.raises(ps.InvalidInput, match="shapes="):
-        session.forecast_on_cluster()
+        session.inspect.forecast_on_cluster()
     with pytest.raises(ps.PenstockError, match="has no cluster"):
-        ps.compile(convnet).forecast_on_cluster()
+        ps.compile(convnet).inspect.forecast_on_cluster()
     for wrong in ({"bandwidth": 0}, {"latency": -1.0}, {"objective": "speed"}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             ps.SimulatedCluster(2, **{"bandwidth": 1e9, "latency": 1e-6, **wrong})

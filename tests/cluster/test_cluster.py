@@ -82,7 +82,7 @@ def messages(cluster: ps.Cluster, monkeypatch) -> Counter:
 def test_halves_of_a_convnet_equal_onnxruntime(session, batch):
     x = images(batch)
     np.testing.assert_allclose(answer(session, x), reference(convnet(), x), rtol=1e-4, atol=1e-4)
-    assert [part.worker for part in session.latest.parts] == [0, 1]
+    assert [part.worker for part in session.inspect.executor.parts] == [0, 1]
 
 
 def test_costs_place_nodes_on_all_workers_where_that_pays_off(ray_started):
@@ -91,11 +91,11 @@ def test_costs_place_nodes_on_all_workers_where_that_pays_off(ray_started):
         session = ps.compile(source, cluster=cluster)
         x = images()
         np.testing.assert_allclose(answer(session, x), reference(source, x), rtol=1e-4, atol=1e-4)
-        assert len(session.latest.parts) == 2
+        assert len(session.inspect.executor.parts) == 2
     with ps.Cluster(2, bandwidth=1.0, latency=1.0) as cluster:
         session = ps.compile(source, cluster=cluster)
         answer(session, x)
-        assert len(session.latest.parts) == 1
+        assert len(session.inspect.executor.parts) == 1
 
 
 def test_many_runs_in_flight_get_their_own_answers(session):
@@ -158,7 +158,7 @@ def test_worker_forgets_the_parts_of_a_session_that_is_gone(cluster):
     source = convnet(2)
     session = ps.compile(source, cluster=cluster, place=halves(source))
     answer(session, images())
-    handle = session.latest._handle
+    handle = session.inspect.executor._handle
     actor = cluster._members.members[1].actor
 
     def known() -> bool:
@@ -197,7 +197,7 @@ def test_unknown_handle_is_an_error(cluster, session):
         errors.append(error)
         ended.set()
 
-    parts = session.latest.parts
+    parts = session.inspect.executor.parts
     cluster._runs.begin(ClusterRun(10**6, parts, [images()], NEVER, done, 0))
     assert ended.wait(SOON)
     assert "no part with handle 1000000" in str(errors[0])

@@ -171,8 +171,8 @@ def test_run_that_is_cancelled_before_it_begins_is_not_sent(cluster):
     control = begin_run(None, token)
     runs: Runs = cluster._runs
     run = ClusterRun(
-        session.latest._handle,
-        session.latest.parts,
+        session.inspect.executor._handle,
+        session.inspect.executor.parts,
         [images()],
         control,
         lambda outputs, error: errors.append(error),

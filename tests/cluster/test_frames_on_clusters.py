@@ -75,4 +75,4 @@ def test_value_that_is_never_sent_does_not_hold_the_run(cluster):
     session = ps.compile(b.bytes(), cluster=cluster)
     outputs = session.run({"n": np.int32(4)}, [ended], [reader.name], timeout=SOON)
     assert outputs[ended] == 4
-    assert len(session.latest.parts) == 2
+    assert len(session.inspect.executor.parts) == 2

@@ -197,7 +197,7 @@ def test_outputs_of_a_part_are_not_copied_before_they_are_sent():
     assert not np.shares_memory(session.run({"x": x})["y"], x)
     ended: list[Any] = []
     control = begin_run(None, None)
-    session.latest.begin([x], control, lambda *result: ended.append(result), Rendezvous())
+    session.inspect.executor.begin([x], control, lambda *result: ended.append(result), Rendezvous())
     ((outputs, error),) = ended
     assert error is None
     assert np.shares_memory(outputs[0], x)

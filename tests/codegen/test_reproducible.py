@@ -20,6 +20,7 @@ from penstock.backends.onednn.library import library
 from penstock.core.types import SequenceType, TensorType, Type
 from penstock.ir.graph import Model
 from penstock.tuning.measure import CostModel
+from tests.support.expert import with_expert
 from tests.support.random_graphs import feeds_for, seeded
 
 HEADER = '<ir_version: 9, opset_import: ["" : 20]>\n'
@@ -80,7 +81,7 @@ def programs(executor: str, backends: list[str]) -> list[str]:
     options = {"backends": backends, "cost_model": FixedCosts(), **EXECUTORS[executor]}
     sources = []
     for i, model in enumerate(models):
-        session = ps.compile(model, **options)
+        session = ps.compile(model, **with_expert(options))
         drawn = feeds_for(SEEDS[i - len(TEXTS)] % 4) if i >= len(TEXTS) else {}
         session.run({port.name: drawn.get(port.name, zeros(port.type)) for port in session.inputs})
         sources.append(session.source)

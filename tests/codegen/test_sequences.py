@@ -96,7 +96,9 @@ def test_primitives_of_onednn_are_steps_of_a_sequence(layout: str) -> None:
         "gaps": {"x": x[..., ::2], "z": z[..., 1::2]},
         "other": {name: f[..., :6].copy(order="F") for name, f in (("x", x), ("z", z))},
     }[layout]
-    session = ps.compile(model, cost_model=PreferredBackendCosts("onednn"), shapes={})
+    session = ps.compile(
+        model, expert=ps.ExpertOptions(cost_model=PreferredBackendCosts("onednn")), shapes={}
+    )
     (sequence,) = [name for name in calls(session.source) if name.startswith("sequence")]
     assert f"{sequence}(v0, v1)" in session.source
     (wanted,) = ps.compile(model, executor="interpret").run(feeds).values()

@@ -349,7 +349,7 @@ def test_tracebacks_show_lines_for_as_long_as_there_is_the_program():
     except ps.RunError as error:
         text = "".join(traceback.format_exception(error))
     assert "gather_0(v0, v1)" in text
-    filename = session.latest._program.filename
+    filename = session.inspect.executor._program.filename
     assert filename in linecache.cache
     del session
     gc.collect()
@@ -362,7 +362,7 @@ def test_arenas_go_with_their_plan_and_do_not_wait_for_the_garbage_collector():
     gc.collect()
     gc.disable()
     try:
-        (bound,) = session.latest._arenas.free[0].values()
+        (bound,) = session.inspect.executor._arenas.free[0].values()
         gone = weakref.ref(bound.args[0])
         del bound
         assert gone() is not None

@@ -38,7 +38,7 @@ def fusing() -> ps.Session:
 @needs_onednn
 def test_profile_and_trace_of_fused_steps_name_their_operations_and_backend():
     session = fusing()
-    assert any(is_fused(step.node) for step in session.plan.walk())
+    assert any(is_fused(step.node) for step in session.inspect.plan.walk())
     profile, trace = ps.Profile(), ps.Trace()
     session.run(X, observers=[profile, trace])
     by_operation = {row.facts.operation: row.facts for row in profile.steps()}
@@ -79,7 +79,7 @@ def test_reasons_name_what_was_compared():
     assert "# place= says so" in text
     session = compile_text(CONVOLUTION, backends=["onednn", "numpy"], shapes={})
     session.profile(X, runs=1)
-    steps = session.describe()["steps"]
+    steps = session.inspect.describe()["steps"]
     compared = [step for step in steps if len(step["candidates"]) > 1]
     assert compared
     for step in compared:
@@ -91,7 +91,7 @@ def test_reasons_name_what_was_compared():
 
 def test_description_is_json_with_types_operations_and_bytes():
     session = compile_text(CONVOLUTION, backends=["numpy"], shapes={}, executor="linear")
-    described = json.loads(json.dumps(session.describe()))
+    described = json.loads(json.dumps(session.inspect.describe()))
     assert described["asked"]["executor"] == described["effective"]["executor"] == "linear"
     conv = next(step for step in described["steps"] if step["name"] == "first")
     assert conv["flops"] == 2 * 8 * 8 * 9 * 16 * 16
@@ -104,7 +104,7 @@ def test_description_nests_steps_of_loops():
     text = """g (float[8] x, int64 n) => (float[8] y) {
         y = Loop (n, , x) <body = b (int64 i, bool c, float[8] v) => (bool d, float[8] w)
             { d = Identity(c) a = Exp(v) w = Neg(a) }> }"""
-    described = compile_text(text, backends=["numpy"], shapes={}).describe()
+    described = compile_text(text, backends=["numpy"], shapes={}).inspect.describe()
     loop, *inner = described["steps"]
     assert loop["operation"] == "Loop" and loop["parent"] is None
     assert {(step["parent"], step["block"]) for step in inner} == {(1, "body")}
@@ -128,7 +128,9 @@ def test_bf16_is_told_of_the_steps_that_round():
     weights = builder.constant(np.ones((256, 256), np.float32))
     builder.output("y", builder.op("Sin", builder.op("MatMul", x, weights)))
     session = ps.compile(builder.model(), precision="bf16", shapes={})
-    precisions = {step["operation"]: step["precision"] for step in session.describe()["steps"]}
+    precisions = {
+        step["operation"]: step["precision"] for step in session.inspect.describe()["steps"]
+    }
     assert precisions["MatMul"] == "bfloat16"
     assert precisions["Sin"] == "float32"
 
@@ -150,7 +152,7 @@ def test_nodes_of_the_model_are_in_steps_or_said_to_have_none():
     text = """g (float[4] x) => (float[2, 2] y) <float[4] one = {1, 1, 1, 1}> {
         [folded] a = Exp(one) [same] b = Identity(x) [added] c = Add(a, b) [exp] d = Exp(c)
         [unused] e = Sin(d) s = Constant<value = int64[2] {2, 2}>() y = Reshape(d, s) }"""
-    described = compile_text(text).describe()
+    described = compile_text(text).inspect.describe()
     computed = [name for step in described["steps"] for name in step["nodes"]]
     assert {"added", "exp"} <= {*computed}
     assert {"folded", "same", "unused"} <= {*described["nodes_without_step"]}

@@ -18,9 +18,11 @@ from penstock.compiler.options import (
     PRECISIONS,
     CompileOptions,
     ExecutorName,
+    ExpertOptions,
     MemoryPlanner,
     Precision,
     RunOptions,
+    make,
 )
 from penstock.core.records import fields
 from penstock.host.threads import core_budget
@@ -79,9 +81,7 @@ def test_run_with_unknown_option_suggests_a_name(method) -> None:
     [
         ("executor", "fast", "executor 'fast' is not one of auto, linear"),
         ("precision", "fp8", "precision 'fp8' is not one of float32, tf32, bf16, strict"),
-        ("memory_planner", "none", "memory_planner 'none' is not one of quick, best"),
         ("threads", 0, "threads=0: a whole number of at least 1 is needed"),
-        ("max_streams", 0, "max_streams=0"),
         ("max_pending", 0, "max_pending=0: a whole number from 1 to 1,000,000 is needed"),
     ],
 )
@@ -90,10 +90,46 @@ def test_compile_options_with_wrong_value_raise_value_error(name, value, message
         CompileOptions(**{name: value})
 
 
+def test_expert_options_with_wrong_value_raise_value_error() -> None:
+    with pytest.raises(ValueError, match="memory_planner 'none' is not one of quick, best"):
+        ExpertOptions(memory_planner="none")
+    with pytest.raises(ValueError, match="max_streams=0"):
+        ExpertOptions(max_streams=0)
+
+
+def test_expert_option_as_an_option_of_compile_raises_type_error_with_its_place() -> None:
+    for function in (ps.compile, ps.open):
+        with pytest.raises(TypeError, match=r"expert=penstock.ExpertOptions\(max_streams=2\)"):
+            function("model.onnx", max_streams=2)
+    with pytest.raises(TypeError, match=r"expert=penstock.ExpertOptions\(pool=...\)"):
+        ps.compile(model(), pool=object())
+    with pytest.raises(TypeError):
+        ExpertOptions(threads=1)
+
+
+def test_expert_options_know_which_were_given() -> None:
+    options = ExpertOptions(memory_planner="quick")
+    assert options == ExpertOptions() and options.given == {"memory_planner"}
+    assert options.changed(capture=False).given == {"memory_planner", "capture"}
+    assert options.changed(capture=False) == ExpertOptions(capture=False)
+    assert repr(options.changed(capture=False)) == "ExpertOptions(capture=False)"
+    copy = pickle.loads(pickle.dumps(options))
+    assert copy == options and copy.given == options.given
+
+
+def test_filled_leaves_expert_options_that_were_given() -> None:
+    values = {"memory_planner": "wic", "fixed_threads": True, "threads": 2}
+    given = make(CompileOptions, "compile", expert=ExpertOptions(memory_planner="quick"))
+    filled = given.filled(values)
+    assert filled.expert == ExpertOptions(fixed_threads=True) and filled.threads == 2
+    assert CompileOptions().filled(values).expert.memory_planner == "wic"
+
+
 @pytest.mark.parametrize(
     ("record", "name", "value"),
     [
         *[(CompileOptions, f.name, object()) for f in fields(CompileOptions)],
+        *[(ExpertOptions, f.name, object()) for f in fields(ExpertOptions)],
         *[(RunOptions, name, object()) for name in ("out", "returns", "observers")],
         (CompileOptions, "threads", 1.5),
         (CompileOptions, "threads", "2"),
@@ -154,8 +190,13 @@ def test_cost_model_decides_where_nodes_run(autotune: bool) -> None:
         name = "second"
 
     backends = [ps.backends.numpy.NumpyBackend(), Second()]
-    session = ps.compile(model(), backends=backends, cost_model=NumpyIsSlow(), autotune=autotune)
-    assert [step.backend for step in session.plan.walk()] == ["second"]
+    session = ps.compile(
+        model(),
+        backends=backends,
+        expert=ps.ExpertOptions(cost_model=NumpyIsSlow()),
+        autotune=autotune,
+    )
+    assert [step.backend for step in session.inspect.plan.walk()] == ["second"]
 
 
 PRODUCTS = """g (float[8, 8] x) => (float[8, 8] y) {
@@ -172,13 +213,15 @@ def test_memory_planner_by_name_plans_the_arena(executor) -> None:
             model_from_text(PRODUCTS),
             executor=executor,
             backends=["numpy"],
-            max_streams=2 if executor == "streams" else None,
-            memory_planner=name,
-            cost_model=EqualCosts() if executor == "parallel" else None,
+            expert=ps.ExpertOptions(
+                max_streams=2 if executor == "streams" else None,
+                memory_planner=name,
+                cost_model=EqualCosts() if executor == "parallel" else None,
+            ),
         )
         outputs.append(session.run({"x": x})["y"])
-        assert session.latest.name == executor or core_budget() == 1
-        plans[name] = session.latest.arena_plan
+        assert session.inspect.executor.name == executor or core_budget() == 1
+        plans[name] = session.inspect.executor.arena_plan
         assert plans[name].planner == name
         assert f"planner {name}" in session.explain()
     explained = session.explain().splitlines()[0]  # of "bump", which compares the others
@@ -200,7 +243,7 @@ def test_cost_model_decides_against_fused_nodes(autotune: bool) -> None:
     text = """g (float[8, 8] x) => (float[8, 8] y) { p = MatMul(x, x) s = Add(p, x) y = Relu(s) }"""
     options = {"backends": ["onednn", "numpy"], "autotune": autotune, "executor": "linear"}
     session = compile_text(text, cost_model=OneDnnIsSlow(), **options)
-    assert [step.node.op.name for step in session.plan.walk()] == ["MatMul", "Add", "Relu"]
+    assert [step.node.op.name for step in session.inspect.plan.walk()] == ["MatMul", "Add", "Relu"]
 
 
 def test_choices_for_type_checkers_are_those_that_are_accepted():

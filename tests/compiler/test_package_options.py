@@ -45,7 +45,7 @@ def package(path: Path, *lines: str) -> Path:
 def test_key_of_a_configuration_is_an_option(
     tmp_path: Path, line: str, option: str, value: Any
 ) -> None:
-    assert getattr(ps.compile(package(tmp_path, line)).options, option) == value
+    assert ps.compile(package(tmp_path, line)).options.get(option) == value
 
 
 @pytest.mark.parametrize(
@@ -76,8 +76,12 @@ def test_key_or_value_without_a_meaning_is_warned_of_by_name(tmp_path: Path, lin
 def test_options_of_the_caller_come_before_those_of_the_configuration(tmp_path: Path) -> None:
     path = package(tmp_path, "EXECUTOR=Dataflow", "CPU_MEMORY_PLANNER=Bump", "NUM_THREADS=1")
     options = ps.compile(path, executor="linear", threads=2).options
-    assert (options.executor, options.threads, options.memory_planner) == ("linear", 2, "bump")
-    assert ps.compile(ps.load(path)).latest.name == "dataflow"
+    assert (options.executor, options.threads, options.expert.memory_planner) == (
+        "linear",
+        2,
+        "bump",
+    )
+    assert ps.compile(ps.load(path)).inspect.executor.name == "dataflow"
 
 
 def test_configuration_of_a_zip_is_read(tmp_path: Path) -> None:

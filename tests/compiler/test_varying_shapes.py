@@ -226,7 +226,7 @@ def test_dims_are_expected_until_a_run_has_others():
     for expected, lengths in ((1, range(12)), (0, (12, 30, 2, *range(13, 25)))):
         for length in lengths:
             cut_run(session, rows, length)
-        names = [step.node.op.name for step in session.plan.walk()]
+        names = [step.node.op.name for step in session.inspect.plan.walk()]
         assert names.count("Expected") == expected
     assert session.memory.count <= GROWN + 3
 

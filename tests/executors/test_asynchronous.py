@@ -14,7 +14,7 @@ import pytest
 import penstock as ps
 from penstock.backends.numpy import NumpyBackend
 from penstock.host.threads import Workers
-from penstock.ir.op import Kernel, Outcome, asynchronous
+from penstock.ir.kernel import Kernel, Outcome, asynchronous
 from penstock.ops import operator
 from penstock.ops.common.shape_rules import same_type
 from tests.support.onnx_text import model_from_text
@@ -266,7 +266,9 @@ def test_caller_of_a_run_waits_for_all_asynchronous_kernels_at_once(executor):
 def test_waiting_runs_hold_no_thread_of_the_pool(executor):
     pool = Workers("one", 1)
     proto = model_from_text(ONE, domains={"com.example": 1})
-    with ps.compile(proto, executor=executor, backends=["numpy"], pool=pool) as session:
+    with ps.compile(
+        proto, executor=executor, backends=["numpy"], expert=ps.ExpertOptions(pool=pool)
+    ) as session:
         futures = [session.submit({"x": X + i}) for i in range(4)]
         for asked in [ASKED.get(timeout=SOON) for _ in futures]:
             asked.done(asked.x)
@@ -387,7 +389,9 @@ class LongNeg(NumpyBackend):
 def test_auto_keeps_frames_whose_iterations_overlap_in_long_kernels(parallel, backend):
     b = Builder()
     total = counting(b, b.placeholder("n", "int32"), parallel)
-    session = ps.compile(b.bytes(), backends=[backend()], threads=2, pool=Workers("two", 2))
+    session = ps.compile(
+        b.bytes(), backends=[backend()], threads=2, expert=ps.ExpertOptions(pool=Workers("two", 2))
+    )
     assert session.run({"n": np.int32(5)}, [total])[total] == 10
     kept = backend is LongNeg and parallel > 1
     (executor,) = session._plans.executors()

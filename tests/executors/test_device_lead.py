@@ -9,6 +9,7 @@ import penstock as ps
 from penstock.build import GraphBuilder
 from penstock.codegen.names import MOST_AHEAD
 from tests.support.device_backend import DelayedBackend, Later
+from tests.support.expert import with_expert
 
 STEPS = 4 * MOST_AHEAD
 
@@ -58,7 +59,7 @@ def chain(n: int) -> ps.Model:
 def test_host_waits_for_a_device_that_it_is_far_ahead_of(executor, size):
     backend = CountingBackend()
     options = {"backends": [backend, "numpy"], "place": {"Neg": "late"}}
-    session = ps.compile(looping(STEPS, size), executor=executor, **options)
+    session = ps.compile(looping(STEPS, size), executor=executor, **with_expert(options))
     x = np.arange(size, dtype=np.float32)
     np.testing.assert_array_equal(session(x), x)
     assert MOST_AHEAD <= backend.furthest <= (1 + (size > 2)) * MOST_AHEAD
@@ -67,7 +68,7 @@ def test_host_waits_for_a_device_that_it_is_far_ahead_of(executor, size):
 def test_stream_waits_for_a_device_that_it_is_far_ahead_of():
     backend = CountingBackend()
     options = {"backends": [backend, "numpy"], "place": {"Neg": "late"}, "max_streams": 2}
-    session = ps.compile(chain(STEPS), executor="streams", **options)
+    session = ps.compile(chain(STEPS), executor="streams", **with_expert(options))
     x = np.arange(2, dtype=np.float32)
     np.testing.assert_array_equal(session(x), x)
     assert session.source.count("if not e.query(): yield e") >= STEPS // MOST_AHEAD

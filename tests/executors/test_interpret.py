@@ -48,7 +48,11 @@ def test_interpret_runs_every_node_of_the_model():
         model("g (float[2] x) => (float[2] y) { a = Identity(x) b = Identity(a) y = Neg(b) }"),
         executor="interpret",
     )
-    assert [step.node.op.name for step in session.plan.steps] == ["Identity", "Identity", "Neg"]
+    assert [step.node.op.name for step in session.inspect.plan.steps] == [
+        "Identity",
+        "Identity",
+        "Neg",
+    ]
     assert session.source.count("Identity") == 2
     assert session.run({"x": X})["y"].tolist() == [-1, -2]
 

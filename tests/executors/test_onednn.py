@@ -120,7 +120,7 @@ def test_trim_frees_the_arena_of_a_plan_on_onednn():
     session = compile_text(HEAVY, executor="linear")
     session(X)
     with uncollected():
-        (bound,) = session.latest._arenas.free[0].values()
+        (bound,) = session.inspect.executor._arenas.free[0].values()
         gone = weakref.ref(bound.args[0])
         del bound
         assert gone() is not None
@@ -137,4 +137,4 @@ def test_lstm_reads_a_strided_sequence_on_onednn():
     costs = PreferredBackendCosts("onednn")
     session = compile_text(text, executor="dataflow", cost_model=costs)
     assert_close(session(x), compile_text(text, backends=["numpy"])(x))
-    assert session.plan.steps[-1].backend == "onednn"
+    assert session.inspect.plan.steps[-1].backend == "onednn"

@@ -80,7 +80,7 @@ def test_workers_of_many_sessions_are_within_the_core_budget():
     ]
     x = np.eye(64, dtype=np.float32)
     want = sessions[0](x)
-    assert {session.latest.name for session in sessions} == {"parallel"}
+    assert {session.inspect.executor.name for session in sessions} == {"parallel"}
 
     def client(seed: int) -> bool:
         choose = random.Random(seed)
@@ -120,14 +120,14 @@ def test_auto_is_linear_where_a_second_worker_has_nothing_to_do():
         for executor in ("auto", "parallel"):
             session = compile_text(text, executor=executor)
             session.run({"x": np.ones(9, np.float32)})
-            assert session.latest.name == "linear"
+            assert session.inspect.executor.name == "linear"
 
 
 def test_auto_is_parallel_where_the_simulated_schedule_wins():
     session = compile_text(
         TWO_BRANCHES, executor="auto", shapes={}, backends=["numpy"], cost_model=EqualCosts()
     )
-    assert session.latest.name == ("parallel" if core_budget() > 1 else "linear")
+    assert session.inspect.executor.name == ("parallel" if core_budget() > 1 else "linear")
 
 
 @pytest.mark.skipif(library() is None, reason="needs libdnnl.so.3")
@@ -139,7 +139,7 @@ def test_auto_without_autotune_measures_nothing_if_kernels_have_threads(monkeypa
         GraphProfiler, "_measure", lambda self, *arguments: measured.append(arguments)
     )
     session = compile_text(large, executor="auto", shapes={})
-    assert session.latest.name == "linear"
+    assert session.inspect.executor.name == "linear"
     assert not measured
     compile_text(large, executor="auto", shapes={}, autotune=True)
     assert measured
@@ -157,7 +157,7 @@ def test_parallel_plan_reuses_memory_of_ordered_tasks():
     text = f"g (float[64, 64] x) => (float[64, 64] y) {{ {' '.join(lines)} }}"
     session = compile_text(text, executor="parallel", shapes={}, cost_model=EqualCosts())
     if core_budget() > 1:
-        assert session.latest.name == "parallel"
+        assert session.inspect.executor.name == "parallel"
     assert session.memory.arenas <= 6 * 64 * 64 * 4
     x = value = np.eye(64, dtype=np.float32)
     for _ in range(6):

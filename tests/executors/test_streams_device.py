@@ -73,7 +73,7 @@ TWO_BRANCHES = """g (float[4, 4] x) => (float[4, 4] y) {
 def test_streams_of_a_device_are_its_own():
     backend = DelayedBackend(operations={"Sin", "Cos", "MatMul"})
     session = compiled(TWO_BRANCHES, backend, max_streams=8)
-    assert session.latest.tasks.signals.devices == ("late", "late")
+    assert session.inspect.executor.tasks.signals.devices == ("late", "late")
     for _ in range(5):
         found = session.run({"x": X})
         np.testing.assert_array_equal(found["y"], expected(TWO_BRANCHES, {"x": X})["y"])

@@ -12,7 +12,7 @@ import pytest
 import penstock as ps
 from penstock.backends.numpy import NumpyBackend
 from penstock.host.threads import Workers
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Kernel
 from tests.support.onnx_text import compile_text
 
 PATIENCE = 30
@@ -89,7 +89,7 @@ def same(
 
 def streams_of(session: ps.Session) -> int:
     """How many streams the outermost block has."""
-    tasks = session.latest.tasks
+    tasks = session.inspect.executor.tasks
     return 1 if tasks is None else len(tasks.blocks[0])
 
 
@@ -139,8 +139,8 @@ def test_streams_loop_as_last_step_has_streams_in_its_body():
         loop("p", "tp = Sin(vp) up = Cos(vp) wp = Mul(tp, up)") + " (n, , s) }"
     )
     session = same(text, {"n": np.int64(3), "x": X})
-    assert len(session.latest.tasks.blocks) == 2  # the body has streams of its own
-    assert [len(block) for block in session.latest.tasks.blocks] == [2, 2]
+    assert len(session.inspect.executor.tasks.blocks) == 2  # the body has streams of its own
+    assert [len(block) for block in session.inspect.executor.tasks.blocks] == [2, 2]
 
 
 # What nests.
@@ -194,8 +194,8 @@ def test_streams_loop_waits_for_other_streams_and_they_for_it():
         + " (n, , e) y = Neg(a) z = Abs(a) }"
     )
     session = same(text, {"n": np.int64(3), "x": X})
-    signals = session.latest.tasks.signals
-    (while_,) = [step for step in session.plan.steps if step.control]
+    signals = session.inspect.executor.tasks.signals
+    (while_,) = [step for step in session.inspect.plan.steps if step.control]
     assert len(signals.waits[while_]) == 1
     assert len(signals.emits[while_]) == 1
     assert streams_of(session) == 2
@@ -350,7 +350,7 @@ def test_streams_loop_body_of_one_stream_stays_on_the_stream_of_the_loop():
         "g (int64 n, float[4] x) => (float[4] a) { a = " + loop("p", "wp = Sin(vp)") + " (n, , x) }"
     )
     session = compiled(text)
-    assert session.latest.tasks is None
+    assert session.inspect.executor.tasks is None
     assert session.source == linear(text).source
 
 

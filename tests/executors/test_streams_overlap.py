@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock.build import GraphBuilder
 from tests.support.device_backend import DelayedBackend
+from tests.support.expert import with_expert
 from tests.support.onnx_text import compile_text
 from tests.support.timing import SOON, wait_until
 
@@ -92,7 +93,7 @@ def test_iteration_begins_before_all_of_the_last_has_ended():
     backend.opened.set()
     run.result(SOON)
     assert backend.begun == {"Sin": 6, "Cos": 6}
-    assert list(session.latest.tasks.signals.overlap.awaited) == []
+    assert list(session.inspect.executor.tasks.signals.overlap.awaited) == []
     check(session, INDEPENDENT)
 
 
@@ -136,7 +137,7 @@ def test_host_of_a_loop_waits_for_no_more_than_it_needs():
     backend = DelayedBackend(operations=OPERATIONS)
     session = compiled(INDEPENDENT, backend)
     session.run({"n": np.int64(2), "x": X})
-    overlap = session.latest.tasks.signals.overlap
+    overlap = session.inspect.executor.tasks.signals.overlap
     # Two streams: what each has ended in an iteration, and in that before.
     assert (len(overlap.ends), overlap.awaited) == (2, {})
     assert [len(signals) for signals in overlap.last.values()] == [2]
@@ -152,7 +153,7 @@ def test_host_of_a_loop_waits_for_no_more_than_it_needs():
 def test_iterations_do_not_overlap_where_the_host_could_overwrite_or_order_matters(body):
     session = compiled(loop(body, "a"), DelayedBackend(operations=OPERATIONS))
     assert session.run({"n": np.int64(3), "x": X})["ya"].shape == (4,)
-    assert not session.latest.tasks.signals.overlap.ends
+    assert not session.inspect.executor.tasks.signals.overlap.ends
 
 
 MORE = [
@@ -194,7 +195,7 @@ MORE = [
 def test_loops_that_overlap_in_part_compute_what_numpy_does(text):
     session = compiled(text, DelayedBackend(operations=OPERATIONS))
     check(session, text)
-    assert session.latest.tasks.signals.devices
+    assert session.inspect.executor.tasks.signals.devices
 
 
 def test_stopped_run_of_an_overlapping_loop_leaves_the_next_one_sound():
@@ -236,7 +237,9 @@ def test_random_loops_on_a_device_equal_numpy(data):
     used = {name for name, *_ in plans} & OPERATIONS
     options = {"place": dict.fromkeys(used, "late"), "max_streams": 5}
     backend = DelayedBackend(operations=OPERATIONS, most=2e-4)
-    session = ps.compile(model, executor="streams", backends=[backend, "numpy"], **options)
+    session = ps.compile(
+        model, executor="streams", backends=[backend, "numpy"], **with_expert(options)
+    )
     reference = ps.compile(model, executor="linear", backends=["numpy"])
     for turns in (0, 1, 2, 5):
         feeds = {"x": X, "n": np.int64(turns)}

@@ -15,6 +15,7 @@ import penstock as ps
 from penstock.build import GraphBuilder
 from penstock.plan.tasks import Signals
 from tests.support.device_backend import DelayedBackend
+from tests.support.expert import with_expert
 from tests.support.onnx_text import compile_text
 
 X = np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4)
@@ -33,7 +34,7 @@ def compiled(source, on=ON, executor="streams", **options) -> ps.Session:
     if isinstance(source, str):
         options["place"] = {name: "late" for name in on if f"{name}(" in source}
         return compile_text(source, executor=executor, **options)
-    return ps.compile(source, executor=executor, **options)
+    return ps.compile(source, executor=executor, **with_expert(options))
 
 
 def expected(text: str, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -41,7 +42,7 @@ def expected(text: str, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def signals_of(session: ps.Session) -> Signals:
-    signals = session.latest.tasks.signals
+    signals = session.inspect.executor.tasks.signals
     for step, behind in signals.behind.items():
         for stream, signal in behind:
             assert stream in signals.on[step]
@@ -82,7 +83,7 @@ def test_node_on_two_devices_has_a_stream_on_each_and_waits_for_the_other_alone(
 def test_schedule_shows_a_node_on_each_of_its_streams():
     session = compiled(ALL_REDUCE)
     session.run({"x": X})
-    (chart,) = session.schedule()
+    (chart,) = session.inspect.schedule()
     lanes = [[bar.operation for bar in bars] for bars in chart.streams]
     assert [sum("Sum" in name for name in lane) for lane in lanes].count(1) == 2
     assert sorted(set(chart.devices)) == ["", "late", "late:1"]
@@ -134,7 +135,7 @@ def test_loop_with_a_node_on_several_devices(body):
         found, wanted = session.run(feeds), expected(text, feeds)
         np.testing.assert_allclose(found["y"], wanted["y"], rtol=1e-5)
     # Iterations overlap: the sum is handed on with an event that both of its streams have passed.
-    assert session.latest.tasks.signals.overlap.ends
+    assert session.inspect.executor.tasks.signals.overlap.ends
 
 
 def test_loop_whose_body_is_one_node_on_several_devices():
@@ -187,5 +188,5 @@ def test_random_graphs_on_three_devices_equal_numpy(data):
         found = session.run({"x": X})
         for name in wanted:
             np.testing.assert_allclose(found[name], wanted[name], rtol=1e-4, atol=1e-6)
-    if session.latest.tasks is not None:
+    if session.inspect.executor.tasks is not None:
         signals_of(session)

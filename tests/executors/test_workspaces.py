@@ -7,7 +7,7 @@ import pytest
 
 import penstock as ps
 from penstock.backends.base import HostBackend
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Kernel
 from tests.support.device_backend import DelayedBackend
 from tests.support.onnx_text import compile_text
 
@@ -42,7 +42,7 @@ def test_kernels_on_a_stream_share_its_workspace():
     for _ in range(3):
         np.testing.assert_allclose(session.run({"x": X})["y"], expected(), rtol=1e-6)
     # Two streams, each with the most that a kernel on it needs, kept from run to run.
-    assert session.latest.tasks.signals.devices == ("late", "late")
+    assert session.inspect.executor.tasks.signals.devices == ("late", "late")
     assert backend.device.allocated == [3000, 3000]
 
 
@@ -59,7 +59,7 @@ def test_workspaces_are_counted_and_given_back():
     backend = device()
     session = compiled(backend, max_streams=3)
     session.run({"x": X})
-    size = session.latest.arena_plan.size
+    size = session.inspect.executor.arena_plan.size
     assert session.memory.arenas == size + 6000
     session.trim()
     assert session.memory.arenas == 0
@@ -110,7 +110,7 @@ class Working(HostBackend):
 def test_workspaces_on_the_host_are_one_for_each_stream():
     session = compiled(Working(), max_streams=2)
     np.testing.assert_allclose(session.run({"x": X})["y"], expected(), rtol=1e-6)
-    assert len(session.latest.tasks.tasks) == 2
+    assert len(session.inspect.executor.tasks.tasks) == 2
     assert 2 * MIB <= session.memory.arenas < 2 * MIB + 4096
     session.trim()
     assert session.memory.arenas == 0

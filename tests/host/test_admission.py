@@ -295,7 +295,7 @@ def heavy_session(seconds: float = LONG, text: str = HEAVY, **options: Any) -> p
     """A session whose runs take ``seconds``, as it says."""
     session = compile_text(text, executor="linear", backends=["numpy"], **options)
     session(EYE)
-    session.latest._core_seconds = seconds
+    session.inspect.executor._core_seconds = seconds
     return session
 
 
@@ -338,21 +338,21 @@ def test_run_of_a_session_can_be_stopped_while_it_waits(queue, way):
 
 def test_clients_of_long_runs_share_as_many_arenas_as_there_are_places(queue):
     session = heavy_session(text=HEAVY.replace("Neg(a)", "MatMul(a, x)"))
-    assert session.latest.run_bytes > 0
+    assert session.inspect.executor.run_bytes > 0
     together = threading.Barrier(8)
 
     def use() -> None:
         together.wait(SOON)
         for _ in range(20):
             session(EYE)
-            session.latest._core_seconds = LONG
+            session.inspect.executor._core_seconds = LONG
 
     threads = [threading.Thread(target=use) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(SOON)
-    assert session.latest.arena_bytes == session.latest.run_bytes
+    assert session.inspect.executor.arena_bytes == session.inspect.executor.run_bytes
 
 
 @pytest.mark.parametrize("options", [{"executor": "dataflow"}, {"observed": True}, {"small": True}])
@@ -386,7 +386,7 @@ def test_session_with_an_operation_of_a_user_does_not_wait(queue):
                 thread.start()
                 thread.join(SOON)
                 assert not thread.is_alive()
-                assert session.latest._core_seconds == 0
+                assert session.inspect.executor._core_seconds == 0
     finally:
         registry._REGISTRY.pop((DOMAIN, "Scaled"), None)
 

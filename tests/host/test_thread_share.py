@@ -15,7 +15,7 @@ from penstock.backends.numpy import NumpyBackend
 from penstock.host import thread_share
 from penstock.host.native import library
 from penstock.host.thread_share import ThreadShare
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Binder, Kernel
 from tests.support.onnx_text import compile_text
 from tests.support.processes import in_child
 
@@ -276,7 +276,7 @@ def test_a_run_of_small_kernels_has_one_thread_and_takes_none_from_others():
 def test_copies_of_many_elements_have_several_threads_and_views_one(dims, y, threads):
     text = f"g (float[{dims}] x) => (y) {{ y = {y} }}"
     session = compile_text(text, executor="linear", threads=2)
-    with session.latest._share as chosen:
+    with session.inspect.executor._share as chosen:
         assert chosen == threads
 
 
@@ -385,9 +385,9 @@ class Seeing(OfCaller):
 
         backend = self
 
-        class Bound(Kernel):
+        class Bound(Binder):
             def bind(self, inputs, outputs, workspace):
-                function, arguments = super().bind(inputs, outputs, workspace)
+                function, arguments = created.bind(inputs, outputs, workspace)
                 threads = backend.here.threads
 
                 def call(*arguments):
@@ -397,7 +397,7 @@ class Seeing(OfCaller):
 
                 return call, arguments
 
-        return Bound(created.function, created.into)
+        return Kernel(created.function, created.into, Bound())
 
 
 HEAVY = "g (float[64, 64] x) => (float[64, 64] y) { a = MatMul(x, x) y = Neg(a) }"
@@ -413,7 +413,7 @@ def test_runs_at_once_are_bound_for_fewer_threads():
         threads=2,
         shapes={},
     )
-    (arena,) = session.latest._arenas.free
+    (arena,) = session.inspect.executor._arenas.free
     assert arena.keys() == {2}
     session(EYE)
     assert backend.seen == [(2, 2)]
@@ -426,7 +426,7 @@ def test_runs_at_once_are_bound_for_fewer_threads():
     for thread in threads:
         thread.join(30)
     assert sorted(backend.seen[1:]) == [(1, 1), (2, 2)]  # the first did not know of the second
-    assert set().union(*session.latest._arenas.free) == {1, 2}
+    assert set().union(*session.inspect.executor._arenas.free) == {1, 2}
 
 
 @pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel"])
@@ -488,4 +488,4 @@ def test_thread_share_sets_the_threads_of_numpy():
 )
 def test_threads_of_numpy_are_shared_where_a_product_may_use_several(text, shares):
     session = compile_text(f"g {text}", backends=["numpy"])
-    assert session.latest._share.idle != shares
+    assert session.inspect.executor._share.idle != shares

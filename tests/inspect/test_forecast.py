@@ -30,7 +30,7 @@ def test_forecast_lies_between_bound_and_serial():
     times = {"Exp": 1.0, "Neg": 2.0, "Sin": 3.0, "Add": 1.0}
     for workers, makespan in ((1, 7.0), (2, 5.0), (8, 5.0)):
         result = forecast(
-            session.plan,
+            session.inspect.plan,
             lambda step: times[step.node.op.name],
             workers,
             lambda step: step.node.op.name in ("Exp", "Sin"),
@@ -41,4 +41,4 @@ def test_forecast_lies_between_bound_and_serial():
         assert result.bound == pytest.approx(max(5, 7 / workers))
         assert (result.kernels, result.measured) == (4, 2)
     with pytest.raises(ValueError, match="workers=0"):
-        session.forecast(0)
+        session.inspect.forecast(0)

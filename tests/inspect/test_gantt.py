@@ -50,7 +50,7 @@ def arrows(svg: str) -> list[ElementTree.Element]:
 
 
 def test_chart_text_lists_steps_under_their_stream():
-    text = format_charts(compiled(DIAMOND).schedule(2))
+    text = format_charts(compiled(DIAMOND).inspect.schedule(2))
     lines = text.splitlines()
     assert lines[0].startswith("plan 'g': 2 streams, 2 signals, ")
     words = [line.split("rank")[1].split("#")[0].split()[1:] for line in lines if "rank" in line]
@@ -59,13 +59,13 @@ def test_chart_text_lists_steps_under_their_stream():
 
 
 def test_chart_has_one_stream_when_streams_do_not_pay():
-    (chart,) = compiled(DIAMOND).schedule()
+    (chart,) = compiled(DIAMOND).inspect.schedule()
     assert len(chart.streams) == 1 and not chart.signals
     assert chart.makespan == pytest.approx(chart.serial)
 
 
 def test_chart_ranks_are_times_of_following_chains():
-    (chart,) = compiled(DIAMOND).schedule(2)
+    (chart,) = compiled(DIAMOND).inspect.schedule(2)
     rank = {bar.operation: bar.rank for stream in chart.streams for bar in stream}
     length = {b.operation: b.finish - b.start for stream in chart.streams for b in stream}
     assert rank["Add"] == 0
@@ -74,7 +74,7 @@ def test_chart_ranks_are_times_of_following_chains():
 
 
 def test_blocks_with_streams_have_charts():
-    outer, body = compiled(LOOP).schedule(2)
+    outer, body = compiled(LOOP).inspect.schedule(2)
     assert outer.name == "plan 'g'" and len(outer.streams) == 1
     assert body.name.startswith("body of Loop_0") and len(body.streams) == 2
     assert body.end == () or body.signals >= 1
@@ -83,13 +83,13 @@ def test_blocks_with_streams_have_charts():
 def test_chart_names_device_of_stream():
     backend = DelayedBackend(operations={"Sin"})
     session = compiled(DIAMOND, backends=[backend, "numpy"], place={"Sin": "late"})
-    (chart,) = session.schedule(4)
+    (chart,) = session.inspect.schedule(4)
     assert sorted(set(chart.devices)) == ["", "late"]
     assert "on late" in format_charts([chart])
 
 
 def test_svg_has_bar_per_step_and_arrow_per_wait():
-    charts = compiled(DIAMOND).schedule(2)
+    charts = compiled(DIAMOND).inspect.schedule(2)
     svg = draw_charts(charts)
     assert len(bars(svg)) == 5
     assert len(arrows(svg)) == 2
@@ -103,7 +103,7 @@ def test_svg_has_bar_per_step_and_arrow_per_wait():
 
 
 def test_svg_arrow_leads_from_emit_to_wait():
-    charts = compiled(DIAMOND).schedule(2)
+    charts = compiled(DIAMOND).inspect.schedule(2)
     svg = draw_charts(charts)
     by_name = {bar.find(SVG + "title").text.split()[1].rstrip(","): bar for bar in bars(svg)}
     first = (
@@ -121,7 +121,7 @@ def test_svg_escapes_names():
     model = model_from_text("g (float[2] x) => (float[2] y) { y = Exp(x) }")
     model.graph.node[0].name = '<script>&"'
     model.graph.name = "</svg><b>"
-    svg = draw_charts(ps.compile(model, backends=["numpy"]).schedule())
+    svg = draw_charts(ps.compile(model, backends=["numpy"]).inspect.schedule())
     assert "<script>" not in svg and len(bars(svg)) == 1
 
 
@@ -137,15 +137,15 @@ def test_svg_has_room_for_200_steps():
         ends.append(last)
     text = f"g (float[64] x) => (float[64] y) {{ {' '.join(body)} y = Sum({', '.join(ends)}) }}"
     session = compiled(text)
-    svg = draw_charts(session.schedule(10))
-    assert len(bars(svg)) == len(session.plan.steps) > 190  # some begin alike
+    svg = draw_charts(session.inspect.schedule(10))
+    assert len(bars(svg)) == len(session.inspect.plan.steps) > 190  # some begin alike
     labels = [each.text for each in shapes(svg, "text") if each.get("fill") == "white"]
     assert len(labels) > 170
     assert all(float(bar.get("width")) >= 1 for bar in bars(svg))
 
 
 def test_svg_of_empty_plan():
-    charts = compiled("g (float[2] x) => (float[2] x) { }").schedule(2)
+    charts = compiled("g (float[2] x) => (float[2] x) { }").inspect.schedule(2)
     assert not bars(draw_charts(charts))
     assert format_charts(charts).count("\n") == 1
 
@@ -170,7 +170,7 @@ def chain(n: int) -> ps.Session:
 
 
 def test_svg_has_an_axis_of_time_and_a_legend():
-    schedule = chain(3).schedule(2)
+    schedule = chain(3).inspect.schedule(2)
     root = ElementTree.fromstring(schedule.to_svg(wrap=None))
     texts = list(root.iter(SVG + "text"))
     ticks = [each for each in texts if each.get("text-anchor") == "middle"]
@@ -192,7 +192,7 @@ def test_svg_has_an_axis_of_time_and_a_legend():
 
 
 def test_wide_svg_wraps_into_rows():
-    schedule = chain(60).schedule(2)
+    schedule = chain(60).inspect.schedule(2)
     root = ElementTree.fromstring(schedule.to_svg(wrap=1000))
     assert float(root.get("width")) <= 1000
     wide = ElementTree.fromstring(schedule.to_svg(wrap=None))
@@ -208,14 +208,14 @@ def test_wide_svg_wraps_into_rows():
 
 
 def test_waits_across_rows_are_labelled_at_both_ends():
-    svg = chain(60).schedule(2).to_svg(wrap=1000)
+    svg = chain(60).inspect.schedule(2).to_svg(wrap=1000)
     marks = [each for each in shapes(svg, "text") if each.get("class") == "signal"]
     arrows_and_marks = len(arrows(svg)) + len(marks) / 2
-    assert arrows_and_marks == len(arrows(chain(60).schedule(2).to_svg(wrap=None)))
+    assert arrows_and_marks == len(arrows(chain(60).inspect.schedule(2).to_svg(wrap=None)))
 
 
 def test_schedule_is_a_page_a_drawing_in_notebooks_and_text_in_terminals():
-    schedule = compiled(DIAMOND).schedule(2)
+    schedule = compiled(DIAMOND).inspect.schedule(2)
     assert schedule.to_html().startswith("<!DOCTYPE html>")
     assert schedule.to_svg() in schedule.to_html()
     assert schedule.to_svg() in schedule._repr_html_()

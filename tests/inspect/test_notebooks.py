@@ -60,10 +60,10 @@ def test_session_shows_its_ports(session: ps.Session) -> None:
 
 
 def test_plan_shows_its_steps(session: ps.Session) -> None:
-    cells = Cells(session.plan._repr_html_()).cells
+    cells = Cells(session.inspect.plan._repr_html_()).cells
     assert cells.index("Exp") < cells.index("Neg")
     assert {"1", "2", "a: float32[4]", "numpy"} <= set(cells)
-    assert "Exp" in in_terminal(session.plan)
+    assert "Exp" in in_terminal(session.inspect.plan)
 
 
 def test_profile_shows_steps(session: ps.Session) -> None:

@@ -35,7 +35,7 @@ def chain(n: int) -> Report:
     session = compile_text(
         f"g (float[8] x) => (float[8] y) {{ {nodes} }}", backends=["numpy"], executor="linear"
     )
-    return session.report({"x": np.ones(8, np.float32)}, runs=1)
+    return session.inspect.report({"x": np.ones(8, np.float32)}, runs=1)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def browser() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def nested(tmp_path_factory: Any) -> tuple[Report, str]:
     sessions = [compile_text(NESTED, backends=[name]) for name in ("numpy", "numpy")]
-    report = sessions[0].report(FEEDS, runs=2, against=sessions[1])
+    report = sessions[0].inspect.report(FEEDS, runs=2, against=sessions[1])
     path = tmp_path_factory.mktemp("report") / "nested.html"
     report.save(path)
     return report, path.as_uri()
@@ -203,7 +203,7 @@ def scoped(tmp_path_factory: Any) -> str:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
     session = ps.compile(model, backends=["numpy"], executor="linear")
     path = tmp_path_factory.mktemp("scoped") / "scoped.html"
-    session.report({"x": np.zeros(4, np.float32)}, runs=1).save(path)
+    session.inspect.report({"x": np.zeros(4, np.float32)}, runs=1).save(path)
     return str(path.as_uri())
 
 
@@ -284,7 +284,7 @@ def test_graph_of_many_steps_draws_only_what_is_seen(browser: Any, tmp_path: Any
 
 def test_page_of_frames_with_circles_opens(browser: Any, tmp_path: Any) -> None:
     session = compile_text(NESTED, backends=["numpy"])
-    report = session.report(FEEDS, runs=1)
+    report = session.inspect.report(FEEDS, runs=1)
     report.document["edges"].append(
         [report.document["edges"][-1][1], report.document["edges"][0][0]]
     )

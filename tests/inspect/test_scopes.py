@@ -29,7 +29,7 @@ def chain(names: list[str], outputs: list[str] | None = None) -> onnx.ModelProto
 def scopes(model: onnx.ModelProto | bytes, shape: tuple[int, ...] = (4,)) -> dict[str, str]:
     """The scope of each step by its name, as a report has them."""
     session = ps.compile(model, backends=["numpy"], executor="linear")
-    report = session.report({"x": np.ones(shape, np.float32)}, runs=1).document
+    report = session.inspect.report({"x": np.ones(shape, np.float32)}, runs=1).document
     paths = [""]
     for parent, name in report["scopes"]:
         paths.append(f"{paths[parent + 1]}/{name}".lstrip("/"))
@@ -105,7 +105,7 @@ def test_scopes_of_torch_are_read_from_metadata():
 
 def test_fused_step_is_in_the_scope_of_all_its_nodes():
     session = ps.compile(chain(["/a/b/Sin", "/a/c/Cos"]))
-    document = session.report({"x": np.ones(4, np.float32)}, runs=1).document
+    document = session.inspect.report({"x": np.ones(4, np.float32)}, runs=1).document
     if len(document["steps"]["name"]) != 1:
         pytest.skip("no backend here fuses these nodes")
     assert document["scopes"] == [(-1, "a")]

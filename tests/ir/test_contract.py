@@ -10,7 +10,8 @@ from penstock.backends.base import HostBackend
 from penstock.core.errors import InternalError
 from penstock.core.types import FLOAT32, STRING, SequenceType, TensorType
 from penstock.ir.graph import Graph, Model, Node, Value
-from penstock.ir.op import Kernel, Op, asynchronous
+from penstock.ir.kernel import Binder, Kernel, asynchronous
+from penstock.ir.op import Op
 from tests.support.onnx_text import compile_text
 
 PLANNED = ["auto", "linear", "dataflow", "parallel", "streams", "frames"]
@@ -95,6 +96,7 @@ def test_asynchronous_kernel_that_breaks_a_rule_is_named(executor):
         (np.sqrt, "has a ufunc as its kernel; a backend returns a Kernel, or None"),
         (Kernel(None), "cannot be called"),
         (Kernel(np.sqrt, np.sqrt, inplace=(3,)), "whose inplace"),
+        (Kernel(np.sqrt, np.sqrt, object()), "a object as its binder"),
         (Kernel(np.sqrt, np.sqrt, workspace=-1), "with a workspace of -1 bytes"),
     ],
 )
@@ -103,7 +105,7 @@ def test_backend_whose_answer_is_no_sound_kernel_is_named(answer, message, execu
         session_on(answer, executor).run({"x": X})
 
 
-class Unbound:
+class Unbound(Binder):
     """A binder that gives a function without arguments."""
 
     implementation = "none"

@@ -67,8 +67,8 @@ def test_profile_of_failed_run_keeps_no_open_steps():
 def test_profile_observes_concurrent_runs():
     profile = Profile()
     session = compiled(shapes={"x": [3]})
-    runs = [ObservedRun(session.plan, "linear") for _ in range(2)]
-    step = session.plan.steps[0]
+    runs = [ObservedRun(session.inspect.plan, "linear") for _ in range(2)]
+    step = session.inspect.plan.steps[0]
     for run in runs:
         profile.run_begin(run)
         profile.step_begin(run, step, (X,))
@@ -81,8 +81,8 @@ def test_profile_observes_concurrent_runs():
 
 def test_profile_counts_overlapping_executions_of_a_step():
     session = compiled(shapes={"x": [3]})
-    run, profile = ObservedRun(session.plan, "frames"), Profile()
-    step = session.plan.steps[0]
+    run, profile = ObservedRun(session.inspect.plan, "frames"), Profile()
+    step = session.inspect.plan.steps[0]
     profile.run_begin(run)
     for call in (profile.step_begin, profile.step_begin, profile.step_end, profile.step_end):
         call(run, step, ())

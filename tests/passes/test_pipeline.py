@@ -99,7 +99,7 @@ def test_compile_calls_after_pass_with_passes_of_all_three_tuples():
     ps.compile(
         Model({"chain": add_chain(3)}, "chain"),
         shapes={"x": (2,)},
-        after_pass=lambda each, graph: calls.setdefault(each.name),
+        expert=ps.ExpertOptions(after_pass=lambda each, graph: calls.setdefault(each.name)),
     )
     assert {each.name for each in ALL} <= {*calls, "fold_quantized_weights"}
 

@@ -10,6 +10,7 @@ from penstock.backends.base import Backend
 from penstock.build import GraphBuilder
 from penstock.ir.graph import Node
 from penstock.tuning.measure import CostModel
+from tests.support.expert import with_expert
 from tests.support.onnx_text import compile_text
 
 
@@ -31,9 +32,9 @@ def streams_of(costs: CostModel, *branches: str) -> dict[str, int]:
     ends = [b.op(name, first, name=name.lower()) for name in branches]
     b.output("y", b.op("Sum", *ends, name="last"))
     options = {"executor": "streams", "backends": ["numpy"], "cost_model": costs}
-    session = ps.compile(b.model(), **options)
+    session = ps.compile(b.model(), **with_expert(options))
     session(np.zeros(8, np.float32))
-    (chart,) = session.schedule(max_streams=2)
+    (chart,) = session.inspect.schedule(max_streams=2)
     lanes = enumerate(chart.streams)
     return {bar.origin.split()[0]: lane for lane, bars in lanes for bar in bars}
 
@@ -41,8 +42,8 @@ def streams_of(costs: CostModel, *branches: str) -> dict[str, int]:
 def test_schedule_has_the_streams_that_the_plan_was_made_with():
     text = "g (float[2] x) => (float[2] y) { a = Exp(x) b = Neg(a) c = Sin(a) y = Add(b, c) }"
     options = {"executor": "streams", "backends": ["numpy"], "shapes": {}}
-    (alone,) = compile_text(text, **options).schedule()
-    (both,) = compile_text(text, max_streams=2, **options).schedule()
+    (alone,) = compile_text(text, **options).inspect.schedule()
+    (both,) = compile_text(text, max_streams=2, **options).inspect.schedule()
     assert [len(chart.streams) for chart in (alone, both)] == [1, 2]
 
 

@@ -15,7 +15,7 @@ import pytest
 import penstock as ps
 from penstock.backends.numpy import NumpyBackend
 from penstock.host.threads import core_budget, pool
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Kernel
 from tests.support.onnx_text import compile_text, model_from_text
 from tests.support.tf_graphs import Builder, Shape, Type
 from tests.support.tflite_models import model as tflite_model

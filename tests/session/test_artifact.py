@@ -119,7 +119,7 @@ def test_constants_in_orders_of_onednn_are_saved(
         model.graph.initializer.append(numpy_helper.from_array(array, name))
     costs = PreferredBackendCosts("onednn")
     x = {"x": rng.standard_normal((1, 64, 8, 8)).astype(np.float32)}
-    session = ps.compile(model, executor="linear", cost_model=costs)
+    session = ps.compile(model, executor="linear", expert=ps.ExpertOptions(cost_model=costs))
     expected = session.run(x)
     session.save(path)
     from penstock.backends.onednn import weights
@@ -127,9 +127,9 @@ def test_constants_in_orders_of_onednn_are_saved(
     monkeypatch.setattr(weights, "reordered", None)
     opened = ps.open(path)
     assert_same(opened.run(x), expected)
-    steps = {step.node.op.name: step.backend for step in opened.plan.walk()}
+    steps = {step.node.op.name: step.backend for step in opened.inspect.plan.walk()}
     assert set(steps.values()) == {"onednn"}
-    constants = [slot.constant for slot in opened.plan.slots if slot.constant is not None]
+    constants = [slot.constant for slot in opened.inspect.plan.slots if slot.constant is not None]
     assert constants
     assert all(constant.held is None for constant in constants)  # their pages are not needed
 
@@ -144,9 +144,11 @@ def test_onednn_is_compared_when_a_plan_needs_it(
     model.graph.initializer.append(numpy_helper.from_array(w, "w"))
     x = {"x": np.ones((4, 8), np.float32)}
     costs = PreferredBackendCosts(backend)
-    session = ps.compile(model, executor="linear", cost_model=costs, threads=1)
+    session = ps.compile(
+        model, executor="linear", expert=ps.ExpertOptions(cost_model=costs), threads=1
+    )
     expected = session.run(x)
-    assert {step.backend for step in session.plan.walk()} == {backend}
+    assert {step.backend for step in session.inspect.plan.walk()} == {backend}
     session.save(path)
     from penstock.session import artifact
 
@@ -156,10 +158,10 @@ def test_onednn_is_compared_when_a_plan_needs_it(
     if backend == "onednn":
         with pytest.warns(UserWarning, match=r"are not used: onednn 'oneDNN 3.*oneDNN 0"):
             answers = opened.run(x)
-        assert opened.stale
+        assert opened.inspect.stale
     else:
         answers = opened.run(x)
-        assert not opened.stale
+        assert not opened.inspect.stale
     np.testing.assert_allclose(answers["y"], expected["y"], rtol=1e-5)
     with pytest.raises(ps.PenstockError, match="oneDNN 0"):
         ps.open(path, strict=True)
@@ -181,7 +183,9 @@ def products() -> tuple[ps.Session, dict[str, Any]]:
     }
     model.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in arrays.items())
     costs = PreferredBackendCosts("native")
-    session = ps.compile(model, executor="linear", cost_model=costs, threads=1)
+    session = ps.compile(
+        model, executor="linear", expert=ps.ExpertOptions(cost_model=costs), threads=1
+    )
     return session, {"x": rng.standard_normal((1, 64)).astype(np.float32)}
 
 
@@ -221,7 +225,7 @@ def test_constants_in_orders_of_native_kernels_are_saved(
     """Neither product brings its weights into panels again."""
     session, x = products()
     expected = session.run(x), session.run(x, ["m"])
-    assert {step.backend for step in session.plan.walk()} == {"native"}
+    assert {step.backend for step in session.inspect.plan.walk()} == {"native"}
     session.save(path)
     opened = ps.open(path)
     with no_panels(monkeypatch):
@@ -314,9 +318,11 @@ def test_codes_and_recurrent_weights_in_orders_of_onednn_are_saved(
 ) -> None:
     model, feeds = layer_model(layer)
     costs = PreferredBackendCosts("onednn")
-    session = ps.compile(model, executor="linear", cost_model=costs, threads=1)
+    session = ps.compile(
+        model, executor="linear", expert=ps.ExpertOptions(cost_model=costs), threads=1
+    )
     expected = session.run(feeds)
-    steps = [step for step in session.plan.walk() if step.node.op.name != "Reorder"]
+    steps = [step for step in session.inspect.plan.walk() if step.node.op.name != "Reorder"]
     assert {step.backend for step in steps} == {"onednn"}
     session.save(path)
     from penstock.backends.onednn import weights
@@ -345,9 +351,11 @@ def test_codes_and_recurrent_weights_in_panels_are_saved(
 ) -> None:
     model, feeds = layer_model(layer)
     costs = PreferredBackendCosts("native")
-    session = ps.compile(model, executor="linear", cost_model=costs, threads=1)
+    session = ps.compile(
+        model, executor="linear", expert=ps.ExpertOptions(cost_model=costs), threads=1
+    )
     expected = session.run(feeds)
-    assert {step.backend for step in session.plan.walk()} == {"native"}
+    assert {step.backend for step in session.inspect.plan.walk()} == {"native"}
     session.save(path)
     opened = ps.open(path)
     with no_panels(monkeypatch):
@@ -386,7 +394,7 @@ def test_tflite_models_survive_saving(path: Path, case: Case) -> None:
     def reopened(source: Path) -> ps.Session:
         session = ps.compile(source)
         if all(isinstance(p.type, TensorType) and p.type.static for p in session.inputs):
-            assert session.latest
+            assert session.inspect.executor
         session.save(path)
         return ps.open(path)
 
@@ -523,7 +531,9 @@ def test_sessions_of_one_file_share_its_pages(path: Path, mapped: bool) -> None:
     for session in sessions:
         session.run(image())
     kernels = [
-        next(s.const for s in session.plan.slots if s.const is not None and s.const.ndim == 4)
+        next(
+            s.const for s in session.inspect.plan.slots if s.const is not None and s.const.ndim == 4
+        )
         for session in sessions
     ]
     assert np.shares_memory(*kernels) is mapped

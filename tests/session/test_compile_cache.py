@@ -29,6 +29,7 @@ from penstock.compiler import compiler
 from penstock.plan.grouping import ClusteredGrouping
 from penstock.session import compile_cache, opening
 from penstock.tuning.measure import CostModel
+from tests.support.expert import with_expert
 from tests.support.onnx_text import model_from_text
 from tests.support.tflite_cases import cases
 
@@ -149,7 +150,7 @@ def test_other_options_have_sessions_of_their_own(
     model: Path, folder: Path, options: dict[str, Any]
 ) -> None:
     ps.compile(model, cache=folder).run(X)
-    ps.compile(model, cache=folder, **options).run(X)
+    ps.compile(model, cache=folder, **with_expert(options)).run(X)
     assert len(list(folder.glob("*.penstock"))) == 2
 
 
@@ -228,7 +229,8 @@ def test_options_that_are_objects_are_not_told_apart_and_keep_nothing(
         {"backends": [NumpyBackend()]},
     ):
         with pytest.warns(UserWarning, match=f"keeps no session: {next(iter(options))}= is an obj"):
-            assert ps.compile(model, cache=folder, **options).run(X)["y"].shape == (2, 4)
+            session = ps.compile(model, cache=folder, **with_expert(options))
+            assert session.run(X)["y"].shape == (2, 4)
     assert seen  # what was kept before would have run no pass
     assert len(list(folder.glob("*.penstock"))) == 1
 

@@ -20,7 +20,7 @@ X = {"x": np.ones(2, np.float32)}
 
 
 def backends(session: ps.Session) -> dict[str, str]:
-    return {step.node.op.name: step.backend for step in session.plan.walk()}
+    return {step.node.op.name: step.backend for step in session.inspect.plan.walk()}
 
 
 def test_environment_gives_options_that_the_caller_does_not(monkeypatch):
@@ -28,12 +28,12 @@ def test_environment_gives_options_that_the_caller_does_not(monkeypatch):
     monkeypatch.setenv("PENSTOCK_BACKENDS", "numpy")
     monkeypatch.setenv("PENSTOCK_THREADS", "1")
     session = compile_text(TEXT, shapes={})
-    assert session.latest.name == "dataflow"
+    assert session.inspect.executor.name == "dataflow"
     assert set(backends(session).values()) == {"numpy"}
     assert session.options.threads == 1
     given = compile_text(TEXT, executor="linear", threads=2, shapes={})
-    assert (given.latest.name, given.options.threads) == ("linear", 2)
-    assert compile_text(TEXT, executor="auto", shapes={}).latest.name == "linear"
+    assert (given.inspect.executor.name, given.options.threads) == ("linear", 2)
+    assert compile_text(TEXT, executor="auto", shapes={}).inspect.executor.name == "linear"
     assert compile_text(TEXT, threads=None).options.threads == 1
 
 
@@ -42,7 +42,7 @@ def test_executor_of_the_environment_is_left_out_where_others_decide(monkeypatch
     cluster = ps.SimulatedCluster(2, bandwidth=1e9, latency=1e-6)
     session = compile_text(TEXT, cluster=cluster)
     assert session.options.executor == "auto"
-    assert session.forecast_on_cluster({"x": (2,)}).used == 1
+    assert session.inspect.forecast_on_cluster({"x": (2,)}).used == 1
     assert compile_text(TEXT, devices=2).options.executor == "auto"
     with pytest.raises(ValueError, match="cluster="):
         compile_text(TEXT, cluster=cluster, executor="dataflow")

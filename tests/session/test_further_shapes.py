@@ -35,7 +35,7 @@ def no_measured_costs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def described(session: ps.Session) -> tuple[Any, ...]:
     """The steps of the last plan with their kernels, its slots and their places, and its program."""
-    plan, executor = session.plan, session.latest
+    plan, executor = session.inspect.plan, session.inspect.executor
     steps = [
         (
             *(step.node.op.full_name, step.node.name, step.backend, step.inputs, step.outputs),

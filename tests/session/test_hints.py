@@ -116,7 +116,7 @@ def test_error_of_a_run_has_the_node_as_attributes(executor: str) -> None:
 @pytest.mark.parametrize("executor", ["linear", "frames", "interpret"])
 def test_plans_steps_and_models_are_shown_in_a_line(executor: str) -> None:
     session = compile_text(NAMED, shapes={"batch": 1, "n": 1}, executor=executor)
-    assert re.fullmatch(r"\w+\('g', \d+ steps, \d+ slots\)", repr(session.plan))
-    for step in session.plan.steps:
+    assert re.fullmatch(r"\w+\('g', \d+ steps, \d+ slots\)", repr(session.inspect.plan))
+    for step in session.inspect.plan.steps:
         assert re.fullmatch(r"Step\(.* = \w+\(.*\), backend='\w*'\)", repr(step))
     assert re.fullmatch(r"Model\(Graph\('g', \d+ nodes\)\)", repr(session.model))

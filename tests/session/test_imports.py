@@ -186,7 +186,9 @@ def test_open_and_run_imports_few_modules(imported_by_open: set[str]) -> None:
 @pytest.mark.skipif("onednn" not in available(), reason="needs oneDNN")
 def test_open_without_steps_of_onednn_does_not_load_it(model: Path, tmp_path: Path) -> None:
     costs, saved = PreferredBackendCosts("numpy"), tmp_path / "model.penstock"
-    session = ps.compile(model, cost_model=costs, executor="linear", threads=1)
+    session = ps.compile(
+        model, expert=ps.ExpertOptions(cost_model=costs), executor="linear", threads=1
+    )
     session.run({"x": np.ones((1, 16), np.float32)})
     session.save(saved)
     assert "penstock.backends.onednn._dnnl" not in modules(

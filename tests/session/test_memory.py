@@ -67,7 +67,7 @@ def test_memory_has_the_constants_of_framed_graphs_and_their_functions(executor)
     session = ps.compile(calling_itself(), executor=executor)
     y = session.run({"n": np.int32(3), "x": np.zeros(1000, np.float32)}, ["y"])["y"]
     np.testing.assert_array_equal(y, [*np.arange(0, 3000, 3), *[1] * 500])
-    assert session.latest.name == "frames"
+    assert session.inspect.executor.name == "frames"
     # Of three numbers, one is part of a constant that was folded.
     assert session.memory.weights == 4 * 1000 + 4 * 500 + 2 * 4
 

@@ -101,7 +101,7 @@ def test_call_while_its_thread_compiles_is_refused(call):
                 getattr(session, call)({"x": np.ones((2, 3), np.float32)})
             refusals.append(caught)
 
-    session = ps.compile(model_from_text(MODEL), after_pass=interrupt)
+    session = ps.compile(model_from_text(MODEL), expert=ps.ExpertOptions(after_pass=interrupt))
     sessions.append(session)
     session.run({"x": np.ones((3, 3), np.float32)})
     assert refusals

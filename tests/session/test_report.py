@@ -27,7 +27,7 @@ def compiled(text: str = DIAMOND, **options) -> ps.Session:
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_report_has_every_step_on_the_time_line(executor):
-    report = compiled(executor=executor).report(FEEDS, runs=2)
+    report = compiled(executor=executor).inspect.report(FEEDS, runs=2)
     document = report.document
     operations = document["steps"]["operation"]
     assert {"Exp", "Sin", "Neg", "Cos", "Add"} <= set(operations)
@@ -45,14 +45,14 @@ def test_report_has_every_step_on_the_time_line(executor):
 def test_report_keeps_no_costs_and_profile_does(tmp_path, monkeypatch):
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path))
     session = compiled()
-    session.report(FEEDS, runs=1)
+    session.inspect.report(FEEDS, runs=1)
     assert not [*tmp_path.iterdir()]
     session.profile(FEEDS, runs=1)
     assert [path.name for path in tmp_path.glob("*.sqlite")] == ["costs.sqlite"]
 
 
 def test_peak_of_arena_is_the_sum_of_the_buffers_that_make_it():
-    arena = compiled(executor="linear").report(FEEDS, runs=1).document["arena"]
+    arena = compiled(executor="linear").inspect.report(FEEDS, runs=1).document["arena"]
     peak = arena["peak"]
     sizes = [arena["buffers"][i][2] for i in peak["buffers"]]
     assert sum(sizes) == peak["bytes"] == max(arena["live"])
@@ -66,7 +66,7 @@ def test_peak_of_arena_is_the_sum_of_the_buffers_that_make_it():
 
 def test_steps_of_blocks_refer_to_the_step_around_them():
     feeds = {"n": np.array(5), "x": np.ones(8, np.float32)}
-    document = compiled(LOOP).report(feeds, runs=3).document
+    document = compiled(LOOP).inspect.report(feeds, runs=3).document
     steps = document["steps"]
     loop = steps["operation"].index("Loop")
     inside = [i for i, parent in enumerate(steps["parent"]) if parent == loop]
@@ -79,7 +79,7 @@ def test_steps_of_blocks_refer_to_the_step_around_them():
 
 def test_fused_step_has_the_names_of_its_nodes():
     session = compile_text(DIAMOND)
-    document = session.report(FEEDS, runs=1).document
+    document = session.inspect.report(FEEDS, runs=1).document
     fused = [names for names in document["steps"]["nodes"] if names]
     if "native" not in session.effective.backends:
         pytest.skip("no backend here fuses these nodes")
@@ -100,7 +100,7 @@ def test_report_compares_values_with_another_session():
     other = compiled(
         model.replace("Exp(x)", "Exp(x)").replace("y = Sin(b)", "h = Identity(b) y = Cos(h)")
     )
-    comparison = compiled(model).report(feeds, runs=1, against=other).document["comparison"]
+    comparison = compiled(model).inspect.report(feeds, runs=1, against=other).document["comparison"]
     rows = {row["name"]: row for row in comparison["values"]}
     assert rows["a"]["largest"] == rows["b"]["largest"] == 0
     b = np.exp(feeds["x"]) @ np.exp(feeds["x"])
@@ -114,27 +114,27 @@ def test_report_compares_values_with_another_session():
 def test_report_of_sessions_without_a_common_value_is_refused():
     other = compiled("g (float[1024] x) => (float[1024] z) { z = Neg(x) }")
     with pytest.raises(ps.InvalidInput, match="compare sessions of one model"):
-        compiled().report(FEEDS, against=other)
+        compiled().inspect.report(FEEDS, against=other)
 
 
 def test_report_refuses_wrong_arguments():
     with pytest.raises(ValueError, match="runs"):
-        compiled().report(FEEDS, runs=0)
+        compiled().inspect.report(FEEDS, runs=0)
     with pytest.raises(TypeError, match="against"):
-        compiled().report(FEEDS, against="numpy")
+        compiled().inspect.report(FEEDS, against="numpy")
     with pytest.raises(ps.InvalidInput):
-        compiled().report({})
+        compiled().inspect.report({})
 
 
 def test_report_of_closed_session_is_refused():
     session = compiled()
     session.close()
     with pytest.raises(ps.PenstockError, match="closed"):
-        session.report(FEEDS)
+        session.inspect.report(FEEDS)
 
 
 def test_report_is_saved_as_a_page_and_shown_in_notebooks(tmp_path):
-    report = compiled().report(FEEDS, runs=1)
+    report = compiled().inspect.report(FEEDS, runs=1)
     path = tmp_path / "r.html"
     report.save(path)
     assert path.read_text(encoding="utf-8") == report.html
@@ -145,7 +145,7 @@ def test_report_is_saved_as_a_page_and_shown_in_notebooks(tmp_path):
 def test_results_after_a_report_are_those_before():
     session = compiled()
     before = session.run(FEEDS)["y"]
-    session.report(FEEDS, runs=1)
+    session.inspect.report(FEEDS, runs=1)
     np.testing.assert_array_equal(session.run(FEEDS)["y"], before)
 
 
@@ -156,9 +156,9 @@ def test_streams_of_devices_have_tracks_of_their_own():
 
     backend = TorchBackend("cpu", runtime=LateRuntime(0.0))
     session = compiled(backends=[backend], executor="streams", max_streams=8)
-    document = session.report(FEEDS, runs=1).document
+    document = session.inspect.report(FEEDS, runs=1).document
     line, operations = document["timeline"], document["steps"]["operation"]
-    signals = session.latest.tasks.signals
+    signals = session.inspect.executor.tasks.signals
     streams = len(line["tracks"]) - line["of_devices"]
     assert line["tracks"][streams:] == ["torch stream 1", "torch stream 2"]
     on = {step.node.op.name: streams + on[0] for step, on in signals.on.items()}

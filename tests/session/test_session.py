@@ -487,7 +487,7 @@ def test_deleted_session_frees_its_arenas_at_once():
     gc.collect()
     gc.disable()
     try:
-        gone = weakref.ref(session.latest)
+        gone = weakref.ref(session.inspect.executor)
         del session
         assert gone() is None
     finally:

@@ -82,7 +82,7 @@ def test_stages_of_successive_requests_overlap(package: Path, workers: Any, monk
 
     monkeypatch.setitem(STAGES, "TestFirstStage", first)
     monkeypatch.setitem(STAGES, "TestSecondStage", second)
-    session = ps.compile(package, pool=workers(2))
+    session = ps.compile(package, expert=ps.ExpertOptions(pool=workers(2)))
     futures = [session.submit(feeds(number)) for number in (1, 2, 3)]
     results = [next(iter(future.result(WAIT_S).values())).item() for future in futures]
     assert results == [201, 202, 203]
@@ -100,7 +100,7 @@ class Blocked:
 
         monkeypatch.setitem(STAGES, "TestFirstStage", first)
         monkeypatch.setitem(STAGES, "TestSecondStage", lambda number: None)
-        self.session = ps.compile(package, pool=pool, max_pending=most)
+        self.session = ps.compile(package, expert=ps.ExpertOptions(pool=pool), max_pending=most)
 
 
 def test_submit_takes_no_more_runs_than_max_pending(package, workers, monkeypatch) -> None:

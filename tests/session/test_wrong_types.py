@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.compiler.options import CompileOptions
+from penstock.compiler.options import CompileOptions, ExpertOptions
 from penstock.observers.trace import Trace
 from tests.support.onnx_text import compile_text, model_from_text
 
@@ -19,9 +19,6 @@ X = np.ones((1, 2), np.float32)
 WRONG = {
     "executor": [1, np.array([1, 2]), ["linear"]],
     "precision": [1, np.array([1, 2])],
-    "fixed_threads": [1, "x"],
-    "capture": [1, "x"],
-    "memory_planner": [1, np.array([1, 2])],
     "backends": ["numpy", 1, {"numpy": 1}, np.array([1, 2])],
     "place": [["Conv"], 1, "Conv", {"Conv": 1}, {1: "numpy"}],
     "shapes": [1, "x", {"x": 1.5}, {"x": True}, {1: [1, 2]}, {"x": "ab"}, [None], [[1, 2]]],
@@ -33,13 +30,19 @@ WRONG = {
     "devices": [1.5, "cpu:0", [1], {1: "numpy"}, True, 0, 10**30],
     "cluster": [1, "x", {"workers": 2}],
     "variables": [1, "x", {"v": np.zeros(2)}],
+    "progress": [1, "x", np.array([1, 2])],
+    "timeout": ["1", [1]],
+    "cancel": [1, "x"],
+    "expert": [1, {"capture": False}, ps.ExpertOptions],
+}
+WRONG_EXPERT = {
+    "fixed_threads": [1, "x"],
+    "capture": [1, "x"],
+    "memory_planner": [1, np.array([1, 2])],
     "cost_model": [1, "x"],
     "pool": [1, "x"],
     "grouping": [1, len],
-    "progress": [1, "x", np.array([1, 2])],
     "after_pass": [1, "x"],
-    "timeout": ["1", [1]],
-    "cancel": [1, "x"],
 }
 
 
@@ -49,9 +52,16 @@ def test_compile_refuses_an_option_of_a_wrong_type_by_its_name(name, value) -> N
         ps.compile(MODEL, **{name: value})
 
 
-def test_compile_options_of_every_field_are_checked() -> None:
-    counts = {"threads", "max_streams", "max_pending"}  # see test_options.py
+@pytest.mark.parametrize(("name", "value"), [(n, v) for n, vs in WRONG_EXPERT.items() for v in vs])
+def test_expert_options_refuse_a_value_of_a_wrong_type_by_its_name(name, value) -> None:
+    with pytest.raises((TypeError, ValueError), match=rf"^{name}\b"):
+        ps.ExpertOptions(**{name: value})
+
+
+def test_options_of_every_field_are_checked() -> None:
+    counts = {"threads", "max_pending"}  # see test_options.py
     assert WRONG.keys() | counts == {field.name for field in fields(CompileOptions)}
+    assert WRONG_EXPERT.keys() | {"max_streams"} == {field.name for field in fields(ExpertOptions)}
 
 
 def test_compile_takes_options_of_all_their_types() -> None:
@@ -71,8 +81,8 @@ def test_compile_takes_options_of_all_their_types() -> None:
         ("path", lambda s: ps.open(3)),
         ("path", lambda s: s.save(b"file")),
         ("runs", lambda s: s.profile({"x": X}, runs="2")),
-        ("workers", lambda s: s.forecast(None)),
-        ("max_streams", lambda s: s.schedule("2")),
+        ("workers", lambda s: s.inspect.forecast(None)),
+        ("max_streams", lambda s: s.inspect.schedule("2")),
         ("done", lambda s: s.run_async(None, {"x": X})),
         ("observers", lambda s: s.run({"x": X}, observers=1)),
         ("max_events", lambda s: Trace(-1)),

@@ -1,4 +1,4 @@
-"""Cost models for ``compile(cost_model=...)``, with which tests decide where and how nodes run."""
+"""Cost models for ``ExpertOptions(cost_model=...)``, with which tests decide where and how nodes run."""
 
 from __future__ import annotations
 

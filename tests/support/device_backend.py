@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import DeviceWork, Kernel
 from tests.support.far_backend import Far, FarBackend
 from tests.support.timing import slow
 
@@ -198,7 +198,7 @@ class DelayedBackend(FarBackend):
             return made[0] if count == 1 else tuple(made)
 
         named = tuple(devices) if node.op.name in self.on else ()
-        return replace(Kernel(run), devices=named, workspace=nbytes)
+        return replace(Kernel(run), device=DeviceWork(devices=named), workspace=nbytes)
 
     def began(self, name: str) -> None:
         """The work of an operation begins."""

@@ -17,7 +17,7 @@ import numpy as np
 from penstock.backends.numpy import NumpyBackend
 from penstock.core.types import TensorType, Type
 from penstock.ir.graph import Node
-from penstock.ir.op import Kernel, array_of
+from penstock.ir.kernel import Kernel, array_of
 
 
 @dataclass(frozen=True)

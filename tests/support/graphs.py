@@ -24,7 +24,8 @@ from penstock.core.types import (
     dtypes,
 )
 from penstock.ir.graph import Graph, Model, Node, Value
-from penstock.ir.op import PRIMITIVES, Kernel, Op
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import PRIMITIVES, Op
 from penstock.ops.registry import NEWEST, TENSORFLOW, find, unknown_types
 from penstock.textual.parser import parse_graph
 from penstock.textual.printer import WORDS

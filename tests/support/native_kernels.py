@@ -14,8 +14,9 @@ from penstock.backends.native.backend import NativeBackend
 from penstock.core.types import TensorType
 from penstock.host.native import LEVELS, NativeLibrary, load_level
 from penstock.ir.graph import Node, Value
+from penstock.ir.kernel import Kernel
 from penstock.ir.layout import RuntimeArray
-from penstock.ir.op import Kernel, Op
+from penstock.ir.op import Op
 from penstock.ops.registry import find
 
 LIBRARIES = [library for library in map(load_level, LEVELS) if library is not None]
@@ -109,7 +110,7 @@ def _forms(
     function(*arguments)
     function, arguments = kernel.bind(list(map(strided, inputs)), outputs("bound, strided"), work)
     function(*arguments)
-    if not kernel.contiguous:
+    if not kernel.layout.contiguous:
         given, made = [list(map(_channels_last, x)) for x in (inputs, outputs("channels last"))]
         results["channels last"] = made
         function, arguments = kernel.bind(given, made, work)

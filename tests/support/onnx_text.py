@@ -13,6 +13,7 @@ from onnx import parser
 
 import penstock as ps
 from penstock.ir.graph import Graph
+from tests.support.expert import with_expert
 
 OPSET = 20
 """The version of ONNX's operations, for tests to which it makes no difference."""
@@ -37,5 +38,7 @@ def graph_from_text(text: str, *, opset: int = OPSET) -> Graph:
 def compile_text(
     text: str, *, opset: int = OPSET, domains: Mapping[str, int] | None = None, **options: Any
 ) -> ps.Session:
-    """Compile the graph ``text`` with the options of ``penstock.compile``."""
-    return ps.compile(model_from_text(text, opset=opset, domains=domains), **options)
+    """Compile the graph ``text`` with the options of ``penstock.compile``, the expert ones by their
+    own names."""
+    model = model_from_text(text, opset=opset, domains=domains)
+    return ps.compile(model, **with_expert(options))

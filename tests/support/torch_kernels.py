@@ -50,7 +50,7 @@ def check_torch_kernel(
     if kernel is None:
         return False
     inputs = [
-        x if x is None or i in kernel.host_inputs else backend.from_host(x)
+        x if x is None or i in kernel.device.host_inputs else backend.from_host(x)
         for i, x in enumerate(values)
     ]
     copies = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
@@ -60,7 +60,7 @@ def check_torch_kernel(
     assert len(outputs) == len(node.outputs)
     for value, output, want in zip(node.outputs, outputs, wanted, strict=True):
         if value is not None:
-            on_host = output if kernel.host_outputs else backend.to_host(output)
+            on_host = output if kernel.device.host_outputs else backend.to_host(output)
             tolerance = 2e-2 if np.asarray(want).dtype.itemsize == 2 else 1e-4
             assert_same(on_host, np.asarray(want), tolerance, tolerance / 10)
     for x, copy in zip(inputs, copies, strict=True):
@@ -68,7 +68,7 @@ def check_torch_kernel(
             assert torch.equal(x.nan_to_num(), copy.nan_to_num()), "the kernel wrote to its input"
     if kernel.into is not None:
         assert not kernel.view
-        for strided in (False, True)[: 2 - kernel.contiguous]:
+        for strided in (False, True)[: 2 - kernel.layout.contiguous]:
             memory = [
                 None if v is None else _garbage(x, strided)
                 for v, x in zip(node.outputs, outputs, strict=True)

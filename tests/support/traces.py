@@ -13,7 +13,7 @@ import pytest
 
 from penstock.backends.numpy import NumpyBackend
 from penstock.ir.graph import clone
-from penstock.ir.op import array_of
+from penstock.ir.kernel import array_of
 from penstock.observers import trace as trace_module
 from penstock.observers.base import ObservedRun, Observer
 from penstock.observers.trace import Trace

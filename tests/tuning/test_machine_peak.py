@@ -65,6 +65,6 @@ def test_profile_shows_no_step_above_the_peak(tmp_path, monkeypatch):
 def test_report_has_no_step_above_the_roof(monkeypatch):
     slow = MachinePeak(1, 1.0, 1.0)
     monkeypatch.setattr("penstock.session.report.machine_peak", lambda threads: slow)
-    document = compile_text(TEXT).report({"x": X}, runs=1).document
+    document = compile_text(TEXT).inspect.report({"x": X}, runs=1).document
     steps = document["steps"]
     assert document["peak"]["flops_per_s"] >= steps["flops"][0] / (steps["seconds"][0] or 1)

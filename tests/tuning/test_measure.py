@@ -12,7 +12,7 @@ import penstock as ps
 from penstock.backends.numpy import NumpyBackend
 from penstock.backends.registry import backends_of
 from penstock.executors.linear import LinearExecutor
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Kernel
 from penstock.ops.internal.fused import is_fused, operation_name
 from penstock.tuning import cost_table as cost_table_module
 from penstock.tuning import measure
@@ -57,12 +57,14 @@ def test_profile_measures_the_fused_steps_of_plans():
     feeds = {"x": np.ones((1, 4, 16, 16), np.float32)}
     profile = session.profile(feeds, runs=1)
     # What is shown are the steps of the plan that runs from now on.
-    plan = {operation_name(step.node) for step in session.plan.walk() if step.kernel is not None}
+    plan = {
+        operation_name(step.node) for step in session.inspect.plan.walk() if step.kernel is not None
+    }
     assert {row.name for row in profile.by_operation()} == plan
     assert any("+" in name for name in plan)
     assert {row.facts.operation for row in profile.steps()} == plan
     session.run(feeds)
-    steps = [step for step in session.plan.walk() if not step.node.op.moves]
+    steps = [step for step in session.inspect.plan.walk() if not step.node.op.moves]
     assert any(is_fused(step.node) for step in steps)
     costs = CostModel(backends_of(None))
     by_name = {backend.name: backend for backend in costs.backends}
@@ -105,7 +107,8 @@ def test_measured_nodes_are_not_measured_again():
     session = compiled(backends=["numpy", second])
     session.run({"x": X})
     on_far = sum(
-        step.backend == "far" and step.node.op.name != "Transfer" for step in session.plan.steps
+        step.backend == "far" and step.node.op.name != "Transfer"
+        for step in session.inspect.plan.steps
     )
     assert second.ran.total() == on_far
 
@@ -248,7 +251,7 @@ def test_session_of_backends_off_the_host_runs_and_is_profiled(executor):
 def test_step_that_is_interrupted_in_one_run_is_measured_by_the_others(monkeypatch):
     text = "g (float[2] x) => (float[2] y) { a = Exp(x) y = Neg(a) }"
     session = compile_text(text, backends=["numpy"])
-    executor, observed, values = session.watched({"x": np.ones(2, np.float32)})
+    executor, observed, values = session._parts().watched({"x": np.ones(2, np.float32)})
     calls = count()
 
     def clock() -> int:
@@ -287,6 +290,6 @@ def test_runs_by_which_the_number_of_threads_is_chosen_are_not_timed(trials, mos
 
 def test_observed_runs_take_the_threads_of_most_runs():
     session = compile_text("g (float[64, 64] x) => (float[64, 64] y) { y = MatMul(x, x) }")
-    executor, observed, _ = session.watched({"x": np.ones((64, 64), np.float32)})
+    executor, observed, _ = session._parts().watched({"x": np.ones((64, 64), np.float32)})
     assert not observed.undecided
     assert observed._share.tuner is executor._share.tuner

@@ -49,7 +49,11 @@ def test_one_transfer_for_each_value_and_memory(executor):
     )
     np.testing.assert_array_equal(session(X), Y)
     #  a goes there once for both readers, b and c come back
-    assert transfers(session.plan) == {("a", "far"): 1, ("b", "numpy"): 1, ("c", "numpy"): 1}
+    assert transfers(session.inspect.plan) == {
+        ("a", "far"): 1,
+        ("b", "numpy"): 1,
+        ("c", "numpy"): 1,
+    }
     assert far.ran == {"Neg": 1, "Sin": 1}
     assert far.moved == {"from_host": 1, "to_host": 2}
 
@@ -71,7 +75,7 @@ def test_backends_that_share_memory_need_no_transfers(executor):
         place={"Exp": "near", "Neg": "far", "Sin": "near", "Add": "far"},
     )
     np.testing.assert_array_equal(session(X), Y)
-    assert sum(transfers(session.plan).values()) == 2
+    assert sum(transfers(session.inspect.plan).values()) == 2
     assert near.ran + far.ran == {"Exp": 1, "Neg": 1, "Sin": 1, "Add": 1}
 
 
@@ -81,7 +85,7 @@ def test_between_two_memories_values_go_through_the_host(executor):
         one, two, executor=executor, place={"Exp": "one", "Neg": "two", "Sin": "two", "Add": "one"}
     )
     np.testing.assert_array_equal(session(X), Y)
-    assert transfers(session.plan) == {
+    assert transfers(session.inspect.plan) == {
         ("x", "one"): 1,
         ("a", "host"): 1,
         ("a/host", "two"): 1,
@@ -181,7 +185,7 @@ def test_placement_follows_measured_costs():
     session = diamond("numpy", slow, far, cost_model=None)
     np.testing.assert_array_equal(session(X), Y)
     assert slow.ran  # while it was measured
-    assert {step.backend for step in session.plan.steps} == {"numpy"}
+    assert {step.backend for step in session.inspect.plan.steps} == {"numpy"}
     before = slow.ran.total()
     again = diamond("numpy", slow, far, cost_model=None)
     np.testing.assert_array_equal(again(X), Y)
@@ -193,7 +197,7 @@ def test_tasks_of_another_backend_run_on_its_own_threads():
     place = {"Neg": "far", "Sin": "far"}
     session = diamond("numpy", far, executor="parallel", place=place, cost_model=EqualCosts())
     np.testing.assert_array_equal(session(X), Y)
-    assert session.latest.name == "parallel"
+    assert session.inspect.executor.name == "parallel"
     assert far.on_threads
     assert all(name.startswith("penstock-far") for name in far.on_threads)
 

@@ -18,7 +18,7 @@ from penstock.executors.linear import LinearExecutor
 from penstock.executors.parallel import ParallelExecutor
 from penstock.host.threads import Workers, core_budget
 from penstock.host.threads import pool as workers_pool
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Kernel
 from penstock.tuning import run_sampler
 from penstock.tuning.measure import CostModel, GraphProfiler
 from tests.support.costs import measured_variants
@@ -110,17 +110,17 @@ def test_measured_costs_of_small_tensors_decide(cache, clock, monkeypatch, execu
     options = {"executor": executor, "backends": [backend]}
     before = compile_text(SIX, **options)
     before.run(X)
-    assert isinstance(before.latest, LinearExecutor)
+    assert isinstance(before.inspect.executor, LinearExecutor)
     monkeypatch.setattr(GraphProfiler, "faster", lambda self, one, other, margin: one)
     before.profile(X)
     after = compile_text(SIX, **options)
     for session in (before, after):
         backend.company = nullcontext()
         session.run(X)
-        assert isinstance(session.latest, ParallelExecutor)
+        assert isinstance(session.inspect.executor, ParallelExecutor)
         # A run asks for no worker that is about to leave the one before.
         wait_until(lambda: workers_pool()._free == workers_pool().threads)
-        assert session.forecast(2).makespan < 0.6 * session.forecast(2).serial
+        assert session.inspect.forecast(2).makespan < 0.6 * session.inspect.forecast(2).serial
         backend.company = Company()
         np.testing.assert_array_equal(session.run(X)["y"], wanted(X["x"]))
 
@@ -151,7 +151,7 @@ def test_estimate_of_a_plug_in_decides_what_was_not_measured(cache, monkeypatch)
 
 
 def run_until_settled(session: ps.Session, pool: Workers) -> None:
-    linear = session.latest
+    linear = session.inspect.executor
     assert isinstance(linear, LinearExecutor)
     for _ in range(40):
         if linear.sampler is None:
@@ -171,7 +171,7 @@ def test_runs_that_were_sampled_make_a_plan_parallel(cache, clock, monkeypatch, 
     session.run(X)
     run_until_settled(session, pool)
     session.run(X)
-    assert isinstance(session.latest, ParallelExecutor)
+    assert isinstance(session.inspect.executor, ParallelExecutor)
     assert measured_variants(cache / "costs.sqlite")["slow"].keys() >= {"Sin", "Cos", "Exp"}
     backend.company = Company()
     np.testing.assert_array_equal(session.run(X)["y"], wanted(X["x"]))
@@ -189,7 +189,7 @@ def test_plan_that_was_tried_and_was_slower_stays_in_order(cache, clock, monkeyp
     session.run(X)
     run_until_settled(session, pool)
     session.run(X)
-    assert isinstance(session.latest, LinearExecutor)
+    assert isinstance(session.inspect.executor, LinearExecutor)
     assert measured_variants(cache / "costs.sqlite")["slow"].keys() >= {"Sin", "Cos", "Exp"}
     pool.close()
 
@@ -210,7 +210,7 @@ def test_runs_that_were_sampled_let_iterations_overlap(cache, clock, monkeypatch
     backend = SlowNeg(clock)
     b = Builder()
     total = counting(b, b.placeholder("n", "int32"), parallel)
-    session = ps.compile(b.bytes(), backends=[backend], pool=pool)
+    session = ps.compile(b.bytes(), backends=[backend], expert=ps.ExpertOptions(pool=pool))
     feeds = {"n": np.int32(6)}
     for _ in range(40):
         assert session.run(feeds, [total])[total] == 15
@@ -233,7 +233,7 @@ def test_plan_of_little_work_is_timed_and_nothing_else(cache, clock):
     session = compile_text(SIX, executor="auto", backends=[backend], pool=pool)
     session.run(X)
     run_until_settled(session, pool)
-    assert session.latest.name == "linear"
+    assert session.inspect.executor.name == "linear"
     assert not pool.threads
     assert not (cache / "costs.sqlite").exists()
     pool.close()
@@ -281,7 +281,7 @@ def test_plan_whose_longest_chain_takes_all_its_time_is_measured_twice(cache, cl
         session.run({"c0": X["x"]})
         number += 1
     assert measured == [4, 9]
-    assert session.latest.sampler is None
+    assert session.inspect.executor.sampler is None
     assert not pool.threads
     pool.close()
 
@@ -289,12 +289,12 @@ def test_plan_whose_longest_chain_takes_all_its_time_is_measured_twice(cache, cl
 @pytest.mark.parametrize("options", [{"executor": "linear"}, {"cost_model": CostModel()}])
 def test_sessions_that_say_how_to_run_are_not_sampled(options):
     session = compile_text(SIX, backends=["numpy"], shapes={}, **options)
-    assert session.latest.sampler is None
+    assert session.inspect.executor.sampler is None
 
 
 def test_chains_are_not_sampled():
     session = compile_text("g (float[2] x) => (float[2] y) { a = Sin(x) y = Exp(a) }", shapes={})
-    assert session.latest.sampler is None
+    assert session.inspect.executor.sampler is None
 
 
 class OtherBackend(SlowBackend):
@@ -328,10 +328,10 @@ def test_branches_on_workers_are_placed_by_the_costs_of_one_thread(executor, nam
     backends = [SlowBackend(), OtherBackend()]
     costs = ThreadedCosts(backends)
     session = compile_text(SIX, executor=executor, backends=backends, cost_model=costs, shapes={})
-    assert {step.backend for step in session.plan.steps} == {name}
+    assert {step.backend for step in session.inspect.plan.steps} == {name}
     chain = "g (float[2] x) => (float[2] y) { a = Sin(x) y = Exp(a) }"
     session = compile_text(chain, executor=executor, backends=backends, cost_model=costs, shapes={})
-    assert {step.backend for step in session.plan.steps} == {"slow"}
+    assert {step.backend for step in session.inspect.plan.steps} == {"slow"}
     placed = compile_text(
         SIX,
         executor=executor,
@@ -340,4 +340,4 @@ def test_branches_on_workers_are_placed_by_the_costs_of_one_thread(executor, nam
         shapes={},
         place={"Sin": "slow"},
     )
-    assert {s.backend for s in placed.plan.steps if s.node.op.name == "Sin"} == {"slow"}
+    assert {s.backend for s in placed.inspect.plan.steps if s.node.op.name == "Sin"} == {"slow"}

@@ -35,7 +35,7 @@ def placed(text: str, executor: str, **feeds) -> tuple[dict[str, str], FarBacken
     wanted = compile_text(text, executor="linear", backends=["numpy"]).run(feeds)
     for name in wanted:
         np.testing.assert_allclose(found[name], wanted[name], rtol=1e-6)
-    steps = [step for step in session.plan.walk() if step.node.op.name in OPERATIONS]
+    steps = [step for step in session.inspect.plan.walk() if step.node.op.name in OPERATIONS]
     return {step.node.op.name: step.backend for step in steps}, far
 
 
@@ -136,6 +136,6 @@ def test_copy_straight_between_two_devices_is_one_transfer(near, executor):
     options = {"backends": ["numpy", *backends], "cost_model": TwoDevices()}
     session = compile_text(text, executor=executor, **options)
     np.testing.assert_allclose(session.run({"x": X})["y"], np.cos(np.sin(X)), rtol=1e-6)
-    places = {step.node.op.name: step.backend for step in session.plan.walk()}
+    places = {step.node.op.name: step.backend for step in session.inspect.plan.walk()}
     assert (places["Sin"], places["Cos"]) == ("one", "two" if near else "one")
     assert backends[1].moved["direct"] == near

@@ -46,7 +46,7 @@ def mistakes(session: ps.Session) -> None:
     """What a checker must find."""
     ps.compile("model.onnx", executor="lineer")  # type: ignore[arg-type]
     ps.compile("model.onnx", precision="bf61")  # type: ignore[arg-type]
-    ps.compile("model.onnx", memory_planner="worst")  # type: ignore[arg-type]
+    ps.ExpertOptions(memory_planner="worst")  # type: ignore[arg-type]
     ps.compile("model.onnx", thread=2)  # type: ignore[call-arg]
     session.run({"x": 1}, timeout="1")  # type: ignore[arg-type]
     session.submit({"x": 1}, observer=ps.Trace())  # type: ignore[call-arg]

@@ -16,7 +16,7 @@ from typing import Any
 
 from penstock.core.types import type_of
 from penstock.ir.graph import Graph, Node, Value
-from penstock.ir.op import Kernel, array_of
+from penstock.ir.kernel import Kernel, array_of
 from penstock.ops.onnx.control_flow import CONTROL, is_control
 
 

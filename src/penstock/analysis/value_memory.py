@@ -26,8 +26,8 @@ from penstock.core.errors import LimitExceeded
 from penstock.core.records import dataclass, field
 from penstock.core.types import ShapeError, TensorType, Type
 from penstock.ir.graph import Graph, Node, Value, readers_of
+from penstock.ir.kernel import Kernel
 from penstock.ir.layout import address, channels_last, is_plannable, packed_strides
-from penstock.ir.op import Kernel
 from penstock.ops.onnx.control_flow import is_control, loop_carried
 
 # Bytes of results from which on a copy takes longer than the call of a kernel that is bound late.
@@ -236,7 +236,7 @@ class _Annotator:
                 if self._are_results(values, order):
                     self.memory.orders[node] = ()
                     self.memory.results.update(values)
-                elif kernel.prefer_bound or self._may_be_planned(values):
+                elif kernel.layout.prefer_bound or self._may_be_planned(values):
                     self.memory.orders[node] = order
                     for value in values:
                         self._place(value, order)
@@ -283,11 +283,12 @@ class _Annotator:
 
     def _order(self, node: Node, kernel: Kernel) -> Order:
         """The order of dims that a kernel writes: its own, or else that of its inputs."""
-        if kernel.any_layout:
+        layout = kernel.layout
+        if layout.any_layout:
             first = node.outputs[0]
-            return (first is not None and self.transposed.get(first)) or kernel.dims_order
-        if kernel.dims_order or kernel.contiguous:
-            return kernel.dims_order
+            return (first is not None and self.transposed.get(first)) or layout.dims_order
+        if layout.dims_order or layout.contiguous:
+            return layout.dims_order
         orders = (self._order_of(value) for value in node.inputs if value is not None)
         return next((order for order in orders if order), ())
 

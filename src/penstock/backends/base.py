@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
-from penstock.core.types import Type
+from penstock.core.capability import capability
+from penstock.core.types import TensorType, Type
 from penstock.host.threads import core_budget
 from penstock.ir.graph import Node
+from penstock.ir.kernel import Kernel
 from penstock.ir.layout import ALIGNMENT, address
-from penstock.ir.op import Kernel
 from penstock.ops.internal.transfer import HOST
 from penstock.ops.onnx.control_flow import row_type, stack
 from penstock.ops.work_estimate import seconds
@@ -75,7 +76,7 @@ class Backend(Protocol):
     @property
     def device(self) -> Device | None:
         """The device if kernels are asynchronous; None if calls return when the work is done.
-        Kernels that put work on other devices of the backend name these (``Kernel.devices``).
+        Kernels that put work on other devices of the backend name these (``DeviceWork.devices``).
 
         Calls outside of any stream run in order. There ``to_host`` waits for the value, and
         ``from_host`` until the copy is complete, since any stream may then read it."""
@@ -133,34 +134,6 @@ class Backend(Protocol):
         """
         ...
 
-    # A backend that copies constants into orders of its own may have ``copies_of(constant)``, which
-    # returns these copies as arrays of bytes, by name; and ``saved_copies(constant, copies)``: as
-    # long as what it returns lives, new kernels use such copies instead of making their own.
-
-    # A backend may also have ``copy_from(source: Backend)``: a function that copies a value of that
-    # backend's memory into a new one of its own, directly, or None if there is no such way.
-    # ``stack(values: Sequence, axis: int)`` is a new value with at least one other along a new
-    # axis, as of ``np.stack``; with it, rows that loops collect stay in this memory. And
-    # ``openmp``, the address of ``omp_set_num_threads`` of the runtime that has its threads: of
-    # backends with one address, one sets the threads of all.
-
-    # A backend with a memory of its own whose kernels have ``into`` has ``arena(nbytes)``, memory
-    # there, and ``view(arena, start, offset, type, strides)``, a value in it: ``start`` is where a
-    # value begins of which this is perhaps a part, ``offset`` where in that it begins, ``strides``
-    # (None: C order) and offsets are in bytes of NumPy's elements. Its views have the elements of
-    # NumPy's. ``captured(body, fresh, report)``, if it is not None, is ``body`` as a graph of the
-    # device that one launch replays (``codegen/captures.py``). ``in_runs(function)`` is
-    # ``function`` as a run calls it, in a setting of the library; ``bounded(threads, function)`` as
-    # a run calls it that may use this number of threads, if that is a setting of the process.
-
-    # A backend with a memory of its own may take and give values of callers: ``adopt(value)`` is
-    # a value of any library as one of its own, without a copy where that is possible, and its
-    # ``TensorType``; None for one that it does not take. ``give(value)`` is a result as callers get
-    # it, of its own memory or the host's, in the form that ``gives`` names (``returns=``).
-
-    # A backend with a memory of its own may name one of the host in ``beside``. A session without
-    # any gets that one: it ``stands_in``, for nodes that no other backend has a kernel for.
-
     @property
     def workers(self) -> int:
         """The most steps of one run that may run at once on this backend."""
@@ -192,6 +165,135 @@ class Backend(Protocol):
         ...
 
 
+# Capabilities: what a backend may have besides, each a protocol that ``capability`` asks for.
+
+BackendValue = Any
+"""a value in the memory of a backend, or this memory"""
+
+
+class HasArena(Protocol):
+    """Plans values of kernels with ``into`` into memory of its own."""
+
+    def arena(self, nbytes: int) -> BackendValue:
+        """Uninitialized memory there."""
+
+    def view(
+        self,
+        arena: BackendValue,
+        start: int,
+        offset: int,
+        type_: TensorType,
+        strides: Sequence[int] | None,
+    ) -> BackendValue:
+        """A value of a type in an arena, with the elements of NumPy's.
+
+        Args:
+            arena: The memory.
+            start: Where a value begins of which this is perhaps a part.
+            offset: Where this begins in that, in bytes of NumPy's elements.
+            type_: The type.
+            strides: In bytes of NumPy's elements; None for C order.
+        """
+
+
+class CapturesGraphs(Protocol):
+    """Makes graphs of the device, each of which one launch replays (``codegen/captures.py``)."""
+
+    @property
+    def captured(self) -> Callable[..., Any]:
+        """``captured(body, fresh, report)`` is ``body`` as such a graph."""
+
+
+class EntersRuns(Protocol):
+    """Runs in a setting of a library."""
+
+    def in_runs(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """``function`` as a run calls it."""
+
+
+class BoundsThreads(Protocol):
+    """Has a number of threads that is a setting of the process."""
+
+    @property
+    def bounded(self) -> Callable[[int, Callable[..., Any]], Callable[..., Any]]:
+        """``bounded(threads, function)`` is ``function`` as a run calls it that may use these."""
+
+
+class TakesTensors(Protocol):
+    """Takes and gives values of callers, in a memory of its own."""
+
+    @property
+    def gives(self) -> str:
+        """The name of the form of results (``returns=``)."""
+
+    def adopt(self, value: BackendValue) -> tuple[BackendValue, TensorType] | None:
+        """A value of any library as one of its own, without a copy where that is possible, and its
+        type; None for one that it does not take."""
+
+    def give(self, value: BackendValue) -> BackendValue:
+        """A result as callers get it, of its own memory or the host's."""
+
+    def leaving(self, value: BackendValue) -> BackendValue:
+        """A result as arrays that are there when the current stream has come so far."""
+
+
+class CopiesPeer(Protocol):
+    """Copies values from memories of other backends directly."""
+
+    def copy_from(self, source: Any) -> Callable[[BackendValue], BackendValue] | None:
+        """What copies a value of the backend ``source`` into a new one; None if nothing does."""
+
+
+class StacksRows(Protocol):
+    """Keeps rows that loops collect in its memory."""
+
+    def stack(self, values: Sequence[BackendValue], axis: int) -> BackendValue:
+        """A new value with the ``values``, at least one, along a new axis, as of ``np.stack``."""
+
+
+class PacksConstants(Protocol):
+    """Copies constants into orders of its own, which a saved session then holds."""
+
+    def copies_of(self, constant: np.ndarray) -> Mapping[str, np.ndarray]:
+        """The copies of a constant as arrays of bytes, by name."""
+
+    def saved_copies(self, constant: np.ndarray, copies: Mapping[str, np.ndarray]) -> object:
+        """As long as what it returns lives, new kernels use such copies instead of their own."""
+
+
+class RoundsOperands(Protocol):
+    """May round the operands of products to bfloat16."""
+
+    @property
+    def narrow(self) -> bool:
+        """Whether it does (``precision="bf16"``)."""
+
+
+class HasHostBackend(Protocol):
+    """Needs a backend of the host for what it has no kernel for."""
+
+    @property
+    def host_backend(self) -> str:
+        """The name of the one that a session gets which has none, as a fallback only."""
+
+
+class FallbackOnly(Protocol):
+    """May run only the nodes that no other backend has a kernel for."""
+
+    @property
+    def fallback_only(self) -> bool:
+        """Whether it does."""
+
+
+class WeighsOrder(Protocol):
+    """Estimates ``seconds`` without the copies into an order of dims that a kernel wants."""
+
+    @property
+    def order_lacking(self) -> int:
+        """How often ``seconds`` lacks ``wanted_in_own_order`` of ``ops.work_estimate`` (-1: it is
+        one too many)."""
+
+
 class HostBackend:
     """A base class of backends in the host's memory. They add a name and ``kernel``, and if their
     kernels have threads of their own, ``threads`` and ``set_threads``."""
@@ -200,6 +302,7 @@ class HostBackend:
     device: Device | None = None
     fuses = False
     threads_of_caller = False
+    fallback_only = False
     name: str
 
     def __repr__(self) -> str:
@@ -270,29 +373,37 @@ def group_name(where: Where) -> str:
 def copier(source: Backend, target: Backend) -> Callable[[Any], Any] | None:
     """What copies a value from the memory of one backend straight to that of another; None if that
     takes a copy in the host's memory between."""
-    copy_from = getattr(target, "copy_from", None)
-    copy: Callable[[Any], Any] | None = None if copy_from is None else copy_from(source)
-    return copy
+    peer = capability(target, CopiesPeer)
+    return None if peer is None else peer.copy_from(source)
 
 
 def stacks(backend: Backend) -> bool:
     """Whether rows that loops collect stay in the memory of a backend."""
-    return backend.memory != HOST and getattr(backend, "stack", None) is not None
+    return backend.memory != HOST and capability(backend, StacksRows) is not None
 
 
 def has_arenas(backend: Backend) -> bool:
     """Whether values of a memory other than the host's are planned into arenas there."""
-    return backend.memory != HOST and getattr(backend, "arena", None) is not None
+    return backend.memory != HOST and capability(backend, HasArena) is not None
 
 
-def stands_in(backend: Backend) -> bool:
+def is_fallback(backend: Backend) -> bool:
     """Whether a backend runs only what no other one has a kernel for."""
-    return bool(getattr(backend, "stands_in", False))
+    fallback = capability(backend, FallbackOnly)
+    return fallback is not None and fallback.fallback_only
+
+
+def order_lacking(backend: Backend) -> int:
+    """How often ``seconds`` of a backend lacks the time of copies into orders of dims."""
+    weighing = capability(backend, WeighsOrder)
+    return 0 if weighing is None else weighing.order_lacking
 
 
 def stack_kernel(node: Node, backend: Backend) -> Kernel:
     """The kernel that joins the rows that a loop has collected in the memory of ``backend``."""
-    join: Callable[..., Any] = backend.stack  # type: ignore[attr-defined]
+    rows_of = capability(backend, StacksRows)
+    assert rows_of is not None
+    join = rows_of.stack
     axis, backward = node.attrs["axis"], node.attrs["backward"]
     (rows,) = node.inputs
     assert rows is not None

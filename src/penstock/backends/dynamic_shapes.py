@@ -29,7 +29,7 @@ from penstock.backends.base import Backend, HostBackend
 from penstock.backends.numpy import NumpyBackend
 from penstock.core.types import ANY, ShapeError, TensorType, Type
 from penstock.ir.graph import Node, Value
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Kernel, RuntimeShapes
 from penstock.ops.internal.fused import fused, is_fused, parts
 from penstock.ops.work_estimate import flops
 
@@ -103,7 +103,7 @@ class SpecialisingBackend(HostBackend, Backend):
                 cache = KernelCache(self, node, tensors, contents, pays)
                 self._caches[id(cache)] = cache
                 work = flops(guess)
-                return Kernel(cache.function(), cached_bytes=cache.nbytes, runtime_flops=work)
+                return Kernel(cache.function(), shapes=RuntimeShapes(cache.nbytes, work))
         return None
 
     def unbound_cost(self, node: Node) -> float:
@@ -245,7 +245,7 @@ class KernelCache:
         function = self._plain if kernel is None else kernel.function
         if kernel is not None:
             self._held[key] = kernel
-        size = _KERNEL_BYTES + (0 if kernel is None else kernel.code_bytes)
+        size = _KERNEL_BYTES + (0 if kernel is None else kernel.memory.code_bytes)
         self._bytes[key] = size
         self.kernels[key] = function
         self._made += 1

@@ -21,7 +21,7 @@ from penstock.backends.base import Backend, HostBackend, Where, copier, group_na
 from penstock.core.errors import InvalidInput
 from penstock.core.types import Type
 from penstock.ir.graph import Node
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import DeviceWork, Kernel
 from penstock.ops.internal.transfer import HOST
 from penstock.ops.penstock.collective import reduction_node
 
@@ -83,7 +83,7 @@ class Group(HostBackend):
         return self._all_reduce(node, types)
 
     def _kernel(self, function: Callable[..., Any]) -> Kernel:
-        return Kernel(function, devices=self._devices, members=self.members)
+        return Kernel(function, device=DeviceWork(self._devices, self.members))
 
     def _broadcast(self) -> Callable[..., Any]:
         copies = [_copy(self.members[0], member) for member in self.members]

@@ -10,7 +10,7 @@ from penstock.core.records import dataclass
 from penstock.core.types import Type
 from penstock.ir.contract import checked_kernel
 from penstock.ir.graph import Node, Value, same_objects
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Kernel
 from penstock.ops.internal.transfer import (
     HOST,
     NO_OTHER_PLACES,
@@ -95,7 +95,7 @@ def other_places(
     table: KernelTable, backends: Sequence[Backend], placement: Mapping[Node, Place]
 ) -> Callable[[Node], OtherPlaces]:
     """A function from a node to the places of its values, for ``PassContext.other_places``, by
-    ``Kernel.host_inputs``, ``host_outputs`` and ``members`` of its kernel."""
+    ``DeviceWork`` of its kernel."""
     remote = {backend.name: backend for backend in backends if backend.memory != HOST}
     home = next((Place(b.name, HOST) for b in backends if b.memory == HOST), Place(HOST, HOST))
 
@@ -110,12 +110,14 @@ def other_places(
             return NO_OTHER_PLACES
         if kernel is None:
             return NO_OTHER_PLACES
-        if kernel.members:
-            of_members = [Place(member.name, member.memory) for member in kernel.members]
+        if kernel.device.backends_of_values:
+            of_members = [
+                Place(member.name, member.memory) for member in kernel.device.backends_of_values
+            ]
             inputs = dict(enumerate(of_members[: len(node.inputs)]))
             return OtherPlaces(inputs, dict(enumerate(of_members)))
-        results = range(len(node.outputs) if kernel.host_outputs else 0)
-        on_host = dict.fromkeys(kernel.host_inputs, home)
+        results = range(len(node.outputs) if kernel.device.host_outputs else 0)
+        on_host = dict.fromkeys(kernel.device.host_inputs, home)
         return OtherPlaces(on_host, dict.fromkeys(results, home))
 
     return places

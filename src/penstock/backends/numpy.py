@@ -9,7 +9,7 @@ from typing import Any
 from penstock.backends.base import HostBackend
 from penstock.core.types import Type
 from penstock.ir.graph import Node
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Kernel
 from penstock.ops.internal.fused import parts
 from penstock.ops.work_estimate import flops, seconds
 

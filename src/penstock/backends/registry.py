@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.backends.base import Backend, Where
+from penstock.backends.base import Backend, HasHostBackend, Where
+from penstock.core.capability import capability
 from penstock.core.errors import OptionError, PenstockError
 from penstock.ops.internal.transfer import HOST
 
@@ -146,7 +147,7 @@ def backends_of(
     lazy: bool = False,
 ) -> list[Backend]:
     """The backends of a session: those ``chosen``, or all that are available. A backend with a
-    memory of its own that needs one of the host beside it (``Backend.beside``) gets that, if none
+    memory of its own that needs one of the host beside it (``HasHostBackend``) gets that, if none
     is chosen, for what it has no kernels for. On ``cuda_devices`` there is a torch backend each, in
     the place of "torch", or else in front of the others. The groups of backends that ``places``
     name come behind them. If ``lazy``, libraries that take long to load are loaded when they are
@@ -158,9 +159,9 @@ def backends_of(
         at = names_or_objects.index("torch") if "torch" in names_or_objects else 0
         names_or_objects[at : at + ("torch" in names_or_objects)] = own
     backends = [backend_of(backend, precision, lazy=lazy) for backend in names_or_objects]
-    beside = dict.fromkeys([getattr(backend, "beside", None) for backend in backends])
     if all(backend.memory != HOST for backend in backends):
-        backends += [_stand_in(name) for name in beside if name is not None]
+        needing = [b for backend in backends if (b := capability(backend, HasHostBackend))]
+        backends += map(_fallback, dict.fromkeys([b.host_backend for b in needing]))
     names = [backend.name for backend in backends]
     if len(set(names)) < len(names):
         raise OptionError(f"backends= has two of one name: {names}")
@@ -185,8 +186,8 @@ def _on_cuda(devices: Sequence[str], precision: str) -> list[Backend]:
     ]
 
 
-def _stand_in(name: str) -> Backend:
+def _fallback(name: str) -> Backend:
     """The backend of a name, which runs only what the others have no kernel for."""
     backend: Any = backend_of(name)
-    backend.stands_in = True
+    backend.fallback_only = True
     return backend

@@ -8,14 +8,14 @@ from typing import Any
 
 from penstock.core.records import NamedTuple
 from penstock.host.native import library
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Binder
 
 
 class BoundStep(NamedTuple):
-    """A step of a sequence: its kernel, what ``bind`` has returned for it, and of each argument the
+    """A step of a sequence: its binder, what that has returned, and of each argument the
     place among the arrays that the sequence is called with, or -1."""
 
-    kernel: Kernel
+    binder: Binder
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     places: tuple[int, ...]
@@ -28,14 +28,14 @@ def sequence_of(steps: Sequence[BoundStep], arrays: int) -> Callable[..., None] 
     if compiled is None:
         return None
     calls = []
-    for kernel, function, arguments, places in steps:
-        assert kernel.compiled_call is not None
-        native = kernel.compiled_call(function, arguments)
+    for binder, function, arguments, places in steps:
+        assert binder.compiled_call is not None
+        native = binder.compiled_call(function, arguments)
         if isinstance(function, partial) and not function.keywords:  # the call of which takes time
             first: tuple[Any, ...] = function.args
             function, arguments = function.func, (*first, *arguments)
             places = (-1,) * len(first) + places
         fixed = [x if place < 0 else None for x, place in zip(arguments, places, strict=True)]
-        calls.append((function, tuple(fixed), places, native, kernel.check))
+        calls.append((function, tuple(fixed), places, native, binder.check))
     run: Callable[..., None] = compiled.functions.Sequence(tuple(calls), arrays, compiled.call).run
     return run

@@ -15,7 +15,7 @@ import click
 
 from penstock.algorithms.arena import MEMORY_PLANNERS
 from penstock.cli.commands import main
-from penstock.compiler.options import EXECUTORS, CompileOptions, help_of
+from penstock.compiler.options import EXECUTORS, EXPERT, CompileOptions, ExpertOptions, help_of
 from penstock.core.checkpoints import reporting
 from penstock.core.errors import InvalidInput, OptionError, PenstockError
 from penstock.core.types import TensorType
@@ -25,13 +25,32 @@ from penstock.ir.graph import Model
 Show = Callable[[Mapping[str, Any]], None]
 
 
+class ExpertOption(click.Option):
+    """An option for developers and benchmarks: help lists it below the others."""
+
+
+class _Command(click.Command):
+    """A command whose help has the options for experts apart."""
+
+    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        rows: dict[str, list[tuple[str, str]]] = {"Options": [], "Expert options": []}
+        for parameter in self.get_params(context):
+            title = "Expert options" if isinstance(parameter, ExpertOption) else "Options"
+            row = parameter.get_help_record(context)
+            rows[title] += [] if row is None else [row]
+        for title, own in rows.items():
+            if own:
+                with formatter.section(title):
+                    formatter.write_dl(own)
+
+
 def command(show: Show) -> Callable[[Callable[..., dict[str, Any]]], click.Command]:
     """Register a command: it returns what ``--json`` prints, or else ``show`` shows. A
     ``PenstockError`` or a file that cannot be written ends it with exit code 1, and so does a
     result that is not ``ok``; options that no session can have with 2."""
 
     def register(function: Callable[..., dict[str, Any]]) -> click.Command:
-        @main.command(function.__name__)
+        @main.command(function.__name__, cls=_Command)
         @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
         @wraps(function)
         def wrapped(*arguments: Any, as_json: bool, **options: Any) -> None:
@@ -110,9 +129,12 @@ SHAPES = click.option(
 
 
 def compile_option(name: str, **settings: Any) -> Callable[[Any], Any]:
-    """The option of the command line for one of ``CompileOptions``."""
+    """The option of the command line for one of ``CompileOptions`` or of ``ExpertOptions``."""
     flag = "--" + name.replace("_", "-")
-    return click.option(flag, name, help=help_of(CompileOptions, name), **settings)
+    record, cls = (
+        (ExpertOptions, ExpertOption) if name in EXPERT else (CompileOptions, click.Option)
+    )
+    return click.option(flag, name, cls=cls, help=help_of(record, name), **settings)
 
 
 SIGNATURE = compile_option("signature", metavar="NAME")
@@ -122,8 +144,10 @@ EXECUTOR = compile_option("executor", type=click.Choice(EXECUTORS), show_default
 def planner_option(*more: str, note: str = "") -> Callable[[Any], Any]:
     """The option for the memory planner, with ``more`` choices, which ``note`` explains."""
     choices = click.Choice([*MEMORY_PLANNERS, *more])
-    text = help_of(CompileOptions, "memory_planner") + note
-    return click.option("--planner", type=choices, show_default="quick", help=text)
+    text = help_of(ExpertOptions, "memory_planner") + note
+    return click.option(
+        "--planner", cls=ExpertOption, type=choices, show_default="quick", help=text
+    )
 
 
 PLANNER = planner_option()

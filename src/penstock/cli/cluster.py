@@ -84,21 +84,21 @@ _OPTIONS = (
 )
 
 
-def cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:
+def cluster_options(function: Callable[..., object]) -> Callable[..., object]:
     """Give a command the options of a simulated cluster, which it takes as ``cluster``; None
     without ``--cluster``."""
 
     @wraps(function)
     def gathered(
-        *arguments: Any,
+        *arguments: object,
         cluster: int | None,
         bandwidth: float | None,
         latency: float | None,
         cores: int | None,
         cost: Path | None,
         objective: str | None,
-        **values: Any,
-    ) -> Any:
+        **values: object,
+    ) -> object:
         simulated = None
         given = {
             "--bandwidth": bandwidth,
@@ -134,7 +134,7 @@ def describe_forecast(
     session: Session, cluster: SimulatedCluster, shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Any]:
     """A forecast of runs of a session, as JSON has it; times in seconds."""
-    forecast = session.forecast_on_cluster(shapes)
+    forecast = session.inspect.forecast_on_cluster(shapes)
     workers = [
         {
             "worker": i,

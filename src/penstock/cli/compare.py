@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from penstock.cli.base import command, read_model, show_assumed, show_table
-from penstock.cli.options import comparison_options, compile_options
+from penstock.cli.options import changed, comparison_options, compile_options
 from penstock.cli.run import model_and_inputs, read_feeds
 from penstock.core.types import type_of
 from penstock.session.session import compile
@@ -79,8 +79,8 @@ def compare(
     session = compile(loaded, **options)
     assumed: dict[str, str] = {}
     feeds = read_feeds(session, inputs, seed, fill=True, shapes=shapes, assumed=assumed)
-    other = compile(loaded, **{**options, **against})
-    compared = session.report(feeds, runs=1, against=other).document["comparison"]
+    other = compile(loaded, **changed(options, against))
+    compared = session.inspect.report(feeds, runs=1, against=other).document["comparison"]
     values = compared["values"]
     return {
         "model": str(model),

@@ -183,7 +183,7 @@ def _plan_of(model: Model, shapes: Sequence[str], options: Mapping[str, Any]) ->
     assumed: dict[str, str] = {}
     try:
         session = compile(model, shapes=all_shapes(model, shapes, assumed), **options)
-        executor = session.latest
+        executor = session.inspect.executor
     except InvalidInput as error:
         if shapes:
             raise

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +21,11 @@ from penstock.cli.base import (
     show_table,
 )
 from penstock.cli.cluster import cluster_options, describe_forecast, show_forecast
-from penstock.cli.options import compile_options, file_option
+from penstock.cli.options import MAX_STREAMS, changed, compile_options, file_option, gathered
 from penstock.cluster.simulated import SimulatedCluster
 from penstock.core.errors import InvalidInput, InvalidModel, Unsupported
 from penstock.core.limits import DEFAULT_LIMITS, Limits
+from penstock.core.records import dataclass
 from penstock.frontends.common.model_files import open_path
 from penstock.frontends.load import load_text
 from penstock.ir.describe import format_bytes
@@ -97,6 +97,46 @@ def _show_plan(result: Mapping[str, Any]) -> None:
     click.echo(f"costs: {measured} of {kernels} measured on this machine, the others estimated")
 
 
+@dataclass(frozen=True)
+class _Question:
+    """What ``penstock plan`` is asked for in place of the plan, if anything, and how."""
+
+    after: str | None
+    max_elements: int | None
+    source: bool
+    planner: str | None
+    reasons: bool
+    streams: bool
+    max_streams: int | None
+    svg: Path | None
+    simulate: int | None
+    cluster: SimulatedCluster | None
+
+    @property
+    def draws(self) -> bool:
+        """Whether it is about streams."""
+        return self.streams or self.svg is not None
+
+    def check(self, options: Mapping[str, object]) -> None:
+        """Refuse several questions at once, and options that are for a question not asked."""
+        asked = {
+            "--after": self.after is not None,
+            "--source": self.source,
+            "--planner all": self.planner == "all",
+            "--streams": self.draws,
+            "--simulate": self.simulate is not None,
+            "--cluster": self.cluster is not None,
+            "--reasons": self.reasons,
+        }
+        names = [name for name, is_given in asked.items() if is_given]
+        if len(names) > 1:
+            raise click.UsageError(f"{' and '.join(names)} ask for different things: name one")
+        if self.max_elements is not None and self.after is None:
+            raise click.UsageError("--max-elements is for --after")
+        if self.max_streams is not None and options.get("executor") != "streams" and not self.draws:
+            raise click.UsageError("--max-streams is for --streams, or --executor streams")
+
+
 @command(_show_plan)
 @click.argument("model", required=False, type=click.Path(path_type=Path))
 @click.option(
@@ -121,7 +161,8 @@ def _show_plan(result: Mapping[str, Any]) -> None:
     help="With --after: cut constants of more than N elements short. --from refuses such a text.",
 )
 @click.option("--source", is_flag=True, help="The generated program instead of the plan.")
-@compile_options("memory_planner")
+@compile_options("memory_planner", "max_streams")
+@MAX_STREAMS
 @planner_option("all", note=' "all": compare the arenas of all.')
 @click.option("--reasons", is_flag=True, help="Also say why each step is on its backend.")
 @click.option("--streams", is_flag=True, help="The plan on streams, with the time line simulated.")
@@ -133,21 +174,14 @@ def _show_plan(result: Mapping[str, Any]) -> None:
     help="Show the simulated time of the plan on N workers, instead of the plan.",
 )
 @cluster_options
+@gathered("question", _Question)
 def plan(
     model: Path | None,
     text_file: Path | None,
     shapes: Sequence[str],
     signature: str | None,
-    after: str | None,
-    max_elements: int | None,
-    source: bool,
     options: Mapping[str, Any],
-    planner: str | None,
-    reasons: bool,
-    streams: bool,
-    svg: Path | None,
-    simulate: int | None,
-    cluster: SimulatedCluster | None,
+    question: _Question,
 ) -> dict[str, Any]:
     """How a model will run: its steps and their memory, or the generated program, its streams, a
     forecast for one machine or for a cluster, or the arenas of all memory planners; or its graph
@@ -155,44 +189,35 @@ def plan(
     from penstock.textual.printer import format_graph
 
     loaded, options = _loaded(model, text_file, signature, options)
-    _check_one_question(
-        {
-            "--after": after is not None,
-            "--source": source,
-            "--planner all": planner == "all",
-            "--streams": streams or svg is not None,
-            "--simulate": simulate is not None,
-            "--cluster": cluster is not None,
-            "--reasons": reasons,
-        }
-    )
-    if max_elements is not None and after is None:
-        raise click.UsageError("--max-elements is for --after")
-    most = options.get("max_streams")
-    if most is not None and options.get("executor") != "streams":
-        if not streams and svg is None:
-            raise click.UsageError("--max-streams is for --streams, or --executor streams")
-        options = {name: value for name, value in options.items() if name != "max_streams"}
+    question.check(options)
+    if options.get("executor") == "streams" and question.max_streams is not None:
+        options = changed(options, {"max_streams": question.max_streams})
     assumed: dict[str, str] = {}
     dims = all_shapes(loaded, shapes, assumed)
-    if cluster is not None:
-        spread = compile(loaded, cluster=cluster, **options)
-        return {"assumed": assumed, **describe_forecast(spread, cluster, dims)}
-    compiled: Callable[..., Session] = partial(compile, loaded, shapes=dims, **options)
-    if after is not None:
-        text = format_graph(_graph_after(after, compiled), max_elements) + "\n"
-        return {"assumed": assumed, "pass": after, "text": text}
-    if planner == "all":
+    if question.cluster is not None:
+        spread = compile(loaded, cluster=question.cluster, **options)
+        return {"assumed": assumed, **describe_forecast(spread, question.cluster, dims)}
+
+    def compiled(**expert: object) -> Session:
+        return compile(loaded, shapes=dims, **changed(options, expert))
+
+    if question.after is not None:
+        graph = _graph_after(question.after, compiled)
+        text = format_graph(graph, question.max_elements) + "\n"
+        return {"assumed": assumed, "pass": question.after, "text": text}
+    if question.planner == "all":
         return {"assumed": assumed, **_arenas(compiled)}
-    session = compiled() if planner is None else compiled(memory_planner=planner)
-    if simulate is not None:
-        return {"assumed": assumed, **asdict(session.forecast(simulate))}
-    if streams or svg is not None:
-        return {"assumed": assumed, **_charts(session.schedule(most), svg)}
-    if source:
+    planner = {} if question.planner is None else {"memory_planner": question.planner}
+    session = compiled(**planner)
+    if question.simulate is not None:
+        return {"assumed": assumed, **asdict(session.inspect.forecast(question.simulate))}
+    if question.draws:
+        charts = session.inspect.schedule(question.max_streams)
+        return {"assumed": assumed, **_charts(charts, question.svg)}
+    if question.source:
         return {"assumed": assumed, "text": session.source}
-    text = session.explain(reasons=reasons)
-    return {"assumed": assumed, "text": text, "plan": session.describe()}
+    text = session.explain(reasons=question.reasons)
+    return {"assumed": assumed, "text": text, "plan": session.inspect.describe()}
 
 
 def _charts(charts: Schedule, svg: Path | None) -> dict[str, Any]:
@@ -217,16 +242,11 @@ def _loaded(
     raise click.UsageError("name either a MODEL or a text file with --from")
 
 
-def _check_one_question(asked: Mapping[str, bool]) -> None:
-    """Refuse several options each of which asks for something else in place of the plan."""
-    names = [name for name, is_given in asked.items() if is_given]
-    if len(names) > 1:
-        raise click.UsageError(f"{' and '.join(names)} ask for different things: name one")
-
-
 def _arenas(compiled: Callable[..., Session]) -> dict[str, Any]:
     """The arenas that all memory planners lay out."""
-    arenas = {name: compiled(memory_planner=name).latest.arena_plan for name in MEMORY_PLANNERS}
+    arenas = {
+        name: compiled(memory_planner=name).inspect.executor.arena_plan for name in MEMORY_PLANNERS
+    }
     return {
         "arena_bytes": {name: a.size if a else 0 for name, a in arenas.items()},
         "arena_lower_bound": {name: a.lower_bound if a else 0 for name, a in arenas.items()},

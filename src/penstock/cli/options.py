@@ -14,7 +14,7 @@ import click
 
 from penstock.algorithms.arena import MEMORY_PLANNERS
 from penstock.cli.base import EXECUTOR, PLANNER, compile_option
-from penstock.compiler.options import EXECUTORS, PRECISIONS
+from penstock.compiler.options import DEFAULT_EXPERT, EXECUTORS, EXPERT, PRECISIONS, ExpertOptions
 from penstock.core.limits import Limits
 from penstock.core.records import fields
 
@@ -84,6 +84,7 @@ IMPORT = click.option(
     help="Module to import first, for operations of your own; may be repeated.",
 )
 
+MAX_STREAMS = compile_option("max_streams", type=click.IntRange(min=1))
 _OPTIONS: Mapping[str, Decorator] = {
     "executor": EXECUTOR,
     "memory_planner": PLANNER,
@@ -93,10 +94,39 @@ _OPTIONS: Mapping[str, Decorator] = {
     "place": compile_option("place", multiple=True, metavar="WHAT=BACKEND", callback=_place),
     "limits": compile_option("limits", multiple=True, metavar="NAME=VALUE", callback=_limits),
     "devices": compile_option("devices", metavar="N or NAMES", callback=_devices),
-    "max_streams": compile_option("max_streams", type=click.IntRange(min=1)),
+    "max_streams": MAX_STREAMS,
     "autotune": compile_option("autotune", is_flag=True, default=None),
     "timeout": compile_option("timeout", type=click.FloatRange(min=0)),
 }
+
+
+def changed(options: Mapping[str, object], changes: Mapping[str, object]) -> dict[str, Any]:
+    """Options for ``penstock.compile`` with others in their places, of these the expert options
+    by their own names."""
+    result = {**options, **{name: x for name, x in changes.items() if name not in EXPERT}}
+    if expert := {name: x for name, x in changes.items() if name in EXPERT}:
+        own = options.get("expert", DEFAULT_EXPERT)
+        assert isinstance(own, ExpertOptions)
+        result["expert"] = own.changed(**expert)
+    return result
+
+
+def gathered(name: str, record: type) -> Decorator:
+    """Let a command take the options that are fields of ``record`` as one argument, ``name``. To
+    be the decorator next to the command."""
+
+    made: Any = record
+    names = [field.name for field in fields(made)]
+
+    def declare(function: Callable[..., object]) -> Callable[..., object]:
+        @wraps(function)
+        def call(*arguments: object, **values: object) -> object:
+            own = {field: values.pop(field) for field in names}
+            return function(*arguments, **{name: record(**own)}, **values)
+
+        return call
+
+    return declare
 
 
 def compile_options(*without: str) -> Decorator:
@@ -104,14 +134,14 @@ def compile_options(*without: str) -> Decorator:
     the command line has as a mapping ``options``, for ``penstock.compile``."""
     names = [name for name in _OPTIONS if name not in without]
 
-    def declare(function: Callable[..., Any]) -> Callable[..., Any]:
+    def declare(function: Callable[..., object]) -> Callable[..., object]:
         @wraps(function)
-        def gathered(*arguments: Any, **values: Any) -> Any:
+        def with_options(*arguments: object, **values: object) -> object:
             taken = {name: values.pop(_parameter(name)) for name in names}
             given = {name: value for name, value in taken.items() if value is not None}
-            return function(*arguments, options=given, **values)
+            return function(*arguments, options=changed({}, given), **values)
 
-        declared: Any = gathered
+        declared: Any = with_options
         for name in reversed(names):
             declared = _OPTIONS[name](declared)
         return IMPORT(declared)

@@ -10,6 +10,7 @@ import click
 
 from penstock.cli.base import command, read_model, show_assumed
 from penstock.cli.options import (
+    changed,
     check_writable,
     comparison_options,
     compile_options,
@@ -59,8 +60,8 @@ def report(
     session = compile(loaded, **options)
     assumed: dict[str, str] = {}
     feeds = read_feeds(session, inputs, seed, fill=True, shapes=shapes, assumed=assumed)
-    other = compile(loaded, **{**options, **against}) if against else None
-    made = session.report(feeds, runs=runs, against=other)
+    other = compile(loaded, **changed(options, against)) if against else None
+    made = session.inspect.report(feeds, runs=runs, against=other)
     made.save(output)
     compared = made.document.get("comparison", {"values": []})["values"]
     keys = ("name", "operation", "relative", "largest")

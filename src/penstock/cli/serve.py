@@ -13,8 +13,9 @@ from typing import Any
 import click
 
 from penstock.cli.base import command
-from penstock.cli.options import compile_options
+from penstock.cli.options import compile_options, gathered
 from penstock.core.errors import PenstockError
+from penstock.core.records import dataclass
 from penstock.host.threads import core_budget
 from penstock.serving.replicas import Replicas
 from penstock.serving.repository import ModelRepository
@@ -22,6 +23,39 @@ from penstock.serving.repository import ModelRepository
 
 def _show_served(result: Mapping[str, Any]) -> None:
     click.echo(f"served {', '.join(result['models'])}")
+
+
+@dataclass(frozen=True)
+class _HttpOptions:
+    """Where and how the server takes requests."""
+
+    host: str
+    port: int
+    timeout: float
+    max_request: int
+    shared_memory: bool
+
+
+@dataclass(frozen=True)
+class _ReplicaOptions:
+    """The replicas of each model, and their queue."""
+
+    replicas: int | None
+    queue: int
+    max_batch: int
+    max_delay: float
+    cluster: bool
+    retries: int | None
+
+    def of(self, options: Mapping[str, object]) -> dict[str, Any]:
+        """The arguments of ``Replicas``, with the options of compiling. Starts the cluster."""
+        count = self.replicas or (1 if self.cluster else _replicas(core_budget()))
+        if self.cluster:
+            options = _on_cluster(count, self.retries, options)
+        elif self.retries is not None:
+            raise click.UsageError("--retries is for --cluster")
+        queue = {"queue": self.queue, "max_batch": self.max_batch, "max_delay": self.max_delay}
+        return {**options, **queue, "n": count}
 
 
 @command(_show_served)
@@ -87,19 +121,12 @@ def _show_served(result: Mapping[str, Any]) -> None:
     help="With --cluster: times that a request is tried again whose replica dies. Default: 1.",
 )
 @compile_options("timeout")
+@gathered("pool", _ReplicaOptions)
+@gathered("http", _HttpOptions)
 def serve(
     models: Sequence[str],
-    host: str,
-    port: int,
-    replicas: int | None,
-    queue: int,
-    max_batch: int,
-    max_delay: float,
-    timeout: float,
-    max_request: int,
-    shared_memory: bool,
-    cluster: bool,
-    retries: int | None,
+    pool: _ReplicaOptions,
+    http: _HttpOptions,
     options: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Answer requests for models over HTTP, by the Open Inference Protocol (version 2).
@@ -116,31 +143,24 @@ def serve(
     except ImportError as error:
         raise PenstockError(f"serving needs penstock[serve]: {error}") from error
     paths = _named(models)
-    replicas = replicas or (1 if cluster else _replicas(core_budget()))
-    if cluster:
-        options = _on_cluster(replicas, retries, options)
-    elif retries is not None:
-        raise click.UsageError("--retries is for --cluster")
-    sizes: dict[str, Any] = {
-        "n": replicas,
-        "queue": queue,
-        "max_batch": max_batch,
-        "max_delay": max_delay,
-    }
+    options = pool.of(options)
     with options.get("cluster", nullcontext()):
         try:
-            repository = ModelRepository(paths, partial(Replicas, **sizes, **options))
+            repository = ModelRepository(paths, partial(Replicas, **options))
         except ValueError as error:  # a model has variables, or cannot take batches
             raise PenstockError(str(error)) from error
         server = Server(
-            repository, max_bytes=max_request, timeout=timeout, shared_memory=shared_memory
+            repository,
+            max_bytes=http.max_request,
+            timeout=http.timeout,
+            shared_memory=http.shared_memory,
         )
-        with _listener(host, port) as listener:
+        with _listener(http.host, http.port) as listener:
             address = "{}:{}".format(*listener.getsockname()[:2])
             click.echo(f"serving {', '.join(paths)} at http://{address}", err=True)
             config = uvicorn.Config(
                 server.app,
-                http=connections(timeout, server.direct),
+                http=connections(http.timeout, server.direct),
                 ws="none",
                 loop="asyncio",
                 proxy_headers=False,

@@ -18,7 +18,7 @@ from penstock.backends.base import Where
 from penstock.backends.group import Group
 from penstock.backends.registry import backends_of
 from penstock.compiler.frames import build_part
-from penstock.compiler.options import CompileOptions, MemoryPlanner, Precision
+from penstock.compiler.options import CompileOptions, ExpertOptions, MemoryPlanner, Precision
 from penstock.compiler.stages import CompileContext
 from penstock.core.errors import Unsupported
 from penstock.core.limits import Limits
@@ -93,7 +93,8 @@ class PartOptions:
                 raise Unsupported.of([(type(backend).__name__, reason, "backends=")])
         names = tuple([b.name for b in context.backends if not isinstance(b, Group)])
         place = dict(options.place or {})
-        return PartOptions(names, options.precision, options.memory_planner, place, context.limits)
+        planner = options.expert.memory_planner
+        return PartOptions(names, options.precision, planner, place, context.limits)
 
 
 def encode_part(part: GraphPart, functions: Mapping[str, Graph]) -> tuple[bytes, list[Store]]:
@@ -144,7 +145,7 @@ def compile_part(
         executor="frames",
         backends=options.backends,
         precision=options.precision,
-        memory_planner=options.memory_planner,
+        expert=ExpertOptions(memory_planner=options.memory_planner),
         place=options.place,
         threads=threads,
         limits=options.limits,

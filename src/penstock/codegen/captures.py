@@ -89,7 +89,12 @@ def is_capturable(plan: Plan, step: Step) -> bool:
     kernel, slots = step.kernel, plan.slots
     if kernel is None or step.backend not in plan.captures or is_transfer(step.node):
         return False
-    if kernel.host_outputs or kernel.begin is not None or step.copied or step.contract is not None:
+    if (
+        kernel.device.host_outputs
+        or kernel.begin is not None
+        or step.copied
+        or step.contract is not None
+    ):
         return False
     if any(slots[step.inputs[i]].kind is not SlotKind.CONSTANT for i in _given(step)):
         return False
@@ -100,7 +105,9 @@ def is_capturable(plan: Plan, step: Step) -> bool:
 def _given(step: Step) -> list[int]:
     """The inputs that the kernel of a step reads on the host."""
     assert step.kernel is not None
-    return [i for i in step.kernel.host_inputs if i < len(step.inputs) and step.inputs[i] >= 0]
+    return [
+        i for i in step.kernel.device.host_inputs if i < len(step.inputs) and step.inputs[i] >= 0
+    ]
 
 
 def read_at_once(plan: Plan) -> set[int]:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from penstock.codegen.names import absorbed_inputs
+from penstock.codegen.names import packed_inputs
 from penstock.plan.plan import StepTable
 
 
-def let_go_constants(table: StepTable) -> int:
+def release_constants(table: StepTable) -> int:
     """Drop the contents of constants that all steps of ``table`` read in another order, after its
     program was bound to memory. Later readers get them back from the kernels. Returns about how
     many bytes that frees, unless another object holds them."""
@@ -19,8 +19,9 @@ def let_go_constants(table: StepTable) -> int:
     for step in table.walk():
         kernel = step.kernel
         held: Mapping[int, Callable[[], np.ndarray]] = {}
-        if kernel is not None and kernel.release is not None and absorbed_inputs(table, step):
-            held = kernel.release()
+        release = None if kernel is None else kernel.packed.release
+        if release is not None and packed_inputs(table, step):
+            held = release()
         for i, slot in enumerate(step.inputs):
             if i in held:
                 give_back[slot] = held[i]

@@ -16,7 +16,7 @@ from penstock.core.errors import LimitExceeded
 from penstock.host.current_run import copy_within_budget, keep
 from penstock.host.malloc import empty
 from penstock.host.native import contiguous, in_c_order, refilled
-from penstock.ir.op import Outcome, array_of
+from penstock.ir.kernel import Outcome, array_of
 from penstock.ops.internal.transfer import is_transfer
 from penstock.ops.onnx.control_flow import (
     add_row,

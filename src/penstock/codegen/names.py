@@ -43,8 +43,8 @@ from penstock.core.checkpoints import with_checkpoints
 from penstock.core.records import NamedTuple, dataclass
 from penstock.core.types import TensorType
 from penstock.ir.contract import Guard
+from penstock.ir.kernel import Kernel
 from penstock.ir.layout import RuntimeArray
-from penstock.ir.op import Kernel
 from penstock.ops.internal.fused import parts
 from penstock.ops.internal.transfer import HOST
 from penstock.ops.result_bytes import counted
@@ -149,19 +149,19 @@ def runtime_slots(plan: Plan, step: Step) -> tuple[int, ...]:
     return tuple([i for i in bound_slots(step) if i >= 0 and slots[i].kind is SlotKind.DYNAMIC])
 
 
-def absorbed_inputs(table: StepTable, step: Step) -> tuple[int, ...]:
+def packed_inputs(table: StepTable, step: Step) -> tuple[int, ...]:
     """The constants among the inputs of a step that the call of its kernel does not read
-    (``Kernel.absorbed``)."""
+    (``PackedConstants``)."""
     kernel, inputs, slots = step.kernel, step.inputs, table.slots
     if kernel is None or (step.into and not prepares(step)):
         return ()
-    given = [i for i in kernel.absorbed if inputs[i] >= 0]
+    given = [i for i in kernel.packed.inputs if inputs[i] >= 0]
     return tuple([i for i in given if slots[inputs[i]].kind is SlotKind.CONSTANT])
 
 
 def prepares(step: Step) -> bool:
     """Whether the kernel of ``step`` prepares arguments of its own when it is bound."""
-    return step.into and step.kernel is not None and step.kernel.prepares
+    return step.into and step.kernel is not None and step.kernel.binder is not None
 
 
 def _function_name(number: int, step: Step, kernel: Kernel, is_counted: bool) -> str:
@@ -185,7 +185,7 @@ def _arguments(plan: Plan, number: int, step: Step, names: list[str], is_counted
         return ", ".join([names[i] for i in runtime]) if runtime else f"*a{number}"
     texts = [names[i] for i in bound_slots(step)]
     if not is_counted:  # else a bound of the results is one of the inputs' sizes
-        for i in absorbed_inputs(plan, step):
+        for i in packed_inputs(plan, step):
             texts[i] = "None"
     for i in step.copied:
         texts[i] = f"own({texts[i]})"
@@ -269,7 +269,9 @@ def _bound(plan: Plan, values: Sequence[Any], step: Step) -> Any:
     assert kernel is not None
     inputs = [
         plan.slots[index].peek
-        if index >= 0 and plan.slots[index].kind is SlotKind.CONSTANT and i not in kernel.absorbed
+        if index >= 0
+        and plan.slots[index].kind is SlotKind.CONSTANT
+        and i not in kernel.packed.inputs
         else values[index]
         for i, index in enumerate(step.inputs)
     ]
@@ -295,20 +297,20 @@ def _function_of(
     assert function is not None
     if workspace is not None:
         function = partial(function, workspace=workspace)
-    if kernel.settle is not None and ahead is not None and not step.into:
-        function = _settling(step, function, kernel.settle, ahead)
+    if kernel.device.synchronize is not None and ahead is not None and not step.into:
+        function = _synchronizing(step, function, kernel.device.synchronize, ahead)
     if is_counted and not step.into:
-        function = counted(step.node, function, kernel.reserves)
+        function = counted(step.node, function, kernel.memory.checks_budget)
     if step.contract is not None and not step.into:
         function = Guard(step.contract, function, kernel.begin is not None)
         function.replace = partial(_replace, name)
     return function
 
 
-def _settling(
+def _synchronizing(
     step: Step,
     function: Callable[..., Any],
-    settle: Callable[[Any], object],
+    synchronize: Callable[[Any], object],
     ahead: dict[str, int],
 ) -> Callable[..., Any]:
     """``function``, which waits for one of its results if the host is far ahead of the device; one
@@ -324,7 +326,7 @@ def _settling(
         ahead[backend] += 1
         if ahead[backend] >= most:
             ahead[backend] = 0
-            settle(result[bounds.index(smallest)] if several else result)
+            synchronize(result[bounds.index(smallest)] if several else result)
         return result
 
     return call

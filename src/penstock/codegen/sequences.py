@@ -29,7 +29,9 @@ class CallSequence:
 def is_joinable(step: Step) -> bool:
     """Whether a step can be one of a sequence."""
     kernel = step.kernel
-    if kernel is None or kernel.compiled_call is None or not (step.into or not step.outputs):
+    if kernel is None or kernel.binder is None or kernel.binder.compiled_call is None:
+        return False
+    if step.outputs and not step.into:
         return False
     return step.contract is None and not step.copied
 
@@ -44,12 +46,12 @@ def bound_sequence(
     place = {id(values[slot]): i for i, slot in enumerate(sequence.slots)}
     steps = []
     for step in sequence.steps:
-        assert step.kernel is not None
+        assert step.kernel is not None and step.kernel.binder is not None
         function, arguments = bind(step)
         places = (-1,) * len(arguments)
         if place:
             places = tuple([place.get(id(argument), -1) for argument in arguments])
-        steps.append(BoundStep(step.kernel, function, arguments, places))
+        steps.append(BoundStep(step.kernel.binder, function, arguments, places))
     run = sequence_of(steps, len(sequence.slots))
     assert run is not None
     return run

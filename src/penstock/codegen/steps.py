@@ -259,9 +259,10 @@ class StepWriter:
         if kernel.begin is not None:
             call = self._awaited(call, step)
         if step.into:
-            if kernel.check is not None:
-                name = self._checks.setdefault(kernel.check, f"check{len(self._checks)}")
-                self.constants[name] = kernel.check
+            check = None if kernel.binder is None else kernel.binder.check
+            if check is not None:
+                name = self._checks.setdefault(check, f"check{len(self._checks)}")
+                self.constants[name] = check
                 call = f"if status := {call}: {name}(status)"
             self.line(call, step, comment(step))
             return

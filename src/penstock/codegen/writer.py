@@ -99,7 +99,7 @@ class Program:
     def nbytes(self) -> int:
         """About what plan and program take in memory."""
         kernels = [step.kernel for step in self.plan.walk() if step.kernel is not None]
-        code = sum(kernel.code_bytes for kernel in kernels)
+        code = sum(kernel.memory.code_bytes for kernel in kernels)
         return _LINE_BYTES * len(self.steps) + code
 
     def with_observers(self, inputs: bool = True) -> Program:

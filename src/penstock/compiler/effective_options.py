@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.backends.base import Backend
+from penstock.backends.base import Backend, RoundsOperands
 from penstock.compiler.options import CompileOptions
 from penstock.compiler.stages import CompileContext
+from penstock.core.capability import capability
 from penstock.core.errors import warn
 from penstock.core.records import dataclass
 from penstock.executors.base import Executor
@@ -52,7 +53,8 @@ def effective_options(context: CompileContext, executor: Executor) -> EffectiveO
 
 def effective_precision(asked: str, backends: Sequence[Backend]) -> str:
     """The precision that ``backends`` can give."""
-    narrows = any(getattr(backend, "narrow", False) for backend in backends)
+    rounding = [capability(backend, RoundsOperands) for backend in backends]
+    narrows = any(own.narrow for own in rounding if own is not None)
     return "float32" if asked == "bf16" and not narrows else asked
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -23,13 +22,14 @@ import numpy as np
 from penstock.analysis.frames import FramePath, Frames, GraphPart
 from penstock.analysis.sizes import check_sizes
 from penstock.analysis.type_inference import infer_types, node_types
-from penstock.backends.base import Backend
+from penstock.backends.base import Backend, TakesTensors
 from penstock.backends.dynamic_shapes import plausible
 from penstock.backends.kernels import KernelTable
 from penstock.backends.registry import backend_of
 from penstock.compiler import stages
 from penstock.compiler.lowering import lower_graph, optimize_for_shapes
 from penstock.compiler.stages import CompileContext, Feeds
+from penstock.core.capability import capability
 from penstock.core.checkpoints import checkpoint
 from penstock.core.errors import InvalidModel, LimitExceeded, Unsupported
 from penstock.core.records import replace
@@ -41,7 +41,8 @@ from penstock.executors.frames.executor import FramesExecutor
 from penstock.executors.frames.frame_writer import FrameForm
 from penstock.ir.contract import contract_of, guarded
 from penstock.ir.graph import Graph, Node, Value, all_reads, captures, clone, is_framed
-from penstock.ir.op import FRAMED, Kernel, Role
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import FRAMED, Role
 from penstock.ops.internal.segment import is_frame
 from penstock.ops.internal.transfer import HOST, Ports
 from penstock.ops.onnx.control_flow import collects_rows, is_control
@@ -358,9 +359,11 @@ class _FramesCompiler:
         values = [_placeholder(value) for value in graph.inputs]
         if any(value is None for value in values):
             # What is not known cannot be measured.
-            context = replace(context, options=replace(context.options, cost_model=context.costs))
-        own: Any = context.backends[0]
-        on_streams = own.device is not None and getattr(own, "leaving", None) is not None
+            options = context.options
+            expert = options.expert.changed(cost_model=context.costs)
+            context = replace(context, options=replace(options, expert=expert))
+        own = context.backends[0]
+        on_streams = own.device is not None and capability(own, TakesTensors) is not None
         ports = Ports({}, stay=True) if on_streams else None
         feeds = Feeds(graph, values, refined=True, ports=ports)
         try:

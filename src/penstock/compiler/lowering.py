@@ -36,7 +36,7 @@ def lower_graph(feeds: Feeds, context: CompileContext, *, layouts: bool = True) 
     ``layouts`` copies between layouts. Values that kernels allocate need none of these."""
     graph, kernels = feeds.graph, KernelTable()
     set_threads(graph, context)
-    costs: CostModel = context.options.cost_model or GraphProfiler(
+    costs: CostModel = context.options.expert.cost_model or GraphProfiler(
         graph, context.backends, feeds.values, kernels, partial(_observed_executor, context)
     )
     placement = Placement(context.backends, context.options.place or {}, kernels, costs)

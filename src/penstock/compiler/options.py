@@ -17,9 +17,10 @@ from typing import (
     Concatenate,
     Literal,
     ParamSpec,
+    Protocol,
+    Self,
     TypeAlias,
     TypeVar,
-    cast,
     get_args,
     overload,
 )
@@ -39,9 +40,9 @@ if TYPE_CHECKING:
     from penstock.core.checkpoints import Progress
     from penstock.executors.control import CancelToken
     from penstock.host.threads import Workers
+    from penstock.ir.graph import Model
     from penstock.passes.context import AfterPass
     from penstock.plan.grouping import ClusteredGrouping
-    from penstock.session.variables import Variables
     from penstock.tuning.measure import CostModel
     from penstock.tuning.worker_placement import WorkerPool
 
@@ -57,10 +58,26 @@ Returns: TypeAlias = Literal["numpy", "torch"]
 RETURNS: tuple[Returns, ...] = get_args(Returns)
 
 
+class SharedVariables(Protocol):
+    """The variables of a session (``session.variables``), for ``variables=``."""
+
+    def of(self, model: Model) -> dict[Any, Any]:
+        """The stores that take the place of the model's own."""
+        ...
+
+
 def option(default: Any, help: str, allowed: Callable[[Any], bool] | None = None) -> Any:
     """A field of a record of options; ``help`` is its text in documentation and on the command
     line, ``allowed`` whether a value has one of the types that the field declares."""
     return field(default=default, metadata={"help": help, "allowed": allowed})
+
+
+def _check_types(record: ExpertOptions | CompileOptions) -> None:
+    """Raise ``TypeError`` for an option of a type that its field does not declare."""
+    for own in fields(record):
+        value, allowed = getattr(record, own.name), own.metadata["allowed"]
+        if allowed is not None and value is not own.default and not allowed(value):
+            raise wrong_type(own.name, value, str(own.type))
 
 
 def _is_flag(value: Any) -> bool:
@@ -103,6 +120,84 @@ def _are_devices(value: Any) -> bool:
     return _by_name(value) or (isinstance(value, int) and not isinstance(value, bool))
 
 
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ExpertOptions:
+    """What ``penstock.compile`` takes as ``expert=``: options for developers of Penstock and for
+    benchmarks, which programs that run models do without. Raises as ``compile`` does."""
+
+    given: ClassVar[frozenset[str]] = frozenset()
+    """Names of the options that were given, also at their defaults."""
+
+    fixed_threads: bool = option(
+        False,
+        "Give the kernels of a run that is alone all of its threads; by default it has one thread "
+        "where that has proved faster.",
+        _is_flag,
+    )
+    max_streams: int | None = option(
+        None, "Use at most N streams, even if they do not pay off; by default as many as pay off."
+    )
+    memory_planner: MemoryPlanner = option(
+        "quick",
+        'How offsets in the arena are chosen. "quick": a search for the smallest arena; "best": a '
+        'longer one; "wic": largest tensors first; "first_fit": in order of first use; "bump": no '
+        "memory is used twice, for debugging.",
+    )
+    cost_model: CostModel | None = option(
+        None,
+        "Costs to decide by, instead of those measured on this machine: a "
+        "penstock.tuning.measure.CostModel. Nothing is measured then.",
+        lambda value: hasattr(value, "expected"),
+    )
+    pool: Workers | None = option(
+        None,
+        "Threads that run tasks and submitted runs, instead of the pool of the process: a "
+        "penstock.host.threads.Workers.",
+        lambda value: hasattr(value, "submit"),
+    )
+    grouping: type[ClusteredGrouping] | None = option(
+        None,
+        'How steps form tasks for executor="parallel": a penstock.plan.grouping.ClusteredGrouping.',
+        lambda value: isinstance(value, type),
+    )
+    capture: bool = option(
+        True,
+        "Capture steps of fixed shapes on a device with graphs (CUDA) into graphs, after a few "
+        "runs, so that one launch replays them. For plans in one order.",
+        _is_flag,
+    )
+    after_pass: AfterPass | None = option(
+        None,
+        "Function that is called with each compiler pass that ran (see penstock.passes.pipeline) "
+        "and the graph as the pass left it. It must not change the graph.",
+        callable,
+    )
+
+    def __new__(cls, **options: object) -> Self:
+        record = object.__new__(cls)
+        object.__setattr__(record, "given", frozenset(options))
+        return record
+
+    def __post_init__(self) -> None:
+        _check_types(self)
+        check_choice("memory_planner", self.memory_planner, MEMORY_PLANNERS)
+        if self.max_streams is not None:
+            check_count("max_streams", self.max_streams)
+
+    def changed(self, **options: object) -> ExpertOptions:
+        """These options with others in their places."""
+        own: dict[str, Any] = {name: getattr(self, name) for name in self.given}
+        return ExpertOptions(**{**own, **options})
+
+    def __repr__(self) -> str:
+        own = [(f.name, getattr(self, f.name), f.default) for f in fields(self)]
+        changed = [f"{name}={value!r}" for name, value, default in own if value is not default]
+        return f"ExpertOptions({', '.join(changed)})"
+
+
+DEFAULT_EXPERT = ExpertOptions()
+
+
 @dataclass(frozen=True)
 class CompileOptions:
     """What ``penstock.compile`` takes beside the model. Raises ``ValueError`` for a value that no
@@ -137,12 +232,6 @@ class CompileOptions:
     )
     threads: int | None = option(
         None, "Cores that one run may keep busy; by default all that the process has."
-    )
-    fixed_threads: bool = option(
-        False,
-        "Give the kernels of a run that is alone all of its threads; by default it has one thread "
-        "where that has proved faster.",
-        _is_flag,
     )
     shapes: InputShapes | Sequence[InputShapes] | None = option(
         None,
@@ -190,15 +279,6 @@ class CompileOptions:
         'bfloat16 where the processor supports it: faster, with two to three digits; "tf32" is '
         'like "float32", but lets the torch backend on a GPU round them to TensorFloat-32.',
     )
-    max_streams: int | None = option(
-        None, "Use at most N streams, even if they do not pay off; by default as many as pay off."
-    )
-    memory_planner: MemoryPlanner = option(
-        "quick",
-        'How offsets in the arena are chosen. "quick": a search for the smallest arena; "best": a '
-        'longer one; "wic": largest tensors first; "first_fit": in order of first use; "bump": no '
-        "memory is used twice, for debugging.",
-    )
     devices: int | Sequence[str] | Mapping[str, str | Backend] | None = option(
         None,
         "Virtual devices of this process, their number or their names: the frames executor runs "
@@ -215,39 +295,16 @@ class CompileOptions:
         "decide.",
         lambda value: hasattr(value, "devices"),
     )
-    variables: Variables | None = option(
+    variables: SharedVariables | None = option(
         None,
         "Variables of another session of the model (its variables), which this one reads and "
         "assigns to as well, instead of having its own.",
         lambda value: hasattr(value, "restore"),
     )
-    cost_model: CostModel | None = option(
-        None,
-        "Costs to decide by, instead of those measured on this machine: a "
-        "penstock.tuning.measure.CostModel. Nothing is measured then.",
-        lambda value: hasattr(value, "expected"),
-    )
-    pool: Workers | None = option(
-        None,
-        "Threads that run tasks and submitted runs, instead of the pool of the process: a "
-        "penstock.host.threads.Workers.",
-        lambda value: hasattr(value, "submit"),
-    )
     max_pending: int = option(
         1000,
         "Runs that may have been submitted and not have ended: submit waits for one of them to end "
         "before it takes another.",
-    )
-    grouping: type[ClusteredGrouping] | None = option(
-        None,
-        'How steps form tasks for executor="parallel": a penstock.plan.grouping.ClusteredGrouping.',
-        lambda value: isinstance(value, type),
-    )
-    capture: bool = option(
-        True,
-        "Capture steps of fixed shapes on a device with graphs (CUDA) into graphs, after a few "
-        "runs, so that one launch replays them. For plans in one order.",
-        _is_flag,
     )
     timeout: float | None = option(
         None,
@@ -263,29 +320,19 @@ class CompileOptions:
         "is called with what is done next, the number of steps that are done, and that of all.",
         lambda value: _is_flag(value) or callable(value),
     )
-    after_pass: AfterPass | None = option(
-        None,
-        "Function that is called with each compiler pass that ran (see penstock.passes.pipeline) "
-        "and the graph as the pass left it. It must not change the graph.",
-        callable,
+    expert: ExpertOptions = option(
+        DEFAULT_EXPERT,
+        "Options for developers and benchmarks: a penstock.ExpertOptions.",
+        lambda value: isinstance(value, ExpertOptions),
     )
 
     def __post_init__(self) -> None:
-        for own in fields(self):
-            value, allowed = getattr(self, own.name), own.metadata["allowed"]
-            if allowed is not None and value is not own.default and not allowed(value):
-                raise wrong_type(own.name, value, str(own.type))
-        choices = {
-            "precision": PRECISIONS,
-            "executor": EXECUTORS,
-            "memory_planner": MEMORY_PLANNERS,
-        }
-        for name, allowed in choices.items():
-            value = getattr(self, name)
-            check_choice(name, value, allowed)
-        for name, most in {"threads": None, "max_streams": None, "max_pending": 1_000_000}.items():
-            if (value := getattr(self, name)) is not None or most is not None:
-                check_count(name, value, most)
+        _check_types(self)
+        check_choice("precision", self.precision, PRECISIONS)
+        check_choice("executor", self.executor, EXECUTORS)
+        if self.threads is not None:
+            check_count("threads", self.threads)
+        check_count("max_pending", self.max_pending, 1_000_000)
         frames = self.executor in ("auto", "frames")
         if self.devices is not None and not frames and not self.cuda_devices:
             raise OptionError(f'devices= are for executor="frames", not {self.executor!r}')
@@ -297,7 +344,7 @@ class CompileOptions:
     def check_use(self) -> None:
         """Raise ``OptionError`` for an option that would do nothing. To be asked once packages and
         the environment have named theirs."""
-        if self.max_streams is not None and self.executor != "streams":
+        if self.expert.max_streams is not None and self.executor != "streams":
             raise OptionError(f'max_streams= is for executor="streams", not {self.executor!r}')
 
     @property
@@ -308,16 +355,29 @@ class CompileOptions:
         cuda = all(name.startswith("cuda:") and name[5:].isdecimal() for name in names)
         return tuple(names) if cuda else ()
 
+    def get(self, name: str) -> Any:
+        """The value of an option, of those in ``expert``, too."""
+        return getattr(self.expert if name in EXPERT else self, name)
+
     def filled(self, values: Mapping[str, Any]) -> CompileOptions:
-        """These options with ``values`` for those that were not given. None is never given."""
+        """These options with ``values``, of options in ``expert``, too, for those that were not
+        given. None is never given."""
         unset = {}
         for name, value in values.items():
-            own = getattr(self, name)
-            if own is None or (own == getattr(CompileOptions, name) and name not in self.given):
+            own = self.get(name)
+            if own is None or (own == DEFAULTS.get(name) and name not in self.given):
                 unset[name] = value
         if not unset:
             return self
-        return with_given(replace(self, **unset), self.given | unset.keys())
+        changes = {name: value for name, value in unset.items() if name not in EXPERT}
+        if expert := {name: value for name, value in unset.items() if name in EXPERT}:
+            changes["expert"] = self.expert.changed(**expert)
+        return with_given(replace(self, **changes), self.given | unset.keys())
+
+
+EXPERT = frozenset([f.name for f in fields(ExpertOptions)])
+"""Names of the options in ``CompileOptions.expert``"""
+DEFAULTS = CompileOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -440,15 +500,29 @@ def help_of(record: Any, name: str) -> str:
 
 def make(record: Callable[P, Result], caller: str, *arguments: Any, **options: Any) -> Result:
     """The record of these options; ``TypeError`` suggests a name for one that there is not."""
-    for name in options:
-        names = [f.name for f in fields(cast(Any, record))]
+    names = _names(record)
+    for name, value in options.items():
         if name not in names:
-            from difflib import get_close_matches
+            raise TypeError(f"{caller}() has no option {name!r}; {_hint(name, value, names)}")
+    made = record(*arguments, **options)
+    expert = made.expert.given if isinstance(made, CompileOptions) else ()
+    return with_given(made, {*options, *expert})
 
-            close = get_close_matches(name, names, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(names)}"
-            raise TypeError(f"{caller}() has no option {name!r}; {hint}")
-    return with_given(record(*arguments, **options), options.keys())
+
+@cache
+def _names(record: Any) -> Sequence[str]:
+    return [f.name for f in fields(record)]
+
+
+def _hint(name: str, value: object, names: Sequence[str]) -> str:
+    """What may be meant by an option whose name is none of ``names``."""
+    if name in EXPERT and "expert" in names:
+        text = repr(value) if isinstance(value, bool | int | str) else "..."
+        return f"it is expert=penstock.ExpertOptions({name}={text})"
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, names, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"it has {', '.join(names)}"
 
 
 def with_given(record: Result, names: Collection[str]) -> Result:

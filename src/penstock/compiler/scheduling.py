@@ -86,7 +86,7 @@ def schedule_tasks(planned: Planned, context: CompileContext) -> Scheduled:
 def schedule_streams(planned: Planned, context: CompileContext) -> Scheduled:
     """Steps on streams, as many as pay off or ``max_streams``; all in order where one is best."""
     plan, costs = planned.plan, planned.costs
-    forced = context.options.max_streams is not None
+    forced = context.options.expert.max_streams is not None
     in_order = partial(schedule_in_order, planned, context, "streams")
     streams = _streams(planned, context, partial(costs.guess, context.by_name))
     if forced and not streams.one:
@@ -134,7 +134,7 @@ def _on_tasks(
     plan = planned.plan
     return Scheduled(
         plan,
-        plan_arena_for_tasks(plan, tasks, context.options.memory_planner),
+        plan_arena_for_tasks(plan, tasks, context.options.expert.memory_planner),
         planned.costs,
         "parallel",
         tasks,
@@ -147,7 +147,7 @@ def _on_tasks(
 def _streams(planned: Planned, context: CompileContext, seconds: Seconds) -> StreamSchedules:
     from penstock.plan.streams import StreamSchedules
 
-    most, devices = context.options.max_streams, context.accelerators
+    most, devices = context.options.expert.max_streams, context.accelerators
     bound = most or context.workers
     forced = most is not None
     return StreamSchedules(planned.plan, seconds, bound, forced=forced, devices=devices)
@@ -156,7 +156,7 @@ def _streams(planned: Planned, context: CompileContext, seconds: Seconds) -> Str
 def _on_streams(planned: Planned, context: CompileContext, streams: StreamSchedules) -> Scheduled:
     from penstock.plan.streams import stream_programs, stream_segments
 
-    plan, planner = planned.plan, context.options.memory_planner
+    plan, planner = planned.plan, context.options.expert.memory_planner
     return Scheduled(
         plan,
         plan_arena_for_tasks(plan, stream_segments(plan, streams), planner),
@@ -210,7 +210,7 @@ def _run_sampler(programmed: Programmed, context: CompileContext) -> RunSampler 
     """What learns from runs whether a plan in one order is faster as tasks."""
     from penstock.tuning.run_sampler import RunSampler
 
-    if context.options.cost_model is not None:
+    if context.options.expert.cost_model is not None:
         return None
     # Without the values that the profiler of this compilation measures on, and its kernels, which
     # hold weights that the plan does not.

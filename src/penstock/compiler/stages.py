@@ -29,12 +29,13 @@ import numpy as np
 from penstock.algorithms.dag import on_cycles
 from penstock.analysis.sizes import check_sizes
 from penstock.analysis.type_inference import infer_types
-from penstock.backends.base import Backend, Device, copier, stacks
+from penstock.backends.base import Backend, BoundsThreads, Device, copier, stacks
 from penstock.backends.dynamic_shapes import plausible
 from penstock.backends.kernels import KernelTable, other_places, placed_kernels
 from penstock.backends.numpy import NumpyBackend
 from penstock.codegen.writer import Program, write_program
 from penstock.compiler.options import CompileOptions
+from penstock.core.capability import capability
 from penstock.core.limits import Limits
 from penstock.core.records import dataclass, field, replace
 from penstock.core.types import OptionalType, TensorType, Type
@@ -141,26 +142,26 @@ class CompileContext:
     def workers(self) -> int:
         """The number of tasks of one run that may run at the same time on the host."""
         workers = self.pool.size
-        if self.options.pool is None:
+        if self.options.expert.pool is None:
             workers = min(max(backend.workers for backend in self.hosts), workers)
         return min(workers, self.options.threads or workers)
 
     @property
     def pool(self) -> Workers:
         """The pool whose threads run tasks on the host."""
-        return self.options.pool or pool()
+        return self.options.expert.pool or pool()
 
     @property
     def grouping(self) -> type[ClusteredGrouping]:
         """How steps form tasks."""
         from penstock.plan.grouping import ClusteredGrouping
 
-        return self.options.grouping or ClusteredGrouping
+        return self.options.expert.grouping or ClusteredGrouping
 
     @property
     def costs(self) -> CostModel:
         """The costs known without measuring."""
-        return self.options.cost_model or CostModel(self.backends)
+        return self.options.expert.cost_model or CostModel(self.backends)
 
     def seconds(self, costs: CostModel, *, single_threaded: bool) -> Seconds:
         """The cost of a step, as a function."""
@@ -195,7 +196,7 @@ class CompileContext:
             direct=self.direct,
             stacks=self.stacks,
             other_places=other_places(table, *parts),
-            after_pass=self.options.after_pass,
+            after_pass=self.options.expert.after_pass,
             placement=placement,
             ports=ports,
             compiled=compiled,
@@ -357,8 +358,8 @@ def plan_slots(
     options = {"planned": planned, "inner": inner}
     plan = compile_plan(graph, context.backends, placement, kernels=kernels, **options)
     if (threads := context.options.threads) is not None:
-        bounds = [getattr(backend, "bounded", None) for backend in context.backends]
-        scopes = [partial(bounded, threads) for bounded in bounds if bounded is not None]
+        bounds = [capability(backend, BoundsThreads) for backend in context.backends]
+        scopes = [partial(bound.bounded, threads) for bound in bounds if bound is not None]
         plan = replace(plan, scopes=(*plan.scopes, *scopes)) if scopes else plan
     return Planned(plan, lowered.costs, lowered.arena)
 
@@ -389,7 +390,7 @@ class Scheduled:
 def schedule_in_order(planned: Planned, context: CompileContext, name: str = "linear") -> Scheduled:
     """All steps in one order that keeps few bytes alive; as tasks, if one function cannot run them
     all (``in_one_function``)."""
-    plan, planner = planned.plan, context.options.memory_planner
+    plan, planner = planned.plan, context.options.expert.memory_planner
     parallel = context.executor == "parallel" and are_asynchronous(plan.steps)
     if in_one_function(plan):
         arena = None if planned.arena is None else restored_arena(plan, planned.arena)
@@ -410,7 +411,8 @@ def schedule_saved(planned: Planned, context: CompileContext) -> Scheduled:
     """The order that was chosen before the plan was saved. Where that was left to costs, runs may
     show that tasks are faster."""
     streams = context.executor == "streams"
-    chosen = context.executor == "linear" or (streams and context.options.max_streams is not None)
+    forced = streams and context.options.expert.max_streams is not None
+    chosen = context.executor == "linear" or forced
     in_order = schedule_in_order(planned, context, "streams" if streams else "linear")
     return replace(in_order, unmeasured=not chosen)
 
@@ -453,7 +455,7 @@ def generate_program(
 ) -> Programmed:
     """Write the plan as Python source; if ``observed``, with calls of observers."""
     plan, arena_plan, tasks = schedule.plan, schedule.arena_plan, schedule.tasks
-    limits, capture = context.limits, context.options.capture
+    limits, capture = context.limits, context.options.expert.capture
     program = write_program(
         plan, arena_plan, limits, tasks=tasks, observed=observed, capture=capture
     )
@@ -466,7 +468,7 @@ def bind(programmed: Programmed, context: CompileContext) -> Executor:
     schedule, options = programmed.schedule, context.options
     if schedule.tasks is None:
         parts = programmed.program, context.hosts, context.limits
-        fixed = options.fixed_threads
+        fixed = options.expert.fixed_threads
         return LinearExecutor(*parts, options.threads, schedule.name, fixed_threads=fixed)
     from penstock.executors.parallel import ParallelExecutor
 

@@ -128,7 +128,9 @@ class CompiledExecutor:
         self.sequences = {name: s.steps for name, s in program.sequences.items()}
         self.captures = program.captures
         kernels = [step.kernel for step in program.plan.walk() if step.kernel is not None]
-        self._cached_bytes = [k.cached_bytes for k in kernels if k.cached_bytes is not None]
+        self._cached_bytes = [
+            cached for k in kernels if (cached := k.shapes.cached_bytes) is not None
+        ]
         self._program = program
         self._share = share_of(program.plan, hosts, workers, threads, fixed_threads)
         self._counts = program.allocations.counts
@@ -237,12 +239,12 @@ def share_of(
     threaded = {b.name for b in hosts if b.threads_of_caller}  # whatever they run
     for step in with_checkpoints(plan.walk()):
         work = 0 if step.node.op.view else flops(step.node)
-        late = 0 if step.kernel is None else step.kernel.runtime_flops
+        late = 0 if step.kernel is None else step.kernel.shapes.flops
         most[step.backend] = max(work, late, most.get(step.backend, 0))
         moves = step.node.op.moves
         # NumPy's kernel computes what other backends have no kernel for in a run.
         runs = {step.backend}
-        if step.kernel is not None and step.kernel.cached_bytes is not None:
+        if step.kernel is not None and step.kernel.shapes.cached_bytes is not None:
             runs.add("numpy")
         if not moves and not runs <= threaded and may_use_threads(step.node):
             threaded |= runs

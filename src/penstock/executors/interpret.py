@@ -24,7 +24,7 @@ from penstock.executors.errors import explained_at, run_error, throw
 from penstock.host.current_run import working_for
 from penstock.ir.contract import guarded
 from penstock.ir.graph import Graph, Node, Value
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Kernel
 from penstock.ops.result_bytes import counted
 from penstock.plan.plan import Plan, Step
 
@@ -128,7 +128,9 @@ class _CheckedInterpreter(Interpreter):
                 if kernel.begin is not None:
                     kernel = Kernel(partial(_awaited, control, kernel.begin))
                 outputs = evaluate(
-                    node, inputs, Kernel(counted(node, kernel.function, kernel.reserves))
+                    node,
+                    inputs,
+                    Kernel(counted(node, kernel.function, kernel.memory.checks_budget)),
                 )
         except Exception as error:
             if getattr(error, "__notes__", None):

@@ -24,7 +24,7 @@ from penstock.executors.control import Control
 from penstock.executors.turn import Turn
 from penstock.host.event_watch import EVENTS
 from penstock.host.threads import Workers
-from penstock.ir.op import Outcome
+from penstock.ir.kernel import Outcome
 from penstock.plan.plan import has_effect, walk
 from penstock.plan.tasks import Tasks, are_asynchronous
 

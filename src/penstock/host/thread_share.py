@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Protocol
 
+from penstock.core.capability import capability
 from penstock.core.records import dataclass, field
 from penstock.host.fork import in_child
 from penstock.host.thread_tuner import ThreadTuner
@@ -25,6 +26,14 @@ class Threaded(Protocol):
     def threads_of_caller(self) -> bool: ...
 
     def set_threads(self, threads: int) -> None: ...
+
+
+class SharesOpenMP(Protocol):
+    """Has threads of an OpenMP runtime: of libraries with one, one sets the threads of all."""
+
+    @property
+    def openmp(self) -> int:
+        """The address of ``omp_set_num_threads`` of the runtime."""
 
 
 class ThreadShare:
@@ -54,7 +63,7 @@ class ThreadShare:
         self._limit = most
         self._own = [library for library in libraries if library.threads_of_caller]
         self._shared = [library for library in libraries if not library.threads_of_caller]
-        setters = {getattr(b, "openmp", 0) or id(b): b.set_threads for b in self._own}
+        setters = {_runtime_of(b): b.set_threads for b in self._own}
         self.setters = tuple(setters.values())
         """what sets the number of threads of the calling thread, for each library"""
         self.single = not libraries or (not streams and not self._shared)
@@ -187,3 +196,9 @@ def _forget_parent() -> None:
     _process.streams = 0
     for setting in _process.settings.values():
         setting.divide(0, None)
+
+
+def _runtime_of(library: Threaded) -> int:
+    """A number that libraries have in common whose threads one call sets."""
+    sharing = capability(library, SharesOpenMP)
+    return (0 if sharing is None else sharing.openmp) or id(library)

@@ -296,7 +296,11 @@ class Places:
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._never_taken = iter(range(count))
+        self.forked()
+
+    def forked(self) -> None:
+        """Give all places back, as in a forked child, which has none of its parent's runs."""
+        self._never_taken = iter(range(self._count))
         self._given: deque[None] = deque()
         self._was_given = threading.Lock()  # released when there is one for those that wait
 

@@ -23,7 +23,7 @@ _SCRIPTS = (
 
 
 class Report:
-    """What ``Session.report`` returns. ``document`` has the data of the page, as JSON can have
+    """What ``Inspection.report`` returns. ``document`` has the data of the page, as JSON can have
     them; notebooks show the page itself."""
 
     def __init__(self, document: dict[str, Any]) -> None:

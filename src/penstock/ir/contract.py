@@ -30,7 +30,7 @@ from penstock.core.types import (
     type_of,
 )
 from penstock.ir.graph import Node
-from penstock.ir.op import Kernel, array_of
+from penstock.ir.kernel import Binder, Kernel, array_of
 
 
 @lru_cache(maxsize=4096)
@@ -114,11 +114,16 @@ def checked_kernel(node: Node, kernel: Any, backend: Any) -> Kernel | None:
         contract.fail(
             f"has a {type(kernel).__name__} as its kernel; a backend returns a Kernel, or None"
         )
-    functions = (kernel.into, kernel.begin, kernel.check)
+    functions = (kernel.into, kernel.begin)
     if not callable(kernel.function) or not all(f is None or callable(f) for f in functions):
-        contract.fail("has a kernel with a function, into, begin or check that cannot be called")
+        contract.fail("has a kernel with a function, into or begin that cannot be called")
+    if not isinstance(kernel.binder, Binder | None):
+        contract.fail(
+            f"has a kernel with a {type(kernel.binder).__name__} as its binder; derive binders "
+            "from Binder"
+        )
     count = len(node.inputs)
-    if not all(i in range(count) for i in (*kernel.inplace, *kernel.contiguous_inputs)):
+    if not all(i in range(count) for i in (*kernel.inplace, *kernel.layout.contiguous_inputs)):
         contract.fail(
             f"has a kernel whose inplace or contiguous_inputs are none of its {count} inputs"
         )

@@ -34,7 +34,8 @@ from penstock.core.records import replace as replaced
 from penstock.core.types import STRING, ShapeError, Type
 from penstock.ir.contract import is_own
 from penstock.ir.graph import Node
-from penstock.ir.op import Arity, Attrs, Consts, Infer, Kernel, Op, Role, Types, Work, returning
+from penstock.ir.kernel import Kernel, returning
+from penstock.ir.op import Arity, Attrs, Consts, Infer, Op, Role, Types, Work
 from penstock.ops.families import MODULES
 
 MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operations

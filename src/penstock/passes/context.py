@@ -10,7 +10,8 @@ from penstock.core.limits import DEFAULT_LIMITS, Limits
 from penstock.core.records import dataclass, field
 from penstock.core.types import Type
 from penstock.ir.graph import Graph, Node, Value
-from penstock.ir.op import Kernel, Role
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Role
 from penstock.ops.internal.transfer import NO_OTHER_PLACES, OtherPlaces, Place, Ports
 
 Basis = tuple[list[object], list[Type | None]]

@@ -17,8 +17,9 @@ from penstock.analysis.value_memory import (
     has_buffers,
     value_memory,
 )
-from penstock.backends.base import Backend, has_arenas, transfer_kernel
+from penstock.backends.base import Backend, CapturesGraphs, EntersRuns, has_arenas, transfer_kernel
 from penstock.backends.kernels import KernelTable
+from penstock.core.capability import capability
 from penstock.core.checkpoints import with_checkpoints
 from penstock.core.errors import InternalError
 from penstock.core.records import NamedTuple, replace
@@ -26,7 +27,7 @@ from penstock.core.types import MapType, SequenceType, ShapeError, TensorType, T
 from penstock.ir.contract import Contract, contract_of
 from penstock.ir.describe import compile_error, describe_node
 from penstock.ir.graph import Graph, Node, Value
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Kernel
 from penstock.ops.internal.transfer import HOST, STACK, is_transfer
 from penstock.ops.onnx.control_flow import is_control, loop_carried
 from penstock.plan.plan import Block, Carry, Plan, Slot, SlotKind, Step, memory_of
@@ -49,7 +50,7 @@ class CompiledNode(NamedTuple):
     @property
     def on_host(self) -> bool:
         """Whether the outputs are in the host's memory, as arenas are."""
-        return self.to_host or self.backend.memory == HOST or self.kernel.host_outputs
+        return self.to_host or self.backend.memory == HOST or self.kernel.device.host_outputs
 
 
 def compile_plan(
@@ -111,7 +112,7 @@ def _compile(
     if kernel is None:
         raise InternalError(f"{backend.name} has no kernel for {describe_node(node)}")
     if backend.device is not None:
-        kernel = replace(kernel, settle=backend.to_host)
+        kernel = replace(kernel, device=replace(kernel.device, synchronize=backend.to_host))
     contract = contract_of(node, backend, on_host=backend.memory == HOST)
     return CompiledNode(kernel, backend, contract)
 
@@ -146,12 +147,12 @@ class _Builder:
         used = {slot.memory for slot in slots if slot.kind is SlotKind.ARENA}
         backends = [compiled.backend for compiled in self.compiled.values() if compiled.remote]
         remote = {backend.memory: backend for backend in backends if backend.memory in used}
-        entered = [getattr(c.backend, "in_runs", None) for c in self.compiled.values()]
-        scopes = tuple(dict.fromkeys([scope for scope in entered if scope is not None]))
+        entered = [capability(c.backend, EntersRuns) for c in self.compiled.values()]
+        scopes = tuple(dict.fromkeys([scope.in_runs for scope in entered if scope is not None]))
         captures = {}
         for compiled in self.compiled.values():
-            if (captured := getattr(compiled.backend, "captured", None)) is not None:
-                captures[compiled.backend.name] = captured
+            if (capturing := capability(compiled.backend, CapturesGraphs)) is not None:
+                captures[compiled.backend.name] = capturing.captured
         return Plan(
             graph.name,
             steps,
@@ -276,11 +277,12 @@ class _Builder:
         compiled = self.compiled[node]
         if compiled.on_host or is_transfer(node):
             return inputs
-        on_host, members = compiled.kernel.host_inputs, compiled.kernel.members
+        work = compiled.kernel.device
         slots = list(inputs)
         for i, index in enumerate(inputs):
-            backend = members[i] if members else compiled.backend
-            if i not in on_host and backend.memory != HOST:
+            spread = work.backends_of_values
+            backend = spread[i] if spread else compiled.backend
+            if i not in work.host_inputs and backend.memory != HOST:
                 slots[i] = self.constant_on(backend, index)
         return tuple(slots)
 

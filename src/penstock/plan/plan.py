@@ -51,8 +51,8 @@ from penstock.core.types import TensorType, Type
 from penstock.host.on_demand import imported
 from penstock.ir.contract import Contract
 from penstock.ir.graph import Graph, Node, Value
+from penstock.ir.kernel import Kernel
 from penstock.ir.layout import address
-from penstock.ir.op import Kernel
 from penstock.ops.internal.fused import operation_name
 from penstock.ops.internal.transfer import HOST
 
@@ -232,10 +232,14 @@ class StepTable:
 
     @property
     def capacity_bytes(self) -> int:
-        """Bytes of caches that kernels returned and callers hold (``Kernel.capacity_bytes``)."""
+        """Bytes of caches that kernels returned and callers hold (``MemoryUse.capacity_bytes``)."""
         kernels = [step.kernel for step in self.walk()]
         return sum(
-            [k.capacity_bytes() for k in kernels if k is not None and k.capacity_bytes is not None]
+            [
+                use.capacity_bytes()
+                for use in (k.memory for k in kernels if k is not None)
+                if use.capacity_bytes is not None
+            ]
         )
 
     def __repr__(self) -> str:

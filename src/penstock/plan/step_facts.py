@@ -36,7 +36,7 @@ def step_facts(step: Step) -> StepFacts:
     first = next((v.type for v in node.outputs if v is not None), None)
     of_tensor = first.dtype if isinstance(first, TensorType) else None
     dtype = "" if of_tensor is None else dtype_name(of_tensor)
-    rounded = "" if step.kernel is None else step.kernel.operands
+    rounded = "" if step.kernel is None else step.kernel.operand_dtype
     return StepFacts(
         node.name or node.label,
         tuple([part.name or part.label for part in parts(node)]),

@@ -132,8 +132,10 @@ class StreamSchedules(Grouping):
         runs there."""
         if step.kernel is None:
             return ("",)
-        if step.kernel.devices:
-            return tuple([self._name(step.backend, device) for device in step.kernel.devices])
+        if step.kernel.device.devices:
+            return tuple(
+                [self._name(step.backend, device) for device in step.kernel.device.devices]
+            )
         name = step.node.attrs["target"] if is_transfer(step.node) else step.backend
         return (name if name in self._of_backend else "",)
 

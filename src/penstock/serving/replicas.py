@@ -100,7 +100,7 @@ class SessionReplica:
         cancel: CancelToken,
         done: RunDone,
     ) -> None:
-        self.session.begin(done, RunOptions(feeds, fetches, cancel=cancel), self._workers)
+        self.session._begin(done, RunOptions(feeds, fetches, cancel=cancel), self._workers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,7 +355,7 @@ class Replicas:
             number, ok = self._wait_for_turn(control), False
             # From here on the replica is this thread's, and must be given back whatever happens.
             try:
-                outputs = self.session.run_under(control, feeds, fetches)
+                outputs = self.session._run_under(control, feeds, fetches)
                 ok = True
                 return outputs
             finally:

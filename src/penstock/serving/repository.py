@@ -51,7 +51,7 @@ class ServedModel:
         self.replicas = replicas
         session = replicas.session
         try:
-            session.compile_ahead()  # here, where no request waits
+            session._compile_ahead()  # here, where no request waits
         except BaseException:
             replicas.close()
             raise

@@ -16,12 +16,14 @@ from penstock.analysis.type_inference import infer_types
 from penstock.analysis.verify import verify
 from penstock.artifact.container import ArtifactFile, ArtifactWriter
 from penstock.artifact.decode import decode_graphs, decode_type
+from penstock.backends.base import PacksConstants
 from penstock.backends.numpy import NumpyBackend
 from penstock.backends.registry import BACKENDS, LAZY, describe
 from penstock.compiler.compiler import Compiler
-from penstock.compiler.options import CompileOptions
+from penstock.compiler.options import DEFAULTS, CompileOptions
 from penstock.compiler.stages import CompileContext, SavedPlan
 from penstock.compiler.subgraphs import Subgraph
+from penstock.core.capability import capability
 from penstock.core.errors import InternalError, warn
 from penstock.core.types import Type, type_of
 from penstock.executors.base import Executor
@@ -90,7 +92,7 @@ def save_session(
             writer.document(f"plan {len(keys)}", document)
             keys.append(encode_key(key))
     writer.document("stores", encode_stores(writer))
-    options = {name: getattr(context.options, name) for name in _SAVED_OPTIONS}
+    options = {name: context.options.get(name) for name in _SAVED_OPTIONS}
     if not all(type(name) is str for name in options["backends"] or ()):
         options["backends"] = None
     head = {
@@ -103,7 +105,7 @@ def save_session(
         "resizable": model.resizable,
         "signatures": list(model.signatures),
         "checked": model.check_types is not None,
-        "options": {name: x for name, x in options.items() if x != getattr(CompileOptions, name)},
+        "options": {name: x for name, x in options.items() if x != DEFAULTS.get(name)},
         "basis": basis(context),
         "libraries": {backend.name: _library(backend.name) for backend in context.backends},
         "inputs": [[value.name, encode_type(value.type)] for value in main.inputs],
@@ -156,10 +158,10 @@ def _copies(
     values = {v for node in graph.walk() for v in node.inputs if v is not None}
     constants = {id(v.const): v.const for v in values if v.const is not None}
     named = {
-        (constant_id, backend.name): backend.copies_of(constant)
+        (constant_id, backend.name): packing.copies_of(constant)
         for constant_id, constant in constants.items()
         for backend in context.backends
-        if hasattr(backend, "copies_of")
+        if (packing := capability(backend, PacksConstants)) is not None
     }
     return {
         (writer.array(constants[constant_id]), name): {
@@ -280,9 +282,11 @@ class Artifact:
         saved = None if arena is None else SavedArena(*arena)
         copies = []
         for constant, name, indices in document["copies"]:
-            backend: Any = self._context.by_name[name]
+            packing = capability(self._context.by_name[name], PacksConstants)
+            if packing is None:
+                raise ValueError(f"it has constants in the order of {name}")
             of_constant = {text: self._file.array(i) for text, i in indices.items()}
-            copies.append(backend.saved_copies(self._file.array(constant), of_constant))
+            copies.append(packing.saved_copies(self._file.array(constant), of_constant))
         named = {node: name for node, name in placement.items() if name}
         return SavedPlan(graph, named, saved, copies)
 

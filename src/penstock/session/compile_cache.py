@@ -85,7 +85,7 @@ def cache_entry(model: Any, options: CompileOptions) -> CacheEntry | None:
             f"cache= needs the path or the bytes of a model, not a {type(model).__name__}; save "
             "the session with Session.save instead"
         )
-    untold = [name for name in _UNTOLD if getattr(options, name) is not None]
+    untold = [name for name in _UNTOLD if options.get(name) is not None]
     if not all(isinstance(backend, str) for backend in options.backends or ()):
         untold.append("backends")
     if untold:
@@ -114,7 +114,7 @@ class CacheEntry:
         keyed = {
             "files": self._files,
             "machine": [VERSION, machine_name()],
-            "options": {name: repr(getattr(self.options, name)) for name in _KEYED},
+            "options": {name: repr(self.options.get(name)) for name in _KEYED},
             "environment": [os.environ.get(name, "") for name in VARIABLES],
             "backends": {str(b): describe(str(b)) for b in self.options.backends or available()},
         }

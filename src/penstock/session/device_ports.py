@@ -16,8 +16,9 @@ from weakref import ref
 
 import numpy as np
 
-from penstock.backends.base import Backend
+from penstock.backends.base import Backend, TakesTensors
 from penstock.compiler.subgraphs import LatestPlan, Request, Subgraph
+from penstock.core.capability import capability
 from penstock.core.errors import InvalidInput, PenstockError
 from penstock.core.records import NamedTuple
 from penstock.core.types import TensorType, dtype_name
@@ -71,7 +72,7 @@ class Fed(NamedTuple):
 
 def adopting(backends: Sequence[Backend]) -> list[Backend]:
     """The backends with a memory of their own that take values of callers in it as they are."""
-    return [b for b in backends if b.memory != HOST and getattr(b, "adopt", None) is not None]
+    return [b for b in backends if b.memory != HOST and capability(b, TakesTensors) is not None]
 
 
 class DevicePorts:
@@ -212,7 +213,8 @@ def returned_by(backends: Collection[Backend], wanted: str) -> Any:
     """The backend whose tensors ``returns=`` asks for. Raises ``PenstockError`` if the session has
     none."""
     for backend in backends:
-        if getattr(backend, "gives", None) == wanted:
+        tensors = capability(backend, TakesTensors)
+        if tensors is not None and tensors.gives == wanted:
             return backend
     raise PenstockError(
         f"returns={wanted!r} needs a backend with such values; compile the model with "

@@ -61,7 +61,7 @@ class DeviceLine:
     def backend_of(self, session: Session) -> Any:
         """The backend of a session on this device. Raises ``PenstockError`` if it has none."""
         wanted = self.stream.device
-        for backend in session.backends:
+        for backend in session.inspect.backends:
             own: Any = backend.device
             if own is not None and getattr(own, "torch_device", None) == wanted.torch_device:
                 return backend
@@ -79,14 +79,14 @@ class DeviceLine:
         on_device = replace(options, returns="torch", out=None)
         if options.out is not None:
             raise PenstockError("out= is for runs on the host; a stream of a device has returns=")
-        job = session.job(on_device, launched, ordered=True)
+        job = session._job(on_device, launched, ordered=True)
         bring = backend.leaving if options.returns == "numpy" else _as_it_is
         wait_and_bring = backend.to_host if options.returns == "numpy" else _as_it_is
 
         def begin() -> None:
             if not future.set_running_or_notify_cancel():
                 launched.cancel()
-            job.turn = turn = _LineTurn(self, session.options.pool or pool())
+            job.turn = turn = _LineTurn(self, session.options.expert.pool or pool())
             with self.current():
                 job()
                 if not launched.done() and not turn.handed_over:

@@ -12,7 +12,7 @@ from weakref import WeakMethod, ref
 import numpy as np
 
 from penstock.backends.registry import LAZY
-from penstock.codegen.constants import let_go_constants
+from penstock.codegen.constants import release_constants
 from penstock.compiler.compiler import AFTER_LOWERING, Compiler
 from penstock.compiler.subgraphs import Subgraph, Subgraphs
 from penstock.core.errors import InvalidInput, InvalidModel, PenstockError, Unsupported, warn
@@ -96,6 +96,15 @@ class Executors:
         """Compile the plans that ``shapes=`` asks for."""
         for wanted in (shapes,) if isinstance(shapes, Mapping) else shapes or ():
             self._ahead(wanted)
+
+    def compile_fixed(self) -> bool:
+        """Compile the plan of the model's outputs now, rather than in the first run. Whether that
+        was possible: all dims of inputs must be fixed, and the plan not on a cluster."""
+        on_cluster = self._compiler.context.options.cluster is not None
+        fixed = not on_cluster and all(map(_is_fixed, self._subgraphs.main.types))
+        if fixed:
+            self._ahead({})
+        return fixed
 
     def _ahead(self, shapes: InputShapes) -> Executor:
         """Compile the plan for inputs of these shapes ahead of the first run."""
@@ -216,7 +225,7 @@ class Executors:
         # let go ever more seldom.
         count = self._compiled
         once = count == 1 or (count >= _MANY_PLANS and count.bit_count() == 1)
-        if once and let_go_constants(executor.table) > _MANY_BYTES:
+        if once and release_constants(executor.table) > _MANY_BYTES:
             give_back_memory()
         if is_logged(INFO):
             self._log(executor, perf_counter() - begin)
@@ -257,7 +266,7 @@ class Executors:
         save_session(self._model, context, main, plans, writer)
         write(writer)
         for executor in plans.values():  # which have given their constants back
-            let_go_constants(executor.table)
+            release_constants(executor.table)
 
     def keep(self) -> None:
         """Keep the session where ``cache=`` says, if it can be kept."""
@@ -280,7 +289,7 @@ class Executors:
         """Give back memory that no run holds (``Session.trim``)."""
         for executor in self._plans.executors():
             executor.trim()
-            let_go_constants(executor.table)
+            release_constants(executor.table)
         self.save_memory()
 
     def save_memory(self) -> None:
@@ -322,3 +331,10 @@ def _is_size(x: Any) -> TypeGuard[int]:
 
 def _is_dim(dim: Any) -> TypeGuard[int]:
     return _is_size(dim) and int(dim) >= 0
+
+
+def _is_fixed(type_: Type) -> bool:
+    """Whether there is one shape and dtype that a value of a type has."""
+    if not isinstance(type_, TensorType) or type_.dtype is None or type_.shape is None:
+        return False
+    return all(isinstance(dim, int) for dim in type_.shape)

@@ -40,7 +40,7 @@ class PlanCache:
 
     def __init__(self, max_bytes: int | None) -> None:
         self._max_bytes = max_bytes
-        self._closed = False
+        self.closed = False
         self._dropped = self._changes = 0
         self.made = self.evicted = 0
         """plans compiled, and dropped for want of room"""
@@ -74,7 +74,7 @@ class PlanCache:
             # It lost its arenas to others, or kernels may have been made in runs.
             with self._held():
                 self._make_room(executor)
-        if self._closed and not observed:
+        if self.closed and not observed:
             subgraph.last = NO_PLAN
         elif not observed:
             subgraph.use(key, executor)
@@ -150,7 +150,7 @@ class PlanCache:
     def close(self) -> None:
         """Forget all plans, and keep none from now on."""
         with self._held():
-            self._closed = True
+            self.closed = True
             for subgraph, _, _ in list(self._executors):
                 subgraph.last = NO_PLAN
                 if subgraph.base is not None:
@@ -172,7 +172,7 @@ class PlanCache:
     def _keep(self, place: _Place, executor: Executor) -> None:
         """Add a plan; drop those not used for longest, down to the limit on their bytes."""
         with self._lock:
-            if self._closed:
+            if self.closed:
                 return
             self._executors[place] = executor
             self._make_room(executor)

@@ -32,8 +32,11 @@ if TYPE_CHECKING:
 class ReportedSession(Protocol):
     """What a report asks of a session."""
 
-    model: Model
-    options: CompileOptions
+    @property
+    def model(self) -> Model: ...
+
+    @property
+    def options(self) -> CompileOptions: ...
 
     def watched(self, feeds: Mapping[str, Any] | None) -> tuple[Executor, Executor, Sequence[Any]]:
         """The executor for these feeds, one of the same plan that tells observers of its steps, and

@@ -11,10 +11,12 @@ from weakref import WeakMethod
 
 import numpy as np
 
+from penstock.backends.base import TakesTensors
 from penstock.compiler.compiler import Compiler, progress_of
 from penstock.compiler.options import (
+    DEFAULTS,
+    EXPERT,
     CompileOptions,
-    InputShapes,
     RunOptions,
     make,
     takes,
@@ -22,6 +24,7 @@ from penstock.compiler.options import (
 )
 from penstock.compiler.stages import CompileContext
 from penstock.compiler.subgraphs import Subgraphs
+from penstock.core.capability import capability
 from penstock.core.checkpoints import Progress, cancelled_by, report_progress, reporting
 from penstock.core.errors import (
     DeadlineExceeded,
@@ -34,8 +37,6 @@ from penstock.core.errors import (
 )
 from penstock.core.limits import DEFAULT_LIMITS
 from penstock.core.records import fields, replace
-from penstock.core.types import TensorType, Type
-from penstock.executors.base import Executor
 from penstock.executors.control import NEVER, CancelToken, Control
 from penstock.executors.linear import LinearExecutor
 from penstock.frontends.load import is_artifact
@@ -47,7 +48,6 @@ from penstock.host.on_demand import imported
 from penstock.host.stop_condition import StopCondition
 from penstock.host.threads import Places, Workers, on_worker, pool
 from penstock.ir.graph import Model
-from penstock.plan.plan import StepTable
 from penstock.session.environment import save_trace, trace
 from penstock.session.executors import Executors
 from penstock.session.opening import open_model
@@ -57,32 +57,14 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from pathlib import Path
 
-    from penstock.backends.base import Backend
     from penstock.compiler.effective_options import EffectiveOptions
-    from penstock.inspect.forecast import Forecast
-    from penstock.inspect.gantt import Schedule
-    from penstock.inspect.report_page import Report
     from penstock.ir.tables import DisplayTable
     from penstock.observers.profile import Profile
     from penstock.session.device_ports import DeviceOrder, DevicePorts
     from penstock.session.facts import Memory, Port, Stats
+    from penstock.session.inspection import Inspection, SessionParts
     from penstock.session.run import Answers, Job, PreparedRun
     from penstock.session.variables import Variables
-    from penstock.tuning.reasons import Reasons
-    from penstock.tuning.worker_placement import ClusterForecast
-
-DEFAULT_OPTIONS = CompileOptions()
-
-# What methods of ONNX Runtime's sessions are called here.
-_ELSEWHERE = {
-    "get_inputs": "session.inputs",
-    "get_outputs": "session.outputs",
-    "get_modelmeta": "session.model.metadata and session.model.about",
-    "get_providers": "session.effective.backends",
-    "io_binding": "session.run(feeds, out=...)",
-    "run_with_iobinding": "session.run(feeds, out=...)",
-    "end_profiling": "session.run(feeds, trace=penstock.Trace())",
-}
 
 RunDone = Callable[[dict[str, Any] | None, BaseException | None], object]
 """Takes the outputs of a run by name, or else the error that it ended with."""
@@ -90,7 +72,7 @@ RunDone = Callable[[dict[str, Any] | None, BaseException | None], object]
 
 def _device_ports(context: CompileContext) -> DevicePorts | None:
     """What finds feeds on devices, if the session has backends that take such."""
-    if all(getattr(backend, "adopt", None) is None for backend in context.backends):
+    if all(capability(backend, TakesTensors) is None for backend in context.backends):
         return None
     from penstock.compiler.compiler import AFTER_LOWERING
     from penstock.session.device_ports import DevicePorts, adopting
@@ -107,9 +89,7 @@ class Session:
     lies: such outputs share memory with earlier ones, and are read-only.
     """
 
-    def __init__(
-        self, model: Model | str | Path | Any, options: CompileOptions = DEFAULT_OPTIONS
-    ) -> None:
+    def __init__(self, model: Model | str | Path | Any, options: CompileOptions = DEFAULTS) -> None:
         stop = StopCondition(options.timeout, options.cancel, "compiling")
         # Not of later runs, and not of a copy that is unpickled.
         if stop.limited:
@@ -144,7 +124,8 @@ class Session:
         self._places = Places(options.max_pending)
         self._runs = count()  # whose next() is atomic
         self._count_run = self._runs.__next__
-        renewed(self)
+        for part in (self._places, self._plans, self._subgraphs):
+            renewed(part)
 
     @takes(RunOptions)
     def run(
@@ -178,16 +159,11 @@ class Session:
             executor = self._executors.get(request.subgraph, key, values)
         return request.named(executor.run(values, NEVER))
 
-    def compile_ahead(self) -> bool:
-        """Compile the plan of the model's outputs now, rather than in the first run. Whether that
-        was possible: all dims of inputs must be fixed, and the plan not on a cluster."""
-        types = [port.type for port in self.inputs]
-        fixed = self.options.cluster is None and all(map(_is_fixed, types))
-        if fixed:
-            self._executors.compile_ahead({})
-        return fixed
+    def _compile_ahead(self) -> bool:
+        """``Executors.compile_fixed``, for servers."""
+        return self._executors.compile_fixed()
 
-    def run_under(
+    def _run_under(
         self,
         control: Control,
         feeds: Mapping[str, Any],
@@ -247,7 +223,7 @@ class Session:
 
         future: Future[dict[str, Any]] = Future()
         record = make(RunOptions, "submit", *arguments, **options)
-        job = self.job(record, future)
+        job = self._job(record, future)
         places = self._places
         # A worker that waits could be the one that is waited for.
         if not places.take(block=not on_worker(), timeout=record.timeout):
@@ -262,7 +238,7 @@ class Session:
         self, job: Job, future: Future[dict[str, Any]], workers: Workers | None = None
     ) -> Future[dict[str, Any]]:
         try:
-            (workers or self.options.pool or pool()).submit(job)
+            (workers or self.options.expert.pool or pool()).submit(job)
         except RuntimeError as error:  # the process ends
             job.refuse(error)
             raise
@@ -279,9 +255,9 @@ class Session:
         """
         if not callable(done):
             raise wrong_type("done", done, "a function")
-        self.begin(done, make(RunOptions, "run_async", *arguments, **options))
+        self._begin(done, make(RunOptions, "run_async", *arguments, **options))
 
-    def begin(self, done: RunDone, options: RunOptions, workers: Workers | None = None) -> None:
+    def _begin(self, done: RunDone, options: RunOptions, workers: Workers | None = None) -> None:
         """``run_async`` on threads of the caller's.
 
         Args:
@@ -299,9 +275,9 @@ class Session:
             done(None if error else future.result(), error)
 
         future: Future[dict[str, Any]] = Future()
-        self._enqueue(self.job(options, future), future, workers).add_done_callback(tell)
+        self._enqueue(self._job(options, future), future, workers).add_done_callback(tell)
 
-    def job(
+    def _job(
         self, options: RunOptions, future: Future[dict[str, Any]], ordered: bool = False
     ) -> Job:
         """A run to be called later, on a thread that may do its work: see ``submit``. ``ordered``:
@@ -312,7 +288,7 @@ class Session:
         self._count_run()
         from penstock.session.run import Job, Run
 
-        (self.options.pool or pool()).refuse_reentry()
+        (self.options.expert.pool or pool()).refuse_reentry()
         devices, order = self._subgraphs.devices, None
         if devices is not None:
             order = devices.order_of(ordered)
@@ -361,93 +337,57 @@ class Session:
             if not request.subgraph.framed:
                 self._compiler.measure(request.subgraph, values, runs)
                 self._plans.drop(request.subgraph)
-            executor, observed, taken = self.watched(feeds)
+            executor, observed, taken = self._parts().watched(feeds)
             return self._compiler.profile(executor, observed, taken, runs)
 
-    def report(
-        self,
-        feeds: Mapping[str, Any] | None = None,
-        *,
-        runs: int = 5,
-        against: Session | None = None,
-    ) -> Report:
-        """Run the model a few times and return a page about it (``Report.save``): its graph, time
-        line, arena, steps and roofline, linked to one another, in one HTML file.
+    @property
+    def inspect(self) -> Inspection:
+        """How the plans of the session run."""
+        from penstock.session.inspection import Inspection
 
-        Nothing is kept in the table of costs. Raises as ``run`` does.
+        return Inspection(self._parts())
+
+    def _parts(self) -> SessionParts:
+        from penstock.session.inspection import SessionParts
+
+        return SessionParts(
+            self.model,
+            self.options,
+            self._compiler,
+            self._subgraphs,
+            self._plans,
+            self._executors,
+            self._places,
+            self._runs,
+        )
+
+    def explain(self, *, reasons: bool = False) -> str:
+        """``inspect.explain``: how the last plan will run.
 
         Args:
-            feeds: Inputs by name, as ``run`` takes them.
-            runs: Runs in which steps are measured.
-            against: Another session of the same model, made with other options. Its runs are
-                measured too, and the values of both are compared: where they differ most, and what
-                each took.
+            reasons: Say also why each step is on its backend, by the costs that are known now.
         """
-        from penstock.session.report import make_report
-
-        check_count("runs", runs)
-        if against is not None and not isinstance(against, Session):
-            raise wrong_type("against", against, "a Session")
-        return make_report(self, feeds, runs, against)
-
-    def watched(self, feeds: Mapping[str, Any] | None) -> tuple[Executor, Executor, Sequence[Any]]:
-        """The executor for these feeds, one of the same plan that tells observers of its steps, and
-        the values that they take."""
-        if self._closed:
-            raise PenstockError("the session is closed")
-        request, key, values = self._subgraphs.resolve(feeds, None, None)
-        executor = self._executors.get(request.subgraph, key, values, exact=True)
-        observed = self._plans.get(request.subgraph, key, True, executor.observed)
-        return executor, observed, values
+        return self.inspect.explain(reasons=reasons)
 
     @property
-    def reasons(self) -> Reasons:
-        """Why steps run on their backends, by the costs that are known now."""
-        return self._compiler.reasons
+    def source(self) -> str:
+        """``inspect.source``: the generated program of the last plan."""
+        return self.inspect.source
 
-    def forecast(self, workers: int) -> Forecast:
-        """The simulated time of the last plan on several workers, by measured costs (``profile``),
-        or else estimated ones.
+    @property
+    def memory(self) -> Memory:
+        """``inspect.memory``: bytes held."""
+        return self.inspect.memory
 
-        Args:
-            workers: Their number; each has one thread.
-        """
-        from penstock.inspect.forecast import forecast
+    @property
+    def effective(self) -> EffectiveOptions:
+        """``inspect.effective``: what the last plan runs with, whatever the options ask for."""
+        return self.inspect.effective
 
-        check_count("workers", workers)
-        return forecast(self.plan, self._compiler.seconds, workers, self._compiler.is_measured)
-
-    def forecast_on_cluster(self, shapes: InputShapes | None = None) -> ClusterForecast:
-        """What runs on the workers of ``cluster=`` are expected to take: nodes as they are placed
-        now, by measured costs, or else estimated ones. Nothing is run or sent. Raises
-        ``InvalidInput`` for shapes that the model cannot have, ``Unsupported`` for graphs with
-        loops of TensorFlow's frames.
-
-        Args:
-            shapes: The dims of inputs by name; those that are not given are as the model has them.
-        """
-        if self.options.cluster is None:
-            raise PenstockError("the session has no cluster: compile it with cluster=")
-        values = self._executors.values_of(shapes or {})
-        return self._compiler.forecast_on_cluster(self._subgraphs.main, values)
-
-    def schedule(self, max_streams: int | None = None) -> Schedule:
-        """The static schedule of the last plan on streams, and of its blocks with streams of their
-        own, by measured costs (``profile``), or else estimated ones.
-
-        ``to_svg`` and ``to_html`` of the schedule draw it.
-
-        Args:
-            max_streams: Streams that may be used whether they pay off or not; by default those of
-                the option ``max_streams``, or else as many as pay off.
-        """
-        from penstock.inspect.gantt import charts
-
-        if max_streams is None:
-            max_streams = self.options.max_streams
-        else:
-            check_count("max_streams", max_streams)
-        return charts(self.plan, self._compiler.streams(self.plan, max_streams))
+    @property
+    def stats(self) -> Stats:
+        """``inspect.stats``: what the session has done so far."""
+        return self.inspect.stats
 
     @property
     def inputs(self) -> list[Port]:
@@ -487,104 +427,6 @@ class Session:
             self._variables = Variables(self.model, self._stores, self.limits)
         return self._variables
 
-    @property
-    def source(self) -> str:
-        """The generated program of the plan that was used last for the outputs of the model; if it
-        was only run for other values, of the last plan for these. So are ``plan``, ``effective``,
-        ``explain`` and ``describe``."""
-        return self.latest.source
-
-    @property
-    def plan(self) -> StepTable:
-        """The plan that was used last; of executor "frames", which plans nothing, its steps."""
-        return self.latest.table
-
-    @property
-    def backends(self) -> Sequence[Backend]:
-        """The backends that nodes may run on."""
-        return self._compiler.context.backends
-
-    @property
-    def memory(self) -> Memory:
-        """Bytes held."""
-        from penstock.session.facts import Memory
-
-        executors = self._plans.executors()
-        return Memory(
-            max((e.table.constant_bytes for e in executors), default=0),
-            sum(e.arena_bytes for e in executors),
-            sum(e.plan_bytes for e in executors),
-            len(executors),
-            sum(e.table.capacity_bytes for e in executors),
-        )
-
-    @property
-    def effective(self) -> EffectiveOptions:
-        """What the plan that was used last runs with, whatever the options ask for."""
-        from penstock.compiler.effective_options import effective_options
-
-        return effective_options(self._compiler.context, self.latest)
-
-    @property
-    def stats(self) -> Stats:
-        """What the session has done so far."""
-        from penstock.session.facts import Stats
-        from penstock.session.plan_cache import counter_value
-
-        plans, opened = self._plans, self._executors.opened
-        kept, runs = len(plans.executors()), counter_value(self._runs)
-        made = max(0, plans.made - opened)  # less while one is opened
-        pending = self._places.taken
-        return Stats(made, opened, plans.hits, plans.evicted, kept, runs, pending)
-
-    def explain(self, *, reasons: bool = False) -> str:
-        """How the last plan will run: its executor, its memory, and its steps with their backends.
-
-        Args:
-            reasons: Say also why each step is on its backend, by the costs that are known now.
-        """
-        from penstock.inspect.explain import format_plan
-
-        executor = self.latest
-        sequences = {**getattr(executor, "sequences", {})}  # of executors with a program
-        about = self.effective.line(self.options)
-        for name, graph in getattr(executor, "captures", {}).items():
-            sequences[name] = graph.steps
-            about += f"\n{name}: {len(graph.steps)} steps, {graph.told}"
-        return format_plan(
-            executor.table,
-            executor.arena_plan,
-            executor.tasks,
-            sequences,
-            about,
-            self._compiler.reasons.of if reasons else None,
-        )
-
-    def describe(self) -> dict[str, Any]:
-        """The last plan as plain data, for machines: what was asked for and what was effective, its
-        memory, the graphs of devices that it is captured into, or why not, and each step with the
-        ``nodes`` of the model that it computes, its backend, the reason for it, types, operations
-        and bytes. ``nodes_without_step`` are nodes whose results are constants, parts of other
-        values, or needed by nothing, or that others have replaced."""
-        from dataclasses import asdict
-
-        from penstock.inspect.plan_document import plan_document
-
-        executor, options = self.latest, self.options
-        asked: dict[str, Any] = {"executor": options.executor, "precision": options.precision}
-        asked |= {"threads": options.threads, "devices": options.devices}
-        effective = asdict(self.effective)
-        document = plan_document(executor.table, executor.arena_plan, self._compiler.reasons.of)
-        graphs = [
-            {"name": name, "steps": len(graph.steps), "state": graph.state, "reason": graph.reason}
-            for name, graph in getattr(executor, "captures", {}).items()
-        ]
-        computed = {name for step in document["steps"] for name in step["nodes"]}
-        names = [node.name or node.label for node in self.model.graph.walk()]
-        gone = [name for name in names if name not in computed]
-        about = {"asked": asked, "effective": effective, "graphs": graphs}
-        return {**about, **document, "nodes_without_step": gone}
-
     def save(self, path: str | Path) -> None:
         """Save the session to a file, which ``penstock.open`` opens: the model, and the plans for
         the shapes of inputs that were met so far or given as ``shapes=``.
@@ -618,12 +460,6 @@ class Session:
         self._executors.save_memory()
         save_trace()
 
-    def forked(self) -> None:
-        """Make new locks in a forked child, where no other thread holds the old ones."""
-        self._places = Places(self.options.max_pending)
-        self._plans.forked()
-        self._subgraphs.forked()
-
     def __enter__(self) -> Session:
         return self
 
@@ -641,12 +477,13 @@ class Session:
         state = None if self.options.cluster else self.variables.state()
         return _unpickled, (model.path or contents[0], options, state)
 
-    def __getattr__(self, name: str) -> Any:
-        own = _ELSEWHERE.get(name)
-        hint = f"; that is {own}" if own else ""
-        if own:
-            hint += " here, and penstock.compat.onnxruntime has ONNX Runtime's interface"
-        raise AttributeError(f"a Session has no attribute {name!r}{hint}", name=name, obj=self)
+    if not TYPE_CHECKING:  # type checkers would take any name for one of a session
+
+        def __getattr__(self, name: str) -> Any:
+            from penstock.session.hints import hint_for
+
+            message = f"a Session has no attribute {name!r}{hint_for(name)}"
+            raise AttributeError(message, name=name, obj=self)
 
     _repr_html_ = imported("penstock.ir.tables.show_html")
     _repr_pretty_ = imported("penstock.ir.tables.show_text")
@@ -665,17 +502,6 @@ class Session:
         ports = ", ".join(map(str, self.inputs)), ", ".join(map(str, self.outputs))
         return f"Session({self.model.entry!r}: ({ports[0]}) -> ({ports[1]}))"
 
-    @property
-    def stale(self) -> Sequence[str]:
-        """Why the plans that the session was saved with are not used. Libraries that take long to
-        load are compared with those that plans were made for once a plan needs them."""
-        return self._executors.stale
-
-    @property
-    def latest(self) -> Executor:
-        """The executor that was used last; compiled now if all dims are known before a run."""
-        return self._executors.latest
-
     def _prepare(
         self, options: RunOptions, observed: bool, order: DeviceOrder | None = None
     ) -> PreparedRun:
@@ -693,7 +519,7 @@ class Session:
         if options.returns != "numpy":
             from penstock.session.device_ports import Returned, returned_by
 
-            backend = returned_by(self.backends, options.returns)
+            backend = returned_by(self._compiler.context.backends, options.returns)
             answers = Returned(request, backend, order, executor)
         if options.out is not None:
             from penstock.session.given_outputs import GivenOutputs
@@ -749,8 +575,8 @@ def open(path: str | Path, *, strict: bool = False, **options: Any) -> Session:
     session = Session(path, record)
     if strict:
         session._executors.compare_libraries()
-    if session.stale:
-        reason = f"the plans in {str(path)!r} are not used: {'; '.join(session.stale)}"
+    if stale := session._executors.stale:
+        reason = f"the plans in {str(path)!r} are not used: {'; '.join(stale)}"
         if strict:
             raise PenstockError(f"{reason}. Save the session anew, or open it without strict=True")
         warn(reason)
@@ -762,14 +588,8 @@ def _unpickled(
 ) -> Session:
     """The session of a model at a path, or saved as bytes, as it was when it was pickled: the
     environment does not decide on its options again."""
-    session = Session(source, with_given(options, [field.name for field in fields(options)]))
+    names = [field.name for field in fields(options)]
+    session = Session(source, with_given(options, [*names, *EXPERT]))
     if state:
         session.variables.set_state(state)
     return session
-
-
-def _is_fixed(type_: Type) -> bool:
-    """Whether there is one shape and dtype that a value of a type has."""
-    if not isinstance(type_, TensorType) or type_.dtype is None or type_.shape is None:
-        return False
-    return all(isinstance(dim, int) for dim in type_.shape)

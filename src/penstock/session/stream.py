@@ -161,9 +161,9 @@ class Stream:
             put, refuse = self._line.run(session, record, future)
             self._put(_Command(lambda _: put(), refuse))
             return future
-        job = session.job(make(RunOptions, "run", *arguments, **options), future)
+        job = session._job(make(RunOptions, "run", *arguments, **options), future)
 
-        workers = session.options.pool or pool()
+        workers = session.options.expert.pool or pool()
 
         def begin(previous: Turn | None) -> Turn:
             job.turn = turn = Turn(previous, workers)

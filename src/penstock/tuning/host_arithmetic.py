@@ -15,7 +15,7 @@ from penstock.backends.base import Backend
 from penstock.backends.kernels import KernelTable
 from penstock.core.types import TensorType
 from penstock.ir.graph import Graph, Node, Value
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Kernel
 from penstock.ops.internal.transfer import HOST
 
 
@@ -28,7 +28,7 @@ def host_arithmetic(
     for inner in graph.graphs():  # a graph before those nested in it
         for node in inner.nodes:
             kernel = _kernel_away(node, able.get(node, ()), kernels)
-            if kernel is not None and kernel.host_outputs:
+            if kernel is not None and kernel.device.host_outputs:
                 on_host.update(value for value in node.outputs if value is not None)
                 continue
             hosted = any(backend.memory == HOST for backend in able.get(node, ()))

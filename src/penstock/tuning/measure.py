@@ -45,7 +45,7 @@ def _wants_layout(kernels: KernelTable, backend: Backend, node: Node) -> bool:
     """Whether the kernel of a node reads only one order of dims in memory."""
     with suppress(Exception):  # the plan raises it, unless the node may never run
         kernel = kernels.kernel(backend, node)
-        return kernel is not None and bool(kernel.contiguous_inputs)
+        return kernel is not None and bool(kernel.layout.contiguous_inputs)
     return False
 
 

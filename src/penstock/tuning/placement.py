@@ -8,8 +8,7 @@ from math import inf
 from typing import TypeVar
 
 from penstock.algorithms.dag import Dag
-from penstock.backends.base import Backend, Where, group_name, stands_in
-from penstock.backends.dynamic_shapes import SpecialisingBackend
+from penstock.backends.base import Backend, Where, group_name, is_fallback, order_lacking
 from penstock.backends.kernels import KernelTable
 from penstock.core.errors import InvalidInput, Unsupported
 from penstock.core.records import dataclass, field
@@ -164,7 +163,7 @@ class Placement:
         be preferred; one that stands in for others only where these have none, and where all that
         a node computes is shapes on the host. Raises ``Unsupported`` as ``fastest`` does."""
         able = self._chosen(graph, self._able)
-        if any(map(stands_in, self.backends)):
+        if any(map(is_fallback, self.backends)):
             from penstock.tuning.host_arithmetic import host_arithmetic
 
             for node in host_arithmetic(graph, able, self.kernels):
@@ -245,10 +244,8 @@ class Placement:
             if (copy_s := self._order_seconds.get(node, 0.0)) and not self.costs.measured(
                 node, left
             ):
-                seconds = [
-                    s + copy_s * b.order_lacking if isinstance(b, SpecialisingBackend) else s
-                    for b, s in zip(left, seconds, strict=True)
-                ]
+                pairs = zip(left, seconds, strict=True)
+                seconds = [s + copy_s * order_lacking(b) for b, s in pairs]
             backend = left.pop(seconds.index(min(seconds)))
             if self.kernels.accepts(backend, node):
                 return backend
@@ -273,7 +270,7 @@ class Placement:
 
 def _preferred(among: list[Backend]) -> list[Backend]:
     """Those of ``among`` that stand in for no other, if there are such."""
-    return [backend for backend in among if not stands_in(backend)] or among
+    return [backend for backend in among if not is_fallback(backend)] or among
 
 
 def _add_up_to(bound: float, seconds: Iterable[float]) -> bool:

@@ -147,4 +147,4 @@ def test_backend_keeps_no_kernels_for_each_shape():
     kernel = NativeBackend(LIBRARIES[0]).kernel(node, [value.type for value in node.inputs])
     for length in range(1, 300):
         kernel.function(draw(1, length), draw(length, 5))
-    assert kernel.cached_bytes() == 0
+    assert kernel.shapes.cached_bytes() == 0

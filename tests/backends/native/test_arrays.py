@@ -121,7 +121,11 @@ def test_reorder_kernel_copies_any_layout_into_that_of_its_attribute(dtype):
     node = Node(REORDER, [Value("x", type_)], [Value("y", type_)], {"order": order})
     for library in LIBRARIES:
         kernel = kernel_of(node, library)
-        assert kernel is not None and kernel.dims_order == order and not kernel.contiguous_inputs
+        assert (
+            kernel is not None
+            and kernel.layout.dims_order == order
+            and not kernel.layout.contiguous_inputs
+        )
         for given in (x, np.asfortranarray(x), np.repeat(x, 2, axis=-1)[..., ::2]):
             y = np.zeros((2, 4, 3, 5), dtype).transpose(0, 3, 1, 2)
             run, arguments = kernel.bind([given], [y], None)

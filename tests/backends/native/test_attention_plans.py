@@ -20,7 +20,9 @@ def compiled(text: str, **options) -> ps.Session:
 
 
 def steps(session: ps.Session) -> list[str]:
-    return [" ".join(part.op.name for part in parts(step.node)) for step in session.plan.walk()]
+    return [
+        " ".join(part.op.name for part in parts(step.node)) for step in session.inspect.plan.walk()
+    ]
 
 
 def close(text: str, feeds: dict[str, np.ndarray], **options) -> ps.Session:

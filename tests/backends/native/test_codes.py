@@ -124,7 +124,7 @@ def test_sum_or_product_of_codes_is_one_step_and_equals_numpy(bound, op, dtype, 
     session = ps.compile(model, backends=["onednn", "native", "numpy"])
     want = ps.compile(model, backends=["numpy"]).run(feeds)["y"]
     np.testing.assert_array_equal(session.run(feeds)["y"], want, strict=True)
-    (step,) = session.plan.steps
+    (step,) = session.inspect.plan.steps
     pair = f"{op.lower()}_codes_{dtype[0].replace('i', 's')}"
     kernel = pair if dims[0] == dims[1] else "elementwise:"
     assert step.kernel.binder.implementation.startswith(kernel)
@@ -144,7 +144,7 @@ def test_function_of_codes_is_one_step_and_equals_numpy(function):
     want = ps.compile(model, backends=["numpy"]).run(feeds)
     for name, got in session.run(feeds).items():
         np.testing.assert_array_equal(got, want[name], strict=True)
-    assert [step.backend for step in session.plan.steps] == ["native"] * 2
+    assert [step.backend for step in session.inspect.plan.steps] == ["native"] * 2
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
@@ -161,7 +161,7 @@ def test_long_function_of_bytes_is_a_table_and_equals_numpy(size, dtype):
     session = ps.compile(model, backends=["onednn", "native", "numpy"])
     want = ps.compile(model, backends=["numpy"]).run(feeds)["y"]
     np.testing.assert_array_equal(session.run(feeds)["y"], want, strict=True)
-    (step,) = session.plan.steps
+    (step,) = session.inspect.plan.steps
     assert step.kernel.binder.implementation.startswith("table:")
     with_gaps = np.moveaxis(codes((3, 2, size), dtype), 0, -1)
     want = ps.compile(model, backends=["numpy"]).run({"x": with_gaps})["y"]

@@ -140,8 +140,8 @@ def test_placement_of_a_convolution_follows_the_readers_of_its_result(tail, back
     first = helper.make_node("Conv", ["x", "w"], ["y"], group=32, pads=[1] * 4)
     nodes = [first, *[helper.make_node(*node) for node in tail]]
     proto = proto_of(nodes, feeds, [nodes[-1].output[0]], constants)
-    session = ps.compile(proto, threads=1, cost_model=CostModel())
-    steps = [step for step in session.plan.walk() if step.node.attrs.get("group") == 32]
+    session = ps.compile(proto, threads=1, expert=ps.ExpertOptions(cost_model=CostModel()))
+    steps = [step for step in session.inspect.plan.walk() if step.node.attrs.get("group") == 32]
     assert [step.backend for step in steps] == [backend]
 
 

@@ -276,6 +276,7 @@ def test_layers_of_encoders_run_as_one_step_each():
         model.graph.initializer.append(numpy_helper.from_array(array, name))
     session = ps.compile(model, executor="linear")
     steps = [
-        (step.backend, [part.op.name for part in parts(step.node)]) for step in session.plan.steps
+        (step.backend, [part.op.name for part in parts(step.node)])
+        for step in session.inspect.plan.steps
     ]
     assert steps == [("native", ["MatMul", "Add", "Gelu"]), ("native", ["MatMul", "Add", "Add"])]

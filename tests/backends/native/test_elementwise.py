@@ -216,7 +216,7 @@ def test_chain_is_one_step_and_equals_numpy():
     np.testing.assert_allclose(
         ours.run(feeds)["y"], session(CHAIN, ["numpy"]).run(feeds)["y"], rtol=1e-5
     )
-    assert [step.backend for step in ours.plan.steps] == ["native"]
+    assert [step.backend for step in ours.inspect.plan.steps] == ["native"]
 
 
 def test_chain_behind_a_transpose_reads_memory_in_its_order():
@@ -254,4 +254,4 @@ def test_chain_of_16_bit_floats_in_strict_rounds_each_value(dtype, chain):
     np.testing.assert_array_equal(
         session.run(feeds)["y"].astype(np.float32), want.astype(np.float32)
     )
-    assert len(session.plan.steps) == 1
+    assert len(session.inspect.plan.steps) == 1

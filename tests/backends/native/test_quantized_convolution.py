@@ -165,4 +165,4 @@ def test_convolution_of_codes_for_few_positions_is_placed_on_compiled_kernels():
 
 def test_result_of_a_convolution_of_codes_that_leaves_the_run_is_written_to_planned_memory():
     node, _ = _convolution((1, 8, 6, 6), (16, 8, 3, 3))
-    assert all(kernel_of(node, library).prefer_bound for library in LIBRARIES)
+    assert all(kernel_of(node, library).layout.prefer_bound for library in LIBRARIES)

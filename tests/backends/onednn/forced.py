@@ -11,6 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import penstock as ps
 from tests.support.cost_models import PreferredBackendCosts
+from tests.support.expert import with_expert
 
 OPSET = 20
 
@@ -70,13 +71,14 @@ def one_node(
 def compile_on_onednn(source: Any, **options: Any) -> ps.Session:
     """Compile a model so that its nodes run on oneDNN wherever that has a kernel for them."""
     costs = PreferredBackendCosts("onednn")
-    return ps.compile(source, **{"backends": ["onednn", "numpy"], "cost_model": costs, **options})
+    defaults = {"backends": ["onednn", "numpy"], "cost_model": costs}
+    return ps.compile(source, **with_expert({**defaults, **options}))
 
 
 def ran_on(session: ps.Session, op: str) -> set[str]:
     """The backends that nodes of ``op`` run on, alone or as the first of a fused one."""
     found = set()
-    for step in session.plan.walk():
+    for step in session.inspect.plan.walk():
         names = step.node.attrs.get("ops", step.node.op.name)
         if names.split()[0] == op:
             found.add(step.backend)

@@ -85,7 +85,9 @@ def codes(dtype: Any, *shape: int) -> np.ndarray:
 def steps(session: ps.Session) -> list[tuple[str, str]]:
     """What runs on which backend: nodes by their operations, fused ones without those of what they
     read, and without copies of what is fed into other layouts."""
-    found = [(s.node.attrs.get("ops", s.node.op.name), s.backend) for s in session.plan.walk()]
+    found = [
+        (s.node.attrs.get("ops", s.node.op.name), s.backend) for s in session.inspect.plan.walk()
+    ]
     named = [(ops.replace("DequantizeLinear ", ""), backend) for ops, backend in found]
     return [each for each in named if each[0] != "Reorder"]
 

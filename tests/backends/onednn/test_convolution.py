@@ -92,7 +92,7 @@ def test_conv_transpose_post_ops_run_as_a_primitive_of_their_own(bias, executor)
     proto = proto_of(nodes, feeds, ["y"], constants)
     session = check(proto, feeds, "ConvTranspose", executor=executor, rtol=1e-3, atol=1e-4)
     # Beside copies of the feeds with their channels last.
-    (step,) = [step for step in session.plan.walk() if step.node.op.name != "Reorder"]
+    (step,) = [step for step in session.inspect.plan.walk() if step.node.op.name != "Reorder"]
     primitives = step.kernel.binder.packed
     assert primitives.then is not None
     assert not primitives.is_reference_impl
@@ -113,7 +113,7 @@ def test_operand_that_is_broadcast_takes_no_code_for_single_elements(name, dims)
     np.testing.assert_allclose(session.run(feeds)["y"], wanted, rtol=1e-3, atol=1e-3)
     ran = [
         bound
-        for step in session.plan.walk()
+        for step in session.inspect.plan.walk()
         if isinstance(step.kernel.binder, PrimitiveCache) and step.node.op.name != "Reorder"
         for bound in step.kernel.binder._primitives.values()
     ]

@@ -176,7 +176,7 @@ def test_primitives_read_views_without_copies():
     text = """g (float[5, 7] x, float[3, 7] k) => (float[5, 3] y) {
         a = Neg(x) b = Neg(k) t = Transpose(b) c = MatMul(a, t) y = Neg(c) }"""
     session = compile(model_from_text(text), shapes={})
-    assert [step.node.op.name for step in session.plan.steps].count("Transpose") == 0
+    assert [step.node.op.name for step in session.inspect.plan.steps].count("Transpose") == 0
     x, k = draw(5, 7), draw(3, 7)
     np.testing.assert_allclose(session(x, k), -(x @ k.T), rtol=1e-4, atol=1e-5)
 
@@ -210,7 +210,7 @@ def test_value_is_reordered_once():
         ir_version=9,
     )
     session = compile(proto, shapes={})
-    names = [step.node.op.name for step in session.plan.steps]
+    names = [step.node.op.name for step in session.inspect.plan.steps]
     assert names.count("Reorder") == 1
     x = draw(*shape)
     y = session(x)

@@ -232,4 +232,4 @@ def test_post_ops_on_channels_of_one_element(shape):
         helper.make_node("Sub", ["k", "q"], ["y"]),
     ]
     session = check(proto_of(chain, late, ["y"]), late, "Add")
-    assert len(session.plan.steps) == 1
+    assert len(session.inspect.plan.steps) == 1

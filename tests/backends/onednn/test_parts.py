@@ -147,7 +147,7 @@ def test_product_in_parts_ends_when_its_run_is_stopped(monkeypatch) -> None:
     proto, feeds = model(CASES["product"])
     session = compile_on_onednn(proto, executor="linear")
     session.run(feeds)
-    (step,) = session.plan.walk()
+    (step,) = session.inspect.plan.walk()
     arrays = [feeds["x"], None, np.empty((40, 30), np.float32)]
     run, arguments = step.kernel.bind(arrays[:2], arrays[2:], None)
     whole = CountingRun()

@@ -32,7 +32,9 @@ def compiled(text: str, **options) -> ps.Session:
 
 
 def steps(session: ps.Session) -> list[str]:
-    return [" ".join(part.op.name for part in parts(step.node)) for step in session.plan.walk()]
+    return [
+        " ".join(part.op.name for part in parts(step.node)) for step in session.inspect.plan.walk()
+    ]
 
 
 @pytest.mark.parametrize(("dims", "fused"), [((64, 16, 16, 16), False), ((4, 128, 64, 128), True)])
@@ -119,7 +121,7 @@ def test_convolution_of_few_filters_within_a_network_runs_on_compiled_kernels():
         y = Conv(a, w1)
     }"""
     session = close(text, {"x": draw(1, 24, 32, 32)})
-    assert [step.backend for step in session.plan.walk()][-1] == "native"
+    assert [step.backend for step in session.inspect.plan.walk()][-1] == "native"
 
 
 def test_channels_last_network_copies_nothing():
@@ -177,7 +179,9 @@ def test_dims_of_one_need_no_copies(shape):
         y = Conv <pads = [{h > 1:d}, {w > 1:d}, {h > 1:d}, {w > 1:d}]> (b, w)
     }}"""
     session = close(text, {"x": draw(*shape)}, place={"Conv": "onednn"})
-    assert all(step.backend == "onednn" for step in session.plan.walk() if "Conv" in step.node.name)
+    assert all(
+        step.backend == "onednn" for step in session.inspect.plan.walk() if "Conv" in step.node.name
+    )
 
 
 # Threads.
@@ -185,7 +189,9 @@ def test_dims_of_one_need_no_copies(shape):
 
 def implementations(session: ps.Session) -> set[int]:
     """For how many threads kernels were compiled."""
-    binders = [step.kernel.binder for step in session.plan.walk() if step.kernel is not None]
+    binders = [
+        step.kernel.binder for step in session.inspect.plan.walk() if step.kernel is not None
+    ]
     caches = [binder for binder in binders if isinstance(binder, PrimitiveCache)]
     return set().union(*[{key[-1] for key in cache._primitives} for cache in caches])
 
@@ -260,7 +266,7 @@ def test_place_on_another_backend_prevents_fusing(place):
     model.graph.node[-1].name = "r"
     session = ps.compile(model, executor="linear", place=place)
     session.run({"x": draw(64, 256)})
-    backends = {step.node.op.name: step.backend for step in session.plan.walk()}
+    backends = {step.node.op.name: step.backend for step in session.inspect.plan.walk()}
     assert set(backends) == {"MatMul", "Relu"}
     assert backends["MatMul" if "MatMul" in place else "Relu"] == "numpy"
 
@@ -289,13 +295,13 @@ def test_autotune_measures_fused_nodes_and_takes_the_faster_backend(monkeypatch)
     session = compiled(text, autotune=True)
     session.run({"x": x})
     assert {("numpy", "penstock.Fused"), ("onednn", "penstock.Fused")} <= set(seen)
-    assert {step.backend for step in session.plan.walk()} == {"numpy"}
+    assert {step.backend for step in session.inspect.plan.walk()} == {"numpy"}
     # What was measured counts in later sessions.
     seen.clear()
     later = compiled(text)
     later.run({"x": x})
     assert not seen
-    assert {step.backend for step in later.plan.walk()} == {"numpy"}
+    assert {step.backend for step in later.inspect.plan.walk()} == {"numpy"}
 
 
 def test_placement_puts_small_nodes_on_numpy_and_large_ones_on_onednn():
@@ -304,7 +310,7 @@ def test_placement_puts_small_nodes_on_numpy_and_large_ones_on_onednn():
     for n in (2, 300):
         session = ps.compile(model_from_text(text.format(n)), backends=["onednn", "numpy"])
         session.run({"x": draw(n, n)})
-        (step,) = session.plan.walk()
+        (step,) = session.inspect.plan.walk()
         found[n] = step.backend
     assert found[300] == "onednn"
     assert found[2] == "numpy"
@@ -330,7 +336,7 @@ def test_bfloat16_is_used_only_on_request(fed):
     for precision, close_to in (("float32", 1e-5), ("bf16", 5e-2)):
         session = ps.compile(model, executor="linear", precision=precision)
         found = session.run(feeds)
-        heavy = [s for s in session.plan.walk() if {"MatMul", "Conv"} & set(steps_of(s))]
+        heavy = [s for s in session.inspect.plan.walk() if {"MatMul", "Conv"} & set(steps_of(s))]
         assert len(heavy) == 2
         narrow = precision == "bf16" and library().bfloat16
         for step in heavy:

@@ -276,7 +276,7 @@ def test_quantized_products_of_two_computed_matrices_equal_numpy(dims, b, turned
         result = net.quantize(result, 0.35, U8(127))
     session = agree(net.proto(result), net.feeds, None)
     expected = "MatMul QuantizeLinear" if quantized else "MatMul"
-    fused = [s for s in session.plan.walk() if s.node.op.name == "Fused"]
+    fused = [s for s in session.inspect.plan.walk() if s.node.op.name == "Fused"]
     assert [ops for ops in steps(session) if "MatMul" in ops[0]] == [(expected, "onednn")]
     assert len(fused) == 1
 

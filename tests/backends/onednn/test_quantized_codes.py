@@ -252,7 +252,7 @@ def test_residual_network_stays_in_codes(executor):
         "Add Relu QuantizeLinear DequantizeLinear",
     ]
     found = steps(session)
-    moved = [step for step in session.plan.walk() if step.node.op.name == "Reorder"]
+    moved = [step for step in session.inspect.plan.walk() if step.node.op.name == "Reorder"]
     assert len(moved) <= 1  # of what is fed
     assert sorted(ops for ops, _ in found) == sorted(expected)
     assert {backend for _, backend in found} == {"onednn", "native"}
@@ -265,6 +265,6 @@ def test_plans_share_quantized_weights():
     found = []
     for n in (1, 2):
         session.run({"x0": codes(U8, n, 16, 7, 7)})
-        *_, step = session.plan.walk()
+        *_, step = session.inspect.plan.walk()
         found.append(step.kernel.binder.packed.fixed()[WEIGHTS])
     assert found[0] is found[1]

@@ -100,7 +100,9 @@ def test_parts_of_codes_equal_numpy(name: str, executor: str, looks: list[int]) 
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_convolutions_of_codes_in_parts_equal_numpy(name: str, looks, monkeypatch) -> None:
     net, result = convolution(name)
-    work = max(flops(step.node) for step in compile_on_onednn(net.proto(result)).plan.walk())
+    work = max(
+        flops(step.node) for step in compile_on_onednn(net.proto(result)).inspect.plan.walk()
+    )
     monkeypatch.setattr(parts, "MOST_FLOPS", work // 3)
     agree(net.proto(result), net.feeds, [("Conv QuantizeLinear", "onednn")])
     assert bool(looks)

@@ -79,7 +79,9 @@ def test_codes_are_given_back_bit_by_bit(case: str, weights: str, source: tuple[
     session = ps.compile(model, backends=["onednn", "numpy"], threads=1)
     want = ps.compile(made.proto(result), backends=["numpy"]).run(made.feeds)[result]
     close(session.run(made.feeds)[result], want)
-    on_codes = [s for s in session.plan.walk() if "QuantizeLinear" in s.node.attrs.get("ops", "")]
+    on_codes = [
+        s for s in session.inspect.plan.walk() if "QuantizeLinear" in s.node.attrs.get("ops", "")
+    ]
     assert [step.backend for step in on_codes][:1] == ["onednn"]
     assert value.held is None
     assert read() is None

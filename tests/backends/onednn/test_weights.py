@@ -157,10 +157,10 @@ def test_results_that_count_against_a_budget_are_bounded_by_the_sizes_of_weights
     x = normal(256, 256)
     expected = np.sin(x @ weights) * np.cos(-x @ weights)
     np.testing.assert_allclose(session.run({"x": x})["y"], expected, atol=1e-3)
-    assert "None)" not in session.latest.source
+    assert "None)" not in session.inspect.executor.source
     unlimited = ps.compile(model, **options)
     unlimited.run({"x": x})
-    assert "None)" in unlimited.latest.source
+    assert "None)" in unlimited.inspect.executor.source
 
 
 def test_weights_are_held_once_while_runs_show_how_they_are_best_run() -> None:
@@ -174,7 +174,7 @@ def test_weights_are_held_once_while_runs_show_how_they_are_best_run() -> None:
         np.testing.assert_allclose(session.run({"x": x})["y"], expected, atol=1e-3)
         assert value.held is None
         assert file_order() is None, "another object holds the weights in the order of the file"
-        runs_sampled += getattr(session.latest, "sampler", None) is not None
+        runs_sampled += getattr(session.inspect.executor, "sampler", None) is not None
     assert runs_sampled > 5  # the first that is observed is the fifth
 
 
@@ -182,7 +182,7 @@ def test_weights_that_an_observer_has_seen_are_let_go_with_the_observed_plan() -
     model, value = loaded(net("MatMul", [50, 70], normal(70, 130)))
     session = ps.compile(model, threads=1, backends=BACKENDS)
     session.run({"x": normal(50, 70)})
-    observed = session.latest.observed()
+    observed = session.inspect.executor.observed()
     assert value.held is None
     seen = weakref.ref(value.peek)
     assert seen() is not None, "the observed plan holds them"

@@ -23,12 +23,14 @@ Y = np.exp(np.sin(X) * np.arcsinh(np.sin(X)))
 
 
 def steps(session: ps.Session) -> list[tuple[str, str]]:
-    return [(step.node.op.name, step.backend) for step in session.plan.walk()]
+    return [(step.node.op.name, step.backend) for step in session.inspect.plan.walk()]
 
 
 def copies(session: ps.Session) -> Counter[tuple[str, str]]:
     """The transfers of a plan: source and target."""
-    attrs = [step.node.attrs for step in session.plan.walk() if step.node.op.name == "Transfer"]
+    attrs = [
+        step.node.attrs for step in session.inspect.plan.walk() if step.node.op.name == "Transfer"
+    ]
     return Counter((attr["source"], attr["target"]) for attr in attrs)
 
 

@@ -62,7 +62,7 @@ def test_plan_on_one_device_is_one_launch_after_its_warm_up():
     assert graphs == 1
     assert kernels == 3  # the input is brought to the graph, and both outputs out of it
     assert backend.device.runtime.counts["capture"] == 1
-    assert [graph["state"] for graph in session.describe()["graphs"]] == ["captured"]
+    assert [graph["state"] for graph in session.inspect.describe()["graphs"]] == ["captured"]
 
 
 def test_outputs_that_are_brought_to_the_host_are_not_copied_before():
@@ -119,7 +119,7 @@ def test_each_branch_is_a_graph_of_its_own():
         results = run_on_a_stream(session, backend, feeds)
         np.testing.assert_allclose(results["y"], expected(BRANCH, feeds)["y"], rtol=1e-4, atol=1e-6)
     assert launches(session, backend, feeds)[0] == 2
-    assert len(session.describe()["graphs"]) == 3
+    assert len(session.inspect.describe()["graphs"]) == 3
 
 
 def test_capture_that_fails_falls_back_and_says_why(caplog):
@@ -133,7 +133,7 @@ def test_capture_that_fails_falls_back_and_says_why(caplog):
                 np.testing.assert_allclose(results[name], want, rtol=1e-4, atol=1e-6)
     assert launches(session, backend, {"x": X})[0] == 0
     assert backend.device.runtime.counts["capture"] == 1
-    (graph,) = session.describe()["graphs"]
+    (graph,) = session.inspect.describe()["graphs"]
     assert graph["state"] == "not captured"
     assert "not permitted when stream is capturing" in graph["reason"]
     assert "not permitted when stream is capturing" in session.explain()
@@ -146,14 +146,14 @@ def test_capture_can_be_turned_off():
     for _ in range(4):
         run_on_a_stream(session, backend, {"x": X})
     assert backend.device.runtime.counts["capture"] == 0
-    assert session.describe()["graphs"] == []
+    assert session.inspect.describe()["graphs"] == []
 
 
 def test_device_without_graphs_captures_nothing():
     session = compile_text(TEXT, backends=["torch"], executor="linear")
     session(X)
     assert "graph_0" not in session.source
-    assert session.describe()["graphs"] == []
+    assert session.inspect.describe()["graphs"] == []
 
 
 def test_steps_of_open_shapes_and_shapes_read_on_the_host_are_not_captured():
@@ -167,7 +167,7 @@ def test_steps_of_open_shapes_and_shapes_read_on_the_host_are_not_captured():
         got = run_on_a_stream(session, backend, {"x": x})["y"]
         want = np.exp(np.sin(np.flatnonzero(x).reshape(-1, 2)))
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
-    assert session.describe()["graphs"] == []
+    assert session.inspect.describe()["graphs"] == []
 
 
 def test_runs_at_the_same_time_have_graphs_of_their_own():

@@ -73,7 +73,7 @@ def test_random_collectives_on_two_and_three_devices_equal_numpy(seed, executor,
     count = 2 + seed % 2
     model, place = random_model(rng, count)
     wanted = ps.compile(model, backends=["numpy"], executor="linear").run({"x": X})
-    options = {"max_streams": 8} if executor == "streams" else {}
+    options = {"expert": ps.ExpertOptions(max_streams=8)} if executor == "streams" else {}
     kept = {node.name for node in model.graph.nodes}
     place = {key: where for key, where in place.items() if key.removeprefix("node:") in kept}
     session = ps.compile(
@@ -106,10 +106,14 @@ WANTED = {"y": np.exp(np.sin(X) + np.cos(X)), "z": np.tanh(np.sin(X) + np.cos(X)
 def test_all_reduce_is_on_a_stream_of_each_device_and_waits_for_the_other():
     backends = devices(2, late=True)
     session = ps.compile(
-        all_reduce(), backends=backends, place=TEXT_PLACE, executor="streams", max_streams=8
+        all_reduce(),
+        backends=backends,
+        place=TEXT_PLACE,
+        executor="streams",
+        expert=ps.ExpertOptions(max_streams=8),
     )
     check(session, WANTED, runs=5)
-    signals = session.latest.tasks.signals
+    signals = session.inspect.executor.tasks.signals
     assert {*signals.devices} == {"torch", "torch:1"}
     on = {step.node.op.name: streams for step, streams in signals.on.items()}
     waiting = {
@@ -131,7 +135,7 @@ def test_values_of_an_all_reduce_cross_between_devices_alone(executor):
         all_reduce(), backends=devices(2, late=False), place=TEXT_PLACE, executor=executor
     )
     check(session, WANTED)
-    attrs = [s.node.attrs for s in session.plan.walk() if s.node.op.name == "Transfer"]
+    attrs = [s.node.attrs for s in session.inspect.plan.walk() if s.node.op.name == "Transfer"]
     moves = sorted((a["source"], a["target"]) for a in attrs)
     # The input to both devices, and the output of each; the kernel itself copies the operands.
     host = {"host", "numpy"}

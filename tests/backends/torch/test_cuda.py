@@ -65,12 +65,12 @@ def test_tensors_on_cuda_are_fed_and_returned_without_copies(executor):
         result = session.run({"x": torch.from_numpy(X.copy()).cuda()}, returns="torch")["y"]
         assert result.device.type == "cuda"
         np.testing.assert_allclose(result.cpu(), wanted, rtol=1e-5)
-    assert all(step.node.op.name != "Transfer" for step in session.plan.walk())
+    assert all(step.node.op.name != "Transfer" for step in session.inspect.plan.walk())
 
 
 def test_streams_on_cuda_agree_with_numpy():
     session = compile_text(BRANCHES, backends=["torch"], executor="streams", max_streams=4)
-    assert set(session.latest.tasks.signals.devices) == {"torch"}
+    assert set(session.inspect.executor.tasks.signals.devices) == {"torch"}
     wanted = compile_text(BRANCHES, backends=["numpy"])(X[:4, :4])
     for _ in range(20):
         np.testing.assert_allclose(session(X[:4, :4]), wanted, rtol=1e-4)
@@ -81,7 +81,7 @@ def test_plan_on_cuda_is_captured_and_says_so():
     wanted = compile_text(STATIC, backends=["numpy"])(X)
     for _ in range(6):
         np.testing.assert_allclose(session(X), wanted, rtol=1e-5)
-    assert [graph["state"] for graph in session.describe()["graphs"]] == ["captured"]
+    assert [graph["state"] for graph in session.inspect.describe()["graphs"]] == ["captured"]
 
 
 @pytest.mark.parametrize("executor", ["linear", "streams"])

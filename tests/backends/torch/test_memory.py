@@ -20,7 +20,7 @@ CHAIN = """g (float[4, 6] x) => (float[6, 4] y) {
 
 def planned(session: ps.Session) -> dict[str, str]:
     """The memory of each value in an arena."""
-    slots = session.plan.slots
+    slots = session.inspect.plan.slots
     return {s.name: s.memory for s in slots if s.kind is SlotKind.ARENA}
 
 
@@ -31,9 +31,9 @@ def test_values_between_torch_kernels_are_planned_into_an_arena_of_the_device(ex
     for _ in range(2):
         np.testing.assert_allclose(session(X), np.cos(a - np.exp(a)), rtol=1e-5)
     assert planned(session) == dict.fromkeys("acdey", "torch cpu")
-    assert session.plan.views == 1
+    assert session.inspect.plan.views == 1
     assert "arena 224 B in memory 'torch cpu'" in session.explain()
-    arena_plan = session.latest.arena_plan
+    arena_plan = session.inspect.executor.arena_plan
     assert arena_plan.size == 0
     # a, and what is computed from it, in place
     assert arena_plan.remote == {"torch cpu": 128 + X.nbytes}
@@ -42,7 +42,7 @@ def test_values_between_torch_kernels_are_planned_into_an_arena_of_the_device(ex
 def test_memory_of_a_session_counts_the_arenas_of_devices():
     session = compile_text(CHAIN, backends=["torch"], executor="linear")
     session(X)
-    assert session.memory.arenas == sum(session.latest.arena_plan.remote.values()) > 0
+    assert session.memory.arenas == sum(session.inspect.executor.arena_plan.remote.values()) > 0
 
 
 def test_memory_of_a_session_counts_constants_on_devices():
@@ -69,7 +69,7 @@ def test_views_of_an_arena_are_right_where_elements_are_narrower(dtype):
     session = compile_text(text, backends=[TorchBackend("cpu", dtype)], executor="linear")
     s = np.exp(X)[1:3, 2:5]
     np.testing.assert_allclose(session(X), -s * s, rtol=3e-2)
-    assert session.plan.views == 1
+    assert session.inspect.plan.views == 1
 
 
 def test_value_that_a_loop_carries_on_the_device_is_not_overwritten():
@@ -117,7 +117,10 @@ def test_limit_of_bytes_holds_for_each_memory_alone():
     text = """g (float[4, 6] x) => (float[4, 6] y) {
         a = Sin(x) b = Exp(a) h = Hardmax(b) i = Add(h, b) k = Hardmax(i) y = Mul(k, a) }"""
     session = compile_text(text, backends=["torch"], executor="linear")
-    host, away = session.latest.arena_plan.size, session.latest.arena_plan.remote["torch cpu"]
+    host, away = (
+        session.inspect.executor.arena_plan.size,
+        session.inspect.executor.arena_plan.remote["torch cpu"],
+    )
     assert min(host, away) > 0
     most = max(host, away)
     limits = ps.Limits(max_bytes=most)

@@ -21,7 +21,7 @@ TOLERANCE = 1e-4
 
 def transfers_inside(session: ps.Session) -> int:
     """The transfers of a plan beside those of its inputs and outputs."""
-    plan = session.plan
+    plan = session.inspect.plan
     moved = [step for step in plan.walk() if step.node.op.name == "Transfer"]
     ends = {*plan.inputs, *plan.outputs}
     # Conditions of branches and loops are read on the host.
@@ -30,7 +30,7 @@ def transfers_inside(session: ps.Session) -> int:
 
 
 def on_torch_alone(session: ps.Session) -> bool:
-    backends = {s.backend for s in session.plan.walk() if s.backend}
+    backends = {s.backend for s in session.inspect.plan.walk() if s.backend}
     return backends == {"torch"}
 
 

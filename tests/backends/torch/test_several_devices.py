@@ -46,7 +46,7 @@ def check(session: ps.Session) -> None:
 def test_each_device_has_streams_and_waits_for_events_of_the_other():
     devices = late_devices()
     session = compile_text(TEXT, backends=devices, place=PLACE, executor="streams", max_streams=8)
-    assert {*session.latest.tasks.signals.devices} == {"torch", "second"}
+    assert {*session.inspect.executor.tasks.signals.devices} == {"torch", "second"}
     check(session)
     for backend in devices:
         counts = backend.device.runtime.counts
@@ -60,7 +60,9 @@ def test_values_go_from_device_to_device_without_the_host(executor):
     backends = [TorchBackend("cpu"), TorchBackend("cpu", name="second")]
     session = compile_text(TEXT, backends=backends, place=PLACE, executor=executor)
     check(session)
-    steps = [step.node.attrs for step in session.plan.walk() if step.node.op.name == "Transfer"]
+    steps = [
+        step.node.attrs for step in session.inspect.plan.walk() if step.node.op.name == "Transfer"
+    ]
     moves = Counter((attrs["source"], attrs["target"]) for attrs in steps)
     assert moves["torch", "second"] > 0
     assert moves["second", "torch"] > 0
@@ -80,7 +82,7 @@ def test_devices_of_fewer_bits_convert_what_crosses():
 
 def test_each_device_has_an_arena_of_its_own():
     session = compile_text(TEXT, backends=late_devices(), place=PLACE, executor="linear")
-    assert {*session.latest.arena_plan.remote} == {"torch cpu", "torch cpu of second"}
+    assert {*session.inspect.executor.arena_plan.remote} == {"torch cpu", "torch cpu of second"}
 
 
 def test_devices_that_name_cuda_devices_have_a_backend_each(monkeypatch):

@@ -34,7 +34,7 @@ def expected(text: str, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def test_each_stream_of_the_schedule_is_one_of_torch_and_each_signal_an_event():
     backend = late()
     session = compile_text(TWO_BRANCHES, backends=[backend], executor="streams", max_streams=8)
-    assert len(session.latest.tasks.signals.devices) == 2
+    assert len(session.inspect.executor.tasks.signals.devices) == 2
     assert backend.device.runtime.counts["stream"] == 2
     want = expected(TWO_BRANCHES, {"x": X})["y"]
     for _ in range(10):

@@ -45,7 +45,7 @@ def copies(monkeypatch) -> Counter[str]:
 
 
 def transfers(session: ps.Session) -> int:
-    return sum(step.node.op.name == "Transfer" for step in session.plan.walk())
+    return sum(step.node.op.name == "Transfer" for step in session.inspect.plan.walk())
 
 
 @pytest.mark.parametrize("executor", ["auto", "linear", "dataflow", "parallel", "streams"])
@@ -272,7 +272,7 @@ def test_nodes_are_placed_where_their_feeds_are_and_results_are_wanted(executor)
     session = compile_text(CHAIN, **options)
 
     def places() -> set[str]:
-        return {step.backend for step in session.plan.walk()}
+        return {step.backend for step in session.inspect.plan.walk()}
 
     np.testing.assert_allclose(session.run({"x": X})["y"], Y, rtol=1e-6)
     assert places() == {"numpy"}
@@ -281,6 +281,6 @@ def test_nodes_are_placed_where_their_feeds_are_and_results_are_wanted(executor)
     # One transfer is needed wherever they run.
     np.testing.assert_allclose(session.run({"x": tensor()})["y"], Y, rtol=1e-6)
     assert places() == {"numpy", "torch"}
-    assert [step.node.op.name for step in session.plan.walk()].count("Transfer") == 1
+    assert [step.node.op.name for step in session.inspect.plan.walk()].count("Transfer") == 1
     np.testing.assert_allclose(session.run({"x": X})["y"], Y, rtol=1e-6)
     assert places() == {"numpy"}

@@ -14,6 +14,7 @@ from penstock.analysis.type_inference import infer_types
 from penstock.backends.base import Backend
 from penstock.ir.graph import Graph, Model, clone
 from penstock.observers.base import Observer
+from tests.support.expert import with_expert
 from tests.support.graphs import interpret
 from tests.support.random_graphs import feeds_for
 
@@ -113,7 +114,7 @@ class ExecutorTests:
 
     def compile(self, source, **options) -> ps.Session:
         options.setdefault("backends", self.backends)
-        return ps.compile(source, executor=self.executor, **options)
+        return ps.compile(source, executor=self.executor, **with_expert(options))
 
     def assert_same(self, got, want) -> None:
         """What a run gives is what it must be: by default, to the last bit."""

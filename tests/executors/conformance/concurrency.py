@@ -149,7 +149,7 @@ class Concurrency(ExecutorTests):
         short = feeds | {"n": np.array(1)}
         session.run(short)
         token, other = ps.CancelToken(), ps.CancelToken()
-        pool = session.options.pool
+        pool = session.options.expert.pool
         threads = core_budget() if pool is None else pool.size
         running = [session.submit(feeds, cancel=token) for _ in range(threads + 1)]
         late = session.submit(short, timeout=0.02)

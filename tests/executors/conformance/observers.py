@@ -56,7 +56,7 @@ class Observers(ExecutorTests):
         self.assert_same(seen.made["first"][0], np.exp(x))
         self.assert_same(seen.made["last"][0], outputs["y"])
         assert seen.runs == [None]
-        assert seen.executor == session.latest.name
+        assert seen.executor == session.inspect.executor.name
         # The next run is not observed, and another observer sees its own runs only.
         session.run({"x": x, "n": np.array(3)})
         other = Recorder()

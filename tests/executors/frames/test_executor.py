@@ -13,7 +13,7 @@ from penstock.backends.numpy import NumpyBackend
 from penstock.executors.frames.run import FramesRun
 from penstock.frontends.tensorflow.file import read_graph
 from penstock.host.threads import pool
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Kernel
 from tests.executors.conformance import ExecutorConformance, Recorder
 from tests.support.onnx_text import compile_text, model_from_text
 from tests.support.tf_cases import Case, cases, check, feeds, follow

@@ -44,7 +44,7 @@ def model(tmp_path: Path) -> str:
 
 
 def simulate(session: ps.Session, command: str) -> object:
-    return session.forecast(2) if command == "forecast" else session.schedule()
+    return session.inspect.forecast(2) if command == "forecast" else session.inspect.schedule()
 
 
 def test_explain_of_frames_lists_steps_without_order_or_arena(session):
@@ -55,9 +55,9 @@ def test_explain_of_frames_lists_steps_without_order_or_arena(session):
 
 
 def test_plan_of_frames_is_a_step_table(session):
-    assert isinstance(session.plan, StepTable)
-    assert not isinstance(session.plan, Plan)
-    assert "f/late" in {step.node.name for step in session.plan.walk()}
+    assert isinstance(session.inspect.plan, StepTable)
+    assert not isinstance(session.inspect.plan, Plan)
+    assert "f/late" in {step.node.name for step in session.inspect.plan.walk()}
 
 
 @COMMANDS

@@ -20,7 +20,7 @@ from penstock.executors.frames.rendezvous import Rendezvous
 from penstock.executors.frames.run import FramesRun
 from penstock.frontends.tensorflow.file import read_graph
 from penstock.ir.graph import Model
-from penstock.ir.op import asynchronous
+from penstock.ir.kernel import asynchronous
 from tests.executors.conformance import Recorder
 from tests.executors.frames import test_executor
 from tests.executors.frames.test_segments import BACKENDS
@@ -148,7 +148,7 @@ def test_devices_of_other_tasks_and_kinds_are_virtual_devices():
         node.device = device
     session = ps.compile(b.bytes(), backends=[Unknown()], devices=devices)
     assert session.run({"x": np.int32(3)}, [last])[last] == 9
-    assert len(session.latest.parts) == 2
+    assert len(session.inspect.executor.parts) == 2
 
 
 @pytest.mark.parametrize(("backend", "parts"), [("numpy", 1), (Unknown(), 2)])
@@ -157,9 +157,9 @@ def test_devices_have_parts_only_where_a_kernel_may_take_long(backend, parts):
     source, total = endless()
     session = ps.compile(source, backends=[backend], devices=2)
     assert session.run({"n": np.int32(6)}, [total], timeout=SOON)[total] == 15
-    assert len(session.latest.parts) == parts
-    assert len(session.latest.observed().parts) == 2
-    counts = [len(part.graph.steps) for part in session.latest.parts]
+    assert len(session.inspect.executor.parts) == parts
+    assert len(session.inspect.executor.observed().parts) == 2
+    counts = [len(part.graph.steps) for part in session.inspect.executor.parts]
     assert sum(counts) > 10 if parts == 2 else counts == [1]
 
 
@@ -224,7 +224,7 @@ def test_nodes_in_functional_bodies_run_on_the_device_that_they_name(p, n):
     expected = (-6 if p else 5) * 3**n
     assert session.run(feeds, ["turns:1"])["turns:1"] == expected
     assert session.run(feeds, ["turns:1"], trace=trace)["turns:1"] == expected
-    for part in session.latest.observed().parts:
+    for part in session.inspect.executor.observed().parts:
         names = {node.node.name.rpartition("/")[2] for node in part.graph.nodes if node.node}
         far = {"far_product", "far_sum", "far_next"}
         assert names & far == (far if part.device.endswith("1") else set())
@@ -260,7 +260,9 @@ def test_nodes_in_a_loop_with_a_trip_count_run_on_the_device_that_they_name(n, e
         assert (outputs["v"], outputs["unused"]) == (expected, 0)
     counts = {name.rpartition("/")[2]: k for name, k in trace.counts.items()}
     assert counts.get("far_product", 0) == turns
-    (far,) = [part for part in session.latest.observed().parts if part.device.endswith("1")]
+    (far,) = [
+        part for part in session.inspect.executor.observed().parts if part.device.endswith("1")
+    ]
     assert any("far_product" in node.node.name for node in far.graph.nodes if node.node)
 
 
@@ -321,7 +323,7 @@ def test_nodes_in_a_loop_that_collects_rows_run_on_the_device_that_they_name(n, 
     if isinstance(far, FarBackend):
         assert far.ran["Mul"] == n
     elif far != "numpy":
-        (part,) = [each for each in session.latest.parts if each.device.endswith("1")]
+        (part,) = [each for each in session.inspect.executor.parts if each.device.endswith("1")]
         assert any("far_product" in node.node.name for node in part.graph.nodes if node.node)
 
 

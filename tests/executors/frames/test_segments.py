@@ -16,7 +16,7 @@ import penstock as ps
 from penstock.backends.numpy import NumpyBackend
 from penstock.backends.registry import available
 from penstock.build import GraphBuilder
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Kernel
 from tests.support.far_backend import FarBackend
 from tests.support.frame_runs import inputs
 from tests.support.random_frames import RandomGraph
@@ -141,7 +141,7 @@ def test_segment_behind_a_switch_is_planned_on_the_backends_of_the_session() -> 
     session = ps.compile(behind_a_switch().bytes(), executor="frames")
     result = session.run({"p": True, "x": X}, ["y"])["y"]
     np.testing.assert_allclose(result, -(np.exp(X) @ np.ones((8, 8), np.float32)), rtol=1e-5)
-    (segment,) = [step for step in session.plan.steps if step.node.op.name == "Segment"]
+    (segment,) = [step for step in session.inspect.plan.steps if step.node.op.name == "Segment"]
     (block,) = segment.blocks
     assert {step.backend for step in block.steps} <= set(available())
     assert "float32[4, 8]" in session.explain()

@@ -16,7 +16,7 @@ import pytest
 import penstock as ps
 from penstock.backends.numpy import NumpyBackend
 from penstock.host.threads import core_budget
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Kernel
 from penstock.ops import asynchronous
 from tests.executors.frames.test_segments import BACKENDS, FEEDS, outcome
 from tests.support.frame_runs import inputs, ran

@@ -63,7 +63,7 @@ def test_constants_of_called_functions_are_folded() -> None:
     """Of arguments and the nodes that wait for them nothing is left but what computes."""
     session = ps.compile(FOLDER / "frozen", backends=["numpy"])
     session.run({"x": X})
-    ops = sorted(step.node.op.name for step in session.plan.steps)
+    ops = sorted(step.node.op.name for step in session.inspect.plan.steps)
     assert ops == ["Add", "MatMul", "ReduceSum", "Relu"]
 
 

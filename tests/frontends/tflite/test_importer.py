@@ -425,6 +425,6 @@ def test_no_transpose_remains_between_the_layers_of_a_network(name: str) -> None
     path = FOLDER / "net" / f"{name}.tflite"
     session = ps.compile(path, executor="linear", backends=["onednn", "numpy"])
     session(np.zeros((1, 32, 32, 3), np.float32))
-    ops = [step.node.op.name for step in session.latest.table.steps]
+    ops = [step.node.op.name for step in session.inspect.executor.table.steps]
     assert ops.index("Transpose") == 0 and ops.count("Transpose") == 1
     assert ops.count("Reorder") <= 1

@@ -13,7 +13,7 @@ NETS = {case.name: case for case in cases("net")}
 @pytest.mark.parametrize("name", ["mini_mobilenet_v2_int8", "mini_resnet_int8"])
 def test_quantized_network_convolves_codes_alone(name: str) -> None:
     case = NETS[name]
-    steps = ps.compile(case.path).plan.steps
+    steps = ps.compile(case.path).inspect.plan.steps
     expected = sum(case.data["ops"].get(op, 0) for op in ("CONV_2D", "DEPTHWISE_CONV_2D"))
     names = [step.node.attrs.get("ops", step.node.op.name).split() for step in steps]
     codes = [ops for ops in names if "Conv" in ops and ops[0] == "DequantizeLinear"]
@@ -26,7 +26,7 @@ def test_quantized_network_convolves_codes_alone(name: str) -> None:
 @pytest.mark.parametrize("suffix", ["", "_int8"])
 def test_mobilenet_is_transposed_at_its_input_alone(suffix: str) -> None:
     session = ps.compile(NETS[f"mini_mobilenet_v2{suffix}"].path)
-    names = [step.node.op.name for step in session.plan.steps]
+    names = [step.node.op.name for step in session.inspect.plan.steps]
     assert names.index("Transpose") == 0
     assert names.count("Transpose") == 1
-    assert session.plan.views == 0
+    assert session.inspect.plan.views == 0

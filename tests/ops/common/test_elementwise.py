@@ -11,7 +11,7 @@ import pytest
 
 from penstock.core.types import TensorType, type_of
 from penstock.frontends.onnx.importer import load_onnx
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Kernel
 from penstock.ops import find
 from penstock.ops.common import elementwise
 from tests.ops.harness import node_model

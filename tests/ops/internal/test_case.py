@@ -36,7 +36,7 @@ def case_graph(count: int) -> Graph:
 
 
 def compiled(graph: Graph, executor: str) -> ps.Session:
-    streams = {"max_streams": 2} if executor == "streams" else {}
+    streams = {"expert": ps.ExpertOptions(max_streams=2)} if executor == "streams" else {}
     model = Model({graph.name: graph}, graph.name)
     return ps.compile(model, executor=executor, backends=["numpy"], **streams)
 

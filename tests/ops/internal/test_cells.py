@@ -202,5 +202,7 @@ def test_cell_in_a_model_of_open_dims_equals_onnxruntime(text):
         got = list(session.run(feeds).values())
         for y, want in zip(got, wanted, strict=True):
             np.testing.assert_allclose(y, want, rtol=1e-5, atol=2e-6)
-    cells = [step for step in session.latest.table.walk() if step.node.op.name.endswith("Cell")]
+    cells = [
+        step for step in session.inspect.executor.table.walk() if step.node.op.name.endswith("Cell")
+    ]
     assert len(cells) == 1

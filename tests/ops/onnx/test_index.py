@@ -8,7 +8,7 @@ import pytest
 
 from penstock.core.types import INT64, ShapeError, TensorType, constant_type
 from penstock.frontends.onnx.importer import load_onnx
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Kernel
 from penstock.ops import find
 from tests.ops.cases import (
     F32,

@@ -207,7 +207,7 @@ def test_rms_of_mixed_of_every_dtype_matches_the_definition():
 def test_simplified_layer_normalization_equals_rms_normalization():
     from penstock.core.types import type_of
     from penstock.ir.graph import Graph, Node, Value
-    from penstock.ir.op import Kernel
+    from penstock.ir.kernel import Kernel
 
     x, scale = draw(2, 3, 8), draw(8)
     values = [Value("x", type_of(x)), Value("scale", type_of(scale))]

@@ -9,7 +9,7 @@ from onnx import TensorProto
 
 from penstock.core.types import INT64, ShapeError, TensorType
 from penstock.frontends.onnx.importer import load_onnx
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Kernel
 from penstock.ops import find
 from tests.ops.cases import f32, fails, float_type, infer, run
 from tests.ops.harness import check_node, node_model, run_reference

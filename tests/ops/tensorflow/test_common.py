@@ -9,7 +9,7 @@ import pytest
 
 from penstock.core.types import FLOAT32, ShapeError, TensorType
 from penstock.ir.graph import Node, Value
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Kernel
 from penstock.ops.registry import TENSORFLOW, find
 from penstock.ops.tensorflow import common
 

@@ -94,7 +94,7 @@ def test_loop_that_only_counts_is_gone():
     session = compile_text(text)
     inputs = {"i": np.int32(3), "n": np.int32(1000), "x": np.zeros(2, np.float32)}
     assert session.run(inputs)["j"] == 1000
-    assert [step.node.op.name for step in session.plan.walk()] == ["Max"]
+    assert [step.node.op.name for step in session.inspect.plan.walk()] == ["Max"]
 
 
 def test_loop_drops_what_it_carries_for_no_one():

@@ -236,7 +236,7 @@ def test_loops_whose_values_have_the_same_names_give_a_valid_graph(monkeypatch):
     session = ps.compile(model)
     np.testing.assert_allclose(session.run(feeds)["y"], wanted, rtol=1e-5)
     # Both loops read the same slices: their products are one.
-    computed = [part.op.name for step in session.plan.steps for part in parts(step.node)]
+    computed = [part.op.name for step in session.inspect.plan.steps for part in parts(step.node)]
     assert computed.count("MatMul") == 1
 
 

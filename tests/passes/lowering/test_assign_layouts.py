@@ -5,8 +5,8 @@ from __future__ import annotations
 from penstock.analysis.type_inference import infer_types
 from penstock.analysis.value_memory import value_memory
 from penstock.ir.graph import Graph, Node
+from penstock.ir.kernel import Kernel, LayoutHints
 from penstock.ir.layout import channels_last
-from penstock.ir.op import Kernel
 from penstock.ops.internal.transfer import HOST, REORDER, Place, is_transfer
 from penstock.passes.context import PassContext
 from penstock.passes.lowering.assign_layouts import AssignLayouts
@@ -32,7 +32,7 @@ def compiled(node: Node) -> tuple[Place, Kernel]:
     fields = KERNELS.get(node.op.name, {})
     if node.op is REORDER:
         fields = {"dims_order": node.attrs["order"]}
-    return PLACE, Kernel(lambda *inputs: None, lambda *arrays: None, **fields)
+    return PLACE, Kernel(lambda *inputs: None, lambda *arrays: None, layout=LayoutHints(**fields))
 
 
 def assigned(body: str) -> tuple[Graph, PassContext, bool]:

@@ -147,7 +147,7 @@ def steps(model, **feeds) -> list[str]:
     session.run(feeds)
     return [
         " ".join(part.op.name for part in parts(step.node)) + f" on {step.backend}"
-        for step in session.plan.walk()
+        for step in session.inspect.plan.walk()
     ]
 
 

@@ -18,7 +18,7 @@ from penstock.executors.frames.builder import FrameGraphBuilder
 from penstock.executors.frames.executor import FramesExecutor
 from penstock.ir.device_name import DeviceName, local
 from penstock.ir.graph import Graph, Model, Node, Value
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Kernel
 from penstock.ops.registry import TENSORFLOW, find
 from penstock.passes.lowering.assign_devices import assign_devices
 from penstock.passes.lowering.partition import partition

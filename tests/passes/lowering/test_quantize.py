@@ -11,7 +11,7 @@ import penstock as ps
 from penstock.analysis.quantized_weights import has_quantized_weights
 from penstock.backends.numpy import NumpyBackend
 from penstock.ir.graph import Graph, Node
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Kernel
 from penstock.passes.context import PassContext
 from penstock.passes.lowering.quantize import Quantize
 from penstock.passes.pipeline import optimize
@@ -280,4 +280,4 @@ def test_compile_leaves_no_dequantized_weights_to_the_run(backend):
     body = X + W + "c = Conv(dx, dw) y = QuantizeLinear(c, s, z)"
     chosen = [Refusing() if backend == "refusing" else backend]
     session = ps.compile(proto(body), backends=chosen, shapes={"x": (1, 2, 2, 2)})
-    assert [s.node.op.name for s in session.plan.walk()].count("DequantizeLinear") == 1
+    assert [s.node.op.name for s in session.inspect.plan.walk()].count("DequantizeLinear") == 1

@@ -28,7 +28,7 @@ def operations(text: str) -> list[str]:
     for found, want in zip(session.run(feeds).values(), wanted, strict=True):
         np.testing.assert_allclose(found, want, rtol=1e-6)
         assert found.shape == want.shape
-    return [step.node.op.name for step in session.plan.walk()]
+    return [step.node.op.name for step in session.inspect.plan.walk()]
 
 
 def shaped(dims) -> str:
@@ -99,7 +99,7 @@ def test_numbers_stay_numbers():
         <int64[2] s = {8, 3}, int64[2] t = {6, 4}, float low = {-0.5}, float high = {0.5}>
         { a = Reshape(x, s) b = Clip(a, low, high) y = Reshape(b, t) }"""
     assert operations(text) == ["Clip"]
-    (step,) = ps.compile(model_from_text(text), backends=["numpy"]).plan.walk()
+    (step,) = ps.compile(model_from_text(text), backends=["numpy"]).inspect.plan.walk()
     assert [value.const.shape for value in step.node.inputs[1:]] == [(), ()]
 
 

@@ -39,7 +39,7 @@ def feeds_of(model) -> dict[str, np.ndarray]:
 
 
 def operations(session: ps.Session) -> set[str]:
-    return {name for step in session.plan.walk() for name in _names(step.node)}
+    return {name for step in session.inspect.plan.walk() for name in _names(step.node)}
 
 
 def _names(node) -> list[str]:
@@ -144,8 +144,8 @@ def test_long_attention_is_one_step():
     feeds = feeds_of(model)
     session = ps.compile(model)
     y = session.run(feeds)["y"]
-    assert [step.backend for step in session.plan.walk() if "MatMul" in _names(step.node)] == [
-        "native"
-    ]
+    assert [
+        step.backend for step in session.inspect.plan.walk() if "MatMul" in _names(step.node)
+    ] == ["native"]
     wanted = ps.compile(model, backends=["numpy"]).run(feeds)["y"]
     np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-5)

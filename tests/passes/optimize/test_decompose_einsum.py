@@ -72,4 +72,4 @@ def test_einsum_of_unknown_dims_is_decomposed_for_the_shapes_of_a_run():
     session = ps.compile(Model({"main": graph}, "main"), executor="linear")
     a, b = (rng.standard_normal(s).astype(np.float32) for s in [(2, 3, 4), (2, 4, 5)])
     np.testing.assert_allclose(session.run({"x0": a, "x1": b})["y"], a @ b, rtol=1e-5)
-    assert [step.node.op.name for step in session.plan.walk()] == ["MatMul"]
+    assert [step.node.op.name for step in session.inspect.plan.walk()] == ["MatMul"]

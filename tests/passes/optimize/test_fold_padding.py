@@ -31,7 +31,7 @@ def counts(text: str, backends: list[str], low: float = -1.0) -> Counter[str]:
     assert found.shape == expected.shape
     names = [
         name
-        for step in session.plan.walk()
+        for step in session.inspect.plan.walk()
         for name in step.node.attrs.get("ops", step.node.op.name).split()
     ]
     return Counter(names)

@@ -14,7 +14,8 @@ from penstock.analysis.type_inference import infer_types
 from penstock.core.limits import DEFAULT_LIMITS, Limits
 from penstock.core.types import ShapeError, TensorType
 from penstock.ir.graph import Graph, Model, Node, Value, captures, clone
-from penstock.ir.op import Kernel, Op
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Op
 from penstock.ops import find
 from penstock.ops.common.shape_rules import same_type
 from penstock.passes.context import PassContext

@@ -284,7 +284,7 @@ def test_identities_around_a_function_with_a_gradient_of_its_own_are_gone():
     x = image(2, 3)
     session = ps.compile(model)
     np.testing.assert_allclose(session.run({"x": x})["y"], x / (1 + np.exp(-x)), rtol=1e-5)
-    assert [step.node.op.name for step in session.plan.steps] == ["Swish"]
+    assert [step.node.op.name for step in session.inspect.plan.steps] == ["Swish"]
 
 
 QUANTIZED = """
@@ -323,7 +323,7 @@ def test_transposes_move_codes_until_convolutions_stand_between_conversions():
         before = [value.producer for value in node.inputs]
         assert [source.op.name for source in before] == ["DequantizeLinear"] * 3
     assert [node.op.name for node in graph.walk()].count("QuantizeLinear") == 3
-    fused = [step.node.attrs.get("ops", "") for step in session.plan.steps]
+    fused = [step.node.attrs.get("ops", "") for step in session.inspect.plan.steps]
     assert sum("Conv" in names and "QuantizeLinear" in names for names in fused) == 2
 
 
@@ -340,7 +340,7 @@ def test_reduction_of_a_transpose_is_done_before_it(axes, name, perm, keepdims):
           y = {name}<keepdims = {keepdims}{", " * bool(attrs)}{attrs}>(t{spelled})
         }}""")
     session = ps.compile(model)
-    assert session.plan.steps[0].node.op.name == name
+    assert session.inspect.plan.steps[0].node.op.name == name
     x = RNG.integers(0, 9, (4, 5, 6)).astype(np.float32)
     want = ps.compile(model, executor="interpret").run({"x": x})["y"]
     np.testing.assert_array_equal(session.run({"x": x})["y"], want, strict=True)
@@ -354,4 +354,4 @@ def test_transpose_that_others_read_stays_before_a_reduction():
           z = Exp(t)
         }""")
     )
-    assert session.plan.steps[0].node.op.name == "Transpose"
+    assert session.inspect.plan.steps[0].node.op.name == "Transpose"

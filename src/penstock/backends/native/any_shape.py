@@ -21,7 +21,7 @@ from penstock.core.records import replace
 from penstock.core.types import TensorType, Type
 from penstock.host.native import NativeLibrary
 from penstock.ir.graph import Contents, Node
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Kernel, MemoryUse
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.shape_rules import normalize_axis
 from penstock.ops.internal.fused import FUSED
@@ -108,7 +108,7 @@ def attention_kernel(
     settings = _ATTENTION.pack(*chosen, grows, scale, softcap), rooms
     otherwise = counted(node, node.op.compile(node, types).function)
     function = partial(library.functions.attention, otherwise, checkpoint, settings)
-    return Kernel(function, reserves=grows, capacity_bytes=rooms.nbytes)
+    return Kernel(function, memory=MemoryUse(grows, rooms.nbytes))
 
 
 def attend_kernel(

@@ -10,12 +10,12 @@ import numpy as np
 
 from penstock.backends.native.growable import GrowableBuffers
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, native_kernel, site_of
-from penstock.core.records import replace
+from penstock.core.records import dataclass, replace
 from penstock.core.types import ShapeError, TensorType, Type
 from penstock.host.native import NativeLibrary
 from penstock.ir.graph import Node
+from penstock.ir.kernel import Binder, BoundCall, CompiledCall, Kernel, LayoutHints, MemoryUse
 from penstock.ir.layout import is_plannable, packed_strides
-from penstock.ir.op import Kernel
 from penstock.ops.internal.append import APPEND
 from penstock.ops.internal.transfer import REORDER
 from penstock.ops.registry import TENSORFLOW
@@ -96,11 +96,24 @@ def _reorder(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -
     if site is None or call is None:
         return None
     call = replace(call, dims_order=tuple(node.attrs["order"]))
-    return replace(native_kernel(site, call), contiguous_inputs=())
+    kernel = native_kernel(site, call)
+    return replace(kernel, layout=replace(kernel.layout, contiguous_inputs=()))
 
 
-def _no_call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    """The functions of variables are called as Python calls them, in a sequence too."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _VariableBinder(Binder):
+    """Binds functions of variables, which are called as Python calls them, in a sequence too."""
+
+    into: Callable[..., Any]
+
+    @property
+    def compiled_call(self) -> CompiledCall:
+        return lambda function, arguments: None
+
+    def bind(
+        self, inputs: Sequence[Any], outputs: Sequence[Any], workspace: np.ndarray | None
+    ) -> BoundCall:
+        return self.into, (*inputs, *outputs)
 
 
 def _read(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> Kernel | None:
@@ -111,7 +124,7 @@ def _read(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> K
         return None
     function = node.op.compile(node, types).function
     into = partial(library.functions.variable_read, variable)
-    return Kernel(function, into, contiguous=True, compiled_call=_no_call)
+    return Kernel(function, into, _VariableBinder(into), layout=LayoutHints(contiguous=True))
 
 
 def _assign(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> Kernel | None:
@@ -119,7 +132,7 @@ def _assign(library: NativeLibrary, node: Node, types: Sequence[Type | None]) ->
 
     variable = named_variable(node)
     function = partial(library.functions.variable_assign, variable)
-    return None if variable is None else Kernel(function, function, compiled_call=_no_call)
+    return None if variable is None else Kernel(function, function, _VariableBinder(function))
 
 
 def _append(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> Kernel | None:
@@ -128,7 +141,7 @@ def _append(library: NativeLibrary, node: Node, types: Sequence[Type | None]) ->
         return None
     rooms = GrowableBuffers()
     function = partial(library.functions.appended, rooms, node.attrs["axis"])
-    return Kernel(function, reserves=True, capacity_bytes=rooms.nbytes)
+    return Kernel(function, memory=MemoryUse(checks_budget=True, capacity_bytes=rooms.nbytes))
 
 
 _FAMILIES: Mapping[str, ArrayFamily] = {

@@ -20,7 +20,7 @@ from penstock.host.native import NativeLibrary, library
 from penstock.host.on_demand import imported
 from penstock.host.threads import core_budget
 from penstock.ir.graph import Node
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Kernel
 from penstock.ops.common.constant_cache import REORDERED, SavedCopies, copies_of
 from penstock.ops.internal.fused import FUSED, has_softmax, parts
 from penstock.ops.internal.transfer import REORDER
@@ -322,7 +322,7 @@ class NativeBackend(SpecialisingBackend):
         self, node: Node, types: Sequence[Type | None], kernel: Kernel | None
     ) -> Kernel | None:
         """``kernel``, if it is for known shapes, or one that takes any."""
-        if kernel is None or kernel.cached_bytes is None:
+        if kernel is None or kernel.shapes.cached_bytes is None:
             return kernel
         function = _ANY_SHAPE_FUNCTION(self.library, node, types, kernel.function)
         return kernel if function is None else replace(kernel, function=function)

@@ -13,12 +13,20 @@ from penstock.core.records import dataclass, field, replace
 from penstock.core.types import INT64, TensorType, Type
 from penstock.host.native import NativeLibrary
 from penstock.ir.graph import Contents, Node
+from penstock.ir.kernel import (
+    NO_PACKED_CONSTANTS,
+    Binder,
+    BoundCall,
+    CompiledCall,
+    Kernel,
+    LayoutHints,
+    PackedConstants,
+)
 from penstock.ir.layout import RuntimeArray
-from penstock.ir.op import Kernel
 from penstock.ops.common.constant_cache import ConstantRef, Reordered, weights_of
 
 # Bytes of weights from which on they are not held in the file's order as well.
-_WORTH_ABSORBING = 16 << 10
+_WORTH_PACKING = 16 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +155,7 @@ def native_kernel(site: Site, call: NativeCall) -> Kernel:
     if call.finish is not None:
         return _finished_kernel(site, call, call.finish)
     if call.reordered:
-        call = replace(call, reordered=_worth_absorbing(site, call))
+        call = replace(call, reordered=_worth_packing(site, call))
         others = [None if i in call.reordered else v for i, v in enumerate(site.node.inputs)]
         site = replace(site, constants=Contents(others))
     binder = _CallBinder(site, call)
@@ -181,27 +189,35 @@ def native_kernel(site: Site, call: NativeCall) -> Kernel:
     return Kernel(
         function,
         into,
-        workspace=call.workspace,
-        contiguous=call.restrided is None,
-        dims_order=tuple(range(len(site.output().dims))) if call.any_layout else call.dims_order,
-        any_layout=call.any_layout,
-        contiguous_inputs=dense if call.restrided is None or call.dims_order else (),
         binder=binder,
-        compiled_call=site.library.call_of,
+        workspace=call.workspace,
         inplace=tuple([i for i in call.inplace if tensors[i] == tensors[count]]),
-        # A call of the function is given the former, and has results in their own order of dims.
-        prefer_bound=bool(call.reordered or call.dims_order),
-        absorbed=tuple(call.reordered),
-        release=lambda: {i: held.release() for i, held in call.reordered.items()},
+        layout=LayoutHints(
+            contiguous=call.restrided is None,
+            dims_order=tuple(range(len(site.output().dims)))
+            if call.any_layout
+            else call.dims_order,
+            contiguous_inputs=dense if call.restrided is None or call.dims_order else (),
+            any_layout=call.any_layout,
+            # A call of the function is given the former, and has results in their own order.
+            prefer_bound=bool(call.reordered or call.dims_order),
+        ),
+        packed=_packed(call.reordered) if call.reordered else NO_PACKED_CONSTANTS,
     )
 
 
-def _worth_absorbing(site: Site, call: NativeCall) -> Mapping[int, Reordered]:
-    """Constants of many bytes. A kernel that absorbs some is called with planned memory alone."""
+def _packed(reordered: Mapping[int, Reordered]) -> PackedConstants:
+    return PackedConstants(
+        tuple(reordered), lambda: {i: held.release() for i, held in reordered.items()}
+    )
+
+
+def _worth_packing(site: Site, call: NativeCall) -> Mapping[int, Reordered]:
+    """Constants of many bytes. A kernel that packs some is called with planned memory alone."""
     return {
         i: held
         for i, held in call.reordered.items()
-        if (type_ := site.input(i)) is not None and type_.nbytes >= _WORTH_ABSORBING
+        if (type_ := site.input(i)) is not None and type_.nbytes >= _WORTH_PACKING
     }
 
 
@@ -235,7 +251,7 @@ _RUNTIME = _Runtime()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _CallBinder:
+class _CallBinder(Binder):
     """Binds a call to arrays."""
 
     site: Site
@@ -246,9 +262,13 @@ class _CallBinder:
         """The name of the compiled kernel, and the instruction set."""
         return f"{self.native.kernel}:{self.site.library.level}"
 
+    @property
+    def compiled_call(self) -> CompiledCall:
+        return self.site.library.call_of
+
     def bind(
         self, inputs: Sequence[Any], outputs: Sequence[Any], workspace: np.ndarray | None
-    ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    ) -> BoundCall:
         arrays = (*inputs, *outputs)
         native, usable = self.native, _is_dense
         orders: dict[int, tuple[int, ...] | None] = {}
@@ -269,7 +289,7 @@ class _CallBinder:
 
     def _bind_copy(
         self, inputs: Sequence[Any], outputs: Sequence[Any], workspace: np.ndarray | None
-    ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    ) -> BoundCall:
         """As ``bind``, for strides that the kernel does not know: inputs are copied at each call,
         and outputs computed without gaps and then copied."""
         dense = [np.empty_like(y, order="C") if _arrays([y]) else y for y in outputs]

@@ -13,7 +13,8 @@ from penstock.core.types import FLOAT32, INT64, STRING, ShapeError, TensorType, 
 from penstock.host.current_run import reserve
 from penstock.host.native import NativeLibrary
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Kernel
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Attrs
 from penstock.ops.common.constant_cache import shared
 from penstock.ops.common.regex import Automaton, RegexError, members_of
 from penstock.ops.microsoft.text import check_tokenizer

@@ -22,7 +22,7 @@ from penstock.core.types import ANY, FLOAT32, TensorType, Type
 from penstock.host.on_demand import imported
 from penstock.host.threads import core_budget
 from penstock.ir.graph import Node
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Kernel
 from penstock.ops.common.constant_cache import weights_of
 from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.internal.transfer import REORDER
@@ -292,7 +292,7 @@ class OneDnnBackend(SpecialisingBackend):
             return kernel
         if not self._rounds(node, desc):
             return kernel
-        return replace(kernel, operands="bfloat16")
+        return replace(kernel, operand_dtype="bfloat16")
 
     def supports(self, node: Node) -> bool:
         types = [None if value is None else value.type for value in node.inputs]

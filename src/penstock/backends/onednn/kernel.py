@@ -28,8 +28,16 @@ from penstock.backends.onednn.spec import BoundPrimitive, PrimitiveSpec, SpecCon
 from penstock.backends.sequence import BoundStep, sequence_of
 from penstock.core.records import NamedTuple, dataclass
 from penstock.core.types import TensorType
+from penstock.ir.kernel import (
+    Binder,
+    CompiledCall,
+    Kernel,
+    LayoutHints,
+    MemoryUse,
+    PackedConstants,
+    StatusCheck,
+)
 from penstock.ir.layout import RuntimeArray, address, packed_strides
-from penstock.ir.op import Kernel
 
 # Arrays of a call whose addresses compiled code sets, as in native/c/sequence.c.
 _MOST_HANDLES = 4
@@ -84,27 +92,41 @@ def kernel_of(library: Library, spec: PrimitiveSpec) -> Kernel:
         function,
         into,
         workspace=primitives.packed.primitive.scratchpad,
-        dims_order=spec.dims_order,
-        contiguous_inputs=spec.contiguous_inputs,
-        inplace=tuple([i for i in inplace if desc.tensors[i] == desc.output]),
-        any_layout=spec.any_layout,
-        prefer_bound=True,
         binder=primitives,
-        compiled_call=partial(_compiled_call, library),
-        check=library.check,
-        code_bytes=primitives.packed.primitive.code_bytes,
-        absorbed=tuple(spec.weights),
-        release=primitives.release,
+        inplace=tuple([i for i in inplace if desc.tensors[i] == desc.output]),
+        layout=LayoutHints(
+            dims_order=spec.dims_order,
+            contiguous_inputs=spec.contiguous_inputs,
+            any_layout=spec.any_layout,
+            prefer_bound=True,
+        ),
+        packed=PackedConstants(tuple(spec.weights), primitives.release),
+        memory=MemoryUse(code_bytes=primitives.packed.primitive.code_bytes),
     )
 
 
-class PrimitiveCache:
+class _CallBinder(Binder):
+    """What bound calls of oneDNN have in common."""
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+
+    @property
+    def check(self) -> StatusCheck:
+        return self.library.check
+
+    @property
+    def compiled_call(self) -> CompiledCall:
+        return partial(_compiled_call, self.library)
+
+
+class PrimitiveCache(_CallBinder):
     """The primitives of one specification, by the strides of the tensors and the number of threads.
     ``packed`` is the primitive for tensors without gaps, ``packed_strides`` are their strides, in
     bytes. Raises ``DnnlError`` if oneDNN has none."""
 
     def __init__(self, library: Library, spec: PrimitiveSpec) -> None:
-        self.library = library
+        super().__init__(library)
         self.spec = spec
         self.packed_strides: Strides = tuple(
             [
@@ -357,8 +379,8 @@ def in_sequence(library: Library, calls: Sequence[tuple[Any, ...]]) -> Callable[
         for arguments in calls:
             check(execute(*arguments))
 
-    kernel = Kernel(run, compiled_call=partial(_compiled_call, library), check=check)
-    steps = [BoundStep(kernel, execute, arguments, (-1,) * 4) for arguments in calls]
+    binder = _CallBinder(library)
+    steps = [BoundStep(binder, execute, arguments, (-1,) * 4) for arguments in calls]
     return sequence_of(steps, 0) or run
 
 

@@ -22,7 +22,15 @@ from penstock.backends.onednn.spec import PrimitiveSpec
 from penstock.core.checkpoints import checkpoint
 from penstock.core.records import NamedTuple, dataclass, replace
 from penstock.ir.graph import Node
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import (
+    NO_PACKED_CONSTANTS,
+    Binder,
+    BoundCall,
+    Kernel,
+    LayoutHints,
+    MemoryUse,
+    PackedConstants,
+)
 from penstock.ops.common.windows import behind, windows
 
 MOST_FLOPS = 8_000_000_000
@@ -135,11 +143,11 @@ def _seen(desc: OpDesc, axis: int, span: Span) -> tuple[Node, Span]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PartsBinder:
+class PartsBinder(Binder):
     """Binds the kernels of the parts anew in each run, as they take long."""
 
     kernels: Sequence[Kernel]
-    absorbed: tuple[int, ...]
+    packed_inputs: tuple[int, ...]
     into: Callable[..., None]
 
     @property
@@ -162,9 +170,9 @@ class PartsBinder:
 
     def bind(
         self, inputs: Sequence[Any], outputs: Sequence[Any], workspace: np.ndarray | None
-    ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    ) -> BoundCall:
         self.fixed()
-        given = [None if i in self.absorbed else x for i, x in enumerate(inputs)]
+        given = [None if i in self.packed_inputs else x for i, x in enumerate(inputs)]
         return self.into, (*given, *outputs)
 
 
@@ -190,18 +198,18 @@ def run_kernel(kernel: Kernel, inputs: Sequence[Any], outputs: Sequence[Any]) ->
     """Bind and run the kernel of a part."""
     run, arguments = kernel.bind(inputs, outputs, None)
     status = run(*arguments)
-    if status and kernel.check is not None:
-        kernel.check(status)
+    if status and kernel.binder is not None and kernel.binder.check is not None:
+        kernel.binder.check(status)
 
 
 def kernel_of_parts(
     spec: PrimitiveSpec,
     kernels: Sequence[Kernel],
     into: Callable[..., None],
-    absorbed: tuple[int, ...],
+    packed_inputs: tuple[int, ...],
 ) -> Kernel:
-    """The kernel that runs those of parts by ``into(*inputs, *outputs)``; ``absorbed`` inputs are
-    held by ``kernels`` alone."""
+    """The kernel that runs those of parts by ``into(*inputs, *outputs)``; the
+    constants ``packed_inputs`` are held by ``kernels`` alone."""
     types = spec.desc.tensors[-len(spec.desc.outputs) :]
 
     def function(*inputs: Any) -> Any:
@@ -212,18 +220,19 @@ def kernel_of_parts(
     def release() -> Mapping[int, Callable[[], np.ndarray]]:
         held: dict[int, Callable[[], np.ndarray]] = {}
         for kernel in kernels:
-            assert kernel.release is not None
-            held.update(kernel.release())
+            assert kernel.packed.release is not None
+            held.update(kernel.packed.release())
         return held
 
     return Kernel(
         function,
         into,
-        dims_order=spec.dims_order,
-        contiguous_inputs=spec.contiguous_inputs,
-        prefer_bound=True,
-        binder=PartsBinder(kernels, absorbed, into),
-        code_bytes=sum(kernel.code_bytes for kernel in kernels),
-        absorbed=absorbed,
-        release=release if absorbed else None,
+        binder=PartsBinder(kernels, packed_inputs, into),
+        layout=LayoutHints(
+            dims_order=spec.dims_order,
+            contiguous_inputs=spec.contiguous_inputs,
+            prefer_bound=True,
+        ),
+        packed=PackedConstants(packed_inputs, release) if packed_inputs else NO_PACKED_CONSTANTS,
+        memory=MemoryUse(code_bytes=sum(kernel.memory.code_bytes for kernel in kernels)),
     )

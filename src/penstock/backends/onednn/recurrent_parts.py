@@ -23,7 +23,7 @@ from penstock.core.checkpoints import checkpoint
 from penstock.core.records import dataclass, replace
 from penstock.core.types import FLOAT32, TensorType
 from penstock.ir.graph import Node
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Kernel
 from penstock.ops.onnx.recurrent import Layer, parse_layer
 
 MOST_FLOPS = 2_000_000_000

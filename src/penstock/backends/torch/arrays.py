@@ -1,7 +1,7 @@
 """Kernels that move elements: views, joins, parts, borders, and tensors made from little.
 
-Shapes, axes and the like are inputs on the host (``Kernel.host_inputs``); the shape of a tensor is
-an output there.
+Shapes, axes and the like are inputs on the host (``DeviceWork.host_inputs``); the shape of a tensor
+is an output there.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from penstock.backends.torch.site import TorchSite
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import DeviceWork, Kernel
 from penstock.ops.common.shape_rules import normalize_axes
 from penstock.ops.onnx.shape import flatten_axis, reshaped_dims
 
 
 def _viewing(function: Callable[..., Any], *host_inputs: int) -> Kernel:
     """The kernel of a view."""
-    return Kernel(function, view=True, host_inputs=host_inputs)
+    return Kernel(function, view=True, device=DeviceWork(host_inputs=host_inputs))
 
 
 def shape_of(site: TorchSite) -> Kernel | None:
@@ -30,9 +30,9 @@ def shape_of(site: TorchSite) -> Kernel | None:
     if site.dtype(0) is None:
         return None
     if site.node.op.name == "Size":
-        return Kernel(lambda x: np.array(x.numel(), np.int64), host_outputs=True)
+        return Kernel(lambda x: np.array(x.numel(), np.int64), device=DeviceWork(host_outputs=True))
     part = slice(site.attrs.get("start") or 0, site.attrs.get("end"))
-    return Kernel(lambda x: np.array(x.shape[part], np.int64), host_outputs=True)
+    return Kernel(lambda x: np.array(x.shape[part], np.int64), device=DeviceWork(host_outputs=True))
 
 
 # Views.
@@ -169,7 +169,7 @@ def _picking(site: TorchSite, places: Mapping[int, Sequence[int] | np.ndarray]) 
             y = y.index_select(axis, index)
         return x.clone() if y is x else y
 
-    return Kernel(function, host_inputs=(1, 2, 3, 4))
+    return Kernel(function, device=DeviceWork(host_inputs=(1, 2, 3, 4)))
 
 
 def _in_range(numbers: Sequence[Any], rank: int) -> bool:
@@ -209,7 +209,7 @@ def tile(site: TorchSite) -> Kernel | None:
     """Tile: repetitions along each axis."""
     if site.dtype(0) is None:
         return None
-    return Kernel(lambda x, times: x.repeat(times.tolist()), host_inputs=(1,))
+    return Kernel(lambda x, times: x.repeat(times.tolist()), device=DeviceWork(host_inputs=(1,)))
 
 
 def pad_kernel(site: TorchSite) -> Kernel | None:
@@ -234,7 +234,7 @@ def pad_kernel(site: TorchSite) -> Kernel | None:
     def function(x: Tensor, _: Any, value: Any = None, __: Any = None) -> Tensor:
         return torch.constant_pad_nd(x, flat, 0 if value is None else value.item())
 
-    return Kernel(function, host_inputs=(1, 2, 3))
+    return Kernel(function, device=DeviceWork(host_inputs=(1, 2, 3)))
 
 
 def _pad_by_elements(site: TorchSite, pairs: Sequence[tuple[int, int]], mode: str) -> Kernel | None:
@@ -281,7 +281,7 @@ def triangle(site: TorchSite) -> Kernel | None:
     def function(x: Tensor, diagonal: Any = None) -> Tensor:
         return part(x, 0 if diagonal is None else int(diagonal.item()))
 
-    return Kernel(function, host_inputs=(1,))
+    return Kernel(function, device=DeviceWork(host_inputs=(1,)))
 
 
 # Tensors made from little.
@@ -298,7 +298,7 @@ def constant_of_shape(site: TorchSite) -> Kernel | None:
     def function(shape: Any) -> Tensor:
         return torch.full(shape.tolist(), number, dtype=dtype, device=device)
 
-    return Kernel(function, host_inputs=(0,))
+    return Kernel(function, device=DeviceWork(host_inputs=(0,)))
 
 
 def range_(site: TorchSite) -> Kernel | None:
@@ -314,7 +314,7 @@ def range_(site: TorchSite) -> Kernel | None:
             raise ValueError("the step of a Range must not be 0")
         return torch.arange(count, dtype=dtype, device=device).mul_(width).add_(first)
 
-    return Kernel(function, host_inputs=(0, 1, 2))
+    return Kernel(function, device=DeviceWork(host_inputs=(0, 1, 2)))
 
 
 def nonzero(site: TorchSite) -> Kernel | None:
@@ -339,4 +339,4 @@ def one_hot_kernel(site: TorchSite) -> Kernel | None:
         wrapped = torch.where(indices < 0, indices + size, indices).unsqueeze(place)
         return torch.where(wrapped == numbers, values[1], values[0])
 
-    return Kernel(function, host_inputs=(1,))
+    return Kernel(function, device=DeviceWork(host_inputs=(1,)))

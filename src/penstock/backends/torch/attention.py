@@ -11,7 +11,7 @@ from torch import Tensor
 
 from penstock.backends.torch.site import TorchSite
 from penstock.ir.graph import Node, Value
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Kernel
 from penstock.ops.internal.fused import parts
 from penstock.ops.internal.zero_nan import ZERO_NAN
 

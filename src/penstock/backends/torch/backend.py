@@ -32,8 +32,8 @@ from penstock.backends.torch.threads import BOUND
 from penstock.core.errors import PenstockError
 from penstock.core.types import TensorType, Type
 from penstock.ir.graph import Node
+from penstock.ir.kernel import Kernel
 from penstock.ir.layout import packed_strides
-from penstock.ir.op import Kernel
 from penstock.ops.internal.fused import FUSED
 from penstock.ops.work_estimate import flops
 
@@ -122,7 +122,7 @@ class TorchBackend(HostBackend):
 
     name = "torch"
     fuses = True
-    beside = "numpy"
+    host_backend = "numpy"
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from penstock.backends.torch.site import TorchSite
 from penstock.backends.torch.windows import Padding
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Kernel
 
 
 def _convolve(site: TorchSite, transposed: bool, groups: int) -> Callable[..., Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from penstock.backends.torch.site import FLOATS, TorchSite
 from penstock.core.records import replace
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import DeviceWork, Kernel, LayoutHints
 
 _nn = torch._C._nn
 """activations that take ``out=``"""
@@ -151,7 +151,7 @@ def unary(site: TorchSite) -> Kernel | None:
     if function is not None:
         kernel = writing(function, 1, inplace=(0,))
         # torch 2.13 writes wrong numbers to strided memory here.
-        return replace(kernel, contiguous=True) if name == "Gelu" else kernel
+        return replace(kernel, layout=LayoutHints(contiguous=True)) if name == "Gelu" else kernel
     formula = _formula(site)
     return None if formula is None else Kernel(formula)
 
@@ -293,7 +293,7 @@ def clip(site: TorchSite) -> Kernel | None:
         else:
             out.copy_(x)
 
-    return Kernel(function, into, inplace=(0,), host_inputs=(1, 2))
+    return Kernel(function, into, inplace=(0,), device=DeviceWork(host_inputs=(1, 2)))
 
 
 def where(site: TorchSite) -> Kernel | None:

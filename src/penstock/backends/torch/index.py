@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from penstock.backends.torch.site import FLOATS, TorchSite
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import DeviceWork, Kernel
 
 _INDICES = (torch.int32, torch.int64)
 _REDUCED: Mapping[str, str] = {"mul": "prod", "max": "amax", "min": "amin", "add": "sum"}
@@ -43,7 +43,9 @@ def gather(site: TorchSite) -> Kernel | None:
     axis, wrap, const = axis % rank, _wrapped(site, 1), site.const(1)
     if const is not None and const.ndim == 0:
         place = int(const)
-        return Kernel(lambda x, _: x.select(axis, place), view=True, host_inputs=(1,))
+        return Kernel(
+            lambda x, _: x.select(axis, place), view=True, device=DeviceWork(host_inputs=(1,))
+        )
 
     def function(x: Tensor, indices: Tensor) -> Tensor:
         places = wrap(indices, x.shape[axis])

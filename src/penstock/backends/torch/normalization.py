@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from penstock.backends.torch.site import FLOATS, TorchSite
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Kernel
 
 _FLOAT32 = 1  # of stash_type, as ONNX numbers types
 

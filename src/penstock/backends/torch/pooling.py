@@ -11,7 +11,7 @@ from torch import Tensor
 
 from penstock.backends.torch.site import FLOATS, TorchSite
 from penstock.backends.torch.windows import Padding
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Kernel
 from penstock.ops.common.windows import kernel_shape
 
 _MAX: Mapping[int, Callable[..., Any]] = {

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from penstock.backends.torch.elementwise import writing
 from penstock.backends.torch.site import TorchSite
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Kernel
 
 
 def rounding(site: TorchSite, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from penstock.backends.torch.site import TorchSite
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Kernel
 
 _ORDER: Mapping[str, tuple[int, ...]] = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}
 """the gates in torch's order, by their places in ONNX's"""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from penstock.backends.torch.site import FLOATS, TorchSite
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import DeviceWork, Kernel
 
 _INTEGERS = frozenset({torch.int32, torch.int64})
 
@@ -94,7 +94,7 @@ def reduction_kernel(site: TorchSite) -> Kernel | None:
     def into(x: Tensor, *others: Any) -> None:
         reduce(x, chosen, keepdims, out=others[-1])
 
-    return Kernel(function, into, host_inputs=(1,))
+    return Kernel(function, into, device=DeviceWork(host_inputs=(1,)))
 
 
 def extreme_place(site: TorchSite) -> Kernel | None:
@@ -127,7 +127,7 @@ def top_k(site: TorchSite) -> Kernel | None:
         values, places = torch.sort(x, dim=axis, descending=largest, stable=True)
         return values.narrow(axis, 0, count).contiguous(), places.narrow(axis, 0, count)
 
-    return Kernel(function, host_inputs=(1,))
+    return Kernel(function, device=DeviceWork(host_inputs=(1,)))
 
 
 def running_sum(site: TorchSite) -> Kernel | None:
@@ -149,4 +149,4 @@ def running_sum(site: TorchSite) -> Kernel | None:
             y.narrow(along, 0, min(1, x.shape[along])).zero_()
         return y.flip(along) if reverse else y
 
-    return Kernel(function, host_inputs=(1,))
+    return Kernel(function, device=DeviceWork(host_inputs=(1,)))

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from penstock.backends.torch.site import FLOATS, TorchSite
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import DeviceWork, Kernel
 
 _LINEAR: Mapping[int, str] = {3: "linear", 4: "bilinear", 5: "trilinear"}
 
@@ -54,7 +54,8 @@ def resize_kernel(site: TorchSite) -> Kernel | None:
     size, (how, aligned) = list(new[2:]), mode
     interpolate = torch.nn.functional.interpolate
     return Kernel(
-        lambda x, *_: interpolate(x, size, mode=how, align_corners=aligned), host_inputs=(1, 2, 3)
+        lambda x, *_: interpolate(x, size, mode=how, align_corners=aligned),
+        device=DeviceWork(host_inputs=(1, 2, 3)),
     )
 
 

@@ -37,7 +37,8 @@ from penstock.executors.linear import LinearExecutor
 from penstock.host.threads import Workers, core_budget, pool
 from penstock.ir.contract import Guard
 from penstock.ir.graph import Graph, Node, Value, captures
-from penstock.ir.op import Kernel, Role
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Role
 from penstock.ops.internal.segment import is_frame, is_segment
 from penstock.ops.onnx.control_flow import CONTROL
 from penstock.ops.result_bytes import SMALL_BYTES, counted
@@ -175,9 +176,11 @@ class FrameGraphBuilder:
         if not self._limits.count_runs or all(map(_is_small, node.outputs)):
             return kernel
         if isinstance(kernel.function, Guard):
-            kernel.function.function = counted(node, kernel.function.function, kernel.reserves)
+            kernel.function.function = counted(
+                node, kernel.function.function, kernel.memory.checks_budget
+            )
             return kernel
-        return replace(kernel, function=counted(node, kernel.function, kernel.reserves))
+        return replace(kernel, function=counted(node, kernel.function, kernel.memory.checks_budget))
 
     def _call(self, node: Node) -> StartCall:
         """The call of a function, which may be the one that is being compiled."""

@@ -34,7 +34,8 @@ from penstock.core.records import dataclass, field, replace
 from penstock.executors.frames.rendezvous import edge_key
 from penstock.ir.contract import Guard
 from penstock.ir.graph import Graph, Node, Value, captures, clone, is_framed
-from penstock.ir.op import Kernel, Role
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Role
 from penstock.ops.internal.segment import is_frame, is_segment
 from penstock.ops.registry import TENSORFLOW
 from penstock.plan.plan import Block, Slot, SlotKind, Step, StepTable

@@ -51,7 +51,8 @@ from penstock.executors.frames.frame_graph import (
 )
 from penstock.executors.frames.scheduler import end_iterations, switched_to
 from penstock.ir.graph import Graph, Node, Value, all_reads
-from penstock.ir.op import Kernel, Role, array_of
+from penstock.ir.kernel import Kernel, array_of
+from penstock.ir.op import Role
 from penstock.ops.internal.segment import is_frame
 
 # Iterations until other tokens of the run have their turn.

@@ -42,7 +42,7 @@ from penstock.executors.frames.scheduler import (
 from penstock.host.current_run import working_for
 from penstock.host.thread_share import announce
 from penstock.host.threads import Workers, report_thread_exception
-from penstock.ir.op import array_of
+from penstock.ir.kernel import array_of
 
 # Attributes of an enum are slow to read.
 _ORDINARY, _SWITCH, _TRIGGER = TokenRule.ORDINARY, TokenRule.SWITCH, TokenRule.CONTROL_TRIGGER

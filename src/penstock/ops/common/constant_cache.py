@@ -18,7 +18,8 @@ import numpy as np
 from penstock.core.records import NamedTuple
 from penstock.core.types import TensorType, type_of
 from penstock.ir.graph import Node, Value
-from penstock.ir.op import Attrs, Kernel, Types
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Attrs, Types
 from penstock.ops.registry import Compile
 
 T = TypeVar("T")

@@ -16,7 +16,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from penstock.core.types import MAX_DATA, Dim, TensorType, Type
-from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Attrs, Consts, Infer, Types
 from penstock.ops.common.dtypes import is_float, is_small, wide
 from penstock.ops.common.shape_rules import broadcast_shapes, ints, same_type, tensor, with_data
 from penstock.ops.registry import Compile

@@ -14,7 +14,8 @@ import numpy as np
 
 from penstock.core.types import ShapeError
 from penstock.ir.graph import Node
-from penstock.ir.op import Kernel, Op, Types
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Op, Types
 from penstock.ops.registry import Compile, unknown_types
 
 _IMPURE = {

@@ -18,8 +18,9 @@ from penstock.core.records import NamedTuple
 from penstock.core.types import FLOAT32, ShapeError, TensorType
 from penstock.host.current_run import reserve
 from penstock.ir.graph import Node
+from penstock.ir.kernel import NO_LAYOUT_HINTS, Kernel, LayoutHints
 from penstock.ir.layout import ALIGNMENT
-from penstock.ir.op import Consts, Kernel, Types
+from penstock.ir.op import Consts, Types
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import is_half
 from penstock.ops.registry import Compile
@@ -128,7 +129,11 @@ def specialized(
         return Kernel(function)
     routine, _ = build(static)
     return Kernel(
-        function, routine.into, inplace=inplace, workspace=routine.workspace, contiguous=contiguous
+        function,
+        routine.into,
+        inplace=inplace,
+        workspace=routine.workspace,
+        layout=LayoutHints(contiguous=True) if contiguous else NO_LAYOUT_HINTS,
     )
 
 

@@ -14,7 +14,8 @@ import numpy as np
 
 from penstock.core.types import Type
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Op, Types
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Attrs, Consts, Op, Types
 from penstock.ops.registry import standard
 
 

@@ -16,7 +16,8 @@ import numpy as np
 
 from penstock.core.types import TensorType, Type
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Op, Types
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Attrs, Consts, Op, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.work import attention_work
 

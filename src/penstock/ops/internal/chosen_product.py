@@ -21,7 +21,8 @@ import numpy as np
 from penstock.core.checkpoints import checkpoint
 from penstock.core.types import TensorType, Type
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Dims, Kernel, Op, Types
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Attrs, Consts, Dims, Op, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.onnx.index import check_range
 

@@ -13,7 +13,8 @@ import numpy as np
 
 from penstock.core.types import ShapeError, TensorType, Type
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Op, Types, returning
+from penstock.ir.kernel import Kernel, returning
+from penstock.ir.op import Attrs, Consts, Op, Types
 from penstock.ops.common.shape_rules import tensor
 
 

@@ -12,7 +12,8 @@ from typing import Any
 from penstock.core.records import dataclass
 from penstock.core.types import ANY, Type
 from penstock.ir.graph import Node, Value
-from penstock.ir.op import Attrs, Consts, Kernel, Op, Types, returning
+from penstock.ir.kernel import Kernel, returning
+from penstock.ir.op import Attrs, Consts, Op, Types
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,7 +25,8 @@ import numpy as np
 from penstock.core.checkpoints import checkpoint
 from penstock.core.types import BOOL, TensorType, Type
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Dims, Kernel, Op, Types
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Attrs, Consts, Dims, Op, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.internal.cells import logistic
 from penstock.ops.onnx.recurrent import parse_layer

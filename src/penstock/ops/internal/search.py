@@ -23,7 +23,8 @@ import numpy as np
 from penstock.core.types import BOOL, FLOAT32, INT64, ShapeError, TensorType, Type
 from penstock.host.current_run import reserve
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Op, Types
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Attrs, Consts, Op, Types
 from penstock.ops.common.dtypes import INT32
 
 _ROWS = TensorType(INT32, (None, None))

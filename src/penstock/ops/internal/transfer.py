@@ -14,7 +14,8 @@ import numpy as np
 from penstock.core.records import NamedTuple
 from penstock.core.types import Type
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Op, Role, Types
+from penstock.ir.kernel import Kernel, LayoutHints
+from penstock.ir.op import Attrs, Consts, Op, Role, Types
 from penstock.ops.common.shape_rules import same_type
 from penstock.ops.registry import no_kernel, unknown_types
 
@@ -57,7 +58,7 @@ def _reorder(node: Node, types: Types) -> Kernel:
     def into(source: np.ndarray, target: np.ndarray) -> None:
         np.copyto(target, source)
 
-    return Kernel(np.copy, into, dims_order=node.attrs["order"])
+    return Kernel(np.copy, into, layout=LayoutHints(dims_order=node.attrs["order"]))
 
 
 REORDER = Op("Reorder", "penstock", 1, 1, same_type, _reorder, moves=True)

@@ -13,7 +13,8 @@ import numpy as np
 
 from penstock.core.types import INT64, TensorType, Type
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Op, Types
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Attrs, Consts, Op, Types
 
 
 def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.ir.graph import Node
-from penstock.ir.op import Kernel, Op, Types
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Op, Types
 from penstock.ops.common.shape_rules import same_type
 
 

@@ -13,7 +13,8 @@ from penstock.core.checkpoints import checkpoint
 from penstock.core.records import dataclass
 from penstock.core.types import FLOAT32, INT64, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.crops import resized_crops
 from penstock.ops.common.dtypes import INT32, is_half

@@ -13,7 +13,8 @@ import numpy as np
 
 from penstock.core.types import FLOAT32, Shape, TensorType, Type
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.specialize import Routine, Tensors, specialized, static_type

@@ -14,7 +14,8 @@ import numpy as np
 
 from penstock.core.types import ShapeError, TensorType, Type, constant_type, dtype_name
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import UINT8

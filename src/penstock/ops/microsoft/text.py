@@ -10,7 +10,8 @@ import numpy as np
 from penstock.core.checkpoints import with_checkpoints
 from penstock.core.types import STRING, Shape, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.constant_cache import by_attributes
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.common.hashes import text_hashes

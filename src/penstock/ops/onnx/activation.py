@@ -17,7 +17,8 @@ import numpy as np
 from penstock.core.records import replace
 from penstock.core.types import FLOAT32, TensorType, Type
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types, returning
+from penstock.ir.kernel import Kernel, returning
+from penstock.ir.op import Attrs, Consts, Infer, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import is_float
 from penstock.ops.common.elementwise import (

@@ -13,7 +13,8 @@ import numpy as np
 
 from penstock.core.types import FLOAT32, Dim, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Attrs, Consts, Infer, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import FLOAT64, is_float, is_small, wide
 from penstock.ops.common.elementwise import (

@@ -11,7 +11,8 @@ import numpy as np
 from penstock.core.checkpoints import with_checkpoints
 from penstock.core.types import MAX_DATA, Dim, Shape, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Attrs, Consts, Infer, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.onnx.shape import repeated, unknown_shape
 from penstock.ops.registry import operator

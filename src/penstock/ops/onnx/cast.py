@@ -27,7 +27,8 @@ from penstock.core.types import (
     dtype_named,
 )
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types, returning
+from penstock.ir.kernel import Kernel, returning
+from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.dtypes import FLOAT8, FLOAT64, POWERS, SUB_BYTE
 from penstock.ops.common.shape_rules import choice, dtype_attribute, tensor, with_data
 from penstock.ops.onnx.shape import view_kernel

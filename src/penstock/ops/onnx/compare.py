@@ -10,7 +10,8 @@ import numpy as np
 
 from penstock.core.types import BOOL, STRING, Dim, TensorType
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types, returning
+from penstock.ir.kernel import Kernel, returning
+from penstock.ir.op import Attrs, Consts, Infer, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import BITS
 from penstock.ops.common.elementwise import BLOCK, carrying, in_blocks, infer_unary, ufunc

@@ -19,7 +19,8 @@ from penstock.core.errors import InternalError
 from penstock.core.types import ShapeError, TensorType, Type
 from penstock.host.current_run import keep, reserve
 from penstock.ir.graph import Graph, Node
-from penstock.ir.op import Kernel, Role, Types
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Role, Types
 from penstock.ops.registry import operator
 
 Steps = Generator[tuple[Graph, Sequence[Any]], Sequence[Any], list[Any]]

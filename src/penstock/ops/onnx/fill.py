@@ -10,7 +10,8 @@ import numpy as np
 
 from penstock.core.types import BOOL, MAX_DATA, STRING, Dim, Shape, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types, returning
+from penstock.ir.kernel import Kernel, returning
+from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import BITS, is_half
 from penstock.ops.onnx.pad import zero

@@ -16,7 +16,8 @@ import numpy as np
 from penstock.core.checkpoints import checkpoint
 from penstock.core.types import INT64, STRING, Dim, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import FLOAT64
 from penstock.ops.common.specialize import Routine, Scratch, Tensors, by_shape, static_type

@@ -12,7 +12,8 @@ import numpy as np
 from penstock.core.checkpoints import checkpoint
 from penstock.core.types import INT64, Dim, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types, returning
+from penstock.ir.kernel import Kernel, returning
+from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.onnx.search import PLACE, sorted_keys
 from penstock.ops.onnx.shape import unknown_shape, view_kernel

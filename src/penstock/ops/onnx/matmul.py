@@ -10,7 +10,8 @@ import numpy as np
 
 from penstock.core.types import Dim, Shape, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ir.kernel import Kernel, LayoutHints
+from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import is_half
 from penstock.ops.common.products import is_long, product_in_parts
@@ -66,7 +67,7 @@ def matmul(node: Node, types: Types) -> Kernel:
     a, b = (rules.tensor(types, i).dtype for i in range(2))
     if a is None or is_half(a) or a != b:
         return kernel
-    return Kernel(_matmul, kernel.into, contiguous=True)
+    return Kernel(_matmul, kernel.into, layout=LayoutHints(contiguous=True))
 
 
 def _matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -10,7 +10,8 @@ import numpy as np
 from penstock.core.records import NamedTuple
 from penstock.core.types import MAX_DATA, STRING, Dim, Shape, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.registry import operator
 

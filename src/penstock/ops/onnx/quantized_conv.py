@@ -18,7 +18,8 @@ import numpy as np
 from penstock.core.records import NamedTuple
 from penstock.core.types import FLOAT32, Shape, TensorType, Type
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import FLOAT64, INT32, UINT8
 from penstock.ops.common.shape_rules import check_shape, tensor

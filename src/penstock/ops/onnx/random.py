@@ -15,7 +15,8 @@ import numpy as np
 
 from penstock.core.types import BOOL, FLOAT32, Shape, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types, returning
+from penstock.ir.kernel import Kernel, returning
+from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.dtypes import FLOAT64, INT32
 from penstock.ops.common.shape_rules import check_shape, dtype_attribute, one_element, tensor
 from penstock.ops.common.specialize import Routine, specialized

@@ -21,7 +21,8 @@ from penstock.core.checkpoints import checkpoint
 from penstock.core.records import NamedTuple
 from penstock.core.types import FLOAT32, Dim, Shape, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Attrs, Consts, Infer, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import FLOAT64, is_half

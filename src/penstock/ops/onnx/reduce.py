@@ -17,7 +17,8 @@ import numpy as np
 from penstock.core.records import NamedTuple
 from penstock.core.types import FLOAT32, Dim, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Attrs, Consts, Infer, Types
 from penstock.ops.common import row_reduce
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import is_float, is_small, wide

@@ -15,7 +15,8 @@ import numpy as np
 from penstock.core.checkpoints import checkpoint
 from penstock.core.types import Shape, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.shape_rules import check_shape, choice, normalize_axis, same_dtype, tensor
 from penstock.ops.onnx import index as indexing
 from penstock.ops.registry import operator

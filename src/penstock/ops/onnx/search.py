@@ -13,7 +13,8 @@ import numpy as np
 from penstock.core.checkpoints import checkpoint
 from penstock.core.types import FLOAT32, INT64, Dim, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.dtypes import is_small
 from penstock.ops.common.shape_rules import ints, normalize_axis, one_element, tensor
 from penstock.ops.onnx.reduce import reduced_type

@@ -30,7 +30,8 @@ from penstock.core.types import (
 )
 from penstock.host.current_run import keep, reserve
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.onnx.arrange import cuts
 from penstock.ops.registry import array_operator, operator

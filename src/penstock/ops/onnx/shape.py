@@ -11,7 +11,8 @@ import numpy as np
 
 from penstock.core.types import ANY, INT64, MAX_DATA, Dim, Shape, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types, returning
+from penstock.ir.kernel import Kernel, returning
+from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.registry import operator
 

@@ -14,7 +14,8 @@ import numpy as np
 
 from penstock.core.types import Type
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import row_reduce
 from penstock.ops.common.dtypes import wide
 from penstock.ops.common.shape_rules import normalize_axis, tensor

@@ -15,7 +15,8 @@ from penstock.core.checkpoints import checkpoint, with_checkpoints
 from penstock.core.types import BOOL, FLOAT32, INT64, STRING, Shape, ShapeError, TensorType, Type
 from penstock.host.current_run import reserve
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.constant_cache import by_attributes
 from penstock.ops.common.regex import Regex, RegexError
 from penstock.ops.common.shape_rules import broadcast_to, choice, same_shape, tensor

@@ -26,7 +26,8 @@ from penstock.core.types import (
     dtype_name,
 )
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops import registry
 from penstock.ops.common.constant_cache import by_attributes
 from penstock.ops.common.dtypes import FLOAT64

@@ -19,7 +19,8 @@ import numpy as np
 
 from penstock.core.types import ANY, ShapeError, TensorType, Type
 from penstock.ir.graph import Node, Value
-from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.registry import operator, standard
 

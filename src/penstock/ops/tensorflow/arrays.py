@@ -12,7 +12,8 @@ import numpy as np
 
 from penstock.core.types import BOOL, INT64, Dim, Shape, ShapeError, TensorType, Type, constant_type
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types, returning
+from penstock.ir.kernel import Kernel, returning
+from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.tensorflow import common

@@ -9,7 +9,8 @@ import numpy as np
 
 from penstock.core.types import FLOAT32, Dim, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Attrs, Consts, Infer, Types
 from penstock.ops.common.shape_rules import tensor
 from penstock.ops.tensorflow.common import array_operator, operator, sized
 

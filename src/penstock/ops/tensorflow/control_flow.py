@@ -14,7 +14,8 @@ from functools import reduce
 from penstock.core.errors import Unsupported
 from penstock.core.types import ANY, TensorType, Type, join
 from penstock.ir.graph import Node
-from penstock.ir.op import Arity, Attrs, Consts, Infer, Kernel, Role, Types
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Arity, Attrs, Consts, Infer, Role, Types
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.tensorflow.common import array_operator, of_type, operator
 

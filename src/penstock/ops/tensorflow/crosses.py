@@ -11,7 +11,8 @@ from penstock.core.checkpoints import checkpoint
 from penstock.core.types import INT64, STRING, ShapeError, TensorType, Type
 from penstock.host.current_run import reserve
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.hashes import fingerprints, joined_fingerprints, text_hashes
 from penstock.ops.onnx.text import strings
 from penstock.ops.tensorflow import common

@@ -13,7 +13,8 @@ from penstock.core.records import dataclass, replace
 from penstock.core.types import ANY, Shape, ShapeError, TensorType, Type, dtypes
 from penstock.host.current_run import copy_within_budget, keep, reserve
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Attrs, Consts, Infer, Types
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.common.shape_rules import all_known, always, fits, ints, tensor
 from penstock.ops.tensorflow import common, tensor_arrays

@@ -13,7 +13,8 @@ import numpy as np
 
 from penstock.core.types import BOOL, FLOAT32, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.common.elementwise import infer_unary, ufunc

@@ -14,7 +14,8 @@ from penstock.core.checkpoints import checkpoint, with_checkpoints
 from penstock.core.types import STRING, ShapeError, TensorType, Type
 from penstock.host.current_run import reserve
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.onnx.text import strings

@@ -9,7 +9,8 @@ import numpy as np
 
 from penstock.core.types import Dim, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import is_half
 from penstock.ops.tensorflow import common

@@ -9,7 +9,8 @@ import numpy as np
 
 from penstock.core.types import ShapeError, TensorType, Type
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.shape_rules import all_known, ints, same_type, tensor
 from penstock.ops.tensorflow.common import array_operator, integer, lengths, named_dtype, operator
 

@@ -17,7 +17,8 @@ import numpy as np
 from penstock.core.records import dataclass, field
 from penstock.core.types import ANY, BOOL, ShapeError, TensorType, Type, accepts, dtypes, type_of
 from penstock.ir.graph import Graph, Node, clone
-from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.shape_rules import always
 from penstock.ops.tensorflow.common import array_operator, dims_of, handle, named_dtype, operator
 

@@ -28,7 +28,8 @@ from penstock.core.types import (
 )
 from penstock.host.current_run import copy_within_budget, keep, reserve
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Attrs, Consts, Infer, Types
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.common.shape_rules import all_known, always, fits
 from penstock.ops.tensorflow.common import (

@@ -18,7 +18,8 @@ from penstock.core.checkpoints import with_checkpoints
 from penstock.core.types import INT64, STRING, ShapeError, TensorType, Type
 from penstock.host.current_run import reserve
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.common.hashes import fingerprints, sip_hashes, text_hashes

@@ -10,7 +10,8 @@ import numpy as np
 
 from penstock.core.types import ShapeError, TensorType, Type
 from penstock.ir.graph import Node, Value
-from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.shape_rules import ints, tensor
 from penstock.ops.registry import standard
 from penstock.ops.tensorflow.common import lengths, operator

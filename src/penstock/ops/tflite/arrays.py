@@ -11,7 +11,8 @@ import numpy as np
 
 from penstock.core.types import Dim, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops import registry
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import INT32, is_half

@@ -9,7 +9,8 @@ import numpy as np
 
 from penstock.core.types import ShapeError, TensorType, Type
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.shape_rules import match_dims, tensor
 from penstock.ops.registry import TFLITE, operator
 

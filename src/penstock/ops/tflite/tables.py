@@ -10,7 +10,8 @@ import numpy as np
 from penstock.core.checkpoints import checkpoint
 from penstock.core.types import STRING, ShapeError, TensorType, Type, dtypes
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import UINT8
 from penstock.ops.registry import TFLITE, array_operator, operator

@@ -8,7 +8,8 @@ from penstock.analysis.value_memory import Order, ValueMemory, value_memory
 from penstock.core.checkpoints import with_checkpoints
 from penstock.core.records import dataclass, field
 from penstock.ir.graph import Graph, Node, Value
-from penstock.ir.op import Kernel, Role
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Role
 from penstock.ops.internal.transfer import HOST, REORDER
 from penstock.ops.onnx.control_flow import is_control
 from penstock.passes.context import Pass, PassContext, Property
@@ -37,7 +38,7 @@ class AssignLayouts(Pass):
             answer = None if is_control(node) else context.compiled(node)
             if answer is not None:
                 kernels[node] = answer[1]
-        if not any(kernel.contiguous_inputs for kernel in kernels.values()):
+        if not any(kernel.layout.contiguous_inputs for kernel in kernels.values()):
             return False
         placement = context.placement
         memory = value_memory(
@@ -87,7 +88,9 @@ class _Inserter:
             for _, inner in node.graphs:
                 self.graph(inner, scope, node.op.role in _LOOPS)
             kernel, order = self.kernels.get(node), self.memory.orders.get(node)
-            for i in kernel.contiguous_inputs if kernel is not None and order is not None else ():
+            for i in (
+                kernel.layout.contiguous_inputs if kernel is not None and order is not None else ()
+            ):
                 value = node.inputs[i] if i < len(node.inputs) else None
                 if value is None or order is None or self.memory.has_order(value, order):
                     continue

@@ -1,0 +1,258 @@
+"""``session.inspect``: how the plans of a session run, without changing what runs do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from penstock.compiler.compiler import Compiler
+from penstock.compiler.effective_options import EffectiveOptions, effective_options
+from penstock.compiler.options import CompileOptions, InputShapes
+from penstock.compiler.subgraphs import Subgraphs
+from penstock.core.errors import PenstockError, check_count, wrong_type
+from penstock.core.records import NamedTuple
+from penstock.executors.base import Executor
+from penstock.host.threads import Places
+from penstock.ir.graph import Model
+from penstock.plan.plan import StepTable
+from penstock.session.executors import Executors
+from penstock.session.facts import Memory, Stats
+from penstock.session.plan_cache import PlanCache, counter_value
+
+if TYPE_CHECKING:
+    from itertools import count
+
+    from penstock.backends.base import Backend
+    from penstock.inspect.forecast import Forecast
+    from penstock.inspect.gantt import Schedule
+    from penstock.inspect.report_page import Report
+    from penstock.tuning.reasons import Reasons
+    from penstock.tuning.worker_placement import ClusterForecast
+
+
+class SessionParts(NamedTuple):
+    """The parts of a session that are looked at. ``runs`` counts its runs."""
+
+    model: Model
+    options: CompileOptions
+    compiler: Compiler
+    subgraphs: Subgraphs
+    plans: PlanCache
+    executors: Executors
+    places: Places
+    runs: count[int]
+
+    @property
+    def effective(self) -> EffectiveOptions:
+        """What the plan that was used last runs with."""
+        return effective_options(self.compiler.context, self.executors.latest)
+
+    @property
+    def reasons(self) -> Reasons:
+        """Why steps run on their backends."""
+        return self.compiler.reasons
+
+    def watched(self, feeds: Mapping[str, Any] | None) -> tuple[Executor, Executor, Sequence[Any]]:
+        """The executor for these feeds, one of the same plan that tells observers of its steps, and
+        the values that they take."""
+        if self.plans.closed:
+            raise PenstockError("the session is closed")
+        request, key, values = self.subgraphs.resolve(feeds, None, None)
+        executor = self.executors.get(request.subgraph, key, values, exact=True)
+        observed = self.plans.get(request.subgraph, key, True, executor.observed)
+        return executor, observed, values
+
+
+class Inspectable(Protocol):
+    """A ``penstock.Session``."""
+
+    @property
+    def inspect(self) -> Inspection: ...
+
+
+class Inspection:
+    """How the plans of a session run: its attribute ``inspect``.
+
+    The last plan is that which was used last for the outputs of the model; if it was only run for
+    other values, the last plan for these. It is compiled now if the session has none and all dims
+    of its inputs are known; else ``InvalidInput`` is raised.
+    """
+
+    def __init__(self, parts: SessionParts) -> None:
+        self._parts = parts
+
+    @property
+    def executor(self) -> Executor:
+        """The executor of the last plan."""
+        return self._parts.executors.latest
+
+    @property
+    def source(self) -> str:
+        """The generated program of the last plan."""
+        return self.executor.source
+
+    @property
+    def plan(self) -> StepTable:
+        """The last plan; of executor "frames", which plans nothing, its steps."""
+        return self.executor.table
+
+    @property
+    def backends(self) -> Sequence[Backend]:
+        """The backends that nodes may run on."""
+        return self._parts.compiler.context.backends
+
+    @property
+    def effective(self) -> EffectiveOptions:
+        """What the last plan runs with, whatever the options ask for."""
+        return self._parts.effective
+
+    @property
+    def reasons(self) -> Reasons:
+        """Why steps run on their backends, by the costs that are known now."""
+        return self._parts.reasons
+
+    @property
+    def stale(self) -> Sequence[str]:
+        """Why the plans that the session was saved with are not used. Libraries that take long to
+        load are compared with those that plans were made for once a plan needs them."""
+        return self._parts.executors.stale
+
+    @property
+    def memory(self) -> Memory:
+        """Bytes held."""
+        executors = self._parts.plans.executors()
+        return Memory(
+            max((e.table.constant_bytes for e in executors), default=0),
+            sum(e.arena_bytes for e in executors),
+            sum(e.plan_bytes for e in executors),
+            len(executors),
+            sum(e.table.capacity_bytes for e in executors),
+        )
+
+    @property
+    def stats(self) -> Stats:
+        """What the session has done so far."""
+        plans, opened = self._parts.plans, self._parts.executors.opened
+        kept, runs = len(plans.executors()), counter_value(self._parts.runs)
+        made = max(0, plans.made - opened)  # less while one is opened
+        pending = self._parts.places.taken
+        return Stats(made, opened, plans.hits, plans.evicted, kept, runs, pending)
+
+    def explain(self, *, reasons: bool = False) -> str:
+        """How the last plan will run: its executor, its memory, and its steps with their backends.
+
+        Args:
+            reasons: Say also why each step is on its backend, by the costs that are known now.
+        """
+        from penstock.inspect.explain import format_plan
+
+        executor = self.executor
+        sequences = {**getattr(executor, "sequences", {})}  # of executors with a program
+        about = self.effective.line(self._parts.options)
+        for name, graph in getattr(executor, "captures", {}).items():
+            sequences[name] = graph.steps
+            about += f"\n{name}: {len(graph.steps)} steps, {graph.told}"
+        reason = self.reasons.of if reasons else None
+        table, arena_plan, tasks = executor.table, executor.arena_plan, executor.tasks
+        return format_plan(table, arena_plan, tasks, sequences, about, reason)
+
+    def describe(self) -> dict[str, Any]:
+        """The last plan as plain data, for machines: what was asked for and what was effective, its
+        memory, the graphs of devices that it is captured into, or why not, and each step with the
+        ``nodes`` of the model that it computes, its backend, the reason for it, types, operations
+        and bytes. ``nodes_without_step`` are nodes whose results are constants, parts of other
+        values, or needed by nothing, or that others have replaced."""
+        from dataclasses import asdict
+
+        from penstock.inspect.plan_document import plan_document
+
+        executor, options = self.executor, self._parts.options
+        asked: dict[str, Any] = {"executor": options.executor, "precision": options.precision}
+        asked |= {"threads": options.threads, "devices": options.devices}
+        effective = asdict(self.effective)
+        document = plan_document(executor.table, executor.arena_plan, self.reasons.of)
+        graphs = [
+            {"name": name, "steps": len(graph.steps), "state": graph.state, "reason": graph.reason}
+            for name, graph in getattr(executor, "captures", {}).items()
+        ]
+        computed = {name for step in document["steps"] for name in step["nodes"]}
+        names = [node.name or node.label for node in self._parts.model.graph.walk()]
+        gone = [name for name in names if name not in computed]
+        about = {"asked": asked, "effective": effective, "graphs": graphs}
+        return {**about, **document, "nodes_without_step": gone}
+
+    def report(
+        self,
+        feeds: Mapping[str, Any] | None = None,
+        *,
+        runs: int = 5,
+        against: Inspectable | None = None,
+    ) -> Report:
+        """Run the model a few times and return a page about it (``Report.save``): its graph, time
+        line, arena, steps and roofline, linked to one another, in one HTML file.
+
+        Nothing is kept in the table of costs. Raises as ``Session.run`` does.
+
+        Args:
+            feeds: Inputs by name, as ``run`` takes them.
+            runs: Runs in which steps are measured.
+            against: Another session of the same model, made with other options. Its runs are
+                measured too, and the values of both are compared: where they differ most, and what
+                each took.
+        """
+        from penstock.session.report import make_report
+
+        check_count("runs", runs)
+        other = None if against is None else getattr(against, "inspect", None)
+        if against is not None and not isinstance(other, Inspection):
+            raise wrong_type("against", against, "a Session")
+        return make_report(self._parts, feeds, runs, other and other._parts)
+
+    def forecast(self, workers: int) -> Forecast:
+        """The simulated time of the last plan on several workers, by measured costs
+        (``Session.profile``), or else estimated ones.
+
+        Args:
+            workers: Their number; each has one thread.
+        """
+        from penstock.inspect.forecast import forecast
+
+        check_count("workers", workers)
+        compiler = self._parts.compiler
+        return forecast(self.plan, compiler.seconds, workers, compiler.is_measured)
+
+    def forecast_on_cluster(self, shapes: InputShapes | None = None) -> ClusterForecast:
+        """What runs on the workers of ``cluster=`` are expected to take: nodes as they are placed
+        now, by measured costs, or else estimated ones. Nothing is run or sent. Raises
+        ``InvalidInput`` for shapes that the model cannot have, ``Unsupported`` for graphs with
+        loops of TensorFlow's frames.
+
+        Args:
+            shapes: The dims of inputs by name; those that are not given are as the model has them.
+        """
+        parts = self._parts
+        if parts.options.cluster is None:
+            raise PenstockError("the session has no cluster: compile it with cluster=")
+        values = parts.executors.values_of(shapes or {})
+        return parts.compiler.forecast_on_cluster(parts.subgraphs.main, values)
+
+    def schedule(self, max_streams: int | None = None) -> Schedule:
+        """The static schedule of the last plan on streams, and of its blocks with streams of their
+        own, by measured costs (``Session.profile``), or else estimated ones.
+
+        ``to_svg`` and ``to_html`` of the schedule draw it.
+
+        Args:
+            max_streams: Streams that may be used whether they pay off or not; by default those of
+                the expert option ``max_streams``, or else as many as pay off.
+        """
+        from penstock.inspect.gantt import charts
+
+        if max_streams is None:
+            max_streams = self._parts.options.expert.max_streams
+        else:
+            check_count("max_streams", max_streams)
+        return charts(self.plan, self._parts.compiler.streams(self.plan, max_streams))
+
+    def __repr__(self) -> str:
+        return f"<inspection of {self._parts.model.entry!r}>"
