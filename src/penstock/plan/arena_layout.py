@@ -1,4 +1,4 @@
-"""Which slots share memory, and where in the arena, when a plan runs in an order, or as tasks.
+"""The layout of the arena: slots that share memory, and their offsets, for an order or for tasks.
 
 Every step has a place on one clock, nested blocks included. A slot is live from its step to its
 last reader; through a view, its memory is live as long as the view. What a loop's body reads from
@@ -221,7 +221,7 @@ class Intervals:
         self._slots = plan.slots
         self._task_of = task_of or {}
         self._now, self._task = 0, -1
-        # What each step with blocks around the step at hand has read.
+        # The slots that each step with blocks around the current step has read.
         self._loops: list[set[int]] = []
         self._run([plan.steps[i] for i in order])
         for slot in plan.outputs:
@@ -293,7 +293,7 @@ Precedes = Callable[[int, int], bool]
 
 
 def partial_order(tasks: Tasks, *, exclusive: bool = True) -> Precedes:
-    """Which tasks are sure to run before which.
+    """The order of tasks that is certain before the run.
 
     An expanded task runs before and after the tasks of its blocks, and so has no order with them.
     Of the blocks of an If only one runs: values of one are never there together with values of the

@@ -287,5 +287,5 @@ class Loan:
 
 
 def connections(seconds: float, direct: DirectAnswers | None = None) -> Any:
-    """What makes the connections of a server (``uvicorn.Config(http=...)``)."""
+    """A factory of the connections of a server (``uvicorn.Config(http=...)``)."""
     return partial(Connection, seconds=seconds, direct=direct)

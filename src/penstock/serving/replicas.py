@@ -475,7 +475,7 @@ class Replicas:
 
     @property
     def counts(self) -> ReplicaCounts:
-        """What has happened to requests so far."""
+        """Counts of requests so far."""
         with self._lock:
             return ReplicaCounts(
                 len(self._queue),
@@ -597,7 +597,7 @@ class Replicas:
         return number
 
     def _seconds_to_wait(self) -> float:
-        """How long the first request waits yet for others to be joined with."""
+        """The time that the first request waits yet for others to be joined with."""
         first = self._queue[0]
         if isinstance(first, _Turn) or first.key is None or not self._max_delay or self._closed:
             return 0.0

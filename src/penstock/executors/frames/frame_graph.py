@@ -45,13 +45,13 @@ from penstock.plan.plan import Block, Slot, SlotKind, Step, StepTable
 DEATH = 1 << 29
 """Added to the count of an ordinary node once one of its inputs was dead."""
 MERGE_DATA = 1
-"""What a Merge counts while none of its data inputs has arrived alive."""
+"""The part of a Merge's count that is there while none of its data inputs has arrived alive."""
 MERGE_CONTROL = 2
-"""What a Merge counts for each of its control inputs."""
+"""The part of a Merge's count for each of its control inputs."""
 
 
 class TokenRule(IntEnum):
-    """How tokens pass a node."""
+    """The rule by which tokens pass a node."""
 
     ORDINARY = 0
     SWITCH = 1

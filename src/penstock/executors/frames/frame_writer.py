@@ -65,7 +65,7 @@ _SERIAL = count()
 
 
 Condition = frozenset[tuple[Value | Node, int]]
-"""What must hold for a node to run: predicates, each with its truth, and Merges that must live."""
+"""The condition under which a node runs: predicates with their truth, and Merges that must live."""
 _ALWAYS: Condition = frozenset()
 
 

@@ -66,7 +66,8 @@ _TURN = 1000
 
 @dataclass(slots=True, eq=False)
 class _Completion:
-    """What an asynchronous kernel calls when it has ended; refers to the run until then."""
+    """The function that an asynchronous kernel calls when it has ended; refers to the run until
+    then, and no longer: the kernel may keep it."""
 
     run: FramesRun | None
     token: Token

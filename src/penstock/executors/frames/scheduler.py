@@ -109,7 +109,7 @@ class FrameInstance:
             frame.iterations.clear()
 
     def name(self) -> str:
-        """What distinguishes it from all other frames of the run, in all parts of that."""
+        """A name that no other frame of the run has, in any of its parts."""
         # Computed when first asked for: only a run in several parts needs names, as keys of values.
         around = self.around
         if not self.id and around is not None:
