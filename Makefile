@@ -12,7 +12,7 @@ SECONDS ?= 60
 
 # Installations share one environment, and must not run at once: `make -j lint test` is serial too.
 .NOTPARALLEL:
-.PHONY: help setup kernels demo docs test test-full lint fuzz bench bench-full bench-tf bench-tflite bench-zoo bench-open bench-sequences bench-disturbed bench-start proto clean
+.PHONY: help setup kernels demo docs test test-changed test-full lint fuzz bench bench-full bench-tf bench-tflite bench-zoo bench-open bench-sequences bench-disturbed bench-start proto clean
 
 # Another Python than the environment's, if it is asked for on the command line, replaces that.
 ifeq ($(origin PYTHON),command line)
@@ -24,6 +24,7 @@ endif
 help:
 	@echo "make demo    say what type every file of this repository has, with a neural network"
 	@echo "make test    run all tests; make test PYTEST_ARGS='tests/session/test_session.py -x' runs some"
+	@echo "make test-changed  run the tests of what differs from main, by tools/changed_tests.py"
 	@echo "make test-full  run what 'make test' runs only a sample of: the longest sweeps"
 	@echo "make fuzz    try damaged models for SECONDS=60; what breaks a promise goes to .cache/fuzz"
 	@echo "make lint    check format, style and types"
@@ -49,6 +50,11 @@ demo: setup
 
 test: $(VENV)/.installed-test
 	$(RUN) -m pytest -n 2 $(PYTEST_ARGS)
+
+# Without changes there are no tests to run, and pytest without files would run all.
+test-changed: $(VENV)/.installed-test
+	@tests=$$($(RUN) -m tools.changed_tests) && if [ -n "$$tests" ]; then \
+		$(RUN) -m pytest $(PYTEST_ARGS) $$tests; else echo "no tests of what has changed"; fi
 
 test-full: $(VENV)/.installed-test
 	$(RUN) -m pytest -n 2 -m full $(PYTEST_ARGS)
@@ -127,6 +133,7 @@ KERNELS := setup.py $(wildcard src/penstock/host/c/* src/penstock/backends/nativ
 kernels: setup
 	@$(RUN) -m pip install -qq --disable-pip-version-check 'setuptools>=77'
 	$(RUN) setup.py -q build_ext --inplace
+	$(RUN) -m tools.native_families
 
 $(VENV)/.installed: pyproject.toml $(KERNELS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Penstock needs Python 3.11 \

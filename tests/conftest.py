@@ -17,6 +17,7 @@ import os
 import tempfile
 import tracemalloc
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,10 @@ from hypothesis import settings
 # anything is imported, and inherited by the processes that tests start.
 os.environ["PENSTOCK_CACHE"] = str(Path(tempfile.gettempdir(), f"penstock-tests-{os.getpid()}"))
 
+# The day whose samples of long sweeps are run (tests/support/sweeps.py): all workers inherit it.
+DAY = "PENSTOCK_TESTS_DAY"
+os.environ.setdefault(DAY, datetime.now(UTC).date().isoformat())
+
 # Failing assertions of these show their operands, as those of test modules do.
 pytest.register_assert_rewrite("tests.support", "tests.executors.conformance")
 
@@ -34,6 +39,10 @@ settings.register_profile(
 )
 settings.register_profile("ci", settings.get_profile("default"), database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+
+def pytest_report_header() -> str:
+    return f"samples: {DAY}={os.environ[DAY]}"
 
 
 @pytest.fixture(scope="session")

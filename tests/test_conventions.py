@@ -6,7 +6,6 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from hypothesis import settings
 
 TESTS = Path(__file__).parent
@@ -20,26 +19,27 @@ def calls(file: str, *words: str) -> Iterator[ast.Call]:
         yield from (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))
 
 
-@pytest.mark.parametrize("file", [f for f in FILES if f != "support/timing.py"])
-def test_file_does_not_sleep(file: str) -> None:
-    for call in calls(file, "sleep", "wait"):
-        function = ast.unparse(call.func)
-        if function.split(".")[-1] == "sleep" or function.endswith("Event().wait"):
-            raise AssertionError(
-                f"tests/{file}, line {call.lineno}, sleeps. Wait for an event, a barrier or "
-                "wait_until(condition) of tests.support.timing; a double that takes time to be "
-                "measured calls slow(seconds)"
-            )
+def sleeps(call: ast.Call) -> bool:
+    function = ast.unparse(call.func)
+    return function.split(".")[-1] == "sleep" or function.endswith("Event().wait")
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_file_suppresses_health_checks_one_by_one(file: str) -> None:
-    for call in calls(file, "HealthCheck"):
-        if ast.unparse(call) == "list(HealthCheck)":
-            raise AssertionError(
-                f"tests/{file}, line {call.lineno}, suppresses all health checks of Hypothesis. "
-                "Draw smarter, or name the one check and say beside it why it does not apply"
-            )
+def test_files_do_not_sleep() -> None:
+    files = [file for file in FILES if file != "support/timing.py"]
+    found = [(file, call) for file in files for call in calls(file, "sleep", "wait")]
+    assert [f"tests/{file}, line {call.lineno}" for file, call in found if sleeps(call)] == [], (
+        "these sleep. Wait for an event, a barrier or wait_until(condition) of "
+        "tests.support.timing; a double that takes time to be measured calls slow(seconds)"
+    )
+
+
+def test_files_suppress_health_checks_one_by_one() -> None:
+    found = [(file, call) for file in FILES for call in calls(file, "HealthCheck")]
+    whole = [pair for pair in found if ast.unparse(pair[1]) == "list(HealthCheck)"]
+    assert [f"tests/{file}, line {call.lineno}" for file, call in whole] == [], (
+        "these suppress all health checks of Hypothesis. Draw smarter, or name the one check and "
+        "say beside it why it does not apply"
+    )
 
 
 def test_hypothesis_draws_anew_and_checks_health_wherever_the_suite_runs() -> None:

@@ -14,11 +14,14 @@ from penstock import extend
 from penstock.backends.registry import BACKENDS
 from penstock.extend import FLOAT32, HostBackend, Kernel, operator, same_type
 from penstock.ops import registry
-from penstock.testing import check_node
 from tests.support.onnx_text import compile_text
 
 DOMAIN = "com.example.extend"
+
+
 TEXT = f"g (float[2] x) => (float[2] y) {{ y = {DOMAIN}.Twice(x) }}"
+
+
 X = np.array([1, 2], np.float32)
 
 
@@ -36,17 +39,6 @@ def register(factor: float, **more: object) -> None:
 
 def test_all_names_are_there():
     assert [name for name in extend.__all__ if not hasattr(extend, name)] == []
-
-
-def test_operation_registered_twice_says_what_to_do():
-    register(2)
-    with pytest.raises(
-        ValueError, match=r"'Twice' of the domain .* is registered already.*replace=True"
-    ):
-        register(3)
-    np.testing.assert_array_equal(run(), 2 * X)
-    register(3, replace=True)
-    np.testing.assert_array_equal(run(), 3 * X)
 
 
 def run() -> np.ndarray:
@@ -83,55 +75,6 @@ def test_error_in_code_of_a_user_is_not_one_to_report():
         compile_text("g (float[2] x) => (float[2] y) { y = Neg(x) }", backends=[Failing()])(X)
 
 
-def test_operation_of_onnx_is_replaced_only_on_request():
-    before = registry.find("Celu")
-    assert before is not None
-
-    def own(node, types):
-        return Kernel(lambda x: x)
-
-    with pytest.raises(ValueError, match="'Celu' is registered already"):
-        operator("Celu", since=12, infer=same_type)(own)
-    assert registry.find("Celu") is before
-
-
-def test_check_node_finds_what_is_wrong():
-    register(2)
-    check_node("Twice", [X], domain=DOMAIN, expected=[2 * X])
-    with pytest.raises(AssertionError):
-        check_node("Twice", [X], domain=DOMAIN, expected=[3 * X])
-    with pytest.raises(LookupError, match="no operation 'Thrice'"):
-        check_node("Thrice", [X], domain=DOMAIN, expected=[X])
-
-
-def test_check_node_finds_kernels_that_write_inputs_or_hand_them_on():
-    @operator("Twice", domain=DOMAIN, infer=same_type)
-    def writes(node, types):
-        return Kernel(lambda x: np.multiply(x, 2, x) + 0)
-
-    with pytest.raises((AssertionError, ValueError)):
-        check_node("Twice", [X.copy()], domain=DOMAIN, expected=[2 * X])
-
-    @operator("Twice", domain=DOMAIN, infer=same_type, replace=True)
-    def hands_on(node, types):
-        return Kernel(lambda x: x)
-
-    with pytest.raises(AssertionError, match="an output aliases an input"):
-        check_node("Twice", [X.copy()], domain=DOMAIN, expected=[X])
-
-
-def test_check_node_finds_wrong_types():
-    def infer(types, attrs, consts):
-        return (extend.TensorType(np.dtype(np.float64), (7,)),)
-
-    @operator("Twice", domain=DOMAIN, infer=infer)
-    def twice(node, types):
-        return Kernel(lambda x: x * np.float32(2))
-
-    with pytest.raises(AssertionError, match=r"float64\[7\]|TensorType"):
-        check_node("Twice", [X], domain=DOMAIN, expected=[2 * X])
-
-
 PLUG_IN = """
 import numpy as np
 from penstock.extend import HostBackend, Kernel, operator, same_type
@@ -146,6 +89,8 @@ class PlugBackend(HostBackend):
     def kernel(self, node, types):
         return Kernel(np.negative) if node.op.name == "Neg" else None
 """
+
+
 PROGRAM = """
 import numpy as np, penstock as ps, sys
 from penstock.build import GraphBuilder
@@ -180,18 +125,3 @@ def test_installed_packages_are_found_by_entry_points(tmp_path):
         "[-2. -4.] ('plug', 'numpy')",
         f"backend 'plugs' is not one of {', '.join(BACKENDS)}, plug",
     ]
-
-
-def test_operations_of_penstock_do_not_look_for_packages(monkeypatch):
-    def refuse() -> None:
-        raise AssertionError("looks for packages")
-
-    monkeypatch.setattr(registry, "load_operations", refuse)
-    compile_text("g (float[2] x) => (float[2] y) { y = Neg(x) }")([1, 2])
-
-
-def test_operation_registered_after_a_model_was_refused_is_found():
-    with pytest.raises(ps.Unsupported):
-        run()
-    register(2)
-    np.testing.assert_array_equal(run(), 2 * X)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import operator
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,10 +10,11 @@ import pytest
 
 import penstock as ps
 from penstock.build import GraphBuilder, SymbolicValue
-from penstock.core.types import SequenceType, TensorType
 from penstock.ir.graph import Node, all_reads
 
 EXECUTORS = ["linear", "dataflow", "parallel", "streams", "frames", "interpret"]
+
+
 TF = "tensorflow"
 
 
@@ -27,203 +26,6 @@ def node_of(value: SymbolicValue) -> Node:
     node = value.value.producer
     assert node is not None
     return node
-
-
-# Operators.
-
-A = np.array([[7, -7, 3], [2, 5, -4]])
-B = np.array([3, -2, 2])
-ARITHMETIC = "add sub mul floordiv mod lt le gt ge eq ne".split()  # noqa: SIM905 - a list of words
-BITWISE = ["and_", "or_", "xor"]
-
-
-@pytest.mark.parametrize("dtype", [np.int64, np.float32])
-@pytest.mark.parametrize("name", ARITHMETIC)
-def test_operator_means_what_it_does_in_numpy(name: str, dtype: Any) -> None:
-    f, x, y = getattr(operator, name), A.astype(dtype), B.astype(dtype)
-    b = GraphBuilder()
-    value = b.input("x", dtype, ["n", 3])
-    for i, result in enumerate([f(value, y), f(y, value), f(value, 2), f(2, value)]):
-        b.output(f"y{i}", result)
-    for got, want in zip(run(b, x), [f(x, y), f(y, x), f(x, 2), f(2, x)], strict=True):
-        assert got.dtype == want.dtype
-        np.testing.assert_array_equal(got, want)
-
-
-@pytest.mark.parametrize("name", BITWISE)
-@pytest.mark.parametrize("dtype", [np.int32, np.bool_])
-def test_bitwise_operator_of_truth_values_is_logical(name: str, dtype: Any) -> None:
-    f, x, y = getattr(operator, name), (A > 2).astype(dtype), (B > 0).astype(dtype)
-    b = GraphBuilder()
-    value = b.input("x", dtype, [2, 3])
-    b.output("y", f(value, y))
-    b.output("z", ~value)
-    got, inverse = run(b, x)
-    np.testing.assert_array_equal(got, f(x, y))
-    np.testing.assert_array_equal(inverse, ~x)
-
-
-def test_power_quotient_product_and_sign_mean_what_they_do_in_numpy() -> None:
-    x = np.array([[0.5, 2, 3], [4, 5, 6]], np.float32)
-    b = GraphBuilder()
-    value = b.input("x", np.float32, x.shape)
-    results = [value**2, 2**value, value / 4, 4 / value, value @ x.T, x.T @ value, -value]
-    for i, result in enumerate([*results, abs(-value)]):
-        b.output(f"y{i}", result)
-    wants = [x**2, 2**x, x / 4, 4 / x, x @ x.T, x.T @ x, -x, x]
-    for got, want in zip(run(b, x), wants, strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-6)
-
-
-KEYS = [
-    np.s_[1],
-    np.s_[-1, 2:],
-    np.s_[::-1, :, 1:4:2],
-    np.s_[:, None, 0],
-    np.s_[..., -2],
-    np.s_[None, ..., None],
-    np.s_[1:, ..., ::-2],
-    np.s_[:, [0, 2, 1]],
-    np.s_[-1:0:-1],
-]
-
-
-@pytest.mark.parametrize("key", KEYS, ids=str)
-def test_index_means_what_it_does_in_numpy(key: Any) -> None:
-    x = np.arange(60, dtype=np.float32).reshape(3, 4, 5)
-    b = GraphBuilder()
-    value = b.input("x", np.float32, [3, "m", 5])
-    b.output("y", value[key])
-    np.testing.assert_array_equal(run(b, x), x[key])
-
-
-def test_index_by_a_value_takes_rows_of_an_axis() -> None:
-    x, rows = np.arange(12.0).reshape(4, 3), np.array([[3, 0], [1, 1]])
-    b = GraphBuilder()
-    value, index = b.input("x", np.float64, [4, 3]), b.input("rows", np.int64, [2, 2])
-    b.output("y", value[index, 1:])
-    np.testing.assert_array_equal(run(b, x, rows), x[rows, 1:])
-
-
-def test_reshape_transpose_and_astype() -> None:
-    x = np.arange(6, dtype=np.int32).reshape(2, 3)
-    b = GraphBuilder()
-    value = b.input("x", np.int32, [2, 3])
-    b.output("y", value.transpose().reshape(-1).astype(np.float32) / 2)
-    np.testing.assert_array_equal(run(b, x), x.T.reshape(-1) / np.float32(2))
-
-
-def test_number_takes_the_dtype_of_a_value_that_is_known_in_a_run() -> None:
-    b = GraphBuilder()
-    values = b.input("s", SequenceType(TensorType()))
-    b.output("y", b.op("SequenceAt", values, 0) + 1)
-    (got,) = [run(b, [np.array([1, 2], np.int16)])]
-    np.testing.assert_array_equal(got, np.array([2, 3], np.int16))
-    assert got.dtype == np.int16
-
-
-def test_value_is_neither_true_nor_false_nor_iterable() -> None:
-    x = GraphBuilder().input("x", np.float32, [2])
-    with pytest.raises(TypeError, match=r"GraphBuilder\.cond"):
-        bool(x > 0)
-    with pytest.raises(TypeError, match="not iterable"):
-        list(x)  # type: ignore[call-overload]
-
-
-@pytest.mark.parametrize(
-    ("use", "error", "reason"),
-    [
-        (lambda x: x / 2, TypeError, "use //"),
-        (lambda x: x + 0.5, TypeError, "use astype first"),
-        (lambda x: x[1, 2, 3], IndexError, "has 2 axes, but 3 are indexed"),
-        (lambda x: x[0.5], TypeError, "must be of integers"),
-        (lambda x: x[::0], ps.InvalidModel, "step of Slice"),
-    ],
-)
-def test_operator_that_cannot_be_meant_is_refused(
-    use: Callable[[SymbolicValue], Any], error: type[Exception], reason: str
-) -> None:
-    with pytest.raises(error, match=reason):
-        use(GraphBuilder().input("x", np.int64, [2, 3]))
-
-
-# Nodes.
-
-
-def test_error_names_the_line_that_added_the_node() -> None:
-    b = GraphBuilder()
-    x = b.input("x", np.float32, ["n", 4])
-    line = sys._getframe().f_lineno + 2
-    with pytest.raises(ps.InvalidModel, match=rf"test_graph_builder.py:{line}\b.*4 and 5"):
-        x @ np.ones((5, 2), np.float32)
-
-
-@pytest.mark.parametrize(
-    ("add", "reason"),
-    [
-        (lambda b, x: b.op("Convv", x), "did you mean Conv"),
-        (lambda b, x: b.op("Softmax", x, axes=1), "has an attribute 'axes'"),
-        (lambda b, x: b.op("Softmax", x, axis=0.5), "'axis' that is of kind FLOAT, not INT"),
-        (lambda b, x: b.op("Softmax", x, x), "has 2 inputs"),
-        (lambda b, x: b.op("Softmax", None), "leaves out input 0"),
-        (lambda b, x: b.op("Concat", x, x), "lacks attribute 'axis'"),
-        (lambda b, x: b.op("Add", x, np.ones(2)), "must be of one type"),
-        (lambda b, x: b.op("Softmax", x.astype(np.int32)), "takes tensor"),
-        (lambda b, x: b.op("ReduceSum", x, keepdims=5), "must be one of 0, 1"),
-        (lambda b, x: b.op("Switch", x, True, domain=TF, data=1), "its attributes are T"),
-        (lambda b, x: b.op("Gelu", GraphBuilder().input("y", "f4")), "another GraphBuilder"),
-    ],
-)
-def test_node_that_its_schema_does_not_allow_is_refused(
-    add: Callable[[GraphBuilder, SymbolicValue], Any], reason: str
-) -> None:
-    b = GraphBuilder()
-    x = b.input("x", np.float32, [2, 3])
-    nodes = len(b.graph(lambda: None).nodes)
-    with pytest.raises(ps.InvalidModel, match=reason):
-        add(b, x)
-    assert nodes == 0
-    b.output("y", x + 1)  # the builder goes on
-    assert run(b, np.zeros((2, 3), np.float32)).shape == (2, 3)
-
-
-def test_operation_may_have_several_outputs_left_out_inputs_and_lists() -> None:
-    x = np.array([[3, 1, 2]], np.float32)
-    b = GraphBuilder()
-    value = b.input("x", np.float32, [1, 3])
-    values, indices = b.op("TopK", value, [2], axis=-1)
-    first, second = b.op("Split", value, np.array([1, 2]), axis=1, outputs=2)
-    padded = b.op("Clip", value, None, np.float32(2))
-    for i, result in enumerate([values, indices, first, second, padded]):
-        b.output(f"y{i}", result)
-    wants = [[[3, 2]], [[0, 2]], [[3]], [[1, 2]], [[2, 1, 2]]]
-    for got, want in zip(run(b, x), wants, strict=True):
-        np.testing.assert_array_equal(got, want)
-
-
-def test_operation_of_a_version_is_that_version() -> None:
-    b = GraphBuilder()
-    x = b.input("x", np.float32, [2, 3])
-    assert node_of(b.op("Softmax", x, version=11)).op.version == 12
-    assert node_of(b.op("Softmax", x)).op.since == 13
-
-
-def test_names_are_unique_and_begin_with_their_scope() -> None:
-    b = GraphBuilder()
-    x = b.input("x", np.float32, [2])
-    with b.scope("layer"):
-        first, second = b.op("Relu", x), b.op("Relu", x, name="act")
-    third = b.op("Relu", x, name="layer/relu")
-    assert [v.name for v in (first, second, third)] == ["layer/relu", "layer/act", "layer/relu_1"]
-    b.output("layer/act", third)
-    assert second.name == "layer/act_2"
-    with pytest.raises(ps.InvalidModel, match="choose another name"):
-        b.input("x", np.float32)
-    with pytest.raises(ps.InvalidModel, match="choose another name"):
-        b.output("layer/act", x)
-    b.output("layer/relu", first)
-    with pytest.raises(ps.InvalidModel, match="choose another name"):
-        b.output("layer/relu", first)
 
 
 def test_nodes_run_on_their_device_and_after_others() -> None:
@@ -245,9 +47,6 @@ def test_target_runs_though_no_output_needs_it() -> None:
     b.output("y", x + 1)
     b.target(b.op("Neg", x, name="aside"))
     assert [node.name for node in b.model().graph.targets] == ["aside"]
-
-
-# Control flow.
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
@@ -337,16 +136,6 @@ def test_loops_and_branches_nest_and_read_values_around_them() -> None:
     assert run(b, np.int64(7)) == want
 
 
-def test_lists_of_numbers_take_the_dtype_of_the_value_beside_them() -> None:
-    b = GraphBuilder()
-    x = b.input("x", np.float32, [2])
-    b.output("y", [1, 2] * x + (0.5, 1))
-    assert b.model().graph.outputs[0].type.dtype == np.float32
-    np.testing.assert_array_equal(run(b, np.ones(2, np.float32)), [1.5, 3])
-    with pytest.raises(TypeError, match="use astype first"):
-        b.input("i", np.int32, [2]) * [0.5, 1]
-
-
 def test_graph_is_the_body_of_any_operation_that_takes_one() -> None:
     x = np.arange(6, dtype=np.float32).reshape(3, 2)
     b = GraphBuilder()
@@ -403,9 +192,6 @@ def test_value_of_a_branch_is_not_read_outside_of_it() -> None:
         kept[0] * 2  # the value of a node that may not have run
 
 
-# Functions.
-
-
 @pytest.mark.parametrize("executor", ["auto", "frames"])
 def test_function_calls_itself(executor: str) -> None:
     b = GraphBuilder()
@@ -426,9 +212,6 @@ def test_function_reads_no_values_around_it() -> None:
     b.function("g", lambda y: y + 1, np.float32)
     with pytest.raises(ps.InvalidModel, match="already"):
         b.function("g", lambda y: y + 2, np.float32)
-
-
-# TensorFlow's frames.
 
 
 @pytest.mark.parametrize("executor", ["auto", "frames", "interpret"])
@@ -456,9 +239,6 @@ def test_later_value_needs_one_definition() -> None:
     b.define(again, x)
     with pytest.raises(ValueError, match="waits for its meaning"):
         b.define(again, x)
-
-
-# The model.
 
 
 def test_output_may_be_an_input_a_constant_or_one_value_twice() -> None:

@@ -12,7 +12,8 @@ import pytest
 
 import penstock as ps
 from penstock.ir.graph import Model
-from tests.cluster.test_cluster import answer, convnet, counter, halves, images
+from tests.cluster.test_cluster import answer, convnet, halves, images
+from tests.cluster.test_variables import counter
 from tests.executors.frames.test_partitioned import endless
 from tests.support.processes import stop
 from tests.support.timing import SOON, wait_until

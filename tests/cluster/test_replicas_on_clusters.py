@@ -15,8 +15,8 @@ import ray
 import penstock as ps
 from penstock.executors.control import CancelToken
 from tests.cluster.test_cluster import convnet, images, reference
+from tests.serving.test_protocol import check_every_datatype
 from tests.serving.test_replicas import ROWS
-from tests.serving.test_server import check_every_datatype
 from tests.support.onnx_text import model_from_text
 from tests.support.timing import SOON, wait_until
 

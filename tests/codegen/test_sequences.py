@@ -7,15 +7,13 @@ import sys
 
 import numpy as np
 import pytest
-from onnx import numpy_helper
 
 import penstock as ps
-from penstock.backends.onednn.library import library as onednn
 from penstock.host.native import library
-from tests.support.cost_models import PreferredBackendCosts
-from tests.support.onnx_text import compile_text, model_from_text
+from tests.support.onnx_text import compile_text
 
 pytestmark = pytest.mark.skipif(library() is None, reason="there are no compiled kernels")
+
 
 CHAIN = """g (float[4,6] x) => (float[4,6] y) <int64 one = {1}> {
     [first] a = CumSum(x, one) [second] b = Softmax(a) [third] c = CumSum(b, one) y = Softmax(c) }"""
@@ -39,72 +37,10 @@ def test_consecutive_steps_of_compiled_kernels_are_one_call() -> None:
     assert session.explain().count(" in the model (sequence_0)\n") == 3
 
 
-def test_a_sequence_computes_what_its_steps_do() -> None:
-    x = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
-    (wanted,) = compile_text(CHAIN, executor="interpret").run({"x": x}).values()
-    for executor in ("linear", "dataflow", "parallel", "streams", "frames"):
-        (y,) = chain(executor=executor).run({"x": x}).values()
-        np.testing.assert_allclose(y, wanted, rtol=1e-6)
-
-
-def test_array_with_gaps_is_read_by_the_first_step_of_a_sequence() -> None:
-    x = np.random.default_rng(0).normal(size=(4, 12)).astype(np.float32)[:, ::2]
-    (wanted,) = compile_text(CHAIN, executor="interpret").run({"x": x}).values()
-    (y,) = chain().run({"x": x}).values()
-    np.testing.assert_allclose(y, wanted, rtol=1e-6)
-
-
 def test_observer_is_told_of_each_step_of_a_sequence() -> None:
     profile = ps.Profile()
     chain().run({"x": np.ones((4, 6), np.float32)}, trace=profile)
     assert [entry.count for entry in profile.entries.values()] == [1] * 4
-
-
-@pytest.mark.parametrize("place", range(2))
-def test_error_in_a_sequence_names_the_step_that_has_raised_it(place: int) -> None:
-    session = compile_text(
-        """g (float[3] x, int64[3] i, int64[3] j) => (float[3] y) <int64 zero = {0}> {
-            k = CumSum(i, zero) l = CumSum(j, zero) a = CumSum(x, zero)
-            [first] b = GatherElements(a, k) [second] c = GatherElements(b, l)
-            y = Softmax(c) }""",
-        backends=["native", "numpy"],
-    )
-    indices = [np.array([0, 1, 1]), np.array([0, 1, 1])]
-    x = np.ones(3, np.float32)
-    assert session.run({"x": x, "i": indices[0], "j": indices[1]})["y"].shape == (3,)
-    assert calls(session.source)[0] == "sequence_0"
-    indices[place] = np.array([0, 1, 10])
-    with pytest.raises(ps.RunError, match=("first", "second")[place]):
-        session.run({"x": x, "i": indices[0], "j": indices[1]})
-
-
-CONVOLUTIONS = """g (float[1,8,6,6] x, float[1,8,6,6] z) => (float[1,8,6,6] y) {
-    s = Sum(x, z, x) a = Conv<kernel_shape=[3,3], pads=[1,1,1,1]>(s, w)
-    b = Relu(a) c = Conv(b, v) y = Softmax(c) }"""
-
-
-@pytest.mark.skipif(onednn() is None, reason="oneDNN is not installed")
-@pytest.mark.parametrize("layout", ["own", "gaps", "other"])
-def test_primitives_of_onednn_are_steps_of_a_sequence(layout: str) -> None:
-    random = np.random.default_rng(1)
-    weights = [random.normal(size=(8, 8, k, k)).astype(np.float32) for k in (3, 1)]
-    model = model_from_text(CONVOLUTIONS)
-    model.graph.initializer.extend(map(numpy_helper.from_array, weights, ("w", "v")))
-    x, z = random.normal(size=(2, 1, 8, 6, 12)).astype(np.float32)
-    feeds = {
-        "own": {"x": x[..., :6].copy(), "z": z[..., :6].copy()},
-        "gaps": {"x": x[..., ::2], "z": z[..., 1::2]},
-        "other": {name: f[..., :6].copy(order="F") for name, f in (("x", x), ("z", z))},
-    }[layout]
-    session = ps.compile(
-        model, expert=ps.ExpertOptions(cost_model=PreferredBackendCosts("onednn")), shapes={}
-    )
-    (sequence,) = [name for name in calls(session.source) if name.startswith("sequence")]
-    assert f"{sequence}(v0, v1)" in session.source
-    (wanted,) = ps.compile(model, executor="interpret").run(feeds).values()
-    for _ in range(2):
-        (y,) = session.run(feeds).values()
-        np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-6)
 
 
 COUNTING = """g (int64 n) => (float y) <int64 most = {9223372036854775807}, bool yes = {1},

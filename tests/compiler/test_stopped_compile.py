@@ -19,15 +19,17 @@ import pytest
 import penstock as ps
 from penstock.compiler.options import EXECUTORS
 from tests.support.onnx_text import compile_text, model_from_text
-from tests.support.tf_graphs import Builder, Type
 
 X = np.ones(4, np.float32)
+
+
 FEEDS = {"x": X}
+
+
 SMALL = "g (float[N] x) => (float[N] y) { a = Neg(x) b = Relu(a) y = Sub(b, x) }"
+
+
 NODES = 2000
-# Calls of functions, in Python or not, between two looks at the control. A call takes a tenth of a
-# microsecond to a few, so that these take some milliseconds.
-MOST_CALLS = 20_000
 
 
 def chain(nodes: int = NODES) -> onnx.ModelProto:
@@ -36,14 +38,6 @@ def chain(nodes: int = NODES) -> onnx.ModelProto:
     ops = ("Neg", "Exp", "Sin", "Relu")
     body = " ".join(f"{b} = {ops[i % 4]}({a})" for i, (a, b) in enumerate(pairwise(names)))
     return model_from_text(f"g (float[N] x) => (float[N] y) {{ {body} }}")
-
-
-def graph_def(nodes: int = NODES) -> bytes:
-    builder = Builder()
-    value = builder.placeholder("x", "float32", 4)
-    for i in range(nodes):
-        value = builder.node(("Neg", "Exp", "Sin", "Relu")[i % 4], value, T=Type("float32"))
-    return builder.bytes()
 
 
 class CountingToken(ps.CancelToken):
@@ -70,32 +64,6 @@ class CountingToken(ps.CancelToken):
             return function(*arguments, cancel=self, **options)
         finally:
             sys.setprofile(None)
-
-
-@pytest.mark.parametrize("executor", EXECUTORS)
-def test_looks_at_the_control_follow_one_another_closely(executor: str) -> None:
-    session = ps.compile(chain(), executor=executor, backends=["numpy"])
-    token = CountingToken()
-    token.counting(session.run, FEEDS)
-    assert token.looks > NODES / 100
-    assert token.calls < MOST_CALLS
-
-
-def test_looks_at_the_control_follow_one_another_closely_with_fusion() -> None:
-    token = CountingToken()
-    token.counting(ps.compile(chain(500)).run, FEEDS)
-    assert token.calls < MOST_CALLS
-
-
-@pytest.mark.parametrize("source", [chain, graph_def])
-def test_looks_at_the_control_follow_one_another_closely_in_front_ends(
-    source: Callable[..., Any],
-) -> None:
-    ps.compile(source(3))  # imports its modules
-    model, token = source(), CountingToken()
-    token.counting(ps.compile, model)
-    assert token.looks > NODES / 100
-    assert token.calls < MOST_CALLS
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)

@@ -35,13 +35,11 @@ from tests.support.flows import BrokenError, ended, idle, on
 from tests.support.onnx_text import compile_text, graph_from_text
 from tests.support.timing import SOON, uncollected, wait_until
 
-# Through executors.
-
-
 #   x -> t -> y (picks one)
 #   x -> u -> z
 TWO = """g (float[3] x, int64[N] i) => (float[N] y, float[3] z) {
     t = Neg(x) y = Gather(t, i) u = Exp(x) z = Sin(u) }"""
+
 
 ENDLESS = """g (float[4] x, int64 n) => (float[4] y, float[4] z) {
     y = Loop (n, , x) <body = b (int64 i, bool c, float[4] v) => (bool d, float[4] w)
@@ -50,6 +48,8 @@ ENDLESS = """g (float[4] x, int64 n) => (float[4] y, float[4] z) {
 
 
 EXECUTORS = ["linear", "dataflow", "parallel"]
+
+
 each_executor = pytest.mark.parametrize("executor", EXECUTORS)
 
 
@@ -107,13 +107,6 @@ def test_submitted_run_keeps_no_feed_alive(workers, executor, i):
         idle(workers)
         del given, future
         assert [each() for each in gone] == [None] * len(gone)
-
-
-@each_executor
-def test_failed_run_raises_run_error_with_its_cause(workers, executor):
-    with pytest.raises(ps.RunError, match="Gather") as caught:
-        session(TWO, executor, workers).run(feeds(7))
-    assert caught.value.__cause__ is not None
 
 
 class Live(Observer):
@@ -196,6 +189,8 @@ def one_arena(text: str) -> Limits:
 
 
 BIG = np.array(2**62)
+
+
 X = np.ones(4, np.float32)
 
 
@@ -216,55 +211,6 @@ def test_run_gives_its_arena_back(workers, way, n):
         idle(workers)
         assert len(executor._arenas.free) == 1
     assert executor.arena_bytes == held
-
-
-def test_runs_that_wait_for_the_only_arena_run_in_turn(workers):
-    executor = parallel(ENDLESS, workers, one_arena(ENDLESS))
-    control, first = Control(), Outcome()
-    workers.submit(partial(executor.run_async, [X, BIG], control, first))
-    wait_until(lambda: not executor._arenas.free)
-    others = [Outcome() for _ in range(10)]
-    for each in others:
-        executor.run_async([X, np.array(1)], Control(), each)
-    assert not any(each.calls for each in others)
-    control.set(ps.Cancelled("enough"))
-    assert isinstance(first.error, ps.Cancelled)
-    assert [each.error for each in others] == [None] * 10
-    idle(workers)
-    assert len(executor._arenas.free) == 1
-
-
-def test_run_that_waits_for_the_only_arena_can_be_stopped(workers):
-    executor = parallel(ENDLESS, workers, one_arena(ENDLESS))
-    control, first = Control(), Outcome()
-    workers.submit(partial(executor.run_async, [X, BIG], control, first))
-    wait_until(lambda: not executor._arenas.free)
-    waits, second = Control(), Outcome()
-    executor.run_async([X, np.array(1)], waits, second)
-    waits.set(ps.DeadlineExceeded("late"))
-    try:
-        assert second.event.wait(SOON)
-    finally:
-        control.set(ps.Cancelled("enough"))
-        assert isinstance(first.error, ps.Cancelled)
-        idle(workers)
-
-
-def test_run_given_its_arena_while_it_asks_leaves_no_stop_listener(workers):
-    executor = parallel(ENDLESS, workers, one_arena(ENDLESS))
-    held = executor._arenas.free.pop()
-    ask, control, done = executor._arenas.ask, Control(), Outcome()
-
-    def slowly(receive: Callable[[Any], None]) -> Any:
-        asked = ask(receive)
-        executor._arenas.give(held)
-        assert done.error is None
-        return asked
-
-    executor._arenas.ask = slowly  # type: ignore[method-assign]
-    executor.run_async([X, np.array(1)], control, done)
-    idle(workers)
-    assert not control.listeners
 
 
 @pytest.mark.parametrize("fails", ["allocation", "step_ready"])
@@ -433,17 +379,3 @@ def test_observer_can_stop_the_run(workers, executor, call, n):
     thread = on(threading.Thread(target=run, daemon=True))
     ended(thread)
     assert [type(error) for error in raised] == [ps.Cancelled]
-
-
-@pytest.mark.parametrize("executor", ["linear", "parallel", "interpret"])
-def test_frames_of_a_failed_run_have_their_arguments(executor):
-    """Which IPython's tracebacks show."""
-    text = (
-        """g (float[4] x, int64[1] i) => (float[1] y) { a = Sin(x) y = Gather<axis = 0>(a, i) }"""
-    )
-    session = compile_text(text, executor=executor, backends=["numpy"])
-    with pytest.raises(ps.RunError) as raised:
-        session.run({"x": np.ones(4, np.float32), "i": np.array([9])})
-    for entry in raised.traceback:
-        code = entry.frame.code.raw
-        assert {*code.co_varnames[: code.co_argcount]} <= {*entry.frame.f_locals}, entry

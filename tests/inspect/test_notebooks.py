@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.ir.tables import MOST_ROWS, DisplayTable
 from tests.support.onnx_text import compile_text
 
 MODEL = "g (float[4] x) => (float[4] y) { a = Exp(x) y = Neg(a) }"
+
+
 FEEDS = {"x": np.array([0, 1, 2, 3], np.float32)}
 
 
@@ -82,22 +83,3 @@ def test_trace_shows_steps(session: ps.Session) -> None:
     trace = seen_by(session, ps.Trace())
     assert {"Exp", "Neg", "numpy", "1"} <= set(Cells(trace._repr_html_()).cells)
     assert in_terminal(trace).startswith("Trace(1 runs, 2 steps)")
-
-
-@pytest.mark.parametrize("empty", [ps.Profile, ps.Ranges, ps.Trace])
-def test_what_has_seen_nothing_is_shown(empty: Any) -> None:
-    assert "<table>" in empty()._repr_html_()
-    assert in_terminal(empty())
-
-
-def test_names_are_no_tags() -> None:
-    page = DisplayTable("<script>", ("<b>",), [("<i>",)]).html()
-    assert "<script>" not in page and "<i>" not in page
-    assert {"<script>", "<b>", "<i>"} <= set(Cells(page).cells)
-
-
-def test_long_tables_are_cut() -> None:
-    table = DisplayTable("t", ("n",), [(i,) for i in range(MOST_ROWS + 5)])
-    assert table.text().endswith("and 5 more")
-    assert table.html().count("<tr>") == MOST_ROWS + 1
-    assert "and 5 more" in table.html()

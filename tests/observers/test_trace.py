@@ -33,8 +33,6 @@ from tests.support.traces import (
     slices,
 )
 
-# One thread.
-
 
 def test_trace_counts_completed_steps():
     plan = planned(NESTED)
@@ -205,9 +203,6 @@ def test_trace_arrows_follow_scan_inputs_into_body():
     assert drawn == [(a, y), (a, w), (a, w), (a, w)]
 
 
-# Time.
-
-
 def test_trace_times_are_in_microseconds(clock):
     plan = planned("g (float[2] x) => (float[2] y) { y = Neg(x) }")
     (neg,) = plan.steps
@@ -267,9 +262,6 @@ def test_trace_counts_memory_over_all_runs(clock):
     clock.at(7000, trace.run_end, second, None)
     memory = [(e["ts"], e["args"]["bytes"]) for e in checked(trace) if e["name"] == "live memory"]
     assert memory == [(1, 100), (3, 1100), (4, 1060), (5, 1000), (6, 0)]
-
-
-# Runs that fail, and traces that end early.
 
 
 def test_trace_marks_steps_in_progress_when_run_fails(clock):
@@ -373,9 +365,6 @@ def test_trace_keeps_the_last_events(most):
     assert not spans or spans[-1]["name"] == names[-1]
 
 
-# Files.
-
-
 @pytest.mark.parametrize("name", ['say "#"\\', "é\n\t\0", "\ud800", "NaN", "a.b[0]", "{"])
 def test_trace_writes_any_name(tmp_path, name):
     plan = planned(CHAIN)
@@ -406,41 +395,3 @@ def test_recording_a_trace_is_cheap():
     trace = Trace()
     drive(plan, trace, np.ones((2, 3), np.float32))
     assert len(trace._records) == 2 * 3 + 4
-
-
-def lives(events):
-    """The begin and the end of each live value, by name and run."""
-    begun = {e["id"]: e for e in events if e["ph"] == "b" and e["name"] == "live value"}
-    ended = {e["id"]: e for e in events if e["ph"] == "e" and e["name"] == "live value"}
-    assert begun.keys() == ended.keys()
-    return [(begin["args"], begin["ts"], ended[i]["ts"]) for i, begin in begun.items()]
-
-
-def test_values_live_from_their_step_to_the_end_of_their_last_reader():
-    text = "g (float[8] x) => (float[8] y) { a = Exp(x) b = Neg(a) c = Sin(b) y = Add(c, a) }"
-    graph = clone(ps.load(model_from_text(text)).graph)
-    trace = Trace()
-    drive(compile_plan(graph, [NumpyBackend()]), trace, np.ones(8, np.float32))
-    events = checked(trace)
-    step = {e["args"]["operation"]: e for e in slices(events, "step")}
-    (run,) = slices(events, "run")
-    found = {args["value"]: (begin, end) for args, begin, end in lives(events)}
-    ends = {name: ns(e["ts"]) + ns(e["dur"]) for name, e in step.items()}
-    assert found.keys() == {"a", "b", "c", "y"}
-    last = {
-        "a": ends["Add"],
-        "b": ends["Sin"],
-        "c": ends["Add"],
-        "y": ns(run["ts"]) + ns(run["dur"]),
-    }
-    maker = {"a": "Exp", "b": "Neg", "c": "Sin", "y": "Add"}
-    for name, (begin, end) in found.items():
-        assert (ns(begin), ns(end)) == (ends[maker[name]], last[name])
-    assert {args["bytes"] for args, _, _ in lives(events)} == {32}
-
-
-def test_values_of_loops_live_once_an_iteration():
-    trace = Trace()
-    drive(planned(NESTED), trace, np.ones(4, np.float32), 3, True)
-    values = [args["value"] for args, _, _ in lives(checked(trace))]
-    assert values.count("u") == 3

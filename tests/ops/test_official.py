@@ -1,6 +1,6 @@
 """Every kernel, in every form it has, on what flows through the official ONNX node cases.
 
-``tests/test_onnx_suite.py`` runs the same cases as a user would, and compares with the results
+``tests/test_onnx_backend.py`` runs the same cases as a user would, and compares with the results
 wanted. Here each node is compiled for itself, so that each form is certain to run: allocating and
 writing, for types and inputs that are known when compiling and that are not, from and into memory
 of other strides, full of garbage.

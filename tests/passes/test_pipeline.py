@@ -9,7 +9,6 @@ from collections import Counter
 import pytest
 
 import penstock as ps
-from penstock.core.errors import InternalError
 from penstock.core.types import FLOAT32, TensorType
 from penstock.ir.graph import Graph, Model, Node, Value
 from penstock.ops import find
@@ -41,9 +40,6 @@ def add_chain(length: int) -> Graph:
     return Graph([x], [values[-1]], nodes, "chain")
 
 
-# The tuples.
-
-
 def test_pass_names_are_unique():
     assert len(PASSES) == len(ALL)
 
@@ -64,9 +60,6 @@ def test_required_properties_are_established_by_earlier_passes():
     for each in ALL:
         assert each.requires <= established, each.name
         established |= each.establishes
-
-
-# Running.
 
 
 def test_run_passes_calls_after_pass_with_each_pass_in_order():
@@ -119,48 +112,6 @@ def test_random_graphs_are_valid_after_every_pass_of_a_compilation(seed):
     graph = seeded(random.Random(seed).randrange(10**6), 25)
     model = Model({graph.name: graph}, graph.name)
     ps.compile(model, shapes={v.name: v.type.dims for v in graph.inputs})
-
-
-# The check.
-
-
-class Corruption(Pass):
-    """A pass with a bug."""
-
-    name = "corruption"
-
-    def __init__(self, corrupt) -> None:
-        self.corrupt = corrupt
-
-    def run(self, graph: Graph, context: PassContext) -> bool:
-        self.corrupt(graph)
-        return True
-
-
-def drop_first(graph: Graph) -> None:
-    del graph.nodes[0]
-
-
-def reverse(graph: Graph) -> None:
-    graph.nodes.reverse()
-
-
-def mistype(graph: Graph) -> None:
-    graph.nodes[0].outputs[0].type = TensorType(FLOAT32, (3,))
-
-
-@pytest.mark.parametrize(
-    ("corrupt", "message"),
-    [(drop_first, "v0"), (reverse, "n2 before n1"), (mistype, r"float32\[3\]")],
-)
-def test_check_after_a_pass_with_a_bug_names_the_pass(corrupt, message):
-    with pytest.raises(InternalError, match=f"pass corruption left .*{message}"):
-        run_passes([Corruption(corrupt)], add_chain(3), PassContext())
-
-
-def test_check_is_off_without_the_environment_variable(monkeypatch):
-    monkeypatch.delenv(CHECK_PASSES)
-    run_passes([Corruption(reverse)], add_chain(3), PassContext())
 
 
 @pytest.mark.parametrize("operation", ["Identity", "Neg"])

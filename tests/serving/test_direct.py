@@ -18,8 +18,11 @@ import penstock as ps
 from penstock.serving import direct
 from penstock.serving.app import Server
 from tests.serving.test_replicas import Held
-from tests.serving.test_server import save, serving
 from tests.support.timing import SOON, wait_until
+from tests.support.triton import (
+    save,
+    serving,
+)
 
 SINE = "g (float[N] x) => (float[N] y) { y = Sin(x) }"
 ROW = 1 << 23  # more than the system buffers

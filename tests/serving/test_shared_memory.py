@@ -19,8 +19,18 @@ import pytest
 
 import penstock as ps
 from tests.serving.test_replicas import Held
-from tests.serving.test_server import AFFINE, MAX_BYTES, asked, save, serving
 from tests.support.timing import wait_until
+from tests.support.triton import (
+    AFFINE,
+    MAX_BYTES,
+    InferenceServerClient,
+    InferenceServerException,
+    InferInput,
+    InferRequestedOutput,
+    asked,
+    save,
+    serving,
+)
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,24 +13,21 @@ from typing import Any
 import google_crc32c
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from onnx import ModelProto, numpy_helper
 
 import penstock as ps
 from penstock.artifact.container import HEADER
 from penstock.backends.registry import available
-from penstock.cli import main
 from penstock.compiler import compiler, stages
 from penstock.core.types import TensorType
-from penstock.ir.graph import Model
 from tests.support.cost_models import PreferredBackendCosts
-from tests.support.onnx_text import compile_text, model_from_text
-from tests.support.random_graphs import feeds_for, seeded
+from tests.support.onnx_text import model_from_text
 from tests.support.tf_graphs import Flow, Func, Shape, Type
 from tests.support.tflite_cases import Case, cases, follow
-from tools.mutations import changed_artifact
 
 EXECUTORS = ("linear", "dataflow", "parallel", "streams", "frames", "interpret", "auto")
+
+
 NET = """net (float[N, 3, 8, 8] x) => (float[N, 5] y)
     {
     c = Conv<pads=[1, 1, 1, 1], strides=[2, 2]>(x, k, b) r = Relu(c)
@@ -73,9 +69,6 @@ def only_saved_plans() -> Iterator[None]:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "model.penstock"
-
-
-# What is saved.
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
@@ -374,21 +367,6 @@ def test_plans_of_all_shapes_that_are_given_are_saved(path: Path) -> None:
             opened.run(image(2))
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_random_graphs_survive_saving(path: Path, seed: int) -> None:
-    graph = seeded(seed)
-    model = Model({graph.name: graph}, graph.name)
-    feeds = {k: v for k, v in feeds_for(seed).items() if k in {x.name for x in graph.inputs}}
-    session = ps.compile(model, executor="linear")
-    expected = session.run(feeds)
-    session.save(path)
-    opened = ps.open(path)
-    with only_saved_plans():
-        got = opened.run(feeds)
-    for name, value in expected.items():
-        np.testing.assert_equal(got[name], value)
-
-
 @pytest.mark.parametrize("case", list(cases("net", "control", "quant")), ids=lambda case: case.name)
 def test_tflite_models_survive_saving(path: Path, case: Case) -> None:
     def reopened(source: Path) -> ps.Session:
@@ -449,54 +427,6 @@ def test_saved_plans_have_the_variables_of_the_session(path: Path, backends: Any
         assert session.run({}, ["now:0"])["now:0"].tolist() == [3, 6]
 
 
-def test_long_lists_and_texts_survive_saving(path: Path) -> None:
-    values = [float(x) / 7 for x in range(500)]
-    text = f"""g (float[1] x) => (float[500] y, string[2] s)
-        <string[2] t = {{"a", "\\u00e9"}}> {{
-        c = Constant<value_floats={values}>() y = Mul(c, x) s = Identity(t) }}"""
-    session = compile_text(text, backends=["numpy"])
-    x = {"x": np.array([3], np.float32)}
-    expected = session.run(x)
-    session.save(path)
-    assert_same(ps.open(path).run(x), expected)
-
-
-def test_attribute_that_is_no_data_cannot_be_saved(path: Path) -> None:
-    session = net()
-    session.model.graph.nodes[0].attrs["callback"] = print
-    with pytest.raises(ps.PenstockError, match="attribute 'callback' is a builtin_function"):
-        session.save(path)
-    assert not list(path.parent.iterdir())
-
-
-@pytest.mark.parametrize("place", ["missing/file.penstock", "folder"])
-def test_session_that_cannot_be_saved_names_the_file_and_leaves_none(
-    tmp_path: Path, place: str
-) -> None:
-    (tmp_path / "folder").mkdir()
-    session = compile_text("g (float[2] x) => (float[2] y) { y = Neg (x) }")
-    with pytest.raises(OSError, match=r"No such file|Is a directory") as raised:
-        session.save(tmp_path / place)
-    assert raised.value.filename == str(tmp_path / place)
-    assert [path.name for path in tmp_path.rglob("*")] == ["folder"]
-
-
-# Opening.
-
-
-@pytest.mark.parametrize("executor", ["linear", "parallel", "interpret", "frames"])
-def test_sizes_of_saved_graphs_are_checked_before_plans_are_compiled(
-    path: Path, executor: str
-) -> None:
-    text = """g (float[1, 1, 6, 6] x, float[1, 1, 3, 3] w) => (float[N, C, H, W] y)
-        { c = Conv<pads = [100000, 1, 1, 1]>(x, w) y = MaxPool<kernel_shape = [2, 2]>(c) }"""
-    compile_text(text, backends=["numpy"]).save(path)
-    session = ps.compile(path, executor=executor, limits=ps.Limits(max_bytes=10_000))
-    feeds = {"x": np.ones((1, 1, 6, 6), np.float32), "w": np.ones((1, 1, 3, 3), np.float32)}
-    with pytest.raises(ps.LimitExceeded, match=r"'c', float32.*100005.*takes 2400120 bytes"):
-        session.run(feeds)
-
-
 def test_plans_for_another_machine_or_other_options_are_compiled_anew(path: Path) -> None:
     session = net(threads=1)
     expected = session.run(image())
@@ -509,94 +439,6 @@ def test_plans_for_another_machine_or_other_options_are_compiled_anew(path: Path
     assert ps.open(path, strict=True).options.threads == 1
 
 
-def test_only_saved_sessions_are_opened(tmp_path: Path) -> None:
-    file = tmp_path / "model.onnx"
-    file.write_bytes(net_model().SerializeToString())
-    with pytest.raises(ps.InvalidModel, match="no saved session; compile it"):
-        ps.open(file)
-
-
-def test_saved_session_is_a_model_like_any_other(path: Path) -> None:
-    session = net()
-    expected = session.run(image())
-    session.save(path)
-    assert_same(ps.compile(path).run(image()), expected)
-    assert ps.load(path).graph.nodes[0].op.name == "Conv"
-
-
-@pytest.mark.parametrize("mapped", [True, False])
-def test_sessions_of_one_file_share_its_pages(path: Path, mapped: bool) -> None:
-    net(shapes={"x": (2, 3, 8, 8)}, backends=["numpy"]).save(path)
-    sessions = [ps.open(path, map_weights=mapped) for _ in range(2)]
-    for session in sessions:
-        session.run(image())
-    kernels = [
-        next(
-            s.const for s in session.inspect.plan.slots if s.const is not None and s.const.ndim == 4
-        )
-        for session in sessions
-    ]
-    assert np.shares_memory(*kernels) is mapped
-    assert not kernels[0].flags.writeable
-
-
-_PAGES_OF_WEIGHTS = """
-import re, sys
-import numpy as np
-import penstock
-session, x = penstock.open({path!r}), np.ones((8, 1024), np.float32)
-def bytes_of(mapping, what):
-    text = open("/proc/self/smaps").read()
-    own = [m for m in re.split(r"(?m)^(?=[0-9a-f]+-[0-9a-f]+ )", text) if mapping in m]
-    return sum(int(n) for m in own for n in re.findall(rf"(?m)^{{what}}: +([0-9]+)", m)) << 10
-before = bytes_of("", "Anonymous")
-session.run({{"x": x}})
-print(bytes_of("", "Anonymous") - before, flush=True)
-sys.stdin.readline()  # other processes have the file open, too
-print(*[bytes_of({path!r}, what) for what in ("Rss", "Pss", "Anonymous")])
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="asks the system for the pages of a process")
-@pytest.mark.parametrize("backends", [None, ["native", "numpy"], ["numpy"]], ids=str)
-def test_processes_share_the_weights_of_a_file(path: Path, backends: Any) -> None:
-    if backends and not {*backends} <= {*available()}:
-        pytest.skip("not built")
-    model = model_from_text("g (float[8, 1024] x) => (float[8, 2048] y) { y = MatMul(x, w) }")
-    weights = np.random.default_rng(3).standard_normal((1024, 2048)).astype(np.float32)
-    model.graph.initializer.append(numpy_helper.from_array(weights, "w"))
-    ps.compile(model, threads=1, backends=backends, shapes={"x": (8, 1024)}).save(path)
-    command = [sys.executable, "-c", _PAGES_OF_WEIGHTS.format(path=str(path))]
-    pipe = subprocess.PIPE
-    processes = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(3)]
-    own = [int(process.stdout.readline()) for process in processes if process.stdout]
-    shared = [[*map(int, process.communicate("\n")[0].split())] for process in processes[:1]]
-    for process in processes[1:]:
-        process.communicate("\n")
-    assert len(own) == 3
-    assert max(own) < weights.nbytes / 2  # no copy of the weights
-    for resident, part, written in shared:
-        assert resident >= weights.nbytes
-        assert part < 0.5 * resident  # of three processes each has a third
-        assert written == 0
-
-
-def test_file_that_is_replaced_stays_as_it_was_for_those_that_have_it(path: Path) -> None:
-    net(shapes={"x": (2, 3, 8, 8)}).save(path)
-    opened = ps.open(path)
-    compile_text("g (float[1] x) => (float[1] y) { y = Neg(x) }").save(path)
-    assert opened.run(image())["y"].shape == (2, 5)
-    assert ps.open(path).run({"x": np.ones(1, np.float32)})["y"] == -1
-
-
-def test_limits_hold_for_saved_graphs(path: Path) -> None:
-    net(shapes={"x": (2, 3, 8, 8)}).save(path)
-    with pytest.raises(ps.InvalidModel, match="more bytes"):
-        ps.open(path, limits=ps.Limits(max_bytes=100))
-    with pytest.raises(ps.InvalidModel, match="more nodes"):
-        ps.open(path, limits=ps.Limits(max_nodes=1)).run(image())
-
-
 def test_opening_and_running_imports_no_front_end(path: Path) -> None:
     net(shapes={"x": (2, 3, 8, 8)}).save(path)
     code = f"""
@@ -606,26 +448,6 @@ print(y.shape, *[name for name in ("onnx", "google.protobuf") if name in sys.mod
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "(2, 5)"
-
-
-# Damage.
-
-
-def test_large_arrays_of_mapped_files_are_checked_when_asked(path: Path) -> None:
-    model = model_from_text("g (float[1] x) => (float[40000] y) { y = Mul(x, w) }")
-    array = np.arange(40_000, dtype=np.float32)
-    model.graph.initializer.append(numpy_helper.from_array(array, "w"))
-    ps.compile(model, shapes={}).save(path)
-    data = bytearray(path.read_bytes())
-    data[data.index(array[9000:9100].tobytes())] ^= 1
-    path.write_bytes(data)
-    x = {"x": np.ones(1, np.float32)}
-    assert ps.open(path).run(x)["y"].shape == (40_000,)
-    with pytest.raises(ps.InvalidModel, match="another checksum"):
-        ps.open(path, map_weights=False).run(x)
-    done = CliRunner().invoke(main, ["check", str(path)])
-    assert done.exit_code == 1
-    assert "another checksum" in done.output
 
 
 @pytest.mark.parametrize(("old", "new"), [(b'"numpy"', b'"other"'), (b'"native"', b'"numpy" ')])
@@ -649,33 +471,3 @@ def with_document(file: bytes, name: str, old: bytes, new: bytes) -> bytes:
     content[begin : begin + length] = document
     HEADER.pack_into(content, 0, magic, version, google_crc32c.value(end), offset, len(end))
     return bytes(content)
-
-
-@pytest.mark.parametrize("seed", range(200))
-def test_changed_bytes_are_found(path: Path, seed: int) -> None:
-    session = net(shapes={"x": (2, 3, 8, 8)}, backends=["numpy"])
-    session.save(path)
-    data = bytearray(path.read_bytes())
-    draw = random.Random(seed)
-    if seed % 4:
-        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
-    else:
-        del data[draw.randrange(len(data)) :]
-    path.write_bytes(data)
-    try:
-        got = ps.open(path, map_weights=False).run(image())
-    except ps.PenstockError:
-        return
-    assert_same(got, session.run(image()))  # it was a byte between two sections
-
-
-@pytest.mark.parametrize("seed", range(400))
-def test_documents_that_lie_are_refused_or_harmless(path: Path, seed: int) -> None:
-    net(shapes={"x": (2, 3, 8, 8)}, executor="linear").save(path)
-    path.write_bytes(changed_artifact(path.read_bytes(), random.Random(seed)))
-    try:
-        opened = ps.open(path, limits=ps.Limits(max_bytes=1 << 26), strict=True)
-        opened.run(image(), timeout=10)
-        opened.run(image(), ["c"], timeout=10)
-    except ps.PenstockError as error:
-        assert not isinstance(error, ps.InternalError), error

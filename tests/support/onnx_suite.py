@@ -1,7 +1,7 @@
 """The official ONNX suite, run through Penstock, and ``docs/conformance.md``, which is its outcome.
 
 ``python -m tests.support.onnx_suite`` runs every case and writes the page; where a case ends otherwise
-than ``EXCEPTIONS`` says, it writes nothing and says which. ``test_onnx_suite.py`` has a test for
+than ``EXCEPTIONS`` says, it writes nothing and says which. ``test_onnx_backend.py`` has a test for
 each case, and one that fails if the page is not what would be written.
 """
 
@@ -140,7 +140,7 @@ def _introduction() -> Iterator[str]:
     yield _text(
         "The backend suite of ONNX compares the results of a runtime with those that it has on "
         f"file or computes itself. These are the CPU cases of onnx {onnx.__version__}, run through "
-        "`penstock.onnx_backend`, each of them a test in `tests/test_onnx_suite.py`."
+        "`penstock.onnx_backend`, each of them a test in `tests/test_onnx_backend.py`."
     )
 
 

@@ -1,8 +1,16 @@
-"""Sweeps: a sample of their cases runs with every ``make test``, the others with ``make test-full``."""
+"""Sweeps: a sample of their cases runs with every ``make test``, the others with ``make test-full``.
+
+A sample is fixed (``sweep``) where each case costs much or covers what no other does, and drawn anew
+each day (``drawn``) where the cases are many and alike: in the course of time ``make test`` runs all
+of these. The environment variable ``PENSTOCK_TESTS_DAY``, which is in the header of a test run,
+repeats the draws of a day.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+import random
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -17,6 +25,30 @@ def sweep(cases: Iterable[Any], sample: int) -> list[Any]:
         case if i % step == step // 2 else pytest.param(case, marks=pytest.mark.full)
         for i, case in enumerate(cases)
     ]
+
+
+DAY = "PENSTOCK_TESTS_DAY"
+"""the variable with the day whose samples are drawn, which ``tests/conftest.py`` sets"""
+
+
+def drawn(
+    cases: Iterable[Any], sample: int, always: Callable[[Any], bool] = lambda case: False
+) -> list[Any]:
+    """Parameters for ``cases``: ``sample`` of them, drawn by the day, and those that ``always`` is
+    true of are run, the others are marked ``full``."""
+    cases = list(cases)
+    rng = random.Random(f"{os.environ[DAY]} {len(cases)}")
+    chosen = set(rng.sample(range(len(cases)), min(sample, len(cases))))
+    return [
+        case
+        if i in chosen or always(case)
+        else pytest.param(*_arguments(case), marks=pytest.mark.full)
+        for i, case in enumerate(cases)
+    ]
+
+
+def _arguments(case: Any) -> tuple[Any, ...]:
+    return case if isinstance(case, tuple) else (case,)
 
 
 def scaled(small: int, large: int) -> list[Any]:

@@ -10,21 +10,17 @@ import pytest
 
 import penstock as ps
 from penstock.backends.numpy import NumpyBackend
-from penstock.backends.registry import backends_of
 from penstock.executors.linear import LinearExecutor
-from penstock.ir.kernel import Kernel
-from penstock.ops.internal.fused import is_fused, operation_name
 from penstock.tuning import cost_table as cost_table_module
-from penstock.tuning import measure
+from penstock.tuning import trial
 from penstock.tuning.cost_table import cost_table
 from penstock.tuning.measure import CostModel, threads_of
-from penstock.tuning.node_signature import node_signature
 from tests.support.costs import measured_variants
 from tests.support.far_backend import FarBackend
 from tests.support.onnx_text import compile_text
-from tests.support.timing import slow
 
 X = np.array([1, 2, 3], np.float32)
+
 
 #   x -- Exp -- a -+- Neg -- b -+- Add -- y
 #                  +- Sin -- c -+
@@ -38,62 +34,6 @@ def empty_cache(tmp_path, monkeypatch) -> None:
 
 def compiled(text: str = DIAMOND, **options) -> ps.Session:
     return compile_text(text, **options)
-
-
-def test_session_profile_measures_every_backend():
-    far = FarBackend("far", ["Exp", "Sin"])
-    session = compiled(backends=["numpy", far], executor="dataflow")
-    session.profile({"x": X}, runs=3)
-    machine = measured_variants(cost_table().path)
-    assert machine["numpy"].keys() >= {"Exp", "Neg", "Sin", "Add", "to far"}
-    assert machine["far"].keys() == {"Exp", "Sin", "to numpy"}
-
-
-def test_profile_measures_the_fused_steps_of_plans():
-    text = """g (float[1, 4, 16, 16] x) => (float[1, 4, 16, 16] y)
-        <float[4, 4, 1, 1] w = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}> {
-        a = Conv(x, w) b = Relu(a) c = Conv(b, w) d = Sin(a) e = Exp(d) f = Neg(e) y = Add(c, f) }"""
-    session = compiled(text)
-    feeds = {"x": np.ones((1, 4, 16, 16), np.float32)}
-    profile = session.profile(feeds, runs=1)
-    # What is shown are the steps of the plan that runs from now on.
-    plan = {
-        operation_name(step.node) for step in session.inspect.plan.walk() if step.kernel is not None
-    }
-    assert {row.name for row in profile.by_operation()} == plan
-    assert any("+" in name for name in plan)
-    assert {row.facts.operation for row in profile.steps()} == plan
-    session.run(feeds)
-    steps = [step for step in session.inspect.plan.walk() if not step.node.op.moves]
-    assert any(is_fused(step.node) for step in steps)
-    costs = CostModel(backends_of(None))
-    by_name = {backend.name: backend for backend in costs.backends}
-    for step in steps:
-        for single in (True, False):
-            assert costs.known(step.node, by_name[step.backend], single) is not None, step.node
-
-
-def test_profile_keeps_backends_apart():
-    #   both are of the host's memory, so that both run the very same nodes
-    class Slow(NumpyBackend):
-        name = "slow"
-
-        def kernel(self, node, types):
-            kernel = super().kernel(node, types)
-
-            def function(*inputs):
-                slow(1e-3)
-                return kernel.function(*inputs)
-
-            return Kernel(function)
-
-    profile = compiled(backends=[Slow(), "numpy"]).profile({"x": X}, runs=2)
-    assert {row.name: row.count for row in profile.by_backend()} == {"numpy": 8}
-    threads = NumpyBackend().threads
-    for entry in profile:
-        signature = node_signature(entry.step.node)
-        of = {name: cost_table().lookup(name, signature, threads) for name in ("numpy", "slow")}
-        assert of["numpy"] < 1e-3 <= of["slow"]
 
 
 def test_measured_nodes_are_not_measured_again():
@@ -222,21 +162,6 @@ def test_cost_table_is_not_read_for_a_chain(monkeypatch):
     compile_text(chain, backends=["numpy"]).run({"x": np.ones(2, np.float32)})
 
 
-@pytest.mark.parametrize(("executor", "measured"), [("dataflow", "dataflow"), ("auto", "linear")])
-def test_profile_runs_the_executor_of_a_dataflow_session(monkeypatch, executor, measured):
-    names = []
-    profile_in_turn = measure.profile_in_turn
-
-    def recorded(executor, *arguments):
-        names.append(executor.name)
-        return profile_in_turn(executor, *arguments)
-
-    monkeypatch.setattr(measure, "profile_in_turn", recorded)
-    profile = compiled(executor=executor, backends=["numpy"]).profile({"x": X}, runs=2)
-    assert set(names) == {measured}
-    assert {entry.count for entry in profile} == {2}
-
-
 @pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel", "streams", "auto"])
 def test_session_of_backends_off_the_host_runs_and_is_profiled(executor):
     far, other = FarBackend("far"), FarBackend("other", ["MatMul"])
@@ -260,7 +185,7 @@ def test_step_that_is_interrupted_in_one_run_is_measured_by_the_others(monkeypat
         return call + (10**9 if call >= 3 * 6 + 2 else 0)
 
     monkeypatch.setattr("penstock.observers.profile.perf_counter_ns", clock)
-    profile = measure.profile_in_turn(observed, executor, values, 9)
+    profile = trial.profile_in_turn(observed, executor, values, 9)
     assert next(calls) == 9 * 6
     assert profile.runs == 9
     assert profile.inside == pytest.approx(9 * 2e-9)
@@ -284,7 +209,7 @@ class Undecided(LinearExecutor):
 @pytest.mark.parametrize(("trials", "most", "ran"), [(0, 9, 4), (7, 9, 11), (7, 2, 6)])
 def test_runs_by_which_the_number_of_threads_is_chosen_are_not_timed(trials, most, ran):
     executor = Undecided(trials)
-    assert len(measure._seconds(executor, [], 4, most)) == 4
+    assert len(trial._seconds(executor, [], 4, most)) == 4
     assert executor.ran == ran
 
 

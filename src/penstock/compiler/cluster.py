@@ -26,9 +26,11 @@ from penstock.executors.base import Executor
 from penstock.ir.device_name import LOCAL, DeviceName
 from penstock.ir.graph import Graph, Model, Node, is_framed
 from penstock.ir.op import Role
+from penstock.ops.work_estimate import host_seconds
 from penstock.passes.lowering.assign_devices import assign_devices
 from penstock.passes.lowering.partition import partition
 from penstock.passes.structure.lower_control_flow import lower_control_flow, spans_devices
+from penstock.tuning.measure import CostSource
 from penstock.tuning.placement import check_keys, wanted
 from penstock.tuning.worker_placement import (
     ClusterForecast,
@@ -162,6 +164,7 @@ def _seconds(context: CompileContext, node: Node) -> float:
     """The cost of a node with one thread: measured, or else estimated."""
     costs = context.costs
     if node.graphs or node.op.role is not None:
-        return costs.estimate(node)
-    known = [costs.known(node, backend, True) for backend in context.hosts]
-    return min([each for each in known if each is not None], default=costs.estimate(node))
+        return host_seconds(node)
+    known = [costs.cost(node, backend, 1) for backend in context.hosts]
+    measured = [cost.seconds for cost in known if cost.source is CostSource.MEASURED]
+    return min(measured, default=host_seconds(node))

@@ -218,15 +218,16 @@ class Compiler:
         from penstock.compiler.lowering import with_chains_fused
         from penstock.compiler.scheduling import observed_executor
         from penstock.ops.internal.fused import is_fused
-        from penstock.tuning.measure import GraphProfiler
+        from penstock.tuning.measure import CostModel, GraphProfiler
         from penstock.tuning.placement import Placement
 
         context = self.context
         feeds: Feeds = self._run(_FOR_SHAPES, subgraph, values)
         kernels = KernelTable()
         observed = partial(observed_executor, context)
-        profiler = GraphProfiler(feeds.graph, context.backends, values, kernels, observed)
-        placement = Placement(context.backends, context.options.place or {}, kernels, profiler)
+        costs = CostModel(context.backends)
+        profiler = GraphProfiler(feeds.graph, costs, values, kernels, observed)
+        placement = Placement(context.backends, context.options.place or {}, kernels, costs)
         profiler.allowed = placement.candidates(feeds.graph)
         profiler.measure_all(runs)
         fused = with_chains_fused(feeds.graph, placement, context)
@@ -240,7 +241,8 @@ class Compiler:
         """Where the time of a plan goes: of ``runs`` runs of ``observed``, and as many of
         ``executor``, which is the same without observers, for what a run takes alone. What was not
         measured before is kept in the table of costs."""
-        from penstock.tuning.measure import CostModel, profile_in_turn
+        from penstock.tuning.measure import CostModel
+        from penstock.tuning.trial import profile_in_turn
 
         profile = profile_in_turn(observed, executor, values, runs)
         costs = CostModel(self.context.backends)
@@ -261,13 +263,13 @@ class Compiler:
     @property
     def seconds(self) -> Seconds:
         """The known cost of a step with one thread for each kernel."""
-        return self.context.seconds(self.context.costs, single_threaded=True)
+        return self.context.seconds(self.context.costs, 1)
 
     def is_measured(self, step: Step) -> bool:
         """Whether that cost was measured on this machine."""
         backend = self.context.by_name.get(step.backend)
         costs = self.context.costs
-        return backend is not None and costs.known(step.node, backend, True) is not None
+        return backend is not None and costs.is_measured(step.node, backend, 1)
 
     def streams(self, plan: StepTable, max_streams: int | None) -> StreamSchedules:
         """The schedule of ``plan`` on streams by known costs: on as many as pay off, or on up to

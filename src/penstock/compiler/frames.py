@@ -39,6 +39,7 @@ from penstock.executors.frames.builder import FrameGraphBuilder
 from penstock.executors.frames.device_segment import DeviceSegment
 from penstock.executors.frames.executor import FramesExecutor
 from penstock.executors.frames.frame_writer import FrameForm
+from penstock.host.threads import OVERHEADS
 from penstock.ir.contract import contract_of, guarded
 from penstock.ir.graph import Graph, Node, Value, all_reads, captures, clone, is_framed
 from penstock.ir.kernel import Kernel
@@ -46,6 +47,7 @@ from penstock.ir.op import FRAMED, Role
 from penstock.ops.internal.segment import is_frame
 from penstock.ops.internal.transfer import HOST, Ports
 from penstock.ops.onnx.control_flow import collects_rows, is_control
+from penstock.ops.work_estimate import host_seconds
 from penstock.passes.dead_code import prune
 from penstock.passes.lowering.assign_devices import assign_devices
 from penstock.passes.lowering.partition import partition
@@ -61,8 +63,6 @@ from penstock.passes.structure.segments import group_segments
 from penstock.plan.builder import failing
 from penstock.tuning.placement import NODE, Placement
 
-# Estimated seconds of a kernel above which loop iterations should overlap.
-_LONG_S = 200e-6
 # Times that segments are formed anew, without the nodes of one that cannot be compiled.
 _MOST_ATTEMPTS = 4
 
@@ -303,7 +303,7 @@ class _FramesCompiler:
         """Whether a kernel is expected to take so long that others had better run meanwhile."""
         if is_control(node):
             return any(map(self.is_long, _kernels(node)))
-        return self.context.costs.estimate(plausible(node)) >= _LONG_S
+        return host_seconds(plausible(node)) >= OVERHEADS.long_s
 
     # Kernels and plans.
 

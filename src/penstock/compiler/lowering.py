@@ -17,7 +17,7 @@ from penstock.host.on_demand import imported
 from penstock.ir.graph import Graph, Node, clone
 from penstock.ops.internal.transfer import Place, Ports
 from penstock.passes.pipeline import LOWER, optimize, run_passes
-from penstock.tuning.measure import CostModel, GraphProfiler
+from penstock.tuning.measure import GraphProfiler
 from penstock.tuning.placement import Placement
 
 _observed_executor = imported("penstock.compiler.scheduling.observed_executor")
@@ -36,27 +36,28 @@ def lower_graph(feeds: Feeds, context: CompileContext, *, layouts: bool = True) 
     ``layouts`` copies between layouts. Values that kernels allocate need none of these."""
     graph, kernels = feeds.graph, KernelTable()
     set_threads(graph, context)
-    costs: CostModel = context.options.expert.cost_model or GraphProfiler(
-        graph, context.backends, feeds.values, kernels, partial(_observed_executor, context)
-    )
+    costs, profiler = context.costs, None
+    if context.options.expert.cost_model is None:
+        observed = partial(_observed_executor, context)
+        profiler = GraphProfiler(graph, costs, feeds.values, kernels, observed)
     placement = Placement(context.backends, context.options.place or {}, kernels, costs)
-    if context.one_memory and context.options.autotune and isinstance(costs, GraphProfiler):
-        _measure_fused(graph, placement, costs, context)
-    places = partial(_places, placement, context, feeds.ports)
+    if context.one_memory and context.options.autotune and profiler is not None:
+        _measure_fused(graph, placement, profiler, context)
+    places = partial(_places, placement, profiler, context, feeds.ports)
     passes = context.passes(placement, places, kernels, layouts, feeds.ports)
     run_passes(LOWER, graph, passes)
     placed = {node: context.by_name[place.backend] for node, place in passes.placement.items()}
-    return Lowered(graph, placed, kernels, costs)
+    return Lowered(graph, placed, kernels, costs, profiler)
 
 
 def _measure_fused(
-    graph: Graph, placement: Placement, costs: GraphProfiler, context: CompileContext
+    graph: Graph, placement: Placement, profiler: GraphProfiler, context: CompileContext
 ) -> None:
     """Measure the nodes of ``graph``, with chains fused, on all backends."""
     copy = with_chains_fused(graph, placement, context)
-    costs.graph, costs.allowed = copy, placement.candidates(copy)
-    costs.complete(single_threaded=False)
-    costs.graph = graph
+    profiler.graph, profiler.allowed = copy, placement.candidates(copy)
+    profiler.complete(single_threaded=False)
+    profiler.graph = graph
 
 
 def with_chains_fused(graph: Graph, placement: Placement, context: CompileContext) -> Graph:
@@ -69,7 +70,11 @@ def with_chains_fused(graph: Graph, placement: Placement, context: CompileContex
 
 
 def _places(
-    placement: Placement, context: CompileContext, ports: Ports | None, graph: Graph
+    placement: Placement,
+    profiler: GraphProfiler | None,
+    context: CompileContext,
+    ports: Ports | None,
+    graph: Graph,
 ) -> dict[Node, Place]:
     """Where each node of ``graph`` runs, whose inputs and outputs are where ``ports`` say."""
     costs = placement.costs
@@ -77,22 +82,22 @@ def _places(
     if context.one_memory:
         # Values need no transfers, so each node runs where it is fastest.
         placed = placement.for_workers(graph, context.workers if parallel else 1)
-        if isinstance(costs, GraphProfiler):
-            costs.allowed = {node: [backend] for node, backend in placed.items()}
+        if profiler is not None:
+            profiler.allowed = {node: [backend] for node, backend in placed.items()}
     else:
         allowed = placement.candidates(graph)
-        if isinstance(costs, GraphProfiler):
-            costs.allowed = allowed
-            costs.copy_graph()  # later measurements must not see the transfers of this one
-        costs.complete(single_threaded=parallel)
+        if profiler is not None:
+            profiler.allowed = allowed
+            profiler.copy_graph()  # later measurements must not see the transfers of this one
+            profiler.complete(single_threaded=parallel)
         from penstock.tuning.transfer_placement import choose
 
-        seconds = partial(costs.seconds, single_threaded=parallel)
+        threads = 1 if parallel else None
         placed = choose(
             graph,
             allowed,
             context.backends,
-            seconds,
+            lambda node, backend: costs.cost(node, backend, threads).seconds,
             costs.transfer,
             parallel=parallel,
             ports=ports,

@@ -42,7 +42,7 @@ from penstock.core.types import OptionalType, TensorType, Type
 from penstock.executors.base import Executor
 from penstock.executors.linear import LinearExecutor
 from penstock.host.on_demand import imported
-from penstock.host.threads import Workers, core_budget, pool
+from penstock.host.threads import OVERHEADS, Workers, core_budget, pool
 from penstock.ir.contract import contract_of
 from penstock.ir.graph import Graph, Node, Value, clone
 from penstock.ops.internal.transfer import HOST, Place, Ports
@@ -57,7 +57,7 @@ from penstock.plan.arena_layout import (
 from penstock.plan.builder import compile_plan
 from penstock.plan.plan import Plan
 from penstock.plan.tasks import Tasks, are_asynchronous, in_one_function
-from penstock.tuning.measure import CostModel
+from penstock.tuning.measure import CostModel, CostSource, GraphProfiler, costs_of, step_seconds
 
 if TYPE_CHECKING:
     from penstock.executors.task_loop import Queue
@@ -161,11 +161,11 @@ class CompileContext:
     @property
     def costs(self) -> CostModel:
         """The costs known without measuring."""
-        return self.options.expert.cost_model or CostModel(self.backends)
+        return costs_of(self.options.expert.cost_model, self.backends)
 
-    def seconds(self, costs: CostModel, *, single_threaded: bool) -> Seconds:
-        """The cost of a step, as a function."""
-        return lambda step: costs.of_step(step, self.by_name, single_threaded)
+    def seconds(self, costs: CostModel, threads: int | None) -> Seconds:
+        """The cost of a step with ``threads`` threads for its kernel, by default all."""
+        return lambda step: step_seconds(costs, step, self.by_name, threads)
 
     def passes(
         self,
@@ -186,7 +186,6 @@ class CompileContext:
         return PassContext(
             limits=self.limits,
             fusion=fusion if fuses else None,
-            fuses=fuses,
             fold_quantized_weights=not fuses,
             strict=self.options.precision == "strict",
             widened=self.widened,
@@ -201,10 +200,6 @@ class CompileContext:
             ports=ports,
             compiled=compiled,
         )
-
-
-LONG_S = 200e-6
-"""seconds that a kernel takes from which on it is worth that iterations overlap in it"""
 
 
 def _overlapping(context: CompileContext, nodes: Sequence[Node], loop: bool) -> Node | None:
@@ -231,13 +226,13 @@ def _overlaps(context: CompileContext, node: Node) -> bool:
             continue
         try:
             kernel = backend.kernel(node, types)
-            known = context.costs.known(node, backend, True)
-            seconds = backend.seconds(node) if known is None else known
+            cost = context.costs.cost(node, backend, 1)
+            seconds = cost.seconds if cost.source is CostSource.MEASURED else backend.seconds(node)
         except Exception:  # the plan raises it, unless the node may never run
             return False
         if kernel is not None:
             solo = context.workers == 1 or backend.threads_of_caller
-            long = node.name in context.long or LONG_S <= seconds < inf
+            long = node.name in context.long or OVERHEADS.long_s <= seconds < inf
             return kernel.begin is not None or (long and not solo)
     return False
 
@@ -316,6 +311,8 @@ class Lowered:
     placement: Mapping[Node, Backend]
     kernels: KernelTable
     costs: CostModel
+    profiler: GraphProfiler | None = None
+    """measures what ``costs`` lack, unless the user has given these"""
     arena: SavedArena | None = None
     """the order of steps and their places in the arena, if the graph was saved with them"""
 
@@ -337,7 +334,7 @@ def restore_lowered(saved: SavedPlan, context: CompileContext) -> Lowered:
     """The graph of a plan that was saved, with the backends that it was placed on."""
     set_threads(saved.graph, context, {*saved.placement.values()})
     placed = {n: context.by_name[name] for n, name in saved.placement.items()}
-    return Lowered(saved.graph, placed, KernelTable(), context.costs, saved.arena)
+    return Lowered(saved.graph, placed, KernelTable(), context.costs, arena=saved.arena)
 
 
 @dataclass(frozen=True)
@@ -346,6 +343,7 @@ class Planned:
 
     plan: Plan
     costs: CostModel
+    profiler: GraphProfiler | None = None
     arena: SavedArena | None = None
 
 
@@ -361,7 +359,7 @@ def plan_slots(
         bounds = [capability(backend, BoundsThreads) for backend in context.backends]
         scopes = [partial(bound.bounded, threads) for bound in bounds if bound is not None]
         plan = replace(plan, scopes=(*plan.scopes, *scopes)) if scopes else plan
-    return Planned(plan, lowered.costs, lowered.arena)
+    return Planned(plan, lowered.costs, lowered.profiler, lowered.arena)
 
 
 @dataclass(frozen=True)
@@ -370,14 +368,14 @@ class Scheduled:
 
     Without ``tasks`` all steps run in the order of the arena plan. Else ``queues`` has the workers
     of the tasks, of which another one is asked for if a task takes at least ``worthwhile`` seconds;
-    ``devices`` have the streams of tasks, by name. With ``trial`` the executor is used only if a
-    run of it takes at most this part of the time of the plan in one order. ``unmeasured``: only
-    estimates speak for this order, and runs are to show whether tasks are faster.
+    ``devices`` have the streams of tasks, by name. With ``trial`` the executor is used only as long
+    as a run of it takes at most this part of the time of the plan in one order. ``unmeasured``:
+    only estimates speak for this order, and runs are to show whether tasks are faster.
     """
 
     plan: Plan
     arena_plan: ArenaPlan
-    costs: CostModel
+    profiler: GraphProfiler | None
     name: str
     tasks: Tasks | None = None
     queues: Sequence[Queue] = ()
@@ -394,8 +392,8 @@ def schedule_in_order(planned: Planned, context: CompileContext, name: str = "li
     parallel = context.executor == "parallel" and are_asynchronous(plan.steps)
     if in_one_function(plan):
         arena = None if planned.arena is None else restored_arena(plan, planned.arena)
-        return Scheduled(plan, arena or plan_arena(plan, planner), planned.costs, name)
-    from penstock.plan.grouping import HAND_OVER_S, OrderedGrouping
+        return Scheduled(plan, arena or plan_arena(plan, planner), planned.profiler, name)
+    from penstock.plan.grouping import OrderedGrouping
 
     all_queues = queues_of(context, context.workers) if parallel else queues_of(context, 1, [])
     queues, queue_of = all_queues
@@ -403,8 +401,8 @@ def schedule_in_order(planned: Planned, context: CompileContext, name: str = "li
 
     tasks = arrange(plan, OrderedGrouping(plan, queue_of))
     arena_plan = plan_arena_for_tasks(plan, tasks, planner)
-    name, worthwhile = ("parallel", HAND_OVER_S) if parallel else (name, inf)
-    return Scheduled(plan, arena_plan, planned.costs, name, tasks, queues, worthwhile)
+    name, worthwhile = ("parallel", OVERHEADS.hand_over_s) if parallel else (name, inf)
+    return Scheduled(plan, arena_plan, planned.profiler, name, tasks, queues, worthwhile)
 
 
 def schedule_saved(planned: Planned, context: CompileContext) -> Scheduled:
@@ -463,8 +461,7 @@ def generate_program(
 
 
 def bind(programmed: Programmed, context: CompileContext) -> Executor:
-    """Bind a program to memory; one of tasks only if it proves faster than the plan in one order,
-    where the schedule asks for a trial."""
+    """Bind a program to memory."""
     schedule, options = programmed.schedule, context.options
     if schedule.tasks is None:
         parts = programmed.program, context.hosts, context.limits
@@ -472,7 +469,7 @@ def bind(programmed: Programmed, context: CompileContext) -> Executor:
         return LinearExecutor(*parts, options.threads, schedule.name, fixed_threads=fixed)
     from penstock.executors.parallel import ParallelExecutor
 
-    executor = ParallelExecutor(
+    return ParallelExecutor(
         programmed.program,
         context.hosts,
         context.limits,
@@ -482,11 +479,6 @@ def bind(programmed: Programmed, context: CompileContext) -> Executor:
         name=schedule.name,
         devices=schedule.devices,
     )
-    if schedule.trial is None:
-        return executor
-    name = "streams" if context.executor == "streams" else "linear"
-    serial = executor_in_order(Planned(schedule.plan, schedule.costs), context, name)
-    return schedule.costs.faster(executor, serial, schedule.trial)
 
 
 def executor_in_order(planned: Planned, context: CompileContext, name: str) -> Executor:

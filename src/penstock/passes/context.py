@@ -60,9 +60,10 @@ class FusionPolicy(Protocol):
         """Whether a backend has a kernel for a fused node. Expensive: a library may be asked."""
         ...
 
-    def is_faster(self, node: Node) -> bool:
-        """Whether a fused node is expected to be faster than its parts one by one. Cheap: asks no
-        library. Each further node of a chain is expected to add to the gain."""
+    def is_faster(self, node: Node, pieces: Sequence[Node] | None = None) -> bool:
+        """Whether a fused node is expected to be faster than its parts one by one, or than the
+        ``pieces`` in whose place it comes. Cheap: asks no library. Each further node of a chain is
+        expected to add to the gain."""
         ...
 
 
@@ -76,8 +77,6 @@ class PassContext:
     limits: Limits = DEFAULT_LIMITS
     fusion: FusionPolicy | None = None
     """Decides which fused nodes to make; None where no backend fuses."""
-    fuses: bool = False
-    """Whether a backend fuses nodes, so that it pays to take others apart for it."""
     fold_quantized_weights: bool = True
     """Whether constant folding dequantizes weights that could be operands of integer kernels. The
     compiler says no as long as ``quantize`` is still to come and may want them as they are."""

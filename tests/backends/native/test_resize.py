@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
 from tests.support.native_kernels import LIBRARIES, check, kernel_of, node_of, pytestmark  # noqa: F401
+from tests.support.sweeps import drawn
 
 COORDINATES = (
     "half_pixel",
@@ -29,22 +32,31 @@ def image(dims, dtype):
     return (np.random.default_rng(5).normal(size=dims) * 50).astype(dtype)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "uint8", "int64"])
-@pytest.mark.parametrize("rounding", ["round_prefer_floor", "ceil"])
-@pytest.mark.parametrize("coordinates", COORDINATES)
-@pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize("dims", DIMS)
+NEAREST = itertools.product(
+    DIMS,
+    SIZES,
+    COORDINATES,
+    ["round_prefer_floor", "ceil"],
+    ["float32", "float16", "uint8", "int64"],
+)
+INTERPOLATED = itertools.product(
+    DIMS, SIZES, COORDINATES, ["linear", "cubic"], [0, 1], ["float32", "float64"]
+)
+
+
+@pytest.mark.parametrize(
+    ("dims", "sizes", "coordinates", "rounding", "dtype"), drawn(NEAREST, 160), ids=str
+)
 def test_resize_nearest_equals_numpy(dims, sizes, coordinates, rounding, dtype):
     attrs = {"coordinate_transformation_mode": coordinates, "nearest_mode": rounding}
     check(*resize(image(dims, dtype), sizes, mode="nearest", **attrs))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("antialias", [0, 1])
-@pytest.mark.parametrize("mode", ["linear", "cubic"])
-@pytest.mark.parametrize("coordinates", COORDINATES)
-@pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize("dims", DIMS)
+@pytest.mark.parametrize(
+    ("dims", "sizes", "coordinates", "mode", "antialias", "dtype"),
+    drawn(INTERPOLATED, 160),
+    ids=str,
+)
 def test_resize_by_interpolation_is_close_to_numpy(
     dims, sizes, coordinates, mode, antialias, dtype
 ):

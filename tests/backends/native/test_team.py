@@ -13,9 +13,12 @@ import pytest
 from penstock.host.native import library
 
 COMPILER = shutil.which("gcc")
+
+
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or library() is None, reason="the team is of Linux and compiled"
 )
+
 
 # A library that calls libgomp in all the ways that oneDNN does, in its old form and its new one.
 SOURCE = r"""
@@ -93,6 +96,7 @@ int nested(int parts)
 }
 """
 
+
 BEGIN = """
 import ctypes, os, sys, threading
 from penstock.host.native import library
@@ -153,22 +157,6 @@ for parts in (2, 3, 7):
     )
 
 
-def test_team_of_another_thread_is_libgomps(made):
-    check(
-        made,
-        """
-wrong = []
-def client():
-    for _ in range(200):
-        wrong.append(made.barriers(2, 2) or made.spins(2) != 2 or made.nested(2) != 200)
-clients = [threading.Thread(target=client) for _ in range(3)]
-[c.start() for c in clients]
-[c.join() for c in clients]
-assert len(wrong) == 600 and not any(wrong)
-""",
-    )
-
-
 def test_team_starts_anew_in_a_forked_child(made):
     check(
         made,
@@ -181,25 +169,3 @@ assert os.waitpid(child, 0)[1] == 0
 assert made.barriers(3, 2) == 0
 """,
     )
-
-
-def test_team_is_left_alone_where_the_user_has_tuned_the_runtime():
-    code = """
-from penstock.host.native import library as native
-from penstock.backends.onednn.library import library
-loaded = library()
-assert loaded is None or loaded.team is (sys.argv[1] == "team"), loaded.team
-"""
-    for name, value, team in (("OMP_WAIT_POLICY", "passive", "none"), ("UNRELATED", "1", "team")):
-        variables = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "GOMP_"))}
-        command = [sys.executable, "-c", "import sys" + code, team]
-        subprocess.run(command, check=True, env=variables | {name: value}, timeout=120)
-
-
-def test_library_that_has_no_functions_of_libgomp_is_not_adopted(made):
-    code = """
-libc = ctypes.CDLL(None)
-assert not functions.adopt(ctypes.cast(libc.getpid, ctypes.c_void_p).value)
-assert not functions.adopt(0)
-"""
-    check(made, code)

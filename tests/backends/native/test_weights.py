@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper
 
 import penstock as ps
 from penstock.core.types import TensorType
-from penstock.ir.graph import Contents, Value
+from penstock.ir.graph import Value
 from penstock.ops.common.constant_cache import ConstantRef, reordered
 from tests.support.native_kernels import pytestmark  # noqa: F401
 
@@ -29,6 +29,7 @@ def codes(*dims: int) -> np.ndarray:
 
 
 BITS = {"domain": "com.microsoft", "K": 256, "N": 512, "block_size": 32}
+
 
 # An operation, the dims of x but for the first, the weights, further constants, and attributes.
 CASES: Mapping[str, tuple[str, tuple[int, ...], np.ndarray, list[np.ndarray], dict[str, Any]]] = {
@@ -87,18 +88,6 @@ def test_plans_for_more_shapes_give_no_weights_back(case, executor, given_back):
     assert given_back == []
 
 
-def test_weights_that_were_let_go_are_read_by_other_backends_and_fetches(given_back):
-    model = ps.load(model_of("product"))
-    session = ps.compile(model, threads=1)
-    x = normal(4, 200)
-    first = session.run({"x": x})["y"]
-    assert given_back == []
-    found = session.run({"x": x}, fetches=["w"])["w"]
-    np.testing.assert_array_equal(found, CASES["product"][2])
-    other = ps.compile(model, backends=["numpy"]).run({"x": x})["y"]
-    np.testing.assert_allclose(first, other, rtol=1e-4, atol=1e-4)
-
-
 def test_reordered_takes_the_arrays_that_hold_a_constant_in_the_same_order_alone():
     array = normal(3, 4)
     value = Value("w", const=array)
@@ -124,18 +113,3 @@ def test_reordered_takes_the_arrays_that_hold_a_constant_in_the_same_order_alone
     assert len(made) == 1
     assert value.is_held
     assert value.resident_in is None
-
-
-def test_contents_are_given_back_when_they_are_asked_for():
-    asked = []
-    held, release, missing = Value("a", const=np.ones(2)), Value("b", const=np.zeros(3)), Value("c")
-    release.release(lambda: asked.append("b") or np.full(3, 7.0))
-    contents = Contents([held, None, release, missing])
-    assert len(contents) == 4
-    np.testing.assert_array_equal(contents[0], np.ones(2))
-    assert (contents[1], contents[3], contents[-1]) == (None, None, None)
-    assert len(contents[1:]) == 3
-    assert asked == []
-    np.testing.assert_array_equal(contents[1:][1], np.full(3, 7.0))
-    assert asked == ["b"]
-    assert [x is None for x in contents] == [False, True, False, True]

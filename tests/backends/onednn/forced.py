@@ -7,13 +7,18 @@ from typing import Any
 
 import numpy as np
 import onnx
+import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import penstock as ps
+from penstock.backends.onednn.library import library
 from tests.support.cost_models import PreferredBackendCosts
 from tests.support.expert import with_expert
 
 OPSET = 20
+
+there = pytest.mark.skipif(library() is None, reason="needs libdnnl.so.3")
+"""marks tests that need the library"""
 
 
 def proto_of(

@@ -11,55 +11,12 @@ from tests.backends.onednn.forced import check, one_node, proto_of, refused
 
 pytestmark = pytest.mark.skipif(library() is None, reason="needs libdnnl.so.3")
 
+
 rng = np.random.default_rng(0)
 
 
 def draw(*shape: int) -> np.ndarray:
     return rng.standard_normal(shape).astype(np.float32)
-
-
-SOFTMAXES = [
-    ((7,), 0),
-    ((1, 1000), 1),
-    ((33, 17), -1),
-    ((2, 3, 9), 2),
-    ((2, 3, 4, 5), -1),
-    ((2, 21, 6, 7), 1),
-    ((1, 5, 3, 4, 2), 1),
-    ((3, 10, 1, 1), 1),
-    ((4, 5, 1), 1),
-]
-
-
-@pytest.mark.parametrize("op", ["Softmax", "LogSoftmax"])
-@pytest.mark.parametrize(("shape", "axis"), SOFTMAXES)
-def test_softmax_equals_numpy(op, shape, axis):
-    feeds = {"x": 5 * draw(*shape)}
-    check(one_node(op, feeds, axis=axis), feeds, op)
-
-
-@pytest.mark.parametrize("perm", [(0, 2, 3, 1), (0, 3, 1, 2), (0, 2, 1, 3), (3, 2, 1, 0)])
-@pytest.mark.parametrize("axis", [1, 3])
-def test_softmax_of_a_view(perm, axis):
-    feeds = {"x": draw(2, 3, 4, 5)}
-    check(one_node("Softmax", feeds, perm=perm, axis=axis), feeds, "Softmax")
-
-
-@pytest.mark.parametrize("axis", [-1, 0, 1, 2, 3])
-def test_softmax_over_all_axes_from_one_on(axis):
-    feeds = {"x": draw(2, 3, 4, 5)}
-    check(one_node("Softmax", feeds, opset=11, axis=axis), feeds, "Softmax")
-
-
-@pytest.mark.parametrize(("shape", "axis"), [((8, 9), 0), ((2, 3, 4), 1), ((2, 3, 4, 5), 2)])
-def test_softmax_along_other_axes_runs_on_numpy(shape, axis):
-    feeds = {"x": draw(*shape)}
-    refused(one_node("Softmax", feeds, axis=axis), feeds, "Softmax")
-
-
-def test_softmax_of_large_differences_does_not_overflow():
-    x = np.array([[1000, 1001, -1000], [-np.inf, 0, 1], [3e38, -3e38, 0]], np.float32)
-    check(one_node("Softmax", {"x": -x}, axis=-1), {"x": -x}, "Softmax")
 
 
 LAYERS = [
@@ -160,76 +117,3 @@ def test_instance_normalization_of_batches_or_few_channels_runs_on_numpy(shape):
     feeds = {"x": draw(*shape)}
     constants = {"s": draw(shape[1]), "b": draw(shape[1])}
     refused(one_node("InstanceNormalization", feeds, constants), feeds, "InstanceNormalization")
-
-
-@pytest.mark.parametrize("size", [1, 3, 5, 9])
-@pytest.mark.parametrize("shape", [(1, 64, 6, 5), (2, 7, 4, 5)])
-def test_lrn_equals_numpy(shape, size):
-    feeds = {"x": draw(*shape)}
-    check(one_node("LRN", feeds, size=size, alpha=0.3, bias=1.5), feeds, "LRN")
-
-
-def test_lrn_over_an_even_number_of_channels_runs_on_numpy():
-    feeds = {"x": draw(2, 7, 4, 5)}
-    refused(one_node("LRN", feeds, size=4), feeds, "LRN")
-
-
-PERMS = [(), (0, 2, 3, 1), (0, 3, 1, 2), (1, 0, 2, 3)]
-
-
-@pytest.mark.parametrize("perm", PERMS)
-@pytest.mark.parametrize("slopes", ["one", "channels", "all"])
-def test_prelu_equals_numpy(slopes, perm):
-    feeds = {"x": draw(2, 3, 4, 5)}
-    dims = tuple(np.transpose(feeds["x"], perm or None or range(4)).shape)
-    shape = {"one": (1,), "channels": (dims[1], 1, 1), "all": dims}[slopes]
-    check(one_node("PRelu", feeds, {"s": draw(*shape)}, perm=perm), feeds, "PRelu")
-
-
-def test_prelu_of_a_value_with_no_other_reader():
-    feeds = {"x": draw(6, 17, 12, 9), "s": 3 + draw(6, 17, 12, 9)}
-    check(one_node("PRelu", feeds), feeds, "PRelu")
-
-
-def test_prelu_with_computed_slopes():
-    for shape in ((3, 1, 1), (2, 3, 4, 5)):
-        feeds = {"x": draw(2, 3, 4, 5), "s": draw(*shape)}
-        check(one_node("PRelu", feeds), feeds, "PRelu")
-    late = {"x": draw(2, 3, 4, 5), "s": draw(5)}
-    refused(one_node("PRelu", late), late, "PRelu")
-
-
-@pytest.mark.parametrize("op", ["Sum", "Mean", "Max", "Min"])
-@pytest.mark.parametrize("perm", PERMS)
-def test_sum_mean_max_min_of_several_tensors(op, perm):
-    x = draw(2, 3, 4, 5)
-    dims = np.transpose(x, perm or range(4)).shape
-    two = {"x": x, "z": draw(*dims)}
-    check(one_node(op, two, {"k": draw(*dims)}, perm=perm), two, op)
-    check(one_node(op, two, {"k": draw(dims[1], 1, 1)}, perm=perm), two, op)
-    four = two | {"u": draw(*dims), "v": draw(*dims)}
-    check(one_node(op, four, perm=perm), four, op)
-    proto = one_node(op, two, perm=perm)
-    if op in ("Max", "Min"):
-        check(proto, two, op)
-    else:
-        refused(proto, two, op)
-
-
-@pytest.mark.parametrize("shape", [(4, 4, 1, 1), (2, 17, 1), (3, 5, 1, 1, 1), (1, 6, 1, 1), (4, 6)])
-def test_post_ops_on_channels_of_one_element(shape):
-    channels = shape[1]
-    parameters = [draw(channels) for _ in range(3)] + [np.abs(draw(channels)) + 1]
-    known = dict(zip("abmv", parameters, strict=True))
-    feeds = {"x": draw(*shape)}
-    nodes = [helper.make_node("BatchNormalization", ["x", *known], ["y"])]
-    check(proto_of(nodes, feeds, ["y"], known), feeds, "BatchNormalization")
-    each = (1, channels, *(1,) * (len(shape) - 2))
-    late = feeds | {"p": draw(*each), "q": draw(*each)}
-    chain = [
-        helper.make_node("Add", ["x", "x"], ["h"]),
-        helper.make_node("Mul", ["h", "p"], ["k"]),
-        helper.make_node("Sub", ["k", "q"], ["y"]),
-    ]
-    session = check(proto_of(chain, late, ["y"]), late, "Add")
-    assert len(session.inspect.plan.steps) == 1

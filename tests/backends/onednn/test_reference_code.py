@@ -20,7 +20,7 @@ from bench.models import models
 import penstock as ps
 from penstock.backends import registry
 from tests.backends.onednn.exported_quantized_net import FEEDS, FORMS, quantized
-from tests.support.sweeps import sweep
+from tests.support.sweeps import drawn, sweep
 
 pytestmark = pytest.mark.skipif("onednn" not in registry.available(), reason="needs oneDNN")
 
@@ -98,7 +98,7 @@ def test_library_tells_what_it_executes():
     assert executed(RUN, "nets.windows(1)")
 
 
-@pytest.mark.parametrize("net", sweep(NETS, 8))
+@pytest.mark.parametrize("net", drawn(NETS, 4))
 def test_networks_run_no_reference_code(net):
     assert not reference_code(executed(RUN, net))
 
@@ -109,7 +109,7 @@ def test_quantized_networks_run_no_reference_code(case):
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("name", sweep([model.name for model in models()], 5))
+@pytest.mark.parametrize("name", drawn([model.name for model in models()], 3))
 def test_benchmark_models_run_no_reference_code(name, threads):
     model = next(model for model in models() if model.name == name)
     try:

@@ -16,6 +16,7 @@ from penstock.host.threads import pool
 from penstock.ir.kernel import Kernel
 from tests.executors.conformance import ExecutorConformance, Recorder
 from tests.support.onnx_text import compile_text, model_from_text
+from tests.support.sweeps import drawn
 from tests.support.tf_cases import Case, cases, check, feeds, follow
 from tests.support.tf_graphs import Flow
 from tests.support.timing import slow, wait_until
@@ -50,8 +51,14 @@ class TestFrames(ExecutorConformance):
 # TensorFlow's corpus: outputs, errors, and how often each node ran.
 
 
-@pytest.mark.parametrize("executor", ["frames", "auto", "segments"])
-@pytest.mark.parametrize("case", list(cases()), ids=lambda case: case.name)
+RECORDED = [(case, executor) for case in cases() for executor in ("frames", "auto", "segments")]
+
+
+@pytest.mark.parametrize(
+    ("case", "executor"),
+    drawn(RECORDED, 100, always=lambda case: case[1] == "frames"),
+    ids=lambda part: part.name if isinstance(part, Case) else part,
+)
 def test_frames_executor_matches_the_recorded_runs_of_tensorflow(case: Case, executor: str) -> None:
     """Observed runs have each node of the model, others segments on all backends."""
     segments = executor == "segments"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import queue
 import threading
 from functools import partial
 from random import Random
@@ -14,14 +12,9 @@ import pytest
 import penstock as ps
 from penstock.backends.numpy import NumpyBackend
 from penstock.build import GraphBuilder
-from penstock.executors.frames.barrier import Barrier
 from penstock.executors.frames.executor import FramesExecutor
-from penstock.executors.frames.rendezvous import Rendezvous
-from penstock.executors.frames.run import FramesRun
 from penstock.frontends.tensorflow.file import read_graph
 from penstock.ir.graph import Model
-from penstock.ir.kernel import asynchronous
-from tests.executors.conformance import Recorder
 from tests.executors.frames import test_executor
 from tests.executors.frames.test_segments import BACKENDS
 from tests.support.far_backend import FarBackend
@@ -30,8 +23,8 @@ from tests.support.random_frames import RandomGraph
 from tests.support.sweeps import sweep
 from tests.support.tf_cases import Case, cases, feeds, follow
 from tests.support.tf_graphs import Builder, Flow, Func, Type
-from tests.support.tf_loops import INT, Names, add, const, counting, enter, while_loop
-from tests.support.timing import SOON, wait_until
+from tests.support.tf_loops import add, counting
+from tests.support.timing import SOON
 
 
 def place(source: Model, devices: int, seed: int = 0) -> Model:
@@ -79,9 +72,6 @@ class TestInParts(TestPartitioned):
         return super().compile(source, **{"backends": backends, **options})
 
 
-# TensorFlow's corpus: outputs, errors, and how often each node ran, wherever that was.
-
-
 def on_devices(case: Case, source: bytes, devices: int) -> ps.Session | None:
     untraced = partial(ps.compile, source, "frames", devices=devices)
     follow(case, untraced, counted=False, traced=False)
@@ -124,9 +114,6 @@ def test_random_graphs_on_several_devices_equal_one_device(seed):
             session = ps.compile(graph.placed(devices, seed), "frames", [backend], devices=devices)
             for x in (seed % 5, -3):
                 assert outcome(session, graph, x) == outcome(whole, graph, x)
-
-
-# Devices.
 
 
 def test_device_names_without_the_option_are_ignored():
@@ -385,9 +372,6 @@ def test_readers_of_a_handle_run_on_its_device():
     assert len(where) == 1
 
 
-# How runs end.
-
-
 def endless(body: str = "Neg") -> tuple[bytes, str]:
     """``while True`` with its body on another device."""
     b = Builder()
@@ -396,119 +380,6 @@ def endless(body: str = "Neg") -> tuple[bytes, str]:
     for node in b.proto.node:
         node.device = f"/device:CPU:{int(node.op == body)}"
     return b.bytes(), total
-
-
-@pytest.mark.parametrize("way", ["deadline", "token"])
-def test_endless_loop_across_devices_can_be_stopped(way):
-    source, total = endless()
-    session = ps.compile(source, "frames", [Unknown()], devices=2)
-    assert session.run({"n": np.int32(4)}, [total], timeout=SOON)[total] == 6  # compiled now
-    assert parted(session)
-    token = ps.CancelToken()
-    timer = threading.Timer(0.05, token.cancel)
-    if way == "token":
-        timer.start()
-    timeout = 0.05 if way == "deadline" else None
-    with pytest.raises(ps.DeadlineExceeded if way == "deadline" else ps.Cancelled, match="run"):
-        session.run({"n": np.int32(2**31 - 1)}, [total], timeout=timeout, cancel=token)
-    assert session.run({"n": np.int32(4)}, [total], timeout=SOON)[total] == 6
-
-
-def test_first_error_of_a_part_ends_all_and_is_raised():
-    (case,) = [case for case in cases() if case.name == "dev_while_error"]
-    session = ps.compile(case.path, "frames", [Unknown()], devices=2)
-    run = next(run for run in case.runs if "error" in run["expect"])
-    for _ in range(20):
-        with pytest.raises(ps.RunError, match="floordiv") as caught:
-            session.run(feeds(run), run["fetches"], run["targets"], timeout=SOON)
-        assert not isinstance(caught.value, ps.Cancelled)
-
-
-def test_error_in_another_part_ends_an_independent_loop():
-    """The other device has a loop without end of its own."""
-    b = Builder()
-    n = b.placeholder("n", "int32")
-    total = counting(b, n)
-    for node in b.proto.node:
-        node.device = "/cpu:1"
-    bad = add(b, n, b.const(np.int32(0)), op="FloorDiv")
-    session = ps.compile(b.bytes(), "frames", [Unknown()], devices=2)
-    with pytest.raises(ps.RunError, match=bad):
-        session.run({"n": np.int32(2**31 - 1)}, [total, bad], timeout=SOON)
-
-
-def test_run_ends_after_its_last_part():
-    """Though all that was fetched was there before."""
-    asked: queue.Queue = queue.Queue()
-
-    class Asking(NumpyBackend):
-        def kernel(self, node, types):
-            if node.op.name != "Neg":
-                return super().kernel(node, types)
-            return asynchronous(lambda done, x: asked.put((done, x)))
-
-    b = Builder()
-    x = b.placeholder("x", "int32")
-    y = add(b, x, x)
-    slow = b.node("Neg", x, T=INT)
-    b.proto.node[-1].device = "/cpu:1"
-    session = ps.compile(b.bytes(), "frames", [Asking()], devices=2)
-    seen = Recorder()
-    future = session.submit({"x": np.int32(3)}, [y], [slow], observers=[seen])
-    done, value = asked.get(timeout=SOON)
-    wait_until(lambda: y in seen.ended)
-    assert not future.done()
-    done(-value)
-    assert future.result(SOON)[y] == 6
-    assert seen.ended[slow] == 1
-    # And who is stopped meanwhile does not wait.
-    with pytest.raises(ps.DeadlineExceeded):
-        session.run({"x": np.int32(3)}, [y], [slow], timeout=0.02)
-
-
-def test_value_that_is_never_sent_does_not_block_the_run():
-    """A value that only the first iteration has, on another device than its reader."""
-    b = Builder()
-    n = b.placeholder("n", "int32")
-    once = enter(b, "loop", n, 10)
-    limit = enter(b, "loop", n, 10, True)
-
-    def body(values: Names) -> Names:
-        add(b, add(b, once, once), values[0])
-        return [add(b, values[0], const(b, 1, values[0]))]
-
-    (ended,) = while_loop(
-        b, "loop", [b.const(np.int32(0))], lambda v: b.node("Less", v[0], limit, T=INT), body
-    )
-    reader = b.proto.node[[node.name for node in b.proto.node].index("loop/next0") - 3]
-    reader.device = "/cpu:1"
-    session = ps.compile(b.bytes(), "frames", [Unknown()], devices=2)
-    assert session.run({"n": np.int32(4)}, [ended], [reader.name], timeout=SOON)[ended] == 4
-    assert parted(session)
-
-
-def test_concurrent_runs_have_a_rendezvous_each():
-    source, total = endless()
-    session = ps.compile(source, "frames", [Unknown()], devices=2)
-    futures = [(n, session.submit({"n": np.int32(n)}, [total])) for n in range(40)]
-    for n, future in futures:
-        assert future.result(SOON)[total] == n * (n - 1) // 2
-
-
-def test_ended_run_leaves_no_objects_behind():
-    source, total = endless()
-    session = ps.compile(source, "frames", [Unknown()], devices=2)
-    session.run({"n": np.int32(3)}, [total])
-    gc.collect()
-    gc.disable()
-    try:
-        for _ in range(3):
-            session.run({"n": np.int32(5)}, [total])
-            session.submit({"n": np.int32(5)}, [total]).result(SOON)
-        kinds = FramesRun | Barrier | Rendezvous
-        wait_until(lambda: not any(issubclass(type(x), kinds) for x in gc.get_objects()))
-    finally:
-        gc.enable()
 
 
 def test_long_kernels_of_two_devices_run_in_parallel():

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, helper
+from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from penstock.analysis.verify import verify
 from penstock.core.errors import MAX_PROBLEMS, InvalidModel, Unsupported
@@ -18,7 +18,6 @@ from penstock.core.limits import Limits
 from penstock.core.types import ANY, INT64, STRING, MapType, OptionalType, SequenceType, TensorType
 from penstock.frontends.onnx import file, schemas
 from penstock.frontends.onnx.importer import load_onnx
-from penstock.ir.graph import Graph
 from tests.support.onnx_models import (
     FLOAT,
     graph_of,
@@ -30,10 +29,9 @@ from tests.support.onnx_models import (
 )
 
 RELU = model_of(node("Relu", "x", "y", "relu"))
+
+
 X = np.array([-1, 2], np.float32)
-
-
-# Sources
 
 
 def test_load_accepts_path_bytes_and_proto(tmp_path: Path) -> None:
@@ -98,9 +96,6 @@ def test_names_that_are_not_utf8_are_refused() -> None:
         load_onnx(data)
 
 
-# Large files are read in pieces
-
-
 def large_model(tmp_path: Path) -> Path:
     weights = [tensor(f"w{i}", np.full(20_000 * (i % 2) + 3, i, np.float32)) for i in range(5)]
     nodes = [node("Add", f"v{i} w{i}", f"v{i + 1}") for i in range(5)]
@@ -162,79 +157,6 @@ def test_split_merges_a_graph_written_twice() -> None:
     assert joined == wanted
 
 
-# Graph structure
-
-
-def test_nodes_in_any_order_are_connected() -> None:
-    model = load_onnx(model_of(node("Neg", "h", "y"), node("Relu", "x", "h")))
-    neg, relu = model.graph.nodes
-    assert neg.inputs[0] is not None
-    assert neg.inputs[0].producer is relu
-
-
-def test_undefined_name_is_reported_by_verify() -> None:
-    model = load_onnx(model_of(node("Add", "x missing", "y")))
-    with pytest.raises(InvalidModel, match="reads 'missing', which nothing makes"):
-        verify(model)
-
-
-def test_duplicate_name_is_reported_by_verify() -> None:
-    model = load_onnx(model_of(node("Relu", "x", "y", "a"), node("Neg", "x", "y", "b")))
-    a, b = model.graph.nodes
-    assert model.graph.outputs == [b.outputs[0]]
-    assert a.outputs[0] is not b.outputs[0]
-    with pytest.raises(InvalidModel, match="two values of graph 'g' are named 'y'"):
-        verify(model)
-
-
-def test_outputs_can_be_inputs_or_constants() -> None:
-    model = load_onnx(model_of(outputs=("x", "w"), initializers=[tensor("w", X)]))
-    assert model.graph.outputs[0] is model.graph.inputs[0]
-    assert np.array_equal(interpret_model(model, X)[1], X)
-
-
-def test_initializer_that_is_also_an_input_is_a_constant() -> None:
-    proto = model_of(node("Add", "x w", "y"), inputs=("x", "w"), initializers=[tensor("w", X)])
-    model = load_onnx(proto)
-    assert [v.name for v in model.graph.inputs] == ["x"]
-    weight = model.graph.nodes[0].inputs[1]
-    assert weight is not None
-    assert weight.name == "w"
-    assert np.array_equal(weight.const, X)
-
-
-def test_initializers_without_unique_names_are_refused() -> None:
-    proto = model_of(node("Relu", "x", "y"), initializers=[tensor("w", X), tensor("w", X)])
-    assert problems(proto) == ("the model has initializer 'w' twice; remove one",)
-    proto = model_of(node("Relu", "x", "y"), initializers=[tensor("", X)])
-    assert problems(proto) == ("the model has an initializer without a name; name it",)
-
-
-def test_nested_graph_reads_outer_values() -> None:
-    inner = graph_of([node("Add", "h late", "t")], (), ("t",), name="inner")
-    middle = graph_of([node("If", "c", "m", "deep", then_branch=inner, else_branch=inner)], (), "m")
-    proto = model_of(
-        node("If", "c", "y", "outer", then_branch=middle, else_branch=graph_of([], (), ("h",))),
-        node("Relu", "x", "h"),
-        node("Neg", "h", "late"),
-        initializers=[tensor("c", True)],
-    )
-    model = load_onnx(proto)
-    outer, relu, neg = model.graph.nodes
-    deep = outer.attrs["then_branch"].nodes[0]
-    add = deep.attrs["then_branch"].nodes[0]
-    assert add.inputs == [relu.outputs[0], neg.outputs[0]]
-    assert outer.attrs["else_branch"].outputs == [relu.outputs[0]]
-    assert add.origin == ("Add_0 in then_branch of deep in then_branch of outer in the model")
-
-
-def test_nested_input_types_are_not_trusted() -> None:
-    body = graph_of([node("Identity", "c", "c2"), node("Relu", "s", "t")], "ics", ("c2", "t"))
-    proto = model_of(node("Loop", "n  x", "y", body=body), initializers=[tensor("n", 3)])
-    graph: Graph = load_onnx(proto).graph.nodes[0].attrs["body"]
-    assert [v.type for v in graph.inputs] == [ANY] * 3
-
-
 @pytest.mark.parametrize("depth", [3, 12, 30])
 def test_nesting_beyond_max_depth_is_refused_without_recursion(depth: int) -> None:
     branch = graph_of([node("Relu", "x", "t")], (), ("t",))
@@ -266,9 +188,6 @@ def test_more_nodes_than_max_nodes_are_refused() -> None:
     load_onnx(proto, Limits(max_nodes=5))
     (problem,) = problems(proto, Limits(max_nodes=4))
     assert "more nodes than Limits.max_nodes = 4" in problem
-
-
-# Operations, attributes and arity against their schemas
 
 
 def test_importer_reports_all_faults_at_once() -> None:
@@ -380,43 +299,6 @@ def test_both_names_of_the_onnx_domain_mean_the_same() -> None:
     assert load_onnx(proto).graph.nodes[0].op.full_name == "Relu"
 
 
-def test_attribute_defaults_are_those_of_the_node_version() -> None:
-    (selu,) = load_onnx(model_of(node("Selu", "x", "y"), opset=5)).graph.nodes
-    assert selu.attrs["alpha"] == pytest.approx(1.6732, abs=1e-9) or selu.attrs["alpha"] < 1.67321
-    (shape,) = load_onnx(model_of(node("Shape", "x", "y"), opset=13)).graph.nodes
-    assert shape.attrs == {"start": 0}  # which only later versions have
-
-
-def test_legacy_attributes_are_dropped() -> None:
-    proto = model_of(node("Relu", "x", "y", consumed_inputs=[0]), opset=5)
-    assert load_onnx(proto).graph.nodes[0].attrs == {}
-
-
-def test_duplicate_attribute_is_refused() -> None:
-    proto = model_of(node("Flatten", "x", "y", "f", axis=1))
-    proto.graph.node[0].attribute.append(helper.make_attribute("axis", 1))
-    assert problems(proto) == ("f in the model has attribute 'axis' twice; remove one",)
-
-
-def test_attribute_without_type_is_read_by_its_field() -> None:
-    proto = model_of(node("Flatten", "x", "y", axis=1), node("Transpose", "x", "z", perm=[0]))
-    for untyped in proto.graph.node:
-        untyped.attribute[0].ClearField("type")
-    flatten, transpose = load_onnx(proto).graph.nodes
-    assert (flatten.attrs["axis"], transpose.attrs["perm"]) == (1, [0])
-
-
-def test_attribute_reference_outside_a_function_is_refused() -> None:
-    proto = model_of(node("Flatten", "x", "y", "f"))
-    proto.graph.node[0].attribute.append(
-        AttributeProto(name="axis", ref_attr_name="a", type=AttributeProto.INT)
-    )
-    assert "'axis' of f in the model refers to attribute 'a' of a function" in problems(proto)[0]
-
-
-# Types of inputs
-
-
 def typed_input(proto: onnx.TypeProto) -> Any:
     graph = GraphProto(name="g", input=[onnx.ValueInfoProto(name="x", type=proto)])
     graph.output.append(onnx.ValueInfoProto(name="x"))
@@ -449,9 +331,6 @@ def test_input_types_with_faults_are_refused() -> None:
         deep = helper.make_sequence_type_proto(deep)
     with pytest.raises(InvalidModel, match="input 'x' of the model: its type nests"):
         typed_input(deep)
-
-
-# Speed is not measured by the clock but by what grows with the model.
 
 
 def test_schemas_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:

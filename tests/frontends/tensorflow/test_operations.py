@@ -1,90 +1,17 @@
-"""Operations one by one, with TensorFlow's results (``models/tf_ops/make*.py``)."""
+"""The recorded operations of TensorFlow: each case is run by the tests of the module it belongs to."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-import pytest
+from tests.support.tf_operations import CASES, owners
 
-import penstock as ps
-from penstock.core.types import ANY, accepts, type_of
-from penstock.frontends.tensorflow.proto.graphdef_pb2 import GraphDef
-from tests.support.recorded import Recorded
-from tests.support.tf_graphs import Builder, Type
-
-CASES = Recorded((Path(__file__).parents[2] / "models" / "tf_ops").glob("*.npz.xz"))
+TESTS = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("name", CASES.names)
-@pytest.mark.parametrize(
-    ("executor", "backends"), [("linear", ["numpy"]), ("dataflow", ["numpy"]), ("linear", None)]
-)
-def test_operation_matches_tensorflow(name: str, executor: str, backends: list[str] | None) -> None:
-    wanted = CASES.part(name, "out")
-    session = ps.compile(CASES.graph(name), executor=executor, backends=backends)
-    out = session.run(CASES.part(name, "in"), list(wanted))
-    declared = {port.name: port.type for port in session.outputs}
-    for key, want in wanted.items():
-        got = out[key]
-        assert (got.dtype, got.shape) == (want.dtype, want.shape), key
-        assert accepts(declared.get(key, ANY), type_of(got)), (key, declared[key])
-        alike(got, want)
-
-
-def alike(got: np.ndarray, want: np.ndarray) -> None:
-    if want.dtype.kind in "fc":
-        np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)
-    else:
-        np.testing.assert_array_equal(got, want)
-
-
-@pytest.mark.parametrize("name", CASES.names)
-def test_operation_with_reversed_nodes_matches_tensorflow(name: str) -> None:
-    proto = GraphDef.FromString(CASES.graph(name))
-    nodes = list(proto.node)
-    del proto.node[:]
-    proto.node.extend(reversed(nodes))
-    session = ps.compile(proto.SerializeToString(), backends=["numpy"])
-    wanted = CASES.part(name, "out")
-    out = session.run(CASES.part(name, "in"), list(wanted))
-    for key, want in wanted.items():
-        alike(out[key], want)
-
-
-def element(shape: list[int]) -> ps.Session:
-    """Reads an element of a list of float32[2], as one of ``shape``."""
-    g = Builder()
-    x = g.placeholder("x", "float32", 3, 2)
-    kinds = {"element_dtype": Type("float32"), "shape_type": Type("int32")}
-    tensor_list = g.node("TensorListFromTensor", x, g.const(np.array([2], np.int32)), **kinds)
-    wanted = g.const(np.array(shape, np.int32))
-    del kinds["shape_type"]
-    g.node("TensorListGetItem", tensor_list, g.const(np.int32(1)), wanted, name="y", **kinds)
-    stacked = g.node("TensorListStack", tensor_list, wanted, name="z", num_elements=3, **kinds)
-    g.node("Neg", stacked, name="n", T=Type("float32"))
-    return ps.compile(g.bytes())
-
-
-def test_list_elements_take_the_shape_of_their_reader() -> None:
-    """What follows in a loop can then be planned."""
-    session = element([2])
-    x = np.arange(6, dtype=np.float32).reshape(3, 2)
-    assert {port.name: str(port.type) for port in session.outputs} == {
-        "y:0": "float32[2]",
-        "n:0": "float32[?, 2]",
-    }
-    out = session.run({"x": x})
-    np.testing.assert_array_equal(out["y:0"], x[1])
-    np.testing.assert_array_equal(out["n:0"], -x)
-
-
-def test_list_elements_merge_known_dims() -> None:
-    session = element([-1])
-    assert {str(port.type) for port in session.outputs} == {"float32[?]", "float32[?, ?]"}
-    np.testing.assert_array_equal(session.run({"x": np.ones((3, 2), np.float32)})["y:0"], [1, 1])
-
-
-def test_list_element_of_another_shape_is_refused() -> None:
-    with pytest.raises(ps.RunError, match=r"element 1 has shape \(2,\), which is not \(3,\)"):
-        element([3]).run({"x": np.ones((3, 2), np.float32)}, ["y:0"])
+def test_every_case_is_run_by_the_test_file_of_its_module():
+    assert owners().keys() == set(CASES.names)
+    for owner in set(owners().values()):
+        *folders, name = owner.split(".")
+        text = TESTS.joinpath(*folders, f"test_{name}.py").read_text()
+        assert "operation_tests(" in text and f'"{owner}"' in text, owner

@@ -10,18 +10,21 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.core.errors import InvalidModel, RunError, Unsupported
+from penstock.core.errors import InvalidModel, Unsupported
 from penstock.core.limits import DEFAULT_LIMITS
 from penstock.frontends.common.weight_file import WeightFile
 from penstock.frontends.tensorflow import checkpoint
 from penstock.frontends.tensorflow.checkpoint import Bundle
-from penstock.frontends.tensorflow.object_graph import ObjectGraph
-from penstock.frontends.tensorflow.proto.graphdef_pb2 import SavedModel, SavedObjectGraph
+from penstock.frontends.tensorflow.proto.graphdef_pb2 import SavedModel
 from tests.support.processes import load_in_child
 from tests.support.tf_graphs import Builder, Func, Type
 
 FOLDER = Path(__file__).parents[2] / "models" / "tf_saved"
+
+
 X = np.array([[1, 2, 3], [4, 5, 6]], np.float32)
+
+
 # TensorFlow's results.
 Y = [[0.0, 0.0, 3.378599166870117, 5.123040199279785], [0.0, 0.0, 7.342043876647949, 8.402962]]
 
@@ -75,45 +78,6 @@ def test_variables_start_with_saved_values() -> None:
     assert int(ps.compile(model).run({"by": np.int64(1)})["n"]) == 1
 
 
-def test_variables_that_only_objects_name_are_restored() -> None:
-    """Those of Keras layers inside of a ``tf.Module``: TensorFlow's nodes restore copies."""
-    out = ps.compile(FOLDER / "objects").run({"x": X / 4})["y"]
-    answer = [[-0.139436051249504, -0.382434278726577], [-0.438409686088562, -0.330407708883286]]
-    np.testing.assert_allclose(out, answer, rtol=1e-6)
-
-
-@pytest.mark.parametrize("fault", ["bound", "missing", "outside", "negative", "circle", "renamed"])
-def test_damaged_objects_leave_variables_without_values(fault: str, tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    shutil.copytree(FOLDER / "objects", folder)
-    file = folder / "saved_model.pb"
-    proto = SavedModel.FromString(file.read_bytes())
-    objects = proto.meta_graphs[0].object_graph_def
-    for function in objects.concrete_functions.values():
-        if fault == "bound":
-            function.bound_inputs.extend([0, -1, 2**31 - 1] * 10)
-    for item in objects.nodes:
-        for child in item.children:
-            numbers = {"outside": 2**31 - 1, "negative": -2, "circle": 0}
-            child.node_id = numbers.get(fault, child.node_id)
-            child.local_name = "x" * 100 if fault == "renamed" else child.local_name
-    if fault == "missing":
-        del objects.nodes[:]
-    file.write_bytes(proto.SerializeToString())
-    with pytest.raises(RunError, match=r"variable 'a/kernel.*' is read before"):
-        ps.compile(folder).run({"x": X})
-
-
-def test_objects_in_a_long_chain_are_read_in_little_time() -> None:
-    objects = SavedObjectGraph()
-    for number in range(1, 20_001):
-        objects.nodes.add().children.add(node_id=number, local_name="n")
-    objects.nodes.add()
-    graph = ObjectGraph(objects)
-    assert graph.key(90, 1000) == "/".join("n" * 90) + "/.ATTRIBUTES/VARIABLE_VALUE"
-    assert graph.key(90, 80) == graph.key(20_000, 10**6) == graph.key(20_001, 10**6) == ""
-
-
 def test_saved_model_of_version_1_loads() -> None:
     session = ps.compile(FOLDER / "v1")
     np.testing.assert_array_equal(session.run({"x": X})["y"], [[16, 22], [34, 49]])
@@ -137,9 +101,6 @@ def test_session_with_map_weights_maps_shards(copy: Path, monkeypatch: pytest.Mo
         out = ps.compile(copy, map_weights=wanted).run({"x": X})
         np.testing.assert_allclose(out["y"], Y, rtol=1e-5, atol=1e-6)
     assert mapped == [False, True]
-
-
-# What is refused.
 
 
 @pytest.fixture
@@ -315,9 +276,6 @@ def test_signature_of_a_missing_tensor_is_refused(tmp_path: Path) -> None:
     (tmp_path / "saved_model.pb").write_bytes(b"")
     with pytest.raises(InvalidModel, match="no graphs"):
         ps.load(tmp_path)
-
-
-# Checksums.
 
 
 def _masked(value: int) -> int:

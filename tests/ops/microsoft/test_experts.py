@@ -16,8 +16,14 @@ from tests.ops.harness import check_node
 from tests.support.sweeps import sweep
 
 rng = np.random.default_rng(11)
+
+
 TOKENS, EXPERTS, HIDDEN, INNER = 6, 4, 32, 64
+
+
 SWIGLU = {"activation_type": "swiglu", "activation_alpha": 1.702, "activation_beta": 1.0}
+
+
 LAYERS = {"fc1": (INNER, HIDDEN), "fc2": (HIDDEN, INNER), "fc3": (INNER, HIDDEN)}
 
 

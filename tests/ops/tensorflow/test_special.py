@@ -10,6 +10,7 @@ import pytest
 
 from penstock.ops.registry import TENSORFLOW
 from penstock.testing import check_node
+from tests.support.tf_operations import operation_tests
 
 
 def checked(name: str, x: list[float], expected: list[float], rtol: float) -> None:
@@ -89,3 +90,8 @@ def test_incomplete_gamma_of_large_parameters_is_near_its_normal_limit() -> None
     a = np.array([1e4, 1e6])
     wanted = [0.5 + 1 / (3 * np.sqrt(2 * np.pi * a))]
     check_node("Igamma", [a, a], domain=TENSORFLOW, expected=wanted, rtol=1e-6)
+
+
+test_operation_matches_tensorflow, test_reversed_nodes_match_tensorflow = operation_tests(
+    "ops.tensorflow.special"
+)

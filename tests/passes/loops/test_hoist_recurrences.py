@@ -18,7 +18,11 @@ from penstock.passes.pipeline import optimize
 from tests.support.sweeps import sweep
 
 CELLS = ("lstm", "lstm of gates", "gru after", "gru before", "gru of gates", "gru of joined", "rnn")
+
+
 LOOPS = ("loop", "counter", "while", "down", "scan", "sequence")
+
+
 MASKS = ("none", "where", "not", "shares")
 
 
@@ -337,41 +341,3 @@ def test_masked_steps_pass_on_what_is_not_finite_as_onnx_runtime_does(mask):
     for options in ({}, {"backends": ["numpy"]}):
         got = ps.compile(model, **options).run({"x": x, "m": m})["y"]
         np.testing.assert_allclose(got, wanted, rtol=2e-4, atol=2e-5)
-
-
-def test_rows_that_a_loop_collects_are_computed_before_it():
-    net, body = Net(2), Net(3, "b")
-    x = net.input("x", [4, 3])
-    body.input("i", [], TensorProto.INT64)
-    body.input("go", [], TensorProto.BOOL)
-    body.output("go", "on", [], TensorProto.BOOL)
-    row = body.Gather(x, "i", axis=0)
-    number = body.Cast("i", to=TensorProto.FLOAT)
-    body.output(body.Mul(body.Exp(row), body.Add(number, body.number(0.5))), "r", [3])
-    trips, go = net.const(np.array(4)), net.const(np.array(True))
-    net.output(net.Loop(trips, go, body=body.graph("body")), "y", [4, 3])
-    model = net.model()
-    assert not {"Loop", "Gather"} & {*operations(model)}
-    compare(model)
-
-
-def test_recurrence_is_saved_and_read_back(tmp_path):
-    model = Form("lstm", "loop", "where", 5, 2, 3, 20).model()
-    session, rng = ps.compile(model), np.random.default_rng(1)
-    feeds = {"x": rng.standard_normal((5, 2, 3)).astype(np.float32), "m": rng.random((5, 2)) > 0.5}
-    wanted = session.run(feeds)
-    session.save(tmp_path / "model.penstock")
-    opened = ps.open(tmp_path / "model.penstock")
-    for got, want in zip(opened.run(feeds).values(), wanted.values(), strict=True):
-        np.testing.assert_array_equal(got, want)
-
-
-def test_recurrence_is_read_back_from_its_text():
-    from penstock.textual.parser import parse_graph
-    from penstock.textual.printer import format_graph
-
-    graph = ps.load(Form("gru before", "loop", "shares", 5, 2, 3, 4).model()).graph
-    optimize(graph)
-    text = format_graph(graph)
-    assert "Recurrence" in text
-    assert format_graph(parse_graph(text)) == text

@@ -7,15 +7,19 @@ a product of few rows.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
+from penstock.backends.native import ahead_of_cache, family, fused_with
 from penstock.backends.native.elementwise import program_behind
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, Word
+from penstock.core.checkpoints import checkpoint
 from penstock.core.records import NamedTuple
-from penstock.core.types import FLOAT32, TensorType
-from penstock.host.native import in_c_order
+from penstock.core.types import FLOAT32, TensorType, Type
+from penstock.host.native import NativeLibrary, in_c_order
 from penstock.host.threads import core_budget
 from penstock.ir.graph import Node, Value
 from penstock.ir.layout import ALIGNMENT
@@ -52,6 +56,18 @@ class _Dims(NamedTuple):
     columns: int
 
 
+def dense_seconds(node: Node) -> float:
+    """The estimate for a node that begins with a product; infinite where there is no kernel."""
+    dims = _dims(node)
+    if dims is None:
+        return math.inf
+    rows, inner, columns = dims
+    odd_s = rows * columns * _ODD_S if columns % _GRAIN else 0
+    # No backend's estimate has the time that reading the matrix takes.
+    return _CALL_S + 2 * rows * inner * _padded(columns) / _FLOPS_PER_S + odd_s
+
+
+@family(fused_with("Gemm"), fused_with("MatMul"), seconds=dense_seconds)
 def dense_call(site: Site) -> NativeCall | None:
     """MatMul and Gemm of float32 with a constant matrix, and the elementwise operations behind them
     in a fused node."""
@@ -93,15 +109,38 @@ def dense_call(site: Site) -> NativeCall | None:
     )
 
 
-def dense_seconds(node: Node) -> float:
-    """The estimate for a node that begins with a product; infinite where there is no kernel."""
-    dims = _dims(node)
-    if dims is None:
-        return math.inf
-    rows, inner, columns = dims
-    odd_s = rows * columns * _ODD_S if columns % _GRAIN else 0
-    # No backend's estimate has the time that reading the matrix takes.
-    return _CALL_S + 2 * rows * inner * _padded(columns) / _FLOPS_PER_S + odd_s
+def _product_seconds(node: Node) -> float:
+    seconds = dense_seconds(node)
+    if seconds < math.inf:
+        return seconds
+    from penstock.backends.native.matmul import product_seconds  # which dense layers do without
+
+    return product_seconds(node)
+
+
+@family("Gemm", "MatMul", seconds=_product_seconds)
+def product_call(site: Site) -> NativeCall | None:
+    """A product with a constant matrix, or of small ones."""
+    call = dense_call(site)
+    if call is not None:
+        return call
+    from penstock.backends.native.matmul import product
+
+    return product(site)
+
+
+@ahead_of_cache("MatMul")
+def product_of_any_shape(
+    library: NativeLibrary,
+    node: Node,
+    types: Sequence[Type | None],
+    otherwise: Callable[..., Any],
+) -> Callable[..., Any] | None:
+    """MatMul of real numbers."""
+    x = types[0]
+    if not isinstance(x, TensorType) or str(x.dtype) not in ("float32", "float64"):
+        return None
+    return partial(library.functions.product, otherwise, checkpoint, None)
 
 
 def _padded(columns: int) -> int:

@@ -8,7 +8,7 @@ and rounded where a value of the chain has that type: with ``precision="strict"`
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from functools import cache, partial
 from struct import Struct
@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.backends.native import ahead_of_cache, by_memory, family
 from penstock.backends.native.formulas import (
     CHEAP_POWERS,
     FORMULAS,
@@ -32,11 +33,13 @@ from penstock.backends.native.kernel import (
     UnsupportedError,
     native_kernel,
 )
+from penstock.core.checkpoints import checkpoint
 from penstock.core.records import replace
-from penstock.core.types import TensorType, dtype_name
-from penstock.ir.graph import Node, Value
+from penstock.core.types import TensorType, Type, dtype_name
+from penstock.host.native import NativeLibrary
+from penstock.ir.graph import Contents, Node, Value
 from penstock.ir.layout import packed_strides
-from penstock.ops.internal.fused import is_fused, parts
+from penstock.ops.internal.fused import FUSED, is_fused, parts
 from penstock.ops.registry import MICROSOFT
 
 # As in c/elementwise.c.
@@ -92,6 +95,12 @@ OPERATIONS = (*FORMULAS, *_CONVERTING)
 """those of programs"""
 
 
+def _by_program(node: Node) -> float:
+    element_ns = estimated_ns(node)
+    return math.inf if element_ns is None else by_memory(node, element_ns)
+
+
+@family(*OPERATIONS, FUSED.full_name, seconds=_by_program)
 def elementwise_call(site: Site) -> NativeCall | None:
     """An elementwise operation, or a chain of them."""
     output = site.output()
@@ -104,15 +113,26 @@ def elementwise_call(site: Site) -> NativeCall | None:
         return None
 
 
-def late_program(site: Site) -> bytes | None:
-    """The program of an elementwise operation, or a chain of them, for arrays of any shapes: the
-    settings of ``elementwise`` in ``c/late.c``; None if there is none."""
-    output = site.output()
+@ahead_of_cache(*OPERATIONS, FUSED.full_name)
+def elementwise_of_any_shape(
+    library: NativeLibrary,
+    node: Node,
+    types: Sequence[Type | None],
+    otherwise: Callable[..., Any],
+) -> Callable[..., Any] | None:
+    """The same program for arrays of any shapes: the settings of ``elementwise`` in
+    ``c/any_shape.c``."""
+    (value,) = node.outputs if len(node.outputs) == 1 else (None,)
+    output = None if value is None else value.type
+    if not isinstance(output, TensorType) or output.shape is None:
+        return None
+    tensors = [t for t in types if t is None or isinstance(t, TensorType)]
     try:
-        program = _Program(site)
-        return program.settings(program.finished(program.result(), output), output)
+        program = _Program(Site(library, node, (*tensors, output), Contents(node.inputs)))
+        settings = program.settings(program.finished(program.result(), output), output)
     except UnsupportedError:
         return None
+    return partial(library.functions.elementwise, otherwise, checkpoint, settings)
 
 
 def program_behind(site: Site, first: int) -> NativeCall | None:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
+from penstock.backends.native import ahead_of_cache, by_memory, family
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
 from penstock.backends.native.reduce import around
+from penstock.core.checkpoints import checkpoint
+from penstock.core.types import TensorType, Type
+from penstock.host.native import NativeLibrary
+from penstock.ir.graph import Node
 from penstock.ops.common.shape_rules import normalize_axis
 from penstock.ops.onnx.shape import flatten_axis
 from penstock.ops.onnx.softmax import SINGLE_AXIS
@@ -17,6 +23,7 @@ _LINE, _CACHED = 16, 2**17  # elements of a line of the cache, and of a block of
 _NS = {"float32": 0.35, "float64": 1.0}
 
 
+@family("Hardmax", "LogSoftmax", "Softmax", seconds=partial(by_memory, element_ns=0.2))
 def softmax_call(site: Site) -> NativeCall | None:
     """Along one axis or, before version 13, along all from some axis on."""
     x = site.input(0)
@@ -52,3 +59,23 @@ def _call(site: Site, strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
         inplace=(0,),
         restrided=partial(_call, site),
     )
+
+
+@ahead_of_cache("LogSoftmax", "Softmax")
+def softmax_of_any_shape(
+    library: NativeLibrary,
+    node: Node,
+    types: Sequence[Type | None],
+    otherwise: Callable[..., Any],
+) -> Callable[..., Any] | None:
+    """Along the last axis."""
+    (x,) = types
+    if not isinstance(x, TensorType) or str(x.dtype) not in _NS or not x.shape:
+        return None
+    if node.op.since < SINGLE_AXIS:
+        return None
+    rank = len(x.shape)
+    if normalize_axis(node.attrs.get("axis", -1), rank) != rank - 1:
+        return None
+    is_log = node.op.name == "LogSoftmax"
+    return partial(library.functions.softmax, otherwise, checkpoint, is_log)

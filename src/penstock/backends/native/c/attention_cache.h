@@ -1,0 +1,26 @@
+/* Attention of few queries over a cache: see attention_cache.c. */
+#ifndef PENSTOCK_ATTENTION_CACHE_H
+#define PENSTOCK_ATTENTION_CACHE_H
+
+#include <stdint.h>
+
+enum { MOST_HEAD = 512, CACHED_ROWS = 32 }; /* features of a head, queries of a sample */
+
+struct attention_cache {
+    const float *q, *k, *v, *past_k, *past_v; /* the past is [batch, kv_heads, room, size]; k may be
+                                                 NULL: then the present is all there */
+    const float *bias;                        /* of scores, or NULL */
+    const float *cos, *sin;                   /* [positions, half], or NULL */
+    const int32_t *last;                      /* the last position of each sample, or NULL */
+    float *y, *present_k, *present_v;         /* the present is [batch, kv_heads, kept, size] */
+    int64_t heads, kv_heads, queries, size, value_size, room, kept, total;
+    int64_t q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row;
+    int64_t y_batch, y_head, y_row, bias_batch, bias_head, bias_row;
+    int64_t past_k_batch, past_k_head, past_v_batch, past_v_head;
+    int64_t present_k_batch, present_k_head, present_v_batch, present_v_head;
+    int64_t holds_k, holds_v; /* whether the present holds the past already */
+    int64_t causal, window, half, interleaved;
+    double scale, softcap;
+};
+
+#endif

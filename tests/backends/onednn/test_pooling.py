@@ -1,0 +1,68 @@
+"""Pooling with oneDNN equals that of NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.backends.onednn.library import library
+from tests.backends.onednn.forced import ran_on
+from tests.backends.onednn.test_kernel import compile, draw, one_node
+from tests.support.onnx_text import compile_text, model_from_text
+
+pytestmark = pytest.mark.skipif(library() is None, reason="needs libdnnl.so.3")
+
+
+POOLINGS = {
+    "plain": ((1, 3, 8, 9), {"kernel_shape": [3, 2]}),
+    "padded": ((2, 3, 8, 9), {"kernel_shape": [3, 3], "pads": [1, 0, 1, 1]}),
+    "strided": ((1, 3, 9, 9), {"kernel_shape": [3, 3], "strides": [2, 3], "pads": [1, 1, 1, 1]}),
+    "with a last window kept": (
+        (1, 3, 8, 8),
+        {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1},
+    ),
+    "without one": ((1, 3, 8, 8), {"kernel_shape": [3, 3], "strides": [2, 2]}),
+    "dilated": ((1, 3, 9, 9), {"kernel_shape": [2, 3], "dilations": [3, 2]}),
+    "same": ((1, 3, 7, 8), {"kernel_shape": [3, 3], "auto_pad": "SAME_LOWER", "strides": [2, 2]}),
+    "one axis": ((2, 3, 16), {"kernel_shape": [5], "strides": [2]}),
+    "three axes": ((1, 2, 5, 6, 7), {"kernel_shape": [2, 3, 2]}),
+}
+
+
+@pytest.mark.parametrize("op", ["MaxPool", "AveragePool", "AveragePool, padding counted"])
+@pytest.mark.parametrize("name", POOLINGS)
+def test_pooling_equals_numpy(name, op):
+    shape, attrs = POOLINGS[name]
+    op, _, counted = op.partition(",")
+    if counted:
+        attrs = attrs | {"count_include_pad": 1}
+    x = draw(*shape)
+    proto = one_node(op, x, **attrs)
+    session = compile(proto)
+    want = ps.compile(proto, backends=["numpy"])(x)
+    for _ in range(2):
+        np.testing.assert_allclose(session(x), want, rtol=1e-5, atol=1e-6)
+    refused = "dilations" in attrs or (bool(counted) and "ceil_mode" in attrs)
+    assert ran_on(session, op) == {"numpy" if refused else "onednn"}
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 7), (2, 3, 7, 5), (1, 2, 3, 4, 5)])
+def test_global_pooling_equals_numpy(shape):
+    x = draw(*shape)
+    proto = one_node("GlobalAveragePool", x)
+    session = compile(proto)
+    np.testing.assert_allclose(
+        session(x), ps.compile(proto, backends=["numpy"])(x), rtol=1e-5, atol=1e-6
+    )
+    assert ran_on(session, "GlobalAveragePool") == {"onednn"}
+
+
+def test_max_pool_with_indices_runs_on_numpy():
+    text = """g (float[1, 1, 4, 4] x) => (float[1, 1, 2, 2] y, int64[1, 1, 2, 2] i) {
+        y, i = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (x) }"""
+    session = compile(model_from_text(text))
+    x = draw(1, 1, 4, 4)
+    for got, want in zip(session(x), compile_text(text, backends=["numpy"])(x), strict=True):
+        np.testing.assert_array_equal(got, want)
+    assert ran_on(session, "MaxPool") == {"numpy"}

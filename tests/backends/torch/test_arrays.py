@@ -1,0 +1,26 @@
+"""Kernels that move elements: views, joins, parts, borders, and tensors made from little, against NumPy's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.support.torch_kernels import needs_torch
+from tests.support.torch_official import check, floats, official_tests
+
+pytestmark = needs_torch
+
+test_torch_kernels_of_official_cases_agree_with_numpy = official_tests("arrays")
+
+
+@pytest.mark.parametrize("mode", ["reflect", "edge", "wrap"])
+@pytest.mark.parametrize("widths", [[0, 0, 3, 0, 0, 2], [1, 2, 0, 0, 1, 3], [0] * 6])
+def test_torch_pads_with_elements_of_the_tensor(mode, widths):
+    check("Pad", [floats(2, 4, 5), np.array(widths)], constants=(1,), mode=mode)
+
+
+def test_torch_slices_backward():
+    numbers = [np.array(x) for x in ([-1, 0], [-(2**63) + 1, 4], [2, 1], [-2, 1])]
+    check("Slice", [floats(2, 4, 5), *numbers], constants=(1, 2, 3, 4))
+    whole = [np.array(x) for x in ([9], [-9], [0], [-1])]
+    check("Slice", [floats(3, 2), *whole], constants=(1, 2, 3, 4))

@@ -1,0 +1,114 @@
+"""Sessions run as those of ONNX Runtime do."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import threading
+from pathlib import Path
+
+import numpy as np
+
+import penstock.compat.onnxruntime as ort
+from tests.compat.test_onnxruntime import BOTH, TEXT, I, X, model
+from tests.support.onnx_text import model_from_text
+
+
+def described(ports: list) -> list[tuple]:
+    return [(port.name, port.type, port.shape) for port in ports]
+
+
+@BOTH
+def test_session_describes_its_model(runtime):
+    session = runtime.InferenceSession(model(), providers=["CPUExecutionProvider"])
+    assert described(session.get_inputs()) == [
+        ("x", "tensor(float)", ["N", 3]),
+        ("i", "tensor(int64)", [3]),
+    ]
+    assert described(session.get_outputs())[0] == ("y", "tensor(float)", ["N", 3])
+    meta = session.get_modelmeta()
+    assert dict(meta.custom_metadata_map) == {"names": "a, b"}
+    found = (meta.producer_name, meta.version, meta.description, meta.graph_description)
+    assert found == ("maker", 3, "about", "of the graph")
+    assert meta.graph_name == "g" and meta.domain == ""
+    assert session.get_providers() == ["CPUExecutionProvider"]
+    assert runtime.get_device() == "CPU"
+    assert "CPUExecutionProvider" in runtime.get_available_providers()
+
+
+@BOTH
+def test_run_returns_a_list_in_the_order_asked_for(runtime):
+    session = runtime.InferenceSession(model())
+    feeds = {"x": X, "i": I}
+    for names in (None, [], ["y", "j"]):
+        y, j = session.run(names, feeds)
+        np.testing.assert_array_equal(y, -X)
+        np.testing.assert_array_equal(j, 2 * I)
+    j, y = session.run(["j", "y"], {"x": X.tolist(), "i": I})
+    assert y.dtype == np.float32 and j.dtype == np.int64
+
+
+@BOTH
+def test_run_async_calls_back_with_outputs_or_an_error(runtime):
+    session = runtime.InferenceSession(model())
+    ended, found = threading.Event(), []
+
+    def done(results, data, error):
+        found.append((results, data, error))
+        ended.set()
+
+    session.run_async(["j"], {"x": X, "i": I}, done, "data")
+    assert ended.wait(30)
+    ((results, data, error),) = found
+    np.testing.assert_array_equal(results[0], 2 * I)
+    assert (data, error) == ("data", "")
+
+
+def test_run_async_that_fails_calls_back_with_the_text():
+    text = "g (float[3] x, int64[1] i) => (float[1] y) { y = Gather(x, i) }"
+    ended, found = threading.Event(), []
+    session = ort.InferenceSession(model(text))
+    feeds = {"x": X[0], "i": np.array([5])}
+    session.run_async(None, feeds, lambda *told: (found.append(told), ended.set()), None)
+    assert ended.wait(30)
+    assert found[0][0] == [] and "Gather" in found[0][2]
+
+
+def test_profiling_writes_a_trace(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = ort.SessionOptions()
+    options.enable_profiling = True
+    session = ort.InferenceSession(model(), options)
+    session.run(None, {"x": X, "i": I})
+    path = session.end_profiling()
+    assert json.loads(Path(path).read_text())
+    assert ort.InferenceSession(model()).end_profiling() == ""
+
+
+@BOTH
+def test_profiles_are_lists_of_events_with_the_operations_of_nodes(runtime, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = runtime.SessionOptions()
+    options.enable_profiling = True
+    session = runtime.InferenceSession(model(), options, providers=["CPUExecutionProvider"])
+    session.run(None, {"x": X, "i": I})
+    events = json.loads(Path(session.end_profiling()).read_text())
+    nodes = [event for event in events if event.get("cat") == "Node"]
+    assert {event["args"]["op_name"] for event in nodes} == {"Neg", "Add"}
+    assert {event["args"]["provider"] for event in nodes} == {"CPUExecutionProvider"}
+    assert all(event["dur"] >= 0 and event["ph"] == "X" for event in nodes)
+
+
+@BOTH
+def test_model_without_a_version_has_the_largest(runtime):
+    proto = model_from_text(TEXT)
+    proto.ir_version = 9
+    session = runtime.InferenceSession(proto.SerializeToString())
+    assert session.get_modelmeta().version == 2**63 - 1
+    assert str(session.get_inputs()[1]) == "NodeArg(name='i', type='tensor(int64)', shape=[3])"
+
+
+@BOTH
+def test_sessions_are_imported_from_where_they_are_defined(runtime):
+    name = f"{runtime.__name__}.capi.onnxruntime_inference_collection"
+    assert importlib.import_module(name).InferenceSession is runtime.InferenceSession

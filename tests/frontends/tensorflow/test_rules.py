@@ -1,0 +1,9 @@
+"""Rules for TensorFlow's operations, by the operation's name."""
+
+from __future__ import annotations
+
+from tests.support.tf_operations import operation_tests
+
+test_operation_matches_tensorflow, test_reversed_nodes_match_tensorflow = operation_tests(
+    "frontends.tensorflow.rules"
+)

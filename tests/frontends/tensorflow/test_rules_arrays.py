@@ -1,0 +1,9 @@
+"""Rules of reductions, and of operations on shapes and positions of elements."""
+
+from __future__ import annotations
+
+from tests.support.tf_operations import operation_tests
+
+test_operation_matches_tensorflow, test_reversed_nodes_match_tensorflow = operation_tests(
+    "frontends.tensorflow.rules_arrays"
+)

@@ -1,0 +1,9 @@
+"""Values that are counted or ranked: distinct ones, bins, places in sorted rows, the top k."""
+
+from __future__ import annotations
+
+from tests.support.tf_operations import operation_tests
+
+test_operation_matches_tensorflow, test_reversed_nodes_match_tensorflow = operation_tests(
+    "ops.tensorflow.counting"
+)

@@ -1,0 +1,9 @@
+"""Images resized as only TensorFlow has it: by cubic splines out of a table, and by area."""
+
+from __future__ import annotations
+
+from tests.support.tf_operations import operation_tests
+
+test_operation_matches_tensorflow, test_reversed_nodes_match_tensorflow = operation_tests(
+    "ops.tensorflow.resize"
+)

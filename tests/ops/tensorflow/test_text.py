@@ -1,0 +1,9 @@
+"""Text: numbers as text and back, cases, parts of texts, patterns that are replaced, hashes."""
+
+from __future__ import annotations
+
+from tests.support.tf_operations import operation_tests
+
+test_operation_matches_tensorflow, test_reversed_nodes_match_tensorflow = operation_tests(
+    "ops.tensorflow.text"
+)

@@ -1,0 +1,54 @@
+"""Graphs are verified after each pass where the environment asks for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.core.errors import InternalError
+from penstock.core.types import FLOAT32, TensorType
+from penstock.ir.graph import Graph
+from penstock.passes.context import Pass, PassContext
+from penstock.passes.pipeline import (
+    CHECK_PASSES,
+    run_passes,
+)
+from tests.passes.test_pipeline import add_chain
+
+
+class Corruption(Pass):
+    """A pass with a bug."""
+
+    name = "corruption"
+
+    def __init__(self, corrupt) -> None:
+        self.corrupt = corrupt
+
+    def run(self, graph: Graph, context: PassContext) -> bool:
+        self.corrupt(graph)
+        return True
+
+
+def drop_first(graph: Graph) -> None:
+    del graph.nodes[0]
+
+
+def reverse(graph: Graph) -> None:
+    graph.nodes.reverse()
+
+
+def mistype(graph: Graph) -> None:
+    graph.nodes[0].outputs[0].type = TensorType(FLOAT32, (3,))
+
+
+@pytest.mark.parametrize(
+    ("corrupt", "message"),
+    [(drop_first, "v0"), (reverse, "n2 before n1"), (mistype, r"float32\[3\]")],
+)
+def test_check_after_a_pass_with_a_bug_names_the_pass(corrupt, message):
+    with pytest.raises(InternalError, match=f"pass corruption left .*{message}"):
+        run_passes([Corruption(corrupt)], add_chain(3), PassContext())
+
+
+def test_check_is_off_without_the_environment_variable(monkeypatch):
+    monkeypatch.delenv(CHECK_PASSES)
+    run_passes([Corruption(reverse)], add_chain(3), PassContext())

@@ -1,0 +1,235 @@
+"""The protocol: requests and answers in JSON and bytes, and what is refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.serving import app
+from tests.support.timing import SOON, wait_until
+from tests.support.triton import (
+    MAX_BYTES,
+    InferRequestedOutput,
+    asked,
+    fed,
+    save,
+    serving,
+)
+
+
+@pytest.mark.parametrize("into", [False, True])
+@pytest.mark.parametrize("out", [False, True])
+@pytest.mark.parametrize("compression", [None, "gzip", "deflate"])
+def test_inference_takes_and_gives_json_and_bytes(client, into, out, compression):
+    triton, _ = client
+    x = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
+    outputs = [InferRequestedOutput(name, binary_data=out) for name in ("k", "y")]
+    result = triton.infer(
+        "affine",
+        [fed("x", x, "FP32", binary=into)],
+        outputs=outputs,
+        request_id="seven",
+        request_compression_algorithm=compression,
+    )
+    np.testing.assert_array_equal(result.as_numpy("y"), x + x)
+    np.testing.assert_array_equal(result.as_numpy("k"), [7])
+    response = result.get_response()
+    assert (response["id"], response["model_name"]) == ("seven", "affine")
+    assert [entry["name"] for entry in response["outputs"]] == ["k", "y"]
+    both = triton.infer("affine", [fed("x", x, "FP32", binary=into)], model_version="1")
+    np.testing.assert_array_equal(both.as_numpy("y"), x + x)
+    assert len(both.get_response()["outputs"]) == 2
+
+
+TYPES = {
+    "BOOL": "bool",
+    **{f"INT{n}": f"int{n}" for n in (8, 16, 32, 64)},
+    **{f"UINT{n}": f"uint{n}" for n in (8, 16, 32, 64)},
+    "FP16": "float16",
+    "FP32": "float",
+    "FP64": "double",
+    "BF16": "bfloat16",
+    "BYTES": "string",
+}
+
+
+def test_inference_takes_and_gives_every_datatype(tmp_path):
+    check_every_datatype(tmp_path, ps.Replicas)
+
+
+def check_every_datatype(tmp_path: Path, make: Callable[[Path], ps.Replicas]) -> None:
+    """Feed a server whose models ``make`` loads each datatype, as JSON and as bytes."""
+    paths = {
+        name: save(tmp_path / f"{name}.onnx", f"g ({t}[N] x) => ({t}[N] y) {{ y = Identity(x) }}")
+        for name, t in TYPES.items()
+    }
+    values = {
+        "BOOL": np.array([True, False, True]),
+        "BYTES": np.array(["a", "", "zwölf"], object),
+        "BF16": np.array([1.5, -2, 3e38], ml_dtypes.bfloat16),
+    }
+    with serving(paths, make) as (triton, url, _):
+        for name in TYPES:
+            dtype = np.dtype(name.lower().replace("fp", "float")) if name not in values else None
+            value = values.get(name, np.array([1, 0, 100]).astype(dtype))
+            assert triton.get_model_metadata(name)["inputs"][0]["datatype"] == name
+            for binary in (True, False):
+                if name in ("FP16", "BF16") and not binary:
+                    continue  # the client has no JSON for these
+                inputs = [fed("x", value, name, binary=binary)]
+                wanted = [InferRequestedOutput("y", binary_data=binary)]
+                y = triton.infer(name, inputs, outputs=wanted).as_numpy("y")
+                if name == "BYTES":
+                    texts = [each.decode() if isinstance(each, bytes) else each for each in y]
+                    assert texts == ["a", "", "zwölf"]
+                else:
+                    assert y.dtype == value.dtype
+                    np.testing.assert_array_equal(y, value)
+        nested = {"name": "x", "shape": [2], "datatype": "BF16", "data": [[1.5], [2]]}
+        body = json.dumps({"inputs": [nested]}).encode()
+        status, answer = asked(f"{url}/v2/models/BF16/infer", body)
+        assert (status, answer["outputs"][0]["data"]) == (200, [1.5, 2.0])
+
+
+X = {"name": "x", "shape": [1, 3], "datatype": "FP32"}
+
+
+@pytest.mark.parametrize(
+    ("document", "reason"),
+    [
+        ([], "must be a JSON object"),
+        ({"inputs": {}, "outputs": 1}, "must be a list of objects"),
+        ({"inputs": [{**X, "data": [1, 2]}]}, "has 2 elements"),
+        ({"inputs": [{**X, "data": [[1, 2], 3]}]}, "rows beside elements"),
+        ({"inputs": [{**X, "data": [1, 2, "a"]}]}, "an element 'a'"),
+        ({"inputs": [{**X, "data": [1, 2, None]}]}, "an element None"),
+        ({"inputs": [{**X, "datatype": "FP8", "data": [1, 2, 3]}]}, "'FP8', which there is not"),
+        ({"inputs": [{**X, "datatype": [], "data": [1, 2, 3]}]}, "which there is not"),
+        ({"inputs": [{**X, "shape": [1, -3], "data": [1]}]}, "a list of sizes"),
+        ({"inputs": [{**X, "datatype": "INT8", "data": [1, 2, 300]}]}, "300"),
+        ({"inputs": [{**X, "datatype": "INT8", "data": [1, 2, 0.5]}]}, "not whole numbers"),
+        ({"inputs": [{**X, "datatype": "INT64", "data": [1, 2, 3]}]}, "int64"),
+        ({"inputs": [{**X, "data": [1, 2, 3]}] * 2}, "given twice"),
+        ({"inputs": [X]}, "neither 'data'"),
+        ({"inputs": [{**X, "parameters": {"binary_data_size": 12}}]}, "more than there are"),
+        ({"inputs": [{**X, "parameters": {"binary_data_size": -1}}]}, "more than there are"),
+        ({"inputs": [{**X, "parameters": 3, "data": []}]}, "'parameters' must be an object"),
+        ({"inputs": [{**X, "name": "z", "data": [1, 2, 3]}]}, "no such value; it has 'x'"),
+        ({"inputs": [{**X, "name": 3, "data": [1, 2, 3]}]}, "has no name"),
+        ({"inputs": [{**X, "shape": [3], "data": [1, 2, 3]}]}, "x"),
+        ({"inputs": [{**X, "data": [1, 2, 3]}], "outputs": [{"name": "z"}]}, "'z'"),
+        ({"parameters": {"timeout": "soon"}}, "no number of microseconds"),
+        ({"parameters": {"timeout": 10**400}}, "no number of microseconds"),
+        ({"inputs": [{**X, "data": [1, 2, 1e40]}]}, "overflow"),
+        ({"outputs": [{"name": "y", "parameters": {"classification": 1}}]}, "not supported"),
+    ],
+)
+def test_wrong_request_is_refused_in_the_form_of_the_protocol(client, document, reason):
+    _, url = client
+    status, answer = asked(f"{url}/v2/models/affine/infer", json.dumps(document).encode())
+    assert status == 400
+    assert list(answer) == ["error"]
+    assert reason in answer["error"]
+
+
+def test_body_that_is_no_request_is_refused(client):
+    _, url = client
+    infer = f"{url}/v2/models/affine/infer"
+    length = "Inference_Header_Content_Length"
+    x = {**X, "parameters": {"binary_data_size": 12}}
+    text = json.dumps({"inputs": [x]}).encode()
+    for body, headers, status, reason in (
+        (b"{", {}, 400, "no JSON"),
+        (b"[" * 100_000, {}, 400, "no JSON"),
+        (text + bytes(12), {length: "x"}, 400, "no length in the body"),
+        (text + bytes(12), {length: "9999"}, 400, "no length in the body"),
+        (text + bytes(12), {length: "9" * 5000}, 400, "no length in the body"),
+        (text + bytes(13), {length: str(len(text))}, 400, "1 bytes follow"),
+        (text + bytes(11), {length: str(len(text))}, 400, "more than there are"),
+        (text, {"Content_Encoding": "br"}, 400, "not gzip or deflate"),
+        (text, {"Content_Encoding": "gzip"}, 400, "not compressed"),
+        (gzip.compress(text)[:-4], {"Content_Encoding": "gzip"}, 400, "cut off"),
+        (bytes(MAX_BYTES + 1), {}, 413, "larger than"),
+        (gzip.compress(bytes(50 * MAX_BYTES)), {"Content_Encoding": "gzip"}, 413, "larger than"),
+    ):
+        assert asked(infer, body, **headers)[0] == status, reason
+        assert reason in asked(infer, body, **headers)[1]["error"]
+    assert asked(f"{url}/v2/models/other/infer", b"{}")[0] == 404
+    assert asked(f"{url}/v2/models/affine/versions/3/infer", b"{}")[0] == 404
+    assert "error" in asked(f"{url}/v2/nothing", b"{}")[1]
+    assert asked(f"{url}/v2", b"{}")[0] == 405
+
+
+def test_strings_that_are_none_are_refused(tmp_path):
+    path = save(tmp_path / "g.onnx", "g (string[N] x) => (string[N] y) { y = Identity(x) }")
+    with serving({"g": path}) as (_, url, _):
+        for data, reason in (
+            (b"\x05\0\0\0ab", "ends beyond"),
+            (b"\x01\0", "no strings"),
+            (b"\x01\0\0\0\xff", "no strings"),
+            (b"\x01\0\0\0a", "has 1 strings, not 2"),
+        ):
+            x = {"name": "x", "shape": [2], "datatype": "BYTES"}
+            x["parameters"] = {"binary_data_size": len(data)}
+            text = json.dumps({"inputs": [x]}).encode()
+            length = {"Inference_Header_Content_Length": str(len(text))}
+            status, answer = asked(f"{url}/v2/models/g/infer", text + data, **length)
+            assert status == 400
+            assert reason in answer["error"]
+
+
+def test_halves_of_surrogate_pairs_are_no_strings(tmp_path):
+    path = save(tmp_path / "g.onnx", "g (string[N] x) => (string[N] y) { y = Identity(x) }")
+    x = {"name": "x", "shape": [2], "datatype": "BYTES", "data": ["\U0001f600", "\ud83d"]}
+    with serving({"g": path}) as (_, url, _):
+        for binary in (False, True):
+            request = {"inputs": [x], "parameters": {"binary_data_output": binary}}
+            status, answer = asked(f"{url}/v2/models/g/infer", json.dumps(request).encode())
+            assert status == 400
+            assert "surrogates not allowed" in answer["error"]
+
+
+@pytest.mark.parametrize("length", [3, 3000])
+def test_long_json_is_read_and_written_while_others_are_answered(monkeypatch, affine, length):
+    """Long JSON waits until the server has said that it lives: on its event loop, each would wait
+    for the other."""
+    at: list[int] = []
+    lived = threading.Event()
+
+    def held(function: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            at.append(threading.get_ident())
+            assert length == 3 or lived.wait(SOON)
+            return function(*arguments)
+
+        return call
+
+    monkeypatch.setattr(app, "decode_request", held(app.decode_request))
+    monkeypatch.setattr(app, "encode_response", held(app.encode_response))
+    x = {"name": "x", "datatype": "FP32", "shape": [length // 3, 3], "data": [0.125] * length}
+    body = json.dumps({"inputs": [x]}).encode()
+    with serving({"affine": affine}) as (triton, url, server), ThreadPoolExecutor(1) as threads:
+        loop: list[int] = []
+        find = server.repository.find
+        monkeypatch.setattr(
+            server.repository,
+            "find",
+            lambda *name: (loop.append(threading.get_ident()), find(*name))[1],
+        )
+        answer = threads.submit(asked, f"{url}/v2/models/affine/infer", body)
+        wait_until(lambda: at)
+        assert triton.is_server_live()
+        lived.set()
+        status, document = answer.result(SOON)
+        assert (status, document["outputs"][0]["data"]) == (200, [0.25] * length)
+        assert [ident == loop[0] for ident in at] == [length == 3] * 2
