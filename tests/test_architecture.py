@@ -40,7 +40,7 @@ BOUNDS = {
     "seconds_functions": 20,
     "passes_outside_pipeline": 0,
     "calls_of_infer_types": 4,
-    "tuple_splats": 55,
+    "tuple_splats": 37,
     "any_in_signatures": 1955,
     "functions_over_6_parameters": 54,
     "classes_over_20_attributes": 5,
@@ -49,8 +49,8 @@ BOUNDS = {
     "session_members": 18,
     "environment_variables": 9,
 }
-MOST = {"python_lines": 101_800, "c_lines": 13_000}
-LEAST = {"comment_percent": 2.5, "comment_percent_in_hard_files": 2.8}
+MOST = {"python_lines": 102_300, "c_lines": 13_000}
+LEAST = {"comment_percent": 3.0, "comment_percent_in_hard_files": 12.0}
 
 # Third-party packages that only some modules may import.
 CONFINED = {

@@ -344,6 +344,13 @@ def _schedule(
     signal = {i: k for k, i in enumerate([i for i in order if i in emitting])}
     emits = tuple([(signal[i],) if i in signal else () for i in range(dag.n)])
     waits = tuple([tuple(sorted([signal[p] for p in needed])) for needed in waited])
-    ends = tuple(begin), tuple([signal[i] for i in end])
-    device_of = tuple([d for d, _ in number])
-    return StreamSchedule(order, tuple(stream), emits, waits, len(signal), *ends, device_of)
+    return StreamSchedule(
+        order,
+        tuple(stream),
+        emits,
+        waits,
+        n_signals=len(signal),
+        begin=tuple(begin),
+        end=tuple([signal[i] for i in end]),
+        device_of=tuple([d for d, _ in number]),
+    )

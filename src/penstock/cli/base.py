@@ -97,8 +97,10 @@ def _progress(what: str, *, quiet: bool) -> Iterator[None]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    progress = Progress(*columns, console=Console(stderr=True), transient=True)
+    description, elapsed = TextColumn("{task.description}"), TimeElapsedColumn()
+    progress = Progress(
+        description, BarColumn(), elapsed, console=Console(stderr=True), transient=True
+    )
     task = progress.add_task(what, total=None)
 
     def tell(step: str, done: int, total: int) -> None:

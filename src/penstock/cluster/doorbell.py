@@ -29,7 +29,7 @@ _LINK = struct.Struct("<q")
 
 
 class BellAddress(NamedTuple):
-    """Where a doorbell is, what those who ring it show, and its name on its own machine."""
+    """The address of a doorbell, the secret that writers show, and its name on its own machine."""
 
     host: str
     port: int
@@ -38,8 +38,8 @@ class BellAddress(NamedTuple):
 
 
 class Doorbell:
-    """Where one process waits for connections of those that write to it. Each link has a number of
-    its own, so that the connection of a writer that has died meanwhile is not that of the next."""
+    """The socket on which one process waits for connections of its writers. Links are numbered, so
+    that the connection of a writer that has died meanwhile is not taken for that of the next."""
 
     def __init__(self, host: str) -> None:
         self._servers = [socket.create_server((host, 0))]

@@ -256,7 +256,7 @@ class LinkReader:
             return True
 
     def _next(self) -> Any:
-        """What the next message is packed in; None if the store of Ray is gone."""
+        """The buffer of the next message; None if the store of Ray is gone."""
         while True:
             worker, ref = self._channel._worker, self._channel._local_reader_ref
             ((packed, mark, _),) = taken = worker.core_worker.get_objects([ref], -1)

@@ -151,7 +151,7 @@ class Members:
         return Member(reader, process, link, back, actor.stay.remote().future())
 
     def result(self, ref: Any, timeout: float | None = _START_S) -> Any:
-        """What a call of an actor returns. Raises ``PenstockError`` if there is no room for the
+        """The result of a call of an actor. Raises ``PenstockError`` if there is no room for the
         actor; ``WorkerLost`` if it has died, or does not reach another one that may have died; what
         the call raises, and what the work of this thread must stop with."""
         answer: Future[Any] = ref.future()

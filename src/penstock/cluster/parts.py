@@ -66,7 +66,7 @@ def _waits(node: Node) -> bool:
 
 
 def remote_parts(parts: Mapping[int, GraphPart]) -> list[RemotePart]:
-    """What the driver knows of parts, by worker; of parts of which none has outputs, all answer."""
+    """The parts as the driver knows them, by worker; if none of them has outputs, all answer."""
     remote = [RemotePart.of(part, worker) for worker, part in parts.items()]
     if all(part.silent for part in remote):
         remote = [replace(part, silent=False) for part in remote]
@@ -75,7 +75,7 @@ def remote_parts(parts: Mapping[int, GraphPart]) -> list[RemotePart]:
 
 @dataclass(frozen=True)
 class PartOptions:
-    """How a worker compiles a part: what ``CompileOptions`` say of it."""
+    """The options with which a worker compiles a part, those of ``CompileOptions`` that matter."""
 
     backends: tuple[str, ...]
     precision: Precision

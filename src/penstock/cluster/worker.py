@@ -50,8 +50,8 @@ CALLS_APART = {_APART: 2}
 
 
 class FarRendezvous(Rendezvous):
-    """Where a part of one step meets those of other workers: values that it sends go there by
-    links, and the links of this worker bring theirs (``arrive``)."""
+    """The meeting point of a part of one step and those of other workers: values that it sends go
+    there by links, and the links of this worker bring theirs (``arrive``)."""
 
     def __init__(self, worker: Worker, step: int) -> None:
         super().__init__()

@@ -45,7 +45,7 @@ class CapturedSteps:
 
     @property
     def told(self) -> str:
-        """What has come of it, as text."""
+        """Its state as text, with the reason."""
         return f"{self.state}: {self.reason}" if self.reason else self.state
 
     def captured(self) -> None:

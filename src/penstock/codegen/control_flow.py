@@ -115,8 +115,10 @@ def _write_scan(writer: StepWriter, step: Step) -> None:
     for inner, (source, axis, backward) in zip(block.inputs[n:], sources, strict=True):
         views.append(f"x{inner}")
         writer.line(f"x{inner} = rows_of({writer.name[source]}, {axis}, {backward})", step)
-    columns = (step.outputs[n:], block.outputs[n:], scan.output_axes, scan.output_backward)
-    outputs = _ScanOutputs(writer, step, list(map(_ScanOutput, *columns)))
+    collected = map(
+        _ScanOutput, step.outputs[n:], block.outputs[n:], scan.output_axes, scan.output_backward
+    )
+    outputs = _ScanOutputs(writer, step, list(collected))
     outputs.begin()
     _begin_carries(writer, step)
     iteration = _begin_iteration(writer, step, f"range(same_length({', '.join(views)}))")

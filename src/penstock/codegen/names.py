@@ -144,7 +144,7 @@ def bound_slots(step: Step) -> tuple[int, ...]:
 
 
 def runtime_slots(plan: Plan, step: Step) -> tuple[int, ...]:
-    """Those of ``bound_slots`` whose arrays are known only during the run."""
+    """The slots of ``bound_slots`` whose arrays are known only during the run."""
     slots = plan.slots
     return tuple([i for i in bound_slots(step) if i >= 0 and slots[i].kind is SlotKind.DYNAMIC])
 
@@ -264,7 +264,7 @@ def bind_names(
 
 
 def _bound(plan: Plan, values: Sequence[Any], step: Step) -> Any:
-    """What the kernel of ``step`` returns when it is bound to the memory of its slots."""
+    """The bound form of the kernel of ``step``, on the memory of its slots."""
     kernel = step.kernel
     assert kernel is not None
     inputs = [
@@ -291,7 +291,7 @@ def _function_of(
     workspace: Any,
     ahead: dict[str, int] | None,
 ) -> Callable[..., Any]:
-    """What ``name`` stands for: the function of a kernel that does not prepare its arguments.
+    """The value of ``name``: the function of a kernel that does not prepare its arguments.
     ``ahead``: how many kernels the host is ahead of each device, by backend, outside of streams."""
     function = kernel.begin or (kernel.into if step.into else kernel.function)
     assert function is not None

@@ -44,7 +44,7 @@ def _line(plan: Plan, names: ProgramNames, line: str, step: Step) -> str:
 
 
 def _arguments(plan: Plan, names: ProgramNames, step: Step) -> str:
-    """What a kernel that writes into given memory reads, and what it writes."""
+    """The arguments of a kernel that writes into given memory: values that it reads, and writes."""
     slots = bound_slots(step)
     read, written = slots[: len(step.inputs)], slots[len(step.inputs) :]
     texts = [", ".join([_value(plan, names, i) for i in group]) for group in (read, written)]

@@ -340,7 +340,7 @@ class StepWriter:
 
 
 def comment(step: Step) -> str:
-    """Where a step comes from in the model."""
+    """The place in the model that a step comes from."""
     node = step.node
     return printable(node.origin or node.name or node.op.name)
 

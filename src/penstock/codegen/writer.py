@@ -105,8 +105,14 @@ class Program:
     def with_observers(self, inputs: bool = True) -> Program:
         """The program of the same plan that tells observers of its steps, and of their ``inputs``:
         to tell them of weights is to read all again that kernels hold in an order of their own."""
-        parts = self.plan, self.arena_plan, self.limits
-        return write_program(*parts, tasks=self.tasks, observed=True, inputs_observed=inputs)
+        return write_program(
+            self.plan,
+            self.arena_plan,
+            self.limits,
+            tasks=self.tasks,
+            observed=True,
+            inputs_observed=inputs,
+        )
 
     def with_given(self, outputs: Sequence[int]) -> Program:
         """The program of the same plan, one function, that takes arrays for these outputs behind
@@ -132,8 +138,17 @@ class Program:
         device streams that tasks put their steps on, by name; ``workspaces``: what kernels there
         get as ``workspace=``; ``remote``: the arenas in other memories, by default new ones."""
         remote = self.remote_arenas() if remote is None else remote
-        parts = self.plan, self.arena_plan, self.names, memory, remote, self.read
-        namespace = bind_names(*parts, workspaces or {}, self.sequences, bool(streams))
+        namespace = bind_names(
+            self.plan,
+            self.arena_plan,
+            self.names,
+            memory,
+            remote=remote,
+            read=self.read,
+            workspaces=workspaces or {},
+            sequences=self.sequences,
+            on_streams=bool(streams),
+        )
         namespace.update(self.constants)
         namespace.update(streams or {})
         for code in self.code:
@@ -176,27 +191,53 @@ def write_program(
     shared = frozenset() if tasks is None else tasks.shared
     allocated = allocations(plan, arena_plan.size, limits)
     names = program_names(plan, arena_plan, shared, allocated.steps)
-    lifetimes, most = Lifetimes(plan, order, tasks), limits.max_iterations
-    calls = observed, capture, inputs_observed
-    writer = StepWriter(plan, names, lifetimes, _write_control_flow, most, tasks, *calls)
+    writer = StepWriter(
+        plan,
+        names,
+        Lifetimes(plan, order, tasks),
+        _write_control_flow,
+        limits.max_iterations,
+        tasks,
+        observed=observed,
+        capture=capture,
+        inputs_observed=inputs_observed,
+    )
     writer.counts = allocated.counts
     writer.given = _given_slots(plan, given)
     functions = _write_tasks(writer, tasks) if tasks else _write_run(writer, order, given)
     for lines, steps in writer.bodies:
         writer.lines += lines
         writer.step_of_line += steps
-    source = "\n".join(writer.lines) + "\n"
     filename = f"<penstock {printable(plan.name) or 'graph'} {next(_SERIAL)}>"
     code = tuple(_compiled(writer.lines, filename))
-    of_lines = tuple(writer.step_of_line), writer.sequences, writer.constants
-    text = tuple(functions), source, *of_lines, filename, code
-    read = frozenset[str]().union(*map(_names_in, code))
-    parts = plan, arena_plan, tasks, allocated, limits, observed, names
-    program = Program(*parts, *text, read, tuple(given), writer.captures)
-    # Tracebacks through the program show its lines for as long as it exists.
+    program = Program(
+        plan,
+        arena_plan,
+        tasks,
+        allocated,
+        limits,
+        observed,
+        names,
+        functions=tuple(functions),
+        source="\n".join(writer.lines) + "\n",
+        steps=tuple(writer.step_of_line),
+        sequences=writer.sequences,
+        constants=writer.constants,
+        filename=filename,
+        code=code,
+        read=frozenset[str]().union(*map(_names_in, code)),
+        given=tuple(given),
+        captures=writer.captures,
+    )
+    _show_lines(program)
+    return program
+
+
+def _show_lines(program: Program) -> None:
+    """Let tracebacks through the program show its lines, for as long as it exists."""
+    source, filename = program.source, program.filename
     linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
     weakref.finalize(program, linecache.cache.pop, filename, None).atexit = False
-    return program
 
 
 def _compiled(lines: Sequence[str], filename: str) -> Iterator[CodeType]:

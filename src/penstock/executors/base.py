@@ -1,4 +1,4 @@
-"""What executors share: the protocol, the threads of kernels, and NumPy's warnings."""
+"""Common parts of executors: the protocol, the threads of kernels, and NumPy's warnings."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Executor(Protocol):
 
     @property
     def arena_plan(self) -> ArenaPlan | None:
-        """Where values lie in the arena."""
+        """The offsets of values in the arena."""
 
     @property
     def arena_bytes(self) -> int:
@@ -243,8 +243,8 @@ def share_of(
     threads: int | None = None,
     fixed: bool = False,
 ) -> ThreadShare:
-    """What a run of ``plan`` on ``streams`` workers enters to share the threads of kernels, of
-    which the session may use ``threads``, or is to use them all if their number is ``fixed``."""
+    """The share of the kernels' threads that a run of ``plan`` on ``streams`` workers enters. The
+    session may use ``threads`` of them, or is to use them all if their number is ``fixed``."""
     most: dict[str, int] = {}
     threaded = {b.name for b in hosts if b.threads_of_caller}  # whatever they run
     for step in with_checkpoints(plan.walk()):

@@ -30,7 +30,7 @@ _place = imported("penstock.host.admission.ticket_for")
 
 
 def _with_arenas(program: Program, memory: np.ndarray) -> Callable[[], Run]:
-    """What binds a program to an arena, and to those of devices beside it."""
+    """A function that binds a program to an arena, and to those of devices beside it."""
     return partial(_bind_run, program, memory, program.remote_arenas())
 
 

@@ -37,10 +37,12 @@ class _Functions(list[Callable[..., Any]]):
 def _with_streams(
     program: Program, devices: Sequence[Device], memory: np.ndarray
 ) -> Callable[[], _Functions]:
-    """What binds the tasks of a program to an arena, with streams of its own: each keeps the
-    workspace that the kernels on it share."""
+    """A function that binds the tasks of a program to an arena, with streams of its own: each keeps
+    the workspace that the kernels on it share."""
     assert program.tasks is not None
     signals = program.tasks.signals
+    # Made for each arena, once for all numbers of kernel threads: a run has streams and workspaces
+    # to itself, and ``session.memory`` counts them with the arena (decision 27).
     streams: list[Any] = [device.stream() for device in devices]
     kept = [s.allocate(n) if n else None for s, n in zip(streams, signals.workspaces, strict=True)]
     workspaces = {}
@@ -71,6 +73,8 @@ def _scoped(scope: Callable[..., Any], function: Callable[..., Any]) -> Callable
     steps aside leaves meanwhile: the setting is one of the thread."""
     if not isgeneratorfunction(function):
         return scope(function)
+    # The setting is entered for each step of the generator: between them, other tasks run on the
+    # thread, and the rest of this one may run on another.
     advance = scope(next)
 
     def steps(*arguments: Any) -> Iterator[Any]:
@@ -123,6 +127,7 @@ class ParallelExecutor(CompiledExecutor):
         return ParallelExecutor(self._program.with_observers(), *self._arguments)
 
     def run(self, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
+        # ``NEVER`` is shared by all runs: the loop sets the control of a run that fails.
         control = self._counting(control.own())
         if self.sampler is not None and THREAD.run is not control:
             return self.sampler.run(self, inputs, control)
@@ -130,6 +135,7 @@ class ParallelExecutor(CompiledExecutor):
         for queue in self._flow.queues:
             if queue.pool is not None:
                 queue.pool.refuse_reentry()
+        # One operation, which needs no lock; only a run that finds no free arena takes one.
         try:
             arena = arenas.free.pop()
         except IndexError:
@@ -172,11 +178,13 @@ class ParallelExecutor(CompiledExecutor):
         arenas, share = self._arenas, self._share
         V = self._values(inputs)
 
+        # On the thread that ends the run, with nothing held: ``done`` may start the next run.
         def end(run: TaskRun | None = None, error: BaseException | None = None) -> None:
             outputs = None
             try:
                 if run is not None:
                     share.leave()
+                    # Taken from the run: its traceback refers to frames that refer to the run.
                     error, run.error = run.error, None
                 if error is None:
                     outputs = outputs_of(functions[-1], V, control)
@@ -185,6 +193,7 @@ class ParallelExecutor(CompiledExecutor):
                 outputs, error = None, raised
             if isinstance(error, Exception):
                 error = explained(error, self._program)
+            # Before the caller is told, whose next run may need the arena.
             arenas.give(arena)
             try:
                 done(outputs, error)
@@ -204,6 +213,7 @@ class ParallelExecutor(CompiledExecutor):
             return
         run = self._task_run(functions, V, control, threads)
         run.on_end = partial(end, run)
+        # The run before has handed over its turn: this one waits on the device, not on the host.
         if control.turn is not None:
             for event, stream in product(control.turn.behind, functions.streams):
                 stream.wait(event)
@@ -237,6 +247,7 @@ class _ArenaRequest:
 
     def begin(self) -> None:
         """Start the run now if an arena is free, else when another run gives one back."""
+        # First, so that no stop is missed between the question for an arena and the wait for it.
         control = self._control
         control.add_listener(self._stop)
         try:

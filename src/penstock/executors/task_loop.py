@@ -38,8 +38,8 @@ class Queue:
 
 
 class Flow:
-    """What the loop obeys, the same for every run of a plan. ``tasks`` say what waits for what;
-    ``worthwhile[t]``: whether task t is worth another worker."""
+    """The part of the loop's state that all runs of a plan share, and none changes. ``tasks`` has
+    the dependencies; ``worthwhile[t]``: whether task t is worth another worker."""
 
     def __init__(
         self, tasks: Tasks, queues: Sequence[Queue], worthwhile: Sequence[bool], slots: int
@@ -49,17 +49,21 @@ class Flow:
         self.worthwhile = tuple(worthwhile)
         self.slots = slots
         # Whether one worker at a time runs, and need not look whether another one would help.
+        # The dataflow executor is this case; a step of it takes 0.7 us, of which a look at the
+        # queues for each task would be a good part (decision 16).
         self.alone = len(queues) == 1 and not any(worthwhile)
         self.devices = _device_tasks(tasks)
         self.block = tuple([task.block for task in tasks.tasks])
         self.queue = tuple([task.queue for task in tasks.tasks])
         signals = tasks.signals
-        # Those that may step aside: their functions are generators.
+        # Tasks that may step aside: their functions are generators. All others are plain functions,
+        # which cost one call, and no object that has to be kept from one step to the next.
         self.expanded = _generators(tasks)
         self.signals = signals.count
         self.of_block = signals.of_block or ((0, 0),) * len(tasks.blocks)
         self.counts = tuple([len(block) for block in tasks.blocks])
-        # The signal that a task needs before all else: the task need not begin to see that.
+        # The signal that a task needs before all else: the task need not begin to see that. It is
+        # parked when its block begins, which saves the first of its two visits to a worker.
         needed = [signals.waits.get(task.steps[0], ())[:1] for task in tasks.tasks]
         self.sources = [
             [t for t in block if not tasks.waits[t] and not needed[t]] for block in tasks.blocks
@@ -81,6 +85,7 @@ def _generators(tasks: Tasks) -> tuple[bool, ...]:
     return tuple(
         [
             bool(task.blocks)
+            # The host waits for its streams at the end, unless events mark the end of iterations.
             or not overlap.ends.keys() >= set(signals.of_task.get(t, ()))
             or not waits.isdisjoint(task.steps)
             or (asynchronous and are_asynchronous(task.steps))
@@ -96,9 +101,26 @@ def _device_tasks(tasks: Tasks) -> frozenset[int]:
     if not devices:
         return frozenset()
     steps = [step for task in tasks.tasks for step in task.steps]
+    # A run hands its turn over once these tasks have put all of their work on devices. That is
+    # known before the run only of tasks of block 0, which run once.
     if any(tasks.tasks[t].block for t in devices) or any(map(has_effect, walk(steps))):
         return frozenset()
     return frozenset(devices)
+
+
+# One lock orders all that changes in a run. Finer ones (a lock for each queue, atomic counters)
+# would be taken together wherever a task ends: that counts down tasks of several queues, frees
+# values, may end the block and may end the run. Kernels run outside of the lock, and Python code
+# gains nothing from finer locks under the GIL.
+#
+# A task that needs a block, a signal or an event leaves its worker; its generator is the
+# continuation. The alternatives that were rejected (decision 16): a worker that waits for the
+# nested tasks, which deadlocks on a pool of one thread; asyncio, a coroutine for each task, which
+# needs a pool for kernels anyway; an interpreter of step objects, slower, and a second definition
+# of control flow.
+#
+# Workers leave when they find nothing to do, instead of waiting for the next ready task. The pool
+# is that of the process: a worker that waits for one run is a thread that other runs lack.
 
 
 class TaskRun:
@@ -134,8 +156,10 @@ class TaskRun:
         self.observe = observe
         self.adopt = adopt
         self.on_end = on_end
-        # Observers are called with the lock held, and may stop the run.
+        # Observers are called with the lock held, and may stop the run: ``_abort`` takes the lock
+        # again. So does ``_resume``, for a kernel that has ended before it was asked.
         self.lock = threading.RLock()
+        # Heaps of task numbers, which are by urgency: the plan sorts, the run only compares.
         self.ready: list[list[int]] = [[] for _ in flow.queues]
         self.workers = [0] * len(flow.queues)
         # How many of the ready tasks of each queue are worth another worker.
@@ -155,11 +179,12 @@ class TaskRun:
         self.failed = False
         self.error: BaseException | None = None
         self.caller_waits = False
+        # A lock is the cheapest event: a Condition would be a second lock and a list of waiters.
         self.signal = threading.Lock()
         self.signal.acquire()
         self.ended = False
 
-    # For who starts a run.
+    # For the caller that starts a run.
 
     def run(self) -> None:
         """Run to the end, as the first worker; raises what the run ended with."""
@@ -167,6 +192,7 @@ class TaskRun:
             self._begin(True)
             while not self.ended:
                 await_release(self.signal)
+                # Woken for the end, or as a worker: ``_wake`` has counted it as one already.
                 if not self.ended:
                     quiet(self._work, 0, True)
         except BaseException as error:
@@ -186,6 +212,8 @@ class TaskRun:
     def _begin(self, caller: bool) -> None:
         try:
             with self.lock:
+                # Counted here and not in ``_work``: between the two, a worker that is woken here
+                # could end all that is ready, and must not find that nobody else runs.
                 self.workers[0] += 1
                 self.running += 1
                 self._activate(0)
@@ -204,13 +232,22 @@ class TaskRun:
     def _join(self, queue: int) -> None:
         """The job of a worker that was asked to help."""
         with self.lock:
+            # The pool may start the job late. The run that asked may have ended by then, without
+            # this worker, since ``running`` counts those that have begun.
             if self.failed or self.ended:
                 self.workers[queue] -= 1
                 return
             self.running += 1
+        # Not under the lock: it calls the libraries of kernels.
         if self.adopt is not None:
             self.adopt()
         quiet(self._work, queue)
+
+    # On a thread of the pool, or on the caller's. Attributes are read once: the loop is what a
+    # small task costs beside its kernel. ``THREAD.run`` is the run that kernels ask whether to
+    # stop: a run inside of another one's kernel must leave the outer one in its place. A worker
+    # wakes one other at a time, which wakes the next: none keeps its own task waiting while it
+    # starts threads for all.
 
     def _work(self, queue: int, caller: bool = False) -> None:
         """Run tasks of one queue as long as there are any. ``running`` counts us already."""
@@ -225,6 +262,7 @@ class TaskRun:
         outer, THREAD.run = THREAD.run, control
         try:
             while True:
+                # The end of one task and the choice of the next share one turn of the lock.
                 with lock:
                     if task >= 0:
                         # Others may run now that waited for the task, and values may go.
@@ -232,7 +270,7 @@ class TaskRun:
                             left = waits[other] - 1
                             waits[other] = left
                             if not left:
-                                if alone:
+                                if alone:  # ``_push`` inlined, without all that others need
                                     heappush(ready, other)
                                 else:
                                     self._push(other)
@@ -244,6 +282,8 @@ class TaskRun:
                             self._finished(block[task])
                     if others:
                         self._wake_others(queue)
+                    # The last look and the leave are one step: a task pushed in between would find
+                    # this worker still counted, ask for no other, and wait for ever.
                     if self.failed or not ready:
                         ended = self._leave(queue, caller)
                         break
@@ -252,17 +292,19 @@ class TaskRun:
                         self.worthwhile[queue] -= flow.worthwhile[task]
                         if self.worthwhile[queue]:
                             self._wake(queue)
+                # A flag, read without the lock: a stale look costs one more task.
                 if control.stopped:
                     self._stop(task)
                 if not expanded[task]:
                     functions[task](*arguments)
                 elif not self._advance(task):
-                    task = -1
+                    task = -1  # it has not ended; another worker may have it by now
         except BaseException as error:
             THREAD.run = outer
             self._failed(error, queue, caller)
         else:
             THREAD.run = outer
+            # Outside of the lock: ``on_end`` calls users' code, which may start the next run.
             if ended:
                 self._end()
             elif control.turn is not None:
@@ -297,6 +339,7 @@ class TaskRun:
 
     def _advance(self, task: int) -> bool:
         """Run a task up to where it needs a block or a signal; whether it is done."""
+        # A task is on one worker at a time, so that its generator needs no lock.
         generator = self.generators.get(task)
         if generator is None:
             generator = self.functions[task](*self._arguments())
@@ -307,6 +350,9 @@ class TaskRun:
                 del self.generators[task]
                 self.enqueued.add(task)
                 return True
+            # The generator yields a block (>= 0), ~signal (< 0), or the Outcome or Event to wait
+            # for. What it needs may come at once and on any thread: the task is noted as waiting
+            # under the lock, before anything can make it ready again.
             with self.lock:
                 if needed.__class__ is not int:
                     self.in_flight[task] = needed
@@ -320,6 +366,7 @@ class TaskRun:
                 if needed >= 0:
                     self._activate(needed)
                     return False
+                # Emitted since the generator looked: it goes on, since nobody would wake it.
                 if not self.S[~needed]:
                     self.parked.setdefault(~needed, []).append(task)
                     return False
@@ -336,7 +383,7 @@ class TaskRun:
                 self._wake(queue)
 
     def _arguments(self) -> tuple[Any, ...]:
-        """What the functions of tasks take."""
+        """The arguments of the functions of tasks."""
         if self.flow.signals:
             return self.control, self.V, self.S, self._emit
         return self.control, self.V
@@ -347,6 +394,8 @@ class TaskRun:
             self.S[signal] = event
             for task in self.parked.pop(signal, ()):
                 self._push(task)
+            # Streams are tasks of the host's queue. The worker that emits goes on with its own
+            # stream: cheap ones that it has made ready wait until it looks for its next task.
             if self.worthwhile[0]:
                 self._wake(0)
 
@@ -365,6 +414,8 @@ class TaskRun:
         """Begin with the tasks of a block."""
         flow = self.flow
         tasks = flow.tasks
+        # A block runs once for each iteration, and never twice at a time, so that counts, signals
+        # and values have one place each, which is reset here (decision 16).
         for task in tasks.blocks[block]:
             self.waits[task] = tasks.waits[task]
         self.uses.update(flow.resets[block])
@@ -375,7 +426,7 @@ class TaskRun:
         self.remaining[block] = flow.counts[block]
         for task in flow.sources[block]:
             self._push(task)
-        if not flow.counts[block]:
+        if not flow.counts[block]:  # an empty block has no last task that would end it
             self._finished(block)
 
     def _finished(self, block: int) -> None:
@@ -390,6 +441,7 @@ class TaskRun:
             left = self.uses[slot] - 1
             self.uses[slot] = left
             if not left:
+                # ``V`` lives as long as the run: a value in it would keep its memory until then.
                 value, self.V[slot] = self.V[slot], None
                 run = self.control.run
                 if self.observe and (owner := run.table.slots[slot]).owned and owner.base < 0:
@@ -400,6 +452,7 @@ class TaskRun:
         where = self.flow.queues[queue]
         if self.workers[queue] >= where.workers:
             return
+        # The caller's thread first: it has nothing else to do, and no pool has to start one.
         if queue == 0 and self.caller_waits:
             self.caller_waits = False
             self.workers[0] += 1
@@ -407,6 +460,8 @@ class TaskRun:
             self.signal.release()
         elif where.pool is not None:
             job = partial(self._join, queue)
+            # The first worker of a queue is queued if none is idle: without it the tasks would
+            # never run. Further ones only help, and must not be stale jobs in the pool later.
             if not self.workers[queue]:
                 where.pool.submit(job)
                 self.workers[queue] += 1
@@ -430,6 +485,8 @@ class TaskRun:
         if self.running:
             self.caller_waits |= caller
             return False
+        # Nobody runs, and tasks are left. Either someone will come back, for an event, or as a
+        # worker that was asked and has not begun; or the plan is wrong, and the run would hang.
         if self.remaining[0] and not self.failed:
             if self.control.stopped:  # since we looked, and no other worker will
                 self._stopped()
@@ -460,11 +517,14 @@ class TaskRun:
             self.failed = True
             self.error = error
             self._clear()
-        # Workers within a loop look at the control.
+        # Workers within a loop look at the control. It is set outside of the lock, since it calls
+        # listeners of users, which may wait for a thread that needs the lock.
         self.control.set(Cancelled("another task of the run has failed"))
 
     def _abort(self, error: Exception) -> None:
         """The run was stopped: it ends here if no worker is there to see that."""
+        # On the thread that stops it: the watchdog's, or that of a caller of
+        # ``CancelToken.cancel``.
         with self.lock:
             if self.failed or self.ended or self.running:
                 return
@@ -495,7 +555,7 @@ class TaskRun:
         self.control.stop()
 
     def _place(self, task: int) -> str:
-        """Where in the model a task is, and in which loops and branches."""
+        """The node of a task in the model, and the loops and branches around it."""
         tasks = self.flow.tasks
         names = []
         while task >= 0:

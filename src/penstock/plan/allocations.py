@@ -1,4 +1,4 @@
-"""What the steps of a plan allocate during a run, outside of its arena.
+"""The bytes that the steps of a plan allocate during a run, outside of its arena.
 
 Values whose size is known are added up here, once. Only the steps whose results have sizes that
 follow from data are counted during the run, and all others only if what is known is too much

@@ -1,4 +1,4 @@
-"""Which slots share memory, and where in the arena, when a plan runs in an order, or as tasks.
+"""The layout of the arena: slots that share memory, and their offsets, for an order or for tasks.
 
 Every step has a place on one clock, nested blocks included. A slot is live from its step to its
 last reader; through a view, its memory is live as long as the view. What a loop's body reads from
@@ -61,17 +61,23 @@ class ArenaPlan:
 
 def plan_arena(plan: Plan, planner: str = "quick") -> ArenaPlan:
     """Choose order and offsets: of the given order and a memory-aware one, the smaller arena."""
+    # The given order is always a candidate: the other one is a heuristic, and may need more memory.
     best = plan_arena_in_order(plan, range(len(plan.steps)), planner)
+    # A function instead of the arenas of all planners: only reports ask what another planner would
+    # have made of it, and a search takes up to a second.
     best = replace(best, by=partial(plan_arena, plan))
     if len(plan.steps) <= 2:
         return best
     dag = plan.dag
     if all(len(dag.succ[i]) <= 1 and len(dag.pred[i]) <= 1 for i in range(dag.n)):
         return best  # chains have no other order that could pay
+    # Imported here: plans that are chains never need it.
     from penstock.algorithms.ordering import memory_order
 
     order = memory_order(dag, _released_outputs(plan))
     buffers = assign_buffers(plan, Intervals(plan, order))
+    # The bound takes one walk, offsets a search. On networks the search comes within percents of
+    # the bound, so that an order with a larger bound would lose anyway.
     if lower_bound(buffers.live(plan)) >= best.lower_bound:
         return best
     other = replace(_arena_plan(plan, order, buffers, planner), by=best.by)
@@ -80,7 +86,7 @@ def plan_arena(plan: Plan, planner: str = "quick") -> ArenaPlan:
 
 @dataclass(frozen=True, slots=True)
 class SavedArena:
-    """What a file says of an arena plan: the order of the steps, the offsets of the slots that own
+    """An arena plan as a file has it: the order of the steps, the offsets of the slots that own
     buffers, as pairs, and the planner that chose them."""
 
     order: Sequence[int]
@@ -93,12 +99,16 @@ def restored_arena(plan: Plan, saved: SavedArena) -> ArenaPlan | None:
     would run before those that they depend on, or buffers overlap that are live at once."""
     if plan.remote:
         return None  # files have places of the host's arena alone
+    # Nothing of the file is trusted: an offset that is wrong would overwrite a live value, without
+    # an error. The check costs one walk, where planning anew costs the search.
     dag = plan.dag
     position = {step: i for i, step in enumerate(saved.order)}
     if len(saved.order) != dag.n or position.keys() != set(range(dag.n)):
         return None
     if any(position[a] > position[b] for a in range(dag.n) for b in dag.succ[a]):
         return None
+    # Buffers are not saved: they follow from the order, and must fit the kernels of this plan,
+    # whose backends may work in place where those of the file did not.
     buffers = assign_buffers(plan, Intervals(plan, saved.order))
     offset_of = dict(saved.offsets)
     live = buffers.live(plan)
@@ -123,11 +133,14 @@ def plan_arena_for_tasks(plan: Plan, tasks: Tasks, planner: str = "quick") -> Ar
     """Choose offsets for any order in which ``tasks`` may run, on any number of workers. With many
     buffers, the planner "reuse" takes the place of those that compare all pairs."""
     task_of = {step: number for number, task in enumerate(tasks.tasks) for step in task.steps}
+    # The clock only orders the steps within one task. Between tasks ``precedes`` alone is sure.
     order = range(len(plan.steps))
     precedes = partial_order(tasks)
     buffers = assign_buffers(plan, Intervals(plan, order, task_of), precedes)
     if len(buffers.owners) > _MOST_BUFFERS and planner != "bump":
         planner = "reuse"
+        # "reuse" needs a transitive relation. Tasks of two branches of one If precede each other,
+        # both ways, which makes it none.
         precedes = partial_order(tasks, exclusive=False)
     arena_plan = _arena_plan(plan, order, buffers, planner, precedes)
     return replace(arena_plan, by=partial(plan_arena_for_tasks, plan, tasks))
@@ -140,6 +153,7 @@ def _arena_plan(
     planner: str,
     precedes: Precedes | None = None,
 ) -> ArenaPlan:
+    # Imported here: a session that is opened from a file has its offsets, and needs no planner.
     from penstock.algorithms.arena_planner import plan_memory, plan_memory_dag
 
     offset_of: dict[int, int] = {}
@@ -154,6 +168,7 @@ def _arena_plan(
             arena = plan_memory_dag([buffer.size for buffer in live], conflict, planner=planner)
         offset_of.update(zip(part.owners, arena.offsets, strict=True))
         sizes[memory] = arena.size
+        # The bound is that of the host, like ``size``: memories of devices are reported by size.
         bound = lower_bound(live) if memory == HOST else bound
     offsets = {slot: offset_of[buffer] for slot, buffer in buffers.buffer_of.items()}
     size = sizes.pop(HOST)
@@ -166,6 +181,7 @@ _MOST_BUFFERS = 2500
 
 def _released_outputs(plan: Plan) -> list[list[tuple[int, list[int]]]]:
     """For each outermost step, the bytes of its outputs, and the steps that read them."""
+    # By the slots that own memory: a reader of a view keeps the memory of its base alive.
     readers: dict[int, set[int]] = {}
     for i, step in enumerate(plan.steps):
         for slot in reads(step):
@@ -205,7 +221,7 @@ class Intervals:
         self._slots = plan.slots
         self._task_of = task_of or {}
         self._now, self._task = 0, -1
-        # What each step with blocks around the step at hand has read.
+        # The slots that each step with blocks around the current step has read.
         self._loops: list[set[int]] = []
         self._run([plan.steps[i] for i in order])
         for slot in plan.outputs:
@@ -214,6 +230,7 @@ class Intervals:
     def _touch(self, index: int) -> None:
         for root in memory_of(self._slots, index) if index >= 0 else ():
             self._touch_root(root)
+            # Noted for all loops around: which of them it came from outside of is known at the end.
             for loop in self._loops:
                 loop.add(root)
 
@@ -236,6 +253,8 @@ class Intervals:
                 self._run_blocks(step)
             else:
                 self.steps.append((self._now, step))
+                # After the inputs, at the same time: an output never shares memory with an input,
+                # unless the step takes it over (``_taken_over``).
                 for slot in step.outputs:
                     self._start(slot)
                     self._touch(slot)
@@ -244,6 +263,8 @@ class Intervals:
         self._task = outer_task
 
     def _run_blocks(self, step: Step) -> None:
+        # A carried value alternates between two buffers, which are live all through the loop: the
+        # step of the body that writes to one reads the other (decision 12).
         begin = self._now
         buffers = [slot for carry in step.carries for slot in carry.buffers or ()]
         for slot in buffers:
@@ -256,6 +277,7 @@ class Intervals:
                 self._touch(slot)
         self._now += 1
         roots = self._loops.pop()
+        # The next iteration reads again what the body reads from outside; a branch has no next one.
         if step.node.op.name != "If":
             for root in roots:
                 if self.first[root] <= begin:
@@ -271,7 +293,7 @@ Precedes = Callable[[int, int], bool]
 
 
 def partial_order(tasks: Tasks, *, exclusive: bool = True) -> Precedes:
-    """Which tasks are sure to run before which.
+    """The order of tasks that is certain before the run.
 
     An expanded task runs before and after the tasks of its blocks, and so has no order with them.
     Of the blocks of an If only one runs: values of one are never there together with values of the
@@ -284,13 +306,16 @@ def partial_order(tasks: Tasks, *, exclusive: bool = True) -> Precedes:
         for t in block:
             for after in tasks.consumers[t]:
                 ancestors[after] |= ancestors[t] | 1 << t
-    # Each task behind the tasks that run its block, the outermost first.
+    # Bits and not sets: for a chain of 2,500 tasks, sets of all ancestors would take over 100 MB,
+    # bits take less than one. Each task behind the tasks that run its block, the outermost first.
     paths: list[tuple[int, ...]] = []
     for number, task in enumerate(tasks.tasks):
         parent = tasks.parent[task.block]
         paths.append((*(paths[parent] if parent >= 0 else ()), number))
 
     def precedes(a: int, b: int) -> bool:
+        # Compared where the paths part: the order of two tasks is that of the tasks of one block
+        # that they are, or are nested in.
         for x, y in zip(paths[a], paths[b], strict=False):
             if x != y:
                 if tasks.tasks[x].block != tasks.tasks[y].block:
@@ -334,6 +359,7 @@ class Buffers:
 
     def gone_before(self, buffer: int, task: int, precedes: Precedes) -> bool:
         """Whether all tasks that touch a buffer, but for ``task`` itself, run before ``task``."""
+        # All that touch it, and not the last one alone: readers have no order with one another.
         touched = self.lifetimes.touched[buffer]
         # What is touched by "task" -1, the end of the run, is live after all others.
         return all(t == task or (t >= 0 and precedes(t, task)) for t in touched)
@@ -344,6 +370,8 @@ class Buffers:
         owners, lifetimes = self.owners, self.lifetimes
 
         def gone(a: int, b: int) -> bool:
+            # The first that touches a buffer is the task that writes it. Within this task steps
+            # have an order of their own.
             task = next(iter(lifetimes.touched[b]))
             last = lifetimes.touched[a].get(task)
             if last is not None and last >= lifetimes.first[b]:
@@ -367,6 +395,8 @@ def assign_buffers(plan: Plan, lifetimes: Intervals, precedes: Precedes | None =
         for slot in step.outputs:
             if slot in lifetimes.first and slot not in buffer_of:
                 buffer_of[slot] = slot
+                # In the order of the steps: the owner's lifetime has grown by all that took it over
+                # before, so that a chain of steps in place shares one buffer.
                 if taken_over >= 0 and slot == step.outputs[0]:
                     buffer = buffer_of[slot] = buffer_of[taken_over]
                     lifetimes.last[buffer] = lifetimes.last[slot]
@@ -397,8 +427,10 @@ def _taken_over(
             continue  # it is live afterwards
         if precedes is not None:
             task = next(iter(lifetimes.touched[output]))
+            # The clock says that it is the last reader, but another task may read it later.
             if not buffers.gone_before(buffer, task, precedes):
                 continue
+        # Kernels work in place element by element: each must be written where it was read.
         source, target = slots[candidate], slots[output]
         if source.strides != target.strides or _shape_and_dtype(source) != _shape_and_dtype(target):
             continue

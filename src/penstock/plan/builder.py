@@ -144,8 +144,6 @@ class _Builder:
         inputs = [self.define(value, SlotKind.DYNAMIC) for value in graph.inputs]
         steps = self.steps(graph, certain=not inner)
         outputs, slots = self.read(graph.outputs), tuple(self.slots)
-        ports = tuple(inputs), outputs
-        views = self.views
         used = {slot.memory for slot in slots if slot.kind is SlotKind.ARENA}
         backends = [compiled.backend for compiled in self.compiled.values() if compiled.remote]
         remote = {backend.memory: backend for backend in backends if backend.memory in used}
@@ -155,9 +153,18 @@ class _Builder:
         for compiled in self.compiled.values():
             if (capturing := capability(compiled.backend, CapturesGraphs)) is not None:
                 captures[compiled.backend.name] = capturing.captured
-        parts: dict[str, Any] = {"remote": remote, "scopes": scopes, "captures": captures}
         return Plan(
-            graph.name, steps, slots, *ports, views=views, inner=inner, graph=graph, **parts
+            graph.name,
+            steps,
+            slots,
+            tuple(inputs),
+            outputs,
+            views=self.views,
+            inner=inner,
+            graph=graph,
+            remote=remote,
+            scopes=scopes,
+            captures=captures,
         )
 
     def steps(self, graph: Graph, *, certain: bool) -> tuple[Step, ...]:
@@ -252,8 +259,17 @@ class _Builder:
             # A list or an optional keeps the tensors that it is made of; and an asynchronous kernel
             # may read its inputs after its run was stopped.
             copied = tuple([i for i, index in enumerate(inputs) if self.roots(index)])
-        parts = (inputs, outputs, into, workspace, copied)
-        return Step(node, kernel, *parts, backend=backend.name, contract=contract)
+        return Step(
+            node,
+            kernel,
+            inputs,
+            outputs,
+            into=into,
+            workspace=workspace,
+            copied=copied,
+            backend=backend.name,
+            contract=contract,
+        )
 
     def inputs_of(self, node: Node) -> tuple[int, ...]:
         """The slots that ``node`` reads; constants in the memory of its backend."""

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 
 class SlotKind(enum.Enum):
-    """Where the value of a slot lives."""
+    """The kind of memory that the value of a slot is in."""
 
     CONSTANT = "constant"
     """known at compile time"""

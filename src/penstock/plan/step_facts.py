@@ -1,4 +1,4 @@
-"""What a step is, in words and figures: for profiles, traces, texts and reports of plans."""
+"""Steps in words and figures, for profiles, traces, texts and reports of plans."""
 
 from __future__ import annotations
 

@@ -320,9 +320,17 @@ class _StreamArranger(Arranger):
         for loop, blocks in self.expanded.items():
             if loop.node.op.name != "If":
                 overlaps.add(loop, self.blocks[blocks[0]])
-        of_devices = tuple(self.devices), self.on, of_task, self.events, self.behind
-        parts = tuple(self.of_block), *of_devices, overlaps.overlap()
-        return Signals(self.waits, self.emits, *parts)
+        return Signals(
+            self.waits,
+            self.emits,
+            tuple(self.of_block),
+            devices=tuple(self.devices),
+            on=self.on,
+            of_task=of_task,
+            events=self.events,
+            behind=self.behind,
+            overlap=overlaps.overlap(),
+        )
 
 
 def stream_programs(plan: Plan, schedules: StreamSchedules) -> Tasks:

@@ -188,7 +188,7 @@ def nests_deep(step: Step) -> bool:
 
 
 def _nesting(step: Step) -> tuple[int, int]:
-    """How many loops nest in a step, itself included, and how many levels of indentation."""
+    """The depth of loops in a step, itself included, and that of levels of indentation."""
     inner = [_nesting(s) for block in step.blocks for s in block.steps if s.blocks]
     loops, levels = (max((pair[i] for pair in inner), default=0) for i in (0, 1))
     return (loops, levels + 1) if step.node.op.name == "If" else (loops + 1, levels + 2)

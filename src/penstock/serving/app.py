@@ -395,5 +395,5 @@ def _error_here(error: Exception) -> Answer:
 
 
 async def _refuse(request: Request, error: Any) -> Response:
-    """What there is no endpoint for, or not by this method."""
+    """The answer to a request without an endpoint, or with another method than it has."""
     return _error(f"{request.method} {request.url.path}: {error.detail}", error.status_code)

@@ -81,7 +81,7 @@ def _close(value: Any, other: Any) -> bool:
 
 
 def kind(feeds: Mapping[str, np.ndarray]) -> tuple[Any, ...]:
-    """What the feeds of requests must have in common to be joined."""
+    """The key of requests that may be joined: the dtypes of their feeds, and dims but the first."""
     return tuple([(name, x.dtype, x.shape[1:]) for name, x in sorted(feeds.items())])
 
 

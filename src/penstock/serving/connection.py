@@ -257,10 +257,10 @@ class Loan:
     def head(self, answer: Answer) -> bytes:
         defaults, size = self._connection.server_state.default_headers, sum(map(len, answer.parts))
         last, of, head = self._last
-        kind = (answer.status, answer.header_length, size, self.ending)
-        if defaults is not last or kind != of:  # the server renews its headers every second
-            head = self._made(defaults, *kind)
-            self._last = defaults, kind, head
+        key = (answer.status, answer.header_length, size, self.ending)
+        if defaults is not last or key != of:  # the server renews its headers every second
+            head = self._made(defaults, answer.status, answer.header_length, size, self.ending)
+            self._last = defaults, key, head
         return head
 
     def _made(
@@ -287,5 +287,5 @@ class Loan:
 
 
 def connections(seconds: float, direct: DirectAnswers | None = None) -> Any:
-    """What makes the connections of a server (``uvicorn.Config(http=...)``)."""
+    """A factory of the connections of a server (``uvicorn.Config(http=...)``)."""
     return partial(Connection, seconds=seconds, direct=direct)

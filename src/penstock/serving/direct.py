@@ -231,8 +231,8 @@ class _Requests:
 
 
 class _UnfitError(Exception):
-    """What arrives is not for the thread. ``unread``: what has arrived; ``odd``: it is another kind
-    of request, rather than late."""
+    """A request is not for the thread. ``unread``: the bytes that have arrived; ``odd``: whether it
+    is of another kind, rather than late."""
 
     def __init__(self, unread: bytes, *, odd: bool) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a server tells Prometheus: its requests by model and outcome, and what waits and runs."""
+"""Metrics for Prometheus: requests by model and outcome, and those that wait and run."""
 
 from __future__ import annotations
 

@@ -65,8 +65,8 @@ class InferenceRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Input:
-    """What the JSON object says of an input: its elements are ``data``, or the next ``size`` bytes,
-    or where ``parameters`` say in shared memory (None: not there)."""
+    """An input as the JSON object describes it: its elements are ``data``, or the next ``size``
+    bytes, or where ``parameters`` say in shared memory (None: not there)."""
 
     name: str
     shape: list[int]
@@ -115,7 +115,7 @@ def _document(text: bytes) -> dict[str, Any]:
 
 
 def json_bytes(body: bytes | memoryview, header_length: str | None) -> int:
-    """How many bytes of a body are its JSON object. Raises ``InvalidInput``."""
+    """The size of the JSON object at the start of a body. Raises ``InvalidInput``."""
     if header_length is None:
         return len(body)
     digits = len(header_length) if header_length.isdecimal() else 0
@@ -191,7 +191,7 @@ def encode_response(
 
 
 def _entry(name: str, datatype: str, shape: tuple[int, ...], **rest: Any) -> str:
-    """What the JSON object of a response says of an output."""
+    """The entry of an output in the JSON object of a response."""
     return json.dumps({"name": name, "datatype": datatype, "shape": shape, **rest})
 
 
@@ -311,7 +311,7 @@ def _shaped(name: str, values: np.ndarray, shape: Sequence[int]) -> np.ndarray:
 
 
 def _place(parameters: Mapping[str, Any], shared: SharedMemory | None) -> SharedPlace:
-    """Where in shared memory the parameters of an input or output say that it is."""
+    """The place in shared memory that the parameters of an input or output name."""
     if shared is None:
         raise InvalidInput(SHARED_MEMORY_OFF)
     return shared.place(parameters)

@@ -54,7 +54,7 @@ def ray_deployment(
 
 
 class _Models:
-    """What a replica of Ray Serve is; its application holds the models."""
+    """A replica of Ray Serve; its application holds the models."""
 
 
 def _application(

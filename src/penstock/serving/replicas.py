@@ -49,7 +49,8 @@ if TYPE_CHECKING:
 
     from penstock.tuning.worker_placement import WorkerPool
 
-# What a replica on a worker may have been given: the next is there when one has ended.
+# Batches that a replica on a worker may have been given: the next is there when one has ended, so
+# that the worker does not wait for a message there and back.
 _MOST_ON_WORKERS = 2
 
 
@@ -145,6 +146,10 @@ class _Request:
                 future.set_exception(error) if error is not None else future.set_result(outputs)
 
 
+# A lock and not a Condition or an Event: there is one waiter, which is told once, and these have a
+# lock, a list and a second lock for each waiter.
+
+
 class _Turn:
     """The place in the queue of a thread that runs its request itself: ``come`` is a lock that is
     released when replica ``number`` is free for it, or it need not wait any longer, because of an
@@ -184,9 +189,21 @@ def _worker_sessions(
 
 
 def _close_later(workers: Workers) -> None:
-    """End the threads of replicas that were dropped, on whatever thread."""
+    """End the threads of replicas that were dropped without ``close``, on whatever thread."""
+    # Garbage may be collected on one of these threads, which cannot wait for itself: another one,
+    # of the pool of the process, ends them.
     with suppress(RuntimeError):  # the process ends
         pool().submit(workers.close)
+
+
+# One lock for queue, loads and counts, since each decision reads and changes several of them. It is
+# never held while users' code runs: futures end, and replicas begin, after it. Re-entrant, since
+# ``_waited`` may be called where it is registered, if its time is over by then, and a signal
+# handler may submit a request while its thread holds the lock.
+#
+# No thread belongs to the queue: whatever may let a request begin dispatches (``_dispatch``). A
+# thread that waited for requests would have to be woken for each of them, tens of us of a small
+# one. For the same reason ``run_here`` runs a request on the thread that has it.
 
 
 class Replicas:
@@ -233,6 +250,7 @@ class Replicas:
             raise wrong_type("cluster", cluster, "a penstock.Cluster")
         if n is None:
             n = 1 if cluster is None else cluster.workers
+        # Before anything is compiled or started, which would have to be undone.
         for name, count in (("n", n), ("queue", queue), ("max_batch", max_batch)):
             check_count(name, count)
         if not isinstance(max_delay, int | float) or not 0 <= max_delay < math.inf:
@@ -294,6 +312,8 @@ class Replicas:
             cancel: A token that ends the request.
         """
         future, request = self._request(feeds, fetches)
+        # On the caller's thread, before the queue: wrong feeds are the caller's error at once, and
+        # are in no batch with requests of others.
         if self.max_batch > 1:
             self._prepare(request)
         self._enqueue(request, future, timeout, cancel)
@@ -322,14 +342,18 @@ class Replicas:
         if not self.runs_here:
             return self.submit(feeds, fetches, timeout=timeout).result()
         me = get_ident()
+        # It holds a replica, and may wait for ever for another one: all of them may be held by such
+        # threads.
         if me in self._here:
             raise PenstockError("a run of a replica calls the same replicas, for which it may wait")
+        # Begins here and not with the run: the time in the queue counts, too.
         control = begin_run(timeout, None)
         self._here.add(me)
         try:
             if late is not None:
                 control.add_listener(late)
             number, ok = self._wait_for_turn(control), False
+            # From here on the replica is this thread's, and must be given back whatever happens.
             try:
                 outputs = self.session._run_under(control, feeds, fetches)
                 ok = True
@@ -349,16 +373,21 @@ class Replicas:
         """The number of the replica that the calling thread may run a request on."""
         with self._lock:
             self._admit()
+            # First come, first served: a thread that comes back at once does not pass those that
+            # wait, which would starve some of them for seconds (decision 64).
             if not self._queue and self._free():
                 return self._replica_for(1)
             turn = _Turn()
             self._queue.append(turn)
+        # After the lock: the listener is called at once for a run that was stopped, and releases
+        # ``come``, so that the acquire below does not wait.
         leave = partial(self._leave_queue, turn)
         control.add_listener(leave)
         try:
             turn.come.acquire()
         except BaseException as error:  # KeyboardInterrupt, for example
             leave(error)
+            # The turn may have come just before: then nobody else gives the replica back.
             if turn.number is not None:
                 self._end_turn(turn.number, False)
             raise
@@ -371,6 +400,8 @@ class Replicas:
     def _leave_queue(self, turn: _Turn, error: BaseException) -> None:
         """Let a thread wait no longer, unless its turn has come."""
         with self._lock:
+            # Whoever takes the turn out of the queue decides, ``_dispatch`` or this: exactly one of
+            # them releases ``come``.
             try:
                 self._queue.remove(turn)
             except ValueError:
@@ -389,6 +420,7 @@ class Replicas:
             if self._closed:
                 self._idle.notify_all()
             others = bool(self._queue)
+        # Mostly nobody waits, and the thread returns without a second look under the lock.
         if others:
             self._dispatch()
 
@@ -412,6 +444,8 @@ class Replicas:
             self._admit()
             request.control = begin_run(timeout, cancel)
             self._queue.append(request)
+        # Outside of the lock: both call at once if the request has been stopped or has ended, which
+        # runs callbacks of the user. ``_ended`` then takes it out of the queue.
         request.control.add_listener(partial(request.end, None))
         future.add_done_callback(partial(self._ended, request))
         self._dispatch()
@@ -420,6 +454,8 @@ class Replicas:
         """Raise ``QueueFull`` or ``ReplicasClosed`` if no request may come."""
         if self._closed:
             raise ReplicasClosed("the replicas are closed")
+        # With a free replica the queue is about to be dispatched: requests that wait for others of
+        # their batch do not make it full.
         if len(self._queue) >= self._most and not self._free():
             self._refused += 1
             raise QueueFull(
@@ -439,7 +475,7 @@ class Replicas:
 
     @property
     def counts(self) -> ReplicaCounts:
-        """What has happened to requests so far."""
+        """Counts of requests so far."""
         with self._lock:
             return ReplicaCounts(
                 len(self._queue),
@@ -462,11 +498,12 @@ class Replicas:
             self._closed = True
             queued = [] if wait else [*self._queue]
         error = Cancelled("the replicas were closed")
-        for one in queued:
+        for one in queued:  # outside of the lock: to end a request runs callbacks of the user
             self._leave_queue(one, error) if isinstance(one, _Turn) else one.end(None, error)
         self._dispatch()
         with self._idle:
             self._idle.wait_for(lambda: not self._queue and not any(self._load))
+        # Only now: what was queued has run on these threads and sessions.
         if self._workers is not None:
             self._workers.close()
         if self._own:
@@ -494,11 +531,14 @@ class Replicas:
             raise InvalidInput("the inputs of a request must have as many rows as one another")
         (request.rows,) = rows
         request.feeds = feeds
+        # A request that fills a batch by itself need not wait for others, and without rows there is
+        # nothing to split outputs by.
         if 0 < request.rows < self.max_batch:
             request.key = (request.fetches, kind(feeds))
 
     def _ended(self, request: _Request, future: Future[Any]) -> None:
         """The future of a request has ended, by whatever way."""
+        # On any thread: that of a replica, the watchdog's, or one that cancels the future.
         request.future = None  # which refers to the request
         end_run(request.control)
         failed = future.cancelled() or future.exception() is not None
@@ -512,6 +552,7 @@ class Replicas:
             if batch is not None:
                 self._running -= 1
                 batch.left -= 1
+        # A batch goes on for the requests that are left in it, and stops when nobody waits for it.
         if batch is not None and not batch.left:
             batch.cancel.cancel()
 
@@ -523,12 +564,15 @@ class Replicas:
 
     def _dispatch(self) -> None:
         """Hand batches to replicas, as long as there are any."""
+        # Called when a request has come or has waited long enough, and when a replica is free.
         while True:
             with self._lock:
                 if not self._queue or not self._free():
                     return
                 seconds = self._seconds_to_wait()
                 if seconds > 0:
+                    # The watchdog of runs is the timer: a run that is never stopped but by its
+                    # time.
                     if not self._waits:
                         self._waits = True
                         begin_run(seconds, None).add_listener(self._waited)
@@ -540,6 +584,7 @@ class Replicas:
                     continue
                 batch = self._take(first)
                 number = self._replica_for(len(batch.requests), sum(r.rows for r in batch.requests))
+            # Outside of the lock: joining copies, and a replica may call back before it returns.
             self._begin(number, batch)
 
     def _replica_for(self, requests: int, rows: int = 1) -> int:
@@ -552,7 +597,7 @@ class Replicas:
         return number
 
     def _seconds_to_wait(self) -> float:
-        """How long the first request waits yet for others to be joined with."""
+        """The time that the first request waits yet for others to be joined with."""
         first = self._queue[0]
         if isinstance(first, _Turn) or first.key is None or not self._max_delay or self._closed:
             return 0.0
@@ -566,6 +611,7 @@ class Replicas:
 
     def _joinable(self, first: _Request) -> list[_Request]:
         """The requests in the queue of the same key."""
+        # A walk through the queue, which is bounded. Queues by key would lose the order of arrival.
         return [r for r in self._queue if isinstance(r, _Request) and r.key == first.key]
 
     def _take(self, first: _Request) -> _Batch:
@@ -577,6 +623,7 @@ class Replicas:
                     requests.append(request)
                     rows += request.rows
                     self._queue.remove(request)
+                # One that is too large stays, and later, smaller ones may fill the batch.
         batch = _Batch(requests)
         for request in requests:
             request.batch = batch
@@ -605,15 +652,18 @@ class Replicas:
             parts = None if outputs is None else split(outputs, [r.rows for r in requests])
         with self._lock:
             self._load[number] -= 1
-            if parts is None:  # perhaps one of them is at fault
+            # Perhaps one of them is at fault, and the others are to have their outputs. Each runs
+            # alone now, at the head of the queue, since they have waited once.
+            if parts is None:
                 again = [request for request in requests if request.future is not None]
                 for request in again:
                     request.key, request.batch = None, None
                 self._running -= len(again)
                 self._queue.extendleft(reversed(again))
             self._idle.notify_all()
+        # Outside of the lock: futures run callbacks of users on this thread, that of the replica.
         if parts is not None:
             for request, part in zip(requests, parts, strict=True):
                 request.end(part, error)
-        batch.requests = []
+        batch.requests = []  # a replica may keep ``done``, and with it all that was fed
         self._dispatch()

@@ -28,7 +28,7 @@ class UnknownModel(PenstockError):  # noqa: N818
 
 
 class Durations:
-    """How many requests there were, and the nanoseconds that they took in all."""
+    """The number of requests, and the nanoseconds that they took in all."""
 
     def __init__(self) -> None:
         self.count = self.ns = 0

@@ -116,7 +116,7 @@ class SharedPlace:
         return done
 
     def parameters(self, size: int) -> dict[str, Any]:
-        """What a response says of an output of ``size`` bytes."""
+        """The parameters of an output of ``size`` bytes in a response."""
         return {
             "shared_memory_region": self.region.name,
             "shared_memory_byte_size": size,

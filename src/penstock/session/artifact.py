@@ -47,7 +47,7 @@ but the last one."""
 
 
 def basis(context: CompileContext) -> dict[str, Any]:
-    """What plans depend on beside the graph, the shapes of its inputs and libraries."""
+    """The settings that plans depend on, beside graph, shapes of inputs and libraries."""
     options = context.options
     return {
         "backends": [backend.name for backend in context.backends],
@@ -67,7 +67,7 @@ def _library(name: str) -> str:
 
 
 _WRONG = (LookupError, TypeError, ValueError)
-"""What is raised for entries of a document that are none."""
+"""The errors of reading a document with malformed entries."""
 
 # Saving.
 

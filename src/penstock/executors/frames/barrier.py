@@ -1,4 +1,4 @@
-"""What the parts of one run share: the threads that run them, the first error, and the end.
+"""The state that the parts of one run share: their threads, the first error, and the end.
 
 A part moves its tokens on one thread at a time, and rests when it has nothing to do. A job from
 elsewhere, such as a value of another part, wakes it. The thread that brought the job does not enter
@@ -51,6 +51,15 @@ class PartRun(Protocol):
         """Give up the values of a run that has failed."""
 
 
+# A thread that wakes another part queues it, instead of entering it at once: a loop between two
+# parts would nest an activation of each for every value that they exchange. So the loop stays on
+# one thread, without a hand-over for each value (decision 30).
+#
+# ``_busy`` counts the parts that are not at rest. Only a part that works can wake another one, so
+# that the run is over when the last one rests; under the lock, since a part rests on its own
+# thread.
+
+
 class Barrier:
     """The shared state of the parts of one run, whose ``lock`` they use as well.
 
@@ -100,6 +109,7 @@ class Barrier:
     def resume(self, part: PartRun) -> None:
         """Queue a part that has become active, or that leaves its thread to another part."""
         self._ready.append(part)
+        # A thread of this run looks at the queue again when its own part has nothing to do.
         if get_ident() in self._threads:
             return
         if self._dispatch is None:
@@ -114,6 +124,7 @@ class Barrier:
 
     def help(self, pool: Workers) -> None:
         """Ask for another thread for waiting parts: this one begins something long."""
+        # Offered, not submitted: without a free thread this one takes the parts after its kernel.
         if self._ready:
             pool.offer(partial(quiet, self._work))
 
@@ -157,6 +168,7 @@ class Barrier:
             if self.error is not None:
                 return
             self.error = error
+        # Outside of the lock: both call receivers and listeners, which post to other parts.
         if self.rendezvous is not None:
             self.rendezvous.abort(error)
         if not self.control.stopped:

@@ -126,6 +126,7 @@ class FramesExecutor:
         for part in self.parts:
             if part.workers is not None:
                 part.workers.refuse_reentry()
+        # The caller works on the run first. If it leaves for want of work, it waits for this lock.
         ended = threading.Lock()
         ended.acquire()
         barrier = Barrier(control, ended.release)
@@ -165,6 +166,7 @@ class FramesExecutor:
 
     def _counting(self, control: Control) -> Control:
         """The control of a run, which counts what it allocates."""
+        # ``NEVER`` is shared by all runs: a part that fails sets the control for the others.
         control, limits = control.own(), self._limits
         if control.budget is None and limits.count_runs:
             plans = [inner.arena_plan for inner in self._inner]
@@ -193,6 +195,8 @@ class FramesExecutor:
             finally:
                 del error, run, runs  # the traceback holds this frame
         outputs: list[Any] = [None] * len(self.table.outputs)
+        # A value may be memory of a feed, a constant or another output, so that the caller gets
+        # a copy. To another process it is copied by being sent.
         own = sent if barrier.is_remote else unshared
         for part, run in zip(self.parts, runs, strict=True):
             fetched = part.graph.graph.outputs

@@ -40,16 +40,18 @@ from penstock.ops.internal.segment import is_frame, is_segment
 from penstock.ops.registry import TENSORFLOW
 from penstock.plan.plan import Block, Slot, SlotKind, Step, StepTable
 
+# Above any number of inputs: one comparison with DEATH says that a node waits for nothing more and
+# that an input was dead. Still one digit of CPython's integers, whose arithmetic has a fast path.
 DEATH = 1 << 29
 """Added to the count of an ordinary node once one of its inputs was dead."""
 MERGE_DATA = 1
-"""What a Merge counts while none of its data inputs has arrived alive."""
+"""The part of a Merge's count that is there while none of its data inputs has arrived alive."""
 MERGE_CONTROL = 2
-"""What a Merge counts for each of its control inputs."""
+"""The part of a Merge's count for each of its control inputs."""
 
 
 class TokenRule(IntEnum):
-    """How tokens pass a node."""
+    """The rule by which tokens pass a node."""
 
     ORDINARY = 0
     SWITCH = 1
@@ -58,6 +60,7 @@ class TokenRule(IntEnum):
     EXIT = 4
     NEXT_ITERATION = 5
     IDENTITY = 6
+    # A LoopCond matters where a graph is partitioned. On tokens it passes its input on.
     LOOP_COND = IDENTITY
     CONTROL_TRIGGER = 7
     FETCH = 8
@@ -76,6 +79,14 @@ def _rule_of(node: Node) -> TokenRule:
     if any(is_framed(graph) for _, graph in node.graphs):
         return TokenRule.CALL
     return TokenRule.IDENTITY if is_identity(node) else TokenRule.ORDINARY
+
+
+# One class with a rule, instead of a class with methods for each rule: the loop that moves tokens
+# reads the fields and branches on the rule inline, since a call for each token takes a third longer
+# (``scheduler``). For the same reason what follows from the rule is a field, computed once.
+#
+# Nodes are shared by all runs of the graph, on any thread. Runs write ``cost``, ``latest`` and
+# ``unmeasured`` without a lock: all that a lost update changes is when a kernel is measured next.
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False, repr=False)
@@ -184,6 +195,7 @@ class ValueNumbers:
         """The slot of a value; -1 for an optional one that is left out."""
         if value is None:
             return -1
+        # Numbered as they are asked for: the plans within come between the values of the graph.
         if value not in self._slots:
             self._slots[value] = len(self._values)
             self._values.append(value)
@@ -216,6 +228,7 @@ class ValueNumbers:
         def step(old: Step) -> Step:
             inputs, outputs = moved(old.inputs), moved(old.outputs)
             blocks = tuple(map(block, old.blocks))
+            # A workspace holds no value that an observer could be shown.
             return replace(old, inputs=inputs, outputs=outputs, blocks=blocks, workspace=-1)
 
         def block(old: Block | StepTable) -> Block:
@@ -258,6 +271,12 @@ def _replace(node: ref[FrameNode], guard: Guard) -> None:
         frame_node.function = guard.function
 
 
+# The executor runs the graph itself. A plan fixes order and memory before the run, but which nodes
+# run, and how often, tokens decide during it (decision 28). All that can be known before is
+# computed here, once: a run adds two lists for each iteration, which begin as copies of the
+# frame's.
+
+
 class FrameGraph:
     """A graph compiled for the frames executor.
 
@@ -293,6 +312,7 @@ class FrameGraph:
         controls: dict[Node, list[FrameNode]] = {}
         for node, original in with_checkpoints(zip(self.nodes, graph.nodes, strict=True)):
             self._place(node, _inputs(original, kernel), readers)
+            # A predecessor that is named twice signals once.
             predecessors = dict.fromkeys(original.control_inputs)
             for predecessor in predecessors:
                 controls.setdefault(predecessor, []).append(node)
@@ -305,13 +325,16 @@ class FrameGraph:
             frame = self._frame(_output_path(value.producer, paths))
             fetch = FrameNode(None, TokenRule.FETCH, frame, port=port)
             self._place(fetch, [value], readers)
-            fetch.waits = fetch.data_inputs
+            fetch.waits = fetch.data_inputs  # none for a constant: the fetch is a root then
             self.fetches.append(fetch)
         self.nodes += self.fetches
+        # Counters first, edges after: an edge holds the counter of its reader, and a loop leads
+        # back to readers that stand before the node.
         for node in self.nodes:
             node.counter = len(node.frame.waits)
             # Of a Merge, behind its count: how many of its inputs are dead.
             node.frame.waits += [node.waits, 0] if node.rule is TokenRule.MERGE else [node.waits]
+        # Not strict: the fetches at the end of the nodes have no outputs.
         for node, original in with_checkpoints(zip(self.nodes, graph.nodes, strict=False)):
             node.edges = tuple([_edges(readers, value) for value in original.outputs])
             node.controls = tuple(controls.get(original, ()))
@@ -346,7 +369,9 @@ class FrameGraph:
         match frame_node.rule:
             case TokenRule.ENTER:
                 child = frame_node.child = self._frame((*path, attrs["frame_name"]))
+                # The first iteration stays open until all Enters have come, dead or alive.
                 child.enters += 1
+                # TensorFlow's default, for graphs that leave the attribute out.
                 child.parallel = int(attrs.get("parallel_iterations", 10))
                 frame_node.constant = bool(attrs.get("is_constant", False))
             case TokenRule.ORDINARY:
@@ -354,6 +379,7 @@ class FrameGraph:
                 kernel = compiled.kernel
                 frame_node.function = kernel.function
                 frame_node.nested = compiled.table is not None
+                # The time of a loop, or of a branch, follows from data: one sample tells little.
                 frame_node.varies = any(inner.graphs for _, g in node.graphs for inner in g.nodes)
                 frame_node.varies |= bool(node.graphs) and not is_segment(node)
                 frame_node.explain = compiled.explain
@@ -361,6 +387,7 @@ class FrameGraph:
                     frame_node.rule = TokenRule.ASYNCHRONOUS
                     frame_node.function = kernel.begin
                     self.asynchronous = True
+                # Weak: the node holds the guard, and a reference back would be a cycle.
                 if isinstance(frame_node.function, Guard):
                     frame_node.function.replace = partial(_replace, ref(frame_node))
             case TokenRule.SEND | TokenRule.RECV:
@@ -397,6 +424,7 @@ class FrameGraph:
                 first = 0 if node.rule is TokenRule.SEND else len(own)
                 own.insert(first, (node, len(inputs)))
                 node.data_inputs += 1
+            # A constant is in the list that each iteration copies: no token has to carry it.
             inputs.append(None if value is None else value.const)
         node.end = len(inputs)
 
@@ -415,7 +443,7 @@ class FrameGraph:
             if not value.is_constant:
                 readers.setdefault(value, []).append((node, index))
                 node.data_inputs += 1
-            elif node.waits:
+            elif node.waits:  # the first constant wins, as the first live token does
                 node.waits, merged = 0, [value.const, index]
         node.frame.inputs += merged
         node.end = node.first + 2
@@ -427,6 +455,7 @@ def _output_path(node: Node | None, paths: Mapping[Node, FramePath]) -> FramePat
         return ()
     if node.op.role is Role.ENTER:
         return (*paths[node], node.attrs["frame_name"])
+    # An Exit runs in the frame that it leaves.
     return paths[node][:-1] if node.op.role is Role.EXIT else paths[node]
 
 
@@ -453,6 +482,8 @@ def _edges(readers: _ReadersByValue, value: Value | None) -> tuple[Readers, Read
     """The readers of an output, and apart from these the Merges."""
     pairs = [] if value is None else readers.get(value, [])
     edges = [(reader, reader.counter, position) for reader, position in pairs]
+    # Merges apart: they count in another way, and most outputs have none, so that a test of the
+    # rule for each reader would be wasted.
     return (
         tuple([edge for edge in edges if edge[0].rule is not TokenRule.MERGE]),
         tuple([edge for edge in edges if edge[0].rule is TokenRule.MERGE]),
@@ -460,6 +491,9 @@ def _edges(readers: _ReadersByValue, value: Value | None) -> tuple[Readers, Read
 
 
 def _only_edge(node: FrameNode) -> tuple[FrameNode, int, Any] | None:
+    # Most values have one reader. The shortcut for these and the inlining of the methods that move
+    # tokens saved half of a token's time (decision 28). An output of a Switch may be dead, and what
+    # leaves an iteration is delivered in another one.
     if node.controls or node.leaves or node.rule is TokenRule.SWITCH or not node.edges:
         return None
     (readers, merges), *others = node.edges

@@ -65,7 +65,7 @@ _SERIAL = count()
 
 
 Condition = frozenset[tuple[Value | Node, int]]
-"""What must hold for a node to run: predicates, each with its truth, and Merges that must live."""
+"""The condition under which a node runs: predicates with their truth, and Merges that must live."""
 _ALWAYS: Condition = frozenset()
 
 
@@ -290,18 +290,18 @@ class _FrameWriter:
         call = f"{function}({', '.join([*nested, *arguments])})"
         if is_frame(node):
             call = f"yield from {call}"
-        place = node, compiled, arguments
+        emit = partial(self.emit, node=node, compiled=compiled, arguments=arguments)
         if not outputs:
-            self.emit(call, *place)
+            emit(call)
         elif nested:
-            self.emit(f"{', '.join(outputs)}, = {call}", *place)
+            emit(f"{', '.join(outputs)}, = {call}")
         elif len(outputs) > 1:
-            self.emit(f"{', '.join(outputs)} = map(array_of, {call})", *place)
+            emit(f"{', '.join(outputs)} = map(array_of, {call})")
         else:
             (output,) = outputs
-            self.emit(f"{output} = {call}", *place)
+            emit(f"{output} = {call}")
             scalar = f"{output}.__class__ is not ndarray"
-            self.emit(f"if {scalar}: {output} = array_of({output})", *place)
+            emit(f"if {scalar}: {output} = array_of({output})")
 
     # Text.
 

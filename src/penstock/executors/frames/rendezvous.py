@@ -1,4 +1,4 @@
-"""Where values and the parts of a run that need them meet: a queue for each key; nothing blocks.
+"""The meeting point of values and the parts of a run that need them: queues by key; nothing blocks.
 
 The side that comes first leaves a value, or a function to call with it. The values of one key are
 taken in the order in which they were sent, by their receivers in the order in which these asked.
@@ -22,7 +22,7 @@ class NoValue(Aborted):
 
 
 def edge_key(source: str, target: str, name: str) -> str:
-    """What the keys of an edge have in common: the devices at its ends, and the value's name."""
+    """The common part of the keys of an edge: the devices at its ends, and the value's name."""
     return f"{source};{target};{name}"
 
 
@@ -47,8 +47,10 @@ class Rendezvous:
                 self._sent.setdefault(key, []).append((value, dead))
                 return
             receiver = receivers.pop(0)
+            # Keys have the number of the iteration: lists that stay would add up over a loop.
             if not receivers:
                 del self._waiting[key]
+        # Outside of the lock: a receiver may send or ask for values itself.
         receiver(value, dead, None)
 
     def recv(self, key: Hashable, receiver: Receiver) -> tuple[Any, bool] | None:
@@ -77,6 +79,7 @@ class Rendezvous:
         with self._lock:
             if self._error is not None:
                 return
+            # As text: the error itself would keep the frames of the run alive in its traceback.
             self._error = f"a transfer was given up, because of {error!r}"
             waiting, self._waiting = self._waiting, {}
             self._sent.clear()
@@ -99,6 +102,6 @@ class Rendezvous:
             self._sent.clear()
 
     def __len__(self) -> int:
-        """How many values and receivers are waiting."""
+        """The number of values and receivers that wait."""
         with self._lock:
             return sum(map(len, self._sent.values())) + sum(map(len, self._waiting.values()))

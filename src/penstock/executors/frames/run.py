@@ -49,14 +49,15 @@ _ORDINARY, _SWITCH, _TRIGGER = TokenRule.ORDINARY, TokenRule.SWITCH, TokenRule.C
 _CALL, _RETURN, _FETCH = TokenRule.CALL, TokenRule.RETURN, TokenRule.FETCH
 _SEND, _RECV, _ASYNCHRONOUS = TokenRule.SEND, TokenRule.RECV, TokenRule.ASYNCHRONOUS
 
-_ndarray = np.ndarray
+_ndarray = np.ndarray  # a global is faster to read than an attribute of a module
 
 Outputs = Sequence[Any]
 
-# Kernels that take longer than this, in seconds, run on another thread.
+# Kernels that take longer than this, in seconds, run on another thread. A hand-over and the way
+# back wake a thread each, tens of us, which a shorter kernel would not be worth.
 _LONG_S = OVERHEADS.long_s
-
-# Short kernels are measured once in this many runs.
+# Short kernels are measured once in this many runs: two looks at the clock are a good part of the
+# 0.3 to 0.7 us that a token takes beside its kernel.
 _SAMPLE_INTERVAL = 16
 
 # Tokens that one part of a run moves before another gets the thread: about 1 ms.
@@ -65,7 +66,8 @@ _TURN = 1000
 
 @dataclass(slots=True, eq=False)
 class _Completion:
-    """What an asynchronous kernel calls when it has ended; refers to the run until then."""
+    """The function that an asynchronous kernel calls when it has ended; refers to the run until
+    then, and no longer: the kernel may keep it."""
 
     run: FramesRun | None
     token: Token
@@ -75,6 +77,17 @@ class _Completion:
         run, self.run = self.run, None
         if run is not None:
             run.post(run._completed, self, outputs, error)
+
+
+# One thread at a time moves the tokens of a run, and nothing of its state is locked but ``back``,
+# the queue by which all other threads reach it. TensorFlow moves tokens on many threads, with a
+# lock for each frame: that pays off where tokens move in parallel, which Python's do not, and
+# handing a token to another thread would cost more than dozens of them (decision 28).
+#
+# No thread waits for a kernel either. The thread of the run leaves when it has nothing to do, and
+# ``post`` makes the thread that brings a result the thread of the run. So a run needs no thread of
+# its own while asynchronous kernels or other devices are busy, and iterations that wait for
+# something overlap on one thread, as far as ``parallel_iterations`` allows (decision 30).
 
 
 class FramesRun:
@@ -96,6 +109,8 @@ class FramesRun:
         self.barrier = barrier
         self.root = CallInstance(graph)
         self.scheduler = TokenScheduler(limits.max_iterations)
+        # Long kernels wait here until no token is ready: then it is known how many of them there
+        # are to share among threads, and short nodes, which may lead to more of them, go first.
         self.heavy: list[Token] = []
         self.calls: list[tuple[Token, Any]] = []  # each with its steps, once it has begun
         self.in_progress: set[CallInstance] = set()
@@ -107,7 +122,9 @@ class FramesRun:
         self.awaiting_peers = 0  # values of other processes that it waits for
         self.workers = graph.workers
         self.pending: set[_Completion] = set()
-        # Jobs of other threads for the thread of the run.
+        # Jobs of other threads for the thread of the run. One lock for all parts: whether the run
+        # is over is a question about all of them, and the last part to rest must be the only one to
+        # answer it.
         self.lock = barrier.lock
         self.back: deque[tuple[Any, ...]] = deque([(self.scheduler.begin, self.root, inputs)])
         self.active = True
@@ -117,6 +134,8 @@ class FramesRun:
 
     def go(self) -> None:
         while True:
+            # An error of the scheduler itself ends the run like that of a kernel: raised on a
+            # thread of the pool, nobody would see it, and the caller would wait for ever.
             try:
                 while self._turn() and not self.barrier.waiting:
                     pass
@@ -128,12 +147,15 @@ class FramesRun:
                 self.barrier.resume(self)
                 return
             with self.lock:
+                # The last look at the queue and the leave are one step for ``post``: a job finds
+                # this thread here, or becomes the thread of the run itself.
                 if self.back:
                     continue
                 self.active = False
+                # With kernels elsewhere the part does not rest: the run cannot end without them.
                 self.resting = not self.in_flight and not self.awaiting_peers
                 ended = self.resting and self.barrier.rested()
-            if ended:
+            if ended:  # not under the lock: it calls users' code
                 self.barrier.end()
             return
 
@@ -157,6 +179,10 @@ class FramesRun:
         for call in (self.root, *self.in_progress):
             call.release()
         self.in_progress.clear()
+
+    # Jobs of other threads go first: the thread of the pool that has left one is free for the next
+    # kernel. Then tokens, first in, first out, so that all iterations that may run at once go on
+    # alike. What is rare, or slow anyway (dead tokens, observers), takes the way of ``_token``.
 
     def _turn(self) -> bool:
         """Let up to ``_TURN`` tokens pass their nodes; False if none are left. The path of most
@@ -185,7 +211,7 @@ class FramesRun:
                 continue
             if node.forwards:
                 outputs: Outputs = iteration.inputs[node.first : node.end]
-            elif node.unmeasured:
+            elif node.unmeasured:  # a kernel that is known to be short
                 node.unmeasured -= 1
                 inputs = iteration.inputs[node.first : node.end]
                 try:
@@ -223,6 +249,8 @@ class FramesRun:
 
     def _stop(self) -> None:
         """End a run that was stopped, and say where it was."""
+        # On the thread of the run, which alone may read its queues: the thread that stops it only
+        # sets the control.
         error = self.control.error or Cancelled("the run was stopped")
         calls = [token for token, _ in self.calls]
         for node, *_ in [*self.scheduler.ready, *self.heavy, *calls][:1]:
@@ -233,13 +261,16 @@ class FramesRun:
     def _token(self, token: Token) -> None:
         """Let a token pass its node, by whatever rule."""
         node, iteration, dead = token
+        # A ControlTrigger runs even if its inputs are dead: it is what passes on that they came.
         if dead and node.rule is not _TRIGGER:
+            # A dead Recv receives all the same: the other part sends in any case, and the value has
+            # no other receiver.
             if node.rule is _RECV:
                 self._receive(token)
                 return
             if node.rule is _FETCH:
                 self._fetch(node, iteration, DEAD)
-            elif node.rule is _SEND:
+            elif node.rule is _SEND:  # the other part must not wait for what will not come
                 self._send(node, iteration, None, True)
             self.scheduler.bury(node, iteration)
         elif node.rule is _ORDINARY:
@@ -288,6 +319,7 @@ class FramesRun:
 
     def _run(self, token: Token) -> None:
         """Run a kernel on this thread, and measure it."""
+        # For kernels that are short or not measured yet, and the long one that this thread keeps.
         node, iteration, _ = token
         inputs = _inputs(token)
         self._begun(node, inputs)
@@ -300,7 +332,9 @@ class FramesRun:
         _record_cost(node, perf_counter() - start)
         self._send_outputs(node, iteration, outputs)
 
-    # Calls of functions, and of the graphs of nodes.
+    # Calls of functions, and of the graphs of nodes. They are generators in a list, not calls on
+    # Python's stack: a model may call itself deeper than that reaches, and other tokens of the run
+    # go on while a call waits (decision 28).
 
     def _call(self, token: Token, steps: Any) -> None:
         """Begin a call, or go on with a frame that has let other tokens go first."""
@@ -318,11 +352,12 @@ class FramesRun:
         """Run the next graph of a call, or deliver the outputs of its node."""
         try:
             request = steps.send(results)
-            if request is None:
+            if request is None:  # a frame that is one node gives way now and then (decision 51)
                 self.calls.append(((node, iteration, False), steps))
                 return
             graph, inputs = request
             call = CallInstance(graph, iteration, node, steps)
+            # Known from here on, so that ``release`` reaches the values of a call that fails.
             self.in_progress.add(call)
             if call.depth > self.limits.max_calls:
                 raise LimitExceeded(
@@ -371,26 +406,33 @@ class FramesRun:
         no call that this thread goes on with."""
         heavy, self.heavy = self.heavy, []
         pool = self.pool
+        # This thread is about to be busy: another part that waits for it gets one of the pool.
         if pool is not None:
             self.barrier.help(pool)
         free = 0 if pool is None else max(0, self.workers - 1 - self.on_pool)
+        # One kernel stays for this thread, which would be idle else, unless a call goes on.
         free = min(free, len(heavy) - (not self.calls))
         others, own = heavy[:free], heavy[free:]
+        # All are counted before the first begins, which would take the threads of all cores else.
         announce(len(others) + 1)
         for token in others:
             if pool is not None and pool.offer(partial(self._run_on_pool, token, _inputs(token))):
+                # After the offer, though the kernel may have ended by now: only this thread reads
+                # the counts, and it takes the job that reports the end later.
                 self.in_flight += 1
                 self.on_pool += 1
             else:
                 announce(-1)
                 own.append(token)
         announce(-1)
+        # The rest waits: a thread of the pool may be free before this one has ended its own.
         self.heavy = own[1:]
         for token in own[:1]:
             self._run(token)
 
     def _run_on_pool(self, token: Token, inputs: list[Any]) -> None:
         """Run a kernel on another thread."""
+        # Inputs are given, not read here: the iteration belongs to the thread of the run.
         announce(-1)
         node, control = token[0], self.control
         start = perf_counter()
@@ -398,6 +440,7 @@ class FramesRun:
         error: BaseException | None = None
         try:
             self._begun(node, inputs)
+            # The pool's threads have settings of NumPy, and a run, of their own.
             result = quiet(working_for, control, _call_kernel, node, inputs, control)
             self._ended(node, result)
         except Exception as raised:
@@ -410,6 +453,7 @@ class FramesRun:
         """Leave a job for the thread of the run; this one becomes it if there is none."""
         with self.lock:
             self.back.append(job)
+            # The thread of the run will see it; or the run is over, and nobody needs the job.
             if self.active or (self.resting and not self.barrier.woke(self)):
                 return
             self.active = True
@@ -435,13 +479,14 @@ class FramesRun:
         """Begin an asynchronous kernel."""
         node, inputs = token[0], _inputs(token)
         completion = _Completion(self, token)
+        # Counted before it begins: it may end on another thread before ``function`` returns.
         self.in_flight += 1
         self.pending.add(completion)
         self._begun(node, inputs)
         assert node.function is not None
-        own = (self.control, completion) if node.nested else (completion,)
+        begin = partial(node.function, self.control) if node.nested else node.function
         try:
-            completion.cancel = node.function(*own, *inputs)
+            completion.cancel = begin(completion, *inputs)
         except Exception as error:
             completion(error=error)
 
@@ -475,6 +520,7 @@ class FramesRun:
         rendezvous, key = self.barrier.rendezvous, _key(node, iteration)
         assert rendezvous is not None
         remote = rendezvous.is_remote(key)
+        # The receiver is called on the thread that sends: it leaves a job for this part's thread.
         try:
             sent = rendezvous.recv(key, partial(self.post, self._received, token, remote))
         except Aborted as error:
@@ -510,6 +556,8 @@ class FramesRun:
         self.scheduler.ready.clear()
         self.heavy.clear()
         self.calls.clear()
+        # The run does not end before the kernels on the pool, which read arrays of the caller.
+        # Asynchronous ones are cancelled and not waited for: they may never answer.
         self.barrier.fail(error)
         while self.pending:
             completion = self.pending.pop()

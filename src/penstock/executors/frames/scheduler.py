@@ -47,13 +47,20 @@ from penstock.executors.frames.frame_graph import (
 )
 from penstock.ir.graph import Value
 
+# Objects that are compared by identity: values may be arrays, whose ``==`` is one for each element.
 DEAD: Any = type("Dead", (), {"__repr__": lambda self: "DEAD"})()
 """Stands for a value that will not come."""
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "MISSING"})()
 """Stands for a value that has not come."""
 
+# Attributes of an enum are slow to read.
 _ENTER, _EXIT, _NEXT_ITERATION = TokenRule.ENTER, TokenRule.EXIT, TokenRule.NEXT_ITERATION
 _MERGE = TokenRule.MERGE
+
+
+# Two lists for each iteration, which all nodes of the frame share, rather than a record for each
+# node in each iteration: to begin one is two copies, and constants of the loop are in these already
+# (decision 28).
 
 
 @dataclass(slots=True, eq=False)
@@ -81,6 +88,7 @@ class FrameInstance:
     def __init__(self, static: StaticFrame, around: IterationState | None) -> None:
         self.static = static
         self.around = around
+        # Those of all runs, until a constant Enter brings a value for this run alone (``_keep``).
         self.inputs = static.inputs
         self.waits = static.waits
         self.iterations = {0: IterationState(self, 0, self.inputs.copy(), self.waits.copy())}
@@ -101,7 +109,8 @@ class FrameInstance:
             frame.iterations.clear()
 
     def name(self) -> str:
-        """What distinguishes it from all other frames of the run, in all parts of that."""
+        """A name that no other frame of the run has, in any of its parts."""
+        # Computed when first asked for: only a run in several parts needs names, as keys of values.
         around = self.around
         if not self.id and around is not None:
             self.id = f"{around.frame.name()}/{around.number};{self.static.name}"
@@ -138,8 +147,15 @@ def enclosing_call(frame: FrameInstance) -> CallInstance:
     return frame
 
 
+# A tuple: nothing is cheaper to make, and one is made for each time that a node runs.
 Token: TypeAlias = tuple[FrameNode, IterationState, bool]
 """A node that waits for nothing more, in which iteration, and whether it is dead."""
+
+
+# No lock: only the thread that a run is on calls this (``run.FramesRun``), and jobs of other
+# threads reach it through a queue. The invariant that ends iterations: ``tokens`` counts what is
+# ready, or runs, in an iteration. What a node makes ready is counted before its own token is given
+# up, so that the count is 0 only when nothing in the iteration can bring anything any more.
 
 
 class TokenScheduler:
@@ -156,7 +172,7 @@ class TokenScheduler:
         self.ready.extend([(node, iteration, False) for node in graph.roots])
         for feed, value in zip(graph.feeds, inputs, strict=True):
             self._deliver(feed, iteration, (value,))
-        if not iteration.tokens:
+        if not iteration.tokens:  # nothing to run, so that no token will close it
             self._close(iteration)
 
     def send(self, node: FrameNode, iteration: IterationState, outputs: Sequence[Any]) -> None:
@@ -196,7 +212,7 @@ class TokenScheduler:
         inputs, waits, ready = iteration.inputs, iteration.waits, self.ready
         before = len(ready)
         for (readers, merges), value in zip(node.edges, outputs, strict=True):
-            if value is DEAD:
+            if value is DEAD:  # the output of a Switch that was not chosen
                 self._kill_readers(readers, merges, iteration, False)
                 continue
             for reader, at, place in readers:
@@ -248,10 +264,13 @@ class TokenScheduler:
     def _die(self, node: FrameNode, iteration: IterationState) -> None:
         """Let a node die that waits for nothing more, with a dead input."""
         if node.rule is _EXIT:
-            # Kept until the frame ends, or another iteration begins.
+            # Kept until the frame ends, or another iteration begins: the Exit of a loop is dead in
+            # all iterations but the last, of which nobody knows yet whether it is this one.
             if iteration.number == iteration.frame.last:
                 iteration.frame.exits.append(node)
         elif node.rule is not _NEXT_ITERATION:
+            # A dead NextIteration brings nothing: a loop that has ended would go on without end,
+            # as dead tokens. This is how all loops of TensorFlow end.
             self.ready.append((node, iteration, True))
 
     def _signal(self, node: FrameNode, iteration: IterationState, dead: bool) -> None:
@@ -284,6 +303,8 @@ class TokenScheduler:
         if node.rule is _NEXT_ITERATION:
             number = iteration.number
             if number == frame.last:
+                # Iterations that run at once are bounded, and with them what their lists hold. The
+                # values wait in the frame until the oldest iteration has ended.
                 if len(frame.iterations) >= frame.static.parallel:
                     frame.deferred.append((node, value))
                     return
@@ -310,6 +331,7 @@ class TokenScheduler:
             self._arrive(node, reached, value)
         if node.constant:
             self._keep(node, child, value)
+        # If nothing became ready, no token of the frame will come to close it.
         first = child.iterations.get(0)
         if first is not None and not first.tokens and not child.entering:
             self._close(first)
@@ -322,8 +344,10 @@ class TokenScheduler:
 
     def _keep(self, node: FrameNode, frame: FrameInstance, value: Any) -> None:
         """Deliver a value in all iterations to come: these begin as copies of one that has it."""
-        if frame.inputs is frame.static.inputs:
+        if frame.inputs is frame.static.inputs:  # shared with all other runs
             frame.inputs, frame.waits = frame.inputs.copy(), frame.waits.copy()
+        # Nodes that this value makes ready are ready in each new iteration: ``begun`` has them. The
+        # iteration of number -1 only carries the lists.
         ready, self.ready = self.ready, deque()
         self._arrive(node, IterationState(frame, -1, frame.inputs, frame.waits), value)
         frame.begun += self.ready
@@ -337,7 +361,7 @@ class TokenScheduler:
         frame.last = number = number + 1
         iteration = IterationState(frame, number, frame.inputs.copy(), frame.waits.copy())
         frame.iterations[number] = iteration
-        if frame.exits:
+        if frame.exits:  # the loop goes on, and its Exits may live yet
             frame.exits.clear()
         if frame.begun:
             iteration.tokens = len(frame.begun)
@@ -357,11 +381,12 @@ class TokenScheduler:
                 next_ is not None
                 and not next_.tokens
                 and not next_.children
+                # Nothing can reach it any more: of the earlier iteration, or by an Enter.
                 and (number - 1 not in iterations if number else not frame.entering)
             ):
                 del iterations[number]
                 number += 1
-                if frame.deferred:
+                if frame.deferred:  # there is room for another iteration now
                     self._advance(frame)
                 next_ = iterations.get(number)
             around = frame.around
@@ -376,6 +401,8 @@ class TokenScheduler:
                 self._kill(node, around)
             if around.tokens:
                 return
+            # The frame may be the last thing that the iteration around it waited for. A loop and no
+            # recursion: frames nest as deep as the model's loops and calls.
             iteration = around
 
 
@@ -393,6 +420,7 @@ def switched_to(predicate: Any, count: int) -> int:
         shape = list(predicate.shape)
         raise ShapeError(f"a predicate must have one element, not shape {shape}")
     which = int(predicate.item())
+    # As in TensorFlow's Case: the last branch is the default.
     return which if 0 <= which < count else count - 1
 
 

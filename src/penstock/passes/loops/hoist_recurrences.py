@@ -37,6 +37,7 @@ from penstock.passes.loops.cell_gates import CellGates, CellMatcher, Columns, ro
 from penstock.passes.loops.loop_rows import LoopRows, trips_of
 from penstock.passes.rewrite import Substitution, argument, names_of, produced_by, swapped
 
+# A loop of one iteration has no state that its own step has computed.
 _FEWEST_TRIPS = 2
 
 
@@ -47,9 +48,12 @@ class HoistRecurrences(Pass):
     requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
+        # Values of a graph with frames may be dead, which a Recurrence cannot pass on.
         if context.framed:
             return False
         taken, substitution, changed = names_of(graph), Substitution(), False
+        # Graphs are listed before any is changed. A loop within a loop is hoisted into the body of
+        # the outer one, where its Recurrence runs once for each of the outer iterations.
         for outer in list(graph.graphs()):
             nodes: list[Node] = []
             for node in with_checkpoints(outer.nodes):
@@ -61,7 +65,11 @@ class HoistRecurrences(Pass):
                 nodes.append(node)
             outer.nodes = nodes
         if changed:
+            # Once, at the end: each application goes through the whole graph. Until then whoever
+            # compares a result of a loop asks the substitution first.
             substitution.apply_throughout(graph)
+            # Nodes of the cells are dead now, and loops of which nothing is left: later passes
+            # would place and fuse them.
             prune(graph)
         return changed
 
@@ -86,12 +94,15 @@ class _Hoister:
         trips = trips_of(self.loop)
         if trips is None or trips < _FEWEST_TRIPS:
             return False
+        # One by one: the states of a cell that has left are rows, by which the cell that stands
+        # upon it is recognized in the next round.
         changed = False
         while self._hoist_one(trips):
             changed = True
         return self._hoist_rows(trips) or changed
 
     def _rows(self, trips: int) -> LoopRows:
+        # New for each attempt: it remembers which values are rows, and the body has changed since.
         return LoopRows(self.loop, trips, self.taken)
 
     def _hoist_one(self, trips: int) -> bool:
@@ -102,12 +113,13 @@ class _Hoister:
             if _is_matrix(state) and _is_matrix(after) and state is not after:
                 cell = _CarriedCell(self.loop, rows, state, after)
                 if cell.hoist(self.substitution):
+                    # Only now: an attempt that fails may have emitted nodes that nothing reads.
                     self.before += rows.before
                     return True
         return False
 
     def _hoist_rows(self, trips: int) -> bool:
-        """Compute what the loop collects of rows."""
+        """Compute before the loop the outputs that it collects, where they follow from rows."""
         rows, changed = self._rows(trips), False
         first = len(self.body.inputs[loop_carried(self.loop)[0]])
         begin = loop_carried(self.loop)[1].stop
@@ -115,6 +127,7 @@ class _Hoister:
         for i, value in enumerate(self.body.outputs[begin:]):
             result = self.loop.outputs[first + i] if first + i < len(self.loop.outputs) else None
             plain = layout is None or not (layout.output_axes[i] or layout.output_backward[i])
+            # Rows are stacked along axis 0, first to last, as a Scan collects by default.
             if result is None or not plain or self.substitution.of(result) is not result:
                 continue
             if (known := rows.of(value)) is not None and known.const is None:
@@ -125,8 +138,22 @@ class _Hoister:
         return changed
 
 
+# Why a node of its own, and not ONNX's LSTM or GRU (decision 65): these have no masks beside
+# lengths, no order of gates, and multiply the inputs themselves. Here the products of the inputs of
+# all steps are one large product of any backend, in front of the recurrence, whatever spelled them
+# out.
+#
+# Why gates are taken apart into sums, and no pattern of nodes is matched: exporters write a cell
+# with one product or several, with gates in any order, split before or after they are added. All of
+# these are the same sums (``cell_gates``), so that one definition of a cell recognizes them.
+#
+# The loop stays in place and reads the states as rows; nothing has to be recognized but the cell.
+# If nothing of the loop is left, it is dead code, which another pass removes anyway.
+
+
 class _CarriedCell:
-    """What a loop carries as the ``state`` of a cell, ``after`` at the end of an iteration."""
+    """The ``state`` of a cell, which a loop carries; ``after`` is its value at the end of an
+    iteration."""
 
     def __init__(self, loop: Node, rows: LoopRows, state: Value, after: Value) -> None:
         self.loop, self.rows, self.state, self.after = loop, rows, state, after
@@ -143,12 +170,14 @@ class _CarriedCell:
         """Compute all steps before the loop; return whether the cell was recognized."""
         new, mask = self._unmasked()
         node = new.producer
+        # Computed outside: the state does not follow from the one before.
         if node is None or node not in self.body.nodes:
             return False
         for gates, cell, following in CellMatcher(self.rows, self.state).cells(node):
             carried = self._carried_cell(cell, following, mask) if cell is not None else None
             if gates.cell == "LSTM" and carried is None:
                 continue
+            # All checks before the first change: a graph that is half rewritten has no way back.
             states = [self._place(self.state), *self._alike(new, mask)]
             if not self._is_free(new, mask, states, carried):
                 continue
@@ -174,6 +203,8 @@ class _CarriedCell:
 
     def _unmasked(self) -> tuple[Value, _Mask | None]:
         """The next state before it is masked, and the mask."""
+        # A mask keeps the old state in some steps. A selection between other values is part of the
+        # cell, or makes it none.
         for new, old, mask in self._selections(self.after):
             if old is self.state:
                 return new, mask
@@ -182,6 +213,9 @@ class _CarriedCell:
     def _selections(self, value: Value) -> Iterator[tuple[Value, Value, _Mask]]:
         """a, b and a mask, if ``value`` is Where(mask, a, b), or mask * a + (1 - mask) * b with a
         mask of 0 and 1."""
+        # The forms differ for what is not finite: 0 * inf is NaN, where Where has the finite
+        # value. The recurrence has both, so that its states are those of the loop (decision
+        # 65).
         node = value.producer
         if node is None or node.control_inputs or node not in self.body.nodes:
             return
@@ -192,6 +226,7 @@ class _CarriedCell:
             kept = argument(condition, "Not")
             if (mask := self._mask(kept)) is not None and a is not None and b is not None:
                 yield b, a, mask
+        # Exporters write the operands of Add and Mul in any order.
         for left, right in swapped(node) if node.op.full_name == "Add" else ():
             for a, share in swapped(produced_by(left, "Mul")):
                 for b, rest in swapped(produced_by(right, "Mul")):
@@ -204,12 +239,13 @@ class _CarriedCell:
         """The mask that has an element for each row of the batch."""
         if value is None or not isinstance(value.type, TensorType) or not value.type.static:
             return None
+        # Kernels keep or replace whole rows of the state, so that a mask has no dim of units.
         if value.type.dims != (self.batch, 1) or value.type.dtype not in (BOOL, FLOAT32):
             return None
         rows = self.rows.of(value)
         return None if rows is None else _Mask(value, rows)
 
-    # What else the loop carries.
+    # Other values that the loop carries.
 
     def _carried_cell(self, cell: Value, following: Value | None, mask: _Mask | None) -> int | None:
         """The place of the cell among what the loop carries, if it becomes ``following``."""
@@ -226,6 +262,8 @@ class _CarriedCell:
 
     def _alike(self, new: Value, mask: _Mask | None) -> list[int]:
         """Indices of carried values that always equal the state."""
+        # TensorFlow's loops carry the last output beside the state, masked in the same way. Left
+        # behind, it would be a reader of the old state, which keeps the cell in the loop.
         alike: list[int] = []
         begin = self.initial[self._place(self.state)]
         places = zip(self.inside, self.updated, self.initial, strict=True)
@@ -249,6 +287,9 @@ class _CarriedCell:
         """Whether nothing but the cell itself reads what the loop carries for it: whatever else
         reads a state can be given rows. ``states`` are the places of states, ``cell`` is that of
         the cell of an LSTM."""
+        # A search back from all that must stay: outputs of the loop and targets. What reads the new
+        # state can be given a row of it; the old state is no row of any tensor, so that its reader
+        # keeps the cell in the loop.
         _, leaving = loop_carried(self.loop)
         known = {self.updated[i] for i in states}
         if mask is None:
@@ -270,6 +311,7 @@ class _CarriedCell:
                 continue
             seen.add(node)
             waiting += node.control_inputs
+            # Rows hold the masked state. A reader that is masked alike cannot tell the difference.
             masked = mask is not None and self._is_masked(node, new, mask)
             left += [value for value in all_reads(node) if not (masked and value is new)]
         return True
@@ -292,16 +334,19 @@ class _CarriedCell:
     ) -> tuple[Value | None, Value | None, Value | None]:
         """The states of all steps, the last state and the last cell, before the loop."""
         sums, inner, units, rows = gates.sums, gates.inner, self.units, self.rows
+        # A gate without rows would need a tensor of zeros for all steps.
         if any(not sum_.is_known for sum_ in sums) or not all(sum_.rows for sum_ in sums):
             return None, None, None
         if inner is not None and (not inner.is_known or sums[2].weights):
             return None, None, None
         of_state = [*sums[:2], inner] if inner is not None else sums
         matrices = [_total(sum_.weights, (units, units)) for sum_ in of_state]
+        # Without weights of the state, steps have no product: the node would gain nothing.
         if not any(sum_.weights for sum_ in of_state):
             return None, None, None
         weights = np.concatenate([matrix.T for matrix in matrices])[None]
         biases = [_total(sum_.constants, (units,)) for sum_ in sums]
+        # Constants are added to the bias once, before the run, rather than to all rows.
         products, places, added = self._products([sum_.rows for sum_ in sums])
         biases = [bias + own for bias, own in zip(biases, added, strict=True)]
         of_h = [np.zeros(units, FLOAT32) for _ in sums]
@@ -334,9 +379,12 @@ class _CarriedCell:
     def _products(
         self, gates: Sequence[Sequence[Columns]]
     ) -> tuple[Value, tuple[int, ...], Sequence[np.ndarray | float]]:
-        """A tensor [trips, batch, gates * units] of what is added to the gates, the place of each,
-        and a constant that is to be added as well."""
+        """A tensor [trips, batch, gates * units] of the summands of all gates, the place of each
+        gate in it, and the constants that are to be added as well."""
         units, rows = self.units, self.rows
+        # Best is one tensor that has all gates side by side, in whatever order: the node reads it
+        # in place. Next, tensors that are products of the same x, which become one product. Else
+        # the gates are added up and put together, a copy of all rows.
         single = [gate[0] for gate in gates if len(gate) == 1]
         tensors = list(dict.fromkeys([columns.value for columns in single]))
         widths = [tensor.type.dims[-1] for tensor in tensors]  # type: ignore[union-attr]
@@ -375,6 +423,7 @@ class _CarriedCell:
 
     def _replace(self, new: Value, mask: _Mask | None, y: Value, states: Sequence[int]) -> None:
         """Let the nodes of the body read the states at the places ``states`` as rows of ``y``."""
+        # A substitution of its own, for the body: that of the pass speaks of results of loops.
         row, own = self._row_of(y), Substitution()
         for value in {new if mask is None else self.after, *[self.updated[i] for i in states]}:
             own[value] = row
@@ -385,6 +434,7 @@ class _CarriedCell:
 
     def _release(self, places: Sequence[int]) -> None:
         """Carry what is at ``places`` unchanged, so that it is dropped."""
+        # Not removed here: other passes drop what a loop carries unchanged, with its ports.
         start = loop_carried(self.loop)[1].start
         for place in places:
             self.body.outputs[start + place] = self.inside[place]
@@ -396,8 +446,9 @@ class _CarriedCell:
         if loop.op.role is Role.LOOP:
             inputs = [y, self.body.inputs[0]]
             gather = loop.derived(inputs, [row], {"axis": 0}, op=standard("Gather"), name=row.name)
-            self.body.nodes.insert(0, gather)
+            self.body.nodes.insert(0, gather)  # before all that may read the row
             return row
+        # A Scan hands rows out by itself: another scanned input, which is the last of them.
         layout = ScanLayout(loop)
         loop.attrs["scan_input_axes"] = [*layout.input_axes, 0]
         loop.attrs["scan_input_directions"] = [*layout.input_backward, 0]
