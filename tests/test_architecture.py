@@ -31,25 +31,25 @@ BOUNDS = {
     "kernel_fields": 8,
     "kernel_facets": 5,
     "native_call_fields": 17,
-    "pass_context_fields": 18,
-    "compile_context_fields": 11,
+    "pass_context_fields": 10,
+    "compile_context_fields": 8,
     "name_tables": 89,
     "name_tables_in_passes": 27,
     "time_constants": 74,
     "files_of_time_constants": 32,
     "seconds_functions": 20,
-    "passes_outside_pipeline": 14,
-    "calls_of_infer_types": 16,
-    "tuple_splats": 40,
-    "any_in_signatures": 1961,
+    "passes_outside_pipeline": 0,
+    "calls_of_infer_types": 4,
+    "tuple_splats": 37,
+    "any_in_signatures": 1955,
     "functions_over_6_parameters": 54,
     "classes_over_20_attributes": 5,
-    "untested_modules": 54,
+    "untested_modules": 53,
     "compile_options": 19,
     "session_members": 18,
     "environment_variables": 9,
 }
-MOST = {"python_lines": 101_250, "c_lines": 13_000}
+MOST = {"python_lines": 101_800, "c_lines": 13_000}
 LEAST = {"comment_percent": 3.0, "comment_percent_in_hard_files": 12.0}
 
 # Third-party packages that only some modules may import.

@@ -26,26 +26,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.algorithms.dag import on_cycles
 from penstock.analysis.sizes import check_sizes
-from penstock.analysis.type_inference import infer_types
-from penstock.backends.base import Backend, BoundsThreads, Device, copier, stacks
+from penstock.backends.base import Backend, BoundsThreads, Device
 from penstock.backends.dynamic_shapes import plausible
-from penstock.backends.kernels import KernelTable, other_places, placed_kernels
+from penstock.backends.kernels import KernelTable
 from penstock.backends.numpy import NumpyBackend
 from penstock.codegen.writer import Program, write_program
 from penstock.compiler.options import CompileOptions
 from penstock.core.capability import capability
-from penstock.core.limits import Limits
+from penstock.core.limits import DEFAULT_LIMITS, Limits
 from penstock.core.records import dataclass, field, replace
 from penstock.core.types import OptionalType, TensorType, Type
 from penstock.executors.base import Executor
 from penstock.executors.linear import LinearExecutor
-from penstock.host.on_demand import imported
 from penstock.host.threads import OVERHEADS, Workers, core_budget, pool
-from penstock.ir.contract import contract_of
-from penstock.ir.graph import Graph, Node, Value, clone
-from penstock.ops.internal.transfer import HOST, Place, Ports
+from penstock.ir.graph import ConvertedWeights, Graph, Node, clone
+from penstock.ops.internal.transfer import HOST, Ports
 from penstock.ops.work_estimate import worth_threads
 from penstock.plan.arena_layout import (
     ArenaPlan,
@@ -57,20 +53,26 @@ from penstock.plan.arena_layout import (
 from penstock.plan.builder import compile_plan
 from penstock.plan.plan import Plan
 from penstock.plan.tasks import Tasks, are_asynchronous, in_one_function
-from penstock.tuning.measure import CostModel, CostSource, GraphProfiler, costs_of, step_seconds
+from penstock.tuning.measure import CostModel, GraphProfiler, costs_of, step_seconds
 
 if TYPE_CHECKING:
     from penstock.executors.task_loop import Queue
-    from penstock.passes.context import FusionPolicy, PassContext, Unraised
+    from penstock.passes.context import Unraised
     from penstock.plan.grouping import ClusteredGrouping, Seconds
     from penstock.tuning.run_sampler import Adopt
 
 
-_EXPECT_DIMS = imported("penstock.compiler.expected_dims.expect_dims")
-
-
 def _no_adoption() -> None:
     """For sessions that keep no executor."""
+
+
+@dataclass(frozen=True)
+class NamedWorkers:
+    """What names workers of a cluster: ``place=``, by its keys; ``used``: whether that does, or a
+    node of the model."""
+
+    by_key: Mapping[str, str] = field(default_factory=dict)
+    used: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,20 +81,20 @@ class CompileContext:
 
     options: CompileOptions
     backends: tuple[Backend, ...]
-    limits: Limits
     functions: Mapping[str, Graph] = field(default_factory=dict)
-    widened: dict[Value, Value] = field(default_factory=dict)
-    halves: dict[tuple[Value, Value | None], Value | None] = field(default_factory=dict)
+    weights: ConvertedWeights = field(default_factory=ConvertedWeights)
     adopt: Adopt = _no_adoption
     long: Collection[str] = frozenset()
     """names of nodes that have taken long in runs, which estimates did not say"""
-    pins: Mapping[str, str] = field(default_factory=dict)
-    """what ``place=`` says of the workers of a cluster"""
-    named: bool = False
-    """whether the nodes of the model, or ``pins``, name workers of a cluster"""
+    named_workers: NamedWorkers = NamedWorkers()
     reframed: Callable[[Collection[str]], Executor | None] | None = None
     """of a plan whose loops may overlap: compiles it anew, given the ``long`` nodes that runs have
     shown; None if all loops are raised as before"""
+
+    @property
+    def limits(self) -> Limits:
+        """Those of the options, or the default ones."""
+        return self.options.limits or DEFAULT_LIMITS
 
     @cached_property
     def devices(self) -> tuple[str, ...]:
@@ -107,7 +109,7 @@ class CompileContext:
     def executor(self) -> str:
         """The name of the executor that was asked for."""
         if self.options.cluster is not None:
-            return "frames" if self.named else "cluster"
+            return "frames" if self.named_workers.used else "cluster"
         return "frames" if self.devices else self.options.executor
 
     @cached_property
@@ -124,14 +126,6 @@ class CompileContext:
     def one_memory(self) -> bool:
         """Whether all backends work on the host's memory."""
         return all(backend.memory == HOST for backend in self.backends)
-
-    def direct(self, source: str, target: str) -> bool:
-        """Whether values are copied straight from one backend's memory to another's, by name."""
-        return copier(self.by_name[source], self.by_name[target]) is not None
-
-    def stacks(self, backend: str) -> bool:
-        """Whether rows that loops collect stay in the memory of a backend, given by its name."""
-        return stacks(self.by_name[backend])
 
     @property
     def accelerators(self) -> dict[str, Device]:
@@ -167,74 +161,10 @@ class CompileContext:
         """The cost of a step with ``threads`` threads for its kernel, by default all."""
         return lambda step: step_seconds(costs, step, self.by_name, threads)
 
-    def passes(
-        self,
-        fusion: FusionPolicy | None = None,
-        choose_places: Callable[[Graph], Mapping[Node, Place]] | None = None,
-        kernels: KernelTable | None = None,
-        layouts: bool = True,
-        ports: Ports | None = None,
-    ) -> PassContext:
-        """The context of passes; with ``kernels`` and ``layouts``, these decide the layouts of
-        values. ``ports``: where inputs and outputs are, if on devices."""
-        from penstock.passes.context import PassContext
-
-        placement: dict[Node, Place] = {}
-        table, parts = kernels or KernelTable(), (self.backends, placement)
-        compiled = placed_kernels(table, *parts) if kernels is not None and layouts else None
-        fuses = any(backend.fuses for backend in self.backends)
-        return PassContext(
-            limits=self.limits,
-            fusion=fusion if fuses else None,
-            fold_quantized_weights=not fuses,
-            strict=self.options.precision == "strict",
-            widened=self.widened,
-            halves=self.halves,
-            choose_places=choose_places,
-            must_stay=partial(_overlapping, self) if self.executor == "auto" else None,
-            direct=self.direct,
-            stacks=self.stacks,
-            other_places=other_places(table, *parts),
-            after_pass=self.options.expert.after_pass,
-            placement=placement,
-            ports=ports,
-            compiled=compiled,
-        )
-
-
-def _overlapping(context: CompileContext, nodes: Sequence[Node], loop: bool) -> Node | None:
-    """The node of a frame for which it is worth that iterations overlap, if they may: one that does
-    not wait for itself in the iteration before."""
-    readers: list[list[int]] = [[] for _ in nodes]
-    place = {node: i for i, node in enumerate(nodes)}
-    for node, i in place.items():
-        sources = [value.producer for value in node.inputs if value is not None]
-        for source in (*sources, *node.control_inputs):
-            if source in place:
-                readers[place[source]].append(i)
-    circular = set(on_cycles(readers)) if loop else place.values()
-    return next((n for n in nodes if place[n] not in circular and _overlaps(context, n)), None)
-
-
-def _overlaps(context: CompileContext, node: Node) -> bool:
-    """Whether the kernel of a node is asynchronous, or takes long as measured, or else by its
-    backend's estimate. Those of Penstock are not, and share their work among threads where it is
-    much."""
-    types = [None if value is None else value.type for value in node.inputs]
-    for backend in context.hosts:
-        if contract_of(node, backend) is None:
-            continue
-        try:
-            kernel = backend.kernel(node, types)
-            cost = context.costs.cost(node, backend, 1)
-            seconds = cost.seconds if cost.source is CostSource.MEASURED else backend.seconds(node)
-        except Exception:  # the plan raises it, unless the node may never run
-            return False
-        if kernel is not None:
-            solo = context.workers == 1 or backend.threads_of_caller
-            long = node.name in context.long or OVERHEADS.long_s <= seconds < inf
-            return kernel.begin is not None or (long and not solo)
-    return False
+    @property
+    def fuses(self) -> bool:
+        """Whether a backend fuses nodes."""
+        return any(backend.fuses for backend in self.backends)
 
 
 @dataclass(frozen=True)
@@ -280,13 +210,21 @@ def specialize(feeds: Feeds, context: CompileContext) -> Feeds:
     for value, input_type in zip(graph.inputs, feeds.types, strict=True):
         value.type = input_type
     if feeds.samples:
-        _EXPECT_DIMS(graph, feeds.samples)
+        from penstock.compiler.expected_dims import expect_dims
+
+        expect_dims(graph, feeds.samples)
     return replace(feeds, graph=graph, refined=feeds.add_shapes)
 
 
 def infer(feeds: Feeds, context: CompileContext) -> Feeds:
     """Infer types, for graphs whose nodes must run as they are."""
-    infer_types(feeds.graph)
+    from penstock.passes.context import PassContext
+    from penstock.passes.optimize.fold_constants import InferTypes
+    from penstock.passes.pipeline import run_passes
+
+    run_passes(
+        (InferTypes(),), feeds.graph, PassContext(after_pass=context.options.expert.after_pass)
+    )
     check_sizes(feeds.graph, context.limits)
     return feeds
 
@@ -464,9 +402,14 @@ def bind(programmed: Programmed, context: CompileContext) -> Executor:
     """Bind a program to memory."""
     schedule, options = programmed.schedule, context.options
     if schedule.tasks is None:
-        parts = programmed.program, context.hosts, context.limits
-        fixed = options.expert.fixed_threads
-        return LinearExecutor(*parts, options.threads, schedule.name, fixed_threads=fixed)
+        return LinearExecutor(
+            programmed.program,
+            context.hosts,
+            context.limits,
+            options.threads,
+            schedule.name,
+            fixed_threads=options.expert.fixed_threads,
+        )
     from penstock.executors.parallel import ParallelExecutor
 
     return ParallelExecutor(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.backends.base import Backend
 from penstock.backends.dynamic_shapes import expected_seconds
-from penstock.backends.kernels import KernelTable, other_places, placed_kernels
+from penstock.backends.kernels import KernelTable
 from penstock.core.checkpoints import report_progress
 from penstock.core.errors import PenstockError
 from penstock.core.records import NamedTuple
@@ -323,6 +323,7 @@ class GraphProfiler:
         from penstock.passes.lowering.assign_layouts import AssignLayouts
         from penstock.passes.lowering.insert_transfers import InsertTransfers
         from penstock.passes.pipeline import run_passes
+        from penstock.tuning.kernel_placing import KernelPlacing
 
         placed = {node: backend if backend in b else b[0] for node, b in self.allowed.items()}
         remote = any(b.memory != HOST for b in placed.values())
@@ -334,9 +335,7 @@ class GraphProfiler:
             for old, new in zip(self.graph.walk(), copy.walk(), strict=True)
             if old in placed
         }
-        compiled = placed_kernels(kernels, self.backends, placement)
-        others = other_places(kernels, self.backends, placement)
-        context = PassContext(placement=placement, compiled=compiled, other_places=others)
+        context = PassContext(placing=KernelPlacing(self.backends, kernels, placement))
         run_passes((InsertTransfers(), AssignLayouts()), copy, context)
         by_name = {b.name: b for b in self.backends}
         return copy, {node: by_name[place.backend] for node, place in placement.items()}

@@ -9,14 +9,9 @@ The file is imported when one of its operations is first looked up. ``families.t
 is: ``make kernels`` writes that from what the files register. No file of this folder may have the
 name of something here, which it would replace.
 
-A family has up to three forms of kernels, each with a decorator:
-
-===================  ==============================================================================
-``family``           for known shapes: bound once, to arrays in the arena
-``of_any_shape``     for arrays of any shapes, known or not, in any layout
-``ahead_of_cache``   for arrays of shapes that only a run knows, tried before the kernels for known
-                     shapes that the run has made so far (``backends/dynamic_shapes.py``)
-===================  ==============================================================================
+Its kernels are for known shapes, bound once to arrays in the arena (``family``); for arrays of any
+shapes, in any layout (``of_any_shape``); or tried ahead of those for known shapes that a run has
+made so far (``ahead_of_cache``; ``backends/dynamic_shapes.py``).
 """
 
 from __future__ import annotations
@@ -41,9 +36,10 @@ from penstock.ops.internal.fused import FUSED, parts
 Seconds: TypeAlias = Callable[[Node], float]
 Static: TypeAlias = Callable[[Site], NativeCall | None]
 AnyShape: TypeAlias = Callable[[NativeLibrary, Node, Sequence[Type | None]], Kernel | None]
-AheadOfCache: TypeAlias = Callable[
-    [NativeLibrary, Node, Sequence[Type | None], Callable[..., Any]], Callable[..., Any] | None
-]
+AnyShapeCall: TypeAlias = tuple[Callable[..., Any], object]
+"""a compiled function that takes another function, a checkpoint, settings and arrays of any shapes;
+and the settings"""
+AheadOfCache: TypeAlias = Callable[[Site], AnyShapeCall | None]
 Chooser = TypeVar("Chooser", bound=Callable[..., Any])
 
 INDEX = os.path.join(os.path.dirname(__file__), "families.txt")
@@ -59,12 +55,11 @@ _NUMPY = NumpyBackend()
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The kernels of an operation. ``static`` returns the compiled function and its arguments for a
-    node of known shapes; with ``data_dependent`` the shapes of outputs follow from data, and it is
-    asked without them. ``any_shape`` returns a kernel for arrays of any shapes. ``ahead_of_cache``
-    returns a function for arrays of any shapes, which calls another, its last argument, for those
-    that it has no code for. Each returns None if it has no kernel for the node. ``seconds``
-    estimates the time of a call."""
+    """The kernels of an operation. ``static`` returns the call of a compiled kernel for a node of
+    known shapes; with ``data_dependent`` those of outputs follow from data, and are left out.
+    ``any_shape`` returns a kernel for arrays of any shapes. ``ahead_of_cache`` gets a site whose
+    shapes may be unknown; its compiled function calls the other for what it has no code for. Each
+    returns None if it has no kernel for the node. ``seconds`` estimates the time of a call."""
 
     seconds: Seconds
     static: Static | None = None
@@ -73,7 +68,8 @@ class Family:
     data_dependent: bool = False
 
 
-_REGISTERED: dict[str, Family] = {}
+REGISTERED: dict[str, Family] = {}
+"""what the modules register that were imported, by full names of operations"""
 _COMPLETE: dict[str, Family] = {}  # of which all files are imported
 
 
@@ -111,49 +107,32 @@ def by_result(node: Node) -> float:
 def family(
     *names: str, seconds: Seconds = below_numpy, data_dependent: bool = False
 ) -> Callable[[Chooser], Chooser]:
-    """Register a function as ``Family.static`` of the operations of these full names, with an
-    estimate of the time."""
-
-    def register(choose: Chooser) -> Chooser:
-        for name in names:
-            _register(name, static=choose, seconds=seconds, data_dependent=data_dependent or None)
-        return choose
-
-    return register
+    """Register a function as ``Family.static`` of the operations of these full names."""
+    options = {"seconds": seconds, "data_dependent": data_dependent}
+    return lambda choose: _register(names, "static", choose, options)
 
 
 def of_any_shape(*names: str, seconds: Seconds | None = None) -> Callable[[Chooser], Chooser]:
-    """Register a function as ``Family.any_shape`` of operations. ``seconds``: where these have no
-    ``static`` form."""
-
-    def register(choose: Chooser) -> Chooser:
-        for name in names:
-            _register(name, any_shape=choose, seconds=seconds)
-        return choose
-
-    return register
+    """Register a function as ``Family.any_shape``; with an estimate where there is no other."""
+    options = {} if seconds is None else {"seconds": seconds}
+    return lambda choose: _register(names, "any_shape", choose, options)
 
 
 def ahead_of_cache(*names: str) -> Callable[[Chooser], Chooser]:
-    """Register a function as ``Family.ahead_of_cache`` of operations."""
-
-    def register(choose: Chooser) -> Chooser:
-        for name in names:
-            _register(name, ahead_of_cache=choose)
-        return choose
-
-    return register
+    """Register a function as ``Family.ahead_of_cache``."""
+    return lambda choose: _register(names, "ahead_of_cache", choose, {})
 
 
-def _register(name: str, **form: Any) -> None:
-    """Add a form of its kernels to the family of ``name``. Raises ``InternalError`` if another
-    function is registered for that."""
-    known = _REGISTERED.get(name, Family(below_numpy))
-    changes = {field: value for field, value in form.items() if value is not None}
-    for field in changes.keys() - {"seconds", "data_dependent"}:
-        if getattr(known, field) is not None:
-            raise InternalError(f"two native families register {name} as {field}")
-    _REGISTERED[name] = replace(known, **changes)
+def _register(
+    names: Sequence[str], form: str, choose: Chooser, options: Mapping[str, Any]
+) -> Chooser:
+    changes: dict[str, Any] = {form: choose, **options}
+    for name in names:
+        known = REGISTERED.get(name, Family(below_numpy))
+        if getattr(known, form) is not None:
+            raise InternalError(f"two native families register {name} as {form}")
+        REGISTERED[name] = replace(known, **changes)
+    return choose
 
 
 def fused_with(first: str) -> str:
@@ -185,7 +164,7 @@ def _family(name: str) -> Family | None:
     if complete is None:
         for module in _index().get(name, ()):
             import_module(f"{__name__}.{module}")
-        complete = _REGISTERED.get(name)
+        complete = REGISTERED.get(name)
         if complete is not None:
             _COMPLETE[name] = complete
     return complete
@@ -203,8 +182,3 @@ def _index() -> Mapping[str, Sequence[str]]:
             else:
                 modules.setdefault(word, []).append(module)
     return modules
-
-
-def registered_families() -> Mapping[str, Family]:
-    """The families of the modules that were imported, by the names."""
-    return _REGISTERED

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
 from penstock.backends.dynamic_shapes import SpecialisingBackend
 from penstock.backends.native import family_of
-from penstock.backends.native.kernel import NativeCall, Site, native_kernel, site_of
+from penstock.backends.native.kernel import NativeCall, Site, native_kernel, open_site, site_of
+from penstock.core.checkpoints import checkpoint
 from penstock.core.errors import PenstockError
 from penstock.core.records import replace
 from penstock.core.types import Type
@@ -81,8 +83,11 @@ class NativeBackend(SpecialisingBackend):
         kernel = super().kernel(node, types)
         if family.ahead_of_cache is None or kernel is None or kernel.shapes.cached_bytes is None:
             return kernel
-        function = family.ahead_of_cache(self.library, node, types, kernel.function)
-        return kernel if function is None else replace(kernel, function=function)
+        call = family.ahead_of_cache(open_site(self.library, node, types))
+        if call is None:
+            return kernel
+        function, settings = call
+        return replace(kernel, function=partial(function, kernel.function, checkpoint, settings))
 
     def static_kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
         family = family_of(node)

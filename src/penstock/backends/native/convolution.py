@@ -130,11 +130,9 @@ def _convolution_seconds(node: Node) -> float:
 @family("Conv", seconds=_convolution_seconds)
 def convolution_call(site: Site) -> NativeCall | None:
     """A convolution with channels innermost, or in the images' own order."""
-    families = [image_convolution, plane_convolution]
     if image_seconds(site.node) > plane_seconds(site.node):
-        families.reverse()
-    calls = (choose(site) for choose in families)
-    return next((call for call in calls if call is not None), None)
+        return plane_convolution(site) or image_convolution(site)
+    return image_convolution(site) or plane_convolution(site)
 
 
 def _axes(node: Node, w: np.ndarray, sizes: Sequence[int]) -> list[Window]:

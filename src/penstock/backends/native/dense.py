@@ -7,19 +7,16 @@ a product of few rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
-from penstock.backends.native import ahead_of_cache, family, fused_with
+from penstock.backends.native import AnyShapeCall, ahead_of_cache, family, fused_with
 from penstock.backends.native.elementwise import program_behind
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, Word
-from penstock.core.checkpoints import checkpoint
 from penstock.core.records import NamedTuple
-from penstock.core.types import FLOAT32, TensorType, Type
-from penstock.host.native import NativeLibrary, in_c_order
+from penstock.core.types import FLOAT32, TensorType
+from penstock.host.native import in_c_order
 from penstock.host.threads import core_budget
 from penstock.ir.graph import Node, Value
 from penstock.ir.layout import ALIGNMENT
@@ -130,17 +127,11 @@ def product_call(site: Site) -> NativeCall | None:
 
 
 @ahead_of_cache("MatMul")
-def product_of_any_shape(
-    library: NativeLibrary,
-    node: Node,
-    types: Sequence[Type | None],
-    otherwise: Callable[..., Any],
-) -> Callable[..., Any] | None:
+def product_of_any_shape(site: Site) -> AnyShapeCall | None:
     """MatMul of real numbers."""
-    x = types[0]
-    if not isinstance(x, TensorType) or str(x.dtype) not in ("float32", "float64"):
-        return None
-    return partial(library.functions.product, otherwise, checkpoint, None)
+    x = site.input(0)
+    is_real = x is not None and str(x.dtype) in ("float32", "float64")
+    return (site.library.functions.product, None) if is_real else None
 
 
 def _padded(columns: int) -> int:

@@ -8,7 +8,7 @@ and rounded where a value of the chain has that type: with ``precision="strict"`
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from functools import cache, partial
 from struct import Struct
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.backends.native import ahead_of_cache, by_memory, family
+from penstock.backends.native import AnyShapeCall, ahead_of_cache, by_memory, family
 from penstock.backends.native.formulas import (
     CHEAP_POWERS,
     FORMULAS,
@@ -33,11 +33,9 @@ from penstock.backends.native.kernel import (
     UnsupportedError,
     native_kernel,
 )
-from penstock.core.checkpoints import checkpoint
 from penstock.core.records import replace
-from penstock.core.types import TensorType, Type, dtype_name
-from penstock.host.native import NativeLibrary
-from penstock.ir.graph import Contents, Node, Value
+from penstock.core.types import TensorType, dtype_name
+from penstock.ir.graph import Node, Value
 from penstock.ir.layout import packed_strides
 from penstock.ops.internal.fused import FUSED, is_fused, parts
 from penstock.ops.registry import MICROSOFT
@@ -114,25 +112,18 @@ def elementwise_call(site: Site) -> NativeCall | None:
 
 
 @ahead_of_cache(*OPERATIONS, FUSED.full_name)
-def elementwise_of_any_shape(
-    library: NativeLibrary,
-    node: Node,
-    types: Sequence[Type | None],
-    otherwise: Callable[..., Any],
-) -> Callable[..., Any] | None:
+def elementwise_of_any_shape(site: Site) -> AnyShapeCall | None:
     """The same program for arrays of any shapes: the settings of ``elementwise`` in
     ``c/any_shape.c``."""
-    (value,) = node.outputs if len(node.outputs) == 1 else (None,)
-    output = None if value is None else value.type
-    if not isinstance(output, TensorType) or output.shape is None:
+    output = site.tensors[-1]
+    if len(site.node.outputs) > 1 or output is None or output.shape is None:
         return None
-    tensors = [t for t in types if t is None or isinstance(t, TensorType)]
     try:
-        program = _Program(Site(library, node, (*tensors, output), Contents(node.inputs)))
+        program = _Program(site)
         settings = program.settings(program.finished(program.result(), output), output)
     except UnsupportedError:
         return None
-    return partial(library.functions.elementwise, otherwise, checkpoint, settings)
+    return site.library.functions.elementwise, settings
 
 
 def program_behind(site: Site, first: int) -> NativeCall | None:

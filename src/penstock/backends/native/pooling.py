@@ -24,12 +24,7 @@ _Strides = Sequence[tuple[int, ...] | None]
 
 
 @family(
-    "AveragePool",
-    "GlobalAveragePool",
-    "LpPool",
-    "GlobalLpPool",
-    "MaxPool",
-    "GlobalMaxPool",
+    *("AveragePool", "LpPool", "MaxPool", "GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool"),
     seconds=by_memory,
 )
 def pooling_call(site: Site) -> NativeCall | None:

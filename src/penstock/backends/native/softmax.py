@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
-from penstock.backends.native import ahead_of_cache, by_memory, family
+from penstock.backends.native import AnyShapeCall, ahead_of_cache, by_memory, family
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
 from penstock.backends.native.reduce import around
-from penstock.core.checkpoints import checkpoint
-from penstock.core.types import TensorType, Type
-from penstock.host.native import NativeLibrary
-from penstock.ir.graph import Node
 from penstock.ops.common.shape_rules import normalize_axis
 from penstock.ops.onnx.shape import flatten_axis
 from penstock.ops.onnx.softmax import SINGLE_AXIS
@@ -62,20 +57,12 @@ def _call(site: Site, strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
 
 
 @ahead_of_cache("LogSoftmax", "Softmax")
-def softmax_of_any_shape(
-    library: NativeLibrary,
-    node: Node,
-    types: Sequence[Type | None],
-    otherwise: Callable[..., Any],
-) -> Callable[..., Any] | None:
+def softmax_of_any_shape(site: Site) -> AnyShapeCall | None:
     """Along the last axis."""
-    (x,) = types
-    if not isinstance(x, TensorType) or str(x.dtype) not in _NS or not x.shape:
-        return None
-    if node.op.since < SINGLE_AXIS:
+    x = site.input(0)
+    if x is None or str(x.dtype) not in _NS or not x.shape or site.node.op.since < SINGLE_AXIS:
         return None
     rank = len(x.shape)
-    if normalize_axis(node.attrs.get("axis", -1), rank) != rank - 1:
+    if normalize_axis(site.attr("axis", -1), rank) != rank - 1:
         return None
-    is_log = node.op.name == "LogSoftmax"
-    return partial(library.functions.softmax, otherwise, checkpoint, is_log)
+    return site.library.functions.softmax, site.node.op.name == "LogSoftmax"
