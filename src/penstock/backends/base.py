@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from penstock.core.capability import capability
+from penstock.core import capability
 from penstock.core.types import TensorType, Type
 from penstock.host.threads import core_budget
 from penstock.ir.graph import Node

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from penstock.backends.base import Backend, HasHostBackend, Where
-from penstock.core.capability import capability
+from penstock.core import capability
 from penstock.core.errors import OptionError, PenstockError
 from penstock.ops.internal.transfer import HOST
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from penstock.backends.base import Backend, RoundsOperands
 from penstock.compiler.options import CompileOptions
 from penstock.compiler.stages import CompileContext
-from penstock.core.capability import capability
+from penstock.core import capability
 from penstock.core.errors import warn
 from penstock.core.records import dataclass
 from penstock.executors.base import Executor

@@ -14,7 +14,7 @@ from penstock.backends.registry import backend_of
 from penstock.compiler import stages
 from penstock.compiler.lowering import lower_graph, optimize_for_shapes, pass_context
 from penstock.compiler.stages import CompileContext, Feeds
-from penstock.core.capability import capability
+from penstock.core import capability
 from penstock.core.checkpoints import checkpoint
 from penstock.core.errors import InvalidModel, Unsupported
 from penstock.core.records import replace

@@ -33,7 +33,7 @@ from penstock.backends.kernels import KernelTable
 from penstock.backends.numpy import NumpyBackend
 from penstock.codegen.writer import Program, write_program
 from penstock.compiler.options import CompileOptions
-from penstock.core.capability import capability
+from penstock.core import capability
 from penstock.core.limits import DEFAULT_LIMITS, Limits
 from penstock.core.records import dataclass, field, replace
 from penstock.core.types import OptionalType, TensorType, Type

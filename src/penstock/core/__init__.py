@@ -1,4 +1,26 @@
-"""The vocabulary of all folders: types, errors, limits, records, checkpoints."""
+"""The vocabulary of all folders: types, errors, limits, records, checkpoints, capabilities."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TypeVar
 
 VERSION = "0.1.0"
 """the version of Penstock, as in its package metadata, which take longer to read"""
+
+C = TypeVar("C")
+
+
+def capability(owner: object, protocol: type[C]) -> C | None:
+    """Ask an object, such as a backend, for optional members: return ``owner`` if it has all
+    methods and properties that the body of ``protocol`` declares, and none of them is None; else
+    None. Asked while a session is compiled, never during a run."""
+    members: tuple[str, ...] = _members(protocol)  # type: ignore[arg-type]
+    if any(getattr(owner, name, None) is None for name in members):
+        return None
+    return owner  # type: ignore[return-value]
+
+
+@cache
+def _members(protocol: type) -> tuple[str, ...]:
+    return tuple([name for name in vars(protocol) if not name.startswith("_")])

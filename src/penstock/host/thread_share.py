@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Protocol
 
-from penstock.core.capability import capability
+from penstock.core import capability
 from penstock.core.records import dataclass, field
 from penstock.host.fork import in_child
 from penstock.host.thread_tuner import ThreadTuner

@@ -19,7 +19,7 @@ from penstock.analysis.value_memory import (
 )
 from penstock.backends.base import Backend, CapturesGraphs, EntersRuns, has_arenas, transfer_kernel
 from penstock.backends.kernels import KernelTable
-from penstock.core.capability import capability
+from penstock.core import capability
 from penstock.core.checkpoints import with_checkpoints
 from penstock.core.errors import InternalError
 from penstock.core.records import NamedTuple, replace

@@ -23,7 +23,7 @@ from penstock.compiler.compiler import Compiler
 from penstock.compiler.options import DEFAULTS, CompileOptions
 from penstock.compiler.stages import CompileContext, SavedPlan
 from penstock.compiler.subgraphs import Subgraph
-from penstock.core.capability import capability
+from penstock.core import capability
 from penstock.core.errors import InternalError, warn
 from penstock.core.types import Type, type_of
 from penstock.executors.base import Executor

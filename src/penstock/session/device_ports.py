@@ -18,7 +18,7 @@ import numpy as np
 
 from penstock.backends.base import Backend, TakesTensors
 from penstock.compiler.subgraphs import LatestPlan, Request, Subgraph
-from penstock.core.capability import capability
+from penstock.core import capability
 from penstock.core.errors import InvalidInput, PenstockError
 from penstock.core.records import NamedTuple
 from penstock.core.types import TensorType, dtype_name

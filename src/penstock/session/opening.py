@@ -121,9 +121,8 @@ def _named_workers(options: CompileOptions, model: Model) -> tuple[CompileOption
 def _backends(options: CompileOptions, *, lazy: bool) -> tuple[Backend, ...]:
     """The backends that the options ask for; ``lazy``: saved plans may not need their libraries."""
     places = (options.place or {}).values()
-    backends = tuple(
-        backends_of(options.backends, options.precision, options.cuda_devices, places, lazy=lazy)
-    )
+    devices, precision = options.cuda_devices, options.precision
+    backends = tuple(backends_of(options.backends, precision, devices, places, lazy=lazy))
     if options.precision == "bf16":
         from penstock.compiler.effective_options import warn_of_precision
 

@@ -24,7 +24,7 @@ from penstock.compiler.options import (
 )
 from penstock.compiler.stages import CompileContext
 from penstock.compiler.subgraphs import Subgraphs
-from penstock.core.capability import capability
+from penstock.core import capability
 from penstock.core.checkpoints import Progress, cancelled_by, report_progress, reporting
 from penstock.core.errors import (
     DeadlineExceeded,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, Protocol
 
-from penstock.core.capability import capability
+from penstock.core import capability
 
 
 class HasBoth(Protocol):
