@@ -133,7 +133,6 @@ class BackendPlacing(Placing):
         self._other_places = other_places(table, context.backends, self.placement)
         self._by_name = context.by_name
         self._choose = choose
-        self.fuses = context.fuses
         self.plans_layouts = layouts
 
     def chosen(self, graph: Graph) -> Mapping[Node, Place]:

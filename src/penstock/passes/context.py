@@ -85,8 +85,6 @@ class Placing:
     passes that replace or add nodes afterwards keep it complete. ``ports``: where inputs and
     outputs are; None if they are all in the host's memory."""
 
-    fuses = False
-    """whether a backend fuses nodes, so that it pays to take others apart for it"""
     plans_layouts = False
     """whether the layouts of values are planned, by the kernels that ``compiled`` returns"""
 
