@@ -133,6 +133,7 @@ KERNELS := setup.py $(wildcard src/penstock/host/c/* src/penstock/backends/nativ
 kernels: setup
 	@$(RUN) -m pip install -qq --disable-pip-version-check 'setuptools>=77'
 	$(RUN) setup.py -q build_ext --inplace
+	$(RUN) -m tools.native_families
 
 $(VENV)/.installed: pyproject.toml $(KERNELS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Penstock needs Python 3.11 \

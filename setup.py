@@ -5,7 +5,8 @@ file is compiled once for each instruction set, and there is a module for each. 
 without a C compiler, or with one that lacks an instruction set, goes on without them.
 
 A C file needs no entry here or elsewhere: its table of kernels (``const kernel_entry x_kernels[]``)
-and its table of functions for Python (``PyMethodDef x_functions[]``) are found in its text.
+and its table of functions for Python (``PyMethodDef x_functions[]``) are found in its text, and so
+are options that it is compiled with (``// Compiler options: -ffp-contract=fast``).
 """
 
 from __future__ import annotations
@@ -38,23 +39,6 @@ OPTIONS = [
 SANITIZE = bool(os.environ.get("PENSTOCK_SANITIZE"))
 SANITIZERS = ["-fsanitize=address,undefined,float-cast-overflow", "-fno-sanitize-recover=undefined"]
 SANITIZERS = [*SANITIZERS, "-O1", "-g"] if SANITIZE else []
-# Products, whose order of sums is not NumPy's anyway, use fused multiply-add.
-_PRODUCTS = (
-    "attention.c",
-    "blocks.c",
-    "cells.c",
-    "convolution.c",
-    "deformable.c",
-    "dense.c",
-    "heads.c",
-    "image_convolution.c",
-    "matmul.c",
-    "models.c",
-    "recurrent.c",
-)
-OWN_OPTIONS = {name: ["-ffp-contract=fast"] for name in _PRODUCTS}
-# Its copies are too short for calls of memcpy and memset.
-OWN_OPTIONS["image_convolution.c"] += ["-fno-tree-loop-distribute-patterns"]
 X86 = {"x86-64-v4": "_x86_64_v4", "x86-64-v3": "_x86_64_v3", "x86-64-v2": "_x86_64_v2"}
 
 
@@ -74,6 +58,13 @@ def generated_tables() -> str:
             "",
         ]
     )
+
+
+def own_options(source: Path) -> list[str]:
+    """The compiler's options that a C file asks for. Products, whose order of sums is not NumPy's
+    anyway, use fused multiply-add."""
+    lines = re.findall(r"^// Compiler options: (.+)$", source.read_text(), re.MULTILINE)
+    return [option for line in lines for option in line.split()]
 
 
 def levels() -> dict[str, list[str]]:
@@ -112,7 +103,7 @@ class BuildKernels(build_ext):
             newest = max(path.stat().st_mtime for path in [*headers, *read])
             if not os.path.exists(target) or os.path.getmtime(target) < newest:
                 chosen = [] if Path(source) == BASELINE else ext.extra_compile_args
-                chosen = [*chosen, *OWN_OPTIONS.get(Path(source).name, [])]
+                chosen = [*chosen, *own_options(Path(source))]
                 self.compiler.compile(
                     [source],
                     output_dir=str(folder),

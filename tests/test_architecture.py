@@ -24,32 +24,32 @@ MAX_FUNCTION_LINES = 60
 
 # Today's figures of ``tools/ratchets.py``. A change that lowers one lowers its bound; none rises.
 BOUNDS = {
-    "string_imports": 150,
+    "string_imports": 82,
     "tabled_imports": 138,
     "backend_members": 0,
     "backend_lookups": 0,
     "kernel_fields": 8,
     "kernel_facets": 5,
     "native_call_fields": 17,
-    "pass_context_fields": 19,
-    "compile_context_fields": 11,
-    "name_tables": 101,
+    "pass_context_fields": 10,
+    "compile_context_fields": 8,
+    "name_tables": 89,
     "name_tables_in_passes": 27,
-    "time_constants": 116,
-    "files_of_time_constants": 41,
-    "seconds_functions": 24,
-    "passes_outside_pipeline": 14,
-    "calls_of_infer_types": 16,
-    "tuple_splats": 59,
-    "any_in_signatures": 1965,
-    "functions_over_6_parameters": 55,
+    "time_constants": 74,
+    "files_of_time_constants": 32,
+    "seconds_functions": 20,
+    "passes_outside_pipeline": 0,
+    "calls_of_infer_types": 4,
+    "tuple_splats": 55,
+    "any_in_signatures": 1955,
+    "functions_over_6_parameters": 54,
     "classes_over_20_attributes": 5,
-    "untested_modules": 55,
+    "untested_modules": 53,
     "compile_options": 19,
     "session_members": 18,
     "environment_variables": 9,
 }
-MOST = {"python_lines": 100_700, "c_lines": 13_000}
+MOST = {"python_lines": 101_800, "c_lines": 13_000}
 LEAST = {"comment_percent": 2.5, "comment_percent_in_hard_files": 2.8}
 
 # Third-party packages that only some modules may import.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,8 @@ def prose(page: str) -> str:
 
 def constant(path: str) -> Any:
     """A constant by its module, under ``penstock``, and its name."""
-    module, _, name = path.rpartition(".")
-    return getattr(import_module(f"penstock.{module}"), name)
+    module, name = re.split(r"\.(?=_?[A-Z])", path, maxsplit=1)
+    return attrgetter(name)(import_module(f"penstock.{module}"))
 
 
 K, M, G = 1 << 10, 1 << 20, 1 << 30
@@ -68,9 +69,19 @@ NUMBERS = [  # page, sentence with the number, its unit, and the constant
     ("how-to/reduce-memory.md", r"at least (\d+) MiB", M, "session.plan_cache._LEAST_BYTES"),
     ("how-to/decoding.md", r"grown three times alike", 3, "compiler.varying_shapes.GROWN"),
     ("how-to/several-shapes.md", r"same step three times", 3, "compiler.varying_shapes.GROWN"),
-    ("explanation/executors.md", r"takes some (\d+) us", 1e-6, "plan.grouping.HAND_OVER_S"),
-    ("explanation/streams.md", r"with (\d+) us for each wait", 1e-6, "plan.grouping.HAND_OVER_S"),
-    ("explanation/frames.md", r"take (\d+) us or more", 1e-6, "compiler.stages.LONG_S"),
+    (
+        "explanation/executors.md",
+        r"takes some (\d+) us",
+        1e-6,
+        "host.threads.OVERHEADS.hand_over_s",
+    ),
+    (
+        "explanation/streams.md",
+        r"with (\d+) us for each wait",
+        1e-6,
+        "host.threads.OVERHEADS.hand_over_s",
+    ),
+    ("explanation/frames.md", r"take (\d+) us or more", 1e-6, "host.threads.OVERHEADS.long_s"),
     ("explanation/memory.md", r"multiples of (\d+) bytes", 1, "algorithms.arena.ALIGNMENT"),
     ("reference/environment.md", r"last ([\d,]+) begins", 1, "session.environment.TRACED"),
     ("serving.md", r"head is longer than (\d+) KiB", K, "serving.connection._HEAD"),

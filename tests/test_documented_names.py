@@ -27,7 +27,11 @@ PAGES = [
     *sorted(p for p in ROOT.glob("docs/**/*.md") if p.parent.name != "decisions"),
 ]
 FOLDERS = (ROOT, ROOT / "src/penstock", ROOT / "tests", ROOT / "examples")
-EXAMPLES = {"passes/optimize/cancel_negations.py"}  # which a page writes
+EXAMPLES = {  # which pages write
+    "passes/optimize/cancel_negations.py",
+    *("backends/native/outer.py", "backends/native/c/outer.c"),
+    "tests/backends/native/test_outer.py",
+}
 GROUPS = {"penstock.operations", "penstock.backends"}  # of entry points
 FOREIGN = re.compile(r"^docs/(coming-from|how-to/migrate-).*")  # tables with names of others
 CALLED = {

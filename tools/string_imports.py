@@ -33,6 +33,7 @@ TABLES = {
 
 # Modules that import what users, other packages or the processor name.
 OPEN = {
+    "backends.native": "the modules of families that its families.txt names",
     "host.native": "the compiled kernels of a level of instructions",
     "cli.options": "modules that --import names",
     "host.on_demand": "defines imported()",

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.backends import registry
 from penstock.backends.onednn.library import library
-from penstock.passes.pipeline import PASSES
+from penstock.passes.pipeline import DEVICES, LOWER, OPTIMIZE, PASSES, SPLIT, STRUCTURE
 from tests.support.command_line import as_json, call
 from tests.support.onnx_text import model_from_text
 
@@ -116,9 +116,45 @@ def test_plan_after_pass_with_max_elements_cuts_constants_short(foldable):
     assert "const [1.0, 2.0, ...]" in text
 
 
-@pytest.mark.parametrize("name", [*PASSES])
+# Two kernels that take long enough for devices to have parts of their own.
+ON_TWO_DEVICES = """graph g(x: float32[1000, 1000]) -> (y) {
+  a = MatMul(x, x) on "/device:CPU:0"
+  y = MatMul(a, a) on "/device:CPU:1"
+}
+"""
+OF_BLOCKS = [step.name for step in (*STRUCTURE, *OPTIMIZE, *LOWER)]
+OF_FRAMES = [step.name for step in (*DEVICES, *SPLIT)]
+
+
+@pytest.mark.parametrize("name", OF_BLOCKS)
 def test_plan_after_every_pass_prints_a_graph(foldable, name):
     assert call("plan", foldable, "--after", name).stdout.startswith("graph g(x: float32[")
+
+
+@pytest.mark.parametrize("name", OF_FRAMES)
+def test_plan_after_every_pass_for_frames_prints_a_graph(foldable, name):
+    options = ["--executor", "frames", "--devices", "2"]
+    text = call("plan", foldable, *options, "--after", name).stdout
+    # What runs in segments, too, is shown as it leaves the last of them.
+    assert text.startswith("graph " if name in OF_BLOCKS else "graph g(x: float32[")
+
+
+@pytest.mark.parametrize("name", sorted({*OF_FRAMES} - {*OF_BLOCKS}))
+def test_plan_after_pass_for_frames_without_them_names_the_executor(foldable, name):
+    result = call("plan", foldable, "--after", name)
+    assert result.exit_code == 1
+    assert f"pass {name} did not run: it is for graphs with frames" in result.output
+
+
+@pytest.mark.parametrize("name", ["partition", "group_segments"])
+def test_plan_after_partition_prints_each_part(tmp_path, name):
+    path = tmp_path / "two.txt"
+    path.write_text(ON_TWO_DEVICES, encoding="utf-8")
+    text = call("plan", "--from", str(path), "--devices", "2", "--after", name).stdout
+    sending, receiving = text.strip().split("\n\n")
+    assert "_Send" in sending
+    assert "_Recv" not in sending
+    assert "_Recv" in receiving
 
 
 @pytest.mark.skipif(library() is None, reason="no oneDNN")

@@ -19,7 +19,7 @@ import penstock as ps
 from penstock.backends.onednn.library import library
 from penstock.core.types import SequenceType, TensorType, Type
 from penstock.ir.graph import Model
-from penstock.tuning.measure import CostModel
+from penstock.tuning.measure import Cost
 from tests.support.expert import with_expert
 from tests.support.random_graphs import feeds_for, seeded
 
@@ -67,11 +67,11 @@ BACKENDS = [["numpy"], *([["onednn", "numpy"]] if library() is not None else [])
 CASES = list(product(EXECUTORS, BACKENDS))
 
 
-class FixedCosts(CostModel):
+class FixedCosts:
     """Every step takes a millisecond, so that nothing is measured and several workers pay."""
 
-    def known(self, node, backend, single_threaded):
-        return 1e-3
+    def cost(self, node, backend, threads):
+        return Cost(1e-3)
 
 
 def programs(executor: str, backends: list[str]) -> list[str]:

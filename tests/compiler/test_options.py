@@ -30,7 +30,7 @@ from penstock.ir.describe import format_bytes
 from penstock.observers.trace import Trace
 from penstock.ops import find
 from penstock.session.session import Session
-from penstock.tuning.measure import CostModel
+from penstock.tuning.measure import Cost
 from tests.support.cost_models import EqualCosts
 from tests.support.onnx_text import compile_text, model_from_text
 
@@ -179,9 +179,9 @@ def test_compile_options_are_pickled() -> None:
     assert pickle.loads(pickle.dumps(options)) == options
 
 
-class NumpyIsSlow(CostModel):
-    def expected(self, node, among) -> list[float]:
-        return [1.0 if backend.name == "numpy" else 1e-9 for backend in among]
+class NumpyIsSlow:
+    def cost(self, node, backend, threads) -> Cost:
+        return Cost(1.0 if backend.name == "numpy" else 1e-9)
 
 
 @pytest.mark.parametrize("autotune", [False, True])
@@ -232,9 +232,9 @@ def test_memory_planner_by_name_plans_the_arena(executor) -> None:
     assert plans["best"].size <= plans["wic"].size < plans["bump"].size
 
 
-class OneDnnIsSlow(CostModel):
-    def expected(self, node, among) -> list[float]:
-        return [1e-9 if backend.name == "numpy" else 1.0 for backend in among]
+class OneDnnIsSlow:
+    def cost(self, node, backend, threads) -> Cost:
+        return Cost(1e-9 if backend.name == "numpy" else 1.0)
 
 
 @pytest.mark.skipif(library() is None, reason="needs libdnnl.so.3")

@@ -17,7 +17,7 @@ import pytest
 import penstock as ps
 from penstock.executors.control import WATCHDOG
 from penstock.host import threads
-from penstock.host.threads import Workers, pool
+from penstock.host.threads import OVERHEADS, Workers, pool
 from tests.support.futures import run_on
 from tests.support.onnx_text import compile_text
 from tests.support.processes import end_of, in_child
@@ -602,3 +602,8 @@ def test_job_can_fork(workers):
     assert future.result(60)
     finished(workers)
     assert ran == ["parent"]
+
+
+def test_overheads_are_in_order_of_their_size():
+    assert 0 < OVERHEADS.python_s < OVERHEADS.dispatch_s < OVERHEADS.hand_over_s
+    assert OVERHEADS.hand_over_s < OVERHEADS.worth_s < OVERHEADS.long_s

@@ -16,9 +16,11 @@ from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.optimize import fold_constants
 from penstock.passes.pipeline import (
     CHECK_PASSES,
+    DEVICES,
     LOWER,
     OPTIMIZE,
     PASSES,
+    SPLIT,
     STRUCTURE,
     ImportedPass,
     optimize,
@@ -28,6 +30,7 @@ from tests.support.onnx_text import graph_from_text
 from tests.support.random_graphs import seeded
 
 ALL = [getattr(step, "implementation", step) for step in (*STRUCTURE, *OPTIMIZE, *LOWER)]
+FRAMES = [getattr(step, "implementation", step) for step in (*DEVICES, *SPLIT)]
 
 
 def add_chain(length: int) -> Graph:
@@ -41,23 +44,27 @@ def add_chain(length: int) -> Graph:
 
 
 def test_pass_names_are_unique():
-    assert len(PASSES) == len(ALL)
+    classes = {each.name: type(each) for each in (*ALL, *FRAMES)}
+    assert PASSES.keys() == classes.keys()
+    assert all(type(each) is classes[each.name] for each in (*ALL, *FRAMES))
+    assert len(ALL) == len({each.name for each in ALL})
 
 
-@pytest.mark.parametrize("each", ALL, ids=lambda each: each.name)
+@pytest.mark.parametrize("each", [*ALL, *FRAMES], ids=lambda each: each.name)
 def test_pass_class_is_the_name_of_the_pass_in_camel_case(each):
     assert type(each).__name__ == each.name.title().replace("_", "")
 
 
-@pytest.mark.parametrize("each", ALL, ids=lambda each: each.name)
+@pytest.mark.parametrize("each", [*ALL, *FRAMES], ids=lambda each: each.name)
 def test_pass_has_a_docstring(each):
     assert sys.modules[type(each).__module__].__doc__
     assert type(each).__doc__ != Pass.__doc__
 
 
-def test_required_properties_are_established_by_earlier_passes():
+@pytest.mark.parametrize("passes", [ALL, FRAMES], ids=["blocks", "frames"])
+def test_required_properties_are_established_by_earlier_passes(passes):
     established = {Property.SORTED}
-    for each in ALL:
+    for each in passes:
         assert each.requires <= established, each.name
         established |= each.establishes
 

@@ -10,15 +10,13 @@ import pytest
 from penstock.analysis.type_inference import infer_types
 from penstock.backends.numpy import NumpyBackend
 from penstock.core.types import BOOL, FLOAT32, INT64, TensorType
+from penstock.host.threads import OVERHEADS
 from penstock.ir.graph import Graph, Node, Value, clone
 from penstock.ops import find
 from penstock.passes.pipeline import optimize
 from penstock.plan.arrangement import arrange
 from penstock.plan.builder import compile_plan
 from penstock.plan.grouping import (
-    DISPATCH_S,
-    HAND_OVER_S,
-    PYTHON_S,
     ClusteredGrouping,
     trip_count,
 )
@@ -29,7 +27,7 @@ from tests.support.random_graphs import seeded
 KIND = TensorType(FLOAT32, (4,))
 
 # What the steps of these plans take, by the first letter of their names.
-COST = {"H": 1e-3, "M": HAND_OVER_S / 2, "T": 1e-6}
+COST = {"H": 1e-3, "M": OVERHEADS.hand_over_s / 2, "T": 1e-6}
 
 
 def seconds(step: Step) -> float:
@@ -197,7 +195,7 @@ def test_python_itself_runs_on_one_worker_at_a_time():
     plan = plan_of(wide(400, "H"))
     grouping = ClusteredGrouping(plan, lambda step: 1e-5, 64)
     grouping.grains = [1e-5]
-    assert grouping.makespan >= 401 * PYTHON_S
+    assert grouping.makespan >= 401 * OVERHEADS.python_s
 
 
 def test_a_plan_without_steps():
@@ -377,5 +375,5 @@ def test_one_by_one_every_step_is_a_task_and_all_blocks_have_their_own():
 
 
 def test_grouping_constants_are_in_the_order_that_the_rules_need():
-    assert 0 < DISPATCH_S < HAND_OVER_S
-    assert 0 < PYTHON_S < HAND_OVER_S
+    assert 0 < OVERHEADS.dispatch_s < OVERHEADS.hand_over_s
+    assert 0 < OVERHEADS.python_s < OVERHEADS.hand_over_s

@@ -9,23 +9,22 @@ import penstock as ps
 from penstock.backends.base import Backend
 from penstock.build import GraphBuilder
 from penstock.ir.graph import Node
-from penstock.tuning.measure import CostModel
+from penstock.tuning.measure import Cost
 from tests.support.expert import with_expert
 from tests.support.onnx_text import compile_text
 
 
-class NoisyCosts(CostModel):
+class NoisyCosts:
     """Milliseconds by operation, each off by a few percent, as if they were measured."""
 
     def __init__(self, **milliseconds: float) -> None:
-        super().__init__()
         self.milliseconds = milliseconds
 
-    def seconds(self, node: Node, backend: Backend, *, single_threaded: bool) -> float:
-        return 1e-3 * self.milliseconds.get(node.op.name, 1.0)
+    def cost(self, node: Node, backend: Backend, threads: int | None) -> Cost:
+        return Cost(1e-3 * self.milliseconds.get(node.op.name, 1.0))
 
 
-def streams_of(costs: CostModel, *branches: str) -> dict[str, int]:
+def streams_of(costs: NoisyCosts, *branches: str) -> dict[str, int]:
     """The stream of each step of Exp, followed by these operations, followed by their sum."""
     b = GraphBuilder()
     first = b.op("Exp", b.input("x", np.float32, [8]), name="first")

@@ -12,7 +12,7 @@ import penstock as ps
 from penstock.backends.numpy import NumpyBackend
 from penstock.executors.linear import LinearExecutor
 from penstock.tuning import cost_table as cost_table_module
-from penstock.tuning import measure
+from penstock.tuning import trial
 from penstock.tuning.cost_table import cost_table
 from penstock.tuning.measure import CostModel, threads_of
 from tests.support.costs import measured_variants
@@ -185,7 +185,7 @@ def test_step_that_is_interrupted_in_one_run_is_measured_by_the_others(monkeypat
         return call + (10**9 if call >= 3 * 6 + 2 else 0)
 
     monkeypatch.setattr("penstock.observers.profile.perf_counter_ns", clock)
-    profile = measure.profile_in_turn(observed, executor, values, 9)
+    profile = trial.profile_in_turn(observed, executor, values, 9)
     assert next(calls) == 9 * 6
     assert profile.runs == 9
     assert profile.inside == pytest.approx(9 * 2e-9)
@@ -209,7 +209,7 @@ class Undecided(LinearExecutor):
 @pytest.mark.parametrize(("trials", "most", "ran"), [(0, 9, 4), (7, 9, 11), (7, 2, 6)])
 def test_runs_by_which_the_number_of_threads_is_chosen_are_not_timed(trials, most, ran):
     executor = Undecided(trials)
-    assert len(measure._seconds(executor, [], 4, most)) == 4
+    assert len(trial._seconds(executor, [], 4, most)) == 4
     assert executor.ran == ran
 
 

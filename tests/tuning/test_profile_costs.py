@@ -9,7 +9,7 @@ from penstock.backends.numpy import NumpyBackend
 from penstock.backends.registry import backends_of
 from penstock.ir.kernel import Kernel
 from penstock.ops.internal.fused import is_fused, operation_name
-from penstock.tuning import measure
+from penstock.tuning import trial
 from penstock.tuning.cost_table import cost_table
 from penstock.tuning.measure import CostModel
 from penstock.tuning.node_signature import node_signature
@@ -54,7 +54,8 @@ def test_profile_measures_the_fused_steps_of_plans():
     by_name = {backend.name: backend for backend in costs.backends}
     for step in steps:
         for single in (True, False):
-            assert costs.known(step.node, by_name[step.backend], single) is not None, step.node
+            threads = 1 if single else None
+            assert costs.is_measured(step.node, by_name[step.backend], threads), step.node
 
 
 def test_profile_keeps_backends_apart():
@@ -83,13 +84,13 @@ def test_profile_keeps_backends_apart():
 @pytest.mark.parametrize(("executor", "measured"), [("dataflow", "dataflow"), ("auto", "linear")])
 def test_profile_runs_the_executor_of_a_dataflow_session(monkeypatch, executor, measured):
     names = []
-    profile_in_turn = measure.profile_in_turn
+    profile_in_turn = trial.profile_in_turn
 
     def recorded(executor, *arguments):
         names.append(executor.name)
         return profile_in_turn(executor, *arguments)
 
-    monkeypatch.setattr(measure, "profile_in_turn", recorded)
+    monkeypatch.setattr(trial, "profile_in_turn", recorded)
     profile = compiled(executor=executor, backends=["numpy"]).profile({"x": X}, runs=2)
     assert set(names) == {measured}
     assert {entry.count for entry in profile} == {2}

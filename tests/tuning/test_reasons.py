@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import penstock as ps
+from penstock.tuning.measure import costs_of
 from penstock.tuning.reasons import Candidate, Reason, Reasons
 from tests.support.cost_models import PreferredBackendCosts
 from tests.support.onnx_text import model_from_text
@@ -25,7 +26,7 @@ def test_reason_lists_what_each_candidate_takes():
 def test_step_on_the_only_backend_says_so():
     session = ps.compile(model_from_text(TEXT), backends=["numpy"])
     session.run({"x": np.zeros((2, 3), np.float32)})
-    costs = PreferredBackendCosts("numpy")
+    costs = costs_of(PreferredBackendCosts("numpy"), session.inspect.backends)
     reasons = Reasons(session.inspect.backends, {}, costs)
     (step,) = session.inspect.plan.walk()
     reason = reasons.of(step)

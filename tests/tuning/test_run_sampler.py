@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from math import inf
 
 import numpy as np
@@ -19,8 +20,9 @@ from penstock.executors.parallel import ParallelExecutor
 from penstock.host.threads import Workers, core_budget
 from penstock.host.threads import pool as workers_pool
 from penstock.ir.kernel import Kernel
-from penstock.tuning import run_sampler
-from penstock.tuning.measure import CostModel, GraphProfiler
+from penstock.tuning import run_sampler, trial
+from penstock.tuning.measure import Cost, CostModel, GraphProfiler
+from penstock.tuning.trial import in_turns
 from tests.support.costs import measured_variants
 from tests.support.onnx_text import compile_text
 from tests.support.tf_graphs import Builder
@@ -111,12 +113,13 @@ def test_measured_costs_of_small_tensors_decide(cache, clock, monkeypatch, execu
     before = compile_text(SIX, **options)
     before.run(X)
     assert isinstance(before.inspect.executor, LinearExecutor)
-    monkeypatch.setattr(GraphProfiler, "faster", lambda self, one, other, margin: one)
+    monkeypatch.setitem(stages.TRIED, executor, inf)  # kernels take no time but by the clock
     before.profile(X)
     after = compile_text(SIX, **options)
     for session in (before, after):
         backend.company = nullcontext()
-        session.run(X)
+        for _ in range(1 + 2 * trial.PAIRS):
+            session.run(X)
         assert isinstance(session.inspect.executor, ParallelExecutor)
         # A run asks for no worker that is about to leave the one before.
         wait_until(lambda: workers_pool()._free == workers_pool().threads)
@@ -138,11 +141,9 @@ def test_estimate_of_a_plug_in_decides_what_was_not_measured(cache, monkeypatch)
             return 0.02
 
     measured = []
-    complete = GraphProfiler.complete
+    measure = GraphProfiler.measure_briefly
     monkeypatch.setattr(
-        GraphProfiler,
-        "complete",
-        lambda self, **options: measured.append(options) or complete(self, **options),
+        GraphProfiler, "measure_briefly", lambda self: measured.append(self) or measure(self)
     )
     compile_text(SIX, executor="parallel", backends=[SlowBackend()], shapes={})
     assert not measured
@@ -151,14 +152,14 @@ def test_estimate_of_a_plug_in_decides_what_was_not_measured(cache, monkeypatch)
 
 
 def run_until_settled(session: ps.Session, pool: Workers) -> None:
+    """Run until both ways were tried, or one is not worth a try."""
     linear = session.inspect.executor
     assert isinstance(linear, LinearExecutor)
     for _ in range(40):
-        if linear.sampler is None:
+        if linear.sampler is None and session.inspect.executor is linear:
             return
         session.run(X)
         wait_until(lambda: pool._free == pool.threads)
-    raise AssertionError("the plan is still being sampled")
 
 
 @needs_cores
@@ -242,19 +243,9 @@ def test_plan_of_little_work_is_timed_and_nothing_else(cache, clock):
 @needs_cores
 def test_no_run_is_added_by_sampling(cache, clock):
     pool = Workers("sampler", 2)
-    ran: Counter[str] = Counter()
-
-    class Counting(SlowBackend):
-        def kernel(self, node, types):
-            kernel = super().kernel(node, types)
-
-            def run(*inputs):
-                ran[node.op.name] += 1
-                return kernel.function(*inputs)
-
-            return Kernel(run)
-
-    session = compile_text(SIX, executor="auto", backends=[Counting(clock)], pool=pool)
+    backend = Counting(clock)
+    ran = backend.ran
+    session = compile_text(SIX, executor="auto", backends=[backend], pool=pool)
     for number in range(1, 40):
         session.run(X)
         wait_until(lambda: pool._free == pool.threads)
@@ -286,6 +277,95 @@ def test_plan_whose_longest_chain_takes_all_its_time_is_measured_twice(cache, cl
     pool.close()
 
 
+class Counting(SlowBackend):
+    """Counts the runs of kernels."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        super().__init__(clock)
+        self.ran: Counter[str] = Counter()
+
+    def kernel(self, node, types):
+        kernel = super().kernel(node, types)
+
+        def run(*inputs):
+            self.ran[node.op.name] += 1
+            return kernel.function(*inputs)
+
+        return Kernel(run)
+
+
+class CountingLong(Counting):
+    """One that says that kernels take long."""
+
+    def seconds(self, node):
+        return 0.02
+
+
+@needs_cores
+@pytest.mark.parametrize("executor", ["parallel", "streams"])
+def test_first_answer_comes_after_two_more_runs_at_most(cache, executor):
+    backend = CountingLong()
+    session = compile_text(SIX, executor=executor, backends=[backend])
+    session.run(X)
+    assert 1 < backend.ran["Cos"] <= trial.BUDGET
+    before = backend.ran["Cos"]
+    for _ in range(30):
+        session.run(X)
+    assert backend.ran["Cos"] == before + 30
+
+
+@needs_cores
+def test_autotune_measures_in_more_runs(cache):
+    backend = CountingLong()
+    session = compile_text(SIX, executor="parallel", backends=[backend], autotune=True)
+    session.run(X)
+    assert backend.ran["Cos"] > trial.BUDGET
+
+
+@needs_cores
+def test_measuring_that_takes_longer_than_its_budget_is_left_to_later_runs(cache, monkeypatch):
+    def too_long(executor, values, serial):
+        raise ps.DeadlineExceeded("it takes as long as it likes")
+
+    monkeypatch.setattr("penstock.tuning.trial.briefly", too_long)
+    backend = CountingLong()
+    session = compile_text(SIX, executor="parallel", backends=[backend])
+    session.run(X)
+    assert backend.ran["Cos"] == 2
+    assert isinstance(session.inspect.executor, LinearExecutor)
+    assert session.inspect.executor.sampler is not None
+
+
+@needs_cores
+@pytest.mark.parametrize("executor", ["auto", "parallel", "streams"])
+def test_choice_of_workers_is_judged_again(cache, clock, monkeypatch, executor):
+    """Tasks that were faster when they were tried are given up once they are slower."""
+    monkeypatch.setitem(stages.TRIED, executor, inf)
+    monkeypatch.setattr(trial, "FEWEST", 8)
+    pool = Workers("sampler", 2)
+    session = compile_text(SIX, executor=executor, backends=[SlowBackend(clock)], pool=pool)
+    session.run(X)
+    run_until_settled(session, pool)
+    assert isinstance(session.inspect.executor, ParallelExecutor)
+    run = ParallelExecutor.run
+
+    def slower(self, inputs, control):
+        clock.passes(1.0)
+        return run(self, inputs, control)
+
+    monkeypatch.setattr(ParallelExecutor, "run", slower)
+    monkeypatch.setattr(trial, "in_turns", partial(in_turns_with, 1.0))
+    for _ in range(60):
+        session.run(X)
+    assert isinstance(session.inspect.executor, LinearExecutor)
+    assert session.inspect.executor.sampler is not None
+    pool.close()
+
+
+def in_turns_with(margin, other, pairs, _):
+    return in_turns(other, pairs, margin)
+
+
 @pytest.mark.parametrize("options", [{"executor": "linear"}, {"cost_model": CostModel()}])
 def test_sessions_that_say_how_to_run_are_not_sampled(options):
     session = compile_text(SIX, backends=["numpy"], shapes={}, **options)
@@ -303,17 +383,11 @@ class OtherBackend(SlowBackend):
     name = "other"
 
 
-class ThreadedCosts(CostModel):
+class ThreadedCosts:
     """What was measured: on one backend, all threads make kernels faster, on the other they do not."""
 
-    def known(self, node, backend, single_threaded):
-        return 0.02 if backend.name == "slow" and not single_threaded else SECONDS[backend.name]
-
-    def measured(self, node, among):
-        return {backend.name: self.known(node, backend, False) for backend in among}
-
-    def seconds(self, node, backend, *, single_threaded):
-        return self.known(node, backend, single_threaded)
+    def cost(self, node, backend, threads):
+        return Cost(0.02 if backend.name == "slow" and threads != 1 else SECONDS[backend.name])
 
 
 SECONDS = {"slow": 0.04, "other": 0.025}
@@ -326,7 +400,7 @@ SECONDS = {"slow": 0.04, "other": 0.025}
 )
 def test_branches_on_workers_are_placed_by_the_costs_of_one_thread(executor, name):
     backends = [SlowBackend(), OtherBackend()]
-    costs = ThreadedCosts(backends)
+    costs = ThreadedCosts()
     session = compile_text(SIX, executor=executor, backends=backends, cost_model=costs, shapes={})
     assert {step.backend for step in session.inspect.plan.steps} == {name}
     chain = "g (float[2] x) => (float[2] y) { a = Sin(x) y = Exp(a) }"

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.backends.base import Backend
 from penstock.ir.graph import Node
-from penstock.tuning.measure import CostModel
+from penstock.tuning.measure import Cost
 from tests.support.far_backend import FarBackend
 from tests.support.onnx_text import compile_text
 
@@ -15,11 +15,11 @@ X = np.linspace(-1, 1, 4, dtype=np.float32)
 OPERATIONS = ("Sin", "Cos", "Tanh")
 
 
-class Costs(CostModel):
+class Costs:
     """A node takes 300 us on the host and 50 us afar, a transfer a millisecond."""
 
-    def seconds(self, node: Node, backend: Backend, *, single_threaded: bool) -> float:
-        return 50e-6 if backend.name == "far" else 300e-6
+    def cost(self, node: Node, backend: Backend, threads: int | None) -> Cost:
+        return Cost(50e-6 if backend.name == "far" else 300e-6)
 
     def transfer(self, source: str, target: str, nbytes: int) -> float:
         return 1e-3
@@ -127,8 +127,8 @@ def test_copy_straight_between_two_devices_is_one_transfer(near, executor):
     class TwoDevices(Costs):
         """Cos takes 2 ms on the first device, which Sin needs, and 0.3 ms on the second."""
 
-        def seconds(self, node: Node, backend: Backend, *, single_threaded: bool) -> float:
-            return {"numpy": 10e-3, "one": 2e-3, "two": 0.3e-3}[backend.name]
+        def cost(self, node: Node, backend: Backend, threads: int | None) -> Cost:
+            return Cost({"numpy": 10e-3, "one": 2e-3, "two": 0.3e-3}[backend.name])
 
     backends = FarBackend("one", ["Sin", "Cos"]), FarBackend("two", ["Cos"])
     backends[1].near = ["one"] if near else ()

@@ -32,7 +32,7 @@ from penstock.ops.registry import find
 
 _INTERNAL = {
     "Append": "append.APPEND",
-    "Attend": "attend.ATTEND",
+    "Attention": "attention.ATTENTION",
     "Case": "case.CASE",
     "ChosenMatMul": "chosen_product.CHOSEN_MATMUL",
     "Fused": "fused.FUSED",

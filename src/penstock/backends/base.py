@@ -15,7 +15,7 @@ from penstock.ir.kernel import Kernel
 from penstock.ir.layout import ALIGNMENT, address
 from penstock.ops.internal.transfer import HOST
 from penstock.ops.onnx.control_flow import row_type, stack
-from penstock.ops.work_estimate import seconds
+from penstock.ops.work_estimate import host_seconds
 
 
 class Event(Protocol):
@@ -317,7 +317,7 @@ class HostBackend:
         Args:
             node: The node.
         """
-        return seconds(node)
+        return host_seconds(node)
 
     def allocate(self, nbytes: int) -> np.ndarray:
         """Uninitialized memory as uint8, aligned to 64 bytes.

@@ -31,7 +31,7 @@ from penstock.frontends.load import load_text
 from penstock.ir.describe import format_bytes
 from penstock.ir.graph import Graph, Model, clone
 from penstock.passes.context import Pass
-from penstock.passes.pipeline import PASSES
+from penstock.passes.pipeline import LOWER, OPTIMIZE, PASSES, STRUCTURE
 from penstock.session.session import Session, compile
 
 if TYPE_CHECKING:
@@ -202,8 +202,9 @@ def plan(
         return compile(loaded, shapes=dims, **changed(options, expert))
 
     if question.after is not None:
-        graph = _graph_after(question.after, compiled)
-        text = format_graph(graph, question.max_elements) + "\n"
+        graphs = _graphs_after(question.after, compiled)
+        most = question.max_elements
+        text = "\n".join([format_graph(graph, most) + "\n" for graph in graphs])
         return {"assumed": assumed, "pass": question.after, "text": text}
     if question.planner == "all":
         return {"assumed": assumed, **_arenas(compiled)}
@@ -253,20 +254,29 @@ def _arenas(compiled: Callable[..., Session]) -> dict[str, Any]:
     }
 
 
-def _graph_after(name: str, compiled: Callable[..., Session]) -> Graph:
-    """The graph as the pass ``name`` leaves it when it runs for the last time."""
+def _graphs_after(name: str, compiled: Callable[..., Session]) -> list[Graph]:
+    """The graph as the pass ``name`` leaves it when it runs for the last time: of a graph that was
+    partitioned, each part."""
     snapshots: list[Graph] = []
+    runs_on = False  # on the next part: no other pass has run since
 
     def keep(pass_: Pass, graph: Graph) -> None:
+        nonlocal runs_on
         if pass_.name == name:
-            snapshots[:] = [clone(graph)]  # later passes change the graph in place
+            # Later passes change the graph in place.
+            snapshots[:] = [*(snapshots if runs_on else ()), clone(graph)]
+        runs_on = pass_.name == name
 
     compiled(after_pass=keep)
     if not snapshots:
-        raise InvalidInput(
-            f"pass {name} did not run: the executor of frames runs every node as it is"
+        of_blocks = {step.name for step in (*STRUCTURE, *OPTIMIZE, *LOWER)}
+        reason = (
+            "it is for graphs with frames, and for --executor frames"
+            if name not in of_blocks
+            else "the executor of frames runs every node as it is"
         )
-    return snapshots[0]
+        raise InvalidInput(f"pass {name} did not run: {reason}")
+    return snapshots
 
 
 def _read_text(path: Path, limits: Limits) -> Model:

@@ -152,7 +152,7 @@ def compile_part(
     )
     named = options.place.values()
     backends = tuple(backends_of(options.backends, options.precision, places=named))
-    context = CompileContext(compile_options, backends, options.limits, functions)
+    context = CompileContext(compile_options, backends, functions)
     return build_part(graphs[_MAIN], context)
 
 

@@ -1,8 +1,12 @@
-"""The stage that compiles graphs for the workers of a cluster.
+"""The stages of graphs that run on the workers of a cluster.
 
 ::
 
-    graph ──> a worker for each node ──> partition by worker ──> parts, registered with workers
+    Feeds -> specialize -> structure_for_workers -> build_on_cluster
+
+    Feeds           a graph, copied, and the values of its inputs
+    Feeds           the graph with types, and with the workers that nodes and ``place=`` name
+    Executor        a worker for each node; a part for each worker, registered there
 
 A graph whose nodes name workers keeps its loops and conditions, as for ``devices=``: those that
 span workers run by tokens. Of other graphs all control flow is structured, and a loop is one node.
@@ -17,18 +21,23 @@ from math import inf
 
 from penstock.analysis.frames import Frames, GraphPart
 from penstock.analysis.sizes import check_sizes
-from penstock.analysis.type_inference import infer_types
+from penstock.compiler.lowering import pass_context
 from penstock.compiler.options import CompileOptions
-from penstock.compiler.stages import CompileContext, Feeds
+from penstock.compiler.stages import CompileContext, Feeds, NamedWorkers
 from penstock.core.errors import InvalidInput, InvalidModel, Unsupported
 from penstock.core.records import replace
 from penstock.executors.base import Executor
 from penstock.ir.device_name import LOCAL, DeviceName
 from penstock.ir.graph import Graph, Model, Node, is_framed
 from penstock.ir.op import Role
-from penstock.passes.lowering.assign_devices import assign_devices
-from penstock.passes.lowering.partition import partition
-from penstock.passes.structure.lower_control_flow import lower_control_flow, spans_devices
+from penstock.ops.work_estimate import host_seconds
+from penstock.passes.context import FramePolicy, PassContext
+from penstock.passes.lowering.assign_devices import AssignDevices
+from penstock.passes.lowering.partition import Partition
+from penstock.passes.optimize.fold_constants import InferTypes
+from penstock.passes.pipeline import ASSIGN, DEVICES, run_passes
+from penstock.passes.structure.lower_control_flow import spans_devices
+from penstock.tuning.measure import CostSource
 from penstock.tuning.placement import check_keys, wanted
 from penstock.tuning.worker_placement import (
     ClusterForecast,
@@ -50,12 +59,22 @@ def names_task(device: str) -> bool:
     return (name.job or name.task) is not None and not name.allows(here)
 
 
-def worker_places(
-    options: CompileOptions, model: Model
-) -> tuple[CompileOptions, dict[str, str], bool]:
-    """Take out of ``place=`` what names workers: the other options, the workers by keys of
-    ``place=``, and whether these or the nodes of the model name any. Raises ``InvalidInput`` for a
-    worker that the cluster lacks, and a key that the model lacks."""
+class WorkerPolicy(FramePolicy):
+    """Each worker of a cluster is a device with a part of its own."""
+
+    separates = True
+
+    def __init__(self, workers: WorkerPool) -> None:
+        super().__init__()
+        self.devices = workers.devices
+
+    def runs_apart(self, node: Node) -> bool:
+        return spans_devices(node)
+
+
+def worker_places(options: CompileOptions, model: Model) -> tuple[CompileOptions, NamedWorkers]:
+    """Take out of ``place=`` what names workers: the other options, and the workers. Raises
+    ``InvalidInput`` for a worker that the cluster lacks, and a key that the model lacks."""
     place, cluster = options.place or {}, options.cluster
     assert cluster is not None
     pins = {k: name for k, name in place.items() if isinstance(name, str) and "task:" in name}
@@ -69,24 +88,36 @@ def worker_places(
     check_keys(pins, model.graph)
     rest = {key: name for key, name in place.items() if key not in pins}
     named = bool(pins) or any(names_task(node.device) for node in model.graph.walk())
-    return replace(options, place=rest or None), pins, named
+    return replace(options, place=rest or None), NamedWorkers(pins, named)
+
+
+def structure_for_workers(feeds: Feeds, context: CompileContext) -> Feeds:
+    """Give nodes the workers that ``place=`` has for them, and values their types. If the nodes in
+    the graphs of others name workers, all nodes get one, and control flow becomes primitives."""
+    graph = feeds.graph
+    for node in graph.walk():
+        node.device = next(iter(wanted(node, context.named_workers.by_key)), node.device)
+    inner = [n for node in graph.nodes for _, g in node.graphs for n in g.walk()]
+    spread = any(names_task(node.device) for node in inner)
+    run_passes(DEVICES if spread else (InferTypes(),), graph, _passes(context))
+    check_sizes(graph, context.limits)
+    Frames(graph)
+    return feeds
 
 
 def build_on_cluster(feeds: Feeds, context: CompileContext) -> Executor:
     """The executor of a graph on a cluster."""
-    graph, cluster = feeds.graph, context.options.cluster
+    graph, cluster, passes = feeds.graph, context.options.cluster, _passes(context)
     assert cluster is not None
-    frames = _prepared(graph, cluster, context)
     if is_framed(graph):
-        infer_types(graph, certain=False)
-        assign_devices(graph, cluster.devices)
+        run_passes(ASSIGN, graph, passes)
     else:
         placement = _placement(graph, cluster, context)
         workers = placement.best(cluster.objective)
         for node, worker in zip(graph.nodes, workers, strict=True):
             node.device = cluster.devices[worker]
-    parts = partition(graph, frames, {node: node.device for node in graph.nodes})
-    return cluster.executor([_named(part, cluster) for part in parts], graph, context)
+    run_passes((Partition(),), graph, passes)
+    return cluster.executor([_named(part, cluster) for part in passes.frames.parts], graph, context)
 
 
 def forecast_on_cluster(feeds: Feeds, context: CompileContext) -> ClusterForecast:
@@ -94,7 +125,6 @@ def forecast_on_cluster(feeds: Feeds, context: CompileContext) -> ClusterForecas
     with loops of TensorFlow's frames."""
     graph, cluster = feeds.graph, context.options.cluster
     assert cluster is not None
-    _prepared(graph, cluster, context)
     if is_framed(graph):
         reason = "how often its loop runs is known only during a run: measure runs instead"
         framed = [node for node in graph.nodes if node.op.role is Role.NEXT_ITERATION]
@@ -105,27 +135,19 @@ def forecast_on_cluster(feeds: Feeds, context: CompileContext) -> ClusterForecas
     return placement.simulated(placement.best(cluster.objective))
 
 
-def _prepared(graph: Graph, cluster: WorkerPool, context: CompileContext) -> Frames:
-    """Give nodes the devices that ``place=`` has for them, and the graph its types and frames."""
-    for node in graph.walk():
-        node.device = next(iter(wanted(node, context.pins)), node.device)
-    infer_types(graph, certain=not is_framed(graph))
-    inner = [n for node in graph.nodes for _, g in node.graphs for n in g.walk()]
-    if any(names_task(node.device) for node in inner):
-        assign_devices(graph, cluster.devices)
-        infer_types(graph, certain=not is_framed(graph))
-        lower_control_flow(graph, spans_devices)
-    check_sizes(graph, context.limits)
-    return Frames(graph)
+def _passes(context: CompileContext) -> PassContext:
+    """The context of passes over a graph for a cluster."""
+    cluster = context.options.cluster
+    assert cluster is not None
+    return pass_context(context, frames=WorkerPolicy(cluster))
 
 
 def _named(part: GraphPart, cluster: WorkerPool) -> GraphPart:
-    """A part of a graph without nodes runs on the first worker."""
+    """A part with the worker of its nodes: of a part without nodes, the first one."""
     if part.device:
         return part
-    return GraphPart(
-        cluster.devices[0], part.graph, part.inputs, part.outputs, part.paths, part.originals
-    )
+    nodes = part.graph.nodes
+    return replace(part, device=nodes[0].device if nodes else cluster.devices[0])
 
 
 def _placement(graph: Graph, cluster: WorkerPool, context: CompileContext) -> WorkerPlacement:
@@ -135,7 +157,7 @@ def _placement(graph: Graph, cluster: WorkerPool, context: CompileContext) -> Wo
     for node in graph.nodes:
         if not names_task(node.device):
             node.device = cluster.devices[0]
-    assign_devices(graph, cluster.devices)
+    run_passes((AssignDevices(),), graph, _passes(context))
     pins = {
         node: cluster.devices.index(node.device)
         for node in graph.nodes
@@ -162,6 +184,7 @@ def _seconds(context: CompileContext, node: Node) -> float:
     """The cost of a node with one thread: measured, or else estimated."""
     costs = context.costs
     if node.graphs or node.op.role is not None:
-        return costs.estimate(node)
-    known = [costs.known(node, backend, True) for backend in context.hosts]
-    return min([each for each in known if each is not None], default=costs.estimate(node))
+        return host_seconds(node)
+    known = [costs.cost(node, backend, 1) for backend in context.hosts]
+    measured = [cost.seconds for cost in known if cost.source is CostSource.MEASURED]
+    return min(measured, default=host_seconds(node))

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.analysis.type_inference import infer_types
 from penstock.compiler import stages
 from penstock.compiler.stages import CompileContext, Feeds, SavedPlan
 from penstock.compiler.subgraphs import Structure, Subgraph, compile_guard
@@ -44,15 +43,16 @@ _schedule_step_by_step: Stage = imported("penstock.compiler.scheduling.schedule_
 _schedule_tasks: Stage = imported("penstock.compiler.scheduling.schedule_tasks")
 _schedule_streams: Stage = imported("penstock.compiler.scheduling.schedule_streams")
 _bind_sampled: Stage = imported("penstock.compiler.scheduling.bind_sampled")
-_check_dims: Callable[..., None] = imported("penstock.compiler.feeds.check_dims")
+_structure_frames: Stage = imported("penstock.compiler.frames.structure_frames")
 _build_frames: Stage = imported("penstock.compiler.frames.build_frames")
+_structure_for_workers: Stage = imported("penstock.compiler.cluster.structure_for_workers")
 _build_on_cluster: Stage = imported("penstock.compiler.cluster.build_on_cluster")
-_forecast_on_cluster: Stage = imported("penstock.compiler.cluster.forecast_on_cluster")
 
 _FOR_SHAPES: tuple[Stage, ...] = (stages.specialize, _optimize)
 _PLANNED: tuple[Stage, ...] = (*_FOR_SHAPES, _lower_graph, stages.plan_slots)
 _BOUND: tuple[Stage, ...] = (stages.generate_program, stages.bind)
 _SAMPLED: tuple[Stage, ...] = (stages.generate_program, _bind_sampled)
+_SPREAD: tuple[Stage, ...] = (_structure_for_workers, _build_on_cluster)
 
 LINES: Mapping[str, tuple[Stage, ...]] = {
     "linear": (*_PLANNED, stages.schedule_in_order, *_BOUND),
@@ -66,9 +66,9 @@ LINES: Mapping[str, tuple[Stage, ...]] = {
     "parallel": (*_PLANNED, _schedule_tasks, *_SAMPLED),
     "auto": (*_PLANNED, _schedule_tasks, *_SAMPLED),
     "streams": (*_PLANNED, _schedule_streams, *_SAMPLED),
-    # Passes know nothing of frames: they see what runs between tokens.
-    "frames": (stages.specialize, _build_frames),
-    "cluster": (*_FOR_SHAPES, _build_on_cluster),
+    # Only the passes of ``SPLIT`` know of frames: the others see what runs between tokens.
+    "frames": (stages.specialize, _structure_frames, _build_frames),
+    "cluster": (*_FOR_SHAPES, *_SPREAD),
     "interpret": (stages.specialize, stages.infer, stages.bind_interpreter),
 }
 """The stages of each executor, from ``Feeds`` to the executor; "cluster" is what ``cluster=`` asks
@@ -121,19 +121,26 @@ class Compiler:
         TensorFlow's frames become If and Loop where that is exact; returns the primitives for which
         it is not.
         """
-        from penstock.passes.dead_code import prune
+        from penstock.compiler.lowering import pass_context
+        from penstock.passes.dead_code import DeadCode
+        from penstock.passes.optimize.fold_constants import InferTypes
         from penstock.passes.pipeline import STRUCTURE, optimize, run_passes
 
-        passes = self.context.passes()
+        frames = None
+        if self.context.executor == "auto" and is_framed(graph):
+            from penstock.compiler.overlap import OverlapPolicy
+
+            frames = OverlapPolicy(self.context)
+        passes = pass_context(self.context, frames=frames)
         if self.context.executor != "frames":
             run_passes(STRUCTURE, graph, passes)
             framed = is_framed(graph)
             if not framed and self.context.executor == "interpret":
-                prune(graph)  # nodes that only control edges of pure nodes kept alive
-                infer_types(graph)
+                # Nodes that only control edges of pure nodes kept alive are dead code.
+                run_passes((DeadCode(), InferTypes()), graph, passes)
             elif not framed:
                 optimize(graph, passes)
-        return passes.unraised
+        return passes.frames.unraised
 
     def compile(
         self,
@@ -149,7 +156,7 @@ class Compiler:
         framed = context.executor == "frames" or subgraph.framed
         line = LINES["frames" if framed else self._executor]
         if framed and context.options.cluster is not None:
-            line = (stages.specialize, _build_on_cluster)
+            line = (stages.specialize, *_SPREAD)
         if not framed and context.executor == "auto" and context.workers > 1:
             extract = partial(
                 _reframed, context, subgraph.extract_again, _unfilled(values), open_types
@@ -159,9 +166,11 @@ class Compiler:
 
     def forecast_on_cluster(self, subgraph: Subgraph, values: Sequence[Any]) -> ClusterForecast:
         """What runs of ``subgraph`` on the workers of ``cluster=`` are expected to take."""
+        from penstock.compiler.cluster import forecast_on_cluster
+
         framed = self.context.executor == "frames" or subgraph.framed
         line = (stages.specialize,) if framed else _FOR_SHAPES
-        return self._run((*line, _forecast_on_cluster), subgraph, values)
+        return self._run((*line, _structure_for_workers, forecast_on_cluster), subgraph, values)
 
     def restore(self, saved: SavedPlan, values: Sequence[Any]) -> Executor:
         """The executor of a plan that was saved, for values of the shapes that it is for."""
@@ -180,7 +189,9 @@ class Compiler:
         samples: Sequence[Sequence[Type]] = (),
     ) -> Any:
         """The record at the end of a line of stages."""
-        _check_dims(subgraph.graph.inputs, values)
+        from penstock.compiler.feeds import check_dims
+
+        check_dims(subgraph.graph.inputs, values)
         feeds = Feeds(
             subgraph.graph,
             values,
@@ -218,15 +229,16 @@ class Compiler:
         from penstock.compiler.lowering import with_chains_fused
         from penstock.compiler.scheduling import observed_executor
         from penstock.ops.internal.fused import is_fused
-        from penstock.tuning.measure import GraphProfiler
+        from penstock.tuning.measure import CostModel, GraphProfiler
         from penstock.tuning.placement import Placement
 
         context = self.context
         feeds: Feeds = self._run(_FOR_SHAPES, subgraph, values)
         kernels = KernelTable()
         observed = partial(observed_executor, context)
-        profiler = GraphProfiler(feeds.graph, context.backends, values, kernels, observed)
-        placement = Placement(context.backends, context.options.place or {}, kernels, profiler)
+        costs = CostModel(context.backends)
+        profiler = GraphProfiler(feeds.graph, costs, values, kernels, observed)
+        placement = Placement(context.backends, context.options.place or {}, kernels, costs)
         profiler.allowed = placement.candidates(feeds.graph)
         profiler.measure_all(runs)
         fused = with_chains_fused(feeds.graph, placement, context)
@@ -240,7 +252,8 @@ class Compiler:
         """Where the time of a plan goes: of ``runs`` runs of ``observed``, and as many of
         ``executor``, which is the same without observers, for what a run takes alone. What was not
         measured before is kept in the table of costs."""
-        from penstock.tuning.measure import CostModel, profile_in_turn
+        from penstock.tuning.measure import CostModel
+        from penstock.tuning.trial import profile_in_turn
 
         profile = profile_in_turn(observed, executor, values, runs)
         costs = CostModel(self.context.backends)
@@ -261,13 +274,13 @@ class Compiler:
     @property
     def seconds(self) -> Seconds:
         """The known cost of a step with one thread for each kernel."""
-        return self.context.seconds(self.context.costs, single_threaded=True)
+        return self.context.seconds(self.context.costs, 1)
 
     def is_measured(self, step: Step) -> bool:
         """Whether that cost was measured on this machine."""
         backend = self.context.by_name.get(step.backend)
         costs = self.context.costs
-        return backend is not None and costs.known(step.node, backend, True) is not None
+        return backend is not None and costs.is_measured(step.node, backend, 1)
 
     def streams(self, plan: StepTable, max_streams: int | None) -> StreamSchedules:
         """The schedule of ``plan`` on streams by known costs: on as many as pay off, or on up to

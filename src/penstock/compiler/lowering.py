@@ -1,32 +1,35 @@
-"""The stages of the compile line that run passes. Saved plans need none of them, and do not import
-this module."""
+"""The stages of the compile line that run passes, and what passes may ask about a session. Saved
+plans need none of this, and do not import this module."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 from penstock.analysis.sizes import check_sizes
-from penstock.backends.kernels import KernelTable
+from penstock.backends.base import copier, stacks
+from penstock.backends.kernels import KernelTable, other_places, placed_kernels
 from penstock.compiler.stages import (
     CompileContext,
     Feeds,
     Lowered,
     set_threads,
 )
-from penstock.host.on_demand import imported
+from penstock.executors.base import Executor
 from penstock.ir.graph import Graph, Node, clone
-from penstock.ops.internal.transfer import Place, Ports
+from penstock.ir.kernel import Kernel
+from penstock.ops.internal.transfer import OtherPlaces, Place, Ports
+from penstock.passes.context import FramePolicy, FusionPolicy, PassContext, Placing
 from penstock.passes.pipeline import LOWER, optimize, run_passes
-from penstock.tuning.measure import CostModel, GraphProfiler
+from penstock.tuning.measure import GraphProfiler
 from penstock.tuning.placement import Placement
-
-_observed_executor = imported("penstock.compiler.scheduling.observed_executor")
 
 
 def optimize_for_shapes(feeds: Feeds, context: CompileContext) -> Feeds:
     """Simplify the graph as far as its shapes allow; refuse tensors that do not fit into memory."""
     if feeds.refined:  # else it is as simple already as its shapes allow
-        optimize(feeds.graph, context.passes())
+        optimize(feeds.graph, pass_context(context))
     check_sizes(feeds.graph, context.limits)
     return feeds
 
@@ -36,27 +39,35 @@ def lower_graph(feeds: Feeds, context: CompileContext, *, layouts: bool = True) 
     ``layouts`` copies between layouts. Values that kernels allocate need none of these."""
     graph, kernels = feeds.graph, KernelTable()
     set_threads(graph, context)
-    costs: CostModel = context.options.expert.cost_model or GraphProfiler(
-        graph, context.backends, feeds.values, kernels, partial(_observed_executor, context)
-    )
+    costs, profiler = context.costs, None
+    if context.options.expert.cost_model is None:
+        observed = partial(_observed_executor, context)
+        profiler = GraphProfiler(graph, costs, feeds.values, kernels, observed)
     placement = Placement(context.backends, context.options.place or {}, kernels, costs)
-    if context.one_memory and context.options.autotune and isinstance(costs, GraphProfiler):
-        _measure_fused(graph, placement, costs, context)
-    places = partial(_places, placement, context, feeds.ports)
-    passes = context.passes(placement, places, kernels, layouts, feeds.ports)
-    run_passes(LOWER, graph, passes)
-    placed = {node: context.by_name[place.backend] for node, place in passes.placement.items()}
-    return Lowered(graph, placed, kernels, costs)
+    if context.one_memory and context.options.autotune and profiler is not None:
+        _measure_fused(graph, placement, profiler, context)
+    places = partial(_places, placement, profiler, context, feeds.ports)
+    placing = BackendPlacing(context, places, kernels, layouts, feeds.ports)
+    run_passes(LOWER, graph, pass_context(context, placement, placing))
+    placed = {node: context.by_name[place.backend] for node, place in placing.placement.items()}
+    return Lowered(graph, placed, kernels, costs, profiler)
+
+
+def _observed_executor(context: CompileContext, *parts: Any) -> Executor:
+    """``scheduling.observed_executor``, imported once something is measured."""
+    from penstock.compiler.scheduling import observed_executor
+
+    return observed_executor(context, *parts)
 
 
 def _measure_fused(
-    graph: Graph, placement: Placement, costs: GraphProfiler, context: CompileContext
+    graph: Graph, placement: Placement, profiler: GraphProfiler, context: CompileContext
 ) -> None:
     """Measure the nodes of ``graph``, with chains fused, on all backends."""
     copy = with_chains_fused(graph, placement, context)
-    costs.graph, costs.allowed = copy, placement.candidates(copy)
-    costs.complete(single_threaded=False)
-    costs.graph = graph
+    profiler.graph, profiler.allowed = copy, placement.candidates(copy)
+    profiler.complete(single_threaded=False)
+    profiler.graph = graph
 
 
 def with_chains_fused(graph: Graph, placement: Placement, context: CompileContext) -> Graph:
@@ -64,12 +75,16 @@ def with_chains_fused(graph: Graph, placement: Placement, context: CompileContex
     measured to be slower: once it is measured, costs decide which chains are."""
     copy = clone(graph)
     placement.measured_only = True
-    run_passes(LOWER, copy, context.passes(placement))
+    run_passes(LOWER, copy, pass_context(context, placement))
     return copy
 
 
 def _places(
-    placement: Placement, context: CompileContext, ports: Ports | None, graph: Graph
+    placement: Placement,
+    profiler: GraphProfiler | None,
+    context: CompileContext,
+    ports: Ports | None,
+    graph: Graph,
 ) -> dict[Node, Place]:
     """Where each node of ``graph`` runs, whose inputs and outputs are where ``ports`` say."""
     costs = placement.costs
@@ -77,24 +92,80 @@ def _places(
     if context.one_memory:
         # Values need no transfers, so each node runs where it is fastest.
         placed = placement.for_workers(graph, context.workers if parallel else 1)
-        if isinstance(costs, GraphProfiler):
-            costs.allowed = {node: [backend] for node, backend in placed.items()}
+        if profiler is not None:
+            profiler.allowed = {node: [backend] for node, backend in placed.items()}
     else:
         allowed = placement.candidates(graph)
-        if isinstance(costs, GraphProfiler):
-            costs.allowed = allowed
-            costs.copy_graph()  # later measurements must not see the transfers of this one
-        costs.complete(single_threaded=parallel)
+        if profiler is not None:
+            profiler.allowed = allowed
+            profiler.copy_graph()  # later measurements must not see the transfers of this one
+            profiler.complete(single_threaded=parallel)
         from penstock.tuning.transfer_placement import choose
 
-        seconds = partial(costs.seconds, single_threaded=parallel)
+        threads = 1 if parallel else None
         placed = choose(
             graph,
             allowed,
             context.backends,
-            seconds,
+            lambda node, backend: costs.cost(node, backend, threads).seconds,
             costs.transfer,
             parallel=parallel,
             ports=ports,
         )
     return {node: Place(backend.name, backend.memory) for node, backend in placed.items()}
+
+
+class BackendPlacing(Placing):
+    """Where nodes run, among the backends of a session: ``choose`` says it, which takes a graph.
+    With ``layouts``, the ``kernels`` of the compilation decide the layouts of values."""
+
+    def __init__(
+        self,
+        context: CompileContext,
+        choose: Callable[[Graph], Mapping[Node, Place]] | None = None,
+        kernels: KernelTable | None = None,
+        layouts: bool = False,
+        ports: Ports | None = None,
+    ) -> None:
+        super().__init__(ports=ports)
+        table = kernels or KernelTable()
+        self._compiled = placed_kernels(table, context.backends, self.placement)
+        self._other_places = other_places(table, context.backends, self.placement)
+        self._by_name = context.by_name
+        self._choose = choose
+        self.fuses = context.fuses
+        self.plans_layouts = layouts
+
+    def chosen(self, graph: Graph) -> Mapping[Node, Place]:
+        return self.placement if self._choose is None else self._choose(graph)
+
+    def compiled(self, node: Node) -> tuple[Place, Kernel] | None:
+        return self._compiled(node)
+
+    def other_places(self, node: Node) -> OtherPlaces:
+        return self._other_places(node)
+
+    def direct(self, source: str, target: str) -> bool:
+        return copier(self._by_name[source], self._by_name[target]) is not None
+
+    def stacks(self, backend: str) -> bool:
+        return stacks(self._by_name[backend])
+
+
+def pass_context(
+    context: CompileContext,
+    fusion: FusionPolicy | None = None,
+    placing: BackendPlacing | None = None,
+    frames: FramePolicy | None = None,
+) -> PassContext:
+    """The context of passes: by default nodes have no places, and all frames are raised."""
+    return PassContext(
+        limits=context.limits,
+        fusion=fusion if context.fuses else None,
+        fold_quantized_weights=not context.fuses,
+        strict=context.options.precision == "strict",
+        weights=context.weights,
+        placing=placing or BackendPlacing(context),
+        frames=frames or FramePolicy(),
+        after_pass=context.options.expert.after_pass,
+    )

@@ -145,9 +145,10 @@ class ExpertOptions:
     )
     cost_model: CostModel | None = option(
         None,
-        "Costs to decide by, instead of those measured on this machine: a "
-        "penstock.tuning.measure.CostModel. Nothing is measured then.",
-        lambda value: hasattr(value, "expected"),
+        "Costs to decide by, instead of those measured on this machine: an object with a method "
+        "cost(node, backend, threads), which returns a penstock.tuning.measure.Cost, and perhaps "
+        "transfer(source, target, nbytes), which returns seconds. Nothing is measured then.",
+        lambda value: hasattr(value, "cost"),
     )
     pool: Workers | None = option(
         None,

@@ -11,21 +11,22 @@ from typing import TYPE_CHECKING
 from penstock.backends.base import Backend
 from penstock.backends.kernels import KernelTable
 from penstock.compiler.stages import (
-    LONG_S,
     TRIED,
     CompileContext,
     Planned,
     Programmed,
     Scheduled,
     bind,
+    executor_in_order,
     generate_program,
     queues_of,
     schedule_in_order,
 )
 from penstock.core.records import replace
-from penstock.executors.base import Executor
+from penstock.executors.base import CompiledExecutor, Executor
 from penstock.executors.linear import LinearExecutor
 from penstock.executors.task_loop import Queue
+from penstock.host.threads import OVERHEADS
 from penstock.ir.contract import contract_of
 from penstock.ir.graph import Graph, Node
 from penstock.ir.op import Role
@@ -33,10 +34,10 @@ from penstock.ops.internal.transfer import is_transfer
 from penstock.plan.arena_layout import ArenaPlan, plan_arena_for_tasks
 from penstock.plan.arrangement import arrange
 from penstock.plan.builder import compile_plan
-from penstock.plan.grouping import HAND_OVER_S, ClusteredGrouping, Seconds, is_chain
+from penstock.plan.grouping import ClusteredGrouping, Seconds, is_chain
 from penstock.plan.plan import step_dag
 from penstock.plan.tasks import Grouping, Tasks, are_asynchronous
-from penstock.tuning.measure import CostModel
+from penstock.tuning.measure import CostModel, GraphProfiler
 
 if TYPE_CHECKING:
     from penstock.observers.profile import Profile
@@ -53,7 +54,7 @@ def schedule_step_by_step(planned: Planned, context: CompileContext) -> Schedule
     tasks = arrange(plan, Grouping())
     # A run whose caller does not wait goes on there when an asynchronous kernel has ended.
     workers = context.pool if are_asynchronous(plan.steps) else None
-    return Scheduled(plan, order, planned.costs, "dataflow", tasks, [Queue(1, workers)], inf)
+    return Scheduled(plan, order, planned.profiler, "dataflow", tasks, [Queue(1, workers)], inf)
 
 
 # A parallel schedule must beat the serial one by simulation, for "auto" by a tenth; and then by
@@ -70,17 +71,15 @@ def schedule_tasks(planned: Planned, context: CompileContext) -> Scheduled:
     if are_asynchronous(plan.steps):
         return in_order()
     queue_of = queues_of(context, 1)[1]
-    guess = partial(costs.guess, context.by_name)
-    if not context.grouping(plan, guess, context.workers, queue_of).promising:
+    one = context.seconds(costs, 1)
+    if not context.grouping(plan, one, context.workers, queue_of).promising:
         return replace(in_order(), unmeasured=True)
     # Where kernels have threads of their own, workers seldom gain: measure only if asked to.
     wanted = context.executor == "parallel" or context.options.autotune
     threaded = any(backend.threads_of_caller for backend in context.hosts)
-    if threaded and not wanted and not costs.complete_already():
+    if threaded and not wanted and not _is_complete(planned):
         return replace(in_order(), unmeasured=True)
-    costs.complete(single_threaded=True)
-    costs.complete(single_threaded=False)
-    return schedule_by_costs(planned, context) or in_order()
+    return _schedule_measured(planned, context) or in_order()
 
 
 def schedule_streams(planned: Planned, context: CompileContext) -> Scheduled:
@@ -88,16 +87,37 @@ def schedule_streams(planned: Planned, context: CompileContext) -> Scheduled:
     plan, costs = planned.plan, planned.costs
     forced = context.options.expert.max_streams is not None
     in_order = partial(schedule_in_order, planned, context, "streams")
-    streams = _streams(planned, context, partial(costs.guess, context.by_name))
+    streams = _streams(planned, context, context.seconds(costs, 1))
     if forced and not streams.one:
         return _on_streams(planned, context, streams)
     if are_asynchronous(plan.steps):
         return in_order()
     if streams.one:
         return replace(in_order(), unmeasured=not forced)
-    costs.complete(single_threaded=True)
-    costs.complete(single_threaded=False)
-    return schedule_by_costs(planned, context) or in_order()
+    return _schedule_measured(planned, context) or in_order()
+
+
+def _is_complete(planned: Planned) -> bool:
+    """Whether there is nothing left to measure."""
+    return planned.profiler is None or planned.profiler.complete_already()
+
+
+def _schedule_measured(planned: Planned, context: CompileContext) -> Scheduled | None:
+    """``schedule_by_costs``, after measuring what is missing: as long as the trials of users who
+    ask for that, else for a few times a run. In order, until runs have shown costs, if that is too
+    little."""
+    profiler = planned.profiler
+    if profiler is None or profiler.complete_already():
+        return schedule_by_costs(planned, context)
+    if context.options.autotune or not context.one_memory:
+        profiler.complete(single_threaded=True)
+        profiler.complete(single_threaded=False)
+        return schedule_by_costs(planned, context)
+    serial = profiler.measure_briefly()
+    if serial is None:
+        name = "streams" if context.executor == "streams" else "linear"
+        return replace(schedule_in_order(planned, context, name), unmeasured=True)
+    return schedule_by_costs(planned, context, serial)
 
 
 def schedule_by_costs(
@@ -107,10 +127,10 @@ def schedule_by_costs(
     one order, that takes ``serial`` seconds, by default as its steps add up to; None if none does.
     """
     plan, costs, executor = planned.plan, planned.costs, context.executor
-    one = context.seconds(costs, single_threaded=True)
+    one = context.seconds(costs, 1)
     queue_of = queues_of(context, 1)[1]
     if serial is None:
-        all_threads = context.seconds(costs, single_threaded=False)
+        all_threads = context.seconds(costs, None)
         serial = context.grouping(plan, all_threads, 1, queue_of).serial
     most = _SIMULATED[executor] * serial
     grouping = context.grouping(plan, one, context.workers, queue_of)
@@ -135,7 +155,7 @@ def _on_tasks(
     return Scheduled(
         plan,
         plan_arena_for_tasks(plan, tasks, context.options.expert.memory_planner),
-        planned.costs,
+        planned.profiler,
         "parallel",
         tasks,
         queues_of(context, context.workers)[0],
@@ -160,11 +180,11 @@ def _on_streams(planned: Planned, context: CompileContext, streams: StreamSchedu
     return Scheduled(
         plan,
         plan_arena_for_tasks(plan, stream_segments(plan, streams), planner),
-        planned.costs,
+        planned.profiler,
         "streams",
         stream_programs(plan, streams),
         [Queue(context.workers, context.pool)],
-        0.0 if streams.forced else HAND_OVER_S,
+        0.0 if streams.forced else OVERHEADS.hand_over_s,
         streams.devices,
         None if streams.forced or streams.devices else TRIED[context.executor],
     )
@@ -189,13 +209,43 @@ def observed_executor(
 
 
 def bind_sampled(programmed: Programmed, context: CompileContext) -> Executor:
-    """``bind``; runs of a plan in one order that is unmeasured show whether tasks are faster."""
+    """``bind``; runs of a plan in one order that is unmeasured show whether tasks are faster, and
+    those of tasks, whether one order is."""
     schedule, executor = programmed.schedule, bind(programmed, context)
+    if schedule.trial is not None and schedule.profiler is not None:
+        return _bind_tried(schedule, schedule.profiler, schedule.trial, executor, context)
     plan, several = schedule.plan, schedule.unmeasured and context.workers > 1
     several = several and (not is_chain(plan) or _may_overlap(plan, context))
     if several and isinstance(executor, LinearExecutor):
         executor.sampler = _run_sampler(programmed, context)
     return executor
+
+
+def _bind_tried(
+    schedule: Scheduled,
+    profiler: GraphProfiler,
+    margin: float,
+    executor: Executor,
+    context: CompileContext,
+) -> Executor:
+    """The executor of tasks, or the plan in one order if that is faster: ahead of the first run, if
+    the user asks for measurements, else by turns in the first runs."""
+    from penstock.tuning.run_sampler import RunSampler
+    from penstock.tuning.trial import FEWEST, converse, faster, judged_again
+
+    name = "streams" if context.executor == "streams" else "linear"
+    planned = Planned(schedule.plan, profiler.costs)
+    serial, first = executor_in_order(planned, context, name), 0
+    used, other = executor, serial
+    if context.options.autotune:
+        (used, other), first = faster(executor, serial, profiler.values, margin), FEWEST
+    assert isinstance(used, CompiledExecutor)
+    if used is executor:
+        margin = converse(margin)
+    sampler = RunSampler(context.adopt)
+    sampler.begin(judged_again(other, margin, sampler.switch, first))
+    used.sampler = sampler
+    return used
 
 
 def _may_overlap(plan: StepTable, context: CompileContext) -> bool:
@@ -208,7 +258,7 @@ def _may_overlap(plan: StepTable, context: CompileContext) -> bool:
 
 def _run_sampler(programmed: Programmed, context: CompileContext) -> RunSampler | None:
     """What learns from runs whether a plan in one order is faster as tasks."""
-    from penstock.tuning.run_sampler import RunSampler
+    from penstock.tuning.run_sampler import Choice, RunSampler, sampled
 
     if context.options.expert.cost_model is not None:
         return None
@@ -233,7 +283,7 @@ def _run_sampler(programmed: Programmed, context: CompileContext) -> RunSampler 
         return least <= _SIMULATED[context.executor] * serial
 
     def reschedule(serial: float, profile: Profile) -> Executor | None:
-        long = {entry.step.node.name for entry in profile if entry.best >= LONG_S}
+        long = {entry.step.node.name for entry in profile if entry.best >= OVERHEADS.long_s}
         if long and context.reframed is not None and _may_overlap(planned.plan, context):
             executor = context.reframed(long)
             if executor is not None:
@@ -243,5 +293,7 @@ def _run_sampler(programmed: Programmed, context: CompileContext) -> RunSampler 
             return None
         return bind(generate_program(replace(schedule, trial=None), context), context)
 
-    margin, pool, adopt = TRIED[context.executor], context.pool, context.adopt
-    return RunSampler(planned, observed, may_pay, reschedule, margin, pool, adopt)
+    sampler = RunSampler(context.adopt)
+    choice = Choice(planned, observed, may_pay, reschedule, TRIED[context.executor], context.pool)
+    sampler.begin(sampled(choice, sampler.switch))
+    return sampler

@@ -26,26 +26,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.algorithms.dag import on_cycles
 from penstock.analysis.sizes import check_sizes
-from penstock.analysis.type_inference import infer_types
-from penstock.backends.base import Backend, BoundsThreads, Device, copier, stacks
+from penstock.backends.base import Backend, BoundsThreads, Device
 from penstock.backends.dynamic_shapes import plausible
-from penstock.backends.kernels import KernelTable, other_places, placed_kernels
+from penstock.backends.kernels import KernelTable
 from penstock.backends.numpy import NumpyBackend
 from penstock.codegen.writer import Program, write_program
 from penstock.compiler.options import CompileOptions
 from penstock.core.capability import capability
-from penstock.core.limits import Limits
+from penstock.core.limits import DEFAULT_LIMITS, Limits
 from penstock.core.records import dataclass, field, replace
 from penstock.core.types import OptionalType, TensorType, Type
 from penstock.executors.base import Executor
 from penstock.executors.linear import LinearExecutor
-from penstock.host.on_demand import imported
-from penstock.host.threads import Workers, core_budget, pool
-from penstock.ir.contract import contract_of
-from penstock.ir.graph import Graph, Node, Value, clone
-from penstock.ops.internal.transfer import HOST, Place, Ports
+from penstock.host.threads import OVERHEADS, Workers, core_budget, pool
+from penstock.ir.graph import ConvertedWeights, Graph, Node, clone
+from penstock.ops.internal.transfer import HOST, Ports
 from penstock.ops.work_estimate import worth_threads
 from penstock.plan.arena_layout import (
     ArenaPlan,
@@ -57,20 +53,26 @@ from penstock.plan.arena_layout import (
 from penstock.plan.builder import compile_plan
 from penstock.plan.plan import Plan
 from penstock.plan.tasks import Tasks, are_asynchronous, in_one_function
-from penstock.tuning.measure import CostModel
+from penstock.tuning.measure import CostModel, GraphProfiler, costs_of, step_seconds
 
 if TYPE_CHECKING:
     from penstock.executors.task_loop import Queue
-    from penstock.passes.context import FusionPolicy, PassContext, Unraised
+    from penstock.passes.context import Unraised
     from penstock.plan.grouping import ClusteredGrouping, Seconds
     from penstock.tuning.run_sampler import Adopt
 
 
-_EXPECT_DIMS = imported("penstock.compiler.expected_dims.expect_dims")
-
-
 def _no_adoption() -> None:
     """For sessions that keep no executor."""
+
+
+@dataclass(frozen=True)
+class NamedWorkers:
+    """What names workers of a cluster: ``place=``, by its keys; ``used``: whether that does, or a
+    node of the model."""
+
+    by_key: Mapping[str, str] = field(default_factory=dict)
+    used: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,20 +81,20 @@ class CompileContext:
 
     options: CompileOptions
     backends: tuple[Backend, ...]
-    limits: Limits
     functions: Mapping[str, Graph] = field(default_factory=dict)
-    widened: dict[Value, Value] = field(default_factory=dict)
-    halves: dict[tuple[Value, Value | None], Value | None] = field(default_factory=dict)
+    weights: ConvertedWeights = field(default_factory=ConvertedWeights)
     adopt: Adopt = _no_adoption
     long: Collection[str] = frozenset()
     """names of nodes that have taken long in runs, which estimates did not say"""
-    pins: Mapping[str, str] = field(default_factory=dict)
-    """what ``place=`` says of the workers of a cluster"""
-    named: bool = False
-    """whether the nodes of the model, or ``pins``, name workers of a cluster"""
+    named_workers: NamedWorkers = NamedWorkers()
     reframed: Callable[[Collection[str]], Executor | None] | None = None
     """of a plan whose loops may overlap: compiles it anew, given the ``long`` nodes that runs have
     shown; None if all loops are raised as before"""
+
+    @property
+    def limits(self) -> Limits:
+        """Those of the options, or the default ones."""
+        return self.options.limits or DEFAULT_LIMITS
 
     @cached_property
     def devices(self) -> tuple[str, ...]:
@@ -107,7 +109,7 @@ class CompileContext:
     def executor(self) -> str:
         """The name of the executor that was asked for."""
         if self.options.cluster is not None:
-            return "frames" if self.named else "cluster"
+            return "frames" if self.named_workers.used else "cluster"
         return "frames" if self.devices else self.options.executor
 
     @cached_property
@@ -124,14 +126,6 @@ class CompileContext:
     def one_memory(self) -> bool:
         """Whether all backends work on the host's memory."""
         return all(backend.memory == HOST for backend in self.backends)
-
-    def direct(self, source: str, target: str) -> bool:
-        """Whether values are copied straight from one backend's memory to another's, by name."""
-        return copier(self.by_name[source], self.by_name[target]) is not None
-
-    def stacks(self, backend: str) -> bool:
-        """Whether rows that loops collect stay in the memory of a backend, given by its name."""
-        return stacks(self.by_name[backend])
 
     @property
     def accelerators(self) -> dict[str, Device]:
@@ -161,85 +155,16 @@ class CompileContext:
     @property
     def costs(self) -> CostModel:
         """The costs known without measuring."""
-        return self.options.expert.cost_model or CostModel(self.backends)
+        return costs_of(self.options.expert.cost_model, self.backends)
 
-    def seconds(self, costs: CostModel, *, single_threaded: bool) -> Seconds:
-        """The cost of a step, as a function."""
-        return lambda step: costs.of_step(step, self.by_name, single_threaded)
+    def seconds(self, costs: CostModel, threads: int | None) -> Seconds:
+        """The cost of a step with ``threads`` threads for its kernel, by default all."""
+        return lambda step: step_seconds(costs, step, self.by_name, threads)
 
-    def passes(
-        self,
-        fusion: FusionPolicy | None = None,
-        choose_places: Callable[[Graph], Mapping[Node, Place]] | None = None,
-        kernels: KernelTable | None = None,
-        layouts: bool = True,
-        ports: Ports | None = None,
-    ) -> PassContext:
-        """The context of passes; with ``kernels`` and ``layouts``, these decide the layouts of
-        values. ``ports``: where inputs and outputs are, if on devices."""
-        from penstock.passes.context import PassContext
-
-        placement: dict[Node, Place] = {}
-        table, parts = kernels or KernelTable(), (self.backends, placement)
-        compiled = placed_kernels(table, *parts) if kernels is not None and layouts else None
-        fuses = any(backend.fuses for backend in self.backends)
-        return PassContext(
-            limits=self.limits,
-            fusion=fusion if fuses else None,
-            fuses=fuses,
-            fold_quantized_weights=not fuses,
-            strict=self.options.precision == "strict",
-            widened=self.widened,
-            halves=self.halves,
-            choose_places=choose_places,
-            must_stay=partial(_overlapping, self) if self.executor == "auto" else None,
-            direct=self.direct,
-            stacks=self.stacks,
-            other_places=other_places(table, *parts),
-            after_pass=self.options.expert.after_pass,
-            placement=placement,
-            ports=ports,
-            compiled=compiled,
-        )
-
-
-LONG_S = 200e-6
-"""seconds that a kernel takes from which on it is worth that iterations overlap in it"""
-
-
-def _overlapping(context: CompileContext, nodes: Sequence[Node], loop: bool) -> Node | None:
-    """The node of a frame for which it is worth that iterations overlap, if they may: one that does
-    not wait for itself in the iteration before."""
-    readers: list[list[int]] = [[] for _ in nodes]
-    place = {node: i for i, node in enumerate(nodes)}
-    for node, i in place.items():
-        sources = [value.producer for value in node.inputs if value is not None]
-        for source in (*sources, *node.control_inputs):
-            if source in place:
-                readers[place[source]].append(i)
-    circular = set(on_cycles(readers)) if loop else place.values()
-    return next((n for n in nodes if place[n] not in circular and _overlaps(context, n)), None)
-
-
-def _overlaps(context: CompileContext, node: Node) -> bool:
-    """Whether the kernel of a node is asynchronous, or takes long as measured, or else by its
-    backend's estimate. Those of Penstock are not, and share their work among threads where it is
-    much."""
-    types = [None if value is None else value.type for value in node.inputs]
-    for backend in context.hosts:
-        if contract_of(node, backend) is None:
-            continue
-        try:
-            kernel = backend.kernel(node, types)
-            known = context.costs.known(node, backend, True)
-            seconds = backend.seconds(node) if known is None else known
-        except Exception:  # the plan raises it, unless the node may never run
-            return False
-        if kernel is not None:
-            solo = context.workers == 1 or backend.threads_of_caller
-            long = node.name in context.long or LONG_S <= seconds < inf
-            return kernel.begin is not None or (long and not solo)
-    return False
+    @property
+    def fuses(self) -> bool:
+        """Whether a backend fuses nodes."""
+        return any(backend.fuses for backend in self.backends)
 
 
 @dataclass(frozen=True)
@@ -285,13 +210,21 @@ def specialize(feeds: Feeds, context: CompileContext) -> Feeds:
     for value, input_type in zip(graph.inputs, feeds.types, strict=True):
         value.type = input_type
     if feeds.samples:
-        _EXPECT_DIMS(graph, feeds.samples)
+        from penstock.compiler.expected_dims import expect_dims
+
+        expect_dims(graph, feeds.samples)
     return replace(feeds, graph=graph, refined=feeds.add_shapes)
 
 
 def infer(feeds: Feeds, context: CompileContext) -> Feeds:
     """Infer types, for graphs whose nodes must run as they are."""
-    infer_types(feeds.graph)
+    from penstock.passes.context import PassContext
+    from penstock.passes.optimize.fold_constants import InferTypes
+    from penstock.passes.pipeline import run_passes
+
+    run_passes(
+        (InferTypes(),), feeds.graph, PassContext(after_pass=context.options.expert.after_pass)
+    )
     check_sizes(feeds.graph, context.limits)
     return feeds
 
@@ -316,6 +249,8 @@ class Lowered:
     placement: Mapping[Node, Backend]
     kernels: KernelTable
     costs: CostModel
+    profiler: GraphProfiler | None = None
+    """measures what ``costs`` lack, unless the user has given these"""
     arena: SavedArena | None = None
     """the order of steps and their places in the arena, if the graph was saved with them"""
 
@@ -337,7 +272,7 @@ def restore_lowered(saved: SavedPlan, context: CompileContext) -> Lowered:
     """The graph of a plan that was saved, with the backends that it was placed on."""
     set_threads(saved.graph, context, {*saved.placement.values()})
     placed = {n: context.by_name[name] for n, name in saved.placement.items()}
-    return Lowered(saved.graph, placed, KernelTable(), context.costs, saved.arena)
+    return Lowered(saved.graph, placed, KernelTable(), context.costs, arena=saved.arena)
 
 
 @dataclass(frozen=True)
@@ -346,6 +281,7 @@ class Planned:
 
     plan: Plan
     costs: CostModel
+    profiler: GraphProfiler | None = None
     arena: SavedArena | None = None
 
 
@@ -361,7 +297,7 @@ def plan_slots(
         bounds = [capability(backend, BoundsThreads) for backend in context.backends]
         scopes = [partial(bound.bounded, threads) for bound in bounds if bound is not None]
         plan = replace(plan, scopes=(*plan.scopes, *scopes)) if scopes else plan
-    return Planned(plan, lowered.costs, lowered.arena)
+    return Planned(plan, lowered.costs, lowered.profiler, lowered.arena)
 
 
 @dataclass(frozen=True)
@@ -370,14 +306,14 @@ class Scheduled:
 
     Without ``tasks`` all steps run in the order of the arena plan. Else ``queues`` has the workers
     of the tasks, of which another one is asked for if a task takes at least ``worthwhile`` seconds;
-    ``devices`` have the streams of tasks, by name. With ``trial`` the executor is used only if a
-    run of it takes at most this part of the time of the plan in one order. ``unmeasured``: only
-    estimates speak for this order, and runs are to show whether tasks are faster.
+    ``devices`` have the streams of tasks, by name. With ``trial`` the executor is used only as long
+    as a run of it takes at most this part of the time of the plan in one order. ``unmeasured``:
+    only estimates speak for this order, and runs are to show whether tasks are faster.
     """
 
     plan: Plan
     arena_plan: ArenaPlan
-    costs: CostModel
+    profiler: GraphProfiler | None
     name: str
     tasks: Tasks | None = None
     queues: Sequence[Queue] = ()
@@ -394,8 +330,8 @@ def schedule_in_order(planned: Planned, context: CompileContext, name: str = "li
     parallel = context.executor == "parallel" and are_asynchronous(plan.steps)
     if in_one_function(plan):
         arena = None if planned.arena is None else restored_arena(plan, planned.arena)
-        return Scheduled(plan, arena or plan_arena(plan, planner), planned.costs, name)
-    from penstock.plan.grouping import HAND_OVER_S, OrderedGrouping
+        return Scheduled(plan, arena or plan_arena(plan, planner), planned.profiler, name)
+    from penstock.plan.grouping import OrderedGrouping
 
     all_queues = queues_of(context, context.workers) if parallel else queues_of(context, 1, [])
     queues, queue_of = all_queues
@@ -403,8 +339,8 @@ def schedule_in_order(planned: Planned, context: CompileContext, name: str = "li
 
     tasks = arrange(plan, OrderedGrouping(plan, queue_of))
     arena_plan = plan_arena_for_tasks(plan, tasks, planner)
-    name, worthwhile = ("parallel", HAND_OVER_S) if parallel else (name, inf)
-    return Scheduled(plan, arena_plan, planned.costs, name, tasks, queues, worthwhile)
+    name, worthwhile = ("parallel", OVERHEADS.hand_over_s) if parallel else (name, inf)
+    return Scheduled(plan, arena_plan, planned.profiler, name, tasks, queues, worthwhile)
 
 
 def schedule_saved(planned: Planned, context: CompileContext) -> Scheduled:
@@ -463,16 +399,20 @@ def generate_program(
 
 
 def bind(programmed: Programmed, context: CompileContext) -> Executor:
-    """Bind a program to memory; one of tasks only if it proves faster than the plan in one order,
-    where the schedule asks for a trial."""
+    """Bind a program to memory."""
     schedule, options = programmed.schedule, context.options
     if schedule.tasks is None:
-        parts = programmed.program, context.hosts, context.limits
-        fixed = options.expert.fixed_threads
-        return LinearExecutor(*parts, options.threads, schedule.name, fixed_threads=fixed)
+        return LinearExecutor(
+            programmed.program,
+            context.hosts,
+            context.limits,
+            options.threads,
+            schedule.name,
+            fixed_threads=options.expert.fixed_threads,
+        )
     from penstock.executors.parallel import ParallelExecutor
 
-    executor = ParallelExecutor(
+    return ParallelExecutor(
         programmed.program,
         context.hosts,
         context.limits,
@@ -482,11 +422,6 @@ def bind(programmed: Programmed, context: CompileContext) -> Executor:
         name=schedule.name,
         devices=schedule.devices,
     )
-    if schedule.trial is None:
-        return executor
-    name = "streams" if context.executor == "streams" else "linear"
-    serial = executor_in_order(Planned(schedule.plan, schedule.costs), context, name)
-    return schedule.costs.faster(executor, serial, schedule.trial)
 
 
 def executor_in_order(planned: Planned, context: CompileContext, name: str) -> Executor:

@@ -20,7 +20,6 @@ from penstock.core.types import ANY, STRING, AnyType, TensorType, Type
 from penstock.executors.base import Executor
 from penstock.host import gc_pause
 from penstock.host.native import library
-from penstock.host.on_demand import imported
 from penstock.ir.graph import Graph, Node, Value, captures, clone, is_framed
 from penstock.ops.onnx.control_flow import collects_rows
 
@@ -28,10 +27,6 @@ if TYPE_CHECKING:
     from penstock.compiler.varying_shapes import VaryingShapes
     from penstock.ops.internal.transfer import Ports
     from penstock.passes.context import Unraised
-
-# Feeds that fit as they are need none of these.
-_checked: Callable[[Type], Type] = imported("penstock.compiler.feeds.checked")
-_convert: Callable[[str, Any, Type], Any] = imported("penstock.compiler.feeds.convert")
 
 Structure = Callable[[Graph], Sequence["Unraised"]]
 
@@ -148,8 +143,10 @@ class Subgraph:
             if value.__class__ is not _ndarray or (
                 value.dtype is not dtype and value.dtype != dtype
             ):
+                from penstock.compiler.feeds import convert  # not for feeds that fit as they are
+
                 try:
-                    value = _convert(name, value, input_type)
+                    value = convert(name, value, input_type)
                 except RecursionError as error:
                     raise InvalidInput(f"input {name!r} has lists nested too deeply") from error
             values.append(value)
@@ -383,6 +380,7 @@ class Subgraphs:
     def _cut(
         self, feeds: Collection[str], fetches: Collection[str], targets: Collection[str]
     ) -> Graph:
+        from penstock.compiler.feeds import checked
         from penstock.passes.dead_code import cut
 
         fed = [self.value(name, "feed") for name in feeds]
@@ -397,7 +395,7 @@ class Subgraphs:
         for value in graph.inputs:
             if isinstance(value.type, AnyType):
                 value.type = self._inferred.get(value.name, ANY)
-            value.type = _checked(value.type)
+            value.type = checked(value.type)
         return graph
 
     @cached_property

@@ -103,6 +103,14 @@ class InlineExecutor:
             done(outputs, None)
 
 
+class Sampler(Protocol):
+    """Runs an executor in its own way, as long as it is the executor's ``sampler``."""
+
+    def run(
+        self, executor: Executor, inputs: Sequence[Any], control: Control
+    ) -> tuple[Any, ...]: ...
+
+
 class CompiledExecutor:
     """An executor of a generated program, bound to the arenas of a pool.
 
@@ -111,6 +119,8 @@ class CompiledExecutor:
     """
 
     _arenas: Arenas[Any]
+    sampler: Sampler | None = None
+    """what runs it in its own way, if anything"""
 
     def __init__(
         self,

@@ -234,10 +234,12 @@ def begin_run(
 
 
 @contextmanager
-def compile_run() -> Iterator[Control]:
-    """The control of a run that is part of compiling: what stops compiling stops it."""
+def compile_run(timeout: float | None = None) -> Iterator[Control]:
+    """The control of a run that is part of compiling: what stops compiling stops it, and the end of
+    ``timeout`` seconds, if given."""
     stop = THREAD.run if isinstance(THREAD.run, StopCondition) else StopCondition()
-    control = begin_run(stop.seconds_left, stop.cancel)
+    bounds = [bound for bound in (stop.seconds_left, timeout) if bound is not None]
+    control = begin_run(min(bounds, default=None), stop.cancel)
     try:
         yield control
     finally:

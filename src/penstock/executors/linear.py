@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,14 +27,6 @@ Run = Callable[..., tuple[Any, ...]]
 _LEAST_S = 1e-3
 
 _place = imported("penstock.host.admission.ticket_for")
-
-
-class Sampler(Protocol):
-    """Runs an executor in its own way, as long as it is the executor's ``sampler``."""
-
-    def run(
-        self, executor: LinearExecutor, inputs: Sequence[Any], control: Control
-    ) -> tuple[Any, ...]: ...
 
 
 def _with_arenas(program: Program, memory: np.ndarray) -> Callable[[], Run]:
@@ -79,7 +71,6 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
     ) -> None:
         super().__init__(program, name, hosts, threads, fixed_threads=fixed_threads)
         self._arguments = hosts, limits, threads, name, fixed_threads
-        self.sampler: Sampler | None = None
         self.fallback: Callable[[Sequence[Any], Control], tuple[Any, ...]] | None = None
         """runs what has other dims than the plan was compiled for"""
         self._core_seconds = 0.0

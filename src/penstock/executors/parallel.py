@@ -18,6 +18,7 @@ import numpy as np
 
 from penstock.backends.base import Backend, Device, DeviceStream
 from penstock.codegen.writer import Program
+from penstock.core.checkpoints import THREAD
 from penstock.core.limits import Limits
 from penstock.executors.base import CompiledExecutor, Done, PerThreadCount, outputs_of
 from penstock.executors.control import Control
@@ -123,6 +124,8 @@ class ParallelExecutor(CompiledExecutor):
 
     def run(self, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
         control = self._counting(control.own())
+        if self.sampler is not None and THREAD.run is not control:
+            return self.sampler.run(self, inputs, control)
         arenas = self._arenas
         for queue in self._flow.queues:
             if queue.pool is not None:

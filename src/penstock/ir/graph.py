@@ -110,6 +110,16 @@ class Value:
         return f"{self.name}: {self.type}"
 
 
+@dataclass(frozen=True)
+class ConvertedWeights:
+    """What passes compute from weights, by these: kept for all graphs of a session."""
+
+    widened: dict[Value, Value] = field(default_factory=dict)
+    """in float32, by those in float16 and bfloat16"""
+    halves: dict[tuple[Value, Value | None], Value | None] = field(default_factory=dict)
+    """quantized weights in two parts, by these and their zero point"""
+
+
 class Contents(Sequence["np.ndarray | None"]):
     """The contents of constants among ``values``, None for others. What is not held by its value is
     given back only when it is asked for."""

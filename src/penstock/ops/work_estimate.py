@@ -1,10 +1,26 @@
-"""How much work a node is: floating-point operations, from its types alone."""
+"""How much work a node is, and what it is expected to take: one formula, and rates as data.
+
+Work is floating-point operations and bytes, from types alone. The estimate is the sum of a fixed
+time and of what each resource takes, as in a roofline without overlap::
+
+    seconds = calls x call_s + items x item_s + elements x element_s
+            + bytes / bytes_per_s + weights / weights_per_s + flops / flops_per_s
+
+A backend has a table of ``Rates`` by family of operations; ``""`` stands for all others. What the
+work of a node is in these units, the backend says.
+
+>>> rates = Rates(call_s=1e-6, bytes_per_s=5e9, flops_per_s=20e9)
+>>> f"{rates.seconds(nbytes=5_000, flops=20_000):.1e}"
+'3.0e-06'
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import inf
 from typing import Any
 
+from penstock.core.records import NamedTuple
 from penstock.core.types import STRING, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ops.internal.fused import FUSED
@@ -14,21 +30,6 @@ WORTH_THREADS = 500_000
 
 WORTH_ROUNDING = 5_000_000
 """operations of a product from which on rounding its operands to bfloat16 saves time"""
-
-# Of one core, roughly: floating-point operations of products per second, bytes per second through
-# memory, and seconds for a call that does nothing.
-_FLOPS_PER_S = 20e9
-_BYTES_PER_S = 5e9
-_CALL_S = 1e-6
-
-# Of copies with channels innermost, or behind: of one that copies nothing, and bytes of the image
-# per second.
-_COPY_S = 0.25e-6
-_REORDERED_PER_S, _FEW_REORDERED_PER_S, _FEW_CHANNELS = 16e9, 6e9, 16
-# Operations whose results have their dims in their own order in memory.
-_OWN_ORDER = frozenset({"Gemm", "MatMul", "Reshape", "Unsqueeze"})
-_OUTSIDE = ""
-_OWN_ORDER_READERS = _OWN_ORDER | {"Flatten", "Squeeze", _OUTSIDE}
 
 
 def flops(node: Node) -> int:
@@ -64,12 +65,64 @@ def worth_threads(nodes: Iterable[Node]) -> bool:
     return any(not node.op.view and flops(node) >= WORTH_THREADS for node in nodes)
 
 
-def seconds(node: Node) -> float:
-    """Estimate the time of one run of ``node`` on one core, for want of measurements."""
-    values = [*node.inputs, *node.outputs]
+class Rates(NamedTuple):
+    """What one core does, by kind of work."""
+
+    call_s: float = 0.0
+    """seconds of a call that does nothing"""
+    bytes_per_s: float = inf
+    """of inputs and results that a run computes"""
+    flops_per_s: float = inf
+    """floating-point operations; a multiplication and an addition count as two"""
+    weights_per_s: float = inf
+    """bytes of constant matrices"""
+    element_s: float = 0.0
+    """seconds of an element of the result"""
+    item_s: float = 0.0
+    """seconds of each part that a kernel computes one by one: a group, a matrix, a time step"""
+
+    def seconds(
+        self,
+        nbytes: float = 0,
+        flops: float = 0,
+        weights: float = 0,
+        elements: float = 0,
+        items: float = 0,
+    ) -> float:
+        """The time of one call with so much work."""
+        call_s, bytes_per_s, flops_per_s, weights_per_s, element_s, item_s = self
+        return (
+            call_s
+            + items * item_s
+            + elements * element_s
+            + nbytes / bytes_per_s
+            + weights / weights_per_s
+            + flops / flops_per_s
+        )
+
+
+# Of no backend in particular: a core of a server of 2020, rounded down.
+_HOST = Rates(1e-6, 5e9, 20e9)
+# Of copies with channels innermost, or behind, for images of several channels and of few: measured
+# with oneDNN's reorders on images of 1 KiB to 4 MiB, on an Intel Xeon of the generation of 2023.
+_COPY, _COPY_OF_FEW, _FEW_CHANNELS = Rates(0.25e-6, 16e9), Rates(0.25e-6, 6e9), 16
+
+# Operations whose results have their dims in their own order in memory.
+_OWN_ORDER = frozenset({"Gemm", "MatMul", "Reshape", "Unsqueeze"})
+_OUTSIDE = ""
+_OWN_ORDER_READERS = _OWN_ORDER | {"Flatten", "Squeeze", _OUTSIDE}
+
+
+def moved_bytes(node: Node) -> int:
+    """The bytes of a node's inputs and outputs but for constants, as far as they are known."""
+    values = (*node.inputs, *node.outputs)
     types = [v.type for v in values if v is not None and not v.is_constant]
-    moved = sum([t.nbytes for t in types if isinstance(t, TensorType) and t.static])
-    return _CALL_S + moved / _BYTES_PER_S + flops(node) / _FLOPS_PER_S
+    return sum([t.nbytes for t in types if isinstance(t, TensorType) and t.static])
+
+
+def host_seconds(node: Node) -> float:
+    """Estimate the time of one run of ``node`` on one core, whatever computes it."""
+    return _HOST.seconds(moved_bytes(node), flops(node))
 
 
 def layout_seconds(node: Node) -> tuple[float, float]:
@@ -82,8 +135,8 @@ def layout_seconds(node: Node) -> tuple[float, float]:
     the rest to the second.
     """
     x, y = node.inputs[0], node.outputs[0]
-    of_x = 0.0 if x is None else _copy_seconds(x.type)
-    of_y = 0.0 if y is None else _copy_seconds(y.type)
+    of_x = 0.0 if x is None else _copy_time(x.type)
+    of_y = 0.0 if y is None else _copy_time(y.type)
     source = None if x is None else x.producer
     if source is None or source.op.name in _OWN_ORDER:
         return of_x + of_y / 4, of_y * 3 / 4
@@ -98,12 +151,12 @@ def wanted_in_own_order(node: Node, readers: Sequence[Node | None]) -> float:
     y = node.outputs[0]
     if node.op.name not in ("Conv", "ConvTranspose") or y is None:
         return 0.0
-    return _copy_seconds(y.type) * 3 / 4 if _OWN_ORDER_READERS.issuperset(names) else 0.0
+    return _copy_time(y.type) * 3 / 4 if _OWN_ORDER_READERS.issuperset(names) else 0.0
 
 
-def _copy_seconds(image: Type) -> float:
+def _copy_time(image: Type) -> float:
     """The seconds of a copy; 0 of what is no tensor of numbers of static shape."""
     if not isinstance(image, TensorType) or not image.static or image.dtype is STRING:
         return 0.0
     few = len(image.dims) > 1 and image.dims[1] < _FEW_CHANNELS
-    return _COPY_S + image.nbytes / (_FEW_REORDERED_PER_S if few else _REORDERED_PER_S)
+    return (_COPY_OF_FEW if few else _COPY).seconds(image.nbytes)

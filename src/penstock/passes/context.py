@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from penstock.core.limits import DEFAULT_LIMITS, Limits
 from penstock.core.records import dataclass, field
 from penstock.core.types import Type
-from penstock.ir.graph import Graph, Node, Value
+from penstock.ir.graph import ConvertedWeights, Graph, Node, clone
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Role
 from penstock.ops.internal.transfer import NO_OTHER_PLACES, OtherPlaces, Place, Ports
+
+if TYPE_CHECKING:
+    from penstock.analysis.frames import GraphPart
 
 Basis = tuple[list[object], list[Type | None]]
 """What the types of a node were inferred from: objects, which must be the very same, and types of
@@ -40,17 +43,23 @@ class Pass(Protocol):
     """One transformation of a graph, in place. ``name`` is the name of its module, by which users
     refer to it. ``operations`` are names and roles of operations of which a graph must have one, or
     there is nothing to do; none if it concerns all graphs. ``requires`` are the properties that
-    must hold before it runs, ``establishes`` those that hold afterwards. Every pass needs a sorted
-    graph, and leaves one."""
+    must hold before it runs, ``establishes`` those that hold afterwards, and ``invalidates`` those
+    that do not hold any more if it has changed something: ``run_passes`` infers the types anew
+    before the next pass that requires them. Every pass needs a sorted graph, and leaves one."""
 
     name: ClassVar[str]
     operations: ClassVar[frozenset[str | Role]] = frozenset()
     requires: ClassVar[frozenset[Property]] = frozenset()
     establishes: ClassVar[frozenset[Property]] = frozenset()
+    invalidates: ClassVar[frozenset[Property]] = frozenset()
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         """Transform ``graph``, nested graphs included; return whether anything changed."""
         ...
+
+    def graphs(self, graph: Graph, context: PassContext) -> Sequence[Graph]:
+        """The graphs that the pass has left of ``graph``: that graph, unless it was partitioned."""
+        return (graph,)
 
 
 class FusionPolicy(Protocol):
@@ -60,13 +69,111 @@ class FusionPolicy(Protocol):
         """Whether a backend has a kernel for a fused node. Expensive: a library may be asked."""
         ...
 
-    def is_faster(self, node: Node) -> bool:
-        """Whether a fused node is expected to be faster than its parts one by one. Cheap: asks no
-        library. Each further node of a chain is expected to add to the gain."""
+    def is_faster(self, node: Node, pieces: Sequence[Node] | None = None) -> bool:
+        """Whether a fused node is expected to be faster than its parts one by one, or than the
+        ``pieces`` in whose place it comes. Cheap: asks no library. Each further node of a chain is
+        expected to add to the gain."""
         ...
 
 
 AfterPass = Callable[[Pass, Graph], None]
+
+
+class Placing:
+    """Where nodes run, and where values are. This one knows no backends: all is in the host's
+    memory. ``placement``: the place of each node but those of control flow, once it is decided;
+    passes that replace or add nodes afterwards keep it complete. ``ports``: where inputs and
+    outputs are; None if they are all in the host's memory."""
+
+    fuses = False
+    """whether a backend fuses nodes, so that it pays to take others apart for it"""
+    plans_layouts = False
+    """whether the layouts of values are planned, by the kernels that ``compiled`` returns"""
+
+    def __init__(
+        self, placement: dict[Node, Place] | None = None, ports: Ports | None = None
+    ) -> None:
+        self.placement = {} if placement is None else placement
+        self.ports = ports
+
+    def chosen(self, graph: Graph) -> Mapping[Node, Place]:
+        """The place of each node of ``graph``."""
+        return self.placement
+
+    def compiled(self, node: Node) -> tuple[Place, Kernel] | None:
+        """The kernel of a node, with its place, or that of the first backend with a kernel for it
+        if it has none yet; None if its types are at fault."""
+        return None
+
+    def other_places(self, node: Node) -> OtherPlaces:
+        """Which inputs and outputs of a node its kernel has elsewhere than in its backend's
+        memory."""
+        return NO_OTHER_PLACES
+
+    def direct(self, source: str, target: str) -> bool:
+        """Whether values can be copied from the memory of one backend straight to that of
+        another."""
+        return False
+
+    def stacks(self, backend: str) -> bool:
+        """Whether rows that loops collect stay in the memory of a backend."""
+        return False
+
+
+class FramePolicy:
+    """Decides what becomes of TensorFlow's frames, and of graphs on several ``devices``. This one
+    raises all frames, whatever their nodes are, and knows no devices.
+
+    ``unraised``: the primitives of control flow that could not be raised, each with the reason.
+    ``parts``: those of the graph, once it was partitioned. ``segments``: a node of each segment, by
+    the node that it became.
+    """
+
+    devices: Sequence[str] = ()
+    """full names of the devices that nodes are assigned to"""
+    separates = False
+    """whether devices have parts of their own"""
+
+    def __init__(self) -> None:
+        self.unraised: list[Unraised] = []
+        self.parts: Sequence[GraphPart] = ()
+        self.segments: dict[Node, Node] = {}
+
+    def in_parts(self, graph: Graph) -> bool:
+        """Whether the nodes of a graph are on several devices that have parts of their own, or it
+        is such a part."""
+        if any(node.op.role in (Role.SEND, Role.RECV) for node in graph.nodes):
+            return True
+        return self.separates and len({node.device for node in graph.nodes}) > 1
+
+    def copy(self, graph: Graph) -> Graph:
+        """A copy of a graph."""
+        return clone(graph)
+
+    def runs_apart(self, node: Node) -> bool:
+        """Whether the nodes in the graphs of an If or a Loop run each on its own."""
+        return False
+
+    def must_stay(self, nodes: Sequence[Node], loop: bool) -> Node | None:
+        """The node because of which a frame is not raised, given its nodes and whether its
+        iterations may overlap."""
+        return None
+
+    def may_be_whole(self, node: Node) -> bool:
+        """Whether a node may be in a loop that is not raised and becomes one node."""
+        return False
+
+    def joins(self, node: Node) -> bool:
+        """Whether a node may be part of a segment."""
+        return False
+
+    def is_slow(self, node: Node) -> bool:
+        """Whether nodes that need not wait for a node must not."""
+        return False
+
+    def is_long(self, node: Node) -> bool:
+        """Whether a node takes so long that others had better run meanwhile."""
+        return False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +183,6 @@ class PassContext:
     limits: Limits = DEFAULT_LIMITS
     fusion: FusionPolicy | None = None
     """Decides which fused nodes to make; None where no backend fuses."""
-    fuses: bool = False
-    """Whether a backend fuses nodes, so that it pays to take others apart for it."""
     fold_quantized_weights: bool = True
     """Whether constant folding dequantizes weights that could be operands of integer kernels. The
     compiler says no as long as ``quantize`` is still to come and may want them as they are."""
@@ -85,32 +190,13 @@ class PassContext:
     """Whether the graph has TensorFlow's frames, so that values may be dead."""
     strict: bool = False
     """Whether to round each value to its type: float16 and bfloat16 are not widened then."""
-    widened: dict[Value, Value] = field(default_factory=dict)
-    """Constants in float32, by those in float16 and bfloat16."""
+    weights: ConvertedWeights = field(default_factory=ConvertedWeights)
+    """What weights were converted to, in all graphs of a session."""
     inferred: dict[Node, Basis] = field(default_factory=dict)
     """What the types of nodes were inferred from, in the rounds before."""
-    halves: dict[tuple[Value, Value | None], Value | None] = field(default_factory=dict)
-    """Weights of codes in two parts, by the codes and their zero point."""
-    choose_places: Callable[[Graph], Mapping[Node, Place]] | None = None
-    placement: dict[Node, Place] = field(default_factory=dict)
-    """The place of each node but those of control flow, once it is decided. Passes that replace or
-    add nodes afterwards keep it complete."""
-    ports: Ports | None = None
-    """Where inputs and outputs are; None if they are all in the host's memory."""
-    unraised: list[Unraised] = field(default_factory=list)
-    """The primitives of control flow that could not be raised, each with the reason."""
-    compiled: Callable[[Node], tuple[Place, Kernel] | None] | None = None
-    """The kernel of a node, with its place, or that of the first backend with a kernel for it if it
-    has none yet; None if its types are at fault. None where no memory is planned, and passes that
-    depend on kernels have nothing to do."""
-    other_places: Callable[[Node], OtherPlaces] = lambda node: NO_OTHER_PLACES
-    """Which inputs and outputs of a node its kernel has elsewhere than in its backend's memory."""
-    must_stay: Callable[[Sequence[Node], bool], Node | None] | None = None
-    """The node because of which a frame is not raised, given its nodes and whether its iterations
-    may overlap. None where frames are raised whatever their nodes are."""
-    direct: Callable[[str, str], bool] = lambda source, target: False
-    """Whether values can be copied from the memory of one backend straight to that of another."""
-    stacks: Callable[[str], bool] = lambda backend: False
-    """Whether rows that loops collect stay in the memory of a backend."""
+    placing: Placing = field(default_factory=Placing)
+    """Where nodes run: what a pass decides of it is kept there."""
+    frames: FramePolicy = field(default_factory=FramePolicy)
+    """What becomes of frames and devices: what a pass decides of it is kept there."""
     after_pass: AfterPass | None = None
-    """Called with each pass that ran, and the graph as that left it."""
+    """Called with each pass that ran, and each graph as that left it."""

@@ -1,10 +1,18 @@
-"""All passes in their order, in three tuples, and the functions that run them.
+"""All passes in their order, in tuples, and the functions that run them.
 
 ::
 
     STRUCTURE   once for each set of feeds and fetches; frames become If and Loop
     OPTIMIZE    after that, and again for each set of input shapes, until nothing changes
     LOWER       once for each set of input shapes, for the backends at hand
+
+and for graphs that run by tokens, on the executor of frames or on a cluster::
+
+    DEVICES     once for each set of input shapes: devices of nodes, types of values, primitives for
+                structured nodes that span devices; then ASSIGN for what these have added
+    SPLIT       after that: a part of the graph for each device, and segments in each part
+    CALLED      the same for graphs that nodes call, which have one part and stay as they are
+    OBSERVED    in place of SPLIT, for runs with observers, which see each node
 
 All of them transform a graph in place. The caller copies it once before, where it is needed as it
 was: for each set of feeds and fetches (``dead_code.cut``), and for each set of input shapes.
@@ -23,14 +31,14 @@ from penstock.core.errors import InternalError
 from penstock.core.records import replace
 from penstock.ir.graph import Graph
 from penstock.ir.op import FRAMED, Role
-from penstock.passes.context import Pass, PassContext
+from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.dead_code import DeadCode
 from penstock.passes.lowering.assign_backends import AssignBackends
 from penstock.passes.lowering.assign_layouts import AssignLayouts
 from penstock.passes.lowering.fuse import Fuse
 from penstock.passes.lowering.insert_transfers import InsertTransfers
 from penstock.passes.optimize.common_subexpressions import CommonSubexpressions
-from penstock.passes.optimize.fold_constants import FoldConstants
+from penstock.passes.optimize.fold_constants import FoldConstants, InferTypes
 from penstock.passes.optimize.simplify import RESHAPES, Simplify
 from penstock.passes.optimize.widen_halves import WidenHalves
 from penstock.passes.structure.relax_control_edges import RelaxControlEdges
@@ -43,7 +51,8 @@ _MAX_ROUNDS = 8
 
 
 class ImportedPass(Pass):
-    """A pass for certain ``operations``, whose module is imported once a graph has one of them."""
+    """A pass whose module is imported when it runs: for certain ``operations``, once a graph has
+    one of them. A model without them is compiled without importing it."""
 
     def __init__(self, module: str, *operations: str | Role) -> None:
         self.module = f"penstock.passes.{module}"
@@ -56,8 +65,23 @@ class ImportedPass(Pass):
         implementation: Pass = getattr(import_module(self.module), name)()
         return implementation
 
+    @property
+    def requires(self) -> frozenset[Property]:  # type: ignore[override]
+        return self.implementation.requires
+
+    @property
+    def establishes(self) -> frozenset[Property]:  # type: ignore[override]
+        return self.implementation.establishes
+
+    @property
+    def invalidates(self) -> frozenset[Property]:  # type: ignore[override]
+        return self.implementation.invalidates
+
     def run(self, graph: Graph, context: PassContext) -> bool:
         return self.implementation.run(graph, context)
+
+    def graphs(self, graph: Graph, context: PassContext) -> Sequence[Graph]:
+        return self.implementation.graphs(graph, context)
 
 
 class FoldQuantizedWeights(Pass):
@@ -72,10 +96,9 @@ class FoldQuantizedWeights(Pass):
         return optimize(graph, replace(context, fold_quantized_weights=True))
 
 
-STRUCTURE: tuple[Pass, ...] = (
-    ImportedPass("structure.raise_control_flow", *FRAMED),
-    RelaxControlEdges(),
-)
+_RAISE_CONTROL_FLOW = ImportedPass("structure.raise_control_flow", *FRAMED)
+
+STRUCTURE: tuple[Pass, ...] = (_RAISE_CONTROL_FLOW, RelaxControlEdges())
 
 _REDUCED = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
 _REDUCTIONS = [f"Reduce{name}" for name in _REDUCED]
@@ -90,11 +113,9 @@ OPTIMIZE: tuple[Pass, ...] = (
     ImportedPass("loops.hoist_products", Role.LOOP, Role.SCAN),
     ImportedPass("optimize.sink_transposes", "Transpose"),
     ImportedPass("optimize.cancel_reshapes", *RESHAPES),
-    ImportedPass("optimize.decompose_attention", "Attention"),
     ImportedPass("optimize.decompose_einsum", "Einsum"),
     ImportedPass("optimize.split_reductions", *_REDUCTIONS),
     ImportedPass("optimize.recompose", "Add", "Div", "Mul", "Where"),
-    ImportedPass("optimize.recompose_attention", "Softmax"),
     ImportedPass("loops.recompose_cells", "Tanh"),
     ImportedPass("loops.hoist_recurrences", Role.LOOP, Role.SCAN),
     ImportedPass("optimize.recompose_experts", "Gather", "GatherND"),
@@ -111,6 +132,7 @@ LOWER: tuple[Pass, ...] = (
     ImportedPass("lowering.quantize", "DequantizeLinear"),
     FoldQuantizedWeights(),
     ImportedPass("lowering.hoist_scales", "MatMul"),
+    ImportedPass("lowering.recognize_attention", "Attention", "Softmax"),
     ImportedPass("lowering.bind_variables", "VarHandleOp"),
     ImportedPass("lowering.grow_caches", "Concat"),
     Fuse(),
@@ -119,7 +141,31 @@ LOWER: tuple[Pass, ...] = (
     AssignLayouts(),
 )
 
-PASSES = {step.name: step for step in (*STRUCTURE, *OPTIMIZE, *LOWER)}
+_ASSIGN_DEVICES = ImportedPass("lowering.assign_devices")
+_LOWER_CONTROL_FLOW = ImportedPass("structure.lower_control_flow", Role.IF, Role.LOOP)
+_PARTITION = ImportedPass("lowering.partition")
+_GROUP_SEGMENTS = ImportedPass("structure.group_segments")
+
+_INFER_TYPES = InferTypes()
+
+ASSIGN: tuple[Pass, ...] = (_ASSIGN_DEVICES, _INFER_TYPES)
+
+DEVICES: tuple[Pass, ...] = (*ASSIGN, _LOWER_CONTROL_FLOW)
+
+SPLIT: tuple[Pass, ...] = (
+    FoldConstants(),
+    _LOWER_CONTROL_FLOW,
+    _RAISE_CONTROL_FLOW,
+    _PARTITION,
+    _GROUP_SEGMENTS,
+)
+
+CALLED: tuple[Pass, ...] = (FoldConstants(), _GROUP_SEGMENTS)
+
+OBSERVED: tuple[Pass, ...] = (_PARTITION,)
+
+PASSES = {step.name: step for step in (*STRUCTURE, *OPTIMIZE, *LOWER, *DEVICES, *SPLIT)}
+"""All passes by name. Some stand in several tuples."""
 
 
 def optimize(graph: Graph, context: PassContext | None = None) -> bool:
@@ -133,26 +179,42 @@ def run_passes(
 ) -> bool:
     """Run each of ``passes`` once, in order, until ``most_idle`` of them in a row have changed
     nothing; return whether any of them changed ``graph``. A pass whose operations ``graph`` lacks
-    does not run."""
-    changed, idle = False, 0
+    does not run. Behind one that partitions ``graph``, each part goes through the passes. Types are
+    inferred before a pass that requires them, if one of those before it has invalidated them."""
+    changed, idle, outdated = False, 0, False
     checks = bool(os.environ.get(CHECK_PASSES))
     present: set[Any] = set()
+    graphs: Sequence[Graph] = (graph,)
     for step in passes:
         if step.operations and not present:
-            present = {key for node in graph.walk() for key in (node.op.name, node.op.role)}
+            nodes = [node for each in graphs for node in each.walk()]
+            present = {key for node in nodes for key in (node.op.name, node.op.role)}
         concerned = not step.operations or not step.operations.isdisjoint(present)
-        changes = (concerned or checks) and step.run(graph, context)
+        changes = False
+        if concerned or checks:
+            if outdated and Property.TYPED in step.requires:
+                for each in graphs:
+                    _INFER_TYPES.run(each, context)
+                outdated = False
+            changes = True in [step.run(each, context) for each in graphs]
+            graphs = [left for each in graphs for left in step.graphs(each, context)]
         if changes:
-            present = set()
+            present, outdated = set(), outdated or Property.TYPED in step.invalidates
             if not concerned:
                 raise InternalError(f"pass {step.name} changed a graph without its operations")
-        if context.after_pass is not None:
-            context.after_pass(step, graph)
-        if checks:
-            from penstock.passes.check import check_graph
-
-            check_graph(step, graph)
+        for each in graphs:
+            _tell(step, each, context, checks)
         changed, idle = changed or changes, 0 if changes else idle + 1
         if idle == most_idle:
             break
     return changed
+
+
+def _tell(step: Pass, graph: Graph, context: PassContext, checks: bool) -> None:
+    """Show a graph to whom the passes are shown, and check it."""
+    if context.after_pass is not None:
+        context.after_pass(step, graph)
+    if checks:
+        from penstock.passes.check import check_graph
+
+        check_graph(step, graph)

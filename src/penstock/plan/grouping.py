@@ -10,20 +10,13 @@ from penstock.algorithms.clustering import cluster
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.ordering import critical_path
 from penstock.core.checkpoints import with_checkpoints
+from penstock.host.threads import OVERHEADS
 from penstock.plan.plan import Step, StepTable, step_dag, walk
 from penstock.plan.tasks import Grouping, are_asynchronous, nests_deep
 
 Seconds = Callable[[Step], float]
 
-DISPATCH_S = 2.5e-6
-"""the overhead of the task loop for each task"""
-HAND_OVER_S = 30e-6
-"""the time to hand a task to another worker and to see its result"""
-PYTHON_S = 2e-6
-"""the part of a step's time in which it holds Python's lock"""
-WORTH_S = 4 * HAND_OVER_S
-"""a second worker pays only for plans that take longer than this"""
-# And if the time on several workers is less than this part of the time on one.
+# A second worker pays only if the time on several is less than this part of the time on one.
 _CHAIN = 0.95
 # The trip count of a loop whose limit is not a constant.
 DEFAULT_TRIP_COUNT = 10
@@ -65,8 +58,8 @@ class ClusteredGrouping(Grouping):
     ``seconds(step)`` is the time of a step with a kernel on one thread, ``workers`` the number that
     run at once on the host; ``queues`` maps names of backends to queues, others have queue 0."""
 
-    hand_over_s = HAND_OVER_S
-    grains: Sequence[float] = (HAND_OVER_S, 4 * HAND_OVER_S, 16 * HAND_OVER_S)
+    hand_over_s = OVERHEADS.hand_over_s
+    grains: Sequence[float] = (hand_over_s, 4 * hand_over_s, 16 * hand_over_s)
 
     def __init__(
         self, plan: StepTable, seconds: Seconds, workers: int, queues: dict[str, int] | None = None
@@ -107,7 +100,7 @@ class ClusteredGrouping(Grouping):
         steps = self.plan.steps
         if any(self.queue(step) for step in self.plan.walk()):
             return True
-        if self.workers == 1 or is_chain(self.plan) or self.serial < WORTH_S:
+        if self.workers == 1 or is_chain(self.plan) or self.serial < OVERHEADS.worth_s:
             return False
         graphs = any(step.control for step in steps)
         longest = critical_path(self.plan.dag, list(map(self.seconds, steps)))
@@ -154,7 +147,7 @@ class ClusteredGrouping(Grouping):
                 times = [self._best(block.steps)[1] for block in step.blocks]
                 cost[i] = control_flow_cost(self.plan, step, times)
         # Python itself runs on one worker at a time.
-        floor = sum(min(c, PYTHON_S) for c in cost)
+        floor = sum(min(c, OVERHEADS.python_s) for c in cost)
         # The baseline: one after the other, in as few tasks as possible.
         one_class = len(set(classes)) == 1
         best = [list(range(len(steps)))] if one_class else cluster(dag, cost, inf, classes)
@@ -168,9 +161,9 @@ class ClusteredGrouping(Grouping):
             group_of = {i: g for g, group in enumerate(groups) for i in group}
             pairs = [(group_of[a], group_of[b]) for a, b in dag.edges]
             group_dag = Dag(len(groups), [(a, b) for a, b in pairs if a != b])
-            total = [sum(cost[i] for i in group) + DISPATCH_S for group in groups]
+            total = [sum(cost[i] for i in group) + OVERHEADS.dispatch_s for group in groups]
             schedule = list_schedule(group_dag, total, self.workers)
-            makespan = max(schedule.makespan, floor) + HAND_OVER_S
+            makespan = max(schedule.makespan, floor) + OVERHEADS.hand_over_s
             if makespan < least:
                 best, least = groups, makespan
         return best, least

@@ -24,9 +24,10 @@ from penstock.algorithms.stream_assignment import StreamSchedule, assign_streams
 from penstock.backends.base import Device
 from penstock.core.checkpoints import with_checkpoints
 from penstock.core.records import dataclass
+from penstock.host.threads import OVERHEADS
 from penstock.ops.internal.transfer import is_transfer
 from penstock.plan.arrangement import Arranger, Draft, arrange
-from penstock.plan.grouping import HAND_OVER_S, PYTHON_S, Seconds, control_flow_cost
+from penstock.plan.grouping import Seconds, control_flow_cost
 from penstock.plan.overlap import Overlaps
 from penstock.plan.plan import Plan, Step, StepTable, step_dag
 from penstock.plan.tasks import Grouping, Signals, Tasks, nests_deep
@@ -187,7 +188,7 @@ class StreamSchedules(Grouping):
                 time=cost,
                 max_streams=max(most, used),
             )
-            times = simulate_streams(dag, schedule, cost, HAND_OVER_S)
+            times = simulate_streams(dag, schedule, cost, OVERHEADS.hand_over_s)
             return BlockSchedule(
                 nodes, dag, schedule, *times, self._segments(schedule, nodes, steps)
             )
@@ -196,7 +197,8 @@ class StreamSchedules(Grouping):
         if self.forced or several.schedule.n_streams <= used:
             return several
         # Python itself runs on one stream at a time.
-        least = max(several.makespan + HAND_OVER_S, sum(min(c, PYTHON_S) for c in seconds))
+        in_python = sum(min(c, OVERHEADS.python_s) for c in seconds)
+        least = max(several.makespan + OVERHEADS.hand_over_s, in_python)
         return several if least < _MARGIN * sum(seconds) else scheduled(1)
 
     def _segments(

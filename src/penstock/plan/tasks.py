@@ -31,7 +31,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from penstock.algorithms.dag import Dag
 from penstock.core.records import dataclass, field
-from penstock.ops.work_estimate import seconds as estimated
+from penstock.ops.work_estimate import host_seconds
 from penstock.plan.plan import Plan, Step, walk
 
 
@@ -159,7 +159,7 @@ class Grouping:
 
     def seconds(self, step: Step) -> float:
         """The estimated time of a step."""
-        return sum(estimated(inner.node) for inner in walk((step,)) if not inner.control)
+        return sum(host_seconds(inner.node) for inner in walk((step,)) if not inner.control)
 
 
 def are_asynchronous(steps: Sequence[Step]) -> bool:

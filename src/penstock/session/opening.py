@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.backends.registry import backends_of
 from penstock.compiler.options import CompileOptions
-from penstock.compiler.stages import CompileContext
+from penstock.compiler.stages import CompileContext, NamedWorkers
 from penstock.core.limits import Limits
 from penstock.core.records import dataclass
 from penstock.frontends.common.model_files import opened_files
@@ -57,12 +57,12 @@ def open_model(
         from penstock.session.artifact import saved_options
 
         options = saved_options(model, options)
-    options, spread = _spread(with_environment(options, model), model)
+    options, workers = _named_workers(with_environment(options, model), model)
     options.check_use()
     backends = _backends(options, lazy=file is not None)
     stores: dict[Any, Any] = {} if options.variables is None else options.variables.of(model)
     functions, graph = _graphs(model, stores)
-    context = CompileContext(options, backends, limits, functions, adopt=adopt, **spread)
+    context = CompileContext(options, backends, functions, adopt=adopt, named_workers=workers)
     artifact = None
     if file is not None:
         from penstock.session.artifact import Artifact
@@ -109,20 +109,20 @@ def _loaded(model: Any, options: CompileOptions, limits: Limits, entry: CacheEnt
     return loaded
 
 
-def _spread(options: CompileOptions, model: Model) -> tuple[CompileOptions, dict[str, Any]]:
-    """The options without what they say of workers, which contexts of compiling have."""
+def _named_workers(options: CompileOptions, model: Model) -> tuple[CompileOptions, NamedWorkers]:
+    """The options without what they say of workers, and that."""
     if options.cluster is None:
-        return options, {}
+        return options, NamedWorkers()
     from penstock.compiler.cluster import worker_places
 
-    options, pins, named = worker_places(options, model)
-    return options, {"pins": pins, "named": named}
+    return worker_places(options, model)
 
 
 def _backends(options: CompileOptions, *, lazy: bool) -> tuple[Backend, ...]:
     """The backends that the options ask for; ``lazy``: saved plans may not need their libraries."""
-    chosen = options.backends, options.precision, options.cuda_devices
-    backends = tuple(backends_of(*chosen, (options.place or {}).values(), lazy=lazy))
+    places = (options.place or {}).values()
+    devices, precision = options.cuda_devices, options.precision
+    backends = tuple(backends_of(options.backends, precision, devices, places, lazy=lazy))
     if options.precision == "bf16":
         from penstock.compiler.effective_options import warn_of_precision
 

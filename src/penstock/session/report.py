@@ -23,7 +23,7 @@ from penstock.observers.trace import Trace
 from penstock.observers.values import ValueComparison, ValueKeeper
 from penstock.plan.tasks import NO_SIGNALS
 from penstock.tuning.machine_peak import machine_peak
-from penstock.tuning.measure import profile_in_turn
+from penstock.tuning.trial import profile_in_turn
 
 if TYPE_CHECKING:
     from penstock.tuning.reasons import Reasons

@@ -38,7 +38,7 @@ from penstock.core.types import (
 from penstock.ir.graph import Graph, Model, Node, Value, sort
 from penstock.ops.common.reference import reference_op
 from penstock.ops.internal.append import APPEND
-from penstock.ops.internal.attend import ATTEND
+from penstock.ops.internal.attention import ATTENTION
 from penstock.ops.internal.case import CASE, expand_case
 from penstock.ops.internal.cells import CELLS
 from penstock.ops.internal.chosen_product import CHOSEN_MATMUL
@@ -51,7 +51,7 @@ Find: TypeAlias = Callable[[str, str, int | None], ops.Op | None]
 
 _INTERNAL = {
     (op.name, op.domain): op
-    for op in (APPEND, ATTEND, CASE, CHOSEN_MATMUL, FUSED, *CELLS, RECURRENCE, ZERO_NAN)
+    for op in (APPEND, ATTENTION, CASE, CHOSEN_MATMUL, FUSED, *CELLS, RECURRENCE, ZERO_NAN)
 }  # in no table
 
 

@@ -32,10 +32,11 @@ from penstock.core.errors import warn
 from penstock.core.records import NamedTuple
 from penstock.host.fork import renewed
 from penstock.host.threads import core_budget
-from penstock.tuning.node_signature import NodeSignature
 
 if TYPE_CHECKING:
     from sqlite3 import Connection
+
+    from penstock.tuning.node_signature import NodeSignature
 
 # Bounds on the file. Rows that were measured least recently are deleted first.
 _MOST_BYTES = 64 * 2**20

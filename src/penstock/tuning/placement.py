@@ -17,7 +17,7 @@ from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.internal.transfer import HOST
 from penstock.ops.onnx.control_flow import is_control
 from penstock.ops.work_estimate import wanted_in_own_order
-from penstock.tuning.measure import CostModel
+from penstock.tuning.measure import CostModel, CostSource, CustomCosts, compared
 
 NODE = "node:"
 """What begins a key of ``place=`` that names one node."""
@@ -80,6 +80,7 @@ class _Known:
 
     basis: list[object]
     seconds: Sequence[float]
+    measured: bool
 
 
 def _basis(node: Node) -> list[object]:
@@ -117,28 +118,30 @@ class Placement:
         elsewhere."""
         return self._cheapest(node, self._fusing(node)) is not None
 
-    def is_faster(self, node: Node) -> bool:
-        """Whether a fused node is expected to be at least as fast as its parts, each on the backend
-        that is fastest for it; True where the user has chosen the backend."""
+    def is_faster(self, node: Node, pieces: Sequence[Node] | None = None) -> bool:
+        """Whether a fused node is expected to be at least as fast as its parts, or as the
+        ``pieces`` in whose place it comes, each on the backend that is fastest for it; True where
+        the user has chosen the backend of its parts. Pieces that the user has placed stay."""
         fusing = self._fusing(node)
-        if not fusing:
+        if not fusing or any(wanted(piece, self.overrides) for piece in pieces or ()):
             return False
         if wanted(node, self.overrides):
             return True
+        pieces = parts(node) if pieces is None else pieces
         among = [*fusing, *[backend for backend in self.backends if backend not in fusing]]
-        measured = self.costs.measured(node, among)
-        if measured is not None:
-            fastest = min(among, key=lambda backend: measured[backend.name])
-            if fastest not in fusing:
+        found = self._compared(node, among)
+        if found.measured:
+            fastest = among[found.seconds.index(min(found.seconds))]
+            if fastest not in fusing and not isinstance(self.costs, CustomCosts):
                 # Its parts were measured there together, and perhaps never one by one.
-                self._measured_fastest.update(dict.fromkeys(parts(node), fastest))
+                self._measured_fastest.update(dict.fromkeys(pieces, fastest))
             return fastest in fusing
         if self.measured_only:
             return True
         seconds = min(self._expected(node, fusing))
         # The least cost of a part may be that of a backend that has no kernel for it.
-        least = (min(self._expected(part, self._allowed(part))) for part in parts(node))
-        return _add_up_to(seconds, least) or _add_up_to(seconds, map(self._seconds, parts(node)))
+        least = (min(self._expected(part, self._allowed(part))) for part in pieces)
+        return _add_up_to(seconds, least) or _add_up_to(seconds, map(self._seconds, pieces))
 
     def _fusing(self, node: Node) -> list[Backend]:
         """The backends that may have a kernel for a fused node."""
@@ -146,11 +149,14 @@ class Placement:
         return [b for b in self.backends if b.fuses and names <= {b.name}]
 
     def _expected(self, node: Node, among: Sequence[Backend]) -> Sequence[float]:
+        return self._compared(node, among).seconds
+
+    def _compared(self, node: Node, among: Sequence[Backend]) -> _Known:
         key, basis = (node, tuple([backend.name for backend in among])), _basis(node)
         known = self._known.get(key)
         if known is None or not same_objects(basis, known.basis):
-            known = self._known[key] = _Known(basis, self.costs.expected(node, among))
-        return known.seconds
+            known = self._known[key] = _Known(basis, *compared(self.costs, node, among))
+        return known
 
     def _seconds(self, node: Node) -> float:
         backend, allowed = self._fastest(node), self._allowed(node)
@@ -203,23 +209,22 @@ class Placement:
             return placed
         from penstock.algorithms.heft import bound
 
-        seconds = self.costs.seconds
+        costs = self.costs.cost
         nodes = [node for node in graph.nodes if node in placed]
-        serial = sum(seconds(node, placed[node], single_threaded=False) for node in nodes)
+        serial = sum(costs(node, placed[node]).seconds for node in nodes)
         cost = [
-            seconds(node, alone[node], single_threaded=True) if node in alone else 0.0
-            for node in graph.nodes
+            costs(node, alone[node], 1).seconds if node in alone else 0.0 for node in graph.nodes
         ]
         return alone if bound(dag, cost, workers) < _WORTH * serial else placed
 
     def _fastest_alone(self, node: Node) -> Backend | None:
         """The backend that is the fastest with one thread; None unless all were measured."""
         allowed = self._allowed(node)
-        if len(allowed) == 1 or self.costs.measured(node, allowed) is None:
+        if len(allowed) == 1 or not self._compared(node, allowed).measured:
             return None
         able = [backend for backend in allowed if backend.seconds(node) < inf]
-        seconds = [self.costs.known(node, backend, True) for backend in able]
-        known = [(s, i) for i, s in enumerate(seconds) if s is not None]
+        costs = [self.costs.cost(node, backend, 1) for backend in able]
+        known = [(c.seconds, i) for i, c in enumerate(costs) if c.source is CostSource.MEASURED]
         backend = able[min(known)[1]] if len(known) == len(able) > 0 else None
         return backend if backend is not None and self.kernels.accepts(backend, node) else None
 
@@ -241,9 +246,8 @@ class Placement:
         left = list(among)
         while left:
             seconds = self._expected(node, left) if len(left) > 1 else [0.0]
-            if (copy_s := self._order_seconds.get(node, 0.0)) and not self.costs.measured(
-                node, left
-            ):
+            copy_s = self._order_seconds.get(node, 0.0)
+            if copy_s and not self._compared(node, left).measured:
                 pairs = zip(left, seconds, strict=True)
                 seconds = [s + copy_s * order_lacking(b) for b, s in pairs]
             backend = left.pop(seconds.index(min(seconds)))

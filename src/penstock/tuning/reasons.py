@@ -11,7 +11,7 @@ from penstock.core.records import dataclass
 from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.internal.transfer import REORDER, is_transfer
 from penstock.plan.plan import Step
-from penstock.tuning.measure import CostModel
+from penstock.tuning.measure import CostModel, compared
 from penstock.tuning.placement import wanted
 
 
@@ -77,15 +77,14 @@ class Reasons:
         if its parts have kernels."""
         node, costs = step.node, self._costs
         among = [b for b in self._backends if b.fuses or not is_fused(node)]
-        measured = costs.measured(node, among) is not None
-        expected = costs.expected(node, among) if among else []
+        expected, measured = compared(costs, node, among) if among else ((), False)
         found = [
             Candidate(b.name, seconds, measured)
             for b, seconds in zip(among, expected, strict=True)
             if seconds < inf and self._kernels.accepts(b, node)
         ]
         if is_fused(node):
-            each = [min(costs.expected(part, self._backends)) for part in parts(node)]
+            each = [min(compared(costs, part, self._backends)[0]) for part in parts(node)]
             if sum(each) < inf:
                 found.append(Candidate("apart", sum(each), measured=False))
         return found

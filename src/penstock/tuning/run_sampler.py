@@ -11,8 +11,9 @@ Runs on one thread may take several times as long as others: so runs as usual li
 it ends after the tenth run if even the longest chain of dependent steps, or all of them divided
 among the workers, took too long. After the last one that is measured a thread of the pool schedules
 the plan anew by these costs. The rest follows only if several workers are faster in that schedule,
-and none of it for plans that take less than handing work to others. No run is added, and when it is
-over, nothing of it is left in a run.
+and none of it for plans that take less than handing work to others. No run is added. Where both
+ways were tried, the slower one is tried again, ever more seldom (``trial.judged_again``); else
+nothing is left in a run.
 """
 
 from __future__ import annotations
@@ -24,25 +25,24 @@ from math import inf
 from time import perf_counter
 from typing import Any, Protocol
 
-from penstock.executors.base import Executor
+from penstock.core.records import dataclass
+from penstock.executors.base import CompiledExecutor, Executor
 from penstock.executors.control import Control
-from penstock.executors.linear import LinearExecutor
-from penstock.host.current_run import working_for
-from penstock.host.threads import Workers, fulfil
+from penstock.host.threads import OVERHEADS, Workers, fulfil
 from penstock.observers.base import ObservedRun
 from penstock.observers.profile import Profile
-from penstock.plan.grouping import WORTH_S
 from penstock.plan.plan import StepTable
 from penstock.tuning.measure import CostModel
+from penstock.tuning.trial import PAIRS, Runner, Switch, as_usual, converse, in_turns, judged_again
 
-_TIMED, _MEASURED, _TRIED = 4, 3, 6
+_TIMED, _MEASURED = 4, 3
 _BETWEEN = 4  # runs as usual between those on one thread
 
 Adopt = Callable[[], Callable[[Executor, Executor], None] | None]
 """Gives a function that replaces an executor by another; None if the session is gone."""
 
-Runner = Callable[[LinearExecutor, Sequence[Any], Control], tuple[Any, ...]]
-Trial = Generator[Runner, float, Executor | None]
+Trial = Generator[Runner, float, None]
+"""How each run is run, which is sent the seconds that the run took."""
 
 
 class PlanWithCosts(Protocol):
@@ -56,115 +56,116 @@ class PlanWithCosts(Protocol):
 
 
 class RunSampler:
-    """Chooses how the runs of an executor are run, until it is known which way is fastest.
+    """Runs an executor as a trial says, until that ends. Of concurrent runs one is sampled.
+    ``adopt``: lets the session use another executor."""
+
+    def __init__(self, adopt: Adopt) -> None:
+        self._lock = threading.Lock()
+        self._adopt = adopt
+        self._used: Executor | None = None
+
+    def begin(self, trial: Trial) -> None:
+        self._trial = trial
+        self._next = next(trial)
+
+    def run(self, executor: Executor, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
+        if not self._lock.acquire(blocking=False):
+            return as_usual(executor, inputs, control)
+        try:
+            self._used = executor
+            begin = perf_counter()
+            outputs = self._next(executor, inputs, control)
+            self._advance(perf_counter() - begin)
+            return outputs
+        finally:
+            self._lock.release()
+
+    def _advance(self, seconds: float) -> None:
+        """A run took ``seconds``."""
+        try:
+            self._next = self._trial.send(seconds)
+        except StopIteration:
+            if isinstance(self._used, CompiledExecutor):
+                self._used.sampler = None
+
+    def switch(self, executor: Executor) -> Executor | None:
+        """Let ``executor`` take the place of the one used, which is returned; None if the session
+        is gone."""
+        used, adopt = self._used, self._adopt()
+        if used is None or adopt is None:
+            return None
+        adopt(used, executor)
+        for each, sampler in ((used, None), (executor, self)):
+            if isinstance(each, CompiledExecutor):
+                each.sampler = sampler
+        return used
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What to choose from by costs that runs show.
 
     ``observed()`` is an executor of the plan with one thread that tells observers of its steps.
     ``may_pay(seconds, profile)`` says whether any schedule of the steps in ``profile`` may take
     less than ``seconds``. ``reschedule(seconds, profile)`` is an executor that should take less
     than ``seconds``, by the costs of ``planned``, which now has those in ``profile``, if there is
-    one: it takes the place of the first, by ``adopt``, if it takes at most ``margin`` of its time.
-    Of concurrent runs one is sampled.
+    one: it is used if it takes at most ``margin`` of the time of the first.
     """
 
-    def __init__(
-        self,
-        planned: PlanWithCosts,
-        observed: Callable[[], Executor],
-        may_pay: Callable[[float, Profile], bool],
-        reschedule: Callable[[float, Profile], Executor | None],
-        margin: float,
-        workers: Workers,
-        adopt: Adopt,
-    ) -> None:
-        self._lock = threading.Lock()
-        self._trial = _trial(planned, observed, may_pay, reschedule, margin, workers)
-        self._next = next(self._trial)
-        self._adopt = adopt
-
-    def run(
-        self, executor: LinearExecutor, inputs: Sequence[Any], control: Control
-    ) -> tuple[Any, ...]:
-        if not self._lock.acquire(blocking=False):
-            return _in_order(executor, inputs, control)
-        try:
-            begin = perf_counter()
-            outputs = self._next(executor, inputs, control)
-            self._advance(executor, perf_counter() - begin)
-            return outputs
-        finally:
-            self._lock.release()
-
-    def _advance(self, executor: LinearExecutor, seconds: float) -> None:
-        """A run took ``seconds``."""
-        try:
-            self._next = self._trial.send(seconds)
-        except StopIteration as end:
-            executor.sampler = None
-            adopt = self._adopt()
-            if end.value is not None and adopt is not None:
-                adopt(executor, end.value)
+    planned: PlanWithCosts
+    observed: Callable[[], Executor]
+    may_pay: Callable[[float, Profile], bool]
+    reschedule: Callable[[float, Profile], Executor | None]
+    margin: float
+    workers: Workers
 
 
-def _trial(
-    planned: PlanWithCosts,
-    observed: Callable[[], Executor],
-    may_pay: Callable[[float, Profile], bool],
-    reschedule: Callable[[float, Profile], Executor | None],
-    margin: float,
-    workers: Workers,
-) -> Trial:
-    """How each run is run, which is sent the seconds that the run took; returns the executor that
-    is faster, if one is."""
+def sampled(choice: Choice, switch: Switch) -> Trial:
+    """Measure steps in runs, and try what their costs speak for; ``switch`` uses it, if it is
+    faster."""
     from concurrent.futures import Future
 
     serial = inf
     for _ in range(_TIMED):
-        serial = min(serial, (yield _in_order))
-    if serial < WORTH_S:
-        return None
-    profile, executor = Profile(), observed()
+        serial = min(serial, (yield as_usual))
+    if serial < OVERHEADS.worth_s:
+        return
+    profile, executor = Profile(), choice.observed()
     yield partial(_measured, executor, Profile())  # to warm up
     for _ in range(_MEASURED):
         for _ in range(_BETWEEN):
-            yield _in_order
+            yield as_usual
         yield partial(_measured, executor, profile)
-        if not may_pay(serial, profile):
-            return None
+        if not choice.may_pay(serial, profile):
+            return
 
     def decide() -> Executor | None:
-        planned.costs.record(profile, True)
-        planned.costs.save()
-        return reschedule(serial, profile)
+        choice.planned.costs.record(profile, True)
+        choice.planned.costs.save()
+        return choice.reschedule(serial, profile)
 
     decision: Future[Executor | None] = Future()
     try:
-        workers.submit(partial(fulfil, decision, decide))
+        choice.workers.submit(partial(fulfil, decision, decide))
     except RuntimeError:  # the pool is closed, or the process ends
-        return None
+        return
     while not decision.done():
-        yield _in_order
+        yield as_usual
     candidate = None if decision.exception() else decision.result()
     if candidate is None:
-        return None
-    best = [inf, inf]
-    for _ in range(_TRIED):
-        best[0] = min(best[0], (yield _in_order))
-        best[1] = min(best[1], (yield partial(_instead, candidate)))
-    return candidate if best[1] <= margin * best[0] else None
-
-
-def _in_order(executor: LinearExecutor, inputs: Sequence[Any], control: Control) -> Any:
-    return working_for(control, executor.run, inputs, control)
-
-
-def _instead(
-    candidate: Executor, _: LinearExecutor, inputs: Sequence[Any], control: Control
-) -> Any:
-    return candidate.run(inputs, control)
+        return
+    other, margin = candidate, choice.margin
+    if (yield from in_turns(candidate, PAIRS, margin)):
+        replaced = switch(candidate)
+        if replaced is None:
+            return
+        other, margin = replaced, converse(margin)
+    if isinstance(candidate, CompiledExecutor):  # else its plan is another one
+        yield from judged_again(other, margin, switch)
 
 
 def _measured(
-    observed: Executor, profile: Profile, _: LinearExecutor, inputs: Sequence[Any], control: Control
+    observed: Executor, profile: Profile, _: Executor, inputs: Sequence[Any], control: Control
 ) -> Any:
     """Run ``observed`` with ``profile`` as its only observer."""
     outer = control.observer, control.run

@@ -1,210 +1,271 @@
-"""Compiled attention of few queries over a cache, against NumPy's."""
+"""Compiled attention against NumPy's kernels of its parts."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from penstock.backends.native.any_shape import attention_kernel
+from penstock.backends.native.backend import NativeBackend
 from penstock.core.types import TensorType
 from penstock.ir.graph import Node, Value
-from penstock.ops.registry import MICROSOFT, find
-from tests.support.native_kernels import LIBRARIES, pytestmark  # noqa: F401
+from penstock.ops.internal.attention import ATTENTION
+from tests.support.native_kernels import (
+    LIBRARIES,
+    check,
+    expected,
+    kernel_of,
+    node_of,
+    pytestmark,  # noqa: F401
+    threads_of,
+)
+from tests.support.onnx_text import compile_text
 
-rng = np.random.default_rng(6)
+CLOSE = {"rtol": 2e-5, "atol": 2e-6}
+rng = np.random.default_rng(5)
 
-
-def draw(*shape):
-    return rng.normal(size=shape).astype(np.float32)
-
-
-def node_of(name, domain, inputs, **attrs):
-    op = find(name, domain, 24 if not domain else 1)
-    types = [None if x is None else TensorType(x.dtype, (None,) * x.ndim) for x in inputs]
-    values = [None if t is None else Value(f"x{i}", t) for i, t in enumerate(types)]
-    results = op.infer(types, attrs, [None] * len(types))
-    return Node(op, values, [Value(f"y{i}", t) for i, t in enumerate(results[:3])], attrs)
-
-
-def check(node, inputs):
-    """Compare results with those of NumPy's kernel, which must not be called."""
-    types = [None if value is None else value.type for value in node.inputs]
-    wanted = node.op.compile(node, types).function(*inputs)
-    for library in LIBRARIES:
-        kernel = attention_kernel(library, node, types)
-        assert kernel is not None
-        function, (_, *others) = kernel.function.func, kernel.function.args
-        results = function(refused, *others, *inputs)
-        for result, want in zip(results, wanted, strict=False):
-            np.testing.assert_allclose(result, want, rtol=2e-5, atol=2e-6)
-
-
-def refused(*inputs):
-    raise AssertionError("there is no kernel for these")
-
-
-def groups(batch, queries, room, lengths, heads=6, kv_heads=2, size=24, half=0):
-    """Inputs of GroupQueryAttention. ``room``: positions of the past."""
-    total = max(lengths) + 1
-    caches = [draw(batch, kv_heads, room, size) for _ in range(2)]
-    angles = [draw(total + 3, half) for _ in range(2)] if half else [None, None]
-    numbers = np.array(lengths, np.int32)[:, None], np.array(total, np.int32)
-    widths = heads * size, kv_heads * size, kv_heads * size
-    return [*[draw(batch, queries, width) for width in widths], *caches, *numbers, *angles]
-
-
-FORMS = [
-    ({}, {}),
-    ({"do_rotary": 1}, {"half": 12}),
-    ({"do_rotary": 1, "rotary_interleaved": 1}, {"half": 8}),
-    ({"local_window_size": 5, "scale": 0.3}, {}),
-    ({"softcap": 2.5}, {"size": 33}),
+# Heads, queries, the width of a query, keys, and the width of a value.
+SIZES = [
+    ((1,), 1, 1, 1, 1),
+    ((3,), 7, 5, 3, 2),
+    ((2, 3), 49, 32, 49, 32),
+    ((2, 2, 1), 13, 8, 17, 24),
+    ((4,), 6, 64, 16, 16),
+    ((2,), 12, 64, 256, 64),
+    ((1, 2), 5, 33, 100, 90),
+    ((2,), 30, 40, 31, 3),
+    ((1,), 300, 8, 20, 16),
+    ((3,), 97, 8, 20, 9),
+    # Several blocks of keys, and of queries.
+    ((2,), 12, 64, 257, 64),
+    ((1, 2), 400, 8, 600, 16),
+    ((1,), 800, 4, 520, 3),
+    ((2,), 7, 700, 50, 24),
+    ((1,), 3, 2048, 17, 16),
+    ((1,), 5, 16, 130, 256),
 ]
 
 
-@pytest.mark.parametrize("attrs, sizes", FORMS)
-def test_steps_over_a_growing_cache_are_close_to_numpy(attrs, sizes):
-    for queries, past in ((1, 7), (1, 600), (3, 40), (1, 1)):
-        inputs = groups(2, queries, past, [past + queries - 1] * 2, **sizes)
-        attrs = {"num_heads": 6, "kv_num_heads": 2, **attrs}
-        check(node_of("GroupQueryAttention", MICROSOFT, inputs, **attrs), inputs)
+def draw(*dims: int) -> np.ndarray:
+    return rng.normal(size=dims).astype(np.float32)
 
 
-def test_steps_without_angles_may_leave_them_out():
-    inputs = groups(1, 1, 5, [5])[:7]
-    attrs = {"num_heads": 6, "kv_num_heads": 2}
-    check(node_of("GroupQueryAttention", MICROSOFT, inputs, **attrs), inputs)
+def attention(q, k, v, *between, **attrs) -> tuple[Node, list[np.ndarray]]:
+    """An Attention of keys [..., size, positions], and its inputs. ``between`` are biases, and
+    whether these are constant."""
+    arrays = [q, k, v, *[bias for bias, _ in between]]
+    constants = [3 + i for i, (_, constant) in enumerate(between) if constant]
+    attrs = {"scale": 1.0, "keys_last": 1, **attrs}
+    return node_of(ATTENTION, arrays, constants=constants, **attrs), arrays
 
 
-@pytest.mark.parametrize("heads, kv_heads", [(1, 1), (3, 3), (2, 1), (6, 2), (7, 1), (20, 4)])
-@pytest.mark.parametrize("size", [1, 3, 8, 15, 16, 17, 64, 72, 130])
-def test_groups_of_any_number_of_heads_are_close_to_numpy(heads, kv_heads, size):
-    attrs = {"num_heads": heads, "kv_num_heads": kv_heads}
-    for queries, past in ((1, 1), (1, 15), (1, 300), (2, 256)):
-        lengths = [past + queries - 1] * 2
-        inputs = groups(2, queries, past, lengths, heads, kv_heads, size)
-        check(node_of("GroupQueryAttention", MICROSOFT, inputs, **attrs), inputs)
+def heads_of(lead, queries, width, keys, out):
+    """Queries, keys and values, whose scores are about as far apart for any width."""
+    q = draw(*lead, queries, width) / np.float32(width**0.5)
+    return q, draw(*lead, width, keys), draw(*lead, keys, out)
 
 
-@pytest.mark.parametrize("attrs, sizes", FORMS)
-def test_samples_of_different_lengths_share_a_buffer_with_room(attrs, sizes):
-    inputs = groups(3, 1, 32, [4, 31, 17], **sizes)
-    attrs = {"num_heads": 6, "kv_num_heads": 2, **attrs}
-    check(node_of("GroupQueryAttention", MICROSOFT, inputs, **attrs), inputs)
+@pytest.mark.parametrize("sizes", SIZES)
+def test_attention_of_any_sizes_equals_numpy(sizes):
+    check(*attention(*heads_of(*sizes)), CLOSE)
 
 
-@pytest.mark.parametrize("mask", [None, (1, 1, 1, 9), (2, 4, 3, 9), (2, 1, 3, 9), (1, 4, 1, 9)])
-@pytest.mark.parametrize("flat", [False, True])
-def test_attention_of_onnx_over_a_past_is_close_to_numpy(mask, flat):
-    bias = None if mask is None else draw(*mask)
-    parts = [draw(2, 4, 3, 16), draw(2, 2, 3, 16), draw(2, 2, 3, 20)]
-    attrs = {"q_num_heads": 4, "kv_num_heads": 2} if flat else {"softcap": 3.0}
-    if flat:
-        parts = [x.transpose(0, 2, 1, 3).reshape(2, 3, -1) for x in parts]
-    inputs = [*parts, bias, draw(2, 2, 6, 16), draw(2, 2, 6, 20)]
-    check(node_of("Attention", "", inputs, **attrs), inputs)
+@pytest.mark.parametrize("scale", [0.25, -0.3])
+def test_scores_are_scaled_before_terms_are_added(scale):
+    q, k, v = heads_of((2, 3), 20, 8, 49, 16)
+    terms = [(draw(1, 3, 20, 49), True), (draw(2, 1, 1, 49), False)]
+    check(*attention(q, k, v, *terms, scale=scale), CLOSE)
 
 
-@pytest.mark.parametrize("queries", [1, 3])
-def test_present_of_a_growing_cache_is_where_the_past_is(queries):
-    attrs = {"num_heads": 6, "kv_num_heads": 2, "do_rotary": 1}
+@pytest.mark.parametrize("keys", [49, 300])
+@pytest.mark.parametrize("cap", [0.5, 30.0])
+def test_scores_are_bounded_before_terms_are_added(cap, keys):
+    q, k, v = heads_of((2, 3), 20, 8, keys, 16)
+    check(*attention(q, k, v, (draw(20, keys), False), scale=0.7, softcap=cap), CLOSE)
+
+
+@pytest.mark.parametrize("keys_last", [0, 1])
+@pytest.mark.parametrize("lead, groups", [((4,), 2), ((2, 6), 2), ((2, 3, 4), 1)])
+def test_heads_share_keys_in_groups(lead, groups, keys_last):
+    q, *_ = heads_of(lead, 20, 8, 49, 16)
+    shared = (*lead[:-1], groups)
+    k = draw(*shared, *((8, 49) if keys_last else (49, 8)))
+    terms = [(draw(*lead, 20, 49), False), (draw(20, 49), True)]
+    for count in (0, 1, 2):
+        check(*attention(q, k, draw(*shared, 49, 16), *terms[:count], keys_last=keys_last), CLOSE)
+
+
+@pytest.mark.parametrize("keys", [3, 16, 49, 300])
+@pytest.mark.parametrize("dims", [(), (1,), (20, 1), (1, "keys"), (3, 20, "keys"), (2, 1, 20, 1)])
+def test_terms_broadcast(dims, keys):
+    q, k, v = heads_of((2, 3), 20, 8, keys, 16)
+    term = draw(*[keys if n == "keys" else n for n in dims])
+    check(*attention(q, k, v, (term, False)), CLOSE)
+
+
+@pytest.mark.parametrize("places", [(0, 2), (0, 1, 2), (0, 3), (2, 3)])
+def test_a_tensor_may_be_several_operands(places):
+    node, arrays = attention(*[draw(3, 16, 16) for _ in range(3)], (draw(3, 16, 16), False))
+    for i in places[1:]:
+        node.inputs[i], arrays[i] = node.inputs[places[0]], arrays[places[0]]
+    check(node, arrays, CLOSE)
+
+
+@pytest.mark.parametrize("keys", [49, 300])
+@pytest.mark.parametrize("layout", ["heads inside", "keys outside", "rows apart"])
+def test_memory_in_any_order_is_read_and_written_where_it_is(layout, keys):
+    q, k, v = heads_of((2, 3), 20, 16, keys, 16)
+    term = draw(1, 3, 20, keys)
+    node, arrays = attention(q, k, v, (term, False))
+    (wanted,) = expected(node, arrays)
+
+    def laid(x):
+        if layout == "heads inside":  # as transposed from [batch, positions, heads, width]
+            return np.moveaxis(np.moveaxis(x, -3, -2).copy(), -2, -3)
+        if layout == "keys outside":
+            return x.swapaxes(-1, -2).copy().swapaxes(-1, -2)
+        wide = np.zeros((*x.shape[:-1], x.shape[-1] + 5), x.dtype)
+        wide[..., :-5] = x
+        return wide[..., :-5]
+
     for library in LIBRARIES:
-        past, copies = [draw(2, 2, 5, 24) for _ in range(2)], 0
-        for step in range(12):
-            length = 5 + step * queries
-            inputs = groups(2, queries, length, [length + queries - 1] * 2, half=12)
-            inputs[3:5] = past
-            node = node_of("GroupQueryAttention", MICROSOFT, inputs, **attrs)
-            types = [None if value is None else value.type for value in node.inputs]
-            before = [x.copy() for x in past]
-            wanted = node.op.compile(node, types).function(*inputs)
-            results = attention_kernel(library, node, types).function(*inputs)
-            for result, want in zip(results, wanted, strict=True):
-                np.testing.assert_allclose(result, want, rtol=2e-5, atol=2e-6)
-            for old, kept, new in zip(past, before, results[1:], strict=True):
-                np.testing.assert_array_equal(old, kept)
-                copies += not np.shares_memory(old, new)
-            past = results[1:]
-        assert copies == (2 if queries == 1 else 4)
+        kernel = kernel_of(node, library)
+        assert kernel is not None
+        y = laid(np.zeros_like(wanted))
+        function, arguments = kernel.bind([laid(x) for x in arrays], [y], None)
+        assert not arguments
+        function()
+        np.testing.assert_allclose(y, wanted, **CLOSE, err_msg=library.level)
 
 
-def test_samples_that_end_before_the_cache_get_a_present_of_their_own():
-    attrs = {"num_heads": 6, "kv_num_heads": 2}
-    for library in LIBRARIES:
-        inputs = groups(2, 1, 8, [8, 8])
-        node = node_of("GroupQueryAttention", MICROSOFT, inputs, **attrs)
-        types = [None if value is None else value.type for value in node.inputs]
-        function = attention_kernel(library, node, types).function
-        _, *inputs[3:5] = function(*inputs)
-        shared = [x.copy() for x in inputs[3:5]]
-        inputs[5:7] = np.array([[4], [9]], np.int32), np.array(10, np.int32)
-        _, *present = function(*inputs)
-        for old, kept, new in zip(inputs[3:5], shared, present, strict=True):
-            assert not np.shares_memory(old, new)
-            np.testing.assert_array_equal(old, kept)
+@pytest.mark.parametrize("zeros", ["", "nan", "unseen"])
+@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
+def test_special_numbers_are_those_of_numpy(special, zeros):
+    q, k, v = heads_of((2,), 20, 8, 35, 16)
+    term = draw(2, 20, 35)
+    term[0, 3, [2, 33]] = term[1, [1, 19], 7] = term[1, 11] = special
+    check(*attention(q, k, v, (term, False), zeros=zeros), CLOSE)
 
 
-def changed(inputs, **changes):
-    return [changes.get(f"x{i}", x) for i, x in enumerate(inputs)]
+# Of 600 keys, in three blocks of 200.
+BLOCKS = {
+    "first": slice(0, 200),
+    "middle": slice(200, 400),
+    "last": slice(400, 600),
+    "all but the first": slice(200, 600),
+    "all but the last": slice(0, 400),
+    "all": slice(0, 600),
+}
+
+
+@pytest.mark.parametrize("zeros", ["", "nan", "unseen"])
+@pytest.mark.parametrize("where", BLOCKS)
+@pytest.mark.parametrize("lowest", [-np.inf, np.finfo(np.float32).min])
+def test_blocks_of_keys_may_be_masked(where, lowest, zeros):
+    q, k, v = heads_of((2,), 20, 8, 600, 16)
+    term = draw(20, 600)
+    term[1:17, BLOCKS[where]] = lowest
+    check(*attention(q, k, v, (term, False), zeros=zeros), CLOSE)
+
+
+@pytest.mark.parametrize("zeros", ["", "nan", "unseen"])
+@pytest.mark.parametrize("special", [np.nan, np.inf])
+@pytest.mark.parametrize("key", [7, 207, 599])
+def test_a_special_number_in_a_block_is_that_of_numpy(special, key, zeros):
+    q, k, v = heads_of((2,), 20, 8, 600, 16)
+    term = draw(20, 600)
+    term[3, key] = term[11] = special
+    term[12, :200], term[13, :400] = -np.inf, -np.inf
+    check(*attention(q, k, v, (term, False), zeros=zeros), CLOSE)
+
+
+def test_causal_masks_hide_later_blocks():
+    q, k, v = heads_of((2,), 600, 8, 600, 16)
+    mask = np.triu(np.full((600, 600), -np.inf, np.float32), 1)
+    check(*attention(q, k, v, (mask, True)), CLOSE)
+
+
+def test_rising_scores_change_the_weights_of_blocks_before():
+    q, k, v = heads_of((2,), 20, 8, 600, 16)
+    rising = np.linspace(-200, 200, 600, dtype=np.float32)
+    for term in (rising, rising[::-1].copy()):  # scores of 200 are rounded by up to 8e-6
+        check(*attention(q, k, v, (term, True)), {"rtol": 2e-5, "atol": 2e-5})
+
+
+def test_large_values_do_not_overflow():
+    q, k, v = heads_of((2,), 20, 8, 600, 16)
+    check(*attention(q, k, np.full_like(v, 3e38)), {"rtol": 2e-5})
+
+
+def test_masked_keys_have_no_weight():
+    q, k, v = heads_of((2,), 20, 8, 35, 16)
+    term = np.where(rng.random((2, 20, 35)) < 0.5, -np.inf, draw(2, 20, 35)).astype(np.float32)
+    node, arrays = attention(q, k, v, (term, False))
+    check(node, arrays, CLOSE)
+    v[...] = np.where(np.isneginf(term).all(1)[..., None], np.float32(1e38), v)
+    check(node, arrays, CLOSE)
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"x5": np.array([[9]], np.int32)},  # beyond the total
-        {"x5": np.array([[-1]], np.int32)},
-        {"x6": np.array(2**31 - 1, np.int32)},
-        {"x6": np.array(-1, np.int32)},
-        {"x3": draw(1, 2, 3, 24), "x4": draw(1, 2, 3, 24)},  # shorter than the past
-        {"x4": draw(1, 2, 5, 24)},
-        {"x7": draw(2, 12)},  # fewer angles than positions
-        {"x8": draw(11, 9)},
-        {"x1": draw(1, 2, 48)},
-        {"x0": draw(1, 1, 145)},
-        {"x0": draw(1, 1, 144) * np.nan},
-    ],
+    "lead, queries, keys", [((64, 3), 49, 49), ((1,), 5000, 49), ((3,), 800, 600)]
 )
-def test_inputs_that_do_not_fit_are_left_to_numpy(changes):
-    inputs = groups(1, 1, 8, [8], half=12)
-    attrs = {"num_heads": 6, "kv_num_heads": 2, "do_rotary": 1}
-    node = node_of("GroupQueryAttention", MICROSOFT, inputs, **attrs)
-    types = [value.type for value in node.inputs]
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_results_do_not_depend_on_the_number_of_threads(threads, lead, queries, keys):
+    node, arrays = attention(*heads_of(lead, queries, 32, keys, 32))
     for library in LIBRARIES:
-        kernel = attention_kernel(library, node, types)
-        function, (_, *others) = kernel.function.func, kernel.function.args
-        assert function(lambda *inputs: "NumPy", *others, *changed(inputs, **changes)) == "NumPy"
+        kernel = kernel_of(node, library)
+        assert kernel is not None
+        alone = kernel.function(*arrays)
+        with threads_of(library, threads):
+            np.testing.assert_array_equal(kernel.function(*arrays), alone)
 
 
-def hidden(heads, begin, end, value=-np.inf):
-    """A step over 800 positions, some of which a mask hides from one of the heads."""
-    mask = np.zeros((1, heads, 1, 800), np.float32)
-    mask[:, 1, :, begin:end] = value
-    inputs = [draw(1, heads, 1, 8), *[draw(1, 2, 1, 8) for _ in range(2)], mask]
-    return [*inputs, *[draw(1, 2, 799, 8) for _ in range(2)]]
+TOO_WIDE = {"queries": ((2,), 4, 2049, 8, 8), "values": ((2,), 4, 8, 8, 257)}
 
 
-@pytest.mark.parametrize("begin, end", [(0, 1), (0, 256), (0, 799), (255, 799), (300, 800)])
-def test_masks_that_hide_whole_blocks_of_keys_are_close_to_numpy(begin, end):
-    inputs = hidden(8, begin, end)
-    check(node_of("Attention", "", inputs), inputs)
+@pytest.mark.parametrize("what", TOO_WIDE)
+def test_wider_heads_are_left_to_others(what):
+    node, _ = attention(*heads_of(*TOO_WIDE[what]))
+    assert not NativeBackend(LIBRARIES[0]).supports(node)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_masks_that_are_not_finite_are_left_to_numpy(value):
-    inputs = hidden(8, 0, 700)
-    inputs[3][0, 1, 0, 5] = value
-    node = node_of("Attention", "", inputs)
-    for library in LIBRARIES:
-        kernel = attention_kernel(library, node, [value.type for value in node.inputs])
-        function, (_, *others) = kernel.function.func, kernel.function.args
-        assert function(lambda *inputs: "NumPy", *others, *inputs) == "NumPy"
+OTHERS = {
+    "a scale out of range": {"scale": 1e20},
+    "no scale": {"scale": 0.0},
+}
 
 
-def test_masks_that_hide_all_keys_are_left_to_numpy():
-    inputs = [*[draw(1, 2, 1, 8) for _ in range(3)], np.full((1, 1, 1, 4), -np.inf, np.float32)]
-    inputs += [draw(1, 2, 3, 8) for _ in range(2)]
-    node = node_of("Attention", "", inputs)
-    for library in LIBRARIES:
-        kernel = attention_kernel(library, node, [value.type for value in node.inputs])
-        function, (_, *others) = kernel.function.func, kernel.function.args
-        assert function(lambda *inputs: "NumPy", *others, *inputs) == "NumPy"
+@pytest.mark.parametrize("what", OTHERS)
+def test_other_scales_are_left_to_others(what):
+    node, _ = attention(*heads_of((2,), 20, 8, 49, 16), **OTHERS[what])
+    assert not NativeBackend(LIBRARIES[0]).supports(node)
+
+
+def test_three_terms_are_left_to_others():
+    node, _ = attention(*heads_of((2,), 20, 8, 49, 16), *[(draw(49), False)] * 3)
+    assert not NativeBackend(LIBRARIES[0]).supports(node)
+
+
+def test_float64_is_left_to_others():
+    q, k, v = [x.astype(float) for x in heads_of((2,), 20, 8, 49, 16)]
+    node, _ = attention(q, k, v)
+    assert not NativeBackend(LIBRARIES[0]).supports(node)
+
+
+def test_sessions_run_it():
+    text = """g (float[8, 3, 49, 32] q, float[8, 3, 49, 32] k, float[8, 3, 49, 32] v, float[49, 49] m)
+        => (float[8, 49, 3, 32] y) <float c = {0.2}> {
+            t = Transpose <perm = [0, 1, 3, 2]> (k) s = Mul(q, c) a = MatMul(s, t) b = Add(a, m)
+            p = Softmax <axis = -1> (b) z = MatMul(p, v) y = Transpose <perm = [0, 2, 1, 3]> (z) }"""
+    session = compile_text(text)
+    feeds = {name: draw(8, 3, 49, 32) for name in "qkv"} | {"m": draw(49, 49)}
+    numpy = compile_text(text, backends=["numpy"]).run(feeds)
+    np.testing.assert_allclose(session.run(feeds)["y"], numpy["y"], **CLOSE)
+    (step,) = [e.step for e in session.profile(feeds, runs=1) if e.step.node.op is ATTENTION]
+    assert step.backend == "native"
+
+
+def test_unknown_types_have_no_kernel():
+    node, _ = attention(*heads_of((2,), 4, 8, 8, 8))
+    q = node.inputs[0]
+    node.inputs = (Value("q", TensorType(q.type.dtype, (2, None, 8))), *node.inputs[1:])
+    assert not NativeBackend(LIBRARIES[0]).supports(node)

@@ -9,7 +9,7 @@ import pytest
 
 import penstock as ps
 from penstock.backends.registry import backends_of, describe, missing
-from penstock.tuning.measure import CostModel
+from penstock.tuning.measure import Cost, CostModel
 from tests.executors.conformance import ExecutorConformance
 from tests.support.cost_models import ScatteredCosts
 from tests.support.onnx_text import compile_text
@@ -95,9 +95,10 @@ def test_place_and_costs_decide_between_torch_and_numpy():
     assert {op: backend for op, backend in steps(session) if op != "Transfer"} == place
 
 
-class CheapTorch(CostModel):
-    def seconds(self, node, backend, *, single_threaded):
-        return 1e-6 if (backend.name == "torch") == (node.op.name in ("Sin", "Mul")) else 1e-2
+class CheapTorch:
+    def cost(self, node, backend, threads):
+        cheap = (backend.name == "torch") == (node.op.name in ("Sin", "Mul"))
+        return Cost(1e-6 if cheap else 1e-2)
 
 
 def test_costs_place_each_node_where_it_is_cheaper_by_more_than_its_transfers():

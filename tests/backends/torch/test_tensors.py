@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.tuning.measure import CostModel
+from penstock.tuning.measure import Cost
 from tests.support.onnx_text import compile_text
 from tests.support.torch_kernels import needs_torch
 
@@ -259,11 +259,11 @@ def test_saved_session_takes_and_returns_tensors(tmp_path):
 
 @pytest.mark.parametrize("executor", ["linear", "parallel"])
 def test_nodes_are_placed_where_their_feeds_are_and_results_are_wanted(executor):
-    class Costs(CostModel):
+    class Costs:
         """A node takes 300 us on the host and 500 us on torch, a transfer a millisecond."""
 
-        def seconds(self, node, backend, *, single_threaded):
-            return 500e-6 if backend.name == "torch" else 300e-6
+        def cost(self, node, backend, threads):
+            return Cost(500e-6 if backend.name == "torch" else 300e-6)
 
         def transfer(self, source, target, nbytes):
             return 1e-3

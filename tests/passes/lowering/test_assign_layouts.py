@@ -8,7 +8,7 @@ from penstock.ir.graph import Graph, Node
 from penstock.ir.kernel import Kernel, LayoutHints
 from penstock.ir.layout import channels_last
 from penstock.ops.internal.transfer import HOST, REORDER, Place, is_transfer
-from penstock.passes.context import PassContext
+from penstock.passes.context import PassContext, Placing
 from penstock.passes.lowering.assign_layouts import AssignLayouts
 from tests.support.onnx_text import graph_from_text
 
@@ -35,12 +35,21 @@ def compiled(node: Node) -> tuple[Place, Kernel]:
     return PLACE, Kernel(lambda *inputs: None, lambda *arrays: None, layout=LayoutHints(**fields))
 
 
+class KernelsAtHand(Placing):
+    """Kernels by ``KERNELS``."""
+
+    plans_layouts = True
+
+    def compiled(self, node: Node) -> tuple[Place, Kernel]:
+        return compiled(node)
+
+
 def assigned(body: str) -> tuple[Graph, PassContext, bool]:
     """The graph after the pass, its context, and whether it changed."""
     graph = graph_from_text(f"g (float[1, 4, 8, 8] x, bool c) => (float[1, 4, 8, 8] y) {body}")
     infer_types(graph)
     placement = {node: PLACE for node in graph.walk() if not node.graphs}
-    context = PassContext(compiled=compiled, placement=placement)
+    context = PassContext(placing=KernelsAtHand(placement))
     changed = AssignLayouts().run(graph, context)
     return graph, context, changed
 
@@ -115,7 +124,7 @@ def test_assign_layouts_copies_are_placed_and_named_apart():
     copies = [node for node in graph.nodes if node.op.name == "Reorder"]
     assert len(copies) == 3
     assert len({copy.outputs[0].name for copy in copies}) == 3
-    assert all(context.placement[copy] == PLACE for copy in copies)
+    assert all(context.placing.placement[copy] == PLACE for copy in copies)
     assert not any(is_transfer(copy) for copy in copies)
 
 

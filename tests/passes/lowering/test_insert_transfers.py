@@ -11,7 +11,7 @@ import pytest
 from penstock.ir.graph import Graph, Node
 from penstock.ops.internal.transfer import HOST, Place, is_transfer
 from penstock.ops.onnx.control_flow import is_control
-from penstock.passes.context import PassContext
+from penstock.passes.context import PassContext, Placing
 from penstock.passes.lowering.insert_transfers import InsertTransfers
 from tests.support.cost_models import PreferredBackendCosts
 from tests.support.device_backend import DelayedBackend
@@ -30,7 +30,9 @@ def moved(
     placement = {
         node: places.get(node.op.name, NUMPY) for node in graph.walk() if not is_control(node)
     }
-    changed = InsertTransfers().run(graph, PassContext(placement=placement, **options))
+    placing = Placing(placement)
+    vars(placing).update(options)
+    changed = InsertTransfers().run(graph, PassContext(placing=placing))
     return graph, placement, changed
 
 

@@ -205,7 +205,7 @@ def test_widen_halves_other_fetches_share_weights() -> None:
     model = network.model()
     session, feeds = ps.compile(model), network.feeds(model)
     want = session.run(feeds)["y"]
-    widened = session._compiler.context.widened
+    widened = session._compiler.context.weights.widened
     before = dict(widened)
     got = session.run(feeds, ["y", "d"])
     assert widened == before

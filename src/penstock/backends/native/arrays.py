@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from penstock.backends.native import family, of_any_shape
 from penstock.backends.native.growable import GrowableBuffers
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, native_kernel, site_of
 from penstock.core.records import dataclass, replace
@@ -16,12 +17,6 @@ from penstock.host.native import NativeLibrary
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Binder, BoundCall, CompiledCall, Kernel, LayoutHints, MemoryUse
 from penstock.ir.layout import is_plannable, packed_strides
-from penstock.ops.internal.append import APPEND
-from penstock.ops.internal.transfer import REORDER
-from penstock.ops.registry import TENSORFLOW
-
-ArrayFamily = Callable[[NativeLibrary, Node, Sequence[Type | None]], Kernel | None]
-"""chooses a kernel that takes arrays of any shapes"""
 
 _SIZES = (1, 2, 4, 8, 16)  # bytes of an element
 _MOST_PARTS, _MOST_DIMS = 16, 64  # of a compiled Concat
@@ -35,6 +30,7 @@ def _are_copied(types: Sequence[Type | None]) -> bool:
     return dtype is not None and dtype.kind in "biufcV" and dtype.itemsize in _SIZES
 
 
+@of_any_shape("Concat")
 def _concat(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> Kernel | None:
     if not _are_copied(types):
         return None
@@ -46,6 +42,7 @@ def _concat(library: NativeLibrary, node: Node, types: Sequence[Type | None]) ->
     return Kernel(partial(concatenated, axis, None), into)
 
 
+@family("Concat")
 def join_call(site: Site) -> NativeCall | None:
     """Concat of known shapes, also of one tensor: it reads and writes any order of dims."""
     parts = [t for t in site.tensors[:-1] if t is not None]
@@ -77,6 +74,7 @@ def join_call(site: Site) -> NativeCall | None:
     return restrided([None] * len(site.tensors))
 
 
+@of_any_shape("Tile")
 def _tile(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> Kernel | None:
     tiled = library.functions.tiled
 
@@ -89,6 +87,7 @@ def _tile(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> K
     return Kernel(run) if node.op.since >= 6 and _are_copied(types[:1]) else None
 
 
+@of_any_shape("penstock.Reorder")
 def _reorder(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> Kernel | None:
     """A copy in another layout, of one in any."""
     site = site_of(library, node, types)
@@ -116,6 +115,7 @@ class _VariableBinder(Binder):
         return self.into, (*inputs, *outputs)
 
 
+@of_any_shape("tensorflow.ReadVariableOp")
 def _read(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> Kernel | None:
     from penstock.ops.tensorflow.state import named_variable
 
@@ -127,6 +127,7 @@ def _read(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> K
     return Kernel(function, into, _VariableBinder(into), layout=LayoutHints(contiguous=True))
 
 
+@of_any_shape("tensorflow.AssignVariableOp")
 def _assign(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> Kernel | None:
     from penstock.ops.tensorflow.state import named_variable
 
@@ -135,6 +136,7 @@ def _assign(library: NativeLibrary, node: Node, types: Sequence[Type | None]) ->
     return None if variable is None else Kernel(function, function, _VariableBinder(function))
 
 
+@of_any_shape("penstock.Append")
 def _append(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> Kernel | None:
     """Both joined, where input 0 lies if it has room: ``c/growable.c``."""
     if not _are_copied(types):
@@ -142,18 +144,3 @@ def _append(library: NativeLibrary, node: Node, types: Sequence[Type | None]) ->
     rooms = GrowableBuffers()
     function = partial(library.functions.appended, rooms, node.attrs["axis"])
     return Kernel(function, memory=MemoryUse(checks_budget=True, capacity_bytes=rooms.nbytes))
-
-
-_FAMILIES: Mapping[str, ArrayFamily] = {
-    APPEND.full_name: _append,
-    "Concat": _concat,
-    "Tile": _tile,
-    REORDER.full_name: _reorder,
-    f"{TENSORFLOW}.AssignVariableOp": _assign,
-    f"{TENSORFLOW}.ReadVariableOp": _read,
-}
-
-
-def array_kernel(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> Kernel | None:
-    """The kernel of one of these operations, if there is one."""
-    return _FAMILIES[node.op.full_name](library, node, types)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.backends.native import family
 from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor, Word
 from penstock.core.types import FLOAT32, TensorType
 from penstock.ops.common.constant_cache import ConstantRef, Reordered, Shared, reordered, shared
@@ -26,6 +27,7 @@ _MOST_BLOCKS = 2048
 _TOGETHER = 8  # weights along K that are taken together
 
 
+@family("com.microsoft.MatMulNBits")
 def block_product(site: Site) -> NativeCall | None:
     """The product of float32 with constant weights."""
     x, b, scales, zeros = site.input(0), site.weights(1), site.constant(2), site.constant(3)
@@ -64,6 +66,7 @@ _ROWS = 32  # TOGETHER of c/blocks.c
 _MOST_FLOPS = 6_000_000_000
 
 
+@family("com.microsoft.QMoE")
 def experts_call(site: Site) -> NativeCall | None:
     """QMoE: of each token's experts alone, with constant weights."""
     x, scores, shares = (site.input(i) for i in (0, 1, ROUTER_WEIGHTS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock.backends.native import by_memory, family
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.core.types import FLOAT32
 
@@ -9,6 +10,7 @@ _GATE_NS = 0.3
 """of an element of a gate with its function"""
 
 
+@family("penstock.LstmCell", seconds=by_memory)
 def lstm_cell(site: Site) -> NativeCall | None:
     """LstmCell."""
     cell = site.input(1)
@@ -22,6 +24,7 @@ def lstm_cell(site: Site) -> NativeCall | None:
     return NativeCall("lstm_cell", words, cell.elements // units, 5 + units * 5 * _GATE_NS)
 
 
+@family("penstock.GruCell", seconds=by_memory)
 def gru_cell(site: Site) -> NativeCall | None:
     """GruCell."""
     state = site.input(2)
@@ -33,6 +36,7 @@ def gru_cell(site: Site) -> NativeCall | None:
     return NativeCall("gru_cell", words, state.elements // units, 5 + units * 3 * _GATE_NS)
 
 
+@family("penstock.GruGates", seconds=by_memory)
 def gru_gates(site: Site) -> NativeCall | None:
     """GruGates."""
     h, state, x = (site.input(i) for i in range(3))
@@ -48,6 +52,7 @@ def gru_gates(site: Site) -> NativeCall | None:
     return NativeCall("gru_gates", words, state.elements // units, 5 + units * 2 * _GATE_NS)
 
 
+@family("penstock.GruState", seconds=by_memory)
 def gru_state(site: Site) -> NativeCall | None:
     """GruState."""
     state, x = site.input(2), site.input(3)

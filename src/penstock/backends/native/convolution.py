@@ -8,6 +8,8 @@ from itertools import product
 
 import numpy as np
 
+from penstock.backends.native import family
+from penstock.backends.native.image_convolution import image_convolution, image_seconds
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.core.records import NamedTuple
 from penstock.core.types import FLOAT32, TensorType
@@ -47,7 +49,29 @@ class _Spread(NamedTuple):
         return np.array([axis.size, axis.count, *own], np.int64)
 
 
-def convolution_call(site: Site) -> NativeCall | None:
+def plane_seconds(node: Node) -> float:
+    """An estimate for a convolution: its groups, the copies of what items see, and products, of
+    which one filter alone is bound by loads."""
+    images = [v.type for v in (node.inputs[0], node.outputs[0]) if v is not None]
+    tensors = [t for t in images if isinstance(t, TensorType) and t.static and len(t.dims) > 2]
+    w = weights_of(node.input(1))
+    if w is None or len(tensors) < len(images):
+        return math.inf
+    group, transposed = node.attrs.get("group", 1), node.op.name == "ConvTranspose"
+    filters = w.shape[1] if transposed else w.shape[0] // group
+    # Positions that a line has room for, of a phase of the result or a split of the input.
+    steps, (x, y) = math.prod(node.attrs.get("strides", ())), [t.dims for t in tensors]
+    room = _BUFFER // max(x[1] // group * (1 if transposed else steps), 1)
+    line = max(min(math.prod(y[2:]) // (steps if transposed else 1), room), 1)
+    calls_s = _CALL_S + tensors[0].dims[0] * group * _GROUP_S
+    copies_s = sum([t.elements for t in tensors]) * _ELEMENT_S
+    products_s = flops(node) / (_FAST_PER_S if filters > 1 else _SLOW_PER_S)
+    products_s *= -(-line // _LANES) * _LANES / line
+    return calls_s + copies_s + products_s + layout_seconds(node)[1]
+
+
+@family("ConvTranspose", seconds=plane_seconds)
+def plane_convolution(site: Site) -> NativeCall | None:
     """Conv and ConvTranspose with constant weights, if what a row sees fits into the cache."""
     x, w, bias, y = site.input(0), site.constant(1), site.input(2), site.output()
     if x is None or w is None or x.dtype != FLOAT32 or w.dtype != FLOAT32:
@@ -99,25 +123,16 @@ def convolution_call(site: Site) -> NativeCall | None:
     )
 
 
-def convolution_seconds(node: Node) -> float:
-    """An estimate for a convolution: its groups, the copies of what items see, and products, of
-    which one filter alone is bound by loads."""
-    images = [v.type for v in (node.inputs[0], node.outputs[0]) if v is not None]
-    tensors = [t for t in images if isinstance(t, TensorType) and t.static and len(t.dims) > 2]
-    w = weights_of(node.input(1))
-    if w is None or len(tensors) < len(images):
-        return math.inf
-    group, transposed = node.attrs.get("group", 1), node.op.name == "ConvTranspose"
-    filters = w.shape[1] if transposed else w.shape[0] // group
-    # Positions that a line has room for, of a phase of the result or a split of the input.
-    steps, (x, y) = math.prod(node.attrs.get("strides", ())), [t.dims for t in tensors]
-    room = _BUFFER // max(x[1] // group * (1 if transposed else steps), 1)
-    line = max(min(math.prod(y[2:]) // (steps if transposed else 1), room), 1)
-    calls_s = _CALL_S + tensors[0].dims[0] * group * _GROUP_S
-    copies_s = sum([t.elements for t in tensors]) * _ELEMENT_S
-    products_s = flops(node) / (_FAST_PER_S if filters > 1 else _SLOW_PER_S)
-    products_s *= -(-line // _LANES) * _LANES / line
-    return calls_s + copies_s + products_s + layout_seconds(node)[1]
+def _convolution_seconds(node: Node) -> float:
+    return min(plane_seconds(node), image_seconds(node))
+
+
+@family("Conv", seconds=_convolution_seconds)
+def convolution_call(site: Site) -> NativeCall | None:
+    """A convolution with channels innermost, or in the images' own order."""
+    if image_seconds(site.node) > plane_seconds(site.node):
+        return plane_convolution(site) or image_convolution(site)
+    return image_convolution(site) or plane_convolution(site)
 
 
 def _axes(node: Node, w: np.ndarray, sizes: Sequence[int]) -> list[Window]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from penstock.backends.native import family
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.ops.common.shape_rules import normalize_axis
 
@@ -16,6 +17,7 @@ _SUFFIXES = {
 }
 
 
+@family("CumProd", "CumSum")
 def cumulative(site: Site) -> NativeCall | None:
     """CumSum and CumProd over a constant axis."""
     x, axis = site.input(0), site.constant(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from penstock.backends.native import family
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.core.types import FLOAT32
 from penstock.ops.common.dtypes import FLOAT64
@@ -16,6 +17,7 @@ _MOST_ITEM_NS = 1e9  # an item does not look whether the run must stop
 _KERNELS = {FLOAT32: ("deformable", 1), FLOAT64: ("deformable_float64", 2)}  # and relative times
 
 
+@family("DeformConv")
 def deform_conv(site: Site) -> NativeCall | None:
     """The call for images; None for other ranks and dtypes, or for large kernels."""
     x, w, y = site.input(0), site.input(1), site.output()

@@ -11,6 +11,7 @@ from functools import partial
 
 import numpy as np
 
+from penstock.backends.native import AnyShapeCall, ahead_of_cache, family, fused_with
 from penstock.backends.native.elementwise import program_behind
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, Word
 from penstock.core.records import NamedTuple
@@ -52,6 +53,18 @@ class _Dims(NamedTuple):
     columns: int
 
 
+def dense_seconds(node: Node) -> float:
+    """The estimate for a node that begins with a product; infinite where there is no kernel."""
+    dims = _dims(node)
+    if dims is None:
+        return math.inf
+    rows, inner, columns = dims
+    odd_s = rows * columns * _ODD_S if columns % _GRAIN else 0
+    # No backend's estimate has the time that reading the matrix takes.
+    return _CALL_S + 2 * rows * inner * _padded(columns) / _FLOPS_PER_S + odd_s
+
+
+@family(fused_with("Gemm"), fused_with("MatMul"), seconds=dense_seconds)
 def dense_call(site: Site) -> NativeCall | None:
     """MatMul and Gemm of float32 with a constant matrix, and the elementwise operations behind them
     in a fused node."""
@@ -93,15 +106,32 @@ def dense_call(site: Site) -> NativeCall | None:
     )
 
 
-def dense_seconds(node: Node) -> float:
-    """The estimate for a node that begins with a product; infinite where there is no kernel."""
-    dims = _dims(node)
-    if dims is None:
-        return math.inf
-    rows, inner, columns = dims
-    odd_s = rows * columns * _ODD_S if columns % _GRAIN else 0
-    # No backend's estimate has the time that reading the matrix takes.
-    return _CALL_S + 2 * rows * inner * _padded(columns) / _FLOPS_PER_S + odd_s
+def _product_seconds(node: Node) -> float:
+    seconds = dense_seconds(node)
+    if seconds < math.inf:
+        return seconds
+    from penstock.backends.native.matmul import product_seconds  # which dense layers do without
+
+    return product_seconds(node)
+
+
+@family("Gemm", "MatMul", seconds=_product_seconds)
+def product_call(site: Site) -> NativeCall | None:
+    """A product with a constant matrix, or of small ones."""
+    call = dense_call(site)
+    if call is not None:
+        return call
+    from penstock.backends.native.matmul import product
+
+    return product(site)
+
+
+@ahead_of_cache("MatMul")
+def product_of_any_shape(site: Site) -> AnyShapeCall | None:
+    """MatMul of real numbers."""
+    x = site.input(0)
+    is_real = x is not None and str(x.dtype) in ("float32", "float64")
+    return (site.library.functions.product, None) if is_real else None
 
 
 def _padded(columns: int) -> int:

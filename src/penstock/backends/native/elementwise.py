@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.backends.native import AnyShapeCall, ahead_of_cache, by_memory, family
 from penstock.backends.native.formulas import (
     CHEAP_POWERS,
     FORMULAS,
@@ -36,7 +37,7 @@ from penstock.core.records import replace
 from penstock.core.types import TensorType, dtype_name
 from penstock.ir.graph import Node, Value
 from penstock.ir.layout import packed_strides
-from penstock.ops.internal.fused import is_fused, parts
+from penstock.ops.internal.fused import FUSED, is_fused, parts
 from penstock.ops.registry import MICROSOFT
 
 # As in c/elementwise.c.
@@ -92,6 +93,12 @@ OPERATIONS = (*FORMULAS, *_CONVERTING)
 """those of programs"""
 
 
+def _by_program(node: Node) -> float:
+    element_ns = estimated_ns(node)
+    return math.inf if element_ns is None else by_memory(node, element_ns)
+
+
+@family(*OPERATIONS, FUSED.full_name, seconds=_by_program)
 def elementwise_call(site: Site) -> NativeCall | None:
     """An elementwise operation, or a chain of them."""
     output = site.output()
@@ -104,15 +111,19 @@ def elementwise_call(site: Site) -> NativeCall | None:
         return None
 
 
-def late_program(site: Site) -> bytes | None:
-    """The program of an elementwise operation, or a chain of them, for arrays of any shapes: the
-    settings of ``elementwise`` in ``c/late.c``; None if there is none."""
-    output = site.output()
+@ahead_of_cache(*OPERATIONS, FUSED.full_name)
+def elementwise_of_any_shape(site: Site) -> AnyShapeCall | None:
+    """The same program for arrays of any shapes: the settings of ``elementwise`` in
+    ``c/any_shape.c``."""
+    output = site.tensors[-1]
+    if len(site.node.outputs) > 1 or output is None or output.shape is None:
+        return None
     try:
         program = _Program(site)
-        return program.settings(program.finished(program.result(), output), output)
+        settings = program.settings(program.finished(program.result(), output), output)
     except UnsupportedError:
         return None
+    return site.library.functions.elementwise, settings
 
 
 def program_behind(site: Site, first: int) -> NativeCall | None:

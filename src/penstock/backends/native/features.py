@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.backends.native import family
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.core.types import FLOAT32, INT64, STRING
 from penstock.ops.onnx_ml.features import NORMS, categories, encoded_labels, imputed_values
@@ -25,6 +26,7 @@ def _of_rows(site: Site, kernel: str, *words: Any) -> NativeCall | None:
     return NativeCall(f"{kernel}_{x.dtype}", words, rows, 5 + x.dims[-1], inplace=inplace)
 
 
+@family("ai.onnx.ml.ArrayFeatureExtractor")
 def array_feature_extractor(site: Site) -> NativeCall | None:
     """ArrayFeatureExtractor."""
     x, places = site.input(0), site.input(1)
@@ -47,6 +49,7 @@ def _table(
     return ascending, table.astype(values.dtype, copy=False), len(ascending)
 
 
+@family("ai.onnx.ml.LabelEncoder")
 def label_encoder(site: Site) -> NativeCall | None:
     """LabelEncoder of numbers, from version 2 on."""
     x, y, attrs = site.input(0), site.output(), site.node.attrs
@@ -66,6 +69,7 @@ def label_encoder(site: Site) -> NativeCall | None:
     return NativeCall(name, words, math.prod(x.dims), 2 + count.bit_length(), texts=texts)
 
 
+@family("ai.onnx.ml.OneHotEncoder")
 def one_hot_encoder(site: Site) -> NativeCall | None:
     """OneHotEncoder of int64."""
     x, (cats, dtype) = site.input(0), categories(site.node.attrs)
@@ -84,6 +88,7 @@ def _by_feature(values: Any, width: int, dtype: np.dtype) -> np.ndarray | None:
     return np.broadcast_to(array, width).copy() if array.size in (1, width) else None
 
 
+@family("ai.onnx.ml.Scaler")
 def scaler(site: Site) -> NativeCall | None:
     """Scaler."""
     x = site.input(0)
@@ -97,6 +102,7 @@ def scaler(site: Site) -> NativeCall | None:
     )
 
 
+@family("ai.onnx.ml.Imputer")
 def imputer(site: Site) -> NativeCall | None:
     """Imputer."""
     x = site.input(0)
@@ -111,6 +117,7 @@ def imputer(site: Site) -> NativeCall | None:
     return _of_rows(site, "imputer", imputed, np.array([replaced], x.dtype), x.dims[-1])
 
 
+@family("ai.onnx.ml.Normalizer")
 def normalizer(site: Site) -> NativeCall | None:
     """Normalizer."""
     x, norm = site.input(0), site.attr("norm", "MAX")

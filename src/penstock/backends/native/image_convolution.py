@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from penstock.backends.native import family, fused_with
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.core.records import NamedTuple, replace
 from penstock.core.types import FLOAT32, TensorType
@@ -45,29 +46,6 @@ class _Chain(NamedTuple):
     high: float = math.inf
 
 
-def image_convolution(site: Site) -> NativeCall | None:
-    """Conv over one or two axes with constant weights, by all channels or by one each, with an Add
-    of another image, LeakyRelu, Relu and Clip behind it."""
-    chain = _chain(site)
-    w = None if chain is None else site.weights(chain.w)
-    x = None if chain is None else site.input(chain.x)
-    if chain is None or x is None or w is None or x.dtype != FLOAT32 or w.dtype != FLOAT32:
-        return None
-    sizes, group = x.dims[2:], chain.conv.attrs.get("group", 1)
-    if not 1 <= len(sizes) <= 2 or 0 in (*x.dims, *site.output().dims, *w.shape):
-        return None
-    if w.size > _MOST_WEIGHTS or (group != 1 and not group == w.shape[0] == x.dims[1]):
-        return None
-    axes = [Window(1, 1, 1)] * (2 - len(sizes))
-    axes += list(windows(chain.conv.attrs, w.shape[2:], sizes))
-    if not all(axis.addressable for axis in axes):
-        return None
-    build = _of_all_channels if group == 1 else _of_each_channel
-    call = build(site, chain, w, *axes)
-    images = chain.x, chain.addend, len(site.node.inputs)
-    return None if call is None else of_any_strides(site, call, images, turned=False)
-
-
 def image_seconds(node: Node) -> float:
     """An estimate of the time; infinite where there is no kernel, and for images that enter the
     graph, with their channels first."""
@@ -90,6 +68,30 @@ def image_seconds(node: Node) -> float:
     else:
         seconds = flops(node) / _OF_EACH_PER_S + x.elements * _COPY_S
     return seconds + layout_seconds(node)[0]
+
+
+@family(fused_with("Conv"), seconds=image_seconds)
+def image_convolution(site: Site) -> NativeCall | None:
+    """Conv over one or two axes with constant weights, by all channels or by one each, with an Add
+    of another image, LeakyRelu, Relu and Clip behind it."""
+    chain = _chain(site)
+    w = None if chain is None else site.weights(chain.w)
+    x = None if chain is None else site.input(chain.x)
+    if chain is None or x is None or w is None or x.dtype != FLOAT32 or w.dtype != FLOAT32:
+        return None
+    sizes, group = x.dims[2:], chain.conv.attrs.get("group", 1)
+    if not 1 <= len(sizes) <= 2 or 0 in (*x.dims, *site.output().dims, *w.shape):
+        return None
+    if w.size > _MOST_WEIGHTS or (group != 1 and not group == w.shape[0] == x.dims[1]):
+        return None
+    axes = [Window(1, 1, 1)] * (2 - len(sizes))
+    axes += list(windows(chain.conv.attrs, w.shape[2:], sizes))
+    if not all(axis.addressable for axis in axes):
+        return None
+    build = _of_all_channels if group == 1 else _of_each_channel
+    call = build(site, chain, w, *axes)
+    images = chain.x, chain.addend, len(site.node.inputs)
+    return None if call is None else of_any_strides(site, call, images, turned=False)
 
 
 def _chain(site: Site) -> _Chain | None:

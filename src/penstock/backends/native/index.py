@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from penstock.backends.native import by_memory, by_result, family
 from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor
 from penstock.core.types import FLOAT32, INT64, TensorType
 from penstock.ops.common.shape_rules import normalize_axis
@@ -33,6 +34,7 @@ def _suffix(site: Site, x: TensorType) -> str | None:
     return suffix if suffix in site.library.kernels else None
 
 
+@family("GatherElements", "ScatterElements", seconds=by_memory)
 def by_elements(site: Site) -> NativeCall | None:
     """GatherElements, ScatterElements."""
     x, indices = site.input(0), site.input(1)
@@ -67,6 +69,7 @@ def by_elements(site: Site) -> NativeCall | None:
     )
 
 
+@family("Gather", seconds=by_result)
 def gather_call(site: Site) -> NativeCall | None:
     """Gather: slices along one axis."""
     x, indices, y = site.input(0), site.input(1), site.output()
@@ -86,6 +89,7 @@ def gather_call(site: Site) -> NativeCall | None:
     )
 
 
+@family("GatherND", "ScatterND", seconds=by_memory)
 def by_tuples(site: Site) -> NativeCall | None:
     """GatherND, ScatterND."""
     x, indices = site.input(0), site.input(1)
@@ -117,6 +121,7 @@ def by_tuples(site: Site) -> NativeCall | None:
     )
 
 
+@family("TopK", seconds=by_memory)
 def top_k_call(site: Site) -> NativeCall | None:
     """TopK with a constant K that is small, or of few elements."""
     x, count = site.input(0), site.constant(1)

@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 
+from penstock.backends.native import by_memory, family
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, Word
 from penstock.core.records import NamedTuple
 from penstock.core.types import FLOAT32, TensorType
@@ -52,6 +53,16 @@ class IntegerPanels(NamedTuple):
     zeros: np.ndarray
 
 
+def integer_seconds(node: Node) -> float:
+    """An estimate of the time of a product."""
+    y, loaded = node.outputs[0], library()
+    if loaded is None or y is None or not isinstance(y.type, TensorType) or not y.type.static:
+        return math.inf
+    rows = math.prod(y.type.dims[:-1])
+    return _CALL_S + flops(node) / _speed(loaded, rows) * 1e-9
+
+
+@family("MatMulInteger", "QLinearMatMul", "com.microsoft.QGemm", seconds=integer_seconds)
 def integer_product(site: Site) -> NativeCall | None:
     """The product of codes with a constant matrix of codes, whose zero point, and scales, are
     constants."""
@@ -101,6 +112,7 @@ def integer_product(site: Site) -> NativeCall | None:
     )
 
 
+@family("DynamicQuantizeLinear", seconds=by_memory)
 def dynamically_quantized(site: Site) -> NativeCall | None:
     """DynamicQuantizeLinear: codes of real numbers over their own range."""
     x = site.input(0)
@@ -108,15 +120,6 @@ def dynamically_quantized(site: Site) -> NativeCall | None:
         return None
     words: tuple[Word, ...] = Tensor(0), *[site.result(i) for i in range(3)], x.elements
     return NativeCall("dynamically_quantized", words, items=1, item_ns=50 + x.elements * 0.5)
-
-
-def integer_seconds(node: Node) -> float:
-    """An estimate of the time of a product."""
-    y, loaded = node.outputs[0], library()
-    if loaded is None or y is None or not isinstance(y.type, TensorType) or not y.type.static:
-        return math.inf
-    rows = math.prod(y.type.dims[:-1])
-    return _CALL_S + flops(node) / _speed(loaded, rows) * 1e-9
 
 
 def _speed(loaded: NativeLibrary, rows: int) -> int:

@@ -148,6 +148,13 @@ def site_of(
     return Site(library, node, tuple(tensors), Contents(node.inputs))
 
 
+def open_site(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> Site:
+    """The site of a node whose shapes may be unknown; None for values that are no tensors."""
+    outputs = [None if value is None else value.type for value in node.outputs]
+    tensors = [t if isinstance(t, TensorType) else None for t in (*types, *outputs)]
+    return Site(library, node, tuple(tensors), Contents(node.inputs))
+
+
 def native_kernel(site: Site, call: NativeCall) -> Kernel:
     """The kernel that makes ``call``."""
     if call.texts is not None:

@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 
+from penstock.backends.native import family
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.core.records import NamedTuple
 from penstock.core.types import INT64, TensorType
@@ -89,6 +90,7 @@ def product(site: Site) -> NativeCall | None:
     )
 
 
+@family("penstock.ChosenMatMul")
 def chosen_product(site: Site) -> NativeCall | None:
     """ChosenMatMul, with indices of int64."""
     x, matrices, indices = (site.input(i) for i in range(3))

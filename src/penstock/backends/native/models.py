@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.backends.native import family
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.core.records import dataclass
 from penstock.core.types import FLOAT32, STRING
@@ -40,6 +41,12 @@ class _Model:
     probabilities: tuple[np.ndarray, np.ndarray] | None = None
 
 
+@family(
+    "ai.onnx.ml.LinearClassifier",
+    "ai.onnx.ml.LinearRegressor",
+    "ai.onnx.ml.SVMClassifier",
+    "ai.onnx.ml.SVMRegressor",
+)
 def vector_model(site: Site) -> NativeCall | None:
     """LinearClassifier, LinearRegressor, SVMClassifier, SVMRegressor."""
     x, attrs, name = site.input(0), site.node.attrs, site.node.op.name

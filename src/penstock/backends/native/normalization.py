@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 
+from penstock.backends.native import by_memory, family
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
 from penstock.ir.layout import channels_last, packed_strides
 from penstock.ops.common.shape_rules import normalize_axis
@@ -18,6 +19,7 @@ _DTYPES = ("float32", "float64")
 _ROWS = 4096  # elements of an item of rows
 
 
+@family("GroupNormalization", "InstanceNormalization", seconds=by_memory)
 def group_normalization(site: Site) -> NativeCall | None:
     """InstanceNormalization is a GroupNormalization with a group for each channel."""
     x, scale, bias = (site.input(i) for i in range(3))
@@ -28,6 +30,12 @@ def group_normalization(site: Site) -> NativeCall | None:
     return _call(site, (None,) * len(site.tensors))
 
 
+@family(
+    "LayerNormalization",
+    "RMSNormalization",
+    "SimplifiedLayerNormalization",
+    seconds=partial(by_memory, element_ns=0.3),
+)
 def layer_normalization(site: Site) -> NativeCall | None:
     """LayerNormalization, and RMSNormalization, which subtracts no mean."""
     x, centred = site.input(0), site.node.op.name == "LayerNormalization"

@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 
+from penstock.backends.native import by_memory, family
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
 from penstock.backends.native.reduce import reduction_over
 from penstock.ir.layout import channels_last, packed_strides
@@ -22,6 +23,10 @@ _KINDS = {"AveragePool": "mean", "MaxPool": "max"}
 _Strides = Sequence[tuple[int, ...] | None]
 
 
+@family(
+    *("AveragePool", "LpPool", "MaxPool", "GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool"),
+    seconds=by_memory,
+)
 def pooling_call(site: Site) -> NativeCall | None:
     """A pooling of floats, if what a window sees fits into the cache."""
     x, name, p = site.input(0), site.node.op.name, site.attr("p", 2)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from penstock.backends.native import family, fused_with
 from penstock.backends.native.image_convolution import axis_words, bounds_of, of_any_strides
 from penstock.backends.native.integers import IntegerPanels, integer_panels, panel_types
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
@@ -80,6 +81,7 @@ def code_seconds(node: Node) -> float:
     return (_CALL_NS[conv.op.name] + codes_ns) * 1e-9
 
 
+@family(fused_with("DequantizeLinear"), seconds=code_seconds)
 def quantized_convolution(site: Site) -> NativeCall | None:
     """DequantizeLinear of all operands, Conv, bounds and QuantizeLinear, with one scale for the
     input and for the output, all of them constant."""
@@ -104,6 +106,7 @@ def quantized_convolution(site: Site) -> NativeCall | None:
     return of_any_strides(site, call, (chain.x.tensor, len(site.node.inputs)), turned=turned)
 
 
+@family("ConvInteger", seconds=code_seconds)
 def integer_convolution(site: Site) -> NativeCall | None:
     """ConvInteger in one group, of constant weights and zero points: sums of int32."""
     x, w = site.input(0), site.constant(1)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.backends.native import family
 from penstock.backends.native.integers import integer_panels
 from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor
 from penstock.core.records import NamedTuple
@@ -84,6 +85,15 @@ class _Held(NamedTuple):
     reordered: Mapping[int, Reordered]
 
 
+def recurrence_seconds(node: Node) -> float:
+    """An estimate of the time of a Recurrence."""
+    x = node.inputs[0]
+    shape = None if x is None else x.shape
+    steps, rows = (d if isinstance(d, int) else 1 for d in (shape or (1, 1))[:2])
+    return _seconds(node, steps, rows)
+
+
+@family("penstock.Recurrence", seconds=recurrence_seconds)
 def recurrence_call(site: Site) -> NativeCall | None:
     """Recurrence, if its weights are constants: as a layer, but for products in the place of X."""
     products, weights, mask = site.input(0), site.constant(1), site.input(3)
@@ -137,14 +147,13 @@ def recurrence_call(site: Site) -> NativeCall | None:
     )
 
 
-def recurrence_seconds(node: Node) -> float:
-    """An estimate of the time of a Recurrence."""
-    x = node.inputs[0]
-    shape = None if x is None else x.shape
-    steps, rows = (d if isinstance(d, int) else 1 for d in (shape or (1, 1))[:2])
-    return _seconds(node, steps, rows)
+def recurrent_seconds(node: Node) -> float:
+    """An estimate of the time of a recurrent layer."""
+    return _seconds(node, *steps_and_rows(node))
 
 
+@family("GRU", "LSTM", "RNN", seconds=recurrent_seconds)
+@family("com.microsoft.DynamicQuantizeLSTM")
 def recurrent_call(site: Site) -> NativeCall | None:
     """A recurrent layer over float32, if its weights are constants."""
     x, is_quantized = site.input(0), site.node.op.name == _QUANTIZED
@@ -243,11 +252,6 @@ def _sizes(
     if is_quantized:
         stages += 1 + steps
     return _Sizes(padded, rows, chunk, item_bytes, items, stages)
-
-
-def recurrent_seconds(node: Node) -> float:
-    """An estimate of the time of a recurrent layer."""
-    return _seconds(node, *steps_and_rows(node))
 
 
 def _seconds(node: Node, steps: int, rows: int) -> float:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Container, Sequence
 from functools import partial
 
+from penstock.backends.native import by_memory, family
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
 from penstock.ir.layout import packed_strides
 from penstock.ops.common.shape_rules import normalize_axes
@@ -33,6 +34,11 @@ def _axes(site: Site, rank: int) -> tuple[int, ...] | None:
     return normalize_axes(spelled, rank)
 
 
+@family(
+    *("ArgMax", "ArgMin", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax"),
+    *("ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare"),
+    seconds=by_memory,
+)
 def reduction_call(site: Site) -> NativeCall | None:
     """ReduceSum and the like, ArgMax and ArgMin."""
     x, name = site.input(0), site.node.op.name.lower().removeprefix("reduce")

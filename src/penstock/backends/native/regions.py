@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.backends.native import by_memory, family
 from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor
 from penstock.core.types import FLOAT32, INT64, TensorType
 from penstock.ops.common.dtypes import FLOAT64
@@ -17,6 +18,7 @@ _MOST_SIZE = 2**24  # of an image, whose positions are float32
 _MOST_ITEM_NS = 1e9
 
 
+@family("RoiAlign", seconds=by_memory)
 def roi_align(site: Site) -> NativeCall | None:
     """RoiAlign in float32 and float64."""
     x, rois, images, y = site.input(0), site.input(1), site.input(2), site.output()
@@ -48,6 +50,7 @@ def roi_align(site: Site) -> NativeCall | None:
     )
 
 
+@family("MaxRoiPool", seconds=by_memory)
 def max_roi_pool(site: Site) -> NativeCall | None:
     """MaxRoiPool in float32."""
     x, rois, y = site.input(0), site.input(1), site.output()
@@ -72,6 +75,7 @@ def max_roi_pool(site: Site) -> NativeCall | None:
     )
 
 
+@family("NonMaxSuppression", data_dependent=True)
 def suppress(site: Site) -> NativeCall | None:
     """NonMaxSuppression. What each class of each image keeps is written to a row of its own."""
     boxes, scores = site.input(0), site.input(1)

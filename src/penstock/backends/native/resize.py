@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 
+from penstock.backends.native import by_memory, family
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
 from penstock.core.types import TensorType
 from penstock.ir.layout import packed_strides
@@ -27,6 +28,7 @@ _REALS = {
 _Strides = Sequence[tuple[int, ...] | None]
 
 
+@family("Resize", seconds=by_memory)
 def resize(site: Site) -> NativeCall | None:
     """Resize with constant scales or sizes, but for positions outside of the input."""
     x, inputs = site.input(0), range(1, len(site.node.inputs))
@@ -46,6 +48,7 @@ def resize(site: Site) -> NativeCall | None:
     return _by_tables(site, f"resize_nearest_{size}" if nearest else f"resize_{x.dtype}", tables)
 
 
+@family("Pad", seconds=by_memory)
 def pad(site: Site) -> NativeCall | None:
     """Pad of constant widths, with a constant or with copies of elements."""
     x, y, inputs = site.input(0), site.output(), range(1, len(site.node.inputs))

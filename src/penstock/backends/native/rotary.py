@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from penstock.backends.native import by_memory, family
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.core.types import FLOAT32, INT64
 from penstock.ops.onnx.rotary import cache_places, heads_of
 
 
+@family("RotaryEmbedding", "com.microsoft.RotaryEmbedding", seconds=by_memory)
 def rotary(site: Site) -> NativeCall | None:
     """RotaryEmbedding of float32."""
     cos_at, sin_at, ids_at = cache_places(site.node.op)

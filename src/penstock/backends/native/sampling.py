@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from penstock.backends.native import by_memory, family
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.ops.onnx.image import pixel_centres, sampling_modes
 
@@ -16,6 +17,7 @@ _PADDING = ("zeros", "border", "reflection")
 _SUFFIXES = {"float32": "float", "float64": "double"}
 
 
+@family("GridSample", seconds=by_memory)
 def grid_sample(site: Site) -> NativeCall | None:
     """GridSample of images in the type of their grids."""
     x, grid, y = site.input(0), site.input(1), site.output()
@@ -40,6 +42,7 @@ def grid_sample(site: Site) -> NativeCall | None:
     )
 
 
+@family("AffineGrid", seconds=by_memory)
 def affine_grid(site: Site) -> NativeCall | None:
     """AffineGrid of a constant size."""
     theta, y = site.input(0), site.output()

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from penstock.backends.native import family
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.core.types import INT64, STRING, TensorType
 from penstock.ops.common.dtypes import INT32
@@ -21,6 +22,7 @@ def _size(x: TensorType | None) -> int:
     return x.dtype.itemsize
 
 
+@family("Trilu")
 def trilu(site: Site) -> NativeCall | None:
     """Trilu with a constant diagonal."""
     x, k = site.input(0), site.constant(1)
@@ -35,6 +37,7 @@ def trilu(site: Site) -> NativeCall | None:
     return NativeCall("triangle", (Tensor(0), site.result(), *words), x.elements // columns, row_ns)
 
 
+@family("EyeLike")
 def eye_like(site: Site) -> NativeCall | None:
     """EyeLike."""
     y = site.output()
@@ -45,6 +48,7 @@ def eye_like(site: Site) -> NativeCall | None:
     return NativeCall("diagonal", (site.result(), *words), rows, 3 + columns * _size(y) * _BYTE_NS)
 
 
+@family("OneHot")
 def one_hot(site: Site) -> NativeCall | None:
     """OneHot of integers with a constant depth."""
     indices, depth, values, y = site.input(0), site.constant(1), site.input(2), site.output()
@@ -63,6 +67,7 @@ def one_hot(site: Site) -> NativeCall | None:
     )
 
 
+@family("ReverseSequence")
 def reverse_sequence(site: Site) -> NativeCall | None:
     """ReverseSequence."""
     x, lengths = site.input(0), site.input(1)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
+from penstock.backends.native import AnyShapeCall, ahead_of_cache, by_memory, family
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
 from penstock.backends.native.reduce import around
 from penstock.ops.common.shape_rules import normalize_axis
@@ -17,6 +18,7 @@ _LINE, _CACHED = 16, 2**17  # elements of a line of the cache, and of a block of
 _NS = {"float32": 0.35, "float64": 1.0}
 
 
+@family("Hardmax", "LogSoftmax", "Softmax", seconds=partial(by_memory, element_ns=0.2))
 def softmax_call(site: Site) -> NativeCall | None:
     """Along one axis or, before version 13, along all from some axis on."""
     x = site.input(0)
@@ -52,3 +54,15 @@ def _call(site: Site, strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
         inplace=(0,),
         restrided=partial(_call, site),
     )
+
+
+@ahead_of_cache("LogSoftmax", "Softmax")
+def softmax_of_any_shape(site: Site) -> AnyShapeCall | None:
+    """Along the last axis."""
+    x = site.input(0)
+    if x is None or str(x.dtype) not in _NS or not x.shape or site.node.op.since < SINGLE_AXIS:
+        return None
+    rank = len(x.shape)
+    if normalize_axis(site.attr("axis", -1), rank) != rank - 1:
+        return None
+    return site.library.functions.softmax, site.node.op.name == "LogSoftmax"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from penstock.backends.native.arrays import ArrayFamily
+from penstock.backends.native import of_any_shape
 from penstock.core.checkpoints import checkpoint
 from penstock.core.types import FLOAT32, INT64, STRING, ShapeError, TensorType, Type
 from penstock.host.current_run import reserve
@@ -22,25 +22,34 @@ from penstock.ops.onnx.text import NgramPool, weighted
 from penstock.ops.onnx_ml.features import categories, category_names, encoded_labels, one_of
 
 Function = Callable[..., Any]
+Maker = TypeVar("Maker", bound=Callable[[Any, Attrs], Function | None])
+_HASHED = tuple(map(np.dtype, ("int32", "uint32", "int64", "uint64", "float32", "float64")))
 _MOST_SPAN = 1 << 20  # of integers that a table numbers
 
 
-def _by_attributes(make: Callable[[Any, Attrs], Function | None], *dtypes: np.dtype) -> ArrayFamily:
-    """Kernels of operations whose input has one of ``dtypes``, from functions that depend on
-    attributes only: ``make`` returns one, or None. Nodes of the same attributes share one."""
+def _by_attributes(name: str, *dtypes: np.dtype) -> Callable[[Maker], Maker]:
+    """Register kernels of an operation whose input has one of ``dtypes``, from a function that
+    depends on attributes only: it returns a function of arrays, or None. Nodes of the same
+    attributes share one."""
 
-    def choose(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> Kernel | None:
-        if not isinstance(types[0], TensorType) or types[0].dtype not in dtypes:
-            return None
-        key = (make, library.level, *node.attrs)
-        attrs = node.attrs
-        share = shared(key, lambda: make(library.functions, attrs), *attrs.values())
-        function = share.value
-        if function is None:
-            return None
-        return Kernel(lambda *inputs: share and function(*inputs))  # which keeps the share
+    def register(make: Maker) -> Maker:
+        @of_any_shape(name)
+        def choose(
+            library: NativeLibrary, node: Node, types: Sequence[Type | None]
+        ) -> Kernel | None:
+            if not isinstance(types[0], TensorType) or types[0].dtype not in dtypes:
+                return None
+            key = (make, library.level, *node.attrs)
+            attrs = node.attrs
+            share = shared(key, lambda: make(library.functions, attrs), *attrs.values())
+            function = share.value
+            if function is None:
+                return None
+            return Kernel(lambda *inputs: share and function(*inputs))  # which keeps the share
 
-    return choose
+        return make
+
+    return register
 
 
 def _encoder(functions: Any, keys: Sequence[Any], values: np.ndarray, default: Any) -> Function:
@@ -52,6 +61,7 @@ def _encoder(functions: Any, keys: Sequence[Any], values: np.ndarray, default: A
     return lambda x: np.asarray(table.take(places(x, numbers, missing)), table.dtype)
 
 
+@_by_attributes("ai.onnx.ml.LabelEncoder", STRING)
 def _label_encoder(functions: Any, attrs: Attrs) -> Function | None:
     if attrs.get("classes_strings"):  # of version 1
         return _category_mapper(functions, attrs)
@@ -59,12 +69,14 @@ def _label_encoder(functions: Any, attrs: Attrs) -> Function | None:
     return _encoder(functions, keys.tolist(), values, default) if keys.dtype == STRING else None
 
 
+@_by_attributes("ai.onnx.ml.CategoryMapper", STRING)
 def _category_mapper(functions: Any, attrs: Attrs) -> Function:
     names, numbers = category_names(attrs)
     default = attrs.get("default_int64", -1)
     return _encoder(functions, names, np.array(numbers, np.int64), default)
 
 
+@_by_attributes("ai.onnx.ml.OneHotEncoder", STRING)
 def _one_hot(functions: Any, attrs: Attrs) -> Function | None:
     names, dtype = categories(attrs)
     if dtype != STRING or not attrs.get("zeros", 1):
@@ -75,6 +87,7 @@ def _one_hot(functions: Any, attrs: Attrs) -> Function | None:
     return lambda x: rows.take(places(x, numbers, count), axis=0)
 
 
+@_by_attributes("com.microsoft.MurmurHash3", STRING, *_HASHED)
 def _murmur_hash3(functions: Any, attrs: Attrs) -> Function:
     seed = attrs.get("seed", 0) % 2**32
     dtype = np.dtype(np.uint32 if attrs.get("positive", 1) else np.int32)
@@ -82,6 +95,7 @@ def _murmur_hash3(functions: Any, attrs: Attrs) -> Function:
     return lambda x: hashes(x, seed, checkpoint).view(dtype)
 
 
+@_by_attributes("ai.onnx.ml.ZipMap", FLOAT32)
 def _zip_map(functions: Any, attrs: Attrs) -> Function:
     labels = tuple(one_of(attrs, "classlabels_strings", "classlabels_int64s")[1])
     zip_map = functions.zip_map
@@ -94,6 +108,7 @@ def _zip_map(functions: Any, attrs: Attrs) -> Function:
     return run
 
 
+@_by_attributes("com.microsoft.Tokenizer", STRING)
 def _tokenizer(functions: Any, attrs: Attrs) -> Function | None:
     """None unless tokens are the runs of some class of characters, or single characters."""
     least, separators, token, single = check_tokenizer(attrs)
@@ -123,6 +138,7 @@ def _tokenizer(functions: Any, attrs: Attrs) -> Function | None:
     return run
 
 
+@_by_attributes("StringSplit", STRING)
 def _string_split(functions: Any, attrs: Attrs) -> Function:
     delimiter, limit = attrs.get("delimiter") or None, attrs.get("maxsplit")
     most = -1 if limit is None else limit
@@ -137,6 +153,7 @@ def _string_split(functions: Any, attrs: Attrs) -> Function:
     return run
 
 
+@_by_attributes("RegexFullMatch", STRING)
 def _full_match(functions: Any, attrs: Attrs) -> Function | None:
     """None for a pattern that is not valid, of which NumPy's kernel says so."""
     try:
@@ -175,6 +192,7 @@ def _numbering(numbers: Mapping[int, int]) -> Function:
     return lambda x: table.take(np.clip(x, low, high) - low)
 
 
+@_by_attributes("TfIdfVectorizer", STRING, INT64)
 def _tfidf(functions: Any, attrs: Attrs) -> Function:
     pool = NgramPool(attrs)
     first = np.full(pool.base, -1, np.int64)
@@ -196,22 +214,3 @@ def _tfidf(functions: Any, attrs: Attrs) -> Function:
         return weigh(counts).reshape(*x.shape[:-1], pool.width)
 
     return run
-
-
-_HASHED = tuple(map(np.dtype, ("int32", "uint32", "int64", "uint64", "float32", "float64")))
-_FAMILIES: Mapping[str, ArrayFamily] = {
-    "RegexFullMatch": _by_attributes(_full_match, STRING),
-    "StringSplit": _by_attributes(_string_split, STRING),
-    "TfIdfVectorizer": _by_attributes(_tfidf, STRING, INT64),
-    "ai.onnx.ml.CategoryMapper": _by_attributes(_category_mapper, STRING),
-    "ai.onnx.ml.LabelEncoder": _by_attributes(_label_encoder, STRING),
-    "ai.onnx.ml.OneHotEncoder": _by_attributes(_one_hot, STRING),
-    "ai.onnx.ml.ZipMap": _by_attributes(_zip_map, FLOAT32),
-    "com.microsoft.MurmurHash3": _by_attributes(_murmur_hash3, STRING, *_HASHED),
-    "com.microsoft.Tokenizer": _by_attributes(_tokenizer, STRING),
-}
-
-
-def text_kernel(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> Kernel | None:
-    """The kernel of one of these operations, if there is one."""
-    return _FAMILIES[node.op.full_name](library, node, types)

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.backends.native import family
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.core.records import dataclass
 from penstock.core.types import STRING
@@ -51,6 +52,11 @@ _READERS: Mapping[str, Callable[..., Any]] = {
 }
 
 
+@family(
+    "ai.onnx.ml.TreeEnsemble",
+    "ai.onnx.ml.TreeEnsembleClassifier",
+    "ai.onnx.ml.TreeEnsembleRegressor",
+)
 def tree_ensemble(site: Site) -> NativeCall | None:
     """TreeEnsemble, TreeEnsembleClassifier, TreeEnsembleRegressor."""
     x, attrs, name = site.input(0), site.node.attrs, site.node.op.name

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from penstock.backends.native import family
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.ops.common.windows import windows
 
@@ -13,6 +14,7 @@ _AXES = 3  # as in c/windows.c
 _SUFFIXES = {"float32": "float", "float64": "double"}
 
 
+@family("Col2Im")
 def col2im(site: Site) -> NativeCall | None:
     """Col2Im with constant shapes."""
     x, block, y = site.input(0), site.constant(2), site.output()

@@ -27,7 +27,7 @@ from penstock.ops.common.constant_cache import weights_of
 from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.internal.transfer import REORDER
 from penstock.ops.registry import MICROSOFT
-from penstock.ops.work_estimate import WORTH_ROUNDING, flops, layout_seconds
+from penstock.ops.work_estimate import WORTH_ROUNDING, Rates, flops, layout_seconds, moved_bytes
 
 if TYPE_CHECKING:
     from penstock.backends.onednn.op_desc import OpDesc
@@ -88,56 +88,62 @@ _MOVED = frozenset({FLOAT32, np.dtype(np.int8), np.dtype(np.uint8)})
 MOVING = frozenset({"MaxPool", REORDER.full_name})
 """operations that run on 8-bit integers, too: their results are elements of their inputs"""
 
-# Approximate costs on one core: of a call that does nothing, bytes a second through the cache, and
-# operations a second in products.
-_CALL_S = 1.2e-6
-_SHORT_ROW, _SHORT_ROW_S = 64, 0.13e-6
-"""of a reduction: elements that are reduced to one, and the seconds that as few take at least"""
-_BYTES_PER_S = 20e9
-_FLOPS_PER_S = 100e9
-_MULTIPLIED_PER_S, _WEIGHTS_PER_S, _CACHED = 157e9, 60e9, 1 << 18
-"""of products with constant matrices: operations, and bytes of these for which other kernels wait
-less, a second; bytes that caches have"""
-_CONVOLVED_PER_S, _DEPTHWISE_PER_S, _FILTERS, _IMAGE_BYTES_PER_S = 180e9, 75e9, 16, 60e9
-"""of convolutions, which compute filters in blocks of as many, and move bytes of images"""
-_CONVOLUTION_S = 0.65e-6  # of a small one among others (``codegen.sequences``)
-_TAP_OF_GROUP_S = 20e-9  # of those in groups, for each position of the kernel
-_POSITION_S = 4e-9  # of transposed ones, for each position of the result
-# Of convolutions of 8-bit codes, and in groups of one filter: seconds of a call, of an element of
-# the result and of a position of it; operations, taps of an element and bytes of weights a second.
-_CODES_CALL_S, _CODE_S, _CODES_POSITION_S = (4e-6, 5.5e-6), (0.23e-9, 0.04e-9), 1.1e-9
-_CODES_PER_S, _TILES_PER_S, _CODE_TAPS_PER_S, _CODE_WEIGHTS_PER_S = 600e9, 2700e9, 35e9, 30e9
-_CODES_MATRIX_S = 0.2e-6  # of each matrix of a product of two batches of codes
-_STEP_S, _STEPS_PER_S, _WAIT_ROWS = 0.35e-6, 160e9, 0.9
-"""of recurrent layers: seconds of a step, operations a second of many rows, and rows that take as
-long as waiting for the weights"""
+# Of one core of an Intel Xeon of the generation of 2023, with AVX-512 and AMX: fitted to times of
+# layers of common networks, each primitive by itself.
+# A call that copies nothing; a convolution among others takes less (``codegen.sequences``).
+_CALL, _CONVOLUTION = 1.2e-6, 0.65e-6
+
+RATES = {
+    "": Rates(_CALL, 20e9, 100e9),
+    "codes product": Rates(_CALL, 20e9, 100e9, item_s=0.2e-6),
+    "reduction": Rates(_CALL, 20e9, 100e9, item_s=0.13e-6),
+    "product": Rates(_CALL, 60e9, 157e9, weights_per_s=60e9),
+    "recurrent": Rates(_CALL, flops_per_s=160e9, item_s=0.35e-6),
+    "convolution": Rates(_CONVOLUTION, 60e9, 180e9, element_s=4e-9, item_s=20e-9),
+    "first convolution": Rates(_CALL, 60e9, 180e9, element_s=4e-9, item_s=20e-9),
+    "depthwise convolution": Rates(_CONVOLUTION, 60e9, 75e9, element_s=4e-9),
+    "first depthwise convolution": Rates(_CALL, 60e9, 75e9, element_s=4e-9),
+    "codes convolution": Rates(4e-6, math.inf, 600e9, 30e9, 0.23e-9, 1.1e-9),
+    "codes convolution by tiles": Rates(4e-6, math.inf, 2700e9, 30e9, 0.23e-9, 1.1e-9),
+    "codes depthwise convolution": Rates(5.5e-6, flops_per_s=35e9, element_s=0.04e-9),
+}
+"""What an item is: of products, a matrix; of reductions, a short row; of recurrent layers, a step;
+of convolutions, a tap of a group; of those of codes, a position of the result. What an element is:
+of convolutions, a position of the result of a transposed one."""
+
+_SHORT_ROW = 64  # elements that are reduced to one, at most
+_CACHED = 1 << 18  # bytes of a matrix that caches have
+_FILTERS = 16  # convolutions compute filters in blocks of as many
+_WAIT_ROWS = 0.9  # rows of recurrent layers that take as long as waiting for the weights
 
 _PRODUCTS = ("Gemm", "MatMul")
 _ROUNDED = ("Conv", *_PRODUCTS)
 
 
-def _convolution_seconds(node: Node, moved: int) -> float:
+def _convolution(node: Node) -> float:
     """An estimate for a convolution, or a chain that begins with one."""
     first = parts(node)[0]
     w, group = weights_of(first.input(1)), first.attrs.get("group", 1)
-    filters, per_s, calls_s = _FILTERS, _CONVOLVED_PER_S, _CONVOLUTION_S
-    if node.inputs[0] is None or node.inputs[0].producer is None:
-        calls_s = _CALL_S
+    family, filters, taps, work = "convolution", _FILTERS, 0, flops(node)
+    positions = 0.0
     if w is not None:
         transposed = first.op.name == "ConvTranspose"
         filters = w.shape[1] if transposed else w.shape[0] // group
         if w.shape[0] == group > 1 and filters == 1:
-            filters, per_s = group, _DEPTHWISE_PER_S / (1 + transposed)
+            family, filters, work = "depthwise convolution", group, work * (1 + transposed)
         elif group > 1:
-            calls_s += group * math.prod(w.shape[2:]) * _TAP_OF_GROUP_S
+            taps = group * math.prod(w.shape[2:])
         if transposed:
-            calls_s += _positions_seconds(node, w.shape[2:])
-    blocks = math.ceil(filters / _FILTERS) * _FILTERS
-    computed_s = flops(node) * blocks / (max(filters, 1) * per_s)
-    return calls_s + moved / _IMAGE_BYTES_PER_S + computed_s + layout_seconds(node)[0]
+            positions = _positions(node, w.shape[2:])
+    if node.inputs[0] is None or node.inputs[0].producer is None:
+        family = f"first {family}"
+    computed = work * math.ceil(filters / _FILTERS) * _FILTERS / max(filters, 1)
+    moved = moved_bytes(node)
+    estimate = RATES[family].seconds(moved, computed, elements=positions, items=taps)
+    return estimate + layout_seconds(node)[0]
 
 
-def _codes_seconds(node: Node, amx: bool) -> float | None:
+def _codes_convolution(node: Node, amx: bool) -> float | None:
     """An estimate for a convolution of 8-bit codes, by all filters of a group or one each; None for
     other nodes. ``amx``: the processor multiplies tiles."""
     conv = next((part for part in parts(node)[1:] if part.op.name == "Conv"), None)
@@ -149,13 +155,13 @@ def _codes_seconds(node: Node, amx: bool) -> float | None:
     single = w.dims[1] == 1 and w.dims[0] == conv.attrs.get("group", 1)
     if conv.attrs.get("group", 1) > 1 and not single:
         return None
-    seconds = _CODES_CALL_S[single] + result.elements * _CODE_S[single]
+    elements = result.elements
     if single:
-        return seconds + result.elements * math.prod(w.dims[2:]) / _CODE_TAPS_PER_S
-    seconds += (
-        result.elements / max(w.dims[0], 1) * _CODES_POSITION_S + w.elements / _CODE_WEIGHTS_PER_S
-    )
-    return seconds + flops(node) / (_TILES_PER_S if amx else _CODES_PER_S)
+        taps = elements * math.prod(w.dims[2:])
+        return RATES["codes depthwise convolution"].seconds(flops=taps, elements=elements)
+    family = "codes convolution by tiles" if amx else "codes convolution"
+    positions = elements / max(w.dims[0], 1)
+    return RATES[family].seconds(0, flops(node), w.elements, elements, positions)
 
 
 def _matrix_bytes(node: Node) -> int:
@@ -179,9 +185,9 @@ def _matrices_of_codes(node: Node) -> int:
     return math.prod(type_.dims[:-2])
 
 
-def _positions_seconds(node: Node, kernel: Sequence[int]) -> float:
-    """What a transposed convolution takes for the positions of its result alone: twice where the
-    bias and post-ops are a primitive of their own."""
+def _positions(node: Node, kernel: Sequence[int]) -> float:
+    """Positions of the result of a transposed convolution, which take time whatever it computes:
+    twice where the bias and post-ops are a primitive of their own."""
     first, value = parts(node)[0], node.outputs[0]
     result = ANY if value is None else value.type
     if not isinstance(result, TensorType) or not result.static:
@@ -189,13 +195,13 @@ def _positions_seconds(node: Node, kernel: Sequence[int]) -> float:
     group, steps = first.attrs.get("group", 1), first.attrs.get("strides") or [1] * len(kernel)
     apart = group > 1 or any(k % step for k, step in zip(kernel, steps, strict=False))
     more = apart and (is_fused(node) or first.input(2) is not None)
-    return (1 + more) * result.elements / max(result.dims[1], 1) * _POSITION_S
+    return (1 + more) * result.elements / max(result.dims[1], 1)
 
 
-def _short_rows(types_: Sequence[Type]) -> int:
-    """The number of elements to which a reduction from the first of ``types_`` to the last reduces
-    few each."""
-    sizes = [t.elements for t in types_ if isinstance(t, TensorType) and t.static]
+def _short_rows(node: Node) -> int:
+    """The number of elements to which a reduction reduces few each."""
+    values = [v for v in (*node.inputs, *node.outputs) if v is not None and not v.is_constant]
+    sizes = [v.type.elements for v in values if isinstance(v.type, TensorType) and v.type.static]
     return sizes[-1] if len(sizes) > 1 and sizes[0] <= _SHORT_ROW * sizes[-1] else 0
 
 
@@ -240,35 +246,30 @@ class OneDnnBackend(SpecialisingBackend):
             return self.unbound_s
         tensors = [v.type for v in (*node.inputs[:2], node.outputs[0]) if v is not None]
         copied = sum([t.nbytes for t in tensors if isinstance(t, TensorType) and t.static])
-        return self.making_s + 2 * copied / _BYTES_PER_S
+        return self.making_s + 2 * copied / RATES[""].bytes_per_s
 
     def seconds(self, node: Node) -> float:
         name = node.op.full_name
         if name not in FAMILIES and name not in _OF_CODES and not is_fused(node):
             return math.inf
-        values = (*node.inputs, *node.outputs)
-        types_ = [v.type for v in values if v is not None and not v.is_constant]
-        moved = sum([t.nbytes for t in types_ if isinstance(t, TensorType) and t.static])
-        if parts(node)[0].op.full_name in ("Conv", "ConvTranspose"):
-            return _convolution_seconds(node, moved)
+        first = parts(node)[0]
+        if first.op.full_name in ("Conv", "ConvTranspose"):
+            return _convolution(node)
         if name not in FAMILIES and is_fused(node):
-            codes_s = _codes_seconds(node, "AMX" in self.library.isa)
+            codes_s = _codes_convolution(node, "AMX" in self.library.isa)
             if codes_s is not None:
                 return codes_s
-        weights = _matrix_bytes(parts(node)[0])
-        if weights:
-            rounded = self.narrow and flops(node) >= WORTH_ROUNDING
-            each_s = flops(node) / _MULTIPLIED_PER_S + max(weights - _CACHED, 0) / _WEIGHTS_PER_S
-            return _CALL_S + moved / _IMAGE_BYTES_PER_S + each_s / (1 + rounded)
-        estimate = _CALL_S + moved / _BYTES_PER_S + flops(node) / _FLOPS_PER_S
-        estimate += _matrices_of_codes(node) * _CODES_MATRIX_S
+        moved, work = moved_bytes(node), flops(node)
+        if weights := _matrix_bytes(first):
+            rounded = 1 + (self.narrow and work >= WORTH_ROUNDING)
+            read = max(weights - _CACHED, 0) / rounded
+            return RATES["product"].seconds(moved, work / rounded, read)
         if name in _RECURRENT:
             steps, rows = _STEPS_AND_ROWS(node)
-            per_s = _STEPS_PER_S * rows / (rows + _WAIT_ROWS)
-            return _CALL_S + steps * _STEP_S + flops(node) / per_s
+            return RATES["recurrent"].seconds(flops=work * (rows + _WAIT_ROWS) / rows, items=steps)
         if node.op.name in _REDUCTIONS:
-            estimate += _short_rows(types_) * _SHORT_ROW_S
-        return estimate
+            return RATES["reduction"].seconds(moved, work, items=_short_rows(node))
+        return RATES["codes product"].seconds(moved, work, items=_matrices_of_codes(node))
 
     def static_kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
         try:

@@ -34,20 +34,18 @@ from penstock.core.types import TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ir.layout import packed_strides
-from penstock.ops.internal.fused import FUSED
-from penstock.ops.work_estimate import flops
+from penstock.ops.work_estimate import Rates, flops, moved_bytes
 
 Family = Callable[[TorchSite], Kernel | None]
 
-# Approximate costs on the CPU device: of a call, bytes a second, and operations a second.
-_CALL_S, _BYTES_PER_S, _FLOPS_PER_S = 2e-6, 10e9, 100e9
+# On the CPU device, roughly; "view": what copies nothing.
+RATES = {"": Rates(2e-6, 10e9, 100e9), "view": Rates(2e-6)}
 
 _FAMILIES: Mapping[tuple[str, ...], Family] = {
     elementwise.UNARY: elementwise.unary,
     elementwise.BINARY: elementwise.binary,
     elementwise.VARIADIC: elementwise.variadic,
     reduce.REDUCTIONS: reduce.reduction_kernel,
-    (FUSED.full_name,): attention.attention_chain,
     ("ArgMax", "ArgMin"): reduce.extreme_place,
     ("Attention",): attention.attention,
     ("AveragePool",): pooling.average_pool,
@@ -96,6 +94,7 @@ _FAMILIES: Mapping[tuple[str, ...], Family] = {
     ("Trilu",): arrays.triangle,
     ("Unsqueeze",): arrays.unsqueeze,
     ("Where",): elementwise.where,
+    ("penstock.Attention",): attention.recognized_attention,
     ("penstock.ZeroNaN",): elementwise.unary,
 }
 FAMILIES = {name: family for names, family in _FAMILIES.items() for name in names}
@@ -150,12 +149,8 @@ class TorchBackend(HostBackend):
         if node.op.full_name not in FAMILIES:
             return math.inf
         if node.op.view:
-            return _CALL_S
-        types = [
-            v.type for v in (*node.inputs, *node.outputs) if v is not None and not v.is_constant
-        ]
-        moved = sum([t.nbytes for t in types if isinstance(t, TensorType) and t.static])
-        return _CALL_S + moved / _BYTES_PER_S + flops(node) / _FLOPS_PER_S
+            return RATES["view"].seconds()
+        return RATES[""].seconds(moved_bytes(node), flops(node))
 
     def kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
         family = FAMILIES.get(node.op.full_name)

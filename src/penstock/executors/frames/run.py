@@ -41,7 +41,7 @@ from penstock.executors.frames.scheduler import (
 )
 from penstock.host.current_run import working_for
 from penstock.host.thread_share import announce
-from penstock.host.threads import Workers, report_thread_exception
+from penstock.host.threads import OVERHEADS, Workers, report_thread_exception
 from penstock.ir.kernel import array_of
 
 # Attributes of an enum are slow to read.
@@ -54,7 +54,8 @@ _ndarray = np.ndarray
 Outputs = Sequence[Any]
 
 # Kernels that take longer than this, in seconds, run on another thread.
-_LONG_S = 200e-6
+_LONG_S = OVERHEADS.long_s
+
 # Short kernels are measured once in this many runs.
 _SAMPLE_INTERVAL = 16
 

@@ -129,8 +129,3 @@ def operation_name(node: Node) -> str:
 def parts(node: Node) -> tuple[Node, ...]:
     """The nodes in ``node``: itself, if it is not fused."""
     return node.attrs["region"].nodes if node.op is FUSED else (node,)
-
-
-def has_softmax(node: Node) -> bool:
-    """Whether a node is fused of a product, a Softmax and maybe another product."""
-    return any(part.op.name == "Softmax" for part in parts(node)[1:])

@@ -279,6 +279,10 @@ def _infer_attention(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
         shape = (batch, heads, queries, value_size)
         if len(q.shape) == 3:
             shape = (batch, queries, rules.dim_product((heads, value_size)))
+    sizes = (batch, heads, kv_heads, queries, keys, size, value_size)
+    mask = rules.tensor(types, 3).shape if rules.given(types, 3) else None
+    if mask is not None and all(isinstance(dim, int) for dim in (*sizes, *mask)):
+        check_mask(mask, Heads(*sizes))  # type: ignore[arg-type]
     for name in ("left_window_size", "right_window_size"):
         if attrs.get(name, -1) < -1:
             raise ShapeError(f"{name} must be -1 or more, it is {attrs[name]}")

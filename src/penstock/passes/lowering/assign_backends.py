@@ -7,14 +7,14 @@ from penstock.passes.context import Pass, PassContext, Property
 
 
 class AssignBackends(Pass):
-    """Ask ``context.choose_places`` where each node runs, and keep the answer."""
+    """Ask ``context.placing`` where each node runs, and keep the answer there."""
 
     name = "assign_backends"
     requires = frozenset({Property.TYPED})
     establishes = frozenset({Property.PLACED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
-        if context.choose_places is not None:
-            context.placement.clear()
-            context.placement.update(context.choose_places(graph))
+        chosen = dict(context.placing.chosen(graph))
+        context.placing.placement.clear()
+        context.placing.placement.update(chosen)
         return False

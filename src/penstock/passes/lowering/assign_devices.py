@@ -14,11 +14,27 @@ from penstock.ir.graph import Graph, Node, Value, all_reads
 from penstock.ir.op import PRIMITIVES, Role
 from penstock.ops.registry import TENSORFLOW
 from penstock.ops.tensorflow.state import VARIABLES
+from penstock.passes.context import Pass, PassContext
 
 _MAKERS = VARIABLES | {"StackV2", "TensorArrayV3", "TensorArrayGradV3"}
 """operations that create a handle, their first output"""
 _FORWARDING = frozenset({"Identity", "Assign", "AssignAdd", "AssignSub"})
 """operations that output the handle that is their first input"""
+
+
+class AssignDevices(Pass):
+    """Set the device of each node to one of ``FramePolicy.devices``, if there are any (see
+    ``assign_devices``)."""
+
+    name = "assign_devices"
+
+    def run(self, graph: Graph, context: PassContext) -> bool:
+        devices = context.frames.devices
+        if not devices:
+            return False
+        before = [node.device for node in graph.walk()]
+        assign_devices(graph, devices)
+        return before != [node.device for node in graph.walk()]
 
 
 def assign_devices(graph: Graph, devices: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ from penstock.ir.kernel import Kernel
 from penstock.ir.op import Role
 from penstock.ops.internal.transfer import HOST, REORDER
 from penstock.ops.onnx.control_flow import is_control
-from penstock.passes.context import Pass, PassContext, Property
+from penstock.passes.context import Pass, PassContext, Placing, Property
 
 _LOOPS = (Role.LOOP, Role.SCAN, Role.SEQUENCE_MAP)
 
@@ -31,20 +31,20 @@ class AssignLayouts(Pass):
     requires = frozenset({Property.PLACED, Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
-        if context.compiled is None:
+        if not context.placing.plans_layouts:
             return False
         kernels: dict[Node, Kernel] = {}
         for node in graph.walk():
-            answer = None if is_control(node) else context.compiled(node)
+            answer = None if is_control(node) else context.placing.compiled(node)
             if answer is not None:
                 kernels[node] = answer[1]
         if not any(kernel.layout.contiguous_inputs for kernel in kernels.values()):
             return False
-        placement = context.placement
+        placement = context.placing.placement
         memory = value_memory(
             graph, kernels, lambda n: n not in placement or placement[n].memory == HOST
         )
-        inserter = _Inserter(kernels, memory, context)
+        inserter = _Inserter(kernels, memory, context.placing)
         inserter.graph(graph)
         return inserter.count > 0
 
@@ -76,7 +76,7 @@ class _Scope:
 class _Inserter:
     kernels: dict[Node, Kernel]
     memory: ValueMemory
-    context: PassContext
+    placing: Placing
     count: int = 0
     """of copies"""
 
@@ -115,7 +115,7 @@ class _Inserter:
         # Spelled out: kernels that write any layout take no order for that of their input.
         order = order or tuple(range(copy.rank or 0))
         node = Node(REORDER, [value], [copy], {"order": order}, name=name)
-        answer = self.context.compiled(node) if self.context.compiled is not None else None
+        answer = self.placing.compiled(node)
         if answer is not None:
-            self.context.placement[node] = answer[0]
+            self.placing.placement[node] = answer[0]
         return node

@@ -215,15 +215,13 @@ def _exceed(value: Value | None, elements: int) -> bool:
 
 
 def _next(chain: Sequence[Node]) -> Collection[str]:
-    """The operations that may follow a chain; behind a product also the rest of attention."""
+    """The operations that may follow a chain."""
     names = [node.op.name for node in chain]
     if names[-1] in INTEGERS:
         return {"Cast"}
     if names[0] not in HEAVY:
         return FOLLOWERS
-    if "Softmax" not in names:
-        return FOLLOWERS - QUANTIZING | ({"Softmax"} if names[0] == "MatMul" else set())
-    return {"MatMul", "ZeroNaN"} if names[-1] in ("Softmax", "ZeroNaN") else ()
+    return FOLLOWERS - QUANTIZING
 
 
 def became(node: Node, candidate: Node, policy: FusionPolicy) -> bool:

@@ -18,15 +18,15 @@ class InsertTransfers(Pass):
     """Insert a transfer node after each value for each other memory that it is read in.
 
     Each value is transferred to a memory once, however many nodes of a graph read it there: from
-    device to device directly where the backends can (``PassContext.direct``), else through the
+    device to device directly where the backends can (``Placing.direct``), else through the
     host's memory. The inputs and outputs of the whole graph are in the host's memory, unless the
-    caller has them on devices (``PassContext.ports``); backends copy constants themselves. What
+    caller has them on devices (``Placing.ports``); backends copy constants themselves. What
     enters and leaves the graphs of loops and branches stays where it is used: a captured value that
     these read on one device only is brought there before, and a value that a body computes on a
     device and carries is carried there. Rows that a loop collects on a device stay there, too, if
-    its backend can join them behind the loop (``PassContext.stacks``). What a kernel on a device
+    its backend can join them behind the loop (``Placing.stacks``). What a kernel on a device
     reads on the host, such as a shape, stays there, and a node of a group has each value on another
-    member (``PassContext.other_places``). A transfer is
+    member (``Placing.other_places``). A transfer is
     placed on the device that it copies to, or from if it copies to the host.
     """
 
@@ -34,8 +34,7 @@ class InsertTransfers(Pass):
     requires = frozenset({Property.PLACED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
-        placement = context.placement
-        ports = context.ports
+        placement, ports = context.placing.placement, context.placing.ports
         if ports is None and all(place.memory == HOST for place in placement.values()):
             return False
         before = len(placement)
@@ -55,7 +54,7 @@ class _Transfers:
     def __init__(self, placement: dict[Node, Place], home: Place, context: PassContext) -> None:
         self.placement = placement
         self.home = home
-        self.context = context
+        self.placing = context.placing
         self.places: dict[Value, Place] = {}
         self.leaving: dict[Graph, dict[int, Place]] = {}
         self.nodes: list[Node] = []
@@ -69,7 +68,7 @@ class _Transfers:
                 self.control(node)
                 continue
             place = self.placement[node]
-            others = self.context.other_places(node)
+            others = self.placing.other_places(node)
             self.read_inputs(node, others.inputs, place)
             self.nodes.append(node)
             for i, value in enumerate(node.outputs):
@@ -97,7 +96,7 @@ class _Transfers:
         if source.memory == there.memory or (value.const is not None and not carried):
             return value
         remote = HOST not in (source.memory, there.memory)
-        if remote and not self.context.direct(source.backend, there.backend):
+        if remote and not self.placing.direct(source.backend, there.backend):
             value, source = self.read(value, self.home), self.home
         key = (value, there.memory)
         if key not in self.moved:
@@ -159,7 +158,7 @@ class _Transfers:
         for i, place in enumerate(computed[leaving.stop :]):
             position = carried + i
             rows = node.outputs[position] if position < len(node.outputs) else None
-            if rows is None or place is None or not self.context.stacks(place.backend):
+            if rows is None or place is None or not self.placing.stacks(place.backend):
                 continue
             self.leaving[body][leaving.stop + i] = place
             axis, backward = (scan.output_axes[i], scan.output_backward[i]) if scan else (0, 0)
@@ -191,7 +190,7 @@ class _Transfers:
             node = value.producer
             if node is None or node not in own or is_control(node):
                 return None
-            others = self.context.other_places(node).outputs
+            others = self.placing.other_places(node).outputs
             there = others.get(node.outputs.index(value), self.placement.get(node))
             return None if there is None or there.memory == HOST else there
 
@@ -201,7 +200,7 @@ class _Transfers:
         """Where each value is read in ``graph``, nested graphs included."""
         places: dict[Value, set[Place]] = defaultdict(set)
         for node in graph.walk():
-            others = {} if is_control(node) else self.context.other_places(node).inputs
+            others = {} if is_control(node) else self.placing.other_places(node).inputs
             for i, value in enumerate(node.inputs):
                 if value is not None:
                     places[value].add(others.get(i, self.placement.get(node, self.home)))

@@ -33,9 +33,35 @@ from penstock.ir.graph import Graph, Node, Value, all_reads, clone, sort
 from penstock.ir.op import Role
 from penstock.ops.internal.transfer import RECV, SEND
 from penstock.ops.registry import TENSORFLOW, standard
+from penstock.passes.context import Pass, PassContext, Property
 
 Need = Value | Node
 """What is received from another device: a value, or the signal that a node has run."""
+
+
+class Partition(Pass):
+    """Partition a graph by the devices of its nodes (see ``partition``), if the ``FramePolicy``
+    says that these have parts of their own. The policy gets the parts: of a graph that stays whole,
+    that graph."""
+
+    name = "partition"
+    requires = frozenset({Property.TYPED})
+
+    def run(self, graph: Graph, context: PassContext) -> bool:
+        frames, policy = Frames(graph), context.frames
+        devices = {node: node.device for node in graph.nodes}
+        several = policy.separates and len({*devices.values()}) > 1
+        policy.parts = partition(graph, frames, devices) if several else [_whole(graph, frames)]
+        return several
+
+    def graphs(self, graph: Graph, context: PassContext) -> Sequence[Graph]:
+        return [part.graph for part in context.frames.parts]
+
+
+def _whole(graph: Graph, frames: Frames) -> GraphPart:
+    """A graph as its only part."""
+    inputs, outputs = range(len(graph.inputs)), range(len(graph.outputs))
+    return GraphPart("", graph, tuple(inputs), tuple(outputs), frames.paths())
 
 
 def partition(graph: Graph, frames: Frames, devices: Mapping[Node, str]) -> list[GraphPart]:

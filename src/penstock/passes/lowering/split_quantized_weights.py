@@ -236,10 +236,11 @@ def _weights(w: Value | None, zero: Value | None, context: PassContext) -> Value
     """The weights in two parts, computed once."""
     if w is None or w.const is None or zero is None or zero.const is None:
         return None
-    if (w, zero) not in context.halves:
+    halves = context.weights.halves
+    if (w, zero) not in halves:
         parts = _halves(w.const, zero.const)
-        context.halves[w, zero] = None if parts is None else Value(f"{w.name}/halves", const=parts)
-    return context.halves[w, zero]
+        halves[w, zero] = None if parts is None else Value(f"{w.name}/halves", const=parts)
+    return halves[w, zero]
 
 
 def _halves(weights: np.ndarray, zero: np.ndarray) -> np.ndarray | None:

@@ -15,13 +15,13 @@ import numpy as np
 
 from penstock.analysis.interpreter import evaluate
 from penstock.analysis.quantized_weights import quantized_weights
-from penstock.analysis.type_inference import node_types
+from penstock.analysis.type_inference import infer_types, node_types
 from penstock.core.checkpoints import with_checkpoints
 from penstock.core.limits import Limits
 from penstock.core.types import ANY, ShapeError, TensorType, Type
 from penstock.ir.contract import contract_of, guarded
 from penstock.ir.describe import compile_error
-from penstock.ir.graph import Graph, Node, Value, same_objects
+from penstock.ir.graph import Graph, Node, Value, is_framed, same_objects
 from penstock.ops.onnx.control_flow import is_control, truth
 from penstock.ops.registry import unknown_types
 from penstock.passes.context import Basis, Pass, PassContext, Property
@@ -41,6 +41,19 @@ class FoldConstants(Pass):
         with np.errstate(all="ignore"):
             folder.run(graph, certain=not context.framed)
         return folder.changed or folder.substitution.used
+
+
+class InferTypes(Pass):
+    """Infer the types of all values from those of the graph's inputs. In a graph with frames values
+    may be dead: a node that cannot run is no error there, and the types of its outputs stay
+    unknown."""
+
+    name = "infer_types"
+    establishes = frozenset({Property.TYPED})
+
+    def run(self, graph: Graph, context: PassContext) -> bool:
+        infer_types(graph, certain=not (context.framed or is_framed(graph)))
+        return False
 
 
 class _Folder:

@@ -53,7 +53,7 @@ class WidenHalves(Pass):
         types = [value.type for value in values if value is not None]
         if not any(map(is_half, {t.dtype for t in types if isinstance(t, TensorType)})):
             return False
-        walk = _Widening(context.widened)
+        walk = _Widening(context.weights.widened)
         return walk.run(graph, walk.outermost)
 
 

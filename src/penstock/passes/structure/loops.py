@@ -194,7 +194,8 @@ class FrameLoop:
         for enter in frame.enters:
             (entered,) = enter.outputs
             assert entered is not None
-            outer, inner = (Value(entered.name, entered.type) for _ in range(2))
+            outer = Value(entered.name, entered.type)
+            inner = Value(f"{entered.name}/input", entered.type)
             body.inputs.append(inner)
             inside[enter] = enter.derived([inner], [entered])
             enter.outputs, outer.producer = [outer], enter

@@ -24,7 +24,20 @@ from penstock.core.types import STRING, TensorType
 from penstock.ir.graph import Graph, Node, Value, all_reads, captures, embed, sort
 from penstock.ir.op import Role
 from penstock.ops.registry import TENSORFLOW, standard
+from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.structure.branches import substitute
+
+
+class LowerControlFlow(Pass):
+    """Lower the If and Loop nodes whose nodes had better run each on its own (see
+    ``lower_control_flow``), as ``FramePolicy.runs_apart`` says."""
+
+    name = "lower_control_flow"
+    requires = frozenset({Property.TYPED})
+    invalidates = frozenset({Property.TYPED})
+
+    def run(self, graph: Graph, context: PassContext) -> bool:
+        return lower_control_flow(graph, context.frames.runs_apart)
 
 
 def lower_control_flow(graph: Graph, apart: Callable[[Node], bool]) -> bool:
@@ -65,11 +78,15 @@ _ONNX = ("Identity", "Less", "And", "Add")
 
 
 class _Lowering:
-    """The ``nodes`` that replace one structured node. ``frames``: the names of all frames."""
+    """The ``nodes`` that replace one structured node. ``taken``: names that other frames, and nodes
+    that were lowered before, have; those in different graphs may have had one name."""
 
-    def __init__(self, node: Node, frames: set[str]) -> None:
+    def __init__(self, node: Node, taken: set[str]) -> None:
         self.node = node
-        self.frames = frames
+        self.name = name = node.name or node.label
+        if name in taken:
+            self.name = next(f"{name}_{i}" for i in count(1) if f"{name}_{i}" not in taken)
+        taken.add(self.name)
         self.nodes: list[Node] = []
         # A node of constants alone would be in the root frame.
         reads = [v.producer for v in all_reads(node) if v.producer is not None]
@@ -91,7 +108,7 @@ class _Lowering:
         type_ = next((v.type for v in inputs if v is not None), None)
         if isinstance(type_, TensorType) and type_.dtype is not None:
             attrs["T"] = type_.dtype.name
-        name = f"{self.node.name}/{op}_{len(self.nodes)}"
+        name = f"{self.name}/{op}_{len(self.nodes)}"
         domain = "" if op in _ONNX else TENSORFLOW
         if isinstance(outputs, int):
             outputs = [Value(f"{name}:{i}") for i in range(outputs)]
@@ -105,7 +122,7 @@ class _Lowering:
     ) -> list[Value]:
         """Add the nodes of a graph, which run if ``pivot`` lives; returns the outputs of the graph.
         They read ``outer`` values instead of those that they capture."""
-        nodes, outputs = embed(graph, inputs, f"@{self.node.name}/{graph.name}")
+        nodes, outputs = embed(graph, inputs, f"@{self.name}/{graph.name}")
         substitute(nodes, outer)
         self.add("Identity", [pivot])
         alive = self.nodes[-1]
@@ -141,11 +158,8 @@ class _Lowering:
     def loop(self) -> None:
         node, body = self.node, self.node.attrs["body"]
         limit, condition, *start = node.inputs
-        name = node.name or node.label
-        if name in self.frames:
-            name = next(f"{name}_{i}" for i in count(1) if f"{name}_{i}" not in self.frames)
-        self.frames.add(name)
-        frame = {"frame_name": name, "parallel_iterations": 10}
+        # A Loop that the frame may be raised to has outputs of other names than this one.
+        frame = {"frame_name": f"{self.name}/frame", "parallel_iterations": 10}
         read = {value for inner in body.walk() for value in inner.inputs} | {*body.outputs}
         counted = limit is not None or body.inputs[0] in read
         if condition is None:

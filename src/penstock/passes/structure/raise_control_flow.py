@@ -15,7 +15,7 @@ it have been raised, and that depends on the inside of each.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from penstock.algorithms.dag import on_cycles
@@ -23,9 +23,9 @@ from penstock.analysis.frames import Frame, Frames
 from penstock.core.errors import InvalidModel
 from penstock.core.limits import DEFAULT_LIMITS
 from penstock.core.records import dataclass
-from penstock.ir.graph import Graph, Node, clone, dependencies, is_framed, ordered
+from penstock.ir.graph import Graph, Node, dependencies, is_framed, ordered
 from penstock.ir.op import FRAMED, Role
-from penstock.passes.context import Pass, PassContext, Property, Unraised
+from penstock.passes.context import FramePolicy, Pass, PassContext, Property, Unraised
 from penstock.passes.structure.branches import Branches, UnraisedError
 from penstock.passes.structure.conditions import ALWAYS, Deadness
 from penstock.passes.structure.loops import FrameLoop, make_identity
@@ -37,48 +37,44 @@ class RaiseControlFlow(Pass):
 
     name = "raise_control_flow"
     establishes = frozenset({Property.STRUCTURED})
+    invalidates = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
-        if not is_framed(graph):
+        policy = context.frames
+        if not is_framed(graph) or policy.in_parts(graph):
             return False
-        raised, unraised = raise_control_flow(graph, context.must_stay)
-        context.unraised.extend(unraised)
+        raised, unraised = raise_control_flow(graph, policy)
+        policy.unraised.extend(unraised)
         graph.inputs, graph.outputs = raised.inputs, raised.outputs
         graph.nodes, graph.targets = raised.nodes, raised.targets
         return True
 
 
-MustStay = Callable[[Sequence[Node], bool], Node | None]
-
-
 def raise_control_flow(
-    graph: Graph,
-    must_stay: MustStay | None = None,
-    may_be_whole: Callable[[Node], bool] | None = None,
-    copy: Callable[[Graph], Graph] = clone,
+    graph: Graph, policy: FramePolicy | None = None
 ) -> tuple[Graph, list[Unraised]]:
     """A copy of ``graph``, nested graphs included, with Loop and If for primitives; and the reasons
     for those that stay. ``graph`` must be sorted. A graph with invalid frames (``analysis.frames``)
-    stays as it is. ``must_stay`` returns the node because of which a frame stays, given its nodes
-    and whether its iterations may overlap. A loop that stays becomes one node (``FRAME``) if all of
-    its nodes ``may_be_whole``. ``copy`` makes the copies."""
+    stays as it is. By default the ``policy`` is to raise all frames; a loop that stays becomes one
+    node (``FRAME``) if all of its nodes ``may_be_whole``."""
+    policy = policy or FramePolicy()
     retracted_before: dict[tuple[int, str], Unraised] = {}
     for _ in range(_MAX_ATTEMPTS):
-        attempt = copy(graph)
+        attempt = policy.copy(graph)
         unraised: list[Unraised] = []
         retracted: dict[tuple[int, str], Unraised] = {}
         # The copies have their graphs in the same order each time.
         for number, inner in reversed(list(enumerate(attempt.graphs()))):
             if any(node.op.role in FRAMED for node in inner.nodes):
                 own = {name: r for (at, name), r in retracted_before.items() if at == number}
-                raising = _Raising(inner, own, must_stay, may_be_whole)
+                raising = _Raising(inner, own, policy)
                 raising.run()
                 unraised += raising.unraised
                 retracted.update(((number, name), r) for name, r in raising.retracted.items())
         if not retracted:
             return attempt, unraised
         retracted_before.update(retracted)
-    return copy(graph), list(retracted_before.values())
+    return policy.copy(graph), list(retracted_before.values())
 
 
 # Each attempt retracts all loops that it can tell, so that sensible graphs need few attempts.
@@ -102,15 +98,10 @@ class _Raising:
     stay. ``retracted``: frames that were raised and must not be."""
 
     def __init__(
-        self,
-        graph: Graph,
-        retracted_before: Mapping[str, Unraised],
-        must_stay: MustStay | None,
-        may_be_whole: Callable[[Node], bool] | None,
+        self, graph: Graph, retracted_before: Mapping[str, Unraised], policy: FramePolicy
     ) -> None:
         self.graph = graph
-        self.must_stay = must_stay or (lambda nodes, overlap: None)
-        self.may_be_whole = may_be_whole or (lambda node: False)
+        self.policy = policy
         self.retracted_before = retracted_before
         self.unraised: list[Unraised] = []
         self.retracted: dict[str, Unraised] = {}
@@ -178,7 +169,7 @@ class _Raising:
             self.check_overlap(loop.nodes, loop.frame.parallel_iterations > 1)
             return loop.raised(self.graph.targets)
         except UnraisedError:
-            if all(map(self.may_be_whole, loop.nodes)):
+            if all(map(self.policy.may_be_whole, loop.nodes)):
                 return loop.whole()
             raise
 
@@ -239,7 +230,7 @@ class _Raising:
 
     def check_overlap(self, nodes: Sequence[Node], iterations: bool) -> None:
         """Raise if other nodes, or other ``iterations``, may run at the same time as ``nodes``."""
-        node = self.must_stay(nodes, iterations)
+        node = self.policy.must_stay(nodes, iterations)
         if node is not None:
             raise UnraisedError(node, "others may run at the same time")
 

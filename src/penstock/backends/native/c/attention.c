@@ -1,340 +1,391 @@
-/* Attention of few queries over a cache of keys and values, which new ones are added to. An item is a
-   head of keys of one sample, with all heads of queries that share it. Returns 1 where a query sees no
-   key with a finite score. Compiled with contraction to fused multiply-add. */
+/* Attention: softmax(scale q k + terms) v for each head, some keys at a time, so that scores stay in the
+   first-level cache. An item is a part of the queries of a head. Compiled with contraction to fused
+   multiply-add. */
+
+// Compiler options: -ffp-contract=fast
+#include <float.h>
 #include <string.h>
-#include "attention.h"
+#ifdef __SSE__
+#include <immintrin.h>
+#endif
+#include "copies.h"
 #include "math32.h"
 #include "native.h"
 #include "vectors.h"
 
-/* A block of keys, queries that are computed together, and vectors of values for each of them: sums of
-   four queries fill half of the registers. */
-enum { LANES = VECTOR_BYTES / 4, KEYS = 256, TOGETHER = 4, VECTORS = LANES / 4 };
+/* At most: rows of queries that are computed together, keys of a block, also numbers of a result, elements
+   of a copy of keys or of values, and queries of an item. The number of terms. */
+enum { LANES = VECTOR_BYTES / 4, ROWS = 6, KEYS = 256, COPIED = 32768, PART = 768, TERMS = 2 };
+
+enum { NONE, NANS, UNSEEN }; /* rows that become 0: those that are NaN, and those that see no key */
+
+/* Vectors of a row that are computed together: with those of six rows, and what they are made of, they fill
+   the registers. */
+#if defined(__AVX512F__)
+enum { VECTORS = 4 };
+#else
+enum { VECTORS = 2 };
+#endif
+
+#define ALIGNED __attribute__((aligned(64)))
 
 typedef float vector __attribute__((vector_size(VECTOR_BYTES)));
 typedef int32_t lanes __attribute__((vector_size(VECTOR_BYTES)));
 
-/* Turn a head by the angles of its position. */
-static void rotate(const struct attention *a, const float *x, int64_t position, float *to)
+struct attention {
+    const float *q, *k, *v;    /* of each head: [queries, width], [width, keys], [keys, out] */
+    const float *terms[TERMS]; /* of each head: [queries, keys]; null: none */
+    float *y;                  /* of each head: [queries, out] */
+    int64_t rank;              /* dims of the heads, ... */
+    const int64_t *dims;       /* ... and what they are */
+    const int64_t *steps; /* of q, k, v, the terms and y: elements from one to the next along these dims, along
+                             rows, and along columns */
+    int64_t queries, width, keys, out;
+    int64_t parts;  /* of about as many queries, each an item */
+    int64_t blocks; /* of about as many keys */
+    double scale, softcap; /* the highest score before terms are added, or 0 */
+    int64_t zeros;         /* which rows of weights become 0 */
+};
+
+/* The first element of a head of the tensor with these steps. */
+static int64_t first_of(const struct attention *h, const int64_t *steps, int64_t head)
 {
-    const float *cos = a->cos + position * a->half, *sin = a->sin + position * a->half;
-    int64_t step = a->interleaved ? 2 : 1, other = a->interleaved ? 1 : a->half;
-    for (int64_t i = 0; i < a->half; i++) {
-        float left = x[i * step], right = x[i * step + other];
-        to[i * step] = left * cos[i] - right * sin[i];
-        to[i * step + other] = right * cos[i] + left * sin[i];
+    int64_t at = 0;
+    for (int64_t i = h->rank - 1; i >= 0; i--) {
+        at += head % h->dims[i] * steps[i];
+        head /= h->dims[i];
     }
-    memcpy(to + 2 * a->half, x + 2 * a->half, (a->size - 2 * a->half) * sizeof *to);
+    return at;
 }
 
-/* The present of one head: the past, unless it is there, new rows, and zeros. */
-static void store(const struct attention *a, const float *new, int64_t row, const float *past,
-                  float *to, int64_t size, int64_t cached, int turned)
+static inline int64_t whole_vectors(int64_t n)
 {
-    if (past)
-        memcpy(to, past, cached * size * sizeof *to);
-    for (int64_t i = 0; i < a->queries; i++) {
-        float *place = to + (cached + i) * size;
-        if (turned)
-            rotate(a, new + i * row, cached + i, place);
-        else
-            memcpy(place, new + i * row, size * sizeof *to);
+    return (n + LANES - 1) / LANES * LANES;
+}
+
+/* A matrix to one whose rows go on to whole vectors, which must have zeros there. */
+static void copy(float *to, const float *from, int64_t rows, int64_t columns, const int64_t *steps)
+{
+    copy_plan plan = {2, sizeof *to, {rows, columns}, {0}, {whole_vectors(columns) * sizeof *to, sizeof *to}};
+    plan.from[0] = steps[0] * sizeof *to;
+    plan.from[1] = steps[1] * sizeof *to;
+    copy_elements(&plan, (const char *)from, (char *)to);
+}
+
+/* c = a b factor + c keep for some rows, each with its factors, and some vectors of columns, constant numbers
+   of both; without `keep`, c is not read. */
+static inline __attribute__((always_inline)) void block(const float *a, int64_t a_row, int64_t a_column,
+                                                        const float *b, int64_t b_row, int64_t n,
+                                                        float *c, int64_t c_row, const float *factors,
+                                                        const float *keep, const int rows,
+                                                        const int vectors)
+{
+    vector sums[ROWS * VECTORS], x[VECTORS];
+#pragma GCC unroll 32
+    for (int i = 0; i < rows * vectors; i++)
+        sums[i] = (vector){0};
+    for (int64_t k = 0; k < n; k++) {
+#pragma GCC unroll 4
+        for (int j = 0; j < vectors; j++)
+            memcpy(&x[j], b + k * b_row + j * LANES, sizeof *x);
+#pragma GCC unroll 8
+        for (int i = 0; i < rows; i++) {
+            float factor = a[i * a_row + k * a_column];
+#pragma GCC unroll 4
+            for (int j = 0; j < vectors; j++)
+                sums[i * vectors + j] += factor * x[j];
+        }
     }
-    int64_t end = cached + a->queries;
-    memset(to + end * size, 0, (a->kept - end) * size * sizeof *to);
+    __asm__("" : "+m"(*(float(*)[ROWS])factors) : : ); /* or the compiler reads factors before the loop */
+#pragma GCC unroll 32
+    for (int i = 0; i < rows * vectors; i++)
+        sums[i] *= factors[i / vectors];
+    if (keep)
+#pragma GCC unroll 32
+        for (int i = 0; i < rows * vectors; i++) {
+            memcpy(x, c + i / vectors * c_row + i % vectors * LANES, sizeof *x);
+            sums[i] += keep[i / vectors] * *x;
+        }
+#pragma GCC unroll 32
+    for (int i = 0; i < rows * vectors; i++)
+        memcpy(c + i / vectors * c_row + i % vectors * LANES, &sums[i], sizeof *x);
 }
 
-/* Lanes to the largest of them, or to their sum, in halves: each is one instruction. */
-static inline float largest(float *lanes)
+/* The same for whole rows of b. */
+static inline __attribute__((always_inline)) void product(const float *a, int64_t a_row, int64_t a_column,
+                                                          const float *b, int64_t b_row, int64_t n,
+                                                          float *c, int64_t c_row, const float *factors,
+                                                          const float *keep, const int rows)
 {
-#pragma GCC unroll 8
-    for (int half = LANES / 2; half; half /= 2)
-#pragma GCC unroll 16
-        for (int l = 0; l < half; l++)
-            lanes[l] = lanes[l + half] > lanes[l] ? lanes[l + half] : lanes[l];
-    return lanes[0];
+    int64_t rest = b_row / LANES;
+    for (; rest >= VECTORS; rest -= VECTORS, b += VECTORS * LANES, c += VECTORS * LANES)
+        block(a, a_row, a_column, b, b_row, n, c, c_row, factors, keep, rows, VECTORS);
+    if (rest == 3) /* only with four vectors */
+        block(a, a_row, a_column, b, b_row, n, c, c_row, factors, keep, rows, VECTORS > 3 ? 3 : 1);
+    if (rest == 2)
+        block(a, a_row, a_column, b, b_row, n, c, c_row, factors, keep, rows, 2);
+    if (rest == 1)
+        block(a, a_row, a_column, b, b_row, n, c, c_row, factors, keep, rows, 1);
 }
 
-static inline float sum_of(float *lanes)
-{
-#pragma GCC unroll 8
-    for (int half = LANES / 2; half; half /= 2)
-#pragma GCC unroll 16
-        for (int l = 0; l < half; l++)
-            lanes[l] += lanes[l + half];
-    return lanes[0];
-}
-
-/* The sums of as many vectors as each has lanes, one in each lane. A step joins two vectors: of lanes
-   that differ in one bit of their number, the first is a sum of the first vector, the other of the
-   second. */
-static inline __attribute__((always_inline)) vector sums_of(vector *x)
-{
-#define LOW(l, bit) ((l) & (bit) ? LANES + (l) - (bit) : (l))
-#define HIGH(l, bit) ((l) & (bit) ? LANES + (l) : (l) + (bit))
-#define FOUR(of, l, bit) of(l, bit), of(l + 1, bit), of(l + 2, bit), of(l + 3, bit)
+/* The vector whose lanes are those of x that differ in one bit of their number. */
+#define OTHER(l, bit) (l) ^ (bit), ((l) + 1) ^ (bit), ((l) + 2) ^ (bit), ((l) + 3) ^ (bit)
 #if defined(__AVX512F__)
-#define ALL(of, bit) FOUR(of, 0, bit), FOUR(of, 4, bit), FOUR(of, 8, bit), FOUR(of, 12, bit)
+#define OTHERS(bit) OTHER(0, bit), OTHER(4, bit), OTHER(8, bit), OTHER(12, bit)
 #elif defined(__AVX__)
-#define ALL(of, bit) FOUR(of, 0, bit), FOUR(of, 4, bit)
+#define OTHERS(bit) OTHER(0, bit), OTHER(4, bit)
 #else
-#define ALL(of, bit) FOUR(of, 0, bit)
+#define OTHERS(bit) OTHER(0, bit)
 #endif
-#define JOIN(bit)                                                                                      \
-    _Pragma("GCC unroll 8") for (int i = 0; i < LANES / 2 / bit; i++)                                  \
-        x[i] = __builtin_shuffle(x[2 * i], x[2 * i + 1], (lanes){ALL(LOW, bit)}) +                     \
-               __builtin_shuffle(x[2 * i], x[2 * i + 1], (lanes){ALL(HIGH, bit)});
-    JOIN(1)
-    JOIN(2)
-#if defined(__AVX__)
-    JOIN(4)
-#endif
+#define SWAPPED(x, bit) __builtin_shuffle(x, (lanes){OTHERS(bit)})
+#define FOLDED(x, join) (x = join(x, SWAPPED(x, 1)), x = join(x, SWAPPED(x, 2)), FOLDED_WIDE(x, join))
 #if defined(__AVX512F__)
-    JOIN(8)
+#define FOLDED_WIDE(x, join) (x = join(x, SWAPPED(x, 4)), x = join(x, SWAPPED(x, 8)), x)
+#elif defined(__AVX__)
+#define FOLDED_WIDE(x, join) (x = join(x, SWAPPED(x, 4)), x)
+#else
+#define FOLDED_WIDE(x, join) (x)
 #endif
-    return x[0];
+
+/* The elements of a where the mask is set, and else those of b. */
+static inline vector chosen_of(lanes mask, vector a, vector b)
+{
+    return (vector)(((lanes)a & mask) | ((lanes)b & ~mask));
 }
 
-/* Products of `count` queries with some keys, of fewer features than a vector has lanes. */
-static __attribute__((noinline)) void add_short(vector *products, const float *const *q,
-                                                const float *const *rows, int64_t size, int count)
+static inline vector higher(vector a, vector b)
 {
-    int keys_at_once = LANES / count;
-    for (int l = 0; l < LANES; l++)
-        for (int64_t k = 0; k < size; k++)
-            (*products)[l] += q[l / keys_at_once][k] * rows[l % keys_at_once][k];
+#if defined(__AVX512F__)
+    return (vector)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX__)
+    return (vector)_mm256_max_ps((__m256)a, (__m256)b);
+#elif defined(__SSE__)
+    return (vector)_mm_max_ps((__m128)a, (__m128)b);
+#else
+    return chosen_of(a > b, a, b);
+#endif
 }
 
-/* Scores of `n` keys for `count` queries, a constant number of them: as many products as a vector has
-   lanes are under way together, of all queries with the next keys. A row of scores may be written
-   beyond its end, up to a whole vector. */
-static inline __attribute__((always_inline)) void dots(float (*to)[KEYS], const float *const *q,
-                                                       const float *keys, int64_t n, int64_t size,
-                                                       float scale, const int count)
+static inline vector total_of(vector a, vector b)
 {
-    const int keys_at_once = LANES / count;
-    int64_t whole = size < LANES ? 0 : size, rest = size % LANES;
-    float last[TOGETHER][LANES] = {0};
-    for (int c = 0; rest && whole && c < count; c++)
-        memcpy(last[c] + LANES - rest, q[c] + size - rest, rest * sizeof *last[c]);
-    for (int64_t j = 0; j < n; j += keys_at_once) {
-        vector sums[LANES], x[TOGETHER], y;
-        const float *rows[LANES];
-        int64_t i = 0;
-#pragma GCC unroll 16
+    return a + b;
+}
+
+static inline vector read(const float *x)
+{
+    vector lanes;
+    memcpy(&lanes, x, sizeof lanes);
+    return lanes;
+}
+
+static inline void write(float *x, vector lanes)
+{
+    memcpy(x, &lanes, sizeof lanes);
+}
+
+/* e^x / 256 for what is not above 0, within a relative error of 4e-7: sums of up to 256 are at most 1. The
+   polynomial approximates e^r for |r| up to log(2) / 2 within 8e-8. Results below 2^-126 are 0, so that
+   weights are never subnormal, which processors are slow with. */
+static inline vector weight_of(vector x)
+{
+    vector rounded = x * 1.44269504f + ROUNDER, n = rounded - ROUNDER, r = n * -0.693147181f + x;
+    vector p = 8.29765511e-3f / 256 * r + 4.19153826e-2f / 256;
+    p = p * r + 0.166675747f / 256;
+    p = p * r + 0.499988948f / 256;
+    p = p * r + 0.999999692f / 256;
+    p = p * r + 1.00000007f / 256;
+    return chosen_of(x < -81.79f, (vector){0}, (vector)((lanes)p + ((lanes)rounded << 23)));
+}
+
+/* The last elements of a row of a term, from j on; what lies behind the row is not read. */
+static __attribute__((noinline)) vector read_last(const float *row, int64_t step, int64_t j, int64_t n)
+{
+    vector x;
+    lanes places;
+    if (step != 1 || n < LANES) {
         for (int l = 0; l < LANES; l++)
-            sums[l] = (vector){0};
-#pragma GCC unroll 16
-        for (int k = 0; k < keys_at_once; k++)
-            rows[k] = keys + (j + k < n ? j + k : n - 1) * size;
-        for (; i < whole; i += LANES) {
-            /* The last vector may begin before `i`: of what was added already, q has zeros there. */
-            int64_t place = i + LANES <= size ? i : size - LANES;
-#pragma GCC unroll 4
-            for (int c = 0; c < count; c++)
-                memcpy(&x[c], i + LANES <= size ? q[c] + i : last[c], sizeof y);
-#pragma GCC unroll 16
-            for (int k = 0; k < keys_at_once; k++) {
-                memcpy(&y, rows[k] + place, sizeof y);
-#pragma GCC unroll 4
-                for (int c = 0; c < count; c++)
-                    sums[c * keys_at_once + k] += x[c] * y;
-            }
-        }
-        vector products = sums_of(sums);
-        if (!whole)
-            add_short(&products, q, rows, size, count);
-        products *= scale;
-#pragma GCC unroll 4
-        for (int c = 0; c < count; c++)
-            memcpy(to[c] + j, (const float *)&products + c * keys_at_once, keys_at_once * sizeof scale);
+            x[l] = row[(j + l < n ? j + l : n - 1) * step];
+        return x;
     }
+    /* Those before come along, and are rotated behind the others. */
+    for (int l = 0; l < LANES; l++)
+        places[l] = (l + (int)(j + LANES - n)) % LANES;
+    return __builtin_shuffle(read(row + n - LANES), places);
 }
 
-/* Some vectors of features, a constant number: `from` and the sum of `n` rows, each times its weight. */
-static inline __attribute__((always_inline)) void add_vectors(float *to, int64_t to_step,
-                                                              const float *from, const float *rows,
-                                                              float (*weights)[KEYS], int64_t n,
-                                                              int64_t size, const int count,
-                                                              const int vectors)
+/* A head and a block of its keys: the arrays of its first elements, of the terms for the first of these keys.
+   Keys and values are without gaps, and go on with zeros to whole vectors. */
+struct head {
+    const float *q, *keys, *values, *terms[TERMS];
+    float *y;
+    int64_t n;   /* keys of the block */
+    int first, last; /* whether it is the first block, and the last */
+};
+
+/* Of a query and the blocks so far: the highest score, and the sum of weights without a common factor. */
+struct row {
+    float top, total;
+};
+
+/* Scores to those within the bounds of `cap`. */
+static __attribute__((noinline)) void bound(float *scores, int64_t n, float cap)
 {
-    vector sums[TOGETHER * TOGETHER], x;
-#pragma GCC unroll 4
-    for (int c = 0; c < count; c++)
-        memcpy(&sums[c * vectors], from + c * MOST_HEAD, vectors * sizeof x);
     for (int64_t j = 0; j < n; j++)
-#pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) {
-            memcpy(&x, rows + j * size + v * LANES, sizeof x);
-#pragma GCC unroll 4
-            for (int c = 0; c < count; c++)
-                sums[c * vectors + v] += weights[c][j] * x;
-        }
-#pragma GCC unroll 4
-    for (int c = 0; c < count; c++)
-        memcpy(to + c * to_step, &sums[c * vectors], vectors * sizeof x);
-}
-
-/* to += the sum of `n` rows, each times its weight. The last vector may overlap the one before: it is
-   computed first, and written last. */
-static inline __attribute__((always_inline)) void add_rows(float (*to)[MOST_HEAD], const float *rows,
-                                                           float (*weights)[KEYS], int64_t n,
-                                                           int64_t size, const int count)
-{
-    float last[TOGETHER][LANES] = {0};
-    int64_t i = 0, rest = size % LANES, place = size - LANES;
-    if (rest && place > 0)
-        add_vectors(last[0], LANES, to[0] + place, rows + place, weights, n, size, count, 1);
-    for (; i + VECTORS * LANES <= size; i += VECTORS * LANES)
-        add_vectors(to[0] + i, MOST_HEAD, to[0] + i, rows + i, weights, n, size, count, VECTORS);
-    for (; i + LANES <= size; i += LANES)
-        add_vectors(to[0] + i, MOST_HEAD, to[0] + i, rows + i, weights, n, size, count, 1);
-    for (int c = 0; rest && place > 0 && c < count; c++)
-        memcpy(to[c] + place, last[c], sizeof last[c]);
-    for (int64_t j = 0; place < 0 && j < n; j++)
-        for (int c = 0; c < count; c++)
-            for (int64_t k = 0; k < size; k++)
-                to[c][k] += weights[c][j] * rows[j * size + k];
-}
-
-/* Scores to weights: powers of e, in relation to the highest score so far, `top`. The sum of all weights
-   is added to `total`, and what was summed up with the former `top` is to be multiplied by `shrink`.
-   Returns 1 where a score is neither finite nor -infinity. */
-static int weigh(const struct attention *a, float *scores, const float *bias, int64_t n, float *top,
-                 float *total, float *shrink)
-{
-    int64_t whole = n / LANES * LANES, j;
-    float most[LANES], parts[LANES] = {0}, cap = (float)a->softcap;
-    for (j = 0; cap && j < n; j++)
         scores[j] = cap * tanh32(scores[j] / cap);
-    for (j = 0; bias && j < n; j++)
-        scores[j] += bias[j];
+}
+
+/* Products of some queries, a constant number, with the keys of a block to weights, with which the weights
+   of the blocks before are to be multiplied by `keep`. So the weights of all blocks so far always add up to
+   1, and large values do not overflow. Where a score is NaN, or the highest is infinite, the sum is NaN, and
+   so are all weights from then on. Scores that are all negative infinity have no sum that they could be
+   divided by; other blocks may have one. */
+static inline __attribute__((always_inline)) void weigh(const struct attention *h, const struct head *of,
+                                                        float *scores, const float *const *terms,
+                                                        struct row *states, float *factors,
+                                                        float *keep, const int rows)
+{
+    int64_t wide = whole_vectors(of->n), each = h->rank + 2;
+    const int64_t *steps = h->steps + 3 * each + h->rank;
+    vector tops[ROWS], totals[ROWS], lowest = (vector){0} - INFINITY;
+    lanes within;
     for (int l = 0; l < LANES; l++)
-        most[l] = *top;
-    for (j = 0; j < whole; j += LANES)
-        for (int l = 0; l < LANES; l++)
-            most[l] = scores[j + l] > most[l] ? scores[j + l] : most[l];
-    float highest = largest(most);
-    for (; j < n; j++)
-        highest = scores[j] > highest ? scores[j] : highest;
-    *shrink = 1;
-    if (highest == -INFINITY) { /* none of these keys is seen */
-        for (j = 0; j < n && scores[j] == -INFINITY; j++)
-            scores[j] = 0;
-        return j < n;
-    }
-    if (highest == INFINITY)
-        return 1;
-    if (*total)
-        *shrink = exp32(*top - highest);
-    for (j = 0; j < n; j++)
-        scores[j] = exp32(scores[j] - highest);
-    for (j = 0; j < whole; j += LANES)
-        for (int l = 0; l < LANES; l++)
-            parts[l] += scores[j + l];
-    float sum = sum_of(parts);
-    for (; j < n; j++)
-        sum += scores[j];
-    *total = *total * *shrink + sum;
-    *top = highest;
-    return 0;
-}
-
-/* Some queries, a constant number, over the keys from `first` up to `end`, a block of them at a time. */
-static inline __attribute__((always_inline)) int attend(const struct attention *a, const float *const *q,
-                                                        const float *keys, const float *values,
-                                                        const float *bias, int64_t first, int64_t end,
-                                                        float *y, const int count)
-{
-    float scores[TOGETHER][KEYS], sums[TOGETHER][MOST_HEAD];
-    float top[TOGETHER], total[TOGETHER] = {0}, shrink;
-    for (int c = 0; c < count; c++) {
-        top[c] = -INFINITY;
-        memset(sums[c], 0, a->value_size * sizeof *sums[c]);
-    }
-    for (int64_t from = first; from < end; from += KEYS) {
-        int64_t n = end - from < KEYS ? end - from : KEYS;
-        dots(scores, q, keys + from * a->size, n, a->size, (float)a->scale, count);
-        for (int c = 0; c < count; c++) {
-            const float *row = bias ? bias + c * a->bias_head + from : NULL;
-            if (weigh(a, scores[c], row, n, &top[c], &total[c], &shrink))
-                return 1;
-            for (int64_t i = 0; shrink != 1 && i < a->value_size; i++)
-                sums[c][i] *= shrink;
+        within[l] = wide - LANES + l < of->n ? -1 : 0;
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; i++)
+        tops[i] = (vector){0} + states[i].top, totals[i] = (vector){0};
+    for (int64_t j = 0; j < wide; j += LANES) {
+        vector x[ROWS];
+#pragma GCC unroll 8
+        for (int i = 0; i < rows; i++)
+            x[i] = read(scores + i * wide + j);
+#pragma GCC unroll 2
+        for (int t = 0; t < TERMS; t++) {
+            const float *term = terms[t];
+            int64_t row = steps[t * each], step = steps[t * each + 1];
+            if (term && step == 1 && j + LANES <= of->n)
+#pragma GCC unroll 8
+                for (int i = 0; i < rows; i++)
+                    x[i] += read(term + i * row + j);
+            else if (term)
+#pragma GCC unroll 8
+                for (int i = 0; i < rows; i++)
+                    x[i] += read_last(term + i * row, step, j, of->n);
         }
-        add_rows(sums, values + from * a->value_size, scores, n, a->value_size, count);
+#pragma GCC unroll 8
+        for (int i = 0; i < rows; i++) {
+            x[i] = j + LANES <= of->n ? x[i] : chosen_of(within, x[i], lowest);
+            tops[i] = higher(x[i], tops[i]);
+            write(scores + i * wide + j, x[i]);
+        }
     }
-    for (int c = 0; c < count; c++) {
-        if (!(total[c] > 0))
-            return 1;
-        for (int64_t i = 0; i < a->value_size; i++)
-            y[c * a->y_head + i] = sums[c][i] / total[c];
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; i++)
+        tops[i] = FOLDED(tops[i], higher);
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; i++)
+        for (int64_t j = 0; j < wide; j += LANES) {
+            vector x = weight_of(read(scores + i * wide + j) - tops[i]);
+            write(scores + i * wide + j, x);
+            totals[i] += x;
+        }
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; i++) {
+        float total = FOLDED(totals[i], total_of)[0];
+        if (!of->first) {
+            float before = states[i].total * 256 * weight_of((vector){0} + states[i].top - tops[i])[0];
+            total += before;
+            keep[i] = before / total;
+        }
+        factors[i] = 1 / total;
+        int nothing = total != total || total == 0;
+        if (nothing && (h->zeros == NANS || (total == 0 && (h->zeros == UNSEEN || !of->last))))
+            memset(scores + i * wide, 0, wide * sizeof *scores), factors[i] = keep[i] = 0;
+        states[i] = (struct row){tops[i][0], total};
     }
-    return 0;
 }
 
-/* Each number of queries that are computed together is code of its own. */
-static int attend_one(const struct attention *a, const float *const *q, const float *keys,
-                      const float *values, const float *bias, int64_t first, int64_t end, float *y)
-{
-    return attend(a, q, keys, values, bias, first, end, y, 1);
-}
+#define SOME(rows)                                                                                     \
+    static __attribute__((noinline)) void some_##rows(const struct attention *h, const struct head *of,    \
+                                                      int64_t row, struct row *states)                 \
+    {                                                                                                  \
+        const int64_t rank = h->rank, each = rank + 2, *steps = h->steps + rank;                       \
+        const int64_t *y_steps = steps + (3 + TERMS) * each;                                           \
+        int64_t wide = whole_vectors(of->n), out = whole_vectors(h->out);                              \
+        float ALIGNED scores[ROWS * KEYS], ALIGNED results[ROWS * KEYS], *y = of->y + row * y_steps[0]; \
+        float scales[ROWS], factors[ROWS], kept[ROWS], *keep = of->first ? NULL : kept;                \
+        const float *terms[TERMS];                                                                     \
+        for (int i = 0; i < rows; i++)                                                                 \
+            scales[i] = (float)h->scale;                                                               \
+        for (int t = 0; t < TERMS; t++)                                                                \
+            terms[t] = of->terms[t] ? of->terms[t] + row * steps[(3 + t) * each] : NULL;               \
+        product(of->q + row * steps[0], steps[0], steps[1], of->keys, wide, h->width, scores, wide,    \
+                scales, NULL, rows);                                                                   \
+        if (h->softcap)                                                                                \
+            bound(scores, rows * wide, (float)h->softcap);                                             \
+        weigh(h, of, scores, terms, states, factors, kept, rows);                                      \
+        if (y_steps[1] == 1 && out == h->out) {                                                        \
+            product(scores, wide, 1, of->values, out, of->n, y, y_steps[0], factors, keep, rows);      \
+            return;                                                                                    \
+        }                                                                                              \
+        for (int i = 0; keep && i < rows; i++)                                                         \
+            for (int64_t j = 0; j < out; j++)                                                          \
+                results[i * out + j] = j < h->out ? y[i * y_steps[0] + j * y_steps[1]] : 0;            \
+        product(scores, wide, 1, of->values, out, of->n, results, out, factors, keep, rows);                    \
+        for (int i = 0; i < rows; i++)                                                                 \
+            for (int64_t j = 0; j < h->out; j++)                                                       \
+                y[i * y_steps[0] + j * y_steps[1]] = results[i * out + j];                             \
+    }
 
-static int attend_two(const struct attention *a, const float *const *q, const float *keys,
-                      const float *values, const float *bias, int64_t first, int64_t end, float *y)
-{
-    return attend(a, q, keys, values, bias, first, end, y, 2);
-}
+SOME(1)
+SOME(2)
+SOME(3)
+SOME(4)
+SOME(5)
+SOME(6)
 
-static int attend_four(const struct attention *a, const float *const *q, const float *keys,
-                       const float *values, const float *bias, int64_t first, int64_t end, float *y)
+static int attention(const void *arguments, int64_t begin, int64_t end)
 {
-    return attend(a, q, keys, values, bias, first, end, y, 4);
-}
-
-static int cached_attention(const void *arguments, int64_t begin, int64_t end)
-{
-    const struct attention *a = arguments;
-    int64_t group = a->heads / a->kv_heads;
-    float turned[TOGETHER][MOST_HEAD];
+    static void (*const some[])(const struct attention *, const struct head *, int64_t, struct row *) = {
+        some_1, some_2, some_3, some_4, some_5, some_6};
+    const struct attention *h = arguments;
+    const int64_t rank = h->rank, each = rank + 2, *steps = h->steps;
+    const int64_t *k_steps = steps + each + rank, *v_steps = k_steps + each;
+    int64_t out = whole_vectors(h->out), copied = -1;
+    int dense = v_steps[1] == 1 && v_steps[0] == out;
+    float ALIGNED keys[COPIED], ALIGNED values[COPIED];
+    struct row states[PART];
+    int64_t most = whole_vectors((h->keys + h->blocks - 1) / h->blocks);
+    memset(keys, 0, h->width * most * sizeof *keys);
+    memset(values, 0, dense ? 0 : most * out * sizeof *values);
     for (int64_t item = begin; item < end; item++) {
-        int64_t b = item / a->kv_heads, head = item % a->kv_heads;
-        int64_t ends = a->last ? (int64_t)a->last[b] + 1 : a->total;
-        int64_t cached = a->queries == a->total ? 0 : ends - a->queries;
-        float *keys = a->present_k + b * a->present_k_batch + head * a->present_k_head;
-        float *values = a->present_v + b * a->present_v_batch + head * a->present_v_head;
-        if (a->k) {
-            const float *old_keys = a->past_k + b * a->past_k_batch + head * a->past_k_head;
-            const float *old_values = a->past_v + b * a->past_v_batch + head * a->past_v_head;
-            store(a, a->k + b * a->k_batch + head * a->k_head, a->k_row,
-                  a->holds_k ? NULL : old_keys, keys, a->size, cached, a->cos != NULL);
-            store(a, a->v + b * a->v_batch + head * a->v_head, a->v_row,
-                  a->holds_v ? NULL : old_values, values, a->value_size, cached, 0);
-        }
-        for (int64_t i = 0; i < a->queries; i++) {
-            int64_t position = cached + i, together;
-            int64_t last = a->causal && position + 1 < ends ? position + 1 : ends;
-            int64_t first = a->window && position >= a->window ? position - a->window + 1 : 0;
-            if (first >= last)
-                return 1;
-            for (int64_t h = head * group; h < (head + 1) * group; h += together) {
-                int64_t left = (head + 1) * group - h;
-                together = left >= 4 ? 4 : left >= 2 ? 2 : 1;
-                const float *q[TOGETHER], *bias = NULL;
-                for (int c = 0; c < together; c++) {
-                    q[c] = a->q + b * a->q_batch + (h + c) * a->q_head + i * a->q_row;
-                    if (a->cos) {
-                        rotate(a, q[c], position, turned[c]);
-                        q[c] = turned[c];
-                    }
-                }
-                if (a->bias)
-                    bias = a->bias + b * a->bias_batch + h * a->bias_head + i * a->bias_row;
-                float *y = a->y + b * a->y_batch + h * a->y_head + i * a->y_row;
-                if ((together == 4   ? attend_four
-                     : together == 2 ? attend_two
-                                     : attend_one)(a, q, keys, values, bias, first, last, y))
-                    return 1;
+        int64_t i = item / h->parts, part = item % h->parts;
+        int64_t first = h->queries * part / h->parts, n = h->queries * (part + 1) / h->parts - first;
+        for (int64_t j = 0; j < n; j++)
+            states[j] = (struct row){-FLT_MAX, 0};
+        for (int64_t at = 0; at < h->blocks; at++) {
+            int64_t key = h->keys * at / h->blocks;
+            struct head of = {h->q + first_of(h, steps, i), keys, values, {0}, NULL, 0, 0, 0};
+            const float *k = h->k + first_of(h, steps + each, i) + key * k_steps[1];
+            const float *v = h->v + first_of(h, steps + 2 * each, i) + key * v_steps[0];
+            of.n = h->keys * (at + 1) / h->blocks - key;
+            of.first = !at;
+            of.last = at == h->blocks - 1;
+            if (copied != i * h->blocks + at)
+                copy(keys, k, h->width, of.n, k_steps);
+            if (dense)
+                of.values = v;
+            else if (copied != i * h->blocks + at)
+                copy(values, v, of.n, h->out, v_steps);
+            copied = i * h->blocks + at;
+            for (int t = 0; t < TERMS; t++) {
+                const int64_t *term_steps = steps + (3 + t) * each;
+                if (h->terms[t])
+                    of.terms[t] = h->terms[t] + first_of(h, term_steps, i) + key * term_steps[rank + 1];
+            }
+            of.y = h->y + first_of(h, steps + (3 + TERMS) * each, i);
+            for (int64_t j = 0, groups = (n + ROWS - 1) / ROWS; j < groups; j++) {
+                int64_t row = n * j / groups;
+                some[n * (j + 1) / groups - row - 1](h, &of, first + row, states + row);
             }
         }
     }
@@ -342,6 +393,6 @@ static int cached_attention(const void *arguments, int64_t begin, int64_t end)
 }
 
 const kernel_entry attention_kernels[] = {
-    KERNEL(cached_attention, attention),
+    KERNEL(attention, attention),
     END_OF_KERNELS,
 };

@@ -5,6 +5,8 @@
    uint8; both as codes less half their range. Scales are [panel][block][32], and so is `shifts`, what
    a zero point adds to each weight. A few rows take the codes through registers; for more, a part of a
    panel is written out as float32 first. */
+
+// Compiler options: -ffp-contract=fast
 #include <stdlib.h>
 #include "math32.h"
 #include "native.h"

@@ -1,4 +1,6 @@
 /* Cells of recurrent layers: gates to the next state. An item is a row of the batch. */
+
+// Compiler options: -ffp-contract=fast
 #include "math32.h"
 #include "native.h"
 

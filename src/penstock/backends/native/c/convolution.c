@@ -10,6 +10,8 @@
 
    All rows are computed in one go, with a few columns between them that are left out. The result of
    a transposed convolution is made of as many `phases` as it has strides; each sees other taps. */
+
+// Compiler options: -ffp-contract=fast
 #include <string.h>
 #include "native.h"
 

@@ -2,6 +2,8 @@
    PANEL positions of one image, for at most FILTERS filters: what they see of some channels is
    interpolated, as the columns of a panel, and multiplied by the weights. Compiled with contraction to
    fused multiply-add. */
+
+// Compiler options: -ffp-contract=fast
 #include "native.h"
 #include "products.h"
 

@@ -10,6 +10,8 @@
    others. So each pass fetches some of the next part into the second-level cache. A single pass leaves that
    to the processor: it has more lines under way than a program can ask for. Results are stored to lines that
    were fetched while they were computed. Compiled with contraction to fused multiply-add. */
+
+// Compiler options: -ffp-contract=fast
 #include <string.h>
 #include "native.h"
 #include "programs.h"

@@ -11,6 +11,9 @@
    themselves after `period` of them, a multiple of PANEL:
 
        stride 2, 1 zero before, of x0 x1 x2 x3 x4:    0  x1 x3    x0 x2 x4 */
+
+// Its copies are too short for calls of memcpy and memset.
+// Compiler options: -ffp-contract=fast -fno-tree-loop-distribute-patterns
 #include <string.h>
 #if defined(__SSE2__)
 #include <immintrin.h>

@@ -1,5 +1,7 @@
 /* Products of small matrices, and of matrices of integers: y = alpha a b + beta c. An item is a block
    of rows of one product. Compiled with contraction to fused multiply-add. */
+
+// Compiler options: -ffp-contract=fast
 #include <string.h>
 #include "native.h"
 

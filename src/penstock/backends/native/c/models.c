@@ -5,6 +5,8 @@
    A linear model has the products x * vector[s] for decisions. All is computed in float64, but for
    products of float32 features with many support vectors. Compiled with contraction to fused
    multiply-add. */
+
+// Compiler options: -ffp-contract=fast
 #include <string.h>
 #include "math32.h"
 #include "scores.h"

@@ -10,6 +10,8 @@
    With weights of 8-bit codes, in the panels of integers.h, an LSTM takes X, and at each step the states
    of the whole batch, as codes over their own range: a stage before the others, and one of each step, of
    which the first piece does all. Blocks have units for whole panels then. */
+
+// Compiler options: -ffp-contract=fast
 #include "gates.h"
 #include "math32.h"
 #include "native.h"

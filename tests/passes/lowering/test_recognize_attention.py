@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.ir.graph import Graph
+from penstock.passes.context import PassContext
+from penstock.passes.lowering.recognize_attention import RecognizeAttention
 from penstock.passes.pipeline import optimize
 from tests.support.onnx_text import graph_from_text, model_from_text
 
@@ -35,6 +37,7 @@ def text_of(body: str, inputs: str = INPUTS, outputs: str = "float[1, 4, 2, 8] y
 def optimized(text: str) -> Graph:
     graph = graph_from_text(text)
     optimize(graph)
+    RecognizeAttention().run(graph, PassContext())
     return graph
 
 
@@ -86,7 +89,7 @@ def check(text: str, *feeds: dict[str, np.ndarray]) -> None:
 def test_attention_of_any_form_becomes_one_node(form):
     text = text_of(FORMS[form])
     counts = ops(optimized(text))
-    assert counts["Attend"] == 1
+    assert counts["Attention"] == 1
     assert not counts["MatMul"] + counts["Softmax"] + counts["Transpose"] + counts["ZeroNaN"]
     rng = np.random.default_rng(3)
     check(text, *[feeds_of(rng, keys=keys) for keys in (2, 9, 300)])
@@ -96,7 +99,7 @@ def test_keys_that_groups_of_heads_share_are_not_repeated():
     body = f"""{{ {REPEAT} t = Transpose <perm = [0, 1, 3, 2]> (kk) s = MatMul (q, t) a = Add (s, m)
         p = Softmax (a) y = MatMul (p, vv) }}"""
     counts = ops(optimized(text_of(body, SHARED)))
-    assert counts == {"Attend": 1}
+    assert counts == {"Attention": 1}
     rng = np.random.default_rng(4)
     check(text_of(body, SHARED), *[feeds_of(rng, 2, keys) for keys in (2, 9, 70)])
 
@@ -130,7 +133,7 @@ def test_what_is_not_quite_attention_is_left_as_it_is(form):
         outputs += ", float[1, 4, 2, t] z"
     if form == "keys in another order":
         inputs = inputs.replace("float[1, 4, t, 8] k", "float[1, 4, 8, t] k")
-    assert not ops(optimized(text_of(OTHERS[form], inputs, outputs)))["Attend"]
+    assert not ops(optimized(text_of(OTHERS[form], inputs, outputs)))["Attention"]
 
 
 @pytest.mark.parametrize(
@@ -149,7 +152,7 @@ def test_attention_of_other_shapes_is_left_as_it_is(inputs):
     body, outputs = f"{{ {SCORES} a = Add (s, m) {BEHIND} }}", "float[a, b, c, d] y"
     dtype = "double" if "double" in inputs else "float"
     text = text_of(body, inputs, outputs.replace("float", dtype))
-    assert not ops(optimized(text))["Attend"]
+    assert not ops(optimized(text))["Attention"]
 
 
 @given(
@@ -185,7 +188,7 @@ def test_attention_of_random_forms_equals_that_of_onnx_runtime(
         float zero = {{0}}, float low = {{-3.0e38}}, int64[1] two = {{2}},
         int64[5] wide = {{1, 1, {times}, 1, 1}}, int64[4] heads = {{1, {many}, -1, {size}}}>
         {{ c = Less (m, zero) n = Not (c) {" ".join(lines)} }}"""
-    assert ops(optimized(text))["Attend"] == 1
+    assert ops(optimized(text))["Attention"] == 1
     rng = np.random.default_rng(seed)
     shapes = [
         {"q": (1, many, rows, size), "k": (1, groups, n, size), "v": (1, groups, n, size)}

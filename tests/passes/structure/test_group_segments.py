@@ -12,7 +12,7 @@ from penstock.analysis.frames import Frames
 from penstock.ir.graph import Graph, sort
 from penstock.ops.internal.segment import is_segment
 from penstock.passes.lowering.partition import partition
-from penstock.passes.structure.segments import group_segments
+from penstock.passes.structure.group_segments import group_segments
 from tests.support.tf_graphs import Flow
 
 

@@ -1,4 +1,4 @@
-"""Attention becomes the operations that it consists of."""
+"""ONNX's Attention becomes Penstock's own, or the operations that it consists of."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.compiler.options import EXECUTORS
+from penstock.ops.internal.fused import parts
 from tests.support.onnx_text import model_from_text
 
 rng = np.random.default_rng(23)
@@ -43,8 +45,7 @@ def operations(session: ps.Session) -> set[str]:
 
 
 def _names(node) -> list[str]:
-    region = node.attrs.get("region")
-    return [node.op.name] if region is None else [inner.op.name for inner in region.nodes]
+    return [part.op.full_name for part in parts(node)]
 
 
 FOUR = ("2, 4, 5, 8", "2, 4, 7, 8", "2, 4, 7, 6")
@@ -77,14 +78,23 @@ KEPT = {
 }
 
 
+OWN = "penstock.Attention"
+BACKENDS = {"default": None, "steps": ["onednn", "numpy"]}
+
+
+@pytest.mark.parametrize("backends", BACKENDS)
 @pytest.mark.parametrize("case", CASES)
-def test_attention_of_known_shapes_is_taken_apart_and_equals_the_definition(case):
+def test_attention_of_known_shapes_is_one_step_or_products_and_equals_the_definition(
+    case, backends
+):
     onnxruntime = pytest.importorskip("onnxruntime")
     model = model_from_text(CASES[case], opset=23)
     feeds = feeds_of(model)
-    session = ps.compile(model)
+    session = ps.compile(model, backends=BACKENDS[backends])
     outputs = session.run(feeds)
     assert "Attention" not in operations(session)
+    assert (OWN in operations(session)) == (backends == "default")
+    assert ("Softmax" in operations(session)) == (backends != "default")
     wanted = ps.compile(model, backends=["numpy"]).run(feeds)
     theirs = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
     for (name, y), other in zip(outputs.items(), theirs, strict=True):
@@ -104,17 +114,18 @@ def test_attention_of_other_forms_is_left_as_it_is(case):
         np.testing.assert_allclose(y, wanted[name], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("backends", BACKENDS)
 @pytest.mark.parametrize("attrs", ["", "is_causal=1"])
 @pytest.mark.parametrize("kind", ["bool", "float"])
 @pytest.mark.parametrize("shapes", [FOUR, GROUPED])
-def test_query_that_sees_no_key_gets_zeros_and_nan_stays_nan(shapes, kind, attrs):
+def test_query_that_sees_no_key_gets_zeros_and_nan_stays_nan(shapes, kind, attrs, backends):
     model = model_from_text(text_of(shapes, attrs, f"{kind}[5, 7] m"), opset=23)
     feeds = feeds_of(model)
     seen = np.ones((5, 7), bool)
     seen[2] = False
     feeds["m"] = seen if kind == "bool" else np.where(seen, 0, -np.inf).astype(np.float32)
     feeds["q"][0, 0, 1] = np.nan
-    session = ps.compile(model)
+    session = ps.compile(model, backends=BACKENDS[backends])
     y = session.run(feeds)["y"]
     assert "Attention" not in operations(session)
     assert not y[:, :, 2].any()
@@ -144,8 +155,21 @@ def test_long_attention_is_one_step():
     feeds = feeds_of(model)
     session = ps.compile(model)
     y = session.run(feeds)["y"]
-    assert [
-        step.backend for step in session.inspect.plan.walk() if "MatMul" in _names(step.node)
-    ] == ["native"]
+    assert [(step.backend, _names(step.node)) for step in session.inspect.plan.walk()] == [
+        ("native", [OWN])
+    ]
     wanted = ps.compile(model, backends=["numpy"]).run(feeds)["y"]
     np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_mask_that_does_not_fit_is_an_error_that_names_the_node(executor):
+    text = text_of(FOUR, mask="float[a, b] m")
+    model = model_from_text(text, opset=23)
+    feeds = feeds_of(model_from_text(text_of(FOUR), opset=23))
+    session = ps.compile(model, executor=executor)
+    for shape in ((5, 8), (4, 7), (3, 1)):
+        with pytest.raises((ps.InvalidInput, ps.RunError), match=r"attn_mask does not fit") as info:
+            session.run(feeds | {"m": np.zeros(shape, np.float32)})
+        assert "Attention" in str(info.value)
+    assert session.run(feeds | {"m": np.zeros((5, 7), np.float32)})["y"].shape == (2, 4, 5, 6)

@@ -22,9 +22,10 @@ from typing import TypeAlias
 
 from penstock.analysis.frames import Frame, Frames
 from penstock.core.checkpoints import with_checkpoints
-from penstock.ir.graph import Graph, Node, Value, all_reads, clone, sort
+from penstock.ir.graph import Graph, Node, Value, all_reads, captures, clone, sort
 from penstock.ir.op import Role
-from penstock.ops.internal.segment import SEGMENT
+from penstock.ops.internal.segment import SEGMENT, is_frame, is_segment
+from penstock.passes.context import FramePolicy, Pass, PassContext, Property
 from penstock.passes.structure.branches import UnraisedError
 from penstock.passes.structure.conditions import LIVES, Condition, Deadness, is_switch
 from penstock.passes.structure.loops import FrameLoop, make_identity
@@ -40,6 +41,37 @@ _SLOW = (Role.EXIT, Role.RECV, Role.CALL, Role.FRAME)
 _MOST_SLOW = 32
 # Rounds over a graph until what loops wait for is known; graphs that need more stay as they are.
 _MOST_ROUNDS = 16
+
+
+class GroupSegments(Pass):
+    """Group the nodes of a graph, and those of the frames in it that are one node each, into
+    segments (see ``group_segments``), as the ``FramePolicy`` says; it gets a node of each."""
+
+    name = "group_segments"
+    requires = frozenset({Property.TYPED})
+
+    def run(self, graph: Graph, context: PassContext) -> bool:
+        whole = [node.attrs["body"] for node in graph.walk() if is_frame(node)]
+        bodies = [body for body in whole if not captures(body)]
+        # Copies of graphs that were grouped, of functions and branches, have segments already.
+        left = [body for body in bodies if not any(map(is_segment, body.nodes))]
+        segments = [_grouped(inner, context.frames) for inner in (*left, graph)]
+        for replaced in segments:
+            context.frames.segments.update(replaced)
+        return any(segments)
+
+
+def _grouped(graph: Graph, policy: FramePolicy) -> dict[Node, Node]:
+    """Group the nodes of one graph into segments, as a policy says; returns a node of each. Where
+    iterations overlap, long nodes are slow."""
+    frames = Frames(graph)
+    looping = {frames.of[n] for n in graph.nodes if n.op.role is Role.NEXT_ITERATION}
+    overlapping = {frame for frame in looping if frame.parallel_iterations > 1}
+
+    def is_slow(node: Node) -> bool:
+        return policy.is_slow(node) or (frames.of[node] in overlapping and policy.is_long(node))
+
+    return group_segments(graph, frames, policy.joins, is_slow)
 
 
 def group_segments(

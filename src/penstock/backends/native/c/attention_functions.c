@@ -1,8 +1,8 @@
-/* Attention over a cache that grows (attention.c, any_shape.h), of com.microsoft (GroupQueryAttention) and
+/* Attention over a cache that grows (attention_cache.c, any_shape.h), of com.microsoft (GroupQueryAttention) and
    of ONNX, and over keys and values that are all there. */
 #define NO_IMPORT_ARRAY
 #include "any_shape.h"
-#include "attention.h"
+#include "attention_cache.h"
 #include "growable.h"
 #include <math.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 typedef struct {
     int64_t heads, kv_heads, causal, window, rotary, interleaved, grouped, grows;
     double scale, softcap; /* scale 0: by the size of a head */
-} any_shape_attention_settings;
+} attention_settings;
 
 enum { Q, K, V, PAST_K, PAST_V, MOST_SAMPLES = 64, ITEM = sizeof(float) };
 enum { LENGTHS = 5, TOTAL, COS, SIN, OF_GROUPS }; /* of GroupQueryAttention */
@@ -59,7 +59,7 @@ static int is_past(PyObject *given, int64_t batch, int64_t heads, int64_t size, 
 }
 
 /* The present of a past, which may be where that is, or in memory from `allocate` if it grows. */
-static PyObject *present_of(const struct attention *a, PyObject *past, int grows, PyObject *allocate,
+static PyObject *present_of(const struct attention_cache *a, PyObject *past, int grows, PyObject *allocate,
                             int64_t batch, int64_t size, int64_t *holds, float **data, int64_t *batch_step,
                             int64_t *head_step)
 {
@@ -78,7 +78,7 @@ static PyObject *present_of(const struct attention *a, PyObject *past, int grows
 
 /* The positions of the samples of GroupQueryAttention; 0 for those that NumPy explains or computes.
    The last ones are copied: the caller may change his. */
-static int set_groups(struct attention *a, PyObject *const *x, int64_t batch, int32_t *last_of)
+static int set_groups(struct attention_cache *a, PyObject *const *x, int64_t batch, int32_t *last_of)
 {
     PyArrayObject *last = (PyArrayObject *)x[LENGTHS], *total = (PyArrayObject *)x[TOTAL];
     if (!PyArray_Check(x[LENGTHS]) || !PyArray_Check(x[TOTAL]) || PyArray_TYPE(last) != NPY_INT ||
@@ -112,7 +112,7 @@ static int set_groups(struct attention *a, PyObject *const *x, int64_t batch, in
 }
 
 /* The mask of ONNX's Attention, which is added to scores. */
-static int set_mask(struct attention *a, PyObject *given, int64_t batch)
+static int set_mask(struct attention_cache *a, PyObject *given, int64_t batch)
 {
     PyArrayObject *x = (PyArrayObject *)given;
     if (given == Py_None)
@@ -132,7 +132,7 @@ static int set_mask(struct attention *a, PyObject *given, int64_t batch)
 
 /* Memory for the result, [batch, queries, heads * size] where it is `wide`, else [batch, heads, queries,
    size]. */
-static PyObject *result_of(struct attention *a, int64_t batch, int wide)
+static PyObject *result_of(struct attention_cache *a, int64_t batch, int wide)
 {
     npy_intp narrow[] = {batch, a->heads, a->queries, a->value_size};
     npy_intp flat[] = {batch, a->queries, a->heads * a->value_size};
@@ -145,11 +145,11 @@ static PyObject *result_of(struct attention *a, int64_t batch, int wide)
 }
 
 /* Run the kernel; -1 with an error where the run must stop, else 0 and the kernel's status. */
-static int compute(const struct attention *a, int64_t batch, PyObject *checkpoint, int *status)
+static int compute(const struct attention_cache *a, int64_t batch, PyObject *checkpoint, int *status)
 {
     Call call = {0};
     int64_t sharing = a->heads / a->kv_heads * a->queries;
-    call.kernel = kernel_of("cached_attention");
+    call.kernel = kernel_of("attention_cache");
     call.items = batch * a->kv_heads;
     double read_ns = a->k && !a->holds_k ? 0.3 : 0.1; /* of a feature of a key, or of a value */
     call.item_ns = 50 + a->kept * (a->size + a->value_size) * (read_ns + 0.02 * sharing);
@@ -157,11 +157,11 @@ static int compute(const struct attention *a, int64_t batch, PyObject *checkpoin
     return call.kernel ? call_run_words(&call, (const word *)a, status) : -1;
 }
 
-static PyObject *any_shape_attention(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+static PyObject *cached_attention(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
     PyObject *const *x = arguments + ARRAYS, *result = NULL;
-    any_shape_attention_settings settings;
-    struct attention a = {0};
+    attention_settings settings;
+    struct attention_cache a = {0};
     int32_t last[MOST_SAMPLES];
     int64_t q[3], k[3], v[3], old;
     char *bytes;
@@ -238,10 +238,10 @@ static PyObject *any_shape_attention(PyObject *module, PyObject *const *argument
 }
 
 /* Of [batch, heads, rows, size], with keys and values for groups of heads. */
-static PyObject *any_shape_attend(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+static PyObject *few_queries(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
     PyObject *const *x = arguments + ARRAYS, *result = NULL;
-    struct attention a = {0};
+    struct attention_cache a = {0};
     int64_t q[3], values;
     int status = 0;
     if (count < ARRAYS)
@@ -276,11 +276,11 @@ static PyObject *any_shape_attend(PyObject *module, PyObject *const *arguments, 
     return result;
 }
 
-PyMethodDef any_shape_attention_functions[] = {
-    {"attend", FAST(any_shape_attend),
-     "attend(otherwise, checkpoint, scale, q, k, v, bias): attention of few queries."},
-    {"attention", FAST(any_shape_attention),
-     "attention(otherwise, checkpoint, settings, q, k, v, past_k, past_v, *others): attention of few "
+PyMethodDef attention_functions[] = {
+    {"attention", FAST(few_queries),
+     "attention(otherwise, checkpoint, scale, q, k, v, bias): attention of few queries."},
+    {"cached_attention", FAST(cached_attention),
+     "cached_attention(otherwise, checkpoint, settings, q, k, v, past_k, past_v, *others): attention of few "
      "queries over a cache; the result, and the cache with new keys and values."},
     {NULL, NULL, 0, NULL},
 };

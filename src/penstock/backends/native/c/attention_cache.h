@@ -1,12 +1,12 @@
-/* Attention of few queries over a cache: see attention.c. */
-#ifndef PENSTOCK_ATTENTION_H
-#define PENSTOCK_ATTENTION_H
+/* Attention of few queries over a cache: see attention_cache.c. */
+#ifndef PENSTOCK_ATTENTION_CACHE_H
+#define PENSTOCK_ATTENTION_CACHE_H
 
 #include <stdint.h>
 
 enum { MOST_HEAD = 512, CACHED_ROWS = 32 }; /* features of a head, queries of a sample */
 
-struct attention {
+struct attention_cache {
     const float *q, *k, *v, *past_k, *past_v; /* the past is [batch, kv_heads, room, size]; k may be
                                                  NULL: then the present is all there */
     const float *bias;                        /* of scores, or NULL */

@@ -1,0 +1,247 @@
+"""Attention: a product, its softmax, and a product of that, a head at a time.
+
+In steps, the scores of all heads would be written to memory and read again. Here those of a few
+queries with a block of keys stay in the first-level cache, and these keys with their values in the
+second-level one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from struct import Struct
+
+import numpy as np
+
+from penstock.backends.native import family, of_any_shape
+from penstock.backends.native.growable import GrowableBuffers
+from penstock.backends.native.kernel import NativeCall, Site, Tensor, Word
+from penstock.backends.numpy import NumpyBackend
+from penstock.core.checkpoints import checkpoint
+from penstock.core.records import NamedTuple
+from penstock.core.types import FLOAT32, TensorType, Type
+from penstock.host.native import NativeLibrary
+from penstock.host.threads import core_budget
+from penstock.ir.graph import Node
+from penstock.ir.kernel import Kernel, MemoryUse
+from penstock.ir.layout import packed_strides
+from penstock.ops.common import shape_rules as rules
+from penstock.ops.registry import MICROSOFT
+from penstock.ops.result_bytes import counted
+
+_KEYS, _COPIED, _MOST_PART, _TERMS, _LANES = 256, 32768, 768, 2, 16  # as in c/attention.c
+
+_LEAST = 1e-18  # the least factor of scores
+_ZEROS = ("", "nan", "unseen")  # as in c/attention.c
+# Queries of an item, at most, where a thread copies a head's keys once, and where threads have
+# enough items; and items of all threads, and of each core.
+_PART, _LEAST_ITEMS, _ITEMS_OF_CORE = 96, 8, 4
+
+# Approximate costs on one core: of a call, operations of products a second, a score, and an element
+# of keys and values.
+_CALL_S, _FLOPS_PER_S = 0.35e-6, 150e9
+_SCORE_S, _COPY_S = 0.2e-9, 0.3e-9
+_NUMPY = NumpyBackend()
+
+
+class _Sizes(NamedTuple):
+    """Of an Attention: the leading dims, the last of which is that of heads, how many of these
+    share keys, and the sizes of each."""
+
+    lead: tuple[int, ...]
+    group: int
+    queries: int
+    width: int
+    keys: int
+    out: int
+
+    @property
+    def heads(self) -> int:
+        return math.prod(self.lead)
+
+    @property
+    def block(self) -> int:
+        """The most keys of a block; 0 if there is no room for the keys and values of any."""
+        most = min(_KEYS, _COPIED // max(self.width, _padded(self.out)) // _LANES * _LANES)
+        return most if self.out <= _KEYS else 0
+
+    @property
+    def parts(self) -> int:
+        """Into how many parts the queries of a head are divided. Each has copies of its keys, if
+        these are several blocks."""
+        most = math.ceil(self.queries / _PART)
+        if self.keys <= self.block:
+            return most
+        items = max(_LEAST_ITEMS, _ITEMS_OF_CORE * core_budget())
+        least = math.ceil(self.queries / _MOST_PART)
+        return max(least, min(most, math.ceil(items / self.heads)))
+
+
+def attention_seconds(node: Node) -> float:
+    """The estimate for an Attention; infinite if there is no kernel for it."""
+    types = [None if value is None else value.type for value in node.inputs]
+    if any(isinstance(t, TensorType) and not t.static for t in types):
+        return _NUMPY.seconds(node) / 2  # few queries
+    sizes = _sizes(node, types)
+    if sizes is None:
+        return math.inf
+    queries, width, keys, out = sizes[2:]
+    products = 2 * queries * _padded(keys) * width + 2 * queries * keys * _padded(out)
+    each = products / _FLOPS_PER_S + queries * _padded(keys) * _SCORE_S
+    copies = 1 if keys <= sizes.block else sizes.parts
+    # In steps, a transposed operand would be copied, too: once.
+    sources = [value and value.producer for value in node.inputs[1:3]]
+    transposed = [source is not None and source.op.name == "Transpose" for source in sources]
+    transposed[0] |= not node.attrs.get("keys_last", 0)
+    copied = keys * (width * (copies - transposed[0]) + out * (copies - transposed[1]))
+    return _CALL_S + sizes.heads * (each + copied * _COPY_S)
+
+
+@family("penstock.Attention", seconds=attention_seconds)
+def attention_call(site: Site) -> NativeCall | None:
+    """Attention of many queries: heads of at most 256 values and 2,048 numbers of a query, with up
+    to two terms."""
+    sizes = _sizes(site.node, site.tensors[: len(site.node.inputs)])
+    if sizes is None or site.output().dtype != FLOAT32:
+        return None
+    return _call(site, sizes, (None,) * len(site.tensors))
+
+
+def _padded(n: int) -> int:
+    return -(-n // _LANES) * _LANES
+
+
+def _sizes(node: Node, types: Sequence[Type | None]) -> _Sizes | None:
+    """The sizes of an Attention that the kernel computes; None for others."""
+    given = [t for t in types if isinstance(t, TensorType) and t.static and t.dtype == FLOAT32]
+    if len(given) < len(types) - types.count(None) or len(given) - 3 > _TERMS:
+        return None
+    if not _LEAST < abs(node.attrs["scale"]) < 1 / _LEAST:
+        return None  # steps apart may overflow where one does not, and the other way round
+    q, k, v, *terms = (t.dims for t in given)
+    keys = k[-1 if node.attrs.get("keys_last", 0) else -2]
+    sizes = _Sizes(q[:-2], q[-3] // max(k[-3], 1), q[-2], q[-1], keys, v[-1])
+    whole = (*q[:-1], keys)
+    if not all(q + k + v) or not sizes.block or k[:-3] != q[:-3]:
+        return None
+    return sizes if all(_broadcasts(term, whole) for term in terms) else None
+
+
+def _broadcasts(dims: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    """Whether ``dims`` broadcast to ``whole``."""
+    pairs = zip(reversed(dims), reversed(whole), strict=False)
+    return len(dims) <= len(whole) and all(n in (1, m) for n, m in pairs)
+
+
+def _call(site: Site, sizes: _Sizes, strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
+    """The call for tensors of these strides."""
+    output, group = len(site.node.inputs), sizes.group
+    biases = [i for i in range(3, output) if site.tensors[i] is not None]
+    # Heads that share keys are a dim of their own, along which these stay where they are.
+    lead = (*sizes.lead[:-1], sizes.lead[-1] // group, group) if group > 1 else sizes.lead
+
+    # Constants whose rows have gaps are copied; elements of others are read one by one.
+    copies = {
+        i: np.ascontiguousarray(term)
+        for i in biases
+        if (term := site.constant(i)) is not None and (strides[i] or (1,))[-1] != 1
+    }
+
+    def steps_of(i: int) -> list[int]:
+        type_ = site.tensors[i]
+        assert type_ is not None
+        own = (None if i in copies else strides[i]) or packed_strides(type_.dims, 1)
+        missing = len(sizes.lead) + 2 - len(type_.dims)
+        dims = [*[1] * missing, *type_.dims]
+        steps = [
+            0 if n == 1 else step for n, step in zip(dims, [0] * missing + [*own], strict=True)
+        ]
+        if group > 1:
+            inner = steps[-3] if dims[-3] == sizes.lead[-1] and i not in (1, 2) else 0
+            steps[-3:-2] = [inner * group or steps[-3], inner]
+        if i == 1 and not site.attr("keys_last", 0):
+            steps[-2:] = steps[:-3:-1]
+        return steps
+
+    terms: list[Word] = [copies.get(i, Tensor(i)) for i in biases]
+    missing = _TERMS - len(terms)
+    steps = [steps_of(i) for i in (0, 1, 2, *biases)]
+    steps += [[0] * (len(lead) + 2)] * missing
+    steps.append(steps_of(output))
+    parts = sizes.parts
+    each_s = attention_seconds(site.node) / (sizes.heads * parts)
+    return NativeCall(
+        "attention",
+        (
+            *(Tensor(0), Tensor(1), Tensor(2), *terms, *(None,) * missing),
+            site.result(),
+            len(lead),
+            np.array(lead, np.int64),
+            np.array(steps, np.int64),
+            *sizes[2:],
+            *(parts, math.ceil(sizes.keys / sizes.block)),
+            *(site.node.attrs["scale"], site.attr("softcap", 0.0)),
+            _ZEROS.index(site.attr("zeros", "")),
+        ),
+        items=sizes.heads * parts,
+        item_ns=each_s * 1e9,
+        any_layout=True,
+        restrided=partial(_call, site, sizes),
+    )
+
+
+# Few queries, over keys whose number only the run knows.
+
+_ATTENTION = Struct("=8q2d")  # as in c/attention_functions.c
+
+
+@of_any_shape("Attention", "com.microsoft.GroupQueryAttention")
+def cached_attention(
+    library: NativeLibrary, node: Node, types: Sequence[Type | None]
+) -> Kernel | None:
+    """GroupQueryAttention of com.microsoft, and ONNX's Attention, with a past of real numbers. The
+    present of one whose length is not known ahead grows in place (``host/c/growable.c``)."""
+    attrs, grouped = node.attrs, node.op.domain == MICROSOFT
+    tensors = [t if isinstance(t, TensorType) else None for t in types]
+    past = 3 if grouped else 4
+    read = [*tensors[:3], *tensors[past : past + 2]]
+    if len(read) < 5 or any(t is None or t.dtype != np.float32 for t in read):
+        return None
+    if len(node.outputs) != 3 or None in node.outputs:
+        return None
+    scale, softcap = float(attrs.get("scale") or 0), float(attrs.get("softcap") or 0)
+    if grouped:
+        window = max(attrs.get("local_window_size", -1), 0)
+        chosen = [attrs["num_heads"], attrs["kv_num_heads"], attrs.get("causal", 1), window]
+        chosen += [attrs.get("do_rotary", 0), attrs.get("rotary_interleaved", 0), 1]
+        plain = not attrs.get("sliding_window_cache") and attrs.get("smooth_softmax", -1) != 1
+        plain = plain and {attrs.get(f"{name}_quant_type", "NONE") for name in "kv"} == {"NONE"}
+    else:
+        chosen = [attrs.get("q_num_heads", 0), attrs.get("kv_num_heads", 0), *[0] * 5]
+        windows = [attrs.get(f"{side}_window_size", -1) for side in ("left", "right")]
+        plain = not attrs.get("is_causal") and windows == [-1, -1] and attrs.get("scale") != 0
+        plain = plain and not rules.dtype_attribute(attrs, "softmax_precision")
+    if not plain:
+        return None
+    # A past of unknown length is that of a decoder, which is fed the present in its next step.
+    grows = any(not t.static for t in read[3:] if t is not None)
+    rooms = GrowableBuffers()
+    settings = _ATTENTION.pack(*chosen, grows, scale, softcap), rooms
+    otherwise = counted(node, node.op.compile(node, types).function)
+    function = partial(library.functions.cached_attention, otherwise, checkpoint, settings)
+    return Kernel(function, memory=MemoryUse(grows, rooms.nbytes))
+
+
+@of_any_shape("penstock.Attention")
+def few_queries(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> Kernel | None:
+    """``penstock.Attention`` of real numbers, over keys of any number."""
+    if all(isinstance(t, TensorType) and t.static for t in types if t is not None):
+        return None  # ``attention_call`` takes any queries
+    if node.attrs.get("softcap") or node.attrs.get("keys_last") or len(types) > 4:
+        return None
+    if any(not isinstance(t, TensorType) or t.dtype != np.float32 for t in types[:3]):
+        return None
+    otherwise = node.op.compile(node, types).function
+    scale = float(node.attrs["scale"])
+    return Kernel(partial(library.functions.attention, otherwise, checkpoint, scale))

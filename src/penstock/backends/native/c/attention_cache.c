@@ -1,0 +1,349 @@
+/* Attention of few queries over a cache of keys and values, which new ones are added to. An item is a
+   head of keys of one sample, with all heads of queries that share it. Returns 1 where a query sees no
+   key with a finite score. Compiled with contraction to fused multiply-add. */
+
+// Compiler options: -ffp-contract=fast
+#include <string.h>
+#include "attention_cache.h"
+#include "math32.h"
+#include "native.h"
+#include "vectors.h"
+
+/* A block of keys, queries that are computed together, and vectors of values for each of them: sums of
+   four queries fill half of the registers. */
+enum { LANES = VECTOR_BYTES / 4, KEYS = 256, TOGETHER = 4, VECTORS = LANES / 4 };
+
+typedef float vector __attribute__((vector_size(VECTOR_BYTES)));
+typedef int32_t lanes __attribute__((vector_size(VECTOR_BYTES)));
+
+/* Turn a head by the angles of its position. */
+static void rotate(const struct attention_cache *a, const float *x, int64_t position, float *to)
+{
+    const float *cos = a->cos + position * a->half, *sin = a->sin + position * a->half;
+    int64_t step = a->interleaved ? 2 : 1, other = a->interleaved ? 1 : a->half;
+    for (int64_t i = 0; i < a->half; i++) {
+        float left = x[i * step], right = x[i * step + other];
+        to[i * step] = left * cos[i] - right * sin[i];
+        to[i * step + other] = right * cos[i] + left * sin[i];
+    }
+    memcpy(to + 2 * a->half, x + 2 * a->half, (a->size - 2 * a->half) * sizeof *to);
+}
+
+/* The present of one head: the past, unless it is there, new rows, and zeros. */
+static void store(const struct attention_cache *a, const float *new, int64_t row, const float *past,
+                  float *to, int64_t size, int64_t cached, int turned)
+{
+    if (past)
+        memcpy(to, past, cached * size * sizeof *to);
+    for (int64_t i = 0; i < a->queries; i++) {
+        float *place = to + (cached + i) * size;
+        if (turned)
+            rotate(a, new + i * row, cached + i, place);
+        else
+            memcpy(place, new + i * row, size * sizeof *to);
+    }
+    int64_t end = cached + a->queries;
+    memset(to + end * size, 0, (a->kept - end) * size * sizeof *to);
+}
+
+/* Lanes to the largest of them, or to their sum, in halves: each is one instruction. */
+static inline float largest(float *lanes)
+{
+#pragma GCC unroll 8
+    for (int half = LANES / 2; half; half /= 2)
+#pragma GCC unroll 16
+        for (int l = 0; l < half; l++)
+            lanes[l] = lanes[l + half] > lanes[l] ? lanes[l + half] : lanes[l];
+    return lanes[0];
+}
+
+static inline float sum_of(float *lanes)
+{
+#pragma GCC unroll 8
+    for (int half = LANES / 2; half; half /= 2)
+#pragma GCC unroll 16
+        for (int l = 0; l < half; l++)
+            lanes[l] += lanes[l + half];
+    return lanes[0];
+}
+
+/* The sums of as many vectors as each has lanes, one in each lane. A step joins two vectors: of lanes
+   that differ in one bit of their number, the first is a sum of the first vector, the other of the
+   second. */
+static inline __attribute__((always_inline)) vector sums_of(vector *x)
+{
+#define LOW(l, bit) ((l) & (bit) ? LANES + (l) - (bit) : (l))
+#define HIGH(l, bit) ((l) & (bit) ? LANES + (l) : (l) + (bit))
+#define FOUR(of, l, bit) of(l, bit), of(l + 1, bit), of(l + 2, bit), of(l + 3, bit)
+#if defined(__AVX512F__)
+#define ALL(of, bit) FOUR(of, 0, bit), FOUR(of, 4, bit), FOUR(of, 8, bit), FOUR(of, 12, bit)
+#elif defined(__AVX__)
+#define ALL(of, bit) FOUR(of, 0, bit), FOUR(of, 4, bit)
+#else
+#define ALL(of, bit) FOUR(of, 0, bit)
+#endif
+#define JOIN(bit)                                                                                      \
+    _Pragma("GCC unroll 8") for (int i = 0; i < LANES / 2 / bit; i++)                                  \
+        x[i] = __builtin_shuffle(x[2 * i], x[2 * i + 1], (lanes){ALL(LOW, bit)}) +                     \
+               __builtin_shuffle(x[2 * i], x[2 * i + 1], (lanes){ALL(HIGH, bit)});
+    JOIN(1)
+    JOIN(2)
+#if defined(__AVX__)
+    JOIN(4)
+#endif
+#if defined(__AVX512F__)
+    JOIN(8)
+#endif
+    return x[0];
+}
+
+/* Products of `count` queries with some keys, of fewer features than a vector has lanes. */
+static __attribute__((noinline)) void add_short(vector *products, const float *const *q,
+                                                const float *const *rows, int64_t size, int count)
+{
+    int keys_at_once = LANES / count;
+    for (int l = 0; l < LANES; l++)
+        for (int64_t k = 0; k < size; k++)
+            (*products)[l] += q[l / keys_at_once][k] * rows[l % keys_at_once][k];
+}
+
+/* Scores of `n` keys for `count` queries, a constant number of them: as many products as a vector has
+   lanes are under way together, of all queries with the next keys. A row of scores may be written
+   beyond its end, up to a whole vector. */
+static inline __attribute__((always_inline)) void dots(float (*to)[KEYS], const float *const *q,
+                                                       const float *keys, int64_t n, int64_t size,
+                                                       float scale, const int count)
+{
+    const int keys_at_once = LANES / count;
+    int64_t whole = size < LANES ? 0 : size, rest = size % LANES;
+    float last[TOGETHER][LANES] = {0};
+    for (int c = 0; rest && whole && c < count; c++)
+        memcpy(last[c] + LANES - rest, q[c] + size - rest, rest * sizeof *last[c]);
+    for (int64_t j = 0; j < n; j += keys_at_once) {
+        vector sums[LANES], x[TOGETHER], y;
+        const float *rows[LANES];
+        int64_t i = 0;
+#pragma GCC unroll 16
+        for (int l = 0; l < LANES; l++)
+            sums[l] = (vector){0};
+#pragma GCC unroll 16
+        for (int k = 0; k < keys_at_once; k++)
+            rows[k] = keys + (j + k < n ? j + k : n - 1) * size;
+        for (; i < whole; i += LANES) {
+            /* The last vector may begin before `i`: of what was added already, q has zeros there. */
+            int64_t place = i + LANES <= size ? i : size - LANES;
+#pragma GCC unroll 4
+            for (int c = 0; c < count; c++)
+                memcpy(&x[c], i + LANES <= size ? q[c] + i : last[c], sizeof y);
+#pragma GCC unroll 16
+            for (int k = 0; k < keys_at_once; k++) {
+                memcpy(&y, rows[k] + place, sizeof y);
+#pragma GCC unroll 4
+                for (int c = 0; c < count; c++)
+                    sums[c * keys_at_once + k] += x[c] * y;
+            }
+        }
+        vector products = sums_of(sums);
+        if (!whole)
+            add_short(&products, q, rows, size, count);
+        products *= scale;
+#pragma GCC unroll 4
+        for (int c = 0; c < count; c++)
+            memcpy(to[c] + j, (const float *)&products + c * keys_at_once, keys_at_once * sizeof scale);
+    }
+}
+
+/* Some vectors of features, a constant number: `from` and the sum of `n` rows, each times its weight. */
+static inline __attribute__((always_inline)) void add_vectors(float *to, int64_t to_step,
+                                                              const float *from, const float *rows,
+                                                              float (*weights)[KEYS], int64_t n,
+                                                              int64_t size, const int count,
+                                                              const int vectors)
+{
+    vector sums[TOGETHER * TOGETHER], x;
+#pragma GCC unroll 4
+    for (int c = 0; c < count; c++)
+        memcpy(&sums[c * vectors], from + c * MOST_HEAD, vectors * sizeof x);
+    for (int64_t j = 0; j < n; j++)
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) {
+            memcpy(&x, rows + j * size + v * LANES, sizeof x);
+#pragma GCC unroll 4
+            for (int c = 0; c < count; c++)
+                sums[c * vectors + v] += weights[c][j] * x;
+        }
+#pragma GCC unroll 4
+    for (int c = 0; c < count; c++)
+        memcpy(to + c * to_step, &sums[c * vectors], vectors * sizeof x);
+}
+
+/* to += the sum of `n` rows, each times its weight. The last vector may overlap the one before: it is
+   computed first, and written last. */
+static inline __attribute__((always_inline)) void add_rows(float (*to)[MOST_HEAD], const float *rows,
+                                                           float (*weights)[KEYS], int64_t n,
+                                                           int64_t size, const int count)
+{
+    float last[TOGETHER][LANES] = {0};
+    int64_t i = 0, rest = size % LANES, place = size - LANES;
+    if (rest && place > 0)
+        add_vectors(last[0], LANES, to[0] + place, rows + place, weights, n, size, count, 1);
+    for (; i + VECTORS * LANES <= size; i += VECTORS * LANES)
+        add_vectors(to[0] + i, MOST_HEAD, to[0] + i, rows + i, weights, n, size, count, VECTORS);
+    for (; i + LANES <= size; i += LANES)
+        add_vectors(to[0] + i, MOST_HEAD, to[0] + i, rows + i, weights, n, size, count, 1);
+    for (int c = 0; rest && place > 0 && c < count; c++)
+        memcpy(to[c] + place, last[c], sizeof last[c]);
+    for (int64_t j = 0; place < 0 && j < n; j++)
+        for (int c = 0; c < count; c++)
+            for (int64_t k = 0; k < size; k++)
+                to[c][k] += weights[c][j] * rows[j * size + k];
+}
+
+/* Scores to weights: powers of e, in relation to the highest score so far, `top`. The sum of all weights
+   is added to `total`, and what was summed up with the former `top` is to be multiplied by `shrink`.
+   Returns 1 where a score is neither finite nor -infinity. */
+static int weigh(const struct attention_cache *a, float *scores, const float *bias, int64_t n, float *top,
+                 float *total, float *shrink)
+{
+    int64_t whole = n / LANES * LANES, j;
+    float most[LANES], parts[LANES] = {0}, cap = (float)a->softcap;
+    for (j = 0; cap && j < n; j++)
+        scores[j] = cap * tanh32(scores[j] / cap);
+    for (j = 0; bias && j < n; j++)
+        scores[j] += bias[j];
+    for (int l = 0; l < LANES; l++)
+        most[l] = *top;
+    for (j = 0; j < whole; j += LANES)
+        for (int l = 0; l < LANES; l++)
+            most[l] = scores[j + l] > most[l] ? scores[j + l] : most[l];
+    float highest = largest(most);
+    for (; j < n; j++)
+        highest = scores[j] > highest ? scores[j] : highest;
+    *shrink = 1;
+    if (highest == -INFINITY) { /* none of these keys is seen */
+        for (j = 0; j < n && scores[j] == -INFINITY; j++)
+            scores[j] = 0;
+        return j < n;
+    }
+    if (highest == INFINITY)
+        return 1;
+    if (*total)
+        *shrink = exp32(*top - highest);
+    for (j = 0; j < n; j++)
+        scores[j] = exp32(scores[j] - highest);
+    for (j = 0; j < whole; j += LANES)
+        for (int l = 0; l < LANES; l++)
+            parts[l] += scores[j + l];
+    float sum = sum_of(parts);
+    for (; j < n; j++)
+        sum += scores[j];
+    *total = *total * *shrink + sum;
+    *top = highest;
+    return 0;
+}
+
+/* Some queries, a constant number, over the keys from `first` up to `end`, a block of them at a time. */
+static inline __attribute__((always_inline)) int attend(const struct attention_cache *a, const float *const *q,
+                                                        const float *keys, const float *values,
+                                                        const float *bias, int64_t first, int64_t end,
+                                                        float *y, const int count)
+{
+    float scores[TOGETHER][KEYS], sums[TOGETHER][MOST_HEAD];
+    float top[TOGETHER], total[TOGETHER] = {0}, shrink;
+    for (int c = 0; c < count; c++) {
+        top[c] = -INFINITY;
+        memset(sums[c], 0, a->value_size * sizeof *sums[c]);
+    }
+    for (int64_t from = first; from < end; from += KEYS) {
+        int64_t n = end - from < KEYS ? end - from : KEYS;
+        dots(scores, q, keys + from * a->size, n, a->size, (float)a->scale, count);
+        for (int c = 0; c < count; c++) {
+            const float *row = bias ? bias + c * a->bias_head + from : NULL;
+            if (weigh(a, scores[c], row, n, &top[c], &total[c], &shrink))
+                return 1;
+            for (int64_t i = 0; shrink != 1 && i < a->value_size; i++)
+                sums[c][i] *= shrink;
+        }
+        add_rows(sums, values + from * a->value_size, scores, n, a->value_size, count);
+    }
+    for (int c = 0; c < count; c++) {
+        if (!(total[c] > 0))
+            return 1;
+        for (int64_t i = 0; i < a->value_size; i++)
+            y[c * a->y_head + i] = sums[c][i] / total[c];
+    }
+    return 0;
+}
+
+/* Each number of queries that are computed together is code of its own. */
+static int attend_one(const struct attention_cache *a, const float *const *q, const float *keys,
+                      const float *values, const float *bias, int64_t first, int64_t end, float *y)
+{
+    return attend(a, q, keys, values, bias, first, end, y, 1);
+}
+
+static int attend_two(const struct attention_cache *a, const float *const *q, const float *keys,
+                      const float *values, const float *bias, int64_t first, int64_t end, float *y)
+{
+    return attend(a, q, keys, values, bias, first, end, y, 2);
+}
+
+static int attend_four(const struct attention_cache *a, const float *const *q, const float *keys,
+                       const float *values, const float *bias, int64_t first, int64_t end, float *y)
+{
+    return attend(a, q, keys, values, bias, first, end, y, 4);
+}
+
+static int attention_cache(const void *arguments, int64_t begin, int64_t end)
+{
+    const struct attention_cache *a = arguments;
+    int64_t group = a->heads / a->kv_heads;
+    float turned[TOGETHER][MOST_HEAD];
+    for (int64_t item = begin; item < end; item++) {
+        int64_t b = item / a->kv_heads, head = item % a->kv_heads;
+        int64_t ends = a->last ? (int64_t)a->last[b] + 1 : a->total;
+        int64_t cached = a->queries == a->total ? 0 : ends - a->queries;
+        float *keys = a->present_k + b * a->present_k_batch + head * a->present_k_head;
+        float *values = a->present_v + b * a->present_v_batch + head * a->present_v_head;
+        if (a->k) {
+            const float *old_keys = a->past_k + b * a->past_k_batch + head * a->past_k_head;
+            const float *old_values = a->past_v + b * a->past_v_batch + head * a->past_v_head;
+            store(a, a->k + b * a->k_batch + head * a->k_head, a->k_row,
+                  a->holds_k ? NULL : old_keys, keys, a->size, cached, a->cos != NULL);
+            store(a, a->v + b * a->v_batch + head * a->v_head, a->v_row,
+                  a->holds_v ? NULL : old_values, values, a->value_size, cached, 0);
+        }
+        for (int64_t i = 0; i < a->queries; i++) {
+            int64_t position = cached + i, together;
+            int64_t last = a->causal && position + 1 < ends ? position + 1 : ends;
+            int64_t first = a->window && position >= a->window ? position - a->window + 1 : 0;
+            if (first >= last)
+                return 1;
+            for (int64_t h = head * group; h < (head + 1) * group; h += together) {
+                int64_t left = (head + 1) * group - h;
+                together = left >= 4 ? 4 : left >= 2 ? 2 : 1;
+                const float *q[TOGETHER], *bias = NULL;
+                for (int c = 0; c < together; c++) {
+                    q[c] = a->q + b * a->q_batch + (h + c) * a->q_head + i * a->q_row;
+                    if (a->cos) {
+                        rotate(a, q[c], position, turned[c]);
+                        q[c] = turned[c];
+                    }
+                }
+                if (a->bias)
+                    bias = a->bias + b * a->bias_batch + h * a->bias_head + i * a->bias_row;
+                float *y = a->y + b * a->y_batch + h * a->y_head + i * a->y_row;
+                if ((together == 4   ? attend_four
+                     : together == 2 ? attend_two
+                                     : attend_one)(a, q, keys, values, bias, first, last, y))
+                    return 1;
+            }
+        }
+    }
+    return 0;
+}
+
+const kernel_entry attention_cache_kernels[] = {
+    KERNEL(attention_cache, attention_cache),
+    END_OF_KERNELS,
+};

@@ -1,0 +1,157 @@
+"""What runs the nodes and segments of a graph with frames: kernels, or executors of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from penstock.analysis.type_inference import node_types
+from penstock.backends.base import Backend, TakesTensors
+from penstock.backends.kernels import KernelTable
+from penstock.backends.registry import backend_of
+from penstock.compiler import stages
+from penstock.compiler.lowering import lower_graph, optimize_for_shapes, pass_context
+from penstock.compiler.stages import CompileContext, Feeds
+from penstock.core.capability import capability
+from penstock.core.checkpoints import checkpoint
+from penstock.core.errors import InvalidModel, Unsupported
+from penstock.core.records import replace
+from penstock.core.types import TensorType
+from penstock.executors.base import Executor, may_use_threads
+from penstock.executors.frames.device_segment import DeviceSegment
+from penstock.ir.contract import contract_of, guarded
+from penstock.ir.graph import Graph, Node, Value, clone
+from penstock.ir.kernel import Kernel
+from penstock.ops.internal.transfer import HOST, Ports
+from penstock.passes.pipeline import run_passes
+from penstock.passes.structure.relax_control_edges import RelaxControlEdges
+from penstock.plan.builder import failing
+from penstock.tuning.placement import NODE, Placement
+
+
+class FrameKernels:
+    """Compiles the nodes of one graph, whose types are known, for both of its forms: for runs with
+    observers, and for those without. ``_kept`` has the kernels of nodes with side effects, since
+    both forms share their state; ``_originals`` has the nodes of the model by their copies.
+    ``contexts``: those of devices that stand for backends, by name."""
+
+    def __init__(self, graph: Graph, context: CompileContext) -> None:
+        self.context = context
+        self.table = KernelTable()
+        self.contexts = _contexts(graph, context, self.table)
+        self._kept: dict[Node, tuple[Kernel, str]] = {}
+        self._originals = WeakKeyDictionary[Node, Node]()
+
+    def copy(self, graph: Graph, inputs: list[Value] | None = None) -> Graph:
+        """A copy of a graph, of which the nodes with side effects keep their kernels."""
+        copy = clone(graph, inputs)
+        self.copied(dict(zip(copy.walk(), graph.walk(), strict=True)))
+        return copy
+
+    def copied(self, originals: Mapping[Node, Node]) -> None:
+        """Let copies of nodes with side effects have the kernels of these ``originals``."""
+        self._originals.update((new, old) for new, old in originals.items() if not old.op.pure)
+
+    def context_of(self, device: str) -> CompileContext:
+        """The context of what a device runs."""
+        return self.contexts.get(device, self.context)
+
+    def backend(self, node: Node) -> Backend:
+        """The backend of a node: the fastest, or the last of the host that has constants."""
+        if not node.inputs:
+            hosts = self.context.hosts[::-1]
+            return next((host for host in hosts if self.table.accepts(host, node)), hosts[0])
+        context = self.context_of(node.device)
+        place = context.options.place or {}
+        placement = Placement(context.backends, place, self.table, context.costs)
+        return placement.fastest(Graph([], [], [node]))[node]
+
+    def kernel(self, node: Node) -> tuple[Kernel, str] | None:
+        """The kernel of a node with the name of its backend; None if the node needs a plan: for its
+        graphs, for transfers, or for kernels that share threads."""
+        if node.graphs:
+            return None
+        original = node
+        while original in self._originals:
+            original = self._originals[original]
+        if original in self._kept:
+            return self._kept[original]
+        try:
+            node_types(node)
+        except InvalidModel as error:
+            cause = error.__cause__
+            return failing(node, cause if isinstance(cause, Exception) else error, False), ""
+        backend = self.backend(node)
+        needs_plan = backend.threads_of_caller or backend.memory != HOST or may_use_threads(node)
+        if node.inputs and needs_plan:
+            return None
+        compiled = self._compiled(node, backend), backend.name
+        if not node.op.pure:
+            self._kept[original] = compiled
+        return compiled
+
+    def _compiled(self, node: Node, backend: Backend) -> Kernel:
+        checkpoint()
+        try:
+            kernel = self.table.kernel(backend, node)
+        except Exception as error:
+            return failing(node, error, certain=False)
+        if kernel is None:
+            reason = f"no kernel is available for it on {backend.name}"
+            raise Unsupported.of([(node.op.full_name, reason, node.label)])
+        contract = contract_of(node, backend)
+        return kernel if contract is None else guarded(contract, kernel)
+
+    def executor(self, graph: Graph) -> Executor:
+        """The executor of a graph without frames, all of it on one device. Raises ``InvalidModel``
+        and ``LimitExceeded`` for what would not run, though it may never have to."""
+        context = self.context_of(graph.nodes[0].device if graph.nodes else "")
+        values = [_placeholder(value) for value in graph.inputs]
+        if any(value is None for value in values):
+            # What is not known cannot be measured.
+            options = context.options
+            expert = options.expert.changed(cost_model=context.costs)
+            context = replace(context, options=replace(options, expert=expert))
+        own = context.backends[0]
+        on_streams = own.device is not None and capability(own, TakesTensors) is not None
+        ports = Ports({}, stay=True) if on_streams else None
+        feeds = Feeds(graph, values, refined=True, ports=ports)
+        run_passes((RelaxControlEdges(),), graph, pass_context(context))
+        lowered = lower_graph(optimize_for_shapes(feeds, context), context)
+        planned = stages.plan_slots(lowered, context, inner=True)
+        executor = stages.executor_in_order(planned, context, "linear")
+        return DeviceSegment(executor, own) if on_streams else executor
+
+
+def _contexts(
+    graph: Graph, context: CompileContext, kernels: KernelTable
+) -> dict[str, CompileContext]:
+    """The contexts of devices that stand for backends, by name: nodes are placed there, as far as
+    the backends have kernels for them and the user does not say otherwise."""
+    devices = context.options.devices
+    if not isinstance(devices, Mapping):
+        return {}
+    chosen = {each: backend_of(each, context.options.precision) for each in devices.values()}
+    backends = {n: chosen[d] for n, d in zip(context.devices, devices.values(), strict=True)}
+    place = {
+        f"{NODE}{node.name}": backends[node.device].name
+        for node in graph.walk()
+        if node.device in backends and node.name and node.op.role is None
+        if kernels.accepts(backends[node.device], node)
+    }
+    options = replace(context.options, place={**place, **(context.options.place or {})})
+    contexts: dict[str, CompileContext] = {}
+    for name, own in backends.items():
+        others = {b.name: b for b in (*context.backends, *backends.values()) if b.name != own.name}
+        contexts[name] = replace(context, backends=(own, *others.values()), options=options)
+    return contexts
+
+
+def _placeholder(value: Value) -> np.ndarray | None:
+    """An array of the type of a value, if that is known."""
+    type_ = value.type
+    if not isinstance(type_, TensorType) or not type_.static or type_.dtype is None:
+        return None
+    return np.broadcast_to(np.zeros((), type_.dtype), type_.dims)

@@ -1,0 +1,73 @@
+"""Attention: ``softmax(softcap(q keys^T scale) + biases) values``, as one node.
+
+It is not in the table of operations: the pass ``recognize_attention`` creates it of ONNX's
+Attention and of the products that spell it out. Inputs are queries [..., heads, rows, size], keys
+[..., groups, positions, size], values [..., groups, positions, value_size], and any number of
+biases, which broadcast to the scores [..., heads, rows, positions]; None counts as none. Each of
+the groups of keys serves ``heads / groups`` heads in a row.
+
+Attributes: ``scale``; ``softcap``, 0 for none; ``keys_last``: keys are [..., groups, size,
+positions]; and ``zeros``: which rows of the result become 0. "unseen" ones have no score above
+negative infinity, and would be NaN; "nan" ones have weights that are NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.core.types import TensorType, Type
+from penstock.ir.graph import Node
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Attrs, Consts, Dims, Op, Types
+from penstock.ops.common import shape_rules as rules
+from penstock.ops.common.work import attention_work
+
+
+def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    q, v = rules.tensor(types, 0), rules.tensor(types, 2)
+    shape = None if q.shape is None or v.shape is None else (*q.shape[:-1], v.shape[-1])
+    return (TensorType(q.dtype, shape),)
+
+
+def _compile(node: Node, types: Types) -> Kernel:
+    attrs = node.attrs
+    scale, cap, zeros = attrs["scale"], attrs.get("softcap", 0.0), attrs.get("zeros", "")
+    keys_last = attrs.get("keys_last", 0)
+
+    def function(q: np.ndarray, k: np.ndarray, v: np.ndarray, *biases: Any) -> np.ndarray:
+        *lead, heads, rows, size = q.shape
+        groups = k.shape[-3]
+        by_group = *lead, groups, heads // groups * rows
+        scores = q.reshape(*by_group, size) @ (k if keys_last else k.swapaxes(-1, -2))
+        scores = scores.reshape(*lead, heads, rows, v.shape[-2]) * q.dtype.type(scale)
+        if cap:
+            scores = np.tanh(scores / q.dtype.type(cap)) * q.dtype.type(cap)
+        for bias in biases:
+            if bias is not None:
+                scores = scores + bias
+        highest = scores.max(-1, keepdims=True, initial=-np.inf)
+        if zeros == "unseen":
+            unseen = np.isneginf(highest)
+            highest[unseen] = 0
+        scores = np.exp(scores - highest)
+        total = scores.sum(-1, keepdims=True)
+        if zeros == "unseen":
+            total[unseen] = 1
+        scores /= total
+        if zeros == "nan":
+            np.copyto(scores, 0, where=np.isnan(scores))
+        y = scores.reshape(*by_group, v.shape[-2]) @ v
+        return y.reshape(*q.shape[:-1], v.shape[-1])
+
+    return Kernel(function)
+
+
+def _work(attrs: Attrs, inputs: Dims, output: tuple[int, ...]) -> int:
+    """That with keys as values have them: [..., positions, size]."""
+    return attention_work(attrs, [inputs[0], inputs[2]], output)
+
+
+ATTENTION = Op("Attention", "penstock", 1, 1, _infer, _compile, work=_work)

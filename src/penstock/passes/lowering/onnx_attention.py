@@ -1,0 +1,268 @@
+"""ONNX's Attention as a node of Penstock's own, or as products and a softmax::
+
+    y = Attention(q, k, v, mask)     becomes     y = penstock.Attention(q, k, v, mask, hidden)
+
+where a backend has a kernel for that, and else::
+
+    s = MatMul(q, Transpose(k)) * scale + (mask + hidden)
+    y = MatMul(Softmax(s), v)
+
+Causality and windows are a constant that is added to the scores, here ``hidden``; a mask of flags,
+minus infinity where it is false. A query that sees no key gets zeros, as in the definition: among
+steps, which queries these are is looked for in the masks alone, which are smaller than the scores.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.core.types import BOOL, FLOAT32, ShapeError, TensorType, Type
+from penstock.ir.graph import Node, Value
+from penstock.ops.common.dtypes import FLOAT64
+from penstock.ops.common.shape_rules import dtype_attribute
+from penstock.ops.internal.attention import ATTENTION
+from penstock.ops.onnx.attention import Heads, attention_dims, check_mask, unseen
+from penstock.passes.context import FusionPolicy
+from penstock.passes.rewrite import Expansion
+
+# Bytes of a mask for causality or a window up to which it is worth to have it as a constant.
+_MOST_MASK = 1 << 24
+
+Biases = dict[tuple[object, ...], Value]
+"""values that were computed of masks, by their operation and inputs"""
+
+
+def attention_nodes(
+    node: Node, policy: FusionPolicy | None, biases: Biases
+) -> Sequence[Node] | None:
+    """What an Attention of known shapes in float32 without a past becomes; None for others."""
+    if policy is None or not _is_simple(node):
+        return None
+    types: Any = [None if value is None else value.type for value in node.inputs]
+    types += [None] * (7 - len(types))
+    heads = Heads(*attention_dims(types, node.attrs))  # type: ignore[arg-type]
+    if not _is_short(node, heads) or not _mask_fits(types[3], heads):
+        return None
+    return _AttentionNodes(node, heads, policy, biases).nodes
+
+
+def _is_simple(node: Node) -> bool:
+    if any(value is not None for value in (*node.inputs[4:], *node.outputs[3:])):
+        return False
+    types = [None if value is None else value.type for value in node.inputs]
+    precision = dtype_attribute(node.attrs, "softmax_precision")
+    if precision is not None and precision == FLOAT64:  # to NumPy, None equals float64
+        return False
+    return all(_fits(type_, i) for i, type_ in enumerate(types) if node.inputs[i] is not None)
+
+
+def _fits(type_: Type | None, i: int) -> bool:
+    """Whether a tensor is known, not empty, and of numbers, or flags as masks may be."""
+    if not isinstance(type_, TensorType):
+        return False
+    dtypes = (FLOAT32,) if i < 3 else (BOOL, FLOAT32)
+    return type_.static and 0 not in type_.dims and type_.dtype in dtypes
+
+
+def _is_short(node: Node, heads: Heads) -> bool:
+    """Whether what order hides is worth a constant."""
+    windows = (node.attrs.get(f"{side}_window_size", -1) for side in ("left", "right"))
+    ordered = bool(node.attrs.get("is_causal")) or max(windows) >= 0
+    return not ordered or FLOAT32.itemsize * heads.queries * heads.keys <= _MOST_MASK
+
+
+def _mask_fits(mask: TensorType | None, heads: Heads) -> bool:
+    """Whether a mask has an element for each key; kernels explain one that is of no use."""
+    if mask is None:
+        return True
+    try:
+        check_mask(mask.dims, heads)
+    except ShapeError:
+        return False
+    return mask.dims[-1] == heads.keys
+
+
+class _AttentionNodes(Expansion):
+    """The ``nodes`` that an Attention becomes."""
+
+    def __init__(self, node: Node, heads: Heads, policy: FusionPolicy, biases: Biases) -> None:
+        super().__init__(node)
+        self.heads = heads
+        self._biases = biases
+        self._write(policy)
+
+    def _write(self, policy: FusionPolicy) -> None:
+        node, heads = self.node, self.heads
+        hidden = unseen(heads, 0, node.attrs)
+        q, k, v = self._split(0, heads.heads), *(self._split(i, heads.kv_heads) for i in (1, 2))
+        k, v = self._kept(k, 1), self._kept(v, 2)
+        mask = self._as_numbers(node.input(3))
+        whole = self._whole([q, k, v, mask, None if hidden is None else self._infinite(hidden)])
+        if policy.has_kernel(whole):
+            (y,) = whole.outputs
+            assert y is not None
+            self.nodes.append(whole)
+        else:
+            y = self._steps(q, k, v, hidden, mask)
+        output, first = node.outputs[0], node.inputs[0]
+        assert output is not None and first is not None
+        if first.rank == 3:
+            y = self.transposed(y, (0, 2, 1, 3))
+            y = self.reshaped(y, (heads.batch, heads.queries, heads.heads * heads.value_size))
+        self._written(y, output)
+
+    def _whole(self, inputs: Sequence[Value | None]) -> Node:
+        """All of it as one node."""
+        heads, attrs = self.heads, self.node.attrs
+        dims = (heads.batch, heads.heads, heads.queries, heads.value_size)
+        assert self.node.outputs[0] is not None
+        y = Value(f"{self.node.outputs[0].name}/heads", TensorType(FLOAT32, dims))
+        own = {"scale": self._scale(), "softcap": attrs.get("softcap", 0.0), "zeros": "unseen"}
+        given = [value for value in inputs if value is not None]
+        return self.node.derived(given, [y], own, op=ATTENTION)
+
+    def _scale(self) -> float:
+        scale = self.node.attrs.get("scale")
+        return float(1 / math.sqrt(max(self.heads.size, 1)) if scale is None else scale)
+
+    def _split(self, index: int, heads: int) -> Value:
+        """An input as [batch, heads, positions, size]."""
+        value = self.node.inputs[index]
+        assert value is not None
+        if value.rank == 4:
+            return value
+        batch, positions, features = _dims(value)
+        value = self.reshaped(value, (batch, positions, heads, features // heads))
+        return self.transposed(value, (0, 2, 1, 3))
+
+    def _kept(self, value: Value, index: int) -> Value:
+        """The keys or the values, as an output of the node if it has that."""
+        present = self.node.outputs[index] if index < len(self.node.outputs) else None
+        return value if present is None else self._written(value, present)
+
+    def _written(self, value: Value, output: Value) -> Value:
+        """An output of the node that equals ``value``: its node writes that instead, if it is one
+        of these nodes."""
+        node = value.producer
+        if node not in self.nodes:
+            self.finish("Identity", [value], output)
+            return value
+        assert node is not None
+        node.outputs, output.producer = [output], node
+        return output
+
+    # Masks.
+
+    def _as_numbers(self, mask: Value | None) -> Value | None:
+        """A mask as numbers that are added to scores."""
+        if mask is None or not isinstance(mask.type, TensorType) or mask.type.dtype != BOOL:
+            return mask
+        key = "numbers", mask
+        if key not in self._biases:
+            if mask.const is not None:
+                infinite = np.where(mask.const, np.float32(0), np.float32(-np.inf))
+                self._biases[key] = self.constant(infinite)
+            else:
+                numbers = [self.constant(np.float32(x)) for x in (0, -np.inf)]
+                self._biases[key] = self._float("Where", [mask, *numbers], _dims(mask))
+        return self._biases[key]
+
+    def _infinite(self, hidden: np.ndarray) -> Value:
+        """Flags of keys that order hides as numbers that are added to scores."""
+        key = "hidden", hidden.shape, hidden.tobytes()
+        if key not in self._biases:
+            self._biases[key] = self.constant(np.where(hidden, np.float32(-np.inf), np.float32(0)))
+        return self._biases[key]
+
+    def _blind(self, bias: Value) -> Value | None:
+        """Flags of the queries that see no key; None if there are none."""
+        if bias.const is not None:
+            flags = np.isneginf(bias.const).all(-1, keepdims=True)
+            return self.constant(flags) if flags.any() else None
+        key = "blind", bias
+        if key not in self._biases:
+            dims = (*_dims(bias)[:-1], 1)
+            axes = self.constant(np.array([-1], np.int64))
+            most = self._float("ReduceMax", [bias, axes], dims, keepdims=1)
+            lowest = self.constant(np.float32(-np.inf))
+            self._biases[key] = self.emit("Equal", [most, lowest], dims, BOOL)
+        return self._biases[key]
+
+    # Steps of their own.
+
+    def _steps(
+        self, q: Value, k: Value, v: Value, hidden: np.ndarray | None, mask: Value | None
+    ) -> Value:
+        heads = self.heads
+        q, k, v = self._share_keys(q, k, v, mask)
+        operands = [q, self._as_columns(k)]
+        scores = self._capped(self._float("MatMul", operands, (*_dims(q)[:3], heads.keys)))
+        rows = _dims(q)[2] // heads.queries
+        bias = None if hidden is None else self._infinite(np.tile(hidden, (rows, 1)))
+        if bias is not None and mask is not None:
+            key = "sum", mask, bias
+            if key not in self._biases:
+                dims = np.broadcast_shapes(_dims(mask), _dims(bias))
+                self._biases[key] = self._float("Add", [mask, bias], dims)
+            bias = self._biases[key]
+        bias = mask if bias is None else bias
+        if bias is not None:
+            scores = self._float("Add", [scores, bias], _dims(scores))
+        weights = self._float("Softmax", [scores], _dims(scores), axis=-1)
+        y = self._float("MatMul", [weights, v], (*_dims(q)[:3], heads.value_size))
+        blind = None if bias is None else self._blind(bias)
+        if blind is not None:
+            y = self._float("Where", [blind, self.constant(np.float32(0)), y], _dims(y))
+        return self.reshaped(y, (heads.batch, heads.heads, heads.queries, heads.value_size))
+
+    def _as_columns(self, k: Value) -> Value:
+        """The keys with their last two dims swapped, in one step with a Transpose before."""
+        axes, before = [0, 1, 3, 2], k.producer
+        if before is not None and before.op.full_name == "Transpose":
+            source, perm = before.inputs[0], before.attrs.get("perm", (3, 2, 1, 0))
+            if source is not None:
+                return self.transposed(source, [perm[axis] for axis in axes])
+        return self.transposed(k, axes)
+
+    def _share_keys(
+        self, q: Value, k: Value, v: Value, mask: Value | None
+    ) -> tuple[Value, Value, Value]:
+        """Operands of products with as many heads: the queries of the heads that share one of keys
+        are rows of one product; under a mask, which may tell them apart, each has a copy."""
+        heads = self.heads
+        if heads.group == 1:
+            return q, k, v
+        if mask is None:
+            dims = (heads.batch, heads.kv_heads, heads.group * heads.queries, heads.size)
+            return self.reshaped(q, dims), k, v
+        return q, self._repeated(k), self._repeated(v)
+
+    def _repeated(self, value: Value) -> Value:
+        batch, kv_heads, positions, size = _dims(value)
+        group = self.heads.group
+        value = self.reshaped(value, (batch, kv_heads, 1, positions, size))
+        dims = (batch, kv_heads, group, positions, size)
+        value = self._float("Expand", [value, self.constant(np.array(dims, np.int64))], dims)
+        return self.reshaped(value, (batch, kv_heads * group, positions, size))
+
+    def _capped(self, scores: Value) -> Value:
+        """The scores times the scale, within the bounds of ``softcap``."""
+        factor, cap, dims = self._scale(), self.node.attrs.get("softcap", 0.0), _dims(scores)
+        if cap:
+            scores = self._float("Mul", [scores, self.constant(np.float32(factor / cap))], dims)
+            scores, factor = self._float("Tanh", [scores], dims), cap
+        return self._float("Mul", [scores, self.constant(np.float32(factor))], dims)
+
+    def _float(
+        self, name: str, inputs: Sequence[Value], dims: Sequence[int], **attrs: Any
+    ) -> Value:
+        return self.emit(name, inputs, dims, FLOAT32, **attrs)
+
+
+def _dims(value: Value) -> tuple[int, ...]:
+    assert isinstance(value.type, TensorType)
+    return value.type.dims

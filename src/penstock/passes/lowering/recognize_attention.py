@@ -1,0 +1,423 @@
+"""Attention as one node, however the model spells it.
+
+::
+
+    t = Transpose(Expand(keys))                becomes     y = Attention(q, keys, values, bias)
+    s = MatMul(q, t) * scale + bias
+    y = MatMul(Softmax(s), Expand(values))
+
+In steps of their own the scores would be written and read several times, and keys that heads share
+would be copied for each of them. ONNX's Attention becomes the same node (``onnx_attention``).
+
+Where shapes are known, a backend decides by its kernel and by costs. Where the number of keys is
+not, a step of a decoder over its cache, any backend takes few queries as one node. There the bias
+may be a sum of masks, or a Where that puts a number of at most -1e30, or minus infinity, in the
+place of a score: what is added to that vanishes in float32. Other forms are left as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from itertools import pairwise
+from typing import TypeAlias
+
+import numpy as np
+
+from penstock.core.checkpoints import with_checkpoints
+from penstock.core.records import dataclass, field, replace
+from penstock.core.types import FLOAT32, TensorType
+from penstock.ir.graph import Graph, Node, Readers, Value, readers_of
+from penstock.ops.common.dtypes import is_float
+from penstock.ops.internal.attention import ATTENTION
+from penstock.ops.internal.zero_nan import ZERO_NAN
+from penstock.ops.onnx.softmax import SINGLE_AXIS
+from penstock.ops.registry import standard
+from penstock.passes.context import Pass, PassContext, Property
+from penstock.passes.dead_code import prune
+from penstock.passes.lowering.onnx_attention import attention_nodes
+
+_MOST_QUERIES = 32
+_MOST_TERMS = 8
+_LOWEST = -1e30
+"""numbers from which on downwards float32 has no digits for scores"""
+_LEAST = 1e-18
+"""the least factor of scores: with smaller ones, steps may overflow where one node does not"""
+
+_Term: TypeAlias = "tuple[Value, Value | None, bool]"
+"""a bias, or the condition, the number and whether that is for what holds, of a Where"""
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """The product of queries and keys, times ``scale``, what is done to it then, and the nodes that
+    do it."""
+
+    nodes: tuple[Node, ...]
+    scale: float = 1.0
+    terms: tuple[_Term, ...] = ()
+
+    @property
+    def product(self) -> Node:
+        return self.nodes[0]
+
+
+@dataclass(frozen=True)
+class _Operands:
+    """Queries, keys and values; ``keys_last``: keys are [..., size, positions]."""
+
+    q: Value
+    k: Value
+    v: Value
+    keys_last: bool
+
+    def shapes(self) -> list[tuple[int | None, ...]]:
+        """Their dims, None for unknown ones, of keys as [..., positions, size]; nothing unless all
+        are floats of one type and rank."""
+        values = self.q, self.k, self.v
+        types = [value.type for value in values]
+        dtypes = {t.dtype if isinstance(t, TensorType) else None for t in types}
+        shapes = [_dims(value) for value in values]
+        dtype = next(iter(dtypes))
+        if len(dtypes) > 1 or dtype is None or not is_float(dtype):
+            return []
+        if len({len(shape) for shape in shapes}) > 1 or len(shapes[0]) < 3:
+            return []
+        if self.keys_last:
+            shapes[1] = (*shapes[1][:-2], shapes[1][-1], shapes[1][-2])
+        return shapes
+
+
+class RecognizeAttention(Pass):
+    """Replace attention by an Attention of Penstock's own."""
+
+    name = "recognize_attention"
+    requires = frozenset({Property.TYPED})
+
+    def run(self, graph: Graph, context: PassContext) -> bool:
+        changed = False
+        readers = readers_of(graph)
+        awaited = {before for node in graph.walk() for before in node.control_inputs}
+        for inner in list(graph.graphs()):
+            search = _Search(context, readers, awaited, set(inner.nodes))
+            nodes: list[Node] = []
+            for node in with_checkpoints(inner.nodes):
+                replacement = search.replacement(node)
+                changed |= replacement is not None
+                nodes += replacement or (node,)
+            inner.nodes = nodes
+        if changed:
+            prune(graph)
+        return changed
+
+
+@dataclass
+class _Search:
+    """The search for attention among the nodes ``inside`` a graph. ``awaited`` nodes must run at
+    their own time. ``biases`` are the values that were computed for biases so far, by their
+    operation and inputs: layers share them."""
+
+    context: PassContext
+    readers: Readers
+    awaited: Set[Node]
+    inside: Set[Node]
+    biases: dict[tuple[object, ...], Value] = field(default_factory=dict)
+
+    def replacement(self, node: Node) -> Sequence[Node] | None:
+        """What takes the place of ``node``: the second product, or ONNX's Attention."""
+        if node.op.name not in ("Attention", "MatMul") or node.control_inputs:
+            return None
+        if node.outputs[0] is None:
+            return None
+        if node.op.full_name == "Attention":
+            return attention_nodes(node, self.context.fusion, self.biases)
+        softmax, guard = _softmax(node)
+        if softmax is None or softmax.inputs[0] is None:
+            return None
+        behind = [softmax, guard, node] if guard is not None else [softmax, node]
+        for before, reader in pairwise(behind):
+            output = before.outputs[0]
+            if output is None or self.readers.get(output) != [reader]:
+                return None
+        scores = _chain(softmax.inputs[0], self.readers)
+        if scores is None:
+            return None
+        pieces = [*scores.nodes, *behind]
+        if not self.inside >= set(pieces) or not self.awaited.isdisjoint(pieces):
+            return None
+        return self._attention(node, scores, pieces)
+
+    def _attention(
+        self, node: Node, scores: _Scores, pieces: Sequence[Node]
+    ) -> Sequence[Node] | None:
+        """An Attention in the place of the product ``node``, behind the nodes that add up its
+        bias, if all is as that takes it."""
+        q, b = scores.product.inputs
+        keys, factor = _transposed(b)
+        keys_last = keys is None
+        k, v = b if keys is None else keys, node.inputs[1]
+        if q is None or k is None or v is None:
+            return None
+        if keys_last:
+            factor = 1.0
+        else:
+            k, v = _repeated(k), _repeated(v)
+            if len(k.shape or ()) == 4 and _dims(k)[1] != _dims(v)[1]:
+                k, v = keys, node.inputs[1]
+        assert k is not None and v is not None
+        operands = _Operands(q, k, v, keys_last)
+        attrs = {
+            "scale": factor * scores.scale,
+            "zeros": "nan" if len(pieces) > len(scores.nodes) + 2 else "",
+            "keys_last": int(keys_last),
+        }
+        (y,) = node.outputs
+        nodes: list[Node] = []
+        if _is_open(operands, scores) and not self.context.framed:
+            bias = _Bias(node, self.biases, nodes).total(scores.terms)
+            nodes.append(node.derived([q, k, v, bias], [y], attrs, op=ATTENTION))
+            return nodes
+        policy = self.context.fusion
+        if policy is None or not _is_known(operands, scores):
+            return None
+        inputs = [q, k, v, *[operand for operand, _, _ in scores.terms]]
+        assert y is not None
+        candidate = node.derived(inputs, [Value(y.name, y.type)], attrs, op=ATTENTION)
+        if not policy.is_faster(candidate, pieces) or not policy.has_kernel(candidate):
+            return None
+        return [node.derived(inputs, [y], attrs, op=ATTENTION)]
+
+
+def _dims(value: Value | None) -> tuple[int | None, ...]:
+    """The dims of a tensor, None for unknown ones; nothing for one of unknown rank."""
+    type_ = None if value is None else value.type
+    if not isinstance(type_, TensorType) or type_.shape is None:
+        return ()
+    return tuple([dim if isinstance(dim, int) else None for dim in type_.shape])
+
+
+def _is_open(operands: _Operands, scores: _Scores) -> bool:
+    """Whether only the number of keys is unknown, and queries are few."""
+    shapes = operands.shapes()
+    if not shapes or len(shapes[0]) != 4 or operands.keys_last or None in shapes[0]:
+        return False
+    assert isinstance(operands.q.type, TensorType)
+    (batch, heads, rows, size), of_k, of_v = shapes
+    assert heads is not None and rows is not None
+    groups = of_k[1]
+    if operands.q.type.dtype != FLOAT32 or not groups or heads % groups:
+        return False
+    if not 0 < rows <= _MOST_QUERIES or of_k != (batch, groups, None, size):
+        return False
+    if of_v[:3] != (batch, groups, None) or not of_v[3]:
+        return False
+    if any(_dims(node.outputs[0])[:3] != (batch, heads, rows) for node in scores.nodes):
+        return False
+    return all(_is_bias(operand) for operand, _, _ in scores.terms)
+
+
+def _is_known(operands: _Operands, scores: _Scores) -> bool:
+    """Whether shapes are known, and scores have no other dims than the product of all queries with
+    all keys; whether biases are only added."""
+    shapes = operands.shapes()
+    if not shapes or any(not dim for shape in shapes for dim in shape):
+        return False
+    of_q, of_k, of_v = shapes
+    if of_q[-1] != of_k[-1] or of_k[:-1] != of_v[:-1] or of_q[:-3] != of_k[:-3]:
+        return False
+    heads, groups = of_q[-3], of_k[-3]
+    assert heads is not None and groups is not None
+    if heads % groups or any(number is not None for _, number, _ in scores.terms):
+        return False
+    whole = (*of_q[:-1], of_k[-2])
+    return all(_dims(node.outputs[0]) == whole for node in scores.nodes)
+
+
+def _is_bias(operand: Value) -> bool:
+    """Whether a bias or a condition has an element for each key."""
+    shape = operand.shape
+    return shape is not None and 0 < len(shape) <= 4 and shape[-1] != 1
+
+
+# The parts.
+
+
+def _producer(value: Value | None, *names: str) -> Node | None:
+    """The producer of ``value``, if it is one of these operations."""
+    node = None if value is None else value.producer
+    fits = node is not None and node.op.full_name in names and not node.control_inputs
+    return node if fits else None
+
+
+def _softmax(node: Node) -> tuple[Node | None, Node | None]:
+    """The Softmax along the last axis whose result, or that without NaN, a product reads; and what
+    replaces NaN."""
+    if node.op.full_name != "MatMul":
+        return None, None
+    value = node.inputs[0]
+    guard = None if value is None else value.producer
+    if guard is not None and guard.op is ZERO_NAN and not guard.control_inputs:
+        value = guard.inputs[0]
+    else:
+        guard = None
+    softmax = _producer(value, "Softmax")
+    if softmax is None or softmax.op.since < SINGLE_AXIS or value is None:
+        return None, None
+    last = softmax.attrs.get("axis", -1) in (-1, len(value.shape or ()) - 1)
+    return (softmax, guard) if last else (None, None)
+
+
+def _number(value: Value | None) -> float | None:
+    const = None if value is None else value.const
+    return float(const.reshape(())) if const is not None and const.size == 1 else None
+
+
+def _factor(node: Node, i: int) -> float | None:
+    """The number by which input ``i``, of a Mul or a Div, multiplies the other one."""
+    number = _number(node.inputs[i])
+    if number is None or not _LEAST < abs(number) < 1 / _LEAST:
+        return None
+    return number if node.op.name == "Mul" else 1 / number
+
+
+def _chain(value: Value | None, readers: Readers, depth: int = 0) -> _Scores | None:
+    """What ``value`` is computed by, back to the product; nothing else may read what is between."""
+    if value is None or depth > _MOST_TERMS or len(readers.get(value, ())) != 1:
+        return None
+    node = _producer(value, "MatMul", "Mul", "Div", "Add", "Where")
+    if node is None:
+        return None
+    if node.op.name == "MatMul":
+        return _Scores((node,))
+    if node.op.name == "Where":
+        return _where(node, readers, depth)
+    for i in (0, 1) if node.op.name != "Div" else (0,):
+        x, other = node.inputs[i], node.inputs[1 - i]
+        factor = None if node.op.name == "Add" else _factor(node, 1 - i)
+        if node.op.name != "Add" and factor is None:
+            continue
+        chain = _chain(x, readers, depth + 1)
+        if chain is None or other is None:
+            continue
+        chain = replace(chain, nodes=(*chain.nodes, node))
+        if factor is None:
+            return replace(chain, terms=(*chain.terms, (other, None, False)))
+        if chain.terms:  # of a sum, the bias would have to be scaled too
+            return None
+        return replace(chain, scale=chain.scale * factor)
+    return None
+
+
+def _where(node: Node, readers: Readers, depth: int) -> _Scores | None:
+    condition, yes, no = node.inputs
+    for x, other, holds in ((no, yes, True), (yes, no, False)):
+        number = _number(other)
+        if condition is None or number is None or not number <= _LOWEST:
+            continue
+        chain = _chain(x, readers, depth + 1)
+        if chain is None:
+            return None
+        terms = (*chain.terms, (condition, other, holds))
+        return replace(chain, terms=terms, nodes=(*chain.nodes, node))
+    return None
+
+
+def _transposed(value: Value | None) -> tuple[Value | None, float]:
+    """Keys whose transposition ``value`` is, but for a factor, and the factor; else None."""
+    factor, keys = 1.0, None
+    for _ in range(3):
+        node = _producer(value, "Mul", "Div", "Transpose")
+        if node is None:
+            break
+        if node.op.name == "Transpose":
+            last = list(range(len(_dims(value))))
+            last[-2:] = last[:-3:-1]
+            if keys is not None or list(node.attrs.get("perm", ())) != last:
+                break
+            value = keys = node.inputs[0]
+            continue
+        i = 1 if _factor(node, 1) is not None or node.op.name == "Div" else 0
+        number = _factor(node, i)
+        if number is None:
+            break
+        factor *= number
+        value = node.inputs[1 - i]
+        keys = value if keys is not None else None
+    return keys, factor
+
+
+def _repeated(value: Value) -> Value:
+    """What a Reshape of an Expand repeats for each of the heads of a group; else ``value``."""
+    reshape = _producer(value, "Reshape")
+    expand = None if reshape is None else _producer(reshape.inputs[0], "Expand")
+    unsqueeze = None if expand is None else _producer(expand.inputs[0], "Unsqueeze", "Reshape")
+    if unsqueeze is None or expand is None:
+        return value
+    x, one, many = unsqueeze.inputs[0], unsqueeze.outputs[0], expand.outputs[0]
+    before, wide, after = _dims(one), _dims(many), _dims(value)
+    if x is None or len(before) != 5 or len(wide) != 5 or len(after) != 4 or len(_dims(x)) != 4:
+        return value
+    batch, groups, keys, size = _dims(x)
+    if before != (batch, groups, 1, keys, size):
+        return value
+    times = wide[2]
+    if times is None or groups is None:
+        return value
+    fits = wide[:2] == (batch, groups) and wide[4] == size and wide[3] in (None, keys)
+    after_fits = after[:2] == (batch, groups * times) and after[3] == size
+    return x if fits and after_fits and after[2] in (None, keys) else value
+
+
+# The bias.
+
+
+class _Bias:
+    """What adds up the bias of attention, as ``nodes`` beside the second product. ``values`` are
+    those that were computed before."""
+
+    def __init__(
+        self, beside: Node, values: dict[tuple[object, ...], Value], nodes: list[Node]
+    ) -> None:
+        self._beside, self._values, self._nodes = beside, values, nodes
+
+    def total(self, terms: Sequence[_Term]) -> Value | None:
+        """The sum of all terms; None if there are none."""
+        total: Value | None = None
+        for operand, number, holds in terms:
+            term = self._of_rank_4(operand)
+            if number is not None:
+                other = self._constant(0) if total is None else total
+                low = self._constant(_number(number))
+                choices = (low, other) if holds else (other, low)
+                total = self._computed("Where", [term, *choices])
+            else:
+                total = term if total is None else self._computed("Add", [total, term])
+        return total
+
+    def _constant(self, number: float | None) -> Value:
+        key = "constant", number
+        if key not in self._values:
+            self._values[key] = Value("constant", const=np.array(number, FLOAT32))
+        return self._values[key]
+
+    def _of_rank_4(self, value: Value) -> Value:
+        missing = 4 - len(value.shape or ())
+        if not missing:
+            return value
+        key = "axes", missing
+        if key not in self._values:
+            self._values[key] = Value("axes", const=np.arange(missing))
+        return self._computed("Unsqueeze", [value, self._values[key]])
+
+    def _computed(self, name: str, inputs: Sequence[Value]) -> Value:
+        known = self._values.get((name, *inputs))
+        if known is not None:
+            return known
+        op, beside = standard(name), self._beside
+        (type_,) = op.infer([v.type for v in inputs], {}, [v.const for v in inputs])
+        (y,) = beside.outputs
+        assert y is not None
+        output = Value(f"{y.name}/bias{len(self._nodes)}", type_)
+        node = beside.derived(inputs, [output], {}, op=op, name=f"{beside.name}/bias")
+        self._nodes.append(node)
+        self._values[name, *inputs] = output
+        return output

@@ -1,0 +1,239 @@
+"""Trials: which of several ways to run a plan is fastest, by measuring.
+
+Ahead of the first answer, runs are added, and they are bounded: ``BUDGET`` times a run in all,
+unless ``autotune=True`` asks for more. Later, runs of users are timed, and none is added::
+
+    run   1 ... 32     33 ... 38         39 ... 102    103 ... 108       ...
+          as usual     both, by turns    as usual      both, by turns
+
+A choice is never for good: what was measured in one process, beside others, may be wrong. So the
+executor that lost is tried again, ever more seldom, as ``ThreadTuner`` does it for threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
+from math import inf
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.core.checkpoints import report_progress
+from penstock.core.errors import PenstockError
+from penstock.executors.base import Executor
+from penstock.executors.control import Control, compile_run
+from penstock.executors.linear import LinearExecutor
+from penstock.host.current_run import working_for
+from penstock.observers.base import ObservedRun
+
+if TYPE_CHECKING:
+    from penstock.observers.profile import Profile
+
+Inputs = Sequence[Any]
+Outputs = tuple[Any, ...]
+
+BUDGET = 3
+"""times a run with all threads: what measuring takes ahead of the first answer"""
+_LEAST_SECONDS = 0.01  # that it may take in any case
+# Runs to measure a graph by: one, and up to this number while they take less than MOST_SECONDS.
+MOST_RUNS = 5
+MOST_SECONDS = 0.2
+# Turns of observed and unobserved runs: few, since each begins with its memory cold.
+_TURNS = 3
+_DISTURBED = 3
+# Runs between two trials: the fewest after a change, doubled up to the most.
+FEWEST, RAREST = 32, 4096
+PAIRS = 6
+"""of runs, in a trial"""
+
+
+def profile_runs(
+    executor: Executor, values: Inputs, runs: int, most_seconds: float = inf
+) -> Profile:
+    """A profile of ``runs`` runs of an observed executor, after one to warm up; of fewer once they
+    have taken ``most_seconds``. Nothing is kept in the table of costs."""
+    from penstock.observers.profile import Profile
+
+    profile = Profile()
+    begin = perf_counter()
+    for i in range(1 + runs):
+        observed_run(executor, values, profile if i else None)
+        if i and perf_counter() - begin > most_seconds:
+            break
+    return profile
+
+
+def profile_in_turn(observed: Executor, executor: Executor, values: Inputs, runs: int) -> Profile:
+    """A profile of ``runs`` runs of ``observed``, and in turn with them of as many of ``executor``,
+    the same without observers, so that what slows the machine down slows down both, but for single
+    runs and steps that were interrupted (``undisturbed``). What observing adds is in it until it
+    is settled (``Profile.settle``)."""
+    from penstock.observers.profile import Profile
+
+    watched: list[Profile] = []
+    alone: list[float] = []
+    turns = min(_TURNS, runs // 3) or 1
+    for turn in range(turns):
+        report_progress("measure the plan", turn, turns)
+        count = (runs + turn) // turns
+        # Each turn after one run to warm up: the other executor has an arena of its own.
+        alone += _seconds(executor, values, 1 + count, runs)[1:]
+        for i in range(1 + count):
+            profile = Profile()
+            observed_run(observed, values, profile if i else None)
+            watched += [profile] if i else []
+    report_progress("measured the plan", turns, turns)
+    whole = _without_disturbances(watched)
+    whole.alone = undisturbed(alone)
+    return whole
+
+
+def _seconds(executor: Executor, values: Inputs, runs: int, trials: int) -> list[float]:
+    """The seconds of each of ``runs`` runs, without up to ``trials`` others by which the executor
+    chooses the number of its threads."""
+    taken: list[float] = []
+    while len(taken) < runs:
+        trial = trials > 0 and isinstance(executor, LinearExecutor) and executor.undecided
+        with compile_run() as control:
+            begin = perf_counter()
+            executor.run(values, control)
+            seconds = perf_counter() - begin
+        trials -= trial
+        taken += [] if trial else [seconds]
+    return taken
+
+
+def _without_disturbances(profiles: Sequence[Profile]) -> Profile:
+    """The profile of all runs of which each has one of ``profiles``. What other processes do to a
+    run, they do to few of its steps: the seconds of each step are those of ``undisturbed`` runs,
+    and the runs are as much shorter."""
+    from penstock.observers.profile import Profile
+
+    whole = Profile()
+    for profile in profiles:
+        whole.add(profile)
+    for key, entry in whole.entries.items():
+        own = [p.entries[key].total for p in profiles if key in p.entries]
+        seconds = sum(undisturbed(own))
+        whole.observed -= entry.total - seconds
+        entry.total = seconds
+    return whole
+
+
+def undisturbed(seconds: Sequence[float]) -> list[float]:
+    """The times of runs that do the same; one of more than ``_DISTURBED`` times the median, which
+    other processes must have interrupted, counts as the median.
+
+    >>> undisturbed([1.0, 1.5, 80.0, 1.0])
+    [1.0, 1.5, 1.25, 1.0]
+    """
+    middle = float(np.median(seconds))
+    return [x if x <= _DISTURBED * middle else middle for x in seconds]
+
+
+def observed_run(
+    executor: Executor, values: Inputs, profile: Profile | None, timeout: float | None = None
+) -> float:
+    """One run of an observed executor; the seconds that it took."""
+    with compile_run(timeout) as control:
+        control.run = ObservedRun(executor.table, executor.name, executor.threads)
+        if profile is not None:
+            control.observer = profile
+        control.observer.run_begin(control.run)
+        begin = perf_counter()
+        executor.run(values, control)
+        seconds = perf_counter() - begin
+        control.observer.run_end(control.run, None)
+        return seconds
+
+
+def briefly(executor: Executor, values: Inputs, serial: float) -> Profile:
+    """A profile of one run of an observed executor that has run before, in ``serial`` seconds; both
+    together take at most ``BUDGET`` times as long. Raises ``DeadlineExceeded`` if it takes longer.
+    """
+    from penstock.observers.profile import Profile
+
+    profile = Profile()
+    observed_run(executor, values, profile, max((BUDGET - 1) * serial, _LEAST_SECONDS))
+    return profile
+
+
+def without_broadcasts(values: Inputs) -> list[Any]:
+    """Copies of values that stand for a shape: reading strides of zero would be too fast."""
+    return [np.ascontiguousarray(x) if isinstance(x, np.ndarray) and x.ndim else x for x in values]
+
+
+def faster(
+    one: Executor, other: Executor, values: Inputs, margin: float
+) -> tuple[Executor, Executor]:
+    """``one`` before ``other`` if it takes at most ``margin`` of its time, else behind it. Both are
+    run: a simulation knows neither shared memory bandwidth nor Python's lock."""
+    fed = without_broadcasts(values)
+    best = [inf, inf]
+    try:
+        # Twice: threads that one executor left spinning slow down the first run of the other.
+        for _ in range(2):
+            for i, executor in enumerate((one, other)):
+                begin = perf_counter()
+                for _ in range(MOST_RUNS):
+                    start = perf_counter()
+                    with compile_run() as control:
+                        executor.run(fed, control)
+                    best[i] = min(best[i], perf_counter() - start)
+                    if perf_counter() - begin > MOST_SECONDS / 2:
+                        break
+    except PenstockError:
+        return other, one
+    return (one, other) if best[0] <= margin * best[1] else (other, one)
+
+
+# Comparing executors by the runs of users.
+
+Runner = Callable[[Executor, Inputs, Control], Outputs]
+"""Runs an executor, or another one in its place"""
+Turns = Generator[Runner, float, bool]
+Switch = Callable[[Executor], Executor | None]
+"""Lets an executor take the place of the one used, which it returns; None without a session."""
+
+
+def as_usual(executor: Executor, inputs: Inputs, control: Control) -> Outputs:
+    return working_for(control, executor.run, inputs, control)
+
+
+def _instead(other: Executor, _: Executor, inputs: Inputs, control: Control) -> Outputs:
+    return working_for(control, other.run, inputs, control)
+
+
+def in_turns(other: Executor, pairs: int, margin: float) -> Turns:
+    """How each of ``pairs`` pairs of runs is run: as usual and with ``other`` by turns; is sent the
+    seconds of each run. Returns whether ``other`` takes at most ``margin`` of the usual time."""
+    usual = best = inf
+    for _ in range(pairs):
+        usual = min(usual, (yield as_usual))
+        best = min(best, (yield partial(_instead, other)))
+    return best <= margin * usual
+
+
+def converse(margin: float) -> float:
+    """The margin of an executor, by that of the other one."""
+    return 1 / margin if margin else inf
+
+
+def judged_again(
+    other: Executor, margin: float, switch: Switch, first: int = FEWEST
+) -> Generator[Runner, float, None]:
+    """How each run is run of a plan with two executors: as usual, but in turns with the ``other``
+    after ``first`` runs, and then at intervals that grow as long as nothing changes. The other is
+    used from then on if it takes at most ``margin`` of the usual time."""
+    interval = first
+    while True:
+        for _ in range(interval):
+            yield as_usual
+        interval = min(max(2 * interval, FEWEST), RAREST)
+        if (yield from in_turns(other, PAIRS, margin)):
+            replaced = switch(other)
+            if replaced is None:
+                return
+            other, margin, interval = replaced, converse(margin), FEWEST

@@ -1,0 +1,210 @@
+"""Compiled attention of few queries over a cache, against NumPy's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from penstock.backends.native.attention import cached_attention
+from penstock.core.types import TensorType
+from penstock.ir.graph import Node, Value
+from penstock.ops.registry import MICROSOFT, find
+from tests.support.native_kernels import LIBRARIES, pytestmark  # noqa: F401
+
+rng = np.random.default_rng(6)
+
+
+def draw(*shape):
+    return rng.normal(size=shape).astype(np.float32)
+
+
+def node_of(name, domain, inputs, **attrs):
+    op = find(name, domain, 24 if not domain else 1)
+    types = [None if x is None else TensorType(x.dtype, (None,) * x.ndim) for x in inputs]
+    values = [None if t is None else Value(f"x{i}", t) for i, t in enumerate(types)]
+    results = op.infer(types, attrs, [None] * len(types))
+    return Node(op, values, [Value(f"y{i}", t) for i, t in enumerate(results[:3])], attrs)
+
+
+def check(node, inputs):
+    """Compare results with those of NumPy's kernel, which must not be called."""
+    types = [None if value is None else value.type for value in node.inputs]
+    wanted = node.op.compile(node, types).function(*inputs)
+    for library in LIBRARIES:
+        kernel = cached_attention(library, node, types)
+        assert kernel is not None
+        function, (_, *others) = kernel.function.func, kernel.function.args
+        results = function(refused, *others, *inputs)
+        for result, want in zip(results, wanted, strict=False):
+            np.testing.assert_allclose(result, want, rtol=2e-5, atol=2e-6)
+
+
+def refused(*inputs):
+    raise AssertionError("there is no kernel for these")
+
+
+def groups(batch, queries, room, lengths, heads=6, kv_heads=2, size=24, half=0):
+    """Inputs of GroupQueryAttention. ``room``: positions of the past."""
+    total = max(lengths) + 1
+    caches = [draw(batch, kv_heads, room, size) for _ in range(2)]
+    angles = [draw(total + 3, half) for _ in range(2)] if half else [None, None]
+    numbers = np.array(lengths, np.int32)[:, None], np.array(total, np.int32)
+    widths = heads * size, kv_heads * size, kv_heads * size
+    return [*[draw(batch, queries, width) for width in widths], *caches, *numbers, *angles]
+
+
+FORMS = [
+    ({}, {}),
+    ({"do_rotary": 1}, {"half": 12}),
+    ({"do_rotary": 1, "rotary_interleaved": 1}, {"half": 8}),
+    ({"local_window_size": 5, "scale": 0.3}, {}),
+    ({"softcap": 2.5}, {"size": 33}),
+]
+
+
+@pytest.mark.parametrize("attrs, sizes", FORMS)
+def test_steps_over_a_growing_cache_are_close_to_numpy(attrs, sizes):
+    for queries, past in ((1, 7), (1, 600), (3, 40), (1, 1)):
+        inputs = groups(2, queries, past, [past + queries - 1] * 2, **sizes)
+        attrs = {"num_heads": 6, "kv_num_heads": 2, **attrs}
+        check(node_of("GroupQueryAttention", MICROSOFT, inputs, **attrs), inputs)
+
+
+def test_steps_without_angles_may_leave_them_out():
+    inputs = groups(1, 1, 5, [5])[:7]
+    attrs = {"num_heads": 6, "kv_num_heads": 2}
+    check(node_of("GroupQueryAttention", MICROSOFT, inputs, **attrs), inputs)
+
+
+@pytest.mark.parametrize("heads, kv_heads", [(1, 1), (3, 3), (2, 1), (6, 2), (7, 1), (20, 4)])
+@pytest.mark.parametrize("size", [1, 3, 8, 15, 16, 17, 64, 72, 130])
+def test_groups_of_any_number_of_heads_are_close_to_numpy(heads, kv_heads, size):
+    attrs = {"num_heads": heads, "kv_num_heads": kv_heads}
+    for queries, past in ((1, 1), (1, 15), (1, 300), (2, 256)):
+        lengths = [past + queries - 1] * 2
+        inputs = groups(2, queries, past, lengths, heads, kv_heads, size)
+        check(node_of("GroupQueryAttention", MICROSOFT, inputs, **attrs), inputs)
+
+
+@pytest.mark.parametrize("attrs, sizes", FORMS)
+def test_samples_of_different_lengths_share_a_buffer_with_room(attrs, sizes):
+    inputs = groups(3, 1, 32, [4, 31, 17], **sizes)
+    attrs = {"num_heads": 6, "kv_num_heads": 2, **attrs}
+    check(node_of("GroupQueryAttention", MICROSOFT, inputs, **attrs), inputs)
+
+
+@pytest.mark.parametrize("mask", [None, (1, 1, 1, 9), (2, 4, 3, 9), (2, 1, 3, 9), (1, 4, 1, 9)])
+@pytest.mark.parametrize("flat", [False, True])
+def test_attention_of_onnx_over_a_past_is_close_to_numpy(mask, flat):
+    bias = None if mask is None else draw(*mask)
+    parts = [draw(2, 4, 3, 16), draw(2, 2, 3, 16), draw(2, 2, 3, 20)]
+    attrs = {"q_num_heads": 4, "kv_num_heads": 2} if flat else {"softcap": 3.0}
+    if flat:
+        parts = [x.transpose(0, 2, 1, 3).reshape(2, 3, -1) for x in parts]
+    inputs = [*parts, bias, draw(2, 2, 6, 16), draw(2, 2, 6, 20)]
+    check(node_of("Attention", "", inputs, **attrs), inputs)
+
+
+@pytest.mark.parametrize("queries", [1, 3])
+def test_present_of_a_growing_cache_is_where_the_past_is(queries):
+    attrs = {"num_heads": 6, "kv_num_heads": 2, "do_rotary": 1}
+    for library in LIBRARIES:
+        past, copies = [draw(2, 2, 5, 24) for _ in range(2)], 0
+        for step in range(12):
+            length = 5 + step * queries
+            inputs = groups(2, queries, length, [length + queries - 1] * 2, half=12)
+            inputs[3:5] = past
+            node = node_of("GroupQueryAttention", MICROSOFT, inputs, **attrs)
+            types = [None if value is None else value.type for value in node.inputs]
+            before = [x.copy() for x in past]
+            wanted = node.op.compile(node, types).function(*inputs)
+            results = cached_attention(library, node, types).function(*inputs)
+            for result, want in zip(results, wanted, strict=True):
+                np.testing.assert_allclose(result, want, rtol=2e-5, atol=2e-6)
+            for old, kept, new in zip(past, before, results[1:], strict=True):
+                np.testing.assert_array_equal(old, kept)
+                copies += not np.shares_memory(old, new)
+            past = results[1:]
+        assert copies == (2 if queries == 1 else 4)
+
+
+def test_samples_that_end_before_the_cache_get_a_present_of_their_own():
+    attrs = {"num_heads": 6, "kv_num_heads": 2}
+    for library in LIBRARIES:
+        inputs = groups(2, 1, 8, [8, 8])
+        node = node_of("GroupQueryAttention", MICROSOFT, inputs, **attrs)
+        types = [None if value is None else value.type for value in node.inputs]
+        function = cached_attention(library, node, types).function
+        _, *inputs[3:5] = function(*inputs)
+        shared = [x.copy() for x in inputs[3:5]]
+        inputs[5:7] = np.array([[4], [9]], np.int32), np.array(10, np.int32)
+        _, *present = function(*inputs)
+        for old, kept, new in zip(inputs[3:5], shared, present, strict=True):
+            assert not np.shares_memory(old, new)
+            np.testing.assert_array_equal(old, kept)
+
+
+def changed(inputs, **changes):
+    return [changes.get(f"x{i}", x) for i, x in enumerate(inputs)]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"x5": np.array([[9]], np.int32)},  # beyond the total
+        {"x5": np.array([[-1]], np.int32)},
+        {"x6": np.array(2**31 - 1, np.int32)},
+        {"x6": np.array(-1, np.int32)},
+        {"x3": draw(1, 2, 3, 24), "x4": draw(1, 2, 3, 24)},  # shorter than the past
+        {"x4": draw(1, 2, 5, 24)},
+        {"x7": draw(2, 12)},  # fewer angles than positions
+        {"x8": draw(11, 9)},
+        {"x1": draw(1, 2, 48)},
+        {"x0": draw(1, 1, 145)},
+        {"x0": draw(1, 1, 144) * np.nan},
+    ],
+)
+def test_inputs_that_do_not_fit_are_left_to_numpy(changes):
+    inputs = groups(1, 1, 8, [8], half=12)
+    attrs = {"num_heads": 6, "kv_num_heads": 2, "do_rotary": 1}
+    node = node_of("GroupQueryAttention", MICROSOFT, inputs, **attrs)
+    types = [value.type for value in node.inputs]
+    for library in LIBRARIES:
+        kernel = cached_attention(library, node, types)
+        function, (_, *others) = kernel.function.func, kernel.function.args
+        assert function(lambda *inputs: "NumPy", *others, *changed(inputs, **changes)) == "NumPy"
+
+
+def hidden(heads, begin, end, value=-np.inf):
+    """A step over 800 positions, some of which a mask hides from one of the heads."""
+    mask = np.zeros((1, heads, 1, 800), np.float32)
+    mask[:, 1, :, begin:end] = value
+    inputs = [draw(1, heads, 1, 8), *[draw(1, 2, 1, 8) for _ in range(2)], mask]
+    return [*inputs, *[draw(1, 2, 799, 8) for _ in range(2)]]
+
+
+@pytest.mark.parametrize("begin, end", [(0, 1), (0, 256), (0, 799), (255, 799), (300, 800)])
+def test_masks_that_hide_whole_blocks_of_keys_are_close_to_numpy(begin, end):
+    inputs = hidden(8, begin, end)
+    check(node_of("Attention", "", inputs), inputs)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_masks_that_are_not_finite_are_left_to_numpy(value):
+    inputs = hidden(8, 0, 700)
+    inputs[3][0, 1, 0, 5] = value
+    node = node_of("Attention", "", inputs)
+    for library in LIBRARIES:
+        kernel = cached_attention(library, node, [value.type for value in node.inputs])
+        function, (_, *others) = kernel.function.func, kernel.function.args
+        assert function(lambda *inputs: "NumPy", *others, *inputs) == "NumPy"
+
+
+def test_masks_that_hide_all_keys_are_left_to_numpy():
+    inputs = [*[draw(1, 2, 1, 8) for _ in range(3)], np.full((1, 1, 1, 4), -np.inf, np.float32)]
+    inputs += [draw(1, 2, 3, 8) for _ in range(2)]
+    node = node_of("Attention", "", inputs)
+    for library in LIBRARIES:
+        kernel = cached_attention(library, node, [value.type for value in node.inputs])
+        function, (_, *others) = kernel.function.func, kernel.function.args
+        assert function(lambda *inputs: "NumPy", *others, *inputs) == "NumPy"
