@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 
 import pytest
-from penstock.host.openmp import is_tuned, openmp_settings
+
+from penstock.host.native import is_tuned, openmp_settings
 
 NAMES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")
 
