@@ -147,12 +147,14 @@ class _Builder:
         used = {slot.memory for slot in slots if slot.kind is SlotKind.ARENA}
         backends = [compiled.backend for compiled in self.compiled.values() if compiled.remote]
         remote = {backend.memory: backend for backend in backends if backend.memory in used}
-        entered = [capability(c.backend, EntersRuns) for c in self.compiled.values()]
+        # Once for each backend, not for each node: a plan has thousands of nodes on a few.
+        of_names = {c.backend.name: c.backend for c in self.compiled.values()}
+        entered = [capability(backend, EntersRuns) for backend in of_names.values()]
         scopes = tuple(dict.fromkeys([scope.in_runs for scope in entered if scope is not None]))
         captures = {}
-        for compiled in self.compiled.values():
-            if (capturing := capability(compiled.backend, CapturesGraphs)) is not None:
-                captures[compiled.backend.name] = capturing.captured
+        for name, backend in of_names.items():
+            if (capturing := capability(backend, CapturesGraphs)) is not None:
+                captures[name] = capturing.captured
         return Plan(
             graph.name,
             steps,
