@@ -243,7 +243,7 @@ def _bind_tried(
     if used is executor:
         margin = converse(margin)
     sampler = RunSampler(context.adopt)
-    sampler.begin(judged_again(other, margin, sampler.switch, first))
+    sampler.begin(lambda switch: judged_again(other, margin, switch, first))
     used.sampler = sampler
     return used
 
@@ -295,5 +295,5 @@ def _run_sampler(programmed: Programmed, context: CompileContext) -> RunSampler 
 
     sampler = RunSampler(context.adopt)
     choice = Choice(planned, observed, may_pay, reschedule, TRIED[context.executor], context.pool)
-    sampler.begin(sampled(choice, sampler.switch))
+    sampler.begin(partial(sampled, choice))
     return sampler

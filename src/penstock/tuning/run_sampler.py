@@ -24,6 +24,7 @@ from functools import partial
 from math import inf
 from time import perf_counter
 from typing import Any, Protocol
+from weakref import ref
 
 from penstock.core.records import dataclass
 from penstock.executors.base import CompiledExecutor, Executor
@@ -62,17 +63,25 @@ class RunSampler:
     def __init__(self, adopt: Adopt) -> None:
         self._lock = threading.Lock()
         self._adopt = adopt
-        self._used: Executor | None = None
+        # Weak, as the executor has this sampler: plans are freed by their last reference.
+        self._used: ref[Executor] | None = None
 
-    def begin(self, trial: Trial) -> None:
-        self._trial = trial
-        self._next = next(trial)
+    def begin(self, trial: Callable[[Switch], Trial]) -> None:
+        """Begin ``trial``, which is given the function that lets another executor be used."""
+        own = ref(self)
+
+        def switch(executor: Executor) -> Executor | None:
+            sampler = own()
+            return None if sampler is None else sampler.switch(executor)
+
+        self._trial = trial(switch)
+        self._next = next(self._trial)
 
     def run(self, executor: Executor, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
         if not self._lock.acquire(blocking=False):
             return as_usual(executor, inputs, control)
         try:
-            self._used = executor
+            self._used = ref(executor)
             begin = perf_counter()
             outputs = self._next(executor, inputs, control)
             self._advance(perf_counter() - begin)
@@ -85,13 +94,14 @@ class RunSampler:
         try:
             self._next = self._trial.send(seconds)
         except StopIteration:
-            if isinstance(self._used, CompiledExecutor):
-                self._used.sampler = None
+            used = None if self._used is None else self._used()
+            if isinstance(used, CompiledExecutor):
+                used.sampler = None
 
     def switch(self, executor: Executor) -> Executor | None:
         """Let ``executor`` take the place of the one used, which is returned; None if the session
         is gone."""
-        used, adopt = self._used, self._adopt()
+        used, adopt = None if self._used is None else self._used(), self._adopt()
         if used is None or adopt is None:
             return None
         adopt(used, executor)
@@ -160,7 +170,9 @@ def sampled(choice: Choice, switch: Switch) -> Trial:
         if replaced is None:
             return
         other, margin = replaced, converse(margin)
-    if isinstance(candidate, CompiledExecutor):  # else its plan is another one
+    of_one_plan = isinstance(candidate, CompiledExecutor)
+    del candidate, decision, executor  # which may be used now, and have the sampler of this trial
+    if of_one_plan:
         yield from judged_again(other, margin, switch)
 
 
