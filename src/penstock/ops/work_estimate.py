@@ -38,22 +38,23 @@ def flops(node: Node) -> int:
     op = node.op
     if op is FUSED:
         return sum(map(flops, node.attrs["region"].nodes))
-    # Asked for each node and each backend: few calls, instead of some for each value.
     output = node.outputs[0] if node.outputs else None
     if output is None:
         output = next(filter(None, node.outputs), None)
-    types: list[Any] = [None if v is None else v.type for v in (*node.inputs, output)]
-    shapes = [
-        t.dims if t.__class__ is TensorType and t.static and t.dtype is not STRING else None
-        for t in types
-    ]
-    result = shapes.pop()
-    if result is None:
+    # Asked for each node and each backend: loops, as Python 3.11 calls each comprehension.
+    type_: Any = None if output is None else output.type
+    if type_.__class__ is not TensorType or not type_.static or type_.dtype is STRING:
         return 0
-    most = types.pop().elements
-    for type_, shape in zip(types, shapes, strict=True):
-        if shape is not None and type_.elements > most:
-            most = type_.elements
+    result, most = type_.dims, type_.elements
+    shapes: list[tuple[int, ...] | None] = []
+    for value in node.inputs:
+        type_ = None if value is None else value.type
+        if type_.__class__ is TensorType and type_.static and type_.dtype is not STRING:
+            shapes.append(type_.dims)
+            if type_.elements > most:
+                most = type_.elements
+        else:
+            shapes.append(None)
     try:
         return op.work(node.attrs, shapes, result) or most if op.work is not None else most
     except (IndexError, ValueError):  # inputs that the operation does not take: the run fails
@@ -115,9 +116,13 @@ _OWN_ORDER_READERS = _OWN_ORDER | {"Flatten", "Squeeze", _OUTSIDE}
 
 def moved_bytes(node: Node) -> int:
     """The bytes of a node's inputs and outputs but for constants, as far as they are known."""
-    values = (*node.inputs, *node.outputs)
-    types = [v.type for v in values if v is not None and not v.is_constant]
-    return sum([t.nbytes for t in types if isinstance(t, TensorType) and t.static])
+    moved = 0
+    for value in (*node.inputs, *node.outputs):
+        if value is not None and not value.is_constant:
+            type_ = value.type
+            if isinstance(type_, TensorType) and type_.static:
+                moved += type_.nbytes
+    return moved
 
 
 def host_seconds(node: Node) -> float:
@@ -159,4 +164,5 @@ def _copy_time(image: Type) -> float:
     if not isinstance(image, TensorType) or not image.static or image.dtype is STRING:
         return 0.0
     few = len(image.dims) > 1 and image.dims[1] < _FEW_CHANNELS
-    return (_COPY_OF_FEW if few else _COPY).seconds(image.nbytes)
+    rates = _COPY_OF_FEW if few else _COPY
+    return rates.call_s + image.nbytes / rates.bytes_per_s

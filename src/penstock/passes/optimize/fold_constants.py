@@ -52,7 +52,12 @@ class InferTypes(Pass):
     establishes = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
-        infer_types(graph, certain=not (context.framed or is_framed(graph)))
+        certain = not (context.framed or is_framed(graph))
+        infer_types(graph, certain=certain)
+        if not certain:
+            # A Merge stands before the NextIteration that it reads: the first walk knows nothing of
+            # its type, and the second what the first has found.
+            infer_types(graph, certain=False)
         return False
 
 
