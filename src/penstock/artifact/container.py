@@ -44,7 +44,7 @@ from penstock.core.types import STRING, dtype_name, dtype_named
 if TYPE_CHECKING:
     from pathlib import Path
 
-VERSION = 3
+VERSION = 4
 HEADER = struct.Struct("<8sIIQQ")
 _ALIGNMENT = 64
 _PIECE = 16 << 20  # bytes that are written or checked between two looks at the control
