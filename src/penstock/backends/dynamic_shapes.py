@@ -62,7 +62,7 @@ _NUMPY_LOOK_S = 8e-6
 _NUMPY = NumpyBackend()
 
 
-class SpecialisingBackend(HostBackend, Backend):
+class SpecializingBackend(HostBackend, Backend):
     """A base class of backends whose kernels are made for known shapes (``static_kernel``). Of a
     node with unknown dims the kernel is chosen in each run, among these and NumPy's. To make a
     kernel takes about ``making_s`` seconds, and a call that is not bound to memory ``unbound_s``
@@ -144,7 +144,7 @@ class KernelCache:
 
     def __init__(
         self,
-        backend: SpecialisingBackend,
+        backend: SpecializingBackend,
         node: Node,
         types: Tensors,
         contents: Sequence[int],
@@ -286,7 +286,7 @@ def expected_seconds(backends: Sequence[Backend], node: Node) -> list[float]:
 def _late_seconds(backend: Backend, node: Node) -> float:
     """The estimate for a node with the shapes of a run, which its kernel has to look at."""
     seconds = backend.seconds(node)
-    if isinstance(backend, SpecialisingBackend):
+    if isinstance(backend, SpecializingBackend):
         return seconds + backend.unbound_cost(node)
     looks = [p for p in parts(node) if not p.op.elementwise and p.op.name != "MatMul"]
     return seconds + (_NUMPY_LOOK_S * len(looks) if backend.name == _NUMPY.name else 0.0)

@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from penstock.backends.dynamic_shapes import SpecialisingBackend
+from penstock.backends.dynamic_shapes import SpecializingBackend
 from penstock.backends.native import family_of
 from penstock.backends.native.kernel import NativeCall, Site, native_kernel, open_site, site_of
 from penstock.core.checkpoints import checkpoint
@@ -37,7 +37,7 @@ def _touches_objects(site: Site, call: NativeCall) -> bool:
     )
 
 
-class NativeBackend(SpecialisingBackend):
+class NativeBackend(SpecializingBackend):
     """Penstock's compiled kernels: those in ``loaded``, by default those for this processor. With
     ``precision="bf16"`` large products are left to backends that round their operands. Raises
     ``PenstockError`` if they were not compiled when Penstock was installed."""

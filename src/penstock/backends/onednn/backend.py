@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.backends.dynamic_shapes import SpecialisingBackend
+from penstock.backends.dynamic_shapes import SpecializingBackend
 from penstock.backends.onednn.eltwise_algorithms import BINARY, ELTWISE, NARY, is_eltwise_chain
 from penstock.backends.onednn.library import DnnlError, Library, library
 from penstock.core.errors import PenstockError
@@ -205,7 +205,7 @@ def _short_rows(node: Node) -> int:
     return sizes[-1] if len(sizes) > 1 and sizes[0] <= _SHORT_ROW * sizes[-1] else 0
 
 
-class OneDnnBackend(SpecialisingBackend):
+class OneDnnBackend(SpecializingBackend):
     """Runs the operations that oneDNN has primitives for. With ``precision="bf16"`` operands of
     convolutions and of products with constants are rounded to bfloat16, and summed in float32, if
     the processor has instructions for that. oneDNN is loaded at once, or ``lazy``, for the first
@@ -240,7 +240,7 @@ class OneDnnBackend(SpecialisingBackend):
         return self._precision == "bf16" and self.library.bfloat16
 
     def unbound_cost(self, node: Node) -> float:
-        """As ``SpecialisingBackend``. Convolutions want layouts of their own, and shapes that only
+        """As ``SpecializingBackend``. Convolutions want layouts of their own, and shapes that only
         runs know seldom come again: a call makes a primitive, and copies image and weights."""
         if "Conv" not in parts(node)[0].op.name:
             return self.unbound_s
