@@ -153,5 +153,37 @@ def test_own_init_is_kept() -> None:
     assert [*inspect.signature(Sum).parameters] == ["terms"]
 
 
-def test_named_tuple_is_pythons() -> None:
-    assert records.NamedTuple is NamedTuple
+class Ours(records.NamedTuple):
+    """A tuple."""
+
+    first: int
+    second: str = "x"
+
+    @property
+    def both(self) -> str:
+        return f"{self.first}{self.second}"
+
+
+class Pythons(NamedTuple):
+    """A tuple."""
+
+    first: int
+    second: str = "x"
+
+    @property
+    def both(self) -> str:
+        return f"{self.first}{self.second}"
+
+
+def test_named_tuple_is_as_pythons() -> None:
+    ours, pythons = Ours(1), Pythons(1)
+    assert ours == pythons == (1, "x")
+    assert repr(ours) == "Ours(first=1, second='x')"
+    assert ours.both == pythons.both
+    assert ours._replace(first=2) == pythons._replace(first=2)
+    assert ours._asdict() == pythons._asdict()
+    for name in ("_fields", "_field_defaults", "__match_args__", "__doc__", "__module__"):
+        assert getattr(Ours, name) == getattr(Pythons, name)
+    assert pickle.loads(pickle.dumps(ours)) == ours
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'first'"):
+        Ours()

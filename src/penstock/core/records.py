@@ -13,18 +13,21 @@ Missing are ``InitVar``, ``order``, ``match_args``, ``unsafe_hash``, ``init`` of
 ``asdict``, ``fields`` and ``replace`` of ``dataclasses`` accept these classes, too; what they read
 is computed on the first access, so that importing Penstock does not import ``dataclasses``.
 
-``NamedTuple`` is Python's. Decision 70 has the figures.
+``NamedTuple`` makes named tuples of ``collections``, without compiling each annotation as that of
+``typing`` does. Decision 70 has the figures.
 """
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Callable
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import inspect
     from dataclasses import KW_ONLY, dataclass, field, fields, replace
+    from typing import NamedTuple
 else:
     KW_ONLY = "KW_ONLY"
 
@@ -47,6 +50,23 @@ else:
             if f.init and name not in changes:
                 changes[name] = getattr(record, name)
         return cls(**changes)
+
+    class _NamedTupleType(type):
+        """Makes a named tuple of a class with annotations, in their order."""
+
+        def __new__(cls, name: str, bases: tuple[type, ...], members: dict[str, object]) -> type:
+            if not bases:
+                return super().__new__(cls, name, bases, members)
+            annotations = members.get("__annotations__", {})
+            defaults = [members.pop(each) for each in annotations if each in members]
+            module = members.pop("__module__")
+            made = namedtuple(name, annotations, defaults=defaults, module=module)
+            for each, member in members.items():
+                setattr(made, each, member)
+            return made
+
+    class NamedTuple(metaclass=_NamedTupleType):
+        """A tuple with names for its elements."""
 
 
 __all__ = ["KW_ONLY", "NamedTuple", "dataclass", "field", "fields", "replace"]
