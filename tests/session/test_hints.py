@@ -120,3 +120,11 @@ def test_plans_steps_and_models_are_shown_in_a_line(executor: str) -> None:
     for step in session.inspect.plan.steps:
         assert re.fullmatch(r"Step\(.* = \w+\(.*\), backend='\w*'\)", repr(step))
     assert re.fullmatch(r"Model\(Graph\('g', \d+ nodes\)\)", repr(session.model))
+
+
+@pytest.mark.parametrize(
+    ("name", "place"), [("granted", "session.effective"), ("latest", "session.inspect.executor")]
+)
+def test_attribute_that_was_renamed_names_its_place(name: str, place: str) -> None:
+    with pytest.raises(AttributeError, match=rf"no attribute '{name}'; it is {re.escape(place)}$"):
+        getattr(compile_text(TEXT), name)

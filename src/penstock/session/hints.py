@@ -1,4 +1,4 @@
-"""Where members are that a session has not: those that moved, and those of other runtimes."""
+"""Hints for attributes that a session lacks: members that moved, and those of other runtimes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ _MOVED = frozenset(
         *("schedule", "stale"),
     ]
 )
+_RENAMED = {"granted": "session.effective", "latest": "session.inspect.executor"}
 
-# What methods of ONNX Runtime's sessions are called here.
+# The names here of methods of ONNX Runtime's sessions.
 _ELSEWHERE = {
     "get_inputs": "session.inputs",
     "get_outputs": "session.outputs",
@@ -25,8 +26,8 @@ def hint_for(name: str) -> str:
     """The end of the message that a session has no attribute ``name``."""
     if name in _MOVED:
         return f"; it is session.inspect.{name}"
-    if name == "latest":
-        return "; it is session.inspect.executor"
+    if name in _RENAMED:
+        return f"; it is {_RENAMED[name]}"
     if name in _ELSEWHERE:
         return (
             f"; that is {_ELSEWHERE[name]} here, and penstock.compat.onnxruntime has ONNX "
