@@ -64,26 +64,23 @@ class Observers(ExecutorTests):
         assert other.ended == {"first": 1, "loop": 1, "last": 1}
         assert sum(seen.ended.values()) == 6
 
-    @settings(max_examples=60, suppress_health_check=INHERITED)
+    @settings(max_examples=50, suppress_health_check=INHERITED)
     @given(graph=graphs(), seed=st.integers(0, 3))
-    def test_observed_run_of_a_random_graph_equals_a_plain_run(self, graph, seed):
+    def test_observed_or_traced_run_of_a_random_graph_equals_a_plain_run(self, graph, seed):
         given = feeds_for(seed)
         feeds = {value.name: given[value.name] for value in graph.inputs}
         session = self.compile(Model({"random": graph}, "random"))
+        plain = session.run(feeds)
         seen = Recorder()
-        self.assert_same(session.run(feeds, observers=[seen]), session.run(feeds))
+        self.assert_same(session.run(feeds, observers=[seen]), plain)
         assert seen.begun == seen.ended
         assert 0 <= seen.live <= seen.most
-
-    @settings(max_examples=40, suppress_health_check=INHERITED)
-    @given(graph=graphs(), seed=st.integers(0, 3))
-    def test_trace_of_a_random_graph_is_well_formed(self, graph, seed):
-        """Spans of a track nest, what waits is begun, arrows go forward in time, nothing is held."""
-        given = feeds_for(seed)
-        session = self.compile(Model({"random": graph}, "random"))
         trace, seen = ps.Trace(), Recorder()
-        feeds = {value.name: given[value.name] for value in graph.inputs}
-        session.run(feeds, trace=trace, observers=[seen])
+        self.assert_same(session.run(feeds, trace=trace, observers=[seen]), plain)
+        self.assert_well_formed(trace, seen)
+
+    def assert_well_formed(self, trace: ps.Trace, seen: Recorder) -> None:
+        """Spans of a track nest, what waits is begun, arrows go forward in time, nothing is held."""
         counts = {
             name: n
             for name, n in trace.counts.items()
