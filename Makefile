@@ -12,6 +12,8 @@ SECONDS ?= 60
 
 # Installations share one environment, and must not run at once: `make -j lint test` is serial too.
 .NOTPARALLEL:
+# Bytecode is kept in any case: tests start hundreds of processes, which would compile all they import.
+unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help setup kernels demo docs test test-changed test-full lint fuzz bench bench-full bench-tf bench-tflite bench-zoo bench-open bench-sequences bench-disturbed bench-start proto clean
 
 # Another Python than the environment's, if it is asked for on the command line, replaces that.
@@ -25,7 +27,7 @@ help:
 	@echo "make demo    say what type every file of this repository has, with a neural network"
 	@echo "make test    run all tests; make test PYTEST_ARGS='tests/session/test_session.py -x' runs some"
 	@echo "make test-changed  run the tests of what differs from main, by tools/changed_tests.py"
-	@echo "make test-full  run what 'make test' runs only a sample of: the longest sweeps"
+	@echo "make test-full  run what 'make test' runs only a sample of: sweeps, and random examples"
 	@echo "make fuzz    try damaged models for SECONDS=60; what breaks a promise goes to .cache/fuzz"
 	@echo "make lint    check format, style and types"
 	@echo "make docs    build the documentation into build/site, refusing links that lead nowhere"
@@ -57,7 +59,7 @@ test-changed: $(VENV)/.installed-test
 		$(RUN) -m pytest $(PYTEST_ARGS) $$tests; else echo "no tests of what has changed"; fi
 
 test-full: $(VENV)/.installed-test
-	$(RUN) -m pytest -n 2 -m full $(PYTEST_ARGS)
+	$(RUN) -m pytest -n 2 -m 'full or hypothesis' --hypothesis-profile=full $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-lint
 	$(RUN) -m ruff check .

@@ -4,7 +4,11 @@ Choose a profile with ``--hypothesis-profile=NAME``:
 
 - ``default``: no deadlines, because the machines that run the suite are shared, and a blob with
   each failure, with which ``@reproduce_failure`` repeats it elsewhere;
-- ``ci``: the same without the database of examples, so that each run draws anew.
+- ``ci``: the same without the database of examples, so that each run draws anew;
+- ``full``: ten times as many examples, for ``make test-full``.
+
+A property that is worth more or fewer examples than others has them by ``examples`` of
+``tests/support/sweeps.py``, as a multiple of those of the profile.
 
 Where ``CI`` is set, Hypothesis begins with a profile of its own that repeats the same examples in
 every run and suppresses a health check: both are set here again.
@@ -40,9 +44,15 @@ os.environ.setdefault(DAY, datetime.now(UTC).date().isoformat())
 pytest.register_assert_rewrite("tests.support", "tests.executors.conformance")
 
 settings.register_profile(
-    "default", deadline=None, print_blob=True, derandomize=False, suppress_health_check=()
+    "default",
+    max_examples=40,
+    deadline=None,
+    print_blob=True,
+    derandomize=False,
+    suppress_health_check=(),
 )
 settings.register_profile("ci", settings.get_profile("default"), database=None)
+settings.register_profile("full", settings.get_profile("ci"), max_examples=400)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.algorithms import chains
 from penstock.algorithms.chains import fewest_chains, implied_edges, transitive_reduction
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.ordering import topological_order
+from tests.support.sweeps import examples
 
 # What an example takes says more about the machine than about the code.
-many_examples = settings(max_examples=300)
+many_examples = examples(4)
 
 
 @st.composite

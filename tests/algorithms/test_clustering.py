@@ -8,15 +8,15 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.algorithms.clustering import cluster
 from penstock.algorithms.dag import Dag
-from tests.support.sweeps import sweep
+from tests.support.sweeps import examples, sweep
 
 # What an example takes says more about the machine than about the code.
-many_examples = settings(max_examples=300)
+many_examples = examples(4)
 
 COSTS = [0.0, 0.01, 0.1, 0.3, 0.5, 0.9, 1.0, 1.1, 5.0]
 

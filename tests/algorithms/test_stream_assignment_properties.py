@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.algorithms import chains
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.stream_assignment import StreamSchedule, assign_streams, simulate_streams
 from tests.support.stream_replay import END, Replay, certain, with_less
-from tests.support.sweeps import sweep
+from tests.support.sweeps import examples, sweep
 
 # What an example takes says more about the machine than about the code.
-many_examples = settings(max_examples=300)
+many_examples = examples(4)
 
 
 @dataclass

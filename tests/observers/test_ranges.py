@@ -8,7 +8,7 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -17,6 +17,7 @@ from penstock.observers.base import ObservedRun, Observer, Observers
 from penstock.observers.nan_guard import NanGuard
 from penstock.observers.ranges import Range, Ranges
 from tests.observers.test_trace import drive, planned
+from tests.support.sweeps import examples
 
 CHAIN = "g (float[2, 3] x) => (float[2, 3] y) { a = Abs(x) b = Sqrt(a) y = Neg(b) }"
 SQUARES = np.array([[0, 1, 4], [9, 16, 25]], np.float32)
@@ -120,7 +121,7 @@ def test_range_of_int4_is_that_of_its_values():
     assert seen(values) == Range(-8, 7, 1)
 
 
-@settings(max_examples=200)
+@examples(3)
 @given(
     arrays.arrays(
         st.sampled_from([np.float16, np.float32, np.float64]),

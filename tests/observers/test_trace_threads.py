@@ -9,13 +9,14 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.observers import trace as trace_module
 from penstock.observers.base import ObservedRun
 from penstock.observers.trace import Trace
 from penstock.plan.plan import Step
+from tests.support.sweeps import examples
 from tests.support.traces import (
     NESTED,
     arrows,
@@ -154,7 +155,7 @@ def test_trace_matches_concurrent_iterations_by_thread(clock, threads):
 PLAN = planned(NESTED)
 
 
-@settings(max_examples=200)
+@examples(3)
 @given(data=st.data())
 def test_trace_of_any_order_of_events_is_valid(data):
     """Steps of several runs begin and end in any order, on any threads, at any times."""

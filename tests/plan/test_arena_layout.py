@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from onnx.backend.test.loader import load_model_tests
 
@@ -34,7 +34,7 @@ from penstock.plan.tasks import Grouping
 from tests.support.onnx_text import compile_text, graph_from_text
 from tests.support.random_graphs import graphs, seeded
 from tests.support.replay import OverwrittenError, replay
-from tests.support.sweeps import sweep
+from tests.support.sweeps import examples, sweep
 
 
 def plan_of(graph: Graph) -> Plan:
@@ -56,7 +56,7 @@ def slot(plan: Plan, name: str) -> int:
 # Random graphs.
 
 
-@settings(max_examples=200)
+@examples(2)
 @given(graph=graphs(), planner=st.sampled_from(["best", "first_fit", "wic", "bump"]))
 def test_nothing_is_overwritten_while_it_is_read(graph, planner):
     plan = plan_of(graph)

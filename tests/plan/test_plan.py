@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from penstock.backends.numpy import NumpyBackend
 from penstock.ir.graph import clone
@@ -13,6 +13,7 @@ from penstock.plan.builder import compile_plan
 from penstock.plan.plan import Plan, SlotKind
 from tests.support.onnx_text import OPSET, compile_text, graph_from_text
 from tests.support.random_graphs import graphs
+from tests.support.sweeps import examples
 
 
 def planned(text: str, opset: int = OPSET) -> tuple[Plan, ArenaPlan]:
@@ -100,7 +101,7 @@ def test_plan_chooses_an_order_that_frees_early():
     assert arena_plan.size < 2 * 32_000
 
 
-@settings(max_examples=100)
+@examples(2)
 @given(graph=graphs())
 def test_arenas_are_close_to_their_lower_bounds(graph):
     copy = clone(graph)

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.algorithms.clustering import cluster
@@ -37,6 +37,7 @@ from tests.executors.conformance import assert_equal
 from tests.support.graphs import interpret
 from tests.support.onnx_text import graph_from_text
 from tests.support.random_graphs import feeds_for, graphs, seeded
+from tests.support.sweeps import examples
 
 
 def plan_of(graph: Graph, *, planned: bool = True) -> Plan:
@@ -170,7 +171,7 @@ def test_every_step_is_in_one_task_and_tasks_in_an_order(seed, grouping, planned
     assert_tasks(plan, arrange(plan, way), way)
 
 
-@settings(max_examples=100)
+@examples(2)
 @given(graph=graphs(), seed=st.integers(0, 3), planned=st.booleans())
 def test_tasks_of_any_random_graph_keep_all_orders(graph, seed, planned):
     plan = plan_of(graph, planned=planned)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 
 def sweep(cases: Iterable[Any], sample: int) -> list[Any]:
@@ -54,3 +55,8 @@ def _arguments(case: Any) -> tuple[Any, ...]:
 def scaled(small: int, large: int) -> list[Any]:
     """A parameter for a small size, which runs always, and for a large one, marked ``full``."""
     return [small, pytest.param(large, marks=pytest.mark.full)]
+
+
+def examples(times: float) -> settings:
+    """Settings of a property that is tried on ``times`` as many examples as others are."""
+    return settings(max_examples=round(times * settings.default.max_examples))

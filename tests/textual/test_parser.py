@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import InvalidModel
@@ -18,6 +18,7 @@ from tests.support.graphs import (
     graph,
     nest,
 )
+from tests.support.sweeps import examples
 from tests.textual.test_textual import GOLDEN, linear
 
 
@@ -134,7 +135,7 @@ def test_parse_model_of_invalid_text_says_what_it_expected() -> None:
 SEEDS = [path.read_text() for path in sorted(GOLDEN.glob("*.txt"))]
 
 
-@settings(max_examples=400)
+@examples(8)
 @given(st.data())
 def test_parser_of_mutated_text_raises_only_invalid_model(data: st.DataObject) -> None:
     """Golden texts with pieces cut out, moved or replaced."""

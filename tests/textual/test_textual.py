@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.types import ANY, FLOAT32, INT64, TensorType
@@ -23,6 +23,7 @@ from tests.support.graphs import (
     same_value,
     value_named,
 )
+from tests.support.sweeps import examples
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -41,7 +42,7 @@ def linear() -> Graph:
     return Graph([x], [y], nodes, "main")
 
 
-@settings(max_examples=200)
+@examples(3)
 @given(graphs())
 def test_random_graph_round_trip_gives_an_equal_graph(original: Graph) -> None:
     text = format_graph(original)

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from onnx import helper
 
 import penstock as ps
 from penstock.backends.onednn.library import library
 from tests.backends.onednn.forced import compile_on_onednn, proto_of
+from tests.support.sweeps import examples
 
 pytestmark = pytest.mark.skipif(library() is None, reason="needs libdnnl.so.3")
 
@@ -179,7 +180,7 @@ def models(draw: Callable[..., Any]) -> tuple[onnx.ModelProto, dict[str, np.ndar
     return builder.build(), builder.feeds
 
 
-@settings(max_examples=60)
+@examples(1)
 @given(models(), st.sampled_from(["linear", "dataflow"]))
 def test_random_graphs_equal_numpy(drawn, executor):
     proto, feeds = drawn

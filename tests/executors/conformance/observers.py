@@ -15,6 +15,7 @@ from penstock.observers.base import Observer
 from tests.executors.conformance.base import INHERITED, ExecutorTests, Recorder
 from tests.support.onnx_text import model_from_text
 from tests.support.random_graphs import feeds_for, graphs
+from tests.support.sweeps import examples
 
 
 class Failing(Observer):
@@ -64,7 +65,7 @@ class Observers(ExecutorTests):
         assert other.ended == {"first": 1, "loop": 1, "last": 1}
         assert sum(seen.ended.values()) == 6
 
-    @settings(max_examples=50, suppress_health_check=INHERITED)
+    @settings(examples(1), suppress_health_check=INHERITED)
     @given(graph=graphs(), seed=st.integers(0, 3))
     def test_observed_or_traced_run_of_a_random_graph_equals_a_plain_run(self, graph, seed):
         given = feeds_for(seed)

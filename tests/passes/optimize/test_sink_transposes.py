@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
@@ -19,6 +19,7 @@ from penstock.passes.optimize.sink_transposes import SinkTransposes
 from penstock.passes.pipeline import optimize
 from penstock.textual.parser import parse_graph
 from tests.support.onnx_text import model_from_text
+from tests.support.sweeps import examples
 
 FIRST, LAST = [0, 3, 1, 2], [0, 2, 3, 1]
 RNG = np.random.default_rng(0)
@@ -218,7 +219,7 @@ def test_in_a_branch_what_comes_from_outside_is_followed():
 CONSTANTS = [(), (4,), (1,), (5, 4), (6, 1, 1), (1, 1, 1, 4), (2, 6, 5, 4), (1, 6, 1, 4)]
 
 
-@settings(max_examples=60)
+@examples(1)
 @given(data=st.data())
 def test_random_nets_with_channels_last_mean_what_they_did(data):
     net = Net(2, 6, 5, 3)

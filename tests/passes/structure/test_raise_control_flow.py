@@ -111,22 +111,21 @@ def raised(
     return made, stays
 
 
-def test_raising_of_random_programs_leaves_no_primitive() -> None:
-    @given(programs(), st.tuples(st.integers(-4, 4), st.integers(-4, 4)))
-    def agrees(program: Block, numbers: tuple[int, int]) -> None:
-        with np.errstate(over="ignore"):
-            wanted = evaluate(program, [np.int32(x) for x in numbers])
-        source, names = graph(program, 2)
-        made, stays = raised(source, names)
-        assert not stays
-        assert not is_framed(made)
-        inputs = {f"x{i}": np.int32(x) for i, x in enumerate(numbers)}
-        for executor in ("frames", "linear", "dataflow"):
-            session = ps.compile(source, executor=executor, backends=["numpy"])
-            outputs = session.run(inputs, names)
-            assert [int(outputs[name]) for name in names] == [int(x) for x in wanted], executor
-
-    agrees()
+@given(programs(), st.tuples(st.integers(-4, 4), st.integers(-4, 4)))
+def test_raising_of_random_programs_leaves_no_primitive(
+    program: Block, numbers: tuple[int, int]
+) -> None:
+    with np.errstate(over="ignore"):
+        wanted = evaluate(program, [np.int32(x) for x in numbers])
+    source, names = graph(program, 2)
+    made, stays = raised(source, names)
+    assert not stays
+    assert not is_framed(made)
+    inputs = {f"x{i}": np.int32(x) for i, x in enumerate(numbers)}
+    for executor in ("frames", "linear", "dataflow"):
+        session = ps.compile(source, executor=executor, backends=["numpy"])
+        outputs = session.run(inputs, names)
+        assert [int(outputs[name]) for name in names] == [int(x) for x in wanted], executor
 
 
 class Loops(Builder):
