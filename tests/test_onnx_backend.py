@@ -62,7 +62,7 @@ OTHERS = list(itertools.product(onnx_suite.cases(), [b for b in BACKENDS if b !=
     ("name", "backends"),
     [
         *((name, "numpy") for name in onnx_suite.cases()),
-        *drawn(OTHERS, len(OTHERS) // 5, always=lambda case: case[0] in onnx_suite.EXCEPTIONS),
+        *drawn(OTHERS, len(OTHERS) // 8, always=lambda case: case[0] in onnx_suite.EXCEPTIONS),
     ],
 )
 def test_onnx_suite_case_ends_as_expected(name, backends):

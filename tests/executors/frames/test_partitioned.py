@@ -20,7 +20,7 @@ from tests.executors.frames.test_segments import BACKENDS
 from tests.support.far_backend import FarBackend
 from tests.support.onnx_text import compile_text, model_from_text
 from tests.support.random_frames import RandomGraph
-from tests.support.sweeps import sweep
+from tests.support.sweeps import drawn
 from tests.support.tf_cases import Case, cases, feeds, follow
 from tests.support.tf_graphs import Builder, Flow, Func, Type
 from tests.support.tf_loops import add, counting
@@ -87,7 +87,7 @@ def test_corpus_on_its_own_devices_equals_tensorflow(case):
     assert parted(session)
 
 
-@pytest.mark.parametrize("case", sweep(cases(), 50), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", drawn(cases(), 35), ids=lambda case: case.name)
 def test_corpus_on_three_random_devices_equals_tensorflow(case):
     random = Random(case.name)
     for _ in range(2):
@@ -105,7 +105,7 @@ def outcome(session: ps.Session, graph: RandomGraph, x: int) -> tuple[dict, dict
     return outputs, {n: k for n, k in trace.counts.items() if n in graph.names}
 
 
-@pytest.mark.parametrize("seed", sweep(range(60), 10))
+@pytest.mark.parametrize("seed", drawn(range(60), 4))
 def test_random_graphs_on_several_devices_equal_one_device(seed):
     graph = RandomGraph(seed)
     whole = ps.compile(graph.placed(1, 0), "frames", ["numpy"])

@@ -11,10 +11,10 @@ import pytest
 import penstock as ps
 from penstock.frontends.tensorflow.file import read_graph
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import GraphDef
+from tests.support.sweeps import scaled
 from tests.support.tf_cases import Case, cases, feeds
 
 CASES = list(cases())
-PER_CASE = 20  # seeded; more with another seed
 DEADLINE = 2.0
 
 
@@ -80,10 +80,11 @@ def attempt(source: bytes, case: Case, executor: str) -> str:
     return "ran"
 
 
+@pytest.mark.parametrize("mutants", scaled(8, 40))  # seeded; more with another seed
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_mutants_run_or_are_refused(case: Case) -> None:
+def test_mutants_run_or_are_refused(case: Case, mutants: int) -> None:
     graph = read_graph(Path(case.path))
     rng = random.Random(case.name)
-    for _ in range(PER_CASE):
+    for _ in range(mutants):
         source = mutated(graph, rng).SerializeToString()
         attempt(source, case, rng.choice(["frames", "frames", "auto", "linear"]))
