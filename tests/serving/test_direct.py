@@ -111,14 +111,22 @@ def connected(
     path: Path, make: Any = ps.Replicas, text: str = SINE, **options: Any
 ) -> Iterator[Client]:
     model = save(path / "g.onnx", text)
-    with serving({"g": model}, make, **options) as (_, url, server):
-        host, _, port = url.removeprefix("http://").partition(":")
-        client = Client((host, int(port)), server)
-        try:
-            yield client
-        finally:
-            client.file.close()
-            client.socket.close()
+    with (
+        serving({"g": model}, make, **options) as (_, url, server),
+        client_of(url, server) as client,
+    ):
+        yield client
+
+
+@contextmanager
+def client_of(url: str, server: Server) -> Iterator[Client]:
+    host, _, port = url.removeprefix("http://").partition(":")
+    client = Client((host, int(port)), server)
+    try:
+        yield client
+    finally:
+        client.file.close()
+        client.socket.close()
 
 
 def threads(name: str) -> int:
@@ -247,23 +255,33 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_thread_and_event_loop_answer_the_same(tmp_path, name):
-    request, status = HOSTILE[name]
-    with connected(tmp_path) as client:
-        client.socket.sendall(request)
-        with suppress(OSError):  # it has been refused before its end
-            client.socket.shutdown(socket.SHUT_WR)
-        first = client.answer()
-        assert first[0] == status
-        assert client.ended()
-        with connected(tmp_path) as other:
-            other.begin()
-            other.socket.sendall(request)
-            with suppress(OSError):
-                other.socket.shutdown(socket.SHUT_WR)
-            assert other.answer() == first
-            assert other.ended()
+@pytest.fixture(scope="class")
+def besieged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Server]]:
+    model = save(tmp_path_factory.mktemp("besieged") / "g.onnx", SINE)
+    with serving({"g": model}) as (_, url, server):
+        yield url, server
+
+
+class TestHostileRequests:
+    """Requests that one server answers, on the event loop and on a thread."""
+
+    @pytest.mark.parametrize("name", HOSTILE)
+    def test_thread_and_event_loop_answer_the_same(self, besieged, name):
+        request, status = HOSTILE[name]
+        with client_of(*besieged) as client:
+            client.socket.sendall(request)
+            with suppress(OSError):  # it has been refused before its end
+                client.socket.shutdown(socket.SHUT_WR)
+            first = client.answer()
+            assert first[0] == status
+            assert client.ended()
+            with client_of(*besieged) as other:
+                other.begin()
+                other.socket.sendall(request)
+                with suppress(OSError):
+                    other.socket.shutdown(socket.SHUT_WR)
+                assert other.answer() == first
+                assert other.ended()
 
 
 def test_client_that_waits_for_a_go_ahead_gets_it(tmp_path):

@@ -1,15 +1,16 @@
 """Helpers for tests of threads, time and lifetimes.
 
 Tests do not sleep: they wait for events, barriers and conditions, with a limit that only a failing
-test comes to. The two functions here are the only ones that let time pass.
+test comes to. The functions here are the only ones that let time pass.
 """
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 # Seconds after which a wait is given up: only a failing test comes to that.
@@ -24,7 +25,13 @@ def wait_until(condition: Callable[[], object]) -> None:
     end = time.monotonic() + SOON
     while not condition():
         assert time.monotonic() < end, f"waited {SOON} s in vain"
-        time.sleep(0)
+        time.sleep(0.0005)  # not 0, which would take turns with what is waited for
+
+
+async def turns_until(condition: Callable[[], Awaitable[object]]) -> None:
+    """Let an event loop go on until what ``condition`` gives to await is true."""
+    while not await condition():
+        await asyncio.sleep(0.005)
 
 
 def slow(seconds: float) -> None:

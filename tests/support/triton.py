@@ -10,6 +10,7 @@ import urllib.request
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from penstock.serving.app import Server
 from penstock.serving.connection import connections
 from penstock.serving.repository import ModelRepository
 from tests.support.onnx_text import model_from_text
-from tests.support.timing import SOON, wait_until
+from tests.support.timing import SOON, turns_until, wait_until
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -56,6 +57,14 @@ def save(path: Path, text: str) -> Path:
     return path
 
 
+class _Uvicorn(uvicorn.Server):
+    """As Uvicorn's, which looks ten times a second whether it shall end: each test would wait."""
+
+    async def main_loop(self) -> None:
+        ticks = count()
+        await turns_until(lambda: self.on_tick(next(ticks)))
+
+
 @contextmanager
 def serving(
     paths: dict[str, Path], make: Callable[[Path], ps.Replicas] = ps.Replicas, **options: Any
@@ -66,7 +75,7 @@ def serving(
     listener = socket.create_server(("127.0.0.1", 0))
     http_class = connections(options["timeout"], server.direct)
     config = uvicorn.Config(server.app, http=http_class, log_level="critical", lifespan="on")
-    http = uvicorn.Server(config)
+    http = _Uvicorn(config)
     thread = threading.Thread(target=http.run, args=([listener],))
     thread.start()
     address = f"127.0.0.1:{listener.getsockname()[1]}"
