@@ -113,8 +113,10 @@ class BuildKernels(build_ext):
                 )
             return target
 
+        # The largest first: the one that takes longest would keep one core waiting at the end.
+        sources = sorted(ext.sources, key=os.path.getsize, reverse=True)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            objects = list(pool.map(compiled, ext.sources))
+            objects = list(pool.map(compiled, sources))
         path = self.get_ext_fullpath(ext.name)
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         self.compiler.link_shared_object(
