@@ -514,7 +514,7 @@ def test_concurrent_asynchronous_requests_each_get_an_arena_of_their_own():
     while given:
         found.give(given.popleft())
     for _ in range(6 * 300):
-        assert done.acquire(timeout=10)
+        assert done.acquire(timeout=SOON)
     assert len(found.free) == found.nbytes // SIZE
 
 

@@ -13,6 +13,7 @@ import pytest
 import penstock as ps
 from penstock.executors.control import CancelToken, Control, Watchdog, begin_run, end_run
 from tests.support.onnx_text import compile_text
+from tests.support.timing import SOON
 
 LOOP = """g (float[4] x, int64 n) => (float[4] y) {
     y = Loop (n, , x) <body = b (int64 i, bool c, float[4] v) => (bool d, float[4] w) {
@@ -48,10 +49,10 @@ def test_watchdog_drops_entries_of_ended_runs(watchdog):
 
 def test_watchdog_scales_to_10_000_deadlines(watchdog):
     def seconds(n: int) -> float:
-        start = time.perf_counter()
+        start = time.thread_time()
         for control in [begin_run(1000 + i % 7, None, watchdog) for i in range(n)]:
             end_run(control, watchdog)
-        return time.perf_counter() - start
+        return time.thread_time() - start
 
     # 40 times as many; with a walk over the others for each, 1600 times as long
     few = min(seconds(250) for _ in range(5))
@@ -79,7 +80,7 @@ def test_each_run_stops_at_its_own_deadline():
     timeouts = [0.05, 0.3, 0.1, 0.2, 0.15]
     with ThreadPoolExecutor(5) as pool:
         for timeout, took in zip(timeouts, pool.map(run, timeouts), strict=True):
-            assert timeout <= took < timeout + 10
+            assert timeout <= took < timeout + SOON
 
 
 @pytest.mark.parametrize("timeout", [0, -1, -math.inf])

@@ -63,7 +63,7 @@ class Finalized:
 signal.signal(signal.SIGALRM, interrupt)
 signal.setitimer(signal.ITIMER_REAL, 0.003, 0.001)
 begin, runs = time.monotonic(), 0
-while time.monotonic() < begin + (1 if min(runs, done) > 10 else 30):
+while time.monotonic() < begin + (0.5 if min(runs, done) > 10 else 30):
     Finalized()
     if runs % 20 == 0:
         gc.collect(0)

@@ -13,6 +13,7 @@ import penstock as ps
 from penstock.host.threads import Workers, pool
 from penstock.observers.base import Observer
 from tests.support.onnx_text import compile_text
+from tests.support.timing import SOON
 
 
 def compiled(text: str, **options) -> ps.Session:
@@ -61,7 +62,7 @@ def test_stream_run_returns_before_its_turn(double, gate):
     run = stream.run(double, ones())
     assert not run.done()
     gate.set()
-    run.result(20)
+    run.result(SOON)
     assert where != [here]
 
 
@@ -99,7 +100,7 @@ def test_streams_that_wait_hold_no_thread(gate):
         stream.wait_for(signal)
         stream.call(lambda: done.append(1))
     if pool().size > 1:
-        assert free.call(lambda: "ran").result(20) == "ran"
+        assert free.call(lambda: "ran").result(SOON) == "ran"
     assert threading.active_count() <= max(before, pool().size + before)
     assert len(done) == 0
     gate.set()
@@ -121,7 +122,7 @@ def test_wait_sees_the_signal_as_it_was_when_it_began(gate):
     other.wait_for(signal)
     one.call(gate.wait)
     one.signal(signal)
-    assert other.call(lambda: 1).result(20) == 1
+    assert other.call(lambda: 1).result(SOON) == 1
     assert not signal.query()
     gate.set()
     assert signal.wait(20) and signal.query()
@@ -140,10 +141,10 @@ def test_failed_run_of_a_stream_does_not_stop_the_next(double):
     broken = stream.call(lambda: 1 // 0)
     good = stream.run(double, ones())
     with pytest.raises(ps.InvalidInput):
-        bad.result(20)
+        bad.result(SOON)
     with pytest.raises(ZeroDivisionError):
-        broken.result(20)
-    assert good.result(20)["y"].tolist() == [2, 2, 2]
+        broken.result(SOON)
+    assert good.result(SOON)["y"].tolist() == [2, 2, 2]
 
 
 def test_stream_run_stopped_before_its_turn_never_begins(double, gate):
@@ -155,14 +156,14 @@ def test_stream_run_stopped_before_its_turn_never_begins(double, gate):
     last = stream.run(double, ones())
     token.cancel()
     with pytest.raises(ps.Cancelled):
-        stopped.result(20)
+        stopped.result(SOON)
     with pytest.raises(ps.DeadlineExceeded):
-        late.result(20)
+        late.result(SOON)
     assert dropped.cancel()
     gate.set()
-    assert last.result(20)["y"].tolist() == [2, 2, 2]
+    assert last.result(SOON)["y"].tolist() == [2, 2, 2]
     with pytest.raises(CancelledError):
-        dropped.result(20)
+        dropped.result(SOON)
 
 
 def test_stream_runs_several_sessions_in_order(double):
@@ -173,7 +174,7 @@ def test_stream_runs_several_sessions_in_order(double):
         for stream in (one, other):
             futures += [stream.run(double, ones()), stream.run(negate, ones())]
     for i, future in enumerate(futures):
-        assert future.result(20)["y"].tolist() == ([-1] * 3 if i % 2 else [2] * 3)
+        assert future.result(SOON)["y"].tolist() == ([-1] * 3 if i % 2 else [2] * 3)
 
 
 def test_callback_on_a_stream_cannot_wait_for_a_signal(gate):
@@ -181,14 +182,14 @@ def test_callback_on_a_stream_cannot_wait_for_a_signal(gate):
     other.call(gate.wait)
     signal = other.signal()
     with pytest.raises(ps.PenstockError, match="wait_for"):
-        stream.call(lambda: signal.wait(5)).result(20)
+        stream.call(lambda: signal.wait(5)).result(SOON)
     gate.set()
 
 
 def test_callback_may_submit_to_its_own_stream(double):
     stream = ps.Stream()
-    inner = stream.call(lambda: stream.run(double, ones())).result(20)
-    assert inner.result(20)["y"].tolist() == [2, 2, 2]
+    inner = stream.call(lambda: stream.run(double, ones())).result(SOON)
+    assert inner.result(SOON)["y"].tolist() == [2, 2, 2]
 
 
 def test_two_streams_run_one_session_at_once():
@@ -228,7 +229,7 @@ def test_stream_of_a_forked_child_is_empty(double, gate):
     stream.call(gate.wait)
     child = os.fork()
     if not child:
-        good = stream.query() and stream.run(double, ones()).result(10)["y"].tolist() == [2, 2, 2]
+        good = stream.query() and stream.run(double, ones()).result(SOON)["y"].tolist() == [2, 2, 2]
         os._exit(0 if good else 1)
     assert os.waitpid(child, 0)[1] == 0
 
@@ -264,11 +265,11 @@ def test_runs_of_a_stream_on_a_closed_pool_fail_and_the_next_run_goes_on(double,
     after = stream.run(double, ones(2))
     workers.close()
     gate.set()
-    before.result(20)
+    before.result(SOON)
     for future in (first, second):
         with pytest.raises(ps.RunError, match="the pool 'closed' is closed"):
-            future.result(20)
-    assert after.result(20)["y"].tolist() == [2, 2]
+            future.result(SOON)
+    assert after.result(SOON)["y"].tolist() == [2, 2]
     assert stream.wait(20)
     with pytest.raises(ps.RunError, match="the pool 'closed' is closed"):
-        stream.run(closed, ones(2)).result(20)
+        stream.run(closed, ones(2)).result(SOON)

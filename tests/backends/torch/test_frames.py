@@ -11,6 +11,7 @@ import penstock as ps
 from penstock.executors.frames.executor import FramesExecutor
 from penstock.frontends.tensorflow.file import read_graph
 from tests.support.tf_cases import Case, cases, follow
+from tests.support.timing import SOON
 from tests.support.torch_kernels import needs_torch
 
 pytestmark = needs_torch
@@ -118,6 +119,6 @@ def test_run_that_is_cancelled_while_the_gpu_works_ends_and_the_next_one_runs():
     run = session.submit({"x": x}, cancel=token)
     token.cancel()
     with pytest.raises(ps.Cancelled):
-        run.result(20)
+        run.result(SOON)
     gate.set()
     np.testing.assert_allclose(session(x), np.exp(np.sin(x)), rtol=1e-6)

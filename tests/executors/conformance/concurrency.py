@@ -14,6 +14,7 @@ from penstock.host.threads import core_budget
 from tests.executors.conformance.base import ENDLESS, ExecutorTests
 from tests.support.onnx_text import model_from_text
 from tests.support.sweeps import scaled
+from tests.support.timing import SOON
 
 
 class Concurrency(ExecutorTests):
@@ -157,17 +158,17 @@ class Concurrency(ExecutorTests):
         dropped = session.submit(short)
         kept = session.submit(short)
         with pytest.raises(ps.DeadlineExceeded):
-            late.result(10)
+            late.result(SOON)
         other.cancel()
         with pytest.raises(ps.Cancelled):
-            cancelled.result(10)
+            cancelled.result(SOON)
         assert dropped.cancel()
         assert not any(each.done() for each in running)
         token.cancel()
         for each in running:
             with pytest.raises(ps.Cancelled):
-                each.result(10)
-        assert kept.result(10)["y"].tolist() == [2] * 4
+                each.result(SOON)
+        assert kept.result(SOON)["y"].tolist() == [2] * 4
 
     def test_close_lets_submitted_runs_end(self):
         session = self.compile(model_from_text(ENDLESS))
@@ -176,7 +177,7 @@ class Concurrency(ExecutorTests):
         ]
         session.close()
         for n, future in enumerate(futures):
-            assert future.result(10)["y"].tolist() == [2.0**n] * 4
+            assert future.result(SOON)["y"].tolist() == [2.0**n] * 4
         with pytest.raises(ps.PenstockError, match="closed"):
             session.submit({"x": np.ones(4, np.float32), "n": np.array(1)})
         assert session.memory.arenas == 0
@@ -187,7 +188,7 @@ class Concurrency(ExecutorTests):
         )
         x = np.zeros(3, np.float32)
         with pytest.raises(ps.RunError, match=r"Gather.*float32\[3\].*int64\[1\]"):
-            session.submit({"x": x, "i": np.array([3])}).result(10)
+            session.submit({"x": x, "i": np.array([3])}).result(SOON)
         with pytest.raises(ps.InvalidInput, match="float64"):
-            session.submit({"x": x.astype(float), "i": np.array([3])}).result(10)
-        assert session.submit({"x": x, "i": np.array([2])}).result(10)["y"].tolist() == [0]
+            session.submit({"x": x.astype(float), "i": np.array([3])}).result(SOON)
+        assert session.submit({"x": x, "i": np.array([2])}).result(SOON)["y"].tolist() == [0]

@@ -16,6 +16,7 @@ from tests.executors.conformance.base import INHERITED, ExecutorTests, Recorder
 from tests.support.onnx_text import model_from_text
 from tests.support.random_graphs import feeds_for, graphs
 from tests.support.sweeps import examples
+from tests.support.timing import SOON
 
 
 class Failing(Observer):
@@ -61,7 +62,7 @@ class Observers(ExecutorTests):
         # The next run is not observed, and another observer sees its own runs only.
         session.run({"x": x, "n": np.array(3)})
         other = Recorder()
-        session.submit({"x": x, "n": np.array(0)}, trace=other).result(10)
+        session.submit({"x": x, "n": np.array(0)}, trace=other).result(SOON)
         assert other.ended == {"first": 1, "loop": 1, "last": 1}
         assert sum(seen.ended.values()) == 6
 
@@ -122,7 +123,7 @@ class Observers(ExecutorTests):
         seen, observers = Recorder(), [Refuses()]
         with pytest.raises(error, match="no Neg"):
             if submitted:
-                session.submit({"x": x}, observers=[seen, *observers]).result(10)
+                session.submit({"x": x}, observers=[seen, *observers]).result(SOON)
             session.run({"x": x}, observers=[seen, *observers])
         assert [str(error) for error in seen.runs] == ["no Neg"]
         self.assert_same(session(x), np.exp(-x))
@@ -138,7 +139,7 @@ class Observers(ExecutorTests):
                 m = Constant<value_ints=[-1]>() }""")
         )
         feeds = {"x": np.ones(2, np.float32), "n": np.array(2)}
-        run = (lambda **o: session.submit(feeds, **o).result(10)) if submitted else None
+        run = (lambda **o: session.submit(feeds, **o).result(SOON)) if submitted else None
         run = run or (lambda **o: session.run(feeds, **o))
         counting = Failing(None, False)
         run(observers=[counting])

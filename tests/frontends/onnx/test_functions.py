@@ -309,11 +309,11 @@ def test_exponential_expansion_is_refused_before_it_happens(body: str) -> None:
     for i in range(1, 60):
         calls = [node(f"F{i - 1}", "a", "t"), node(f"F{i - 1}", "t", "b")]
         functions.append(function(f"F{i}", "a", "b", calls))
-    begin = time.perf_counter()
+    begin = time.thread_time()
     message = problem(model_of([node("F59", "x", "y")], functions))
     assert "more nodes than Limits.max_nodes = 5000000; raise" in message
     assert "(function bodies expanded)" in message
-    assert time.perf_counter() - begin < 1
+    assert time.thread_time() - begin < 1
 
 
 def test_call_depth_beyond_the_limit_is_refused() -> None:

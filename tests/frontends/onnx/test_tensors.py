@@ -178,9 +178,9 @@ def weight(**fields: Any) -> TensorProto:
     ],
 )
 def test_initializers_with_faults_are_refused(proto: TensorProto, message: str) -> None:
-    begin = time.perf_counter()
+    begin = time.thread_time()
     (problem,) = problems(model_of(node("Relu", "x", "y"), initializers=[proto]))
-    assert time.perf_counter() - begin < 1
+    assert time.thread_time() - begin < 1
     assert problem.startswith("initializer 'w' in the model: ")
     assert message in problem
 

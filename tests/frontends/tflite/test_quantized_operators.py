@@ -17,6 +17,7 @@ import penstock as ps
 from penstock.frontends.tflite.flatbuffer import schema
 from tests.support.litert import by_litert
 from tests.support.tflite_models import TYPES, model, subgraph
+from tests.support.timing import SOON
 
 TABLES = {name.lower(): name for name in schema().tables}
 RNG = np.random.default_rng(5)
@@ -235,7 +236,7 @@ def reduced(t: Family) -> Iterator[Quantized]:
 
 
 def products(t: Family) -> Iterator[Quantized]:
-    x, y, w, of = t.codes, t.result(10), t.weights, t.bias
+    x, y, w, of = t.codes, t.result(SOON), t.weights, t.bias
     axes = (None,) if t.dtype == "uint8" else (None, 0)
     for act in (0, 1, 3):
         activation = {"fused_activation_function": act}

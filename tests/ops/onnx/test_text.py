@@ -215,10 +215,10 @@ def test_regex_patterns_that_re2_lacks_are_refused(pattern: str) -> None:
 
 
 def test_regex_matching_takes_linear_time() -> None:
-    start = time.perf_counter()
+    start = time.thread_time()
     for pattern in ("(a+)+b", "(a|aa)*b", "(.*)*x(.*)*y", "(a?){100}a{100}b"):
         assert not Regex(pattern).fullmatch("a" * 5000)
-    assert time.perf_counter() - start < 20  # Python's re would not live to see the end
+    assert time.thread_time() - start < 20  # Python's re would not live to see the end
 
 
 def test_regex_assertions_look_both_ways() -> None:
