@@ -96,8 +96,7 @@ def check_added_node(node: Node, schema: Schema, given: Mapping[str, Any]) -> No
     by default."""
     faults = [*type_faults(node), *value_faults(node.op.name, given, node.attrs)]
     if isinstance(schema, OnnxSchema):
-        kinds = {name: schema.kind_of(name, node.attrs[name]) for name in given}
-        faults = [*schema.faults(kinds, node.inputs, len(node.outputs)), *faults]
+        faults = [*schema.node_faults(node, given), *faults]
     elif schema is not None:
         known = ", ".join(sorted(schema.attributes)) or "none"
         unknown = [name for name in given if name not in schema.attributes]

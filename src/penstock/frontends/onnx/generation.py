@@ -168,8 +168,8 @@ def _search_encoded(old: NodeUpgrade, inputs: Inputs, attrs: dict[str, Any], mas
     if masked and mask is None:  # tokens count from the first one on that is no padding
         padding = old.emit("Equal", [ids, old.like(attrs["pad_token_id"], ids)])
         words = old.emit("Cast", [old.emit("Not", [padding])], to_int32)
-        count = old.emit("CumSum", [words, old.constant(1)])
-        mask = old.emit("Cast", [old.emit("Cast", [count], to=ELEMENT_TYPES["BOOL"])], to_int32)
+        count = old.emit("CumSum", [words, 1])
+        mask = old.emit("Cast", [old.cast(count, "bool")], to_int32)
     begin = inputs["forced_ids"]
     if begin is None:
         dims = [old.emit("Shape", [ids], start=0, end=1), old.constant([1])]
@@ -247,7 +247,7 @@ def _called(
         unused = [np.zeros((1,) * len(t.shape or ()), t.dtype or FLOAT32) for t in types]
         first = Graph([], [b.constant(x, x.dtype) for x in unused], [], "unused")
     else:
-        condition = b.emit("Greater", [iteration, b.constant(0)])
+        condition = b.emit("Greater", [iteration, 0])
     outputs = [Value(b.fresh("decoded")) for _ in contents.output]
     b.become("If", [condition], {"then_branch": graph, "else_branch": first}, outputs)
     return outputs

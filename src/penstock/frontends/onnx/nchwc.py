@@ -173,7 +173,7 @@ def _write(b: NodeUpgrade, blocks: _Blocks) -> None:
         output, more = b.outputs[0], -channels % blocks.size
         assert output is not None
         blocks.sources[output] = x, channels
-        b.become("Pad", [x, b.constant([0] * 5 + [more, 0, 0])])
+        b.become("Pad", [x, [0] * 5 + [more, 0, 0]])
     elif b.op == "ReorderOutput":
         kept = b.attrs["channels"]
         if kept % blocks.size and x not in blocks.cut:

@@ -15,7 +15,7 @@ from penstock.core.types import FLOAT32, ShapeError
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.tensorflow.conversion import Conversion, rule
 from penstock.ir.graph import Value
-from penstock.ops.common.shape_rules import all_known, element_number
+from penstock.ops.common.shape_rules import all_known
 from penstock.ops.registry import TENSORFLOW
 from penstock.ops.tensorflow.windows import backward_attrs
 
@@ -213,7 +213,7 @@ def resize(c: Conversion) -> None:
         rounding = "floor" if coordinates == "asymmetric" else "round_prefer_ceil"
         attrs |= {"mode": "nearest", "nearest_mode": rounding}
     elif c.dtype(0) != np.float32:
-        image = c.emit("Cast", [image], {"to": element_number("float32")})
+        image = c.cast(image, "float32")
     c.emit_final("Resize", [image, None, None, c.vector(1)], attrs)
 
 
@@ -223,8 +223,8 @@ def adjust_contrast(c: Conversion) -> None:
     image, factor = c.inputs
     if (rank := c.rank(0)) is not None and rank < 3:
         raise NodeError(f"has an image of rank {rank}, which must be 3 at least")
-    scalar = c.emit("Reshape", [factor, c.constant(np.empty(0, np.int64))])
-    mean = c.emit("ReduceMean", [image, c.constant([-3, -2])], {"keepdims": 1})
+    scalar = c.emit("Reshape", [factor, []])
+    mean = c.emit("ReduceMean", [image, [-3, -2]], {"keepdims": 1})
     away = c.emit("Mul", [c.emit("Sub", [image, mean]), scalar])
     c.emit_final("Add", [away, mean])
 

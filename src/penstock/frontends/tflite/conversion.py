@@ -26,6 +26,7 @@ from penstock.frontends.tflite.flatbuffer import FlatTable, schema
 from penstock.frontends.tflite.scope import SubgraphScope
 from penstock.frontends.tflite.tensors import Quantization
 from penstock.ir.graph import Node, Value
+from penstock.ir.op import Attrs
 from penstock.ops.common.shape_rules import element_number
 from penstock.ops.registry import TENSORFLOW
 from penstock.ops.tensorflow.state import Store
@@ -124,9 +125,6 @@ class OperatorConversion(NodeBuilder):
         if None in self.inputs[:least]:
             raise NodeError(f"leaves out input {self.inputs.index(None)}, which {self.op} needs")
         return [*self.inputs, *[None] * ((most or least) - count)]
-
-    def cast(self, value: Value, dtype: np.dtype) -> Value:
-        return self.emit("Cast", [value], to=element_number(dtype.name))
 
     def emit_tensorflow(self, op: str, inputs: Sequence[Value | None], **attrs: Any) -> None:
         """Emit an operation of the domain "tensorflow" as the final node."""
@@ -274,13 +272,11 @@ class OperatorConversion(NodeBuilder):
 def dequantized(b: NodeBuilder, value: Value, given: Quantization) -> Value:
     """The real numbers that a quantized tensor stands for."""
     dtype = value.dtype or b.types.tensor(value).dtype or np.dtype(np.int8)
-    scale = b.constant(given.scale if given.per_channel else given.scale[0], FLOAT32)
-    attrs = {"axis": given.axis} if given.per_channel else {}
-    point = given.zero_point if given.per_channel else given.zero_point[0]
+    scale, point, attrs = _parameters(b, given)
     if dtype == INT64:  # biases of 16-bit activations
         if given.per_channel and given.axis:
             raise InexpressibleError("it has int64 codes with a scale for each channel")
-        return b.emit("Mul", [b.emit("Cast", [value], to=element_number("float32")), scale])
+        return b.emit("Mul", [b.cast(value, "float32"), scale])
     zero = None if dtype == np.int32 else b.constant(point, dtype)
     return b.emit("DequantizeLinear", [value, scale, zero], attrs)
 
@@ -289,8 +285,13 @@ def emit_quantized(
     b: NodeBuilder, value: Value, given: Quantization, output: Value, dtype: Any
 ) -> None:
     """Emit ``output``, of integers that stand for the real numbers of ``value``."""
-    scale = b.constant(given.scale if given.per_channel else given.scale[0], FLOAT32)
-    point = given.zero_point if given.per_channel else given.zero_point[0]
+    scale, point, attrs = _parameters(b, given)
     inputs = [value, scale, b.constant(point, dtype)]
-    attrs = {"axis": given.axis} if given.per_channel else {}
     b.append("QuantizeLinear", "", inputs, [output], attrs, f"{b.name}/{output.name}")
+
+
+def _parameters(b: NodeBuilder, given: Quantization) -> tuple[Value, np.ndarray, Attrs]:
+    """The scale, the zero point and the attributes of a node between codes and real numbers."""
+    if given.per_channel:
+        return b.constant(given.scale, FLOAT32), given.zero_point, {"axis": given.axis}
+    return b.constant(given.scale[0], FLOAT32), given.zero_point[0], {}

@@ -32,7 +32,7 @@ def _truth(c: OperatorConversion, value: Value) -> Value:
     """A condition of one element as a scalar."""
     if value.const is None and c.types.tensor(value).shape == ():
         return value
-    return c.emit("Reshape", [value, c.constant([])], {"allowzero": 1}, type_=_TRUTH)
+    return c.emit("Reshape", [value, []], {"allowzero": 1}, type_=_TRUTH)
 
 
 def _used(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from penstock.core.types import FLOAT32, ShapeError
+from penstock.core.types import ShapeError
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.tflite.conversion import OperatorConversion, operator_rule
 from penstock.ir.graph import Value
@@ -184,7 +184,7 @@ def resize(c: OperatorConversion) -> None:
         attrs |= {"mode": "nearest", "nearest_mode": rounding}
     dtype = c.dtype(0)
     if attrs["mode"] == "linear" and dtype is not None and dtype.kind in "iu":
-        real = c.emit("Resize", [c.cast(x, FLOAT32), None, None, c.vector(1)], attrs)
+        real = c.emit("Resize", [c.cast(x, "float32"), None, None, c.vector(1)], attrs)
         c.cast_final(c.emit("Round", [real]), dtype)
     else:
         c.emit_final("Resize", [x, None, None, c.vector(1)], attrs)
