@@ -204,8 +204,9 @@ class _Package:
             most = sys.maxsize if self.limits.max_bytes is None else self.limits.max_bytes
             source = self.read(name, most - self.totals.size)
         title = f"{shortened(str(name))} in {self.path.name}"
-        given = self.limits, self.map_weights, self.totals, type_
-        with importing(source, title, *given) as importer:
+        with importing(
+            source, title, self.limits, self.map_weights, self.totals, type_
+        ) as importer:
             model = importer.model()
             self.declared |= importer.ports(model.graph)
             return model

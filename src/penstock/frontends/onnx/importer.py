@@ -300,20 +300,20 @@ class _Importer:
             function = self.functions.find(proto)
             if function is not None:
                 return self.call(function, node, inputs)
-        key = (proto.domain, proto.op_type)
-        meaning = context.meanings.get(key)
+        domain, op_type = proto.domain, proto.op_type
+        meaning = context.meanings.get((domain, op_type))
         if meaning is None:
-            meaning = self.meaning(plain_domain(key[0]), key[1], context)
-            context.meanings[key] = meaning
+            meaning = self.meaning(plain_domain(domain), op_type, context)
+            context.meanings[domain, op_type] = meaning
         if isinstance(meaning, Refusal):
             if meaning.undeclared:
                 self.diagnostics.shared_problem(meaning.reason, origin)
             else:
-                self.diagnostics.unsupported(_full_name(*key), meaning.reason, origin)
+                self.diagnostics.unsupported(_full_name(domain, op_type), meaning.reason, origin)
             return None
         attrs = dict(meaning.defaults)
         types = self.attributes.read(node, attrs)
-        faults = list(value_faults(proto.op_type, types, attrs)) if types else []
+        faults = list(value_faults(op_type, types, attrs)) if types else []
         if meaning.schema is not None:
             faults += meaning.schema.faults(types, inputs, len(outputs))
         if faults:
@@ -322,13 +322,13 @@ class _Importer:
         if meaning.rule is not None:
             unique = self.names.unique
             old = NodeUpgrade(name, inputs, outputs, attrs, types=self.types, unique=unique)
-            old.op, old.origin = proto.op_type, origin
+            old.op, old.origin = op_type, origin
             old.contents = lambda graph: next(p for g, p, _ in self.pending[::-1] if g is graph)
             old.version = 1 if meaning.schema is None else meaning.schema.version
             try:
                 meaning.rule(old)
             except ConversionError as error:
-                self.diagnostics.record(error, _full_name(*key), origin, origin)
+                self.diagnostics.record(error, _full_name(domain, op_type), origin, origin)
                 return None
             into += old.nodes
             if old.nodes:
@@ -337,12 +337,12 @@ class _Importer:
             into.append(Node(meaning.op, inputs, outputs, attrs, name=name, origin=origin))
             return None
         if meaning.schema is None:
-            self.diagnostics.unsupported(_full_name(*key), NO_KERNEL, origin)
+            self.diagnostics.unsupported(_full_name(domain, op_type), NO_KERNEL, origin)
             return None
         try:
             definition = definition_of(meaning.schema)
         except InexpressibleError as error:
-            self.diagnostics.record(error, _full_name(*key), origin, origin)
+            self.diagnostics.record(error, _full_name(domain, op_type), origin, origin)
             return None
         return self.call(definition, node, inputs)
 

@@ -115,8 +115,8 @@ def _schemas(op: Op) -> Iterator[OnnxSchema]:
     """The schemas of the versions that ``op`` stands for, the newest first. The last of their
     inputs and outputs stands for all further."""
     if op.domain == MICROSOFT and op.name in _MICROSOFT:
-        ports = (_MICROSOFT[op.name], (_ANYTHING,))
-        yield OnnxSchema(op.name, op.domain, op.version, 0, 0, 0, 0, False, {}, *ports)
+        inputs, outputs = _MICROSOFT[op.name], (_ANYTHING,)
+        yield OnnxSchema(op.name, op.domain, op.version, 0, 0, 0, 0, False, {}, inputs, outputs)
     version = min(op.version, newest_opset(op.domain))
     while version >= max(op.since, 1):
         schema = find_schema(op.name, op.domain, version)

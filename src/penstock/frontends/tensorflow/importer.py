@@ -19,11 +19,9 @@ reported at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from penstock.core.checkpoints import with_checkpoints
 from penstock.core.errors import InvalidModel
@@ -87,9 +85,8 @@ def load_graph_def(source: bytes | Path, limits: Limits = DEFAULT_LIMITS) -> Mod
 
 
 class Importer(ConversionContext):
-    """Imports one graph. ``store`` holds the variables; ``frozen`` has the values of those that
-    nothing assigns to, by the name of the node that makes the handle. ``tables`` has what tables
-    hold, by default what the nodes themselves fill them with."""
+    """Imports one graph. ``tables`` has what tables hold, by default what the nodes themselves fill
+    them with."""
 
     def __init__(
         self,
@@ -97,11 +94,10 @@ class Importer(ConversionContext):
         producer: int,
         library: FunctionLibrary,
         diagnostics: Diagnostics,
-        frozen: Mapping[str, np.ndarray] | None = None,
-        store: Store | None = None,
+        variables: VariableFacts | None = None,
         tables: Tables | None = None,
     ) -> None:
-        variables = VariableFacts(store or Store(), frozen or {})
+        variables = variables or VariableFacts(Store(), {})
         prefixes = unique_prefixes(node.name for node in nodes)
         tables = tables or table_contents(nodes, library, diagnostics.where)
         super().__init__(producer, library, diagnostics, variables, tables, prefixes)

@@ -32,6 +32,7 @@ from penstock.frontends.tensorflow.proto.graphdef_pb2 import (
 )
 from penstock.frontends.tensorflow.scope import GraphScope
 from penstock.frontends.tensorflow.tables import Tables, table_contents
+from penstock.frontends.tensorflow.variables import VariableFacts
 from penstock.ir.graph import Graph, Model, Node, Value
 from penstock.ops.registry import standard
 from penstock.ops.tensorflow.state import Store
@@ -108,7 +109,8 @@ class _Reader:
             )
             producer = self.proto.graph_def.versions.producer
             library = self.library.uncalled()
-            importer = Importer(parts[name], producer, library, diagnostics, frozen, store, tables)
+            variables = VariableFacts(store, frozen)
+            importer = Importer(parts[name], producer, library, diagnostics, variables, tables)
             try:
                 graphs[name] = self.graph(importer, name, signatures[name], aliases)
             except Unsupported as error:

@@ -20,7 +20,7 @@ import numpy as np
 
 from penstock.core.records import KW_ONLY, NamedTuple, dataclass, field
 from penstock.core.types import FLOAT32, INT64
-from penstock.frontends.common.builder import NodeBuilder
+from penstock.frontends.common.builder import NodeBuilder, Operand
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.tflite.flatbuffer import FlatTable, schema
 from penstock.frontends.tflite.scope import SubgraphScope
@@ -126,7 +126,7 @@ class OperatorConversion(NodeBuilder):
             raise NodeError(f"leaves out input {self.inputs.index(None)}, which {self.op} needs")
         return [*self.inputs, *[None] * ((most or least) - count)]
 
-    def emit_tensorflow(self, op: str, inputs: Sequence[Value | None], **attrs: Any) -> None:
+    def emit_tensorflow(self, op: str, inputs: Sequence[Operand], **attrs: Any) -> None:
         """Emit an operation of the domain "tensorflow" as the final node."""
         self.emit_final(op, inputs, attrs, domain=TENSORFLOW)
 
@@ -152,7 +152,7 @@ class OperatorConversion(NodeBuilder):
     def emit_activated(
         self,
         op: str,
-        inputs: Sequence[Value | None],
+        inputs: Sequence[Operand],
         attrs: Mapping[str, Any] | None = None,
         *,
         kind: str = "",
@@ -214,7 +214,7 @@ class OperatorConversion(NodeBuilder):
     def emit_image(
         self,
         op: str,
-        inputs: Sequence[Value | None],
+        inputs: Sequence[Operand],
         attrs: Mapping[str, Any],
         *,
         rank: int = 4,

@@ -366,12 +366,12 @@ class SubgraphImporter:
     def custom_options(self, operator: FlatTable) -> bytes:
         """The options of a custom operator, which may be outside of the flatbuffer. Raises
         ``NodeError``."""
-        place = operator.large_custom_options_offset, operator.large_custom_options_size
-        if place[0] <= 1:
+        offset, size = operator.large_custom_options_offset, operator.large_custom_options_size
+        if offset <= 1:
             return operator.content("custom_options")
-        if sum(place) > self.reader.weights.size:
+        if offset + size > self.reader.weights.size:
             raise NodeError("has options behind the end of the file: it was cut short")
-        return self.reader.weights.read(*place).tobytes()
+        return self.reader.weights.read(offset, size).tobytes()
 
     def zeros(self, scope: SubgraphScope, index: int) -> np.ndarray:
         """What a tensor that is a variable holds at first. Raises ``NodeError``."""

@@ -151,8 +151,7 @@ def gather(c: OperatorConversion) -> None:
         indices = c.cast(indices, "int32")
     axis, batch = c.option("axis", "GatherOptions"), c.option("batch_dims", "GatherOptions")
     if batch:
-        inputs = [x, indices, c.constant([axis])]
-        c.emit_tensorflow("GatherV2", inputs, batch_dims=batch)
+        c.emit_tensorflow("GatherV2", [x, indices, [axis]], batch_dims=batch)
     else:
         c.emit_final("Gather", [x, indices], {"axis": axis})
 
