@@ -20,7 +20,7 @@ from penstock.frontends.common.builder import UniqueNames
 from penstock.frontends.onnx.type_constraints import check_types
 from penstock.ir.device_name import DeviceName
 from penstock.ir.graph import Graph, Model, Node, Value
-from penstock.ir.op import Op
+from penstock.ir.op import Attrs, Op
 from penstock.ops.internal.case import CASE, expand_case
 from penstock.ops.registry import TENSORFLOW, standard
 
@@ -207,7 +207,7 @@ class GraphBuilder:
         self,
         op: Op,
         inputs: Sequence[Value | None],
-        attrs: Mapping[str, Any],
+        attrs: Attrs,
         name: str,
         outputs: int,
     ) -> Node:

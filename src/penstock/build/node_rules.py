@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -20,7 +20,7 @@ from penstock.frontends.onnx.schemas import (
 from penstock.frontends.onnx.type_constraints import type_faults
 from penstock.frontends.tensorflow.schemas import TfSchema, schemas
 from penstock.ir.graph import Node, Value
-from penstock.ir.op import Op
+from penstock.ir.op import AttrDict, Attrs, Op
 from penstock.ops.common.reference import reference_op
 from penstock.ops.common.shape_rules import element_number
 from penstock.ops.registry import TENSORFLOW, find, registered
@@ -49,9 +49,7 @@ def operation_of(name: str, domain: str, version: int | None) -> tuple[Op, Schem
     raise InvalidModel(f"there is no operation {name!r} in {where}{hint}")
 
 
-def with_defaults(
-    op: Op, schema: Schema, attrs: Mapping[str, Any], inputs: Sequence[Value | None]
-) -> dict[str, Any]:
+def with_defaults(op: Op, schema: Schema, attrs: Attrs, inputs: Sequence[Value | None]) -> AttrDict:
     """The attributes of a node as kernels read them, with those that its schema or its inputs
     imply."""
     given = {name: _plain(x, op.domain) for name, x in attrs.items()}
@@ -82,7 +80,7 @@ def _plain(x: Any, domain: str) -> Any:
     return int(x) if isinstance(x, bool) and domain != TENSORFLOW else x
 
 
-def output_count(op: Op, schema: Schema, attrs: Mapping[str, Any]) -> int:
+def output_count(op: Op, schema: Schema, attrs: Attrs) -> int:
     """The number of outputs that a node has at least."""
     if isinstance(schema, OnnxSchema):
         return schema.min_output
@@ -91,7 +89,7 @@ def output_count(op: Op, schema: Schema, attrs: Mapping[str, Any]) -> int:
     return 1 if op.arity is None or op.arity[1] is None else op.arity[1]
 
 
-def check_added_node(node: Node, schema: Schema, given: Mapping[str, Any]) -> None:
+def check_added_node(node: Node, schema: Schema, given: Attrs) -> None:
     """Raise ``InvalidModel`` unless ``schema`` allows the node, whose attributes ``given`` are not
     by default."""
     faults = [*type_faults(node), *value_faults(node.op.name, given, node.attrs)]

@@ -21,7 +21,7 @@ from penstock.core.checkpoints import CHECK_EVERY, checkpoint, with_checkpoints
 from penstock.core.errors import InvalidModel
 from penstock.core.records import dataclass, field
 from penstock.core.types import ANY, Shape, TensorType, Type, constant_type
-from penstock.ir.op import FRAMED, Op, Role
+from penstock.ir.op import FRAMED, Attrs, Op, Role
 
 
 class Value:
@@ -167,7 +167,7 @@ class Node:
         op: Op,
         inputs: Sequence[Value | None],
         outputs: Sequence[Value | None],
-        attrs: Mapping[str, Any] | None = None,
+        attrs: Attrs | None = None,
         *,
         name: str = "",
         control_inputs: Sequence[Node] = (),
@@ -193,7 +193,7 @@ class Node:
         self,
         inputs: Sequence[Value | None],
         outputs: Sequence[Value | None],
-        attrs: Mapping[str, Any] | None = None,
+        attrs: Attrs | None = None,
         *,
         op: Op | None = None,
         name: str | None = None,

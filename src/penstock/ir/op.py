@@ -19,6 +19,9 @@ from penstock.ir.kernel import Kernel
 
 Types = Sequence[Type | None]
 Attrs = Mapping[str, Any]
+"""The attributes of a node by name: numbers, texts, arrays, types, graphs, and lists of these."""
+AttrDict = dict[str, Any]
+"""Attributes that may be changed"""
 Consts = Sequence[np.ndarray | None]
 Infer = Callable[[Types, Attrs, Consts], Sequence[Type]]
 Arity = tuple[int | None, int | None]

@@ -14,7 +14,7 @@ import json
 import math
 import re
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
@@ -36,6 +36,7 @@ from penstock.core.types import (
     dtypes,
 )
 from penstock.ir.graph import Graph, Model, Node, Value, sort
+from penstock.ir.op import Attrs
 from penstock.ops.common.reference import reference_op
 from penstock.ops.internal.append import APPEND
 from penstock.ops.internal.attention import ATTENTION
@@ -353,7 +354,7 @@ class _Parser:
                 node.graphs[key] = self.graph()
         return node
 
-    def check_new(self, key: str, attrs: Mapping[str, Any], offset: int) -> None:
+    def check_new(self, key: str, attrs: Attrs, offset: int) -> None:
         if key in attrs:
             self.fail(offset, f"there is an attribute {key!r} already")
 
@@ -548,7 +549,7 @@ class _Parser:
         nodes = list(chain.from_iterable(map(self.expand, nodes, text.nodes)))
         return Graph(text.inputs, [resolve(r) for r in text.outputs], nodes, text.name, targets)
 
-    def attrs(self, text: _NodeText, inputs: Sequence[Value | None]) -> Mapping[str, Any]:
+    def attrs(self, text: _NodeText, inputs: Sequence[Value | None]) -> Attrs:
         """The attributes of a node with its graphs. The region of a fused node reads its inputs."""
         if text.op is not FUSED:
             graphs = {key: self.build(inner) for key, inner in text.graphs.items()}

@@ -21,6 +21,7 @@ from penstock.frontends.onnx.schemas import LEGACY, TYPE_NAMES
 from penstock.frontends.onnx.scopes import ImportContext, OnnxNode, PendingGraph
 from penstock.frontends.onnx.tensors import TensorReader, value_type
 from penstock.ir.graph import Graph
+from penstock.ir.op import AttrDict
 
 
 def _plain(items: Any) -> list[Any]:
@@ -86,7 +87,7 @@ class AttributeReader:
     diagnostics: Diagnostics
     pending: list[PendingGraph]
 
-    def read(self, node: OnnxNode, attrs: dict[str, Any]) -> dict[str, int]:
+    def read(self, node: OnnxNode, attrs: AttrDict) -> dict[str, int]:
         """Add the attributes of a node to ``attrs``; return their ``AttributeProto`` types. Raises
         ``InvalidModel`` for a graph beyond ``Limits.max_depth``; adds what else is wrong to the
         diagnostics."""

@@ -31,7 +31,7 @@ from penstock.frontends.onnx.microsoft import RULES
 from penstock.frontends.onnx.node_upgrade import NodeUpgrade
 from penstock.frontends.onnx.tensors import value_type
 from penstock.ir.graph import Graph, Node, Value
-from penstock.ir.op import Op
+from penstock.ir.op import AttrDict, Attrs, Op
 from penstock.ops.common.shape_rules import all_known
 from penstock.ops.internal.search import SEARCH_END, SEARCH_START, SEARCH_STEP, STATE
 from penstock.ops.registry import MICROSOFT
@@ -101,7 +101,7 @@ def search(old: NodeUpgrade) -> None:
         _search_encoded(old, inputs, attrs, masked=model == _T5)
 
 
-def _attributes(old: NodeUpgrade) -> dict[str, Any]:
+def _attributes(old: NodeUpgrade) -> AttrDict:
     """The attributes of the steps, checked."""
     numbers: dict[str, Any] = dict.fromkeys(("no_repeat_ngram_size", "early_stopping"), 0)
     whisper = old.op == "WhisperBeamSearch"
@@ -139,7 +139,7 @@ def _type_of(info: ValueInfoProto) -> TensorType:
     return type_ if isinstance(type_, TensorType) else TensorType()
 
 
-def _search_alone(old: NodeUpgrade, inputs: Inputs, attrs: dict[str, Any]) -> None:
+def _search_alone(old: NodeUpgrade, inputs: Inputs, attrs: AttrDict) -> None:
     """A search without an encoder: the decoder goes on with the input."""
     decoder, contents = _graph(old, "decoder")
     first = _graph(old, "init_decoder") if "init_decoder" in old.attrs else None
@@ -167,7 +167,7 @@ def _search_alone(old: NodeUpgrade, inputs: Inputs, attrs: dict[str, Any]) -> No
     _emit(old, inputs, attrs, inputs["ids"], inputs["mask"], Decoding(begin, decode, 1))
 
 
-def _search_encoded(old: NodeUpgrade, inputs: Inputs, attrs: dict[str, Any], masked: bool) -> None:
+def _search_encoded(old: NodeUpgrade, inputs: Inputs, attrs: AttrDict, masked: bool) -> None:
     """A search that begins with a start token, of which the encoder reads the input; ``masked``:
     with a mask of it."""
     encoder, encoding = _graph(old, "encoder")
@@ -262,7 +262,7 @@ def _called(
 
 
 def _node(
-    b: NodeUpgrade, op: Op, inputs: Iterable[Value | None], count: int, attrs: Mapping[str, Any]
+    b: NodeUpgrade, op: Op, inputs: Iterable[Value | None], count: int, attrs: Attrs
 ) -> list[Value]:
     """The outputs of a new node, of which there are ``count``."""
     outputs = [Value(b.fresh(op.name.lower())) for _ in range(count)]
@@ -274,7 +274,7 @@ def _node(
 def _emit(
     old: NodeUpgrade,
     inputs: Inputs,
-    attrs: Mapping[str, Any],
+    attrs: Attrs,
     ids: Value | None,
     mask: Value | None,
     decoding: Decoding,

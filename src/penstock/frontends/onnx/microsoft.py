@@ -7,7 +7,7 @@ rule that emits no final node leaves the node unchanged: its operation has a ker
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from typing import Any
 
@@ -16,8 +16,9 @@ import numpy as np
 from penstock.core.types import FLOAT32
 from penstock.frontends.common.diagnostics import ConversionError, InexpressibleError, NodeError
 from penstock.frontends.onnx.node_upgrade import NodeUpgrade, current
-from penstock.frontends.onnx.tensors import ELEMENT_TYPES
 from penstock.ir.graph import Value
+from penstock.ir.op import Attrs
+from penstock.ops.common.shape_rules import element_number
 from penstock.ops.registry import MICROSOFT
 
 _INT32 = np.dtype(np.int32)
@@ -61,7 +62,7 @@ def rewrites(*names: str, domain: str = MICROSOFT) -> Callable[[Rule], Rule]:
     return register
 
 
-def _same_as(name: str, least: int = 1, **renamed: Mapping[str, Any]) -> Rule:
+def _same_as(name: str, least: int = 1, **renamed: Attrs) -> Rule:
     """The same as an operation of ONNX with these inputs, ``least`` of which must be given;
     ``renamed`` are values of attributes that have other names there."""
 
@@ -386,10 +387,10 @@ def matmul_fp_q4(b: NodeUpgrade) -> None:
         return b.cast(b.emit("Slice", [blocks, [start], [end], [2]]), dtype)
 
     places = b.constant([1, 1 << 8, 1 << 16, 1 << 24], np.dtype(np.uint32))
-    bits = b.emit("ReduceSum", [b.emit("Mul", [part(0, 4, "UINT32"), places]), [2]])
-    scales = b.emit("BitCast", [bits], to=ELEMENT_TYPES["FLOAT"])
-    zero = part(4, 5, "FLOAT") if zeros else b.constant(8, FLOAT32)
-    codes, four = part(4 + zeros, 20 + zeros, "UINT8"), b.constant(4, np.dtype(np.uint8))
+    bits = b.emit("ReduceSum", [b.emit("Mul", [part(0, 4, "uint32"), places]), [2]])
+    scales = b.emit("BitCast", [bits], to=element_number("float32"))
+    zero = part(4, 5, "float32") if zeros else b.constant(8, FLOAT32)
+    codes, four = part(4 + zeros, 20 + zeros, "uint8"), b.constant(4, np.dtype(np.uint8))
     high = b.emit("BitShift", [codes, four], direction="RIGHT")
     low = b.emit("BitwiseAnd", [codes, b.constant(15, np.dtype(np.uint8))])
     codes = b.cast(b.emit("Concat", [low, high], axis=2), "float32")

@@ -25,6 +25,7 @@ from penstock.core.records import NamedTuple, dataclass
 from penstock.frontends.common.encoding import decode_text
 from penstock.frontends.onnx.messages import AttributeProto, FunctionProto
 from penstock.ir.graph import Graph, Model, Node
+from penstock.ir.op import Attrs
 
 FILE = os.path.join(os.path.dirname(__file__), "schemas.txt")
 OPTIONAL, VARIADIC = 1, 2
@@ -131,7 +132,7 @@ class OnnxSchema:
         return {key: AttributeProto.FromString(bytes.fromhex(x)) for key, x in digits.items()}
 
     @cached_property
-    def defaults(self) -> Mapping[str, Any]:
+    def defaults(self) -> Attrs:
         """The values of the ``default_protos``."""
         return {key: _value(proto) for key, proto in self.default_protos.items()}
 
@@ -225,7 +226,7 @@ _MODES: Mapping[tuple[str, str], tuple[int | str, ...]] = {
 }
 
 
-def value_faults(op: str, names: Iterable[str], attrs: Mapping[str, Any]) -> Iterator[str]:
+def value_faults(op: str, names: Iterable[str], attrs: Attrs) -> Iterator[str]:
     """What is wrong with the values of attributes, as ends of sentences that begin with the node.
 
     ``names`` are those that the node has; ``attrs`` may have others, by default.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from penstock.core.types import BOOL, FLOAT32
@@ -11,6 +9,7 @@ from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.onnx.node_upgrade import NodeUpgrade
 from penstock.frontends.onnx.tensors import ELEMENT_TYPES
 from penstock.ir.graph import Graph, Value
+from penstock.ir.op import AttrDict
 
 _PRECISIONS = {ELEMENT_TYPES[name] for name in ("FLOAT", "FLOAT16", "BFLOAT16", "DOUBLE")}
 
@@ -125,7 +124,7 @@ def _scan_of_length(
     rows: list[Value],
     length: Value,
     states: int,
-    attrs: dict[str, Any],
+    attrs: AttrDict,
     results: list[Value | None],
 ) -> list[Value]:
     """Scan the first ``length`` entries of a sequence, and pad the outputs."""

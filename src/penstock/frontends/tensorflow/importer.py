@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from penstock.core.checkpoints import with_checkpoints
 from penstock.core.errors import InvalidModel
@@ -58,6 +57,7 @@ from penstock.frontends.tensorflow.tables import TABLES, Tables, table_contents
 from penstock.frontends.tensorflow.tensors import declared_type, decode_attribute
 from penstock.frontends.tensorflow.variables import VariableFacts
 from penstock.ir.graph import Graph, Model, Value
+from penstock.ir.op import AttrDict
 from penstock.ops.registry import TENSORFLOW, find
 from penstock.ops.tensorflow.state import VARIABLES, Store
 
@@ -189,7 +189,7 @@ class Importer(ConversionContext):
                 self.diagnostics.problem(f"{origin} ({op}): {error}")
         return True
 
-    def attributes(self, proto: NodeDef, schema: TfSchema, scope: GraphScope) -> dict[str, Any]:
+    def attributes(self, proto: NodeDef, schema: TfSchema, scope: GraphScope) -> AttrDict:
         """The attributes of a node, with defaults. Raises ``TensorError``."""
         attrs = dict(schema.defaults)
         for key, encoded in proto.attr.items():

@@ -23,6 +23,7 @@ from penstock.frontends.tensorflow.proto.graphdef_pb2 import (
     TensorProto,
     TensorShapeProto,
 )
+from penstock.ir.op import Attrs
 
 # Names of element types by their numbers. Quantized types are the integers that they are stored as.
 _BY_NUMBER = (
@@ -181,7 +182,7 @@ class FunctionReference:
     attrs: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
-def decode_attribute(proto: AttrValue, bound: Mapping[str, Any], limits: Limits) -> Any:
+def decode_attribute(proto: AttrValue, bound: Attrs, limits: Limits) -> Any:
     """The value of an attribute. ``bound`` has those of a function, by the name with which its body
     refers to them. Raises ``TensorError``."""
     field_name = proto.WhichOneof("value")
@@ -196,7 +197,7 @@ def decode_attribute(proto: AttrValue, bound: Mapping[str, Any], limits: Limits)
     return field_name and _decoded(field_name, getattr(proto, field_name), bound, limits)
 
 
-def _decoded(field_name: str, content: Any, bound: Mapping[str, Any], limits: Limits) -> Any:
+def _decoded(field_name: str, content: Any, bound: Attrs, limits: Limits) -> Any:
     """The content of a field of an attribute, or an element of one."""
     if field_name == "s":
         return decode_text(content)

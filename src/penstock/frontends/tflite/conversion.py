@@ -13,7 +13,7 @@ rule in one of two ways:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,7 +26,7 @@ from penstock.frontends.tflite.flatbuffer import FlatTable, schema
 from penstock.frontends.tflite.scope import SubgraphScope
 from penstock.frontends.tflite.tensors import Quantization
 from penstock.ir.graph import Node, Value
-from penstock.ir.op import Attrs
+from penstock.ir.op import AttrDict, Attrs
 from penstock.ops.common.shape_rules import element_number
 from penstock.ops.registry import TENSORFLOW
 from penstock.ops.tensorflow.state import Store
@@ -153,7 +153,7 @@ class OperatorConversion(NodeBuilder):
         self,
         op: str,
         inputs: Sequence[Operand],
-        attrs: Mapping[str, Any] | None = None,
+        attrs: Attrs | None = None,
         *,
         kind: str = "",
     ) -> None:
@@ -183,7 +183,7 @@ class OperatorConversion(NodeBuilder):
             node.control_inputs.append(self.scope.effect)
         self.scope.effect = node
 
-    def variable_attrs(self, container: str, name: str) -> dict[str, Any]:
+    def variable_attrs(self, container: str, name: str) -> AttrDict:
         """The attributes of a node that names a variable, with the type of its first value."""
         attrs = {"container": container, "shared_name": name, "store": self.context.store}
         first = self.context.initial.get("/".join(filter(None, (container, name))))
@@ -215,7 +215,7 @@ class OperatorConversion(NodeBuilder):
         self,
         op: str,
         inputs: Sequence[Operand],
-        attrs: Mapping[str, Any],
+        attrs: Attrs,
         *,
         rank: int = 4,
         domain: str = "",

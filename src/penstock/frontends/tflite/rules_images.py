@@ -14,6 +14,7 @@ from penstock.core.types import ShapeError
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.tflite.conversion import OperatorConversion, operator_rule
 from penstock.ir.graph import Value
+from penstock.ir.op import AttrDict
 from penstock.ops.common.shape_rules import all_known
 from penstock.ops.registry import TENSORFLOW
 from penstock.ops.tensorflow.windows import backward_attrs
@@ -28,7 +29,7 @@ def _padding(c: OperatorConversion) -> str:
     return _PADDINGS[number]
 
 
-def _window_attrs(c: OperatorConversion, rank: int, *, dilations: bool = True) -> dict[str, Any]:
+def _window_attrs(c: OperatorConversion, rank: int, *, dilations: bool = True) -> AttrDict:
     """Padding, strides and dilations as ONNX's attributes."""
     dims = "dhw" if rank == 5 else "hw"
     same = _padding(c) == "SAME"
