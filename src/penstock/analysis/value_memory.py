@@ -17,14 +17,13 @@ that gives values their slots both ask, and get the same answer.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
-from typing import Any
 
 import numpy as np
 
 from penstock.core.checkpoints import with_checkpoints
 from penstock.core.errors import LimitExceeded
 from penstock.core.records import dataclass, field
-from penstock.core.types import ShapeError, TensorType, Type
+from penstock.core.types import RuntimeValue, ShapeError, TensorType, Type
 from penstock.ir.graph import Graph, Node, Value, readers_of
 from penstock.ir.kernel import Kernel
 from penstock.ir.layout import address, channels_last, is_plannable, packed_strides
@@ -338,7 +337,9 @@ class _Annotator:
             if value is not None:
                 self._place_view(value, array, source, dummy)
 
-    def _place_view(self, value: Value, array: np.ndarray, source: Value, dummy: Any) -> None:
+    def _place_view(
+        self, value: Value, array: np.ndarray, source: Value, dummy: RuntimeValue
+    ) -> None:
         around = self.memory.views.get(source)
         base, offset = (source, 0) if around is None else (around.base, around.offset)
         if array.size:

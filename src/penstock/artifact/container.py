@@ -73,7 +73,7 @@ class ArtifactWriter:
             self._arrays.append(array)
         return index
 
-    def document(self, name: str, content: Any) -> None:
+    def document(self, name: str, content: object) -> None:
         """Add a document, which refers to arrays that were added."""
         self.documents[name] = json.dumps(content, separators=(",", ":")).encode()
 
@@ -250,7 +250,7 @@ class ArtifactFile:
         array.flags.writeable = False
         return array
 
-    def _parsed(self, what: str, section: Any) -> Any:
+    def _parsed(self, what: str, section: object) -> Any:
         try:
             return json.loads(bytes(self._section(what, section)))
         except (ValueError, RecursionError) as error:
@@ -270,10 +270,9 @@ class ArtifactFile:
             if entry[0] != "string":
                 self._section(f"its array {index}", entry[2:], may_skip=quick)
 
-    def _section(self, what: str, section: Any, *, may_skip: bool = False) -> memoryview:
+    def _section(self, what: str, section: object, *, may_skip: bool = False) -> memoryview:
         """The bytes of a section, whose checksum was compared, unless it may be skipped."""
-        valid = isinstance(section, list) and len(section) == 3
-        if not valid or [x.__class__ for x in section] != [int, int, int]:
+        if not isinstance(section, list) or [x.__class__ for x in section] != [int, int, int]:
             raise self.damaged(f"{what} has no place")
         if min(section) < 0 or max(section) >= 2**62:
             raise self.damaged(f"{what} has no place")

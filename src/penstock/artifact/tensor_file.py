@@ -124,7 +124,7 @@ def _little_endian(array: np.ndarray) -> np.ndarray:
     return array if sys.byteorder == "little" else array.byteswap()
 
 
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
     names = dict(pairs)
     if len(names) < len(pairs):
         raise ValueError("two of its entries have one name")

@@ -6,13 +6,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from penstock.analysis.type_inference import node_types
 from penstock.build.node_rules import check_added_node, operation_of, output_count, with_defaults
-from penstock.build.symbolic import SymbolicValue
+from penstock.build.symbolic import Operand, SymbolicValue
 from penstock.core.errors import InvalidModel
 from penstock.core.records import dataclass, field
 from penstock.core.types import BOOL, INT64, Dim, TensorType, Type, constant_type, without_data
@@ -24,8 +24,17 @@ from penstock.ir.op import Attrs, Op
 from penstock.ops.internal.case import CASE, expand_case
 from penstock.ops.registry import TENSORFLOW, standard
 
-Results: TypeAlias = SymbolicValue | tuple[SymbolicValue, ...]
-"""One value, or several; what the graph of a branch or a body returns."""
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, DTypeLike
+
+Outputs: TypeAlias = Any
+"""The outputs of a node: a value, a tuple of several, or None, which type checkers cannot tell"""
+Returned: TypeAlias = "Operand | Sequence[Operand] | None"
+"""What a function returns that builds the graph of a branch or a body"""
+ElementType: TypeAlias = "DTypeLike | Type"
+"""What NumPy takes for a dtype, or a type of values"""
+InputType: TypeAlias = "ElementType | tuple[ElementType, Sequence[Dim] | None]"
+"""The type of an input of a graph, perhaps with its shape"""
 
 _FOLDER = str(Path(__file__).parent)
 
@@ -71,7 +80,9 @@ class GraphBuilder:
 
     # Values.
 
-    def input(self, name: str, dtype: Any, shape: Sequence[Dim] | None = None) -> SymbolicValue:
+    def input(
+        self, name: str, dtype: ElementType, shape: Sequence[Dim] | None = None
+    ) -> SymbolicValue:
         """Add an input of the model.
 
         Args:
@@ -85,7 +96,9 @@ class GraphBuilder:
         self._inputs.append(value)
         return self._known(value, self._graphs[0])
 
-    def constant(self, data: Any, dtype: Any = None, *, name: str = "") -> SymbolicValue:
+    def constant(
+        self, data: ArrayLike, dtype: DTypeLike | None = None, *, name: str = ""
+    ) -> SymbolicValue:
         """A constant: a copy of an array, or of numbers.
 
         Args:
@@ -103,7 +116,7 @@ class GraphBuilder:
         return SymbolicValue(self, value)
 
     def as_value(
-        self, x: Any, *, like: SymbolicValue | None = None, dtype: Any = None
+        self, x: Operand, *, like: SymbolicValue | None = None, dtype: DTypeLike | None = None
     ) -> SymbolicValue:
         """``x`` if it is a value, else a constant. Raises ``TypeError`` for a fraction where
         ``like`` is of integers.
@@ -156,13 +169,13 @@ class GraphBuilder:
     def op(
         self,
         op: str,
-        *inputs: Any,
+        *inputs: Operand | None,
         domain: str = "",
         version: int | None = None,
         outputs: int | None = None,
         name: str = "",
-        **attrs: Any,
-    ) -> Any:
+        **attrs: object,
+    ) -> Outputs:
         """Add a node, and return its output, or a tuple if it has several, or ``None`` if it has
         none. Raises ``InvalidModel`` if there is no such operation, or if it does not take these
         inputs or attributes.
@@ -190,7 +203,9 @@ class GraphBuilder:
         check_added_node(node, schema, attrs)
         return self._add(node)
 
-    def single(self, op: str, *inputs: Any, domain: str = "", **attrs: Any) -> SymbolicValue:
+    def single(
+        self, op: str, *inputs: Operand | None, domain: str = "", **attrs: Any
+    ) -> SymbolicValue:
         """As ``op``, for operations with one output.
 
         Args:
@@ -219,7 +234,7 @@ class GraphBuilder:
         node.origin = f"{name} in {_caller()}"
         return node
 
-    def _add(self, node: Node) -> Any:
+    def _add(self, node: Node) -> Outputs:
         """Add a node to the innermost graph; its results."""
         if self._finished:
             raise RuntimeError("model() has ended the use of this GraphBuilder: begin another")
@@ -230,7 +245,7 @@ class GraphBuilder:
         graph = self._graphs[-1]
         graph.nodes.append(node)
         results = tuple(self._known(v, graph) for v in node.outputs if v is not None)
-        return _one_or_all(results) if results else None
+        return results[0] if len(results) == 1 else results or None
 
     def _known(self, value: Value, graph: _OpenGraph) -> SymbolicValue:
         self._homes[value] = graph
@@ -304,7 +319,9 @@ class GraphBuilder:
 
     # Control flow.
 
-    def cond(self, condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+    def cond(
+        self, condition: Operand, then: Callable[[], Returned], otherwise: Callable[[], Returned]
+    ) -> Outputs:
         """What ``then()`` returns if the condition is true in a run, else what ``otherwise()``
         does. Only the nodes of one branch run. Branches may read all values around them.
 
@@ -321,8 +338,11 @@ class GraphBuilder:
         return self._control("If", [self._truth(condition).value], branches)
 
     def case(
-        self, index: Any, branches: Sequence[Callable[[], Any]], default: Callable[[], Any]
-    ) -> Any:
+        self,
+        index: Operand,
+        branches: Sequence[Callable[[], Returned]],
+        default: Callable[[], Returned],
+    ) -> Outputs:
         """What ``branches[index]()`` returns, or ``default()``. To pass values on then, return them
         from it.
 
@@ -347,11 +367,11 @@ class GraphBuilder:
 
     def loop(
         self,
-        body: Callable[..., Any],
-        *initial: Any,
-        times: Any = None,
-        condition: Callable[..., Any] | None = None,
-    ) -> Any:
+        body: Callable[..., Returned],
+        *initial: Operand,
+        times: Operand | None = None,
+        condition: Callable[..., Operand] | None = None,
+    ) -> Outputs:
         """Call ``body`` again and again; return the last ``carried``, then the stacked values.
         Raises ``ValueError`` without ``times`` and ``condition``, since the loop would not end.
 
@@ -384,14 +404,17 @@ class GraphBuilder:
             types = settled
 
     def _body(
-        self, body: Callable[..., Any], condition: Callable[..., Any] | None, types: Sequence[Type]
+        self,
+        body: Callable[..., Returned],
+        condition: Callable[..., Operand] | None,
+        types: Sequence[Type],
     ) -> Graph:
         """The graph of a Loop that carries values of these types."""
         inputs = [self._plain_input("i", TensorType(INT64, ()))]
         inputs += [self._plain_input("carried", type_) for type_ in types]
         proceed = self._plain_input("proceed", TensorType(BOOL, ()))
 
-        def turn(i: SymbolicValue, *carried: SymbolicValue) -> list[SymbolicValue]:
+        def turn(i: SymbolicValue, *carried: SymbolicValue) -> list[Operand]:
             results = list(_listed(body(i, *carried)))
             if len(results) < len(carried):
                 raise InvalidModel(
@@ -407,7 +430,7 @@ class GraphBuilder:
         graph.inputs.insert(1, proceed)
         return graph
 
-    def graph(self, function: Callable[..., Any], *types: Any, name: str = "") -> Graph:
+    def graph(self, function: Callable[..., Returned], *types: InputType, name: str = "") -> Graph:
         """A graph for an attribute, such as the ``body`` of Scan or SequenceMap.
 
         Args:
@@ -419,7 +442,9 @@ class GraphBuilder:
         inputs = [self._plain_input("x", _type(*pair)) for pair in pairs]
         return self._graph(name or "a nested graph", inputs, function)
 
-    def function(self, name: str, body: Callable[..., Any], *types: Any) -> Callable[..., Any]:
+    def function(
+        self, name: str, body: Callable[..., Returned], *types: InputType
+    ) -> Callable[..., Outputs]:
         """Add a function to the model, and return a Python function that adds calls of it.
 
         Args:
@@ -437,7 +462,7 @@ class GraphBuilder:
             self._graphs = outside
         return lambda *inputs: self.call(name, *inputs, outputs=len(self._functions[name].outputs))
 
-    def call(self, function: str, *inputs: Any, outputs: int = 1) -> Any:
+    def call(self, function: str, *inputs: Operand, outputs: int = 1) -> Outputs:
         """Add a call of a function of the model.
 
         Args:
@@ -450,7 +475,9 @@ class GraphBuilder:
         node = self._node(standard("Call", TENSORFLOW), values, attrs, function, outputs)
         return self._add(node)
 
-    def _graph(self, label: str, inputs: Sequence[Value], function: Callable[..., Any]) -> Graph:
+    def _graph(
+        self, label: str, inputs: Sequence[Value], function: Callable[..., Returned]
+    ) -> Graph:
         """The graph of what ``function`` does with ``inputs``."""
         open_ = _OpenGraph(label)
         self._graphs.append(open_)
@@ -467,7 +494,7 @@ class GraphBuilder:
             self._after = after
         return Graph(inputs, outputs, open_.nodes, self._new_name("graph"))
 
-    def _control(self, op: str, inputs: Sequence[Value], graphs: Mapping[str, Graph]) -> Any:
+    def _control(self, op: str, inputs: Sequence[Value], graphs: Mapping[str, Graph]) -> Outputs:
         outputs = len(next(iter(graphs.values())).outputs)
         return self._add(self._node(standard(op), inputs, graphs, op.lower(), outputs))
 
@@ -479,7 +506,7 @@ class GraphBuilder:
                 text = " and ".join(f"({', '.join(map(str, x))})" for x in (first, dtypes))
                 raise InvalidModel(f"branches return values of {text}; all must return the same")
 
-    def _truth(self, x: Any) -> SymbolicValue:
+    def _truth(self, x: Operand) -> SymbolicValue:
         value = self.as_value(x, dtype=bool)
         if value.dtype is not None and value.dtype != BOOL:
             raise InvalidModel(f"a condition must be a truth value, not {value.type}")
@@ -492,7 +519,7 @@ class GraphBuilder:
 
     # The model.
 
-    def output(self, name: str, value: Any) -> None:
+    def output(self, name: str, value: Operand) -> None:
         """Add an output of the model.
 
         Args:
@@ -558,7 +585,7 @@ class GraphBuilder:
                 node.inputs = [None if v is None else meanings.get(v, v) for v in node.inputs]
 
 
-def _type(dtype: Any, shape: Sequence[Dim] | None = None) -> Type:
+def _type(dtype: ElementType, shape: Sequence[Dim] | None = None) -> Type:
     """The type of values of a dtype and a shape; a ``Type`` stays as it is."""
     if isinstance(dtype, Type):
         return dtype
@@ -567,11 +594,7 @@ def _type(dtype: Any, shape: Sequence[Dim] | None = None) -> Type:
     return TensorType(element, None if shape is None else tuple(shape))
 
 
-def _one_or_all(results: tuple[SymbolicValue, ...]) -> Results:
-    return results[0] if len(results) == 1 else results
-
-
-def _listed(results: Any) -> Sequence[Any]:
+def _listed(results: Returned) -> Sequence[Operand]:
     """What a function of a branch or body returned, as a sequence."""
     if results is None:
         return ()

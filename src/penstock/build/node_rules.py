@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import Any
 
 import numpy as np
 
@@ -67,7 +66,7 @@ def with_defaults(op: Op, schema: Schema, attrs: Attrs, inputs: Sequence[Value |
     return {**schema.defaults, **given}
 
 
-def _plain(x: Any, domain: str) -> Any:
+def _plain(x: object, domain: str) -> object:
     """An attribute as it stands in a graph: Python numbers, lists of them, arrays, and names or
     numbers of dtypes."""
     if isinstance(x, np.generic):

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -19,13 +20,20 @@ from penstock.core.types import BOOL, INT64, Shape, Type
 from penstock.ir.graph import Value
 from penstock.ops.registry import TENSORFLOW
 
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, DTypeLike
+
 _FARTHEST = 2**63 - 1
 
-BinaryOperator = Callable[["SymbolicValue", Any], "SymbolicValue"]
+Operand: TypeAlias = "SymbolicValue | ArrayLike"
+"""What operators of values take besides a value: another one, an array, or numbers"""
+Index: TypeAlias = "slice | EllipsisType | SymbolicValue | ArrayLike | None"
+"""What may stand in the brackets behind a value, for one axis"""
+BinaryOperator = Callable[["SymbolicValue", Operand], "SymbolicValue"]
 
 
 def _operator(op: str, domain: str = "", *, swapped: bool = False) -> BinaryOperator:
-    def apply(self: SymbolicValue, other: Any) -> SymbolicValue:
+    def apply(self: SymbolicValue, other: Operand) -> SymbolicValue:
         operands = [self, self.builder.as_value(other, like=self)]
         return self.builder.single(op, *operands[:: -1 if swapped else 1], domain=domain)
 
@@ -35,7 +43,7 @@ def _operator(op: str, domain: str = "", *, swapped: bool = False) -> BinaryOper
 def _logical(op: str) -> BinaryOperator:
     """``op`` of truth values, of integers its bitwise form."""
 
-    def apply(self: SymbolicValue, other: Any) -> SymbolicValue:
+    def apply(self: SymbolicValue, other: Operand) -> SymbolicValue:
         name = op if self.dtype == BOOL else f"Bitwise{op}"
         return self.builder.single(name, self, self.builder.as_value(other, like=self))
 
@@ -45,11 +53,13 @@ def _logical(op: str) -> BinaryOperator:
 class NodeAdder(Protocol):
     """What a value needs of its ``GraphBuilder``."""
 
-    def constant(self, data: Any, dtype: Any = None) -> SymbolicValue: ...
+    def constant(self, data: ArrayLike, dtype: DTypeLike | None = None) -> SymbolicValue: ...
 
-    def as_value(self, x: Any, *, like: SymbolicValue | None = None) -> SymbolicValue: ...
+    def as_value(self, x: Operand, *, like: SymbolicValue | None = None) -> SymbolicValue: ...
 
-    def single(self, op: str, *inputs: Any, domain: str = "", **attrs: Any) -> SymbolicValue: ...
+    def single(
+        self, op: str, *inputs: Operand, domain: str = "", **attrs: object
+    ) -> SymbolicValue: ...
 
 
 class SymbolicValue:
@@ -96,7 +106,7 @@ class SymbolicValue:
             f"{self.name!r} is true or false only in a run; choose by it with GraphBuilder.cond"
         )
 
-    def astype(self, dtype: Any) -> SymbolicValue:
+    def astype(self, dtype: DTypeLike) -> SymbolicValue:
         """The elements converted to another dtype, as ONNX's Cast does.
 
         Args:
@@ -144,16 +154,16 @@ class SymbolicValue:
     __or__ = __ror__ = _logical("Or")
     __xor__ = __rxor__ = _logical("Xor")
 
-    def __ne__(self, other: Any) -> SymbolicValue:  # type: ignore[override]
+    def __ne__(self, other: Operand) -> SymbolicValue:  # type: ignore[override]
         return self.builder.single("Not", self == other)
 
-    def __truediv__(self, other: Any) -> SymbolicValue:
+    def __truediv__(self, other: Operand) -> SymbolicValue:
         return self._divided(other, "Div", swapped=False)
 
-    def __rtruediv__(self, other: Any) -> SymbolicValue:
+    def __rtruediv__(self, other: Operand) -> SymbolicValue:
         return self._divided(other, "Div", swapped=True)
 
-    def _divided(self, other: Any, op: str, swapped: bool) -> SymbolicValue:
+    def _divided(self, other: Operand, op: str, swapped: bool) -> SymbolicValue:
         if self.dtype is not None and self.dtype.kind in "iub":
             raise TypeError(
                 f"{self.name!r} is {self.dtype}, and / divides floating-point numbers: use //, or "
@@ -170,11 +180,11 @@ class SymbolicValue:
     def __invert__(self) -> SymbolicValue:
         return self.builder.single("Not" if self.dtype == BOOL else "BitwiseNot", self)
 
-    def __getitem__(self, key: Any) -> SymbolicValue:
+    def __getitem__(self, key: Index | tuple[Index, ...]) -> SymbolicValue:
         return _indexed(self, key if isinstance(key, tuple) else (key,))
 
 
-def _indexed(x: SymbolicValue, keys: Sequence[Any]) -> SymbolicValue:
+def _indexed(x: SymbolicValue, keys: Sequence[Index]) -> SymbolicValue:
     """``x[keys]``: all slices at once, then each index, then the new axes."""
     taken = sum(key is not None and key is not Ellipsis for key in keys)
     rank = None if x.shape is None else len(x.shape)

@@ -19,6 +19,7 @@ import numpy as np
 
 from penstock.core.checkpoints import WAKE_S
 from penstock.core.records import dataclass
+from penstock.core.types import RuntimeValue
 
 BoundCall = tuple[Callable[..., Any], tuple[Any, ...]]
 """a function and the arguments to call it with"""
@@ -53,7 +54,10 @@ class Binder:
         return None
 
     def bind(
-        self, inputs: Sequence[Any], outputs: Sequence[Any], workspace: np.ndarray | None
+        self,
+        inputs: Sequence[RuntimeValue],
+        outputs: Sequence[RuntimeValue],
+        workspace: np.ndarray | None,
     ) -> BoundCall:
         """As ``Kernel.bind``.
 
@@ -202,11 +206,14 @@ class Kernel:
     memory: MemoryUse = NO_MEMORY_USE
     shapes: RuntimeShapes = NO_RUNTIME_SHAPES
 
-    def __call__(self, *inputs: Any) -> Any:
+    def __call__(self, *inputs: RuntimeValue) -> RuntimeValue:
         return self.function(*inputs)
 
     def bind(
-        self, inputs: Sequence[Any], outputs: Sequence[Any], workspace: np.ndarray | None
+        self,
+        inputs: Sequence[RuntimeValue],
+        outputs: Sequence[RuntimeValue],
+        workspace: np.ndarray | None,
     ) -> BoundCall:
         """Return the function and the arguments that compute ``outputs`` from ``inputs``.
         Placeholders may stand for arrays that are known only during the run: they are passed on as
@@ -224,7 +231,7 @@ class Kernel:
         return self.into, (*inputs, *outputs, *extra)
 
 
-def returning(function: Callable[..., Any], *, view: bool = False) -> Kernel:
+def returning(function: Callable[..., RuntimeValue], *, view: bool = False) -> Kernel:
     """Return the kernel of a function with one result, which ``into`` copies.
 
     Args:
@@ -232,7 +239,7 @@ def returning(function: Callable[..., Any], *, view: bool = False) -> Kernel:
         view: Whether the result may share memory with the first input.
     """
 
-    def into(*arrays: Any) -> None:
+    def into(*arrays: np.ndarray) -> None:
         arrays[-1][...] = function(*arrays[:-1])
 
     return Kernel(function, into, view=view)
@@ -255,7 +262,7 @@ def asynchronous(begin: Callable[..., Callable[[], object] | None]) -> Kernel:
         begin: Starts the work: ``begin(done, *inputs)``.
     """
 
-    def function(*inputs: Any) -> Any:
+    def function(*inputs: RuntimeValue) -> RuntimeValue:
         return Outcome(begin, inputs).wait()
 
     return Kernel(function, begin=begin)
@@ -264,7 +271,7 @@ def asynchronous(begin: Callable[..., Callable[[], object] | None]) -> Kernel:
 class Outcome:
     """What comes of an asynchronous kernel, for whatever waits for it."""
 
-    def __init__(self, begin: Callable[..., Any], inputs: Sequence[Any]) -> None:
+    def __init__(self, begin: Callable[..., RuntimeValue], inputs: Sequence[RuntimeValue]) -> None:
         from concurrent.futures import Future
 
         self._future: Future[Any] = Future()
@@ -272,7 +279,7 @@ class Outcome:
         self._done = _Done(self)
         self._cancel = begin(self._done, *inputs)
 
-    def end(self, outputs: Any = None, error: BaseException | None = None) -> None:
+    def end(self, outputs: RuntimeValue = None, error: BaseException | None = None) -> None:
         """The work has ended with ``outputs``, or failed with ``error``."""
         from concurrent.futures import InvalidStateError
 
@@ -299,7 +306,7 @@ class Outcome:
         pending = [function]  # which the future would hold for as long as it lives
         self._future.add_done_callback(lambda _: pending.pop()())
 
-    def wait(self) -> Any:
+    def wait(self) -> RuntimeValue:
         """Wait for the outputs; raise the error if the work failed."""
         try:
             while not self._future.done():
@@ -321,13 +328,13 @@ class _Done:
     def __init__(self, outcome: Outcome) -> None:
         self.outcome: Outcome | None = outcome
 
-    def __call__(self, outputs: Any = None, error: BaseException | None = None) -> None:
+    def __call__(self, outputs: RuntimeValue = None, error: BaseException | None = None) -> None:
         outcome, self.outcome = self.outcome, None
         if outcome is not None:
             outcome.end(outputs, error)
 
 
-def array_of(value: Any) -> Any:
+def array_of(value: RuntimeValue) -> RuntimeValue:
     """Return a kernel's result as a run-time value: NumPy may return a scalar for rank 0."""
     if isinstance(value, np.generic):
         return np.asarray(value)

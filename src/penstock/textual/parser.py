@@ -377,7 +377,7 @@ class _Parser:
             self.fail(offset, f"there is no operation {full}{suffix}{hint}")
         return op
 
-    def attribute(self) -> tuple[int, str, Any]:
+    def attribute(self) -> tuple[int, str, object]:
         offset = self.token.offset
         key = self.name("the name of an attribute")
         self.expect("=")

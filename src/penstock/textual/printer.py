@@ -234,7 +234,7 @@ class _Printer:
             text += f" from {_quoted(node.origin)}"
         return text
 
-    def literal(self, attribute: Any) -> str:
+    def literal(self, attribute: object) -> str:
         if attribute is None or isinstance(attribute, bool):
             return str(attribute).lower()
         if isinstance(attribute, np.ndarray):
@@ -335,7 +335,7 @@ def _base64(data: bytes) -> str:
     return f'"{base64.b64encode(data).decode()}"'
 
 
-def _element(element: Any) -> str:
+def _element(element: object) -> str:
     """One element of an array, with as many digits as its dtype needs."""
     if not isinstance(element, np.generic):
         return json.dumps(element if isinstance(element, str) else repr(element))

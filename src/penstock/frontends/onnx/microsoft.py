@@ -7,7 +7,7 @@ rule that emits no final node leaves the node unchanged: its operation has a ker
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
 from typing import Any
 
@@ -17,7 +17,6 @@ from penstock.core.types import FLOAT32
 from penstock.frontends.common.diagnostics import ConversionError, InexpressibleError, NodeError
 from penstock.frontends.onnx.node_upgrade import NodeUpgrade, current
 from penstock.ir.graph import Value
-from penstock.ir.op import Attrs
 from penstock.ops.common.shape_rules import element_number
 from penstock.ops.registry import MICROSOFT
 
@@ -62,7 +61,7 @@ def rewrites(*names: str, domain: str = MICROSOFT) -> Callable[[Rule], Rule]:
     return register
 
 
-def _same_as(name: str, least: int = 1, **renamed: Attrs) -> Rule:
+def _same_as(name: str, least: int = 1, **renamed: Mapping[str, str]) -> Rule:
     """The same as an operation of ONNX with these inputs, ``least`` of which must be given;
     ``renamed`` are values of attributes that have other names there."""
 
