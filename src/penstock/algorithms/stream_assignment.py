@@ -255,7 +255,7 @@ class _SharedStreams:
 
 
 class _Work(NamedTuple):
-    """What each node is: its device, its command, and the time that it takes."""
+    """The work of each node: its device, its command, and the time that it takes."""
 
     devices: Sequence[int]
     commands: Sequence[Hashable]

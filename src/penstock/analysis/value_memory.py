@@ -1,4 +1,4 @@
-"""Where the values of a graph will be in memory, decided from its nodes and their kernels.
+"""The places of the values of a graph in memory, decided from its nodes and their kernels.
 
 A value is in one of these places:
 
@@ -49,7 +49,7 @@ class View:
 
 @dataclass(frozen=True, eq=False)
 class ValueMemory:
-    """Where values are, nested graphs included; what has no entry is dynamic.
+    """The places of values, nested graphs included; values without an entry are dynamic.
 
     ``strides``: of each value in the arena, in bytes; empty for C order. ``orders``: of each node
     whose kernel writes into the arena, the order of its outputs' dims. ``alternating``: the

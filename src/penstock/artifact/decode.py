@@ -55,7 +55,7 @@ _INTERNAL = {
     "TripCount": "trip_count.TRIP_COUNT",
     "ZeroNaN": "zero_nan.ZERO_NAN",
 }
-"""Where in ``ops.internal`` the operations of Penstock's own domain are."""
+"""The places of the operations of Penstock's own domain in ``ops.internal``."""
 _TRANSFERS = {"_Recv": RECV, "_Send": SEND}
 _MOST_NESTED = 100
 

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 Outputs: TypeAlias = Any
 """The outputs of a node: a value, a tuple of several, or None, which type checkers cannot tell"""
 Returned: TypeAlias = "Operand | Sequence[Operand] | None"
-"""What a function returns that builds the graph of a branch or a body"""
+"""The results of a function that builds the graph of a branch or a body"""
 ElementType: TypeAlias = "DTypeLike | Type"
-"""What NumPy takes for a dtype, or a type of values"""
+"""A dtype as NumPy takes it, or a type of values"""
 InputType: TypeAlias = "ElementType | tuple[ElementType, Sequence[Dim] | None]"
 """The type of an input of a graph, perhaps with its shape"""
 
@@ -322,8 +322,8 @@ class GraphBuilder:
     def cond(
         self, condition: Operand, then: Callable[[], Returned], otherwise: Callable[[], Returned]
     ) -> Outputs:
-        """What ``then()`` returns if the condition is true in a run, else what ``otherwise()``
-        does. Only the nodes of one branch run. Branches may read all values around them.
+        """The results of ``then()`` if the condition is true in a run, else those of
+        ``otherwise()``. Only the nodes of one branch run. Branches may read all values around them.
 
         Args:
             condition: A tensor of one truth value.
@@ -343,7 +343,7 @@ class GraphBuilder:
         branches: Sequence[Callable[[], Returned]],
         default: Callable[[], Returned],
     ) -> Outputs:
-        """What ``branches[index]()`` returns, or ``default()``. To pass values on then, return them
+        """The results of ``branches[index]()``, or of ``default()``. To pass values on then, return them
         from it.
 
         Args:
@@ -595,7 +595,7 @@ def _type(dtype: ElementType, shape: Sequence[Dim] | None = None) -> Type:
 
 
 def _listed(results: Returned) -> Sequence[Operand]:
-    """What a function of a branch or body returned, as a sequence."""
+    """The results of a function of a branch or body, as a sequence."""
     if results is None:
         return ()
     return results if isinstance(results, tuple | list) else (results,)

@@ -1,4 +1,4 @@
-"""What a node that is added to a graph must satisfy: the schema of its operation, and its types."""
+"""The rules for a node that is added to a graph: the schema of its operation, and its types."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from penstock.ops.common.shape_rules import element_number
 from penstock.ops.registry import TENSORFLOW, find, registered
 
 Schema = OnnxSchema | TfSchema | None
-"""What ONNX or TensorFlow says of an operation; None of those of others."""
+"""The schema of an operation of ONNX or TensorFlow; None for those of others."""
 
 
 def operation_of(name: str, domain: str, version: int | None) -> tuple[Op, Schema]:

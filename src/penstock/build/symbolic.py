@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 _FARTHEST = 2**63 - 1
 
 Operand: TypeAlias = "SymbolicValue | ArrayLike"
-"""What operators of values take besides a value: another one, an array, or numbers"""
+"""The other operand of an operator: a value, an array, or numbers"""
 Index: TypeAlias = "slice | EllipsisType | SymbolicValue | ArrayLike | None"
-"""What may stand in the brackets behind a value, for one axis"""
+"""An index of one axis, in the brackets behind a value"""
 BinaryOperator = Callable[["SymbolicValue", Operand], "SymbolicValue"]
 
 
@@ -51,7 +51,7 @@ def _logical(op: str) -> BinaryOperator:
 
 
 class NodeAdder(Protocol):
-    """What a value needs of its ``GraphBuilder``."""
+    """A ``GraphBuilder`` as its values see it."""
 
     def constant(self, data: ArrayLike, dtype: DTypeLike | None = None) -> SymbolicValue: ...
 

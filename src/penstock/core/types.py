@@ -37,7 +37,7 @@ class ShapeError(ValueError):
 
 
 class _Sizes:
-    """What a ``TensorType`` computes when it is first asked, and then has as plain attributes: they
+    """Sizes that a ``TensorType`` computes when first asked, and then has as attributes: they
     are read many times for every value of a model."""
 
     __slots__ = ("dims", "elements", "nbytes", "static")

@@ -209,7 +209,7 @@ _OTHER_FORMATS = {
     ".ort": _ORT,
 }
 _MEMBERS = (("data.pkl", _TORCH), (".weights.h5", _KERAS))
-"""what lies in zip files"""
+"""files that tell the format of a zip file"""
 _HEADS = (
     (0, b"\x89HDF", _KERAS),
     (0, b"GGUF", _LLAMA),

@@ -1,4 +1,4 @@
-"""What kernels promise, checked for those of users: of their own backends and operations.
+"""The promises of kernels, checked for those of users: of their own backends and operations.
 
 A *guard* stands for a kernel's function in a program until its first result has passed. Then the
 function takes its place, so that later calls cost nothing. Penstock's own kernels have no guards.

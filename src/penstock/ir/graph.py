@@ -68,8 +68,7 @@ class Value:
 
     @property
     def resident_in(self) -> object | None:
-        """What gives back the contents of a constant that are not held here, if it is the method of
-        an object."""
+        """The object whose method gives back the contents of a constant that are not held here."""
         return None if self.is_held else getattr(self._rematerialize, "__self__", None)
 
     @property
@@ -112,7 +111,7 @@ class Value:
 
 @dataclass(frozen=True)
 class ConvertedWeights:
-    """What passes compute from weights, by these: kept for all graphs of a session."""
+    """Values that passes compute from weights, by these: kept for all graphs of a session."""
 
     widened: dict[Value, Value] = field(default_factory=dict)
     """in float32, by those in float16 and bfloat16"""
@@ -389,7 +388,7 @@ def captures(graph: Graph) -> list[Value]:
 
 
 def all_reads(node: Node) -> list[Value]:
-    """What a node reads that is no constant, captures of its graphs included."""
+    """The values that a node reads, but constants; captures of its graphs included."""
     reads = [value for value in node.inputs if value is not None and value.const is None]
     for _, inner in node.graphs:
         reads += captures(inner)

@@ -24,7 +24,7 @@ from penstock.core.types import RuntimeValue
 BoundCall = tuple[Callable[..., Any], tuple[Any, ...]]
 """a function and the arguments to call it with"""
 CompiledCall = Callable[[Callable[..., Any], tuple[Any, ...]], Any]
-"""what compiled code calls in the place of a ``BoundCall``"""
+"""a function that compiled code calls in the place of a ``BoundCall``"""
 StatusCheck = Callable[[Any], object]
 """raises for the status that a library has returned"""
 
@@ -104,7 +104,7 @@ class PackedConstants:
 
 @dataclass(frozen=True, slots=True)
 class DeviceWork:
-    """Where the work and the values of a kernel are, if not all on its backend's device.
+    """The places of the work and the values of a kernel, if not all on its backend's device.
 
     ``devices``: the devices of its backend that a call puts work on, if that is not
     ``Backend.device`` alone. The call goes through a stream of each of them; all of these have
@@ -269,7 +269,7 @@ def asynchronous(begin: Callable[..., Callable[[], object] | None]) -> Kernel:
 
 
 class Outcome:
-    """What comes of an asynchronous kernel, for whatever waits for it."""
+    """The outcome of an asynchronous kernel, for whatever waits for it."""
 
     def __init__(self, begin: Callable[..., RuntimeValue], inputs: Sequence[RuntimeValue]) -> None:
         from concurrent.futures import Future

@@ -30,7 +30,7 @@ Work = Callable[[Attrs, Dims, tuple[int, ...]], int]
 
 
 class Role(Enum):
-    """What an operation does to the order in which nodes run.
+    """The effect of an operation on the order in which nodes run.
 
     Tokens travel through graphs with frames: a ``SWITCH`` kills one of its outputs, a ``MERGE``
     fires on the first live input, an ``ENTER`` and an ``EXIT`` move a token into and out of a

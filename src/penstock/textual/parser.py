@@ -207,7 +207,7 @@ class _Parser:
         return items
 
     def nested(self, item: Callable[[], T]) -> T:
-        """What may contain itself, no deeper than graphs may nest anyway."""
+        """An item that may contain itself, no deeper than graphs may nest anyway."""
         self.depth += 1
         if self.depth > DEFAULT_LIMITS.max_depth:
             self.fail(self.token.offset, f"this nests deeper than {DEFAULT_LIMITS.max_depth}")

@@ -313,7 +313,7 @@ def _constants_by_graph(root: Graph) -> dict[Graph, list[Value]]:
 
 
 def _node_references(graph: Graph) -> dict[Node, str]:
-    """How ``after`` and ``targets`` name a node: by its name if unique, else its position."""
+    """The nodes as ``after`` and ``targets`` refer to them: by name if unique, else position."""
     if not graph.targets and not any(node.control_inputs for node in graph.nodes):
         return {}
     count = Counter(node.name for node in graph.nodes)

@@ -16,7 +16,7 @@ from penstock.frontends.common.model_files import open_path
 from penstock.ir.graph import Graph, Model
 
 GRAPH, FUNCTION = "graph ", "function "
-"""What the names of graphs and of functions begin with in the document of the model."""
+"""The prefixes of the names of graphs and of functions in the document of the model."""
 
 
 def load_artifact(

@@ -74,6 +74,6 @@ class WeightFile:
 
 
 def _identity(file: BinaryIO) -> tuple[int, ...]:
-    """What differs if a file was replaced or written since."""
+    """The properties that differ if a file was replaced or written since."""
     status = os.fstat(file.fileno())
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

@@ -150,7 +150,7 @@ class _Importer:
         )
 
     def about(self, opsets: Mapping[str, int]) -> dict[str, str]:
-        """What the file says of its producer and its versions."""
+        """The file's statements about its producer and its versions."""
         proto = self.proto
         opset = [f"{domain or 'ai.onnx'} {version}" for domain, version in opsets.items()]
         texts = {

@@ -582,7 +582,7 @@ def _is_mask(b: NodeUpgrade, index: int) -> bool:
 
 
 def _mask(b: NodeUpgrade, index: int, scores: Value) -> Value | None:
-    """What is added to scores: ``mask_filter_value`` for hidden keys."""
+    """The term that is added to scores: ``mask_filter_value`` for hidden keys."""
     mask = b.optional(index)
     if mask is None:
         return None

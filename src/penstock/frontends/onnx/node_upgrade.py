@@ -38,7 +38,7 @@ class NodeUpgrade(NodeBuilder):
     op: str
     version: int
     contents: Callable[[Graph], GraphProto]
-    """What the file has for a graph among the attributes, which is filled later."""
+    """Returns the file's graph for one among the attributes, which is filled later."""
 
     def input(self, index: int) -> Value:
         """An input that the old version requires."""

@@ -81,7 +81,7 @@ class SchemaPort(NamedTuple):
 
     @property
     def variable(self) -> str:
-        """What its type is called: equal names, equal types; "" if it stands for itself."""
+        """The name of its type: equal names, equal types; "" if it stands for itself."""
         return "" if self.option == VARIADIC and not self.is_homogeneous else self.type_str
 
     def takes(self, type_: str) -> bool:
@@ -90,7 +90,7 @@ class SchemaPort(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class OnnxSchema:
-    """What ONNX says of one version of one operation."""
+    """The schema of one version of one operation."""
 
     name: str
     domain: str
@@ -159,7 +159,7 @@ class OnnxSchema:
     def faults(
         self, types: Mapping[str, int], inputs: Sequence[Any], outputs: int
     ) -> Iterator[str]:
-        """What is wrong with a node that has these attributes (their types by name) and values, as
+        """The faults of a node that has these attributes (their types by name) and values, as
         ends of sentences that begin with the node."""
         for name, code in types.items():
             wanted = self.attributes.get(name)
@@ -227,7 +227,7 @@ _MODES: Mapping[tuple[str, str], tuple[int | str, ...]] = {
 
 
 def value_faults(op: str, names: Iterable[str], attrs: Attrs) -> Iterator[str]:
-    """What is wrong with the values of attributes, as ends of sentences that begin with the node.
+    """The faults of the values of attributes, as ends of sentences that begin with the node.
 
     ``names`` are those that the node has; ``attrs`` may have others, by default.
     """

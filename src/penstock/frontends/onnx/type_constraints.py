@@ -56,7 +56,7 @@ def check_types(graph: Graph, fed: Mapping[str, Type]) -> None:
 
 
 def type_faults(node: Node) -> Sequence[str]:
-    """What ONNX does not allow of the types of a node's inputs, as ends of sentences that begin
+    """The faults of the types of a node's inputs by ONNX's rules, as ends of sentences that begin
     with the node."""
     names = [None if value is None else name_of(value.type) for value in node.inputs]
     return _outcome(node.op, len(node.outputs), names)[0]
@@ -143,8 +143,8 @@ def _allowed_before(op: Op, side: str, index: int, type_: str) -> bool:
 
 
 _Outcome: TypeAlias = tuple[Sequence[str], tuple[TypeName, ...]]
-"""What a schema says of a node with inputs of certain types: faults, as ends of sentences that
-begin with the node, and its outputs' types, None where the operation decides."""
+"""The judgment of a schema on a node with inputs of certain types: faults, as ends of sentences
+that begin with the node, and its outputs' types, None where the operation decides."""
 
 
 def _outcome(op: Op, outputs: int, inputs: Sequence[TypeName]) -> _Outcome:

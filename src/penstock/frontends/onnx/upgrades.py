@@ -326,7 +326,7 @@ UNCHANGED = frozenset(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Meaning:
-    """How nodes of one operation and opset are imported. ``rule`` writes them as other nodes, or
+    """The way to import nodes of one operation and opset. ``rule`` writes them as other nodes, or
     emits none; ``op`` is the operation that they are; else the function by which ONNX defines them,
     if it has one. ``defaults`` are those of attributes not given. ``schema`` is ``None`` if ONNX
     has none."""

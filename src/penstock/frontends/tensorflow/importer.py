@@ -288,7 +288,7 @@ def _inputs(
 
 
 def _dtype_fault(value: Value, dtype: str | None) -> str:
-    """What is wrong with an input of this element type; "" if nothing is known to be."""
+    """The fault of an input of this element type; "" if nothing is known to be."""
     given, expected = value.type, declared_type(dtype)
     if not isinstance(given, TensorType) or not isinstance(expected, TensorType):
         return ""

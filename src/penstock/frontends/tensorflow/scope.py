@@ -77,7 +77,7 @@ class GraphScope:
         return short_name(self.prefix + name) if self.prefix else name
 
     def origin(self, name: str) -> str:
-        """What messages call a NodeDef."""
+        """The name of a NodeDef in messages."""
         return f"{shortened(self.prefix + name)} in {self.where}"
 
     def find(self, text: str) -> Reference | None:

@@ -55,7 +55,7 @@ class Tables:
         self._names[handle] = node
 
     def contents(self, handle: Value) -> Contents | None:
-        """What the table holds that this is a handle of, or a copy by Identity nodes."""
+        """The contents of the table that this is a handle of, or a copy by Identity nodes."""
         return self._by_node.get(self._names.get(source_of(handle), ""))
 
 
@@ -168,7 +168,8 @@ def _filled(
     library: FunctionLibrary,
     asset: Callable[[Source], bytes | None],
 ) -> Contents | None:
-    """What a node fills a table with; None if that is not constant. Raises ``InvalidModel``."""
+    """The contents that a node fills a table with; None if that is not constant. Raises
+    ``InvalidModel``."""
     subject = f"{node.name} in {where} ({node.op})"
     if node.op == _FROM_FILE:
         content = asset(sources[0]) if sources and sources[0] else None

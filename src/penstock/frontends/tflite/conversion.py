@@ -33,7 +33,7 @@ from penstock.ops.tensorflow.state import Store
 
 
 class OperatorContext(Protocol):
-    """What rules may ask of the import. ``store`` holds the variables, which start with the values
+    """The import as rules see it. ``store`` holds the variables, which start with the values
     of ``initial``; ``handles`` has the numbers of tables, ``tables`` their keys and values."""
 
     table: FlatTable
@@ -51,10 +51,10 @@ class OperatorContext(Protocol):
         """A tensor of a subgraph."""
 
     def zeros(self, scope: SubgraphScope, index: int) -> np.ndarray:
-        """What a tensor that is a variable holds at first."""
+        """The first value of a tensor that is a variable."""
 
     def quantization(self, scope: SubgraphScope, index: int) -> Quantization | None:
-        """What the integers of a tensor stand for."""
+        """The meaning of the integers of a tensor."""
 
     def custom_options(self, operator: FlatTable) -> bytes:
         """The options of a custom operator."""

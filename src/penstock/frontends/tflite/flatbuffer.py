@@ -82,7 +82,7 @@ def schema() -> Schema:
 
 @cache
 def _slots(kind: str) -> int:
-    """How many fields tables of a kind may have."""
+    """The number of fields that tables of a kind may have."""
     return max((field.slot + 1 for field in schema().tables[kind].values()), default=0)
 
 
@@ -205,7 +205,7 @@ class FlatBuffer:
         return data
 
     def target(self, at: int) -> int:
-        """Where the offset at ``at`` leads."""
+        """The place that the offset at ``at`` leads to."""
         offset: int = self.numbers(_U32, at)[0]
         return at + offset
 

@@ -82,7 +82,7 @@ def load_tflite(
 
 @dataclass
 class FileTotals:
-    """What files that are read as one model have together."""
+    """The totals of files that are read as one model."""
 
     nodes: int = 0
     size: int = 0
@@ -351,7 +351,7 @@ class SubgraphImporter:
         return (numbers * parameters[0]).astype(np.float32).reshape(codes.shape)
 
     def quantization(self, scope: SubgraphScope, index: int) -> Quantization | None:
-        """What the integers of a tensor stand for."""
+        """The meaning of the integers of a tensor."""
         key = (scope.index, index)
         if key not in self._quantizations:
             tensor = self.tensor(scope, index)
@@ -374,7 +374,7 @@ class SubgraphImporter:
         return self.reader.weights.read(offset, size).tobytes()
 
     def zeros(self, scope: SubgraphScope, index: int) -> np.ndarray:
-        """What a tensor that is a variable holds at first. Raises ``NodeError``."""
+        """The first value of a tensor that is a variable. Raises ``NodeError``."""
         tensor = self.tensor(scope, index)
         dtype, dims = dtype_of(tensor), tuple(tensor.shape)
         try:

@@ -222,7 +222,7 @@ class State:
         self.value = dequantized(c, value, self.quantization) if self.quantization else value
 
     def write(self, value: Value) -> None:
-        """What the next run, or the next operator, reads."""
+        """Set the value that the next run, or the next operator, reads."""
         if self.handle is not None:
             name = self.c.fresh("assign")
             if self.quantization is not None:

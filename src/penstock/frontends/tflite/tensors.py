@@ -38,7 +38,7 @@ _MAX_GROWTH = 64
 
 @dataclass(frozen=True, eq=False)
 class Quantization:
-    """What the integers of a tensor stand for: ``(q - zero_point) * scale``. Both are vectors, of
+    """The meaning of the integers of a tensor: ``(q - zero_point) * scale``. Both are vectors, of
     one element, or of one for each place along ``axis``."""
 
     scale: np.ndarray
@@ -111,7 +111,7 @@ def quantization_of(tensor: FlatTable) -> Quantization | None:
 
 
 def blocks_of(tensor: FlatTable) -> FlatTable | None:
-    """What says of a tensor with a scale for each block where the scales are."""
+    """The parameters of a tensor with a scale for each block; None for others."""
     details = tensor.quantization and tensor.quantization.details
     return details if details is not None and details.kind == "BlockwiseQuantization" else None
 
@@ -124,7 +124,7 @@ class TensorContents(ConstantBudget):
     weights: FileBytes
 
     def place(self, tensor: FlatTable) -> Bytes | None:
-        """Where the contents of a tensor are; ``None`` if it has none. Raises ``TensorError``."""
+        """The place of a tensor's contents; ``None`` if it has none. Raises ``TensorError``."""
         if not 0 <= tensor.buffer < len(self.buffers):
             raise TensorError(f"is in buffer {tensor.buffer}, of {len(self.buffers)}")
         buffer = self.buffers[tensor.buffer]
