@@ -343,8 +343,8 @@ class GraphBuilder:
         branches: Sequence[Callable[[], Returned]],
         default: Callable[[], Returned],
     ) -> Outputs:
-        """The results of ``branches[index]()``, or of ``default()``. To pass values on then, return them
-        from it.
+        """The results of ``branches[index]()``, or of ``default()``. To pass values on then,
+        return them from it.
 
         Args:
             index: An integer tensor of one element.

@@ -40,6 +40,20 @@ def _operator(op: str, domain: str = "", *, swapped: bool = False) -> BinaryOper
     return apply
 
 
+def _division(*, swapped: bool = False) -> BinaryOperator:
+    divide = _operator("Div", swapped=swapped)
+
+    def apply(self: SymbolicValue, other: Operand) -> SymbolicValue:
+        if self.dtype is not None and self.dtype.kind in "iub":
+            raise TypeError(
+                f"{self.name!r} is {self.dtype}, and / divides floating-point numbers: use //, or "
+                "astype first"
+            )
+        return divide(self, other)
+
+    return apply
+
+
 def _logical(op: str) -> BinaryOperator:
     """``op`` of truth values, of integers its bitwise form."""
 
@@ -137,6 +151,8 @@ class SymbolicValue:
     __rsub__ = _operator("Sub", swapped=True)
     __mul__ = _operator("Mul")
     __rmul__ = _operator("Mul", swapped=True)
+    __truediv__ = _division()
+    __rtruediv__ = _division(swapped=True)
     __floordiv__ = _operator("FloorDiv", TENSORFLOW)
     __rfloordiv__ = _operator("FloorDiv", TENSORFLOW, swapped=True)
     __mod__ = _operator("FloorMod", TENSORFLOW)
@@ -156,20 +172,6 @@ class SymbolicValue:
 
     def __ne__(self, other: Operand) -> SymbolicValue:  # type: ignore[override]
         return self.builder.single("Not", self == other)
-
-    def __truediv__(self, other: Operand) -> SymbolicValue:
-        return self._divided(other, "Div", swapped=False)
-
-    def __rtruediv__(self, other: Operand) -> SymbolicValue:
-        return self._divided(other, "Div", swapped=True)
-
-    def _divided(self, other: Operand, op: str, swapped: bool) -> SymbolicValue:
-        if self.dtype is not None and self.dtype.kind in "iub":
-            raise TypeError(
-                f"{self.name!r} is {self.dtype}, and / divides floating-point numbers: use //, or "
-                "astype first"
-            )
-        return _operator(op, swapped=swapped)(self, other)
 
     def __neg__(self) -> SymbolicValue:
         return self.builder.single("Neg", self)

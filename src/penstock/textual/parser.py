@@ -136,6 +136,20 @@ class _GraphText:
 T = TypeVar("T")
 
 
+def _nested(item: Callable[[_Parser], T]) -> Callable[[_Parser], T]:
+    """A decorator of items that may contain themselves, no deeper than graphs may nest anyway."""
+
+    def checked(parser: _Parser) -> T:
+        parser.depth += 1
+        if parser.depth > DEFAULT_LIMITS.max_depth:
+            parser.fail(parser.token.offset, f"this nests deeper than {DEFAULT_LIMITS.max_depth}")
+        result = item(parser)
+        parser.depth -= 1
+        return result
+
+    return checked
+
+
 class _Parser:
     """Cuts a text into tokens, reads them, and resolves the names (``build``)."""
 
@@ -206,15 +220,6 @@ class _Parser:
             items.append(item())
         return items
 
-    def nested(self, item: Callable[[], T]) -> T:
-        """An item that may contain itself, no deeper than graphs may nest anyway."""
-        self.depth += 1
-        if self.depth > DEFAULT_LIMITS.max_depth:
-            self.fail(self.token.offset, f"this nests deeper than {DEFAULT_LIMITS.max_depth}")
-        result = item()
-        self.depth -= 1
-        return result
-
     def name(self, what: str) -> str:
         token = self.token
         if token.kind == "string":
@@ -277,10 +282,8 @@ class _Parser:
         self.end()
         return model
 
+    @_nested
     def graph(self) -> _GraphText:
-        return self.nested(self.graph_text)
-
-    def graph_text(self) -> _GraphText:
         self.expect("graph")
         name = "" if self.sees("(") else self.name("a name or '('")
         self.scope = scope = self.scope.new_child()
@@ -408,10 +411,8 @@ class _Parser:
 
     # Types and literals
 
+    @_nested
     def type(self) -> Type:
-        return self.nested(self.type_text)
-
-    def type_text(self) -> Type:
         if self.accept("any"):
             return ANY
         for word, wrapper in WRAPPERS.items():
@@ -450,10 +451,8 @@ class _Parser:
             return self.integer("a dim")
         return self.name("a dim: a number, a name or '?'")
 
+    @_nested
     def literal(self) -> Any:
-        return self.nested(self.literal_text)
-
-    def literal_text(self) -> Any:
         token = self.token
         if token.kind == "string":
             return self.string("a text")

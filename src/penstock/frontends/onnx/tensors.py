@@ -29,7 +29,7 @@ from penstock.core.types import (
 )
 from penstock.frontends.common.constant_budget import ConstantBudget
 from penstock.frontends.common.diagnostics import TensorError
-from penstock.frontends.common.encoding import array_from_bytes, decode_text
+from penstock.frontends.common.encoding import array_from_bytes, decode_text, filled
 from penstock.frontends.common.model_files import open_inside
 from penstock.frontends.common.weight_file import WeightFile
 from penstock.frontends.onnx.file import Apart
@@ -262,9 +262,7 @@ def _strings(proto: TensorProto, count: int) -> np.ndarray:
         raise TensorError("cannot be raw data; store strings as string_data")
     if len(proto.string_data) != count:
         raise TensorError(f"has {len(proto.string_data)} strings for {count} elements; {_DAMAGED}")
-    array = np.empty(count, object)
-    array[:] = [decode_text(item) for item in proto.string_data]
-    return array
+    return filled([decode_text(item) for item in proto.string_data], STRING)
 
 
 def _raw(

@@ -29,7 +29,6 @@ from penstock.core.types import ANY, TensorType
 from penstock.frontends.common.builder import short_name
 from penstock.frontends.common.diagnostics import (
     NO_KERNEL,
-    ConversionError,
     Diagnostics,
     InexpressibleError,
     TensorError,
@@ -236,17 +235,8 @@ class Importer(ConversionContext):
             elif fault := _dtype_fault(reference.value, dtype):
                 self.diagnostics.problem(f"{subject}: its input {i} {fault}")
                 return
-        try:
+        with self.diagnostics.converting(f"{TENSORFLOW}.{op}", origin, subject):
             _apply_rule(op, conversion)
-        except ConversionError as error:
-            self.diagnostics.record(error, f"{TENSORFLOW}.{op}", origin, subject)
-        except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
-            # Rules expect the attributes that TensorFlow writes; a file may have others.
-            self.diagnostics.problem(
-                f"{subject} has attributes or inputs that it cannot have: {error!r}; export the "
-                "model again"
-            )
-        else:
             conversion.commit()
 
 

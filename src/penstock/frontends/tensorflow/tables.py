@@ -16,7 +16,7 @@ from penstock.core.errors import InvalidModel
 from penstock.core.records import NamedTuple
 from penstock.core.types import STRING, dtypes
 from penstock.frontends.common.diagnostics import TensorError
-from penstock.frontends.common.encoding import decode_text
+from penstock.frontends.common.encoding import decode_text, filled
 from penstock.frontends.common.inferred_types import source_of
 from penstock.frontends.tensorflow.function_library import FunctionLibrary, called_functions
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import NodeDef
@@ -75,7 +75,7 @@ def table_contents(
         return Tables({})
     # Newer SavedModels assign the paths of their files to variables, which the initializer reads.
     assigned = {
-        _node_of(node.input[0]): _node_of(node.input[1])
+        node_of(node.input[0]): node_of(node.input[1])
         for node in top.values()
         if node.op == "AssignVariableOp" and len(node.input) > 1
     }
@@ -83,7 +83,7 @@ def table_contents(
     def content(source: Source) -> bytes | None:
         name = source.node.name
         if source.node.op == "ReadVariableOp" and source.node.input:
-            name = assigned.get(_node_of(source.node.input[0]), "")
+            name = assigned.get(node_of(source.node.input[0]), "")
         return asset(name) if source.where == where else None
 
     filling = _filling_functions(library)
@@ -117,8 +117,9 @@ def table_contents(
     )
 
 
-def _node_of(text: str) -> str:
-    return text.split(":")[0]
+def node_of(name: str) -> str:
+    """The node that makes the tensor of this name."""
+    return name.split(":")[0]
 
 
 def _filling_functions(library: FunctionLibrary) -> set[str]:
@@ -148,7 +149,7 @@ def _source(
 ) -> Source | None:
     """The node behind Identity nodes, and arguments, that gives a value."""
     for _ in range(_MOST_IDENTITIES):
-        name = _node_of(text)
+        name = node_of(text)
         if name in arguments:
             return arguments[name]
         node = nodes.get(name)
@@ -197,7 +198,7 @@ def _filled(
                 f"{value!r:.100}; leave one out"
             )
     if len(known) < len(keys):
-        keys, values = _array(list(known), keys.dtype), _array(list(known.values()), values.dtype)
+        keys, values = filled(list(known), keys.dtype), filled(list(known.values()), values.dtype)
     return keys, values
 
 
@@ -214,12 +215,6 @@ def _constant(source: Source, library: FunctionLibrary) -> np.ndarray | None:
 
 def _are_equal(one: Contents | None, other: Contents | None) -> bool:
     return one is not None and other is not None and all(map(np.array_equal, one, other))
-
-
-def _array(elements: list[Any], dtype: np.dtype) -> np.ndarray:
-    array = np.empty(len(elements), dtype)
-    array[:] = elements
-    return array
 
 
 # Files.
@@ -258,6 +253,6 @@ def _column(lines: list[bytes], index: int, delimiter: bytes, dtype: np.dtype) -
         parts = [row[index] for row in rows]
     texts = [decode_text(part.removesuffix(b"\r")) for part in parts]
     if dtype == STRING:
-        return _array(texts, STRING)
+        return filled(texts, STRING)
     read = int if dtype.kind in "iu" else float
-    return _array([read(text) for text in texts], dtype)
+    return filled([read(text) for text in texts], dtype)

@@ -29,7 +29,7 @@ from penstock.ir.graph import Node, Value
 from penstock.ir.op import AttrDict, Attrs
 from penstock.ops.common.shape_rules import element_number
 from penstock.ops.registry import TENSORFLOW
-from penstock.ops.tensorflow.state import Store
+from penstock.ops.tensorflow.state import Store, variable_name
 
 
 class OperatorContext(Protocol):
@@ -186,7 +186,7 @@ class OperatorConversion(NodeBuilder):
     def variable_attrs(self, container: str, name: str) -> AttrDict:
         """The attributes of a node that names a variable, with the type of its first value."""
         attrs = {"container": container, "shared_name": name, "store": self.context.store}
-        first = self.context.initial.get("/".join(filter(None, (container, name))))
+        first = self.context.initial.get(variable_name(attrs, ""))
         if first is not None:
             attrs |= {"dtype": first.dtype.name, "shape": list(first.shape)}
         return attrs

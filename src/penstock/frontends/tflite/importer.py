@@ -29,7 +29,6 @@ from penstock.core.records import dataclass
 from penstock.frontends.common.builder import UniqueNames
 from penstock.frontends.common.diagnostics import (
     NO_KERNEL,
-    ConversionError,
     Diagnostics,
     NodeError,
     TensorError,
@@ -445,19 +444,14 @@ class SubgraphImporter:
             output_quantizations=[self.quantization(scope, i) for i in operator.outputs],
             output_dtypes=dtypes,
         )
-        try:
-            rule = RULES.get(op)
-            if rule is None and op.startswith("CUSTOM:"):
-                rule = RuleEntry(custom)
-            if rule is None:
-                self.diagnostics.unsupported(f"tflite.{op}", NO_KERNEL, origin)
-            else:
+        rule = RULES.get(op)
+        if rule is None and op.startswith("CUSTOM:"):
+            rule = RuleEntry(custom)
+        if rule is None:
+            self.diagnostics.unsupported(f"tflite.{op}", NO_KERNEL, origin)
+        else:
+            with self.diagnostics.converting(f"tflite.{op}", origin):
                 conversion.apply(rule)
-        except ConversionError as error:
-            self.diagnostics.record(error, f"tflite.{op}", origin, origin)
-        except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
-            # Rules expect the inputs that converters write; a file may have others.
-            self.diagnostics.problem(f"{origin} has inputs that it cannot have: {error!r}")
         scope.nodes += conversion.nodes
         for index, value in zip(operator.outputs, outputs, strict=True):
             if value is not None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 
 from penstock.core.types import INT64
@@ -214,16 +211,12 @@ def mirror_pad(c: OperatorConversion) -> None:
 # Operations of TFLite that neither ONNX nor TensorFlow has.
 
 
-def _own(c: OperatorConversion, op: str, inputs: Sequence[Any], **attrs: Any) -> None:
-    c.emit_final(op, inputs, attrs, domain=TFLITE)
-
-
 @operator_rule("LSH_PROJECTION")
 def lsh_projection(c: OperatorConversion) -> None:
     kind = c.option("type")
     if kind not in (_SPARSE, _DENSE):
         raise InexpressibleError(f"its type is {kind}, neither sparse nor dense")
-    _own(c, "LshProjection", c.take(2, 3), dense=int(kind == _DENSE))
+    c.emit_final("LshProjection", c.take(2, 3), {"dense": int(kind == _DENSE)}, domain=TFLITE)
 
 
 @operator_rule(
@@ -232,7 +225,8 @@ def lsh_projection(c: OperatorConversion) -> None:
 def segments(c: OperatorConversion) -> None:
     name = c.op.removeprefix("UNSORTED_")
     inputs = c.take(2) if name == c.op else c.take(3)
-    _own(c, "Segment", inputs, reduction=name.removeprefix("SEGMENT_").lower())
+    attrs = {"reduction": name.removeprefix("SEGMENT_").lower()}
+    c.emit_final("Segment", inputs, attrs, domain=TFLITE)
 
 
 @operator_rule("MATRIX_SET_DIAG")

@@ -17,7 +17,7 @@ from penstock.core.records import NamedTuple, dataclass
 from penstock.core.types import ANY, STRING, Dim, TensorType, Type, dtypes
 from penstock.frontends.common.constant_budget import ConstantBudget
 from penstock.frontends.common.diagnostics import TensorError
-from penstock.frontends.common.encoding import array_from_bytes, decode_text
+from penstock.frontends.common.encoding import array_from_bytes, decode_text, filled
 from penstock.frontends.tflite.file import FileBytes
 from penstock.frontends.tflite.flatbuffer import Bytes, FlatTable
 
@@ -245,7 +245,5 @@ def _strings(data: np.ndarray, count: int) -> np.ndarray:
     offsets = head[1 : count + 2]
     if np.any(np.diff(offsets) < 0) or offsets[0] < 0 or offsets[-1] > data.size:
         raise TensorError("has strings out of range")
-    texts = np.empty(count, object)
     raw = data.tobytes()
-    texts[:] = [decode_text(raw[a:b]) for a, b in pairwise(offsets)]
-    return texts
+    return filled([decode_text(raw[a:b]) for a, b in pairwise(offsets)], STRING)
