@@ -21,13 +21,7 @@ from heapq import heappop, heappush
 from itertools import accumulate, combinations
 from operator import attrgetter
 
-from penstock.algorithms.arena import (
-    ALIGNMENT,
-    Arena,
-    Buffer,
-    largest_load,
-    lower_bound,
-)
+from penstock.algorithms.arena import ALIGNMENT, Arena, Buffer, largest_load, lower_bound
 from penstock.core.checkpoints import checkpoint, with_checkpoints
 
 # The budget of planners "best" and "quick", counted instead of timed, so that results are the same

@@ -132,6 +132,7 @@ def escaping_values(
     escapes = set(graph.outputs)
     for inner in graph.graphs():  # a graph before those nested in it
         own = set(inner.nodes)
+        # Readers first: a view that escapes makes its source escape.
         for node in with_checkpoints(inner.nodes[::-1]):
             kernel = kernels.get(node)
             if kernel is not None and kernel.view and not escapes.isdisjoint(node.outputs):
@@ -370,6 +371,7 @@ class _Annotator:
             strides = self.memory.strides[value] or None
             try:
                 dummy = np.empty(value.type.dims, value.type.dtype)
+                # Untouched pages take no memory.
                 dummy = np.ndarray(dummy.shape, dummy.dtype, dummy, 0, strides)
             except (MemoryError, ValueError) as error:
                 raise LimitExceeded(

@@ -89,6 +89,7 @@ class ArtifactWriter:
             return file.getvalue()
 
     def _write(self, file: BinaryIO) -> None:
+        # Room for the header, which is written when all offsets are known.
         file.write(bytes(_ALIGNMENT))
         table: dict[str, Any] = {"documents": {}, "arrays": []}
         for array in self._arrays:
@@ -117,8 +118,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         with open(descriptor, "wb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o644)
+            os.fsync(file.fileno())  # complete on disk before the name leads to it
+        os.chmod(name, 0o644)  # files of mkstemp are for their owner alone
         with _named(path):
             os.replace(name, path)
     except BaseException:
@@ -173,7 +174,7 @@ class ArtifactFile:
             if excess := limits.beyond("max_bytes", status.st_size):
                 raise InvalidModel(f"{name} has more bytes {excess}")
             self._content = _contents(file, status, mapped=mapped)
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # threads may ask for the same array at once
         self._checked: set[tuple[int, int, int]] = set()
         self._made: dict[int, np.ndarray] = {}
         self.stores: list[Any] | None = None
@@ -220,6 +221,7 @@ class ArtifactFile:
         if not isinstance(arrays, list) or type(index) is not int or not 0 <= index < len(arrays):
             raise self.damaged(f"it has no array {index!r}")
         with self._lock:
+            # Graphs and plans that share an array must go on sharing it.
             array = self._made.get(index)
             if array is None:
                 array = self._made[index] = self._array(index, arrays[index])
@@ -230,6 +232,7 @@ class ArtifactFile:
         try:
             name, shape, *section = entry
             dtype = dtype_named(name)
+            # True is an int, but no dim.
             fit = [dim.__class__ is int and 0 <= dim < 2**62 for dim in shape]
             if False in fit or len(fit) > 64:
                 raise ValueError(f"{shape} is no shape")

@@ -7,7 +7,6 @@ that nodes make get their types by inference (``analysis.type_inference``), not 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sized
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -26,6 +25,7 @@ from penstock.core.types import (
 )
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Op
+from penstock.ops.internal import internal_operation
 from penstock.ops.internal.fused import FUSED, Region
 from penstock.ops.internal.transfer import RECV, REORDER, SEND
 from penstock.ops.registry import find
@@ -35,27 +35,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_INTERNAL = {
-    "Append": "append.APPEND",
-    "Attention": "attention.ATTENTION",
-    "Case": "case.CASE",
-    "ChosenMatMul": "chosen_product.CHOSEN_MATMUL",
-    "Fused": "fused.FUSED",
-    "GruCell": "cells.GRU_CELL",
-    "GruGates": "cells.GRU_GATES",
-    "GruState": "cells.GRU_STATE",
-    "LstmCell": "cells.LSTM_CELL",
-    "Recurrence": "recurrence.RECURRENCE",
-    "Reorder": "transfer.REORDER",
-    "SearchEnd": "search.SEARCH_END",
-    "SearchStart": "search.SEARCH_START",
-    "SearchStep": "search.SEARCH_STEP",
-    "Stack": "transfer.STACK",
-    "Transfer": "transfer.TRANSFER",
-    "TripCount": "trip_count.TRIP_COUNT",
-    "ZeroNaN": "zero_nan.ZERO_NAN",
-}
-"""The places of the operations of Penstock's own domain in ``ops.internal``."""
 _TRANSFERS = {"_Recv": RECV, "_Send": SEND}
 _MOST_NESTED = 100
 
@@ -139,7 +118,7 @@ class _Decoder:
         self.ops = list(map(self.op, with_checkpoints(_typed(fields["ops"], list))))
         self.values = list(map(self.value, with_checkpoints(_typed(fields["values"], list))))
         self.depth = 0
-        self.room = file.nbytes
+        self.room = file.nbytes  # bytes left for lists: a few arrays could be named without end
 
     def graphs(self) -> dict[str, Graph]:
         graphs = _typed(self.document["graphs"], dict)
@@ -147,13 +126,9 @@ class _Decoder:
 
     def op(self, entry: object) -> Op:
         domain, name, version = _typed(entry, list)
-        if domain == FUSED.domain and name in _INTERNAL:
-            module, _, constant = _INTERNAL[name].partition(".")
-            internal: Op = getattr(import_module(f"penstock.ops.internal.{module}"), constant)
-            return internal
         if self.parts and domain == SEND.domain and name in _TRANSFERS:
             return _TRANSFERS[name]
-        op = find(name, domain, _typed(version, int))
+        op = internal_operation(name, domain) or find(name, domain, _typed(version, int))
         if op is None:
             full_name = f"{domain}.{name}" if domain else name
             reason = f"there is no such operation in version {version}"
@@ -175,6 +150,7 @@ class _Decoder:
         entries = _typed(entry["nodes"], list)
         nodes = [self.node(node) for node in with_checkpoints(entries)]
         for node, node_entry in zip(nodes, entries, strict=True):
+            # Nodes that may come later in the list.
             before = node_entry[5] if len(node_entry) > 5 else ()
             node.control_inputs = [nodes[self.index(i, nodes)] for i in before]
         targets = [nodes[self.index(i, nodes)] for i in entry["targets"]]
@@ -183,7 +159,7 @@ class _Decoder:
 
     def node(self, entry: object) -> Node:
         fields: list[Any] = _typed(entry, list)
-        left_out: list[Any] = [{}, "", (), "", ""]
+        left_out: list[Any] = [{}, "", (), "", ""]  # an entry may end before these
         op, inputs, outputs, *_ = fields
         attributes, name, _, device, origin = fields[3:] + left_out[len(fields) - 3 :]
         attrs = {
@@ -247,10 +223,12 @@ class _Decoder:
         assert nodes and len(own) == len(listed)
         inputs = tuple([own[v] or v for v in listed])
         for node in nodes:
+            # Regions do not nest: nothing recurses into them.
             assert not node.graphs and node.op is not FUSED
             assert all(v is None or v.const is not None or v in own for v in node.inputs)
             node.inputs = [own.get(v, v) for v in node.inputs]
             (output,) = node.outputs
+            # Each is made once.
             assert output is not None and output.const is None and output not in own
             own[output] = Value(output.name, producer=node)
             node.outputs = [own[output]]

@@ -101,7 +101,7 @@ class _Encoder:
             [None if value is None else self.value(value) for value in node.outputs],
             {name: self.attribute(node, name, x) for name, x in node.attrs.items()},
             node.name,
-            [place[before] for before in node.control_inputs],
+            [place[before] for before in node.control_inputs],  # nodes of the same graph
             node.device,
             node.origin,
         ]
@@ -146,8 +146,9 @@ class _Encoder:
         )
 
     def _list(self, node: Node, name: str, x: Sequence[Any]) -> object:
-        kinds = {*map(type, x)}
+        kinds = {*map(type, x)}  # exact types: True among integers must come back as True
         if len(x) >= LONG and isinstance(x, list) and (kinds == {float} or kinds == {int}):
+            # Objects: integers may need more than 64 bits.
             array = np.array(x, np.float64 if kinds == {float} else object)
             if array.dtype == object and min(x) >= -(2**63) and max(x) < 2**63:
                 array = array.astype(np.int64)

@@ -70,6 +70,7 @@ class GraphBuilder:
         self._targets: list[Node] = []
         self._functions: dict[str, Graph] = {}
         self._later: dict[Value, Value | None] = {}
+        # Constants have none: they are visible everywhere.
         self._homes: dict[Value, _OpenGraph] = {}
         self._names = UniqueNames(list)
         self._results: dict[str, Value] = {}  # of nodes, by name
@@ -107,7 +108,7 @@ class GraphBuilder:
                 integers.
             name: By default one is made.
         """
-        array = np.array(data, dtype)
+        array = np.array(data, dtype)  # a copy: the caller may go on to change its own
         if dtype is None and not isinstance(data, np.ndarray | np.generic):
             array = array.astype({"f": np.float32, "U": object}.get(array.dtype.kind, array.dtype))
         elif array.dtype.kind == "U":
@@ -397,9 +398,9 @@ class GraphBuilder:
             attrs = {"body": graph}
             inputs = [limit, go, *[x.value for x in start]]
             node = self._node(standard("Loop"), inputs, attrs, "loop", len(graph.outputs) - 1)
-            node_types(node)
+            node_types(node)  # widens the types of the body's inputs
             settled = [value.type for value in graph.inputs[2:]]
-            if settled == types:
+            if settled == types:  # else the body has built nodes for types that do not hold
                 return self._add(node)
             types = settled
 
@@ -427,7 +428,7 @@ class GraphBuilder:
             return [self._truth(condition(*after)), *after, *results[len(carried) :]]
 
         graph = self._graph("the body of a loop", inputs, turn)
-        graph.inputs.insert(1, proceed)
+        graph.inputs.insert(1, proceed)  # between the iteration and what is carried
         return graph
 
     def graph(self, function: Callable[..., Returned], *types: InputType, name: str = "") -> Graph:
@@ -455,6 +456,7 @@ class GraphBuilder:
         """
         if name in self._functions:
             raise InvalidModel(f"there is a function {name!r} already; choose another name")
+        # A function reads no values of the graphs around it.
         outside, self._graphs = self._graphs, []
         try:
             self._functions[name] = self.graph(body, *types, name=name)

@@ -10,12 +10,7 @@ import numpy as np
 from penstock.core.errors import InvalidModel, Unsupported
 from penstock.core.types import dtype_name
 from penstock.frontends.common.diagnostics import NO_KERNEL
-from penstock.frontends.onnx.schemas import (
-    OnnxSchema,
-    find_schema,
-    newest_opset,
-    value_faults,
-)
+from penstock.frontends.onnx.schemas import OnnxSchema, find_schema, newest_opset, value_faults
 from penstock.frontends.onnx.type_constraints import type_faults
 from penstock.frontends.tensorflow.schemas import TfSchema, schemas
 from penstock.ir.graph import Node, Value
@@ -59,6 +54,7 @@ def with_defaults(op: Op, schema: Schema, attrs: Attrs, inputs: Sequence[Value |
     single = [argument for argument in schema.inputs if not argument.count]
     for argument in schema.inputs:
         if argument.count:
+            # One argument takes what others leave.
             given.setdefault(argument.count, len(inputs) - len(single))
         first = next((v for v in inputs if v is not None and v.dtype is not None), None)
         if argument.type in schema.attributes and first is not None and first.dtype is not None:

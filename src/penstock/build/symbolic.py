@@ -87,8 +87,8 @@ class SymbolicValue:
 
     __slots__ = ("builder", "value")
     __array_ufunc__ = None  # an array on the left leaves the operator to the value
-    __hash__ = object.__hash__
-    __iter__ = None
+    __hash__ = object.__hash__  # which __eq__, that adds a node, would remove
+    __iter__ = None  # else Python would try __getitem__ with 0, 1, ... without end
 
     def __init__(self, builder: NodeAdder, value: Value) -> None:
         self.builder = builder
@@ -188,6 +188,7 @@ class SymbolicValue:
 
 def _indexed(x: SymbolicValue, keys: Sequence[Index]) -> SymbolicValue:
     """``x[keys]``: all slices at once, then each index, then the new axes."""
+    # Axes of x that have a key.
     taken = sum(key is not None and key is not Ellipsis for key in keys)
     rank = None if x.shape is None else len(x.shape)
     if rank is None and any(key is Ellipsis for key in keys):
@@ -217,7 +218,7 @@ def _indexed(x: SymbolicValue, keys: Sequence[Index]) -> SymbolicValue:
             b.constant(column, INT64) for column in zip(*slices, strict=True)
         )
         x = b.single("Slice", x, starts, ends, axes, steps)
-    for axis, index in reversed(indices):
+    for axis, index in reversed(indices):  # the last first: an index changes the axes behind it
         x = b.single("Gather", x, index, axis=axis)
     return b.single("Unsqueeze", x, b.constant(new, INT64)) if new else x
 

@@ -86,6 +86,7 @@ class InvalidModel(PenstockError):  # noqa: N818 - the public names are fixed by
 
     def __init__(self, problems: str | Sequence[str]) -> None:
         sentences = (problems,) if isinstance(problems, str) else problems
+        # Names come from files.
         self.problems = tuple([shortened(sentence, MAX_SENTENCE) for sentence in sentences])
         super().__init__("\n".join(self.problems))
 

@@ -117,6 +117,7 @@ def _defined(
     cls.__doc__ = cls.__doc__ or cls.__name__
     declared = _declared(cls, kw_only)
     every: dict[str, RecordField] = {}
+    # Fields of the farthest base come first, as in ``dataclasses``.
     for base in cls.__mro__[-2:0:-1]:
         every |= base.__dict__.get("__record_fields__", {})
     every |= declared
@@ -143,7 +144,7 @@ def _defined(
         if slots:
             methods |= {"__getstate__": _state, "__setstate__": _set_state}
     for name, method in methods.items():
-        if name == "__hash__" or name not in own:
+        if name == "__hash__" or name not in own:  # methods that the class defines itself stay
             setattr(cls, name, method)
     return cls
 
@@ -179,6 +180,7 @@ def _with_slots(cls: Any, names: list[str], weakref: bool) -> Any:
     for name in (*names, "__dict__", "__weakref__"):
         members.pop(name, None)
     members["__slots__"] = tuple(slots)
+    # A class has slots from its making on, or not.
     anew = type(cls)(cls.__name__, cls.__bases__, members)
     anew.__qualname__ = cls.__qualname__
     return anew
@@ -260,10 +262,11 @@ def _late_init(cls: Any, specs: list[RecordField], frozen: bool) -> Callable[...
         nonlocal calls
         calls += 1
         given = dict(zip(positional, arguments, strict=False), **values)
+        # No name is unknown, or given twice.
         is_valid = len(given) == len(arguments) + len(values) and given.keys() <= names
         if not is_valid or calls > FEW:
             return compiled()(self, *arguments, **values)
-        put = object.__setattr__
+        put = object.__setattr__  # frozen classes refuse their own
         for f in specs:
             name = f.name
             if name in given:

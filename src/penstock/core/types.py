@@ -60,7 +60,7 @@ class _Sizes:
         known = dtype is not None and shape is not None and len(dims) == len(shape)
         elements = math.prod(dims) if known else -1
         static = elements >= 0
-        put(self, "static", static)
+        put(self, "static", static)  # from now on found without this method
         put(self, "elements", elements)
         if static and dtype is not None:
             put(self, "dims", dims)
@@ -151,7 +151,6 @@ Type: TypeAlias = TensorType | SequenceType | OptionalType | MapType | AnyType
 ANY = AnyType()
 
 
-@cache
 @cache
 def dtype_name(dtype: np.dtype) -> str:
     """NumPy's name of a dtype, with ``string`` for object arrays."""

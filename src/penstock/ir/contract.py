@@ -44,7 +44,7 @@ class Named(Protocol):
 @lru_cache(maxsize=4096)
 def is_own(code: Callable[..., object]) -> bool:
     """Whether a class or function is one of Penstock's."""
-    code = unwrap(code)
+    code = unwrap(code)  # decorators of functions that users wrote may be Penstock's
     module: str = getattr(getattr(code, "func", code), "__module__", None) or ""
     return module.partition(".")[0] == "penstock"
 

@@ -42,6 +42,7 @@ class Value:
     ) -> None:
         self.name = name
         self.type = constant_type(const) if const is not None and type is ANY else type
+        # A strong one would close a circle.
         self._producer = None if producer is None else ref(producer)
         self.const = const
         self.is_constant = const is not None
@@ -62,7 +63,7 @@ class Value:
     def __getattr__(self, name: str) -> Any:
         if name != "const":
             raise AttributeError(f"a Value has no attribute {name!r}")
-        self.const = const = self._rematerialize()
+        self.const = const = self._rematerialize()  # later reads find the slot filled
         self.is_held = True
         return const
 
@@ -403,10 +404,11 @@ def dependencies(graph: Graph) -> Iterator[tuple[Graph, list[tuple[int, int]]]]:
     the values that its graphs capture; but a Merge does not depend on a NextIteration, which
     follows it in one iteration and precedes it in the next. Pairs may repeat.
     """
-    reads: dict[Graph, set[Node]] = {}
+    reads: dict[Graph, set[Node]] = {}  # what is read beyond each graph, inner ones first
     for subgraph in reversed(list(graph.graphs())):
         position = {node: i for i, node in enumerate(subgraph.nodes)}
         edges: list[tuple[int, int]] = []
+        # Producers in graphs around this one: the node with the graph waits.
         beyond: set[Node] = set()
         for b, node in enumerate(with_checkpoints(subgraph.nodes)):
             needed = [p for v in node.inputs if v is not None and (p := v.producer) is not None]
@@ -533,5 +535,6 @@ class _Cloner:
     def output(self, value: Value) -> Value:
         """The copy of a value that a node produces; of a fed value, a copy without readers."""
         if value in self.fed:
+            # Its readers have the value that is fed.
             return Value(f"{value.name}/unfed", value.type)
         return self.value(value)

@@ -277,7 +277,7 @@ class Outcome:
         self._future: Future[Any] = Future()
         self._cancel: Callable[[], object] | None = None
         self._done = _Done(self)
-        self._cancel = begin(self._done, *inputs)
+        self._cancel = begin(self._done, *inputs)  # may call done at once, on this thread
 
     def end(self, outputs: RuntimeValue = None, error: BaseException | None = None) -> None:
         """The work has ended with ``outputs``, or failed with ``error``."""
@@ -291,7 +291,7 @@ class Outcome:
 
     def stop(self, error: BaseException) -> None:
         """Wake what waits with ``error``, and cancel the work."""
-        self._done.outcome = None
+        self._done.outcome = None  # a late result is dropped, and keeps nothing alive
         if not self._future.done():
             self.end(error=error)
             if self._cancel is not None:

@@ -38,28 +38,18 @@ from penstock.core.types import (
 from penstock.ir.graph import Graph, Model, Node, Value, sort
 from penstock.ir.op import Attrs
 from penstock.ops.common.reference import reference_op
-from penstock.ops.internal.append import APPEND
-from penstock.ops.internal.attention import ATTENTION
+from penstock.ops.internal import internal_operation
 from penstock.ops.internal.case import CASE, expand_case
-from penstock.ops.internal.cells import CELLS
-from penstock.ops.internal.chosen_product import CHOSEN_MATMUL
 from penstock.ops.internal.fused import FUSED, fused
-from penstock.ops.internal.recurrence import RECURRENCE
-from penstock.ops.internal.zero_nan import ZERO_NAN
 from penstock.textual.printer import CONSTANTS, NAME, WORDS, WRAPPERS, filled, number
 
 Find: TypeAlias = Callable[[str, str, int | None], ops.Op | None]
-
-_INTERNAL = {
-    (op.name, op.domain): op
-    for op in (APPEND, ATTENTION, CASE, CHOSEN_MATMUL, FUSED, *CELLS, RECURRENCE, ZERO_NAN)
-}  # in no table
 
 
 def find_operation(name: str, domain: str, version: int | None) -> ops.Op | None:
     """The operation of that name in the table, or among those of ``onnx.reference``; or an
     operation that passes insert, or Case, of which the graph gets what it expands to."""
-    op = _INTERNAL.get((name, domain)) or ops.find(name, domain, version)
+    op = internal_operation(name, domain) or ops.find(name, domain, version)
     return reference_op(name, domain, version) if op is None and version is not None else op
 
 
@@ -167,7 +157,7 @@ class _Parser:
                 self.fail(offset, odd)
             if kind != "blank":
                 self.tokens.append(_Token(kind, piece, offset))
-        self.tokens.append(_Token("end", "the end of the text", len(text)))
+        self.tokens.append(_Token("end", "the end of the text", len(text)))  # never advanced over
 
     def fail(self, offset: int, problem: str) -> NoReturn:
         before = self.text[:offset]
@@ -297,7 +287,7 @@ class _Parser:
         self.expect("{")
         while not self.accept("}"):
             self.statement(graph)
-        self.scope = scope.parents
+        self.scope = scope.parents  # names of a nested graph end with it
         return graph
 
     def declaration(self) -> Value:
@@ -493,6 +483,7 @@ class _Parser:
             data = self.base64()
             if dtype == STRING or len(data) != math.prod(dims) * dtype.itemsize:
                 self.fail(offset, f"{len(data)} bytes do not fit {type_}")
+            # To the machine's order.
             array = np.frombuffer(data, dtype.newbyteorder("<")).astype(dtype)
             if dtype == np.bool_ and any(byte > 1 for byte in data):
                 self.fail(offset, "a bool is a byte of 0 or 1")
@@ -538,13 +529,14 @@ class _Parser:
             return scope[name]
 
         if arguments is not None:
+            # Of a region.
             scope.update(zip((value.name for value in text.inputs), arguments, strict=True))
         nodes = []
         for node in text.nodes:
             values = [r and resolve(r) for r in node.inputs]
             attrs = self.attrs(node, values)
             nodes.append(Node(node.op, values, node.outputs, attrs, **node.labels))
-        targets = self.connect(text, nodes)
+        targets = self.connect(text, nodes)  # before Case nodes expand: positions count them as one
         nodes = list(chain.from_iterable(map(self.expand, nodes, text.nodes)))
         return Graph(text.inputs, [resolve(r) for r in text.outputs], nodes, text.name, targets)
 

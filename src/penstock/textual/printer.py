@@ -178,7 +178,7 @@ class _Printer:
             if graphs:
                 yield f"{indent}{INDENT}}}"
         yield f"{indent}}}"
-        self.visible.subtract(own)
+        self.visible.subtract(own)  # a graph beside this one may use the names again
 
     def introduce(self, values: Sequence[Value]) -> list[str]:
         """Give each value that has none a label that nothing visible has; returns these."""

@@ -55,7 +55,7 @@ def load_artifact(
     )
     if head.get("checked"):
         model.check_types = _check_types
-    decoded.model = model
+    decoded.model = model  # which names the graphs that the file must have
     return model
 
 

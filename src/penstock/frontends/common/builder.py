@@ -60,14 +60,14 @@ class UniqueNames:
     def unique(self, name: str) -> str:
         """``name``, or ``name_1``, ``name_2``, ... if it is taken; from now on it is."""
         if self._taken is None:
-            self._taken = set(self._of_file())
+            self._taken = set(self._of_file())  # late: most models need no new names
         plain, numbered = self._forms
         n = self._numbers.get(name, 0)
         candidate = plain.format(name)
         while candidate in self._taken:
             n += 1
             candidate = numbered.format(name, n)
-        self._numbers[name] = n
+        self._numbers[name] = n  # or many nodes of one name would take quadratic time
         self._taken.add(candidate)
         return candidate
 
@@ -186,7 +186,7 @@ class NodeBuilder:
         """A constant. Numbers beyond the range of the dtype become infinite, as in a Cast."""
         array = np.asarray(data, np.float64 if dtype.kind not in "iubc" else None)
         if array.dtype != dtype:
-            with np.errstate(all="ignore"):
+            with np.errstate(all="ignore"):  # to infinity, as a Cast during a run
                 array = array.astype(dtype)
         return Value(self.fresh("constant"), const=array)
 

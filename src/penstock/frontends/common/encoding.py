@@ -40,7 +40,7 @@ def array_from_bytes(data: bytes | np.ndarray, dtype: np.dtype) -> np.ndarray:
     return array.byteswap() if sys.byteorder == "big" else array
 
 
-def filled(elements: Sequence[object], dtype: np.dtype) -> np.ndarray:
+def vector_of(elements: Sequence[object], dtype: np.dtype) -> np.ndarray:
     """A vector of elements, filled in: of texts, NumPy would make an array of its own strings."""
     array = np.empty(len(elements), dtype)
     array[:] = elements

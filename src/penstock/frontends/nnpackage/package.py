@@ -202,6 +202,7 @@ class _Package:
         source: Any = partial(self.opened, name)
         if not self.path.is_dir():
             most = sys.maxsize if self.limits.max_bytes is None else self.limits.max_bytes
+            # A zip says sizes that need not be true.
             source = self.read(name, most - self.totals.size)
         title = f"{shortened(str(name))} in {self.path.name}"
         with importing(

@@ -115,6 +115,7 @@ class AttributeReader:
             elif code == AttributeProto.GRAPH:
                 title = f"{key} {where}"
                 self.diagnostics.check_depth(context.depth + 1, title)
+                # Filled later: no recursion.
                 graph = attrs[key] = Graph([], [], [], decode_text(proto.g.name))
                 self.pending.append((graph, proto.g, context.nested(title)))
             elif code in (AttributeProto.TENSOR, AttributeProto.SPARSE_TENSOR):
@@ -144,7 +145,7 @@ class AttributeReader:
                 )
                 return None
             argument = context.attributes.get(wanted)
-            if argument is None or argument[0] is proto:
+            if argument is None or argument[0] is proto:  # a default may refer to itself
                 return None
             proto, context = argument
         return proto, context

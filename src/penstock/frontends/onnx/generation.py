@@ -188,7 +188,7 @@ def _search_encoded(old: NodeUpgrade, inputs: Inputs, attrs: AttrDict, masked: b
     encoded = _called(old, encoder, encoding, [ids, *masks, begin][: len(encoding.input)])
     layers = len(contents.output) - 1
     other = len(contents.input) - 2 * layers  # ids, mask, hidden states
-    hidden = other - 1 - len(masks)
+    hidden = other - 1 - len(masks)  # decoders may also read the encoder's hidden states
     if (
         layers < 1
         or hidden not in (0, 1)

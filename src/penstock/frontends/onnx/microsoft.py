@@ -276,7 +276,7 @@ def conv_transpose(b: NodeUpgrade) -> None:
 def fused_matmul(b: NodeUpgrade) -> None:
     operands = [_transposed(b, i, name) for i, name in enumerate("AB")]
     alpha = b.attrs.get("alpha", 1.0)
-    if alpha == 1.0:
+    if alpha == 1.0:  # which later passes then see as a plain product
         b.become("MatMul", operands)
     else:
         y = b.emit("MatMul", operands)

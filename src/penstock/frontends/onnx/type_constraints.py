@@ -199,7 +199,7 @@ class _Checker:
         self.problems = ProblemList()
         self._fed = fed
         self._types: dict[Value | None, TypeName] = {None: None}  # an input may be left out
-        self._outcomes: dict[tuple[Any, ...], _Outcome] = {}
+        self._outcomes: dict[tuple[Any, ...], _Outcome] = {}  # most nodes of a model are alike
 
     def check(self, graph: Graph) -> None:
         """Check all nodes of ``graph``, and of the graphs in it."""

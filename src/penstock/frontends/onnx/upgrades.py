@@ -214,7 +214,7 @@ def dropout(old: NodeUpgrade) -> None:
     if mask is None or old.version >= 10:
         old.become("Dropout", inputs)
         return
-    bool_mask = Value(old.fresh("mask"))
+    bool_mask = Value(old.fresh("mask"))  # today's mask is of truth values
     old.become("Dropout", inputs, outputs=[old.outputs[0], bool_mask])
     old.become("CastLike", [bool_mask, x], outputs=[mask])
 

@@ -125,10 +125,11 @@ class Importer(ConversionContext):
                 f"{where} has no nodes: it is no GraphDef, or an empty one; export it again"
             )
         scope = GraphScope(where, self.library.constants)
+        # Functions can double the nodes with each call.
         expanded = self.library.expanded_nodes(self.nodes)
         self.diagnostics.check_nodes(self.diagnostics.nodes + expanded)
         self.import_nodes(scope, self.nodes)
-        while self.library.called:
+        while self.library.called:  # functions may call others that remain, too
             name, function = self.library.called.popitem()
             graph = rules_functions.remaining_function(self, name, function)
             if graph is not None:
@@ -192,7 +193,7 @@ class Importer(ConversionContext):
         """The attributes of a node, with defaults. Raises ``TensorError``."""
         attrs = dict(schema.defaults)
         for key, encoded in proto.attr.items():
-            if key.startswith("_"):
+            if key.startswith("_"):  # hints for other runtimes, such as _output_shapes
                 continue
             try:
                 value = decode_attribute(encoded, scope.bound, self.diagnostics.limits)
@@ -228,6 +229,7 @@ class Importer(ConversionContext):
         for i, ((argument, dtype), reference) in enumerate(inputs):
             is_reference = reference.value in scope.references
             if is_reference and not argument.ref:
+                # It wants the value.
                 conversion.inputs[i] = conversion.variable(conversion.inputs[i], None)
             elif argument.ref and not is_reference:
                 self.diagnostics.problem(f"{subject}: its input {i} must refer to a variable")

@@ -171,7 +171,7 @@ class FunctionExpansion:
         c = self.c
         if len(results) != len(c.outputs):
             raise NodeError(f"has {len(c.outputs)} outputs, but its function gives {len(results)}")
-        waits = list(dict.fromkeys([*self.starts, *controls]))
+        waits = list(dict.fromkeys([*self.starts, *controls]))  # each once, in a fixed order
         if not results:
             c.emit_final("NoOp", [], domain=TENSORFLOW).control_inputs += waits
             return
@@ -254,7 +254,9 @@ def while_(c: Conversion) -> None:
     before = expansion.body(condition, carried, "cond", expansion.starts, types)
     c.scope.nodes += before.nodes
     start = c.emit("ToBool", [_condition(before)], domain=TENSORFLOW, type_=_TRUTH)
+    # The condition's control outputs run before the loop.
     c.nodes[-1].control_inputs += before.controls
+    # Names of the body must not clash with others.
     prefix = c.context.prefixes.unique(f"{c.stem}/body")
     inside = [Value(f"{prefix}#{i}", value.type) for i, value in enumerate(c.outputs)]
     iteration = Value(f"{prefix}#iteration", TensorType(INT64, ()))

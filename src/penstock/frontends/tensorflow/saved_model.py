@@ -97,6 +97,7 @@ class _Reader:
         changes = any(_assigns(part, self.library.functions) for part in parts.values())
         initial = {self.shared_name(name): value for name, value in values.items()}
         store = Store(initial, constant=not changes)
+        # Constants fold, but an assignment must be seen by later runs.
         frozen = {} if changes else values
         graphs: dict[str, Graph] = {}
         functions: dict[str, Graph] = {}
@@ -109,7 +110,7 @@ class _Reader:
                 self.folder.name, self.limits, lambda: uses * self.proto.ByteSize(), nodes
             )
             producer = self.proto.graph_def.versions.producer
-            library = self.library.uncalled()
+            library = self.library.uncalled()  # each signature has its own copies of functions
             variables = VariableFacts(store, frozen)
             importer = Importer(parts[name], producer, library, diagnostics, variables, tables)
             try:
@@ -119,6 +120,7 @@ class _Reader:
                     raise
                 metadata[f"left out: {name}"] = str(error)
             finally:
+                # Limits count all signatures together, failed ones included.
                 nodes = diagnostics.nodes
             functions.update(importer.functions)
         names = sorted(graphs)
@@ -250,7 +252,7 @@ class _Reader:
         bundle = Bundle(self.folder, prefix, self.limits, self.map_weights)
         keys = dict(self.restored())
         for name, key in self.captured(bundle.entries):
-            keys.setdefault(name, key)
+            keys.setdefault(name, key)  # the graph's own restoring nodes are right where both say
         return {name: bundle.read(key) for name, key in keys.items()}
 
     def restored(self) -> Iterator[tuple[str, str]]:

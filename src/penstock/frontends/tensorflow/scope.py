@@ -128,7 +128,7 @@ class GraphScope:
                 name for name in names if name in self.final_nodes or name in self.placeholders
             )
             sources = dict.fromkeys([*node.control_inputs, *map(self._final_node, nodes)])
-            sources.pop(node, None)
+            sources.pop(node, None)  # a node must not wait for itself
             node.control_inputs = list(sources)
         self.waiting.clear()
 

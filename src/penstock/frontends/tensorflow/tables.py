@@ -16,7 +16,7 @@ from penstock.core.errors import InvalidModel
 from penstock.core.records import NamedTuple
 from penstock.core.types import STRING, dtypes
 from penstock.frontends.common.diagnostics import TensorError
-from penstock.frontends.common.encoding import decode_text, filled
+from penstock.frontends.common.encoding import decode_text, vector_of
 from penstock.frontends.common.inferred_types import source_of
 from penstock.frontends.tensorflow.function_library import FunctionLibrary, called_functions
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import NodeDef
@@ -101,6 +101,7 @@ def table_contents(
                     continue
                 name = table.node.name
                 given = _filled(node, table.node, sources[1:], place, library, content)
+                # Which of the two remains is up to the order of runs.
                 again = name in filled and not _are_equal(contents[name], given)
                 contents[name] = None if again else given
                 filled.add(name)
@@ -198,7 +199,10 @@ def _filled(
                 f"{value!r:.100}; leave one out"
             )
     if len(known) < len(keys):
-        keys, values = filled(list(known), keys.dtype), filled(list(known.values()), values.dtype)
+        keys, values = (
+            vector_of(list(known), keys.dtype),
+            vector_of(list(known.values()), values.dtype),
+        )
     return keys, values
 
 
@@ -253,6 +257,6 @@ def _column(lines: list[bytes], index: int, delimiter: bytes, dtype: np.dtype) -
         parts = [row[index] for row in rows]
     texts = [decode_text(part.removesuffix(b"\r")) for part in parts]
     if dtype == STRING:
-        return filled(texts, STRING)
+        return vector_of(texts, STRING)
     read = int if dtype.kind in "iu" else float
-    return filled([read(text) for text in texts], dtype)
+    return vector_of([read(text) for text in texts], dtype)

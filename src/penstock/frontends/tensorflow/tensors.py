@@ -17,7 +17,7 @@ from penstock.core.limits import Limits
 from penstock.core.records import dataclass, field
 from penstock.core.types import ANY, STRING, Shape, TensorType, Type, dtypes
 from penstock.frontends.common.diagnostics import TensorError
-from penstock.frontends.common.encoding import array_from_bytes, decode_text, filled
+from penstock.frontends.common.encoding import array_from_bytes, decode_text, vector_of
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import (
     AttrValue,
     TensorProto,
@@ -141,7 +141,7 @@ def decode_tensor(proto: TensorProto, limits: Limits, room: int = 2**26) -> np.n
             f"repeats an element to {count * dtype.itemsize} bytes, more than Limits.max_bytes = "
             f"{limits.max_bytes}"
         )
-    if elements.size <= 1:
+    if elements.size <= 1:  # with strides of 0, however many elements the shape has
         zero = np.array("", STRING) if dtype == STRING else np.zeros((), dtype)
         return np.broadcast_to(elements.reshape(()) if elements.size else zero, shape)
     if count * dtype.itemsize > room:
@@ -155,7 +155,7 @@ def decode_tensor(proto: TensorProto, limits: Limits, room: int = 2**26) -> np.n
 def _elements(proto: TensorProto, dtype: np.dtype) -> np.ndarray:
     """The elements in the field of their type."""
     if dtype == STRING:
-        return filled([decode_text(element) for element in proto.string_val], STRING)
+        return vector_of([decode_text(element) for element in proto.string_val], STRING)
     if dtype.kind == "c":
         parts: Any = proto.scomplex_val if dtype.itemsize == 8 else proto.dcomplex_val
         if len(parts) % 2:

@@ -199,7 +199,7 @@ class OperatorConversion(NodeBuilder):
         before = value.producer
         if before is not None and before.op.name == "Transpose":
             earlier = before.attrs["perm"]
-            if [earlier[axis] for axis in perm] == list(range(len(perm))):
+            if [earlier[axis] for axis in perm] == list(range(len(perm))):  # the two cancel out
                 whole = before.inputs[0]
                 assert whole is not None
                 return whole

@@ -27,12 +27,7 @@ from penstock.core.errors import InvalidModel, shortened
 from penstock.core.limits import DEFAULT_LIMITS, Limits
 from penstock.core.records import dataclass
 from penstock.frontends.common.builder import UniqueNames
-from penstock.frontends.common.diagnostics import (
-    NO_KERNEL,
-    Diagnostics,
-    NodeError,
-    TensorError,
-)
+from penstock.frontends.common.diagnostics import NO_KERNEL, Diagnostics, NodeError, TensorError
 from penstock.frontends.common.inferred_types import InferredTypes
 from penstock.frontends.common.model_files import open_path
 from penstock.frontends.tflite import (  # noqa: F401 - modules register their rules
@@ -249,7 +244,7 @@ class SubgraphImporter:
         if not 0 < index < len(subgraphs):
             raise NodeError(f"uses subgraph {index}, of {len(subgraphs)}; the first is the entry")
         callers = (*scope.callers, scope.index)
-        if index in callers:
+        if index in callers:  # recursion, which would not end here
             raise NodeError(f"uses subgraph {index}, which it is itself part of")
         table = subgraphs[index]
         where = f"subgraph {table.name or index!r} of {self.where}"
@@ -318,7 +313,7 @@ class SubgraphImporter:
                         array = self.dequantized_blocks(scope, blocks, array)
             except TensorError as error:
                 self.fault(f"tensor {index} ({tensor.name!r}) of {scope.where} {error}")
-            name = self.names.unique(tensor.name or f"tensor_{index}")
+            name = self.names.unique(tensor.name or f"tensor_{index}")  # converters repeat names
             constant = self._constants[key] = Value(name, const=array)
         scope.values[index] = constant
         return constant
@@ -395,6 +390,7 @@ class SubgraphImporter:
         if operator.opcode_index >= len(codes):
             self.fault(f"{self.where} has an operator whose type is not among its {len(codes)}")
         code = codes[operator.opcode_index]
+        # Old files have the deprecated one alone, a byte.
         number = max(code.builtin_code, code.deprecated_builtin_code)
         if code.builtin_code < 0 or code.deprecated_builtin_code < 0:  # Circle's own
             number = min(code.builtin_code, code.deprecated_builtin_code)

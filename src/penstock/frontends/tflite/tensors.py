@@ -17,7 +17,7 @@ from penstock.core.records import NamedTuple, dataclass
 from penstock.core.types import ANY, STRING, Dim, TensorType, Type, dtypes
 from penstock.frontends.common.constant_budget import ConstantBudget
 from penstock.frontends.common.diagnostics import TensorError
-from penstock.frontends.common.encoding import array_from_bytes, decode_text, filled
+from penstock.frontends.common.encoding import array_from_bytes, decode_text, vector_of
 from penstock.frontends.tflite.file import FileBytes
 from penstock.frontends.tflite.flatbuffer import Bytes, FlatTable
 
@@ -175,6 +175,7 @@ class TensorContents(ConstantBudget):
         if not (rank and fits) or any(not 0 <= dim < rank for dim in block_dims):
             raise TensorError(f"is sparse in levels {order}, which do not fit its {rank} dims")
         size = math.prod(dims) * values.itemsize
+        # Else a few bytes could ask for all memory.
         if size > _FREE_BYTES + _MAX_GROWTH * self.weights.size:
             raise TensorError(f"takes {size} bytes in dense form, far more than the file has")
         sizes = [level.dense_size for level in levels]
@@ -189,7 +190,7 @@ class TensorContents(ConstantBudget):
                 places[:, level] += within[0] * blocks.get(level, 1)
             else:
                 places[:, block_dims[level - rank]] += within[0]
-            entries = within[1]
+            entries = within[1]  # children are the parents of the next level
         if entries.size != values.size or np.any((places < 0) | (places >= np.array(dims))):
             raise TensorError(f"is sparse with {values.size} values that are not in its dims")
         dense = np.zeros(dims, values.dtype)
@@ -246,4 +247,4 @@ def _strings(data: np.ndarray, count: int) -> np.ndarray:
     if np.any(np.diff(offsets) < 0) or offsets[0] < 0 or offsets[-1] > data.size:
         raise TensorError("has strings out of range")
     raw = data.tobytes()
-    return filled([decode_text(raw[a:b]) for a, b in pairwise(offsets)], STRING)
+    return vector_of([decode_text(raw[a:b]) for a, b in pairwise(offsets)], STRING)
