@@ -336,7 +336,9 @@ class GraphBuilder:
             "else_branch": self._graph("the else branch", (), otherwise),
         }
         self._same_results(list(branches.values()))
-        return self._control("If", [self._truth(condition).value], branches)
+        inputs = [self._truth(condition).value]
+        count = len(branches["then_branch"].outputs)
+        return self._add(self._node(standard("If"), inputs, branches, "if", count))
 
     def case(
         self,
@@ -495,10 +497,6 @@ class GraphBuilder:
             self._graphs.pop()
             self._after = after
         return Graph(inputs, outputs, open_.nodes, self._new_name("graph"))
-
-    def _control(self, op: str, inputs: Sequence[Value], graphs: Mapping[str, Graph]) -> Outputs:
-        outputs = len(next(iter(graphs.values())).outputs)
-        return self._add(self._node(standard(op), inputs, graphs, op.lower(), outputs))
 
     def _same_results(self, graphs: Sequence[Graph]) -> None:
         first, *others = [[value.dtype for value in graph.outputs] for graph in graphs]

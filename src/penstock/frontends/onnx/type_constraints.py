@@ -174,14 +174,9 @@ def _outcome(op: Op, outputs: int, inputs: Sequence[TypeName]) -> _Outcome:
     if last < 0:
         return faults, (None,) * outputs
     ports = [schema.outputs[min(i, last)] for i in range(outputs)]
-    names = tuple(
-        bound[port.variable][1] if port.variable in bound else _only(port.types) for port in ports
-    )
-    return faults, names
-
-
-def _only(types: frozenset[str]) -> TypeName:
-    return next(iter(types)) if len(types) == 1 else None
+    single = [next(iter(port.types)) if len(port.types) == 1 else None for port in ports]
+    pairs = zip(ports, single, strict=True)
+    return faults, tuple(bound.get(port.variable, ("", only))[1] for port, only in pairs)
 
 
 def _listed(types: frozenset[str]) -> str:

@@ -199,10 +199,8 @@ def _filled(
                 f"{value!r:.100}; leave one out"
             )
     if len(known) < len(keys):
-        keys, values = (
-            vector_of(list(known), keys.dtype),
-            vector_of(list(known.values()), values.dtype),
-        )
+        keys = vector_of(list(known), keys.dtype)
+        values = vector_of(list(known.values()), values.dtype)
     return keys, values
 
 
