@@ -33,16 +33,16 @@ BOUNDS = {
     "native_call_fields": 17,
     "pass_context_fields": 10,
     "compile_context_fields": 8,
-    "name_tables": 89,
+    "name_tables": 88,
     "name_tables_in_passes": 27,
     "time_constants": 74,
     "files_of_time_constants": 32,
     "seconds_functions": 20,
     "passes_outside_pipeline": 0,
     "calls_of_infer_types": 4,
-    "tuple_splats": 37,
-    "any_in_signatures": 1955,
-    "functions_over_6_parameters": 54,
+    "tuple_splats": 29,
+    "any_in_signatures": 1731,
+    "functions_over_6_parameters": 49,
     "classes_over_20_attributes": 5,
     "untested_modules": 53,
     "compile_options": 19,
@@ -50,7 +50,7 @@ BOUNDS = {
     "environment_variables": 9,
 }
 MOST = {"python_lines": 102_200, "c_lines": 13_000}
-LEAST = {"comment_percent": 3.0, "comment_percent_in_hard_files": 12.0}
+LEAST = {"comment_percent": 3.2, "comment_percent_in_hard_files": 12.0}
 
 # Third-party packages that only some modules may import.
 CONFINED = {

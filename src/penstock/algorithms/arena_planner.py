@@ -21,13 +21,7 @@ from heapq import heappop, heappush
 from itertools import accumulate, combinations
 from operator import attrgetter
 
-from penstock.algorithms.arena import (
-    ALIGNMENT,
-    Arena,
-    Buffer,
-    largest_load,
-    lower_bound,
-)
+from penstock.algorithms.arena import ALIGNMENT, Arena, Buffer, largest_load, lower_bound
 from penstock.core.checkpoints import checkpoint, with_checkpoints
 
 # The budget of planners "best" and "quick", counted instead of timed, so that results are the same
@@ -103,10 +97,10 @@ def plan_memory_dag(
 
     def best() -> Arena:
         near = neighbours()
-        arenas = (blocks.bump(), blocks.place(blocks.filled, near), blocks.place(by_size, near))
+        arenas = [blocks.bump(), blocks.place(blocks.filled, near), blocks.place(by_size, near)]
         cliques = _cliques(by_size, near)
         bound = max((sum(blocks.sizes[i] for i in clique) for clique in cliques), default=0)
-        return _Search(blocks, near).run(_smallest(*arenas), bound)
+        return _Search(blocks, near).run(_smallest(arenas), bound)
 
     planners: dict[str, Callable[[], Arena]] = {
         "bump": blocks.bump,
@@ -295,7 +289,7 @@ class _Search:
         return min((spot for spot in spots if spot + size <= limit), key=resistance)
 
 
-def _smallest(*arenas: Arena) -> Arena:
+def _smallest(arenas: Iterable[Arena]) -> Arena:
     return min(arenas, key=attrgetter("size"))
 
 
@@ -305,9 +299,9 @@ def _best(buffers: Sequence[Buffer], blocks: _Blocks, rounds: int = _ROUNDS) -> 
         return best
     if _pairs(buffers) > _PAIRS:
         variants = ((True, False), (False, True), (True, True))
-        return _smallest(best, *(_sweep(buffers, blocks, *v) for v in variants))
+        return _smallest([best, *(_sweep(buffers, blocks, *v) for v in variants)])
     neighbours = _overlaps(buffers)
-    best = _smallest(best, blocks.bump(), blocks.place(_by_size(buffers), neighbours))
+    best = _smallest([best, blocks.bump(), blocks.place(_by_size(buffers), neighbours)])
     bound = largest_load(zip(buffers, blocks.sizes, strict=True))
     return _Search(blocks, neighbours).run(best, bound, rounds)
 

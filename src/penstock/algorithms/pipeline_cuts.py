@@ -8,8 +8,8 @@ import numpy as np
 
 
 def pipeline_cuts(cost: Sequence[float], crossing: Sequence[float], stages: int) -> list[int]:
-    """Where to cut a sequence of n nodes into at most ``stages`` stages: the first node of each but
-    the first.
+    """The cuts of a sequence of n nodes into at most ``stages`` stages: the first node of each
+    stage but the first.
 
     Node i takes ``cost[i]``. A cut before node i costs ``crossing[i]`` in both of the stages that
     it parts (``crossing[0]`` is not used). The largest sum of a stage is the least that there is;

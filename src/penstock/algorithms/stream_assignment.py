@@ -21,7 +21,7 @@ from penstock.algorithms.chains import fewest_chains, implied_edges, transitive_
 from penstock.algorithms.dag import Dag, expect_one_per_node
 from penstock.algorithms.ordering import ranks, topological_order
 from penstock.core.checkpoints import with_checkpoints
-from penstock.core.records import dataclass, field
+from penstock.core.records import NamedTuple, dataclass, field
 
 _NONE = -1
 _NEAREST = 16  # paths that are searched for a command
@@ -120,7 +120,7 @@ def assign_streams(
     if 0 < max_streams < sum(width.values()):
         # The length of the longest chain that begins with each node.
         order = topological_order(dag, [a + b for a, b in zip(cost, behind, strict=True)])
-        stream = _share(dag, order, devices, commands, time, stream, width, max_streams)
+        stream = _share(dag, order, _Work(devices, commands, time), stream, width, max_streams)
     return _schedule(dag, order, stream, devices)
 
 
@@ -254,12 +254,18 @@ class _SharedStreams:
         return self.soonest[0][1]
 
 
+class _Work(NamedTuple):
+    """The work of each node: its device, its command, and the time that it takes."""
+
+    devices: Sequence[int]
+    commands: Sequence[Hashable]
+    time: Sequence[float]
+
+
 def _share(
     dag: Dag,
     order: Sequence[int],
-    devices: Sequence[int],
-    commands: Sequence[Hashable],
-    time: Sequence[float],
+    work: _Work,
     chain: Sequence[int],
     width: dict[int, int],
     max_streams: int,
@@ -267,6 +273,7 @@ def _share(
     """The stream of each node, numbered within its device, where independent nodes share streams.
     Nodes of a path share one. A stream runs its nodes in ``order``, so that no two streams can wait
     for each other."""
+    devices, commands, time = work
     left = max_streams - len(width)  # beyond one for each device
     on = {d: _SharedStreams(most) for d, most in width.items()}
     # Nodes of a chain that follow one another directly, as the first of them.

@@ -71,7 +71,7 @@ class Frames:
         self.of_outputs: dict[Node, Frame] = {}
         self.by_name: dict[str, Frame] = {}
         for node in with_checkpoints(graph.nodes):
-            frame = self.common(node)
+            frame = self.common(node)  # its producers stand before it, but for back edges
             self.of[node] = frame
             self.of_outputs[node] = self.through(node, frame)
         for node in graph.nodes:
@@ -133,7 +133,7 @@ class Frames:
 
     def entered(self, node: Node, parent: Frame) -> Frame:
         name = node.attrs["frame_name"]
-        limit = node.attrs.get("parallel_iterations", 10)
+        limit = node.attrs.get("parallel_iterations", 10)  # TensorFlow's default
         frame = self.by_name.setdefault(name, Frame(name, parent, limit))
         if frame.parent is not parent:
             assert frame.parent is not None

@@ -14,13 +14,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.core.types import type_of
+from penstock.core.types import RuntimeValue, type_of
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.kernel import Kernel, array_of
 from penstock.ops.onnx.control_flow import CONTROL, is_control
 
 
-def evaluate(node: Node, inputs: Sequence[Any], kernel: Kernel | None = None) -> tuple[Any, ...]:
+def evaluate(
+    node: Node, inputs: Sequence[RuntimeValue], kernel: Kernel | None = None
+) -> tuple[RuntimeValue, ...]:
     """The outputs of one node without sub-graphs, from the values of its inputs. ``kernel`` is the
     node's NumPy kernel; without one, it is compiled for the types of ``inputs``."""
     if kernel is None:
@@ -38,13 +40,15 @@ def evaluate(node: Node, inputs: Sequence[Any], kernel: Kernel | None = None) ->
 class Interpreter:
     """Runs graphs. A subclass may override ``node`` to watch or to check what nodes compute."""
 
-    def run(self, graph: Graph, feeds: Sequence[Any], outer: Mapping[Value, Any]) -> list[Any]:
+    def run(
+        self, graph: Graph, feeds: Sequence[RuntimeValue], outer: Mapping[Value, RuntimeValue]
+    ) -> list[RuntimeValue]:
         """The outputs of ``graph``, whose nodes must be sorted, for one value for each input.
         ``outer`` has the values of enclosing graphs."""
         values = dict(outer)
         values.update(zip(graph.inputs, feeds, strict=True))
 
-        def value_of(value: Value | None) -> Any:
+        def value_of(value: Value | None) -> RuntimeValue:
             if value is None:
                 return None
             return value.const if value.const is not None else values[value]
@@ -54,13 +58,15 @@ class Interpreter:
             values.update((v, x) for v, x in zip(node.outputs, results, strict=False) if v)
         return [value_of(value) for value in graph.outputs]
 
-    def node(self, node: Node, inputs: Sequence[Any], values: Mapping[Value, Any]) -> Sequence[Any]:
+    def node(
+        self, node: Node, inputs: Sequence[RuntimeValue], values: Mapping[Value, RuntimeValue]
+    ) -> Sequence[RuntimeValue]:
         """The outputs of one node; ``values`` are those that its sub-graphs may read."""
         return self.control(node, inputs, values) if is_control(node) else evaluate(node, inputs)
 
     def control(
-        self, node: Node, inputs: Sequence[Any], values: Mapping[Value, Any]
-    ) -> Sequence[Any]:
+        self, node: Node, inputs: Sequence[RuntimeValue], values: Mapping[Value, RuntimeValue]
+    ) -> Sequence[RuntimeValue]:
         """The outputs of a node that runs sub-graphs."""
         steps = CONTROL[node.op.role](node, inputs)
         number = 0

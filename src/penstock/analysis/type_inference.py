@@ -66,6 +66,7 @@ def node_types(
     except PenstockError:
         raise
     except Exception as error:
+        # The branch may be the one that these shapes never take.
         if isinstance(error, ShapeError) and not certain:
             return ()
         raise compile_error(node, error) from error
@@ -82,7 +83,7 @@ def _if(node: Node, settled: Settled) -> Sequence[Type]:
 def _loop(node: Node, settled: Settled) -> Sequence[Type]:
     body: Graph = node.attrs["body"]
     iteration, condition = body.inputs[:2]
-    iteration.type = TensorType(INT64, ())
+    iteration.type = TensorType(INT64, ())  # ONNX fixes both, whatever a file declares
     condition.type = TensorType(BOOL, ())
     final = _settle(node, settled)
     limit = node.inputs[0]
@@ -119,7 +120,7 @@ def _scan(node: Node, settled: Settled) -> Sequence[Type]:
             if not -len(shape) <= axis < len(shape):
                 raise ShapeError(f"scan axis {axis} is out of range for {value.type}")
             axis %= len(shape)
-            length = shape[axis] if length is None else length
+            length = shape[axis] if length is None else length  # all sequences have one length
             inside.type = TensorType(value.dtype, shape[:axis] + shape[axis + 1 :])
     final = _settle(node, settled)
     outputs = zip(body.outputs[n:], layout.output_axes, strict=True)
@@ -160,10 +161,11 @@ def _fixed_point(
             value.type = type_
         infer_types(body, certain=False, settled=settled)
         wider = [join(type_, without_data(v.type)) for type_, v in zip(types, outputs, strict=True)]
-        settled[node] = wider
+        settled[node] = wider  # a round over a loop around this one begins here, not anew
         if wider == types:
             return types
         types = wider
+    # Such as a sequence that is nested once more by each iteration.
     types = settled[node] = [ANY] * len(types)
     for value in inputs:
         value.type = ANY

@@ -1,4 +1,4 @@
-"""Where the values of a graph will be in memory, decided from its nodes and their kernels.
+"""The places of the values of a graph in memory, decided from its nodes and their kernels.
 
 A value is in one of these places:
 
@@ -17,14 +17,13 @@ that gives values their slots both ask, and get the same answer.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
-from typing import Any
 
 import numpy as np
 
 from penstock.core.checkpoints import with_checkpoints
 from penstock.core.errors import LimitExceeded
 from penstock.core.records import dataclass, field
-from penstock.core.types import ShapeError, TensorType, Type
+from penstock.core.types import RuntimeValue, ShapeError, TensorType, Type
 from penstock.ir.graph import Graph, Node, Value, readers_of
 from penstock.ir.kernel import Kernel
 from penstock.ir.layout import address, channels_last, is_plannable, packed_strides
@@ -50,7 +49,7 @@ class View:
 
 @dataclass(frozen=True, eq=False)
 class ValueMemory:
-    """Where values are, nested graphs included; what has no entry is dynamic.
+    """The places of values, nested graphs included; values without an entry are dynamic.
 
     ``strides``: of each value in the arena, in bytes; empty for C order. ``orders``: of each node
     whose kernel writes into the arena, the order of its outputs' dims. ``alternating``: the
@@ -133,6 +132,7 @@ def escaping_values(
     escapes = set(graph.outputs)
     for inner in graph.graphs():  # a graph before those nested in it
         own = set(inner.nodes)
+        # Readers first: a view that escapes makes its source escape.
         for node in with_checkpoints(inner.nodes[::-1]):
             kernel = kernels.get(node)
             if kernel is not None and kernel.view and not escapes.isdisjoint(node.outputs):
@@ -338,7 +338,9 @@ class _Annotator:
             if value is not None:
                 self._place_view(value, array, source, dummy)
 
-    def _place_view(self, value: Value, array: np.ndarray, source: Value, dummy: Any) -> None:
+    def _place_view(
+        self, value: Value, array: np.ndarray, source: Value, dummy: RuntimeValue
+    ) -> None:
         around = self.memory.views.get(source)
         base, offset = (source, 0) if around is None else (around.base, around.offset)
         if array.size:
@@ -369,6 +371,7 @@ class _Annotator:
             strides = self.memory.strides[value] or None
             try:
                 dummy = np.empty(value.type.dims, value.type.dtype)
+                # Untouched pages take no memory.
                 dummy = np.ndarray(dummy.shape, dummy.dtype, dummy, 0, strides)
             except (MemoryError, ValueError) as error:
                 raise LimitExceeded(

@@ -62,7 +62,7 @@ def verify(
     for problem in chain.from_iterable(check(index) for check in _CHECKS):
         problems.add(problem)
     problems.raise_any()
-    return index.orders
+    return index.orders  # the last check has filled it
 
 
 @dataclass(slots=True)
@@ -92,12 +92,14 @@ class _Index:
         self.scopes = _nesting([*model.graphs.values(), *model.functions.values()], limits)
         self.home: dict[Node, int] = {}
         self.defined: dict[Value, int] = {}
+        # An ordered set: problems are reported in the order of the file.
         self.constants: dict[Value, None] = {}
         self.orders: dict[Graph, list[Node]] = {}
         for i, scope in enumerate(self.scopes):
             read = list(scope.graph.outputs)
             scope.values += scope.graph.inputs
             for node in with_checkpoints(scope.graph.nodes):
+                # Of a node that is listed twice, the first place; a check reports it.
                 self.home.setdefault(node, i)
                 scope.values += [v for v in node.outputs if v is not None]
                 read += [v for v in node.inputs if v is not None]
@@ -126,6 +128,7 @@ def _nesting(roots: Iterable[Graph], limits: Limits) -> list[_Scope]:
     scopes: list[_Scope] = []
     seen: set[Graph] = set()
     nodes = 0
+    # So that scopes come in preorder.
     stack = [_Scope(graph, -1, None, "", 1) for graph in roots][::-1]
     while stack:
         scope = stack.pop()
@@ -412,7 +415,7 @@ def _check_primitives(index: _Index) -> Iterator[str]:
         frame, limit = attrs.get("frame_name"), attrs.get("parallel_iterations", 1)
         if not isinstance(frame, str) or not frame:
             yield f"{node.label} enters a frame without a name; give it a frame_name"
-        if type(limit) is not int or limit < 1:
+        if type(limit) is not int or limit < 1:  # a truth value is no number here
             yield f"{node.label} allows {limit!r} parallel_iterations; at least one must be allowed"
 
 
@@ -449,7 +452,7 @@ def _check_types(index: _Index) -> Iterator[str]:
 
 
 def _type_fault(type_: Type, limits: Limits) -> str | None:
-    for _ in range(limits.max_depth):
+    for _ in range(limits.max_depth):  # a loop, since a file may nest types as deep as it likes
         if isinstance(type_, TensorType):
             return _tensor_fault(type_, limits)
         if isinstance(type_, SequenceType | OptionalType):

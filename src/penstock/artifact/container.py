@@ -73,7 +73,7 @@ class ArtifactWriter:
             self._arrays.append(array)
         return index
 
-    def document(self, name: str, content: Any) -> None:
+    def document(self, name: str, content: object) -> None:
         """Add a document, which refers to arrays that were added."""
         self.documents[name] = json.dumps(content, separators=(",", ":")).encode()
 
@@ -89,6 +89,7 @@ class ArtifactWriter:
             return file.getvalue()
 
     def _write(self, file: BinaryIO) -> None:
+        # Room for the header, which is written when all offsets are known.
         file.write(bytes(_ALIGNMENT))
         table: dict[str, Any] = {"documents": {}, "arrays": []}
         for array in self._arrays:
@@ -117,8 +118,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         with open(descriptor, "wb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o644)
+            os.fsync(file.fileno())  # complete on disk before the name leads to it
+        os.chmod(name, 0o644)  # files of mkstemp are for their owner alone
         with _named(path):
             os.replace(name, path)
     except BaseException:
@@ -173,7 +174,7 @@ class ArtifactFile:
             if excess := limits.beyond("max_bytes", status.st_size):
                 raise InvalidModel(f"{name} has more bytes {excess}")
             self._content = _contents(file, status, mapped=mapped)
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # threads may ask for the same array at once
         self._checked: set[tuple[int, int, int]] = set()
         self._made: dict[int, np.ndarray] = {}
         self.stores: list[Any] | None = None
@@ -220,6 +221,7 @@ class ArtifactFile:
         if not isinstance(arrays, list) or type(index) is not int or not 0 <= index < len(arrays):
             raise self.damaged(f"it has no array {index!r}")
         with self._lock:
+            # Graphs and plans that share an array must go on sharing it.
             array = self._made.get(index)
             if array is None:
                 array = self._made[index] = self._array(index, arrays[index])
@@ -230,6 +232,7 @@ class ArtifactFile:
         try:
             name, shape, *section = entry
             dtype = dtype_named(name)
+            # True is an int, but no dim.
             fit = [dim.__class__ is int and 0 <= dim < 2**62 for dim in shape]
             if False in fit or len(fit) > 64:
                 raise ValueError(f"{shape} is no shape")
@@ -250,7 +253,7 @@ class ArtifactFile:
         array.flags.writeable = False
         return array
 
-    def _parsed(self, what: str, section: Any) -> Any:
+    def _parsed(self, what: str, section: object) -> Any:
         try:
             return json.loads(bytes(self._section(what, section)))
         except (ValueError, RecursionError) as error:
@@ -270,10 +273,9 @@ class ArtifactFile:
             if entry[0] != "string":
                 self._section(f"its array {index}", entry[2:], may_skip=quick)
 
-    def _section(self, what: str, section: Any, *, may_skip: bool = False) -> memoryview:
+    def _section(self, what: str, section: object, *, may_skip: bool = False) -> memoryview:
         """The bytes of a section, whose checksum was compared, unless it may be skipped."""
-        valid = isinstance(section, list) and len(section) == 3
-        if not valid or [x.__class__ for x in section] != [int, int, int]:
+        if not isinstance(section, list) or [x.__class__ for x in section] != [int, int, int]:
             raise self.damaged(f"{what} has no place")
         if min(section) < 0 or max(section) >= 2**62:
             raise self.damaged(f"{what} has no place")

@@ -6,9 +6,8 @@ that nodes make get their types by inference (``analysis.type_inference``), not 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from importlib import import_module
-from typing import Any
+from collections.abc import Callable, Mapping, Sized
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -26,36 +25,21 @@ from penstock.core.types import (
 )
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Op
+from penstock.ops.internal import internal_operation
 from penstock.ops.internal.fused import FUSED, Region
 from penstock.ops.internal.transfer import RECV, REORDER, SEND
 from penstock.ops.registry import find
 
-_INTERNAL = {
-    "Append": "append.APPEND",
-    "Attention": "attention.ATTENTION",
-    "Case": "case.CASE",
-    "ChosenMatMul": "chosen_product.CHOSEN_MATMUL",
-    "Fused": "fused.FUSED",
-    "GruCell": "cells.GRU_CELL",
-    "GruGates": "cells.GRU_GATES",
-    "GruState": "cells.GRU_STATE",
-    "LstmCell": "cells.LSTM_CELL",
-    "Recurrence": "recurrence.RECURRENCE",
-    "Reorder": "transfer.REORDER",
-    "SearchEnd": "search.SEARCH_END",
-    "SearchStart": "search.SEARCH_START",
-    "SearchStep": "search.SEARCH_STEP",
-    "Stack": "transfer.STACK",
-    "Transfer": "transfer.TRANSFER",
-    "TripCount": "trip_count.TRIP_COUNT",
-    "ZeroNaN": "zero_nan.ZERO_NAN",
-}
-"""Where in ``ops.internal`` the operations of Penstock's own domain are."""
+if TYPE_CHECKING:
+    from penstock.ops.tensorflow.state import Store
+
+T = TypeVar("T")
+
 _TRANSFERS = {"_Recv": RECV, "_Send": SEND}
 _MOST_NESTED = 100
 
 
-def decode_graphs(document: Any, file: ArtifactFile, *, parts: bool = False) -> dict[str, Graph]:
+def decode_graphs(document: object, file: ArtifactFile, *, parts: bool = False) -> dict[str, Graph]:
     """The graphs of a document, by name; of ``parts`` of a graph, which may have Sends and Recvs.
     Raises ``InvalidModel`` if it is damaged, ``Unsupported`` for operations that there are not."""
     try:
@@ -64,7 +48,7 @@ def decode_graphs(document: Any, file: ArtifactFile, *, parts: bool = False) -> 
         raise file.damaged(f"a graph is none: {error!r}") from error
 
 
-def decode_type(entry: Any, depth: int = 0) -> Type:
+def decode_type(entry: object, depth: int = 0) -> Type:
     """A type, inside of ``depth`` others. Raises ``ValueError``, ``TypeError`` or ``LookupError``
     for what is none."""
     if depth > _MOST_NESTED:
@@ -74,24 +58,25 @@ def decode_type(entry: Any, depth: int = 0) -> Type:
             return ANY
         case [name, dims, *data]:
             shape = None if dims is None else _dims(dims)
-            dtype = None if name is None else dtype_named(name)
+            dtype = None if name is None else dtype_named(_typed(name, str))
             if not data:
                 return TensorType(dtype, shape)
             # The contents, where they may take part in the arithmetic of shapes.
-            (contents,) = data
+            (numbers,) = data
+            contents = _dims(numbers, least=-(2**63))
             assert shape is not None and len(shape) <= 1 and dtype is not None
             assert [len(contents)] == [*shape, 1][:1] and dtype.kind in "iub"
-            return TensorType(dtype, shape, _dims(contents, least=-(2**63)))
+            return TensorType(dtype, shape, contents)
         case {"sequence": element}:
             return SequenceType(decode_type(element, depth + 1))
         case {"optional": element}:
             return OptionalType(decode_type(element, depth + 1))
         case {"map": [key, value]}:
-            return MapType(dtype_named(key), decode_type(value, depth + 1))
+            return MapType(dtype_named(_typed(key, str)), decode_type(value, depth + 1))
     raise ValueError(f"{entry!r:.80} is no type")
 
 
-def _dims(entry: Any, least: int = 0) -> tuple[int | str | None, ...]:
+def _dims(entry: object, least: int = 0) -> tuple[int | str | None, ...]:
     dims = _typed(entry, list)
     assert len(dims) <= 128
     for dim in dims:
@@ -99,24 +84,24 @@ def _dims(entry: Any, least: int = 0) -> tuple[int | str | None, ...]:
     return tuple(dims)
 
 
-def _typed(x: Any, type_: type) -> Any:
+def _typed(x: object, type_: type[T]) -> T:
     if type(x) is not type_:
         raise TypeError(f"{x!r:.80} is no {type_.__name__}")
     return x
 
 
-def decode_stores(file: ArtifactFile) -> list[Any]:
+def decode_stores(file: ArtifactFile) -> list[Store]:
     """The stores of variables of a model, the same ones each time."""
     if file.stores is None:
         document = file.document("stores")
         try:
-            file.stores = [_store(file, store) for store in _typed(document, list)]
+            file.stores = [_store(file, _typed(store, dict)) for store in _typed(document, list)]
         except (AttributeError, LookupError, TypeError) as error:
             raise file.damaged(f"its variables are none: {error!r}") from error
     return file.stores
 
 
-def _store(file: ArtifactFile, document: Any) -> Any:
+def _store(file: ArtifactFile, document: dict[str, Any]) -> Store:
     from penstock.ops.tensorflow.state import Store
 
     arrays, constant = document["initial"].items(), _typed(document["constant"], bool)
@@ -126,58 +111,55 @@ def _store(file: ArtifactFile, document: Any) -> Any:
 class _Decoder:
     """The lists of one document."""
 
-    def __init__(self, document: Any, file: ArtifactFile, parts: bool) -> None:
+    def __init__(self, document: object, file: ArtifactFile, parts: bool) -> None:
         self.file = file
         self.parts = parts
-        self.document = _typed(document, dict)
-        self.ops = list(map(self.op, with_checkpoints(_typed(document["ops"], list))))
-        self.values = list(map(self.value, with_checkpoints(_typed(document["values"], list))))
+        self.document = fields = _typed(document, dict)
+        self.ops = list(map(self.op, with_checkpoints(_typed(fields["ops"], list))))
+        self.values = list(map(self.value, with_checkpoints(_typed(fields["values"], list))))
         self.depth = 0
-        self.room = file.nbytes
+        self.room = file.nbytes  # bytes left for lists: a few arrays could be named without end
 
     def graphs(self) -> dict[str, Graph]:
         graphs = _typed(self.document["graphs"], dict)
-        return {name: self.graph(graph) for name, graph in graphs.items()}
+        return {name: self.graph(_typed(graph, dict)) for name, graph in graphs.items()}
 
-    def op(self, entry: Any) -> Op:
-        domain, name, version = entry
-        if domain == FUSED.domain and name in _INTERNAL:
-            module, _, constant = _INTERNAL[name].partition(".")
-            internal: Op = getattr(import_module(f"penstock.ops.internal.{module}"), constant)
-            return internal
+    def op(self, entry: object) -> Op:
+        domain, name, version = _typed(entry, list)
         if self.parts and domain == SEND.domain and name in _TRANSFERS:
             return _TRANSFERS[name]
-        op = find(name, domain, _typed(version, int))
+        op = internal_operation(name, domain) or find(name, domain, _typed(version, int))
         if op is None:
             full_name = f"{domain}.{name}" if domain else name
             reason = f"there is no such operation in version {version}"
             raise Unsupported.of([(full_name, reason, self.file.name)])
         return op
 
-    def value(self, entry: Any) -> Value:
+    def value(self, entry: object) -> Value:
         if type(entry) is str:
             return Value(entry)
-        if len(entry) == 2:
-            return Value(_typed(entry[0], str), decode_type(entry[1]))
-        name, _, array = entry
-        return Value(_typed(name, str), const=self.file.array(array))
+        name, type_, *array = _typed(entry, list)
+        if not array:
+            return Value(_typed(name, str), decode_type(type_))
+        return Value(_typed(name, str), const=self.file.array(*array))
 
-    def graph(self, entry: Any) -> Graph:
+    def graph(self, entry: dict[str, Any]) -> Graph:
         self.depth += 1
         assert self.depth <= _MOST_NESTED, "graphs nest too deep"
         inputs, outputs = self.all_of(entry["inputs"]), self.all_of(entry["outputs"])
         entries = _typed(entry["nodes"], list)
         nodes = [self.node(node) for node in with_checkpoints(entries)]
         for node, node_entry in zip(nodes, entries, strict=True):
+            # Nodes that may come later in the list.
             before = node_entry[5] if len(node_entry) > 5 else ()
             node.control_inputs = [nodes[self.index(i, nodes)] for i in before]
         targets = [nodes[self.index(i, nodes)] for i in entry["targets"]]
         self.depth -= 1
         return Graph(inputs, outputs, nodes, _typed(entry["name"], str), targets)
 
-    def node(self, entry: Any) -> Node:
+    def node(self, entry: object) -> Node:
         fields: list[Any] = _typed(entry, list)
-        left_out: list[Any] = [{}, "", (), "", ""]
+        left_out: list[Any] = [{}, "", (), "", ""]  # an entry may end before these
         op, inputs, outputs, *_ = fields
         attributes, name, _, device, origin = fields[3:] + left_out[len(fields) - 3 :]
         attrs = {
@@ -189,8 +171,8 @@ class _Decoder:
         node = Node(op, self.optional(inputs), self.optional(outputs), attrs)
         node.name, node.device, node.origin = (_typed(x, str) for x in (name, device, origin))
         if op is REORDER:
-            rank = len(_typed(attrs["order"], tuple))
-            assert not rank or sorted(attrs["order"]) == list(range(rank))
+            order = _typed(attrs["order"], tuple)
+            assert sorted(order) == list(range(len(order)))
         region = attrs.get("region")
         assert (op is FUSED) == isinstance(region, Region)
         if isinstance(region, Region):  # of constants, kernels look at those inside
@@ -199,15 +181,15 @@ class _Decoder:
         return node
 
     @staticmethod
-    def index(i: Any, entries: list[Any]) -> int:
+    def index(i: object, entries: Sized) -> int:
         if type(i) is not int or not 0 <= i < len(entries):
             raise IndexError(f"{i!r:.80} is no place in a list of {len(entries)}")
         return i
 
-    def all_of(self, indices: Any) -> list[Value]:
+    def all_of(self, indices: object) -> list[Value]:
         return [self.values[self.index(i, self.values)] for i in _typed(indices, list)]
 
-    def optional(self, indices: Any) -> list[Value | None]:
+    def optional(self, indices: object) -> list[Value | None]:
         places, values, count = _typed(indices, list), self.values, len(self.values)
         return [
             None
@@ -217,7 +199,7 @@ class _Decoder:
             for i in places
         ]
 
-    def attribute(self, x: Any, depth: int = 0) -> Any:
+    def attribute(self, x: object, depth: int = 0) -> object:
         """An attribute, or an element of a list, inside of ``depth`` lists."""
         if type(x) is list:
             assert depth < _MOST_NESTED, "lists nest too deep"
@@ -226,10 +208,10 @@ class _Decoder:
             return x
         ((kind, content),) = x.items()
         if kind == "tuple":
-            return tuple(self.attribute(_typed(content, list), depth + 1))
+            return tuple([self.attribute(element, depth + 1) for element in _typed(content, list)])
         return self.kinds[kind](self, content)
 
-    def region(self, entry: Any) -> Region:
+    def region(self, entry: dict[str, Any]) -> Region:
         self.depth += 1
         assert self.depth <= _MOST_NESTED, "graphs nest too deep"
         nodes = tuple([self.node(node) for node in _typed(entry["nodes"], list)])
@@ -241,21 +223,23 @@ class _Decoder:
         assert nodes and len(own) == len(listed)
         inputs = tuple([own[v] or v for v in listed])
         for node in nodes:
+            # Regions do not nest: nothing recurses into them.
             assert not node.graphs and node.op is not FUSED
             assert all(v is None or v.const is not None or v in own for v in node.inputs)
             node.inputs = [own.get(v, v) for v in node.inputs]
             (output,) = node.outputs
+            # Each is made once.
             assert output is not None and output.const is None and output not in own
             own[output] = Value(output.name, producer=node)
             node.outputs = [own[output]]
         self.depth -= 1
         return Region(nodes, inputs)
 
-    def store(self, i: Any) -> Any:
+    def store(self, i: object) -> Store:
         stores = decode_stores(self.file)
         return stores[self.index(i, stores)]
 
-    def numbers(self, array: np.ndarray) -> list[Any]:
+    def numbers(self, array: np.ndarray) -> list[float]:
         """A list of numbers; all together take no more bytes in the file than that has."""
         assert array.ndim == 1 and array.dtype.kind in "if"
         self.room -= array.nbytes
@@ -268,7 +252,7 @@ class _Decoder:
         "list": lambda self, i: self.numbers(self.file.array(i)),
         "bytes": lambda self, x: bytes.fromhex(x),
         "dtype": lambda self, name: dtype_named(name),
-        "graph": lambda self, entry: self.graph(entry),
+        "graph": lambda self, entry: self.graph(_typed(entry, dict)),
         "store": lambda self, i: self.store(i),
-        "region": lambda self, entry: self.region(entry),
+        "region": lambda self, entry: self.region(_typed(entry, dict)),
     }

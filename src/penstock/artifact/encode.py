@@ -33,7 +33,7 @@ LONG = 64
 """Numbers from which on a list of them is saved as an array."""
 
 
-def encode_graphs(graphs: Mapping[str, Graph], writer: ArtifactWriter) -> dict[str, Any]:
+def encode_graphs(graphs: Mapping[str, Graph], writer: ArtifactWriter) -> dict[str, object]:
     """A document with ``graphs``, by name; the contents of constants go to ``writer``. Raises
     ``PenstockError`` for attributes that are no data."""
     encoder = _Encoder(writer)
@@ -41,7 +41,7 @@ def encode_graphs(graphs: Mapping[str, Graph], writer: ArtifactWriter) -> dict[s
     return {"ops": encoder.ops, "values": encoder.values, "graphs": encoded}
 
 
-def encode_stores(writer: ArtifactWriter) -> list[dict[str, Any]]:
+def encode_stores(writer: ArtifactWriter) -> list[dict[str, object]]:
     """The stores that graphs have referred to, with the values that variables start with."""
     return [
         {
@@ -52,7 +52,7 @@ def encode_stores(writer: ArtifactWriter) -> list[dict[str, Any]]:
     ]
 
 
-def encode_type(type_: Type) -> Any:
+def encode_type(type_: Type) -> object:
     """A type: None if it is unknown."""
     match type_:
         case TensorType(dtype, shape, data):
@@ -78,7 +78,7 @@ class _Encoder:
         self._op_index: dict[Op, int] = {}
         self._value_index: dict[Value, int] = {}
 
-    def graph(self, graph: Graph) -> dict[str, Any]:
+    def graph(self, graph: Graph) -> dict[str, object]:
         # Before the nodes, of which none makes them.
         inputs = [self.value(value, typed=True) for value in graph.inputs]
         place = {node: i for i, node in enumerate(graph.nodes)}
@@ -91,17 +91,17 @@ class _Encoder:
             "targets": [place[node] for node in graph.targets],
         }
 
-    def node(self, node: Node, place: Mapping[Node, int]) -> list[Any]:
+    def node(self, node: Node, place: Mapping[Node, int]) -> list[object]:
         op = self._op_index.setdefault(node.op, len(self.ops))
         if op == len(self.ops):
             self.ops.append([node.op.domain, node.op.name, node.op.version])
-        entry: list[Any] = [
+        entry: list[object] = [
             op,
             [None if value is None else self.value(value) for value in node.inputs],
             [None if value is None else self.value(value) for value in node.outputs],
             {name: self.attribute(node, name, x) for name, x in node.attrs.items()},
             node.name,
-            [place[before] for before in node.control_inputs],
+            [place[before] for before in node.control_inputs],  # nodes of the same graph
             node.device,
             node.origin,
         ]
@@ -120,7 +120,7 @@ class _Encoder:
             self.values.append(entry)
         return index
 
-    def attribute(self, node: Node, name: str, x: Any) -> Any:
+    def attribute(self, node: Node, name: str, x: object) -> object:
         if x is None or isinstance(x, bool | int | float | str):
             return x
         if isinstance(x, list | tuple):
@@ -145,9 +145,10 @@ class _Encoder:
             "is a part of this process"
         )
 
-    def _list(self, node: Node, name: str, x: Sequence[Any]) -> Any:
-        kinds = {*map(type, x)}
+    def _list(self, node: Node, name: str, x: Sequence[Any]) -> object:
+        kinds = {*map(type, x)}  # exact types: True among integers must come back as True
         if len(x) >= LONG and isinstance(x, list) and (kinds == {float} or kinds == {int}):
+            # Objects: integers may need more than 64 bits.
             array = np.array(x, np.float64 if kinds == {float} else object)
             if array.dtype == object and min(x) >= -(2**63) and max(x) < 2**63:
                 array = array.astype(np.int64)

@@ -65,7 +65,7 @@ def save_arrays(path: Path, arrays: Mapping[str, np.ndarray], texts: Mapping[str
         begin, end = end, end + array.nbytes
         header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-len(text) % 8)  # so that the first array is aligned
     with replacing(path) as file:
         file.write(_LENGTH.pack(len(text)) + text)
         for _, array in in_order:
@@ -95,7 +95,7 @@ def load_arrays(
         if not all(isinstance(text, str) for text in texts.values()):
             raise TypeError("its metadata are no texts")
         places = sorted((*entry["data_offsets"], name) for name, entry in header.items())
-        ends = [0, *[end for _, end, _ in places]]
+        ends = [0, *[end for _, end, _ in places]]  # each array begins where the one before it ends
         if [begin for begin, _, _ in places] != ends[:-1] or ends[-1] != len(content):
             raise ValueError("its arrays leave gaps, share bytes or end elsewhere than the file")
         return {name: _array(name, entry, content) for name, entry in header.items()}, texts
@@ -124,7 +124,7 @@ def _little_endian(array: np.ndarray) -> np.ndarray:
     return array if sys.byteorder == "little" else array.byteswap()
 
 
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
     names = dict(pairs)
     if len(names) < len(pairs):
         raise ValueError("two of its entries have one name")

@@ -6,13 +6,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from penstock.analysis.type_inference import node_types
 from penstock.build.node_rules import check_added_node, operation_of, output_count, with_defaults
-from penstock.build.symbolic import SymbolicValue
+from penstock.build.symbolic import Operand, SymbolicValue
 from penstock.core.errors import InvalidModel
 from penstock.core.records import dataclass, field
 from penstock.core.types import BOOL, INT64, Dim, TensorType, Type, constant_type, without_data
@@ -20,12 +20,21 @@ from penstock.frontends.common.builder import UniqueNames
 from penstock.frontends.onnx.type_constraints import check_types
 from penstock.ir.device_name import DeviceName
 from penstock.ir.graph import Graph, Model, Node, Value
-from penstock.ir.op import Op
+from penstock.ir.op import Attrs, Op
 from penstock.ops.internal.case import CASE, expand_case
 from penstock.ops.registry import TENSORFLOW, standard
 
-Results: TypeAlias = SymbolicValue | tuple[SymbolicValue, ...]
-"""One value, or several; what the graph of a branch or a body returns."""
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, DTypeLike
+
+Outputs: TypeAlias = Any
+"""The outputs of a node: a value, a tuple of several, or None, which type checkers cannot tell"""
+Returned: TypeAlias = "Operand | Sequence[Operand] | None"
+"""The results of a function that builds the graph of a branch or a body"""
+ElementType: TypeAlias = "DTypeLike | Type"
+"""A dtype as NumPy takes it, or a type of values"""
+InputType: TypeAlias = "ElementType | tuple[ElementType, Sequence[Dim] | None]"
+"""The type of an input of a graph, perhaps with its shape"""
 
 _FOLDER = str(Path(__file__).parent)
 
@@ -61,6 +70,7 @@ class GraphBuilder:
         self._targets: list[Node] = []
         self._functions: dict[str, Graph] = {}
         self._later: dict[Value, Value | None] = {}
+        # Constants have none: they are visible everywhere.
         self._homes: dict[Value, _OpenGraph] = {}
         self._names = UniqueNames(list)
         self._results: dict[str, Value] = {}  # of nodes, by name
@@ -71,7 +81,9 @@ class GraphBuilder:
 
     # Values.
 
-    def input(self, name: str, dtype: Any, shape: Sequence[Dim] | None = None) -> SymbolicValue:
+    def input(
+        self, name: str, dtype: ElementType, shape: Sequence[Dim] | None = None
+    ) -> SymbolicValue:
         """Add an input of the model.
 
         Args:
@@ -85,7 +97,9 @@ class GraphBuilder:
         self._inputs.append(value)
         return self._known(value, self._graphs[0])
 
-    def constant(self, data: Any, dtype: Any = None, *, name: str = "") -> SymbolicValue:
+    def constant(
+        self, data: ArrayLike, dtype: DTypeLike | None = None, *, name: str = ""
+    ) -> SymbolicValue:
         """A constant: a copy of an array, or of numbers.
 
         Args:
@@ -94,7 +108,7 @@ class GraphBuilder:
                 integers.
             name: By default one is made.
         """
-        array = np.array(data, dtype)
+        array = np.array(data, dtype)  # a copy: the caller may go on to change its own
         if dtype is None and not isinstance(data, np.ndarray | np.generic):
             array = array.astype({"f": np.float32, "U": object}.get(array.dtype.kind, array.dtype))
         elif array.dtype.kind == "U":
@@ -103,7 +117,7 @@ class GraphBuilder:
         return SymbolicValue(self, value)
 
     def as_value(
-        self, x: Any, *, like: SymbolicValue | None = None, dtype: Any = None
+        self, x: Operand, *, like: SymbolicValue | None = None, dtype: DTypeLike | None = None
     ) -> SymbolicValue:
         """``x`` if it is a value, else a constant. Raises ``TypeError`` for a fraction where
         ``like`` is of integers.
@@ -156,13 +170,13 @@ class GraphBuilder:
     def op(
         self,
         op: str,
-        *inputs: Any,
+        *inputs: Operand | None,
         domain: str = "",
         version: int | None = None,
         outputs: int | None = None,
         name: str = "",
-        **attrs: Any,
-    ) -> Any:
+        **attrs: object,
+    ) -> Outputs:
         """Add a node, and return its output, or a tuple if it has several, or ``None`` if it has
         none. Raises ``InvalidModel`` if there is no such operation, or if it does not take these
         inputs or attributes.
@@ -190,7 +204,9 @@ class GraphBuilder:
         check_added_node(node, schema, attrs)
         return self._add(node)
 
-    def single(self, op: str, *inputs: Any, domain: str = "", **attrs: Any) -> SymbolicValue:
+    def single(
+        self, op: str, *inputs: Operand | None, domain: str = "", **attrs: Any
+    ) -> SymbolicValue:
         """As ``op``, for operations with one output.
 
         Args:
@@ -207,7 +223,7 @@ class GraphBuilder:
         self,
         op: Op,
         inputs: Sequence[Value | None],
-        attrs: Mapping[str, Any],
+        attrs: Attrs,
         name: str,
         outputs: int,
     ) -> Node:
@@ -219,7 +235,7 @@ class GraphBuilder:
         node.origin = f"{name} in {_caller()}"
         return node
 
-    def _add(self, node: Node) -> Any:
+    def _add(self, node: Node) -> Outputs:
         """Add a node to the innermost graph; its results."""
         if self._finished:
             raise RuntimeError("model() has ended the use of this GraphBuilder: begin another")
@@ -230,7 +246,7 @@ class GraphBuilder:
         graph = self._graphs[-1]
         graph.nodes.append(node)
         results = tuple(self._known(v, graph) for v in node.outputs if v is not None)
-        return _one_or_all(results) if results else None
+        return results[0] if len(results) == 1 else results or None
 
     def _known(self, value: Value, graph: _OpenGraph) -> SymbolicValue:
         self._homes[value] = graph
@@ -304,9 +320,11 @@ class GraphBuilder:
 
     # Control flow.
 
-    def cond(self, condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
-        """What ``then()`` returns if the condition is true in a run, else what ``otherwise()``
-        does. Only the nodes of one branch run. Branches may read all values around them.
+    def cond(
+        self, condition: Operand, then: Callable[[], Returned], otherwise: Callable[[], Returned]
+    ) -> Outputs:
+        """The results of ``then()`` if the condition is true in a run, else those of
+        ``otherwise()``. Only the nodes of one branch run. Branches may read all values around them.
 
         Args:
             condition: A tensor of one truth value.
@@ -318,13 +336,18 @@ class GraphBuilder:
             "else_branch": self._graph("the else branch", (), otherwise),
         }
         self._same_results(list(branches.values()))
-        return self._control("If", [self._truth(condition).value], branches)
+        inputs = [self._truth(condition).value]
+        count = len(branches["then_branch"].outputs)
+        return self._add(self._node(standard("If"), inputs, branches, "if", count))
 
     def case(
-        self, index: Any, branches: Sequence[Callable[[], Any]], default: Callable[[], Any]
-    ) -> Any:
-        """What ``branches[index]()`` returns, or ``default()``. To pass values on then, return them
-        from it.
+        self,
+        index: Operand,
+        branches: Sequence[Callable[[], Returned]],
+        default: Callable[[], Returned],
+    ) -> Outputs:
+        """The results of ``branches[index]()``, or of ``default()``. To pass values on then,
+        return them from it.
 
         Args:
             index: An integer tensor of one element.
@@ -347,11 +370,11 @@ class GraphBuilder:
 
     def loop(
         self,
-        body: Callable[..., Any],
-        *initial: Any,
-        times: Any = None,
-        condition: Callable[..., Any] | None = None,
-    ) -> Any:
+        body: Callable[..., Returned],
+        *initial: Operand,
+        times: Operand | None = None,
+        condition: Callable[..., Operand] | None = None,
+    ) -> Outputs:
         """Call ``body`` again and again; return the last ``carried``, then the stacked values.
         Raises ``ValueError`` without ``times`` and ``condition``, since the loop would not end.
 
@@ -377,21 +400,24 @@ class GraphBuilder:
             attrs = {"body": graph}
             inputs = [limit, go, *[x.value for x in start]]
             node = self._node(standard("Loop"), inputs, attrs, "loop", len(graph.outputs) - 1)
-            node_types(node)
+            node_types(node)  # widens the types of the body's inputs
             settled = [value.type for value in graph.inputs[2:]]
-            if settled == types:
+            if settled == types:  # else the body has built nodes for types that do not hold
                 return self._add(node)
             types = settled
 
     def _body(
-        self, body: Callable[..., Any], condition: Callable[..., Any] | None, types: Sequence[Type]
+        self,
+        body: Callable[..., Returned],
+        condition: Callable[..., Operand] | None,
+        types: Sequence[Type],
     ) -> Graph:
         """The graph of a Loop that carries values of these types."""
         inputs = [self._plain_input("i", TensorType(INT64, ()))]
         inputs += [self._plain_input("carried", type_) for type_ in types]
         proceed = self._plain_input("proceed", TensorType(BOOL, ()))
 
-        def turn(i: SymbolicValue, *carried: SymbolicValue) -> list[SymbolicValue]:
+        def turn(i: SymbolicValue, *carried: SymbolicValue) -> list[Operand]:
             results = list(_listed(body(i, *carried)))
             if len(results) < len(carried):
                 raise InvalidModel(
@@ -404,10 +430,10 @@ class GraphBuilder:
             return [self._truth(condition(*after)), *after, *results[len(carried) :]]
 
         graph = self._graph("the body of a loop", inputs, turn)
-        graph.inputs.insert(1, proceed)
+        graph.inputs.insert(1, proceed)  # between the iteration and what is carried
         return graph
 
-    def graph(self, function: Callable[..., Any], *types: Any, name: str = "") -> Graph:
+    def graph(self, function: Callable[..., Returned], *types: InputType, name: str = "") -> Graph:
         """A graph for an attribute, such as the ``body`` of Scan or SequenceMap.
 
         Args:
@@ -419,7 +445,9 @@ class GraphBuilder:
         inputs = [self._plain_input("x", _type(*pair)) for pair in pairs]
         return self._graph(name or "a nested graph", inputs, function)
 
-    def function(self, name: str, body: Callable[..., Any], *types: Any) -> Callable[..., Any]:
+    def function(
+        self, name: str, body: Callable[..., Returned], *types: InputType
+    ) -> Callable[..., Outputs]:
         """Add a function to the model, and return a Python function that adds calls of it.
 
         Args:
@@ -430,6 +458,7 @@ class GraphBuilder:
         """
         if name in self._functions:
             raise InvalidModel(f"there is a function {name!r} already; choose another name")
+        # A function reads no values of the graphs around it.
         outside, self._graphs = self._graphs, []
         try:
             self._functions[name] = self.graph(body, *types, name=name)
@@ -437,7 +466,7 @@ class GraphBuilder:
             self._graphs = outside
         return lambda *inputs: self.call(name, *inputs, outputs=len(self._functions[name].outputs))
 
-    def call(self, function: str, *inputs: Any, outputs: int = 1) -> Any:
+    def call(self, function: str, *inputs: Operand, outputs: int = 1) -> Outputs:
         """Add a call of a function of the model.
 
         Args:
@@ -450,7 +479,9 @@ class GraphBuilder:
         node = self._node(standard("Call", TENSORFLOW), values, attrs, function, outputs)
         return self._add(node)
 
-    def _graph(self, label: str, inputs: Sequence[Value], function: Callable[..., Any]) -> Graph:
+    def _graph(
+        self, label: str, inputs: Sequence[Value], function: Callable[..., Returned]
+    ) -> Graph:
         """The graph of what ``function`` does with ``inputs``."""
         open_ = _OpenGraph(label)
         self._graphs.append(open_)
@@ -467,10 +498,6 @@ class GraphBuilder:
             self._after = after
         return Graph(inputs, outputs, open_.nodes, self._new_name("graph"))
 
-    def _control(self, op: str, inputs: Sequence[Value], graphs: Mapping[str, Graph]) -> Any:
-        outputs = len(next(iter(graphs.values())).outputs)
-        return self._add(self._node(standard(op), inputs, graphs, op.lower(), outputs))
-
     def _same_results(self, graphs: Sequence[Graph]) -> None:
         first, *others = [[value.dtype for value in graph.outputs] for graph in graphs]
         for dtypes in others:
@@ -479,7 +506,7 @@ class GraphBuilder:
                 text = " and ".join(f"({', '.join(map(str, x))})" for x in (first, dtypes))
                 raise InvalidModel(f"branches return values of {text}; all must return the same")
 
-    def _truth(self, x: Any) -> SymbolicValue:
+    def _truth(self, x: Operand) -> SymbolicValue:
         value = self.as_value(x, dtype=bool)
         if value.dtype is not None and value.dtype != BOOL:
             raise InvalidModel(f"a condition must be a truth value, not {value.type}")
@@ -492,7 +519,7 @@ class GraphBuilder:
 
     # The model.
 
-    def output(self, name: str, value: Any) -> None:
+    def output(self, name: str, value: Operand) -> None:
         """Add an output of the model.
 
         Args:
@@ -558,7 +585,7 @@ class GraphBuilder:
                 node.inputs = [None if v is None else meanings.get(v, v) for v in node.inputs]
 
 
-def _type(dtype: Any, shape: Sequence[Dim] | None = None) -> Type:
+def _type(dtype: ElementType, shape: Sequence[Dim] | None = None) -> Type:
     """The type of values of a dtype and a shape; a ``Type`` stays as it is."""
     if isinstance(dtype, Type):
         return dtype
@@ -567,12 +594,8 @@ def _type(dtype: Any, shape: Sequence[Dim] | None = None) -> Type:
     return TensorType(element, None if shape is None else tuple(shape))
 
 
-def _one_or_all(results: tuple[SymbolicValue, ...]) -> Results:
-    return results[0] if len(results) == 1 else results
-
-
-def _listed(results: Any) -> Sequence[Any]:
-    """What a function of a branch or body returned, as a sequence."""
+def _listed(results: Returned) -> Sequence[Operand]:
+    """The results of a function of a branch or body, as a sequence."""
     if results is None:
         return ()
     return results if isinstance(results, tuple | list) else (results,)

@@ -1,32 +1,26 @@
-"""What a node that is added to a graph must satisfy: the schema of its operation, and its types."""
+"""The rules for a node that is added to a graph: the schema of its operation, and its types."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import Any
 
 import numpy as np
 
 from penstock.core.errors import InvalidModel, Unsupported
 from penstock.core.types import dtype_name
 from penstock.frontends.common.diagnostics import NO_KERNEL
-from penstock.frontends.onnx.schemas import (
-    OnnxSchema,
-    find_schema,
-    newest_opset,
-    value_faults,
-)
+from penstock.frontends.onnx.schemas import OnnxSchema, find_schema, newest_opset, value_faults
 from penstock.frontends.onnx.type_constraints import type_faults
 from penstock.frontends.tensorflow.schemas import TfSchema, schemas
 from penstock.ir.graph import Node, Value
-from penstock.ir.op import Op
+from penstock.ir.op import AttrDict, Attrs, Op
 from penstock.ops.common.reference import reference_op
 from penstock.ops.common.shape_rules import element_number
 from penstock.ops.registry import TENSORFLOW, find, registered
 
 Schema = OnnxSchema | TfSchema | None
-"""What ONNX or TensorFlow says of an operation; None of those of others."""
+"""The schema of an operation of ONNX or TensorFlow; None for those of others."""
 
 
 def operation_of(name: str, domain: str, version: int | None) -> tuple[Op, Schema]:
@@ -49,9 +43,7 @@ def operation_of(name: str, domain: str, version: int | None) -> tuple[Op, Schem
     raise InvalidModel(f"there is no operation {name!r} in {where}{hint}")
 
 
-def with_defaults(
-    op: Op, schema: Schema, attrs: Mapping[str, Any], inputs: Sequence[Value | None]
-) -> dict[str, Any]:
+def with_defaults(op: Op, schema: Schema, attrs: Attrs, inputs: Sequence[Value | None]) -> AttrDict:
     """The attributes of a node as kernels read them, with those that its schema or its inputs
     imply."""
     given = {name: _plain(x, op.domain) for name, x in attrs.items()}
@@ -62,6 +54,7 @@ def with_defaults(
     single = [argument for argument in schema.inputs if not argument.count]
     for argument in schema.inputs:
         if argument.count:
+            # One argument takes what others leave.
             given.setdefault(argument.count, len(inputs) - len(single))
         first = next((v for v in inputs if v is not None and v.dtype is not None), None)
         if argument.type in schema.attributes and first is not None and first.dtype is not None:
@@ -69,7 +62,7 @@ def with_defaults(
     return {**schema.defaults, **given}
 
 
-def _plain(x: Any, domain: str) -> Any:
+def _plain(x: object, domain: str) -> object:
     """An attribute as it stands in a graph: Python numbers, lists of them, arrays, and names or
     numbers of dtypes."""
     if isinstance(x, np.generic):
@@ -82,7 +75,7 @@ def _plain(x: Any, domain: str) -> Any:
     return int(x) if isinstance(x, bool) and domain != TENSORFLOW else x
 
 
-def output_count(op: Op, schema: Schema, attrs: Mapping[str, Any]) -> int:
+def output_count(op: Op, schema: Schema, attrs: Attrs) -> int:
     """The number of outputs that a node has at least."""
     if isinstance(schema, OnnxSchema):
         return schema.min_output
@@ -91,13 +84,12 @@ def output_count(op: Op, schema: Schema, attrs: Mapping[str, Any]) -> int:
     return 1 if op.arity is None or op.arity[1] is None else op.arity[1]
 
 
-def check_added_node(node: Node, schema: Schema, given: Mapping[str, Any]) -> None:
+def check_added_node(node: Node, schema: Schema, given: Attrs) -> None:
     """Raise ``InvalidModel`` unless ``schema`` allows the node, whose attributes ``given`` are not
     by default."""
     faults = [*type_faults(node), *value_faults(node.op.name, given, node.attrs)]
     if isinstance(schema, OnnxSchema):
-        kinds = {name: schema.kind_of(name, node.attrs[name]) for name in given}
-        faults = [*schema.faults(kinds, node.inputs, len(node.outputs)), *faults]
+        faults = [*schema.node_faults(node, given), *faults]
     elif schema is not None:
         known = ", ".join(sorted(schema.attributes)) or "none"
         unknown = [name for name in given if name not in schema.attributes]

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -19,15 +20,36 @@ from penstock.core.types import BOOL, INT64, Shape, Type
 from penstock.ir.graph import Value
 from penstock.ops.registry import TENSORFLOW
 
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, DTypeLike
+
 _FARTHEST = 2**63 - 1
 
-BinaryOperator = Callable[["SymbolicValue", Any], "SymbolicValue"]
+Operand: TypeAlias = "SymbolicValue | ArrayLike"
+"""The other operand of an operator: a value, an array, or numbers"""
+Index: TypeAlias = "slice | EllipsisType | SymbolicValue | ArrayLike | None"
+"""An index of one axis, in the brackets behind a value"""
+BinaryOperator = Callable[["SymbolicValue", Operand], "SymbolicValue"]
 
 
 def _operator(op: str, domain: str = "", *, swapped: bool = False) -> BinaryOperator:
-    def apply(self: SymbolicValue, other: Any) -> SymbolicValue:
+    def apply(self: SymbolicValue, other: Operand) -> SymbolicValue:
         operands = [self, self.builder.as_value(other, like=self)]
         return self.builder.single(op, *operands[:: -1 if swapped else 1], domain=domain)
+
+    return apply
+
+
+def _division(*, swapped: bool = False) -> BinaryOperator:
+    divide = _operator("Div", swapped=swapped)
+
+    def apply(self: SymbolicValue, other: Operand) -> SymbolicValue:
+        if self.dtype is not None and self.dtype.kind in "iub":
+            raise TypeError(
+                f"{self.name!r} is {self.dtype}, and / divides floating-point numbers: use //, or "
+                "astype first"
+            )
+        return divide(self, other)
 
     return apply
 
@@ -35,7 +57,7 @@ def _operator(op: str, domain: str = "", *, swapped: bool = False) -> BinaryOper
 def _logical(op: str) -> BinaryOperator:
     """``op`` of truth values, of integers its bitwise form."""
 
-    def apply(self: SymbolicValue, other: Any) -> SymbolicValue:
+    def apply(self: SymbolicValue, other: Operand) -> SymbolicValue:
         name = op if self.dtype == BOOL else f"Bitwise{op}"
         return self.builder.single(name, self, self.builder.as_value(other, like=self))
 
@@ -43,13 +65,15 @@ def _logical(op: str) -> BinaryOperator:
 
 
 class NodeAdder(Protocol):
-    """What a value needs of its ``GraphBuilder``."""
+    """A ``GraphBuilder`` as its values see it."""
 
-    def constant(self, data: Any, dtype: Any = None) -> SymbolicValue: ...
+    def constant(self, data: ArrayLike, dtype: DTypeLike | None = None) -> SymbolicValue: ...
 
-    def as_value(self, x: Any, *, like: SymbolicValue | None = None) -> SymbolicValue: ...
+    def as_value(self, x: Operand, *, like: SymbolicValue | None = None) -> SymbolicValue: ...
 
-    def single(self, op: str, *inputs: Any, domain: str = "", **attrs: Any) -> SymbolicValue: ...
+    def single(
+        self, op: str, *inputs: Operand, domain: str = "", **attrs: object
+    ) -> SymbolicValue: ...
 
 
 class SymbolicValue:
@@ -63,8 +87,8 @@ class SymbolicValue:
 
     __slots__ = ("builder", "value")
     __array_ufunc__ = None  # an array on the left leaves the operator to the value
-    __hash__ = object.__hash__
-    __iter__ = None
+    __hash__ = object.__hash__  # which __eq__, that adds a node, would remove
+    __iter__ = None  # else Python would try __getitem__ with 0, 1, ... without end
 
     def __init__(self, builder: NodeAdder, value: Value) -> None:
         self.builder = builder
@@ -96,7 +120,7 @@ class SymbolicValue:
             f"{self.name!r} is true or false only in a run; choose by it with GraphBuilder.cond"
         )
 
-    def astype(self, dtype: Any) -> SymbolicValue:
+    def astype(self, dtype: DTypeLike) -> SymbolicValue:
         """The elements converted to another dtype, as ONNX's Cast does.
 
         Args:
@@ -127,6 +151,8 @@ class SymbolicValue:
     __rsub__ = _operator("Sub", swapped=True)
     __mul__ = _operator("Mul")
     __rmul__ = _operator("Mul", swapped=True)
+    __truediv__ = _division()
+    __rtruediv__ = _division(swapped=True)
     __floordiv__ = _operator("FloorDiv", TENSORFLOW)
     __rfloordiv__ = _operator("FloorDiv", TENSORFLOW, swapped=True)
     __mod__ = _operator("FloorMod", TENSORFLOW)
@@ -144,22 +170,8 @@ class SymbolicValue:
     __or__ = __ror__ = _logical("Or")
     __xor__ = __rxor__ = _logical("Xor")
 
-    def __ne__(self, other: Any) -> SymbolicValue:  # type: ignore[override]
+    def __ne__(self, other: Operand) -> SymbolicValue:  # type: ignore[override]
         return self.builder.single("Not", self == other)
-
-    def __truediv__(self, other: Any) -> SymbolicValue:
-        return self._divided(other, "Div", swapped=False)
-
-    def __rtruediv__(self, other: Any) -> SymbolicValue:
-        return self._divided(other, "Div", swapped=True)
-
-    def _divided(self, other: Any, op: str, swapped: bool) -> SymbolicValue:
-        if self.dtype is not None and self.dtype.kind in "iub":
-            raise TypeError(
-                f"{self.name!r} is {self.dtype}, and / divides floating-point numbers: use //, or "
-                "astype first"
-            )
-        return _operator(op, swapped=swapped)(self, other)
 
     def __neg__(self) -> SymbolicValue:
         return self.builder.single("Neg", self)
@@ -170,12 +182,13 @@ class SymbolicValue:
     def __invert__(self) -> SymbolicValue:
         return self.builder.single("Not" if self.dtype == BOOL else "BitwiseNot", self)
 
-    def __getitem__(self, key: Any) -> SymbolicValue:
+    def __getitem__(self, key: Index | tuple[Index, ...]) -> SymbolicValue:
         return _indexed(self, key if isinstance(key, tuple) else (key,))
 
 
-def _indexed(x: SymbolicValue, keys: Sequence[Any]) -> SymbolicValue:
+def _indexed(x: SymbolicValue, keys: Sequence[Index]) -> SymbolicValue:
     """``x[keys]``: all slices at once, then each index, then the new axes."""
+    # Axes of x that have a key.
     taken = sum(key is not None and key is not Ellipsis for key in keys)
     rank = None if x.shape is None else len(x.shape)
     if rank is None and any(key is Ellipsis for key in keys):
@@ -205,7 +218,7 @@ def _indexed(x: SymbolicValue, keys: Sequence[Any]) -> SymbolicValue:
             b.constant(column, INT64) for column in zip(*slices, strict=True)
         )
         x = b.single("Slice", x, starts, ends, axes, steps)
-    for axis, index in reversed(indices):
+    for axis, index in reversed(indices):  # the last first: an index changes the axes behind it
         x = b.single("Gather", x, index, axis=axis)
     return b.single("Unsqueeze", x, b.constant(new, INT64)) if new else x
 

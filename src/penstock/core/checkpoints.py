@@ -36,7 +36,7 @@ comes just before the thread blocks only when it next runs code of Python."""
 
 
 class Work(Protocol):
-    """What a thread works for: a run, or compiling. ``budget`` counts what it allocates, if that is
+    """The work of a thread: a run, or compiling. ``budget`` counts what it allocates, if that is
     not known before."""
 
     budget: Any

@@ -11,7 +11,6 @@ import sys
 import warnings
 from collections.abc import Iterable, Sequence
 from numbers import Integral
-from typing import Any
 
 from penstock.core.records import dataclass
 
@@ -42,7 +41,7 @@ class OptionError(ValueError):
     """An option has a value that it cannot have, or not beside the others."""
 
 
-def check_count(option: str, value: Any, most: int | None = None, *, least: int = 1) -> None:
+def check_count(option: str, value: object, most: int | None = None, *, least: int = 1) -> None:
     """Raise ``TypeError`` unless the value of an option is a whole number, and ``OptionError``
     unless it is from ``least``, up to ``most`` if given."""
     range_ = f"of at least {least}" if most is None else f"from {least} to {most:,}"
@@ -54,7 +53,7 @@ def check_count(option: str, value: Any, most: int | None = None, *, least: int 
         raise OptionError(f"{option}={shortened(repr(value))}: {needed} is needed")
 
 
-def check_choice(option: str, value: Any, choices: Sequence[str]) -> None:
+def check_choice(option: str, value: object, choices: Sequence[str]) -> None:
     """Raise ``TypeError`` unless the value of an option is a string, and ``OptionError`` unless it
     is one of ``choices``."""
     if not isinstance(value, str):
@@ -87,6 +86,7 @@ class InvalidModel(PenstockError):  # noqa: N818 - the public names are fixed by
 
     def __init__(self, problems: str | Sequence[str]) -> None:
         sentences = (problems,) if isinstance(problems, str) else problems
+        # Names come from files.
         self.problems = tuple([shortened(sentence, MAX_SENTENCE) for sentence in sentences])
         super().__init__("\n".join(self.problems))
 

@@ -14,7 +14,7 @@ def machine_bytes() -> int | None:
     """Return the bytes of memory that the process may use; ``None`` if the system does not say.
     That is the machine's memory, or the limit of its cgroup (v2 or v1) if that is lower."""
     sizes = []
-    with suppress(AttributeError, OSError, ValueError):
+    with suppress(AttributeError, OSError, ValueError):  # not on Windows
         sizes.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     for path in _CGROUPS:
         with suppress(OSError, ValueError), open(path) as file:  # no such file, or "max"

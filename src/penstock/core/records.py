@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 else:
     KW_ONLY = "KW_ONLY"
 
-    def dataclass(cls: type | None = None, /, **options: Any) -> Any:
+    def dataclass(cls: type | None = None, /, **options: object) -> object:
         return (lambda c: _defined(c, **options)) if cls is None else _defined(cls)
 
-    def field(**options: Any) -> Any:
+    def field(**options: object) -> RecordField:
         return RecordField(**options)
 
-    def fields(record: Any) -> tuple[RecordField, ...]:
+    def fields(record: object) -> tuple[RecordField, ...]:
         return tuple(record.__record_fields__.values())
 
-    def replace(record: Any, /, **changes: Any) -> Any:
+    def replace(record: object, /, **changes: object) -> object:
         cls = record.__class__
         if not hasattr(cls, "__record_fields__"):
             raise TypeError(f"{cls.__name__} is not a data class")
@@ -72,6 +72,8 @@ else:
 __all__ = ["KW_ONLY", "NamedTuple", "dataclass", "field", "fields", "replace"]
 
 _MISSING: Any = object()
+Reader = Callable[[object], object]
+"""Reads values of a record."""
 _OF_PYTHON = ("__dataclass_fields__", "__dataclass_params__")
 FEW = 64
 """Calls of ``first_init`` that take about as long as compiling the ``__init__`` of a class."""
@@ -88,13 +90,13 @@ class RecordField:
     def __init__(
         self,
         *,
-        default: Any = _MISSING,
-        default_factory: Any = _MISSING,
+        default: object = _MISSING,
+        default_factory: Callable[[], object] = _MISSING,
         init: bool = True,
         repr: bool = True,
         hash: bool | None = None,
         compare: bool = True,
-        metadata: Any = None,
+        metadata: dict[str, object] | None = None,
     ) -> None:
         self.name, self.type, self.kw_only = "", "", False
         self.default, self.default_factory = default, default_factory
@@ -115,6 +117,7 @@ def _defined(
     cls.__doc__ = cls.__doc__ or cls.__name__
     declared = _declared(cls, kw_only)
     every: dict[str, RecordField] = {}
+    # Fields of the farthest base come first, as in ``dataclasses``.
     for base in cls.__mro__[-2:0:-1]:
         every |= base.__dict__.get("__record_fields__", {})
     every |= declared
@@ -141,7 +144,7 @@ def _defined(
         if slots:
             methods |= {"__getstate__": _state, "__setstate__": _set_state}
     for name, method in methods.items():
-        if name == "__hash__" or name not in own:
+        if name == "__hash__" or name not in own:  # methods that the class defines itself stay
             setattr(cls, name, method)
     return cls
 
@@ -177,6 +180,7 @@ def _with_slots(cls: Any, names: list[str], weakref: bool) -> Any:
     for name in (*names, "__dict__", "__weakref__"):
         members.pop(name, None)
     members["__slots__"] = tuple(slots)
+    # A class has slots from its making on, or not.
     anew = type(cls)(cls.__name__, cls.__bases__, members)
     anew.__qualname__ = cls.__qualname__
     return anew
@@ -203,45 +207,45 @@ class _LateAttribute:
         return getattr(same, self.name)
 
 
-def _values(names: list[str]) -> Callable[[Any], Any]:
+def _values(names: list[str]) -> Reader:
     return attrgetter(*names) if names else lambda self: ()
 
 
-def _repr(names: list[str]) -> Callable[[Any], str]:
-    def represent(self: Any) -> str:
+def _repr(names: list[str]) -> Callable[[object], str]:
+    def represent(self: object) -> str:
         values = ", ".join([f"{name}={getattr(self, name)!r}" for name in names])
         return f"{type(self).__qualname__}({values})"
 
     return represent
 
 
-def _eq(values: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
-    def equals(self: Any, other: object) -> Any:
+def _eq(values: Reader) -> Callable[[object, object], bool]:
+    def equals(self: object, other: object) -> bool:
         if other.__class__ is self.__class__:
-            return values(self) == values(other)
+            return bool(values(self) == values(other))
         return NotImplemented
 
     return equals
 
 
-def _hash(values: Callable[[Any], Any]) -> Callable[[Any], int]:
-    def hashed(self: Any) -> int:
+def _hash(values: Reader) -> Callable[[object], int]:
+    def hashed(self: object) -> int:
         return hash(values(self))
 
     return hashed
 
 
-def _refuse_change(self: Any, name: str, *value: object) -> None:
+def _refuse_change(self: object, name: str, *value: object) -> None:
     from dataclasses import FrozenInstanceError
 
     raise FrozenInstanceError(f"cannot {'assign to' if value else 'delete'} field {name!r}")
 
 
-def _state(self: Any) -> list[Any]:
+def _state(self: Any) -> list[object]:
     return [getattr(self, name) for name in self.__record_fields__]
 
 
-def _set_state(self: Any, state: list[Any]) -> None:
+def _set_state(self: Any, state: list[object]) -> None:
     for name, value in zip(self.__record_fields__, state, strict=True):
         object.__setattr__(self, name, value)
 
@@ -254,14 +258,15 @@ def _late_init(cls: Any, specs: list[RecordField], frozen: bool) -> Callable[...
     has_post_init = hasattr(cls, "__post_init__")
     calls = 0
 
-    def first_init(self: Any, *arguments: Any, **values: Any) -> None:
+    def first_init(self: Any, *arguments: object, **values: object) -> None:
         nonlocal calls
         calls += 1
         given = dict(zip(positional, arguments, strict=False), **values)
+        # No name is unknown, or given twice.
         is_valid = len(given) == len(arguments) + len(values) and given.keys() <= names
         if not is_valid or calls > FEW:
             return compiled()(self, *arguments, **values)
-        put = object.__setattr__
+        put = object.__setattr__  # frozen classes refuse their own
         for f in specs:
             name = f.name
             if name in given:

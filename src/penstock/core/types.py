@@ -19,6 +19,10 @@ from penstock.core.records import dataclass, replace
 Dim: TypeAlias = int | str | None
 Shape: TypeAlias = tuple[Dim, ...]
 
+RuntimeValue: TypeAlias = Any
+"""A value of a run: an array of NumPy's or of a backend, which has a class of its own for these, a
+list, a dict or None"""
+
 STRING = np.dtype(object)
 INT64 = np.dtype(np.int64)
 BOOL = np.dtype(np.bool_)
@@ -33,7 +37,7 @@ class ShapeError(ValueError):
 
 
 class _Sizes:
-    """What a ``TensorType`` computes when it is first asked, and then has as plain attributes: they
+    """Sizes that a ``TensorType`` computes when first asked, and then has as attributes: they
     are read many times for every value of a model."""
 
     __slots__ = ("dims", "elements", "nbytes", "static")
@@ -56,7 +60,7 @@ class _Sizes:
         known = dtype is not None and shape is not None and len(dims) == len(shape)
         elements = math.prod(dims) if known else -1
         static = elements >= 0
-        put(self, "static", static)
+        put(self, "static", static)  # from now on found without this method
         put(self, "elements", elements)
         if static and dtype is not None:
             put(self, "dims", dims)
@@ -147,7 +151,6 @@ Type: TypeAlias = TensorType | SequenceType | OptionalType | MapType | AnyType
 ANY = AnyType()
 
 
-@cache
 @cache
 def dtype_name(dtype: np.dtype) -> str:
     """NumPy's name of a dtype, with ``string`` for object arrays."""

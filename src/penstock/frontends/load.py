@@ -52,7 +52,7 @@ def load(
         raise wrong_type("limits", limits, "a penstock.Limits")
     if signature is not None and not isinstance(signature, str):
         raise wrong_type("signature", signature, "a name")
-    if isinstance(source, bytearray | memoryview):
+    if isinstance(source, bytearray | memoryview):  # their owner may change them meanwhile
         source = bytes(source)
     if not isinstance(source, str | os.PathLike | bytes) and not hasattr(source, "graph"):
         more = " (of an open file its read())" if hasattr(source, "read") else ""
@@ -60,6 +60,7 @@ def load(
     if isinstance(source, str | os.PathLike) and not os.path.exists(source):
         raise InvalidModel(f"there is no file {os.fspath(source)!r}; check the path")
     stop = StopCondition(timeout, cancel, "loading the model")
+    # A graph has no circles to collect, but many objects.
     with cancelled_by(stop), gc_pause.paused():
         try:
             model = _read(source, limits, map_weights, signature)
@@ -209,7 +210,7 @@ _OTHER_FORMATS = {
     ".ort": _ORT,
 }
 _MEMBERS = (("data.pkl", _TORCH), (".weights.h5", _KERAS))
-"""what lies in zip files"""
+"""files that tell the format of a zip file"""
 _HEADS = (
     (0, b"\x89HDF", _KERAS),
     (0, b"GGUF", _LLAMA),

@@ -1,4 +1,4 @@
-"""What kernels promise, checked for those of users: of their own backends and operations.
+"""The promises of kernels, checked for those of users: of their own backends and operations.
 
 A *guard* stands for a kernel's function in a program until its first result has passed. Then the
 function takes its place, so that later calls cost nothing. Penstock's own kernels have no guards.
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from inspect import unwrap
 from itertools import chain, repeat
-from typing import Any
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from penstock.core.types import (
     AnyType,
     MapType,
     OptionalType,
+    RuntimeValue,
     SequenceType,
     TensorType,
     Type,
@@ -33,10 +34,17 @@ from penstock.ir.graph import Node
 from penstock.ir.kernel import Binder, Kernel, array_of
 
 
+class Named(Protocol):
+    """A backend, which messages name."""
+
+    @property
+    def name(self) -> str: ...
+
+
 @lru_cache(maxsize=4096)
-def is_own(code: Callable[..., Any]) -> bool:
+def is_own(code: Callable[..., object]) -> bool:
     """Whether a class or function is one of Penstock's."""
-    code = unwrap(code)
+    code = unwrap(code)  # decorators of functions that users wrote may be Penstock's
     module: str = getattr(getattr(code, "func", code), "__module__", None) or ""
     return module.partition(".")[0] == "penstock"
 
@@ -50,7 +58,7 @@ class Contract:
     backend: str
     types: tuple[Type | None, ...] | None
 
-    def check(self, result: Any) -> None:
+    def check(self, result: RuntimeValue) -> None:
         """Raise ``InternalError`` if a kernel's function must not give this ``result``."""
         results: Any = (result,)
         count = len(self.node.outputs)
@@ -73,12 +81,12 @@ class Contract:
                     "infer"
                 )
 
-    def check_bound(self, bound: Any) -> None:
+    def check_bound(self, bound: object) -> None:
         """Raise ``InternalError`` if ``bind`` of a kernel must not give ``bound``."""
         if not isinstance(bound, tuple) or len(bound) != 2 or not callable(bound[0]):
             self.fail(f"bound a {type(bound).__name__}; bind returns a function and its arguments")
 
-    def fail(self, breach: str) -> None:
+    def fail(self, breach: str) -> NoReturn:
         """Raise ``InternalError`` for a rule that the kernel broke."""
         node = f"{self.node.op.name} ({self.node.label})"
         raise InternalError(f"{node} {breach}. Correct its kernel on the backend {self.backend}")
@@ -86,7 +94,7 @@ class Contract:
 
 def contract_of(
     node: Node,
-    backend: Any = None,
+    backend: Named | None = None,
     *,
     types: Sequence[Type] | None = None,
     on_host: bool = True,
@@ -105,7 +113,7 @@ def contract_of(
     return Contract(node, name, wanted if on_host else None)
 
 
-def checked_kernel(node: Node, kernel: Any, backend: Any) -> Kernel | None:
+def checked_kernel(node: Node, kernel: object, backend: Named) -> Kernel | None:
     """Return the answer of a backend for ``node``, checked. Raises ``InternalError``."""
     if kernel is None or (is_own(backend.__class__) and isinstance(kernel, Kernel)):
         return kernel
@@ -139,22 +147,22 @@ class Guard:
     __slots__ = ("_asynchronous", "_contract", "function", "replace")
 
     def __init__(
-        self, contract: Contract, function: Callable[..., Any], asynchronous: bool
+        self, contract: Contract, function: Callable[..., RuntimeValue], asynchronous: bool
     ) -> None:
         self.function = function
         self.replace: Callable[[Guard], object] | None = None
         self._contract = contract
         self._asynchronous = asynchronous
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: RuntimeValue) -> RuntimeValue:
         if self._asynchronous:
             return self._begin(*arguments)
         result = self.function(*arguments)
         self._pass(result)
         return result
 
-    def _begin(self, done: Callable[..., Any], *inputs: Any) -> Any:
-        def checked(outputs: Any = None, error: BaseException | None = None) -> None:
+    def _begin(self, done: Callable[..., object], *inputs: RuntimeValue) -> RuntimeValue:
+        def checked(outputs: RuntimeValue = None, error: BaseException | None = None) -> None:
             if error is None:
                 try:
                     self._pass(outputs)
@@ -165,7 +173,7 @@ class Guard:
 
         return self.function(checked, *inputs)
 
-    def _pass(self, result: Any) -> None:
+    def _pass(self, result: RuntimeValue) -> None:
         self._contract.check(result)
         if self.replace is not None:
             self.replace(self)
@@ -178,7 +186,7 @@ def guarded(contract: Contract, kernel: Kernel) -> Kernel:
     return replace(kernel, function=Guard(contract, kernel.function, asynchronous=False))
 
 
-def _fits(wanted: Type, value: Any) -> bool:
+def _fits(wanted: Type, value: RuntimeValue) -> bool:
     """Whether ``value`` is a run-time value of a type."""
     if isinstance(value, np.ndarray | np.generic):
         held = TensorType(value.dtype, value.shape)

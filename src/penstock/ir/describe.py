@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from penstock.core.errors import (
     MAX_SENTENCE,
@@ -14,7 +13,7 @@ from penstock.core.errors import (
     shortened,
 )
 from penstock.core.types import ShapeError
-from penstock.ir.contract import is_own
+from penstock.ir.contract import Named, is_own
 from penstock.ir.graph import Node
 
 # Domains whose schemas have told of missing attributes before an operation looks for them.
@@ -31,7 +30,7 @@ def describe_node(node: Node, inputs: Sequence[str] | None = None) -> str:
     return f"{place} with inputs ({shortened(', '.join(inputs), MAX_SENTENCE)})"
 
 
-def compile_error(node: Node, error: Exception, backend: Any = None) -> PenstockError:
+def compile_error(node: Node, error: Exception, backend: Named | None = None) -> PenstockError:
     """Return the exception to raise for one out of an operation's own code, before any run.
     Operations raise ``ShapeError`` for what is wrong with a model. Errors of Penstock's own stay as
     they are; anything else but a lack of memory is a bug, of whoever wrote the operation or the

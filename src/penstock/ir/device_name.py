@@ -115,6 +115,7 @@ def local(devices: int | Iterable[str]) -> tuple[str, ...]:
         raise OptionError(
             f'devices={devices!r}: give a number, or names such as ["cpu:0", "cpu:1"]'
         )
+    # Gives short names such as cpu:1 their other parts.
     here = DeviceName.parse(f"{LOCAL}/device:CPU:*")
     names = []
     for device in devices:

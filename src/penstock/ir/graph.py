@@ -21,7 +21,7 @@ from penstock.core.checkpoints import CHECK_EVERY, checkpoint, with_checkpoints
 from penstock.core.errors import InvalidModel
 from penstock.core.records import dataclass, field
 from penstock.core.types import ANY, Shape, TensorType, Type, constant_type
-from penstock.ir.op import FRAMED, Op, Role
+from penstock.ir.op import FRAMED, Attrs, Op, Role
 
 
 class Value:
@@ -42,6 +42,7 @@ class Value:
     ) -> None:
         self.name = name
         self.type = constant_type(const) if const is not None and type is ANY else type
+        # A strong one would close a circle.
         self._producer = None if producer is None else ref(producer)
         self.const = const
         self.is_constant = const is not None
@@ -62,14 +63,13 @@ class Value:
     def __getattr__(self, name: str) -> Any:
         if name != "const":
             raise AttributeError(f"a Value has no attribute {name!r}")
-        self.const = const = self._rematerialize()
+        self.const = const = self._rematerialize()  # later reads find the slot filled
         self.is_held = True
         return const
 
     @property
     def resident_in(self) -> object | None:
-        """What gives back the contents of a constant that are not held here, if it is the method of
-        an object."""
+        """The object whose method gives back the contents of a constant that are not held here."""
         return None if self.is_held else getattr(self._rematerialize, "__self__", None)
 
     @property
@@ -112,7 +112,7 @@ class Value:
 
 @dataclass(frozen=True)
 class ConvertedWeights:
-    """What passes compute from weights, by these: kept for all graphs of a session."""
+    """Values that passes compute from weights, by these: kept for all graphs of a session."""
 
     widened: dict[Value, Value] = field(default_factory=dict)
     """in float32, by those in float16 and bfloat16"""
@@ -167,7 +167,7 @@ class Node:
         op: Op,
         inputs: Sequence[Value | None],
         outputs: Sequence[Value | None],
-        attrs: Mapping[str, Any] | None = None,
+        attrs: Attrs | None = None,
         *,
         name: str = "",
         control_inputs: Sequence[Node] = (),
@@ -193,7 +193,7 @@ class Node:
         self,
         inputs: Sequence[Value | None],
         outputs: Sequence[Value | None],
-        attrs: Mapping[str, Any] | None = None,
+        attrs: Attrs | None = None,
         *,
         op: Op | None = None,
         name: str | None = None,
@@ -389,7 +389,7 @@ def captures(graph: Graph) -> list[Value]:
 
 
 def all_reads(node: Node) -> list[Value]:
-    """What a node reads that is no constant, captures of its graphs included."""
+    """The values that a node reads, but constants; captures of its graphs included."""
     reads = [value for value in node.inputs if value is not None and value.const is None]
     for _, inner in node.graphs:
         reads += captures(inner)
@@ -404,10 +404,11 @@ def dependencies(graph: Graph) -> Iterator[tuple[Graph, list[tuple[int, int]]]]:
     the values that its graphs capture; but a Merge does not depend on a NextIteration, which
     follows it in one iteration and precedes it in the next. Pairs may repeat.
     """
-    reads: dict[Graph, set[Node]] = {}
+    reads: dict[Graph, set[Node]] = {}  # what is read beyond each graph, inner ones first
     for subgraph in reversed(list(graph.graphs())):
         position = {node: i for i, node in enumerate(subgraph.nodes)}
         edges: list[tuple[int, int]] = []
+        # Producers in graphs around this one: the node with the graph waits.
         beyond: set[Node] = set()
         for b, node in enumerate(with_checkpoints(subgraph.nodes)):
             needed = [p for v in node.inputs if v is not None and (p := v.producer) is not None]
@@ -534,5 +535,6 @@ class _Cloner:
     def output(self, value: Value) -> Value:
         """The copy of a value that a node produces; of a fed value, a copy without readers."""
         if value in self.fed:
+            # Its readers have the value that is fed.
             return Value(f"{value.name}/unfed", value.type)
         return self.value(value)

@@ -19,11 +19,12 @@ import numpy as np
 
 from penstock.core.checkpoints import WAKE_S
 from penstock.core.records import dataclass
+from penstock.core.types import RuntimeValue
 
 BoundCall = tuple[Callable[..., Any], tuple[Any, ...]]
 """a function and the arguments to call it with"""
 CompiledCall = Callable[[Callable[..., Any], tuple[Any, ...]], Any]
-"""what compiled code calls in the place of a ``BoundCall``"""
+"""a function that compiled code calls in the place of a ``BoundCall``"""
 StatusCheck = Callable[[Any], object]
 """raises for the status that a library has returned"""
 
@@ -53,7 +54,10 @@ class Binder:
         return None
 
     def bind(
-        self, inputs: Sequence[Any], outputs: Sequence[Any], workspace: np.ndarray | None
+        self,
+        inputs: Sequence[RuntimeValue],
+        outputs: Sequence[RuntimeValue],
+        workspace: np.ndarray | None,
     ) -> BoundCall:
         """As ``Kernel.bind``.
 
@@ -100,7 +104,7 @@ class PackedConstants:
 
 @dataclass(frozen=True, slots=True)
 class DeviceWork:
-    """Where the work and the values of a kernel are, if not all on its backend's device.
+    """The places of the work and the values of a kernel, if not all on its backend's device.
 
     ``devices``: the devices of its backend that a call puts work on, if that is not
     ``Backend.device`` alone. The call goes through a stream of each of them; all of these have
@@ -202,11 +206,14 @@ class Kernel:
     memory: MemoryUse = NO_MEMORY_USE
     shapes: RuntimeShapes = NO_RUNTIME_SHAPES
 
-    def __call__(self, *inputs: Any) -> Any:
+    def __call__(self, *inputs: RuntimeValue) -> RuntimeValue:
         return self.function(*inputs)
 
     def bind(
-        self, inputs: Sequence[Any], outputs: Sequence[Any], workspace: np.ndarray | None
+        self,
+        inputs: Sequence[RuntimeValue],
+        outputs: Sequence[RuntimeValue],
+        workspace: np.ndarray | None,
     ) -> BoundCall:
         """Return the function and the arguments that compute ``outputs`` from ``inputs``.
         Placeholders may stand for arrays that are known only during the run: they are passed on as
@@ -224,7 +231,7 @@ class Kernel:
         return self.into, (*inputs, *outputs, *extra)
 
 
-def returning(function: Callable[..., Any], *, view: bool = False) -> Kernel:
+def returning(function: Callable[..., RuntimeValue], *, view: bool = False) -> Kernel:
     """Return the kernel of a function with one result, which ``into`` copies.
 
     Args:
@@ -232,7 +239,7 @@ def returning(function: Callable[..., Any], *, view: bool = False) -> Kernel:
         view: Whether the result may share memory with the first input.
     """
 
-    def into(*arrays: Any) -> None:
+    def into(*arrays: np.ndarray) -> None:
         arrays[-1][...] = function(*arrays[:-1])
 
     return Kernel(function, into, view=view)
@@ -255,24 +262,24 @@ def asynchronous(begin: Callable[..., Callable[[], object] | None]) -> Kernel:
         begin: Starts the work: ``begin(done, *inputs)``.
     """
 
-    def function(*inputs: Any) -> Any:
+    def function(*inputs: RuntimeValue) -> RuntimeValue:
         return Outcome(begin, inputs).wait()
 
     return Kernel(function, begin=begin)
 
 
 class Outcome:
-    """What comes of an asynchronous kernel, for whatever waits for it."""
+    """The outcome of an asynchronous kernel, for whatever waits for it."""
 
-    def __init__(self, begin: Callable[..., Any], inputs: Sequence[Any]) -> None:
+    def __init__(self, begin: Callable[..., RuntimeValue], inputs: Sequence[RuntimeValue]) -> None:
         from concurrent.futures import Future
 
         self._future: Future[Any] = Future()
         self._cancel: Callable[[], object] | None = None
         self._done = _Done(self)
-        self._cancel = begin(self._done, *inputs)
+        self._cancel = begin(self._done, *inputs)  # may call done at once, on this thread
 
-    def end(self, outputs: Any = None, error: BaseException | None = None) -> None:
+    def end(self, outputs: RuntimeValue = None, error: BaseException | None = None) -> None:
         """The work has ended with ``outputs``, or failed with ``error``."""
         from concurrent.futures import InvalidStateError
 
@@ -284,7 +291,7 @@ class Outcome:
 
     def stop(self, error: BaseException) -> None:
         """Wake what waits with ``error``, and cancel the work."""
-        self._done.outcome = None
+        self._done.outcome = None  # a late result is dropped, and keeps nothing alive
         if not self._future.done():
             self.end(error=error)
             if self._cancel is not None:
@@ -299,7 +306,7 @@ class Outcome:
         pending = [function]  # which the future would hold for as long as it lives
         self._future.add_done_callback(lambda _: pending.pop()())
 
-    def wait(self) -> Any:
+    def wait(self) -> RuntimeValue:
         """Wait for the outputs; raise the error if the work failed."""
         try:
             while not self._future.done():
@@ -321,13 +328,13 @@ class _Done:
     def __init__(self, outcome: Outcome) -> None:
         self.outcome: Outcome | None = outcome
 
-    def __call__(self, outputs: Any = None, error: BaseException | None = None) -> None:
+    def __call__(self, outputs: RuntimeValue = None, error: BaseException | None = None) -> None:
         outcome, self.outcome = self.outcome, None
         if outcome is not None:
             outcome.end(outputs, error)
 
 
-def array_of(value: Any) -> Any:
+def array_of(value: RuntimeValue) -> RuntimeValue:
     """Return a kernel's result as a run-time value: NumPy may return a scalar for rank 0."""
     if isinstance(value, np.generic):
         return np.asarray(value)

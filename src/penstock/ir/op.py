@@ -19,6 +19,9 @@ from penstock.ir.kernel import Kernel
 
 Types = Sequence[Type | None]
 Attrs = Mapping[str, Any]
+"""The attributes of a node by name: numbers, texts, arrays, types, graphs, and lists of these."""
+AttrDict = dict[str, Any]
+"""Attributes that may be changed"""
 Consts = Sequence[np.ndarray | None]
 Infer = Callable[[Types, Attrs, Consts], Sequence[Type]]
 Arity = tuple[int | None, int | None]
@@ -27,7 +30,7 @@ Work = Callable[[Attrs, Dims, tuple[int, ...]], int]
 
 
 class Role(Enum):
-    """What an operation does to the order in which nodes run.
+    """The effect of an operation on the order in which nodes run.
 
     Tokens travel through graphs with frames: a ``SWITCH`` kills one of its outputs, a ``MERGE``
     fires on the first live input, an ``ENTER`` and an ``EXIT`` move a token into and out of a

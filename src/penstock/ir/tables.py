@@ -53,7 +53,7 @@ def _cell(cell: str | int) -> str:
 
 
 class Tabular(Protocol):
-    """What is shown as a table: terminals and notebooks ask for it by ``_repr_pretty_`` and
+    """An object shown as a table: terminals and notebooks ask for it by ``_repr_pretty_`` and
     ``_repr_html_``, which classes have from here."""
 
     def _as_table(self) -> DisplayTable: ...

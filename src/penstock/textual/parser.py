@@ -14,7 +14,7 @@ import json
 import math
 import re
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
@@ -36,29 +36,20 @@ from penstock.core.types import (
     dtypes,
 )
 from penstock.ir.graph import Graph, Model, Node, Value, sort
+from penstock.ir.op import Attrs
 from penstock.ops.common.reference import reference_op
-from penstock.ops.internal.append import APPEND
-from penstock.ops.internal.attention import ATTENTION
+from penstock.ops.internal import internal_operation
 from penstock.ops.internal.case import CASE, expand_case
-from penstock.ops.internal.cells import CELLS
-from penstock.ops.internal.chosen_product import CHOSEN_MATMUL
 from penstock.ops.internal.fused import FUSED, fused
-from penstock.ops.internal.recurrence import RECURRENCE
-from penstock.ops.internal.zero_nan import ZERO_NAN
 from penstock.textual.printer import CONSTANTS, NAME, WORDS, WRAPPERS, filled, number
 
 Find: TypeAlias = Callable[[str, str, int | None], ops.Op | None]
-
-_INTERNAL = {
-    (op.name, op.domain): op
-    for op in (APPEND, ATTENTION, CASE, CHOSEN_MATMUL, FUSED, *CELLS, RECURRENCE, ZERO_NAN)
-}  # in no table
 
 
 def find_operation(name: str, domain: str, version: int | None) -> ops.Op | None:
     """The operation of that name in the table, or among those of ``onnx.reference``; or an
     operation that passes insert, or Case, of which the graph gets what it expands to."""
-    op = _INTERNAL.get((name, domain)) or ops.find(name, domain, version)
+    op = internal_operation(name, domain) or ops.find(name, domain, version)
     return reference_op(name, domain, version) if op is None and version is not None else op
 
 
@@ -135,6 +126,20 @@ class _GraphText:
 T = TypeVar("T")
 
 
+def _nested(item: Callable[[_Parser], T]) -> Callable[[_Parser], T]:
+    """A decorator of items that may contain themselves, no deeper than graphs may nest anyway."""
+
+    def checked(parser: _Parser) -> T:
+        parser.depth += 1
+        if parser.depth > DEFAULT_LIMITS.max_depth:
+            parser.fail(parser.token.offset, f"this nests deeper than {DEFAULT_LIMITS.max_depth}")
+        result = item(parser)
+        parser.depth -= 1
+        return result
+
+    return checked
+
+
 class _Parser:
     """Cuts a text into tokens, reads them, and resolves the names (``build``)."""
 
@@ -152,7 +157,7 @@ class _Parser:
                 self.fail(offset, odd)
             if kind != "blank":
                 self.tokens.append(_Token(kind, piece, offset))
-        self.tokens.append(_Token("end", "the end of the text", len(text)))
+        self.tokens.append(_Token("end", "the end of the text", len(text)))  # never advanced over
 
     def fail(self, offset: int, problem: str) -> NoReturn:
         before = self.text[:offset]
@@ -204,15 +209,6 @@ class _Parser:
                 self.unexpected(f"',' or {closing!r}")
             items.append(item())
         return items
-
-    def nested(self, item: Callable[[], T]) -> T:
-        """What may contain itself, no deeper than graphs may nest anyway."""
-        self.depth += 1
-        if self.depth > DEFAULT_LIMITS.max_depth:
-            self.fail(self.token.offset, f"this nests deeper than {DEFAULT_LIMITS.max_depth}")
-        result = item()
-        self.depth -= 1
-        return result
 
     def name(self, what: str) -> str:
         token = self.token
@@ -276,10 +272,8 @@ class _Parser:
         self.end()
         return model
 
+    @_nested
     def graph(self) -> _GraphText:
-        return self.nested(self.graph_text)
-
-    def graph_text(self) -> _GraphText:
         self.expect("graph")
         name = "" if self.sees("(") else self.name("a name or '('")
         self.scope = scope = self.scope.new_child()
@@ -293,7 +287,7 @@ class _Parser:
         self.expect("{")
         while not self.accept("}"):
             self.statement(graph)
-        self.scope = scope.parents
+        self.scope = scope.parents  # names of a nested graph end with it
         return graph
 
     def declaration(self) -> Value:
@@ -353,7 +347,7 @@ class _Parser:
                 node.graphs[key] = self.graph()
         return node
 
-    def check_new(self, key: str, attrs: Mapping[str, Any], offset: int) -> None:
+    def check_new(self, key: str, attrs: Attrs, offset: int) -> None:
         if key in attrs:
             self.fail(offset, f"there is an attribute {key!r} already")
 
@@ -376,7 +370,7 @@ class _Parser:
             self.fail(offset, f"there is no operation {full}{suffix}{hint}")
         return op
 
-    def attribute(self) -> tuple[int, str, Any]:
+    def attribute(self) -> tuple[int, str, object]:
         offset = self.token.offset
         key = self.name("the name of an attribute")
         self.expect("=")
@@ -407,10 +401,8 @@ class _Parser:
 
     # Types and literals
 
+    @_nested
     def type(self) -> Type:
-        return self.nested(self.type_text)
-
-    def type_text(self) -> Type:
         if self.accept("any"):
             return ANY
         for word, wrapper in WRAPPERS.items():
@@ -449,10 +441,8 @@ class _Parser:
             return self.integer("a dim")
         return self.name("a dim: a number, a name or '?'")
 
+    @_nested
     def literal(self) -> Any:
-        return self.nested(self.literal_text)
-
-    def literal_text(self) -> Any:
         token = self.token
         if token.kind == "string":
             return self.string("a text")
@@ -493,6 +483,7 @@ class _Parser:
             data = self.base64()
             if dtype == STRING or len(data) != math.prod(dims) * dtype.itemsize:
                 self.fail(offset, f"{len(data)} bytes do not fit {type_}")
+            # To the machine's order.
             array = np.frombuffer(data, dtype.newbyteorder("<")).astype(dtype)
             if dtype == np.bool_ and any(byte > 1 for byte in data):
                 self.fail(offset, "a bool is a byte of 0 or 1")
@@ -538,17 +529,18 @@ class _Parser:
             return scope[name]
 
         if arguments is not None:
+            # Of a region.
             scope.update(zip((value.name for value in text.inputs), arguments, strict=True))
         nodes = []
         for node in text.nodes:
             values = [r and resolve(r) for r in node.inputs]
             attrs = self.attrs(node, values)
             nodes.append(Node(node.op, values, node.outputs, attrs, **node.labels))
-        targets = self.connect(text, nodes)
+        targets = self.connect(text, nodes)  # before Case nodes expand: positions count them as one
         nodes = list(chain.from_iterable(map(self.expand, nodes, text.nodes)))
         return Graph(text.inputs, [resolve(r) for r in text.outputs], nodes, text.name, targets)
 
-    def attrs(self, text: _NodeText, inputs: Sequence[Value | None]) -> Mapping[str, Any]:
+    def attrs(self, text: _NodeText, inputs: Sequence[Value | None]) -> Attrs:
         """The attributes of a node with its graphs. The region of a fused node reads its inputs."""
         if text.op is not FUSED:
             graphs = {key: self.build(inner) for key, inner in text.graphs.items()}

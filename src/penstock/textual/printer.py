@@ -178,7 +178,7 @@ class _Printer:
             if graphs:
                 yield f"{indent}{INDENT}}}"
         yield f"{indent}}}"
-        self.visible.subtract(own)
+        self.visible.subtract(own)  # a graph beside this one may use the names again
 
     def introduce(self, values: Sequence[Value]) -> list[str]:
         """Give each value that has none a label that nothing visible has; returns these."""
@@ -234,7 +234,7 @@ class _Printer:
             text += f" from {_quoted(node.origin)}"
         return text
 
-    def literal(self, attribute: Any) -> str:
+    def literal(self, attribute: object) -> str:
         if attribute is None or isinstance(attribute, bool):
             return str(attribute).lower()
         if isinstance(attribute, np.ndarray):
@@ -313,7 +313,7 @@ def _constants_by_graph(root: Graph) -> dict[Graph, list[Value]]:
 
 
 def _node_references(graph: Graph) -> dict[Node, str]:
-    """How ``after`` and ``targets`` name a node: by its name if unique, else its position."""
+    """The nodes as ``after`` and ``targets`` refer to them: by name if unique, else position."""
     if not graph.targets and not any(node.control_inputs for node in graph.nodes):
         return {}
     count = Counter(node.name for node in graph.nodes)
@@ -335,7 +335,7 @@ def _base64(data: bytes) -> str:
     return f'"{base64.b64encode(data).decode()}"'
 
 
-def _element(element: Any) -> str:
+def _element(element: object) -> str:
     """One element of an array, with as many digits as its dtype needs."""
     if not isinstance(element, np.generic):
         return json.dumps(element if isinstance(element, str) else repr(element))

@@ -42,6 +42,35 @@ def test_emit_of_an_unknown_operation_is_inexpressible() -> None:
         builder().emit("Frobnicate", [])
 
 
+def test_integers_among_the_inputs_of_an_emitted_node_become_constants() -> None:
+    b = builder(Value("x"))
+    b.emit("Reshape", [b.inputs[0], [0, -1]])
+    shape = b.nodes[0].inputs[1]
+    assert shape is not None
+    assert shape.const is not None
+    assert (shape.const.dtype, shape.const.tolist()) == (np.int64, [0, -1])
+
+
+@pytest.mark.parametrize(("domain", "count"), [("", 1), ("tensorflow", 2)])
+def test_inputs_left_out_at_the_end_are_dropped_from_nodes_of_onnx(domain: str, count: int) -> None:
+    b = builder(Value("x"))
+    b.emit("Identity" if not domain else "FloorDiv", [b.inputs[0], None], domain=domain)
+    assert len(b.nodes[0].inputs) == count
+
+
+def test_emit_several_gives_each_output_of_a_node_a_name() -> None:
+    b = builder(Value("x"), unique=UniqueNames(list).unique)
+    outputs = b.emit_several("Split", b.inputs, {"num_outputs": 2}, count=2)
+    assert [value.name for value in outputs] == ["y/split", "y/split_1"]
+    assert b.nodes[0].outputs == outputs
+
+
+def test_cast_has_the_number_of_the_dtype() -> None:
+    b = builder(Value("x"))
+    b.cast(b.inputs[0], "float64")
+    assert (b.nodes[0].op.name, b.nodes[0].attrs["to"]) == ("Cast", 11)
+
+
 def test_like_without_a_dtype_casts_during_the_run() -> None:
     b = builder(Value("x"), Value("z", TensorType(np.dtype(np.float64), None)))
     x, z = b.inputs

@@ -32,6 +32,26 @@ def test_problems_are_raised_before_unsupported_operations(diagnostics: Diagnost
     assert caught.value.problems == ("b (Add) has no inputs", "c (Const) is damaged")
 
 
+@pytest.mark.parametrize(
+    ("error", "problem"),
+    [
+        (NodeError("has no inputs"), "b (Add) has no inputs"),
+        (
+            KeyError("axis"),
+            "b (Add) has attributes or inputs that it cannot have: KeyError('axis')",
+        ),
+    ],
+)
+def test_errors_of_a_conversion_become_problems_of_its_node(
+    diagnostics: Diagnostics, error: Exception, problem: str
+) -> None:
+    with diagnostics.converting("x.Add", "b in net.json", "b (Add)"):
+        raise error
+    with pytest.raises(InvalidModel) as caught:
+        diagnostics.raise_collected()
+    assert caught.value.problems[0].startswith(problem)
+
+
 def test_unsupported_nodes_are_grouped_by_operation_and_reason(diagnostics: Diagnostics) -> None:
     for i in range(7):
         diagnostics.unsupported("x.Odd", "it is odd", f"n{i}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock.frontends.common.encoding import array_from_bytes, decode_text, read_varint
+from penstock.frontends.common.encoding import array_from_bytes, decode_text, read_varint, vector_of
 
 
 @pytest.mark.parametrize(
@@ -50,3 +50,8 @@ def test_empty_array_has_its_dtype(dtype: type) -> None:
 def test_bools_of_any_byte_but_zero_are_true() -> None:
     array = array_from_bytes(b"\x00\x01\x07", np.dtype(np.bool_))
     assert array.view(np.uint8).tolist() == [0, 1, 1]
+
+
+def test_vector_of_texts_has_texts_of_python() -> None:
+    vector = vector_of(["a", "bcd"], np.dtype(object))
+    assert (vector.dtype, vector.tolist()) == (object, ["a", "bcd"])

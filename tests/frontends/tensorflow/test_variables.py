@@ -10,6 +10,7 @@ from penstock.core.errors import InvalidModel, RunError
 from penstock.frontends.common.diagnostics import Diagnostics
 from penstock.frontends.tensorflow.function_library import FunctionLibrary
 from penstock.frontends.tensorflow.importer import Importer
+from penstock.frontends.tensorflow.variables import VariableFacts
 from penstock.ops.tensorflow.state import Store
 from tests.frontends.tensorflow.test_importer import refused
 from tests.support.tf_graphs import Builder, Shape, Type
@@ -69,9 +70,9 @@ def test_frozen_variable_of_another_type_than_its_saved_value_is_refused() -> No
     g.node("ReadVariableOp", "v", name="read", dtype=Type("float32"))
     diagnostics = Diagnostics("the model", ps.Limits())
     library = FunctionLibrary(g.proto.library, diagnostics.where, diagnostics.limits)
-    frozen = {"v": np.zeros(2, np.float32)}
+    variables = VariableFacts(Store(), {"v": np.zeros(2, np.float32)})
     with pytest.raises(InvalidModel, match=r"float32\[3\], but float32\[2\] in the checkpoint"):
-        Importer(g.proto.node, 0, library, diagnostics, frozen).model(None)
+        Importer(g.proto.node, 0, library, diagnostics, variables).model(None)
 
 
 def test_variable_of_another_type_than_its_saved_value_is_refused_when_it_is_imported() -> None:
@@ -81,4 +82,4 @@ def test_variable_of_another_type_than_its_saved_value_is_refused_when_it_is_imp
     library = FunctionLibrary(g.proto.library, diagnostics.where, diagnostics.limits)
     store = Store({"w": np.zeros(3, np.int64)})
     with pytest.raises(InvalidModel, match=r"'w' is float32\[3\], but int64\[3\] in the checkp"):
-        Importer(g.proto.node, 0, library, diagnostics, store=store).model(None)
+        Importer(g.proto.node, 0, library, diagnostics, VariableFacts(store, {})).model(None)

@@ -16,7 +16,7 @@ from penstock.frontends.common.model_files import open_path
 from penstock.ir.graph import Graph, Model
 
 GRAPH, FUNCTION = "graph ", "function "
-"""What the names of graphs and of functions begin with in the document of the model."""
+"""The prefixes of the names of graphs and of functions in the document of the model."""
 
 
 def load_artifact(
@@ -55,7 +55,7 @@ def load_artifact(
     )
     if head.get("checked"):
         model.check_types = _check_types
-    decoded.model = model
+    decoded.model = model  # which names the graphs that the file must have
     return model
 
 

@@ -1,4 +1,4 @@
-"""What front ends share.
+"""The parts that front ends share.
 
 A front end turns one format into a ``Model``. It takes from here:
 

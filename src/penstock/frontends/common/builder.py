@@ -9,8 +9,8 @@ constants and types of inputs, and emits nodes. The last one has the node's name
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -20,9 +20,16 @@ from penstock.core.types import ANY, FLOAT32, INT64, Dim, Shape, TensorType, Typ
 from penstock.frontends.common.diagnostics import NO_KERNEL, InexpressibleError, NodeError
 from penstock.frontends.common.inferred_types import InferredTypes, constant_of
 from penstock.ir.graph import Node, Value
-from penstock.ir.op import Op
+from penstock.ir.op import Attrs, Op
 from penstock.ops.common.shape_rules import all_known, element_number
 from penstock.ops.registry import find
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+Operand: TypeAlias = Value | int | Sequence[int] | None
+"""An input of a node that a rule emits: integers stand for a constant of int64, None for an input
+that is left out."""
 
 # Elements of a constant that rules look at one by one.
 _MAX_INTEGERS = 65536
@@ -53,14 +60,14 @@ class UniqueNames:
     def unique(self, name: str) -> str:
         """``name``, or ``name_1``, ``name_2``, ... if it is taken; from now on it is."""
         if self._taken is None:
-            self._taken = set(self._of_file())
+            self._taken = set(self._of_file())  # late: most models need no new names
         plain, numbered = self._forms
         n = self._numbers.get(name, 0)
         candidate = plain.format(name)
         while candidate in self._taken:
             n += 1
             candidate = numbered.format(name, n)
-        self._numbers[name] = n
+        self._numbers[name] = n  # or many nodes of one name would take quadratic time
         self._taken.add(candidate)
         return candidate
 
@@ -78,7 +85,7 @@ class NodeBuilder:
     name: str
     inputs: Sequence[Value | None]
     outputs: Sequence[Value | None]
-    attrs: Mapping[str, Any]
+    attrs: Attrs
     _: KW_ONLY
     types: InferredTypes
     unique: Callable[[str], str] = str
@@ -122,8 +129,7 @@ class NodeBuilder:
         source = self.inputs[index]
         if transposed:
             source = self.emit("Transpose", [source], perm=[1, 0])
-        flat = self.emit("Reshape", [source, self.constant([-1])])
-        return self.emit("Cast", [flat], to=element_number("int64"))
+        return self.cast(self.emit("Reshape", [source, [-1]]), "int64")
 
     def integer(self, index: int) -> int | None:
         """The element of input ``index`` if it is a constant of one integer."""
@@ -176,11 +182,11 @@ class NodeBuilder:
         output = next((v.name for v in self.outputs if v is not None), self.name)
         return self.unique(f"{short_name(output)}/{hint}")
 
-    def constant(self, data: Any, dtype: np.dtype = INT64) -> Value:
+    def constant(self, data: ArrayLike, dtype: np.dtype = INT64) -> Value:
         """A constant. Numbers beyond the range of the dtype become infinite, as in a Cast."""
         array = np.asarray(data, np.float64 if dtype.kind not in "iubc" else None)
         if array.dtype != dtype:
-            with np.errstate(all="ignore"):
+            with np.errstate(all="ignore"):  # to infinity, as a Cast during a run
                 array = array.astype(dtype)
         return Value(self.fresh("constant"), const=array)
 
@@ -191,11 +197,15 @@ class NodeBuilder:
             return self.constant(number, dtype)
         return self.emit("CastLike", [self.constant(number, FLOAT32), value])
 
+    def cast(self, value: Operand, dtype: str) -> Value:
+        """``value`` with elements of another dtype, given by its name."""
+        return self.emit("Cast", [value], to=element_number(dtype))
+
     def emit(
         self,
         op: str,
-        inputs: Sequence[Value | None],
-        attrs: Mapping[str, Any] | None = None,
+        inputs: Sequence[Operand],
+        attrs: Attrs | None = None,
         *,
         domain: str = "",
         type_: Type = ANY,
@@ -203,15 +213,28 @@ class NodeBuilder:
     ) -> Value:
         """Emit a node before the final one, and return its one output. ``more`` are attributes."""
         output = Value(self.fresh(op.lower()), type_)
-        attrs = {**(attrs or {}), **more}
-        self.append(op, domain, inputs, [output], attrs, output.name)
+        self.append(op, domain, inputs, [output], {**(attrs or {}), **more}, output.name)
         return output
+
+    def emit_several(
+        self,
+        op: str,
+        inputs: Sequence[Operand],
+        attrs: Attrs | None = None,
+        *,
+        count: int,
+        domain: str = "",
+    ) -> list[Value]:
+        """Emit a node before the final one, and return its ``count`` outputs."""
+        outputs = [Value(self.fresh(op.lower())) for _ in range(count)]
+        self.append(op, domain, inputs, outputs, attrs, outputs[0].name)
+        return outputs
 
     def emit_final(
         self,
         op: str,
-        inputs: Sequence[Value | None] | None = None,
-        attrs: Mapping[str, Any] | None = None,
+        inputs: Sequence[Operand] | None = None,
+        attrs: Attrs | None = None,
         *,
         domain: str = "",
         outputs: Sequence[Value | None] | None = None,
@@ -227,20 +250,24 @@ class NodeBuilder:
         self,
         op: str,
         domain: str,
-        inputs: Sequence[Value | None],
+        inputs: Sequence[Operand],
         outputs: Sequence[Value | None],
-        attrs: Mapping[str, Any] | None,
+        attrs: Attrs | None,
         name: str,
     ) -> Node:
-        """Emit a node. Raises ``InexpressibleError`` if there is no such operation."""
+        """Emit a node; one of ONNX's without the inputs at its end that are left out. Raises
+        ``InexpressibleError`` if there is no such operation."""
         operation, defaults = self.operation(op, domain)
         attrs = {**defaults, **(attrs or {})} if defaults else attrs
-        node = Node(operation, inputs, outputs, attrs, name=name, origin=self.origin)
+        values = [x if x is None or isinstance(x, Value) else self.constant(x) for x in inputs]
+        while not domain and values and values[-1] is None:
+            values.pop()
+        node = Node(operation, values, outputs, attrs, name=name, origin=self.origin)
         node.device = self.device
         self.nodes.append(node)
         return node
 
-    def operation(self, op: str, domain: str) -> tuple[Op, Mapping[str, Any]]:
+    def operation(self, op: str, domain: str) -> tuple[Op, Attrs]:
         """An operation, and the attributes that its nodes have unless they are given."""
         operation = find(op, domain)
         if operation is None:

@@ -1,4 +1,4 @@
-"""What the constants of one model may take."""
+"""The bound on the bytes of one model's constants."""
 
 from __future__ import annotations
 

@@ -8,7 +8,8 @@ everything, so that a user learns of all faults of a file in one attempt.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from penstock.core.errors import (
     MAX_SENTENCE,
@@ -76,6 +77,20 @@ class Diagnostics:
             self.unsupported(operation, str(error), origin)
         else:
             self.problem(f"{subject} {error}")
+
+    @contextmanager
+    def converting(self, operation: str, origin: str, subject: str = "") -> Iterator[None]:
+        """Record the errors of the block, which converts one node. Rules expect the attributes and
+        inputs that exporters write: errors of Python's own say that the file has others."""
+        try:
+            yield
+        except ConversionError as error:
+            self.record(error, operation, origin, subject or origin)
+        except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
+            self.problem(
+                f"{subject or origin} has attributes or inputs that it cannot have: {error!r}; "
+                "export the model again"
+            )
 
     def count_nodes(self, count: int) -> None:
         """Count nodes before they are read. Raises ``InvalidModel`` as ``check_nodes`` does."""

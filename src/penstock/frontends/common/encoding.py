@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -37,3 +38,10 @@ def array_from_bytes(data: bytes | np.ndarray, dtype: np.dtype) -> np.ndarray:
     if not array.flags.aligned:
         array = array.copy()
     return array.byteswap() if sys.byteorder == "big" else array
+
+
+def vector_of(elements: Sequence[object], dtype: np.dtype) -> np.ndarray:
+    """A vector of elements, filled in: of texts, NumPy would make an array of its own strings."""
+    array = np.empty(len(elements), dtype)
+    array[:] = elements
+    return array

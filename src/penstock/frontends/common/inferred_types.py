@@ -69,7 +69,7 @@ class InferredTypes:
                 self._inferred.add(node)
                 self._infer(node)
             else:
-                self._entered.add(node)
+                self._entered.add(node)  # a node that is met again is part of a circle
                 for value in node.inputs:
                     if value is None or value.producer is None or value.producer in self._entered:
                         continue

@@ -48,7 +48,7 @@ def _note(path: str | Path) -> None:
     if paths is not None:
         status = None
         with suppress(OSError, ValueError):
-            status = os.stat(path)
+            status = os.stat(path)  # before the file is opened: later changes are then noticed
         paths.append((path, status))
 
 
@@ -119,6 +119,7 @@ def _regular(descriptor: int, *, names: int | None) -> BinaryIO:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise ValueError("that is not a regular file")
+        # Another name may lie outside of the folder.
         if names is not None and status.st_nlink > names:
             raise ValueError("that file has several names (hard links); copy it")
         return open(descriptor, "rb")

@@ -53,6 +53,7 @@ class WeightFile:
                 )
             if self._whole is None and self._taken > self.size:
                 self._whole = self._read(0, self.size)
+                # Frees what was read apart.
                 self._ranges = {key: self._view(*key) for key in self._ranges}
             data = self._read(offset, size) if self._whole is None else self._view(offset, size)
             self._ranges[offset, size] = data
@@ -67,6 +68,7 @@ class WeightFile:
         with self._open() as file:
             file.seek(offset)
             count = file.readinto(data)  # type: ignore[attr-defined]
+            # Weights of two files would be mixed.
             if count != size or _identity(file) != self._identity:
                 raise ValueError("it was changed while it was read; load it again")
         data.flags.writeable = False
@@ -74,6 +76,6 @@ class WeightFile:
 
 
 def _identity(file: BinaryIO) -> tuple[int, ...]:
-    """What differs if a file was replaced or written since."""
+    """The properties that differ if a file was replaced or written since."""
     status = os.fstat(file.fileno())
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

@@ -75,7 +75,7 @@ def _opened(source: Path | bytes) -> BinaryIO:
 
 
 def _top(archive: zipfile.ZipFile) -> str | None:
-    """What stands before the names of a package's files in a zip: nothing, or the one folder that
+    """The prefix of the names of a package's files in a zip: nothing, or the one folder that
     was packed. ``None`` without a manifest."""
     tops = {name.partition("/")[0] + "/" for name in archive.namelist()}
     places = ("", *tops) if len(tops) == 1 else ("",)
@@ -202,16 +202,18 @@ class _Package:
         source: Any = partial(self.opened, name)
         if not self.path.is_dir():
             most = sys.maxsize if self.limits.max_bytes is None else self.limits.max_bytes
+            # A zip says sizes that need not be true.
             source = self.read(name, most - self.totals.size)
         title = f"{shortened(str(name))} in {self.path.name}"
-        given = self.limits, self.map_weights, self.totals, type_
-        with importing(source, title, *given) as importer:
+        with importing(
+            source, title, self.limits, self.map_weights, self.totals, type_
+        ) as importer:
             model = importer.model()
             self.declared |= importer.ports(model.graph)
             return model
 
     def options(self) -> dict[str, str]:
-        """What the configuration file sets, by key."""
+        """The settings of the configuration file, by key."""
         options = {}
         for file in self.entries("configs")[:1]:
             text = self.read(f"metadata/{file}", _MAX_TEXT).decode("utf-8", "replace")
@@ -287,8 +289,8 @@ class _Package:
         return fed
 
     def converted(self, source: Value, target: Value) -> Value:
-        """What feeds ``target``: ``source``, converted if its element type is another, or if both
-        are quantized and its integers stand for other numbers."""
+        """The value that feeds ``target``: ``source``, converted if its element type is another, or
+        if both are quantized and its integers stand for other numbers."""
         (dtype, given), (wanted_dtype, wanted) = self.declared[source], self.declared[target]
         alike = given is None or wanted is None or given.equals(wanted)
         if str(dtype) == str(wanted_dtype) and alike:

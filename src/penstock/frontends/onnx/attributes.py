@@ -21,6 +21,7 @@ from penstock.frontends.onnx.schemas import LEGACY, TYPE_NAMES
 from penstock.frontends.onnx.scopes import ImportContext, OnnxNode, PendingGraph
 from penstock.frontends.onnx.tensors import TensorReader, value_type
 from penstock.ir.graph import Graph
+from penstock.ir.op import AttrDict
 
 
 def _plain(items: Any) -> list[Any]:
@@ -86,7 +87,7 @@ class AttributeReader:
     diagnostics: Diagnostics
     pending: list[PendingGraph]
 
-    def read(self, node: OnnxNode, attrs: dict[str, Any]) -> dict[str, int]:
+    def read(self, node: OnnxNode, attrs: AttrDict) -> dict[str, int]:
         """Add the attributes of a node to ``attrs``; return their ``AttributeProto`` types. Raises
         ``InvalidModel`` for a graph beyond ``Limits.max_depth``; adds what else is wrong to the
         diagnostics."""
@@ -114,6 +115,7 @@ class AttributeReader:
             elif code == AttributeProto.GRAPH:
                 title = f"{key} {where}"
                 self.diagnostics.check_depth(context.depth + 1, title)
+                # Filled later: no recursion.
                 graph = attrs[key] = Graph([], [], [], decode_text(proto.g.name))
                 self.pending.append((graph, proto.g, context.nested(title)))
             elif code in (AttributeProto.TENSOR, AttributeProto.SPARSE_TENSOR):
@@ -143,7 +145,7 @@ class AttributeReader:
                 )
                 return None
             argument = context.attributes.get(wanted)
-            if argument is None or argument[0] is proto:
+            if argument is None or argument[0] is proto:  # a default may refer to itself
                 return None
             proto, context = argument
         return proto, context

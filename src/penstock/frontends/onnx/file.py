@@ -127,7 +127,7 @@ def _initializer(file: BinaryIO, start: int, end: int, name: str) -> TensorProto
 def _split(file: BinaryIO, size: int) -> tuple[list[bytes], list[tuple[int, int]]]:
     """The bytes of a model without its large initializers, and the ranges of these in the file.
     Raises ``ValueError`` if the file is not a sequence of protobuf fields, or if most are small."""
-    left = _FEW_FIELDS + size // FIELD_BYTES
+    left = _FEW_FIELDS + size // FIELD_BYTES  # fields in Python cost more than copies of small ones
     rest: list[bytes] = []
     spans: list[tuple[int, int]] = []
     done = 0
@@ -174,7 +174,7 @@ def _fields(file: BinaryIO, start: int, end: int) -> Iterator[tuple[int, int, in
             at += 8 if wire_type == 1 else 4
         else:
             raise ValueError(f"wire type {wire_type}")
-        if base + at > end:
+        if base + at > end:  # also for a length that is far too large
             raise ValueError("a field ends after its message")
         yield tag >> 3, start, payload, base + at
         start = base + at

@@ -98,7 +98,7 @@ class FunctionTable:
     def census(self, nodes: Iterable[NodeProto]) -> Census:
         """The census of a body, nested graphs included."""
         census: Counter[Key | None] = Counter()
-        stack = [iter(nodes)]
+        stack = [iter(nodes)]  # no recursion: files nest as deep as they like
         while stack:
             node = next(stack[-1], None)
             if node is None:

@@ -23,14 +23,16 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import InvalidModel
+from penstock.core.records import NamedTuple
 from penstock.core.types import BOOL, FLOAT32, TensorType
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.onnx.messages import GraphProto, ValueInfoProto
 from penstock.frontends.onnx.microsoft import RULES
 from penstock.frontends.onnx.node_upgrade import NodeUpgrade
-from penstock.frontends.onnx.tensors import ELEMENT_TYPES, value_type
+from penstock.frontends.onnx.tensors import value_type
 from penstock.ir.graph import Graph, Node, Value
-from penstock.ir.op import Op
+from penstock.ir.op import AttrDict, Attrs, Op
+from penstock.ops.common.shape_rules import all_known
 from penstock.ops.internal.search import SEARCH_END, SEARCH_START, SEARCH_STEP, STATE
 from penstock.ops.registry import MICROSOFT
 
@@ -63,8 +65,16 @@ _SAMPLING = {"temperature": 1.0, "top_p": 0.0, "filter_value": -1e20, "presence_
     "custom": 0,
 }
 Inputs = Mapping[str, Value | None]
-Decode = Callable[[NodeUpgrade, Value, Sequence[Value], Sequence[Value]], list[Value]]
-"""Calls the decoder: from the iteration, the state and the pasts to logits and presents."""
+
+
+class Decoding(NamedTuple):
+    """The calls of a decoder. ``begin`` makes the first pasts, whose beams lie along ``axis``, from
+    the samples that rows belong to; ``decode`` gives logits and presents for the iteration, the
+    state and the pasts."""
+
+    begin: Callable[[Value], list[Value]]
+    decode: Callable[[NodeUpgrade, Value, Sequence[Value], Sequence[Value]], list[Value]]
+    axis: int
 
 
 def search(old: NodeUpgrade) -> None:
@@ -91,7 +101,7 @@ def search(old: NodeUpgrade) -> None:
         _search_encoded(old, inputs, attrs, masked=model == _T5)
 
 
-def _attributes(old: NodeUpgrade) -> dict[str, Any]:
+def _attributes(old: NodeUpgrade) -> AttrDict:
     """The attributes of the steps, checked."""
     numbers: dict[str, Any] = dict.fromkeys(("no_repeat_ngram_size", "early_stopping"), 0)
     whisper = old.op == "WhisperBeamSearch"
@@ -129,7 +139,7 @@ def _type_of(info: ValueInfoProto) -> TensorType:
     return type_ if isinstance(type_, TensorType) else TensorType()
 
 
-def _search_alone(old: NodeUpgrade, inputs: Inputs, attrs: dict[str, Any]) -> None:
+def _search_alone(old: NodeUpgrade, inputs: Inputs, attrs: AttrDict) -> None:
     """A search without an encoder: the decoder goes on with the input."""
     decoder, contents = _graph(old, "decoder")
     first = _graph(old, "init_decoder") if "init_decoder" in old.attrs else None
@@ -154,33 +164,31 @@ def _search_alone(old: NodeUpgrade, inputs: Inputs, attrs: dict[str, Any]) -> No
     def begin(samples: Value) -> list[Value]:
         return [_empty(old, past, samples, 1) for past in pasts]
 
-    _emit(old, inputs, attrs, inputs["ids"], inputs["mask"], begin, decode, 1)
+    _emit(old, inputs, attrs, inputs["ids"], inputs["mask"], Decoding(begin, decode, 1))
 
 
-def _search_encoded(old: NodeUpgrade, inputs: Inputs, attrs: dict[str, Any], masked: bool) -> None:
+def _search_encoded(old: NodeUpgrade, inputs: Inputs, attrs: AttrDict, masked: bool) -> None:
     """A search that begins with a start token, of which the encoder reads the input; ``masked``:
     with a mask of it."""
     encoder, encoding = _graph(old, "encoder")
     decoder, contents = _graph(old, "decoder")
     ids, mask, start = inputs["ids"], inputs["mask"], attrs["decoder_start_token_id"]
     assert ids is not None
-    to_int32 = {"to": ELEMENT_TYPES["INT32"]}
     if masked and mask is None:  # tokens count from the first one on that is no padding
         padding = old.emit("Equal", [ids, old.like(attrs["pad_token_id"], ids)])
-        words = old.emit("Cast", [old.emit("Not", [padding])], to_int32)
-        count = old.emit("CumSum", [words, old.constant(1)])
-        mask = old.emit("Cast", [old.emit("Cast", [count], to=ELEMENT_TYPES["BOOL"])], to_int32)
+        words = old.cast(old.emit("Not", [padding]), "int32")
+        count = old.emit("CumSum", [words, 1])
+        mask = old.cast(old.cast(count, "bool"), "int32")
     begin = inputs["forced_ids"]
     if begin is None:
-        dims = [old.emit("Shape", [ids], start=0, end=1), old.constant([1])]
-        ones = old.emit("Concat", dims, axis=0)
+        ones = old.emit("Concat", [old.emit("Shape", [ids], start=0, end=1), [1]], axis=0)
         begin = old.emit("ConstantOfShape", [ones], value=np.array([start], np.int32))
     masks = [mask] if masked and mask is not None else []
     of_decoder = len(encoding.input) == 2 + len(masks)  # it runs the decoder on the first tokens
     encoded = _called(old, encoder, encoding, [ids, *masks, begin][: len(encoding.input)])
     layers = len(contents.output) - 1
     other = len(contents.input) - 2 * layers  # ids, mask, hidden states
-    hidden = other - 1 - len(masks)
+    hidden = other - 1 - len(masks)  # decoders may also read the encoder's hidden states
     if (
         layers < 1
         or hidden not in (0, 1)
@@ -213,7 +221,7 @@ def _search_encoded(old: NodeUpgrade, inputs: Inputs, attrs: dict[str, Any], mas
         first = Graph([], [encoded[0], *before], [], "of the encoder")
         return _called(inner, decoder, contents, arguments, iteration, first)
 
-    _emit(old, inputs, attrs, begin, None, repeated, decode, 0)
+    _emit(old, inputs, attrs, begin, None, Decoding(repeated, decode, 0))
 
 
 def _empty(old: NodeUpgrade, past: TensorType, samples: Value, axis: int) -> Value:
@@ -221,11 +229,11 @@ def _empty(old: NodeUpgrade, past: TensorType, samples: Value, axis: int) -> Val
     dims = past.shape
     if dims is None or len(dims) != axis + 4:
         raise InexpressibleError(f"its decoder's past state has not {axis + 4} dims, but {dims}")
-    fixed = [*dims[:axis], dims[axis + 1], dims[axis + 3]]
-    if not all(isinstance(dim, int) for dim in fixed):
+    fixed = all_known([*dims[:axis], dims[axis + 1], dims[axis + 3]])
+    if fixed is None:
         raise InexpressibleError("its decoder's past states have no heads of known size")
-    rows, rest = old.emit("Shape", [samples]), old.constant([fixed[-2], 0, fixed[-1]])
-    parts = [*([old.constant(fixed[:axis])] if axis else ()), rows, rest]
+    rows = old.emit("Shape", [samples])
+    parts = [*([fixed[:axis]] if axis else ()), rows, [fixed[-2], 0, fixed[-1]]]
     shape = old.emit("Concat", parts, axis=0)
     return old.emit("ConstantOfShape", [shape], value=np.zeros(1, past.dtype))
 
@@ -247,14 +255,14 @@ def _called(
         unused = [np.zeros((1,) * len(t.shape or ()), t.dtype or FLOAT32) for t in types]
         first = Graph([], [b.constant(x, x.dtype) for x in unused], [], "unused")
     else:
-        condition = b.emit("Greater", [iteration, b.constant(0)])
+        condition = b.emit("Greater", [iteration, 0])
     outputs = [Value(b.fresh("decoded")) for _ in contents.output]
     b.become("If", [condition], {"then_branch": graph, "else_branch": first}, outputs)
     return outputs
 
 
 def _node(
-    b: NodeUpgrade, op: Op, inputs: Iterable[Value | None], count: int, attrs: Mapping[str, Any]
+    b: NodeUpgrade, op: Op, inputs: Iterable[Value | None], count: int, attrs: Attrs
 ) -> list[Value]:
     """The outputs of a new node, of which there are ``count``."""
     outputs = [Value(b.fresh(op.name.lower())) for _ in range(count)]
@@ -266,28 +274,27 @@ def _node(
 def _emit(
     old: NodeUpgrade,
     inputs: Inputs,
-    attrs: Mapping[str, Any],
+    attrs: Attrs,
     ids: Value | None,
     mask: Value | None,
-    begin: Callable[[Value], list[Value]],
-    decode: Decode,
-    axis: int,
+    decoding: Decoding,
 ) -> None:
-    """Emit the loop and what is around it. ``ids`` are the first tokens; ``begin`` makes the first
-    pasts, whose beams lie along ``axis``, from the samples that rows belong to."""
+    """Emit the loop and what is around it. ``ids`` are the first tokens."""
     start = [ids, inputs["max_length"], inputs.get("num_beams"), mask]
     trips, samples, *state = _node(old, SEARCH_START, start, 2 + STATE, attrs)
-    carried = [*state, *begin(samples)]
+    carried = [*state, *decoding.begin(samples)]
     inner = NodeUpgrade(
         old.name, [], old.outputs, {}, types=old.types, unique=old.unique, origin=old.origin
     )
     iteration, condition = Value(inner.fresh("iteration")), Value(inner.fresh("condition"))
     rows = [Value(inner.fresh("state")) for _ in carried]
-    logits, *presents = decode(inner, iteration, rows[:STATE], rows[STATE:])
+    logits, *presents = decoding.decode(inner, iteration, rows[:STATE], rows[STATE:])
     arguments = [logits, *rows[:STATE], ids, *(inputs.get(name) for name in _OF_STEPS)]
     go_on, beams, scores, *state = _node(inner, SEARCH_STEP, arguments, 3 + STATE, attrs)
     if attrs["beam_search"]:
-        presents = [inner.emit("Gather", [present, beams], axis=axis) for present in presents]
+        presents = [
+            inner.emit("Gather", [present, beams], axis=decoding.axis) for present in presents
+        ]
     shown = [scores] if attrs["beam_search"] and len(old.outputs) > 2 else []
     outputs = [go_on, *state, *presents, *shown]
     body = Graph([iteration, condition, *rows], outputs, inner.nodes, f"{old.name}, a step")

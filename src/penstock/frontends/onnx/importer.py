@@ -123,11 +123,11 @@ class _Importer:
                 domain = entry.domain or "ai.onnx"
                 diagnostics.problem(f"{where} imports two opsets of {domain!r}; remove one")
         if not opsets and proto.ir_version < 3:
-            opsets = {"": 1}
+            opsets = {"": 1}  # the first version of the format had no opset imports
         graph = Graph([], [], [], decode_text(proto.graph.name))
         self.pending.append((graph, proto.graph, ImportContext(self.top, opsets, where)))
         while self.pending:
-            self.fill(*self.pending.pop())
+            self.fill(*self.pending.pop())  # which may add graphs that are nested in it
         diagnostics.raise_collected()
         if NCHWC in opsets:
             from penstock.frontends.onnx import nchwc
@@ -150,7 +150,7 @@ class _Importer:
         )
 
     def about(self, opsets: Mapping[str, int]) -> dict[str, str]:
-        """What the file says of its producer and its versions."""
+        """The file's statements about its producer and its versions."""
         proto = self.proto
         opset = [f"{domain or 'ai.onnx'} {version}" for domain, version in opsets.items()]
         texts = {
@@ -167,7 +167,7 @@ class _Importer:
 
     def value(self, name: str, context: ImportContext, type_: Type = ANY) -> Value:
         """A new value, with a unique name within functions, which may be expanded many times."""
-        if name.__class__ is not str:
+        if name.__class__ is not str:  # protobuf gives bytes for what is not UTF-8
             self.diagnostics.problem(f"{context.where}: the name {name!r} is not UTF-8; rename it")
             name = repr(name)
         if context.prefix:
@@ -181,7 +181,7 @@ class _Importer:
         graph, and stand for the inputs of the file."""
         names = context.scope.names
         entry = context.depth == 1
-        outer_inputs, graph.inputs = graph.inputs, []
+        outer_inputs, graph.inputs = graph.inputs, []  # given by rules, such as of searches
         for name, const in self.initializers(proto, context):
             value = self.value(name, context)
             value.set_constant(const)
@@ -262,9 +262,11 @@ class _Importer:
             for name in proto.output:
                 value = None
                 if name:
+                    # Once: a name that is made again is a fault.
                     value = bound.pop(name, None) if bound else None
                     if value is None:
                         value = self.value(name, context)
+                    # A name that is made twice gets two values, which verify reports.
                     names[name] = value
                 outputs.append(value)
             node = OnnxNode(proto, index, outputs, context)
@@ -277,7 +279,7 @@ class _Importer:
 
     def expand(self, into: list[Node], body: Iterator[OnnxNode]) -> None:
         """Import nodes; the nodes of functions take the place of the calls."""
-        stack: list[Expansion] = [(body, [])]
+        stack: list[Expansion] = [(body, [])]  # a call of a function pauses the body around it
         while stack:
             rest, last = stack[-1]
             for node in rest:
@@ -300,20 +302,20 @@ class _Importer:
             function = self.functions.find(proto)
             if function is not None:
                 return self.call(function, node, inputs)
-        key = (proto.domain, proto.op_type)
-        meaning = context.meanings.get(key)
+        domain, op_type = proto.domain, proto.op_type
+        meaning = context.meanings.get((domain, op_type))
         if meaning is None:
-            meaning = self.meaning(plain_domain(key[0]), key[1], context)
-            context.meanings[key] = meaning
+            meaning = self.meaning(plain_domain(domain), op_type, context)
+            context.meanings[domain, op_type] = meaning
         if isinstance(meaning, Refusal):
             if meaning.undeclared:
                 self.diagnostics.shared_problem(meaning.reason, origin)
             else:
-                self.diagnostics.unsupported(_full_name(*key), meaning.reason, origin)
+                self.diagnostics.unsupported(_full_name(domain, op_type), meaning.reason, origin)
             return None
         attrs = dict(meaning.defaults)
         types = self.attributes.read(node, attrs)
-        faults = list(value_faults(proto.op_type, types, attrs)) if types else []
+        faults = list(value_faults(op_type, types, attrs)) if types else []
         if meaning.schema is not None:
             faults += meaning.schema.faults(types, inputs, len(outputs))
         if faults:
@@ -322,27 +324,27 @@ class _Importer:
         if meaning.rule is not None:
             unique = self.names.unique
             old = NodeUpgrade(name, inputs, outputs, attrs, types=self.types, unique=unique)
-            old.op, old.origin = proto.op_type, origin
+            old.op, old.origin = op_type, origin
             old.contents = lambda graph: next(p for g, p, _ in self.pending[::-1] if g is graph)
             old.version = 1 if meaning.schema is None else meaning.schema.version
             try:
                 meaning.rule(old)
             except ConversionError as error:
-                self.diagnostics.record(error, _full_name(*key), origin, origin)
+                self.diagnostics.record(error, _full_name(domain, op_type), origin, origin)
                 return None
             into += old.nodes
-            if old.nodes:
+            if old.nodes:  # else the rule leaves the node as it is
                 return None
         if meaning.op is not None:
             into.append(Node(meaning.op, inputs, outputs, attrs, name=name, origin=origin))
             return None
         if meaning.schema is None:
-            self.diagnostics.unsupported(_full_name(*key), NO_KERNEL, origin)
+            self.diagnostics.unsupported(_full_name(domain, op_type), NO_KERNEL, origin)
             return None
         try:
             definition = definition_of(meaning.schema)
         except InexpressibleError as error:
-            self.diagnostics.record(error, _full_name(*key), origin, origin)
+            self.diagnostics.record(error, _full_name(domain, op_type), origin, origin)
             return None
         return self.call(definition, node, inputs)
 
@@ -387,11 +389,12 @@ class _Importer:
         self.diagnostics.check_depth(node.context.depth + 1, title)
         inside = self.inside(function, node)
         names = inside.scope.names
+        # Inputs that the call leaves out have no value.
         names.update((formal, None) for formal in function.proto.input)
         names.update(zip(function.proto.input, inputs, strict=False))
         pairs = zip(function.proto.output, node.outputs, strict=False)
         results = [(formal, output) for formal, output in pairs if output is not None]
-        bound = dict(reversed(results))
+        bound = dict(reversed(results))  # of an output that is listed twice, the first
         own = set(bound.values())  # the other outputs repeat one of these
         body = self.declare(function.proto.node, inside, bound)
         copies = [
@@ -404,7 +407,7 @@ class _Importer:
     def inside(self, function: OnnxFunction, node: OnnxNode) -> ImportContext:
         """The context of the body of a function in one call."""
         attributes: dict[str, tuple[AttributeProto, ImportContext]] = {}
-        constants, meanings = self.bodies.setdefault(function, ({}, {}))
+        constants, meanings = self.bodies.setdefault(function, ({}, {}))  # the same for all calls
         inside = ImportContext(
             NameScope(),
             function.opsets,
@@ -415,6 +418,7 @@ class _Importer:
             meanings,
             constants,
         )
+        # A default must not refer to attributes of the call.
         outside = replace(inside, attributes=None)
         attributes.update((key, (a, outside)) for key, a in function.defaults.items())
         for attribute in node.proto.attribute:
@@ -442,6 +446,7 @@ class _Importer:
         array = shared.get(node.number)
         if array is None:
             array = self.attributes.constant(node)
+            # A constant that refers to an attribute differs by call.
             if not any(attribute.ref_attr_name for attribute in node.proto.attribute):
                 shared[node.number] = array
         if len(node.outputs) != 1:

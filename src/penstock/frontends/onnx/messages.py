@@ -11,33 +11,17 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf.internal import api_implementation  # type: ignore[import-untyped]
 
 if TYPE_CHECKING:
-    from onnx import (
-        AttributeProto,
-        FunctionProto,
-        GraphProto,
-        ModelProto,
-        NodeProto,
-        OperatorSetIdProto,
-        SparseTensorProto,
-        TensorProto,
-        TensorShapeProto,
-        TypeProto,
-        ValueInfoProto,
-    )
-
-__all__ = [
-    "AttributeProto",
-    "FunctionProto",
-    "GraphProto",
-    "ModelProto",
-    "NodeProto",
-    "OperatorSetIdProto",
-    "SparseTensorProto",
-    "TensorProto",
-    "TensorShapeProto",
-    "TypeProto",
-    "ValueInfoProto",
-]
+    from onnx import AttributeProto as AttributeProto
+    from onnx import FunctionProto as FunctionProto
+    from onnx import GraphProto as GraphProto
+    from onnx import ModelProto as ModelProto
+    from onnx import NodeProto as NodeProto
+    from onnx import OperatorSetIdProto as OperatorSetIdProto
+    from onnx import SparseTensorProto as SparseTensorProto
+    from onnx import TensorProto as TensorProto
+    from onnx import TensorShapeProto as TensorShapeProto
+    from onnx import TypeProto as TypeProto
+    from onnx import ValueInfoProto as ValueInfoProto
 
 _MODULE = "onnx.onnx_ml_pb2"
 _FILE = b"\n\x12onnx/onnx-ml.proto"  # how its descriptor begins
@@ -71,4 +55,4 @@ def _messages() -> dict[str, Any]:
     return {name: message(descriptor) for name, descriptor in descriptors.items()}
 
 
-globals().update({name: c for name, c in _messages().items() if name in __all__})
+globals().update({name: c for name, c in _messages().items() if name.endswith("Proto")})

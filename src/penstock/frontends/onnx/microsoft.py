@@ -15,10 +15,9 @@ import numpy as np
 
 from penstock.core.types import FLOAT32
 from penstock.frontends.common.diagnostics import ConversionError, InexpressibleError, NodeError
-from penstock.frontends.onnx.messages import AttributeProto
 from penstock.frontends.onnx.node_upgrade import NodeUpgrade, current
-from penstock.frontends.onnx.tensors import ELEMENT_TYPES
-from penstock.ir.graph import Node, Value
+from penstock.ir.graph import Value
+from penstock.ops.common.shape_rules import element_number
 from penstock.ops.registry import MICROSOFT
 
 _INT32 = np.dtype(np.int32)
@@ -27,15 +26,6 @@ Rule = Callable[[NodeUpgrade], None]
 
 RULES: dict[tuple[str, str], Rule] = {}
 """By domain and name."""
-
-_KINDS: Mapping[int, type | tuple[type, ...]] = {
-    AttributeProto.INT: int,
-    AttributeProto.FLOAT: (int, float),
-    AttributeProto.STRING: str,
-    AttributeProto.INTS: int,
-    AttributeProto.FLOATS: (int, float),
-}
-"""The types of attributes and of their elements."""
 
 
 def checked_rule(write: Callable[..., None]) -> Callable[..., None]:
@@ -46,8 +36,9 @@ def checked_rule(write: Callable[..., None]) -> Callable[..., None]:
     def checked(b: NodeUpgrade, *arguments: Any) -> None:
         try:
             write(b, *arguments)
-            for node in b.nodes:
-                _check_node(node)
+            for node in b.nodes:  # inputs, outputs and attributes are those of the file
+                for fault in current(node.op.name)[1].node_faults(node, node.attrs):
+                    raise ValueError(fault)
             if b.nodes and not set(b.outputs) <= {None, *(v for n in b.nodes for v in n.outputs)}:
                 raise ValueError(f"{len(b.outputs)} outputs")
         except ConversionError:
@@ -60,21 +51,6 @@ def checked_rule(write: Callable[..., None]) -> Callable[..., None]:
     return checked
 
 
-def _check_node(node: Node) -> None:
-    """Check a node that was written, for its inputs, outputs and attributes are those of a file."""
-    schema = current(node.op.name)[1]
-    kinds = {name: schema.attributes[name].type for name in node.attrs}
-    for fault in schema.faults(kinds, node.inputs, len(node.outputs)):
-        raise ValueError(fault)
-    for name, value in node.attrs.items():
-        kind = kinds[name]
-        many = kind in (AttributeProto.INTS, AttributeProto.FLOATS)
-        if isinstance(value, list) != many:
-            raise TypeError(f"attribute {name!r} = {value!r:.40}")
-        if not all(isinstance(x, _KINDS[kind]) for x in (value if many else [value])):
-            raise TypeError(f"attribute {name!r} = {value!r:.40}")
-
-
 def rewrites(*names: str, domain: str = MICROSOFT) -> Callable[[Rule], Rule]:
     """A decorator that registers a rule."""
 
@@ -85,7 +61,7 @@ def rewrites(*names: str, domain: str = MICROSOFT) -> Callable[[Rule], Rule]:
     return register
 
 
-def _same_as(name: str, least: int = 1, **renamed: Mapping[str, Any]) -> Rule:
+def _same_as(name: str, least: int = 1, **renamed: Mapping[str, str]) -> Rule:
     """The same as an operation of ONNX with these inputs, ``least`` of which must be given;
     ``renamed`` are values of attributes that have other names there."""
 
@@ -105,16 +81,7 @@ rewrites("GridSample")(_same_as("GridSample", 2, mode={"bilinear": "linear", "bi
 
 def _scalar(b: NodeUpgrade, value: Value) -> Value:
     """The element of a tensor of one."""
-    return b.emit("Reshape", [value, b.constant([])])
-
-
-def _flat(b: NodeUpgrade, value: Value) -> Value:
-    return b.emit("Reshape", [value, b.constant([-1])])
-
-
-def as_type(b: NodeUpgrade, value: Value, dtype: str) -> Value:
-    """``value`` as an element type of TensorProto."""
-    return b.emit("Cast", [value], to=ELEMENT_TYPES[dtype])
+    return b.emit("Reshape", [value, []])
 
 
 def _sum(b: NodeUpgrade, *terms: Value | None) -> Value:
@@ -127,12 +94,12 @@ def _sum(b: NodeUpgrade, *terms: Value | None) -> Value:
 
 @rewrites("GatherND")
 def gather_nd(b: NodeUpgrade) -> None:
-    b.become("GatherND", [b.input(0), as_type(b, b.input(1), "INT64")])
+    b.become("GatherND", [b.input(0), b.cast(b.input(1), "int64")])
 
 
 @rewrites("ExpandDims")
 def expand_dims(b: NodeUpgrade) -> None:
-    axis = _flat(b, as_type(b, b.input(1), "INT64"))
+    axis = b.emit("Reshape", [b.cast(b.input(1), "int64"), [-1]])
     b.become("Unsqueeze", [b.input(0), axis])
 
 
@@ -152,13 +119,13 @@ def unique(b: NodeUpgrade) -> None:
 @rewrites("Pad")
 def pad(b: NodeUpgrade) -> None:
     value = b.optional(2)
-    inputs = [b.input(0), _flat(b, b.input(1)), None if value is None else _scalar(b, value)]
-    b.become("Pad", inputs, b.attrs)
+    borders = b.emit("Reshape", [b.input(1), [-1]])
+    b.become("Pad", [b.input(0), borders, None if value is None else _scalar(b, value)], b.attrs)
 
 
 @rewrites("MatMulInteger16")
 def matmul_integer_16(b: NodeUpgrade) -> None:
-    b.become("MatMul", [as_type(b, b.input(i), "INT32") for i in (0, 1)])
+    b.become("MatMul", [b.cast(b.input(i), "int32") for i in (0, 1)])
 
 
 # Experiments in ONNX's own domain, which converters of its first years wrote.
@@ -194,11 +161,11 @@ def crop(b: NodeUpgrade) -> None:
     left, top, right, bottom = b.attrs["border"]
     starts = b.constant([top, left])
     if b.attrs.get("scale"):
-        ends = b.emit("Add", [starts, b.constant(b.attrs["scale"])])
+        ends = b.emit("Add", [starts, b.attrs["scale"]])
     else:
         size = b.emit("Shape", [b.input(0)], start=2)
-        ends = b.emit("Sub", [size, b.constant([bottom, right])])
-    b.become("Slice", [b.input(0), starts, ends, b.constant([2, 3])])
+        ends = b.emit("Sub", [size, [bottom, right]])
+    b.become("Slice", [b.input(0), starts, ends, [2, 3]])
 
 
 # Activations.
@@ -293,13 +260,12 @@ def conv_transpose(b: NodeUpgrade) -> None:
         return
     y = b.emit("ConvTranspose", inputs, b.kept("ConvTranspose", b.attrs))
     shape = b.emit("Shape", [y], start=2)
-    pads = _flat(b, pads)
+    pads = b.emit("Reshape", [pads, [-1]])
     rank = b.emit("Shape", [b.emit("Shape", [y])])
-    spatial = b.emit("Sub", [rank, b.constant([2])])
-    zero, axis = b.constant([0]), b.constant([0])
-    starts = b.emit("Slice", [pads, zero, spatial, axis])
-    ends = b.emit("Slice", [pads, spatial, b.constant([2**31]), axis])
-    axes = b.emit("Range", [b.constant(2), _scalar(b, rank), b.constant(1)])
+    spatial = b.emit("Sub", [rank, [2]])
+    starts = b.emit("Slice", [pads, [0], spatial, [0]])
+    ends = b.emit("Slice", [pads, spatial, [2**31], [0]])
+    axes = b.emit("Range", [2, _scalar(b, rank), 1])
     b.become("Slice", [y, starts, b.emit("Sub", [shape, ends]), axes])
 
 
@@ -310,7 +276,7 @@ def conv_transpose(b: NodeUpgrade) -> None:
 def fused_matmul(b: NodeUpgrade) -> None:
     operands = [_transposed(b, i, name) for i, name in enumerate("AB")]
     alpha = b.attrs.get("alpha", 1.0)
-    if alpha == 1.0:
+    if alpha == 1.0:  # which later passes then see as a plain product
         b.become("MatMul", operands)
     else:
         y = b.emit("MatMul", operands)
@@ -340,9 +306,9 @@ def cdist(b: NodeUpgrade) -> None:
     metric, flipped = b.attrs.get("metric", "sqeuclidean"), {"perm": [1, 0]}
     if metric not in ("euclidean", "sqeuclidean"):
         raise InexpressibleError(f"metric {metric!r} is not supported")
-    x, y, axes = b.input(0), b.input(1), b.constant([1])
+    x, y = b.input(0), b.input(1)
     product = b.emit("MatMul", [x, b.emit("Transpose", [y], flipped)])
-    ours, theirs = (b.emit("ReduceSumSquare", [operand, axes]) for operand in (x, y))
+    ours, theirs = (b.emit("ReduceSumSquare", [operand, [1]]) for operand in (x, y))
     total = b.emit("Add", [ours, b.emit("Transpose", [theirs], flipped)])
     squares = b.emit("Sub", [total, b.emit("Mul", [product, b.like(2, product)])])
     positive = [squares, b.like(0, squares)]
@@ -354,8 +320,7 @@ def cdist(b: NodeUpgrade) -> None:
 
 @rewrites("DynamicQuantizeMatMul")
 def dynamic_quantize_matmul(b: NodeUpgrade) -> None:
-    codes, scale, zero = (Value(b.fresh(name)) for name in ("codes", "scale", "zero"))
-    b.give([codes, scale, zero], "DynamicQuantizeLinear", [b.input(0)])
+    codes, scale, zero = b.emit_several("DynamicQuantizeLinear", [b.input(0)], count=3)
     operands = [codes, b.input(1), zero, b.optional(3)]
     _become_sum(b, _scaled_product(b, operands, [scale, b.input(2)]), b.optional(4))
 
@@ -374,7 +339,7 @@ def _scaled_product(
     b: NodeUpgrade, operands: Sequence[Value | None], scales: Sequence[Value | None]
 ) -> Value:
     """A product of integers, as real numbers."""
-    product = as_type(b, b.emit("MatMulInteger", operands), "FLOAT")
+    product = b.cast(b.emit("MatMulInteger", operands), "float32")
     return b.emit("Mul", [product, b.emit("Mul", scales)])
 
 
@@ -397,12 +362,12 @@ def matmul_bnb4(b: NodeUpgrade) -> None:
     n, k, block = (b.attrs[key] for key in ("N", "K", "block_size"))
     numbers = _FOUR_BITS[b.attrs["quant_type"]]
     pairs = b.constant([[high, low] for high in numbers for low in numbers], FLOAT32)
-    codes = b.emit("Gather", [pairs, as_type(b, b.input(1), "INT32")])
-    codes = b.emit("Reshape", [codes, b.constant([-1])])
-    places = b.emit("Range", [b.constant(i) for i in (0, n * k, 1)])
-    scales = b.emit("Gather", [b.input(2), b.emit("Div", [places, b.constant(block)])])
-    codes = b.emit("Slice", [codes, b.constant([0]), b.constant([n * k]), b.constant([0])])
-    weights = b.emit("Reshape", [b.emit("Mul", [codes, scales]), b.constant([n, k])])
+    codes = b.emit("Gather", [pairs, b.cast(b.input(1), "int32")])
+    codes = b.emit("Reshape", [codes, [-1]])
+    places = b.emit("Range", [0, n * k, 1])
+    scales = b.emit("Gather", [b.input(2), b.emit("Div", [places, block])])
+    codes = b.emit("Slice", [codes, [0], [n * k], [0]])
+    weights = b.emit("Reshape", [b.emit("Mul", [codes, scales]), [n, k]])
     b.become("MatMul", [b.input(0), b.emit("Transpose", [weights], perm=[1, 0])])
 
 
@@ -413,25 +378,24 @@ def matmul_fp_q4(b: NodeUpgrade) -> None:
     zeros = b.attrs.get("blk_quant_type", 1)
     if zeros not in (0, 1):
         raise InexpressibleError("weights of other types than 0 and 1")
-    k, n = (b.emit("Gather", [b.input(2), b.constant([i])]) for i in range(2))
-    dims = b.emit("Concat", [n, b.constant([-1, 20 + zeros])], axis=0)
+    k, n = (b.emit("Gather", [b.input(2), [i]]) for i in range(2))
+    dims = b.emit("Concat", [n, [-1, 20 + zeros]], axis=0)
     blocks = b.emit("Reshape", [b.input(1), dims])
 
     def part(start: int, end: int, dtype: str) -> Value:
-        bounds = [b.constant([i]) for i in (start, end, 2)]
-        return as_type(b, b.emit("Slice", [blocks, *bounds]), dtype)
+        return b.cast(b.emit("Slice", [blocks, [start], [end], [2]]), dtype)
 
     places = b.constant([1, 1 << 8, 1 << 16, 1 << 24], np.dtype(np.uint32))
-    bits = b.emit("ReduceSum", [b.emit("Mul", [part(0, 4, "UINT32"), places]), b.constant([2])])
-    scales = b.emit("BitCast", [bits], to=ELEMENT_TYPES["FLOAT"])
-    zero = part(4, 5, "FLOAT") if zeros else b.constant(8, FLOAT32)
-    codes, four = part(4 + zeros, 20 + zeros, "UINT8"), b.constant(4, np.dtype(np.uint8))
+    bits = b.emit("ReduceSum", [b.emit("Mul", [part(0, 4, "uint32"), places]), [2]])
+    scales = b.emit("BitCast", [bits], to=element_number("float32"))
+    zero = part(4, 5, "float32") if zeros else b.constant(8, FLOAT32)
+    codes, four = part(4 + zeros, 20 + zeros, "uint8"), b.constant(4, np.dtype(np.uint8))
     high = b.emit("BitShift", [codes, four], direction="RIGHT")
     low = b.emit("BitwiseAnd", [codes, b.constant(15, np.dtype(np.uint8))])
-    codes = as_type(b, b.emit("Concat", [low, high], axis=2), "FLOAT")
+    codes = b.cast(b.emit("Concat", [low, high], axis=2), "float32")
     weights = b.emit("Mul", [b.emit("Sub", [codes, zero]), scales])
-    weights = b.emit("Reshape", [weights, b.constant([0, -1])])
-    weights = b.emit("Slice", [weights, b.constant([0]), k, b.constant([1])])
+    weights = b.emit("Reshape", [weights, [0, -1]])
+    weights = b.emit("Slice", [weights, [0], k, [1]])
     b.become("MatMul", [b.input(0), b.emit("Transpose", [weights], perm=[1, 0])])
 
 
@@ -458,15 +422,15 @@ def skip_simplified_layer_normalization(b: NodeUpgrade) -> None:
     inputs = [b.input(0), b.input(1), b.optional(3)]
     if any(b.outputs[1:3]):
         total = _sum(b, *inputs)
-        square = b.emit("ReduceMean", [b.emit("Mul", [total, total]), b.constant([-1])])
+        square = b.emit("ReduceMean", [b.emit("Mul", [total, total]), [-1]])
         epsilon = b.constant(b.attrs.get("epsilon", 1e-12), FLOAT32)
         deviation = b.emit("Sqrt", [b.emit("Add", [square, b.emit("CastLike", [epsilon, total])])])
         zeros = b.emit("ConstantOfShape", [b.emit("Shape", [square])])
-        for output, op, operands in zip(
-            b.outputs[1:3], ("CastLike", "Reciprocal"), ([zeros, total], [deviation]), strict=False
-        ):
-            if output is not None:
-                b.give([output], op, operands)
+        mean, inverse = (*b.outputs[1:3], None)[:2]
+        if mean is not None:
+            b.give([mean], "CastLike", [zeros, total])
+        if inverse is not None:
+            b.give([inverse], "Reciprocal", [deviation])
     _become_normalized(b, "RMSNormalization", inputs, [b.input(2)], 3)
 
 
@@ -505,7 +469,7 @@ def embed_layer_normalization(b: NodeUpgrade) -> None:
     places = None if is_quantized else b.optional(8)
     if places is None:
         length = _scalar(b, b.emit("Shape", [ids], start=1, end=2))
-        places = b.emit("Range", [b.constant(0), length, b.constant(1)])
+        places = b.emit("Range", [0, length, 1])
     terms = [rows(2, ids), rows(3, places)]
     if segments is not None and b.optional(4) is not None:
         terms.append(rows(4, segments))
@@ -515,8 +479,8 @@ def embed_layer_normalization(b: NodeUpgrade) -> None:
                 "Expand", [b.constant(0, _INT32), b.emit("Shape", [ids], start=0, end=1)]
             )
         else:
-            ones = as_type(b, b.emit("Equal", [mask, b.like(1, mask)]), "INT32")
-            count = b.emit("ReduceSum", [ones, b.constant([1])], keepdims=0)
+            ones = b.cast(b.emit("Equal", [mask, b.like(1, mask)]), "int32")
+            count = b.emit("ReduceSum", [ones, [1]], keepdims=0)
         b.give([b.outputs[1]], "Identity", [count])
     parameters = [real(b.input(i), i) for i in (5, 6)]
     _become_normalized(b, "LayerNormalization", terms, parameters, 2)
@@ -570,7 +534,7 @@ def _become_attention(
     if heads < 1 or any(n % heads for n in sizes):
         raise NodeError(f"has {sizes} features, which are not those of {heads} heads")
     q, k, v = (
-        b.emit("Reshape", [y, b.constant([0, 0, heads, n // heads])])
+        b.emit("Reshape", [y, [0, 0, heads, n // heads]])
         for y, n in zip(values, sizes, strict=True)
     )
     q, v = (b.emit("Transpose", [x], perm=[0, 2, 1, 3]) for x in (q, v))
@@ -580,7 +544,7 @@ def _become_attention(
     scores = _sum(b, scores, _mask(b, masked, scores), added)
     y = b.emit("MatMul", [b.emit("Softmax", [scores], axis=-1), v])
     y = b.emit("Transpose", [y], perm=[0, 2, 1, 3])
-    b.become("Reshape", [y, b.constant([0, 0, sizes[2]])])
+    b.become("Reshape", [y, [0, 0, sizes[2]]])
 
 
 def _projections(b: NodeUpgrade, sizes: Sequence[int]) -> Iterator[Value]:
@@ -604,9 +568,7 @@ def _columns(b: NodeUpgrade, index: int, sizes: Sequence[int]) -> Sequence[Value
     if value.const is not None:
         arrays = np.split(value.const, np.cumsum(sizes)[:-1], -1)
         return [b.constant(np.ascontiguousarray(part), part.dtype) for part in arrays]
-    parts: list[Value | None] = [Value(b.fresh("part")) for _ in sizes]
-    b.give(parts, "Split", [value, b.constant(sizes)], {"axis": -1})
-    return parts
+    return b.emit_several("Split", [value, sizes], {"axis": -1}, count=len(sizes))
 
 
 def _is_mask(b: NodeUpgrade, index: int) -> bool:
@@ -620,19 +582,19 @@ def _is_mask(b: NodeUpgrade, index: int) -> bool:
 
 
 def _mask(b: NodeUpgrade, index: int, scores: Value) -> Value | None:
-    """What is added to scores: ``mask_filter_value`` for hidden keys."""
+    """The term that is added to scores: ``mask_filter_value`` for hidden keys."""
     mask = b.optional(index)
     if mask is None:
         return None
     rank = b.rank(index)
     if rank == 1:
-        length = as_type(b, _scalar(b, b.emit("Shape", [scores], start=3)), "INT32")
+        length = b.cast(_scalar(b, b.emit("Shape", [scores], start=3)), "int32")
         keys = b.emit("Range", [b.constant(0, _INT32), length, b.constant(1, _INT32)])
-        seen = b.emit("Less", [keys, b.emit("Unsqueeze", [mask, b.constant([1])])])
+        seen = b.emit("Less", [keys, b.emit("Unsqueeze", [mask, [1]])])
     else:
         seen = b.emit("Greater", [mask, b.constant(0, _INT32)])
     added = b.emit(
         "Where",
         [seen, b.like(0, scores), b.like(b.attrs.get("mask_filter_value", -10000.0), scores)],
     )
-    return b.emit("Unsqueeze", [added, b.constant([1] if rank == 3 else [1, 2])])
+    return b.emit("Unsqueeze", [added, [1] if rank == 3 else [1, 2]])

@@ -108,7 +108,7 @@ def _blocked_values(graph: Graph) -> set[Value | None]:
 def _block_size(graph: Graph, blocked: set[Value | None], kept: Mapping[Value | None, int]) -> int:
     """The channels of a block, which the file does not say: what is left of 8 and 16 by the sizes
     of weights, by the channels behind them and by shapes; else the size of this machine."""
-    sizes = {8, 16}
+    sizes = {8, 16}  # of AVX2, and of AVX-512 and NEON
     for node in graph.nodes:
         x, target = node.input(0), node.const(1)
         if target is not None and node.op.name == "Reshape" and x in blocked:
@@ -173,7 +173,7 @@ def _write(b: NodeUpgrade, blocks: _Blocks) -> None:
         output, more = b.outputs[0], -channels % blocks.size
         assert output is not None
         blocks.sources[output] = x, channels
-        b.become("Pad", [x, b.constant([0] * 5 + [more, 0, 0])])
+        b.become("Pad", [x, [0] * 5 + [more, 0, 0]])
     elif b.op == "ReorderOutput":
         kept = b.attrs["channels"]
         if kept % blocks.size and x not in blocks.cut:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
 
 from penstock.core.errors import InternalError
-from penstock.frontends.common.builder import NodeBuilder, short_name
+from penstock.frontends.common.builder import NodeBuilder, Operand, short_name
 from penstock.frontends.common.diagnostics import NodeError
 from penstock.frontends.onnx.messages import GraphProto
 from penstock.frontends.onnx.schemas import OnnxSchema, find_schema, newest_opset
-from penstock.ir.graph import Graph, Node, Value
+from penstock.ir.graph import Graph, Value
+from penstock.ir.op import Attrs
 from penstock.ops import Op, find
 from penstock.ops.common.reference import reference_op
 
@@ -38,7 +38,7 @@ class NodeUpgrade(NodeBuilder):
     op: str
     version: int
     contents: Callable[[Graph], GraphProto]
-    """What the file has for a graph among the attributes, which is filled later."""
+    """Returns the file's graph for one among the attributes, which is filled later."""
 
     def input(self, index: int) -> Value:
         """An input that the old version requires."""
@@ -54,43 +54,28 @@ class NodeUpgrade(NodeBuilder):
     def become(
         self,
         op: str,
-        inputs: Sequence[Value | None],
-        attrs: Mapping[str, Any] | None = None,
+        inputs: Sequence[Operand],
+        attrs: Attrs | None = None,
         outputs: Sequence[Value | None] | None = None,
     ) -> None:
         """Emit the final node, with those of ``attrs`` that the current version has."""
-        outputs = self.outputs if outputs is None else outputs
-        self.append(op, "", inputs, outputs, self.kept(op, attrs or {}), self.name)
+        self.emit_final(op, inputs, self.kept(op, attrs or {}), outputs=outputs)
 
     def give(
         self,
         outputs: Sequence[Value | None],
         op: str,
-        inputs: Sequence[Value | None],
-        attrs: Mapping[str, Any] | None = None,
+        inputs: Sequence[Operand],
+        attrs: Attrs | None = None,
     ) -> None:
         """Emit a node, before the final one, that has these outputs."""
         self.append(op, "", inputs, outputs, attrs, f"{short_name(self.name)}/{op}")
 
-    def kept(self, op: str, attrs: Mapping[str, Any]) -> Mapping[str, Any]:
+    def kept(self, op: str, attrs: Attrs) -> Attrs:
         """Those of ``attrs`` that the current version of ``op`` has."""
         allowed = current(op)[1].attributes
         return {key: value for key, value in attrs.items() if key in allowed}
 
-    def append(
-        self,
-        op: str,
-        domain: str,
-        inputs: Sequence[Value | None],
-        outputs: Sequence[Value | None],
-        attrs: Mapping[str, Any] | None,
-        name: str,
-    ) -> Node:
-        inputs = list(inputs)
-        while inputs and inputs[-1] is None:
-            inputs.pop()
-        return super().append(op, domain, inputs, outputs, attrs, name)
-
-    def operation(self, op: str, domain: str) -> tuple[Op, Mapping[str, Any]]:
+    def operation(self, op: str, domain: str) -> tuple[Op, Attrs]:
         operation, schema = current(op)
         return operation, schema.defaults

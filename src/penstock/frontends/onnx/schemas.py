@@ -24,7 +24,8 @@ from penstock.core.errors import ProblemList
 from penstock.core.records import NamedTuple, dataclass
 from penstock.frontends.common.encoding import decode_text
 from penstock.frontends.onnx.messages import AttributeProto, FunctionProto
-from penstock.ir.graph import Graph, Model
+from penstock.ir.graph import Graph, Model, Node
+from penstock.ir.op import Attrs
 
 FILE = os.path.join(os.path.dirname(__file__), "schemas.txt")
 OPTIONAL, VARIADIC = 1, 2
@@ -36,7 +37,7 @@ LEGACY = frozenset({"consumed_inputs"})
 # Python's types of attributes, and of the elements of lists, by the kind of the list.
 _KINDS: Mapping[int, tuple[type, ...]] = {
     AttributeProto.INT: (int,),
-    AttributeProto.FLOAT: (float,),
+    AttributeProto.FLOAT: (int, float),
     AttributeProto.STRING: (str,),
     AttributeProto.TENSOR: (np.ndarray,),
     AttributeProto.GRAPH: (Graph,),
@@ -80,7 +81,7 @@ class SchemaPort(NamedTuple):
 
     @property
     def variable(self) -> str:
-        """What its type is called: equal names, equal types; "" if it stands for itself."""
+        """The name of its type: equal names, equal types; "" if it stands for itself."""
         return "" if self.option == VARIADIC and not self.is_homogeneous else self.type_str
 
     def takes(self, type_: str) -> bool:
@@ -89,7 +90,7 @@ class SchemaPort(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class OnnxSchema:
-    """What ONNX says of one version of one operation."""
+    """The schema of one version of one operation."""
 
     name: str
     domain: str
@@ -131,7 +132,7 @@ class OnnxSchema:
         return {key: AttributeProto.FromString(bytes.fromhex(x)) for key, x in digits.items()}
 
     @cached_property
-    def defaults(self) -> Mapping[str, Any]:
+    def defaults(self) -> Attrs:
         """The values of the ``default_protos``."""
         return {key: _value(proto) for key, proto in self.default_protos.items()}
 
@@ -144,19 +145,21 @@ class OnnxSchema:
             return [float(element) if type(element) is int else element for element in x]
         return x
 
-    def kind_of(self, name: str, x: Any) -> int:
-        """The kind of an attribute's value, as ``faults`` takes it; 0 if it is of none."""
+    def kind_of(self, name: str, x: object) -> int:
+        """The kind of an attribute's value: that which the schema has, if it can be; 0 if none."""
         wanted = self.attributes[name].type if name in self.attributes else 0
-        if isinstance(x, list):
-            kinds = [wanted, *_LISTS] if wanted in _LISTS else list(_LISTS)
-            found = (k for k in kinds if all(isinstance(e, _KINDS[_LISTS[k]]) for e in x))
-            return next(found, 0)
-        return next((kind for kind, types in _KINDS.items() if isinstance(x, types)), 0)
+        kinds = (wanted, *_KINDS, *_LISTS)
+        return next((kind for kind in kinds if kind and _is_of_kind(x, kind)), 0)
+
+    def node_faults(self, node: Node, names: Iterable[str]) -> Iterator[str]:
+        """As ``faults``, of a node that no file has, with these attributes."""
+        kinds = {name: self.kind_of(name, node.attrs[name]) for name in names}
+        return self.faults(kinds, node.inputs, len(node.outputs))
 
     def faults(
         self, types: Mapping[str, int], inputs: Sequence[Any], outputs: int
     ) -> Iterator[str]:
-        """What is wrong with a node that has these attributes (their types by name) and values, as
+        """The faults of a node that has these attributes (their types by name) and values, as
         ends of sentences that begin with the node."""
         for name, code in types.items():
             wanted = self.attributes.get(name)
@@ -164,7 +167,7 @@ class OnnxSchema:
                 if name not in LEGACY and not name.startswith("_"):
                     yield f"has an attribute {name!r}, which {self} does not have"
             elif wanted.type != code:
-                names = f"{TYPE_NAMES.get(code, code)}, not {TYPE_NAMES[wanted.type]}"
+                names = f"{TYPE_NAMES.get(code, code or 'unknown')}, not {TYPE_NAMES[wanted.type]}"
                 yield f"has an attribute {name!r} that is of kind {names}"
         for name, attribute in self.attributes.items():
             if attribute.required and name not in types and name not in LEGACY:
@@ -223,8 +226,8 @@ _MODES: Mapping[tuple[str, str], tuple[int | str, ...]] = {
 }
 
 
-def value_faults(op: str, names: Iterable[str], attrs: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with the values of attributes, as ends of sentences that begin with the node.
+def value_faults(op: str, names: Iterable[str], attrs: Attrs) -> Iterator[str]:
+    """The faults of the values of attributes, as ends of sentences that begin with the node.
 
     ``names`` are those that the node has; ``attrs`` may have others, by default.
     """
@@ -282,13 +285,11 @@ def _table() -> tuple[Mapping[tuple[str, str], str], Sequence[frozenset[str]], M
     return operations, [frozenset(s) for s in json.loads(sets)], json.loads(newest)
 
 
-def _is_of_kind(x: Any, kind: int) -> bool:
+def _is_of_kind(x: object, kind: int) -> bool:
     """Whether an attribute of a node is of a kind of ``AttributeProto``."""
     if kind in _LISTS:
-        kinds = _KINDS[_LISTS[kind]]
-        return isinstance(x, list | tuple) and all(isinstance(element, kinds) for element in x)
-    if kind == AttributeProto.FLOAT:
-        return isinstance(x, int | float)
+        types = _KINDS[_LISTS[kind]]
+        return isinstance(x, list | tuple) and all(isinstance(element, types) for element in x)
     return kind not in _KINDS or isinstance(x, _KINDS[kind])
 
 
@@ -299,14 +300,6 @@ def check_schemas(model: Model) -> None:
         for node in graph.walk():
             schema = find_schema(node.op.name, node.op.domain, node.op.version)
             if schema is not None:
-                declared = schema.attributes
-                own = {k: x for k, x in node.attrs.items() if k in declared}
-                known = {k: declared[k].type for k in own}
-                faults = list(schema.faults(known, node.inputs, len(node.outputs)))
-                faults += [
-                    f"has an attribute {k!r} that is not of kind {TYPE_NAMES[known[k]]}"
-                    for k, x in own.items()
-                    if not _is_of_kind(x, known[k])
-                ]
-                problems.add(*[f"{node.label} {fault}" for fault in faults])
+                own = [name for name in node.attrs if name in schema.attributes]
+                problems.add(*[f"{node.label} {fault}" for fault in schema.node_faults(node, own)])
     problems.raise_any()

@@ -52,7 +52,7 @@ Meanings: TypeAlias = dict[tuple[str, str], Meaning | Refusal]
 
 @dataclass(slots=True)
 class ImportContext:
-    """What names, operations and attribute references mean to the nodes of a graph or body.
+    """The meaning of names, operations and attribute references in a graph or body.
 
     ``attributes`` are those of the call of a function, each with the context that it was written
     in; ``constants`` those of the nodes themselves, by number: for all calls of a function."""

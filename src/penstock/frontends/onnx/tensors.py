@@ -29,7 +29,7 @@ from penstock.core.types import (
 )
 from penstock.frontends.common.constant_budget import ConstantBudget
 from penstock.frontends.common.diagnostics import TensorError
-from penstock.frontends.common.encoding import array_from_bytes, decode_text
+from penstock.frontends.common.encoding import array_from_bytes, decode_text, vector_of
 from penstock.frontends.common.model_files import open_inside
 from penstock.frontends.common.weight_file import WeightFile
 from penstock.frontends.onnx.file import Apart
@@ -151,7 +151,7 @@ class TensorReader(ConstantBudget):
         count = self.count(dims, dtype)
         if proto.HasField("segment"):
             raise TensorError("it is stored in segments; store it whole")
-        self.spend(count * dtype.itemsize)
+        self.spend(count * dtype.itemsize)  # before anything of this size is allocated
         try:
             if proto.data_location == TensorProto.EXTERNAL:
                 array = self.external(proto, code, dtype, count)
@@ -262,9 +262,7 @@ def _strings(proto: TensorProto, count: int) -> np.ndarray:
         raise TensorError("cannot be raw data; store strings as string_data")
     if len(proto.string_data) != count:
         raise TensorError(f"has {len(proto.string_data)} strings for {count} elements; {_DAMAGED}")
-    array = np.empty(count, object)
-    array[:] = [decode_text(item) for item in proto.string_data]
-    return array
+    return vector_of([decode_text(item) for item in proto.string_data], STRING)
 
 
 def _raw(
@@ -273,6 +271,7 @@ def _raw(
     data = proto.raw_data if apart is None else apart
     needed = _stored_bytes(code, dtype, count)
     if len(data) != needed:
+        # An empty field that exporters set by mistake.
         if not len(data) and getattr(proto, _field(dtype)[0]):
             typed = TensorProto()
             typed.CopyFrom(proto)
@@ -320,7 +319,7 @@ def _decoded(data: bytes | np.ndarray, code: int, dtype: np.dtype, count: int) -
 
 def _unpacked(data: np.ndarray, bits: int, count: int) -> np.ndarray:
     """``count`` elements of ``bits`` bits, the first in the lowest bits, as a byte each."""
-    if bits == 6:
+    if bits == 6:  # the one width that does not divide a byte
         stream = np.unpackbits(data, count=count * 6, bitorder="little")
         return np.packbits(stream.reshape(count, 6), axis=1, bitorder="little").reshape(count)
     per_byte = 8 // bits

@@ -56,7 +56,7 @@ def check_types(graph: Graph, fed: Mapping[str, Type]) -> None:
 
 
 def type_faults(node: Node) -> Sequence[str]:
-    """What ONNX does not allow of the types of a node's inputs, as ends of sentences that begin
+    """The faults of the types of a node's inputs by ONNX's rules, as ends of sentences that begin
     with the node."""
     names = [None if value is None else name_of(value.type) for value in node.inputs]
     return _outcome(node.op, len(node.outputs), names)[0]
@@ -115,8 +115,8 @@ def _schemas(op: Op) -> Iterator[OnnxSchema]:
     """The schemas of the versions that ``op`` stands for, the newest first. The last of their
     inputs and outputs stands for all further."""
     if op.domain == MICROSOFT and op.name in _MICROSOFT:
-        ports = (_MICROSOFT[op.name], (_ANYTHING,))
-        yield OnnxSchema(op.name, op.domain, op.version, 0, 0, 0, 0, False, {}, *ports)
+        inputs, outputs = _MICROSOFT[op.name], (_ANYTHING,)
+        yield OnnxSchema(op.name, op.domain, op.version, 0, 0, 0, 0, False, {}, inputs, outputs)
     version = min(op.version, newest_opset(op.domain))
     while version >= max(op.since, 1):
         schema = find_schema(op.name, op.domain, version)
@@ -143,8 +143,8 @@ def _allowed_before(op: Op, side: str, index: int, type_: str) -> bool:
 
 
 _Outcome: TypeAlias = tuple[Sequence[str], tuple[TypeName, ...]]
-"""What a schema says of a node with inputs of certain types: faults, as ends of sentences that
-begin with the node, and its outputs' types, None where the operation decides."""
+"""The judgment of a schema on a node with inputs of certain types: faults, as ends of sentences
+that begin with the node, and its outputs' types, None where the operation decides."""
 
 
 def _outcome(op: Op, outputs: int, inputs: Sequence[TypeName]) -> _Outcome:
@@ -174,14 +174,9 @@ def _outcome(op: Op, outputs: int, inputs: Sequence[TypeName]) -> _Outcome:
     if last < 0:
         return faults, (None,) * outputs
     ports = [schema.outputs[min(i, last)] for i in range(outputs)]
-    names = tuple(
-        bound[port.variable][1] if port.variable in bound else _only(port.types) for port in ports
-    )
-    return faults, names
-
-
-def _only(types: frozenset[str]) -> TypeName:
-    return next(iter(types)) if len(types) == 1 else None
+    single = [next(iter(port.types)) if len(port.types) == 1 else None for port in ports]
+    pairs = zip(ports, single, strict=True)
+    return faults, tuple(bound.get(port.variable, ("", only))[1] for port, only in pairs)
 
 
 def _listed(types: frozenset[str]) -> str:
@@ -199,7 +194,7 @@ class _Checker:
         self.problems = ProblemList()
         self._fed = fed
         self._types: dict[Value | None, TypeName] = {None: None}  # an input may be left out
-        self._outcomes: dict[tuple[Any, ...], _Outcome] = {}
+        self._outcomes: dict[tuple[Any, ...], _Outcome] = {}  # most nodes of a model are alike
 
     def check(self, graph: Graph) -> None:
         """Check all nodes of ``graph``, and of the graphs in it."""

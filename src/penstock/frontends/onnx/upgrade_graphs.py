@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from penstock.core.types import BOOL, FLOAT32
@@ -11,6 +9,7 @@ from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.onnx.node_upgrade import NodeUpgrade
 from penstock.frontends.onnx.tensors import ELEMENT_TYPES
 from penstock.ir.graph import Graph, Value
+from penstock.ir.op import AttrDict
 
 _PRECISIONS = {ELEMENT_TYPES[name] for name in ("FLOAT", "FLOAT16", "BFLOAT16", "DOUBLE")}
 
@@ -58,7 +57,7 @@ def _with_heads_of_q(old: NodeUpgrade, index: int) -> Value:
     rest = old.emit("Shape", [x], start=2, end=4)
     wanted = old.emit("Shape", [q], start=1, end=2)
     copies = old.emit("Div", [wanted, own])
-    apart = old.emit("Unsqueeze", [x, old.constant([2])])
+    apart = old.emit("Unsqueeze", [x, [2]])
     copied = old.emit("Expand", [apart, old.emit("Concat", [batch, own, copies, rest], axis=0)])
     return old.emit("Reshape", [copied, old.emit("Concat", [batch, wanted, rest], axis=0)])
 
@@ -67,7 +66,7 @@ def _root_of_scale(old: NodeUpgrade, q: Value) -> Value:
     """The square root of the scale, by default the head size to the power of -1/4."""
     if "scale" in old.attrs:
         return old.like(float(np.sqrt(np.float32(old.attrs["scale"]))), q)
-    size = old.emit("Cast", [old.emit("Shape", [q], start=3, end=4)], to=ELEMENT_TYPES["FLOAT"])
+    size = old.cast(old.emit("Shape", [q], start=3, end=4), "float32")
     root = old.emit("Pow", [size, old.constant(-0.25, FLOAT32)])
     return old.emit("CastLike", [root, q])
 
@@ -125,12 +124,12 @@ def _scan_of_length(
     rows: list[Value],
     length: Value,
     states: int,
-    attrs: dict[str, Any],
+    attrs: AttrDict,
     results: list[Value | None],
 ) -> list[Value]:
     """Scan the first ``length`` entries of a sequence, and pad the outputs."""
     zero = inner.constant([0])
-    end = inner.emit("Reshape", [length, inner.constant([1])])
+    end = inner.emit("Reshape", [length, [1]])
     cut = [inner.emit("Slice", [row, zero, end, zero]) for row in rows[states:]]
     full = inner.emit("Shape", [rows[states]], start=0, end=1)
     inner.become("Scan", rows[:states] + cut, attrs, results)

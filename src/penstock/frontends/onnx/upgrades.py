@@ -136,12 +136,12 @@ def aligned(old: NodeUpgrade, axis: int) -> Value:
         end = -axis if axis < 0 else rank_a - axis  # type: ignore[operator]
         if end <= rank_b:
             return b
-        return old.emit("Unsqueeze", [b, old.constant(list(range(rank_b, end)))])
+        return old.emit("Unsqueeze", [b, list(range(rank_b, end))])
     start = rank_of(old, b)
     stop = old.constant(-axis)
     if axis >= 0:
-        stop = old.emit("Sub", [rank_of(old, a), old.constant(axis)])
-    return old.emit("Unsqueeze", [b, old.emit("Range", [start, stop, old.constant(1)])])
+        stop = old.emit("Sub", [rank_of(old, a), axis])
+    return old.emit("Unsqueeze", [b, old.emit("Range", [start, stop, 1])])
 
 
 def rank_of(old: NodeUpgrade, value: Value) -> Value:
@@ -214,7 +214,7 @@ def dropout(old: NodeUpgrade) -> None:
     if mask is None or old.version >= 10:
         old.become("Dropout", inputs)
         return
-    bool_mask = Value(old.fresh("mask"))
+    bool_mask = Value(old.fresh("mask"))  # today's mask is of truth values
     old.become("Dropout", inputs, outputs=[old.outputs[0], bool_mask])
     old.become("CastLike", [bool_mask, x], outputs=[mask])
 
@@ -224,7 +224,7 @@ def group_normalization(old: NodeUpgrade) -> None:
     """Scale and bias were per group: groups are the channels of an InstanceNormalization."""
     x = old.input(0)
     groups = old.attrs["num_groups"]
-    split = old.emit("Reshape", [x, old.constant([0, groups, -1])])
+    split = old.emit("Reshape", [x, [0, groups, -1]])
     inputs = [split, old.input(1), old.input(2)]
     result = old.emit("InstanceNormalization", inputs, epsilon=old.attrs["epsilon"])
     old.become("Reshape", [result, old.emit("Shape", [x])], {"allowzero": 1})
@@ -287,7 +287,7 @@ def split(old: NodeUpgrade) -> None:
     if old.attrs.get("split"):
         lengths = old.constant(old.attrs["split"])
     elif lengths is not None and old.version < 2:
-        lengths = old.emit("Cast", [lengths], to=ELEMENT_TYPES["INT64"])
+        lengths = old.cast(lengths, "int64")
     if lengths is None:
         old.become("Split", [old.input(0)], {**attrs, "num_outputs": len(old.outputs)})
     else:
@@ -298,7 +298,7 @@ def split(old: NodeUpgrade) -> None:
 def tile(old: NodeUpgrade) -> None:
     """The tensor was repeated along one axis; the number and the axis were inputs."""
     x, one = old.input(0), old.constant([1])
-    numbers = [old.emit("Cast", [old.input(i)], to=ELEMENT_TYPES["INT64"]) for i in (1, 2)]
+    numbers = [old.cast(old.input(i), "int64") for i in (1, 2)]
     count, axis = (old.emit("Reshape", [number, one]) for number in numbers)
     ones = old.emit("Expand", [one, old.emit("Shape", [old.emit("Shape", [x])])])
     old.become("Tile", [x, old.emit("ScatterElements", [ones, axis, count])])
@@ -326,7 +326,7 @@ UNCHANGED = frozenset(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Meaning:
-    """How nodes of one operation and opset are imported. ``rule`` writes them as other nodes, or
+    """The way to import nodes of one operation and opset. ``rule`` writes them as other nodes, or
     emits none; ``op`` is the operation that they are; else the function by which ONNX defines them,
     if it has one. ``defaults`` are those of attributes not given. ``schema`` is ``None`` if ONNX
     has none."""

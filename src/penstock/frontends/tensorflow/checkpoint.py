@@ -117,6 +117,7 @@ class Bundle:
                 self._unread[entry.shard_id] = shard.size
             if not 0 <= entry.offset <= entry.offset + entry.size <= shard.size:
                 raise InvalidModel(f"{where} reaches beyond the end of its file; copy that again")
+            # Tensors take no more memory than the files have.
             self._unread[entry.shard_id] -= entry.size
             if self._unread[entry.shard_id] < 0:
                 raise InvalidModel(f"{where} overlaps other tensors; save the checkpoint again")
@@ -175,9 +176,9 @@ def _entries(data: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes
         shared, at = read_varint(block, at)
         added, at = read_varint(block, at)
         length, at = read_varint(block, at)
-        if shared > len(key) or at + added + length > end:
+        if shared > len(key) or at + added + length > end:  # before slices silently give less
             raise ValueError("an entry reaches beyond its block")
-        room -= shared + added
+        room -= shared + added  # a few bytes could else ask for a long key again and again
         if room < 0:
             raise ValueError("keys share more than they store")
         key = key[:shared] + block[at : at + added]

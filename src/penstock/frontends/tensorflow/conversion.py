@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,6 +18,7 @@ from penstock.frontends.tensorflow.scope import DeclaredNode, GraphScope, Refere
 from penstock.frontends.tensorflow.tables import Tables
 from penstock.frontends.tensorflow.variables import VariableFacts
 from penstock.ir.graph import Graph, Node, Value
+from penstock.ir.op import Attrs
 from penstock.ops.registry import TENSORFLOW, standard
 
 Rule: TypeAlias = Callable[["Conversion"], None]
@@ -115,7 +116,7 @@ class Conversion(NodeBuilder):
         output: Value,
         op: str,
         inputs: Sequence[Value],
-        attrs: Mapping[str, Any] | None = None,
+        attrs: Attrs | None = None,
     ) -> Node:
         """Emit a node after the final one for one more output. It waits for the final node, which
         stands for all of them where runs are counted."""

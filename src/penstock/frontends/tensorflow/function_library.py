@@ -77,7 +77,7 @@ class FunctionLibrary:
 
     def uncalled(self) -> FunctionLibrary:
         """The same functions for the import of another graph."""
-        library = copy.copy(self)
+        library = copy.copy(self)  # schemas and constants are shared; calls are of one graph
         library.called, library.names = {}, {}
         return library
 

@@ -19,11 +19,8 @@ reported at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from penstock.core.checkpoints import with_checkpoints
 from penstock.core.errors import InvalidModel
@@ -32,7 +29,6 @@ from penstock.core.types import ANY, TensorType
 from penstock.frontends.common.builder import short_name
 from penstock.frontends.common.diagnostics import (
     NO_KERNEL,
-    ConversionError,
     Diagnostics,
     InexpressibleError,
     TensorError,
@@ -60,6 +56,7 @@ from penstock.frontends.tensorflow.tables import TABLES, Tables, table_contents
 from penstock.frontends.tensorflow.tensors import declared_type, decode_attribute
 from penstock.frontends.tensorflow.variables import VariableFacts
 from penstock.ir.graph import Graph, Model, Value
+from penstock.ir.op import AttrDict
 from penstock.ops.registry import TENSORFLOW, find
 from penstock.ops.tensorflow.state import VARIABLES, Store
 
@@ -87,9 +84,8 @@ def load_graph_def(source: bytes | Path, limits: Limits = DEFAULT_LIMITS) -> Mod
 
 
 class Importer(ConversionContext):
-    """Imports one graph. ``store`` holds the variables; ``frozen`` has the values of those that
-    nothing assigns to, by the name of the node that makes the handle. ``tables`` has what tables
-    hold, by default what the nodes themselves fill them with."""
+    """Imports one graph. ``tables`` has what tables hold, by default what the nodes themselves fill
+    them with."""
 
     def __init__(
         self,
@@ -97,11 +93,10 @@ class Importer(ConversionContext):
         producer: int,
         library: FunctionLibrary,
         diagnostics: Diagnostics,
-        frozen: Mapping[str, np.ndarray] | None = None,
-        store: Store | None = None,
+        variables: VariableFacts | None = None,
         tables: Tables | None = None,
     ) -> None:
-        variables = VariableFacts(store or Store(), frozen or {})
+        variables = variables or VariableFacts(Store(), {})
         prefixes = unique_prefixes(node.name for node in nodes)
         tables = tables or table_contents(nodes, library, diagnostics.where)
         super().__init__(producer, library, diagnostics, variables, tables, prefixes)
@@ -130,10 +125,11 @@ class Importer(ConversionContext):
                 f"{where} has no nodes: it is no GraphDef, or an empty one; export it again"
             )
         scope = GraphScope(where, self.library.constants)
+        # Functions can double the nodes with each call.
         expanded = self.library.expanded_nodes(self.nodes)
         self.diagnostics.check_nodes(self.diagnostics.nodes + expanded)
         self.import_nodes(scope, self.nodes)
-        while self.library.called:
+        while self.library.called:  # functions may call others that remain, too
             name, function = self.library.called.popitem()
             graph = rules_functions.remaining_function(self, name, function)
             if graph is not None:
@@ -193,11 +189,11 @@ class Importer(ConversionContext):
                 self.diagnostics.problem(f"{origin} ({op}): {error}")
         return True
 
-    def attributes(self, proto: NodeDef, schema: TfSchema, scope: GraphScope) -> dict[str, Any]:
+    def attributes(self, proto: NodeDef, schema: TfSchema, scope: GraphScope) -> AttrDict:
         """The attributes of a node, with defaults. Raises ``TensorError``."""
         attrs = dict(schema.defaults)
         for key, encoded in proto.attr.items():
-            if key.startswith("_"):
+            if key.startswith("_"):  # hints for other runtimes, such as _output_shapes
                 continue
             try:
                 value = decode_attribute(encoded, scope.bound, self.diagnostics.limits)
@@ -233,6 +229,7 @@ class Importer(ConversionContext):
         for i, ((argument, dtype), reference) in enumerate(inputs):
             is_reference = reference.value in scope.references
             if is_reference and not argument.ref:
+                # It wants the value.
                 conversion.inputs[i] = conversion.variable(conversion.inputs[i], None)
             elif argument.ref and not is_reference:
                 self.diagnostics.problem(f"{subject}: its input {i} must refer to a variable")
@@ -240,17 +237,8 @@ class Importer(ConversionContext):
             elif fault := _dtype_fault(reference.value, dtype):
                 self.diagnostics.problem(f"{subject}: its input {i} {fault}")
                 return
-        try:
+        with self.diagnostics.converting(f"{TENSORFLOW}.{op}", origin, subject):
             _apply_rule(op, conversion)
-        except ConversionError as error:
-            self.diagnostics.record(error, f"{TENSORFLOW}.{op}", origin, subject)
-        except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
-            # Rules expect the attributes that TensorFlow writes; a file may have others.
-            self.diagnostics.problem(
-                f"{subject} has attributes or inputs that it cannot have: {error!r}; export the "
-                "model again"
-            )
-        else:
             conversion.commit()
 
 
@@ -292,7 +280,7 @@ def _inputs(
 
 
 def _dtype_fault(value: Value, dtype: str | None) -> str:
-    """What is wrong with an input of this element type; "" if nothing is known to be."""
+    """The fault of an input of this element type; "" if nothing is known to be."""
     given, expected = value.type, declared_type(dtype)
     if not isinstance(given, TensorType) or not isinstance(expected, TensorType):
         return ""

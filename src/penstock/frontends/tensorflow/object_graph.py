@@ -29,8 +29,8 @@ class ObjectGraph:
         self._parents = _parents(proto)
 
     def captured(self, nodes: Iterable[NodeDef]) -> Iterator[tuple[str, int]]:
-        """What ``nodes`` that call functions take for these to capture: names of inputs, each with
-        the number of its object."""
+        """The inputs of ``nodes`` that are captured by the functions which they call: names of
+        inputs, each with the number of its object."""
         for node in nodes:
             called = node.attr["f"].func.name if "f" in node.attr else ""
             if called in self._proto.concrete_functions:

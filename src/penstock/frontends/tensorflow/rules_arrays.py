@@ -64,7 +64,7 @@ def top_k(c: Conversion) -> None:
 
 @rule("InTopK")
 def in_top_k(c: Conversion) -> None:
-    c.emit_final("InTopKV2", [*c.inputs, c.constant(c.attrs["k"])], domain=TENSORFLOW)
+    c.emit_final("InTopKV2", [*c.inputs, c.attrs["k"]], domain=TENSORFLOW)
 
 
 @rule("Bincount")
@@ -90,7 +90,7 @@ def bucketize(c: Conversion) -> None:
         raise NodeError(f"has boundaries {boundaries}, which are not sorted; sort them")
     x = c.inputs[0]
     if not c.attrs["T"].startswith("float"):
-        x = c.emit("Cast", [x], {"to": element_number("float32")})
+        x = c.cast(x, "float32")
     c.emit_final("Bucketize", [x], {"boundaries": boundaries}, domain=TFLITE)
 
 
@@ -270,6 +270,6 @@ def gather(c: Conversion) -> None:
 
 @rule("ReverseSequence")
 def reverse_sequence(c: Conversion) -> None:
-    lengths = c.emit("Cast", [c.inputs[1]], {"to": element_number("int64")})
+    lengths = c.cast(c.inputs[1], "int64")
     attrs = {"batch_axis": c.attrs["batch_dim"], "time_axis": c.attrs.get("seq_dim", 0)}
     c.emit_final("ReverseSequence", [c.inputs[0], lengths], attrs)

@@ -12,7 +12,7 @@ nodes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from penstock.core.errors import shortened
@@ -23,9 +23,10 @@ from penstock.frontends.tensorflow.conversion import Conversion, ConversionConte
 from penstock.frontends.tensorflow.scope import GraphScope
 from penstock.frontends.tensorflow.tensors import FunctionReference, declared_type
 from penstock.ir.graph import Graph, Node, Value
+from penstock.ir.op import Attrs
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.internal.case import case_condition
-from penstock.ops.registry import TENSORFLOW, find
+from penstock.ops.registry import TENSORFLOW, standard
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +69,8 @@ def _import_body(
     prefix: str,
     depth: int,
     anchors: Sequence[Node] = (),
-    run_all: bool = False,
 ) -> FunctionBody:
-    """Import the body of a function for these arguments; with ``run_all`` all of its nodes run."""
+    """Import the body of a function for these arguments."""
     proto = context.library.functions[function.name]
     schema = context.library.schema(function.name)
     where = f"function {shortened(function.name)!r} of {context.diagnostics.where}"
@@ -89,12 +89,9 @@ def _import_body(
     context.import_nodes(scope, proto.node_def)
     outputs = [output.name for output in proto.signature.output_arg]
     results = [_result(scope, output, proto.ret.get(output)) for output in outputs]
-    final_nodes = scope.final_nodes
-    named = [
-        final_nodes[node] for _, node in sorted(proto.control_ret.items()) if node in final_nodes
-    ]
-    controls = list(scope.nodes) if run_all else named
-    return FunctionBody(scope.nodes, results, list(dict.fromkeys(controls)))
+    names = [node for _, node in sorted(proto.control_ret.items()) if node in scope.final_nodes]
+    controls = dict.fromkeys(scope.final_nodes[name] for name in names)
+    return FunctionBody(scope.nodes, results, list(controls))
 
 
 def _result(scope: GraphScope, name: str, source: str | None) -> Value:
@@ -144,8 +141,6 @@ class FunctionExpansion:
         hint: str,
         anchors: Sequence[Node] = (),
         results: Sequence[Value] = (),
-        *,
-        run_all: bool = False,
     ) -> FunctionBody:
         """The body of a function, or a node that calls it, with results of the types of
         ``results``."""
@@ -154,10 +149,10 @@ class FunctionExpansion:
         prefix = c.context.prefixes.unique(f"{c.stem}/{hint}" if hint else c.stem)
         if function.name not in library.recursive:
             depth = c.scope.depth + 1
-            return _import_body(c.context, function, arguments, prefix, depth, anchors, run_all)
+            return _import_body(c.context, function, arguments, prefix, depth, anchors)
         outputs = [Value(f"{prefix}call:{i}", value.type) for i, value in enumerate(results)]
         attrs = {"function": library.remaining_name(function)}
-        node = _node(c, "Call", arguments, outputs, attrs, f"{prefix}call", TENSORFLOW)
+        node = _node(c, "Call", arguments, outputs, attrs, f"{prefix}call")
         node.control_inputs += anchors
         return FunctionBody([node], outputs, [node])
 
@@ -176,7 +171,7 @@ class FunctionExpansion:
         c = self.c
         if len(results) != len(c.outputs):
             raise NodeError(f"has {len(c.outputs)} outputs, but its function gives {len(results)}")
-        waits = list(dict.fromkeys([*self.starts, *controls]))
+        waits = list(dict.fromkeys([*self.starts, *controls]))  # each once, in a fixed order
         if not results:
             c.emit_final("NoOp", [], domain=TENSORFLOW).control_inputs += waits
             return
@@ -189,15 +184,13 @@ class FunctionExpansion:
 def _node(
     c: Conversion,
     op: str,
-    inputs: Sequence[Value | None],
+    inputs: Sequence[Value],
     outputs: Sequence[Value],
-    attrs: Mapping[str, Any] | None,
+    attrs: Attrs | None,
     name: str,
-    domain: str = "",
 ) -> Node:
-    """A node inside a graph of the converted node; it is not emitted."""
-    operation = find(op, domain)
-    assert operation is not None
+    """A node of TensorFlow inside a graph of the converted node; it is not emitted."""
+    operation = standard(op, TENSORFLOW)
     return Node(operation, inputs, outputs, attrs, name=name, device=c.device, origin=c.origin)
 
 
@@ -208,9 +201,9 @@ def call(c: Conversion) -> None:
     direct = c.op in c.context.library.functions
     function = FunctionReference(c.op, c.attrs) if direct else expansion.functions("f")[0]
     arguments = expansion.arguments(c.inputs)
-    body = expansion.body(function, arguments, "", expansion.starts, c.outputs, run_all=direct)
+    body = expansion.body(function, arguments, "", expansion.starts, c.outputs)
     c.scope.nodes += body.nodes
-    expansion.finish(body.results, body.controls)
+    expansion.finish(body.results, body.nodes if direct else body.controls)
 
 
 @rule("If", "StatelessIf")
@@ -261,7 +254,9 @@ def while_(c: Conversion) -> None:
     before = expansion.body(condition, carried, "cond", expansion.starts, types)
     c.scope.nodes += before.nodes
     start = c.emit("ToBool", [_condition(before)], domain=TENSORFLOW, type_=_TRUTH)
+    # The condition's control outputs run before the loop.
     c.nodes[-1].control_inputs += before.controls
+    # Names of the body must not clash with others.
     prefix = c.context.prefixes.unique(f"{c.stem}/body")
     inside = [Value(f"{prefix}#{i}", value.type) for i, value in enumerate(c.outputs)]
     iteration = Value(f"{prefix}#iteration", TensorType(INT64, ()))
@@ -272,7 +267,7 @@ def while_(c: Conversion) -> None:
     after = expansion.body(condition, once.results, "cond", results=types)
     name = f"{prefix}#condition"
     proceed = Value(name, _TRUTH)
-    truth = _node(c, "ToBool", [_condition(after)], [proceed], None, name, TENSORFLOW)
+    truth = _node(c, "ToBool", [_condition(after)], [proceed], None, name)
     truth.control_inputs += after.controls
     graph = Graph(
         [iteration, going, *inside],

@@ -6,8 +6,7 @@ which are views and cost nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -15,7 +14,8 @@ from penstock.core.types import FLOAT32, ShapeError
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.tensorflow.conversion import Conversion, rule
 from penstock.ir.graph import Value
-from penstock.ops.common.shape_rules import all_known, element_number
+from penstock.ir.op import AttrDict, Attrs
+from penstock.ops.common.shape_rules import all_known
 from penstock.ops.registry import TENSORFLOW
 from penstock.ops.tensorflow.windows import backward_attrs
 
@@ -41,7 +41,7 @@ class ImageFormat:
             raise InexpressibleError(f"its {name} {entries} move along the batch or the channels")
         return [int(entries[i]) for i in self.axes]
 
-    def padding(self) -> dict[str, Any]:
+    def padding(self) -> AttrDict:
         """ONNX's attributes for the padding."""
         padding = self.c.attrs.get("padding")
         if padding == "EXPLICIT":
@@ -53,7 +53,7 @@ class ImageFormat:
             raise NodeError(f"has padding {padding!r}, which is not SAME, VALID or EXPLICIT")
         return {"auto_pad": "SAME_UPPER" if padding == "SAME" else "VALID"}
 
-    def conv_attrs(self) -> dict[str, Any]:
+    def conv_attrs(self) -> AttrDict:
         entries = {name: self.spatial_entries(name) for name in ("strides", "dilations")}
         return {**entries, **self.padding()}
 
@@ -67,9 +67,7 @@ class ImageFormat:
             return value
         return self.c.emit("Transpose", [value], {"perm": self.channels_first_order()})
 
-    def emit_final(
-        self, op: str, inputs: Sequence[Value], attrs: Mapping[str, Any], domain: str = ""
-    ) -> None:
+    def emit_final(self, op: str, inputs: Sequence[Value], attrs: Attrs, domain: str = "") -> None:
         """Emit an operation with channels first, for the node's first output in its own order."""
         outputs = self.c.outputs[:1]
         if self.channels_last:
@@ -213,7 +211,7 @@ def resize(c: Conversion) -> None:
         rounding = "floor" if coordinates == "asymmetric" else "round_prefer_ceil"
         attrs |= {"mode": "nearest", "nearest_mode": rounding}
     elif c.dtype(0) != np.float32:
-        image = c.emit("Cast", [image], {"to": element_number("float32")})
+        image = c.cast(image, "float32")
     c.emit_final("Resize", [image, None, None, c.vector(1)], attrs)
 
 
@@ -223,8 +221,8 @@ def adjust_contrast(c: Conversion) -> None:
     image, factor = c.inputs
     if (rank := c.rank(0)) is not None and rank < 3:
         raise NodeError(f"has an image of rank {rank}, which must be 3 at least")
-    scalar = c.emit("Reshape", [factor, c.constant(np.empty(0, np.int64))])
-    mean = c.emit("ReduceMean", [image, c.constant([-3, -2])], {"keepdims": 1})
+    scalar = c.emit("Reshape", [factor, []])
+    mean = c.emit("ReduceMean", [image, [-3, -2]], {"keepdims": 1})
     away = c.emit("Mul", [c.emit("Sub", [image, mean]), scalar])
     c.emit_final("Add", [away, mean])
 

@@ -31,10 +31,11 @@ from penstock.frontends.tensorflow.proto.graphdef_pb2 import (
     TensorInfo,
 )
 from penstock.frontends.tensorflow.scope import GraphScope
-from penstock.frontends.tensorflow.tables import Tables, table_contents
+from penstock.frontends.tensorflow.tables import Tables, node_of, table_contents
+from penstock.frontends.tensorflow.variables import VariableFacts
 from penstock.ir.graph import Graph, Model, Node, Value
 from penstock.ops.registry import standard
-from penstock.ops.tensorflow.state import Store
+from penstock.ops.tensorflow.state import Store, variable_name
 
 DEFAULT = "serving_default"
 _ASSIGN = frozenset({"Assign", "AssignVariableOp"})
@@ -45,6 +46,7 @@ _HANDLES = frozenset({"VarHandleOp", "VariableV2", "Variable"})
 # The most nodes of all signatures together: this number, and this many for each node of the file.
 _FREE_NODES = 100_000
 _MAX_USES = 16
+_NAMES = ("container", "shared_name")
 _INTERNAL = frozenset({"__saved_model_init_op", "__saved_model_train_op"})
 
 
@@ -95,6 +97,7 @@ class _Reader:
         changes = any(_assigns(part, self.library.functions) for part in parts.values())
         initial = {self.shared_name(name): value for name, value in values.items()}
         store = Store(initial, constant=not changes)
+        # Constants fold, but an assignment must be seen by later runs.
         frozen = {} if changes else values
         graphs: dict[str, Graph] = {}
         functions: dict[str, Graph] = {}
@@ -107,8 +110,9 @@ class _Reader:
                 self.folder.name, self.limits, lambda: uses * self.proto.ByteSize(), nodes
             )
             producer = self.proto.graph_def.versions.producer
-            library = self.library.uncalled()
-            importer = Importer(parts[name], producer, library, diagnostics, frozen, store, tables)
+            library = self.library.uncalled()  # each signature has its own copies of functions
+            variables = VariableFacts(store, frozen)
+            importer = Importer(parts[name], producer, library, diagnostics, variables, tables)
             try:
                 graphs[name] = self.graph(importer, name, signatures[name], aliases)
             except Unsupported as error:
@@ -116,6 +120,7 @@ class _Reader:
                     raise
                 metadata[f"left out: {name}"] = str(error)
             finally:
+                # Limits count all signatures together, failed ones included.
                 nodes = diagnostics.nodes
             functions.update(importer.functions)
         names = sorted(graphs)
@@ -149,16 +154,16 @@ class _Reader:
 
     def part(self, name: str, signature: SignatureDef) -> list[NodeDef]:
         """The nodes that a signature needs. The nodes that it feeds become placeholders."""
-        fed = {_node_of(info.name): info for info in signature.inputs.values()}
+        fed = {node_of(info.name): info for info in signature.inputs.values()}
         needed: set[str] = set(fed)
         part = [self.placeholder(node, info, name) for node, info in fed.items()]
-        stack = [_node_of(info.name) for info in signature.outputs.values()]
+        stack = [node_of(info.name) for info in signature.outputs.values()]
         while stack:
             node = stack.pop()
             if node not in needed:
                 needed.add(node)
                 if node in self.nodes:  # else the importer reports the nodes that read it
-                    stack += [_node_of(text.removeprefix("^")) for text in self.nodes[node].input]
+                    stack += [node_of(text.removeprefix("^")) for text in self.nodes[node].input]
         part += [node for name, node in self.nodes.items() if name in needed and name not in fed]
         return part
 
@@ -185,7 +190,7 @@ class _Reader:
         inputs, outputs = [], []
         for key, info in sorted(signature.inputs.items()):
             value = self.value(scope, info, f"signature {name!r}")
-            for alias in (value.name, _node_of(info.name)):
+            for alias in (value.name, node_of(info.name)):
                 aliases.setdefault(alias, key)
             value.name = key
             inputs.append(value)
@@ -217,7 +222,7 @@ class _Reader:
     def tables(self) -> Tables:
         """The tables, which nodes fill that no signature needs. Raises ``InvalidModel``."""
         files = {
-            _node_of(file.tensor_info.name): file.filename for file in self.proto.asset_file_def
+            node_of(file.tensor_info.name): file.filename for file in self.proto.asset_file_def
         }
 
         def asset(node: str) -> bytes | None:
@@ -247,20 +252,20 @@ class _Reader:
         bundle = Bundle(self.folder, prefix, self.limits, self.map_weights)
         keys = dict(self.restored())
         for name, key in self.captured(bundle.entries):
-            keys.setdefault(name, key)
+            keys.setdefault(name, key)  # the graph's own restoring nodes are right where both say
         return {name: bundle.read(key) for name, key in keys.items()}
 
     def restored(self) -> Iterator[tuple[str, str]]:
         """Variables, by node, and the keys that they are restored from."""
         yield from self.assigned(self.folder.name, self.nodes, {})
-        restore = self.nodes.get(_node_of(self.proto.saver_def.restore_op_name))
+        restore = self.nodes.get(node_of(self.proto.saver_def.restore_op_name))
         if restore is None or "f" not in restore.attr:
             return
         function = self.library.functions.get(restore.attr["f"].func.name)
         if function is None:
             return
         names = [argument.name for argument in function.signature.input_arg]
-        arguments = {n: _node_of(text) for n, text in zip(names, restore.input, strict=False)}
+        arguments = {n: node_of(text) for n, text in zip(names, restore.input, strict=False)}
         where = f"function {function.signature.name!r} of {self.folder.name}"
         nodes = {node.name: node for node in function.node_def}
         yield from self.assigned(where, nodes, arguments)
@@ -271,7 +276,7 @@ class _Reader:
         objects = ObjectGraph(self.proto.object_graph_def)
         most = max(map(len, entries), default=0)
         for text, number in dict(objects.captured(self.nodes.values())).items():
-            node = self.nodes.get(_node_of(text))
+            node = self.nodes.get(node_of(text))
             key = objects.key(number, most)
             if node is not None and node.op in _HANDLES and key in entries:
                 yield node.name, key
@@ -304,16 +309,8 @@ class _Reader:
     def shared_name(self, name: str) -> str:
         """The name of a node's variable in the store."""
         attrs = self.nodes[name].attr
-        container, shared = (
-            decode_text(attrs[key].s) if key in attrs else ""
-            for key in ("container", "shared_name")
-        )
-        return "/".join(filter(None, (container, shared or name)))
-
-
-def _node_of(name: str) -> str:
-    """The node that makes the tensor of this name."""
-    return name.split(":")[0]
+        names = {key: decode_text(attrs[key].s) for key in _NAMES if key in attrs}
+        return variable_name(names, name)
 
 
 def _source(name: str, nodes: Mapping[str, NodeDef]) -> tuple[str, int]:

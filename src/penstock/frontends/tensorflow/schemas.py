@@ -15,6 +15,7 @@ from typing import Any
 from penstock.core.records import dataclass
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import TensorProto
 from penstock.frontends.tensorflow.tensors import TYPE_NAMES, FunctionReference
+from penstock.ir.op import Attrs
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Argument:
     type: str = "T"
     ref: bool = False
 
-    def times(self, attrs: Mapping[str, Any]) -> int:
+    def times(self, attrs: Attrs) -> int:
         """The number of values. Raises ``ValueError`` if the attributes do not define it."""
         if not self.count:
             return 1
@@ -40,7 +41,7 @@ class Argument:
             f"attribute {self.count!r} is {count!r}, which is no number of values of {self.name}"
         )
 
-    def types(self, attrs: Mapping[str, Any]) -> Sequence[str | None]:
+    def types(self, attrs: Attrs) -> Sequence[str | None]:
         """The name of the element type of each value; ``None`` if it is unknown."""
         count = self.times(attrs)
         names = attrs.get(self.count) if self.count else None
@@ -48,7 +49,7 @@ class Argument:
             return [dtype if isinstance(dtype, str) else None for dtype in names]
         return [self.type_name(attrs)] * count
 
-    def type_name(self, attrs: Mapping[str, Any]) -> str | None:
+    def type_name(self, attrs: Attrs) -> str | None:
         """The name of the element type of each value that does not come from a list."""
         dtype = attrs.get(self.type, self.type if self.type in TYPE_NAMES else None)
         return dtype if isinstance(dtype, str) else None
@@ -90,17 +91,17 @@ class TfSchema:
         named = {name for x in (*self.inputs, *self.outputs) for name in (x.count, x.type)}
         return sorted(named & self.attributes.keys() - self.defaults.keys())
 
-    def inputs_of(self, attrs: Mapping[str, Any]) -> list[tuple[Argument, str | None]]:
+    def inputs_of(self, attrs: Attrs) -> list[tuple[Argument, str | None]]:
         """The argument and the element type of each input of a node with these attributes."""
         return [(argument, dtype) for argument, _, dtype in _values(self.inputs, attrs)]
 
-    def outputs_of(self, attrs: Mapping[str, Any]) -> Iterator[tuple[Argument, int, str | None]]:
+    def outputs_of(self, attrs: Attrs) -> Iterator[tuple[Argument, int, str | None]]:
         """Of each output: its argument, its number within that, its element type."""
         return _values(self.outputs, attrs)
 
 
 def _values(
-    arguments: Sequence[Argument], attrs: Mapping[str, Any]
+    arguments: Sequence[Argument], attrs: Attrs
 ) -> Iterator[tuple[Argument, int, str | None]]:
     for argument in arguments:
         if argument.count:

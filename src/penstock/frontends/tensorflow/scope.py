@@ -77,7 +77,7 @@ class GraphScope:
         return short_name(self.prefix + name) if self.prefix else name
 
     def origin(self, name: str) -> str:
-        """What messages call a NodeDef."""
+        """The name of a NodeDef in messages."""
         return f"{shortened(self.prefix + name)} in {self.where}"
 
     def find(self, text: str) -> Reference | None:
@@ -128,7 +128,7 @@ class GraphScope:
                 name for name in names if name in self.final_nodes or name in self.placeholders
             )
             sources = dict.fromkeys([*node.control_inputs, *map(self._final_node, nodes)])
-            sources.pop(node, None)
+            sources.pop(node, None)  # a node must not wait for itself
             node.control_inputs = list(sources)
         self.waiting.clear()
 

@@ -16,7 +16,7 @@ from penstock.core.errors import InvalidModel
 from penstock.core.records import NamedTuple
 from penstock.core.types import STRING, dtypes
 from penstock.frontends.common.diagnostics import TensorError
-from penstock.frontends.common.encoding import decode_text
+from penstock.frontends.common.encoding import decode_text, vector_of
 from penstock.frontends.common.inferred_types import source_of
 from penstock.frontends.tensorflow.function_library import FunctionLibrary, called_functions
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import NodeDef
@@ -55,7 +55,7 @@ class Tables:
         self._names[handle] = node
 
     def contents(self, handle: Value) -> Contents | None:
-        """What the table holds that this is a handle of, or a copy by Identity nodes."""
+        """The contents of the table that this is a handle of, or a copy by Identity nodes."""
         return self._by_node.get(self._names.get(source_of(handle), ""))
 
 
@@ -75,7 +75,7 @@ def table_contents(
         return Tables({})
     # Newer SavedModels assign the paths of their files to variables, which the initializer reads.
     assigned = {
-        _node_of(node.input[0]): _node_of(node.input[1])
+        node_of(node.input[0]): node_of(node.input[1])
         for node in top.values()
         if node.op == "AssignVariableOp" and len(node.input) > 1
     }
@@ -83,7 +83,7 @@ def table_contents(
     def content(source: Source) -> bytes | None:
         name = source.node.name
         if source.node.op == "ReadVariableOp" and source.node.input:
-            name = assigned.get(_node_of(source.node.input[0]), "")
+            name = assigned.get(node_of(source.node.input[0]), "")
         return asset(name) if source.where == where else None
 
     filling = _filling_functions(library)
@@ -101,6 +101,7 @@ def table_contents(
                     continue
                 name = table.node.name
                 given = _filled(node, table.node, sources[1:], place, library, content)
+                # Which of the two remains is up to the order of runs.
                 again = name in filled and not _are_equal(contents[name], given)
                 contents[name] = None if again else given
                 filled.add(name)
@@ -117,8 +118,9 @@ def table_contents(
     )
 
 
-def _node_of(text: str) -> str:
-    return text.split(":")[0]
+def node_of(name: str) -> str:
+    """The node that makes the tensor of this name."""
+    return name.split(":")[0]
 
 
 def _filling_functions(library: FunctionLibrary) -> set[str]:
@@ -148,7 +150,7 @@ def _source(
 ) -> Source | None:
     """The node behind Identity nodes, and arguments, that gives a value."""
     for _ in range(_MOST_IDENTITIES):
-        name = _node_of(text)
+        name = node_of(text)
         if name in arguments:
             return arguments[name]
         node = nodes.get(name)
@@ -168,7 +170,8 @@ def _filled(
     library: FunctionLibrary,
     asset: Callable[[Source], bytes | None],
 ) -> Contents | None:
-    """What a node fills a table with; None if that is not constant. Raises ``InvalidModel``."""
+    """The contents that a node fills a table with; None if that is not constant. Raises
+    ``InvalidModel``."""
     subject = f"{node.name} in {where} ({node.op})"
     if node.op == _FROM_FILE:
         content = asset(sources[0]) if sources and sources[0] else None
@@ -196,7 +199,8 @@ def _filled(
                 f"{value!r:.100}; leave one out"
             )
     if len(known) < len(keys):
-        keys, values = _array(list(known), keys.dtype), _array(list(known.values()), values.dtype)
+        keys = vector_of(list(known), keys.dtype)
+        values = vector_of(list(known.values()), values.dtype)
     return keys, values
 
 
@@ -213,12 +217,6 @@ def _constant(source: Source, library: FunctionLibrary) -> np.ndarray | None:
 
 def _are_equal(one: Contents | None, other: Contents | None) -> bool:
     return one is not None and other is not None and all(map(np.array_equal, one, other))
-
-
-def _array(elements: list[Any], dtype: np.dtype) -> np.ndarray:
-    array = np.empty(len(elements), dtype)
-    array[:] = elements
-    return array
 
 
 # Files.
@@ -257,6 +255,6 @@ def _column(lines: list[bytes], index: int, delimiter: bytes, dtype: np.dtype) -
         parts = [row[index] for row in rows]
     texts = [decode_text(part.removesuffix(b"\r")) for part in parts]
     if dtype == STRING:
-        return _array(texts, STRING)
+        return vector_of(texts, STRING)
     read = int if dtype.kind in "iu" else float
-    return _array([read(text) for text in texts], dtype)
+    return vector_of([read(text) for text in texts], dtype)

@@ -17,12 +17,13 @@ from penstock.core.limits import Limits
 from penstock.core.records import dataclass, field
 from penstock.core.types import ANY, STRING, Shape, TensorType, Type, dtypes
 from penstock.frontends.common.diagnostics import TensorError
-from penstock.frontends.common.encoding import array_from_bytes, decode_text
+from penstock.frontends.common.encoding import array_from_bytes, decode_text, vector_of
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import (
     AttrValue,
     TensorProto,
     TensorShapeProto,
 )
+from penstock.ir.op import Attrs
 
 # Names of element types by their numbers. Quantized types are the integers that they are stored as.
 _BY_NUMBER = (
@@ -140,7 +141,7 @@ def decode_tensor(proto: TensorProto, limits: Limits, room: int = 2**26) -> np.n
             f"repeats an element to {count * dtype.itemsize} bytes, more than Limits.max_bytes = "
             f"{limits.max_bytes}"
         )
-    if elements.size <= 1:
+    if elements.size <= 1:  # with strides of 0, however many elements the shape has
         zero = np.array("", STRING) if dtype == STRING else np.zeros((), dtype)
         return np.broadcast_to(elements.reshape(()) if elements.size else zero, shape)
     if count * dtype.itemsize > room:
@@ -154,9 +155,7 @@ def decode_tensor(proto: TensorProto, limits: Limits, room: int = 2**26) -> np.n
 def _elements(proto: TensorProto, dtype: np.dtype) -> np.ndarray:
     """The elements in the field of their type."""
     if dtype == STRING:
-        array = np.empty(len(proto.string_val), STRING)
-        array[:] = [decode_text(element) for element in proto.string_val]
-        return array
+        return vector_of([decode_text(element) for element in proto.string_val], STRING)
     if dtype.kind == "c":
         parts: Any = proto.scomplex_val if dtype.itemsize == 8 else proto.dcomplex_val
         if len(parts) % 2:
@@ -181,7 +180,7 @@ class FunctionReference:
     attrs: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
-def decode_attribute(proto: AttrValue, bound: Mapping[str, Any], limits: Limits) -> Any:
+def decode_attribute(proto: AttrValue, bound: Attrs, limits: Limits) -> Any:
     """The value of an attribute. ``bound`` has those of a function, by the name with which its body
     refers to them. Raises ``TensorError``."""
     field_name = proto.WhichOneof("value")
@@ -196,7 +195,7 @@ def decode_attribute(proto: AttrValue, bound: Mapping[str, Any], limits: Limits)
     return field_name and _decoded(field_name, getattr(proto, field_name), bound, limits)
 
 
-def _decoded(field_name: str, content: Any, bound: Mapping[str, Any], limits: Limits) -> Any:
+def _decoded(field_name: str, content: Any, bound: Attrs, limits: Limits) -> Any:
     """The content of a field of an attribute, or an element of one."""
     if field_name == "s":
         return decode_text(content)

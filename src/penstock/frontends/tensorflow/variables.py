@@ -11,6 +11,7 @@ from penstock.core.types import TensorType, Type, accepts, dtype_name, type_of
 from penstock.frontends.common.inferred_types import source_of
 from penstock.frontends.tensorflow.tensors import declared_type
 from penstock.ir.graph import Value
+from penstock.ir.op import AttrDict
 from penstock.ops.tensorflow.state import Store
 
 
@@ -42,7 +43,7 @@ class VariableFacts:
         """The value of a variable that nothing assigns to."""
         return self._frozen.get(source_of(handle))
 
-    def read_attrs(self, handle: Value, dtype: str | None) -> tuple[dict[str, Any], Type]:
+    def read_attrs(self, handle: Value, dtype: str | None) -> tuple[AttrDict, Type]:
         """The attributes of a node that reads a variable, and the type of its output."""
         type_ = self._types.get(source_of(handle))
         attrs: dict[str, Any] = {} if dtype is None else {"dtype": dtype}

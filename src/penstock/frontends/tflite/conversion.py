@@ -13,26 +13,27 @@ rule in one of two ways:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from penstock.core.records import KW_ONLY, NamedTuple, dataclass, field
 from penstock.core.types import FLOAT32, INT64
-from penstock.frontends.common.builder import NodeBuilder
+from penstock.frontends.common.builder import NodeBuilder, Operand
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.tflite.flatbuffer import FlatTable, schema
 from penstock.frontends.tflite.scope import SubgraphScope
 from penstock.frontends.tflite.tensors import Quantization
 from penstock.ir.graph import Node, Value
+from penstock.ir.op import AttrDict, Attrs
 from penstock.ops.common.shape_rules import element_number
 from penstock.ops.registry import TENSORFLOW
-from penstock.ops.tensorflow.state import Store
+from penstock.ops.tensorflow.state import Store, variable_name
 
 
 class OperatorContext(Protocol):
-    """What rules may ask of the import. ``store`` holds the variables, which start with the values
+    """The import as rules see it. ``store`` holds the variables, which start with the values
     of ``initial``; ``handles`` has the numbers of tables, ``tables`` their keys and values."""
 
     table: FlatTable
@@ -50,10 +51,10 @@ class OperatorContext(Protocol):
         """A tensor of a subgraph."""
 
     def zeros(self, scope: SubgraphScope, index: int) -> np.ndarray:
-        """What a tensor that is a variable holds at first."""
+        """The first value of a tensor that is a variable."""
 
     def quantization(self, scope: SubgraphScope, index: int) -> Quantization | None:
-        """What the integers of a tensor stand for."""
+        """The meaning of the integers of a tensor."""
 
     def custom_options(self, operator: FlatTable) -> bytes:
         """The options of a custom operator."""
@@ -125,10 +126,7 @@ class OperatorConversion(NodeBuilder):
             raise NodeError(f"leaves out input {self.inputs.index(None)}, which {self.op} needs")
         return [*self.inputs, *[None] * ((most or least) - count)]
 
-    def cast(self, value: Value, dtype: np.dtype) -> Value:
-        return self.emit("Cast", [value], to=element_number(dtype.name))
-
-    def emit_tensorflow(self, op: str, inputs: Sequence[Value | None], **attrs: Any) -> None:
+    def emit_tensorflow(self, op: str, inputs: Sequence[Operand], **attrs: Any) -> None:
         """Emit an operation of the domain "tensorflow" as the final node."""
         self.emit_final(op, inputs, attrs, domain=TENSORFLOW)
 
@@ -154,8 +152,8 @@ class OperatorConversion(NodeBuilder):
     def emit_activated(
         self,
         op: str,
-        inputs: Sequence[Value | None],
-        attrs: Mapping[str, Any] | None = None,
+        inputs: Sequence[Operand],
+        attrs: Attrs | None = None,
         *,
         kind: str = "",
     ) -> None:
@@ -185,10 +183,10 @@ class OperatorConversion(NodeBuilder):
             node.control_inputs.append(self.scope.effect)
         self.scope.effect = node
 
-    def variable_attrs(self, container: str, name: str) -> dict[str, Any]:
+    def variable_attrs(self, container: str, name: str) -> AttrDict:
         """The attributes of a node that names a variable, with the type of its first value."""
         attrs = {"container": container, "shared_name": name, "store": self.context.store}
-        first = self.context.initial.get("/".join(filter(None, (container, name))))
+        first = self.context.initial.get(variable_name(attrs, ""))
         if first is not None:
             attrs |= {"dtype": first.dtype.name, "shape": list(first.shape)}
         return attrs
@@ -201,7 +199,7 @@ class OperatorConversion(NodeBuilder):
         before = value.producer
         if before is not None and before.op.name == "Transpose":
             earlier = before.attrs["perm"]
-            if [earlier[axis] for axis in perm] == list(range(len(perm))):
+            if [earlier[axis] for axis in perm] == list(range(len(perm))):  # the two cancel out
                 whole = before.inputs[0]
                 assert whole is not None
                 return whole
@@ -216,8 +214,8 @@ class OperatorConversion(NodeBuilder):
     def emit_image(
         self,
         op: str,
-        inputs: Sequence[Value | None],
-        attrs: Mapping[str, Any],
+        inputs: Sequence[Operand],
+        attrs: Attrs,
         *,
         rank: int = 4,
         domain: str = "",
@@ -274,13 +272,11 @@ class OperatorConversion(NodeBuilder):
 def dequantized(b: NodeBuilder, value: Value, given: Quantization) -> Value:
     """The real numbers that a quantized tensor stands for."""
     dtype = value.dtype or b.types.tensor(value).dtype or np.dtype(np.int8)
-    scale = b.constant(given.scale if given.per_channel else given.scale[0], FLOAT32)
-    attrs = {"axis": given.axis} if given.per_channel else {}
-    point = given.zero_point if given.per_channel else given.zero_point[0]
+    scale, point, attrs = _parameters(b, given)
     if dtype == INT64:  # biases of 16-bit activations
         if given.per_channel and given.axis:
             raise InexpressibleError("it has int64 codes with a scale for each channel")
-        return b.emit("Mul", [b.emit("Cast", [value], to=element_number("float32")), scale])
+        return b.emit("Mul", [b.cast(value, "float32"), scale])
     zero = None if dtype == np.int32 else b.constant(point, dtype)
     return b.emit("DequantizeLinear", [value, scale, zero], attrs)
 
@@ -289,8 +285,13 @@ def emit_quantized(
     b: NodeBuilder, value: Value, given: Quantization, output: Value, dtype: Any
 ) -> None:
     """Emit ``output``, of integers that stand for the real numbers of ``value``."""
-    scale = b.constant(given.scale if given.per_channel else given.scale[0], FLOAT32)
-    point = given.zero_point if given.per_channel else given.zero_point[0]
+    scale, point, attrs = _parameters(b, given)
     inputs = [value, scale, b.constant(point, dtype)]
-    attrs = {"axis": given.axis} if given.per_channel else {}
     b.append("QuantizeLinear", "", inputs, [output], attrs, f"{b.name}/{output.name}")
+
+
+def _parameters(b: NodeBuilder, given: Quantization) -> tuple[Value, np.ndarray, Attrs]:
+    """The scale, the zero point and the attributes of a node between codes and real numbers."""
+    if given.per_channel:
+        return b.constant(given.scale, FLOAT32), given.zero_point, {"axis": given.axis}
+    return b.constant(given.scale[0], FLOAT32), given.zero_point[0], {}

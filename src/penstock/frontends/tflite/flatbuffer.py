@@ -82,7 +82,7 @@ def schema() -> Schema:
 
 @cache
 def _slots(kind: str) -> int:
-    """How many fields tables of a kind may have."""
+    """The number of fields that tables of a kind may have."""
     return max((field.slot + 1 for field in schema().tables[kind].values()), default=0)
 
 
@@ -109,12 +109,13 @@ class FlatTable:
         slots = max((size - 4) // 2, 0)
         buffer.check(vtable, 4 + 2 * slots, "the fields of a table")
         buffer.check(at, self._size, "a table")
-        slots = min(slots, _slots(kind))
+        slots = min(slots, _slots(kind))  # newer files may have fields that this schema lacks
         self._offsets = unpack(f"<{slots}H", buffer.part(vtable + 4, 2 * slots))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
+        # Once a field.
         value = self.__dict__[name] = self._read(name, schema().tables[self.kind][name])
         return value
 
@@ -199,13 +200,14 @@ class FlatBuffer:
         if data is None:
             checkpoint()
             size = min(_PAGE + _OVERHANG, self.size - page * _PAGE)
+            # Kept: tables are small beside the weights.
             data = self._pages[page] = self._read(page * _PAGE, size)
             if len(data) < size:
                 self.damaged("been cut while it was read")
         return data
 
     def target(self, at: int) -> int:
-        """Where the offset at ``at`` leads."""
+        """The place that the offset at ``at`` leads to."""
         offset: int = self.numbers(_U32, at)[0]
         return at + offset
 

@@ -27,13 +27,7 @@ from penstock.core.errors import InvalidModel, shortened
 from penstock.core.limits import DEFAULT_LIMITS, Limits
 from penstock.core.records import dataclass
 from penstock.frontends.common.builder import UniqueNames
-from penstock.frontends.common.diagnostics import (
-    NO_KERNEL,
-    ConversionError,
-    Diagnostics,
-    NodeError,
-    TensorError,
-)
+from penstock.frontends.common.diagnostics import NO_KERNEL, Diagnostics, NodeError, TensorError
 from penstock.frontends.common.inferred_types import InferredTypes
 from penstock.frontends.common.model_files import open_path
 from penstock.frontends.tflite import (  # noqa: F401 - modules register their rules
@@ -82,7 +76,7 @@ def load_tflite(
 
 @dataclass
 class FileTotals:
-    """What files that are read as one model have together."""
+    """The totals of files that are read as one model."""
 
     nodes: int = 0
     size: int = 0
@@ -250,7 +244,7 @@ class SubgraphImporter:
         if not 0 < index < len(subgraphs):
             raise NodeError(f"uses subgraph {index}, of {len(subgraphs)}; the first is the entry")
         callers = (*scope.callers, scope.index)
-        if index in callers:
+        if index in callers:  # recursion, which would not end here
             raise NodeError(f"uses subgraph {index}, which it is itself part of")
         table = subgraphs[index]
         where = f"subgraph {table.name or index!r} of {self.where}"
@@ -319,7 +313,7 @@ class SubgraphImporter:
                         array = self.dequantized_blocks(scope, blocks, array)
             except TensorError as error:
                 self.fault(f"tensor {index} ({tensor.name!r}) of {scope.where} {error}")
-            name = self.names.unique(tensor.name or f"tensor_{index}")
+            name = self.names.unique(tensor.name or f"tensor_{index}")  # converters repeat names
             constant = self._constants[key] = Value(name, const=array)
         scope.values[index] = constant
         return constant
@@ -351,7 +345,7 @@ class SubgraphImporter:
         return (numbers * parameters[0]).astype(np.float32).reshape(codes.shape)
 
     def quantization(self, scope: SubgraphScope, index: int) -> Quantization | None:
-        """What the integers of a tensor stand for."""
+        """The meaning of the integers of a tensor."""
         key = (scope.index, index)
         if key not in self._quantizations:
             tensor = self.tensor(scope, index)
@@ -366,15 +360,15 @@ class SubgraphImporter:
     def custom_options(self, operator: FlatTable) -> bytes:
         """The options of a custom operator, which may be outside of the flatbuffer. Raises
         ``NodeError``."""
-        place = operator.large_custom_options_offset, operator.large_custom_options_size
-        if place[0] <= 1:
+        offset, size = operator.large_custom_options_offset, operator.large_custom_options_size
+        if offset <= 1:
             return operator.content("custom_options")
-        if sum(place) > self.reader.weights.size:
+        if offset + size > self.reader.weights.size:
             raise NodeError("has options behind the end of the file: it was cut short")
-        return self.reader.weights.read(*place).tobytes()
+        return self.reader.weights.read(offset, size).tobytes()
 
     def zeros(self, scope: SubgraphScope, index: int) -> np.ndarray:
-        """What a tensor that is a variable holds at first. Raises ``NodeError``."""
+        """The first value of a tensor that is a variable. Raises ``NodeError``."""
         tensor = self.tensor(scope, index)
         dtype, dims = dtype_of(tensor), tuple(tensor.shape)
         try:
@@ -396,6 +390,7 @@ class SubgraphImporter:
         if operator.opcode_index >= len(codes):
             self.fault(f"{self.where} has an operator whose type is not among its {len(codes)}")
         code = codes[operator.opcode_index]
+        # Old files have the deprecated one alone, a byte.
         number = max(code.builtin_code, code.deprecated_builtin_code)
         if code.builtin_code < 0 or code.deprecated_builtin_code < 0:  # Circle's own
             number = min(code.builtin_code, code.deprecated_builtin_code)
@@ -445,19 +440,14 @@ class SubgraphImporter:
             output_quantizations=[self.quantization(scope, i) for i in operator.outputs],
             output_dtypes=dtypes,
         )
-        try:
-            rule = RULES.get(op)
-            if rule is None and op.startswith("CUSTOM:"):
-                rule = RuleEntry(custom)
-            if rule is None:
-                self.diagnostics.unsupported(f"tflite.{op}", NO_KERNEL, origin)
-            else:
+        rule = RULES.get(op)
+        if rule is None and op.startswith("CUSTOM:"):
+            rule = RuleEntry(custom)
+        if rule is None:
+            self.diagnostics.unsupported(f"tflite.{op}", NO_KERNEL, origin)
+        else:
+            with self.diagnostics.converting(f"tflite.{op}", origin):
                 conversion.apply(rule)
-        except ConversionError as error:
-            self.diagnostics.record(error, f"tflite.{op}", origin, origin)
-        except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
-            # Rules expect the inputs that converters write; a file may have others.
-            self.diagnostics.problem(f"{origin} has inputs that it cannot have: {error!r}")
         scope.nodes += conversion.nodes
         for index, value in zip(operator.outputs, outputs, strict=True):
             if value is not None:

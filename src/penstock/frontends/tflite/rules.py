@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import reduce
-from typing import Any
 
 import numpy as np
 
+from penstock.core.records import NamedTuple
 from penstock.core.types import FLOAT32, INT64
 from penstock.frontends.common.diagnostics import InexpressibleError
 from penstock.frontends.tflite.conversion import (
@@ -16,10 +17,31 @@ from penstock.frontends.tflite.conversion import (
     operator_rule,
 )
 from penstock.ir.graph import Value
+from penstock.ir.op import Attrs
 from penstock.ops.common.shape_rules import element_number
 from penstock.ops.registry import TENSORFLOW, TFLITE
 
-# Operators with the meaning of one of ONNX's, or of TensorFlow's, by their number of inputs.
+
+class Plain(NamedTuple):
+    """An operator that becomes one operation with the same inputs, of which there are ``least`` to
+    ``most`` (-1: any number). ``options`` become attributes of the same names, besides ``attrs``;
+    ``table`` names the table of the options where files leave it out. ``vector``: the second input
+    is a vector of int64 in ONNX. The other fields are as of ``operator_rule``."""
+
+    op: str
+    domain: str = ""
+    least: int = 1
+    most: int = 0
+    options: Sequence[str] = ()
+    table: str = ""
+    attrs: Attrs | None = None
+    vector: bool = False
+    outputs: int = 1
+    moves: bool = False
+    integers: bool = False
+
+
+# Operators without options, by their number of inputs.
 _ONNX_1 = """
     ABS=Abs CEIL=Ceil COS=Cos DENSIFY=Identity ELU=Elu EXP=Exp FLOOR=Floor HARD_SWISH=HardSwish
     LOG=Log LOGICAL_NOT=Not LOGISTIC=Sigmoid NEG=Neg RELU=Relu ROUND=Round SIGN=Sign SIN=Sin
@@ -28,6 +50,7 @@ _ONNX_1 = """
 _ONNX_2 = """
     BITWISE_XOR=BitwiseXor EQUAL=Equal GREATER=Greater GREATER_EQUAL=GreaterOrEqual LESS=Less
     LESS_EQUAL=LessOrEqual LOGICAL_AND=And LOGICAL_OR=Or MAXIMUM=Max MINIMUM=Min POW=Pow PRELU=PRelu
+    STABLEHLO_ADD=Add STABLEHLO_MAXIMUM=Max STABLEHLO_MINIMUM=Min STABLEHLO_MULTIPLY=Mul
 """
 _ONNX_3 = "RANGE=Range SELECT_V2=Where"
 _TENSORFLOW_1 = """
@@ -36,24 +59,74 @@ _TENSORFLOW_1 = """
 """
 _TENSORFLOW_2 = """
     ATAN2=Atan2 BROADCAST_ARGS=BroadcastArgs FILL=Fill FLOOR_DIV=FloorDiv FLOOR_MOD=FloorMod
-    NOT_EQUAL=NotEqual RIGHT_SHIFT=RightShift
+    NOT_EQUAL=NotEqual RIGHT_SHIFT=RightShift STABLEHLO_SHIFT_LEFT=LeftShift
 """
-_TENSORFLOW_3 = "SELECT=Select"
-_SAME: dict[str, tuple[str, str, int]] = {
-    operator: (name, domain, arity)
-    for domain, tables in (
-        ("", (_ONNX_1, _ONNX_2, _ONNX_3)),
-        (TENSORFLOW, (_TENSORFLOW_1, _TENSORFLOW_2, _TENSORFLOW_3)),
-    )
+_TENSORFLOW_3 = "BATCH_TO_SPACE_ND=BatchToSpaceND SELECT=Select SPACE_TO_BATCH_ND=SpaceToBatchND"
+_TABLES = (
+    ("", (_ONNX_1, _ONNX_2, _ONNX_3)),
+    (TENSORFLOW, (_TENSORFLOW_1, _TENSORFLOW_2, _TENSORFLOW_3)),
+    (TFLITE, ("", "RFFT2D=Rfft2d", "DILATE=Spread", "SPARSE_TO_DENSE=SparseToDense")),
+)
+_GATHER_OPTIONS = (
+    *("offset_dims", "collapsed_slice_dims", "start_index_map", "index_vector_dim", "slice_sizes"),
+)
+_CUMSUM_OPTIONS = ("exclusive", "reverse")
+_SKIP_GRAM_OPTIONS = ("ngram_size", "max_skip_size", "include_all_ngrams")
+_FAKE_QUANT_OPTIONS = ("min", "max", "num_bits", "narrow_range")
+_NHWC = {"data_format": "NHWC"}
+_PLAIN = {
+    operator: Plain(name, domain, arity)
+    for domain, tables in _TABLES
     for arity, table in enumerate(tables, 1)
     for operator, _, name in (entry.partition("=") for entry in table.split())
+} | {
+    "BROADCAST_TO": Plain("Expand", "", 2, vector=True, moves=True),
+    "BUCKETIZE": Plain("Bucketize", TFLITE, options=("boundaries",)),
+    "CUMSUM": Plain("CumSum", "", 2, 0, _CUMSUM_OPTIONS, "CumsumOptions", vector=True),
+    "DEPTH_TO_SPACE": Plain(
+        "DepthToSpace", TENSORFLOW, options=("block_size",), attrs=_NHWC, moves=True
+    ),
+    "DYNAMIC_UPDATE_SLICE": Plain("DynamicUpdateSlice", TFLITE, 3, moves=True),
+    "EMBEDDING_LOOKUP_SPARSE": Plain(
+        "EmbeddingLookupSparse", TFLITE, 5, 0, ("combiner",), "EmbeddingLookupSparseOptions"
+    ),
+    "EXPAND_DIMS": Plain("Unsqueeze", "", 2, vector=True, moves=True),
+    "FAKE_QUANT": Plain("FakeQuantWithMinMaxArgs", TENSORFLOW, options=_FAKE_QUANT_OPTIONS),
+    "HASHTABLE_LOOKUP": Plain("HashtableLookup", TFLITE, 3, outputs=2, integers=True),
+    "LEAKY_RELU": Plain("LeakyRelu", options=("alpha",), table="LeakyReluOptions"),
+    "LOG_SOFTMAX": Plain("LogSoftmax", attrs={"axis": -1}),
+    "ONE_HOT": Plain("OneHot", TENSORFLOW, 4, 0, ("axis",), "OneHotOptions", integers=True),
+    "PACK": Plain("Pack", TENSORFLOW, 1, -1, ("axis",), moves=True),
+    "REDUCE_ALL": Plain("All", TENSORFLOW, 2, 0, ("keep_dims",), "ReducerOptions"),
+    "REDUCE_ANY": Plain("Any", TENSORFLOW, 2, 0, ("keep_dims",), "ReducerOptions"),
+    "REVERSE_V2": Plain("ReverseV2", TENSORFLOW, 2, moves=True),
+    # Of codes, zero where nothing is: LiteRT's kernel does not ask what they stand for.
+    "SCATTER_ND": Plain("ScatterNd", TENSORFLOW, 3, integers=True),
+    "SKIP_GRAM": Plain("SkipGram", TFLITE, options=_SKIP_GRAM_OPTIONS),
+    "SLICE": Plain("Slice", TENSORFLOW, 3, moves=True),
+    "SPACE_TO_DEPTH": Plain(
+        "SpaceToDepth", TENSORFLOW, options=("block_size",), attrs=_NHWC, moves=True
+    ),
+    "STABLEHLO_GATHER": Plain("SliceGather", TFLITE, 2, options=_GATHER_OPTIONS, moves=True),
+    "TILE": Plain("Tile", "", 2, vector=True, moves=True),
 }
 
 
-@operator_rule(*_SAME)
-def same(c: OperatorConversion) -> None:
-    name, domain, arity = _SAME[c.op]
-    c.emit_final(name, c.take(arity), domain=domain)
+def plain(c: OperatorConversion) -> None:
+    entry = _PLAIN[c.op]
+    inputs = c.take(entry.least, entry.most if entry.most >= 0 else len(c.inputs))
+    if entry.vector:
+        inputs[1] = c.vector(1)
+    attrs = {name: c.option(name, entry.table) for name in entry.options}
+    if not entry.domain:  # truth values are integers in ONNX
+        attrs = {name: int(x) if isinstance(x, bool) else x for name, x in attrs.items()}
+    c.emit_final(entry.op, inputs, {**(entry.attrs or {}), **attrs}, domain=entry.domain)
+
+
+for _operator, _entry in _PLAIN.items():
+    operator_rule(_operator, outputs=_entry.outputs, moves=_entry.moves, integers=_entry.integers)(
+        plain
+    )
 
 
 @operator_rule("ADD", "SUB", "MUL")
@@ -104,11 +177,6 @@ def clip(c: OperatorConversion) -> None:
     c.emit_final("Clip", [x, c.like(low, x), c.like(high, x)])
 
 
-@operator_rule("LEAKY_RELU")
-def leaky_relu(c: OperatorConversion) -> None:
-    c.emit_final("LeakyRelu", c.take(1), {"alpha": c.option("alpha", "LeakyReluOptions")})
-
-
 @operator_rule("GELU")
 def gelu(c: OperatorConversion) -> None:
     approximate = c.option("approximate", "GeluOptions")
@@ -123,15 +191,10 @@ def softmax(c: OperatorConversion) -> None:
     c.emit_final("Softmax", [scaled], {"axis": -1})
 
 
-@operator_rule("LOG_SOFTMAX")
-def log_softmax(c: OperatorConversion) -> None:
-    c.emit_final("LogSoftmax", c.take(1), {"axis": -1})
-
-
 @operator_rule("L2_NORMALIZATION")
 def l2_normalization(c: OperatorConversion) -> None:
     (x,) = c.take(1)
-    norm = c.emit("ReduceL2", [x, c.constant([-1])], keepdims=1)
+    norm = c.emit("ReduceL2", [x, [-1]], keepdims=1)
     c.emit_activated("Div", [x, c.emit("Max", [norm, c.like(1e-6, x)])], kind="L2NormOptions")
 
 
@@ -149,7 +212,7 @@ def fully_connected(c: OperatorConversion) -> None:
     matrix = shape is not None and rows is not None and len(shape) == 2 and shape[1] == rows[-1]
     if not matrix and not c.option("keep_num_dims", "FullyConnectedOptions"):
         width = c.emit("Shape", [weights], start=1)
-        flat = c.emit("Concat", [c.constant([-1]), width], axis=0)
+        flat = c.emit("Concat", [[-1], width], axis=0)
         x, matrix = c.reshaped(x, flat), True
     if matrix:
         c.emit_activated("Gemm", [x, weights, bias], {"transB": 1}, kind="FullyConnectedOptions")
@@ -259,13 +322,6 @@ def quantize(c: OperatorConversion) -> None:
         raise InexpressibleError("its output has no scale")
     real = x if given is None else dequantized(c, x, given)
     emit_quantized(c, real, wanted, output, c.output_dtypes[0])
-
-
-@operator_rule("FAKE_QUANT")
-def fake_quant(c: OperatorConversion) -> None:
-    names = ("min", "max", "num_bits", "narrow_range")
-    attrs: dict[str, Any] = {name: c.option(name) for name in names}
-    c.emit_tensorflow("FakeQuantWithMinMaxArgs", c.take(1), **attrs)
 
 
 @operator_rule("SHAPE")

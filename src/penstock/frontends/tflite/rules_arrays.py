@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 
 from penstock.core.types import INT64
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.tflite.conversion import OperatorConversion, operator_rule
 from penstock.ir.graph import Value
-from penstock.ops.common.dtypes import INT32
 from penstock.ops.registry import TENSORFLOW, TFLITE
 
 _REDUCTIONS = {
@@ -32,16 +28,10 @@ def reduction(c: OperatorConversion) -> None:
     attrs = {"keepdims": int(c.option("keep_dims", "ReducerOptions")), "noop_with_empty_axes": 1}
     dtype = c.dtype(0)
     if dtype is not None and dtype.kind in "iu" and dtype.itemsize < 4:
-        wide = c.emit(_REDUCTIONS[c.op], [c.cast(x, INT32), c.vector(1)], attrs)
+        wide = c.emit(_REDUCTIONS[c.op], [c.cast(x, "int32"), c.vector(1)], attrs)
         c.cast_final(wide, dtype)
     else:
         c.emit_final(_REDUCTIONS[c.op], [x, c.vector(1)], attrs)
-
-
-@operator_rule("REDUCE_ANY", "REDUCE_ALL")
-def truths(c: OperatorConversion) -> None:
-    keep_dims = bool(c.option("keep_dims", "ReducerOptions"))
-    c.emit_tensorflow("Any" if c.op == "REDUCE_ANY" else "All", c.take(2), keep_dims=keep_dims)
 
 
 @operator_rule("ARG_MAX", "ARG_MIN")
@@ -62,15 +52,9 @@ def top_k(c: OperatorConversion) -> None:
     c.take(2)
     values, indices = c.outputs
     raw = Value(c.fresh("indices"))
-    inputs = [c.inputs[0], c.emit("Reshape", [c.vector(1), c.constant([1])])]
+    inputs = [c.inputs[0], c.emit("Reshape", [c.vector(1), [1]])]
     c.emit_final("TopK", inputs, {"axis": -1, "largest": 1, "sorted": 1}, outputs=[values, raw])
     c.append_cast(raw, indices, c.output_dtypes[1])
-
-
-@operator_rule("CUMSUM")
-def cumsum(c: OperatorConversion) -> None:
-    attrs = {name: int(c.option(name, "CumsumOptions")) for name in ("exclusive", "reverse")}
-    c.emit_final("CumSum", [c.take(2)[0], c.vector(1)], attrs)
 
 
 # Shapes.
@@ -94,17 +78,6 @@ def squeeze(c: OperatorConversion) -> None:
     c.emit_final("Squeeze", [*c.take(1), *([c.constant(axes)] if axes else [])])
 
 
-@operator_rule("EXPAND_DIMS", moves=True)
-def expand_dims(c: OperatorConversion) -> None:
-    c.emit_final("Unsqueeze", [c.take(2)[0], c.vector(1)])
-
-
-@operator_rule("BROADCAST_TO", "TILE", moves=True)
-def repeat(c: OperatorConversion) -> None:
-    op = "Tile" if c.op == "TILE" else "Expand"
-    c.emit_final(op, [c.take(2)[0], c.vector(1)])
-
-
 @operator_rule("TRANSPOSE", moves=True)
 def transpose(c: OperatorConversion) -> None:
     x, order = c.take(2)
@@ -122,11 +95,6 @@ def transpose(c: OperatorConversion) -> None:
 def concatenation(c: OperatorConversion) -> None:
     inputs = c.take(1, len(c.inputs))
     c.emit_activated("Concat", inputs, {"axis": c.option("axis")}, kind="ConcatenationOptions")
-
-
-@operator_rule("PACK", moves=True)
-def pack(c: OperatorConversion) -> None:
-    c.emit_tensorflow("Pack", c.take(1, len(c.inputs)), axis=c.option("axis"))
 
 
 @operator_rule("UNPACK", moves=True, outputs=None)
@@ -155,12 +123,7 @@ def split_v(c: OperatorConversion) -> None:
             c.emit_tensorflow("SplitV", [x, sizes, axis])
             return
         known[known.index(-1)] = whole - sum(known) - 1
-    c.emit_final("Split", [x, c.constant(known)], {"axis": places[0]})
-
-
-@operator_rule("SLICE", moves=True)
-def slice_(c: OperatorConversion) -> None:
-    c.emit_tensorflow("Slice", c.take(3))
+    c.emit_final("Split", [x, known], {"axis": places[0]})
 
 
 _MASKS = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
@@ -182,11 +145,10 @@ def strided_slice(c: OperatorConversion) -> None:
 def gather(c: OperatorConversion) -> None:
     x, indices = c.take(2)
     if c.dtype(1) == np.int16:
-        indices = c.cast(indices, INT32)
+        indices = c.cast(indices, "int32")
     axis, batch = c.option("axis", "GatherOptions"), c.option("batch_dims", "GatherOptions")
     if batch:
-        inputs = [x, indices, c.constant([axis])]
-        c.emit_tensorflow("GatherV2", inputs, batch_dims=batch)
+        c.emit_tensorflow("GatherV2", [x, indices, [axis]], batch_dims=batch)
     else:
         c.emit_final("Gather", [x, indices], {"axis": axis})
 
@@ -204,29 +166,13 @@ def gather_nd(c: OperatorConversion) -> None:
 
 
 def _int64(c: OperatorConversion, index: int, value: Value) -> Value:
-    return value if c.dtype(index) == INT64 else c.cast(value, INT64)
-
-
-@operator_rule("SCATTER_ND", integers=True)
-def scatter_nd(c: OperatorConversion) -> None:
-    """Of codes, zero where nothing is: LiteRT's kernel does not ask what they stand for."""
-    c.emit_tensorflow("ScatterNd", c.take(3))
-
-
-@operator_rule("ONE_HOT", integers=True)
-def one_hot(c: OperatorConversion) -> None:
-    c.emit_tensorflow("OneHot", c.take(4), axis=c.option("axis", "OneHotOptions"))
+    return value if c.dtype(index) == INT64 else c.cast(value, "int64")
 
 
 @operator_rule("UNIQUE", outputs=2)
 def unique(c: OperatorConversion) -> None:
     places = c.output_dtypes[1]
     c.emit_tensorflow("Unique", c.take(1), out_idx="int32" if places is None else places.name)
-
-
-@operator_rule("REVERSE_V2", moves=True)
-def reverse(c: OperatorConversion) -> None:
-    c.emit_tensorflow("ReverseV2", c.take(2))
 
 
 @operator_rule("REVERSE_SEQUENCE", moves=True)
@@ -249,7 +195,7 @@ def pad(c: OperatorConversion) -> None:
     given = c.quantizations[0]
     if value is None and given is not None and c.dtype(0) is not None and c.moved_as_integers:
         value = c.constant(given.zero_point[0], c.dtype(0))  # type: ignore[arg-type]
-    value = None if value is None else c.emit("Reshape", [value, c.constant([])], allowzero=1)
+    value = None if value is None else c.emit("Reshape", [value, []], allowzero=1)
     c.emit_final("Pad", [x, c.vector(1, transposed=True), value], {"mode": "constant"})
 
 
@@ -262,33 +208,7 @@ def mirror_pad(c: OperatorConversion) -> None:
         c.emit_tensorflow("MirrorPad", [x, pads], mode="SYMMETRIC")
 
 
-@operator_rule("SPACE_TO_BATCH_ND", "BATCH_TO_SPACE_ND")
-def blocks_of_batch(c: OperatorConversion) -> None:
-    op = "SpaceToBatchND" if c.op.startswith("SPACE") else "BatchToSpaceND"
-    c.emit_tensorflow(op, c.take(3))
-
-
-@operator_rule("SPACE_TO_DEPTH", "DEPTH_TO_SPACE", moves=True)
-def blocks_of_depth(c: OperatorConversion) -> None:
-    op = "SpaceToDepth" if c.op.startswith("SPACE") else "DepthToSpace"
-    c.emit_tensorflow(op, c.take(1), block_size=c.option("block_size"), data_format="NHWC")
-
-
 # Operations of TFLite that neither ONNX nor TensorFlow has.
-
-
-def _own(c: OperatorConversion, op: str, inputs: Sequence[Any], **attrs: Any) -> None:
-    c.emit_final(op, inputs, attrs, domain=TFLITE)
-
-
-@operator_rule("DYNAMIC_UPDATE_SLICE", moves=True)
-def dynamic_update_slice(c: OperatorConversion) -> None:
-    _own(c, "DynamicUpdateSlice", c.take(3))
-
-
-@operator_rule("BUCKETIZE")
-def bucketize(c: OperatorConversion) -> None:
-    _own(c, "Bucketize", c.take(1), boundaries=list(c.option("boundaries")))
 
 
 @operator_rule("LSH_PROJECTION")
@@ -296,17 +216,7 @@ def lsh_projection(c: OperatorConversion) -> None:
     kind = c.option("type")
     if kind not in (_SPARSE, _DENSE):
         raise InexpressibleError(f"its type is {kind}, neither sparse nor dense")
-    _own(c, "LshProjection", c.take(2, 3), dense=int(kind == _DENSE))
-
-
-@operator_rule("RFFT2D")
-def rfft2d(c: OperatorConversion) -> None:
-    _own(c, "Rfft2d", c.take(2))
-
-
-@operator_rule("SPARSE_TO_DENSE")
-def sparse_to_dense(c: OperatorConversion) -> None:
-    _own(c, "SparseToDense", c.take(4))
+    c.emit_final("LshProjection", c.take(2, 3), {"dense": int(kind == _DENSE)}, domain=TFLITE)
 
 
 @operator_rule(
@@ -315,13 +225,14 @@ def sparse_to_dense(c: OperatorConversion) -> None:
 def segments(c: OperatorConversion) -> None:
     name = c.op.removeprefix("UNSORTED_")
     inputs = c.take(2) if name == c.op else c.take(3)
-    _own(c, "Segment", inputs, reduction=name.removeprefix("SEGMENT_").lower())
+    attrs = {"reduction": name.removeprefix("SEGMENT_").lower()}
+    c.emit_final("Segment", inputs, attrs, domain=TFLITE)
 
 
 @operator_rule("MATRIX_SET_DIAG")
 def matrix_set_diag(c: OperatorConversion) -> None:
     x, diagonal = c.take(2)
-    c.emit_tensorflow("MatrixSetDiagV3", [x, diagonal, c.constant([0])], align="RIGHT_LEFT")
+    c.emit_tensorflow("MatrixSetDiagV3", [x, diagonal, [0]], align="RIGHT_LEFT")
 
 
 @operator_rule("NON_MAX_SUPPRESSION_V4", "NON_MAX_SUPPRESSION_V5", outputs=None)

@@ -24,6 +24,7 @@ from penstock.ir.graph import Graph, Value
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.internal.case import case_condition
 from penstock.ops.registry import TENSORFLOW
+from penstock.ops.tensorflow.state import variable_name
 
 _TRUTH = TensorType(BOOL, ())
 
@@ -32,7 +33,7 @@ def _truth(c: OperatorConversion, value: Value) -> Value:
     """A condition of one element as a scalar."""
     if value.const is None and c.types.tensor(value).shape == ():
         return value
-    return c.emit("Reshape", [value, c.constant([])], {"allowzero": 1}, type_=_TRUTH)
+    return c.emit("Reshape", [value, []], {"allowzero": 1}, type_=_TRUTH)
 
 
 def _used(
@@ -143,10 +144,6 @@ def _inline(c: OperatorConversion, scope: SubgraphScope) -> None:
 # Variables.
 
 
-def _name(container: str, shared_name: str) -> str:
-    return "/".join(filter(None, (container, shared_name)))
-
-
 @operator_rule("CALL_ONCE", outputs=0)
 def call_once(c: OperatorConversion) -> None:
     """Constants that it assigns are the values that variables start with. What it computes is
@@ -156,14 +153,14 @@ def call_once(c: OperatorConversion) -> None:
     handles = [v.producer.attrs for n in assigned if (v := n.inputs[0]) and v.producer]
     if len(handles) < len(assigned) or (scope.nodes and not assigned):
         raise InexpressibleError("it initializes the model with something else than variables")
-    variables = [(attrs["container"], attrs["shared_name"]) for attrs in handles]
     constants = [node.inputs[1] and node.inputs[1].const for node in assigned]
     others = len(scope.nodes) - len(assigned)
     if all(x is not None for x in constants) and others == len(handles):
-        names = (_name(*variable) for variable in variables)
+        names = (variable_name(attrs, "") for attrs in handles)
         c.context.initial.update(zip(names, constants, strict=True))  # type: ignore[arg-type]
         return
-    first = c.emit("VarHandleOp", [], c.variable_attrs(*variables[0]), domain=TENSORFLOW)
+    container, name = handles[0]["container"], handles[0]["shared_name"]
+    first = c.emit("VarHandleOp", [], c.variable_attrs(container, name), domain=TENSORFLOW)
     done = c.emit("VarIsInitializedOp", [first], domain=TENSORFLOW, type_=_TRUTH)
     c.effect(c.nodes[-1])
     branches = {"then_branch": Graph([], [], [], f"{c.name}/done")}
@@ -222,7 +219,7 @@ class State:
         self.value = dequantized(c, value, self.quantization) if self.quantization else value
 
     def write(self, value: Value) -> None:
-        """What the next run, or the next operator, reads."""
+        """Set the value that the next run, or the next operator, reads."""
         if self.handle is not None:
             name = self.c.fresh("assign")
             if self.quantization is not None:

@@ -10,11 +10,11 @@ become the attributes. So whoever has a model with custom operators adds these a
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any
 
 from penstock.frontends.common.diagnostics import NO_KERNEL, InexpressibleError
 from penstock.frontends.tflite.conversion import OperatorConversion, operator_rule
 from penstock.frontends.tflite.flexbuffer import decode
+from penstock.ir.op import AttrDict
 from penstock.ops.registry import TFLITE, find
 
 _LEAST_TOLERANCE = 0.1  # below, LiteRT's NumericVerify never fails
@@ -31,7 +31,7 @@ def custom(c: OperatorConversion) -> None:
     c.emit_final(name, attrs={"options": options} if attrs is None else attrs, domain=TFLITE)
 
 
-def _options(options: bytes) -> dict[str, Any] | None:
+def _options(options: bytes) -> AttrDict | None:
     """The map of a FlexBuffer; None for other bytes."""
     attrs: object = {}
     with suppress(ValueError):

@@ -10,10 +10,11 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from penstock.core.types import FLOAT32, ShapeError
+from penstock.core.types import ShapeError
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.tflite.conversion import OperatorConversion, operator_rule
 from penstock.ir.graph import Value
+from penstock.ir.op import AttrDict
 from penstock.ops.common.shape_rules import all_known
 from penstock.ops.registry import TENSORFLOW
 from penstock.ops.tensorflow.windows import backward_attrs
@@ -28,7 +29,7 @@ def _padding(c: OperatorConversion) -> str:
     return _PADDINGS[number]
 
 
-def _window_attrs(c: OperatorConversion, rank: int, *, dilations: bool = True) -> dict[str, Any]:
+def _window_attrs(c: OperatorConversion, rank: int, *, dilations: bool = True) -> AttrDict:
     """Padding, strides and dilations as ONNX's attributes."""
     dims = "dhw" if rank == 5 else "hw"
     same = _padding(c) == "SAME"
@@ -184,7 +185,7 @@ def resize(c: OperatorConversion) -> None:
         attrs |= {"mode": "nearest", "nearest_mode": rounding}
     dtype = c.dtype(0)
     if attrs["mode"] == "linear" and dtype is not None and dtype.kind in "iu":
-        real = c.emit("Resize", [c.cast(x, FLOAT32), None, None, c.vector(1)], attrs)
+        real = c.emit("Resize", [c.cast(x, "float32"), None, None, c.vector(1)], attrs)
         c.cast_final(c.emit("Round", [real]), dtype)
     else:
         c.emit_final("Resize", [x, None, None, c.vector(1)], attrs)

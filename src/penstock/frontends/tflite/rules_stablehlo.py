@@ -9,36 +9,17 @@ from penstock.frontends.tflite.conversion import OperatorConversion, operator_ru
 from penstock.ir.graph import Value
 from penstock.ops.registry import TFLITE
 
-_BINARY = {"ADD": "Add", "MAXIMUM": "Max", "MINIMUM": "Min", "MULTIPLY": "Mul"}
 _REDUCTIONS = ("", "add", "multiply", "minimum", "maximum", "and", "or")
 """as REDUCE_WINDOW numbers them"""
-_GATHER = """
-    offset_dims collapsed_slice_dims start_index_map index_vector_dim slice_sizes
-"""
 _SCATTER = """
     update_window_dims inserted_window_dims scatter_dims_to_operand_dims index_vector_dim
 """
-
-
-@operator_rule(*(f"STABLEHLO_{name}" for name in _BINARY))
-def binary(c: OperatorConversion) -> None:
-    c.emit_final(_BINARY[c.op.removeprefix("STABLEHLO_")], c.take(2))
 
 
 @operator_rule("STABLEHLO_AND")
 def both(c: OperatorConversion) -> None:
     dtype = c.dtype(0)
     c.emit_final("And" if dtype is not None and dtype.kind == "b" else "BitwiseAnd", c.take(2))
-
-
-@operator_rule("STABLEHLO_SHIFT_LEFT")
-def shift_left(c: OperatorConversion) -> None:
-    c.emit_tensorflow("LeftShift", c.take(2))
-
-
-@operator_rule("DILATE")
-def dilate(c: OperatorConversion) -> None:
-    c.emit_final("Spread", c.take(3), domain=TFLITE)
 
 
 @operator_rule("STABLEHLO_PAD", moves=True)
@@ -69,15 +50,9 @@ def reduce_spread_window(c: OperatorConversion) -> None:
     steps = c.option("base_dilations") or [1] * rank
     if borders.any() or max(steps, default=1) > 1:
         attrs = {"low": borders[:, 0].tolist(), "high": borders[:, 1].tolist()}
-        x = c.emit("Spread", [x, c.constant(steps), initial], attrs, domain=TFLITE)
+        x = c.emit("Spread", [x, steps, initial], attrs, domain=TFLITE)
     attrs = {"reduction": _region(c, "body_subgraph_index")}
     c.emit_final("ReduceWindow", [x, initial, *numbers], attrs, domain=TFLITE)
-
-
-@operator_rule("STABLEHLO_GATHER", moves=True)
-def gather(c: OperatorConversion) -> None:
-    attrs = {name: c.option(name) for name in _GATHER.split()}
-    c.emit_final("SliceGather", c.take(2), attrs, domain=TFLITE)
 
 
 @operator_rule("STABLEHLO_SCATTER")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.core.types import FLOAT32, INT64
+from penstock.core.types import INT64
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.tflite.conversion import OperatorConversion, operator_rule
 from penstock.ir.graph import Value
@@ -55,24 +55,7 @@ def hashtable_size(c: OperatorConversion) -> None:
     (handle,) = c.take(1)
     keys = _contents(c, handle)[0].const
     assert keys is not None
-    c.emit_final("Identity", [c.constant([len(set(keys.reshape(-1).tolist()))])])
-
-
-@operator_rule("HASHTABLE_LOOKUP", outputs=2, integers=True)
-def hashtable_lookup(c: OperatorConversion) -> None:
-    c.emit_final("HashtableLookup", c.take(3), domain=TFLITE)
-
-
-@operator_rule("EMBEDDING_LOOKUP_SPARSE")
-def embedding_lookup_sparse(c: OperatorConversion) -> None:
-    attrs = {"combiner": c.option("combiner", "EmbeddingLookupSparseOptions")}
-    c.emit_final("EmbeddingLookupSparse", c.take(5), attrs, domain=TFLITE)
-
-
-@operator_rule("SKIP_GRAM")
-def skip_gram(c: OperatorConversion) -> None:
-    names = ("ngram_size", "max_skip_size", "include_all_ngrams")
-    c.emit_final("SkipGram", c.take(1), {name: c.option(name) for name in names}, domain=TFLITE)
+    c.emit_final("Identity", [[len(set(keys.reshape(-1).tolist()))]])
 
 
 # Random numbers: of LiteRT's distributions, but not its draws.
@@ -98,4 +81,4 @@ def multinomial(c: OperatorConversion) -> None:
     (count,) = c.constant_integers(1, "number of samples")
     number = 7 if c.output_dtypes[0] == INT64 else 6
     attrs = {"sample_size": count, "dtype": number, **_seed(c)}
-    c.emit_final("Multinomial", [c.cast(x, FLOAT32)], attrs)
+    c.emit_final("Multinomial", [c.cast(x, "float32")], attrs)

@@ -17,7 +17,7 @@ from penstock.core.records import NamedTuple, dataclass
 from penstock.core.types import ANY, STRING, Dim, TensorType, Type, dtypes
 from penstock.frontends.common.constant_budget import ConstantBudget
 from penstock.frontends.common.diagnostics import TensorError
-from penstock.frontends.common.encoding import array_from_bytes, decode_text
+from penstock.frontends.common.encoding import array_from_bytes, decode_text, vector_of
 from penstock.frontends.tflite.file import FileBytes
 from penstock.frontends.tflite.flatbuffer import Bytes, FlatTable
 
@@ -38,7 +38,7 @@ _MAX_GROWTH = 64
 
 @dataclass(frozen=True, eq=False)
 class Quantization:
-    """What the integers of a tensor stand for: ``(q - zero_point) * scale``. Both are vectors, of
+    """The meaning of the integers of a tensor: ``(q - zero_point) * scale``. Both are vectors, of
     one element, or of one for each place along ``axis``."""
 
     scale: np.ndarray
@@ -111,7 +111,7 @@ def quantization_of(tensor: FlatTable) -> Quantization | None:
 
 
 def blocks_of(tensor: FlatTable) -> FlatTable | None:
-    """What says of a tensor with a scale for each block where the scales are."""
+    """The parameters of a tensor with a scale for each block; None for others."""
     details = tensor.quantization and tensor.quantization.details
     return details if details is not None and details.kind == "BlockwiseQuantization" else None
 
@@ -124,7 +124,7 @@ class TensorContents(ConstantBudget):
     weights: FileBytes
 
     def place(self, tensor: FlatTable) -> Bytes | None:
-        """Where the contents of a tensor are; ``None`` if it has none. Raises ``TensorError``."""
+        """The place of a tensor's contents; ``None`` if it has none. Raises ``TensorError``."""
         if not 0 <= tensor.buffer < len(self.buffers):
             raise TensorError(f"is in buffer {tensor.buffer}, of {len(self.buffers)}")
         buffer = self.buffers[tensor.buffer]
@@ -175,6 +175,7 @@ class TensorContents(ConstantBudget):
         if not (rank and fits) or any(not 0 <= dim < rank for dim in block_dims):
             raise TensorError(f"is sparse in levels {order}, which do not fit its {rank} dims")
         size = math.prod(dims) * values.itemsize
+        # Else a few bytes could ask for all memory.
         if size > _FREE_BYTES + _MAX_GROWTH * self.weights.size:
             raise TensorError(f"takes {size} bytes in dense form, far more than the file has")
         sizes = [level.dense_size for level in levels]
@@ -189,7 +190,7 @@ class TensorContents(ConstantBudget):
                 places[:, level] += within[0] * blocks.get(level, 1)
             else:
                 places[:, block_dims[level - rank]] += within[0]
-            entries = within[1]
+            entries = within[1]  # children are the parents of the next level
         if entries.size != values.size or np.any((places < 0) | (places >= np.array(dims))):
             raise TensorError(f"is sparse with {values.size} values that are not in its dims")
         dense = np.zeros(dims, values.dtype)
@@ -245,7 +246,5 @@ def _strings(data: np.ndarray, count: int) -> np.ndarray:
     offsets = head[1 : count + 2]
     if np.any(np.diff(offsets) < 0) or offsets[0] < 0 or offsets[-1] > data.size:
         raise TensorError("has strings out of range")
-    texts = np.empty(count, object)
     raw = data.tobytes()
-    texts[:] = [decode_text(raw[a:b]) for a, b in pairwise(offsets)]
-    return texts
+    return vector_of([decode_text(raw[a:b]) for a, b in pairwise(offsets)], STRING)
