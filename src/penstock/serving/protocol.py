@@ -44,6 +44,9 @@ _NAMES = {dtype: name for name, dtype in _DATATYPES.items()}
 _ITEM = struct.Struct("<I")
 # Of lengths, and numbers of microseconds: Python refuses to read thousands.
 _MOST_DIGITS = 20
+# Of a dim, and of dims: the product of a shape is an integer of a few hundred bytes at most. Python
+# multiplies longer ones in one call, in which no other thread runs.
+_LARGEST_DIM, _MOST_DIMS = 2**62, 64
 # JSON objects that are remembered, and their bytes at most.
 _MOST_REMEMBERED, _REMEMBERED = 64, 1 << 12
 
@@ -244,8 +247,11 @@ def _input(entry: Mapping[str, Any]) -> _Input:
     dtype = _DATATYPES.get(datatype) if isinstance(datatype, str) else None
     if dtype is None:
         raise InvalidInput(f"input {name!r} has datatype {datatype!r:.40}, which there is not")
-    if not isinstance(shape, list) or not all(map(_is_count, shape)):
-        raise InvalidInput(f"input {name!r} has shape {shape!r:.40}; a list of sizes is needed")
+    if not isinstance(shape, list) or len(shape) > _MOST_DIMS or not all(map(_is_count, shape)):
+        raise InvalidInput(
+            f"input {name!r} has shape {_start(shape)}; "
+            f"a list of at most {_MOST_DIMS} sizes is needed"
+        )
     size, is_shared = parameters.get("binary_data_size"), "shared_memory_region" in parameters
     if is_shared and ("data" in entry or "binary_data_size" in parameters):
         raise InvalidInput(f"tensor {name!r} is both in shared memory and in the request")
@@ -254,8 +260,19 @@ def _input(entry: Mapping[str, Any]) -> _Input:
     return _Input(name, shape, dtype, entry.get("data"), size, parameters if is_shared else None)
 
 
+def _start(value: object) -> str:
+    """The first characters of a value of a document. Python takes seconds for all digits of the
+    integers that a body can hold."""
+    if isinstance(value, list):
+        first = [_start(each) if isinstance(each, int) else "?" for each in value[:4]]
+        return f"[{', '.join(first)}{', ...' * (len(value) > len(first))}]"
+    if isinstance(value, int) and abs(value) > _LARGEST_DIM:
+        return f"an integer of {value.bit_length()} bits"
+    return f"{value!r:.40}"
+
+
 def _too_few(name: str, size: Any) -> InvalidInput:
-    return InvalidInput(f"input {name!r} has {size!r:.40} bytes, more than there are")
+    return InvalidInput(f"input {name!r} has {_start(size)} bytes, more than there are")
 
 
 def _objects(document: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
@@ -283,13 +300,13 @@ def _seconds(timeout: Any) -> float | None:
     """A timeout in microseconds as seconds; 0 stands for none."""
     if not timeout:
         return None
-    if not _is_count(timeout) or timeout >= 10**_MOST_DIGITS:
-        raise InvalidInput(f"timeout {timeout!r:.40} is no number of microseconds")
+    if not _is_count(timeout):
+        raise InvalidInput(f"timeout {_start(timeout)} is no number of microseconds")
     return timeout / 1e6
 
 
 def _is_count(value: Any) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LARGEST_DIM
 
 
 def _from_bytes(name: str, data: memoryview, dtype: np.dtype, shape: list[int]) -> np.ndarray:
@@ -357,6 +374,8 @@ def _strings(name: str, data: memoryview, count: int) -> np.ndarray:
     at = 0
     try:
         while at < len(data):
+            if len(texts) == count:
+                raise InvalidInput(f"input {name!r} has more than {count} strings")
             (size,) = _ITEM.unpack_from(data, at)
             at += _ITEM.size + size
             if at > len(data):
