@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 import penstock as ps
 from penstock.cli import main
-from penstock.cli.serve import _listener
+from penstock.serving.listener import Listener
 from tests.support.onnx_text import model_from_text
 from tests.support.timing import SOON
 
@@ -146,7 +146,7 @@ def test_served_connections_send_small_packets_at_once():
         def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             accepted.set_result(writer)
 
-        listener = _listener("127.0.0.1", 0)
+        listener = Listener("127.0.0.1", 0)
         async with await asyncio.start_server(connected, sock=listener):
             _, writer = await asyncio.open_connection(*listener.getsockname())
             other = await asyncio.wait_for(accepted, SOON)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -140,6 +139,7 @@ def serve(
 
         from penstock.serving.app import Server
         from penstock.serving.connection import connections
+        from penstock.serving.listener import Listener
     except ImportError as error:
         raise PenstockError(f"serving needs penstock[serve]: {error}") from error
     paths = _named(models)
@@ -155,7 +155,7 @@ def serve(
             timeout=http.timeout,
             shared_memory=http.shared_memory,
         )
-        with _listener(http.host, http.port) as listener:
+        with Listener(http.host, http.port) as listener:
             address = "{}:{}".format(*listener.getsockname()[:2])
             click.echo(f"serving {', '.join(paths)} at http://{address}", err=True)
             config = uvicorn.Config(
@@ -204,19 +204,3 @@ def _named(models: Sequence[str]) -> dict[str, Path]:
             raise click.UsageError(f"two models have the name {name!r}: use NAME=MODEL")
         paths[name] = Path(path)
     return paths
-
-
-def _listener(host: str, port: int) -> socket.socket:
-    """A socket that listens at an address. It says that it is of TCP: asyncio lets small packets
-    wait for others on a socket that does not (no TCP_NODELAY), for 40 ms."""
-    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
-    family, kind, protocol, _, address = addresses[0]
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(1024)
-    except BaseException:
-        listener.close()
-        raise
-    return listener

@@ -27,6 +27,7 @@ from penstock.core.errors import (
 )
 from penstock.executors.control import CancelToken
 from penstock.serving.direct import Answer, DirectAnswers
+from penstock.serving.listener import LoopErrors
 from penstock.serving.metrics import Metrics
 from penstock.serving.protocol import (
     HEADER_LENGTH,
@@ -141,6 +142,7 @@ class Server:
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        asyncio.get_running_loop().set_exception_handler(LoopErrors())
         yield
         self.ready = False
         await asyncio.to_thread(self.repository.close)
