@@ -54,9 +54,10 @@ def test_server_without_file_descriptors_keeps_its_log_short(tmp_path):
     def limited() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
 
-    with subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, preexec_fn=limited
-    ) as process, ExitStack() as clients:
+    with (
+        subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=limited) as process,
+        ExitStack() as clients,
+    ):
         log = process.stderr
         address = re.search(r"http://([\d.]+):(\d+)", log.readline())
         host, port = address[1], int(address[2])

@@ -303,8 +303,9 @@ class Server:
         cancel: CancelToken,
         late: Callable[[Answer], None],
     ) -> Answer:
-        """``infer`` on the calling thread, until ``cancel`` ends it. The run may go on after its deadline, where kernels
-        cannot be stopped: then ``late`` is called with the answer, on another thread."""
+        """``infer`` on the calling thread, until ``cancel`` ends it. The run may go on after its
+        deadline, where kernels cannot be stopped: then ``late`` is called with the answer, on
+        another thread."""
         begin, match = perf_counter(), _INFER.fullmatch(path)
         assert match is not None
         try:

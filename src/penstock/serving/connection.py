@@ -122,7 +122,11 @@ class Connection(HttpToolsProtocol):  # type: ignore[misc]
         """End the requests of a client that has hung up; one that only sends no more gets answers.
         The bytes that tell the two apart are for versions of HTTP that have interim responses."""
         cycle = self.cycle
-        if self.transport.is_closing() or cycle.response_started or cycle.scope["http_version"] != "1.1":
+        if (
+            self.transport.is_closing()
+            or cycle.response_started
+            or cycle.scope["http_version"] != "1.1"
+        ):
             return
         self.transport.write(_INTERIM)
         self.loop.call_later(_LOOK_S, self._look_for_client)

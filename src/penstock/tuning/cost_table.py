@@ -326,7 +326,9 @@ def _transaction(path: str, patience_s: float, *, create: bool) -> Iterator[Conn
 
     uri = f"{Path(path).absolute().as_uri()}?mode={'rwc' if create else 'rw'}"
     try:
-        with closing(sqlite3.connect(uri, timeout=patience_s, isolation_level=None, uri=True)) as file:
+        with closing(
+            sqlite3.connect(uri, timeout=patience_s, isolation_level=None, uri=True)
+        ) as file:
             file.text_factory = lambda text: text.decode(errors="replace")
             # A file damaged by a power failure is replaced: cheaper than waiting for the disk.
             file.execute("PRAGMA synchronous = OFF")
