@@ -89,8 +89,8 @@ def test_requests_in_the_queue_leave_it_with_their_clients(running):
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 def test_client_that_sends_no_more_gets_its_answer(tmp_path, monkeypatch, version):
     """However often the server looks whether it is still there."""
-    monkeypatch.setattr(connection, "_LOOK_S", 0.001)
-    monkeypatch.setattr(app, "_LOOK_S", 0.001)
+    monkeypatch.setattr(connection, "LOOK_S", 0.001)
+    monkeypatch.setattr(app, "LOOK_S", 0.001)
     backend = Held()
     backend.opened.set()  # for the plan that is tried out
 

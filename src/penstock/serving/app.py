@@ -26,7 +26,7 @@ from penstock.core.errors import (
     QueueFull,
 )
 from penstock.executors.control import CancelToken
-from penstock.serving.direct import Answer, DirectAnswers
+from penstock.serving.direct import LOOK_S, Answer, DirectAnswers
 from penstock.serving.listener import LoopErrors
 from penstock.serving.metrics import Metrics
 from penstock.serving.protocol import (
@@ -59,8 +59,6 @@ _INFER = re.compile(r"/v2/models/([^/%?]+)(?:/versions/([^/%?]+))?/infer")
 # Bytes of a body, and of JSON, beyond which it is read or written on a thread, so that others go on
 # meanwhile. Numbers in JSON take 10 to 14 ns a byte.
 _LONG_BODY, _LONG_JSON = 1 << 20, 1 << 12
-# Seconds that a run may take before its client is looked at.
-_LOOK_S = 0.1
 # Of a number in JSON, about.
 _DIGITS = 16
 
@@ -393,7 +391,7 @@ class Server:
 async def _end_with_client(run: asyncio.Future[Any], request: Request) -> None:
     """Wait until a run ends; cancel it if the client hangs up, which takes a look at the connection
     from when the run has lasted for a while."""
-    done, _ = await asyncio.wait({run}, timeout=_LOOK_S)
+    done, _ = await asyncio.wait({run}, timeout=LOOK_S)
     if done:
         return
     hang_up = asyncio.ensure_future(request.receive())  # the body has been received

@@ -26,7 +26,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from penstock.executors.control import CancelToken
-from penstock.serving.direct import Answer, DirectAnswers
+from penstock.serving.direct import LOOK_S, Answer, DirectAnswers
 from penstock.serving.protocol import HEADER_LENGTH
 
 # Bytes of a body that are gathered before the application gets them. Longer bodies are read as the
@@ -36,8 +36,6 @@ _GATHERED = 1 << 20
 _PACKET = 1 << 16
 # Bytes that the head of a request may have, and what else is no body.
 _HEAD = 1 << 16
-# Seconds between two looks whether a client that sends no more is still there.
-_LOOK_S = 0.25
 # A client that has closed its connection, and not just its own direction, resets it when it gets
 # bytes. It may get any number of these before an answer.
 _INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -115,7 +113,7 @@ class Connection(HttpToolsProtocol):  # type: ignore[misc]
         self._half_closed = cycle is not None and not cycle.response_complete and self._arrived
         self.transport.flush()  # before asyncio closes the transport below it
         if self._half_closed:
-            self.loop.call_later(_LOOK_S, self._look_for_client)
+            self.loop.call_later(LOOK_S, self._look_for_client)
         return self._half_closed
 
     def _look_for_client(self) -> None:
@@ -129,7 +127,7 @@ class Connection(HttpToolsProtocol):  # type: ignore[misc]
         ):
             return
         self.transport.write(_INTERIM)
-        self.loop.call_later(_LOOK_S, self._look_for_client)
+        self.loop.call_later(LOOK_S, self._look_for_client)
 
     def pause_writing(self) -> None:
         if self._write_timer is None:
@@ -242,7 +240,7 @@ class Connection(HttpToolsProtocol):  # type: ignore[misc]
             self._stop_timer()
             self._unset_keepalive_if_required()
             if _NO_MORE:
-                self.loop.call_later(_LOOK_S, self._look_at_loan, self._lent)
+                self.loop.call_later(LOOK_S, self._look_at_loan, self._lent)
         else:
             self.flow.resume_reading()
             self._lent = None
@@ -250,7 +248,7 @@ class Connection(HttpToolsProtocol):  # type: ignore[misc]
     def _look_at_loan(self, loan: Loan) -> None:
         if self._lent is loan:
             loan.look()
-            self.loop.call_later(_LOOK_S, self._look_at_loan, loan)
+            self.loop.call_later(LOOK_S, self._look_at_loan, loan)
 
     def take_back(self, unread: bytes, unsent: bytes, *, odd: bool) -> None:
         """Go on where the thread has stopped, that the connection was lent to."""

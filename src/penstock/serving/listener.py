@@ -16,8 +16,6 @@ from typing import Any
 
 # Seconds between two reports.
 _PAUSE_S = 60.0
-# Seconds after which asyncio tries again.
-_RETRY_S = 1.0
 _OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
 
 
@@ -30,7 +28,7 @@ class Listener(socket.socket):
         of_tcp = {"type": socket.SOCK_STREAM, "proto": socket.IPPROTO_TCP}
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, **of_tcp)[0]
         super().__init__(family, kind, protocol)
-        self._retry_at = 0.0
+        self._failed = False
         try:
             self.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self.bind(address)
@@ -40,18 +38,16 @@ class Listener(socket.socket):
             raise
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """A connection that waits. Raises ``BlockingIOError``, as if none did, shortly after one
-        could not be accepted for want of a file."""
-        if self._retry_at and monotonic() < self._retry_at:
+        """A connection that waits. Behind an error for want of a file comes ``BlockingIOError``, as
+        if none did: at that asyncio stops accepting until it tries again."""
+        if self._failed:
+            self._failed = False
             raise BlockingIOError(errno.EAGAIN, "the process has no file left for a connection")
         try:
-            accepted = super().accept()
+            return super().accept()
         except OSError as error:
-            if error.errno in _OUT_OF_FILES:
-                self._retry_at = monotonic() + _RETRY_S / 2
+            self._failed = error.errno in _OUT_OF_FILES
             raise
-        self._retry_at = 0.0
-        return accepted
 
 
 class LoopErrors:
