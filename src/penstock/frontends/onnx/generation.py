@@ -25,10 +25,11 @@ import numpy as np
 from penstock.core.errors import InvalidModel
 from penstock.core.types import BOOL, FLOAT32, TensorType
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
+from penstock.frontends.onnx.codes import ELEMENT_TYPES
 from penstock.frontends.onnx.messages import GraphProto, ValueInfoProto
 from penstock.frontends.onnx.microsoft import RULES
 from penstock.frontends.onnx.node_upgrade import NodeUpgrade
-from penstock.frontends.onnx.tensors import ELEMENT_TYPES, value_type
+from penstock.frontends.onnx.tensors import value_type
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Op
 from penstock.ops.internal.search import SEARCH_END, SEARCH_START, SEARCH_STEP, STATE

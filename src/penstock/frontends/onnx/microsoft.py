@@ -15,9 +15,9 @@ import numpy as np
 
 from penstock.core.types import FLOAT32
 from penstock.frontends.common.diagnostics import ConversionError, InexpressibleError, NodeError
+from penstock.frontends.onnx.codes import ELEMENT_TYPES
 from penstock.frontends.onnx.messages import AttributeProto
 from penstock.frontends.onnx.node_upgrade import NodeUpgrade, current
-from penstock.frontends.onnx.tensors import ELEMENT_TYPES
 from penstock.ir.graph import Node, Value
 from penstock.ops.registry import MICROSOFT
 
