@@ -67,7 +67,7 @@ def test_serve_answers_until_it_is_told_to_end(model, tmp_path):
 
 @pytest.mark.full
 def test_server_on_a_cluster_answers_and_ends(model, monkeypatch):
-    pytest.importorskip("ray", reason="needs penstock[ray]")
+    pytest.importorskip("ray", reason="needs penstock-runtime[ray]")
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     options = ("--cluster", "--replicas", "2", "--retries", "3", "--port", "0")
     command = [sys.executable, "-m", "penstock.cli", "serve", str(model), *options]
@@ -173,4 +173,4 @@ def test_serve_refuses_what_it_cannot_serve(model, tmp_path, monkeypatch):
     assert absent.exit_code == 1
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     extra = runner.invoke(main, ["serve", str(model)])
-    assert (extra.exit_code, "needs penstock[serve]" in extra.output) == (1, True)
+    assert (extra.exit_code, "needs penstock-runtime[serve]" in extra.output) == (1, True)

@@ -112,7 +112,7 @@ class _ReplicaOptions:
     "--cluster",
     is_flag=True,
     help="Let each replica be a process of Ray, with --threads threads (1), on this machine or at "
-    "RAY_ADDRESS. Needs penstock[ray].",
+    "RAY_ADDRESS. Needs penstock-runtime[ray].",
 )
 @click.option(
     "--retries",
@@ -132,7 +132,7 @@ def serve(
 
     A MODEL is a model in any format, a saved session, or a folder of versions: MODEL/1/FILE,
     MODEL/2/FILE and so on. Its name is that of the file, without its ending, or NAME. SIGTERM ends
-    the server once it has answered the requests that it has. Needs penstock[serve].
+    the server once it has answered the requests that it has. Needs penstock-runtime[serve].
     """
     try:
         import uvicorn
@@ -141,7 +141,7 @@ def serve(
         from penstock.serving.connection import connections
         from penstock.serving.listener import Listener
     except ImportError as error:
-        raise PenstockError(f"serving needs penstock[serve]: {error}") from error
+        raise PenstockError(f"serving needs penstock-runtime[serve]: {error}") from error
     paths = _named(models)
     options = pool.of(options)
     with options.get("cluster", nullcontext()):

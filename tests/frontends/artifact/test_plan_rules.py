@@ -95,7 +95,7 @@ def test_input_that_an_operation_does_not_have_is_refused(tmp_path, backends):
         (node,) = nodes(plan, "MaxPool")
         node[1].append(node[1][0])
 
-    with pytest.raises(ps.InvalidModel, match="MaxPool.* has 2 inputs"):
+    with pytest.raises(ps.InvalidModel, match=r"MaxPool.* has 2 inputs"):
         run_changed(tmp_path / "s.penstock", POOLED, change, backends=backends)
 
 
