@@ -152,5 +152,5 @@ $(VENV)/.installed-%: pyproject.toml | $(VENV)/.installed
 
 clean:
 	rm -rf $(VENV) $(TENSORFLOW) $(EXPORTERS) .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
-	rm -rf src/penstock.egg-info src/penstock/host/*.so
+	rm -rf src/penstock_runtime.egg-info src/penstock/host/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,4 +1,4 @@
-"""Clusters beside Ray alone: ``python -m bench.cluster``; needs ``penstock[ray]``.
+"""Clusters beside Ray alone: ``python -m bench.cluster``; needs ``penstock-runtime[ray]``.
 
 Each figure stands beside what it is compared with, measured in turn in one run: a hop of 600 KB
 over two workers, whose parts do nothing or have a kernel each, beside a compiled graph of Ray whose

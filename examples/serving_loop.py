@@ -1,9 +1,9 @@
 """A server under load: requests of several clients at once, and what became of them.
 
 ``python examples/serving_loop.py MODEL [--clients 8] [--requests 200] [--max-batch 16]`` starts
-``penstock serve`` (which needs ``penstock[serve]``) with MODEL at a free port, sends it requests of
-one row of random numbers, one thread for each client, and prints their latencies and the sizes of
-the batches that the server made of them. The server ends with the program.
+``penstock serve`` (needs ``penstock-runtime[serve]``) with MODEL at a free port, sends it requests
+of one row of random numbers, one thread for each client, and prints their latencies and the sizes
+of the batches that the server made of them. The server ends with the program.
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.mark.full
 @pytest.mark.skipif(
-    find_spec("basedpyright") is None, reason="needs penstock[pyright], with a Node of its own"
+    find_spec("basedpyright") is None,
+    reason="needs penstock-runtime[pyright], with a Node of its own",
 )
 def test_user_program_passes_pyright_in_strict_mode(tmp_path: Path) -> None:
     settings = {

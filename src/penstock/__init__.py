@@ -129,7 +129,7 @@ def __getattr__(name: str) -> Any:
             if error.name != "torch":
                 raise
             raise ImportError(
-                f"penstock.{name} needs torch: pip install 'penstock[torch]'"
+                f"penstock.{name} needs torch: pip install 'penstock-runtime[torch]'"
             ) from error
     value = globals()[name] = getattr(home, name)
     return value

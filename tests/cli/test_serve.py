@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 import penstock as ps
 from penstock.cli import main
-from penstock.cli.serve import _listener
+from penstock.serving.listener import Listener
 from tests.support.onnx_text import model_from_text
 from tests.support.timing import SOON
 
@@ -67,7 +67,7 @@ def test_serve_answers_until_it_is_told_to_end(model, tmp_path):
 
 @pytest.mark.full
 def test_server_on_a_cluster_answers_and_ends(model, monkeypatch):
-    pytest.importorskip("ray", reason="needs penstock[ray]")
+    pytest.importorskip("ray", reason="needs penstock-runtime[ray]")
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     options = ("--cluster", "--replicas", "2", "--retries", "3", "--port", "0")
     command = [sys.executable, "-m", "penstock.cli", "serve", str(model), *options]
@@ -146,7 +146,7 @@ def test_served_connections_send_small_packets_at_once():
         def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             accepted.set_result(writer)
 
-        listener = _listener("127.0.0.1", 0)
+        listener = Listener("127.0.0.1", 0)
         async with await asyncio.start_server(connected, sock=listener):
             _, writer = await asyncio.open_connection(*listener.getsockname())
             other = await asyncio.wait_for(accepted, SOON)
@@ -173,4 +173,4 @@ def test_serve_refuses_what_it_cannot_serve(model, tmp_path, monkeypatch):
     assert absent.exit_code == 1
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     extra = runner.invoke(main, ["serve", str(model)])
-    assert (extra.exit_code, "needs penstock[serve]" in extra.output) == (1, True)
+    assert (extra.exit_code, "needs penstock-runtime[serve]" in extra.output) == (1, True)

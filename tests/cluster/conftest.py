@@ -8,7 +8,7 @@ import pytest
 
 import penstock as ps
 
-pytest.importorskip("ray", reason="tests of clusters need Ray: pip install penstock[ray]")
+pytest.importorskip("ray", reason="tests of clusters need Ray: pip install penstock-runtime[ray]")
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.core.errors import InvalidInput
 from penstock.serving import app
+from penstock.serving.protocol import decode_request
 from tests.support.timing import SOON, wait_until
 from tests.support.triton import (
     MAX_BYTES,
@@ -115,7 +117,10 @@ X = {"name": "x", "shape": [1, 3], "datatype": "FP32"}
         ({"inputs": [{**X, "data": [1, 2, None]}]}, "an element None"),
         ({"inputs": [{**X, "datatype": "FP8", "data": [1, 2, 3]}]}, "'FP8', which there is not"),
         ({"inputs": [{**X, "datatype": [], "data": [1, 2, 3]}]}, "which there is not"),
-        ({"inputs": [{**X, "shape": [1, -3], "data": [1]}]}, "a list of sizes"),
+        ({"inputs": [{**X, "shape": [1, -3], "data": [1]}]}, "sizes is needed"),
+        ({"inputs": [{**X, "shape": [2**62 + 1], "data": [1]}]}, "sizes is needed"),
+        ({"inputs": [{**X, "shape": [1] * 65, "data": [1]}]}, "sizes is needed"),
+        ({"inputs": [{**X, "shape": [2**62] * 64, "data": [1]}]}, "has 1 elements"),
         ({"inputs": [{**X, "datatype": "INT8", "data": [1, 2, 300]}]}, "300"),
         ({"inputs": [{**X, "datatype": "INT8", "data": [1, 2, 0.5]}]}, "not whole numbers"),
         ({"inputs": [{**X, "datatype": "INT64", "data": [1, 2, 3]}]}, "int64"),
@@ -170,6 +175,20 @@ def test_body_that_is_no_request_is_refused(client):
     assert asked(f"{url}/v2", b"{}")[0] == 405
 
 
+@pytest.mark.parametrize("tensor", [{"data": [1.0]}, {"parameters": {"binary_data_size": 4}}])
+@pytest.mark.parametrize(
+    ("dims", "reason"),
+    [(50, r"an integer of 14281 bits, .* sizes is needed"), (2000, r"more than 65536 bytes")],
+)
+def test_long_integers_of_a_shape_are_never_multiplied(tensor, dims, reason):
+    """Their product takes hours in one call of Python, in which no other request is answered."""
+    x = json.dumps({"name": "x", "datatype": "FP32", "shape": [7], **tensor})
+    shape = ",".join(["9" * 4299] * dims)
+    body = f'{{"inputs": [{x.replace("[7]", f"[{shape}]")}]}}'.encode()
+    with pytest.raises(InvalidInput, match=reason):
+        decode_request(body, None)
+
+
 def test_strings_that_are_none_are_refused(tmp_path):
     path = save(tmp_path / "g.onnx", "g (string[N] x) => (string[N] y) { y = Identity(x) }")
     with serving({"g": path}) as (_, url, _):
@@ -178,6 +197,8 @@ def test_strings_that_are_none_are_refused(tmp_path):
             (b"\x01\0", "no strings"),
             (b"\x01\0\0\0\xff", "no strings"),
             (b"\x01\0\0\0a", "has 1 strings, not 2"),
+            (b"\0\0\0\0" * 3, "has more than 2 strings"),
+            (b"\0\0\0\0" * 2 + b"\xff" * 99, "has more than 2 strings"),
         ):
             x = {"name": "x", "shape": [2], "datatype": "BYTES"}
             x["parameters"] = {"binary_data_size": len(data)}

@@ -137,6 +137,7 @@ def test_regions_are_registered_listed_and_forgotten(client, segment):
         ("a/b", "no name of a segment"),
         ("a\0b", "no name of a segment"),
         ("a" * 300, "no name of a segment"),
+        ("a\ud83d", "no name of a segment"),
         ("/there-is-none", "No such file"),
         (7, "has no key"),
         (None, "has no key"),

@@ -176,7 +176,9 @@ def test_torch_backend_says_what_to_install() -> None:
     )
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == "penstock.TorchBackend needs torch: pip install 'penstock[torch]'\n"
+    assert (
+        done.stdout == "penstock.TorchBackend needs torch: pip install 'penstock-runtime[torch]'\n"
+    )
 
 
 def test_open_and_run_imports_few_modules(imported_by_open: set[str]) -> None:

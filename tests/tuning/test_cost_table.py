@@ -396,6 +396,31 @@ def test_save_while_file_is_locked_keeps_records_in_memory(table, path, monkeypa
     assert CostTable(path, "here").lookup("numpy", sized(16), 1) == 1.0
 
 
+def test_locked_file_is_waited_for_once(table, path, monkeypatch):
+    """A run that finds the file locked goes on without it: costs are a hint."""
+    table.record("numpy", sized(8), 1, 1.0)
+    table.save()
+    waits, connect = [], sqlite3.connect
+
+    def connected(*arguments, timeout, **options):
+        waits.append(timeout)
+        return connect(*arguments, timeout=timeout, **options)
+
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        monkeypatch.setattr(sqlite3, "connect", connected)
+        for n in range(9):
+            table.record("numpy", sized(16 + n, f"op{n}"), 1, 1.0)
+            table.save()
+        assert len(waits) >= 9
+        assert sum(waits) <= 0.05
+    table.save()  # at once, since nothing holds it now
+    assert CostTable(path, "here").lookup("numpy", sized(24, "op8"), 1) == 1.0
+    table.record("numpy", sized(8), 1, 1.0)
+    table.save()
+    assert waits[-1] == 0.05  # the file could be used in between
+
+
 def test_names_that_are_not_unicode_do_not_fail(table, path):
     table.record("numpy", sized(8, "\ud800"), 1, 1.0)
     table.record("numpy", sized(10**30), 1, 1.0)

@@ -25,8 +25,7 @@ import os
 import struct
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from io import BytesIO
 from math import prod
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -40,6 +39,7 @@ from penstock.core.checkpoints import checkpoint
 from penstock.core.errors import InvalidModel
 from penstock.core.limits import Limits
 from penstock.core.types import STRING, dtype_name, dtype_named
+from penstock.host.replace_file import replacing
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -104,36 +104,6 @@ class ArtifactWriter:
         offset, count, checksum = _write_section(file, memoryview(end))
         file.seek(0)
         file.write(HEADER.pack(MAGIC, VERSION, checksum, offset, count))
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A new file beside ``path``, which is put in the place of what is there when it is complete:
-    processes that have the old one open keep it."""
-    import tempfile
-
-    with _named(path):
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with open(descriptor, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())  # complete on disk before the name leads to it
-        os.chmod(name, 0o644)  # files of mkstemp are for their owner alone
-        with _named(path):
-            os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
-
-
-@contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Let errors of the system name ``path``, not the file beside it."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:

@@ -25,10 +25,10 @@ from typing import Any
 
 import numpy as np
 
-from penstock.artifact.container import replacing
 from penstock.core.errors import InvalidInput, shortened
 from penstock.core.limits import DEFAULT_LIMITS, Limits
 from penstock.core.types import dtype_name, dtype_named
+from penstock.host.replace_file import replacing
 
 _NAMES = {
     "bool": "BOOL",

@@ -57,7 +57,7 @@ def missing(name: str) -> str | None:
         from importlib.util import find_spec
 
         found = find_spec("torch") is not None
-        return None if found else "PyTorch is not installed: pip install 'penstock[torch]'"
+        return None if found else "PyTorch is not installed: pip install 'penstock-runtime[torch]'"
     if name == "native":
         from penstock.host.native import library as native
 

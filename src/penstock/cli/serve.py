@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -113,7 +112,7 @@ class _ReplicaOptions:
     "--cluster",
     is_flag=True,
     help="Let each replica be a process of Ray, with --threads threads (1), on this machine or at "
-    "RAY_ADDRESS. Needs penstock[ray].",
+    "RAY_ADDRESS. Needs penstock-runtime[ray].",
 )
 @click.option(
     "--retries",
@@ -133,15 +132,16 @@ def serve(
 
     A MODEL is a model in any format, a saved session, or a folder of versions: MODEL/1/FILE,
     MODEL/2/FILE and so on. Its name is that of the file, without its ending, or NAME. SIGTERM ends
-    the server once it has answered the requests that it has. Needs penstock[serve].
+    the server once it has answered the requests that it has. Needs penstock-runtime[serve].
     """
     try:
         import uvicorn
 
         from penstock.serving.app import Server
         from penstock.serving.connection import connections
+        from penstock.serving.listener import Listener
     except ImportError as error:
-        raise PenstockError(f"serving needs penstock[serve]: {error}") from error
+        raise PenstockError(f"serving needs penstock-runtime[serve]: {error}") from error
     paths = _named(models)
     options = pool.of(options)
     with options.get("cluster", nullcontext()):
@@ -155,7 +155,7 @@ def serve(
             timeout=http.timeout,
             shared_memory=http.shared_memory,
         )
-        with _listener(http.host, http.port) as listener:
+        with Listener(http.host, http.port) as listener:
             address = "{}:{}".format(*listener.getsockname()[:2])
             click.echo(f"serving {', '.join(paths)} at http://{address}", err=True)
             config = uvicorn.Config(
@@ -204,19 +204,3 @@ def _named(models: Sequence[str]) -> dict[str, Path]:
             raise click.UsageError(f"two models have the name {name!r}: use NAME=MODEL")
         paths[name] = Path(path)
     return paths
-
-
-def _listener(host: str, port: int) -> socket.socket:
-    """A socket that listens at an address. It says that it is of TCP: asyncio lets small packets
-    wait for others on a socket that does not (no TCP_NODELAY), for 40 ms."""
-    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
-    family, kind, protocol, _, address = addresses[0]
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(1024)
-    except BaseException:
-        listener.close()
-        raise
-    return listener

@@ -96,10 +96,10 @@ class _Registered:
 class Cluster:
     """Workers that run the graphs of sessions together: ``penstock.compile(model, cluster=...)``.
 
-    Workers are processes, actors of Ray (``pip install penstock[ray]``), which start when the first
-    graph is compiled. Any number of sessions may share a cluster, which ``close`` ends, or the end
-    of the process. Nodes run on the worker that they name (``/job:worker/task:1``), or that
-    ``place=`` names; of others costs decide.
+    Workers are processes, actors of Ray (``pip install penstock-runtime[ray]``), which start when
+    the first graph is compiled. Any number of sessions may share a cluster, which ``close`` ends,
+    or the end of the process. Nodes run on the worker that they name (``/job:worker/task:1``), or
+    that ``place=`` names; of others costs decide.
 
     A run whose worker dies ends with ``WorkerLost``; a new worker takes the place of the old one,
     with the variables as the model has them.
@@ -196,7 +196,7 @@ class Cluster:
                 from penstock.cluster.runs import Runs
             except ImportError as error:
                 raise PenstockError(
-                    f"a cluster needs Ray ({error}): pip install penstock[ray]"
+                    f"a cluster needs Ray ({error}): pip install penstock-runtime[ray]"
                 ) from error
             start_ray(self._address, self.workers * self.threads)
             # Each needs the other: answers may come as soon as there are members.

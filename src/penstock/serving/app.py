@@ -18,8 +18,16 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from penstock.core import VERSION
-from penstock.core.errors import DeadlineExceeded, InvalidInput, PenstockError, QueueFull
-from penstock.serving.direct import Answer, DirectAnswers
+from penstock.core.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InvalidInput,
+    PenstockError,
+    QueueFull,
+)
+from penstock.executors.control import CancelToken
+from penstock.serving.direct import LOOK_S, Answer, DirectAnswers
+from penstock.serving.listener import LoopErrors
 from penstock.serving.metrics import Metrics
 from penstock.serving.protocol import (
     HEADER_LENGTH,
@@ -132,6 +140,7 @@ class Server:
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        asyncio.get_running_loop().set_exception_handler(LoopErrors())
         yield
         self.ready = False
         await asyncio.to_thread(self.repository.close)
@@ -262,7 +271,11 @@ class Server:
         short = len(body) < _LONG_BODY and self.shared is None
         short = short and json_bytes(body, length) <= _LONG_JSON
         asked = decode() if short else await asyncio.to_thread(decode)
-        outputs = await model.replicas.arun(*self._run_of(model, asked), timeout=self._left(asked))
+        run = asyncio.wrap_future(
+            model.replicas.submit(*self._run_of(model, asked), timeout=self._left(asked))
+        )
+        await _end_with_client(run, request)
+        outputs = run.result()
         encode = partial(encode_response, asked, model.name, model.version, outputs)
         parts, header = encode() if _is_short(asked, outputs) else await asyncio.to_thread(encode)
         content = b"".join(parts)
@@ -281,10 +294,16 @@ class Server:
             return False
 
     def infer_here(
-        self, path: str, length: str | None, body: memoryview, late: Callable[[Answer], None]
+        self,
+        path: str,
+        length: str | None,
+        body: memoryview,
+        cancel: CancelToken,
+        late: Callable[[Answer], None],
     ) -> Answer:
-        """``infer`` on the calling thread. The run may go on after its deadline, where kernels
-        cannot be stopped: then ``late`` is called with the answer, on another thread."""
+        """``infer`` on the calling thread, until ``cancel`` ends it. The run may go on after its
+        deadline, where kernels cannot be stopped: then ``late`` is called with the answer, on
+        another thread."""
         begin, match = perf_counter(), _INFER.fullmatch(path)
         assert match is not None
         try:
@@ -292,7 +311,9 @@ class Server:
                 model = self.repository.find(*match.groups())
                 try:
                     with self._counted(model, begin):
-                        return self._infer_here(model, length, body, late)
+                        return self._infer_here(
+                            model, decode_request(body, length, self.shared), cancel, late
+                        )
                 except ReplicasClosed:
                     continue
         except Exception as error:
@@ -301,14 +322,14 @@ class Server:
     def _infer_here(
         self,
         model: ServedModel,
-        length: str | None,
-        body: memoryview,
+        asked: InferenceRequest,
+        cancel: CancelToken,
         late: Callable[[Answer], None],
     ) -> Answer:
-        asked = decode_request(body, length, self.shared)
         outputs = model.replicas.run_here(
             *self._run_of(model, asked),
             timeout=self._left(asked),
+            cancel=cancel,
             late=lambda error: late(_error_here(error)),
         )
         return Answer(200, *encode_response(asked, model.name, model.version, outputs))
@@ -365,6 +386,22 @@ class Server:
 
     def _too_large(self) -> _TooLargeError:
         return _TooLargeError(f"the request is larger than {self.max_bytes} bytes")
+
+
+async def _end_with_client(run: asyncio.Future[Any], request: Request) -> None:
+    """Wait until a run ends; cancel it if the client hangs up, which takes a look at the connection
+    from when the run has lasted for a while."""
+    done, _ = await asyncio.wait({run}, timeout=LOOK_S)
+    if done:
+        return
+    hang_up = asyncio.ensure_future(request.receive())  # the body has been received
+    try:
+        await asyncio.wait({run, hang_up}, return_when=asyncio.FIRST_COMPLETED)
+        if not run.done():
+            run.cancel()
+            raise Cancelled("the client has hung up")
+    finally:
+        hang_up.cancel()
 
 
 def _is_short(asked: InferenceRequest, outputs: Mapping[str, Any]) -> bool:

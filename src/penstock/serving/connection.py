@@ -16,13 +16,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import select
+import threading
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from penstock.serving.direct import Answer, DirectAnswers
+from penstock.executors.control import CancelToken
+from penstock.serving.direct import LOOK_S, Answer, DirectAnswers
 from penstock.serving.protocol import HEADER_LENGTH
 
 # Bytes of a body that are gathered before the application gets them. Longer bodies are read as the
@@ -32,6 +36,12 @@ _GATHERED = 1 << 20
 _PACKET = 1 << 16
 # Bytes that the head of a request may have, and what else is no body.
 _HEAD = 1 << 16
+# A client that has closed its connection, and not just its own direction, resets it when it gets
+# bytes. It may get any number of these before an answer.
+_INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
+# What the system says of a connection: the client sends no more; it is reset.
+_NO_MORE = getattr(select, "POLLRDHUP", 0)
+_RESET = select.POLLHUP | select.POLLERR if hasattr(select, "POLLHUP") else 0
 
 
 class Packets:
@@ -102,7 +112,22 @@ class Connection(HttpToolsProtocol):  # type: ignore[misc]
         cycle = self.cycle
         self._half_closed = cycle is not None and not cycle.response_complete and self._arrived
         self.transport.flush()  # before asyncio closes the transport below it
+        if self._half_closed:
+            self.loop.call_later(LOOK_S, self._look_for_client)
         return self._half_closed
+
+    def _look_for_client(self) -> None:
+        """End the requests of a client that has hung up; one that only sends no more gets answers.
+        The bytes that tell the two apart are for versions of HTTP that have interim responses."""
+        cycle = self.cycle
+        if (
+            self.transport.is_closing()
+            or cycle.response_started
+            or cycle.scope["http_version"] != "1.1"
+        ):
+            return
+        self.transport.write(_INTERIM)
+        self.loop.call_later(LOOK_S, self._look_for_client)
 
     def pause_writing(self) -> None:
         if self._write_timer is None:
@@ -214,9 +239,16 @@ class Connection(HttpToolsProtocol):  # type: ignore[misc]
         if direct.offer(self._lent):
             self._stop_timer()
             self._unset_keepalive_if_required()
+            if _NO_MORE:
+                self.loop.call_later(LOOK_S, self._look_at_loan, self._lent)
         else:
             self.flow.resume_reading()
             self._lent = None
+
+    def _look_at_loan(self, loan: Loan) -> None:
+        if self._lent is loan:
+            loan.look()
+            self.loop.call_later(LOOK_S, self._look_at_loan, loan)
 
     def take_back(self, unread: bytes, unsent: bytes, *, odd: bool) -> None:
         """Go on where the thread has stopped, that the connection was lent to."""
@@ -252,7 +284,31 @@ class Loan:
         self._connection = connection
         self.socket = connection.transport.get_extra_info("socket")
         self.ending = False
+        self._run: CancelToken | None = None
+        self._lock = threading.Lock()  # of who writes, while there is a run
         self._last: tuple[Any, Any, bytes] = (None, None, b"")  # what the last head was made of
+
+    def begin(self) -> CancelToken:
+        self._run = CancelToken()
+        return self._run
+
+    def end(self) -> None:
+        with self._lock:
+            self._run = None
+
+    def look(self) -> None:
+        """Cancel the run of a client that has hung up."""
+        descriptor, poll = self.socket.fileno(), select.poll()
+        poll.register(descriptor, _NO_MORE)
+        with self._lock:
+            run = self._run
+            state = dict(poll.poll(0)).get(descriptor, 0) if run is not None else 0
+            if state and not state & _RESET:
+                with suppress(OSError):  # it is reset meanwhile: the next look finds that
+                    os.write(descriptor, _INTERIM)
+        # Outside of the lock, which the answer to the cancelled request takes.
+        if run is not None and state & _RESET:
+            run.cancel()
 
     def head(self, answer: Answer) -> bytes:
         defaults, size = self._connection.server_state.default_headers, sum(map(len, answer.parts))

@@ -27,6 +27,7 @@ import httptools
 import numpy as np
 
 from penstock.core.records import dataclass
+from penstock.executors.control import CancelToken
 from penstock.host.threads import Workers
 from penstock.serving.protocol import HEADER_LENGTH
 
@@ -36,6 +37,8 @@ _MOST = 32
 _PAUSE_S, _ARRIVAL_S = 0.1, 1.0
 # Bytes of a head with what follows it, and of a body.
 _FIRST, _LONGEST = 1 << 14, 1 << 20
+# Seconds between two looks whether the client of a run is still there.
+LOOK_S = 0.25
 _ODD_HEADERS = frozenset((b"content-encoding", b"expect", b"transfer-encoding", b"upgrade"))
 _LENGTH = HEADER_LENGTH.encode()
 _MOST_DIGITS = 20
@@ -62,6 +65,14 @@ class Borrowed(Protocol):
     socket: Any
     ending: bool
 
+    def begin(self) -> CancelToken:
+        """A token for the run of a request, which is cancelled if the client hangs up."""
+        ...
+
+    def end(self) -> None:
+        """The run has ended, and the thread is about to write its answer."""
+        ...
+
     def head(self, answer: Answer) -> bytes:
         """The status line and the headers of a response."""
         ...
@@ -78,15 +89,18 @@ class DirectAnswers:
     Args:
         takes: Whether the requests of a path are for these threads.
         answer: Answers a request, of a path, with the length of its JSON object if the header says
-            it, and a body, in memory that is used again for the next one. Its last argument is
-            called instead, on another thread, if the answer cannot wait for the end of the run.
+            it, and a body, in memory that is used again for the next one. A token ends its run.
+            Its last argument is called instead, on another thread, if the answer cannot wait for
+            the end of the run.
         max_bytes: Of a body: the event loop refuses longer ones.
     """
 
     def __init__(
         self,
         takes: Callable[[str], bool],
-        answer: Callable[[str, str | None, memoryview, Callable[[Answer], None]], Answer],
+        answer: Callable[
+            [str, str | None, memoryview, CancelToken, Callable[[Answer], None]], Answer
+        ],
         max_bytes: int,
     ) -> None:
         self.takes = takes
@@ -128,14 +142,17 @@ class DirectAnswers:
 
         def late(answer: Answer) -> None:
             if claim.acquire(blocking=False):
+                connection.end()
                 unsent = b"".join([connection.head(answer), *answer.parts])
                 connection.give_back(b"", unsent, odd=False)
 
-        answer = self.answer(request.path, request.header_length, requests.body, late)
+        cancel = connection.begin()
+        answer = self.answer(request.path, request.header_length, requests.body, cancel, late)
         if answer.status != 200:
             requests.forget_memory()
         if not claim.acquire(blocking=False):
             return False
+        connection.end()
         unsent = _send(client, connection.head(answer), answer.parts)
         if unsent or connection.ending:
             connection.give_back(b"", unsent, odd=False)

@@ -25,6 +25,7 @@ import numpy as np
 from penstock.core.errors import InvalidInput
 from penstock.core.records import dataclass, field
 from penstock.core.types import STRING, TensorType, Type
+from penstock.serving.long_json import LongData, loads, read_document
 from penstock.serving.shared_memory import SharedMemory, SharedPlace
 
 HEADER_LENGTH = "inference-header-content-length"
@@ -44,6 +45,12 @@ _NAMES = {dtype: name for name, dtype in _DATATYPES.items()}
 _ITEM = struct.Struct("<I")
 # Of lengths, and numbers of microseconds: Python refuses to read thousands.
 _MOST_DIGITS = 20
+# Of a dim, and of dims: the product of a shape is an integer of a few hundred bytes at most. Python
+# multiplies longer ones in one call, in which no other thread runs.
+_LARGEST_DIM, _MOST_DIMS = 2**62, 64
+# Bytes of JSON that are read in one call, of a request about models, and elements that are read or
+# written in one: Python's lock is held meanwhile.
+_MOST_AT_ONCE, _MOST_OPTIONS, _PIECE = 1 << 18, 1 << 16, 1 << 14
 # JSON objects that are remembered, and their bytes at most.
 _MOST_REMEMBERED, _REMEMBERED = 64, 1 << 12
 
@@ -65,8 +72,8 @@ class InferenceRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Input:
-    """An input as the JSON object describes it: its elements are ``data``, or the next ``size``
-    bytes, or where ``parameters`` say in shared memory (None: not there)."""
+    """An input as the JSON object describes it: its elements are ``data`` (a list or ``LongData``),
+    or the next ``size`` bytes, or where ``parameters`` say in shared memory (None: not there)."""
 
     name: str
     shape: list[int]
@@ -99,16 +106,15 @@ def describe_port(name: str, type_: Type) -> dict[str, Any] | None:
 
 def decode_options(body: bytes) -> Mapping[str, Any]:
     """The JSON object of a request about models, which may be left out. Raises ``InvalidInput``."""
+    if len(body) > _MOST_OPTIONS:
+        raise InvalidInput(f"a request about models has at most {_MOST_OPTIONS} bytes")
     document = _document(body) if body else {}
     _parameters(document)
     return document
 
 
 def _document(text: bytes) -> dict[str, Any]:
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"the body is no JSON: {error}") from error
+    document = loads(text) if len(text) <= _MOST_AT_ONCE else read_document(text)
     if not isinstance(document, dict):
         raise InvalidInput("the body must be a JSON object")
     return document
@@ -182,7 +188,7 @@ def encode_response(
             tails.append(_bytes(value))
             entries.append(_entry_of_bytes(name, datatype, value.shape, len(tails[-1])))
         else:
-            entries.append(_entry(name, datatype, value.shape, data=_elements(value)))
+            entries.append(_entry_of_elements(name, datatype, value))
     named = {"model_name": model, "model_version": version}
     if request.id:
         named["id"] = request.id
@@ -193,6 +199,13 @@ def encode_response(
 def _entry(name: str, datatype: str, shape: tuple[int, ...], **rest: Any) -> str:
     """The entry of an output in the JSON object of a response."""
     return json.dumps({"name": name, "datatype": datatype, "shape": shape, **rest})
+
+
+def _entry_of_elements(name: str, datatype: str, value: np.ndarray) -> str:
+    entry, flat = _entry(name, datatype, value.shape), value.reshape(-1)
+    pieces = [flat[i : i + _PIECE] for i in range(0, len(flat), _PIECE)]
+    data = ", ".join([json.dumps(_elements(piece))[1:-1] for piece in pieces])
+    return f'{entry[:-1]}, "data": [{data}]}}'
 
 
 @lru_cache(_MOST_REMEMBERED)
@@ -244,8 +257,11 @@ def _input(entry: Mapping[str, Any]) -> _Input:
     dtype = _DATATYPES.get(datatype) if isinstance(datatype, str) else None
     if dtype is None:
         raise InvalidInput(f"input {name!r} has datatype {datatype!r:.40}, which there is not")
-    if not isinstance(shape, list) or not all(map(_is_count, shape)):
-        raise InvalidInput(f"input {name!r} has shape {shape!r:.40}; a list of sizes is needed")
+    if not isinstance(shape, list) or len(shape) > _MOST_DIMS or not all(map(_is_count, shape)):
+        raise InvalidInput(
+            f"input {name!r} has shape {_start(shape)}; "
+            f"a list of at most {_MOST_DIMS} sizes is needed"
+        )
     size, is_shared = parameters.get("binary_data_size"), "shared_memory_region" in parameters
     if is_shared and ("data" in entry or "binary_data_size" in parameters):
         raise InvalidInput(f"tensor {name!r} is both in shared memory and in the request")
@@ -254,8 +270,19 @@ def _input(entry: Mapping[str, Any]) -> _Input:
     return _Input(name, shape, dtype, entry.get("data"), size, parameters if is_shared else None)
 
 
+def _start(value: object) -> str:
+    """The first characters of a value of a document. Python takes seconds for all digits of the
+    integers that a body can hold."""
+    if isinstance(value, list):
+        first = [_start(each) if isinstance(each, int) else "?" for each in value[:4]]
+        return f"[{', '.join(first)}{', ...' * (len(value) > len(first))}]"
+    if isinstance(value, int) and abs(value) > _LARGEST_DIM:
+        return f"an integer of {value.bit_length()} bits"
+    return f"{value!r:.40}"
+
+
 def _too_few(name: str, size: Any) -> InvalidInput:
-    return InvalidInput(f"input {name!r} has {size!r:.40} bytes, more than there are")
+    return InvalidInput(f"input {name!r} has {_start(size)} bytes, more than there are")
 
 
 def _objects(document: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
@@ -283,13 +310,13 @@ def _seconds(timeout: Any) -> float | None:
     """A timeout in microseconds as seconds; 0 stands for none."""
     if not timeout:
         return None
-    if not _is_count(timeout) or timeout >= 10**_MOST_DIGITS:
-        raise InvalidInput(f"timeout {timeout!r:.40} is no number of microseconds")
+    if not _is_count(timeout):
+        raise InvalidInput(f"timeout {_start(timeout)} is no number of microseconds")
     return timeout / 1e6
 
 
 def _is_count(value: Any) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LARGEST_DIM
 
 
 def _from_bytes(name: str, data: memoryview, dtype: np.dtype, shape: list[int]) -> np.ndarray:
@@ -327,15 +354,34 @@ def _shared_tensor(of: _Input, place: SharedPlace) -> np.ndarray:
 
 
 def _from_json(name: str, data: Any, dtype: np.dtype, shape: Sequence[int]) -> np.ndarray:
-    if not isinstance(data, list):
+    count = math.prod(shape)
+    if isinstance(data, LongData):
+        arrays, have = [], 0
+        for piece in data.pieces():
+            have += len(piece)
+            if have > count:
+                raise InvalidInput(f"input {name!r} of shape {shape} has more elements")
+            arrays.append(_array(name, piece, dtype))
+        values = np.concatenate(arrays)
+    elif isinstance(data, list):
+        values = _array(name, _flat(name, data), dtype)
+    else:
         raise InvalidInput(f"input {name!r} has neither 'data', a list, nor bytes")
-    elements = data
-    while elements and isinstance(elements[0], list):  # nested rows are allowed, too
+    if len(values) != count:
+        raise InvalidInput(f"input {name!r} of shape {shape} has {len(values)} elements")
+    return _shaped(name, values, shape)
+
+
+def _flat(name: str, elements: list[Any]) -> list[Any]:
+    """The elements of nested rows in a line."""
+    while elements and isinstance(elements[0], list):
         if not all(isinstance(row, list) for row in elements):
             raise InvalidInput(f"input {name!r} has rows beside elements")
         elements = [element for row in elements for element in row]
-    if len(elements) != math.prod(shape):
-        raise InvalidInput(f"input {name!r} of shape {shape} has {len(elements)} elements")
+    return elements
+
+
+def _array(name: str, elements: list[Any], dtype: np.dtype) -> np.ndarray:
     allowed = {str} if dtype == STRING else {bool} if dtype.kind == "b" else {int, float, bool}
     types = {*map(type, elements)}
     if not types <= allowed:
@@ -347,7 +393,7 @@ def _from_json(name: str, data: Any, dtype: np.dtype, shape: Sequence[int]) -> n
         if dtype == STRING:
             "".join(elements).encode()  # halves of surrogate pairs are no text
         with np.errstate(over="raise"):  # a number that ``dtype`` has only infinity for
-            return np.array(elements, dtype).reshape(shape)
+            return np.array(elements, dtype)
     except (OverflowError, ValueError, FloatingPointError) as error:
         raise InvalidInput(f"input {name!r}: {error}") from error
 
@@ -357,6 +403,8 @@ def _strings(name: str, data: memoryview, count: int) -> np.ndarray:
     at = 0
     try:
         while at < len(data):
+            if len(texts) == count:
+                raise InvalidInput(f"input {name!r} has more than {count} strings")
             (size,) = _ITEM.unpack_from(data, at)
             at += _ITEM.size + size
             if at > len(data):
@@ -373,11 +421,10 @@ def _strings(name: str, data: memoryview, count: int) -> np.ndarray:
 
 
 def _elements(value: np.ndarray) -> list[Any]:
-    """The elements in a row, as Python's JSON has them: NaN and infinities by their names."""
-    flat = value.reshape(-1)
+    """The elements of a row as Python's JSON has them: NaN and infinities by their names."""
     if value.dtype == STRING:
-        return [x.decode(errors="replace") if isinstance(x, bytes) else str(x) for x in flat]
-    elements: list[Any] = flat.astype(np.float64).tolist() if _is_float(value) else flat.tolist()
+        return [x.decode(errors="replace") if isinstance(x, bytes) else str(x) for x in value]
+    elements: list[Any] = value.astype(np.float64).tolist() if _is_float(value) else value.tolist()
     return elements
 
 

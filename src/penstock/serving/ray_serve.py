@@ -24,7 +24,7 @@ def ray_deployment(
 ) -> Any:
     """An application for ``ray.serve.run``: the Open Inference Protocol, as ``penstock serve`` has
     it, for one model or several. Raises ``PenstockError`` without Ray Serve
-    (``pip install 'ray[serve]' penstock[serve]``).
+    (``pip install 'ray[serve]' penstock-runtime[serve]``).
 
     Args:
         models: The path of a model, or paths by name, which each process reads.
@@ -41,7 +41,7 @@ def ray_deployment(
         from ray import serve
     except ImportError as error:
         raise PenstockError(
-            f"Ray Serve is needed ({error}): pip install 'ray[serve]' penstock[serve]"
+            f"Ray Serve is needed ({error}): pip install 'ray[serve]' penstock-runtime[serve]"
         ) from error
     paths = {name: Path(path).absolute() for name, path in models.items()}
     build = partial(_application, paths, options, max_bytes, timeout)

@@ -325,6 +325,7 @@ class Replicas:
         fetches: Sequence[str] | None = None,
         *,
         timeout: float | None = None,
+        cancel: CancelToken | None = None,
         late: Callable[[Exception], None] | None = None,
     ) -> dict[str, Any]:
         """Run a request on the calling thread when its turn has come, and return its outputs.
@@ -336,18 +337,19 @@ class Replicas:
             feeds: As ``submit`` takes them.
             fetches: As ``submit`` takes them.
             timeout: Seconds from now until the request ends with ``DeadlineExceeded``.
+            cancel: A token that ends the request with ``Cancelled``.
             late: Called with this error, by another thread, at that time: kernels that cannot be
                 stopped may run on.
         """
         if not self.runs_here:
-            return self.submit(feeds, fetches, timeout=timeout).result()
+            return self.submit(feeds, fetches, timeout=timeout, cancel=cancel).result()
         me = get_ident()
         # It holds a replica, and may wait for ever for another one: all of them may be held by such
         # threads.
         if me in self._here:
             raise PenstockError("a run of a replica calls the same replicas, for which it may wait")
         # Begins here and not with the run: the time in the queue counts, too.
-        control = begin_run(timeout, None)
+        control = begin_run(timeout, cancel)
         self._here.add(me)
         try:
             if late is not None:

@@ -48,7 +48,11 @@ class SharedRegion:
         self.offset = offset
         self.byte_size = byte_size
         file = key.removeprefix("/")
-        if not 0 < len(os.fsencode(file)) <= 255 or file in (".", "..") or {"/", "\0"} & {*file}:
+        try:
+            length = len(os.fsencode(file))
+        except UnicodeEncodeError:  # half of a surrogate pair, which JSON may hold
+            length = 0
+        if not 0 < length <= 255 or file in (".", "..") or {"/", "\0"} & {*file}:
             raise InvalidInput(f"shared memory key {key!r:.80} is no name of a segment")
         # O_NOFOLLOW: a link could lead to any file. O_NONBLOCK: a pipe would wait for a writer.
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

@@ -28,6 +28,7 @@ from penstock.core.errors import InternalError, warn
 from penstock.core.types import Type, type_of
 from penstock.executors.base import Executor
 from penstock.frontends.artifact.importer import FUNCTION, GRAPH
+from penstock.frontends.artifact.plan_rules import check_node_types, check_nodes
 from penstock.host.threads import core_budget
 from penstock.ir.graph import Graph, Model, Value
 from penstock.plan.arena_layout import SavedArena
@@ -273,7 +274,9 @@ class Artifact:
         graph = self._graph("main", document)
         if [value.type for value in graph.inputs] != list(types):
             raise ValueError("it is for other inputs")
+        check_nodes(graph, self._context.limits)
         infer_types(graph)
+        check_node_types(graph)
         check_sizes(graph, self._context.limits)
         placement = dict(zip(graph.walk(), document["placement"], strict=True))
         if not {*placement.values()} <= {*self._context.by_name, ""}:

@@ -25,7 +25,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from penstock.artifact.container import VERSION, ArtifactWriter, replacing
+from penstock.artifact.container import VERSION, ArtifactWriter
 from penstock.backends.registry import available, describe
 from penstock.compiler.options import CompileOptions
 from penstock.core.checkpoints import checkpoint
@@ -34,6 +34,7 @@ from penstock.core.limits import DEFAULT_LIMITS
 from penstock.core.records import dataclass
 from penstock.frontends.artifact.importer import load_artifact
 from penstock.frontends.common.model_files import Opened, open_path
+from penstock.host.replace_file import replacing
 from penstock.ir.graph import Model
 from penstock.session.environment import VARIABLES
 from penstock.tuning.cost_table import cache_folder, machine_name

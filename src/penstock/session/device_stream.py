@@ -40,8 +40,8 @@ class DeviceLine:
             if error.name != "torch":
                 raise
             raise ImportError(
-                "Stream(device=) needs torch: pip install 'penstock[torch]'; Stream() is a queue "
-                "of runs on the host"
+                "Stream(device=) needs torch: pip install 'penstock-runtime[torch]'; Stream() is a "
+                "queue of runs on the host"
             ) from error
         self.stream = stream_on(device)
 

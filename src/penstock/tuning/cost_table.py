@@ -43,8 +43,9 @@ _MOST_BYTES = 64 * 2**20
 _MOST_ROWS = 50_000
 
 _MOST_INTEGER = 2**63 - 1
-# Seconds to wait for another process that writes.
-_PATIENCE_S = 5.0
+# Seconds to wait for another process that writes. Costs are a hint: a run does without them rather
+# than late. Who has waited in vain does not wait again before the file could be used once.
+_PATIENCE_S = 0.05
 
 # A mean weighs as much as this many measurements at most: a single outlier counts little, yet costs
 # measured under other conditions (an older kernel, a hotter processor) fade. onert takes the mean
@@ -91,6 +92,7 @@ class CostTable:
         self._fresh: _Records = {}
         self._read: set[_Pair] = set()
         self._is_damaged = False
+        self._is_locked = False
         self._points: dict[_Group, list[tuple[int, float]]] = {}
         self._operations: set[str] | None = None
 
@@ -184,7 +186,7 @@ class CostTable:
         """What a query of the file gives; nothing where the file cannot be read."""
         try:
             if not self._is_damaged:
-                with _transaction(self.path) as connection:
+                with self._transaction() as connection:
                     return connection.execute(query, (self.machine, *arguments)).fetchall()
         except OSError as error:
             _debug("costs are not read from %s: %s", self.path, error)
@@ -222,11 +224,26 @@ class CostTable:
         """Merge ``fresh`` into the file, in one transaction."""
         os.makedirs(os.path.dirname(self.path) or os.curdir, exist_ok=True)
         try:
-            _update(self.path, self.machine, fresh)
+            self._update(fresh)
         except ValueError:
             os.unlink(self.path)
-            _update(self.path, self.machine, fresh)
+            self._update(fresh)
         self._is_damaged = False
+
+    def _update(self, fresh: _Records) -> None:
+        with self._transaction(create=True) as connection:
+            _update(connection, self.machine, fresh)
+
+    @contextmanager
+    def _transaction(self, *, create: bool = False) -> Iterator[Connection]:
+        patience_s = 0.0 if self._is_locked else _PATIENCE_S
+        try:
+            with _transaction(self.path, patience_s, create=create) as connection:
+                yield connection
+            self._is_locked = False
+        except BlockingIOError:
+            self._is_locked = True
+            raise
 
 
 def _node_group(backend: str, where: NodeSignature, threads: int) -> _Group:
@@ -294,9 +311,10 @@ DELETE FROM costs WHERE measured_at <=
 
 
 @contextmanager
-def _transaction(path: str, *, create: bool = False) -> Iterator[Connection]:
+def _transaction(path: str, patience_s: float, *, create: bool) -> Iterator[Connection]:
     """A transaction on the file: reading, or with ``create``, writing. Raises ``OSError`` if the
-    file cannot be read or written, ``ValueError`` if it is not a table of costs."""
+    file cannot be read or written (``BlockingIOError``: another process has locked it for longer
+    than ``patience_s``), ``ValueError`` if it is not a table of costs."""
     if not create or os.path.exists(path):
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):  # reading from a pipe would block
@@ -308,7 +326,9 @@ def _transaction(path: str, *, create: bool = False) -> Iterator[Connection]:
 
     uri = f"{Path(path).absolute().as_uri()}?mode={'rwc' if create else 'rw'}"
     try:
-        with closing(sqlite3.connect(uri, _PATIENCE_S, isolation_level=None, uri=True)) as file:
+        with closing(
+            sqlite3.connect(uri, timeout=patience_s, isolation_level=None, uri=True)
+        ) as file:
             file.text_factory = lambda text: text.decode(errors="replace")
             # A file damaged by a power failure is replaced: cheaper than waiting for the disk.
             file.execute("PRAGMA synchronous = OFF")
@@ -324,7 +344,10 @@ def _transaction(path: str, *, create: bool = False) -> Iterator[Connection]:
             yield file
             file.execute("COMMIT")
     except sqlite3.OperationalError as error:
-        raise OSError(str(error)) from error  # locked, read-only, no space left
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest says more of the same kind
+        is_locked = code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+        kind = BlockingIOError if is_locked else OSError  # read-only, no space left
+        raise kind(str(error)) from error
     except sqlite3.DatabaseError as error:
         raise ValueError(str(error)) from error
 
@@ -340,20 +363,19 @@ def _of_operation(records: _Records, backend: str, operation: str) -> _Records:
     return {group: own for group, own in records.items() if group[:2] == (backend, operation)}
 
 
-def _update(path: str, machine: str, fresh: _Records) -> None:
-    with _transaction(path, create=True) as connection:
-        connection.execute(_DELETE_ATTRIBUTES)
-        for pair in {group[:2] for group in fresh}:
-            own, rows = _of_operation(fresh, *pair), connection.execute(_SELECT, (machine, *pair))
-            records = _records(*pair, rows.fetchall())
-            _merge(records, own)
-            for group, new in own.items():
-                for exact in new:
-                    key = [x.encode(errors="replace").decode() for x in (machine, *group, exact)]
-                    connection.execute(_REPLACE, (*key, *records[group][exact]))
-        (count,) = connection.execute("SELECT count(*) FROM costs").fetchone()
-        if count > _MOST_ROWS:
-            connection.execute(_DELETE_OLDEST, (count - _MOST_ROWS - 1,))
+def _update(connection: Connection, machine: str, fresh: _Records) -> None:
+    connection.execute(_DELETE_ATTRIBUTES)
+    for pair in {group[:2] for group in fresh}:
+        own, rows = _of_operation(fresh, *pair), connection.execute(_SELECT, (machine, *pair))
+        records = _records(*pair, rows.fetchall())
+        _merge(records, own)
+        for group, new in own.items():
+            for exact in new:
+                key = [x.encode(errors="replace").decode() for x in (machine, *group, exact)]
+                connection.execute(_REPLACE, (*key, *records[group][exact]))
+    (count,) = connection.execute("SELECT count(*) FROM costs").fetchone()
+    if count > _MOST_ROWS:
+        connection.execute(_DELETE_OLDEST, (count - _MOST_ROWS - 1,))
 
 
 def _debug(message: str, *arguments: object) -> None:

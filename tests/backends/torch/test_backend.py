@@ -172,8 +172,8 @@ def test_numpy_stands_in_only_where_no_backend_of_the_host_is_chosen():
 
 def test_missing_torch_is_an_error_that_says_how_to_install_it(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "penstock[torch]" in (missing("torch") or "")
-    with pytest.raises(ps.PenstockError, match=r"pip install 'penstock\[torch\]'"):
+    assert "penstock-runtime[torch]" in (missing("torch") or "")
+    with pytest.raises(ps.PenstockError, match=r"pip install 'penstock-runtime\[torch\]'"):
         compile_text(CHAIN, backends=["torch"])
 
 

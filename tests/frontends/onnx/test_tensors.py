@@ -13,8 +13,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from penstock.core.limits import Limits
+from penstock.frontends.onnx.codes import DTYPE_NAMES
 from penstock.frontends.onnx.importer import load_onnx
-from penstock.frontends.onnx.tensors import DTYPE_NAMES, dtype_of_code
+from penstock.frontends.onnx.tensors import dtype_of_code
 from tests.support.onnx_models import FLOAT, interpret_model, model_of, node, problems, tensor
 
 X = np.array([-1, 2], np.float32)

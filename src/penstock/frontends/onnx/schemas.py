@@ -16,16 +16,19 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, cached_property, lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.core.errors import ProblemList
 from penstock.core.records import NamedTuple, dataclass
 from penstock.frontends.common.encoding import decode_text
-from penstock.frontends.onnx.messages import AttributeProto, FunctionProto
+from penstock.frontends.onnx.codes import AttributeKind
 from penstock.ir.graph import Graph, Model, Node
 from penstock.ir.op import Attrs
+
+if TYPE_CHECKING:
+    from penstock.frontends.onnx.messages import AttributeProto, FunctionProto
 
 FILE = os.path.join(os.path.dirname(__file__), "schemas.txt")
 OPTIONAL, VARIADIC = 1, 2
@@ -36,34 +39,32 @@ LEGACY = frozenset({"consumed_inputs"})
 
 # Python's types of attributes, and of the elements of lists, by the kind of the list.
 _KINDS: Mapping[int, tuple[type, ...]] = {
-    AttributeProto.INT: (int,),
-    AttributeProto.FLOAT: (int, float),
-    AttributeProto.STRING: (str,),
-    AttributeProto.TENSOR: (np.ndarray,),
-    AttributeProto.GRAPH: (Graph,),
+    AttributeKind.INT: (int,),
+    AttributeKind.FLOAT: (int, float),
+    AttributeKind.STRING: (str,),
+    AttributeKind.TENSOR: (np.ndarray,),
+    AttributeKind.GRAPH: (Graph,),
 }
 _LISTS: Mapping[int, int] = {
-    AttributeProto.INTS: AttributeProto.INT,
-    AttributeProto.FLOATS: AttributeProto.FLOAT,
-    AttributeProto.STRINGS: AttributeProto.STRING,
+    AttributeKind.INTS: AttributeKind.INT,
+    AttributeKind.FLOATS: AttributeKind.FLOAT,
+    AttributeKind.STRINGS: AttributeKind.STRING,
 }
 
 _FIELDS: Mapping[int, str] = {
-    AttributeProto.INT: "i",
-    AttributeProto.FLOAT: "f",
-    AttributeProto.STRING: "s",
-    AttributeProto.INTS: "ints",
-    AttributeProto.FLOATS: "floats",
-    AttributeProto.STRINGS: "strings",
+    AttributeKind.INT: "i",
+    AttributeKind.FLOAT: "f",
+    AttributeKind.STRING: "s",
+    AttributeKind.INTS: "ints",
+    AttributeKind.FLOATS: "floats",
+    AttributeKind.STRINGS: "strings",
 }
 
-TYPE_NAMES: Mapping[int, str] = {
-    code: name for name, code in AttributeProto.AttributeType.items() if code
-}
+TYPE_NAMES: Mapping[int, str] = {kind.value: kind.name for kind in AttributeKind}
 
 
 class SchemaAttribute(NamedTuple):
-    """``type`` is that of ``AttributeProto``, ``default`` the hexadecimal digits of one."""
+    """``type`` is an ``AttributeKind``, ``default`` the hexadecimal digits of one."""
 
     type: int
     required: bool
@@ -128,6 +129,8 @@ class OnnxSchema:
     @cached_property
     def default_protos(self) -> Mapping[str, AttributeProto]:
         """The defaults of the attributes that have one, as they stand in the schema."""
+        from penstock.frontends.onnx.messages import AttributeProto
+
         digits = {key: a.default for key, a in self.attributes.items() if a.default}
         return {key: AttributeProto.FromString(bytes.fromhex(x)) for key, x in digits.items()}
 
@@ -139,9 +142,9 @@ class OnnxSchema:
     def as_kind(self, name: str, x: Any) -> Any:
         """``x``, with integers as floats where the attribute is of floats."""
         kind = self.attributes[name].type if name in self.attributes else 0
-        if kind == AttributeProto.FLOAT and type(x) is int:
+        if kind == AttributeKind.FLOAT and type(x) is int:
             return float(x)
-        if kind == AttributeProto.FLOATS and isinstance(x, list):
+        if kind == AttributeKind.FLOATS and isinstance(x, list):
             return [float(element) if type(element) is int else element for element in x]
         return x
 
@@ -286,7 +289,7 @@ def _table() -> tuple[Mapping[tuple[str, str], str], Sequence[frozenset[str]], M
 
 
 def _is_of_kind(x: object, kind: int) -> bool:
-    """Whether an attribute of a node is of a kind of ``AttributeProto``."""
+    """Whether an attribute of a node is of an ``AttributeKind``."""
     if kind in _LISTS:
         types = _KINDS[_LISTS[kind]]
         return isinstance(x, list | tuple) and all(isinstance(element, types) for element in x)

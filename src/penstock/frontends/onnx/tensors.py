@@ -32,6 +32,7 @@ from penstock.frontends.common.diagnostics import TensorError
 from penstock.frontends.common.encoding import array_from_bytes, decode_text, vector_of
 from penstock.frontends.common.model_files import open_inside
 from penstock.frontends.common.weight_file import WeightFile
+from penstock.frontends.onnx.codes import DTYPE_NAMES
 from penstock.frontends.onnx.file import Apart
 from penstock.frontends.onnx.messages import (
     SparseTensorProto,
@@ -43,25 +44,6 @@ from penstock.ops.common.dtypes import SUB_BYTE, is_float
 
 MAX_DENSE_BYTES = 2**30
 """Bytes that a sparse tensor may take in dense form, unless ``Limits`` have another bound."""
-
-ELEMENT_TYPES: Mapping[str, int] = dict(TensorProto.DataType.items())
-"""Codes of element types by their names in upper case."""
-
-# The names of dtypes that are not those of element types in lower case.
-_NAMES = {
-    "FLOAT": "float32",
-    "DOUBLE": "float64",
-    "FLOAT4E2M1": "float4_e2m1fn",
-    "FLOAT6E2M3": "float6_e2m3fn",
-    "FLOAT6E3M2": "float6_e3m2fn",
-    "FLOAT8E8M0": "float8_e8m0fnu",
-}
-DTYPE_NAMES: Mapping[int, str] = {
-    code: _NAMES.get(name) or name.lower().replace("float8", "float8_")
-    for name, code in ELEMENT_TYPES.items()
-    if code != TensorProto.UNDEFINED
-}
-"""Names of dtypes by codes of element types."""
 
 # Bits of the types that are packed in files; in NumPy an element takes a byte.
 _PACKED = {code: SUB_BYTE[name] for code, name in DTYPE_NAMES.items() if name in SUB_BYTE}

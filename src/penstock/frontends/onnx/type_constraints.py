@@ -33,8 +33,8 @@ from penstock.core.types import (
     dtype_name,
     dtype_named,
 )
+from penstock.frontends.onnx.codes import DTYPE_NAMES, ELEMENT_TYPES
 from penstock.frontends.onnx.schemas import OnnxSchema, SchemaPort, find_schema, newest_opset
-from penstock.frontends.onnx.tensors import DTYPE_NAMES, ELEMENT_TYPES
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Op, Role
 from penstock.ops.onnx.control_flow import is_control, loop_carried

@@ -20,9 +20,9 @@ import numpy as np
 from penstock.core.records import dataclass, field
 from penstock.core.types import BOOL, FLOAT32
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
+from penstock.frontends.onnx.codes import ELEMENT_TYPES
 from penstock.frontends.onnx.node_upgrade import NCHWC, NodeUpgrade
 from penstock.frontends.onnx.schemas import OnnxSchema, find_schema, first_schema, newest_opset
-from penstock.frontends.onnx.tensors import ELEMENT_TYPES
 from penstock.host.on_demand import imported
 from penstock.ir.graph import Value
 from penstock.ir.op import Op

@@ -1,0 +1,69 @@
+"""The socket that the server listens at, and what happens when the process has no file left.
+
+asyncio then tries to accept each connection that waits, 2,048 of them, reports each failure with a
+traceback, and does so again every second: the log would grow by a megabyte a second. Here the first
+failure of a second is the only one, and one in a while is logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+from time import monotonic
+from typing import Any
+
+# Seconds between two reports.
+_PAUSE_S = 60.0
+_OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
+
+
+class Listener(socket.socket):
+    """A socket from which asyncio accepts connections, for an address of a host and a port. It says
+    that it is of TCP: asyncio lets small packets wait for others on a socket that does not (no
+    TCP_NODELAY), for 40 ms."""
+
+    def __init__(self, host: str, port: int) -> None:
+        of_tcp = {"type": socket.SOCK_STREAM, "proto": socket.IPPROTO_TCP}
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, **of_tcp)[0]
+        super().__init__(family, kind, protocol)
+        self._failed = False
+        try:
+            self.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self.bind(address)
+            self.listen(1024)
+        except BaseException:
+            self.close()
+            raise
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """A connection that waits. Behind an error for want of a file comes ``BlockingIOError``, as
+        if none did: at that asyncio stops accepting until it tries again."""
+        if self._failed:
+            self._failed = False
+            raise BlockingIOError(errno.EAGAIN, "the process has no file left for a connection")
+        try:
+            return super().accept()
+        except OSError as error:
+            self._failed = error.errno in _OUT_OF_FILES
+            raise
+
+
+class LoopErrors:
+    """An exception handler of an event loop (``loop.set_exception_handler``)."""
+
+    def __init__(self) -> None:
+        self._next = 0.0
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if "socket" not in context or getattr(error, "errno", None) not in _OUT_OF_FILES:
+            loop.default_exception_handler(context)
+        elif monotonic() >= self._next:
+            self._next = monotonic() + _PAUSE_S
+            logging.getLogger(__name__).error(
+                "new connections wait, since the process has as many open files as it may: %s; "
+                "raise the limit (ulimit -n), or let fewer clients connect at once",
+                error,
+            )

@@ -1,0 +1,225 @@
+"""Long JSON is read in pieces, as ``json.loads`` reads it, and refused where it does."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.core.errors import InvalidInput
+from penstock.serving import long_json, protocol
+from penstock.serving.long_json import LongData, read_document
+from penstock.serving.protocol import decode_options, decode_request, encode_response
+
+
+@pytest.fixture(autouse=True)
+def short_pieces(monkeypatch):
+    """Pieces of some bytes, so that documents of the tests have many."""
+    monkeypatch.setattr(long_json, "_PIECE", 16)
+
+
+def value(read: Any) -> Any:
+    """What was read, with the elements of data in a line."""
+    if isinstance(read, LongData):
+        return [x for piece in read.pieces() for x in piece]
+    if isinstance(read, dict):
+        return {key: value(x) for key, x in read.items()}
+    return [value(x) for x in read] if isinstance(read, list) else read
+
+
+def flat(data: Any) -> Any:
+    """Data with their rows in a line, as ``value`` has them."""
+    while isinstance(data, list) and data and isinstance(data[0], list):
+        data = [x for row in data for x in row]
+    return data
+
+
+STRINGS = [
+    "",
+    "a",
+    'quote " backslash \\ both \\"',
+    "[1, 2]",
+    "{}",
+    ",,",
+    "zwölf \U0001f600",
+    "\\\\",
+]
+
+
+def random_document(rng: random.Random) -> dict[str, Any]:
+    def element(kind: str) -> Any:
+        if kind == "strings":
+            return rng.choice(STRINGS)
+        return rng.choice([1, -7, 0.5, 1e300, -0.0, True, 2**63, None])
+
+    def data(rank: int, kind: str) -> list[Any]:
+        rows = rng.randint(1, 9)
+        return [element(kind) if rank == 1 else data(rank - 1, kind) for _ in range(rows)]
+
+    inputs = [
+        {
+            "name": rng.choice(STRINGS),
+            "data": data(rng.randint(1, 3), rng.choice(["strings", "numbers"])),
+            "parameters": {"nested": [{"a": [1, "]"]}, None]},
+        }
+        for _ in range(rng.randint(0, 4))
+    ]
+    return {"id": "[", "inputs": inputs, "outputs": [{"name": "y"}], "parameters": {"b": {}}}
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_document_is_read_as_json_does(seed):
+    rng = random.Random(seed)
+    document = random_document(rng)
+    text = json.dumps(
+        document, indent=rng.choice([None, 1]), ensure_ascii=rng.random() < 0.5
+    ).encode()
+    for of in document["inputs"]:
+        of["data"] = flat(of["data"])
+    assert value(read_document(text)) == document
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_damaged_document_is_refused_where_json_refuses_it(seed):
+    rng = random.Random(seed)
+    text = bytearray(json.dumps(random_document(rng)).encode())
+    for _ in range(rng.randint(1, 2)):
+        at = rng.randrange(len(text))
+        if rng.random() < 0.5:
+            del text[at]
+        else:
+            text[at] = rng.choice(b'[]{},:"\\1e-. \xff')
+    try:
+        wanted = json.loads(bytes(text))
+    except ValueError:
+        with pytest.raises(InvalidInput):
+            value(read_document(bytes(text)))
+        return
+    try:
+        found = value(read_document(bytes(text)))
+    except InvalidInput:  # rows beside elements, and empty rows, are refused in addition
+        return
+    if isinstance(wanted, dict) and isinstance(wanted.get("inputs"), list):
+        for of in wanted["inputs"]:
+            if isinstance(of, dict) and "data" in of:
+                of["data"] = flat(of["data"])
+    assert found == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (b"", "no JSON"),
+        (b"{", "no JSON"),
+        (b"{} {}", "goes on behind"),
+        (b'{"inputs": [{"data": [1, 2', "no end"),
+        (b'{"inputs": [{"data": ["a', "string has no end"),
+        (b'{"inputs": [{"data": [{"a": 1}]}]}', "data have an object"),
+        (b'{"inputs": [{"data": [[1], 2]}]}', "rows beside elements"),
+        (b'{"inputs": [{"data": [1 2]}]}', "no JSON"),
+        (b'{"inputs": [{"data": [1,]}]}', "no JSON"),
+        (b'{"inputs": [{"data": [[1][2]]}]}', "no JSON"),
+        (b'{"id": "' + b"a" * (1 << 16) + b'"}', "more than 65536 bytes"),
+        (b'{"id": "\xff"}', "utf-8"),
+        (b"{1: 2}", "a key is no string"),
+        (b'{"a" 2}', "expected"),
+    ],
+)
+def test_wrong_document_is_refused(text, reason):
+    with pytest.raises(InvalidInput, match=reason):
+        value(read_document(text))
+
+
+def test_inputs_and_strings_are_bounded(monkeypatch):
+    monkeypatch.setattr(long_json, "_MOST_TENSORS", 3)
+    with pytest.raises(InvalidInput, match="more than 3 inputs"):
+        read_document(b'{"inputs": [{}, {}, {}, {}]}')
+    monkeypatch.setattr(long_json, "_MOST_STRINGS", 9)
+    with pytest.raises(InvalidInput, match="more than 9 strings and rows"):
+        read_document(json.dumps({"inputs": [{"data": ["a"] * 9}]}).encode())
+
+
+def request(data: Any, datatype: str = "FP32", shape: Any = None) -> bytes:
+    x = {"name": "x", "shape": shape or [len(data)], "datatype": datatype, "data": data}
+    return json.dumps({"inputs": [x]}).encode()
+
+
+@pytest.mark.parametrize(
+    ("data", "datatype"),
+    [
+        ([0.5, 1, 2.25] * 9000, "FP32"),
+        ([2**64 - 1, 0] * 9000, "UINT64"),
+        ([True, False] * 40_000, "BOOL"),
+        (["a", "", "[,]"] * 20_000, "BYTES"),
+    ],
+)
+def test_long_request_has_the_elements_of_a_short_one(monkeypatch, data, datatype):
+    monkeypatch.setattr(protocol, "_MOST_AT_ONCE", 1 << 30)
+    wanted = decode_request(request(data, datatype), None).feeds["x"]
+    monkeypatch.setattr(protocol, "_MOST_AT_ONCE", 100)
+    found = decode_request(request(data, datatype), None).feeds["x"]
+    assert found.dtype == wanted.dtype
+    np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("data", "datatype", "shape", "reason"),
+    [
+        ([1.0] * 99, "FP32", [98], "has more elements"),
+        ([1.0] * 99, "FP32", [100], "has 99 elements"),
+        ([1.0] * 99 + ["a"], "FP32", None, "an element 'a'"),
+        ([1] * 99 + [300], "INT8", None, "300"),
+        ([1] * 99 + [0.5], "INT8", None, "not whole numbers"),
+        ([1.0] * 99 + [1e40], "FP32", None, "overflow"),
+        (["a"] * 99 + ["\ud83d"], "BYTES", None, "surrogates not allowed"),
+    ],
+)
+def test_long_request_is_refused_like_a_short_one(monkeypatch, data, datatype, shape, reason):
+    for most in (1 << 30, 100):
+        monkeypatch.setattr(protocol, "_MOST_AT_ONCE", most)
+        reason = reason if most == 100 else reason.replace("has more", "has 99")
+        with pytest.raises(InvalidInput, match=reason):
+            decode_request(request(data, datatype, shape), None)
+
+
+def test_no_call_of_json_is_long(monkeypatch):
+    """Python's lock is held for the whole of one: of 2 MB here, 64 KiB at a time."""
+    monkeypatch.undo()
+    loads, dumps, longest = json.loads, json.dumps, [0]
+
+    def short(text: Any) -> Any:
+        longest[0] = max(longest[0], len(text))
+        return loads(text)
+
+    def short_dumps(x: Any) -> str:
+        text = dumps(x)
+        longest[0] = max(longest[0], len(text))
+        return text
+
+    data = [[x / 7, -x] for x in range(50_000)]
+    text = request(data, shape=[50_000, 2])
+    assert len(text) > 1 << 20
+    monkeypatch.setattr(json, "loads", short)
+    monkeypatch.setattr(json, "dumps", short_dumps)
+    asked = decode_request(text, None)
+    np.testing.assert_array_equal(asked.feeds["x"], np.array(data, np.float32))
+    parts, _ = encode_response(asked, "m", "1", {"y": asked.feeds["x"].astype(np.float64)})
+    assert 1 << 12 < longest[0] < 1 << 19
+    monkeypatch.undo()
+    (output,) = json.loads(b"".join(parts))["outputs"]
+    np.testing.assert_array_equal(np.reshape(output["data"], (-1, 2)), asked.feeds["x"])
+
+
+def test_objects_are_refused_before_they_are_read():
+    """A megabyte of small ones takes 150 ms."""
+    one = b'{"a":{"b":[{}]}}'
+    body = b'{"inputs":[' + b",".join([one] * 200_000) + b"]}"
+    with pytest.raises(InvalidInput, match="more than 4096 inputs"):
+        decode_request(body, None)
+    with pytest.raises(InvalidInput, match="no JSON, or has more than 65536 bytes"):
+        decode_request(b'{"parameters":[' + b",".join([one] * 20_000) + b"]}", None)
+    with pytest.raises(InvalidInput, match="at most 65536 bytes"):
+        decode_options(body)
