@@ -10,7 +10,7 @@ from typing import Any
 
 import onnx
 
-from penstock.frontends.onnx.schemas import FILE, OnnxSchema, SchemaAttribute, SchemaPort
+from penstock.analysis.schemas import FILE, OnnxSchema, SchemaAttribute, SchemaPort
 
 
 def schema_of(schema: onnx.defs.OpSchema) -> OnnxSchema:

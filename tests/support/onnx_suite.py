@@ -23,8 +23,8 @@ from unittest import SkipTest, mock
 import onnx
 from onnx.backend.test.runner import Runner
 
+from penstock.analysis.schemas import newest_opset
 from penstock.frontends.onnx import nchwc
-from penstock.frontends.onnx.schemas import newest_opset
 from penstock.frontends.onnx.upgrades import Meaning, meaning, microsoft_rules
 from penstock.onnx_backend import PenstockBackend
 from penstock.ops import registered

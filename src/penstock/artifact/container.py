@@ -39,7 +39,6 @@ from penstock.core.checkpoints import checkpoint
 from penstock.core.errors import InvalidModel
 from penstock.core.limits import Limits
 from penstock.core.types import STRING, dtype_name, dtype_named
-from penstock.host.replace_file import replacing
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -79,6 +78,8 @@ class ArtifactWriter:
 
     def save(self, path: Path) -> None:
         """Write the file, in the place of what is there."""
+        from penstock.host.replace_file import replacing  # which opening does without
+
         with replacing(path) as file:
             self._write(file)
 

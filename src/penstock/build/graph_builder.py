@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from penstock.analysis.type_constraints import check_types
 from penstock.analysis.type_inference import node_types
 from penstock.build.node_rules import check_added_node, operation_of, output_count, with_defaults
 from penstock.build.symbolic import Operand, SymbolicValue
@@ -17,7 +18,6 @@ from penstock.core.errors import InvalidModel
 from penstock.core.records import dataclass, field
 from penstock.core.types import BOOL, INT64, Dim, TensorType, Type, constant_type, without_data
 from penstock.frontends.common.builder import UniqueNames
-from penstock.frontends.onnx.type_constraints import check_types
 from penstock.ir.device_name import DeviceName
 from penstock.ir.graph import Graph, Model, Node, Value
 from penstock.ir.op import Attrs, Op

@@ -7,11 +7,12 @@ from difflib import get_close_matches
 
 import numpy as np
 
+from penstock.analysis.schemas import OnnxSchema, find_schema, newest_opset, value_faults
+from penstock.analysis.type_constraints import type_faults
 from penstock.core.errors import InvalidModel, Unsupported
 from penstock.core.types import dtype_name
 from penstock.frontends.common.diagnostics import NO_KERNEL
-from penstock.frontends.onnx.schemas import OnnxSchema, find_schema, newest_opset, value_faults
-from penstock.frontends.onnx.type_constraints import type_faults
+from penstock.frontends.onnx.schema_protos import defaults
 from penstock.frontends.tensorflow.schemas import TfSchema, schemas
 from penstock.ir.graph import Node, Value
 from penstock.ir.op import AttrDict, Attrs, Op
@@ -48,7 +49,7 @@ def with_defaults(op: Op, schema: Schema, attrs: Attrs, inputs: Sequence[Value |
     imply."""
     given = {name: _plain(x, op.domain) for name, x in attrs.items()}
     if isinstance(schema, OnnxSchema):
-        return {**schema.defaults, **{name: schema.as_kind(name, x) for name, x in given.items()}}
+        return {**defaults(schema), **{name: schema.as_kind(name, x) for name, x in given.items()}}
     if schema is None:
         return given
     single = [argument for argument in schema.inputs if not argument.count]

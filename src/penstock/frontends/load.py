@@ -97,7 +97,7 @@ def check_and_sort(model: Model, limits: Limits = DEFAULT_LIMITS) -> None:
 
 def load_text(text: str, limits: Limits = DEFAULT_LIMITS) -> Model:
     """Read a model in text form, verified and sorted as ``load`` does. Raises ``InvalidModel``."""
-    from penstock.frontends.onnx.schemas import check_schemas
+    from penstock.analysis.schemas import check_schemas
     from penstock.textual.parser import parse_model
 
     model = parse_model(text)
@@ -128,7 +128,7 @@ def _read(source: Any, limits: Limits, map_weights: bool, signature: str | None)
 
         package = _path_or_bytes(source)
         if is_package(package):
-            from penstock.frontends.onnx.type_constraints import check_types
+            from penstock.analysis.type_constraints import check_types
 
             model = load_package(package, limits, map_weights)
             model.check_types = check_types
@@ -151,7 +151,7 @@ def _read(source: Any, limits: Limits, map_weights: bool, signature: str | None)
 
         return load_graph_def(_path_or_bytes(source), limits)
     if head[4:] in _TFLITE or (suffix or "").lower() in _TFLITE_SUFFIXES:
-        from penstock.frontends.onnx.type_constraints import check_types
+        from penstock.analysis.type_constraints import check_types
         from penstock.frontends.tflite.importer import load_tflite
 
         model = load_tflite(_path_or_bytes(source), limits, map_weights, signature)

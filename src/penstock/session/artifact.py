@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from penstock.analysis.plan_rules import check_node_types, check_nodes
 from penstock.analysis.sizes import check_sizes
 from penstock.analysis.type_inference import infer_types
 from penstock.analysis.verify import verify
@@ -28,7 +29,6 @@ from penstock.core.errors import InternalError, warn
 from penstock.core.types import Type, type_of
 from penstock.executors.base import Executor
 from penstock.frontends.artifact.importer import FUNCTION, GRAPH
-from penstock.frontends.artifact.plan_rules import check_node_types, check_nodes
 from penstock.host.threads import core_budget
 from penstock.ir.graph import Graph, Model, Value
 from penstock.plan.arena_layout import SavedArena
@@ -224,7 +224,7 @@ class Artifact:
         """The main subgraph, of which the graph is decoded when it is needed."""
 
         def graph() -> Graph:
-            from penstock.frontends.onnx.schemas import check_schemas
+            from penstock.analysis.schemas import check_schemas
 
             graph = self._graph("main", self._file.document("main"))
             check_schemas(Model({"main": graph}, "main"))

@@ -12,8 +12,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from penstock.analysis.schemas import DTYPE_NAMES
 from penstock.core.limits import Limits
-from penstock.frontends.onnx.codes import DTYPE_NAMES
 from penstock.frontends.onnx.importer import load_onnx
 from penstock.frontends.onnx.tensors import dtype_of_code
 from tests.support.onnx_models import FLOAT, interpret_model, model_of, node, problems, tensor

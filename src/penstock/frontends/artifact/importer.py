@@ -60,7 +60,7 @@ def load_artifact(
 
 
 def _check_types(graph: Graph, types: Mapping[str, Any]) -> None:
-    from penstock.frontends.onnx.type_constraints import check_types
+    from penstock.analysis.type_constraints import check_types
 
     check_types(graph, types)
 
@@ -76,7 +76,7 @@ class _Decoded:
 
     @cached_property
     def graphs(self) -> dict[str, Graph]:
-        from penstock.frontends.onnx.schemas import check_schemas
+        from penstock.analysis.schemas import check_schemas
 
         graphs = decode_graphs(self._file.document("model"), self._file)
         parts: dict[str, dict[str, Graph]] = {GRAPH: {}, FUNCTION: {}}

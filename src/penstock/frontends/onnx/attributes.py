@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.analysis.schemas import LEGACY, TYPE_NAMES
 from penstock.core.errors import InvalidModel
 from penstock.core.records import dataclass
 from penstock.core.types import FLOAT32, INT64, STRING
@@ -17,7 +18,6 @@ from penstock.frontends.common.diagnostics import Diagnostics, TensorError
 from penstock.frontends.common.encoding import decode_text
 from penstock.frontends.onnx.file import Apart
 from penstock.frontends.onnx.messages import AttributeProto, SparseTensorProto, TensorProto
-from penstock.frontends.onnx.schemas import LEGACY, TYPE_NAMES
 from penstock.frontends.onnx.scopes import ImportContext, OnnxNode, PendingGraph
 from penstock.frontends.onnx.tensors import TensorReader, value_type
 from penstock.ir.graph import Graph

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache, cached_property
 from itertools import chain
 
+from penstock.analysis.schemas import OnnxSchema
 from penstock.core.errors import InvalidModel, shortened
 from penstock.core.records import dataclass
 from penstock.frontends.common.diagnostics import Diagnostics
@@ -24,7 +25,7 @@ from penstock.frontends.onnx.messages import (
     NodeProto,
     OperatorSetIdProto,
 )
-from penstock.frontends.onnx.schemas import OnnxSchema
+from penstock.frontends.onnx.schema_protos import default_protos, definition
 
 Key = tuple[str, str, str]
 """Domain, name and overload."""
@@ -52,9 +53,7 @@ class OnnxFunction:
 @cache
 def definition_of(schema: OnnxSchema) -> OnnxFunction:
     """The function by which ONNX defines an operation. Raises ``InexpressibleError``."""
-    body = schema.function
-    assert body is not None
-    return OnnxFunction(f"the definition of {schema}", body, schema.default_protos)
+    return OnnxFunction(f"the definition of {schema}", definition(schema), default_protos(schema))
 
 
 class FunctionTable:

@@ -20,6 +20,8 @@ from itertools import chain, zip_longest
 
 import numpy as np
 
+from penstock.analysis.schemas import newest_opset, value_faults
+from penstock.analysis.type_constraints import check_types
 from penstock.core.checkpoints import checkpoint, with_checkpoints
 from penstock.core.errors import InvalidModel, shortened
 from penstock.core.limits import DEFAULT_LIMITS, Limits
@@ -52,7 +54,6 @@ from penstock.frontends.onnx.messages import (
     ValueInfoProto,
 )
 from penstock.frontends.onnx.node_upgrade import NCHWC, NodeUpgrade, current
-from penstock.frontends.onnx.schemas import newest_opset, value_faults
 from penstock.frontends.onnx.scopes import (
     Expansion,
     ImportContext,
@@ -63,7 +64,6 @@ from penstock.frontends.onnx.scopes import (
     Refusal,
 )
 from penstock.frontends.onnx.tensors import TensorReader, value_type
-from penstock.frontends.onnx.type_constraints import check_types
 from penstock.frontends.onnx.upgrades import Meaning, meaning
 from penstock.ir.graph import Graph, Model, Node, Value
 from penstock.ops.registry import MICROSOFT

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache
 
+from penstock.analysis.schemas import OnnxSchema, find_schema, newest_opset
 from penstock.core.errors import InternalError
 from penstock.frontends.common.builder import NodeBuilder, Operand, short_name
 from penstock.frontends.common.diagnostics import NodeError
 from penstock.frontends.onnx.messages import GraphProto
-from penstock.frontends.onnx.schemas import OnnxSchema, find_schema, newest_opset
+from penstock.frontends.onnx.schema_protos import defaults
 from penstock.ir.graph import Graph, Value
 from penstock.ir.op import Attrs
 from penstock.ops import Op, find
@@ -78,4 +79,4 @@ class NodeUpgrade(NodeBuilder):
 
     def operation(self, op: str, domain: str) -> tuple[Op, Attrs]:
         operation, schema = current(op)
-        return operation, schema.defaults
+        return operation, defaults(schema)

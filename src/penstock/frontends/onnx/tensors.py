@@ -14,6 +14,7 @@ from functools import partial
 
 import numpy as np
 
+from penstock.analysis.schemas import DTYPE_NAMES
 from penstock.core.errors import InvalidModel
 from penstock.core.records import dataclass, field
 from penstock.core.types import (
@@ -32,7 +33,6 @@ from penstock.frontends.common.diagnostics import TensorError
 from penstock.frontends.common.encoding import array_from_bytes, decode_text, vector_of
 from penstock.frontends.common.model_files import open_inside
 from penstock.frontends.common.weight_file import WeightFile
-from penstock.frontends.onnx.codes import DTYPE_NAMES
 from penstock.frontends.onnx.file import Apart
 from penstock.frontends.onnx.messages import (
     SparseTensorProto,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from penstock.analysis.schemas import ELEMENT_TYPES
 from penstock.core.types import BOOL, FLOAT32
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
-from penstock.frontends.onnx.codes import ELEMENT_TYPES
 from penstock.frontends.onnx.node_upgrade import NodeUpgrade
 from penstock.ir.graph import Graph, Value
 from penstock.ir.op import AttrDict

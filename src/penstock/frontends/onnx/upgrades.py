@@ -17,12 +17,18 @@ from typing import Any
 
 import numpy as np
 
+from penstock.analysis.schemas import (
+    ELEMENT_TYPES,
+    OnnxSchema,
+    find_schema,
+    first_schema,
+    newest_opset,
+)
 from penstock.core.records import dataclass, field
 from penstock.core.types import BOOL, FLOAT32
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
-from penstock.frontends.onnx.codes import ELEMENT_TYPES
 from penstock.frontends.onnx.node_upgrade import NCHWC, NodeUpgrade
-from penstock.frontends.onnx.schemas import OnnxSchema, find_schema, first_schema, newest_opset
+from penstock.frontends.onnx.schema_protos import defaults
 from penstock.host.on_demand import imported
 from penstock.ir.graph import Value
 from penstock.ir.op import Op
@@ -362,26 +368,26 @@ def meaning(name: str, domain: str, opset: int) -> Meaning:
             return Meaning(None, rule, op)
         # As ONNX Runtime writes LayerNormalization into models of earlier opsets.
         schema = first_schema(name, domain)
-        return Meaning(schema, op=op, defaults={} if schema is None else schema.defaults)
+        return Meaning(schema, op=op, defaults={} if schema is None else defaults(schema))
     version = schema.version
     newest = find_schema(name, domain, newest_opset(domain))
     assert newest is not None
     op = find(name, domain, version)
     if op is not None and op.version < newest.version:
-        return Meaning(schema, op=op, defaults=schema.defaults)  # registered as an old version
+        return Meaning(schema, op=op, defaults=defaults(schema))  # registered as an old version
     upgrades = UPGRADES.get((domain, name), [])
     for last, rule in upgrades:
         if version <= last:
-            return Meaning(schema, rule, defaults=schema.defaults)
+            return Meaning(schema, rule, defaults=defaults(schema))
     # Versions after those with a rule mean the same as the newest.
     unchanged = domain in ("", "ai.onnx.ml") and name in UNCHANGED
     if op is None and (upgrades or unchanged):
         op = find(name, domain)
     if op is None:
         op = None if schema.has_function else reference_op(name, domain, version)
-        return Meaning(schema, op=op, defaults=schema.defaults)
-    added = {k: v for k, v in newest.defaults.items() if k not in schema.attributes}
-    return Meaning(schema, op=op, defaults={**added, **schema.defaults})
+        return Meaning(schema, op=op, defaults=defaults(schema))
+    added = {k: v for k, v in defaults(newest).items() if k not in schema.attributes}
+    return Meaning(schema, op=op, defaults={**added, **defaults(schema)})
 
 
 FORGET.append(meaning.cache_clear)

@@ -6,8 +6,8 @@ import numpy as np
 import onnx
 import pytest
 
+from penstock.analysis.schemas import DTYPE_NAMES, ELEMENT_TYPES, AttributeKind
 from penstock.core.types import dtype_named
-from penstock.frontends.onnx.codes import DTYPE_NAMES, ELEMENT_TYPES, AttributeKind
 
 
 def test_kinds_of_attributes_are_those_of_onnx():

@@ -21,6 +21,14 @@ from contextlib import suppress
 from functools import cache, lru_cache
 from typing import Any, TypeAlias
 
+from penstock.analysis.schemas import (
+    DTYPE_NAMES,
+    ELEMENT_TYPES,
+    OnnxSchema,
+    SchemaPort,
+    find_schema,
+    newest_opset,
+)
 from penstock.core.checkpoints import with_checkpoints
 from penstock.core.errors import ProblemList
 from penstock.core.types import (
@@ -33,8 +41,6 @@ from penstock.core.types import (
     dtype_name,
     dtype_named,
 )
-from penstock.frontends.onnx.codes import DTYPE_NAMES, ELEMENT_TYPES
-from penstock.frontends.onnx.schemas import OnnxSchema, SchemaPort, find_schema, newest_opset
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Op, Role
 from penstock.ops.onnx.control_flow import is_control, loop_carried

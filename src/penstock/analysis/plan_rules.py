@@ -6,10 +6,10 @@ the types that the operation allows. Passes make nodes for which this holds; a f
 
 from __future__ import annotations
 
+from penstock.analysis.schemas import check_schemas
+from penstock.analysis.type_constraints import check_types
 from penstock.analysis.verify import verify
 from penstock.core.limits import Limits
-from penstock.frontends.onnx.schemas import check_schemas
-from penstock.frontends.onnx.type_constraints import check_types
 from penstock.ir.graph import Graph, Model
 from penstock.ops.internal.fused import is_fused
 

@@ -15,20 +15,65 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache, cached_property, lru_cache
-from typing import TYPE_CHECKING, Any
+from enum import IntEnum
+from functools import cache, lru_cache
+from typing import Any
 
 import numpy as np
 
 from penstock.core.errors import ProblemList
 from penstock.core.records import NamedTuple, dataclass
-from penstock.frontends.common.encoding import decode_text
-from penstock.frontends.onnx.codes import AttributeKind
 from penstock.ir.graph import Graph, Model, Node
 from penstock.ir.op import Attrs
 
-if TYPE_CHECKING:
-    from penstock.frontends.onnx.messages import AttributeProto, FunctionProto
+# The numbers by which files name kinds of attributes and types of elements are fixed for ever. They
+# are written out: protobuf, which has them too, takes as long to import as a saved session to open.
+
+
+class AttributeKind(IntEnum):
+    """Kinds of attributes (``AttributeProto.AttributeType``)."""
+
+    FLOAT = 1
+    INT = 2
+    STRING = 3
+    TENSOR = 4
+    GRAPH = 5
+    FLOATS = 6
+    INTS = 7
+    STRINGS = 8
+    TENSORS = 9
+    GRAPHS = 10
+    SPARSE_TENSOR = 11
+    SPARSE_TENSORS = 12
+    TYPE_PROTO = 13
+    TYPE_PROTOS = 14
+
+
+_ELEMENTS = (
+    *("UNDEFINED", "FLOAT", "UINT8", "INT8", "UINT16", "INT16", "INT32", "INT64", "STRING"),
+    *("BOOL", "FLOAT16", "DOUBLE", "UINT32", "UINT64", "COMPLEX64", "COMPLEX128", "BFLOAT16"),
+    *("FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ", "UINT4", "INT4"),
+    *("FLOAT4E2M1", "FLOAT8E8M0", "UINT2", "INT2", "FLOAT6E2M3", "FLOAT6E3M2"),
+)
+ELEMENT_TYPES: Mapping[str, int] = {name: code for code, name in enumerate(_ELEMENTS)}
+"""Codes of element types by their names in upper case."""
+
+# The names of dtypes that are not those of element types in lower case.
+_NAMES = {
+    "FLOAT": "float32",
+    "DOUBLE": "float64",
+    "FLOAT4E2M1": "float4_e2m1fn",
+    "FLOAT6E2M3": "float6_e2m3fn",
+    "FLOAT6E3M2": "float6_e3m2fn",
+    "FLOAT8E8M0": "float8_e8m0fnu",
+}
+DTYPE_NAMES: Mapping[int, str] = {
+    code: _NAMES.get(name) or name.lower().replace("float8", "float8_")
+    for name, code in ELEMENT_TYPES.items()
+    if code
+}
+"""Names of dtypes by codes of element types."""
+
 
 FILE = os.path.join(os.path.dirname(__file__), "schemas.txt")
 OPTIONAL, VARIADIC = 1, 2
@@ -49,15 +94,6 @@ _LISTS: Mapping[int, int] = {
     AttributeKind.INTS: AttributeKind.INT,
     AttributeKind.FLOATS: AttributeKind.FLOAT,
     AttributeKind.STRINGS: AttributeKind.STRING,
-}
-
-_FIELDS: Mapping[int, str] = {
-    AttributeKind.INT: "i",
-    AttributeKind.FLOAT: "f",
-    AttributeKind.STRING: "s",
-    AttributeKind.INTS: "ints",
-    AttributeKind.FLOATS: "floats",
-    AttributeKind.STRINGS: "strings",
 }
 
 TYPE_NAMES: Mapping[int, str] = {kind.value: kind.name for kind in AttributeKind}
@@ -104,40 +140,6 @@ class OnnxSchema:
     attributes: Mapping[str, SchemaAttribute]
     inputs: Sequence[SchemaPort]
     outputs: Sequence[SchemaPort]
-
-    @property
-    def function(self) -> FunctionProto | None:
-        """The body that defines the operation, which only the package has. Raises
-        ``InexpressibleError`` if the package is older than the operation."""
-        if not self.has_function:
-            return None
-        import onnx
-
-        try:
-            schema = onnx.defs.get_schema(self.name, self.version, self.domain)
-        except onnx.defs.SchemaError:
-            schema = None
-        if schema is None or schema.since_version != self.version:
-            from penstock.frontends.common.diagnostics import InexpressibleError
-
-            raise InexpressibleError(
-                f"its definition is not in onnx {onnx.__version__}, which is installed; install "
-                "the newest version that Penstock takes"
-            )
-        return schema.function_body
-
-    @cached_property
-    def default_protos(self) -> Mapping[str, AttributeProto]:
-        """The defaults of the attributes that have one, as they stand in the schema."""
-        from penstock.frontends.onnx.messages import AttributeProto
-
-        digits = {key: a.default for key, a in self.attributes.items() if a.default}
-        return {key: AttributeProto.FromString(bytes.fromhex(x)) for key, x in digits.items()}
-
-    @cached_property
-    def defaults(self) -> Attrs:
-        """The values of the ``default_protos``."""
-        return {key: _value(proto) for key, proto in self.default_protos.items()}
 
     def as_kind(self, name: str, x: Any) -> Any:
         """``x``, with integers as floats where the attribute is of floats."""
@@ -192,16 +194,6 @@ class OnnxSchema:
 
     def __str__(self) -> str:
         return f"{self.domain + '.' if self.domain else ''}{self.name}-{self.version}"
-
-
-def _value(proto: AttributeProto) -> Any:
-    """A default: a number, a string, or a list of these."""
-    value = getattr(proto, _FIELDS[proto.type])
-    if isinstance(value, bytes):
-        return decode_text(value)
-    if isinstance(value, int | float):
-        return value
-    return [decode_text(item) if isinstance(item, bytes) else item for item in value]
 
 
 # Schemas name the values of these attributes in prose only. Operations check the modes that they
