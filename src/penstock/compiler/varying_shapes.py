@@ -125,7 +125,8 @@ class VaryingShapes:
 
     def open(self, shapes: Shapes, hits: int) -> OpenShapes | None:
         """What to compile for shapes that have no plan of their own; None for such a plan. ``hits``
-        is how many runs of the session have found a plan."""
+        is how many runs of the session have found a plan, the one used last included: a batch that
+        is fed a thousand times before the next one speaks for plans of their own."""
         if self.fixed:
             return None
         for known in self._open:

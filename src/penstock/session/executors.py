@@ -149,6 +149,8 @@ class Executors:
             subgraph = self._resized.resolve(feeds, subgraph.outputs, None)[0].subgraph
         shapes = None if exact else self._open_shapes(subgraph, key, values)
         compiled = partial(self._compile, subgraph, values, shapes)
+        if not exact and self._plans.has(subgraph, shapes or key):
+            self._plans.hit()
         try:
             executor = self._plans.get(subgraph, shapes or key, False, compiled)
         except Unsupported:
