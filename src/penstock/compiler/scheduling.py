@@ -110,8 +110,10 @@ def _schedule_measured(planned: Planned, context: CompileContext) -> Scheduled |
     if profiler is None or profiler.complete_already():
         return schedule_by_costs(planned, context)
     if context.options.autotune or not context.one_memory:
-        profiler.complete(single_threaded=True)
-        profiler.complete(single_threaded=False)
+        # In several memories placement has measured with one thread, and all that may be.
+        runs = None if context.options.autotune else 1
+        profiler.complete(single_threaded=True, brief_runs=runs)
+        profiler.complete(single_threaded=False, brief_runs=runs)
         return schedule_by_costs(planned, context)
     serial = profiler.measure_briefly()
     if serial is None:

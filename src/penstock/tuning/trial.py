@@ -153,11 +153,32 @@ def briefly(executor: Executor, values: Inputs, serial: float) -> Profile:
     """A profile of one run of an observed executor that has run before, in ``serial`` seconds; both
     together take at most ``BUDGET`` times as long. Raises ``DeadlineExceeded`` if it takes longer.
     """
+    return profile_briefly(executor, values, 1, _left_after(serial))[0]
+
+
+def profile_briefly(
+    executor: Executor, values: Inputs, runs: int, left: float | None = None
+) -> tuple[Profile, float]:
+    """A profile of up to ``runs`` runs of an observed executor within ``left`` seconds, and those
+    that are left then. If nothing has run before, one more run warms up, and all together may take
+    ``BUDGET`` times as long as that. Raises ``DeadlineExceeded`` if the first run takes longer.
+    """
     from penstock.observers.profile import Profile
 
-    profile = Profile()
-    observed_run(executor, values, profile, max((BUDGET - 1) * serial, _LEAST_SECONDS))
-    return profile
+    if left is None:
+        left = _left_after(observed_run(executor, values, None))
+    profile, last = Profile(), 0.0
+    for _ in range(runs):
+        if left < 2 * last:  # one that is stopped would take what the others have shown with it
+            break
+        last = observed_run(executor, values, profile, left)
+        left = max(left - last, 0.0)
+    return profile, left
+
+
+def _left_after(serial: float) -> float:
+    """The seconds that runs may take after a first one."""
+    return max((BUDGET - 1) * serial, _LEAST_SECONDS)
 
 
 def without_broadcasts(values: Inputs) -> list[Any]:
