@@ -22,6 +22,7 @@ from penstock.executors.base import Executor
 from penstock.executors.control import Control
 from penstock.executors.linear import LinearExecutor
 from penstock.host import gc_pause
+from penstock.host.collector import untrack
 from penstock.host.log import DEBUG, INFO, is_logged, log
 from penstock.host.malloc import give_back_memory
 from penstock.host.on_demand import imported
@@ -230,6 +231,8 @@ class Executors:
         once = count == 1 or (count >= _MANY_PLANS and count.bit_count() == 1)
         if once and release_constants(executor.table) > _MANY_BYTES:
             give_back_memory()
+        if self._compiler.context.one_memory and not any(s.contract for s in executor.table.walk()):
+            untrack(executor)  # kernels of users may refer to the session, and devices to anything
         if is_logged(INFO):
             self._log(executor, perf_counter() - begin)
         return executor
