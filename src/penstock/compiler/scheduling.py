@@ -17,7 +17,6 @@ from penstock.compiler.stages import (
     Programmed,
     Scheduled,
     bind,
-    executor_in_order,
     generate_program,
     queues_of,
     schedule_in_order,

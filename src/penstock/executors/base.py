@@ -150,8 +150,8 @@ class CompiledExecutor:
         self._counts = program.allocations.counts
 
     def recipe(self) -> Callable[[], Executor]:
-        """What makes another executor of the same program, and holds neither this one nor its arenas
-        and what is bound to them."""
+        """What makes another executor of the same program, and holds neither this one nor its
+        arenas and what is bound to them."""
         return partial(_made_again, type(self), self._program, self._arguments, self._share.tuner)
 
     @property

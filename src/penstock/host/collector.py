@@ -27,6 +27,7 @@ import sys
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from functools import partial
+from threading import RLock
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType
 from typing import Any
 from weakref import ref
@@ -35,9 +36,11 @@ from penstock.host.native import library
 
 # The parts of the package whose objects are parts of plans.
 _PARTS = ("algorithms", "backends", "codegen", "core", "executors", "ir", "ops", "plan")
-_OWN = tuple([f"penstock.{part}." for part in _PARTS])
+# Handles of libraries that kernels hold are cffi's. What is written outside of Python's core has no
+# other way to untrack an object than the one that allows it.
+_OWN = (*[f"penstock.{part}." for part in _PARTS], "_cffi_backend")
 # Python's types whose deallocators are known to allow it, in the versions that are tested.
-_ALLOW = (list, tuple, dict, OrderedDict, deque, partial, ref, BuiltinFunctionType)
+_ALLOW = (list, tuple, dict, OrderedDict, deque, partial, ref, BuiltinFunctionType, type(RLock()))
 _WALKED = (FunctionType, CellType, MethodType)
 # Young objects above which to list them takes too long: where users have turned the collector off.
 _MOST_YOUNG = 1 << 20
@@ -50,7 +53,7 @@ def untrack(root: object) -> None:
     native = library() if _TESTED else None
     if native is not None and gc.get_count()[0] < _MOST_YOUNG:
         young = gc.get_objects(generation=0)
-        types = _types_of(young)
+        types = _types_of(young) | {native.call: None, native.functions.Sequence: None}
         addresses = set(map(id, young))
         del young  # holds what is to be freed by its last reference
         native.functions.untrack(root, types, addresses)
@@ -58,7 +61,8 @@ def untrack(root: object) -> None:
 
 def _types_of(objects: Iterable[Any]) -> dict[type, bool]:
     """The types of objects of plans, and whether objects of them may be untracked."""
-    types = dict.fromkeys(_ALLOW, True) | dict.fromkeys(_WALKED, False)
+    types: dict[type, bool] = dict.fromkeys(_ALLOW, True)
+    types.update(dict.fromkeys(_WALKED, False))
     for type_ in {*map(type, objects)} - types.keys():
         # An instance of a class of Python's untracks itself when it is freed, whatever its bases.
         if str(type_.__module__).startswith(_OWN):

@@ -18,11 +18,10 @@ from penstock.compiler.subgraphs import Subgraph, Subgraphs
 from penstock.core.errors import InvalidInput, InvalidModel, PenstockError, Unsupported, warn
 from penstock.core.records import replace
 from penstock.core.types import TensorType, Type, type_of
-from penstock.executors.base import Executor
+from penstock.executors.base import CompiledExecutor, Executor
 from penstock.executors.control import Control
 from penstock.executors.linear import LinearExecutor
 from penstock.host import gc_pause
-from penstock.host.collector import untrack
 from penstock.host.log import DEBUG, INFO, is_logged, log
 from penstock.host.malloc import give_back_memory
 from penstock.host.on_demand import imported
@@ -231,11 +230,21 @@ class Executors:
         once = count == 1 or (count >= _MANY_PLANS and count.bit_count() == 1)
         if once and release_constants(executor.table) > _MANY_BYTES:
             give_back_memory()
-        if self._compiler.context.one_memory and not any(s.contract for s in executor.table.walk()):
-            untrack(executor)  # kernels of users may refer to the session, and devices to anything
+        # Most sessions have one plan, at whose end all that was imported for it is young as well.
+        if count > 1 and self._may_untrack(executor):
+            from penstock.host.collector import untrack
+
+            untrack(executor)
         if is_logged(INFO):
             self._log(executor, perf_counter() - begin)
         return executor
+
+    def _may_untrack(self, executor: Executor) -> bool:
+        """Whether reference counts alone free the plan of ``executor``: kernels of users may refer
+        to the session, and what is on devices to anything."""
+        if not isinstance(executor, CompiledExecutor) or not self._compiler.context.one_memory:
+            return False
+        return all(step.contract is None for step in executor.table.walk())
 
     def _log(self, executor: Executor, seconds: float) -> None:
         """Tell of a plan that was compiled, and where its steps run."""

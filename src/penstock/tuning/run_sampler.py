@@ -34,7 +34,16 @@ from penstock.observers.base import ObservedRun
 from penstock.observers.profile import Profile
 from penstock.plan.plan import StepTable
 from penstock.tuning.measure import CostModel
-from penstock.tuning.trial import PAIRS, Recipe, Runner, Switch, as_usual, converse, in_turns, judged_again
+from penstock.tuning.trial import (
+    PAIRS,
+    Recipe,
+    Runner,
+    Switch,
+    as_usual,
+    converse,
+    in_turns,
+    judged_again,
+)
 
 _TIMED, _MEASURED = 4, 3
 _BETWEEN = 4  # runs as usual between those on one thread
@@ -164,15 +173,16 @@ def sampled(choice: Choice, switch: Switch) -> Trial:
     candidate = None if decision.exception() else decision.result()
     if candidate is None:
         return
-    of_one_plan = isinstance(candidate, CompiledExecutor)
-    recipe, margin = (candidate.recipe() if of_one_plan else None), choice.margin
+    # Another kind of executor has another plan, and is not tried again.
+    recipe = candidate.recipe() if isinstance(candidate, CompiledExecutor) else None
+    margin = choice.margin
     if (yield from in_turns(candidate, PAIRS, margin)):
         replaced = switch(candidate)
         if replaced is None:
             return
-        recipe, margin = replaced, converse(margin)
+        recipe, margin = recipe and replaced, converse(margin)
     del candidate, decision, executor  # which may be used now, and have the sampler of this trial
-    if of_one_plan and recipe is not None:
+    if recipe is not None:
         yield from judged_again(recipe, margin, switch)
 
 

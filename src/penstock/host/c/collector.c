@@ -10,7 +10,8 @@
 #include "numpy_api.h"
 
 typedef struct {
-    PyObject *types; /* whether objects are untracked or only walked through, by their type */
+    PyObject *types; /* by type, whether objects are untracked, or only walked through as callables
+                        (False) or as bound calls, which are never tracked (None) */
     PyObject *young; /* the addresses of objects that may be untracked, and have not been walked */
     PyObject *found; /* a list of those still to be walked */
 } walk;
@@ -18,9 +19,13 @@ typedef struct {
 static int visit(PyObject *object, void *data)
 {
     walk *state = data;
-    if (!PyObject_GC_IsTracked(object) ||
-        !PyDict_GetItemWithError(state->types, (PyObject *)Py_TYPE(object)))
+    PyObject *untracks = PyDict_GetItemWithError(state->types, (PyObject *)Py_TYPE(object));
+    if (!untracks)
         return PyErr_Occurred() ? -1 : 0;
+    if (untracks == Py_None)
+        return PyList_Append(state->found, object);
+    if (!PyObject_GC_IsTracked(object))
+        return 0;
     PyObject *address = PyLong_FromVoidPtr(object);
     int is_new = address ? PySet_Discard(state->young, address) : -1;
     Py_XDECREF(address);
@@ -63,9 +68,10 @@ static int walk_object(PyObject *object, walk *state)
     PyObject *untracks = PyDict_GetItemWithError(state->types, (PyObject *)Py_TYPE(object));
     if (!untracks)
         return -1;
-    if (untracks != Py_True)
+    if (untracks == Py_False)
         return visit_callable(object, state);
-    PyObject_GC_UnTrack(object);
+    if (untracks == Py_True)
+        PyObject_GC_UnTrack(object);
     traverseproc traverse = (traverseproc)PyType_GetSlot(Py_TYPE(object), Py_tp_traverse);
     return traverse ? traverse(object, visit, state) : 0;
 }

@@ -426,6 +426,15 @@ static void Call_dealloc(Call *self)
     Py_DECREF((PyObject *)type);
 }
 
+/* For collector.c: the collector itself tracks no calls. */
+static int Call_traverse(Call *self, visitproc visit, void *arg)
+{
+    Py_VISIT(self->arrays);
+    Py_VISIT(self->failed);
+    Py_VISIT(self->checkpoint);
+    return 0;
+}
+
 static PyMethodDef Call_methods[] = {
     {"run", (PyCFunction)(void (*)(void))call_run, METH_FASTCALL,
      "run(*runtime): compute; takes the arrays that were not known when the call was made."},
@@ -437,6 +446,7 @@ static PyMethodDef Call_methods[] = {
 static PyType_Slot Call_slots[] = {
     {Py_tp_new, Call_new},
     {Py_tp_dealloc, Call_dealloc},
+    {Py_tp_traverse, Call_traverse},
     {Py_tp_methods, Call_methods},
     {Py_tp_doc, "Call(kernel, words, runtime, results, items, item_ns, stages, pieces, failed, checkpoint)"},
     {0, NULL},

@@ -316,6 +316,17 @@ static void Sequence_dealloc(Sequence *self)
     Py_DECREF((PyObject *)type);
 }
 
+/* For collector.c: the collector itself tracks no sequences. */
+static int Sequence_traverse(Sequence *self, visitproc visit, void *arg)
+{
+    for (Py_ssize_t i = 0; i < self->n_steps; i++) {
+        Py_VISIT(self->steps[i].function);
+        Py_VISIT(self->steps[i].arguments);
+        Py_VISIT(self->steps[i].check);
+    }
+    return 0;
+}
+
 static PyMethodDef Sequence_methods[] = {
     {"run", (PyCFunction)(void (*)(void))Sequence_run, METH_FASTCALL,
      "run(*arrays): make the calls; takes the arrays that are known only during the run."},
@@ -325,6 +336,7 @@ static PyMethodDef Sequence_methods[] = {
 static PyType_Slot Sequence_slots[] = {
     {Py_tp_new, Sequence_new},
     {Py_tp_dealloc, Sequence_dealloc},
+    {Py_tp_traverse, Sequence_traverse},
     {Py_tp_methods, Sequence_methods},
     {Py_tp_doc, "Sequence(steps, n_arrays, Call): each step is (function, arguments, places, native, "
                 "check)"},
