@@ -326,10 +326,10 @@ def test_autotune_measures_in_more_runs(cache):
 
 @needs_cores
 def test_measuring_that_takes_longer_than_its_budget_is_left_to_later_runs(cache, monkeypatch):
-    def too_long(executor, values, serial):
+    def too_long(executor, values, runs, left):
         raise ps.DeadlineExceeded("it takes as long as it likes")
 
-    monkeypatch.setattr("penstock.tuning.trial.briefly", too_long)
+    monkeypatch.setattr(trial, "profile_briefly", too_long)
     backend = CountingLong()
     session = compile_text(SIX, executor="parallel", backends=[backend])
     session.run(X)

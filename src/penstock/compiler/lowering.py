@@ -64,7 +64,7 @@ def _measure_fused(
     graph: Graph, placement: Placement, profiler: GraphProfiler, context: CompileContext
 ) -> None:
     """Measure the nodes of ``graph``, with chains fused, on all backends."""
-    copy = with_chains_fused(graph, placement, context)
+    copy = with_chains_fused(graph, placement, context)  # what is measured must not change it
     profiler.graph, profiler.allowed = copy, placement.candidates(copy)
     profiler.complete(single_threaded=False)
     profiler.graph = graph
@@ -92,7 +92,7 @@ def _places(
     if context.one_memory:
         # Values need no transfers, so each node runs where it is fastest.
         placed = placement.for_workers(graph, context.workers if parallel else 1)
-        if profiler is not None:
+        if profiler is not None:  # which is to measure only what decides between orders now
             profiler.allowed = {node: [backend] for node, backend in placed.items()}
     else:
         from penstock.tuning.transfer_placement import choose

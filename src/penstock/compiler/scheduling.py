@@ -130,7 +130,7 @@ def schedule_by_costs(
     plan, costs, executor = planned.plan, planned.costs, context.executor
     one = context.seconds(costs, 1)
     queue_of = queues_of(context, 1)[1]
-    if serial is None:
+    if serial is None:  # nothing was run as a whole: costs of single steps must do
         all_threads = context.seconds(costs, None)
         serial = context.grouping(plan, all_threads, 1, queue_of).serial
     most = _SIMULATED[executor] * serial
@@ -238,7 +238,7 @@ def _bind_tried(
     planned = Planned(schedule.plan, profiler.costs)
     in_order = generate_program(schedule_in_order(planned, context, name), context)
     recipe: Recipe = partial(bind, in_order, context)
-    used, first = executor, 0
+    used, first = executor, 0  # by turns at once: only costs have chosen
     if context.options.autotune:
         (used, other), first = faster(executor, recipe(), profiler.values, margin), FEWEST
         assert isinstance(other, CompiledExecutor)

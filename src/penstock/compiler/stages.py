@@ -204,7 +204,7 @@ class Feeds:
 
 def specialize(feeds: Feeds, context: CompileContext) -> Feeds:
     """Copy the graph, and give the inputs of the copy the types of the values."""
-    graph = clone(feeds.graph)
+    graph = clone(feeds.graph)  # the subgraph's own serves the plans of other shapes
     for value, input_type in zip(graph.inputs, feeds.types, strict=True):
         value.type = input_type
     if feeds.open_types is not None and feeds.open_types.later:
@@ -294,6 +294,7 @@ def plan_slots(
     graph, placement, kernels = lowered.graph, lowered.placement, lowered.kernels
     options = {"planned": planned, "inner": inner}
     plan = compile_plan(graph, context.backends, placement, kernels=kernels, **options)
+    # A backend whose library has threads of its own must be told of the bound in each run.
     if (threads := context.options.threads) is not None:
         bounds = [capability(backend, BoundsThreads) for backend in context.backends]
         scopes = [partial(bound.bounded, threads) for bound in bounds if bound is not None]

@@ -83,7 +83,7 @@ class OpenShapes:
     def fit(self, shapes: Shapes) -> bool:
         """Whether ``shapes`` differ in open dims only."""
         for own, shape in zip(self.shapes, shapes, strict=True):
-            if own != shape:
+            if own != shape:  # most inputs are the same, and to compare tuples takes no loop
                 if own is None or shape is None or len(own) != len(shape):
                     return False
                 for a, b in zip(own, shape, strict=True):
@@ -145,14 +145,16 @@ class VaryingShapes:
         if any(met.shapes == shapes for met in self._met):
             return None  # another thread compiles that plan, or it was dropped
         self._misses += 1
+        # Growth is looked for after this: where most runs miss, any plan that serves is better.
         if self._misses >= CHANGED and hits - self._hits < self._misses:
             return self._opened(shapes, self._changing(shapes), {}, hits)
         growth, times = self._meet(shapes)
+        # The same growth beside other dims: another sequence, of which no three steps are awaited.
         like = [o for o in self._open if growth and o.growth == growth and _of_ranks(o, shapes)]
         growing = {i for i, _ in growth}
         stays = any(s and len(s) > 1 for i, s in enumerate(shapes) if i not in growing)
         if not stays or (times < GROWN and not like):
-            return None  # else a cache grows by what stays
+            return None  # a cache grows by what stays, and batches alike by chance
         places = set(growth).union(*[_differences(known, shapes) for known in like])
         return self._opened(shapes, places, growth, hits)
 
@@ -176,7 +178,7 @@ class VaryingShapes:
         new = _Met(shapes, {}, 0)
         for met in self._met:
             growth = _growth(met.shapes, shapes)
-            if growth and min(growth.values()) > 0:
+            if growth and min(growth.values()) > 0:  # shorter: another sequence begins
                 times = met.times + 1 if met.growth == growth else 1
                 new = _Met(shapes, growth, times) if times >= new.times else new
         self._met = [*self._met[1 - _SEQUENCES :], new]
@@ -193,11 +195,11 @@ class VaryingShapes:
 
     def forget(self) -> None:
         """Take no dims for known from now on that inference leaves open."""
-        self.expects = False
+        self.expects = False  # for good: what was wrong once would cost a second run each time
         self._open = []
 
     def _is_often(self, shapes: Shapes) -> bool:
-        uses = self._uses.pop(shapes, 0) + 1
+        uses = self._uses.pop(shapes, 0) + 1  # put back at the end: the oldest go first
         if uses > OFTEN:
             return True
         self._uses[shapes] = uses

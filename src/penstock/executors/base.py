@@ -6,7 +6,7 @@ import contextvars
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from sys import maxsize
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 
@@ -189,7 +189,7 @@ class CompiledExecutor:
             return PerThreadCount(bind(memory)) if bound is None else bound
 
         arenas = Arenas(self.arena_plan.size, host, limits, bind_arena, remote)
-        arena = arenas.make()
+        arena = arenas.make()  # before the first run, which may be one of many at once
         with self._share as threads:
             arena[threads]
         arenas.give(arena)
@@ -215,15 +215,14 @@ class CompiledExecutor:
 
 
 def _made_again(
-    executor_type: Callable[..., Any],
+    executor_type: Callable[..., CompiledExecutor],
     program: Program,
-    arguments: Sequence[Any],
+    arguments: Sequence[object],
     tuner: ThreadTuner | None,
 ) -> Executor:
     executor = executor_type(program, *arguments)
     executor._share.tuner = tuner  # the number of threads is not chosen once more
-    made: Executor = executor
-    return made
+    return cast(Executor, executor)
 
 
 def budget_of(limits: Limits, taken: int = 0) -> Budget:

@@ -29,7 +29,6 @@ from collections.abc import Iterable
 from functools import partial
 from threading import RLock
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType
-from typing import Any
 from weakref import ref
 
 from penstock.host.native import library
@@ -59,7 +58,7 @@ def untrack(root: object) -> None:
         native.functions.untrack(root, types, addresses)
 
 
-def _types_of(objects: Iterable[Any]) -> dict[type, bool]:
+def _types_of(objects: Iterable[object]) -> dict[type, bool]:
     """The types of objects of plans, and whether objects of them may be untracked."""
     types: dict[type, bool] = dict.fromkeys(_ALLOW, True)
     types.update(dict.fromkeys(_WALKED, False))

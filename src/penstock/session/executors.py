@@ -154,13 +154,13 @@ class Executors:
             self._plans.hit()
         try:
             executor = self._plans.get(subgraph, shapes or key, False, compiled)
-        except Unsupported:
+        except Unsupported:  # some operations have kernels for known dims alone
             if shapes is None:
                 raise
             subgraph.varying.fixed = True
             return self.get(subgraph, key, values)
         if subgraph is not self._subgraphs.main:
-            self._other = ref(subgraph)
+            self._other = ref(subgraph)  # weak: subgraphs not asked for any more are forgotten
         # Plans of further shapes are kept ever more seldom, as each time all is written.
         unsaved = 0 if self._entry is None else self._entry.unsaved
         if unsaved and self._compiled.bit_count() == 1:
@@ -220,7 +220,7 @@ class Executors:
             if expects and isinstance(executor, LinearExecutor):
                 executor.sampler = None  # which might choose another executor
                 executor.fallback = partial(_anew, WeakMethod(self._expect_nothing), ref(subgraph))
-            elif types is not None and expects:
+            elif types is not None and expects:  # others cannot begin a run anew in its middle
                 executor = self._compiler.compile(subgraph, values, replace(types, later=()))
             if types is None and self._entry is not None and subgraph is self._subgraphs.main:
                 self._entry.unsaved += 1
@@ -265,7 +265,7 @@ class Executors:
     ) -> tuple[Any, ...]:
         """Run with a plan that takes no dims for known that inference leaves open."""
         subgraph.varying.forget()
-        self._plans.drop(subgraph)
+        self._plans.drop(subgraph)  # all of its open plans have dims that may be as wrong
         return self.get(subgraph, subgraph.key(values), values).run(values, control)
 
     def write(self, write: Callable[[ArtifactWriter], None]) -> None:
@@ -277,6 +277,7 @@ class Executors:
         main, writer = self._subgraphs.main, ArtifactWriter()
         context = self._compiler.context
         plans = self._plans.of(main) if context.executor in AFTER_LOWERING else {}
+        # Whoever opens the session may never meet the shapes that grew in this process.
         plans = {key: plan for key, plan in plans.items() if not isinstance(key, OpenShapes)}
         save_session(self._model, context, main, plans, writer)
         write(writer)

@@ -93,7 +93,7 @@ class CostModel:
 
             threads = threads or threads_of(backend, self.backends, False)
             signature = node_signature(node)
-            if signature is None:
+            if signature is None:  # a node of dynamic shapes, which no other process can look up
                 known = self._own.get((node.label, backend.name, threads))
             else:
                 known = self._table.lookup(backend.name, signature, threads)
@@ -269,16 +269,16 @@ class GraphProfiler:
     def measure_briefly(self) -> float | None:
         """Measure every node with one thread on its backend, in one memory, within ``BUDGET`` times
         the seconds of a run with all threads, which it returns; None if that is too little."""
-        from penstock.tuning.trial import briefly, observed_run, without_broadcasts
+        from penstock.tuning import trial
 
-        kernels = self.kernels.without_state()
+        kernels = self.kernels.without_state()  # what is measured is no run of the user's
         graph, placed = self._placed_on(self.backends[0], kernels)
         executor = self.observed(graph, placed, kernels, self._most_threads(placed))
         with suppress(PenstockError):
-            fed = without_broadcasts(self.values)
-            serial = observed_run(executor, fed, None)
+            fed = trial.without_broadcasts(self.values)
+            serial = trial.observed_run(executor, fed, None)
             with ThreadShare([b for b in self.backends if b.memory == HOST], _ALL):
-                profile = briefly(executor, fed, serial)
+                profile, _ = trial.profile_briefly(executor, fed, 1, trial.left_after(serial))
             self.costs.record(profile, True)
             self.costs.save()
             return serial

@@ -149,13 +149,6 @@ def observed_run(
         return seconds
 
 
-def briefly(executor: Executor, values: Inputs, serial: float) -> Profile:
-    """A profile of one run of an observed executor that has run before, in ``serial`` seconds; both
-    together take at most ``BUDGET`` times as long. Raises ``DeadlineExceeded`` if it takes longer.
-    """
-    return profile_briefly(executor, values, 1, _left_after(serial))[0]
-
-
 def profile_briefly(
     executor: Executor, values: Inputs, runs: int, left: float | None = None
 ) -> tuple[Profile, float]:
@@ -166,7 +159,7 @@ def profile_briefly(
     from penstock.observers.profile import Profile
 
     if left is None:
-        left = _left_after(observed_run(executor, values, None))
+        left = left_after(observed_run(executor, values, None))
     profile, last = Profile(), 0.0
     for _ in range(runs):
         if left < 2 * last:  # one that is stopped would take what the others have shown with it
@@ -176,8 +169,9 @@ def profile_briefly(
     return profile, left
 
 
-def _left_after(serial: float) -> float:
-    """The seconds that runs may take after a first one."""
+def left_after(serial: float) -> float:
+    """The seconds that runs may take after a first one, of ``serial`` seconds: all together at most
+    ``BUDGET`` times as long."""
     return max((BUDGET - 1) * serial, _LEAST_SECONDS)
 
 

@@ -174,7 +174,7 @@ def native_kernel(site: Site, call: NativeCall) -> Kernel:
     function: Callable[..., Any] = call_given.make
     # No closures, whose cells Python's collector would walk for as long as plans live.
     if call.restrided is not None or call.workspace:
-        into = partial(_run_given, binder, call_given)
+        into = partial(_run_given, binder, call_given.run)
     if call.workspace or None in tensors[count:]:
         function = partial(_run_into_new, into, tensors[count:])
     read = _read(call)
@@ -200,7 +200,7 @@ def native_kernel(site: Site, call: NativeCall) -> Kernel:
     )
 
 
-def _run_given(binder: _CallBinder, call_given: Any, *arrays: Any) -> None:
+def _run_given(binder: _CallBinder, call: Callable[..., None], *arrays: np.ndarray | None) -> None:
     """Make a call on arrays that are given each time, of any strides, and a workspace."""
     site, nbytes = binder.site, binder.native.workspace
     count, end = len(site.node.inputs), len(site.tensors)
@@ -208,14 +208,14 @@ def _run_given(binder: _CallBinder, call_given: Any, *arrays: Any) -> None:
     if nbytes and work is None:
         work = np.empty(nbytes, np.uint8)
     if all(y is None or y.flags.c_contiguous for y in arrays[count:end]):
-        call_given.run(*arrays[:end], *(() if work is None else (work,)))
+        call(*arrays[:end], *(() if work is None else (work,)))
     else:
         run, runtime = binder.bind(arrays[:count], arrays[count:end], work)
         run(*runtime)
 
 
 def _run_into_new(
-    into: Callable[..., Any], types: Sequence[TensorType | None], *inputs: Any
+    into: Callable[..., None], types: Sequence[TensorType | None], *inputs: np.ndarray | None
 ) -> Any:
     """The outputs of these types, in new memory."""
     results = [None if t is None else np.empty(t.dims, t.dtype) for t in types]

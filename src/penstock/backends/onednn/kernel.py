@@ -25,7 +25,6 @@ from penstock.backends.onednn.primitive import (
     reorder_primitive,
 )
 from penstock.backends.onednn.spec import BoundPrimitive, PrimitiveSpec, SpecContext, Strides
-from penstock.backends.sequence import BoundStep, sequence_of
 from penstock.core.records import NamedTuple, dataclass
 from penstock.core.types import TensorType
 from penstock.ir.kernel import (
@@ -380,20 +379,6 @@ class _HandleCall:
             used.append(x)  # copies live until the call is over
             library.lib.dnnl_memory_set_data_handle(target, pointer(library, x))
         library.check(self.function(*self.arguments))
-
-
-def in_sequence(library: Library, calls: Sequence[tuple[Any, ...]]) -> Callable[[], None]:
-    """A function that executes primitives in turn, given the arguments of each. It is compiled code
-    where Penstock's is installed, and needs Python for none of them."""
-    execute, check = library.lib.dnnl_primitive_execute, library.check
-
-    def run() -> None:
-        for arguments in calls:
-            check(execute(*arguments))
-
-    binder = _CallBinder(library)
-    steps = [BoundStep(binder, execute, arguments, (-1,) * 4) for arguments in calls]
-    return sequence_of(steps, 0) or run
 
 
 def _compiled_call(

@@ -426,12 +426,9 @@ static void Call_dealloc(Call *self)
     Py_DECREF((PyObject *)type);
 }
 
-/* For collector.c: the collector itself tracks no calls. */
-static int Call_traverse(Call *self, visitproc visit, void *arg)
+static int Call_traverse(Call *self, visitproc visit, void *arg) /* for collector.c */
 {
     Py_VISIT(self->arrays);
-    Py_VISIT(self->failed);
-    Py_VISIT(self->checkpoint);
     return 0;
 }
 

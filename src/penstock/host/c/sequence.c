@@ -316,13 +316,11 @@ static void Sequence_dealloc(Sequence *self)
     Py_DECREF((PyObject *)type);
 }
 
-/* For collector.c: the collector itself tracks no sequences. */
-static int Sequence_traverse(Sequence *self, visitproc visit, void *arg)
+static int Sequence_traverse(Sequence *self, visitproc visit, void *arg) /* for collector.c */
 {
     for (Py_ssize_t i = 0; i < self->n_steps; i++) {
         Py_VISIT(self->steps[i].function);
         Py_VISIT(self->steps[i].arguments);
-        Py_VISIT(self->steps[i].check);
     }
     return 0;
 }

@@ -72,6 +72,7 @@ def _expect(graph: Graph, sampled: Sequence[Sequence[Sequence[Type | None]]]) ->
             value.type = inferred[i] if i < len(inferred) else ANY
             dims = _common_dims(value.type, [own[i] for own in types])
             if dims is not None:
+                # The guard has the value itself, so that all readers and outputs are behind it.
                 raw = Value(f"{value.name}.any", value.type)
                 node.outputs[i] = raw
                 raw.producer = node
