@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from functools import partial
 from weakref import ref
@@ -17,6 +18,7 @@ from penstock.host.collector import untrack
 from penstock.host.native import library
 from penstock.ir.kernel import Kernel
 from tests.support.onnx_text import compile_text
+from tests.support.processes import end_of
 
 pytestmark = pytest.mark.skipif(library() is None, reason="there is no compiled module")
 
@@ -118,6 +120,28 @@ def test_untracked_dict_is_tracked_again_when_it_changes():
     assert sys.version_info >= (3, 14) or dead() is None
 
 
+def test_untrack_does_not_disturb_threads_that_make_tuples():
+    """Python refuses to shorten a tuple that anyone else has, as a list of all objects would."""
+    stop, failures = threading.Event(), []
+
+    def make_tuples() -> None:
+        try:
+            while not stop.is_set():
+                assert len(tuple(i for i in range(777))) == 777
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=make_tuples) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(100):
+        untrack(Record([Record()]))
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
 # An object of a type that does not allow it is a crash when it is freed.
 FREED = """
 import gc
@@ -172,13 +196,13 @@ CONVOLUTIONS = """g (float[1, 2, 8, w] x) => (float[1, 3, 8, w] y) {
     p = Transpose (t) e = Softmax <axis = 1> (p) q = Add (e, s) r = MaxPool <kernel_shape = [1, 1]> (q)
     y = Conv (r, h)
 }"""
-MOST_TRACKED = {"numpy": 240, "native": 60, "onednn": 50}
+MOST_TRACKED = {"numpy": 230, "native": 30, "onednn": 40}
 """objects of a further plan; one of a recognizer of text, of 78 steps, leaves 76 of 6,000. NumPy's
 kernels are closures, which stay tracked."""
 
 
-@pytest.mark.parametrize("backend", MOST_TRACKED)
-def test_plan_of_a_further_shape_leaves_few_objects_to_the_collector(backend):
+def tracked_by_a_plan(backend: str) -> float:
+    """The objects that the collector tracks for each further plan of a session."""
     text = CONVOLUTIONS
     for name, count in {"{F}": 54, "{H}": 9}.items():
         text = text.replace(name, "{" + ", ".join(str(n % 7 - 3) for n in range(count)) + "}")
@@ -194,9 +218,16 @@ def test_plan_of_a_further_shape_leaves_few_objects_to_the_collector(backend):
     for width in range(16, 16 + count):
         run(width)
     gc.collect()
-    added = len(gc.get_objects()) - before
     assert session.stats.plans_made == 3 + count
-    assert added <= count * MOST_TRACKED[backend]
+    return (len(gc.get_objects()) - before) / count
+
+
+# In a process of its own, where no other test leaves anything that comes or goes meanwhile.
+@pytest.mark.parametrize("backend", MOST_TRACKED)
+def test_plan_of_a_further_shape_leaves_few_objects_to_the_collector(backend):
+    program = "from tests.host.test_collector import tracked_by_a_plan as tracked\n"
+    added = float(end_of(program + f"print(tracked({backend!r}))"))
+    assert added <= MOST_TRACKED[backend]
 
 
 class Custom(HostBackend):

@@ -25,7 +25,6 @@ from __future__ import annotations
 import gc
 import sys
 from collections import OrderedDict, deque
-from collections.abc import Iterable
 from functools import partial
 from threading import RLock
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType
@@ -33,10 +32,9 @@ from weakref import ref
 
 from penstock.host.native import library
 
-# The parts of the package whose objects are parts of plans.
+# The parts of the package whose objects are parts of plans. Handles of libraries that kernels hold are
+# cffi's: what is written outside of Python's core can untrack an object only in the way that allows it.
 _PARTS = ("algorithms", "backends", "codegen", "core", "executors", "ir", "ops", "plan")
-# Handles of libraries that kernels hold are cffi's. What is written outside of Python's core has no
-# other way to untrack an object than the one that allows it.
 _OWN = (*[f"penstock.{part}." for part in _PARTS], "_cffi_backend")
 # Python's types whose deallocators are known to allow it, in the versions that are tested.
 _ALLOW = (list, tuple, dict, OrderedDict, deque, partial, ref, BuiltinFunctionType, type(RLock()))
@@ -46,24 +44,20 @@ _MOST_YOUNG = 1 << 20
 _TESTED = (3, 11) <= sys.version_info < (3, 14)
 
 
+class _Types(dict[type, object]):
+    """Whether objects of a type are untracked (True), only walked through (False), or left alone."""
+
+    def __missing__(self, type_: type) -> object:
+        # An instance of a class of Python's untracks itself when it is freed, whatever its bases.
+        self[type_] = str(type_.__module__).startswith(_OWN) or ...
+        return self[type_]
+
+
 def untrack(root: object) -> None:
     """Untrack the young objects of plans that are reachable from ``root``. Nothing happens without
     the compiled module. The collector must be paused: else a collection may have made them old."""
     native = library() if _TESTED else None
     if native is not None and gc.get_count()[0] < _MOST_YOUNG:
-        young = gc.get_objects(generation=0)
-        types = _types_of(young) | {native.call: None, native.functions.Sequence: None}
-        addresses = set(map(id, young))
-        del young  # holds what is to be freed by its last reference
-        native.functions.untrack(root, types, addresses)
-
-
-def _types_of(objects: Iterable[object]) -> dict[type, bool]:
-    """The types of objects of plans, and whether objects of them may be untracked."""
-    types: dict[type, bool] = dict.fromkeys(_ALLOW, True)
-    types.update(dict.fromkeys(_WALKED, False))
-    for type_ in {*map(type, objects)} - types.keys():
-        # An instance of a class of Python's untracks itself when it is freed, whatever its bases.
-        if str(type_.__module__).startswith(_OWN):
-            types[type_] = True
-    return types
+        types = _Types(dict.fromkeys(_ALLOW, True) | dict.fromkeys(_WALKED, False))
+        types.update({native.call: None, native.functions.Sequence: None})  # are never tracked
+        native.functions.untrack(root, types, gc)

@@ -2,6 +2,7 @@
 
    This file is compiled for the baseline of the architecture, so that a module for instructions that
    the processor lacks can say so: its import fails. LEVEL is the name of the instruction set. */
+#define IMPORTS_NUMPY
 #include "call.h"
 #include "generated_tables.h"
 #include "growable.h"

@@ -3,7 +3,6 @@
    A step is a call of a kernel, a call of another library's function, or a function of Python. The
    steps that need no Python run without the global interpreter lock, as long as they follow one
    another; no step takes so long that it would have to look whether the run must stop. */
-#define NO_IMPORT_ARRAY
 #include "call.h"
 
 /* Of the form of oneDNN's dnnl_primitive_execute. */
