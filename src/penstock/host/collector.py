@@ -32,8 +32,8 @@ from weakref import ref
 
 from penstock.host.native import library
 
-# The parts of the package whose objects are parts of plans. Handles of libraries that kernels hold are
-# cffi's: what is written outside of Python's core can untrack an object only in the way that allows it.
+# The parts of the package whose objects are parts of plans. Handles of libraries are cffi's: there
+# is only the way to untrack objects that allows it, outside of Python's core.
 _PARTS = ("algorithms", "backends", "codegen", "core", "executors", "ir", "ops", "plan")
 _OWN = (*[f"penstock.{part}." for part in _PARTS], "_cffi_backend")
 # Python's types whose deallocators are known to allow it, in the versions that are tested.
@@ -45,10 +45,10 @@ _TESTED = (3, 11) <= sys.version_info < (3, 14)
 
 
 class _Types(dict[type, object]):
-    """Whether objects of a type are untracked (True), only walked through (False), or left alone."""
+    """Whether objects of a type are untracked (True), walked (False) or left alone (...)."""
 
     def __missing__(self, type_: type) -> object:
-        # An instance of a class of Python's untracks itself when it is freed, whatever its bases.
+        # An instance of a class of Python's looks whether it is tracked, whatever its bases do.
         self[type_] = str(type_.__module__).startswith(_OWN) or ...
         return self[type_]
 
@@ -59,5 +59,5 @@ def untrack(root: object) -> None:
     native = library() if _TESTED else None
     if native is not None and gc.get_count()[0] < _MOST_YOUNG:
         types = _Types(dict.fromkeys(_ALLOW, True) | dict.fromkeys(_WALKED, False))
-        types.update({native.call: None, native.functions.Sequence: None})  # are never tracked
+        types[native.functions.Call] = types[native.functions.Sequence] = None  # never tracked
         native.functions.untrack(root, types, gc)
