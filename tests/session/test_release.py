@@ -7,11 +7,13 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from weakref import ref
 
 import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.host.native import library
 from penstock.session.facts import Memory
 from tests.support.onnx_text import compile_text
 from tests.support.processes import end_of
@@ -124,8 +126,11 @@ def leftovers(use: Callable[[str], object], executor: str) -> Counter[str]:
     return Counter({name: n for name, n in names.items() if name.startswith(("penstock", "numpy"))})
 
 
+# Plans stay tracked here, so that the collector sees what holds them.
 PROGRAM = """
+from penstock.host import collector
 from tests.session import test_release as tests
+collector.untrack = lambda root: None
 for executor in tests.EXECUTORS:
     left = tests.leftovers(tests.{use}, executor)
     if left:
@@ -139,6 +144,22 @@ for executor in tests.EXECUTORS:
 )
 def test_dropped_session_leaves_nothing_to_collect(use):
     assert end_of(PROGRAM.format(use=use)) == ""
+
+
+@pytest.mark.parametrize("executor", ["auto", "linear", "dataflow", "parallel", "streams"])
+def test_dropped_session_frees_plans_that_the_collector_does_not_track(executor):
+    gc.disable()
+    try:
+        session = loop(executor)
+        plan = session.inspect.plan
+        held = [plan, *plan.graph.nodes, *[step.node for step in plan.walk()]]
+        tracked = [gc.is_tracked(x) for x in held]
+        parts = [ref(x) for x in held]
+        del plan, held, session
+        assert [part() for part in parts if part() is not None] == []
+        assert library() is None or not any(tracked)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("map_weights", [False, True])

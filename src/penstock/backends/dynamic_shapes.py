@@ -91,7 +91,7 @@ class SpecializingBackend(HostBackend, Backend):
 
     def kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
         tensors = _tensors(types)
-        if tensors is None:
+        if tensors is None:  # sequences and the like, of which kernels know no shapes anyway
             return self.static_kernel(node, types)
         if _are_static(tensors):
             kernel = self.static_kernel(node, types)
@@ -101,7 +101,7 @@ class SpecializingBackend(HostBackend, Backend):
             if self.supports(guess):
                 pays = self.gain(guess) >= self.making_s
                 cache = KernelCache(self, node, tensors, contents, pays)
-                self._caches[id(cache)] = cache
+                self._caches[id(cache)] = cache  # held by the function: dropped plans leave none
                 work = flops(guess)
                 return Kernel(cache.function(), shapes=RuntimeShapes(cache.nbytes, work))
         return None
@@ -232,6 +232,7 @@ class KernelCache:
         read = [
             x for x, t in zip(inputs, self.types, strict=True) if t is not None and not t.static
         ]
+        # Libraries refuse dims of 0, with which many a cache begins.
         if all(x.size == 0 for x in read) and (results := _empty_results(node)):
             self.kernels[key] = results
             return results

@@ -64,7 +64,7 @@ def _measure_fused(
     graph: Graph, placement: Placement, profiler: GraphProfiler, context: CompileContext
 ) -> None:
     """Measure the nodes of ``graph``, with chains fused, on all backends."""
-    copy = with_chains_fused(graph, placement, context)
+    copy = with_chains_fused(graph, placement, context)  # what is measured must not change it
     profiler.graph, profiler.allowed = copy, placement.candidates(copy)
     profiler.complete(single_threaded=False)
     profiler.graph = graph
@@ -92,16 +92,19 @@ def _places(
     if context.one_memory:
         # Values need no transfers, so each node runs where it is fastest.
         placed = placement.for_workers(graph, context.workers if parallel else 1)
-        if profiler is not None:
+        if profiler is not None:  # which is to measure only what decides between orders now
             profiler.allowed = {node: [backend] for node, backend in placed.items()}
     else:
+        from penstock.tuning.transfer_placement import choose
+        from penstock.tuning.trial import BUDGET
+
         allowed = placement.candidates(graph)
         if profiler is not None:
             profiler.allowed = allowed
             profiler.copy_graph()  # later measurements must not see the transfers of this one
-            profiler.complete(single_threaded=parallel)
-        from penstock.tuning.transfer_placement import choose
-
+            # Tasks need costs with all threads as well, for which one of three runs is left.
+            runs = None if context.options.autotune else BUDGET - (2 if parallel else 1)
+            profiler.complete(single_threaded=parallel, brief_runs=runs)
         threads = 1 if parallel else None
         placed = choose(
             graph,

@@ -56,6 +56,7 @@ from penstock.plan.tasks import Tasks, are_asynchronous, in_one_function
 from penstock.tuning.measure import CostModel, GraphProfiler, costs_of, step_seconds
 
 if TYPE_CHECKING:
+    from penstock.compiler.varying_shapes import OpenTypes
     from penstock.executors.task_loop import Queue
     from penstock.passes.context import Unraised
     from penstock.plan.grouping import ClusteredGrouping, Seconds
@@ -178,11 +179,8 @@ class Feeds:
     """TensorFlow's primitives that structured control flow could not replace."""
     refined: bool = False
     """Whether the values have added shapes or dtypes to the graph."""
-    open_types: Sequence[Type] | None = None
+    open_types: OpenTypes | None = None
     """The types of the inputs, if they are not exactly those of the values."""
-    samples: Sequence[Sequence[Type]] = ()
-    """types of the inputs in runs to come, for graphs with ``open_types``: dims that are the same
-    with all of these are expected"""
     ports: Ports | None = None
     """where inputs and outputs are, if on devices"""
 
@@ -190,7 +188,7 @@ class Feeds:
     def types(self) -> list[Type]:
         """The types of the inputs for these values."""
         if self.open_types is not None:
-            return [*self.open_types]
+            return [*self.open_types.types]
         return [
             TensorType(x.dtype, x.shape)
             if isinstance(x, np.ndarray) and not isinstance(v.type, OptionalType)
@@ -206,13 +204,16 @@ class Feeds:
 
 def specialize(feeds: Feeds, context: CompileContext) -> Feeds:
     """Copy the graph, and give the inputs of the copy the types of the values."""
-    graph = clone(feeds.graph)
+    graph = clone(feeds.graph)  # the subgraph's own serves the plans of other shapes
     for value, input_type in zip(graph.inputs, feeds.types, strict=True):
         value.type = input_type
-    if feeds.samples:
-        from penstock.compiler.expected_dims import expect_dims
+    if feeds.open_types is not None and feeds.open_types.later:
+        from penstock.passes.context import PassContext
+        from penstock.passes.optimize.expect_dims import ExpectDims
+        from penstock.passes.pipeline import run_passes
 
-        expect_dims(graph, feeds.samples)
+        passes = PassContext(after_pass=context.options.expert.after_pass)
+        run_passes((ExpectDims(feeds.open_types.later),), graph, passes)
     return replace(feeds, graph=graph, refined=feeds.add_shapes)
 
 
@@ -293,6 +294,7 @@ def plan_slots(
     graph, placement, kernels = lowered.graph, lowered.placement, lowered.kernels
     options = {"planned": planned, "inner": inner}
     plan = compile_plan(graph, context.backends, placement, kernels=kernels, **options)
+    # A backend whose library has threads of its own must be told of the bound in each run.
     if (threads := context.options.threads) is not None:
         bounds = [capability(backend, BoundsThreads) for backend in context.backends]
         scopes = [partial(bound.bounded, threads) for bound in bounds if bound is not None]

@@ -51,6 +51,16 @@ _SAMPLE_RUNS = 1, 5  # which dims are tried for
 
 
 @dataclass(frozen=True, eq=False)
+class OpenTypes:
+    """The types of the inputs of a plan with open dims, and examples of those in ``later`` runs:
+    dims of values that are the same with all of these are expected
+    (``passes.optimize.expect_dims``). Nothing is expected without examples."""
+
+    types: Sequence[Type]
+    later: Sequence[Sequence[Type]] = ()
+
+
+@dataclass(frozen=True, eq=False)
 class OpenShapes:
     """The shapes that a plan is for, with None for each dim that is open, and by how much dims grow
     from run to run, by input and axis. ``alike`` are places of dims of one name, some of which are
@@ -73,7 +83,7 @@ class OpenShapes:
     def fit(self, shapes: Shapes) -> bool:
         """Whether ``shapes`` differ in open dims only."""
         for own, shape in zip(self.shapes, shapes, strict=True):
-            if own != shape:
+            if own != shape:  # most inputs are the same, and to compare tuples takes no loop
                 if own is None or shape is None or len(own) != len(shape):
                     return False
                 for a, b in zip(own, shape, strict=True):
@@ -81,9 +91,9 @@ class OpenShapes:
                         return False
         return True
 
-    def types(self, inputs: Sequence[Value], values: Sequence[Any]) -> list[Type]:
+    def types(self, inputs: Sequence[Value], values: Sequence[Any]) -> OpenTypes:
         """The types of ``inputs`` for these values, with open dims as the inputs declare them."""
-        types = []
+        types: list[Type] = []
         for value, shape, array in zip(inputs, self.shapes, values, strict=True):
             type_, own = value.type, shape
             if isinstance(type_, TensorType) and own is not None:
@@ -91,12 +101,12 @@ class OpenShapes:
                 dims = [a if b is None else b for a, b in zip(declared, own, strict=True)]
                 type_ = TensorType(array.dtype, tuple(dims))
             types.append(type_)
-        return types
+        return OpenTypes(types, self._later(inputs, values) if self.expects else ())
 
-    def samples(self, inputs: Sequence[Value], values: Sequence[Any]) -> list[list[Type]]:
+    def _later(self, inputs: Sequence[Value], values: Sequence[Any]) -> list[list[Type]]:
         """The types of ``inputs`` after some more runs; open dims that do not grow are others."""
         sampled = []
-        for runs in _SAMPLE_RUNS if self.expects else ():
+        for runs in _SAMPLE_RUNS:
             types: list[Type] = []
             for i, (value, x) in enumerate(zip(inputs, values, strict=True)):
                 own = self.shapes[i] or ()
@@ -125,7 +135,8 @@ class VaryingShapes:
 
     def open(self, shapes: Shapes, hits: int) -> OpenShapes | None:
         """What to compile for shapes that have no plan of their own; None for such a plan. ``hits``
-        is how many runs of the session have found a plan."""
+        is how many runs of the session have found a plan, the one used last included: a batch that
+        is fed a thousand times before the next one speaks for plans of their own."""
         if self.fixed:
             return None
         for known in self._open:
@@ -134,14 +145,16 @@ class VaryingShapes:
         if any(met.shapes == shapes for met in self._met):
             return None  # another thread compiles that plan, or it was dropped
         self._misses += 1
+        # Growth is looked for after this: where most runs miss, any plan that serves is better.
         if self._misses >= CHANGED and hits - self._hits < self._misses:
             return self._opened(shapes, self._changing(shapes), {}, hits)
         growth, times = self._meet(shapes)
+        # The same growth beside other dims: another sequence, of which no three steps are awaited.
         like = [o for o in self._open if growth and o.growth == growth and _of_ranks(o, shapes)]
         growing = {i for i, _ in growth}
         stays = any(s and len(s) > 1 for i, s in enumerate(shapes) if i not in growing)
         if not stays or (times < GROWN and not like):
-            return None  # else a cache grows by what stays
+            return None  # a cache grows by what stays, and batches alike by chance
         places = set(growth).union(*[_differences(known, shapes) for known in like])
         return self._opened(shapes, places, growth, hits)
 
@@ -165,7 +178,7 @@ class VaryingShapes:
         new = _Met(shapes, {}, 0)
         for met in self._met:
             growth = _growth(met.shapes, shapes)
-            if growth and min(growth.values()) > 0:
+            if growth and min(growth.values()) > 0:  # shorter: another sequence begins
                 times = met.times + 1 if met.growth == growth else 1
                 new = _Met(shapes, growth, times) if times >= new.times else new
         self._met = [*self._met[1 - _SEQUENCES :], new]
@@ -182,11 +195,11 @@ class VaryingShapes:
 
     def forget(self) -> None:
         """Take no dims for known from now on that inference leaves open."""
-        self.expects = False
+        self.expects = False  # for good: what was wrong once would cost a second run each time
         self._open = []
 
     def _is_often(self, shapes: Shapes) -> bool:
-        uses = self._uses.pop(shapes, 0) + 1
+        uses = self._uses.pop(shapes, 0) + 1  # put back at the end: the oldest go first
         if uses > OFTEN:
             return True
         self._uses[shapes] = uses

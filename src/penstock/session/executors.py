@@ -16,8 +16,9 @@ from penstock.codegen.constants import release_constants
 from penstock.compiler.compiler import AFTER_LOWERING, Compiler
 from penstock.compiler.subgraphs import Subgraph, Subgraphs
 from penstock.core.errors import InvalidInput, InvalidModel, PenstockError, Unsupported, warn
+from penstock.core.records import replace
 from penstock.core.types import TensorType, Type, type_of
-from penstock.executors.base import Executor
+from penstock.executors.base import CompiledExecutor, Executor
 from penstock.executors.control import Control
 from penstock.executors.linear import LinearExecutor
 from penstock.host import gc_pause
@@ -149,15 +150,17 @@ class Executors:
             subgraph = self._resized.resolve(feeds, subgraph.outputs, None)[0].subgraph
         shapes = None if exact else self._open_shapes(subgraph, key, values)
         compiled = partial(self._compile, subgraph, values, shapes)
+        if not exact and self._plans.has(subgraph, shapes or key):
+            self._plans.hit()
         try:
             executor = self._plans.get(subgraph, shapes or key, False, compiled)
-        except Unsupported:
+        except Unsupported:  # some operations have kernels for known dims alone
             if shapes is None:
                 raise
             subgraph.varying.fixed = True
             return self.get(subgraph, key, values)
         if subgraph is not self._subgraphs.main:
-            self._other = ref(subgraph)
+            self._other = ref(subgraph)  # weak: subgraphs not asked for any more are forgotten
         # Plans of further shapes are kept ever more seldom, as each time all is written.
         unsaved = 0 if self._entry is None else self._entry.unsaved
         if unsaved and self._compiled.bit_count() == 1:
@@ -212,13 +215,13 @@ class Executors:
             executor = self._artifact.restored(self._compiler, subgraph.key(values), values)
             self.opened += executor is not None
         if executor is None:
-            samples = shapes.samples(subgraph.graph.inputs, values) if shapes is not None else ()
-            executor = self._compiler.compile(subgraph, values, types, samples)
-            if samples and isinstance(executor, LinearExecutor):
+            executor = self._compiler.compile(subgraph, values, types)
+            expects = types is not None and bool(types.later)
+            if expects and isinstance(executor, LinearExecutor):
                 executor.sampler = None  # which might choose another executor
                 executor.fallback = partial(_anew, WeakMethod(self._expect_nothing), ref(subgraph))
-            elif samples:
-                executor = self._compiler.compile(subgraph, values, types)
+            elif types is not None and expects:  # others cannot begin a run anew in its middle
+                executor = self._compiler.compile(subgraph, values, replace(types, later=()))
             if types is None and self._entry is not None and subgraph is self._subgraphs.main:
                 self._entry.unsaved += 1
         # Most sessions have one plan. Another one reads constants again, which takes time: they are
@@ -227,9 +230,21 @@ class Executors:
         once = count == 1 or (count >= _MANY_PLANS and count.bit_count() == 1)
         if once and release_constants(executor.table) > _MANY_BYTES:
             give_back_memory()
+        # Most sessions have one plan, at whose end all that was imported for it is young as well.
+        if count > 1 and self._may_untrack(executor):
+            from penstock.host.collector import untrack
+
+            untrack(executor)
         if is_logged(INFO):
             self._log(executor, perf_counter() - begin)
         return executor
+
+    def _may_untrack(self, executor: Executor) -> bool:
+        """Whether reference counts alone free the plan of ``executor``: kernels of users may refer
+        to the session, and what is on devices to anything."""
+        if not isinstance(executor, CompiledExecutor) or not self._compiler.context.one_memory:
+            return False
+        return all(step.contract is None for step in executor.table.walk())
 
     def _log(self, executor: Executor, seconds: float) -> None:
         """Tell of a plan that was compiled, and where its steps run."""
@@ -250,7 +265,7 @@ class Executors:
     ) -> tuple[Any, ...]:
         """Run with a plan that takes no dims for known that inference leaves open."""
         subgraph.varying.forget()
-        self._plans.drop(subgraph)
+        self._plans.drop(subgraph)  # all of its open plans have dims that may be as wrong
         return self.get(subgraph, subgraph.key(values), values).run(values, control)
 
     def write(self, write: Callable[[ArtifactWriter], None]) -> None:
@@ -262,6 +277,7 @@ class Executors:
         main, writer = self._subgraphs.main, ArtifactWriter()
         context = self._compiler.context
         plans = self._plans.of(main) if context.executor in AFTER_LOWERING else {}
+        # Whoever opens the session may never meet the shapes that grew in this process.
         plans = {key: plan for key, plan in plans.items() if not isinstance(key, OpenShapes)}
         save_session(self._model, context, main, plans, writer)
         write(writer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -171,25 +172,11 @@ def native_kernel(site: Site, call: NativeCall) -> Kernel:
     call_given = binder.call(runtime, _RUNTIME if call.workspace else None, every=True)
     into: Callable[..., Any] = call_given.run
     function: Callable[..., Any] = call_given.make
+    # No closures, whose cells Python's collector would walk for as long as plans live.
     if call.restrided is not None or call.workspace:
-
-        def into(*arrays: Any) -> None:
-            work = arrays[len(tensors)] if len(arrays) > len(tensors) else None
-            if call.workspace and work is None:
-                work = np.empty(call.workspace, np.uint8)
-            if all(y is None or y.flags.c_contiguous for y in arrays[count : len(tensors)]):
-                call_given.run(*arrays[: len(tensors)], *(() if work is None else (work,)))
-            else:
-                run, runtime = binder.bind(arrays[:count], arrays[count : len(tensors)], work)
-                run(*runtime)
-
+        into = partial(_run_given, binder, call_given.run)
     if call.workspace or None in tensors[count:]:
-
-        def function(*inputs: Any) -> Any:
-            results = [None if t is None else np.empty(t.dims, t.dtype) for t in tensors[count:]]
-            into(*inputs, *results)
-            return results[0] if len(results) == 1 else tuple(results)
-
+        function = partial(_run_into_new, into, tensors[count:])
     read = _read(call)
     inputs = enumerate(site.node.inputs)
     dense = tuple([i for i, v in inputs if i in read and (v is None or not v.is_constant)])
@@ -213,10 +200,35 @@ def native_kernel(site: Site, call: NativeCall) -> Kernel:
     )
 
 
+def _run_given(binder: _CallBinder, call: Callable[..., None], *arrays: np.ndarray | None) -> None:
+    """Make a call on arrays that are given each time, of any strides, and a workspace."""
+    site, nbytes = binder.site, binder.native.workspace
+    count, end = len(site.node.inputs), len(site.tensors)
+    work = arrays[end] if len(arrays) > end else None
+    if nbytes and work is None:
+        work = np.empty(nbytes, np.uint8)
+    if all(y is None or y.flags.c_contiguous for y in arrays[count:end]):
+        call(*arrays[:end], *(() if work is None else (work,)))
+    else:
+        run, runtime = binder.bind(arrays[:count], arrays[count:end], work)
+        run(*runtime)
+
+
+def _run_into_new(
+    into: Callable[..., None], types: Sequence[TensorType | None], *inputs: np.ndarray | None
+) -> Any:
+    """The outputs of these types, in new memory."""
+    results = [None if t is None else np.empty(t.dims, t.dtype) for t in types]
+    into(*inputs, *results)
+    return results[0] if len(results) == 1 else tuple(results)
+
+
 def _packed(reordered: Mapping[int, Reordered]) -> PackedConstants:
-    return PackedConstants(
-        tuple(reordered), lambda: {i: held.release() for i, held in reordered.items()}
-    )
+    return PackedConstants(tuple(reordered), partial(_released, reordered))
+
+
+def _released(reordered: Mapping[int, Reordered]) -> dict[int, Callable[[], np.ndarray]]:
+    return {i: held.release() for i, held in reordered.items()}
 
 
 def _worth_packing(site: Site, call: NativeCall) -> Mapping[int, Reordered]:

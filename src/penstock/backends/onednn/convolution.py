@@ -19,7 +19,7 @@ from penstock.backends.onednn.spec import (
     absorb,
 )
 from penstock.backends.onednn.weights import Weights, weights_of
-from penstock.core.records import replace
+from penstock.core.records import dataclass, replace
 from penstock.core.types import FLOAT32
 from penstock.host.on_demand import imported
 from penstock.ir.layout import channels_last
@@ -43,16 +43,18 @@ def convolution(desc: OpDesc) -> PrimitiveSpec | None:
     axes = windows(node.attrs, w.shape[2:], x.dims[2:])
     # Axes of one element are dropped: over an axis of width 1, kernels are 100 times slower.
     kept = [i for i, axis in enumerate(axes) if not axis.trivial or axis.size > 1] or [0]
-
-    def seen(dims: Sequence[int]) -> tuple[int, ...]:
-        return (*dims[:2], *[dims[2 + i] for i in kept])
-
+    seen = partial(_with_axes, kept)
     channels = (group, w.shape[0] // group) if group > 1 else w.shape[:1]
     shape = (*channels, w.shape[1], *[w.shape[2 + i] for i in kept])
     own = None if desc.scaling is None else desc.scaling.weights
     weights = weights_of(w, shape) if own is None else own(shape)
     spec = _spec("convolution", desc, weights, [axes[i] for i in kept], seen)
     return None if spec is None else replace(spec, summed=spec.desc.summed)
+
+
+def _with_axes(kept: Sequence[int], dims: Sequence[int]) -> tuple[int, ...]:
+    """``dims`` of an image, without the axes that are not kept."""
+    return (*dims[:2], *[dims[2 + i] for i in kept])
 
 
 def deconvolution(desc: OpDesc) -> PrimitiveSpec | None:
@@ -101,6 +103,34 @@ def _by_result(group: int, w: np.ndarray) -> np.ndarray:
     return np.swapaxes(w.reshape(group, len(w) // group, *w.shape[1:]), 1, 2)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _DirectConvolution:
+    """Creates the primitive ``name``, with ``tensors`` and ``constants``, of which one is the
+    ``bias``, by oneDNN's number of the argument."""
+
+    name: str
+    desc: OpDesc
+    constants: Constants
+    bias: np.ndarray | None
+    axes: Sequence[Window]
+    seen: Callable[[Sequence[int]], Sequence[int]]
+    tensors: dict[int, int]
+
+    def __call__(self, context: SpecContext) -> BoundPrimitive:
+        desc, axes, source = self.desc, self.axes, self.tensors[SRC]
+        narrows = self.name == "convolution"
+        operand = context.operand if narrows else context.descriptor
+        own = (context.weights if narrows else context.any)(self.constants[WEIGHTS].shape)
+        result = context.descriptor(self.tensors[DST], self.seen(desc.output.dims))
+        image = operand(source, self.seen(desc.dims(source)))
+        layouts = [image, own, context.of(self.bias), result]
+        steps = [[a.stride for a in axes], [a.dilation - 1 for a in axes]]
+        direct = f"{self.name}_direct"
+        arguments = [direct, *layouts, *steps, [a.begin for a in axes], behind(axes)]
+        kind = f"{self.name}_forward"
+        return context.primitive(kind, arguments, self.tensors, self.constants, view=self.seen)
+
+
 def _spec(
     name: str,
     desc: OpDesc,
@@ -120,17 +150,6 @@ def _spec(
     if bias is not None:
         constants[BIAS] = weights_of(bias)
     desc, absorbed = absorb(desc, {1: weights})
-
-    def create(context: SpecContext) -> BoundPrimitive:
-        narrows = name == "convolution"
-        operand = context.operand if narrows else context.descriptor
-        own = (context.weights if narrows else context.any)(weights.shape)
-        result = context.descriptor(target, seen(desc.output.dims))
-        layouts = [operand(source, seen(desc.dims(source))), own, context.of(bias), result]
-        steps = [[a.stride for a in axes], [a.dilation - 1 for a in axes]]
-        arguments = [f"{name}_direct", *layouts, *steps, [a.begin for a in axes], behind(axes)]
-        tensors = {SRC: source, DST: target}
-        return context.primitive(f"{name}_forward", arguments, tensors, constants, view=seen)
-
+    create = _DirectConvolution(name, desc, constants, bias, axes, seen, {SRC: source, DST: target})
     order = channels_last(len(desc.output.dims))
     return PrimitiveSpec(desc, create, order, (source, *desc.whole()), weights=absorbed)

@@ -25,7 +25,6 @@ from penstock.backends.onednn.primitive import (
     reorder_primitive,
 )
 from penstock.backends.onednn.spec import BoundPrimitive, PrimitiveSpec, SpecContext, Strides
-from penstock.backends.sequence import BoundStep, sequence_of
 from penstock.core.records import NamedTuple, dataclass
 from penstock.core.types import TensorType
 from penstock.ir.kernel import (
@@ -52,45 +51,11 @@ def kernel_of(library: Library, spec: PrimitiveSpec) -> Kernel:
     """The kernel of a specification; raises ``DnnlError`` if oneDNN has no primitive for it."""
     desc = spec.desc
     primitives = PrimitiveCache(library, spec)
-    count = len(desc.tensors) - len(desc.outputs)
-
-    results = [None if t is None else (t.dims, t.dtype) for t in desc.tensors[count:]]
-    # Calls whose tensors are given each time, by the number of threads. A call serves one thread at
-    # a time.
-    idle_calls: dict[int, deque[Call]] = {}
-    threads = library.lib.omp_get_max_threads
-
-    def call(tensors: tuple[Any, ...]) -> None:
-        count = threads()
-        calls = idle_calls.get(count)
-        if calls is None:
-            calls = idle_calls.setdefault(count, deque())
-        try:
-            idle = calls.pop()
-        except IndexError:
-            # The indices of the tensors stand for the arrays.
-            idle = primitives.call(range(len(desc.tensors)), None)
-        run, indices = idle
-        run(*[tensors[i] for i in indices])
-        calls.append(idle)
-
-    def function(*inputs: Any) -> Any:
-        outputs = [None if result is None else np.empty(*result) for result in results]
-        call((*inputs, *outputs))
-        return outputs[0] if len(outputs) == 1 else tuple(outputs)
-
-    def into(*arrays: Any) -> None:
-        tensors = arrays[: len(desc.tensors)]
-        if all(x is None or x.flags.c_contiguous for x in tensors[count:]):
-            call(tensors)
-        else:
-            run, arguments = primitives.call(tensors, None)
-            library.check(run(*arguments) or 0)
-
+    unbound = _UnboundCalls(primitives)
     inplace = (*spec.inplace, *([spec.summed] if spec.summed >= 0 else ()))
     return Kernel(
-        function,
-        into,
+        partial(_UnboundCalls.function, unbound),
+        partial(_UnboundCalls.into, unbound),
         workspace=primitives.packed.primitive.scratchpad,
         binder=primitives,
         inplace=tuple([i for i in inplace if desc.tensors[i] == desc.output]),
@@ -100,9 +65,55 @@ def kernel_of(library: Library, spec: PrimitiveSpec) -> Kernel:
             any_layout=spec.any_layout,
             prefer_bound=True,
         ),
-        packed=PackedConstants(tuple(spec.weights), primitives.release),
+        packed=PackedConstants(tuple(spec.weights), partial(PrimitiveCache.release, primitives)),
         memory=MemoryUse(code_bytes=primitives.packed.primitive.code_bytes),
     )
+
+
+class _UnboundCalls:
+    """The calls of a kernel whose tensors are given each time. Partial functions of its methods
+    stand for closures, whose cells Python's collector would walk for as long as plans live."""
+
+    __slots__ = ("_count", "_idle", "_primitives", "_results", "_threads")
+
+    def __init__(self, primitives: PrimitiveCache) -> None:
+        desc = primitives.spec.desc
+        self._primitives = primitives
+        self._count = len(desc.tensors) - len(desc.outputs)
+        types = desc.tensors[self._count :]
+        self._results = [None if t is None else (t.dims, t.dtype) for t in types]
+        # By the number of threads. A call serves one thread at a time.
+        self._idle: dict[int, deque[Call]] = {}
+        self._threads = primitives.library.lib.omp_get_max_threads
+
+    def function(self, *inputs: Any) -> Any:
+        """The outputs, in new memory."""
+        outputs = [None if result is None else np.empty(*result) for result in self._results]
+        self._call((*inputs, *outputs))
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def into(self, *arrays: Any) -> None:
+        """Write into the last of ``arrays``."""
+        tensors = arrays[: self._count + len(self._results)]
+        if all(x is None or x.flags.c_contiguous for x in tensors[self._count :]):
+            self._call(tensors)
+        else:
+            run, arguments = self._primitives.call(tensors, None)
+            self._primitives.check(run(*arguments) or 0)
+
+    def _call(self, tensors: tuple[Any, ...]) -> None:
+        count = self._threads()
+        calls = self._idle.get(count)
+        if calls is None:
+            calls = self._idle.setdefault(count, deque())
+        try:
+            idle = calls.pop()
+        except IndexError:
+            # The indices of the tensors stand for the arrays.
+            idle = self._primitives.call(range(self._count + len(self._results)), None)
+        run, indices = idle
+        run(*[tensors[i] for i in indices])
+        calls.append(idle)
 
 
 class _CallBinder(Binder):
@@ -368,20 +379,6 @@ class _HandleCall:
             used.append(x)  # copies live until the call is over
             library.lib.dnnl_memory_set_data_handle(target, pointer(library, x))
         library.check(self.function(*self.arguments))
-
-
-def in_sequence(library: Library, calls: Sequence[tuple[Any, ...]]) -> Callable[[], None]:
-    """A function that executes primitives in turn, given the arguments of each. It is compiled code
-    where Penstock's is installed, and needs Python for none of them."""
-    execute, check = library.lib.dnnl_primitive_execute, library.check
-
-    def run() -> None:
-        for arguments in calls:
-            check(execute(*arguments))
-
-    binder = _CallBinder(library)
-    steps = [BoundStep(binder, execute, arguments, (-1,) * 4) for arguments in calls]
-    return sequence_of(steps, 0) or run
 
 
 def _compiled_call(

@@ -64,7 +64,8 @@ class Library:
         """Set the number of threads of kernels that the calling thread creates or runs."""
         self.lib.omp_set_num_threads(threads)
 
-    def check(self, status: int) -> None:
+    @staticmethod
+    def check(status: int) -> None:
         """Raise ``DnnlError`` unless oneDNN reports success."""
         if status:
             raise DnnlError(status)

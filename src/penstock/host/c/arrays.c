@@ -1,7 +1,4 @@
 /* Functions of Python that copy arrays, whatever their shapes and strides are, and variables. */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#define NO_IMPORT_ARRAY
 #include "numpy_api.h"
 #include "copies.h"
 #include "growable.h"

@@ -2,10 +2,8 @@
 #ifndef PENSTOCK_CALL_H
 #define PENSTOCK_CALL_H
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include "native.h"
 #include "numpy_api.h"
+#include "native.h"
 
 enum { MOST_WORDS = 64, MOST_RUNTIME = MOST_WORDS, MOST_RESULTS = 4, MOST_RANK = 16 };
 

@@ -1,7 +1,4 @@
 /* Functions of Python around a run: most calls feed arrays of the same types as the call before. */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#define NO_IMPORT_ARRAY
 #include "numpy_api.h"
 
 /* Whether `given` is an array of just this element type and shape. */

@@ -10,7 +10,6 @@
    only the array with all rows handed out can grow in place, and only once. Its arrays are read-only,
    since they share rows; so are the arrays of users who keep an old one. A room that is full is
    replaced by one of twice the size, so that each row is copied about once in all. */
-#define NO_IMPORT_ARRAY
 #include "growable.h"
 #include <string.h>
 

@@ -2,8 +2,6 @@
 #ifndef PENSTOCK_GROWABLE_H
 #define PENSTOCK_GROWABLE_H
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
 #include "numpy_api.h"
 
 #pragma GCC visibility push(hidden)

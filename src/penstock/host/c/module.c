@@ -2,6 +2,7 @@
 
    This file is compiled for the baseline of the architecture, so that a module for instructions that
    the processor lacks can say so: its import fails. LEVEL is the name of the instruction set. */
+#define IMPORTS_NUMPY
 #include "call.h"
 #include "generated_tables.h"
 #include "growable.h"
@@ -426,6 +427,12 @@ static void Call_dealloc(Call *self)
     Py_DECREF((PyObject *)type);
 }
 
+static int Call_traverse(Call *self, visitproc visit, void *arg) /* for collector.c */
+{
+    Py_VISIT(self->arrays);
+    return 0;
+}
+
 static PyMethodDef Call_methods[] = {
     {"run", (PyCFunction)(void (*)(void))call_run, METH_FASTCALL,
      "run(*runtime): compute; takes the arrays that were not known when the call was made."},
@@ -437,6 +444,7 @@ static PyMethodDef Call_methods[] = {
 static PyType_Slot Call_slots[] = {
     {Py_tp_new, Call_new},
     {Py_tp_dealloc, Call_dealloc},
+    {Py_tp_traverse, Call_traverse},
     {Py_tp_methods, Call_methods},
     {Py_tp_doc, "Call(kernel, words, runtime, results, items, item_ns, stages, pieces, failed, checkpoint)"},
     {0, NULL},

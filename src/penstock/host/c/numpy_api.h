@@ -2,9 +2,14 @@
 #ifndef PENSTOCK_NUMPY_API_H
 #define PENSTOCK_NUMPY_API_H
 
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
 #define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
 #define NPY_TARGET_VERSION NPY_2_0_API_VERSION
 #define PY_ARRAY_UNIQUE_SYMBOL penstock_numpy_api
+#ifndef IMPORTS_NUMPY /* as module.c alone does */
+#define NO_IMPORT_ARRAY
+#endif
 #include <numpy/arrayobject.h>
 
 /* The entry of a function of the module that takes its arguments as an array. */

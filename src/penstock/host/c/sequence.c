@@ -3,7 +3,6 @@
    A step is a call of a kernel, a call of another library's function, or a function of Python. The
    steps that need no Python run without the global interpreter lock, as long as they follow one
    another; no step takes so long that it would have to look whether the run must stop. */
-#define NO_IMPORT_ARRAY
 #include "call.h"
 
 /* Of the form of oneDNN's dnnl_primitive_execute. */
@@ -316,6 +315,15 @@ static void Sequence_dealloc(Sequence *self)
     Py_DECREF((PyObject *)type);
 }
 
+static int Sequence_traverse(Sequence *self, visitproc visit, void *arg) /* for collector.c */
+{
+    for (Py_ssize_t i = 0; i < self->n_steps; i++) {
+        Py_VISIT(self->steps[i].function);
+        Py_VISIT(self->steps[i].arguments);
+    }
+    return 0;
+}
+
 static PyMethodDef Sequence_methods[] = {
     {"run", (PyCFunction)(void (*)(void))Sequence_run, METH_FASTCALL,
      "run(*arrays): make the calls; takes the arrays that are known only during the run."},
@@ -325,6 +333,7 @@ static PyMethodDef Sequence_methods[] = {
 static PyType_Slot Sequence_slots[] = {
     {Py_tp_new, Sequence_new},
     {Py_tp_dealloc, Sequence_dealloc},
+    {Py_tp_traverse, Sequence_traverse},
     {Py_tp_methods, Sequence_methods},
     {Py_tp_doc, "Sequence(steps, n_arrays, Call): each step is (function, arguments, places, native, "
                 "check)"},

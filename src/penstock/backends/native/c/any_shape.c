@@ -1,6 +1,5 @@
 /* What functions of arrays of any shapes (any_shape.h) share; programs of elementwise operations, and
    softmax. */
-#define NO_IMPORT_ARRAY
 #include "any_shape.h"
 #include "programs.h"
 #include <string.h>

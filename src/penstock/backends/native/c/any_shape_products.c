@@ -1,5 +1,4 @@
 /* Products of matrices whose shapes only the run knows (any_shape.h). */
-#define NO_IMPORT_ARRAY
 #include "any_shape.h"
 
 /* Rows up to which a product is computed here whatever its size, and multiplications of any other. */

@@ -1,5 +1,4 @@
 /* Views, and shapes that numbers of another array spell out (any_shape.h). */
-#define NO_IMPORT_ARRAY
 #include "any_shape.h"
 #include <string.h>
 

@@ -1,6 +1,5 @@
 /* Attention over a cache that grows (attention_cache.c, any_shape.h), of com.microsoft (GroupQueryAttention) and
    of ONNX, and over keys and values that are all there. */
-#define NO_IMPORT_ARRAY
 #include "any_shape.h"
 #include "attention_cache.h"
 #include "growable.h"

@@ -1,8 +1,5 @@
 /* Functions of Python on strings, which are objects: their places in a table, hashes, tokens, n-grams,
    and rows as dictionaries. */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#define NO_IMPORT_ARRAY
 #include "numpy_api.h"
 #include <string.h>
 

@@ -1,0 +1,63 @@
+"""Keep compiled plans out of the walks of Python's collector of cycles.
+
+A plan is thousands of objects: nodes, values, slots, steps, kernels, what these have bound. The
+collector looks for cycles by walking all objects that it tracks, and stops all threads meanwhile:
+120 plans of a text recognizer take 350 ms. But none of them needs it: a plan is freed by its last
+reference, since nodes refer to what they read and back through weak references alone. So what a
+compilation has made is untracked, as the collector itself does with tuples of numbers.
+
+    >>> import gc
+    >>> class Record: ...
+    >>> Record.__module__ = "penstock.plan.example"
+    >>> record = Record()
+    >>> record.parts = [[1], (record.__class__, [2])]
+    >>> untrack(record)
+    >>> gc.is_tracked(record), gc.is_tracked(record.parts)
+    (False, False)
+
+What stays tracked: functions, cells and bound methods, whose deallocators do not expect anything
+else; objects that are older than the last collection, which plans may share; and those of users and
+of other packages, through which there may be cycles.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections import OrderedDict, deque
+from functools import partial
+from threading import RLock
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType
+from weakref import ref
+
+from penstock.host.native import library
+
+# The parts of the package whose objects are parts of plans. Handles of libraries are cffi's: there
+# is only the way to untrack objects that allows it, outside of Python's core.
+_PARTS = ("algorithms", "backends", "codegen", "core", "executors", "ir", "ops", "plan")
+_OWN = (*[f"penstock.{part}." for part in _PARTS], "_cffi_backend")
+# Python's types whose deallocators are known to allow it, in the versions that are tested.
+_ALLOW = (list, tuple, dict, OrderedDict, deque, partial, ref, BuiltinFunctionType, type(RLock()))
+_WALKED = (FunctionType, CellType, MethodType)
+# Young objects above which to list them takes too long: where users have turned the collector off.
+_MOST_YOUNG = 1 << 20
+_TESTED = (3, 11) <= sys.version_info < (3, 14)
+
+
+class _Types(dict[type, object]):
+    """Whether objects of a type are untracked (True), walked (False) or left alone (...)."""
+
+    def __missing__(self, type_: type) -> object:
+        # An instance of a class of Python's looks whether it is tracked, whatever its bases do.
+        self[type_] = str(type_.__module__).startswith(_OWN) or ...
+        return self[type_]
+
+
+def untrack(root: object) -> None:
+    """Untrack the young objects of plans that are reachable from ``root``. Nothing happens without
+    the compiled module. The collector must be paused: else a collection may have made them old."""
+    native = library() if _TESTED else None
+    if native is not None and gc.get_count()[0] < _MOST_YOUNG:
+        types = _Types(dict.fromkeys(_ALLOW, True) | dict.fromkeys(_WALKED, False))
+        types[native.functions.Call] = types[native.functions.Sequence] = None  # never tracked
+        native.functions.untrack(root, types, gc)
