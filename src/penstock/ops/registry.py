@@ -21,10 +21,10 @@ runs many times.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, wraps
 from importlib import import_module
-from types import FunctionType
+from types import FunctionType, MappingProxyType
 from typing import Any, TypedDict, TypeVar, Unpack
 
 import numpy as np
@@ -48,6 +48,9 @@ NEWEST = 10**9  # stands for the newest version of a schema
 
 Compile = Callable[[Node, Types], Kernel]
 """Returns the NumPy kernel of a node, for inputs of these types."""
+Prepared = Mapping[str, Callable[[Node], Any]]
+"""Computes values once, when a node is compiled, by the names of the parameters that take them."""
+OUTPUT_COUNT: Prepared = {"count": lambda node: len(node.outputs)}
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -206,24 +209,49 @@ def operator(
 
 
 def array_operator(
-    *names: str, view: bool = False, copied: bool = False, **properties: Any
+    *names: str,
+    view: bool = False,
+    copied: bool = False,
+    fills: bool = False,
+    prepared: Prepared = MappingProxyType({}),
+    **properties: Any,
 ) -> Callable[[Function], Function]:
     """Register a function of a node's inputs as operations: it is the function of their kernels.
 
-    Its keyword-only parameters are attributes of the node, without a default mandatory ones.
-    ``copied``: results may be copied into planned memory (``returning``).
+    Its keyword-only parameters are attributes of the node, without a default mandatory ones, or
+    ``prepared`` values. ``copied``: results may be copied into planned memory (``returning``).
+    ``fills``: the function has a last parameter ``out``, for memory to write to.
     """
 
     def register(function: Function) -> Function:
-        def compile(node: Node, types: Types) -> Kernel:
-            bound = _with_attributes(function, node.attrs)
-            return returning(bound) if copied else Kernel(bound, view=view)
+        def form(function: Callable[..., Any]) -> Kernel:
+            if copied:
+                return returning(function, view=view)
+            return Kernel(function, function if fills else None, view=view)
 
+        compile = array_kernel(function, prepared, form)
         for name in names:
             operator(name, **properties)(compile)
         return function
 
     return register
+
+
+def array_kernel(
+    function: Callable[..., Any],
+    prepared: Prepared = MappingProxyType({}),
+    form: Callable[[Callable[..., Any]], Kernel] = Kernel,
+) -> Compile:
+    """The compile function of kernels, each a ``form`` of ``function`` with keyword-only parameters
+    as in ``array_operator``."""
+
+    def compile(node: Node, types: Types) -> Kernel:
+        attrs = node.attrs
+        if prepared:
+            attrs = {**attrs, **{name: prepare(node) for name, prepare in prepared.items()}}
+        return form(_with_attributes(function, attrs))
+
+    return compile
 
 
 def _with_attributes(function: Callable[..., Any], attrs: Attrs) -> Callable[..., Any]:

@@ -38,7 +38,7 @@ def resized_crops(
 def _positions(
     low: np.ndarray, high: np.ndarray, length: int, count: int, exact_ends: bool
 ) -> np.ndarray:
-    """Where in a dim of the image the samples of each box lie; boxes are in parts of the dim."""
+    """The places of the samples of each box in a dim of the image, of which boxes are parts."""
     if count > 1:
         step = (high - low) * np.float32(length - 1) / np.float32(count - 1)
         first = low * np.float32(length - 1)

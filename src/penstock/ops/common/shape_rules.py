@@ -294,9 +294,12 @@ def same_type(types: Types, attrs: Attrs, consts: Consts) -> tuple[TensorType]:
     return (tensor(types, 0).without_data(),)
 
 
-def same_shape(dtype: np.dtype) -> Callable[[Types, Attrs, Consts], tuple[TensorType]]:
-    """``infer``: one output of ``dtype`` with the shape of the first input."""
-    return lambda types, attrs, consts: (TensorType(dtype, tensor(types, 0).shape),)
+def same_shape(dtype: np.dtype | Callable[[Attrs], np.dtype | None], index: int = 0) -> Infer:
+    """``infer``: one output with the shape of an input, and a dtype that is given or follows from
+    the attributes."""
+    if isinstance(dtype, np.dtype):
+        return lambda types, attrs, consts: (TensorType(dtype, tensor(types, index).shape),)
+    return lambda types, attrs, consts: (TensorType(dtype(attrs), tensor(types, index).shape),)
 
 
 def broadcast_type(types: Types, attrs: Attrs, consts: Consts) -> tuple[TensorType]:

@@ -283,7 +283,7 @@ class _NGramHash:
 
     @property
     def before(self) -> int:
-        """How many tokens before one its hashes depend on."""
+        """The number of tokens before one that its hashes depend on."""
         most: int = self.attrs["max_ngram_size"]
         if len(self.factors) < most or (self.sizes <= 0).any():
             raise ShapeError(f"{len(self.factors)} multipliers, sizes {self.sizes.tolist()}")

@@ -103,7 +103,7 @@ def _cache_bits(types: Types, attrs: Attrs) -> int:
 
 
 def _window(attrs: Attrs) -> int:
-    """How many keys a query sees at most; 0 for all of them."""
+    """The number of keys that a query sees at most; 0 for all of them."""
     window = max(attrs.get("local_window_size", -1), 0)
     if window and not attrs.get("causal", 1):
         raise ShapeError("a local_window_size needs causal attention")
@@ -113,7 +113,7 @@ def _window(attrs: Attrs) -> int:
 
 
 def resident(length: np.ndarray, capacity: int, window: int) -> np.ndarray:
-    """How many of ``length`` positions stay in a cache that is cut to its window when it is full.
+    """The positions, of ``length``, that stay in a cache that is cut to its window when it is full.
 
     >>> resident(np.arange(9), 6, 4)
     array([0, 1, 2, 3, 4, 5, 6, 4, 5])

@@ -30,7 +30,7 @@ from penstock.ops.registry import MICROSOFT, operator
 
 
 class ExpertLayer(NamedTuple):
-    """Where the inputs of a layer of all experts stand."""
+    """The places of the inputs of a layer of all experts."""
 
     name: str
     weights: int
@@ -68,7 +68,7 @@ def _swiglu(attrs: Attrs, gate: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def fusion_of(attrs: Attrs) -> int:
-    """How fc1 holds both layers of a gated activation: 1 row by row, 2 one after the other."""
+    """The order of the layers of a gated activation in fc1: 1 row by row, 2 one after the other."""
     name = rules.choice(attrs, "activation_type", "relu", (*_ACTIVATIONS, "swiglu"))
     fusion = int(attrs.get("swiglu_fusion", 0)) if name == "swiglu" else 0
     if fusion not in (0, 1, 2):

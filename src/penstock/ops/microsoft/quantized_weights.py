@@ -188,12 +188,12 @@ def _infer_gather(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 
 def _per_byte(dtype: np.dtype, attrs: Attrs) -> int:
-    """How many elements a byte of ``data`` holds."""
+    """The number of elements in a byte of ``data``."""
     return 8 // _bits(attrs) if dtype == UINT8 else 1
 
 
 class _GatheredBlocks:
-    """Which scale and zero point belong to each gathered element."""
+    """The scale and zero point of each gathered element."""
 
     def __init__(
         self,

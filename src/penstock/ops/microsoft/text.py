@@ -24,7 +24,7 @@ UINT32 = np.dtype(np.uint32)
 
 
 def _pieces(least: int, separator: str) -> Callable[[str], Iterable[str]]:
-    """What is between separators, if it has ``least`` characters. An empty separator takes away
+    """The text between separators, if it has ``least`` characters. An empty separator takes away
     the character behind it."""
     pattern, simple = Regex(separator), simple_pattern(separator)
     if simple is not None:

@@ -332,7 +332,7 @@ class Cache(NamedTuple):
 def out_of_sight(
     queries: int, keys: int, offset: Any, *, causal: bool, left: int = -1, right: int = -1
 ) -> np.ndarray | None:
-    """Which keys causality and windows keep from queries that come ``offset`` after the first."""
+    """Flags of the keys that causality and windows hide from queries ``offset`` after the first."""
     if causal:
         right = 0
     if left < 0 and right < 0:
@@ -397,14 +397,14 @@ def attention(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> 
 
 
 def unseen(heads: Heads, offset: Any, attrs: Attrs) -> np.ndarray | None:
-    """Which keys an Attention keeps from queries that come ``offset`` after the first."""
+    """Flags of the keys that an Attention hides from queries ``offset`` after the first."""
     left, right = attrs.get("left_window_size", -1), attrs.get("right_window_size", -1)
     causal = bool(attrs.get("is_causal", 0))
     return out_of_sight(heads.queries, heads.keys, offset, causal=causal, left=left, right=right)
 
 
 def _blocked_by(mask: np.ndarray, keys: int) -> np.ndarray:
-    """Where ``mask`` is false; keys beyond its last dim are blocked too."""
+    """Flags of the keys at which ``mask`` is false; those beyond its last dim are blocked too."""
     hidden = np.logical_not(mask)
     if mask.shape[-1] == keys:
         return hidden

@@ -233,7 +233,7 @@ def _unfolded(
 
 
 class _Shifts(NamedTuple):
-    """How windows lie in planes: see ``_shifted``."""
+    """The layout of windows in planes: see ``_shifted``."""
 
     grid: tuple[int, ...]  # cells of a plane along each axis
     length: int  # cells that windows start at, those at the ends of rows included

@@ -25,7 +25,7 @@ Moves: TypeAlias = list[tuple[tuple[Any, ...], tuple[Any, ...]]]
 
 
 def _moves(axes: Sequence[Window], box: Sequence[tuple[int, int]] | None = None) -> Moves:
-    """How the windows (those of ``box``) are added to the elements they look at."""
+    """The moves that add the windows (those of ``box``) to the elements they look at."""
     if box is None:
         box = [(0, axis.count) for axis in axes]
     taps = [axis.taps(*span) for axis, span in zip(axes, box, strict=True)]

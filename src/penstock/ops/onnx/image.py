@@ -29,7 +29,7 @@ _CUBIC_A = -0.75
 
 
 def sampling_modes(attrs: Attrs) -> tuple[str, str]:
-    """How to interpolate, and what lies outside."""
+    """The modes of interpolation, and of padding."""
     mode = _MODES[rules.choice(attrs, "mode", "linear", _MODES)]
     return mode, rules.choice(attrs, "padding_mode", "zeros", ("zeros", "border", "reflection"))
 
@@ -62,7 +62,7 @@ _Tap: TypeAlias = tuple[np.ndarray, np.ndarray | None, np.ndarray | None]
 
 
 class _Sampling:
-    """What positions along one axis read: ``taps`` of index, weight and whether it is inside."""
+    """The pixels that positions along one axis read: ``taps`` of index, weight and an inside flag."""
 
     def __init__(self, size: int, mode: str, padding: str, align_corners: bool) -> None:
         self.size, self.mode, self.padding = size, mode, padding
@@ -207,7 +207,7 @@ def _infer_affine_grid(types: Types, attrs: Attrs, consts: Consts) -> Sequence[T
 
 
 def pixel_centres(size: int, align_corners: bool) -> np.ndarray:
-    """Where pixels lie between -1 and 1, which are centres of pixels or edges of them."""
+    """The places of pixels between -1 and 1, which are centres of pixels or edges of them."""
     if align_corners:
         return np.linspace(-1, 1, size) if size > 1 else np.zeros(size)
     return (2 * np.arange(size) + 1) / max(size, 1) - 1
@@ -248,7 +248,8 @@ def _corners(boxes: np.ndarray, center_point_box: bool) -> np.ndarray:
 
 
 def _overlaps(rows: np.ndarray, columns: np.ndarray, threshold: float) -> np.ndarray:
-    """Which pairs of boxes, from ``_corners``, share more than ``threshold`` of their union."""
+    """Flags of the pairs of boxes, from ``_corners``, that share more than ``threshold`` of their
+    union."""
     x0, x1, y0, y1, area = rows[:, :, None]
     width = np.minimum(x1, columns[1]) - np.maximum(x0, columns[0])
     height = np.minimum(y1, columns[3]) - np.maximum(y0, columns[2])

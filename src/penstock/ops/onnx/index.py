@@ -232,7 +232,7 @@ def check_depth(depth: int, batch: int, rank: int) -> None:
 
 
 def index_columns(indices: np.ndarray) -> list[np.ndarray]:
-    """What a tensor of index tuples says about each of the axes that it indexes."""
+    """The indices along each axis that a tensor of index tuples indexes."""
     return [indices[..., i] for i in range(indices.shape[-1])]
 
 
@@ -288,7 +288,7 @@ def _infer_slice(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 
 def _sliced_dim(dim: Dim, start: Dim, end: Dim, step: Dim) -> Dim:
-    """What a slice leaves of a dim, where bounds or dim are not all numbers."""
+    """The dim that a slice leaves, where bounds or dim are not all numbers."""
     if dim == 0:
         return 0
     if start == 0 and step == 1 and dim is not None:

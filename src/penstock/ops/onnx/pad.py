@@ -24,7 +24,7 @@ def zero(dtype: np.dtype | None) -> np.ndarray:
 
 
 class _Borders(NamedTuple):
-    """Where the parts of a padded tensor come from, for one shape of the input."""
+    """The sources of the parts of a padded tensor, for one shape of the input."""
 
     shape: tuple[int, ...]
     source: Index  # the kept part of the input
@@ -60,7 +60,7 @@ def _borders(dims: Sequence[int], pads: Sequence[tuple[int, int]], mode: str) ->
 
 
 def _mirrored(part: slice, inner: slice, mode: str) -> slice | np.ndarray:
-    """Where along one axis the elements at ``part``, outside of ``inner``, come from."""
+    """The places along one axis whose elements those at ``part``, outside of ``inner``, copy."""
     n = inner.stop - inner.start
     if n == 0:
         raise ShapeError(f"mode {mode!r} cannot pad an axis with nothing on it")

@@ -54,7 +54,7 @@ SOURCES = TARGETS | {np.dtype(np.int32)}
 
 
 class _Spread(NamedTuple):
-    """How a scale or zero point lies along a tensor."""
+    """The layout of a scale or zero point along a tensor."""
 
     shape: tuple[int, ...]  # in which it broadcasts against the tensor
     repeat: tuple[int, int, int] | None = None  # axis, how often, and how many indices that makes
@@ -69,8 +69,8 @@ class _Spread(NamedTuple):
 
 
 def _spread(parameter: tuple[int, ...], shape: tuple[int, ...], axis: int, block: int) -> _Spread:
-    """How a scale or zero point of shape ``parameter`` lies along a tensor of ``shape``. Blocks
-    that fill their axis are not repeated: the tensor is seen with an axis more then."""
+    """The layout of a scale or zero point of shape ``parameter`` along a tensor of ``shape``.
+    Blocks that fill their axis are not repeated: the tensor is seen with an axis more then."""
     if all(dim == 1 for dim in parameter):
         return _Spread(())
     rank = len(shape)
@@ -142,7 +142,7 @@ def _limits(dtype: np.dtype, work: np.dtype) -> tuple[np.ndarray, np.ndarray]:
 
 @cache
 def _decoded(dtype: np.dtype) -> np.ndarray:
-    """What each byte means as an element of a float type of at most 8 bits, as float32."""
+    """The value of each byte as an element of a float type of at most 8 bits, as float32."""
     return np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32)
 
 

@@ -45,7 +45,7 @@ def _shifted(w: np.ndarray, zero: np.ndarray | None, out: np.ndarray) -> np.ndar
 
 
 class _Cut(NamedTuple):
-    """How the sums over channels are cut: the type to compute in, and the channels of each part."""
+    """The parts that sums over channels are cut into: channels, and the type to compute in."""
 
     dtype: np.dtype
     spans: list[slice]

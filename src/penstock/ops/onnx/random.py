@@ -24,7 +24,7 @@ from penstock.ops.onnx.shape import view_kernel
 from penstock.ops.registry import operator
 
 _NATIVE = (FLOAT32, FLOAT64)
-"""What NumPy's generators draw directly, into a given array too."""
+"""The types that NumPy's generators draw directly, into a given array too."""
 
 
 def _generator(attrs: Attrs) -> np.random.Generator:

@@ -71,7 +71,7 @@ class Layer(NamedTuple):
 
     @property
     def halved(self) -> int:
-        """How many gates, from the first, get half their argument from the weights."""
+        """The number of gates, from the first, that get half their argument from the weights."""
         return self.gates - 1 if self.plain else 0
 
 
@@ -214,7 +214,7 @@ def _gatewise(matrix: Any, out: np.ndarray, batch: int) -> tuple[Any, ...]:
 
 
 class _State(NamedTuple):
-    """Where an LSTM keeps its cell state: read from ``now``, written to ``next``, often one."""
+    """The cell state of an LSTM: read from ``now``, written to ``next``, often one array."""
 
     now: np.ndarray
     next: np.ndarray

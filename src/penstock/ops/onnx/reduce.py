@@ -27,7 +27,7 @@ from penstock.ops.registry import operator
 
 
 class _Form(NamedTuple):
-    """How a shape is reduced along axes."""
+    """The reduction of a shape along axes."""
 
     axes: tuple[int, ...]  # counted from the front
     kept: tuple[int, ...]  # the result's shape with dims of 1 for the axes

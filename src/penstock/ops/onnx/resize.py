@@ -214,7 +214,7 @@ _FILTERS = {"linear": (1, lambda x, _: np.maximum(1 - np.abs(x), 0)), "cubic": (
 
 
 class Table(NamedTuple):
-    """What an axis reads: ``indices[k]`` and ``weights[k]`` for each output position."""
+    """The elements that an axis reads: ``indices[k]``, ``weights[k]`` of each output position."""
 
     axis: int
     size: int
@@ -310,7 +310,7 @@ def _evenly(indices: np.ndarray) -> slice | None:
 
 
 def _repeats(table: Table) -> int:
-    """How often each element comes in the indices, if all equally often and in order; or 0."""
+    """The number of times that each element is indexed, if it is one for all, in order; or 0."""
     factor = table.out // table.size
     even = np.array_equal(table.indices[0], np.repeat(np.arange(table.size), factor))
     return factor if even else 0

@@ -212,7 +212,7 @@ def tfidf_vectorizer(attrs: Attrs) -> Callable[..., Any]:
     weigh = weighted(attrs, pool.width)
 
     def counted(tokens: np.ndarray) -> np.ndarray:
-        """How often each n-gram occurs in each row."""
+        """The number of each n-gram in each row."""
         rows, length = tokens.shape
         cells = []
         first_cell = np.arange(rows)[:, None] * pool.width
@@ -245,7 +245,7 @@ def tfidf_vectorizer(attrs: Attrs) -> Callable[..., Any]:
 
 
 def weighted(attrs: Attrs, width: int) -> Callable[[np.ndarray], np.ndarray]:
-    """What becomes of counts of n-grams, in output columns; the attribute has weights in the order
+    """The weighting of counts of n-grams, in output columns; the attribute has weights in the order
     of the pool."""
     mode = choice(attrs, "mode", "", ("TF", "IDF", "TFIDF"))
     weights, indexes = attrs.get("weights"), attrs["ngram_indexes"]

@@ -97,7 +97,7 @@ def normalizer(node: Node, types: Types) -> Kernel:
 
 
 def imputed_values(attrs: Attrs) -> tuple[Any, Any, bool]:
-    """What an Imputer puts in, in place of what, and whether for integers."""
+    """The values that an Imputer puts in, the one they replace, and whether for integers."""
     name, values = one_of(attrs, "imputed_value_floats", "imputed_value_int64s")
     integers = name == "imputed_value_int64s"
     replaced = attrs.get("replaced_value_int64" if integers else "replaced_value_float", 0)
@@ -169,7 +169,7 @@ def feature_vectorizer(node: Node, types: Types) -> Kernel:
 
 
 class _Lookup:
-    """Where each element of an array is among ``keys``; the number of keys where it is not. Of
+    """The place of each element of an array among ``keys``; the number of keys where it is not. Of
     equal keys the last counts. A float NaN equals any other."""
 
     def __init__(self, keys: Sequence[Any], dtype: np.dtype) -> None:

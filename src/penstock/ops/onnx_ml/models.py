@@ -85,7 +85,7 @@ def two_scores(score: np.ndarray, transform: str, complement: bool) -> np.ndarra
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Labelling:
-    """How the scores of a row decide about its label, one of ``labels``.
+    """The rule by which the scores of a row decide about its label, one of ``labels``.
 
     ``single``: the score that alone decides, by whether it is above ``limit``; otherwise it is the
     first of the highest. ``pair``: the scores of two classes follow from the single one;

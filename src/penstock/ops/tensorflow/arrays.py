@@ -85,30 +85,30 @@ def one_hot(
 
 
 def _infer_shape(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    dtype = common.named_dtype(attrs, "out_type", "int32", "iu")
     shape = rules.tensor(types, 0).shape
-    return (TensorType(dtype, (None,) if shape is None else (len(shape),), shape),)
+    dims = (None,) if shape is None else (len(shape),)
+    return (TensorType(common.out_type(attrs), dims, shape),)
 
 
-@common.operator("Shape", infer=_infer_shape, strings=True)
-@common.operator("ShapeN", strings=True)
-def shape(node: Node, types: Types) -> Kernel:
-    dtype = common.named_dtype(node.attrs, "out_type", "int32", "iu")
-    if len(node.outputs) == 1:
-        return Kernel(lambda x: np.array(x.shape, dtype))
-    return Kernel(lambda *inputs: tuple([np.array(x.shape, dtype) for x in inputs]))
+@common.array_operator("Shape", infer=_infer_shape, strings=True, prepared=common.OUT_TYPE)
+def shape(x: np.ndarray, *, out_type: np.dtype) -> np.ndarray:
+    return np.array(x.shape, out_type)
+
+
+@common.array_operator("ShapeN", strings=True, prepared=common.OUT_TYPE)
+def shape_n(*inputs: np.ndarray, out_type: np.dtype) -> Any:
+    return common.outputs([np.array(x.shape, out_type) for x in inputs])
 
 
 def _infer_size(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     dims = rules.all_known(rules.tensor(types, 0).shape)
     data = None if dims is None else (int(np.prod(dims, dtype=np.int64)),)
-    return (TensorType(common.named_dtype(attrs, "out_type", "int32", "iu"), (), data),)
+    return (TensorType(common.out_type(attrs), (), data),)
 
 
-@common.operator("Size", infer=_infer_size, strings=True)
-def size(node: Node, types: Types) -> Kernel:
-    dtype = common.named_dtype(node.attrs, "out_type", "int32", "iu")
-    return Kernel(lambda x: np.array(x.size, dtype))
+@common.array_operator("Size", infer=_infer_size, strings=True, prepared=common.OUT_TYPE)
+def size(x: np.ndarray, *, out_type: np.dtype) -> np.ndarray:
+    return np.array(x.size, out_type)
 
 
 def _infer_rank(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -485,18 +485,18 @@ def scatter_nd(indices: np.ndarray, updates: np.ndarray, dims: np.ndarray) -> np
     return out
 
 
-@common.operator(
-    "NonNegative", moves=True, infer=lambda types, attrs, consts: [rules.tensor(types, 0)]
+@common.array_operator(
+    "NonNegative",
+    moves=True,
+    view=True,
+    copied=True,
+    infer=lambda types, attrs, consts: [rules.tensor(types, 0)],
 )
-def non_negative(node: Node, types: Types) -> Kernel:
+def non_negative(x: np.ndarray) -> np.ndarray:
     """Indices as they are, unless one is negative: in ONNX, these count from the end."""
-
-    def run(x: np.ndarray) -> np.ndarray:
-        if x.size and x.min() < 0:
-            raise ShapeError(f"index {x.min()} is negative; indices count from 0")
-        return x
-
-    return returning(run, view=True)
+    if x.size and x.min() < 0:
+        raise ShapeError(f"index {x.min()} is negative; indices count from 0")
+    return x
 
 
 def _scattered(name: str, function: Any) -> None:
@@ -533,11 +533,11 @@ def invert_permutation(x: np.ndarray) -> np.ndarray:
     return np.argsort(x).astype(x.dtype)
 
 
-def _infer_where(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (TensorType(INT64, (None, rules.tensor(types, 0).rank)),)
-
-
-common.array_operator("Where", infer=_infer_where, strings=True)(np.argwhere)
+common.array_operator(
+    "Where",
+    infer=lambda types, attrs, consts: (TensorType(INT64, (None, rules.tensor(types, 0).rank)),),
+    strings=True,
+)(np.argwhere)
 
 
 def _infer_select(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

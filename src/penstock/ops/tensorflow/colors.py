@@ -46,7 +46,7 @@ def _hue(red: np.ndarray, green: np.ndarray, blue: np.ndarray) -> tuple[np.ndarr
 
 
 def _weights(hue: np.ndarray) -> np.ndarray:
-    """How far each channel is from the least to the largest one, by the hue in sixths."""
+    """The place of each channel between the least and the largest one, by the hue in sixths."""
     parts = (np.abs(hue - 3) - 1, 2 - np.abs(hue - 2), 2 - np.abs(hue - 4))
     return np.stack([np.clip(part, 0, 1) for part in parts])
 

@@ -1,4 +1,4 @@
-"""How TensorFlow's operations are registered, and what they read of attributes and inputs."""
+"""Registration of TensorFlow's operations, and what they read of attributes and inputs."""
 
 from __future__ import annotations
 
@@ -67,6 +67,14 @@ def named_dtype(attrs: Attrs, name: str, default: str = "", codes: str = "") -> 
     return dtype
 
 
+def out_type(attrs: Attrs) -> np.dtype:
+    """The integer type of results that are numbers of things."""
+    return named_dtype(attrs, "out_type", "int32", "iu")
+
+
+OUT_TYPE: registry.Prepared = {"out_type": lambda node: out_type(node.attrs)}
+
+
 def integer(x: np.ndarray, name: str) -> int:
     """The value of an input that must be one integer."""
     if x.size != 1 or x.dtype.kind not in "iu":
@@ -109,5 +117,5 @@ def handle(type_: type[T], name: str) -> Callable[..., T]:
 
 
 def outputs(parts: Sequence[Any]) -> Any:
-    """What a kernel returns for these outputs: a tuple, or the only one itself."""
+    """The return value of a kernel with these outputs: a tuple, or the only one itself."""
     return parts[0] if len(parts) == 1 else tuple(parts)

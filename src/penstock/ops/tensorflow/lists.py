@@ -12,11 +12,10 @@ from penstock.core.checkpoints import with_checkpoints
 from penstock.core.records import dataclass, replace
 from penstock.core.types import ANY, Shape, ShapeError, TensorType, Type, dtypes
 from penstock.host.current_run import copy_within_budget, keep, reserve
-from penstock.ir.graph import Node
-from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Infer, Types
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.common.shape_rules import all_known, always, fits, ints, tensor
+from penstock.ops.registry import Prepared
 from penstock.ops.tensorflow import common, tensor_arrays
 
 # What a list takes for each place.
@@ -107,20 +106,17 @@ def _place(list_: _TensorList, index: np.ndarray) -> int:
     return place
 
 
-@common.operator("EmptyTensorList")
-def empty(node: Node, types: Types) -> Kernel:
-    dtype = common.named_dtype(node.attrs, "element_dtype")
-    return Kernel(lambda shape, limit: _TensorList(dtype, _shape(shape), (), _count(limit)))
+_OF_ELEMENTS: Prepared = {"dtype": lambda node: common.named_dtype(node.attrs, "element_dtype")}
 
 
-@common.operator("TensorListReserve")
-def reserved(node: Node, types: Types) -> Kernel:
-    dtype = common.named_dtype(node.attrs, "element_dtype")
+@common.array_operator("EmptyTensorList", prepared=_OF_ELEMENTS)
+def empty(shape: np.ndarray, limit: np.ndarray, *, dtype: np.dtype) -> _TensorList:
+    return _TensorList(dtype, _shape(shape), (), _count(limit))
 
-    def function(shape: np.ndarray, count: np.ndarray) -> _TensorList:
-        return _TensorList(dtype, _shape(shape), (None,) * _size(count))
 
-    return Kernel(function)
+@common.array_operator("TensorListReserve", prepared=_OF_ELEMENTS)
+def reserved(shape: np.ndarray, count: np.ndarray, *, dtype: np.dtype) -> _TensorList:
+    return _TensorList(dtype, _shape(shape), (None,) * _size(count))
 
 
 def _size(count: np.ndarray) -> int:
@@ -243,15 +239,13 @@ def length(handle: Any) -> np.ndarray:
     return np.array(len(_list(handle).items), np.int32)
 
 
-@common.operator("TensorListElementShape")
-def element_shape(node: Node, types: Types) -> Kernel:
-    dtype = common.named_dtype(node.attrs, "shape_type", "int32", "iu")
-
-    def function(handle: Any) -> np.ndarray:
-        shape = _list(handle).shape
-        return np.array(-1 if shape is None else [-1 if d is None else d for d in shape], dtype)
-
-    return Kernel(function)
+@common.array_operator(
+    "TensorListElementShape",
+    prepared={"dtype": lambda node: common.named_dtype(node.attrs, "shape_type", "int32", "iu")},
+)
+def element_shape(handle: Any, *, dtype: np.dtype) -> np.ndarray:
+    shape = _list(handle).shape
+    return np.array(-1 if shape is None else [-1 if d is None else d for d in shape], dtype)
 
 
 @common.array_operator("TensorListResize")

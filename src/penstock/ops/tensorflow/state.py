@@ -20,7 +20,7 @@ from penstock.ir.graph import Graph, Node, clone
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.shape_rules import always
-from penstock.ops.tensorflow.common import array_operator, dims_of, handle, named_dtype, operator
+from penstock.ops.tensorflow.common import OUT_TYPE, array_operator, dims_of, handle, operator
 
 VARIABLES = frozenset({"VarHandleOp", "VariableV2"})
 NAMED = frozenset({"ReadVariableOp", "AssignVariableOp"})
@@ -220,10 +220,9 @@ def is_initialized(variable: Any) -> np.ndarray:
     return np.array(_variable(variable).value is not None)
 
 
-@operator("VariableShape", pure=False)
-def variable_shape(node: Node, types: Types) -> Kernel:
-    dtype = named_dtype(node.attrs, "out_type", "int32", "iu")
-    return Kernel(lambda variable: np.array(_variable(variable).read().shape, dtype))
+@array_operator("VariableShape", pure=False, prepared=OUT_TYPE)
+def variable_shape(variable: Any, *, out_type: np.dtype) -> np.ndarray:
+    return np.array(_variable(variable).read().shape, out_type)
 
 
 # Assignments: those of handles have no output, those of references the reference.

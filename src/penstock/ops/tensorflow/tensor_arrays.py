@@ -43,7 +43,7 @@ from penstock.ops.tensorflow.common import (
 )
 
 ELEMENT_BYTES = 200
-"""What an element takes beside its numbers."""
+"""The bytes that an element takes beside its numbers."""
 
 FLOW = np.zeros((), np.float32)
 FLOW.flags.writeable = False
@@ -207,7 +207,7 @@ _array = handle(_TensorArray, "tensor array")
 
 
 def merged(a: Shape | None, b: Shape | None) -> Shape | None:
-    """What two shapes say together of one tensor."""
+    """The shape of a tensor of which two shapes are known in part."""
     if a is None or b is None:
         return a if b is None else b
     if not fits(a, b):
@@ -321,31 +321,34 @@ def read(handle: Any, index: np.ndarray, flow: Any, *, dtype: str = "") -> np.nd
     return _array(handle, dtype).read(integer(index, "the index"))
 
 
-@operator("TensorArrayGatherV3", infer=of_type("dtype"), pure=False)
-def gather(node: Node, types: Types) -> Kernel:
-    shape, dtype = dims_of(node.attrs.get("element_shape")), node.attrs.get("dtype", "")
+@array_operator("TensorArrayGatherV3", infer=of_type("dtype"), pure=False)
+def gather(
+    handle: Any,
+    indices: np.ndarray,
+    flow: Any,
+    *,
+    element_shape: Sequence[int | None] | None = None,
+    dtype: str = "",
+) -> np.ndarray:
+    array, shape = _array(handle, dtype), dims_of(element_shape)
+    rows = [array.read(index) for index in with_checkpoints(indices.reshape(-1).tolist())]
+    if rows and not fits(rows[0].shape, shape):
+        raise array.fault(f"elements of shape {shape} are expected, not {rows[0].shape}")
+    return stacked(rows, None if rows else merged(array.shape, shape), array.dtype)
 
-    def function(handle: Any, indices: np.ndarray, flow: Any) -> np.ndarray:
-        array = _array(handle, dtype)
-        rows = [array.read(index) for index in with_checkpoints(indices.reshape(-1).tolist())]
-        if rows and not fits(rows[0].shape, shape):
-            raise array.fault(f"elements of shape {shape} are expected, not {rows[0].shape}")
-        return stacked(rows, None if rows else merged(array.shape, shape), array.dtype)
 
-    return Kernel(function)
-
-
-@operator("TensorArrayConcatV3", infer=infer_concatenated("dtype"), pure=False)
-def concat(node: Node, types: Types) -> Kernel:
-    shape, dtype = dims_of(node.attrs.get("element_shape_except0")), node.attrs.get("dtype", "")
-
-    def function(handle: Any, flow: Any) -> tuple[np.ndarray, np.ndarray]:
-        array = _array(handle, dtype)
-        reserve(ELEMENT_BYTES * array.count)
-        parts = [array.read(i) for i in with_checkpoints(range(array.count))]
-        return concatenated(parts, shape, array.dtype)
-
-    return Kernel(function)
+@array_operator("TensorArrayConcatV3", infer=infer_concatenated("dtype"), pure=False)
+def concat(
+    handle: Any,
+    flow: Any,
+    *,
+    element_shape_except0: Sequence[int | None] | None = None,
+    dtype: str = "",
+) -> tuple[np.ndarray, np.ndarray]:
+    array = _array(handle, dtype)
+    reserve(ELEMENT_BYTES * array.count)
+    parts = [array.read(i) for i in with_checkpoints(range(array.count))]
+    return concatenated(parts, dims_of(element_shape_except0), array.dtype)
 
 
 @array_operator("TensorArraySizeV3", infer=always(TensorType(INT32, ())), pure=False)
