@@ -1,4 +1,5 @@
-"""The module that registers each operation: it is imported when one of them is first looked up. ``tests/ops/test_registry.py`` compares the table with what the modules register."""
+"""The module that registers each operation: it is imported when one of them is first looked up.
+``tests/ops/test_registry.py`` compares the table with what the modules register."""
 
 from __future__ import annotations
 

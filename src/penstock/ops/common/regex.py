@@ -453,7 +453,7 @@ class Regex:
         return None
 
     def _category(self, char: str) -> str:
-        """The kind of character that assertions depend on: "w" of a word, " " other, "" for none."""
+        """The kind of character that assertions look at: "w" of a word, " " other, "" for none."""
         if not self._looks_back or not char or char == "\n":
             return char if self._looks_back else " "
         return "w" if char in _WORD else " "

@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.core.types import BOOL, MAX_DATA, STRING, Dim, Shape, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
-from penstock.ir.kernel import Kernel, returning
+from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import BITS, is_half
@@ -118,14 +118,11 @@ def _infer_eye_like(types: Types, attrs: Attrs, consts: Consts) -> tuple[TensorT
     return (TensorType(rules.dtype_attribute(attrs, "dtype") or x.dtype, x.shape or (None, None)),)
 
 
-@operator("EyeLike", since=9, infer=_infer_eye_like)
-def eye_like(node: Node, types: Types) -> Kernel:
-    def run(x: np.ndarray) -> np.ndarray:
-        (type_,) = _infer_eye_like([TensorType(x.dtype, x.shape)], node.attrs, ())
-        rows, columns = type_.dims
-        return np.eye(rows, columns, node.attrs.get("k", 0), type_.dtype)
-
-    return returning(run)
+@array_operator("EyeLike", since=9, infer=_infer_eye_like, copied=True)
+def eye_like(x: np.ndarray, *, k: int = 0, dtype: int = 0) -> np.ndarray:
+    (type_,) = _infer_eye_like([TensorType(x.dtype, x.shape)], {"dtype": dtype}, ())
+    rows, columns = type_.dims
+    return np.eye(rows, columns, k, type_.dtype)
 
 
 def _infer_one_hot(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

@@ -62,7 +62,7 @@ _Tap: TypeAlias = tuple[np.ndarray, np.ndarray | None, np.ndarray | None]
 
 
 class _Sampling:
-    """The pixels that positions along one axis read: ``taps`` of index, weight and an inside flag."""
+    """The pixels that positions along one axis read: ``taps`` of index, weight and inside flag."""
 
     def __init__(self, size: int, mode: str, padding: str, align_corners: bool) -> None:
         self.size, self.mode, self.padding = size, mode, padding

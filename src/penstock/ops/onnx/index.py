@@ -358,11 +358,12 @@ def compress(x: np.ndarray, condition: np.ndarray, *, axis: int | None = None) -
     return np.compress(condition.reshape(-1), x, axis)
 
 
-def _infer_nonzero(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (TensorType(INT64, (rules.tensor(types, 0).rank, None)),)
-
-
-@array_operator("NonZero", since=9, infer=_infer_nonzero, strings=True)
+@array_operator(
+    "NonZero",
+    since=9,
+    infer=lambda types, attrs, consts: (TensorType(INT64, (rules.tensor(types, 0).rank, None)),),
+    strings=True,
+)
 def nonzero(x: np.ndarray) -> np.ndarray:
     if x.ndim == 0:  # no axes, and one column if it is not zero
         return np.empty((0, np.count_nonzero(x)), np.int64)
@@ -445,20 +446,17 @@ def unique(node: Node, types: Types) -> Kernel:
     return Kernel(run)
 
 
-@operator("ReverseSequence", since=10, infer=rules.same_type, strings=True)
-def reverse_sequence(node: Node, types: Types) -> Kernel:
-    time_axis, batch_axis = node.attrs.get("time_axis", 0), node.attrs.get("batch_axis", 1)
+@array_operator("ReverseSequence", since=10, infer=rules.same_type, copied=True, strings=True)
+def reverse_sequence(
+    x: np.ndarray, lengths: np.ndarray, *, time_axis: int = 0, batch_axis: int = 1
+) -> np.ndarray:
     if {time_axis, batch_axis} != {0, 1}:
         raise ShapeError(f"time_axis {time_axis} and batch_axis {batch_axis} must be 0 and 1")
-
-    def run(x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        if x.ndim < 2 or lengths.shape != (x.shape[batch_axis],):
-            raise ShapeError(f"the lengths do not fit batch axis {batch_axis}")
-        n = x.shape[time_axis]
-        if lengths.size and (lengths.min() < 0 or lengths.max() > n):
-            raise ShapeError(f"a sequence length is not in [0, {n}]")
-        times, batches = np.ogrid[:n, : len(lengths)]
-        source = np.where(times < lengths, lengths - 1 - times, times)
-        return x[source, batches] if time_axis == 0 else x[batches.T, source.T]
-
-    return returning(run)
+    if x.ndim < 2 or lengths.shape != (x.shape[batch_axis],):
+        raise ShapeError(f"the lengths do not fit batch axis {batch_axis}")
+    n = x.shape[time_axis]
+    if lengths.size and (lengths.min() < 0 or lengths.max() > n):
+        raise ShapeError(f"a sequence length is not in [0, {n}]")
+    times, batches = np.ogrid[:n, : len(lengths)]
+    source = np.where(times < lengths, lengths - 1 - times, times)
+    return x[source, batches] if time_axis == 0 else x[batches.T, source.T]

@@ -18,7 +18,7 @@ from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.dtypes import is_small
 from penstock.ops.common.shape_rules import ints, normalize_axis, one_element, tensor
 from penstock.ops.onnx.reduce import reduced_type
-from penstock.ops.registry import operator
+from penstock.ops.registry import array_operator, operator
 
 
 def _infer_arg(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -122,22 +122,25 @@ def _ordered(x: np.ndarray) -> np.ndarray:
     return np.bitwise_xor(bits, flips, bits)
 
 
-@operator("TopK", since=10, infer=_infer_top_k)
-def top_k(node: Node, types: Types) -> Kernel:
+@array_operator("TopK", since=10, infer=_infer_top_k, fills=True)
+def top_k(
+    x: np.ndarray,
+    k: np.ndarray,
+    values: np.ndarray | None = None,
+    places: np.ndarray | None = None,
+    *,
+    axis: int = -1,
+    largest: int = 1,
+) -> tuple[np.ndarray, np.ndarray]:
     """Always sorted, which ``sorted=0`` allows."""
-    along, largest = node.attrs.get("axis", -1), bool(node.attrs.get("largest", 1))
-
-    def run(x: np.ndarray, k: np.ndarray, values: Any = None, places: Any = None) -> Any:
-        axis = normalize_axis(along, x.ndim)
-        count = int(one_element(k, "K"))
-        if not 0 <= count <= x.shape[axis]:
-            raise ShapeError(f"K is {count}, but axis {axis} has {x.shape[axis]} elements")
-        top = np.moveaxis(_top_places(np.moveaxis(x, axis, -1), count, largest), -1, axis)
-        chosen = np.take_along_axis(x, top, axis)
-        if values is not None:
-            np.copyto(values, chosen)
-        if places is not None:
-            np.copyto(places, top)
-        return chosen, np.ascontiguousarray(top)
-
-    return Kernel(run, run)
+    axis = normalize_axis(axis, x.ndim)
+    count = int(one_element(k, "K"))
+    if not 0 <= count <= x.shape[axis]:
+        raise ShapeError(f"K is {count}, but axis {axis} has {x.shape[axis]} elements")
+    top = np.moveaxis(_top_places(np.moveaxis(x, axis, -1), count, bool(largest)), -1, axis)
+    chosen = np.take_along_axis(x, top, axis)
+    if values is not None:
+        np.copyto(values, chosen)
+    if places is not None:
+        np.copyto(places, top)
+    return chosen, np.ascontiguousarray(top)

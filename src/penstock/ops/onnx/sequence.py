@@ -29,12 +29,10 @@ from penstock.core.types import (
     without_data,
 )
 from penstock.host.current_run import keep, reserve
-from penstock.ir.graph import Node
-from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.onnx.arrange import cuts
-from penstock.ops.registry import array_operator, operator
+from penstock.ops.registry import array_operator
 
 # What a list takes for each element, and an element that is a view.
 _PLACE_BYTES = 8
@@ -85,32 +83,28 @@ def _part_size(dim: Dim, split: Sequence[int] | None, rank: int | None) -> Dim:
     return split[0] if len(set(split)) == 1 else None
 
 
-@operator("SplitToSequence", since=11, infer=_infer_split_to_sequence, strings=True)
-def split_to_sequence(node: Node, types: Types) -> Kernel:
-    along, keepdims = node.attrs.get("axis", 0), node.attrs.get("keepdims", 1)
-
-    def run(x: np.ndarray, split: np.ndarray | None = None) -> list[np.ndarray]:
-        axis = rules.normalize_axis(along, x.ndim)
-        n = x.shape[axis]
-        if split is None:
-            parts = parts_of(x, axis, [1] * n)
-            return parts if keepdims else [part.squeeze(axis) for part in with_checkpoints(parts)]
-        if split.ndim == 0:
-            size = int(split)
-            if size < 1:
-                raise ShapeError(f"cannot split into parts of {size}")
-            sizes = [min(size, n - start) for start in range(0, n, size)]
-        else:
-            sizes = split.tolist()
-            if any(size < 0 for size in sizes) or sum(sizes) != n:
-                raise ShapeError(f"split {sizes} does not add up to dim {n}")
-        return parts_of(x, axis, sizes)
-
-    def parts_of(x: np.ndarray, axis: int, sizes: Sequence[int]) -> list[np.ndarray]:
-        reserve(_VIEW_BYTES * len(sizes))
-        return [x[part] for part in with_checkpoints(cuts(axis, sizes))]
-
-    return Kernel(run)
+@array_operator("SplitToSequence", since=11, infer=_infer_split_to_sequence, strings=True)
+def split_to_sequence(
+    x: np.ndarray, split: np.ndarray | None = None, *, axis: int = 0, keepdims: int = 1
+) -> list[np.ndarray]:
+    axis = rules.normalize_axis(axis, x.ndim)
+    n = x.shape[axis]
+    if split is None:
+        sizes = [1] * n
+    elif split.ndim == 0:
+        size = int(split)
+        if size < 1:
+            raise ShapeError(f"cannot split into parts of {size}")
+        sizes = [min(size, n - start) for start in range(0, n, size)]
+    else:
+        sizes = split.tolist()
+        if any(size < 0 for size in sizes) or sum(sizes) != n:
+            raise ShapeError(f"split {sizes} does not add up to dim {n}")
+    reserve(_VIEW_BYTES * len(sizes))
+    parts = [x[part] for part in with_checkpoints(cuts(axis, sizes))]
+    if split is not None or keepdims:
+        return parts
+    return [part.squeeze(axis) for part in with_checkpoints(parts)]
 
 
 def _element(types: Types) -> Type:
@@ -154,11 +148,12 @@ def sequence_insert(
     return [*sequence[:where], keep(x), *sequence[where:]]
 
 
-def _infer_sequence_erase(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (SequenceType(_element(types)),)
-
-
-@array_operator("SequenceErase", since=11, infer=_infer_sequence_erase, strings=True)
+@array_operator(
+    "SequenceErase",
+    since=11,
+    infer=lambda types, attrs, consts: (SequenceType(_element(types)),),
+    strings=True,
+)
 def sequence_erase(sequence: list[Any], position: np.ndarray | None = None) -> list[Any]:
     where = _position(np.array(-1) if position is None else position, len(sequence))
     return [*sequence[:where], *sequence[where + 1 :]]

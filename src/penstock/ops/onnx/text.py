@@ -65,8 +65,7 @@ def _infer_split(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 @operator("StringSplit", since=20, infer=_infer_split, strings=True)
 def string_split(node: Node, types: Types) -> Kernel:
-    delimiter = node.attrs.get("delimiter") or None
-    limit = node.attrs.get("maxsplit")
+    delimiter, limit = node.attrs.get("delimiter") or None, node.attrs.get("maxsplit")
     limit = -1 if limit is None else limit
 
     def split(text: str) -> list[str]:
