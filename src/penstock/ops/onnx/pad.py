@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,9 +10,9 @@ import numpy as np
 from penstock.core.records import NamedTuple
 from penstock.core.types import MAX_DATA, STRING, Dim, Shape, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
-from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
+from penstock.ops.common.specialize import Routine, Tensors, by_shape
 from penstock.ops.registry import operator
 
 Index = tuple[Any, ...]
@@ -80,23 +80,6 @@ def _fill(x: np.ndarray, parts: _Borders, value: np.ndarray | None, out: np.ndar
     out[parts.center] = x[parts.source]
     for part, source in parts.borders:
         out[part] = filling if source is None else out[source]
-
-
-def _kernel(borders: Callable[[np.ndarray, np.ndarray, np.ndarray | None], _Borders]) -> Kernel:
-    """The kernel of a node with data, widths, perhaps a value, and perhaps axes."""
-
-    def run(*inputs: Any) -> np.ndarray:
-        x, widths, value, axes = rules.pad_with_none(inputs, 4)
-        parts = borders(x, widths, axes)
-        out = np.empty(parts.shape, x.dtype)
-        _fill(x, parts, value, out)
-        return out
-
-    def into(*arrays: Any) -> None:
-        x, widths, value, axes = rules.pad_with_none(arrays[:-1], 4)
-        _fill(x, borders(x, widths, axes), value, arrays[-1])
-
-    return Kernel(run, into)
 
 
 def _mode(attrs: Attrs) -> str:
@@ -180,24 +163,11 @@ def _padded(x: np.ndarray, pads: tuple[int, int], mode: str) -> np.ndarray:
 
 
 @operator("Pad", since=11, infer=_infer_pad, moves=True, strings=True)
-def pad(node: Node, types: Types) -> Kernel:
-    mode = _mode(node.attrs)
-
-    def layout(dims: Sequence[int], pads: Sequence[int], axes: Sequence[int] | None) -> _Borders:
-        by_axis: Any = _by_axis(len(dims), pads, axes)
-        return _borders(dims, by_axis, mode)
-
-    dims = rules.all_known(rules.tensor(types, 0).shape)
-    widths, axes = (rules.known_ints(node, types, i) for i in (1, 3))
-    axes_known = axes is not None or not rules.given(node.inputs, 3)
-    if dims is not None and widths is not None and axes_known:
-        fixed = layout(dims, widths, axes)
-        return _kernel(lambda *_: fixed)
-    return _kernel(
-        lambda x, pads, axes: layout(
-            x.shape, pads.reshape(-1).tolist(), None if axes is None else axes.reshape(-1).tolist()
-        )
-    )
+@by_shape(arity=(4, 1), values=(1, 3), widen=False)
+def pad(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+    dims = rules.tensor(inputs, 0).dims
+    parts = _borders(dims, pad_widths(dims, consts), _mode(node.attrs))
+    return Routine(lambda x, widths, value, axes, out: _fill(x, parts, value, out))
 
 
 def _infer_center_crop_pad(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -224,20 +194,15 @@ def _check_target(target: Sequence[Dim], axes: Sequence[int]) -> None:
 
 
 @operator("CenterCropPad", since=18, infer=_infer_center_crop_pad, strings=True)
-def center_crop_pad(node: Node, types: Types) -> Kernel:
-    def layout(dims: Sequence[int], target: Sequence[int]) -> _Borders:
-        axes = _crop_axes(node.attrs, len(dims))
-        _check_target(target, axes)
-        pads = [(0, 0)] * len(dims)
-        for axis, size in zip(axes, target, strict=True):
-            missing = size - dims[axis]
-            # Half of it, rounded towards zero, goes to the front.
-            before = missing // 2 if missing >= 0 else -(-missing // 2)
-            pads[axis] = (before, missing - before)
-        return _borders(dims, pads, "constant")
-
-    dims, widths = rules.all_known(rules.tensor(types, 0).shape), rules.known_ints(node, types, 1)
-    if dims is not None and widths is not None:
-        fixed = layout(dims, widths)
-        return _kernel(lambda *_: fixed)
-    return _kernel(lambda x, target, _: layout(x.shape, target.tolist()))
+@by_shape(values=(1,), widen=False)
+def center_crop_pad(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+    pads = []
+    for before, after in zip(
+        rules.tensor(inputs, 0).dims, rules.tensor(outputs, 0).dims, strict=True
+    ):
+        missing = after - before
+        # Half of it, rounded towards zero, goes to the front.
+        front = missing // 2 if missing >= 0 else -(-missing // 2)
+        pads.append((front, missing - front))
+    parts = _borders(rules.tensor(inputs, 0).dims, pads, "constant")
+    return Routine(lambda x, target, out: _fill(x, parts, None, out))

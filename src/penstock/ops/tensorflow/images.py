@@ -15,6 +15,7 @@ from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.crops import resized_crops
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.common.shape_rules import ints, pad_with_none, tensor
+from penstock.ops.onnx.image import box_edges, suppressed
 from penstock.ops.registry import OUTPUT_COUNT
 from penstock.ops.tensorflow import common
 from penstock.ops.tensorflow.common import array_operator, lengths
@@ -65,11 +66,16 @@ def _suppressed(
         raise ShapeError(f"boxes of {boxes.shape} with scores of {scores.shape}")
     if not 0 <= overlap <= 1:
         raise ShapeError(f"iou_threshold {overlap} is not between 0 and 1")
+    current = scores.astype(np.float32)
+    alive = current > least
+    if sigma <= 0:
+        order = np.flatnonzero(alive)
+        order = order[np.argsort(-current[order], kind="stable")]
+        best_ones = order[suppressed(box_edges(boxes[order]), most, boxes.dtype.type(overlap))]
+        return best_ones.tolist(), current[best_ones].tolist()
     low = np.minimum(boxes[:, :2], boxes[:, 2:])
     high = np.maximum(boxes[:, :2], boxes[:, 2:])
     areas = np.prod(high - low, axis=1)
-    current = scores.astype(np.float32)
-    alive = current > least
     kept: list[int] = []
     kept_scores: list[float] = []
     while len(kept) < most and alive.any():
@@ -83,12 +89,9 @@ def _suppressed(
         together = areas + areas[best] - common
         with np.errstate(invalid="ignore", divide="ignore"):
             iou = np.where((areas > 0) & (areas[best] > 0), common / together, 0)
-        if sigma > 0:
-            weight = np.where(iou <= overlap, np.exp(np.float32(-0.5 / sigma) * iou * iou), 0)
-            current = np.where(alive, current * weight, current).astype(np.float32)
-            alive &= current > least
-        else:
-            alive &= iou <= overlap
+        weight = np.where(iou <= overlap, np.exp(np.float32(-0.5 / sigma) * iou * iou), 0)
+        current = np.where(alive, current * weight, current).astype(np.float32)
+        alive &= current > least
     return kept, kept_scores
 
 
