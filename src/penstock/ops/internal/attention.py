@@ -40,8 +40,8 @@ def _compile(node: Node, types: Types) -> Kernel:
     def function(q: np.ndarray, k: np.ndarray, v: np.ndarray, *biases: Any) -> np.ndarray:
         *lead, heads, rows, size = q.shape
         groups = k.shape[-3]
-        by_group = *lead, groups, heads // groups * rows
-        scores = q.reshape(*by_group, size) @ (k if keys_last else k.swapaxes(-1, -2))
+        by_group = q.reshape(*lead, groups, heads // groups * rows, size)
+        scores = by_group @ (k if keys_last else k.swapaxes(-1, -2))
         scores = scores.reshape(*lead, heads, rows, v.shape[-2]) * q.dtype.type(scale)
         if cap:
             scores = np.tanh(scores / q.dtype.type(cap)) * q.dtype.type(cap)
@@ -59,7 +59,7 @@ def _compile(node: Node, types: Types) -> Kernel:
         scores /= total
         if zeros == "nan":
             np.copyto(scores, 0, where=np.isnan(scores))
-        y = scores.reshape(*by_group, v.shape[-2]) @ v
+        y = scores.reshape(*by_group.shape[:-1], v.shape[-2]) @ v
         return y.reshape(*q.shape[:-1], v.shape[-1])
 
     return Kernel(function)

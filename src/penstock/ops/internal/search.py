@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.records import NamedTuple
 from penstock.core.types import BOOL, FLOAT32, INT64, ShapeError, TensorType, Type
 from penstock.host.current_run import reserve
 from penstock.ir.graph import Node
@@ -93,18 +94,21 @@ def _infer_step(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(BOOL, ()), beams, scores, *_STATE)
 
 
+class _Limits(NamedTuple):
+    """Inputs of a step that change the scores of tokens."""
+
+    min_length: int
+    repetition_penalty: float
+    vocab_mask: np.ndarray | None
+    prefix_vocab_mask: np.ndarray | None  # of the first token
+    temperature: np.ndarray | None
+
+
 def _penalize(
-    scores: np.ndarray,
-    sequences: np.ndarray,
-    attrs: Attrs,
-    first: bool,
-    min_length: int,
-    repetition_penalty: float,
-    vocab_mask: Any,
-    prefix_vocab_mask: Any,
-    temperature: Any,
+    scores: np.ndarray, sequences: np.ndarray, attrs: Attrs, first: bool, limits: _Limits
 ) -> None:
     """Change the scores of tokens [row, token] that should not, or must not follow."""
+    min_length, repetition_penalty, vocab_mask, prefix_vocab_mask, temperature = limits
     if repetition_penalty != 1:
         seen = np.zeros(scores.shape, np.bool_)
         np.put_along_axis(seen, sequences, True, axis=1)
@@ -256,8 +260,8 @@ def _compile_step(node: Node, types: Types) -> Kernel:
             last -= last.max(axis=1, keepdims=True)
             last -= np.log(np.exp(last).sum(axis=1, keepdims=True))
         first = sequences.shape[1] == prompt.shape[1]
-        parameters = _scalar(min_length, 0), _scalar(repetition_penalty, 1.0)
-        _penalize(last, sequences, attrs, first, *parameters, *masks)
+        limits = _Limits(_scalar(min_length, 0), _scalar(repetition_penalty, 1.0), *masks)
+        _penalize(last, sequences, attrs, first, limits)
         if _scalar(processor, 0) == 1:
             _keep_timestamps(last, sequences, attrs)
         if beam_search:
@@ -303,18 +307,9 @@ def _infer_end(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 def _compile_end(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
 
-    def function(
-        sequences: Any,
-        scores: Any,
-        ended: Any,
-        ended_scores: Any,
-        done: Any,
-        length_penalty: Any,
-        returned: Any,
-        steps: Any,
-        prompt: Any,
-    ) -> Any:
-        state, length = _Beams(attrs, scores, ended, ended_scores, done), sequences.shape[1]
+    def function(sequences: np.ndarray, *arguments: Any) -> Any:
+        scores, *rest, length_penalty, returned, steps, prompt = arguments
+        state, length = _Beams(attrs, scores, *rest), sequences.shape[1]
         if not attrs["beam_search"]:
             result = state.ended[:, 0]
             result[:, :length] = sequences
@@ -329,7 +324,7 @@ def _compile_end(node: Node, types: Types) -> Kernel:
         order = np.argsort(-state.ended_scores, axis=1, kind="stable")[:, :count]
         best = np.take_along_axis(state.ended_scores, order, 1)
         tokens = np.take_along_axis(state.ended, order[..., None], 1)
-        full = np.zeros((ended.shape[2] - prompt.shape[1], *steps.shape[1:]), np.float32)
+        full = np.zeros((state.ended.shape[2] - prompt.shape[1], *steps.shape[1:]), np.float32)
         full[: len(steps)] = steps
         return (tokens, best, full)[: len(node.outputs)] if len(node.outputs) > 1 else tokens
 

@@ -16,7 +16,7 @@ from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
-from penstock.ops.common.crops import resized_crops
+from penstock.ops.common.crops import CropSampling, resized_crops
 from penstock.ops.common.dtypes import INT32, is_half
 from penstock.ops.common.windows import behind, windows
 from penstock.ops.registry import MICROSOFT, array_operator, operator, standard
@@ -131,7 +131,8 @@ def crop_and_resize_channels_first(
 ) -> np.ndarray:
     last = np.moveaxis(image, 1, -1).astype(FLOAT32, copy=False)
     boxes = boxes.astype(FLOAT32, copy=False)
-    crops = resized_crops(last, boxes, which, size, mode == "nearest", extrapolation_value, True)
+    sampling = CropSampling(mode == "nearest", extrapolation_value, exact_ends=True)
+    crops = resized_crops(last, boxes, which, size, sampling)
     return np.moveaxis(crops, -1, 1).astype(image.dtype, copy=False)
 
 

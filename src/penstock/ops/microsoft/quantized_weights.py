@@ -143,7 +143,8 @@ def matmul_nbits(node: Node, types: Types) -> Kernel:
         )
     step = max(1, PANEL // packed.k)
 
-    def into(a: Any, b: Any, scales: Any, zeros: Any, g_idx: Any, bias: Any, out: Any) -> None:
+    def into(a: np.ndarray, *arguments: Any) -> None:
+        b, scales, zeros, g_idx, bias, out = arguments
         left, result = a.reshape(-1, packed.k), out.reshape(-1, packed.n)
         if fixed is not None:
             product_in_parts(left, fixed.value.T, result)

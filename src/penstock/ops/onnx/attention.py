@@ -285,8 +285,8 @@ def _infer_attention(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
         if len(q.shape) == 3:
             shape = (batch, queries, rules.dim_product((heads, value_size)))
     sizes = (batch, heads, kv_heads, queries, keys, size, value_size)
-    mask = rules.tensor(types, 3).shape if rules.given(types, 3) else None
-    if mask is not None and all(isinstance(dim, int) for dim in (*sizes, *mask)):
+    mask = rules.all_known(rules.tensor(types, 3).shape) if rules.given(types, 3) else None
+    if mask is not None and rules.all_known(sizes) is not None:
         check_mask(mask, Heads._make(sizes))
     for name in ("left_window_size", "right_window_size"):
         if attrs.get(name, -1) < -1:

@@ -414,8 +414,8 @@ def _repeated(x: TensorType, w: TensorType, attrs: Attrs, weights: np.ndarray) -
     It is neither stored nor computed more than once, and its results are equal to the last bit:
     those of a matrix product depend on where a row lies in the tiles of the BLAS at hand.
     """
-    first = TensorType(x.dtype, (1, *x.dims[1:])), TensorType(w.dtype, (1, *w.dims[1:]))
-    single = convolution_routine(*first, attrs, weights[:1])
+    image, first = TensorType(x.dtype, (1, *x.dims[1:])), TensorType(w.dtype, (1, *w.dims[1:]))
+    single = convolution_routine(image, first, attrs, weights[:1])
 
     def into(x: np.ndarray, w: np.ndarray, out: np.ndarray, *workspace: np.ndarray) -> None:
         for i in range(len(x)):

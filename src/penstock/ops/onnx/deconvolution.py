@@ -92,8 +92,8 @@ def transposed_windows(
 
 def _infer_conv_transpose(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     dtype = same_dtype(types, range(len(types)))
-    operands = tensor(types, 0).shape, tensor(types, 1).shape
-    dims = convolution_dims(*operands, attrs, filters_first=False)
+    image, weights = tensor(types, 0).shape, tensor(types, 1).shape
+    dims = convolution_dims(image, weights, attrs, filters_first=False)
     if dims is None:
         return (TensorType(dtype),)
     x, w, group, kernel = dims

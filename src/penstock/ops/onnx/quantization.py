@@ -205,20 +205,22 @@ def blocks(*arrays: np.ndarray) -> Any:
     )
 
 
-def _scaling(
-    inputs: Tensors,
-    consts: Consts,
-    attrs: Attrs,
-    precision: np.dtype,
-    work: np.dtype,
-    convert: Callable[..., None],
-    scratch: bool = True,
-) -> Routine:
-    """The routine of ``convert(x, scale, zero, values, out)``.
+class _Scaling(NamedTuple):
+    """``convert(x, scale, zero, values, out)`` of a block.
 
     Scale (in ``precision``) and zero point (in ``work``, or ``None``) broadcast against ``x``;
     ``values`` is scratch memory of dtype ``work``, or ``None`` without ``scratch``.
     """
+
+    convert: Callable[..., None]
+    precision: np.dtype
+    work: np.dtype
+    scratch: bool = True
+
+
+def _scaled(inputs: Tensors, consts: Consts, attrs: Attrs, scaling: _Scaling) -> Routine:
+    """The routine of a conversion."""
+    convert, precision, work, scratch = scaling
     along = _spread(tensor(inputs, 1).dims, tensor(inputs, 0).dims, *_axis_and_block(attrs))
     shape = along.seen or tensor(inputs, 0).dims
     # One scale for all: block by block, so that values stay in the cache.
@@ -293,7 +295,7 @@ def quantize_linear(node: Node, inputs: Tensors, outputs: Tensors, consts: Const
             np.copyto(values, np.divide(x.astype(precision, copy=False), scale))
         store(values, zero, out, saturate)
 
-    return _scaling(inputs, consts, node.attrs, precision, work, quantize)
+    return _scaled(inputs, consts, node.attrs, _Scaling(quantize, precision, work))
 
 
 def _infer_dequantize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -320,7 +322,7 @@ def dequantize_linear(node: Node, inputs: Tensors, outputs: Tensors, consts: Con
         np.multiply(target, scale, out=out, dtype=np.float32, casting="unsafe")
 
     scratch = tensor(outputs, 0).dtype != FLOAT32
-    return _scaling(inputs, consts, node.attrs, FLOAT32, FLOAT32, dequantize, scratch)
+    return _scaled(inputs, consts, node.attrs, _Scaling(dequantize, FLOAT32, FLOAT32, scratch))
 
 
 def _dynamic_parameters(x: np.ndarray) -> tuple[np.float32, np.uint8]:

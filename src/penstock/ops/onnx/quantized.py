@@ -97,13 +97,11 @@ class _Product:
         types: Types,
         a: tuple[int, int | None],
         b: tuple[int, int],
-        *,
-        transpose_a: bool = False,
-        transpose_b: bool = False,
+        transposed: tuple[bool, bool] = (False, False),
         integer: bool = False,
     ) -> None:
         self.a, self.b, self.integer = a, b, integer
-        self.transpose_a, self.transpose_b = transpose_a, transpose_b
+        self.transpose_a, self.transpose_b = transposed
         self.a_reach = 255 if a[1] is None else reach(node, types, a[0], a[1])
         self.b_reach = reach(node, types, *b)
         self.fixed: Shared[tuple[np.ndarray, list[slice]]] | None = None
@@ -117,7 +115,7 @@ class _Product:
                 side = np.ascontiguousarray(side)
                 return side, pieces(side.shape[-2], self.a_reach, self.b_reach, side)
 
-            name = "right side", transpose_b, self.a_reach, self.b_reach
+            name = "right side", self.transpose_b, self.a_reach, self.b_reach
             self.fixed = shared(name, prepared, weights, b_zero)
 
     def right_side(self, b: np.ndarray, zero: np.ndarray | None, out: np.ndarray) -> np.ndarray:
@@ -311,15 +309,14 @@ def _infer_qgemm(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 @operator("QGemm", domain=MICROSOFT, infer=_infer_qgemm, work=product_work)
 def qgemm(node: Node, types: Types) -> Kernel:
-    transpose_a, transpose_b = (bool(node.attrs.get(name)) for name in ("transA", "transB"))
+    transposed = bool(node.attrs.get("transA")), bool(node.attrs.get("transB"))
     alpha = np.float32(node.attrs.get("alpha", 1.0))
     product = _Product(
         node,
         types,
         (0, 2),
         (3, 5),
-        transpose_a=transpose_a,
-        transpose_b=transpose_b,
+        transposed,
         # The bias is added to integers: the sum may be beyond what float32 holds.
         integer=rules.given(node.inputs, 6),
     )

@@ -346,11 +346,30 @@ _STEPS = {"RNN": _rnn, "GRU": _gru, "LSTM": _lstm}
 # Running
 
 
+class _Sequences(NamedTuple):
+    """Products of the inputs, outputs, and flags of the samples that still run. Each has an entry
+    for each step, or is None if there are none."""
+
+    xs: np.ndarray
+    ys: np.ndarray | None
+    lives: np.ndarray | None
+
+    def of_direction(self, d: int, reverse: bool) -> _Sequences:
+        """Those of direction ``d``, in the order of its steps."""
+        every = slice(None, None, -1 if reverse else 1)
+        ys, lives = self.ys, self.lives
+        return _Sequences(
+            self.xs[every],
+            None if ys is None else ys[every, d],
+            None if lives is None else lives[every],
+        )
+
+
 def _buffered(
-    step: Step, h: np.ndarray, spare: np.ndarray, state: _State, xs: Any, ys: Any, lives: Any
+    step: Step, h: np.ndarray, spare: np.ndarray, state: _State, sequences: _Sequences
 ) -> np.ndarray:
-    """All steps with ``H`` in ``h`` and ``spare``; a sequence that has ended keeps its state.
-    ``xs``, ``ys`` and ``lives`` have an entry for each step, the latter two perhaps ``None``."""
+    """All steps with ``H`` in ``h`` and ``spare``; a sequence that has ended keeps its state."""
+    xs, ys, lives = (repeat(None) if part is None else part for part in sequences)
     for x, y, live in zip(xs, ys, lives, strict=False):
         checkpoint()
         step(x, h, spare)
@@ -420,7 +439,7 @@ class _LayerRun:
                 raise ShapeError(f"sequence_lens must lie in 0 to {steps}, the steps in X")
             # The sequences that still run at each step: [steps, batch, 1].
             live = np.arange(steps)[:, None, None] < lengths[:, None]
-        x = x.reshape(self.rows, self.width)
+        x, sequences = x.reshape(self.rows, self.width), _Sequences(xs, y, live)
         for d, weights in enumerate(self.weigh(values, batch == 1)):
             multiply, w, target = _gatewise(weights.w, product, batch)
             multiply(x, w, target)
@@ -433,31 +452,34 @@ class _LayerRun:
                 np.copyto(c, 0 if c0 is None else c0[d])
             cell = _State(c, c_next if self.ends else c)
             step = _STEPS[self.layer.cell](self.layer, d, weights, self.gates(workspace), cell)
-            h = self.direction(d, step, cell, xs, y, live, h0, workspace)
+            h = self.direction(d, step, cell, sequences, h0, workspace)
             if y_h is not None:
                 np.copyto(y_h[d], h)
 
     def direction(
-        self, d: int, step: Step, state: _State, xs: Any, y: Any, live: Any, h0: Any, workspace: Any
+        self,
+        d: int,
+        step: Step,
+        state: _State,
+        sequences: _Sequences,
+        h0: np.ndarray | None,
+        workspace: np.ndarray,
     ) -> np.ndarray:
         """Run all steps of direction ``d``; return its last hidden state."""
-        reverse = self.layer.reverse[d]
-        ys: Any = repeat(None) if y is None else y[::-1, d] if reverse else y[:, d]
-        if reverse:
-            xs = xs[::-1]
+        own = sequences.of_direction(d, self.layer.reverse[d])
         if self.direct and h0 is not None:
             h = h0[d]
         else:
             h = self.h(workspace)
             np.copyto(h, 0 if h0 is None else h0[d])
         if self.direct:
-            for now, out in zip(xs, ys, strict=True):
+            assert own.ys is not None
+            for now, out in zip(own.xs, own.ys, strict=True):
                 checkpoint()
                 step(now, h, out)
                 h = out
             return h
-        lives = repeat(None) if live is None else live[::-1] if reverse else live
-        return _buffered(step, h, self.spare(workspace), state, xs, ys, lives)
+        return _buffered(step, h, self.spare(workspace), state, own)
 
 
 def _compile(node: Node, types: Types) -> Kernel:

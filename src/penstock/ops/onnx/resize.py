@@ -200,18 +200,18 @@ _NEAREST: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
-def near_weight(x: np.ndarray, a: float) -> np.ndarray:
+def near_weight(x: np.ndarray, a: float | np.floating) -> np.ndarray:
     """The weight of a pixel at a distance of at most 1, by Keys' cubic kernel: equation (4) of
     https://ieeexplore.ieee.org/document/1163711."""
     return ((a + 2) * x - (a + 3)) * x * x + 1
 
 
-def far_weight(x: np.ndarray, a: float) -> np.ndarray:
+def far_weight(x: np.ndarray, a: float | np.floating) -> np.ndarray:
     """``near_weight`` at a distance between 1 and 2."""
     return ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
 
 
-def cubic_weights(t: np.ndarray, a: float) -> list[np.ndarray]:
+def cubic_weights(t: np.ndarray, a: float | np.floating) -> list[np.ndarray]:
     """The weights of the four pixels around a place, which is ``t`` behind the second of them."""
     return [far_weight(1 + t, a), near_weight(t, a), near_weight(1 - t, a), far_weight(2 - t, a)]
 

@@ -120,8 +120,8 @@ def _infer_rotary(
         _streams(attrs, turning // 2 if isinstance(turning, int) else None)
         check_shape("position_ids", positions, (3, batch, length))
     else:
-        start = ((1,),) if order is _MICROSOFT else ()
-        check_shape("position_ids", positions, (batch, length), *start)
+        allowed = [(batch, length), *([(1,)] if order is _MICROSOFT else [])]
+        check_shape("position_ids", positions, *allowed)
     return (x.without_data(),)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.records import dataclass, field
+from penstock.core.records import NamedTuple, dataclass, field
 from penstock.core.types import FLOAT32, ShapeError, TensorType, Type
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.constant_cache import by_attributes
@@ -40,20 +40,25 @@ _MEMBER = 6
 AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 
 
-class Forest:
-    """Nodes of all trees. A leaf is its own child, on both sides."""
+class TreeNodes(NamedTuple):
+    """Nodes of all trees, with an entry for each in every array: what a node compares with the
+    threshold and how, whether a missing feature takes the true branch, and the children. A leaf is
+    its own child, on both sides."""
 
-    def __init__(
-        self,
-        roots: Sequence[int] | np.ndarray,
-        feature: np.ndarray,
-        threshold: np.ndarray,
-        mode: np.ndarray,
-        missing: np.ndarray,
-        true: np.ndarray,
-        false: np.ndarray,
-    ) -> None:
+    feature: np.ndarray
+    threshold: np.ndarray
+    mode: np.ndarray
+    missing: np.ndarray
+    true: np.ndarray
+    false: np.ndarray
+
+
+class Forest:
+    """The nodes of trees, with their roots."""
+
+    def __init__(self, roots: Sequence[int] | np.ndarray, nodes: TreeNodes) -> None:
         """Check that indices are in range, and that every way down ends."""
+        feature, threshold, mode, missing, true, false = nodes
         count = len(feature)
         inner = true != np.arange(count)
         if not len(roots):
@@ -310,8 +315,7 @@ def _forest(attrs: Attrs) -> tuple[Forest, _Places]:
     if len(roots) != len(places.trees):
         raise ShapeError("a tree has no root: each of its nodes is the child of another")
     usual = mode[inner][:1] if inner.any() else np.array([LESS | EQUAL], np.int8)
-    forest = Forest(
-        roots,
+    nodes = TreeNodes(
         np.where(inner, _ints(attrs, "nodes_featureids", count), 0),
         threshold,
         np.where(inner, mode, usual),
@@ -319,7 +323,7 @@ def _forest(attrs: Attrs) -> tuple[Forest, _Places]:
         true,
         false,
     )
-    return forest, places
+    return Forest(roots, nodes), places
 
 
 def _votes(
@@ -494,7 +498,8 @@ def _ensemble_forest(attrs: Attrs) -> Forest:
             feature[at], mode[at], true[at] = feature[node], EQUAL, true[node]
             threshold[at], false[at] = member, last
             node, at = at, at + 1
-    return Forest(_ints(attrs, "tree_roots"), feature, threshold, mode, missing, true, false)
+    nodes = TreeNodes(feature, threshold, mode, missing, true, false)
+    return Forest(_ints(attrs, "tree_roots"), nodes)
 
 
 def _member_sets(attrs: Attrs, count: int) -> list[np.ndarray]:

@@ -12,7 +12,7 @@ from penstock.core.records import NamedTuple
 from penstock.core.types import FLOAT32, ShapeError, TensorType, Type
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
-from penstock.ops.common.crops import resized_crops
+from penstock.ops.common.crops import CropSampling, resized_crops
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.common.shape_rules import ints, pad_with_none, tensor
 from penstock.ops.onnx.image import box_edges, suppressed
@@ -40,8 +40,8 @@ def crop_and_resize(
     method: str,
     extrapolation_value: float,
 ) -> np.ndarray:
-    nearest = method == "nearest"
-    return resized_crops(image, boxes, which, size, nearest, extrapolation_value)
+    sampling = CropSampling(method == "nearest", extrapolation_value)
+    return resized_crops(image, boxes, which, size, sampling)
 
 
 # NonMaxSuppression
@@ -107,17 +107,16 @@ def _infer_nms(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 def non_max_suppression(
     boxes: np.ndarray,
     scores: np.ndarray,
-    most: np.ndarray,
-    *thresholds: np.ndarray | None,
+    *limits: np.ndarray | None,
     pad_to_max_output_size: bool = False,
     iou_threshold: float = 0.5,
     count: int,
 ) -> Any:
     """All versions: with a sigma (V5) there are scores as the second output, and with either of the
     last two versions the number of valid entries as the last."""
-    limit = int(most.item(0))
-    defaults = zip(pad_with_none(thresholds, 3), (iou_threshold, -np.inf, 0.0), strict=True)
-    overlap, least, sigma = (default if x is None else float(x.item(0)) for x, default in defaults)
+    defaults = zip(pad_with_none(limits, 4), (0, iou_threshold, -np.inf, 0.0), strict=True)
+    most, overlap, least, sigma = (d if x is None else float(x.item(0)) for x, d in defaults)
+    limit = int(most)
     kept, own_scores = _suppressed(boxes, scores, limit, Thresholds(overlap, least, sigma))
     valid = np.array(len(kept), np.int32)
     if pad_to_max_output_size:
