@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache, wraps
 from importlib import import_module
 from types import FunctionType, MappingProxyType
-from typing import Any, TypedDict, TypeVar, Unpack
+from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack
 
 import numpy as np
 
@@ -52,7 +52,9 @@ Prepared = Mapping[str, Callable[[Node], Any]]
 """Computes values once, when a node is compiled, by the names of the parameters that take them."""
 OUTPUT_COUNT: Prepared = {"count": lambda node: len(node.outputs)}
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+ArrayFunction: TypeAlias = Callable[..., Any]
+"""A function of arrays, the function or the ``into`` of kernels and parts of them."""
+Function = TypeVar("Function", bound=ArrayFunction)
 
 FORGET: list[Callable[[], None]] = []
 """what clears caches of looked up operations, when users register others"""
@@ -91,7 +93,7 @@ def _numeric(compile: Compile) -> Compile:
         if all(dtype is not None for dtype in dtypes):
             return kernel
 
-        def guarded(function: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(function: ArrayFunction) -> ArrayFunction:
             def call(*arguments: Any) -> Any:
                 for x in arguments:
                     if isinstance(x, np.ndarray) and x.dtype.hasobject:
@@ -107,7 +109,7 @@ def _numeric(compile: Compile) -> Compile:
     return checked
 
 
-def _unchecked(function: Callable[..., Any]) -> Callable[..., Any]:
+def _unchecked(function: ArrayFunction) -> ArrayFunction:
     """``infer`` or ``compile`` of an operation without a schema. The inputs and attributes that the
     code reads may be missing or of a wrong type."""
 
@@ -224,7 +226,7 @@ def array_operator(
     """
 
     def register(function: Function) -> Function:
-        def form(function: Callable[..., Any]) -> Kernel:
+        def form(function: ArrayFunction) -> Kernel:
             if copied:
                 return returning(function, view=view)
             return Kernel(function, function if fills else None, view=view)
@@ -238,9 +240,9 @@ def array_operator(
 
 
 def array_kernel(
-    function: Callable[..., Any],
+    function: ArrayFunction,
     prepared: Prepared = MappingProxyType({}),
-    form: Callable[[Callable[..., Any]], Kernel] = Kernel,
+    form: Callable[[ArrayFunction], Kernel] = Kernel,
 ) -> Compile:
     """The compile function of kernels, each a ``form`` of ``function`` with keyword-only parameters
     as in ``array_operator``."""
@@ -254,7 +256,7 @@ def array_kernel(
     return compile
 
 
-def _with_attributes(function: Callable[..., Any], attrs: Attrs) -> Callable[..., Any]:
+def _with_attributes(function: ArrayFunction, attrs: Attrs) -> ArrayFunction:
     """A copy of ``function`` whose keyword-only parameters have attributes as their defaults. A
     call of the copy takes no longer than one of ``function``; one of a ``partial`` would."""
     if not isinstance(function, FunctionType):

@@ -38,7 +38,7 @@ STATE = len(_STATE)
 _LOWEST = np.finfo(np.float32).min
 
 
-def _scalar(value: Any, default: float) -> Any:
+def _scalar(value: np.ndarray | None, default: float) -> Any:
     if value is not None and value.size != 1:
         raise ShapeError(
             f"a parameter of a search has shape {value.shape}, it must have one element"
@@ -57,7 +57,12 @@ def _infer_start(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 def _compile_start(node: Node, types: Types) -> Kernel:
     pad = node.attrs["pad_token_id"]
 
-    def function(ids: Any, max_length: Any, num_beams: Any, mask: Any) -> tuple[Any, ...]:
+    def function(
+        ids: np.ndarray,
+        max_length: np.ndarray,
+        num_beams: np.ndarray | None,
+        mask: np.ndarray | None,
+    ) -> tuple[Any, ...]:
         beams, length = _scalar(num_beams, 1), _scalar(max_length, 0)
         if ids.ndim != 2 or not ids.shape[1] or beams < 1 or length < ids.shape[1]:
             raise ShapeError(f"{beams} beams of length {length} cannot begin with ids {ids.shape}")
@@ -198,7 +203,14 @@ def _keep_timestamps(scores: np.ndarray, sequences: np.ndarray, attrs: Attrs) ->
 class _Beams:
     """The state of a beam search, and one step of it."""
 
-    def __init__(self, attrs: Attrs, scores: Any, ended: Any, ended_scores: Any, done: Any) -> None:
+    def __init__(
+        self,
+        attrs: Attrs,
+        scores: np.ndarray,
+        ended: np.ndarray,
+        ended_scores: np.ndarray,
+        done: np.ndarray,
+    ) -> None:
         self.attrs = attrs
         self.batch, self.beams, _ = ended.shape
         self.scores = scores.reshape(self.batch, self.beams)
@@ -248,7 +260,7 @@ def _compile_step(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
     pad, eos, beam_search = attrs["pad_token_id"], attrs["eos_token_id"], attrs["beam_search"]
 
-    def function(logits: Any, *arguments: Any) -> tuple[Any, ...]:
+    def function(logits: np.ndarray, *arguments: Any) -> tuple[Any, ...]:
         _, positions, mask, sequences, *rest = arguments[:STATE]
         prompt, min_length, length_penalty, repetition_penalty, *masks = arguments[STATE:-3]
         presence_mask, seed, processor = arguments[-3:]

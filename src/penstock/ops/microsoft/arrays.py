@@ -326,7 +326,9 @@ class _NGramHash:
 def ngram_hash_mapping(node: Node, types: Types) -> Kernel:
     """The hashes of n-grams, and the last tokens."""
 
-    def run(ids: Any, factors: Any, sizes: Any, *rest: Any) -> tuple[np.ndarray, np.ndarray]:
+    def run(
+        ids: np.ndarray, factors: np.ndarray, sizes: np.ndarray, *rest: Any
+    ) -> tuple[np.ndarray, np.ndarray]:
         past, offsets, eos, segments = rules.pad_with_none(rest, 4)
         mapping = _NGramHash(node.attrs, factors, sizes, offsets, eos)
         tokens = mapping.tokens(past, ids)
@@ -373,7 +375,9 @@ def packed_ngram_hash_mapping(node: Node, types: Types) -> Kernel:
     if any(node.outputs[2:3]) and not rules.given(types, 7):
         raise ShapeError("present_segment_ids without segment_ids")
 
-    def run(ids: Any, factors: Any, sizes: Any, bounds: Any, *rest: Any) -> tuple[Any, ...]:
+    def run(
+        ids: np.ndarray, factors: np.ndarray, sizes: np.ndarray, bounds: Any, *rest: Any
+    ) -> tuple[Any, ...]:
         past, offsets, eos, segments, past_segments, counts = rules.pad_with_none(rest, 6)
         mapping = _NGramHash(node.attrs, factors, sizes, offsets, eos)
         before, count = mapping.before, len(bounds) - 1

@@ -286,7 +286,9 @@ def _infer_mha(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return [TensorType(dtype, shape) for shape in (y, k, v, scores)]
 
 
-def _unpack(count: int, q: np.ndarray, k: Any, v: Any) -> list[np.ndarray]:
+def _unpack(
+    count: int, q: np.ndarray, k: np.ndarray | None, v: np.ndarray | None
+) -> list[np.ndarray]:
     """Queries, keys and values as [batch, heads, sequence, size]: views."""
     if k is None:
         return [q[..., i, :].transpose(0, 2, 1, 3) for i in range(3)]

@@ -252,7 +252,7 @@ class _CachedAttention:
                 rotation = Rotation(layout, dims, half, dtype, interleaved)
                 self.turns.append((rotation, layout.field(dims, dtype)))
 
-    def split(self, q: np.ndarray, k: Any, v: Any) -> list[np.ndarray]:
+    def split(self, q: np.ndarray, k: np.ndarray | None, v: np.ndarray) -> list[np.ndarray]:
         """Queries, keys and values as [batch, heads, sequence, size]."""
         _, heads, kv_heads, *_ = self.heads
         if k is not None:

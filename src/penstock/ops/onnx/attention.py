@@ -316,8 +316,8 @@ class Cache(NamedTuple):
     def join(
         self,
         new: np.ndarray,
-        old: Any,
-        out: Any,
+        old: np.ndarray | None,
+        out: np.ndarray | None,
         workspace: np.ndarray,
         start: int | None = None,
     ) -> np.ndarray:
@@ -335,7 +335,13 @@ class Cache(NamedTuple):
 
 
 def out_of_sight(
-    queries: int, keys: int, offset: Any, *, causal: bool, left: int = -1, right: int = -1
+    queries: int,
+    keys: int,
+    offset: int | np.ndarray,
+    *,
+    causal: bool,
+    left: int = -1,
+    right: int = -1,
 ) -> np.ndarray | None:
     """Flags of the keys that causality and windows hide from queries ``offset`` after the first."""
     if causal:
@@ -398,7 +404,7 @@ def attention(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> 
     return Routine(into, layout.size)
 
 
-def unseen(heads: Heads, offset: Any, attrs: Attrs) -> np.ndarray | None:
+def unseen(heads: Heads, offset: int | np.ndarray, attrs: Attrs) -> np.ndarray | None:
     """Flags of the keys that an Attention hides from queries ``offset`` after the first."""
     left, right = attrs.get("left_window_size", -1), attrs.get("right_window_size", -1)
     causal = bool(attrs.get("is_causal", 0))

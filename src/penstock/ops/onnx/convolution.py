@@ -101,7 +101,7 @@ def _infer_conv(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 
 def _pointwise(
-    x: TensorType, w: TensorType, axes: Sequence[Window], group: int, weights: Any
+    x: TensorType, w: TensorType, axes: Sequence[Window], group: int, weights: np.ndarray | None
 ) -> Strategy:
     n, m, depth, positions = x.dims[0], w.dims[0], w.dims[1], prod(x.dims[2:])
     assert x.dtype is not None
@@ -201,7 +201,7 @@ def _blocks(x: TensorType, axes: Sequence[Window], group: int) -> tuple[list[_Bl
 
 
 def _unfolded(
-    x: TensorType, w: TensorType, axes: Sequence[Window], group: int, weights: Any
+    x: TensorType, w: TensorType, axes: Sequence[Window], group: int, weights: np.ndarray | None
 ) -> Strategy:
     n, m, depth = x.dims[0], w.dims[0], prod(w.dims[1:])
     blocks, size = _blocks(x, axes, group)
@@ -321,7 +321,7 @@ def _fill_planes(planes: np.ndarray, image: np.ndarray, shifts: _Shifts) -> None
 
 
 def _shifted(
-    x: TensorType, w: TensorType, axes: Sequence[Window], group: int, weights: Any
+    x: TensorType, w: TensorType, axes: Sequence[Window], group: int, weights: np.ndarray | None
 ) -> Strategy:
     """One product for each kernel position, added up.
 

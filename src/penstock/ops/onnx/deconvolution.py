@@ -133,7 +133,13 @@ def conv_transpose(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts
 
     ready = None if consts[1] is None else matrices(consts[1])
 
-    def into(x: Any, w: Any, bias: Any, out: np.ndarray, workspace: np.ndarray) -> None:
+    def into(
+        x: np.ndarray,
+        w: np.ndarray,
+        bias: np.ndarray | None,
+        out: np.ndarray,
+        workspace: np.ndarray,
+    ) -> None:
         matrix = matrices(w) if ready is None else ready
         out[...] = 0 if bias is None else bias.reshape(column)
         for image, result in zip(x.reshape(shape_x), out, strict=True):
@@ -182,7 +188,9 @@ def col2im(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Rou
     moves = _moves(axes)
     shape = (n, channels, *block, *(axis.count for axis in axes))
 
-    def into(x: np.ndarray, image_shape: Any, block_shape: Any, out: np.ndarray) -> None:
+    def into(
+        x: np.ndarray, image_shape: np.ndarray, block_shape: np.ndarray, out: np.ndarray
+    ) -> None:
         out.fill(0)
         _add_windows(x.reshape(shape), out, moves)
 

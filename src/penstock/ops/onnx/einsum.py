@@ -215,7 +215,7 @@ class EinsumLowering:
     def add_diagonal(self, i: int, dims: Sequence[int], groups: Sequence[list[int]]) -> None:
         """Let each group of axes become one, and drop the axes that are in none."""
 
-        def step(values: list[Any], out: Any, workspace: Any) -> None:
+        def step(values: list[Any], out: np.ndarray, workspace: np.ndarray) -> None:
             x = values[i]
             strides = [sum([x.strides[axis] for axis in group]) for group in groups]
             values[i] = as_strided(x, dims, strides)
@@ -233,7 +233,7 @@ class EinsumLowering:
     def add_sum(self, i: int, axes: tuple[int, ...], dims: tuple[int, ...]) -> None:
         field = self.layout.field(dims, self.dtype)
 
-        def step(values: list[Any], out: Any, workspace: Any) -> None:
+        def step(values: list[Any], out: np.ndarray, workspace: np.ndarray) -> None:
             values[i] = np.add.reduce(values[i], axes, out=field(workspace))
 
         self.steps.append(step)
@@ -298,7 +298,7 @@ class EinsumLowering:
         work = 2 * prod(dims) * dims_a[-1]
         multiply = product_in_parts if is_long(work, self.dtype) else np.matmul
 
-        def step(values: list[Any], out: Any, workspace: Any) -> None:
+        def step(values: list[Any], out: np.ndarray, workspace: np.ndarray) -> None:
             x = values[i].transpose(axes_a).reshape(dims_a)
             y = values[j].transpose(axes_b).reshape(dims_b)
             result = out.reshape(dims) if field is None else field(workspace)
@@ -321,7 +321,7 @@ class EinsumLowering:
         (i, j), (axes_a, axes_b), (index_a, index_b) = values, axes, index
         field = self.layout.field(self._shape(labels), self.dtype) if self.operands else None
 
-        def step(values: list[Any], out: Any, workspace: Any) -> None:
+        def step(values: list[Any], out: np.ndarray, workspace: np.ndarray) -> None:
             x, y = values[i].transpose(axes_a)[index_a], values[j].transpose(axes_b)[index_b]
             result = out if field is None else field(workspace)
             np.multiply(x, y, result)

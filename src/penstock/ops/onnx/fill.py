@@ -197,7 +197,9 @@ def trilu(node: Node, types: Types) -> Kernel:
     if dims is not None and contents and x.dtype is not None:
         fixed = mask(dims, contents[0], x.dtype)
 
-    def run(x: np.ndarray, k: Any = None, out: Any = None) -> Any:
+    def run(
+        x: np.ndarray, k: np.ndarray | None = None, out: np.ndarray | None = None
+    ) -> np.ndarray:
         offset = 0 if k is None else int(rules.one_element(k, "k"))
         bits = mask(x.shape, offset, x.dtype) if fixed is None else fixed
         out = np.empty_like(x) if out is None else out

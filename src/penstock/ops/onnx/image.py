@@ -152,11 +152,11 @@ def grid_sample(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -
             if number:
                 np.add(total, value, total)
 
-    def into(x: np.ndarray, grid: np.ndarray, y: np.ndarray, workspace: Any = None) -> None:
+    def into(x: np.ndarray, grid: np.ndarray, y: np.ndarray, *scratch: np.ndarray) -> None:
         if fields is None:
             total, value = (np.empty(block, wide) for _ in range(2))
         else:
-            total, value = (field(workspace) for field in fields)
+            total, value = (field(scratch[0]) for field in fields)
         for image, where, out in zip(x, grid, y, strict=True):
             flat = image.reshape(channels, pixels).astype(wide, copy=False)
             for begin in range(0, rows, max(step, 1)):

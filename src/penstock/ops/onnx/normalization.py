@@ -94,16 +94,17 @@ def batch_normalization(node: Node, inputs: Tensors, outputs: Tensors, consts: C
         return _batch_training(x.dims, len(outputs), epsilon, attrs.get("momentum", 0.9))
     shape = (-1, *(1,) * (len(x.dims) - 2))
 
-    def fold(scale: Any, bias: Any, mean: Any, variance: Any) -> tuple[Any, Any]:
+    def fold(parameters: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
         """``a`` and ``b`` of ``x * a + b``."""
+        scale, bias, mean, variance = parameters
         a = scale / np.sqrt(variance + epsilon)
         b = bias - mean * a
         return a.astype(x.dtype).reshape(shape), b.astype(x.dtype).reshape(shape)
 
-    ready = None if any(p is None for p in consts[1:5]) else fold(*consts[1:5])
+    ready = None if any(p is None for p in consts[1:5]) else fold(consts[1:5])
 
     def into(x: np.ndarray, *rest: Any) -> None:
-        a, b = ready if ready is not None else fold(*rest[:4])
+        a, b = ready if ready is not None else fold(rest[:4])
         np.multiply(x, a, rest[4])
         np.add(rest[4], b, rest[4])
 
@@ -117,7 +118,14 @@ def _batch_training(dims: tuple[int, ...], count: int, epsilon: float, momentum:
     if any(dims[axis] == 0 for axis in axes):
         raise ShapeError(f"nothing to take the mean of in shape {dims}")
 
-    def into(x: np.ndarray, scale: Any, bias: Any, mean: Any, variance: Any, *rest: Any) -> None:
+    def into(
+        x: np.ndarray,
+        scale: np.ndarray,
+        bias: np.ndarray,
+        mean: np.ndarray,
+        variance: np.ndarray,
+        *rest: Any,
+    ) -> None:
         out, *others = rest[:count]
         own_mean = x.mean(axes)
         centred = x - own_mean.reshape(shape)
@@ -164,7 +172,9 @@ def group_normalization(node: Node, inputs: Tensors, outputs: Tensors, consts: C
     statistics = Statistics(layout, rows, columns, x.dtype, epsilon)
     factors = layout.field((n, *parts), x.dtype)
 
-    def into(x: np.ndarray, scale: Any, bias: Any, out: np.ndarray, workspace: Any) -> None:
+    def into(
+        x: np.ndarray, scale: np.ndarray, bias: np.ndarray, out: np.ndarray, workspace: np.ndarray
+    ) -> None:
         matrix = np.ascontiguousarray(x).reshape(rows, columns)
         _, _, inverse = statistics.centre(matrix, out.reshape(rows, columns), workspace)
         factor = factors(workspace)
@@ -217,7 +227,7 @@ def layer_normalization(node: Node, inputs: Tensors, outputs: Tensors, consts: C
     has_bias = rules.given(inputs, 2)
     shape = x.dims
 
-    def into(x: np.ndarray, scale: Any, *rest: Any) -> None:
+    def into(x: np.ndarray, scale: np.ndarray, *rest: Any) -> None:
         out, *saved, workspace = rest[count - 2 :]
         matrix = out.reshape(rows, columns) if mixed is None else mixed(workspace)
         x = np.ascontiguousarray(x).reshape(rows, columns)

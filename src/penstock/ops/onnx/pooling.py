@@ -27,7 +27,7 @@ from penstock.ops.common.elementwise import smallest
 from penstock.ops.common.shape_rules import check_shape, given, ints, tensor
 from penstock.ops.common.specialize import Routine, Scratch, Tensors, by_shape
 from penstock.ops.common.windows import Window, kernel_shape, parse_axes, window_counts, windows
-from penstock.ops.registry import operator
+from penstock.ops.registry import ArrayFunction, operator
 
 BLOCK = 2**17
 """elements of the input that are pooled at a time: their scratch memory stays in the caches"""
@@ -62,7 +62,7 @@ def pool_windows(attrs: Attrs, shape: Sequence[int]) -> tuple[Window, ...]:
     return windows(attrs, kernel, shape[2:], bool(attrs.get("ceil_mode", 0)))
 
 
-def _lowest(dtype: np.dtype | None) -> Any:
+def _lowest(dtype: np.dtype | None) -> np.ndarray:
     """The value that no element is below."""
     assert dtype is not None
     if dtype.kind not in "iu" and not is_float(dtype):
@@ -71,7 +71,7 @@ def _lowest(dtype: np.dtype | None) -> Any:
 
 
 def _reduction(
-    combine: Callable[..., Any], identity: Any, axis: Window, at: int
+    combine: ArrayFunction, identity: Any, axis: Window, at: int
 ) -> Callable[[np.ndarray, np.ndarray], None]:
     """``into(x, out)`` that combines windows along axis ``at`` by ``combine(a, b, out=out)``."""
     lead = (slice(None),) * at
@@ -134,9 +134,7 @@ class _Rows(NamedTuple):
         np.copyto(out, spare[..., : self.windows])
 
 
-def _rows(
-    combine: Callable[..., Any], identity: Any, axis: Window, dtype: np.dtype
-) -> _Rows | None:
+def _rows(combine: ArrayFunction, identity: Any, axis: Window, dtype: np.dtype) -> _Rows | None:
     """``None`` where it is faster to take the windows one position after the other.
 
     That is so where most of what is computed would be left out, because windows are far apart or
@@ -152,7 +150,7 @@ def _rows(
 
 
 def _separable(
-    x: TensorType, axes: Sequence[Window], combine: Callable[..., Any], identity: Any
+    x: TensorType, axes: Sequence[Window], combine: ArrayFunction, identity: Any
 ) -> tuple[Callable[[np.ndarray, np.ndarray, Any], None], int]:
     """``into(x, out, workspace)`` that reduces the windows of (N, C, ...), and its workspace."""
     assert x.dtype is not None
@@ -238,7 +236,7 @@ def _indexed(x: TensorType, axes: Sequence[Window], column_major: bool) -> Routi
     mask = layout.field(shape, np.dtype(np.bool_))
     low, every = _lowest(x.dtype), slice(None)
 
-    def into(x: np.ndarray, out: np.ndarray, indices: np.ndarray, workspace: Any) -> None:
+    def into(x: np.ndarray, out: np.ndarray, indices: np.ndarray, workspace: np.ndarray) -> None:
         greater = mask(workspace)
         out.fill(low)
         indices.fill(-1)
@@ -258,7 +256,7 @@ def _indexed(x: TensorType, axes: Sequence[Window], column_major: bool) -> Routi
     return Routine(into, layout.size)
 
 
-def _window_sizes(axes: Sequence[Window], padding: bool) -> Any:
+def _window_sizes(axes: Sequence[Window], padding: bool) -> int | np.ndarray:
     """Elements of each window, those of padding included or not: a number if all have the same."""
     sizes: Any = np.ones((), np.int64)
     for axis in axes:
@@ -313,7 +311,7 @@ def average_pool(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) 
     if isinstance(counts, np.ndarray):
         counts = counts.astype(x.dtype)
 
-    def into(x: np.ndarray, out: np.ndarray, workspace: Any = None) -> None:
+    def into(x: np.ndarray, out: np.ndarray, workspace: np.ndarray | None = None) -> None:
         sums(x, out, workspace)
         np.divide(out, counts, out)
 

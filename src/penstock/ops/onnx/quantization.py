@@ -192,7 +192,7 @@ def zero_of(zero: np.ndarray | None, work: np.dtype = FLOAT32) -> np.ndarray | N
     return zero.astype(work)
 
 
-def blocks(*arrays: np.ndarray) -> Any:
+def blocks(*arrays: np.ndarray) -> np.nditer:
     """Arrays, of which the last is written, as one-dimensional pieces of at most ``BLOCK``. They
     are broadcast against one another."""
     flags: list[Any] = [["readonly"] for _ in arrays[:-1]]
@@ -240,10 +240,12 @@ def _scaled(inputs: Tensors, consts: Consts, attrs: Attrs, scaling: _Scaling) ->
     fixed = zero is not None or inputs[2] is None
     const_zero = zero_along(zero)
 
-    def run(x: Any, scale: Any, zero: Any, out: Any, workspace: Any = None) -> None:
+    def run(
+        x: np.ndarray, scale: np.ndarray, zero: np.ndarray | None, out: np.ndarray, *scratch: Any
+    ) -> None:
         by = scale_along(scale) if const_scale is None else const_scale
         offset = const_zero if fixed else zero_along(zero)
-        values = None if field is None else field(workspace)
+        values = None if field is None else field(scratch[0])
         if not in_blocks:
             convert(x.reshape(shape), by, offset, values, out.reshape(shape))
             return
@@ -288,7 +290,9 @@ def quantize_linear(node: Node, inputs: Tensors, outputs: Tensors, consts: Const
     precision = _precision(static_type(inputs, 1)[1], node.attrs)
     work = FLOAT64 if precision == FLOAT64 else FLOAT32
 
-    def quantize(x: Any, scale: Any, zero: Any, values: Any, out: Any) -> None:
+    def quantize(
+        x: np.ndarray, scale: np.ndarray, zero: np.ndarray | None, values: Any, out: np.ndarray
+    ) -> None:
         if precision == work:
             np.divide(x, scale, out=values, dtype=work, casting="unsafe")
         else:
@@ -316,7 +320,9 @@ def dequantize_linear(node: Node, inputs: Tensors, outputs: Tensors, consts: Con
     """Computed in float32 and rounded once. That is the product in float16 or bfloat16 too: their
     products fit float32 exactly."""
 
-    def dequantize(x: Any, scale: Any, zero: Any, values: Any, out: Any) -> None:
+    def dequantize(
+        x: np.ndarray, scale: np.ndarray, zero: np.ndarray | None, values: Any, out: np.ndarray
+    ) -> None:
         target = out if values is None else values
         subtract_zero_point(x, zero, target)
         np.multiply(target, scale, out=out, dtype=np.float32, casting="unsafe")
@@ -357,7 +363,13 @@ def dynamic_quantize(node: Node, inputs: Tensors, outputs: Tensors, consts: Cons
     size = math.prod(dims)
     field = layout.field((BLOCK,) if size > BLOCK else dims, FLOAT32)
 
-    def run(x: Any, out: Any, out_scale: Any, out_zero: Any, workspace: Any) -> None:
+    def run(
+        x: np.ndarray,
+        out: np.ndarray,
+        out_scale: np.ndarray,
+        out_zero: np.ndarray,
+        workspace: np.ndarray,
+    ) -> None:
         scale, zero = _dynamic_parameters(x)
         plus = zero_of(np.asarray(zero))
         values = field(workspace)

@@ -255,7 +255,14 @@ def _kernel(
 
 @operator("MatMulInteger", since=10, infer=_infer_product((0, 2), (1, 3), INT32), work=product_work)
 def matmul_integer(node: Node, types: Types) -> Kernel:
-    def finish(multiply: _Multiply, a: Any, b: Any, a_zero: Any, b_zero: Any, *rest: Any) -> None:
+    def finish(
+        multiply: _Multiply,
+        a: np.ndarray,
+        b: np.ndarray,
+        a_zero: np.ndarray | None,
+        b_zero: np.ndarray | None,
+        *rest: Any,
+    ) -> None:
         out, workspace = rest
         multiply.fill(a, a_zero, workspace)
         multiply(b, b_zero, out, workspace)

@@ -114,7 +114,13 @@ class _Convolution:
         self.scratch = layout.field((room,), UINT8) if room else None
 
     def __call__(
-        self, x: Any, x_zero: Any, w: Any, w_zero: Any, out: Any, workspace: np.ndarray
+        self,
+        x: np.ndarray,
+        x_zero: np.ndarray | None,
+        w: np.ndarray,
+        w_zero: np.ndarray,
+        out: Any,
+        workspace: np.ndarray,
     ) -> np.ndarray:
         """The result with channels first: int32 in ``out``, if given, else int32 or float."""
         left, values = self.left(workspace), self.values(workspace)

@@ -6,7 +6,6 @@ NaNs are extreme for ArgMax and ArgMin, and greater than all else for TopK.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -40,7 +39,7 @@ def arg_extreme(node: Node, types: Types) -> Kernel:
     last = bool(node.attrs.get("select_last_index", 0))
     _infer_arg(types, node.attrs, ())
 
-    def run(x: np.ndarray, out: np.ndarray | None = None) -> Any:
+    def run(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         axis = normalize_axis(along, max(x.ndim, 1))
         if not x.ndim:
             zero = np.zeros((), INT64) if out is None else out

@@ -218,7 +218,7 @@ def _infer_optional(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type
 
 
 @array_operator("Optional", since=15, infer=_infer_optional, strings=True)
-def optional(x: Any = None) -> Any:
+def optional(x: object = None) -> object:
     return x.copy() if isinstance(x, np.ndarray) else x
 
 
@@ -228,7 +228,7 @@ def _infer_get_element(types: Types, attrs: Attrs, consts: Consts) -> Sequence[T
 
 
 @array_operator("OptionalGetElement", since=15, infer=_infer_get_element, view=True, strings=True)
-def optional_get_element(x: Any) -> Any:
+def optional_get_element(x: object) -> object:
     if x is None:
         raise ShapeError("the optional has no element to get")
     return x
@@ -237,5 +237,5 @@ def optional_get_element(x: Any) -> Any:
 @array_operator(
     "OptionalHasElement", since=15, infer=rules.always(TensorType(BOOL, ())), strings=True
 )
-def optional_has_element(x: Any = None) -> np.ndarray:
+def optional_has_element(x: object = None) -> np.ndarray:
     return np.array(x is not None)

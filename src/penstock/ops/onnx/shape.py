@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,10 @@ from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel, returning
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
-from penstock.ops.registry import operator
+from penstock.ops.registry import ArrayFunction, operator
 
 
-def view_kernel(view: Callable[..., Any]) -> Kernel:
+def view_kernel(view: ArrayFunction) -> Kernel:
     """The kernel of a function that returns a view."""
     return returning(view, view=True)
 

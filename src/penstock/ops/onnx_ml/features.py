@@ -194,7 +194,7 @@ class _Lookup:
         return np.where(equal, self.order[place], self.count)
 
 
-def _mapper(lookup: _Lookup, values: np.ndarray, default: Any) -> Callable[..., Any]:
+def _mapper(lookup: _Lookup, values: np.ndarray, default: object) -> Callable[..., Any]:
     """Each input element to the value beside its key."""
     table = np.empty(lookup.count + 1, values.dtype)
     table[:-1] = values

@@ -6,8 +6,8 @@ level is a handful of operations on whole arrays, for those rows that have not y
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence, Sized
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -239,7 +239,10 @@ def _scorer(ensemble: Ensemble) -> Callable[[np.ndarray], np.ndarray]:
     return scores
 
 
-def _counted(name: str, values: Any, count: int) -> Any:
+_Values = TypeVar("_Values", bound=Sized)
+
+
+def _counted(name: str, values: _Values, count: int) -> _Values:
     if len(values) != count:
         raise ShapeError(f"{name} has {len(values)} entries, {count} are expected")
     return values

@@ -5,7 +5,7 @@ Axes, begins and sizes are inputs here, and may be known only during the run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from penstock.ir.kernel import Kernel, returning
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import INT32
+from penstock.ops.registry import ArrayFunction
 from penstock.ops.tensorflow import common
 
 
@@ -96,7 +97,7 @@ def shape(x: np.ndarray, *, out_type: np.dtype) -> np.ndarray:
 
 
 @common.array_operator("ShapeN", strings=True, prepared=common.OUT_TYPE)
-def shape_n(*inputs: np.ndarray, out_type: np.dtype) -> Any:
+def shape_n(*inputs: np.ndarray, out_type: np.dtype) -> common.Outputs:
     return common.outputs([np.array(x.shape, out_type) for x in inputs])
 
 
@@ -329,7 +330,7 @@ def _infer_unpack(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 
 @common.array_operator("Unpack", infer=_infer_unpack, view=True, strings=True, moves=True)
-def unpack(x: np.ndarray, *, num: int, axis: int = 0) -> Any:
+def unpack(x: np.ndarray, *, num: int, axis: int = 0) -> common.Outputs:
     place = rules.normalize_axis(axis, x.ndim)
     if x.shape[place] != num:
         raise ShapeError(f"a dim of {x.shape[place]} cannot be unpacked into {num}")
@@ -354,7 +355,7 @@ def _equal_part(dim: int, count: int) -> int:
 
 
 @common.array_operator("Split", infer=_infer_split, view=True, strings=True, moves=True)
-def split(x: np.ndarray, axis: np.ndarray, *, num_split: int) -> Any:
+def split(x: np.ndarray, axis: np.ndarray, *, num_split: int) -> common.Outputs:
     """Unlike TensorFlow's, the tensor comes first, and then the axis."""
     place = _axis(axis, x.ndim)
     _equal_part(x.shape[place], num_split)
@@ -362,7 +363,7 @@ def split(x: np.ndarray, axis: np.ndarray, *, num_split: int) -> Any:
 
 
 @common.array_operator("SplitV", view=True, strings=True, moves=True)
-def split_v(x: np.ndarray, sizes: np.ndarray, axis: np.ndarray) -> Any:
+def split_v(x: np.ndarray, sizes: np.ndarray, axis: np.ndarray) -> common.Outputs:
     place, counts = _axis(axis, x.ndim), sizes.tolist()
     if counts.count(-1) == 1:
         counts[counts.index(-1)] = x.shape[place] - sum(counts) - 1
@@ -387,7 +388,7 @@ def concat(*inputs: np.ndarray) -> np.ndarray:
 
 
 @common.array_operator("ConcatOffset")
-def concat_offset(axis: np.ndarray, *shapes: np.ndarray) -> Any:
+def concat_offset(axis: np.ndarray, *shapes: np.ndarray) -> common.Outputs:
     """The beginning of each of several concatenated tensors."""
     place = _axis(axis, shapes[0].size)
     offsets, at = [np.zeros_like(shape) for shape in shapes], 0
@@ -402,7 +403,7 @@ def concat_offset(axis: np.ndarray, *shapes: np.ndarray) -> Any:
     strings=True,
     infer=lambda types, attrs, consts: [TensorType() if t is None else t for t in types],
 )
-def identity_n(*inputs: Any) -> Any:
+def identity_n(*inputs: Any) -> common.Outputs:
     """Copies, not views: the outputs of one node are all live or all dead."""
     return common.outputs([x.copy() if isinstance(x, np.ndarray) else x for x in inputs])
 
@@ -447,7 +448,7 @@ def _batch(batch: int, places: Sequence[Any]) -> int:
 @common.array_operator("GatherV2", infer=_infer_gather, strings=True, moves=True)
 def gather(
     x: np.ndarray, places: np.ndarray, axis: np.ndarray | None = None, *, batch_dims: int = 0
-) -> Any:
+) -> np.ndarray:
     """Along the first axis if none is given."""
     place = 0 if axis is None else _axis(axis, x.ndim)
     if places.size and (places.min() < 0 or places.max() >= x.shape[place]):
@@ -571,8 +572,8 @@ def _infer_truths(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(BOOL, rules.reduced_shape(dims, axes, bool(attrs.get("keep_dims")))),)
 
 
-def _truths(function: Callable[..., Any]) -> Callable[..., Any]:
-    def reduce(x: np.ndarray, axes: np.ndarray, *, keep_dims: bool = False) -> Any:
+def _truths(function: ArrayFunction) -> ArrayFunction:
+    def reduce(x: np.ndarray, axes: np.ndarray, *, keep_dims: bool = False) -> np.ndarray:
         places = rules.normalize_axes(axes.reshape(-1).tolist(), x.ndim)
         return function(x, axis=places, keepdims=bool(keep_dims))
 

@@ -139,7 +139,7 @@ def from_tensor(value: np.ndarray, shape: np.ndarray) -> _TensorList:
 
 
 @common.array_operator("TensorListPushBack", strings=True)
-def push_back(handle: Any, value: np.ndarray) -> _TensorList:
+def push_back(handle: object, value: np.ndarray) -> _TensorList:
     list_ = _list(handle)
     if 0 <= list_.limit <= len(list_.items):
         raise ShapeError(f"the list has its maximum of {list_.limit} elements")
@@ -152,7 +152,7 @@ def _infer_pop(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 @common.array_operator("TensorListPopBack", infer=_infer_pop)
 def pop_back(
-    handle: Any, shape: np.ndarray, *, element_dtype: str = ""
+    handle: object, shape: np.ndarray, *, element_dtype: str = ""
 ) -> tuple[_TensorList, np.ndarray]:
     list_ = _list(handle, element_dtype)
     if not list_.items:
@@ -163,7 +163,7 @@ def pop_back(
 
 @common.array_operator("TensorListGetItem", infer=_elements(2))
 def get_item(
-    handle: Any, index: np.ndarray, shape: np.ndarray, *, element_dtype: str = ""
+    handle: object, index: np.ndarray, shape: np.ndarray, *, element_dtype: str = ""
 ) -> np.ndarray:
     list_ = _list(handle, element_dtype)
     return list_.item(_place(list_, index), _shape(shape))
@@ -171,7 +171,7 @@ def get_item(
 
 @common.array_operator("TensorListSetItem", strings=True)
 def set_item(
-    handle: Any, index: Any, value: np.ndarray, *, resize_if_index_out_of_bounds: bool = False
+    handle: object, index: Any, value: np.ndarray, *, resize_if_index_out_of_bounds: bool = False
 ) -> _TensorList:
     list_ = _list(handle)
     if resize_if_index_out_of_bounds:
@@ -191,7 +191,7 @@ def _stacked(list_: _TensorList, places: Sequence[int], shape: Shape | None) -> 
 
 @common.array_operator("TensorListStack", infer=_elements(1, 1))
 def stack(
-    handle: Any,
+    handle: object,
     shape: np.ndarray,
     *,
     num_elements: int = -1,
@@ -210,7 +210,7 @@ def stack(
 
 @common.array_operator("TensorListGather", infer=_elements(2, 1))
 def gather(
-    handle: Any, indices: np.ndarray, shape: np.ndarray, *, element_dtype: str = ""
+    handle: object, indices: np.ndarray, shape: np.ndarray, *, element_dtype: str = ""
 ) -> np.ndarray:
     list_ = _list(handle, element_dtype)
     places = [_place(list_, np.asarray(i)) for i in indices.reshape(-1)]
@@ -235,7 +235,7 @@ def scatter(
 
 
 @common.array_operator("TensorListLength", infer=always(TensorType(INT32, ())))
-def length(handle: Any) -> np.ndarray:
+def length(handle: object) -> np.ndarray:
     return np.array(len(_list(handle).items), np.int32)
 
 
@@ -243,13 +243,13 @@ def length(handle: Any) -> np.ndarray:
     "TensorListElementShape",
     prepared={"dtype": lambda node: common.named_dtype(node.attrs, "shape_type", "int32", "iu")},
 )
-def element_shape(handle: Any, *, dtype: np.dtype) -> np.ndarray:
+def element_shape(handle: object, *, dtype: np.dtype) -> np.ndarray:
     shape = _list(handle).shape
     return np.array(-1 if shape is None else [-1 if d is None else d for d in shape], dtype)
 
 
 @common.array_operator("TensorListResize")
-def resize(handle: Any, size: np.ndarray) -> _TensorList:
+def resize(handle: object, size: np.ndarray) -> _TensorList:
     list_, count = _list(handle), _size(size)
     missing = (None,) * (count - len(list_.items))
     return replace(list_, items=(*list_.items[:count], *missing))
@@ -259,7 +259,7 @@ def resize(handle: Any, size: np.ndarray) -> _TensorList:
     "TensorListConcatV2", infer=tensor_arrays.infer_concatenated("element_dtype")
 )
 def concat(
-    handle: Any, shape: np.ndarray, dims: Any, *, element_dtype: str = ""
+    handle: object, shape: np.ndarray, dims: Any, *, element_dtype: str = ""
 ) -> tuple[np.ndarray, np.ndarray]:
     list_, dims_ = _list(handle, element_dtype), _shape(shape)
     parts = [list_.item(i, dims_) for i in with_checkpoints(range(len(list_.items)))]

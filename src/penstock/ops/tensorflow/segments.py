@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -80,7 +79,7 @@ def segment(
     return out
 
 
-def _divided(sums: np.ndarray, counts: np.ndarray) -> Any:
+def _divided(sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Means of integers are rounded towards zero."""
     if sums.dtype.kind in "iu":
         return (sums - np.fmod(sums, counts)) // counts

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -12,11 +11,12 @@ from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.shape_rules import all_known, ints, same_type, tensor
+from penstock.ops.registry import ArrayFunction
 from penstock.ops.tensorflow.common import array_operator, integer, lengths, named_dtype, operator
 
 
 def _real_transform(
-    name: str, function: Callable[..., Any], attr: str, default: str, size: Callable[[int], int]
+    name: str, function: ArrayFunction, attr: str, default: str, size: Callable[[int], int]
 ) -> None:
     """Register a transform along the last dim, which is cut or padded to a length. The result has
     elements of the dtype in attribute ``attr`` and ``size(length)`` of them."""

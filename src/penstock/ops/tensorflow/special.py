@@ -117,7 +117,7 @@ def _digamma(x: np.ndarray) -> np.ndarray:
 
 def _register(name: str, function: Callable[[np.ndarray], Any]) -> None:
     @array_operator(name, infer=rules.same_type)
-    def compute(x: np.ndarray) -> Any:
+    def compute(x: np.ndarray) -> np.ndarray:
         return function(x.astype(np.float64)).astype(x.dtype)
 
 

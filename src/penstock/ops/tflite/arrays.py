@@ -32,7 +32,9 @@ def dynamic_update_slice(x: np.ndarray, update: np.ndarray, start: np.ndarray) -
 
 
 @array_operator("NumericVerify", infer=lambda types, attrs, consts: (rules.tensor(types, 1),))
-def numeric_verify(x: np.ndarray, reference: np.ndarray, *, most: float | None = None) -> Any:
+def numeric_verify(
+    x: np.ndarray, reference: np.ndarray, *, most: float | None = None
+) -> np.ndarray:
     """``x - reference``; raises ``ShapeError`` if one of the differences is above ``most``."""
     if x.shape != reference.shape:
         raise ShapeError(f"values of shape {x.shape}, but a reference of {reference.shape}")
