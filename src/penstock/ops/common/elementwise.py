@@ -92,10 +92,10 @@ def first_only(kernel: Kernel) -> Kernel:
     inner = kernel.into
     assert inner is not None
 
-    def function(x: np.ndarray, _: Any) -> np.ndarray:
+    def function(x: np.ndarray, _: np.ndarray) -> np.ndarray:
         return kernel.function(x)
 
-    def into(x: np.ndarray, _: Any, *rest: Any) -> None:
+    def into(x: np.ndarray, _: np.ndarray, *rest: np.ndarray) -> None:
         inner(x, *rest)
 
     return Kernel(function, into, inplace=(0,), workspace=kernel.workspace)
@@ -111,7 +111,7 @@ def formula(
     """
     bodies = cache(make)
 
-    def run(*arguments: Any) -> np.ndarray:
+    def run(*arguments: np.ndarray) -> np.ndarray:
         values = arguments[:inputs]
         out, work = (*arguments[inputs:], None, None)[:2]
         dtype = values[0].dtype
@@ -155,7 +155,7 @@ def _bound(
         return None
     rows = (scratch, *dims)
 
-    def into(*arguments: Any) -> None:
+    def into(*arguments: np.ndarray) -> None:
         body(*arguments[:-1], *arguments[-1].view(dtype).reshape(rows))
 
     def unary(x: np.ndarray, out: np.ndarray, work: np.ndarray) -> None:

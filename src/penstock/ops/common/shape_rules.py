@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -15,6 +15,8 @@ from penstock.ir.op import Attrs, Consts, Infer, Types
 if TYPE_CHECKING:
     from penstock.ir.graph import Node
 
+Index: TypeAlias = tuple[Any, ...]
+"""An index of an array: numbers, slices, arrays, None and an ellipsis."""
 MAX_WHOLE_NUMBERS = 65536
 """Inference reads the elements of constants up to this size."""
 
@@ -36,7 +38,7 @@ def tensor(types: Types, index: int) -> TensorType:
     return TensorType()
 
 
-def given(inputs: Sequence[Any], index: int) -> bool:
+def given(inputs: Sequence[object], index: int) -> bool:
     """Whether input ``index`` is given, by a node's inputs, their types or their values."""
     return index < len(inputs) and inputs[index] is not None
 

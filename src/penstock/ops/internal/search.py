@@ -138,7 +138,7 @@ def _penalize(
 
 
 def _sample(
-    scores: np.ndarray, attrs: Attrs, step: int, presence_mask: Any, seed: int
+    scores: np.ndarray, attrs: Attrs, step: int, presence_mask: np.ndarray | None, seed: int
 ) -> np.ndarray:
     """Draw a token for each row [row, token], from the smallest set with probability ``top_p``."""
     if presence_mask is not None:

@@ -223,7 +223,10 @@ def bifurcation_detector(node: Node, types: Types) -> Kernel:
     least, most = (node.attrs.get(f"{key}_ngram_size", n) for key, n in (("min", 1), ("max", 3)))
 
     def run(
-        source: np.ndarray, current: np.ndarray, start: np.ndarray, predicted: Any = None
+        source: np.ndarray,
+        current: np.ndarray,
+        start: np.ndarray,
+        predicted: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         tokens = current.copy()
         if predicted is not None:
@@ -376,7 +379,7 @@ def packed_ngram_hash_mapping(node: Node, types: Types) -> Kernel:
         raise ShapeError("present_segment_ids without segment_ids")
 
     def run(
-        ids: np.ndarray, factors: np.ndarray, sizes: np.ndarray, bounds: Any, *rest: Any
+        ids: np.ndarray, factors: np.ndarray, sizes: np.ndarray, bounds: np.ndarray, *rest: Any
     ) -> tuple[Any, ...]:
         past, offsets, eos, segments, past_segments, counts = rules.pad_with_none(rest, 6)
         mapping = _NGramHash(node.attrs, factors, sizes, offsets, eos)

@@ -49,7 +49,7 @@ def relu(dtype: np.dtype, attrs: Attrs | None = None) -> ArrayFunction:
     return lambda x, out=None: clip(x, zero, bound, out)
 
 
-def _negative(dtype: np.dtype) -> Callable[[Any, Any], Any]:
+def _negative(dtype: np.dtype) -> Callable[[np.ndarray, np.ndarray], Any]:
     """``min(x, 0)`` into an array."""
     bound, zero = smallest(dtype), typed_scalar(0, dtype)
     return lambda x, out: clip(x, bound, zero, out)
@@ -274,7 +274,7 @@ def _mish(dtype: np.dtype, attrs: Attrs) -> Body:
     return body
 
 
-def applied(make: Formula, scratch: int, attrs: Attrs) -> Callable[[Any, Any], Any]:
+def applied(make: Formula, scratch: int, attrs: Attrs) -> Callable[[np.ndarray, np.ndarray], Any]:
     """A formula as ``function(x, out)`` on floats of any dtype, where ``out`` may be ``x``."""
     body = cache(lambda dtype: make(dtype, attrs))
     general = formula(body, (), scratch=scratch).function

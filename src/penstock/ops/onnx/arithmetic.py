@@ -289,7 +289,7 @@ def _chain(function: ArrayFunction, node: Node) -> Kernel:
     """Inputs combined one after the other; 16-bit sums in float32."""
     n, mean = len(node.inputs), node.op.name == "Mean"
 
-    def run(*arguments: Any) -> np.ndarray:
+    def run(*arguments: np.ndarray) -> np.ndarray:
         first = arguments[0]
         if len(arguments) > n:
             out = arguments[n]
@@ -387,7 +387,7 @@ def clip_operator(node: Node, types: Types) -> Kernel:
                 for bound, limit in zip(bounds, (smallest, largest), strict=True)
             )
 
-            def clipped(*arguments: Any) -> np.ndarray:
+            def clipped(*arguments: np.ndarray) -> np.ndarray:
                 return clip(arguments[0], low, high, arguments[n] if len(arguments) > n else None)
 
             return ufunc(clipped, 1)

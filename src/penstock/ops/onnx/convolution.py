@@ -437,7 +437,7 @@ def conv(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routi
     bias = consts[2].reshape(column) if others > 0 and consts[2] is not None else None
     has_bias = rules.given(inputs, 2)
 
-    def into(x: np.ndarray, w: np.ndarray, *rest: Any) -> None:
+    def into(x: np.ndarray, w: np.ndarray, *rest: np.ndarray) -> None:
         out = rest[others]
         multiply(x, w, *rest[others:])
         if has_bias:

@@ -54,7 +54,7 @@ def constant_of_shape(node: Node, types: Types) -> Kernel:
         except ValueError as error:
             raise ShapeError(f"{shape.tolist()} is no shape: {error}") from None
 
-    def into(_: Any, out: np.ndarray) -> None:
+    def into(_: np.ndarray, out: np.ndarray) -> None:
         out[...] = value
 
     return Kernel(run, into)

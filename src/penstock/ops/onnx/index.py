@@ -69,7 +69,7 @@ def gather(node: Node, types: Types) -> Kernel:
     if constant is not None and isinstance(dim, int):
         return _gather_checked(constant, axis, dim)
 
-    def run(x: np.ndarray, indices: np.ndarray) -> Any:
+    def run(x: np.ndarray, indices: np.ndarray) -> np.ndarray:
         # take would first copy all of a strided x
         return x.take(indices, axis) if x.flags.c_contiguous else x[_index(axis, indices)]
 
@@ -87,7 +87,7 @@ def gather(node: Node, types: Types) -> Kernel:
     return Kernel(run, into_large) if large else returning(run)
 
 
-def _index(axis: int, picked: Any) -> tuple[Any, ...]:
+def _index(axis: int, picked: int | slice | np.ndarray) -> rules.Index:
     """The index that picks along ``axis``, whatever the rank."""
     if axis < 0:
         return (..., picked, *(slice(None),) * (-axis - 1))
@@ -116,7 +116,7 @@ def _gather_view(constant: np.ndarray, picked: int | slice, axis: int, dim: Dim)
     if isinstance(dim, int) and -dim <= low and high < dim:
         return view_kernel(lambda x, _: x[index])
 
-    def run(x: np.ndarray, _: Any) -> np.ndarray:
+    def run(x: np.ndarray, _: np.ndarray) -> np.ndarray:
         check_range(low, high, axis, x.shape[axis] if -x.ndim <= axis < x.ndim else 0)
         return x[index]
 
@@ -130,10 +130,10 @@ def _gather_checked(constant: np.ndarray, axis: int, dim: int) -> Kernel:
     indices = np.where(constant < 0, constant + dim, constant).astype(np.intp)
     index = _index(axis, indices)
 
-    def run(x: np.ndarray, _: Any) -> Any:
+    def run(x: np.ndarray, _: np.ndarray) -> np.ndarray:
         return x.take(indices, axis, None, "clip") if x.flags.c_contiguous else x[index]
 
-    def into(x: np.ndarray, _: Any, out: np.ndarray) -> None:
+    def into(x: np.ndarray, _: np.ndarray, out: np.ndarray) -> None:
         if x.flags.c_contiguous:
             x.take(indices, axis, out, "clip")
         else:

@@ -80,7 +80,7 @@ def loss(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routi
         weight: np.ndarray | None,
         out: np.ndarray | None,
         log_prob: np.ndarray,
-        *scratch: Any,
+        *scratch: np.ndarray,
     ) -> None:
         if exponentials is not None:
             log_prob = log_prob if own is None else own(*scratch)

@@ -15,8 +15,6 @@ from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.specialize import Routine, Tensors, by_shape
 from penstock.ops.registry import operator
 
-Index = tuple[Any, ...]
-
 
 def zero(dtype: np.dtype | None) -> np.ndarray:
     """0, False or the empty string, as a tensor without dims."""
@@ -27,9 +25,9 @@ class _Borders(NamedTuple):
     """The sources of the parts of a padded tensor, for one shape of the input."""
 
     shape: tuple[int, ...]
-    source: Index  # the kept part of the input
-    center: Index  # its place in the output
-    borders: Sequence[tuple[Index, Index | None]]
+    source: rules.Index  # the kept part of the input
+    center: rules.Index  # its place in the output
+    borders: Sequence[tuple[rules.Index, rules.Index | None]]
     """the rest of the output in the order of filling, each with the place in the output to copy it
     from, or ``None`` for the constant"""
 
@@ -44,7 +42,7 @@ def _borders(dims: Sequence[int], pads: Sequence[tuple[int, int]], mode: str) ->
         kept = max(d - first - max(-after, 0), 0)
         source.append(slice(first, first + kept))
         center.append(slice(start, start + kept))
-    borders: list[tuple[Index, Index | None]] = []
+    borders: list[tuple[rules.Index, rules.Index | None]] = []
     for i, (inner, size) in enumerate(zip(center, shape, strict=True)):
         # Constants are filled in once each; other borders are copied axis by axis, from what the
         # axes before have been extended to.

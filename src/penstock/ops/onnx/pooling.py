@@ -71,7 +71,7 @@ def _lowest(dtype: np.dtype | None) -> np.ndarray:
 
 
 def _reduction(
-    combine: ArrayFunction, identity: Any, axis: Window, at: int
+    combine: ArrayFunction, identity: float | np.ndarray, axis: Window, at: int
 ) -> Callable[[np.ndarray, np.ndarray], None]:
     """``into(x, out)`` that combines windows along axis ``at`` by ``combine(a, b, out=out)``."""
     lead = (slice(None),) * at
@@ -113,7 +113,7 @@ class _Rows(NamedTuple):
     """
 
     combine: Callable[..., Any]
-    identity: Any
+    identity: float | np.ndarray
     pitch: int  # elements of a row with its padding
     inside: slice  # the row in it
     shifts: range  # distances of a window's elements from its first
@@ -134,7 +134,9 @@ class _Rows(NamedTuple):
         np.copyto(out, spare[..., : self.windows])
 
 
-def _rows(combine: ArrayFunction, identity: Any, axis: Window, dtype: np.dtype) -> _Rows | None:
+def _rows(
+    combine: ArrayFunction, identity: float | np.ndarray, axis: Window, dtype: np.dtype
+) -> _Rows | None:
     """``None`` where it is faster to take the windows one position after the other.
 
     That is so where most of what is computed would be left out, because windows are far apart or
@@ -150,7 +152,7 @@ def _rows(combine: ArrayFunction, identity: Any, axis: Window, dtype: np.dtype) 
 
 
 def _separable(
-    x: TensorType, axes: Sequence[Window], combine: ArrayFunction, identity: Any
+    x: TensorType, axes: Sequence[Window], combine: ArrayFunction, identity: float | np.ndarray
 ) -> tuple[Callable[[np.ndarray, np.ndarray, Any], None], int]:
     """``into(x, out, workspace)`` that reduces the windows of (N, C, ...), and its workspace."""
     assert x.dtype is not None
@@ -277,7 +279,7 @@ def _sums(x: TensorType, axes: Sequence[Window] | None) -> tuple[Callable[..., N
     ones = np.ones(columns, x.dtype)
     spatial = tuple(range(2, len(x.dims)))
 
-    def into(x: np.ndarray, out: np.ndarray, _: Any = None) -> None:
+    def into(x: np.ndarray, out: np.ndarray, _: np.ndarray | None = None) -> None:
         if x.flags.c_contiguous:  # a product is several times as fast as sums of short rows
             np.dot(x.reshape(rows, columns), ones, out.reshape(rows))
         else:
@@ -402,7 +404,7 @@ def max_unpool(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) ->
         source = shape
     size = prod(source)
 
-    def into(x: np.ndarray, indices: np.ndarray, *rest: Any) -> None:
+    def into(x: np.ndarray, indices: np.ndarray, *rest: np.ndarray) -> None:
         at, out = indices.reshape(-1), rest[-1]
         if at.size and (at.min() < 0 or at.max() >= size):
             raise ShapeError(f"an index is out of range for the {size} elements of {source}")

@@ -241,7 +241,11 @@ def _scaled(inputs: Tensors, consts: Consts, attrs: Attrs, scaling: _Scaling) ->
     const_zero = zero_along(zero)
 
     def run(
-        x: np.ndarray, scale: np.ndarray, zero: np.ndarray | None, out: np.ndarray, *scratch: Any
+        x: np.ndarray,
+        scale: np.ndarray,
+        zero: np.ndarray | None,
+        out: np.ndarray,
+        *scratch: np.ndarray,
     ) -> None:
         by = scale_along(scale) if const_scale is None else const_scale
         offset = const_zero if fixed else zero_along(zero)

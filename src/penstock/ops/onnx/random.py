@@ -65,7 +65,7 @@ def _random(node: Node, method: str, scale: float, offset: float) -> Kernel:
     dtype, inputs = dtype_attribute(node.attrs, "dtype"), len(node.inputs)
     shape = () if inputs else _given_shape(node.attrs)
 
-    def run(*arrays: Any) -> np.ndarray:
+    def run(*arrays: np.ndarray) -> np.ndarray:
         if len(arrays) > inputs:
             out = arrays[inputs]
         elif inputs:

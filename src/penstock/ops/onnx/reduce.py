@@ -208,7 +208,7 @@ def _compile(node: Node, types: Types) -> Kernel:
     fixed = None if spelled is None else _known_axes(spelled, node.attrs)
     forms = lru_cache(maxsize=16)(reduction_form)
 
-    def run(*arguments: Any) -> np.ndarray:
+    def run(*arguments: np.ndarray) -> np.ndarray:
         x = arguments[0]
         out = arguments[count] if len(arguments) > count else None
         axes = fixed
@@ -294,7 +294,7 @@ def _infer_cumulative(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Ty
     return (TensorType(type_.dtype, type_.shape),)
 
 
-def _axis(values: Sequence[Any], rank: int) -> int:
+def _axis(values: Sequence[Dim], rank: int) -> int:
     if len(values) != 1:
         raise ShapeError(f"axis must be one number, not {list(values)}")
     axis = values[0]

@@ -59,7 +59,9 @@ def _infer_roi_align(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
 class _Samples:
     """The samples of the bins (rows) of one region along an axis: ``neighbours`` with weights."""
 
-    def __init__(self, start: Any, extent: Any, bins: int, ratio: int, size: int) -> None:
+    def __init__(
+        self, start: np.floating, extent: np.floating, bins: int, ratio: int, size: int
+    ) -> None:
         step = extent / bins
         grid = ratio if ratio > 0 else max(int(np.ceil(step)), 0)
         if grid * bins > MAX_SAMPLES:

@@ -8,8 +8,7 @@ where these are evenly spaced or repeat it is a strided copy.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence, Sized
 
 import numpy as np
 
@@ -60,7 +59,7 @@ def _axes(attrs: Attrs, rank: int) -> tuple[int, ...]:
     return tuple(range(rank)) if axes is None else normalize_axes(axes, rank)
 
 
-def _count(name: str, values: Sequence[Any], axes: Sequence[int], times: int = 1) -> None:
+def _count(name: str, values: Sized, axes: Sequence[int], times: int = 1) -> None:
     if len(values) != times * len(axes):
         raise ShapeError(f"{name} has {len(values)} elements where {times * len(axes)} are needed")
 
@@ -493,7 +492,7 @@ def resize(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Rou
     outsides = [(t.axis, t.outside) for t in tables if t.outside is not None]
     value = attrs.get("extrapolation_value", 0.0)
 
-    def into(*arguments: Any) -> None:
+    def into(*arguments: np.ndarray) -> None:
         out = arguments[position]
         run(arguments[0], out, arguments[-1])
         for axis, outside in outsides:

@@ -8,7 +8,6 @@ they go into a list. A tensor that comes out of a list is a view of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -50,7 +49,7 @@ def _infer_sequence_construct(types: Types, attrs: Attrs, consts: Consts) -> Seq
 
 
 @array_operator("SequenceConstruct", since=11, infer=_infer_sequence_construct, strings=True)
-def sequence_construct(*tensors: Any) -> list[Any]:
+def sequence_construct(*tensors: np.ndarray) -> list[object]:
     return list(map(keep, tensors))
 
 
@@ -136,8 +135,8 @@ def _infer_sequence_insert(types: Types, attrs: Attrs, consts: Consts) -> Sequen
 
 @array_operator("SequenceInsert", since=11, infer=_infer_sequence_insert, strings=True)
 def sequence_insert(
-    sequence: list[Any], x: np.ndarray, position: np.ndarray | None = None
-) -> list[Any]:
+    sequence: list[object], x: np.ndarray, position: np.ndarray | None = None
+) -> list[object]:
     n = len(sequence)
     # One place more than there are elements, but -1 is still before the last element.
     where = n if position is None else int(rules.one_element(position, "position"))
@@ -154,7 +153,7 @@ def sequence_insert(
     infer=lambda types, attrs, consts: (SequenceType(_element(types)),),
     strings=True,
 )
-def sequence_erase(sequence: list[Any], position: np.ndarray | None = None) -> list[Any]:
+def sequence_erase(sequence: list[object], position: np.ndarray | None = None) -> list[object]:
     where = _position(np.array(-1) if position is None else position, len(sequence))
     return [*sequence[:where], *sequence[where + 1 :]]
 
@@ -164,7 +163,7 @@ def _infer_sequence_at(types: Types, attrs: Attrs, consts: Consts) -> Sequence[T
 
 
 @array_operator("SequenceAt", since=11, infer=_infer_sequence_at, view=True, strings=True)
-def sequence_at(sequence: list[Any], position: np.ndarray) -> Any:
+def sequence_at(sequence: list[object], position: np.ndarray) -> object:
     return sequence[_position(position, len(sequence))]
 
 
@@ -174,7 +173,7 @@ def _infer_sequence_length(types: Types, attrs: Attrs, consts: Consts) -> Sequen
 
 
 @array_operator("SequenceLength", since=11, infer=_infer_sequence_length, strings=True)
-def sequence_length(sequence: list[Any]) -> np.ndarray:
+def sequence_length(sequence: list[object]) -> np.ndarray:
     return np.array(len(sequence), np.int64)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -132,7 +131,7 @@ def dft(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routin
     function = _function(bool(attrs.get("inverse")), bool(attrs.get("onesided")))
     axis, length = _dft_sizes(node.op.since, inputs, attrs, consts)
 
-    def into(x: np.ndarray, *arguments: Any) -> None:
+    def into(x: np.ndarray, *arguments: np.ndarray) -> None:
         _transform(function, _values(x), length, axis, arguments[-1])  # type: ignore[arg-type]
 
     return Routine(into, prepared=(1, 2))
@@ -192,7 +191,7 @@ def stft(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routi
     layout, windowed, n_inputs = Scratch(), rules.given(inputs, 2), len(inputs)
     framed = layout.field((batch, frames, length), _complex_dtype(dtype) if last == [2] else dtype)
 
-    def into(*arguments: Any) -> None:
+    def into(*arguments: np.ndarray) -> None:
         x = _values(arguments[0]) if last else arguments[0]
         strides = (x.strides[0], step * x.strides[1], x.strides[1])
         every = np.lib.stride_tricks.as_strided(x, framed.shape, strides, writeable=False)

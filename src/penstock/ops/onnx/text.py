@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.constant_cache import by_attributes
 from penstock.ops.common.regex import Regex, RegexError
 from penstock.ops.common.shape_rules import broadcast_to, choice, same_shape, tensor
-from penstock.ops.registry import array_operator, operator
+from penstock.ops.registry import ArrayFunction, array_operator, operator
 
 
 def strings(values: Sequence[str], shape: tuple[int, ...]) -> np.ndarray:
@@ -120,7 +119,7 @@ def string_normalizer(node: Node, types: Types) -> Kernel:
 
 @operator("RegexFullMatch", since=20, infer=same_shape(BOOL), strings=True)
 @by_attributes
-def regex_full_match(attrs: Attrs) -> Callable[..., Any]:
+def regex_full_match(attrs: Attrs) -> ArrayFunction:
     try:
         match = Regex(attrs.get("pattern") or "").fullmatch
     except RegexError as error:
@@ -205,7 +204,7 @@ _MOST_TOKENS = 2**18  # of rows that are counted together
 
 @operator("TfIdfVectorizer", since=9, infer=_infer_tfidf, strings=True)
 @by_attributes
-def tfidf_vectorizer(attrs: Attrs) -> Callable[..., Any]:
+def tfidf_vectorizer(attrs: Attrs) -> ArrayFunction:
     skips = attrs["max_skip_count"]
     pool = NgramPool(attrs)
     weigh = weighted(attrs, pool.width)

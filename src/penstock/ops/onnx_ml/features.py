@@ -33,6 +33,7 @@ from penstock.ops.common.constant_cache import by_attributes
 from penstock.ops.common.dtypes import FLOAT64
 from penstock.ops.common.shape_rules import choice, dim_product, same_shape, same_type, tensor
 from penstock.ops.onnx.text import strings
+from penstock.ops.registry import ArrayFunction
 
 operator = partial(registry.operator, domain="ai.onnx.ml")
 array_operator = partial(registry.array_operator, domain="ai.onnx.ml")
@@ -194,7 +195,7 @@ class _Lookup:
         return np.where(equal, self.order[place], self.count)
 
 
-def _mapper(lookup: _Lookup, values: np.ndarray, default: object) -> Callable[..., Any]:
+def _mapper(lookup: _Lookup, values: np.ndarray, default: object) -> ArrayFunction:
     """Each input element to the value beside its key."""
     table = np.empty(lookup.count + 1, values.dtype)
     table[:-1] = values
@@ -225,7 +226,7 @@ def category_names(attrs: Attrs) -> tuple[Sequence[str], Sequence[int]]:
 @operator("CategoryMapper", infer=_infer_other, strings=True)
 @operator("LabelEncoder", version=1, infer=_infer_other, strings=True)
 @by_attributes
-def category_mapper(attrs: Attrs) -> Callable[..., Any]:
+def category_mapper(attrs: Attrs) -> ArrayFunction:
     """Both directions of a mapping; the dtype of the input chooses one."""
     names, ints = category_names(attrs)
     number, name = attrs.get("default_int64", -1), attrs.get("default_string", "_Unused")
@@ -270,7 +271,7 @@ def encoded_labels(attrs: Attrs) -> tuple[np.ndarray, np.ndarray, Any]:
     strings=True,
 )
 @by_attributes
-def label_encoder(attrs: Attrs) -> Callable[..., Any]:
+def label_encoder(attrs: Attrs) -> ArrayFunction:
     keys, values, default = encoded_labels(attrs)
     return _mapper(_Lookup(keys.tolist(), keys.dtype), values, default)
 

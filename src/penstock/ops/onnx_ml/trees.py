@@ -19,6 +19,7 @@ from penstock.ops.common.dtypes import FLOAT64
 from penstock.ops.common.shape_rules import choice, tensor
 from penstock.ops.onnx_ml import models
 from penstock.ops.onnx_ml.features import operator
+from penstock.ops.registry import ArrayFunction
 
 CHUNK = 2**16
 """(row, tree) pairs that descend together: as many as a second-level cache holds"""
@@ -395,7 +396,7 @@ def classifier(attrs: Attrs) -> tuple[Ensemble, models.Labelling]:
 
 @operator("TreeEnsembleRegressor", infer=models.infer_regressor("n_targets"))
 @by_attributes
-def tree_ensemble_regressor(attrs: Attrs) -> Callable[..., Any]:
+def tree_ensemble_regressor(attrs: Attrs) -> ArrayFunction:
     ensemble = regressor(attrs)
     scores = _scorer(ensemble)
     return lambda x: models.transformed(scores(x), ensemble.transform).astype(np.float32)
@@ -403,7 +404,7 @@ def tree_ensemble_regressor(attrs: Attrs) -> Callable[..., Any]:
 
 @operator("TreeEnsembleClassifier", infer=models.infer_classifier("classlabels_int64s"))
 @by_attributes
-def tree_ensemble_classifier(attrs: Attrs) -> Callable[..., Any]:
+def tree_ensemble_classifier(attrs: Attrs) -> ArrayFunction:
     ensemble, labelling = classifier(attrs)
     scores_of, single, limit = _scorer(ensemble), labelling.single, labelling.limit
 
@@ -446,7 +447,7 @@ def ensemble(attrs: Attrs) -> Ensemble:
 
 @operator("TreeEnsemble", since=5, infer=_infer_ensemble)
 @by_attributes
-def tree_ensemble(attrs: Attrs) -> Callable[..., Any]:
+def tree_ensemble(attrs: Attrs) -> ArrayFunction:
     trees = ensemble(attrs)
     scores = _scorer(trees)
     return lambda x: models.transformed(scores(x), trees.transform).astype(x.dtype)

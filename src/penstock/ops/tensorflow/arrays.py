@@ -151,7 +151,7 @@ def broadcast_args(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 def _index(
     begin: Sequence[Dim], end: Sequence[Dim], strides: Sequence[int], attrs: Attrs
-) -> tuple[Any, ...]:
+) -> rules.Index:
     """The index in NumPy's notation; slices have None for dims that are not known."""
     dims: list[Any] = []
     for i, step in enumerate(strides):
@@ -197,7 +197,7 @@ def _check_vectors(*ranks: int | None) -> None:
         raise ShapeError("begin, end and strides must have one dim each")
 
 
-def _sliced(dims: Shape, index: tuple[Any, ...]) -> Shape:
+def _sliced(dims: Shape, index: rules.Index) -> Shape:
     used = sum(1 for item in index if item is not Ellipsis and item is not np.newaxis)
     if used > len(dims):
         raise ShapeError(f"{used} dims are sliced of {len(dims)}")
@@ -225,7 +225,9 @@ def _sliced(dims: Shape, index: tuple[Any, ...]) -> Shape:
 def strided_slice(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
 
-    def function(x: np.ndarray, begin: Any, end: Any, strides: Any) -> np.ndarray:
+    def function(
+        x: np.ndarray, begin: np.ndarray, end: np.ndarray, strides: np.ndarray
+    ) -> np.ndarray:
         _check_vectors(begin.ndim, end.ndim, strides.ndim)
         index = _index(begin.tolist(), end.tolist(), strides.tolist(), attrs)
         return x[index]
@@ -500,7 +502,7 @@ def non_negative(x: np.ndarray) -> np.ndarray:
     return x
 
 
-def _scattered(name: str, function: Any) -> None:
+def _scattered(name: str, function: np.ufunc) -> None:
     """Register an operation that changes the elements at some places by ``function``, once for each
     time that a place is named."""
 

@@ -6,7 +6,6 @@ The last dim has the three channels. Hues are from 0 to 1 where they are values 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -51,7 +50,7 @@ def _weights(hue: np.ndarray) -> np.ndarray:
     return np.stack([np.clip(part, 0, 1) for part in parts])
 
 
-def _image(channels: Any, dtype: np.dtype) -> np.ndarray:
+def _image(channels: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return np.ascontiguousarray(np.moveaxis(channels, 0, -1).astype(dtype))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -111,7 +110,7 @@ def non_max_suppression(
     pad_to_max_output_size: bool = False,
     iou_threshold: float = 0.5,
     count: int,
-) -> Any:
+) -> common.Outputs:
     """All versions: with a sigma (V5) there are scores as the second output, and with either of the
     last two versions the number of valid entries as the last."""
     defaults = zip(pad_with_none(limits, 4), (0, iou_threshold, -np.inf, 0.0), strict=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -171,7 +170,11 @@ def get_item(
 
 @common.array_operator("TensorListSetItem", strings=True)
 def set_item(
-    handle: object, index: Any, value: np.ndarray, *, resize_if_index_out_of_bounds: bool = False
+    handle: object,
+    index: np.ndarray,
+    value: np.ndarray,
+    *,
+    resize_if_index_out_of_bounds: bool = False,
 ) -> _TensorList:
     list_ = _list(handle)
     if resize_if_index_out_of_bounds:
@@ -259,7 +262,7 @@ def resize(handle: object, size: np.ndarray) -> _TensorList:
     "TensorListConcatV2", infer=tensor_arrays.infer_concatenated("element_dtype")
 )
 def concat(
-    handle: object, shape: np.ndarray, dims: Any, *, element_dtype: str = ""
+    handle: object, shape: np.ndarray, dims: np.ndarray, *, element_dtype: str = ""
 ) -> tuple[np.ndarray, np.ndarray]:
     list_, dims_ = _list(handle, element_dtype), _shape(shape)
     parts = [list_.item(i, dims_) for i in with_checkpoints(range(len(list_.items)))]

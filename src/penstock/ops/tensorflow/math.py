@@ -7,7 +7,7 @@ functions take what the function gave (``y``) or took, and what flows back (``dy
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from penstock.ops.common.elementwise import infer_unary, ufunc
 from penstock.ops.tensorflow.common import array_operator, operator
 
 Arithmetic = Callable[..., Any]
+Numbers: TypeAlias = float | np.ndarray
 
 
 # Quotients and remainders.
@@ -61,7 +62,7 @@ _quotient("Div", _towards_zero, np.true_divide)
 # Two inputs.
 
 
-def _unless_zero(divisor: np.ndarray, x: np.ndarray, result: Any) -> np.ndarray:
+def _unless_zero(divisor: np.ndarray, x: np.ndarray, result: np.ndarray) -> np.ndarray:
     """``result``, but 0 of the dtype of ``x`` where ``divisor`` is 0."""
     return np.where(divisor == 0, np.zeros((), x.dtype), result)
 
@@ -208,7 +209,9 @@ def _summary(x: np.ndarray, shown: int) -> str:
 # 8-bit numbers as floats.
 
 
-def _nudged(low: Any, high: Any, bits: int, narrow: bool) -> tuple[Any, Any, Any]:
+def _nudged(
+    low: Numbers, high: Numbers, bits: int, narrow: bool
+) -> tuple[Numbers, Numbers, Numbers]:
     """Range and step moved so that 0 is one of the numbers."""
     first, last = np.float32(int(narrow)), np.float32(2**bits - 1)
     low, high = np.asarray(low, np.float32), np.asarray(high, np.float32)
@@ -221,7 +224,7 @@ def _nudged(low: Any, high: Any, bits: int, narrow: bool) -> tuple[Any, Any, Any
     "FakeQuantWithMinMaxVars", "FakeQuantWithMinMaxVarsPerChannel", infer=rules.same_shape(FLOAT32)
 )
 def fake_quant(
-    x: np.ndarray, low: Any, high: Any, *, num_bits: int, narrow_range: bool
+    x: np.ndarray, low: Numbers, high: Numbers, *, num_bits: int, narrow_range: bool
 ) -> np.ndarray:
     low, high, step = _nudged(low, high, num_bits, narrow_range)
     shifted = np.clip(x, low, high) - low

@@ -81,7 +81,7 @@ def lstm(node: Node, types: Types) -> Kernel:
                     sums = centred / np.sqrt(variance + np.float32(_EPSILON)) * scale
                 return sums + inputs[12 + number]
 
-            def peeped(sums: np.ndarray, number: int, cells: Any) -> np.ndarray:
+            def peeped(sums: np.ndarray, number: int, cells: np.ndarray) -> np.ndarray:
                 return sums if inputs[number] is None else sums + inputs[number] * cells
 
             f = _sigmoid(finished(1, peeped(gate(1), 10, c)))

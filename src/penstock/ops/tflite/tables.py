@@ -48,7 +48,9 @@ def _table(keys: np.ndarray, values: np.ndarray) -> dict[Any, Any]:
 
 
 @array_operator("HashtableLookup", domain=TFLITE, strings=True)
-def hashtable_lookup(query: np.ndarray, keys: np.ndarray, values: np.ndarray) -> Any:
+def hashtable_lookup(
+    query: np.ndarray, keys: np.ndarray, values: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Rows of values by sorted keys, empty ones of missing keys; and whether there was one."""
     if keys.shape != values.shape[:1] or not keys.size:
         raise ShapeError(f"a table of keys {keys.shape} and values {values.shape}")
