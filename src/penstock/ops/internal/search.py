@@ -27,6 +27,7 @@ from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Op, Types
 from penstock.ops.common.dtypes import INT32
+from penstock.ops.common.shape_rules import always
 
 _ROWS = TensorType(INT32, (None, None))
 _STATE: Sequence[Type] = (
@@ -50,8 +51,7 @@ def _scalar(value: np.ndarray | None, default: float) -> Any:
 #     -> number of tokens, the sample of each row, *state
 
 
-def _infer_start(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (TensorType(INT64, ()), TensorType(INT64, (None,)), *_STATE)
+_infer_start = always(TensorType(INT64, ()), TensorType(INT64, (None,)), *_STATE)
 
 
 def _compile_start(node: Node, types: Types) -> Kernel:
@@ -94,9 +94,9 @@ def _compile_start(node: Node, types: Types) -> Kernel:
 #     -> whether to go on, beams, step scores, *state
 
 
-def _infer_step(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    beams, scores = TensorType(INT64, (None,)), TensorType(FLOAT32, (None, None, None))
-    return (TensorType(BOOL, ()), beams, scores, *_STATE)
+_infer_step = always(
+    *(TensorType(BOOL, ()), TensorType(INT64, (None,)), TensorType(FLOAT32, (None,) * 3), *_STATE)
+)
 
 
 class _Limits(NamedTuple):
