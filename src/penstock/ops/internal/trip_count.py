@@ -23,5 +23,3 @@ def _trip_count(*bounds: np.ndarray, least: int) -> np.ndarray:
 
 _COUNT = always(TensorType(INT64, ()))
 TRIP_COUNT = Op("TripCount", "penstock", 1, 1, _COUNT, array_kernel(_trip_count))
-    "TripCount", "penstock", 1, 1, always(TensorType(INT64, ())), array_kernel(_trip_count)
-)
