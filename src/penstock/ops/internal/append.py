@@ -17,12 +17,12 @@ from penstock.ir.op import Attrs, Consts, Op, Types
 from penstock.ops.registry import array_kernel, standard
 
 
-def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return standard("Concat").infer(types, attrs, consts)
-
-
 def _append(*parts: np.ndarray, axis: int) -> np.ndarray:
     return np.concatenate(parts, axis)
+
+
+def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    return standard("Concat").infer(types, attrs, consts)
 
 
 APPEND = Op("Append", "penstock", 1, 1, _infer, array_kernel(_append), moves=True)

@@ -18,10 +18,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.core.types import TensorType, Type
+from penstock.ir.graph import Node
+from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Dims, Op, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.work import attention_work
-from penstock.ops.registry import array_kernel
 
 
 def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -30,39 +31,39 @@ def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(q.dtype, shape),)
 
 
-def _attention(
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
-    *biases: np.ndarray | None,
-    scale: float,
-    softcap: float = 0.0,
-    keys_last: int = 0,
-    zeros: str = "",
-) -> np.ndarray:
-    *lead, heads, rows, size = q.shape
-    groups = k.shape[-3]
-    by_group = q.reshape(*lead, groups, heads // groups * rows, size)
-    scores = by_group @ (k if keys_last else k.swapaxes(-1, -2))
-    scores = scores.reshape(*lead, heads, rows, v.shape[-2]) * q.dtype.type(scale)
-    if softcap:
-        scores = np.tanh(scores / q.dtype.type(softcap)) * q.dtype.type(softcap)
-    for bias in biases:
-        if bias is not None:
-            scores = scores + bias
-    highest = scores.max(-1, keepdims=True, initial=-np.inf)
-    if zeros == "unseen":
-        unseen = np.isneginf(highest)
-        highest[unseen] = 0
-    scores = np.exp(scores - highest)
-    total = scores.sum(-1, keepdims=True)
-    if zeros == "unseen":
-        total[unseen] = 1
-    scores /= total
-    if zeros == "nan":
-        np.copyto(scores, 0, where=np.isnan(scores))
-    y = scores.reshape(*by_group.shape[:-1], v.shape[-2]) @ v
-    return y.reshape(*q.shape[:-1], v.shape[-1])
+def _compile(node: Node, types: Types) -> Kernel:
+    attrs = node.attrs
+    scale, cap, zeros = attrs["scale"], attrs.get("softcap", 0.0), attrs.get("zeros", "")
+    keys_last = attrs.get("keys_last", 0)
+
+    def function(
+        q: np.ndarray, k: np.ndarray, v: np.ndarray, *biases: np.ndarray | None
+    ) -> np.ndarray:
+        *lead, heads, rows, size = q.shape
+        groups = k.shape[-3]
+        by_group = q.reshape(*lead, groups, heads // groups * rows, size)
+        scores = by_group @ (k if keys_last else k.swapaxes(-1, -2))
+        scores = scores.reshape(*lead, heads, rows, v.shape[-2]) * q.dtype.type(scale)
+        if cap:
+            scores = np.tanh(scores / q.dtype.type(cap)) * q.dtype.type(cap)
+        for bias in biases:
+            if bias is not None:
+                scores = scores + bias
+        highest = scores.max(-1, keepdims=True, initial=-np.inf)
+        if zeros == "unseen":
+            unseen = np.isneginf(highest)
+            highest[unseen] = 0
+        scores = np.exp(scores - highest)
+        total = scores.sum(-1, keepdims=True)
+        if zeros == "unseen":
+            total[unseen] = 1
+        scores /= total
+        if zeros == "nan":
+            np.copyto(scores, 0, where=np.isnan(scores))
+        y = scores.reshape(*by_group.shape[:-1], v.shape[-2]) @ v
+        return y.reshape(*q.shape[:-1], v.shape[-1])
+
+    return Kernel(function)
 
 
 def _work(attrs: Attrs, inputs: Dims, output: tuple[int, ...]) -> int:
@@ -70,4 +71,4 @@ def _work(attrs: Attrs, inputs: Dims, output: tuple[int, ...]) -> int:
     return attention_work(attrs, [inputs[0], inputs[2]], output)
 
 
-ATTENTION = Op("Attention", "penstock", 1, 1, _infer, array_kernel(_attention), work=_work)
+ATTENTION = Op("Attention", "penstock", 1, 1, _infer, _compile, work=_work)

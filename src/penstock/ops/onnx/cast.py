@@ -224,11 +224,7 @@ def _constant_value(attrs: Attrs) -> np.ndarray:
     return value
 
 
-def _infer_constant(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (constant_type(_constant_value(attrs)),)
-
-
-@operator("Constant", infer=_infer_constant)
+@operator("Constant", infer=lambda t, attrs, c: (constant_type(_constant_value(attrs)),))
 def constant(node: Node, types: Types) -> Kernel:
     value = _constant_value(node.attrs)
 

@@ -172,35 +172,22 @@ def _infer_center_crop_pad(types: Types, attrs: Attrs, consts: Consts) -> Sequen
     x = rules.tensor(types, 0)
     if x.shape is None:
         return (TensorType(x.dtype),)
-    axes = _crop_axes(attrs, len(x.shape))
+    dims, axes = list(x.shape), attrs.get("axes")
+    axes = range(len(dims)) if axes is None else rules.normalize_axes(axes, len(dims))
     target = rules.ints(types, consts, 1) or (None,) * len(axes)
-    _check_target(target, axes)
-    dims = list(x.shape)
+    if len(target) != len(axes) or any(isinstance(d, int) and d < 0 for d in target):
+        raise ShapeError(f"shape {list(target)} does not fit {len(axes)} axes")
     for axis, size in zip(axes, target, strict=True):
         dims[axis] = size
     return (TensorType(x.dtype, tuple(dims)),)
 
 
-def _crop_axes(attrs: Attrs, rank: int) -> list[int]:
-    axes = attrs.get("axes")
-    return [rules.normalize_axis(axis, rank) for axis in (range(rank) if axes is None else axes)]
-
-
-def _check_target(target: Sequence[Dim], axes: Sequence[int]) -> None:
-    if len(target) != len(axes) or any(isinstance(d, int) and d < 0 for d in target):
-        raise ShapeError(f"shape {list(target)} does not fit {len(axes)} axes")
-
-
 @operator("CenterCropPad", since=18, infer=_infer_center_crop_pad, strings=True)
 @by_shape(values=(1,), widen=False)
 def center_crop_pad(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-    pads = []
-    for before, after in zip(
-        rules.tensor(inputs, 0).dims, rules.tensor(outputs, 0).dims, strict=True
-    ):
-        missing = after - before
-        # Half of it, rounded towards zero, goes to the front.
-        front = missing // 2 if missing >= 0 else -(-missing // 2)
-        pads.append((front, missing - front))
-    parts = _borders(rules.tensor(inputs, 0).dims, pads, "constant")
+    dims = rules.tensor(inputs, 0).dims
+    missing = [b - a for a, b in zip(dims, rules.tensor(outputs, 0).dims, strict=True)]
+    # Half of what is missing, rounded towards zero, goes to the front.
+    pads = [(int(n / 2), n - int(n / 2)) for n in missing]
+    parts = _borders(dims, pads, "constant")
     return Routine(lambda x, target, out: _fill(x, parts, None, out))

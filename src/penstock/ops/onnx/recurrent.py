@@ -10,7 +10,7 @@ the gates of an LSTM need a single ``tanh`` together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from itertools import repeat
 from typing import Any, TypeAlias
@@ -346,31 +346,16 @@ _STEPS = {"RNN": _rnn, "GRU": _gru, "LSTM": _lstm}
 # Running
 
 
-class _Sequences(NamedTuple):
-    """Products of the inputs, outputs, and flags of the samples that still run. Each has an entry
-    for each step, or is None if there are none."""
-
-    xs: np.ndarray
-    ys: np.ndarray | None
-    lives: np.ndarray | None
-
-    def of_direction(self, d: int, reverse: bool) -> _Sequences:
-        """Those of direction ``d``, in the order of its steps."""
-        every = slice(None, None, -1 if reverse else 1)
-        ys, lives = self.ys, self.lives
-        return _Sequences(
-            self.xs[every],
-            None if ys is None else ys[every, d],
-            None if lives is None else lives[every],
-        )
+_Entries: TypeAlias = Iterable[tuple[np.ndarray, Any, Any]]
+"""For each step the product of its input, the output, and flags of the samples that still run; the
+latter two are None if there are none."""
 
 
 def _buffered(
-    step: Step, h: np.ndarray, spare: np.ndarray, state: _State, sequences: _Sequences
+    step: Step, h: np.ndarray, spare: np.ndarray, state: _State, entries: _Entries
 ) -> np.ndarray:
     """All steps with ``H`` in ``h`` and ``spare``; a sequence that has ended keeps its state."""
-    xs, ys, lives = (repeat(None) if part is None else part for part in sequences)
-    for x, y, live in zip(xs, ys, lives, strict=False):
+    for x, y, live in entries:
         checkpoint()
         step(x, h, spare)
         if live is None:
@@ -439,7 +424,7 @@ class _LayerRun:
                 raise ShapeError(f"sequence_lens must lie in 0 to {steps}, the steps in X")
             # The sequences that still run at each step: [steps, batch, 1].
             live = np.arange(steps)[:, None, None] < lengths[:, None]
-        x, sequences = x.reshape(self.rows, self.width), _Sequences(xs, y, live)
+        x = x.reshape(self.rows, self.width)
         for d, weights in enumerate(self.weigh(values, batch == 1)):
             multiply, w, target = _gatewise(weights.w, product, batch)
             multiply(x, w, target)
@@ -452,34 +437,35 @@ class _LayerRun:
                 np.copyto(c, 0 if c0 is None else c0[d])
             cell = _State(c, c_next if self.ends else c)
             step = _STEPS[self.layer.cell](self.layer, d, weights, self.gates(workspace), cell)
-            h = self.direction(d, step, cell, sequences, h0, workspace)
+            every = slice(None, None, -1 if self.layer.reverse[d] else 1)
+            ys = repeat(None) if y is None else y[every, d]
+            lives = repeat(None) if live is None else live[every]
+            entries = zip(xs[every], ys, lives, strict=False)
+            h = self.direction(step, cell, entries, None if h0 is None else h0[d], workspace)
             if y_h is not None:
                 np.copyto(y_h[d], h)
 
     def direction(
         self,
-        d: int,
         step: Step,
         state: _State,
-        sequences: _Sequences,
+        entries: _Entries,
         h0: np.ndarray | None,
         workspace: np.ndarray,
     ) -> np.ndarray:
-        """Run all steps of direction ``d``; return its last hidden state."""
-        own = sequences.of_direction(d, self.layer.reverse[d])
+        """Run all steps of a direction from ``h0`` on; return the last hidden state."""
         if self.direct and h0 is not None:
-            h = h0[d]
+            h = h0
         else:
             h = self.h(workspace)
-            np.copyto(h, 0 if h0 is None else h0[d])
-        if self.direct:
-            assert own.ys is not None
-            for now, out in zip(own.xs, own.ys, strict=True):
-                checkpoint()
-                step(now, h, out)
-                h = out
-            return h
-        return _buffered(step, h, self.spare(workspace), state, own)
+            np.copyto(h, 0 if h0 is None else h0)
+        if not self.direct:
+            return _buffered(step, h, self.spare(workspace), state, entries)
+        for x, y, _ in entries:
+            checkpoint()
+            step(x, h, y)
+            h = y
+        return h
 
 
 def _compile(node: Node, types: Types) -> Kernel:

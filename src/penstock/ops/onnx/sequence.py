@@ -158,11 +158,9 @@ def sequence_erase(sequence: list[object], position: np.ndarray | None = None) -
     return [*sequence[:where], *sequence[where + 1 :]]
 
 
-def _infer_sequence_at(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (_element(types),)
-
-
-@array_operator("SequenceAt", since=11, infer=_infer_sequence_at, view=True, strings=True)
+@array_operator(
+    "SequenceAt", since=11, infer=lambda t, a, c: (_element(t),), view=True, strings=True
+)
 def sequence_at(sequence: list[object], position: np.ndarray) -> object:
     return sequence[_position(position, len(sequence))]
 

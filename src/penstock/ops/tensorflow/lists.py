@@ -145,11 +145,7 @@ def push_back(handle: object, value: np.ndarray) -> _TensorList:
     return replace(list_, items=(*list_.items, list_.checked(value)))
 
 
-def _infer_pop(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return ANY, *_elements(1)(types, attrs, consts)
-
-
-@common.array_operator("TensorListPopBack", infer=_infer_pop)
+@common.array_operator("TensorListPopBack", infer=lambda t, a, c: (ANY, *_elements(1)(t, a, c)))
 def pop_back(
     handle: object, shape: np.ndarray, *, element_dtype: str = ""
 ) -> tuple[_TensorList, np.ndarray]:

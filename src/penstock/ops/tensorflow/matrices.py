@@ -85,12 +85,8 @@ def matrix_diag(
 
 @array_operator("MatrixDiag", infer=sized(lambda x: (*x, *x[-1:])))
 def matrix_diag_1(x: np.ndarray) -> np.ndarray:
-    if x.ndim < 1:
-        raise ShapeError("a scalar is not a diagonal")
-    out = np.zeros((*x.shape, x.shape[-1]), x.dtype)
-    places = np.arange(x.shape[-1])
-    out[..., places, places] = x
-    return out
+    main, any_size = np.array(0), np.array(-1)
+    return matrix_diag(x, main, any_size, any_size, np.zeros((), x.dtype))
 
 
 @array_operator("MatrixSetDiagV3", infer=same_type)

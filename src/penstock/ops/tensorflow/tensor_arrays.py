@@ -323,34 +323,31 @@ def read(handle: object, index: np.ndarray, flow: np.ndarray, *, dtype: str = ""
     return _array(handle, dtype).read(integer(index, "the index"))
 
 
-@array_operator("TensorArrayGatherV3", infer=of_type("dtype"), pure=False)
-def gather(
-    handle: object,
-    indices: np.ndarray,
-    flow: np.ndarray,
-    *,
-    element_shape: Sequence[int | None] | None = None,
-    dtype: str = "",
-) -> np.ndarray:
-    array, shape = _array(handle, dtype), dims_of(element_shape)
-    rows = [array.read(index) for index in with_checkpoints(indices.reshape(-1).tolist())]
-    if rows and not fits(rows[0].shape, shape):
-        raise array.fault(f"elements of shape {shape} are expected, not {rows[0].shape}")
-    return stacked(rows, None if rows else merged(array.shape, shape), array.dtype)
+@operator("TensorArrayGatherV3", infer=of_type("dtype"), pure=False)
+def gather(node: Node, types: Types) -> Kernel:
+    shape, dtype = dims_of(node.attrs.get("element_shape")), node.attrs.get("dtype", "")
+
+    def function(handle: object, indices: np.ndarray, flow: np.ndarray) -> np.ndarray:
+        array = _array(handle, dtype)
+        rows = [array.read(index) for index in with_checkpoints(indices.reshape(-1).tolist())]
+        if rows and not fits(rows[0].shape, shape):
+            raise array.fault(f"elements of shape {shape} are expected, not {rows[0].shape}")
+        return stacked(rows, None if rows else merged(array.shape, shape), array.dtype)
+
+    return Kernel(function)
 
 
-@array_operator("TensorArrayConcatV3", infer=infer_concatenated("dtype"), pure=False)
-def concat(
-    handle: object,
-    flow: np.ndarray,
-    *,
-    element_shape_except0: Sequence[int | None] | None = None,
-    dtype: str = "",
-) -> tuple[np.ndarray, np.ndarray]:
-    array = _array(handle, dtype)
-    reserve(ELEMENT_BYTES * array.count)
-    parts = [array.read(i) for i in with_checkpoints(range(array.count))]
-    return concatenated(parts, dims_of(element_shape_except0), array.dtype)
+@operator("TensorArrayConcatV3", infer=infer_concatenated("dtype"), pure=False)
+def concat(node: Node, types: Types) -> Kernel:
+    shape, dtype = dims_of(node.attrs.get("element_shape_except0")), node.attrs.get("dtype", "")
+
+    def function(handle: object, flow: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        array = _array(handle, dtype)
+        reserve(ELEMENT_BYTES * array.count)
+        parts = [array.read(i) for i in with_checkpoints(range(array.count))]
+        return concatenated(parts, shape, array.dtype)
+
+    return Kernel(function)
 
 
 @array_operator("TensorArraySizeV3", infer=always(TensorType(INT32, ())), pure=False)
