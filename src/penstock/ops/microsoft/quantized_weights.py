@@ -245,13 +245,8 @@ def gather_blocks(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts)
     if not count:
         raise ShapeError(f"nothing can be gathered along axis {axis} of {dims}")
 
-    def into(
-        data: np.ndarray,
-        indices: np.ndarray,
-        scales: np.ndarray,
-        zeros: np.ndarray | None,
-        out: np.ndarray,
-    ) -> None:
+    def into(data: np.ndarray, *arguments: Any) -> None:
+        indices, scales, zeros, out = arguments
         outside = (indices < -count) | (indices >= count)
         where = np.where(outside, 0, np.where(indices < 0, indices + count, indices))
         picked_data = np.take(data, where, axis)

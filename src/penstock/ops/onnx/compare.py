@@ -116,15 +116,9 @@ def _select_bits(
     return out
 
 
-def _choose(
-    truth: np.ndarray,
-    x: np.ndarray,
-    y: np.ndarray,
-    out: np.ndarray,
-    mask: np.ndarray,
-    changes: np.ndarray,
-) -> None:
+def _choose(truth: np.ndarray, *arrays: np.ndarray) -> None:
     """A mask of ones or zeros picks the bits in which x differs from y."""
+    x, y, out, mask, changes = arrays
     np.negative(truth, mask)
     np.bitwise_xor(x, y, changes)
     np.bitwise_and(changes, mask, changes)

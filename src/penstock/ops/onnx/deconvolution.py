@@ -133,13 +133,8 @@ def conv_transpose(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts
 
     ready = None if consts[1] is None else matrices(consts[1])
 
-    def into(
-        x: np.ndarray,
-        w: np.ndarray,
-        bias: np.ndarray | None,
-        out: np.ndarray,
-        workspace: np.ndarray,
-    ) -> None:
+    def into(x: np.ndarray, *arguments: Any) -> None:
+        w, bias, out, workspace = arguments
         matrix = matrices(w) if ready is None else ready
         out[...] = 0 if bias is None else bias.reshape(column)
         for image, result in zip(x.reshape(shape_x), out, strict=True):

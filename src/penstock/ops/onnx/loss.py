@@ -74,14 +74,8 @@ def loss(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routi
         exponentials = layout.field(*type_)
         own = layout.field(*type_) if outputs[1] is None else None
 
-    def into(
-        x: np.ndarray,
-        target: np.ndarray,
-        weight: np.ndarray | None,
-        out: np.ndarray | None,
-        log_prob: np.ndarray,
-        *scratch: np.ndarray,
-    ) -> None:
+    def into(x: np.ndarray, *arguments: Any) -> None:
+        target, weight, out, log_prob, *scratch = arguments
         if exponentials is not None:
             log_prob = log_prob if own is None else own(*scratch)
             if x.shape[1]:

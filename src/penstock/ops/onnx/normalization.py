@@ -122,14 +122,8 @@ def _batch_training(dims: tuple[int, ...], count: int, epsilon: float, momentum:
     if any(dims[axis] == 0 for axis in axes):
         raise ShapeError(f"nothing to take the mean of in shape {dims}")
 
-    def into(
-        x: np.ndarray,
-        scale: np.ndarray,
-        bias: np.ndarray,
-        mean: np.ndarray,
-        variance: np.ndarray,
-        *rest: Any,
-    ) -> None:
+    def into(x: np.ndarray, *arguments: Any) -> None:
+        scale, bias, mean, variance, *rest = arguments
         out, *others = rest[:count]
         own_mean = x.mean(axes)
         centred = x - own_mean.reshape(shape)
@@ -176,9 +170,8 @@ def group_normalization(node: Node, inputs: Tensors, outputs: Tensors, consts: C
     statistics = Statistics(layout, rows, columns, x.dtype, epsilon)
     factors = layout.field((n, *parts), x.dtype)
 
-    def into(
-        x: np.ndarray, scale: np.ndarray, bias: np.ndarray, out: np.ndarray, workspace: np.ndarray
-    ) -> None:
+    def into(x: np.ndarray, *arrays: np.ndarray) -> None:
+        scale, bias, out, workspace = arrays
         matrix = np.ascontiguousarray(x).reshape(rows, columns)
         _, _, inverse = statistics.centre(matrix, out.reshape(rows, columns), workspace)
         factor = factors(workspace)

@@ -294,9 +294,8 @@ def quantize_linear(node: Node, inputs: Tensors, outputs: Tensors, consts: Const
     precision = _precision(static_type(inputs, 1)[1], node.attrs)
     work = FLOAT64 if precision == FLOAT64 else FLOAT32
 
-    def quantize(
-        x: np.ndarray, scale: np.ndarray, zero: np.ndarray | None, values: Any, out: np.ndarray
-    ) -> None:
+    def quantize(x: np.ndarray, scale: np.ndarray, *arguments: Any) -> None:
+        zero, values, out = arguments
         if precision == work:
             np.divide(x, scale, out=values, dtype=work, casting="unsafe")
         else:
@@ -324,9 +323,8 @@ def dequantize_linear(node: Node, inputs: Tensors, outputs: Tensors, consts: Con
     """Computed in float32 and rounded once. That is the product in float16 or bfloat16 too: their
     products fit float32 exactly."""
 
-    def dequantize(
-        x: np.ndarray, scale: np.ndarray, zero: np.ndarray | None, values: Any, out: np.ndarray
-    ) -> None:
+    def dequantize(x: np.ndarray, scale: np.ndarray, *arguments: Any) -> None:
+        zero, values, out = arguments
         target = out if values is None else values
         subtract_zero_point(x, zero, target)
         np.multiply(target, scale, out=out, dtype=np.float32, casting="unsafe")
@@ -367,13 +365,8 @@ def dynamic_quantize(node: Node, inputs: Tensors, outputs: Tensors, consts: Cons
     size = math.prod(dims)
     field = layout.field((BLOCK,) if size > BLOCK else dims, FLOAT32)
 
-    def run(
-        x: np.ndarray,
-        out: np.ndarray,
-        out_scale: np.ndarray,
-        out_zero: np.ndarray,
-        workspace: np.ndarray,
-    ) -> None:
+    def run(x: np.ndarray, *arrays: np.ndarray) -> None:
+        out, out_scale, out_zero, workspace = arrays
         scale, zero = _dynamic_parameters(x)
         plus = zero_of(np.asarray(zero))
         values = field(workspace)

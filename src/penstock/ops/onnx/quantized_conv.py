@@ -126,16 +126,9 @@ class _Convolution:
         room = max(routine.workspace for routine in self.routines)
         self.scratch = layout.field((room,), UINT8) if room else None
 
-    def __call__(
-        self,
-        x: np.ndarray,
-        x_zero: np.ndarray | None,
-        w: np.ndarray,
-        w_zero: np.ndarray,
-        out: Any,
-        workspace: np.ndarray,
-    ) -> np.ndarray:
+    def __call__(self, *arguments: Any) -> np.ndarray:
         """The result with channels first: int32 in ``out``, if given, else int32 or float."""
+        x, x_zero, w, w_zero, out, workspace = arguments
         left, values = self.left(workspace), self.values(workspace)
         x = np.moveaxis(x, -1, 1) if self.last else x
         subtract_zero_point(x, None if x_zero is None else zero_of(x_zero.reshape(())), left)

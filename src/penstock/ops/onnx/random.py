@@ -150,13 +150,8 @@ def dropout(node: Node, types: Types) -> Kernel:
     seed = node.attrs.get("seed")
     state = np.random.RandomState(None if seed is None else seed % 2**32)
 
-    def drop(
-        x: np.ndarray,
-        ratio: np.ndarray | None,
-        training: np.ndarray | None,
-        out: np.ndarray,
-        mask: np.ndarray | None,
-    ) -> None:
+    def drop(x: np.ndarray, *arguments: Any) -> None:
+        ratio, training, out, mask = arguments
         dropped = 0.5 if ratio is None else float(one_element(ratio, "ratio"))
         if not _truth(training) or dropped == 0:
             if out is not x:

@@ -256,14 +256,8 @@ def deform_conv(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -
     pitch = [prod(sizes[i + 1 :]) for i in range(rank)]
     step = max(BLOCK_BYTES // max(channels * taps * dtype.itemsize, 1), MIN_BLOCK)
 
-    def into(
-        x: np.ndarray,
-        w: np.ndarray,
-        offset: np.ndarray,
-        bias: np.ndarray | None,
-        mask: np.ndarray | None,
-        y: np.ndarray,
-    ) -> None:
+    def into(x: np.ndarray, *arguments: Any) -> None:
+        w, offset, bias, mask, y = arguments
         out = y.reshape(n, group, filters // group, positions)
         matrix = w.reshape(group, filters // group, depth * taps)
         offset = offset.reshape(n, groups, taps, rank, positions)
