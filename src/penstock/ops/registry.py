@@ -265,6 +265,7 @@ def _with_attributes(function: ArrayFunction, attrs: Attrs) -> ArrayFunction:
     names = code.co_varnames[code.co_argcount :][: code.co_kwonlyargcount]
     if not names:
         return function
+    # Defaults of keyword-only parameters, since nothing is called between a run and the function.
     copy = FunctionType(
         code, function.__globals__, None, function.__defaults__, function.__closure__
     )

@@ -482,6 +482,7 @@ class Regex:
                 stack.extend(targets)
         following = (after, frozenset(reached)), ends
         size = len(reached) + len(state[1])  # the state that it leads from may be kept by it alone
+        # Texts of an attacker could make a state for each prefix: the automaton starts anew then.
         if len(self._moves) >= MAX_TRANSITIONS or self._size + size > MAX_STATES_SIZE:
             self._moves.clear()
             self._size = 0

@@ -77,6 +77,18 @@ def ints(
     return type_.data if isinstance(type_, TensorType) else None
 
 
+def one_integer(types: Types, consts: Consts, index: int, name: str, low: int | None = None) -> Dim:
+    """The one element of an integer input, at least ``low``, as far as known."""
+    contents = ints(types, consts, index)
+    if contents is None:
+        return None
+    if len(contents) != 1:
+        raise ShapeError(f"{name} must have one element, it has {len(contents)}")
+    if low is not None and isinstance(contents[0], int) and contents[0] < low:
+        raise ShapeError(f"{name} must be at least {low}, it is {contents[0]}")
+    return contents[0]
+
+
 def _whole_numbers(const: np.ndarray) -> tuple[int, ...] | None:
     """The elements of a constant; ``None`` if one is not an integer or there are too many."""
     if const.size > MAX_WHOLE_NUMBERS or const.dtype == STRING:

@@ -119,6 +119,7 @@ def specialized(node: Node, types: Types, make: Make, **options: Unpack[_Options
             if i < len(inputs) and inputs[i] is not None:
                 x = inputs[i]
                 key[i] = TensorType(x.dtype, x.shape, tuple(x.reshape(-1).tolist()))
+        # Types without contents are hashable keys: a shape that returns costs no inference.
         routine, output_types = build(tuple(key))
         reserve(routine.workspace)
         outputs = [None if t is None else np.empty(t.dims, t.dtype) for t in output_types]
@@ -231,6 +232,7 @@ def _widened(make: Make, inputs: Tensors, outputs: Tensors, consts: Consts) -> R
     wide_outputs = [_wide(t) for t in outputs]
     wide_consts = _WideConsts(consts)
     inner = make(wide_inputs, wide_outputs, wide_consts)
+    # What routines computed of converted constants is found again by the identity of these.
     if inner.prepared:
         inner = inner._replace(kept=wide_consts.shares)
     if wide_inputs == list(inputs) and wide_outputs == list(outputs):

@@ -284,6 +284,7 @@ class _CachedAttention:
                 if turned.size:
                     rotation.run(parts[i], cos, sin, turned, workspace)
                 parts[i] = turned
+        # New keys follow the past; there are none if the cache has those of the queries already.
         before = offset + (heads.queries - self.new)
         cached, kept = before, before + self.new
         if self.sliding:
@@ -302,6 +303,7 @@ class _CachedAttention:
         flags = [np.arange(heads.keys) >= ends.reshape(-1, 1, 1, 1) - first, *call.sight.blocked]
         at, left = offset.reshape(-1, 1, 1, 1) - first, self.window - 1
         flags.append(out_of_sight(heads.queries, heads.keys, at, causal=self.causal, left=left))
+        # The cache holds a part of the positions, while biases are by position in the whole text.
         if self.sliding:
             where = np.minimum(first + np.arange(heads.keys), self.total - 1)
             biases = [np.take_along_axis(bias, where, 3) for bias in biases]

@@ -250,6 +250,7 @@ def mixture_of_experts(node: Node, inputs: Tensors, outputs: Tensors, consts: Co
         # ONNX Runtime's QMoE normalizes a softmax whatever its attribute says.
         if normalized or (quantized and not given_shares):
             shares /= shares.sum(axis=1, keepdims=True)
+        # An expert takes all of its tokens at once: one product of matrices instead of many.
         total = np.zeros_like(x)
         for expert in np.unique(chosen).tolist():
             tokens, place = np.nonzero(chosen == expert)

@@ -195,6 +195,7 @@ def _exponentials(
         total[...] = 1
         return
     matrix, column = scores.reshape(-1, scores.shape[-1]), total.reshape(-1, 1)
+    # Exponentials of scores less their greatest cannot overflow, and the quotients are the same.
     row_reduce.maxima(matrix, column)
     if sink is not None:
         np.maximum(total, sink, out=total)

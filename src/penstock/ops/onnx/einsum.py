@@ -250,6 +250,7 @@ class EinsumLowering:
         """Contract two operands into the first in line, so that many fold from left to right."""
         a, b = self.operands.pop(i), self.operands.pop(j)
         kept, last = self._kept(), not self.operands
+        # Without a label to sum over, a multiplication with broadcasting does it.
         if set(a) & set(b) <= kept:
             labels = self.output if last else tuple(dict.fromkeys((*a, *b)))
             axes = _axes(a, labels), _axes(b, labels)

@@ -127,13 +127,10 @@ def eye_like(x: np.ndarray, *, k: int = 0, dtype: int = 0) -> np.ndarray:
 
 def _infer_one_hot(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     indices, values = rules.tensor(types, 0), rules.tensor(types, 2)
-    depth = rules.ints(types, consts, 1)
-    if depth is not None and (len(depth) != 1 or (isinstance(depth[0], int) and depth[0] < 0)):
-        raise ShapeError(f"depth {list(depth)} is no number of classes")
+    classes = rules.one_integer(types, consts, 1, "depth", 0)
     if indices.shape is None:
         return (TensorType(values.dtype),)
     axis = rules.normalize_axis(attrs.get("axis", -1), len(indices.shape) + 1)
-    classes = None if depth is None else depth[0]
     shape = (*indices.shape[:axis], classes, *indices.shape[axis:])
     return (TensorType(values.dtype, shape),)
 

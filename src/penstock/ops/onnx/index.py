@@ -407,6 +407,7 @@ def _distinct(x: np.ndarray, axis: int | None) -> tuple[np.ndarray, ...]:
 
 def _distinct_runs(order: np.ndarray, ordered: np.ndarray) -> tuple[np.ndarray, ...]:
     """As ``_distinct``, of rows that are ``ordered``."""
+    # A run of equal rows begins where a row differs from the one before.
     begins = np.ones(len(order), np.bool_)
     np.any(ordered[1:] != ordered[:-1], axis=1, out=begins[1:])
     inverse, numbers = np.empty(len(order), np.int64), np.cumsum(begins)

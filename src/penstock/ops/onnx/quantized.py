@@ -69,6 +69,7 @@ def pieces(length: int, a_reach: int, b_reach: int, b: np.ndarray | None) -> lis
     step = safe
     if b is not None and b.size:
         sizes = np.abs(b)
+        # Equal pieces, in growing numbers: a few trials find a number that is nearly the least.
         count = 1
         while -(-length // count) > safe:
             size = -(-length // count)

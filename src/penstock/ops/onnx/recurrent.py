@@ -182,6 +182,7 @@ def _weights(layer: Layer, inputs: Sequence[Any], single: bool) -> list[CellWeig
             else:
                 bias += b[n:]
         if layer.halved:
+            # sigmoid(x) is (1 + tanh(x / 2)) / 2: of half the arguments, one tanh does all gates.
             scale = np.ones((n, 1), r.dtype)
             scale[: layer.halved * hidden] = 0.5
             w, r = w * scale, r * scale
@@ -454,6 +455,7 @@ class _LayerRun:
         workspace: np.ndarray,
     ) -> np.ndarray:
         """Run all steps of a direction from ``h0`` on; return the last hidden state."""
+        # Steps only read the state before them, so that the first may be the caller's array.
         if self.direct and h0 is not None:
             h = h0
         else:

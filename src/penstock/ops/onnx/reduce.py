@@ -76,6 +76,7 @@ def _total(x: np.ndarray, form: _Form, out: np.ndarray | None = None) -> np.ndar
         before, count, after = form.group
         if after == 1 and before >= row_reduce.MANY:
             return _into(np.matmul(x.reshape(before, count), form.ones).reshape(form.kept), out)
+        # Below that, the call of BLAS costs more than NumPy's loop.
         if after > 1 and count * after >= 1024:
             sums = np.matmul(form.ones, x.reshape(before, count, after))
             return _into(sums.reshape(form.kept), out)

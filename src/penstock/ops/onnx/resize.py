@@ -458,6 +458,7 @@ def _blocked(
     run, size = make(tables, x.dims, x.dtype)
     if first == 0 or size <= _CACHE:
         return run, size
+    # Axes before the first resized one only repeat the work: their blocks share the scratch memory.
     count = math.prod(x.dims[:first])
     block = max(count * _CACHE // size, 1)
     inner, outer = x.dims[first:], out.dims[first:]

@@ -59,6 +59,7 @@ def _accumulate(
     ``index`` has an array for each of the first axes. With a single one ``ufunc.at`` is several
     times faster, so positions are counted through all axes where that is possible.
     """
+    # A reshaped array of other memory would be a copy, and the updates lost.
     if not out.flags.c_contiguous:
         ufunc.at(out, tuple(index), updates)
         return

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.core.checkpoints import checkpoint
-from penstock.core.types import FLOAT32, INT64, Dim, ShapeError, TensorType, Type
+from penstock.core.types import FLOAT32, INT64, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.dtypes import is_small
-from penstock.ops.common.shape_rules import ints, normalize_axis, one_element, tensor
+from penstock.ops.common.shape_rules import normalize_axis, one_element, one_integer, tensor
 from penstock.ops.onnx.reduce import reduced_type
 from penstock.ops.registry import array_operator, operator
 
@@ -62,11 +62,7 @@ def _infer_top_k(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     if not type_.shape:
         raise ShapeError("TopK needs a tensor of rank 1 at least")
     axis = normalize_axis(attrs.get("axis", -1), len(type_.shape))
-    count = ints(types, consts, 1)
-    if count is not None and len(count) != 1:
-        raise ShapeError(f"K must be one number, not {list(count)}")
-    k: Dim = None if count is None else count[0]
-    size = type_.shape[axis]
+    k, size = one_integer(types, consts, 1, "K"), type_.shape[axis]
     if isinstance(k, int) and (k < 0 or (isinstance(size, int) and k > size)):
         raise ShapeError(f"K is {k}, but axis {axis} has {size} elements")
     shape = (*type_.shape[:axis], k, *type_.shape[axis + 1 :])

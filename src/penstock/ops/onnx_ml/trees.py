@@ -92,6 +92,7 @@ class Forest:
             values = np.take(flat, first + np.take(self.feature, nodes, mode="clip"), mode="clip")
             thresholds = np.take(self.threshold, nodes, mode="clip")
             passes = self._passes(values, thresholds, nodes, only)
+            # Comparisons with NaN are false, or true for "not equal": the node decides instead.
             if has_nan:
                 passes |= (values != values) & self.missing[nodes]
             nodes = np.take(self.children, 2 * nodes + passes, mode="clip")
