@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.core.types import TensorType
 from penstock.extend import Kernel, operator, same_type
+from penstock.ir.graph import Node, Value
 from penstock.ops import registry
 from tests.support.onnx_text import compile_text
 from tests.test_extend import DOMAIN, X, register, run
@@ -56,3 +58,47 @@ def test_operation_registered_after_a_model_was_refused_is_found():
         run()
     register(2)
     np.testing.assert_array_equal(run(), 2 * X)
+
+
+def _node(**attrs: object) -> Node:
+    op = registry.standard("Neg")
+    return Node(op, [Value("x")], [Value("y"), Value("z")], attrs)
+
+
+def test_array_kernel_binds_attributes_and_values_prepared_once():
+    prepared_of: list[Node] = []
+
+    def prepare(node: Node) -> int:
+        prepared_of.append(node)
+        return len(node.outputs)
+
+    def scaled(x, *, factor, shift=0, count):
+        return x * factor + shift, count
+
+    node = _node(factor=3)
+    kernel = registry.array_kernel(scaled, {"count": prepare})(node, [None])
+    for _ in range(2):
+        result, count = kernel.function(np.array([1, 2]))
+        assert result.tolist() == [3, 6]
+        assert count == 2
+    assert prepared_of == [node]
+    assert scaled.__kwdefaults__ == {"shift": 0}  # the function itself stays as it is
+
+
+def test_array_kernel_without_a_mandatory_attribute_raises():
+    with pytest.raises(KeyError, match="factor"):
+        registry.array_kernel(lambda x, *, factor: x * factor)(_node(), [None])
+
+
+def test_array_operator_that_fills_writes_to_planned_memory():
+    @registry.array_operator("Twice", domain=DOMAIN, fills=True)
+    def twice(x, out=None):
+        return np.multiply(x, 2, out)
+
+    op = registry.find("Twice", DOMAIN)
+    assert op is not None
+    kernel = op.compile(_node(), [TensorType(np.dtype(np.float32), (2,))])
+    out = np.empty(2, np.float32)
+    assert kernel.into is not None
+    kernel.into(np.array([1, 2], np.float32), out)
+    assert out.tolist() == [2, 4]

@@ -1,5 +1,5 @@
-"""Which module registers which operation: a module is imported when one of its operations is first
-looked up. ``tests/ops/test_registry.py`` compares the table with what the modules register."""
+"""The module that registers each operation: it is imported when one of them is first looked up.
+``tests/ops/test_registry.py`` compares the table with what the modules register."""
 
 from __future__ import annotations
 

@@ -21,11 +21,11 @@ runs many times.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, wraps
 from importlib import import_module
-from types import FunctionType
-from typing import Any, TypedDict, TypeVar, Unpack
+from types import FunctionType, MappingProxyType
+from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack
 
 import numpy as np
 
@@ -48,8 +48,13 @@ NEWEST = 10**9  # stands for the newest version of a schema
 
 Compile = Callable[[Node, Types], Kernel]
 """Returns the NumPy kernel of a node, for inputs of these types."""
+Prepared = Mapping[str, Callable[[Node], Any]]
+"""Computes values once, when a node is compiled, by the names of the parameters that take them."""
+OUTPUT_COUNT: Prepared = {"count": lambda node: len(node.outputs)}
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+ArrayFunction: TypeAlias = Callable[..., Any]
+"""A function of arrays, the function or the ``into`` of kernels and parts of them."""
+Function = TypeVar("Function", bound=ArrayFunction)
 
 FORGET: list[Callable[[], None]] = []
 """what clears caches of looked up operations, when users register others"""
@@ -88,7 +93,7 @@ def _numeric(compile: Compile) -> Compile:
         if all(dtype is not None for dtype in dtypes):
             return kernel
 
-        def guarded(function: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(function: ArrayFunction) -> ArrayFunction:
             def call(*arguments: Any) -> Any:
                 for x in arguments:
                     if isinstance(x, np.ndarray) and x.dtype.hasobject:
@@ -104,7 +109,7 @@ def _numeric(compile: Compile) -> Compile:
     return checked
 
 
-def _unchecked(function: Callable[..., Any]) -> Callable[..., Any]:
+def _unchecked(function: ArrayFunction) -> ArrayFunction:
     """``infer`` or ``compile`` of an operation without a schema. The inputs and attributes that the
     code reads may be missing or of a wrong type."""
 
@@ -206,19 +211,27 @@ def operator(
 
 
 def array_operator(
-    *names: str, view: bool = False, copied: bool = False, **properties: Any
+    *names: str,
+    view: bool = False,
+    copied: bool = False,
+    fills: bool = False,
+    prepared: Prepared = MappingProxyType({}),
+    **properties: Any,
 ) -> Callable[[Function], Function]:
     """Register a function of a node's inputs as operations: it is the function of their kernels.
 
-    Its keyword-only parameters are attributes of the node, without a default mandatory ones.
-    ``copied``: results may be copied into planned memory (``returning``).
+    Its keyword-only parameters are attributes of the node, without a default mandatory ones, or
+    ``prepared`` values. ``copied``: results may be copied into planned memory (``returning``).
+    ``fills``: the function has a last parameter ``out``, for memory to write to.
     """
 
     def register(function: Function) -> Function:
-        def compile(node: Node, types: Types) -> Kernel:
-            bound = _with_attributes(function, node.attrs)
-            return returning(bound) if copied else Kernel(bound, view=view)
+        def form(function: ArrayFunction) -> Kernel:
+            if copied:
+                return returning(function, view=view)
+            return Kernel(function, function if fills else None, view=view)
 
+        compile = array_kernel(function, prepared, form)
         for name in names:
             operator(name, **properties)(compile)
         return function
@@ -226,7 +239,24 @@ def array_operator(
     return register
 
 
-def _with_attributes(function: Callable[..., Any], attrs: Attrs) -> Callable[..., Any]:
+def array_kernel(
+    function: ArrayFunction,
+    prepared: Prepared = MappingProxyType({}),
+    form: Callable[[ArrayFunction], Kernel] = Kernel,
+) -> Compile:
+    """The compile function of kernels, each a ``form`` of ``function`` with keyword-only parameters
+    as in ``array_operator``."""
+
+    def compile(node: Node, types: Types) -> Kernel:
+        attrs = node.attrs
+        if prepared:
+            attrs = {**attrs, **{name: prepare(node) for name, prepare in prepared.items()}}
+        return form(_with_attributes(function, attrs))
+
+    return compile
+
+
+def _with_attributes(function: ArrayFunction, attrs: Attrs) -> ArrayFunction:
     """A copy of ``function`` whose keyword-only parameters have attributes as their defaults. A
     call of the copy takes no longer than one of ``function``; one of a ``partial`` would."""
     if not isinstance(function, FunctionType):
@@ -235,6 +265,7 @@ def _with_attributes(function: Callable[..., Any], attrs: Attrs) -> Callable[...
     names = code.co_varnames[code.co_argcount :][: code.co_kwonlyargcount]
     if not names:
         return function
+    # Defaults of keyword-only parameters, since nothing is called between a run and the function.
     copy = FunctionType(
         code, function.__globals__, None, function.__defaults__, function.__closure__
     )

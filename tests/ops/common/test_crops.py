@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from penstock.core.types import ShapeError
-from penstock.ops.common.crops import resized_crops
+from penstock.ops.common.crops import CropSampling, resized_crops
 
 IMAGE = np.arange(24, dtype=np.float32).reshape(1, 4, 6, 1)
 WHOLE = np.array([[0, 0, 1, 1]], np.float32)
@@ -14,9 +14,8 @@ FIRST = np.array([0])
 
 
 def crop(boxes, size, nearest=False, outside=-1.0, which=FIRST, image=IMAGE):
-    return resized_crops(
-        image, np.array(boxes, np.float32), which, np.array(size), nearest, outside
-    )
+    sampling = CropSampling(nearest, outside)
+    return resized_crops(image, np.array(boxes, np.float32), which, np.array(size), sampling)
 
 
 @pytest.mark.parametrize("nearest", [False, True])

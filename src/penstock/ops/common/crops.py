@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
+from penstock.core.records import NamedTuple
 from penstock.core.types import ShapeError
+
+
+class CropSampling(NamedTuple):
+    """The samples of a box: the ``nearest`` pixels or interpolated ones; those beyond the image are
+    ``outside``. ``exact_ends``: the last sample lies on the box's end, however the others are
+    rounded."""
+
+    nearest: bool
+    outside: float
+    exact_ends: bool = False
 
 
 def resized_crops(
@@ -12,13 +23,11 @@ def resized_crops(
     boxes: np.ndarray,
     which: np.ndarray,
     size: np.ndarray,
-    nearest: bool,
-    outside: float,
-    exact_ends: bool = False,
+    sampling: CropSampling,
 ) -> np.ndarray:
     """Samples of boxes (y1, x1, y2, x2), in parts of an image [batch, height, width, channels];
-    those beyond it are ``outside``. ``exact_ends``: the last sample lies on the box's end, however
-    the others are rounded."""
+    ``which`` image each box is of."""
+    nearest, outside, exact_ends = sampling
     if image.ndim != 4 or boxes.ndim != 2 or boxes.shape[1:] != (4,):
         raise ShapeError(f"an image of {image.shape} and boxes of {boxes.shape}")
     if which.shape != boxes.shape[:1] or size.shape != (2,) or (size <= 0).any():
@@ -38,7 +47,7 @@ def resized_crops(
 def _positions(
     low: np.ndarray, high: np.ndarray, length: int, count: int, exact_ends: bool
 ) -> np.ndarray:
-    """Where in a dim of the image the samples of each box lie; boxes are in parts of the dim."""
+    """The places of the samples of each box in a dim of the image, of which boxes are parts."""
     if count > 1:
         step = (high - low) * np.float32(length - 1) / np.float32(count - 1)
         first = low * np.float32(length - 1)

@@ -20,10 +20,10 @@ from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Infer, Types
 from penstock.ops.common.dtypes import is_float, is_small, wide
 from penstock.ops.common.shape_rules import broadcast_shapes, ints, same_type, tensor, with_data
-from penstock.ops.registry import Compile
+from penstock.ops.registry import ArrayFunction, Compile
 
 
-def _clip_function() -> Callable[..., Any]:
+def _clip_function() -> ArrayFunction:
     try:
         from numpy._core import umath
 
@@ -43,12 +43,12 @@ Body: TypeAlias = Callable[..., Any]
 body has written to it, it reads no input, except elementwise while writing."""
 
 
-def maximum(a: Any, b: Any, out: Any = None) -> Any:
+def maximum(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
     """``np.maximum`` with a positional ``out``, which NumPy deprecates for this ufunc."""
     return np.maximum(a, b, out=out)
 
 
-def minimum(a: Any, b: Any, out: Any = None) -> Any:
+def minimum(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
     return np.minimum(a, b, out=out)
 
 
@@ -66,12 +66,12 @@ def smallest(dtype: np.dtype) -> np.ndarray:
     return typed_scalar(-np.inf if is_float(dtype) else np.iinfo(dtype).min, dtype)
 
 
-def ufunc(function: Callable[..., Any], inputs: int) -> Kernel:
+def ufunc(function: ArrayFunction, inputs: int) -> Kernel:
     """The kernel of a NumPy ufunc, whose last positional argument is its output."""
     return Kernel(function, function, inplace=tuple(range(inputs)))
 
 
-def elementwise(function: Callable[..., Any], types: Types, inputs: int = 1) -> Kernel:
+def elementwise(function: ArrayFunction, types: Types, inputs: int = 1) -> Kernel:
     """The kernel of a ufunc; in blocks of float32 for large bfloat16 tensors, which is faster."""
     input_types = [tensor(types, i) for i in range(inputs)]
     if all(t.static for t in input_types) and max(t.elements for t in input_types) > 4096:
@@ -82,7 +82,7 @@ def elementwise(function: Callable[..., Any], types: Types, inputs: int = 1) -> 
     return ufunc(function, inputs)
 
 
-def compile_elementwise(function: Callable[..., Any], inputs: int = 1) -> Compile:
+def compile_elementwise(function: ArrayFunction, inputs: int = 1) -> Compile:
     """The compile function of an operation that is a single ufunc."""
     return lambda node, types: elementwise(function, types, inputs)
 
@@ -92,10 +92,10 @@ def first_only(kernel: Kernel) -> Kernel:
     inner = kernel.into
     assert inner is not None
 
-    def function(x: Any, _: Any) -> Any:
+    def function(x: np.ndarray, _: np.ndarray) -> np.ndarray:
         return kernel.function(x)
 
-    def into(x: Any, _: Any, *rest: Any) -> None:
+    def into(x: np.ndarray, _: np.ndarray, *rest: np.ndarray) -> None:
         inner(x, *rest)
 
     return Kernel(function, into, inplace=(0,), workspace=kernel.workspace)
@@ -111,7 +111,7 @@ def formula(
     """
     bodies = cache(make)
 
-    def run(*arguments: Any) -> Any:
+    def run(*arguments: np.ndarray) -> np.ndarray:
         values = arguments[:inputs]
         out, work = (*arguments[inputs:], None, None)[:2]
         dtype = values[0].dtype
@@ -155,16 +155,18 @@ def _bound(
         return None
     rows = (scratch, *dims)
 
-    def into(*arguments: Any) -> None:
+    def into(*arguments: np.ndarray) -> None:
         body(*arguments[:-1], *arguments[-1].view(dtype).reshape(rows))
 
-    def unary(x: Any, out: Any, work: Any) -> None:
+    def unary(x: np.ndarray, out: np.ndarray, work: np.ndarray) -> None:
         body(x, out, work.view(dtype).reshape(dims))
 
     return unary if scratch == 1 and inputs == 1 else into
 
 
-def _rows(count: int, shape: tuple[int, ...], dtype: np.dtype, work: Any) -> np.ndarray:
+def _rows(
+    count: int, shape: tuple[int, ...], dtype: np.dtype, work: np.ndarray | None
+) -> np.ndarray:
     """``count`` scratch arrays as the rows of one, in the workspace if given."""
     rows = (count, *shape)
     return np.empty(rows, dtype) if work is None else work.view(dtype).reshape(rows)
@@ -180,6 +182,7 @@ def in_blocks(
 ) -> None:
     """Run ``body`` on one-dimensional blocks of ``dtype``. NumPy's iterator broadcasts, follows
     strides, and converts dtypes block by block."""
+    # Scratch memory is shared by all blocks, of which only the last is shorter.
     rows = _rows(scratch, (min(out.size, BLOCK),), dtype, work) if scratch else ()
     access: Any = [["readonly"]] * len(values) + [["writeonly"]]
     with np.nditer(

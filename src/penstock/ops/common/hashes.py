@@ -104,7 +104,7 @@ def _block(keys: np.ndarray, at: int, state: _State, mul: np.ndarray, times: int
 
 
 def _halves(keys: np.ndarray, at: int, a: np.ndarray, b: np.ndarray) -> _Pair:
-    """What becomes of ``a`` and ``b`` by 32 bytes."""
+    """``a`` and ``b`` mixed with 32 bytes."""
     first, second, third, last = (_word(keys, at + 8 * i) for i in range(4))
     a = a + first
     b = _rotated(b + a + last, 21)

@@ -453,7 +453,7 @@ class Regex:
         return None
 
     def _category(self, char: str) -> str:
-        """What assertions depend on: "w" for a word's character, " " for another, "" for none."""
+        """The kind of character that assertions look at: "w" of a word, " " other, "" for none."""
         if not self._looks_back or not char or char == "\n":
             return char if self._looks_back else " "
         return "w" if char in _WORD else " "
@@ -482,6 +482,7 @@ class Regex:
                 stack.extend(targets)
         following = (after, frozenset(reached)), ends
         size = len(reached) + len(state[1])  # the state that it leads from may be kept by it alone
+        # Texts of an attacker could make a state for each prefix: the automaton starts anew then.
         if len(self._moves) >= MAX_TRANSITIONS or self._size + size > MAX_STATES_SIZE:
             self._moves.clear()
             self._size = 0

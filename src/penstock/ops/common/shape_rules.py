@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -15,6 +15,8 @@ from penstock.ir.op import Attrs, Consts, Infer, Types
 if TYPE_CHECKING:
     from penstock.ir.graph import Node
 
+Index: TypeAlias = tuple[Any, ...]
+"""An index of an array: numbers, slices, arrays, None and an ellipsis."""
 MAX_WHOLE_NUMBERS = 65536
 """Inference reads the elements of constants up to this size."""
 
@@ -36,7 +38,7 @@ def tensor(types: Types, index: int) -> TensorType:
     return TensorType()
 
 
-def given(inputs: Sequence[Any], index: int) -> bool:
+def given(inputs: Sequence[object], index: int) -> bool:
     """Whether input ``index`` is given, by a node's inputs, their types or their values."""
     return index < len(inputs) and inputs[index] is not None
 
@@ -73,6 +75,18 @@ def ints(
     if const is not None:
         return _whole_numbers(const)
     return type_.data if isinstance(type_, TensorType) else None
+
+
+def one_integer(types: Types, consts: Consts, index: int, name: str, low: int | None = None) -> Dim:
+    """The one element of an integer input, at least ``low``, as far as known."""
+    contents = ints(types, consts, index)
+    if contents is None:
+        return None
+    if len(contents) != 1:
+        raise ShapeError(f"{name} must have one element, it has {len(contents)}")
+    if low is not None and isinstance(contents[0], int) and contents[0] < low:
+        raise ShapeError(f"{name} must be at least {low}, it is {contents[0]}")
+    return contents[0]
 
 
 def _whole_numbers(const: np.ndarray) -> tuple[int, ...] | None:
@@ -294,9 +308,12 @@ def same_type(types: Types, attrs: Attrs, consts: Consts) -> tuple[TensorType]:
     return (tensor(types, 0).without_data(),)
 
 
-def same_shape(dtype: np.dtype) -> Callable[[Types, Attrs, Consts], tuple[TensorType]]:
-    """``infer``: one output of ``dtype`` with the shape of the first input."""
-    return lambda types, attrs, consts: (TensorType(dtype, tensor(types, 0).shape),)
+def same_shape(dtype: np.dtype | Callable[[Attrs], np.dtype | None], index: int = 0) -> Infer:
+    """``infer``: one output with the shape of an input, and a dtype that is given or follows from
+    the attributes."""
+    if isinstance(dtype, np.dtype):
+        return lambda types, attrs, consts: (TensorType(dtype, tensor(types, index).shape),)
+    return lambda types, attrs, consts: (TensorType(dtype(attrs), tensor(types, index).shape),)
 
 
 def broadcast_type(types: Types, attrs: Attrs, consts: Consts) -> tuple[TensorType]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial, wraps
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypedDict, Unpack
 
 import numpy as np
 
@@ -78,26 +78,28 @@ class Scratch:
         return field
 
 
-def specialized(
-    node: Node,
-    types: Types,
-    make: Make,
-    *,
-    arity: tuple[int, int] = (0, 0),
-    inplace: tuple[int, ...] = (),
-    contiguous: bool = False,
-    widen: bool = True,
-    values: tuple[int, ...] = (),
-) -> Kernel:
-    """Return the kernel of a node whose routines ``make`` builds.
+class _Options(TypedDict, total=False):
+    """Properties of the kernels of routines.
 
     ``arity``: how many inputs and outputs ``make`` and its routines take at least; optional ones at
-    the end that the node leaves out are ``None``. ``widen``: float16 and bfloat16 are converted to
-    float32 and back around the routine. ``values``: small integer inputs whose contents the output
-    shapes depend on.
+    the end that the node leaves out are ``None``. ``widen``: whether float16 and bfloat16 are
+    converted to float32 and back around the routine, as by default. ``values``: small integer
+    inputs whose contents the output shapes depend on. ``inplace`` and ``contiguous`` are those of
+    ``Kernel`` and its layout.
     """
+
+    arity: tuple[int, int]
+    inplace: tuple[int, ...]
+    contiguous: bool
+    widen: bool
+    values: tuple[int, ...]
+
+
+def specialized(node: Node, types: Types, make: Make, **options: Unpack[_Options]) -> Kernel:
+    """Return the kernel of a node whose routines ``make`` builds."""
     given = [None if v is None else v.const for v in node.inputs]
-    complete = partial(_widened, make) if widen else make
+    arity, values = options.get("arity", (0, 0)), options.get("values", ())
+    complete = partial(_widened, make) if options.get("widen", True) else make
 
     @lru_cache(maxsize=128)
     def build(inputs: tuple[TensorType | None, ...]) -> tuple[Routine, list[TensorType | None]]:
@@ -117,11 +119,14 @@ def specialized(
             if i < len(inputs) and inputs[i] is not None:
                 x = inputs[i]
                 key[i] = TensorType(x.dtype, x.shape, tuple(x.reshape(-1).tolist()))
+        # Types without contents are hashable keys: a shape that returns costs no inference.
         routine, output_types = build(tuple(key))
         reserve(routine.workspace)
         outputs = [None if t is None else np.empty(t.dims, t.dtype) for t in output_types]
-        scratch = (np.empty(routine.workspace, np.uint8),) if routine.workspace else ()
-        routine.into(*inputs, *outputs, *scratch)
+        if routine.workspace:
+            routine.into(*inputs, *outputs, np.empty(routine.workspace, np.uint8))
+        else:
+            routine.into(*inputs, *outputs)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     static = _static(types, given, values)
@@ -131,9 +136,9 @@ def specialized(
     return Kernel(
         function,
         routine.into,
-        inplace=inplace,
+        inplace=options.get("inplace", ()),
         workspace=routine.workspace,
-        layout=LayoutHints(contiguous=True) if contiguous else NO_LAYOUT_HINTS,
+        layout=LayoutHints(contiguous=True) if options.get("contiguous") else NO_LAYOUT_HINTS,
     )
 
 
@@ -227,6 +232,7 @@ def _widened(make: Make, inputs: Tensors, outputs: Tensors, consts: Consts) -> R
     wide_outputs = [_wide(t) for t in outputs]
     wide_consts = _WideConsts(consts)
     inner = make(wide_inputs, wide_outputs, wide_consts)
+    # What routines computed of converted constants is found again by the identity of these.
     if inner.prepared:
         inner = inner._replace(kept=wide_consts.shares)
     if wide_inputs == list(inputs) and wide_outputs == list(outputs):

@@ -13,19 +13,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.core.types import Type
-from penstock.ir.graph import Node
-from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Op, Types
-from penstock.ops.registry import standard
+from penstock.ops.registry import array_kernel, standard
+
+
+def _append(*parts: np.ndarray, axis: int) -> np.ndarray:
+    return np.concatenate(parts, axis)
 
 
 def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return standard("Concat").infer(types, attrs, consts)
 
 
-def _compile(node: Node, types: Types) -> Kernel:
-    axis = node.attrs["axis"]
-    return Kernel(lambda *parts: np.concatenate(parts, axis))
-
-
-APPEND = Op("Append", "penstock", 1, 1, _infer, _compile, moves=True)
+APPEND = Op("Append", "penstock", 1, 1, _infer, array_kernel(_append), moves=True)

@@ -14,7 +14,6 @@ negative infinity, and would be NaN; "nan" ones have weights that are NaN.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -37,11 +36,13 @@ def _compile(node: Node, types: Types) -> Kernel:
     scale, cap, zeros = attrs["scale"], attrs.get("softcap", 0.0), attrs.get("zeros", "")
     keys_last = attrs.get("keys_last", 0)
 
-    def function(q: np.ndarray, k: np.ndarray, v: np.ndarray, *biases: Any) -> np.ndarray:
+    def function(
+        q: np.ndarray, k: np.ndarray, v: np.ndarray, *biases: np.ndarray | None
+    ) -> np.ndarray:
         *lead, heads, rows, size = q.shape
         groups = k.shape[-3]
-        by_group = *lead, groups, heads // groups * rows
-        scores = q.reshape(*by_group, size) @ (k if keys_last else k.swapaxes(-1, -2))
+        by_group = q.reshape(*lead, groups, heads // groups * rows, size)
+        scores = by_group @ (k if keys_last else k.swapaxes(-1, -2))
         scores = scores.reshape(*lead, heads, rows, v.shape[-2]) * q.dtype.type(scale)
         if cap:
             scores = np.tanh(scores / q.dtype.type(cap)) * q.dtype.type(cap)
@@ -59,7 +60,7 @@ def _compile(node: Node, types: Types) -> Kernel:
         scores /= total
         if zeros == "nan":
             np.copyto(scores, 0, where=np.isnan(scores))
-        y = scores.reshape(*by_group, v.shape[-2]) @ v
+        y = scores.reshape(*by_group.shape[:-1], v.shape[-2]) @ v
         return y.reshape(*q.shape[:-1], v.shape[-1])
 
     return Kernel(function)

@@ -36,11 +36,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.core.types import Type
-from penstock.ir.graph import Node
-from penstock.ir.kernel import Kernel
-from penstock.ir.op import Attrs, Consts, Op, Types
+from penstock.ir.op import Infer, Op
 from penstock.ops.common import shape_rules as rules
+from penstock.ops.registry import array_kernel
 
 
 def logistic(x: np.ndarray) -> np.ndarray:
@@ -50,81 +48,59 @@ def logistic(x: np.ndarray) -> np.ndarray:
     return y
 
 
-def _infer_lstm(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    cell = rules.tensor(types, 1)
-    return cell, cell
+def _outputs(*inputs: int) -> Infer:
+    """``infer``: outputs of the types of these inputs."""
+    return lambda types, attrs, consts: [rules.tensor(types, i) for i in inputs]
 
 
-def _infer_gru(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (rules.tensor(types, 2),)  # the state
+def _lstm(
+    gates: np.ndarray, cell: np.ndarray, *, order: Sequence[int], forget_bias: float
+) -> tuple[np.ndarray, np.ndarray]:
+    parts = np.split(gates, 4, axis=-1)
+    into, forget, output, new = (parts[place] for place in order)
+    following = logistic(forget + gates.dtype.type(forget_bias)) * cell
+    following = following + logistic(into) * np.tanh(new)
+    return logistic(output) * np.tanh(following), following
 
 
-def _infer_gru_gates(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    state = rules.tensor(types, 1)
-    return state, state
-
-
-def _compile_lstm(node: Node, types: Types) -> Kernel:
-    order, bias = node.attrs["order"], node.attrs["forget_bias"]
-
-    def function(gates: np.ndarray, cell: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        parts = np.split(gates, 4, axis=-1)
-        into, forget, output, new = (parts[place] for place in order)
-        following = logistic(forget + gates.dtype.type(bias)) * cell
-        following = following + logistic(into) * np.tanh(new)
-        return logistic(output) * np.tanh(following), following
-
-    return Kernel(function)
-
-
-def _compile_gru(node: Node, types: Types) -> Kernel:
-    order = node.attrs["order"]
-
-    def function(x: np.ndarray, h: np.ndarray, state: np.ndarray) -> np.ndarray:
-        of_x, of_h = np.split(x, 3, axis=-1), np.split(h, 3, axis=-1)
-        update, reset, new = order
-        values = np.tanh(of_x[new] + logistic(of_x[reset] + of_h[reset]) * of_h[new])
-        kept: np.ndarray = logistic(of_x[update] + of_h[update]) * (state - values)
-        return values + kept
-
-    return Kernel(function)
+def _gru(x: np.ndarray, h: np.ndarray, state: np.ndarray, *, order: Sequence[int]) -> np.ndarray:
+    of_x, of_h = np.split(x, 3, axis=-1), np.split(h, 3, axis=-1)
+    update, reset, new = order
+    values = np.tanh(of_x[new] + logistic(of_x[reset] + of_h[reset]) * of_h[new])
+    kept: np.ndarray = logistic(of_x[update] + of_h[update]) * (state - values)
+    return values + kept
 
 
 def _part(whole: np.ndarray, place: int, units: int) -> np.ndarray:
     return whole[..., place * units : (place + 1) * units]
 
 
-def _compile_gru_gates(node: Node, types: Types) -> Kernel:
-    order = node.attrs["order"]
-
-    def function(
-        h: np.ndarray, state: np.ndarray, x: np.ndarray | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        units = state.shape[-1]
-        update, reset = (_part(h, place, units) for place in order[:2])
-        if x is not None:
-            update = update + _part(x, order[2], units)
-            reset = reset + _part(x, order[3], units)
-        return logistic(update), logistic(reset) * state
-
-    return Kernel(function)
+def _gru_gates(
+    h: np.ndarray, state: np.ndarray, x: np.ndarray | None = None, *, order: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    units = state.shape[-1]
+    update, reset = (_part(h, place, units) for place in order[:2])
+    if x is not None:
+        update = update + _part(x, order[2], units)
+        reset = reset + _part(x, order[3], units)
+    return logistic(update), logistic(reset) * state
 
 
-def _compile_gru_state(node: Node, types: Types) -> Kernel:
-    order = node.attrs["order"]
+def _gru_state(
+    product: np.ndarray,
+    update: np.ndarray,
+    state: np.ndarray,
+    x: np.ndarray | None = None,
+    *,
+    order: Sequence[int],
+) -> np.ndarray:
+    new = np.tanh(product if x is None else product + _part(x, order[0], state.shape[-1]))
+    following: np.ndarray = new + update * (state - new)
+    return following
 
-    def function(
-        product: np.ndarray, update: np.ndarray, state: np.ndarray, x: np.ndarray | None = None
-    ) -> np.ndarray:
-        new = np.tanh(product if x is None else product + _part(x, order[0], state.shape[-1]))
-        following: np.ndarray = new + update * (state - new)
-        return following
 
-    return Kernel(function)
-
-
-LSTM_CELL = Op("LstmCell", "penstock", 1, 1, _infer_lstm, _compile_lstm)
-GRU_CELL = Op("GruCell", "penstock", 1, 1, _infer_gru, _compile_gru)
-GRU_GATES = Op("GruGates", "penstock", 1, 1, _infer_gru_gates, _compile_gru_gates)
-GRU_STATE = Op("GruState", "penstock", 1, 1, _infer_gru, _compile_gru_state)
+LSTM_CELL = Op("LstmCell", "penstock", 1, 1, _outputs(1, 1), array_kernel(_lstm))
+GRU_CELL = Op("GruCell", "penstock", 1, 1, _outputs(2), array_kernel(_gru))
+GRU_GATES = Op("GruGates", "penstock", 1, 1, _outputs(1, 1), array_kernel(_gru_gates))
+GRU_STATE = Op("GruState", "penstock", 1, 1, _outputs(2), array_kernel(_gru_state))
 CELLS = LSTM_CELL, GRU_CELL, GRU_GATES, GRU_STATE

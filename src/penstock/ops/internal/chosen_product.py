@@ -20,11 +20,10 @@ import numpy as np
 
 from penstock.core.checkpoints import checkpoint
 from penstock.core.types import TensorType, Type
-from penstock.ir.graph import Node
-from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Dims, Op, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.onnx.index import check_range
+from penstock.ops.registry import array_kernel
 
 
 def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -42,24 +41,23 @@ def _work(attrs: Attrs, inputs: Dims, output: tuple[int, ...]) -> int:
     return 2 * math.prod(output) * matrices[2 if attrs["transposed"] else 1] if matrices else 0
 
 
-def _compile(node: Node, types: Types) -> Kernel:
-    transposed, columns = node.attrs["transposed"], node.attrs["columns"]
-
-    def function(x: np.ndarray, matrices: np.ndarray, indices: np.ndarray) -> np.ndarray:
-        count, places = len(matrices), indices.reshape(-1)
-        if places.size:
-            check_range(int(places.min()), int(places.max()), 0, count)
-        rows = x.swapaxes(-1, -2) if columns else x
-        width, lead = matrices.shape[1 if transposed else 2], indices.shape[: x.ndim - 2]
-        y = np.empty((*lead, rows.shape[-2], width), x.dtype)
-        each = np.broadcast_to(rows, (*lead, *rows.shape[-2:])).reshape(-1, *rows.shape[-2:])
-        for to, row, place in zip(y.reshape(-1, *y.shape[-2:]), each, places, strict=True):
-            checkpoint()
-            matrix = matrices[place]
-            np.matmul(row, matrix.T if transposed else matrix, out=to)
-        return y.swapaxes(-1, -2) if columns else y
-
-    return Kernel(function)
+def _chosen_product(
+    x: np.ndarray, matrices: np.ndarray, indices: np.ndarray, *, transposed: bool, columns: bool
+) -> np.ndarray:
+    count, places = len(matrices), indices.reshape(-1)
+    if places.size:
+        check_range(int(places.min()), int(places.max()), 0, count)
+    rows = x.swapaxes(-1, -2) if columns else x
+    width, lead = matrices.shape[1 if transposed else 2], indices.shape[: x.ndim - 2]
+    y = np.empty((*lead, rows.shape[-2], width), x.dtype)
+    each = np.broadcast_to(rows, (*lead, *rows.shape[-2:])).reshape(-1, *rows.shape[-2:])
+    for to, row, place in zip(y.reshape(-1, *y.shape[-2:]), each, places, strict=True):
+        checkpoint()
+        matrix = matrices[place]
+        np.matmul(row, matrix.T if transposed else matrix, out=to)
+    return y.swapaxes(-1, -2) if columns else y
 
 
-CHOSEN_MATMUL = Op("ChosenMatMul", "penstock", 1, 1, _infer, _compile, work=_work)
+CHOSEN_MATMUL = Op(
+    "ChosenMatMul", "penstock", 1, 1, _infer, array_kernel(_chosen_product), work=_work
+)

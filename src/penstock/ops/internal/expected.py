@@ -7,7 +7,6 @@ the same dims for all shapes that were tried, though inference cannot tell why.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -33,7 +32,7 @@ def _compile(node: Node, types: Types) -> Kernel:
     dims = node.attrs["dims"]
     rank, places = len(dims), [(axis, dim) for axis, dim in enumerate(dims) if dim >= 0]
 
-    def run(x: np.ndarray) -> Any:
+    def run(x: np.ndarray) -> np.ndarray:
         shape = x.shape
         if len(shape) != rank:
             raise UnexpectedDimsError(f"rank {len(shape)} in place of {rank}")

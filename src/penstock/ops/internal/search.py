@@ -20,12 +20,14 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.records import NamedTuple
 from penstock.core.types import BOOL, FLOAT32, INT64, ShapeError, TensorType, Type
 from penstock.host.current_run import reserve
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Op, Types
 from penstock.ops.common.dtypes import INT32
+from penstock.ops.common.shape_rules import always
 
 _ROWS = TensorType(INT32, (None, None))
 _STATE: Sequence[Type] = (
@@ -37,7 +39,7 @@ STATE = len(_STATE)
 _LOWEST = np.finfo(np.float32).min
 
 
-def _scalar(value: Any, default: float) -> Any:
+def _scalar(value: np.ndarray | None, default: float) -> Any:
     if value is not None and value.size != 1:
         raise ShapeError(
             f"a parameter of a search has shape {value.shape}, it must have one element"
@@ -49,14 +51,18 @@ def _scalar(value: Any, default: float) -> Any:
 #     -> number of tokens, the sample of each row, *state
 
 
-def _infer_start(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (TensorType(INT64, ()), TensorType(INT64, (None,)), *_STATE)
+_infer_start = always(TensorType(INT64, ()), TensorType(INT64, (None,)), *_STATE)
 
 
 def _compile_start(node: Node, types: Types) -> Kernel:
     pad = node.attrs["pad_token_id"]
 
-    def function(ids: Any, max_length: Any, num_beams: Any, mask: Any) -> tuple[Any, ...]:
+    def function(
+        ids: np.ndarray,
+        max_length: np.ndarray,
+        num_beams: np.ndarray | None,
+        mask: np.ndarray | None,
+    ) -> tuple[Any, ...]:
         beams, length = _scalar(num_beams, 1), _scalar(max_length, 0)
         if ids.ndim != 2 or not ids.shape[1] or beams < 1 or length < ids.shape[1]:
             raise ShapeError(f"{beams} beams of length {length} cannot begin with ids {ids.shape}")
@@ -88,23 +94,26 @@ def _compile_start(node: Node, types: Types) -> Kernel:
 #     -> whether to go on, beams, step scores, *state
 
 
-def _infer_step(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    beams, scores = TensorType(INT64, (None,)), TensorType(FLOAT32, (None, None, None))
-    return (TensorType(BOOL, ()), beams, scores, *_STATE)
+_infer_step = always(
+    *(TensorType(BOOL, ()), TensorType(INT64, (None,)), TensorType(FLOAT32, (None,) * 3), *_STATE)
+)
+
+
+class _Limits(NamedTuple):
+    """Inputs of a step that change the scores of tokens."""
+
+    min_length: int
+    repetition_penalty: float
+    vocab_mask: np.ndarray | None
+    prefix_vocab_mask: np.ndarray | None  # of the first token
+    temperature: np.ndarray | None
 
 
 def _penalize(
-    scores: np.ndarray,
-    sequences: np.ndarray,
-    attrs: Attrs,
-    first: bool,
-    min_length: int,
-    repetition_penalty: float,
-    vocab_mask: Any,
-    prefix_vocab_mask: Any,
-    temperature: Any,
+    scores: np.ndarray, sequences: np.ndarray, attrs: Attrs, first: bool, limits: _Limits
 ) -> None:
     """Change the scores of tokens [row, token] that should not, or must not follow."""
+    min_length, repetition_penalty, vocab_mask, prefix_vocab_mask, temperature = limits
     if repetition_penalty != 1:
         seen = np.zeros(scores.shape, np.bool_)
         np.put_along_axis(seen, sequences, True, axis=1)
@@ -129,7 +138,7 @@ def _penalize(
 
 
 def _sample(
-    scores: np.ndarray, attrs: Attrs, step: int, presence_mask: Any, seed: int
+    scores: np.ndarray, attrs: Attrs, step: int, presence_mask: np.ndarray | None, seed: int
 ) -> np.ndarray:
     """Draw a token for each row [row, token], from the smallest set with probability ``top_p``."""
     if presence_mask is not None:
@@ -194,7 +203,14 @@ def _keep_timestamps(scores: np.ndarray, sequences: np.ndarray, attrs: Attrs) ->
 class _Beams:
     """The state of a beam search, and one step of it."""
 
-    def __init__(self, attrs: Attrs, scores: Any, ended: Any, ended_scores: Any, done: Any) -> None:
+    def __init__(
+        self,
+        attrs: Attrs,
+        scores: np.ndarray,
+        ended: np.ndarray,
+        ended_scores: np.ndarray,
+        done: np.ndarray,
+    ) -> None:
         self.attrs = attrs
         self.batch, self.beams, _ = ended.shape
         self.scores = scores.reshape(self.batch, self.beams)
@@ -244,7 +260,7 @@ def _compile_step(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
     pad, eos, beam_search = attrs["pad_token_id"], attrs["eos_token_id"], attrs["beam_search"]
 
-    def function(logits: Any, *arguments: Any) -> tuple[Any, ...]:
+    def function(logits: np.ndarray, *arguments: Any) -> tuple[Any, ...]:
         _, positions, mask, sequences, *rest = arguments[:STATE]
         prompt, min_length, length_penalty, repetition_penalty, *masks = arguments[STATE:-3]
         presence_mask, seed, processor = arguments[-3:]
@@ -256,8 +272,8 @@ def _compile_step(node: Node, types: Types) -> Kernel:
             last -= last.max(axis=1, keepdims=True)
             last -= np.log(np.exp(last).sum(axis=1, keepdims=True))
         first = sequences.shape[1] == prompt.shape[1]
-        parameters = _scalar(min_length, 0), _scalar(repetition_penalty, 1.0)
-        _penalize(last, sequences, attrs, first, *parameters, *masks)
+        limits = _Limits(_scalar(min_length, 0), _scalar(repetition_penalty, 1.0), *masks)
+        _penalize(last, sequences, attrs, first, limits)
         if _scalar(processor, 0) == 1:
             _keep_timestamps(last, sequences, attrs)
         if beam_search:
@@ -303,18 +319,9 @@ def _infer_end(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 def _compile_end(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
 
-    def function(
-        sequences: Any,
-        scores: Any,
-        ended: Any,
-        ended_scores: Any,
-        done: Any,
-        length_penalty: Any,
-        returned: Any,
-        steps: Any,
-        prompt: Any,
-    ) -> Any:
-        state, length = _Beams(attrs, scores, ended, ended_scores, done), sequences.shape[1]
+    def function(sequences: np.ndarray, *arguments: Any) -> Any:
+        scores, *rest, length_penalty, returned, steps, prompt = arguments
+        state, length = _Beams(attrs, scores, *rest), sequences.shape[1]
         if not attrs["beam_search"]:
             result = state.ended[:, 0]
             result[:, :length] = sequences
@@ -329,7 +336,7 @@ def _compile_end(node: Node, types: Types) -> Kernel:
         order = np.argsort(-state.ended_scores, axis=1, kind="stable")[:, :count]
         best = np.take_along_axis(state.ended_scores, order, 1)
         tokens = np.take_along_axis(state.ended, order[..., None], 1)
-        full = np.zeros((ended.shape[2] - prompt.shape[1], *steps.shape[1:]), np.float32)
+        full = np.zeros((state.ended.shape[2] - prompt.shape[1], *steps.shape[1:]), np.float32)
         full[: len(steps)] = steps
         return (tokens, best, full)[: len(node.outputs)] if len(node.outputs) > 1 else tokens
 

@@ -42,7 +42,7 @@ NO_OTHER_PLACES = OtherPlaces({}, {})
 
 
 class Ports(NamedTuple):
-    """Where inputs and outputs of a graph are, if not all of them in the host's memory: the places
+    """The places of inputs and outputs of a graph, if not all are in the host's memory: those
     of inputs by number, and whether outputs stay where they are computed."""
 
     fed: Mapping[int, Place]

@@ -7,32 +7,19 @@ counter starts and its limit; the loop ends with the first counter that reaches 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from penstock.core.types import INT64, TensorType, Type
-from penstock.ir.graph import Node
-from penstock.ir.kernel import Kernel
-from penstock.ir.op import Attrs, Consts, Op, Types
+from penstock.core.types import INT64, TensorType
+from penstock.ir.op import Op
+from penstock.ops.common.shape_rules import always
+from penstock.ops.registry import array_kernel
 
 
-def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (TensorType(INT64, ()),)
+def _trip_count(*bounds: np.ndarray, least: int) -> np.ndarray:
+    numbers = [bound.item() for bound in bounds]
+    trips = min([end - start for start, end in zip(numbers[::2], numbers[1::2], strict=True)])
+    return np.array(max(trips, least), np.int64)
 
 
-def _compile(node: Node, types: Types) -> Kernel:
-    least = node.attrs["least"]
-
-    def of_one(start: np.ndarray, end: np.ndarray) -> np.ndarray:
-        return np.array(max(end.item() - start.item(), least), np.int64)
-
-    def function(*bounds: np.ndarray) -> np.ndarray:
-        numbers = [bound.item() for bound in bounds]
-        trips = min([end - start for start, end in zip(numbers[::2], numbers[1::2], strict=True)])
-        return np.array(max(trips, least), np.int64)
-
-    return Kernel(of_one if len(types) == 2 else function)
-
-
-TRIP_COUNT = Op("TripCount", "penstock", 1, 1, _infer, _compile)
+_COUNT = always(TensorType(INT64, ()))
+TRIP_COUNT = Op("TripCount", "penstock", 1, 1, _COUNT, array_kernel(_trip_count))

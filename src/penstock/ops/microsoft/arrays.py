@@ -16,7 +16,7 @@ from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
-from penstock.ops.common.crops import resized_crops
+from penstock.ops.common.crops import CropSampling, resized_crops
 from penstock.ops.common.dtypes import INT32, is_half
 from penstock.ops.common.windows import behind, windows
 from penstock.ops.registry import MICROSOFT, array_operator, operator, standard
@@ -131,7 +131,8 @@ def crop_and_resize_channels_first(
 ) -> np.ndarray:
     last = np.moveaxis(image, 1, -1).astype(FLOAT32, copy=False)
     boxes = boxes.astype(FLOAT32, copy=False)
-    crops = resized_crops(last, boxes, which, size, mode == "nearest", extrapolation_value, True)
+    sampling = CropSampling(mode == "nearest", extrapolation_value, exact_ends=True)
+    crops = resized_crops(last, boxes, which, size, sampling)
     return np.moveaxis(crops, -1, 1).astype(image.dtype, copy=False)
 
 
@@ -222,7 +223,10 @@ def bifurcation_detector(node: Node, types: Types) -> Kernel:
     least, most = (node.attrs.get(f"{key}_ngram_size", n) for key, n in (("min", 1), ("max", 3)))
 
     def run(
-        source: np.ndarray, current: np.ndarray, start: np.ndarray, predicted: Any = None
+        source: np.ndarray,
+        current: np.ndarray,
+        start: np.ndarray,
+        predicted: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         tokens = current.copy()
         if predicted is not None:
@@ -283,7 +287,7 @@ class _NGramHash:
 
     @property
     def before(self) -> int:
-        """How many tokens before one its hashes depend on."""
+        """The number of tokens before one that its hashes depend on."""
         most: int = self.attrs["max_ngram_size"]
         if len(self.factors) < most or (self.sizes <= 0).any():
             raise ShapeError(f"{len(self.factors)} multipliers, sizes {self.sizes.tolist()}")
@@ -325,7 +329,9 @@ class _NGramHash:
 def ngram_hash_mapping(node: Node, types: Types) -> Kernel:
     """The hashes of n-grams, and the last tokens."""
 
-    def run(ids: Any, factors: Any, sizes: Any, *rest: Any) -> tuple[np.ndarray, np.ndarray]:
+    def run(
+        ids: np.ndarray, factors: np.ndarray, sizes: np.ndarray, *rest: Any
+    ) -> tuple[np.ndarray, np.ndarray]:
         past, offsets, eos, segments = rules.pad_with_none(rest, 4)
         mapping = _NGramHash(node.attrs, factors, sizes, offsets, eos)
         tokens = mapping.tokens(past, ids)
@@ -372,7 +378,9 @@ def packed_ngram_hash_mapping(node: Node, types: Types) -> Kernel:
     if any(node.outputs[2:3]) and not rules.given(types, 7):
         raise ShapeError("present_segment_ids without segment_ids")
 
-    def run(ids: Any, factors: Any, sizes: Any, bounds: Any, *rest: Any) -> tuple[Any, ...]:
+    def run(
+        ids: np.ndarray, factors: np.ndarray, sizes: np.ndarray, bounds: np.ndarray, *rest: Any
+    ) -> tuple[Any, ...]:
         past, offsets, eos, segments, past_segments, counts = rules.pad_with_none(rest, 6)
         mapping = _NGramHash(node.attrs, factors, sizes, offsets, eos)
         before, count = mapping.before, len(bounds) - 1

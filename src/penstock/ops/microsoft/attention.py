@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.records import NamedTuple
 from penstock.core.types import Dim, Shape, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
@@ -19,7 +20,17 @@ from penstock.ops.common.products import product_in_parts
 from penstock.ops.common.shape_rules import check_shape, dim_product, dim_sum, given, ints, tensor
 from penstock.ops.common.specialize import Field, Routine, Scratch, Tensors, by_shape, static_type
 from penstock.ops.common.work import attention_work
-from penstock.ops.onnx.attention import BIASED, Cache, Core, Heads, out_of_sight, share, split_heads
+from penstock.ops.onnx.attention import (
+    BIASED,
+    Cache,
+    Core,
+    Heads,
+    Scoring,
+    Sight,
+    out_of_sight,
+    share,
+    split_heads,
+)
 from penstock.ops.registry import MICROSOFT, operator
 
 
@@ -56,23 +67,37 @@ def _check_bias(shape: Shape | None, batch: Dim, heads: Dim, queries: Dim, keys:
     check_shape("attention_bias", shape, *allowed)
 
 
+class _Call(NamedTuple):
+    """The arrays of one run, of which ``presents`` get new and old keys and values.
+
+    ``start``: the number of positions of a shared buffer that are old; ``beams`` [batch, beam,
+    position]: the beam that each of them came from; ``show``: room for the biased scores.
+    """
+
+    q: np.ndarray
+    news: Sequence[np.ndarray]
+    olds: Sequence[np.ndarray | None]
+    presents: Sequence[np.ndarray | None]
+    y: np.ndarray
+    mask: np.ndarray | None
+    bias: np.ndarray | None
+    start: int | None = None
+    beams: np.ndarray | None = None
+    show: np.ndarray | None = None
+
+
 class _Attend:
-    """What both operations do once queries, keys and values are there. ``own``: whether keys, and
-    values, need room in the workspace to follow those of the past."""
+    """The part of both operations behind queries, keys and values. ``own``: whether keys, and
+    values, need room in the workspace to follow those of the ``past``."""
 
     def __init__(
-        self,
-        layout: Scratch,
-        heads: Heads,
-        dtype: np.dtype,
-        attrs: Attrs,
-        past: int,
-        own: Sequence[bool],
-        shown: int | None = None,
+        self, layout: Scratch, heads: Heads, dtype: np.dtype, node: Node, past: int, own: list[bool]
     ) -> None:
+        attrs = node.attrs
         scale = attrs.get("scale") or 1 / math.sqrt(max(heads.size, 1))
         self.heads = heads
-        self.core = Core(layout, heads, dtype, scale=scale, shown=shown)
+        scoring = Scoring(scale, shown=BIASED if _shown(node) else None)
+        self.core = Core(layout, heads, dtype, scoring)
         self.filter = dtype.type(attrs.get("mask_filter_value", -10000.0))
         self.causal = bool(attrs.get("unidirectional", 0))
         self.unseen = out_of_sight(heads.queries, heads.keys, past, causal=self.causal)
@@ -83,43 +108,25 @@ class _Attend:
             for size, room in sizes
         ]
 
-    def run(
-        self,
-        q: np.ndarray,
-        news: Sequence[np.ndarray],
-        olds: Any,
-        presents: Any,
-        y: np.ndarray,
-        mask: np.ndarray | None,
-        bias: np.ndarray | None,
-        workspace: np.ndarray,
-        start: int | None = None,
-        beams: np.ndarray | None = None,
-        show: np.ndarray | None = None,
-    ) -> None:
-        """Attend to new and old keys and values, of which ``presents`` have both afterwards.
-
-        ``start``: how many positions of a shared buffer are old; ``beams`` [batch, beam, position]:
-        the beam that each of them came from; ``show``: room for the biased scores.
-        """
-        heads, flags = self.heads, [self.unseen]
+    def run(self, call: _Call, workspace: np.ndarray) -> None:
+        """Attend to new and old keys and values."""
+        heads, start, show, blocked = self.heads, call.start, call.show, [self.unseen]
         if start is not None:
             end = start + heads.queries
             if start < 0 or end > heads.keys:
                 raise ShapeError(f"positions {start} to {end} are not in {heads.keys}")
             unseen = out_of_sight(heads.queries, heads.keys, start, causal=self.causal)
-            flags = [np.arange(heads.keys) >= end, unseen]
-        pairs = zip(self.caches, news, olds, presents, strict=True)
+            blocked = [np.arange(heads.keys) >= end, unseen]
+        pairs = zip(self.caches, call.news, call.olds, call.presents, strict=True)
         k, v = (cache.join(new, old, out, workspace, start) for cache, new, old, out in pairs)
-        if start is not None and beams is not None and heads.queries == 1:
-            k, v = (_follow(beams, x, start) for x in (k, v))
-        biases = [] if bias is None else [bias]
-        if mask is not None:
-            hidden = _hidden_keys(mask, heads)
+        if start is not None and call.beams is not None and heads.queries == 1:
+            k, v = (_follow(call.beams, x, start) for x in (k, v))
+        biases = [] if call.bias is None else [call.bias]
+        if call.mask is not None:
+            hidden = _hidden_keys(call.mask, heads)
             biases.append(np.where(hidden, self.filter, self.filter.dtype.type(0)))
-        blocked = [hidden for hidden in flags if hidden is not None]
-        out = split_heads(y, heads.heads)
-        self.core.run(q, k, v, out, workspace, blocked=blocked, biases=biases, show=show)
+        out = split_heads(call.y, heads.heads)
+        self.core.run((call.q, k, v), Sight(blocked, biases), out, workspace, show)
         if show is not None:
             np.maximum(show, np.finfo(show.dtype).min, out=show)
 
@@ -190,7 +197,7 @@ def attention(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> 
     if outputs[1] is not None and k_size != v_size:
         raise ShapeError("present has keys and values of one size")
     own = past_type is not None and outputs[1] is None
-    attend = _Attend(layout, heads, dtype, node.attrs, past, (own, own))
+    attend = _Attend(layout, heads, dtype, node, past, [own, own])
     ends = q_size, q_size + k_size, total
 
     def into(*arguments: Any) -> None:
@@ -204,7 +211,7 @@ def attention(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> 
         q, *news = (split_heads(qkv[..., low:high], count) for low, high in starts)
         olds = (None, None) if old is None else old
         presents = (None, None) if present is None else present
-        attend.run(q, news, olds, presents, y, mask, added, workspace)
+        attend.run(_Call(q, news, olds, presents, y, mask, added), workspace)
 
     return Routine(into, layout.size)
 
@@ -279,7 +286,9 @@ def _infer_mha(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return [TensorType(dtype, shape) for shape in (y, k, v, scores)]
 
 
-def _unpack(count: int, q: np.ndarray, k: Any, v: Any) -> list[np.ndarray]:
+def _unpack(
+    count: int, q: np.ndarray, k: np.ndarray | None, v: np.ndarray | None
+) -> list[np.ndarray]:
     """Queries, keys and values as [batch, heads, sequence, size]: views."""
     if k is None:
         return [q[..., i, :].transpose(0, 2, 1, 3) for i in range(3)]
@@ -293,15 +302,14 @@ def _shown(node: Node) -> bool:
     return len(node.outputs) > 3 and node.outputs[3] is not None
 
 
-def _mha(attrs: Attrs, inputs: Tensors, outputs: Tensors) -> Routine:
+def _mha(node: Node, inputs: Tensors, outputs: Tensors) -> Routine:
     _, dtype = static_type(inputs, 0)
-    (batch, _, queries, size), k_shape, v_shape, past = _mha_shapes(inputs, attrs)
-    count, layout = _heads_of(attrs), Scratch()
+    (batch, _, queries, size), k_shape, v_shape, past = _mha_shapes(inputs, node.attrs)
+    count, layout = _heads_of(node.attrs), Scratch()
     heads = Heads(batch, count, count, queries, k_shape[2], size, v_shape[3])  # type: ignore[arg-type]
     assert isinstance(past, int)
     own = [inputs[6] is not None and outputs[i] is None for i in (1, 2)]
-    shown = None if outputs[3] is None else BIASED
-    attend = _Attend(layout, heads, dtype, attrs, past, own, shown)
+    attend = _Attend(layout, heads, dtype, node, past, own)
     sums: list[Field | None] = [None] * 3
     if inputs[3] is not None:
         new_keys = heads.queries if inputs[8] is not None else heads.keys - past
@@ -323,7 +331,9 @@ def _mha(attrs: Attrs, inputs: Tensors, outputs: Tensors) -> Routine:
             start += width
         q, *news = parts
         used = None if length is None else int(length.reshape(-1)[0])
-        attend.run(q, news, (old_k, old_v), presents, y, mask, added, workspace, used, beams, show)
+        olds = old_k, old_v
+        call = _Call(q, news, olds, presents, y, mask, added, used, beams, show)
+        attend.run(call, workspace)
 
     return Routine(into, layout.size)
 
@@ -331,7 +341,7 @@ def _mha(attrs: Attrs, inputs: Tensors, outputs: Tensors) -> Routine:
 @operator("MultiHeadAttention", domain=MICROSOFT, infer=_infer_mha)
 @by_shape(arity=(10, 4), contiguous=True, values=lambda node: (8,) if _shown(node) else ())
 def multi_head_attention(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-    return _mha(node.attrs, inputs, outputs)
+    return _mha(node, inputs, outputs)
 
 
 # DecoderMaskedMultiHeadAttention: the same for one query of each sample, with inputs in their order
@@ -350,7 +360,7 @@ def _infer_decoder(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]
 @operator("DecoderMaskedMultiHeadAttention", domain=MICROSOFT, infer=_infer_decoder)
 @by_shape(arity=(11, 4), contiguous=True, values=lambda node: (7,) if _shown(node) else ())
 def decoder_attention(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-    routine = _mha(node.attrs, _reordered(inputs), outputs)
+    routine = _mha(node, _reordered(inputs), outputs)
 
     def into(*arguments: Any) -> None:
         routine.into(*_reordered(arguments[:11]), *arguments[11:])

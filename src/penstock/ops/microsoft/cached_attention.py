@@ -31,12 +31,17 @@ from penstock.ops.onnx.attention import (
     SOFTMAX,
     Core,
     Heads,
+    Scoring,
+    Sight,
     out_of_sight,
     share,
     split_heads,
 )
 from penstock.ops.onnx.rotary import Rotation, angles
 from penstock.ops.registry import MICROSOFT, operator
+
+_COSINES = {"GroupQueryAttention": 7, "SparseAttention": 9}
+"""the place of the cosines among the inputs; the sines come behind them"""
 
 
 class _Sizes(NamedTuple):
@@ -103,7 +108,7 @@ def _cache_bits(types: Types, attrs: Attrs) -> int:
 
 
 def _window(attrs: Attrs) -> int:
-    """How many keys a query sees at most; 0 for all of them."""
+    """The number of keys that a query sees at most; 0 for all of them."""
     window = max(attrs.get("local_window_size", -1), 0)
     if window and not attrs.get("causal", 1):
         raise ShapeError("a local_window_size needs causal attention")
@@ -113,7 +118,7 @@ def _window(attrs: Attrs) -> int:
 
 
 def resident(length: np.ndarray, capacity: int, window: int) -> np.ndarray:
-    """How many of ``length`` positions stay in a cache that is cut to its window when it is full.
+    """The positions, of ``length``, that stay in a cache that is cut to its window when it is full.
 
     >>> resident(np.arange(9), 6, 4)
     array([0, 1, 2, 3, 4, 5, 6, 4, 5])
@@ -188,23 +193,44 @@ class _Store:
         return codes[..., ::2] | codes[..., 1::2] << 4
 
 
+def _shown(attrs: Attrs, outputs: Tensors) -> int | None:
+    """The stage of the scores that the fourth output has, if there is one."""
+    if len(outputs) < 4 or outputs[3] is None:
+        return None
+    shown = {1: BIASED, 2: SOFTMAX}.get(attrs.get("qk_output", 0))
+    if shown is None or attrs.get("sliding_window_cache", 0):
+        raise ShapeError("output_qk needs a qk_output of 1 or 2, and no sliding window")
+    return shown
+
+
+class _Call(NamedTuple):
+    """The arrays of one run. ``parts``: queries, keys and values; ``caches``: past, present and
+    scales of keys and of values; ``ends``: the positions of each sample; ``turning``: cosines,
+    sines, positions."""
+
+    parts: Sequence[np.ndarray]
+    caches: Sequence[Sequence[np.ndarray | None]]
+    ends: np.ndarray
+    turning: Sequence[np.ndarray | None]
+    sight: Sight
+    y: np.ndarray
+    show: np.ndarray | None = None
+
+
 class _CachedAttention:
-    """What both operations do, for given sizes."""
+    """Both operations, for given sizes."""
 
     def __init__(
         self,
         layout: Scratch,
+        node: Node,
         sizes: _Sizes,
         dtype: np.dtype,
-        node: Node,
-        own: Sequence[bool],
-        *,
-        half: int,
-        bits: int = 0,
-        shown: int | None = None,
+        inputs: Tensors,
+        outputs: Tensors,
     ) -> None:
         batch, queries, new, size, room, total = rules.all_known(sizes) or (0,) * 6
-        attrs = node.attrs
+        attrs, bits = node.attrs, _cache_bits(inputs, node.attrs)
         heads, kv_heads = _heads_of(attrs)
         self.sliding = bool(attrs.get("sliding_window_cache", 0))
         self.room, self.total, self.new, self.window = room, total, new, _window(attrs)
@@ -212,18 +238,21 @@ class _CachedAttention:
         keys = min(total, room + new) if self.sliding else total
         self.heads = Heads(batch, heads, kv_heads, queries, keys, size, size)
         scale = attrs.get("scale") or 1 / math.sqrt(max(size, 1))
-        softcap = attrs.get("softcap", 0.0)
-        self.core = Core(layout, self.heads, dtype, scale=scale, softcap=softcap, shown=shown)
+        scoring = Scoring(scale, attrs.get("softcap", 0.0), _shown(attrs, outputs))
+        self.core = Core(layout, self.heads, dtype, scoring)
         dims = batch, kv_heads, keys, size
-        self.stores = [_Store(layout, dims, dtype, bits, room or self.sliding) for room in own]
+        self.stores = [
+            _Store(layout, dims, dtype, bits, outputs[i] is None or self.sliding) for i in (1, 2)
+        ]
         self.turns = []
         if attrs.get("do_rotary", 0):
             interleaved = bool(attrs.get("rotary_interleaved", 0))
+            half = tensor(inputs, _COSINES[node.op.name]).dims[1]
             for dims in ((batch, heads, queries, size), (batch, kv_heads, new, size)):
                 rotation = Rotation(layout, dims, half, dtype, interleaved)
                 self.turns.append((rotation, layout.field(dims, dtype)))
 
-    def split(self, q: np.ndarray, k: Any, v: Any) -> list[np.ndarray]:
+    def split(self, q: np.ndarray, k: np.ndarray | None, v: np.ndarray) -> list[np.ndarray]:
         """Queries, keys and values as [batch, heads, sequence, size]."""
         _, heads, kv_heads, *_ = self.heads
         if k is not None:
@@ -241,30 +270,21 @@ class _CachedAttention:
             raise ShapeError(f"{self.heads.queries} queries are more than {ends.min()} positions")
         return ends - self.heads.queries
 
-    def run(
-        self,
-        parts: Sequence[np.ndarray],
-        caches: Sequence[Sequence[Any]],
-        ends: np.ndarray,
-        turning: Sequence[Any],
-        hidden: Sequence[np.ndarray],
-        biases: Sequence[np.ndarray],
-        y: np.ndarray,
-        workspace: np.ndarray,
-        **options: Any,
-    ) -> list[np.ndarray]:
-        """Attend; return the flags of hidden keys. ``parts``: queries, keys and values; ``caches``:
-        past, present and scales of keys and of values; ``turning``: cosines, sines, positions."""
-        parts, heads = list(parts), self.heads
-        offset = self.offsets(ends)
+    def run(self, call: _Call, workspace: np.ndarray) -> list[np.ndarray | None]:
+        """Attend; return the flags of hidden keys, None being none."""
+        parts, heads, ends = list(call.parts), self.heads, call.ends
+        biases, offset = call.sight.biases, self.offsets(ends)
         if self.turns:
-            cos, sin, positions = turning
-            cos, sin = (angles(cache, self._positions(offset, positions)) for cache in (cos, sin))
+            cos_cache, sin_cache, given_places = call.turning
+            assert cos_cache is not None and sin_cache is not None
+            places = self._positions(offset, given_places)
+            cos, sin = angles(cos_cache, places), angles(sin_cache, places)
             for i, (rotation, field) in enumerate(self.turns):
                 turned = field(workspace)
                 if turned.size:
                     rotation.run(parts[i], cos, sin, turned, workspace)
                 parts[i] = turned
+        # New keys follow the past; there are none if the cache has those of the queries already.
         before = offset + (heads.queries - self.new)
         cached, kept = before, before + self.new
         if self.sliding:
@@ -276,25 +296,20 @@ class _CachedAttention:
         k, v = (
             store.join(new, old, present, scale, rows, workspace)
             for store, new, (old, present, scale) in zip(
-                self.stores, parts[1:], caches, strict=True
+                self.stores, parts[1:], call.caches, strict=True
             )
         )
         first = (before - cached).reshape(-1, 1, 1, 1)
-        flags = [np.arange(heads.keys) >= ends.reshape(-1, 1, 1, 1) - first, *hidden]
-        unseen = out_of_sight(
-            heads.queries,
-            heads.keys,
-            offset.reshape(-1, 1, 1, 1) - first,
-            causal=self.causal,
-            left=self.window - 1,
-        )
-        if unseen is not None:
-            flags.append(unseen)
+        flags = [np.arange(heads.keys) >= ends.reshape(-1, 1, 1, 1) - first, *call.sight.blocked]
+        at, left = offset.reshape(-1, 1, 1, 1) - first, self.window - 1
+        flags.append(out_of_sight(heads.queries, heads.keys, at, causal=self.causal, left=left))
+        # The cache holds a part of the positions, while biases are by position in the whole text.
         if self.sliding:
             where = np.minimum(first + np.arange(heads.keys), self.total - 1)
             biases = [np.take_along_axis(bias, where, 3) for bias in biases]
-        out = split_heads(y, heads.heads)
-        self.core.run(parts[0], k, v, out, workspace, blocked=flags, biases=biases, **options)
+        sight = Sight(flags, biases, call.sight.sink)
+        out = split_heads(call.y, heads.heads)
+        self.core.run((parts[0], k, v), sight, out, workspace, call.show)
         return flags
 
     def _positions(self, offset: np.ndarray, given: np.ndarray | None) -> np.ndarray:
@@ -381,24 +396,12 @@ def _slides(types: Types, attrs: Attrs) -> bool:
 @by_shape(arity=(16, 4), values=(6,), contiguous=True)
 def group_query_attention(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     attrs, layout = node.attrs, Scratch()
-    bits, shown = _cache_bits(inputs, attrs), None
+    bits, shown = _cache_bits(inputs, attrs), _shown(attrs, outputs)
     _, dtype = static_type(inputs, 0)
     if inputs[3] is not None and not bits and inputs[3].dtype != dtype:
         dtype = FLOAT32
-    if outputs[3] is not None:
-        shown = {1: BIASED, 2: SOFTMAX}.get(attrs.get("qk_output", 0))
-        if shown is None or attrs.get("sliding_window_cache", 0):
-            raise ShapeError("output_qk needs a qk_output of 1 or 2, and no sliding window")
-    attend = _CachedAttention(
-        layout,
-        _sizes(inputs, attrs, consts, 6),
-        dtype,
-        node,
-        [outputs[i] is None for i in (1, 2)],
-        half=0 if inputs[7] is None else inputs[7].dims[1],
-        bits=bits,
-        shown=shown,
-    )
+    sizes = _sizes(inputs, attrs, consts, 6)
+    attend = _CachedAttention(layout, node, sizes, dtype, inputs, outputs)
     smooth = np.zeros(_heads_of(attrs)[0], dtype) if attrs.get("smooth_softmax", -1) == 1 else None
 
     def into(*arguments: Any) -> None:
@@ -406,20 +409,21 @@ def group_query_attention(node: Node, inputs: Tensors, outputs: Tensors, consts:
             arguments[:14]
         )
         y, new_k, new_v, show, workspace = arguments[16:]
-        flags = attend.run(
+        if not bits:
+            k_scale = v_scale = None
+        call = _Call(
             attend.split(q, k, v),
-            ((old_k, new_k, k_scale if bits else None), (old_v, new_v, v_scale if bits else None)),
+            ((old_k, new_k, k_scale), (old_v, new_v, v_scale)),
             lengths.reshape(-1) + 1,
             (cos, sin, places),
-            (),
-            () if bias is None else (bias,),
+            Sight((), () if bias is None else (bias,), smooth if sink is None else sink),
             y,
-            workspace,
-            show=show,
-            sink=smooth if sink is None else sink,
+            show,
         )
+        flags = attend.run(call, workspace)
         for hidden in flags if shown == BIASED else ():
-            np.copyto(show, 0, where=hidden)
+            if hidden is not None:
+                np.copyto(show, 0, where=hidden)
 
     return Routine(into, layout.size)
 
@@ -476,14 +480,8 @@ def _hidden_blocks(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
 def sparse_attention(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     layout, block = Scratch(), node.attrs["sparse_block_size"]
     _, dtype = static_type(inputs, 0)
-    attend = _CachedAttention(
-        layout,
-        _sizes(inputs, node.attrs, consts, 7),
-        dtype,
-        node,
-        [outputs[i] is None for i in (1, 2)],
-        half=0 if inputs[9] is None else inputs[9].dims[1],
-    )
+    sizes = _sizes(inputs, node.attrs, consts, 7)
+    attend = _CachedAttention(layout, node, sizes, dtype, inputs, outputs)
     heads = attend.heads
 
     def into(*arguments: Any) -> None:
@@ -492,15 +490,14 @@ def sparse_attention(node: Node, inputs: Tensors, outputs: Tensors, consts: Cons
         blocks = _hidden_blocks(starts, columns)
         places = (attend.offsets(ends)[:, None] + np.arange(heads.queries)) // block
         hidden = np.moveaxis(blocks[:, places], 0, 1)[..., np.arange(heads.keys) // block]
-        attend.run(
+        call = _Call(
             attend.split(q, k, v),
             ((old_k, new_k, None), (old_v, new_v, None)),
             ends,
             (cos, sin, None),
-            (np.tile(hidden, (1, heads.heads // len(blocks), 1, 1)),),
-            (),
+            Sight((np.tile(hidden, (1, heads.heads // len(blocks), 1, 1)),)),
             y,
-            workspace,
         )
+        attend.run(call, workspace)
 
     return Routine(into, layout.size)

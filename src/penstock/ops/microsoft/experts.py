@@ -30,7 +30,7 @@ from penstock.ops.registry import MICROSOFT, operator
 
 
 class ExpertLayer(NamedTuple):
-    """Where the inputs of a layer of all experts stand."""
+    """The places of the inputs of a layer of all experts."""
 
     name: str
     weights: int
@@ -68,7 +68,7 @@ def _swiglu(attrs: Attrs, gate: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def fusion_of(attrs: Attrs) -> int:
-    """How fc1 holds both layers of a gated activation: 1 row by row, 2 one after the other."""
+    """The order of the layers of a gated activation in fc1: 1 row by row, 2 one after the other."""
     name = rules.choice(attrs, "activation_type", "relu", (*_ACTIVATIONS, "swiglu"))
     fusion = int(attrs.get("swiglu_fusion", 0)) if name == "swiglu" else 0
     if fusion not in (0, 1, 2):
@@ -250,6 +250,7 @@ def mixture_of_experts(node: Node, inputs: Tensors, outputs: Tensors, consts: Co
         # ONNX Runtime's QMoE normalizes a softmax whatever its attribute says.
         if normalized or (quantized and not given_shares):
             shares /= shares.sum(axis=1, keepdims=True)
+        # An expert takes all of its tokens at once: one product of matrices instead of many.
         total = np.zeros_like(x)
         for expert in np.unique(chosen).tolist():
             tokens, place = np.nonzero(chosen == expert)

@@ -34,7 +34,7 @@ class _Quantized:
         self.codes, self.scale = codes, scale
 
     def gatewise(self, out: np.ndarray, batch: int) -> tuple[Any, ...]:
-        """How rows are multiplied with this, as ``recurrent`` asks for it."""
+        """The product of rows with this, as ``recurrent`` asks for it."""
         gates, rows, hidden = out.shape
         matrix, scale, target = self.codes, self.scale, out
         if batch == 1:

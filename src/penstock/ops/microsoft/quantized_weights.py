@@ -143,7 +143,8 @@ def matmul_nbits(node: Node, types: Types) -> Kernel:
         )
     step = max(1, PANEL // packed.k)
 
-    def into(a: Any, b: Any, scales: Any, zeros: Any, g_idx: Any, bias: Any, out: Any) -> None:
+    def into(a: np.ndarray, *arguments: Any) -> None:
+        b, scales, zeros, g_idx, bias, out = arguments
         left, result = a.reshape(-1, packed.k), out.reshape(-1, packed.n)
         if fixed is not None:
             product_in_parts(left, fixed.value.T, result)
@@ -188,12 +189,12 @@ def _infer_gather(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 
 def _per_byte(dtype: np.dtype, attrs: Attrs) -> int:
-    """How many elements a byte of ``data`` holds."""
+    """The number of elements in a byte of ``data``."""
     return 8 // _bits(attrs) if dtype == UINT8 else 1
 
 
 class _GatheredBlocks:
-    """Which scale and zero point belong to each gathered element."""
+    """The scale and zero point of each gathered element."""
 
     def __init__(
         self,
@@ -244,7 +245,8 @@ def gather_blocks(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts)
     if not count:
         raise ShapeError(f"nothing can be gathered along axis {axis} of {dims}")
 
-    def into(data: Any, indices: Any, scales: Any, zeros: Any, out: np.ndarray) -> None:
+    def into(data: np.ndarray, *arguments: Any) -> None:
+        indices, scales, zeros, out = arguments
         outside = (indices < -count) | (indices >= count)
         where = np.where(outside, 0, np.where(indices < 0, indices + count, indices))
         picked_data = np.take(data, where, axis)

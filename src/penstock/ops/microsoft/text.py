@@ -16,7 +16,7 @@ from penstock.ops.common.constant_cache import by_attributes
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.common.hashes import text_hashes
 from penstock.ops.common.regex import Regex, RegexError, simple_pattern
-from penstock.ops.common.shape_rules import tensor
+from penstock.ops.common.shape_rules import same_shape, tensor
 from penstock.ops.onnx.text import padded_rows
 from penstock.ops.registry import MICROSOFT, operator
 
@@ -24,7 +24,7 @@ UINT32 = np.dtype(np.uint32)
 
 
 def _pieces(least: int, separator: str) -> Callable[[str], Iterable[str]]:
-    """What is between separators, if it has ``least`` characters. An empty separator takes away
+    """The text between separators, if it has ``least`` characters. An empty separator takes away
     the character behind it."""
     pattern, simple = Regex(separator), simple_pattern(separator)
     if simple is not None:
@@ -122,9 +122,8 @@ def tokenizer(attrs: Attrs) -> Callable[[np.ndarray], np.ndarray]:
 # MurmurHash3
 
 
-def _infer_hash(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    dtype = UINT32 if attrs.get("positive", 1) else INT32
-    return (TensorType(dtype, tensor(types, 0).shape),)
+def _hash_type(attrs: Attrs) -> np.dtype:
+    return UINT32 if attrs.get("positive", 1) else INT32
 
 
 def _rotated(x: np.ndarray, bits: int) -> np.ndarray:
@@ -148,10 +147,9 @@ def _hashes(texts: np.ndarray, seed: int) -> np.ndarray:
     return result
 
 
-@operator("MurmurHash3", domain=MICROSOFT, arity=(1, 1), infer=_infer_hash, strings=True)
+@operator("MurmurHash3", domain=MICROSOFT, arity=(1, 1), infer=same_shape(_hash_type), strings=True)
 def murmur_hash3(node: Node, types: Types) -> Kernel:
-    seed = node.attrs.get("seed", 0) % 2**32
-    dtype = UINT32 if node.attrs.get("positive", 1) else INT32
+    seed, dtype = node.attrs.get("seed", 0) % 2**32, _hash_type(node.attrs)
 
     def run(x: np.ndarray) -> np.ndarray:
         if x.dtype != STRING:

@@ -34,7 +34,7 @@ from penstock.ops.common.elementwise import (
     ufunc,
 )
 from penstock.ops.onnx.arithmetic import erf_argument
-from penstock.ops.registry import operator
+from penstock.ops.registry import ArrayFunction, operator
 
 Formula: TypeAlias = Callable[[np.dtype, Attrs], Body]
 
@@ -43,13 +43,13 @@ def _constants(dtype: np.dtype, *values: float) -> list[np.ndarray]:
     return [typed_scalar(value, dtype) for value in values]
 
 
-def relu(dtype: np.dtype, attrs: Attrs | None = None) -> Callable[..., Any]:
+def relu(dtype: np.dtype, attrs: Attrs | None = None) -> ArrayFunction:
     """``max(x, 0)``, by default into a new array."""
     zero, bound = typed_scalar(0, dtype), largest(dtype)
     return lambda x, out=None: clip(x, zero, bound, out)
 
 
-def _negative(dtype: np.dtype) -> Callable[[Any, Any], Any]:
+def _negative(dtype: np.dtype) -> Callable[[np.ndarray, np.ndarray], Any]:
     """``min(x, 0)`` into an array."""
     bound, zero = smallest(dtype), typed_scalar(0, dtype)
     return lambda x, out: clip(x, bound, zero, out)
@@ -58,7 +58,7 @@ def _negative(dtype: np.dtype) -> Callable[[Any, Any], Any]:
 def _prelu_formula(dtype: np.dtype) -> Body:
     positive, negative = relu(dtype), _negative(dtype)
 
-    def body(x: Any, slope: Any, out: Any, t: Any) -> None:
+    def body(x: np.ndarray, slope: np.ndarray, out: np.ndarray, t: np.ndarray) -> None:
         negative(x, t)
         np.multiply(t, slope, t)
         positive(x, out)
@@ -75,7 +75,7 @@ def _exponential(
     slope = None if gain is None else typed_scalar(gain, dtype)
     divisor = None if width is None else typed_scalar(width, dtype)
 
-    def body(x: Any, out: Any, t: Any) -> None:
+    def body(x: np.ndarray, out: np.ndarray, t: np.ndarray) -> None:
         negative(x, t)
         if divisor is not None:
             np.divide(t, divisor, t)
@@ -110,7 +110,7 @@ def leaky_relu(dtype: np.dtype, attrs: Attrs) -> Body:
         return lambda x, out, t: split(x, alpha, out, t)
     choose = maximum if slope <= 1 else minimum
 
-    def body(x: Any, out: Any, t: Any) -> None:
+    def body(x: np.ndarray, out: np.ndarray, t: np.ndarray) -> None:
         np.multiply(x, alpha, t)
         choose(x, t, out)
 
@@ -121,7 +121,7 @@ def _softplus(dtype: np.dtype, attrs: Attrs) -> Body:
     """log(1 + exp(x)), without overflow as max(x, 0) + log(1 + exp(-|x|))."""
     positive = relu(dtype)
 
-    def body(x: Any, out: Any, t: Any) -> None:
+    def body(x: np.ndarray, out: np.ndarray, t: np.ndarray) -> None:
         np.absolute(x, t)
         np.negative(t, t)
         np.exp(t, t)
@@ -135,7 +135,7 @@ def _softplus(dtype: np.dtype, attrs: Attrs) -> Body:
 def _thresholded_relu(dtype: np.dtype, attrs: Attrs) -> Body:
     alpha, zero = _constants(dtype, attrs.get("alpha", 1.0), 0)
 
-    def body(x: Any, out: Any) -> None:
+    def body(x: np.ndarray, out: np.ndarray) -> None:
         dropped = np.logical_not(np.greater(x, alpha))  # NaNs too
         np.copyto(out, x)
         np.copyto(out, zero, where=dropped)
@@ -147,7 +147,7 @@ def _shrink(dtype: np.dtype, attrs: Attrs) -> Body:
     bound = attrs.get("lambd", 0.5)
     low, high, shift, zero = _constants(dtype, -bound, bound, attrs.get("bias", 0.0), 0)
 
-    def body(x: Any, out: Any, less: Any, more: Any) -> None:
+    def body(x: np.ndarray, out: np.ndarray, less: np.ndarray, more: np.ndarray) -> None:
         below, above = np.less(x, low), np.greater(x, high)
         np.subtract(x, shift, less)
         np.add(x, shift, more)
@@ -162,7 +162,7 @@ def sigmoid(dtype: np.dtype, attrs: Attrs) -> Body:
     """1 / (1 + exp(-x)): where exp overflows, the quotient is the 0 that it should be."""
     one = typed_scalar(1, dtype)
 
-    def body(x: Any, out: Any) -> None:
+    def body(x: np.ndarray, out: np.ndarray) -> None:
         np.negative(x, out)
         np.exp(out, out)
         np.add(out, one, out)
@@ -175,7 +175,7 @@ def swish(dtype: np.dtype, attrs: Attrs) -> Body:
     """x sigmoid(alpha x)."""
     factor, one = _constants(dtype, -attrs.get("alpha", 1.0), 1)
 
-    def body(x: Any, out: Any, t: Any) -> None:
+    def body(x: np.ndarray, out: np.ndarray, t: np.ndarray) -> None:
         np.multiply(x, factor, t)
         np.exp(t, t)
         np.add(t, one, t)
@@ -187,7 +187,7 @@ def swish(dtype: np.dtype, attrs: Attrs) -> Body:
 def _swiglu(dtype: np.dtype, attrs: Attrs) -> Body:
     gate = swish(dtype, attrs)
 
-    def body(a: Any, b: Any, out: Any, t: Any) -> None:
+    def body(a: np.ndarray, b: np.ndarray, out: np.ndarray, t: np.ndarray) -> None:
         gate(a, t, t)
         np.multiply(t, b, out)
 
@@ -198,7 +198,7 @@ def _gelu_exact(dtype: np.dtype, attrs: Attrs) -> Body:
     """x (1 + erf(x / sqrt(2))) / 2, where (1 + tanh(z)) / 2 = 1 / (1 + exp(-2 z))."""
     argument, one = erf_argument(dtype, math.sqrt(0.5), -2.0), typed_scalar(1, dtype)
 
-    def body(x: Any, out: Any, p: Any, q: Any, u: Any) -> None:
+    def body(x: np.ndarray, out: np.ndarray, p: np.ndarray, q: np.ndarray, u: np.ndarray) -> None:
         argument(x, p, q, u)
         np.exp(p, p)
         np.add(p, one, p)
@@ -212,7 +212,7 @@ def _gelu_tanh(dtype: np.dtype, attrs: Attrs) -> Body:
     factor = -2 * math.sqrt(2 / math.pi)
     linear, cubic, one = _constants(dtype, factor, 0.044715 * factor, 1)
 
-    def body(x: Any, out: Any, t: Any) -> None:
+    def body(x: np.ndarray, out: np.ndarray, t: np.ndarray) -> None:
         np.square(x, t)
         np.multiply(t, cubic, t)
         np.add(t, linear, t)
@@ -228,7 +228,7 @@ def _hard_sigmoid(dtype: np.dtype, attrs: Attrs) -> Body:
     alpha, beta = _constants(dtype, attrs.get("alpha", 0.2), attrs.get("beta", 0.5))
     zero, one = _constants(dtype, 0, 1)
 
-    def body(x: Any, out: Any) -> None:
+    def body(x: np.ndarray, out: np.ndarray) -> None:
         np.multiply(x, alpha, out)
         np.add(out, beta, out)
         clip(out, zero, one, out)
@@ -239,7 +239,7 @@ def _hard_sigmoid(dtype: np.dtype, attrs: Attrs) -> Body:
 def _hard_swish(dtype: np.dtype, attrs: Attrs) -> Body:
     gate = _hard_sigmoid(dtype, {"alpha": 1 / 6, "beta": 0.5})
 
-    def body(x: Any, out: Any, t: Any) -> None:
+    def body(x: np.ndarray, out: np.ndarray, t: np.ndarray) -> None:
         gate(x, t)
         np.multiply(x, t, out)
 
@@ -249,7 +249,7 @@ def _hard_swish(dtype: np.dtype, attrs: Attrs) -> Body:
 def _softsign(dtype: np.dtype, attrs: Attrs) -> Body:
     one = typed_scalar(1, dtype)
 
-    def body(x: Any, out: Any, t: Any) -> None:
+    def body(x: np.ndarray, out: np.ndarray, t: np.ndarray) -> None:
         np.absolute(x, t)
         np.add(t, one, t)
         np.divide(x, t, out)
@@ -262,7 +262,7 @@ def _mish(dtype: np.dtype, attrs: Attrs) -> Body:
     # Beyond 40 the quotient is 1, and e * e must not overflow.
     low, high, two = _constants(dtype, -math.inf, 40, 2)
 
-    def body(x: Any, out: Any, n: Any, t: Any) -> None:
+    def body(x: np.ndarray, out: np.ndarray, n: np.ndarray, t: np.ndarray) -> None:
         clip(x, low, high, t)
         np.exp(t, t)
         np.add(t, two, n)
@@ -274,12 +274,12 @@ def _mish(dtype: np.dtype, attrs: Attrs) -> Body:
     return body
 
 
-def applied(make: Formula, scratch: int, attrs: Attrs) -> Callable[[Any, Any], Any]:
+def applied(make: Formula, scratch: int, attrs: Attrs) -> Callable[[np.ndarray, np.ndarray], Any]:
     """A formula as ``function(x, out)`` on floats of any dtype, where ``out`` may be ``x``."""
     body = cache(lambda dtype: make(dtype, attrs))
     general = formula(body, (), scratch=scratch).function
 
-    def function(x: Any, out: Any) -> None:
+    def function(x: np.ndarray, out: np.ndarray) -> None:
         # One block of a dtype that is not widened: without the overhead of the general case.
         if x.size <= BLOCK and x.dtype == out.dtype == FLOAT32 and (not scratch or x.ndim):
             body(FLOAT32)(x, out, *(np.empty((scratch, *x.shape), FLOAT32) if scratch else ()))
@@ -294,7 +294,7 @@ def _affine(dtype: np.dtype, attrs: Attrs) -> Body:
 
 
 def _scaled_tanh(dtype: np.dtype, attrs: Attrs) -> Body:
-    def body(x: Any, out: Any) -> None:
+    def body(x: np.ndarray, out: np.ndarray) -> None:
         np.tanh(np.multiply(x, attrs["beta"], out), out)
         np.multiply(out, attrs["alpha"], out)
 
@@ -376,7 +376,7 @@ def _checked(kernel: Kernel, infer: Infer, types: Types) -> Kernel:
     if all(rules.tensor(types, i).static for i in range(2)):
         return kernel
 
-    def function(a: np.ndarray, b: np.ndarray) -> Any:
+    def function(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         infer([TensorType(x.dtype, x.shape) for x in (a, b)], {}, ())
         return kernel.function(a, b)
 

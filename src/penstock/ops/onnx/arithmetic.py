@@ -33,7 +33,7 @@ from penstock.ops.common.elementwise import (
     typed_scalar,
     ufunc,
 )
-from penstock.ops.registry import operator
+from penstock.ops.registry import ArrayFunction, operator
 
 
 def _pairs(of_ints: Callable[[int, int], Dim], named: Callable[[Dim, Dim], Dim]) -> Infer:
@@ -75,7 +75,7 @@ for _name, _function, _infer in (
     operator(_name, since=7, infer=_infer, elementwise=True)(compile_elementwise(_function, 2))
 
 
-def _signed_quotient(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> Any:
+def _signed_quotient(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
     """Towards zero: what is left after taking the remainder off divides evenly. 0 for b = 0."""
     return np.floor_divide(np.subtract(a, np.fmod(a, b)), b, out)
 
@@ -119,17 +119,17 @@ def _pow_element(a: Dim, b: Dim) -> Dim:
     return a if b == 1 else None
 
 
-def _cube(x: Any, out: Any, t: Any) -> None:
+def _cube(x: np.ndarray, out: np.ndarray, t: np.ndarray) -> None:
     np.square(x, t)
     np.multiply(t, x, out)
 
 
-def _fourth_power(x: Any, out: Any) -> None:
+def _fourth_power(x: np.ndarray, out: np.ndarray) -> None:
     np.square(x, out)
     np.square(out, out)
 
 
-def _reciprocal_root(x: Any, out: Any) -> None:
+def _reciprocal_root(x: np.ndarray, out: np.ndarray) -> None:
     np.sqrt(x, out)
     np.reciprocal(out, out)
 
@@ -139,7 +139,7 @@ _POWERS = {-0.5: (_reciprocal_root, 0), 3.0: (_cube, 1), 4.0: (_fourth_power, 0)
 _POWER_UFUNCS = {-1.0: np.reciprocal, 0.5: np.sqrt, 1.0: np.positive, 2.0: np.square}
 
 
-def _power(x: np.ndarray, y: np.ndarray, out: np.ndarray | None = None) -> Any:
+def _power(x: np.ndarray, y: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
     """Powers of any two dtypes."""
     if x.dtype.kind in "iu":
         result = _integer_power(x, y)
@@ -155,7 +155,7 @@ def _power(x: np.ndarray, y: np.ndarray, out: np.ndarray | None = None) -> Any:
     return out
 
 
-def _integer_power(x: np.ndarray, y: np.ndarray) -> Any:
+def _integer_power(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Powers of integers, wrapped as all arithmetic of integers; towards zero for y < 0."""
     if is_float(y.dtype):
         y = y.astype(np.float64)
@@ -252,7 +252,7 @@ def erf_argument(dtype: np.dtype, scale: float = 1.0, factor: float = 1.0) -> Bo
     below = [typed_scalar(c * scale ** (2 * k) / lead, dtype) for k, c in enumerate(under)]
     low, high = typed_scalar(0, dtype), typed_scalar(bound / scale**2, dtype)
 
-    def body(x: Any, p: Any, q: Any, u: Any) -> None:
+    def body(x: np.ndarray, p: np.ndarray, q: np.ndarray, u: np.ndarray) -> None:
         np.square(x, u)
         clip(u, low, high, u)
         np.multiply(u, above[-1], p)
@@ -273,7 +273,7 @@ def erf_argument(dtype: np.dtype, scale: float = 1.0, factor: float = 1.0) -> Bo
 def _erf(dtype: np.dtype) -> Body:
     argument = erf_argument(dtype)
 
-    def body(x: Any, out: Any, p: Any, q: Any, u: Any) -> None:
+    def body(x: np.ndarray, out: np.ndarray, p: np.ndarray, q: np.ndarray, u: np.ndarray) -> None:
         argument(x, p, q, u)
         np.tanh(p, out)
 
@@ -285,11 +285,11 @@ def erf_operator(node: Node, types: Types) -> Kernel:
     return formula(_erf, types, scratch=3)
 
 
-def _chain(function: Callable[..., Any], node: Node) -> Kernel:
+def _chain(function: ArrayFunction, node: Node) -> Kernel:
     """Inputs combined one after the other; 16-bit sums in float32."""
     n, mean = len(node.inputs), node.op.name == "Mean"
 
-    def run(*arguments: Any) -> Any:
+    def run(*arguments: np.ndarray) -> np.ndarray:
         first = arguments[0]
         if len(arguments) > n:
             out = arguments[n]
@@ -387,12 +387,12 @@ def clip_operator(node: Node, types: Types) -> Kernel:
                 for bound, limit in zip(bounds, (smallest, largest), strict=True)
             )
 
-            def clipped(*arguments: Any) -> Any:
+            def clipped(*arguments: np.ndarray) -> np.ndarray:
                 return clip(arguments[0], low, high, arguments[n] if len(arguments) > n else None)
 
             return ufunc(clipped, 1)
 
-    def run(*arguments: Any) -> Any:
+    def run(*arguments: Any) -> np.ndarray:
         x, *bounds = arguments[:n]
         out = arguments[n] if len(arguments) > n else np.empty(x.shape, x.dtype)
         for function, bound in zip((np.maximum, np.minimum), bounds, strict=False):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -14,8 +15,9 @@ from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Infer, Types
 from penstock.ops.common import shape_rules as rules
+from penstock.ops.common.specialize import Routine, Tensors, by_shape
 from penstock.ops.onnx.shape import repeated, unknown_shape
-from penstock.ops.registry import operator
+from penstock.ops.registry import Prepared, array_operator, operator
 
 
 def _infer_tile(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -38,28 +40,19 @@ def _tiled(x: TensorType, repeats: Sequence[Dim] | None) -> TensorType:
     return rules.with_data(type_, lambda: repeated(x, type_))
 
 
-def _tile(x: np.ndarray, repeats: Sequence[Any], out: np.ndarray | None) -> np.ndarray:
-    if len(repeats) != x.ndim:
-        raise ShapeError(f"{len(repeats)} repeats for a tensor of rank {x.ndim}")
-    if out is None:
-        if any(r < 0 for r in repeats):
-            raise ShapeError(f"repeats {list(repeats)} must not be negative")
-        out = np.empty([r * d for r, d in zip(repeats, x.shape, strict=True)], x.dtype)
-    # Splitting axes is a view whatever the strides: (r * d) is (r, d), and x repeats over r.
-    split = [n for pair in zip(repeats, x.shape, strict=True) for n in pair]
-    once = [n for d in x.shape for n in (1, d)]
-    out.reshape(split)[...] = x.reshape(once)
-    return out
-
-
 @operator("Tile", since=6, infer=_infer_tile, moves=True, strings=True)
-def tile(node: Node, types: Types) -> Kernel:
-    fixed = rules.known_ints(node, types, 1)
+@by_shape(values=(1,), widen=False)
+def tile(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+    dims, tiled = rules.tensor(inputs, 0).dims, rules.tensor(outputs, 0).dims
+    counts = [0 if not d else n // d for n, d in zip(tiled, dims, strict=True)]
+    # Splitting axes is a view whatever the strides: (r * d) is (r, d), and x repeats over r.
+    split = [n for pair in zip(counts, dims, strict=True) for n in pair]
+    once = [n for d in dims for n in (1, d)]
 
-    def run(x: np.ndarray, repeats: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        return _tile(x, repeats.tolist() if fixed is None else fixed, out)
+    def into(x: np.ndarray, repeats: np.ndarray, out: np.ndarray) -> None:
+        out.reshape(split)[...] = x.reshape(once)
 
-    return Kernel(run, run)
+    return Routine(into)
 
 
 def _infer_concat(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -232,7 +225,7 @@ def _divided(dim: Dim, factor: int) -> Dim:
     return dim // factor if isinstance(dim, int) else dim if factor == 1 else None
 
 
-def _block_dims(dims: Shape | None, b: int, to_space: bool) -> Shape:
+def block_dims(dims: Shape | None, b: int, to_space: bool) -> Shape:
     """The output shape of DepthToSpace or SpaceToDepth."""
     if dims is not None and len(dims) != 4:
         raise ShapeError(f"the input must have four dims, not shape {list(dims)}")
@@ -245,39 +238,43 @@ def _block_dims(dims: Shape | None, b: int, to_space: bool) -> Shape:
 def _infer_blocks(to_space: bool) -> Infer:
     def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         x = rules.tensor(types, 0)
-        return (TensorType(x.dtype, _block_dims(x.shape, _block(attrs), to_space)),)
+        return (TensorType(x.dtype, block_dims(x.shape, _block(attrs), to_space)),)
 
     return infer
 
 
-@operator("DepthToSpace", infer=_infer_blocks(True), moves=True, strings=True)
-@operator("SpaceToDepth", infer=_infer_blocks(False), moves=True, strings=True)
-def rearrange_blocks(node: Node, types: Types) -> Kernel:
-    """Axes split, permuted and merged while copying; an array with an axis split is a view."""
-    b, to_space = _block(node.attrs), node.op.name == "DepthToSpace"
-    # Whether the columns of a block lie together, rather than its depths.
-    column_first = rules.choice(node.attrs, "mode", "DCR", ("DCR", "CRD")) == "CRD"
+_PREPARED: Prepared = {
+    "b": lambda node: _block(node.attrs),
+    "to_space": lambda node: node.op.name == "DepthToSpace",
+    "mode": lambda node: rules.choice(node.attrs, "mode", "DCR", ("DCR", "CRD")),
+}
+_block_operator = partial(array_operator, moves=True, strings=True, fills=True, prepared=_PREPARED)
 
-    def run(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        dims: Any = _block_dims(x.shape, b, to_space)
-        if out is None:
-            out = np.empty(dims, x.dtype)
-        deep, flat = (x, out) if to_space else (out, x)
-        n, c, height, width = flat.shape
-        h, w = height // b, width // b
-        # Both with axes n, c, row and column in the block, h, w.
-        flat = flat.reshape(n, c, h, b, w, b).transpose(0, 1, 3, 5, 2, 4)
-        if column_first:
-            deep = deep.reshape(n, c, b, b, h, w)
-        else:
-            deep = deep.reshape(n, b, b, c, h, w).transpose(0, 3, 1, 2, 4, 5)
-        if not to_space:
-            deep[...] = flat
-            return out
-        # One position in the blocks at a time: in a single copy, NumPy's innermost loop would go
-        # over the few columns of a block.
-        for i, j in np.ndindex(b, b):
-            flat[:, :, i, j] = deep[:, :, i, j]
+
+@_block_operator("DepthToSpace", infer=_infer_blocks(True))
+@_block_operator("SpaceToDepth", infer=_infer_blocks(False))
+def rearrange_blocks(
+    x: np.ndarray, out: np.ndarray | None = None, *, b: int, to_space: bool, mode: str = "DCR"
+) -> np.ndarray:
+    """Move blocks of ``b`` rows and columns of [N, C, H, W] from the channels into height and
+    width, or back. In ``mode`` CRD, the columns of a block lie together, rather than its depths."""
+    dims: Any = block_dims(x.shape, b, to_space)
+    if out is None:
+        out = np.empty(dims, x.dtype)
+    deep, flat = (x, out) if to_space else (out, x)
+    n, c, height, width = flat.shape
+    h, w = height // b, width // b
+    # Both with axes n, c, row and column in the block, h, w.
+    flat = flat.reshape(n, c, h, b, w, b).transpose(0, 1, 3, 5, 2, 4)
+    if mode == "CRD":
+        deep = deep.reshape(n, c, b, b, h, w)
+    else:
+        deep = deep.reshape(n, b, b, c, h, w).transpose(0, 3, 1, 2, 4, 5)
+    if not to_space:
+        deep[...] = flat
         return out
-
-    return Kernel(run, run)
+    # One position in the blocks at a time: in a single copy, NumPy's innermost loop would go
+    # over the few columns of a block.
+    for i, j in np.ndindex(b, b):
+        flat[:, :, i, j] = deep[:, :, i, j]
+    return out

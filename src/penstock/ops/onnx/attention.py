@@ -64,26 +64,34 @@ class _Block(NamedTuple):
     total: Field
 
 
+class Scoring(NamedTuple):
+    """The computation of scores. ``shown``: the stage of the scores that ``Core.run`` writes to
+    ``show``; ``precise``: the softmax is computed in float64."""
+
+    scale: float
+    softcap: float = 0.0
+    shown: int | None = None
+    precise: bool = False
+
+
+class Sight(NamedTuple):
+    """The keys that queries see. ``blocked`` are flags of keys out of sight, None being none, and
+    ``biases`` are added to scores; both broadcast to [batch, heads, queries, keys]. ``sink``
+    [heads] has the score of one more key, whose value is zero."""
+
+    blocked: Sequence[np.ndarray | None] = ()
+    biases: Sequence[np.ndarray] = ()
+    sink: np.ndarray | None = None
+
+
 class Core:
     """``softmax(softcap(q k^T scale) + bias) v`` for given sizes."""
 
-    def __init__(
-        self,
-        layout: Scratch,
-        heads: Heads,
-        dtype: np.dtype,
-        *,
-        scale: float,
-        softcap: float = 0.0,
-        shown: int | None = None,
-        precise: bool = False,
-    ) -> None:
-        """``shown``: which stage of the scores ``run`` writes to ``show``; ``precise``: the softmax
-        is computed in float64."""
+    def __init__(self, layout: Scratch, heads: Heads, dtype: np.dtype, scoring: Scoring) -> None:
         if not is_float(dtype):
             raise ShapeError(f"attention takes floats, not {dtype_name(dtype)}")
-        self.heads, self.shown = heads, shown
-        self.scale, self.softcap = dtype.type(scale), dtype.type(softcap)
+        self.heads, self.shown, precise = heads, scoring.shown, scoring.precise
+        self.scale, self.softcap = dtype.type(scoring.scale), dtype.type(scoring.softcap)
         slices = _blocks(heads, dtype.itemsize)
         # The first block is as large as any.
         lines = math.prod(s.stop - s.start for s in slices[0]) * heads.group if slices else 0
@@ -111,23 +119,20 @@ class Core:
 
     def run(
         self,
-        q: np.ndarray,
-        k: np.ndarray,
-        v: np.ndarray,
+        parts: Sequence[np.ndarray],
+        sight: Sight,
         out: np.ndarray,
         workspace: np.ndarray,
-        *,
-        blocked: Sequence[np.ndarray] = (),
-        biases: Sequence[np.ndarray] = (),
         show: np.ndarray | None = None,
-        sink: np.ndarray | None = None,
     ) -> None:
-        """Attend. ``blocked`` are flags of keys out of sight, and ``biases`` are added to scores;
-        both broadcast to [batch, heads, queries, keys]. A query that sees no key gets zeros.
-        ``sink`` [heads] has the score of one more key, whose value is zero."""
-        heads = self.heads
+        """Attend; ``parts`` are queries, keys and values. A query that sees no key gets zeros."""
+        (q, k, v), (flags_or_none, biases, sink), heads = parts, sight, self.heads
         whole = (heads.batch, heads.heads, heads.queries)
-        blocked = [np.broadcast_to(flags, (*whole, heads.keys)) for flags in blocked]
+        blocked = [
+            np.broadcast_to(flags, (*whole, heads.keys))
+            for flags in flags_or_none
+            if flags is not None
+        ]
         biases = [np.broadcast_to(bias, (*whole, bias.shape[-1])) for bias in biases]
         masked = bool(blocked or biases)
         keys = k.swapaxes(2, 3)
@@ -190,6 +195,7 @@ def _exponentials(
         total[...] = 1
         return
     matrix, column = scores.reshape(-1, scores.shape[-1]), total.reshape(-1, 1)
+    # Exponentials of scores less their greatest cannot overflow, and the quotients are the same.
     row_reduce.maxima(matrix, column)
     if sink is not None:
         np.maximum(total, sink, out=total)
@@ -280,9 +286,9 @@ def _infer_attention(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
         if len(q.shape) == 3:
             shape = (batch, queries, rules.dim_product((heads, value_size)))
     sizes = (batch, heads, kv_heads, queries, keys, size, value_size)
-    mask = rules.tensor(types, 3).shape if rules.given(types, 3) else None
-    if mask is not None and all(isinstance(dim, int) for dim in (*sizes, *mask)):
-        check_mask(mask, Heads(*sizes))  # type: ignore[arg-type]
+    mask = rules.all_known(rules.tensor(types, 3).shape) if rules.given(types, 3) else None
+    if mask is not None and rules.all_known(sizes) is not None:
+        check_mask(mask, Heads._make(sizes))
     for name in ("left_window_size", "right_window_size"):
         if attrs.get(name, -1) < -1:
             raise ShapeError(f"{name} must be -1 or more, it is {attrs[name]}")
@@ -311,8 +317,8 @@ class Cache(NamedTuple):
     def join(
         self,
         new: np.ndarray,
-        old: Any,
-        out: Any,
+        old: np.ndarray | None,
+        out: np.ndarray | None,
         workspace: np.ndarray,
         start: int | None = None,
     ) -> np.ndarray:
@@ -330,9 +336,15 @@ class Cache(NamedTuple):
 
 
 def out_of_sight(
-    queries: int, keys: int, offset: Any, *, causal: bool, left: int = -1, right: int = -1
+    queries: int,
+    keys: int,
+    offset: int | np.ndarray,
+    *,
+    causal: bool,
+    left: int = -1,
+    right: int = -1,
 ) -> np.ndarray | None:
-    """Which keys causality and windows keep from queries that come ``offset`` after the first."""
+    """Flags of the keys that causality and windows hide from queries ``offset`` after the first."""
     if causal:
         right = 0
     if left < 0 and right < 0:
@@ -350,21 +362,19 @@ def attention(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> 
     attrs = node.attrs
     dims = attention_dims(inputs, attrs)
     assert all(isinstance(dim, int) for dim in dims)
-    heads = Heads(*dims)  # type: ignore[arg-type]
+    heads = Heads._make(dims)
     (_, dtype), mask, old = static_type(inputs, 0), inputs[3], inputs[4]
     scale = attrs.get("scale")
     # To NumPy, None equals the default dtype, float64.
     precision = rules.dtype_attribute(attrs, "softmax_precision")
     layout = Scratch()
-    core = Core(
-        layout,
-        heads,
-        dtype,
-        scale=1 / math.sqrt(max(heads.size, 1)) if scale is None else scale,
-        softcap=attrs.get("softcap", 0.0),
-        shown=None if outputs[3] is None else attrs.get("qk_matmul_output_mode", 0),
-        precise=precision is not None and precision == FLOAT64 != dtype,
+    scoring = Scoring(
+        1 / math.sqrt(max(heads.size, 1)) if scale is None else scale,
+        attrs.get("softcap", 0.0),
+        None if outputs[3] is None else attrs.get("qk_matmul_output_mode", 0),
+        precision is not None and precision == FLOAT64 != dtype,
     )
+    core = Core(layout, heads, dtype, scoring)
     past = 0 if old is None else old.dims[2]
     caches = []
     for i, size in ((1, heads.size), (2, heads.value_size)):
@@ -381,30 +391,29 @@ def attention(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> 
         q = split_heads(q, heads.heads)
         k = caches[0].join(split_heads(k, heads.kv_heads), old_k, new_k, workspace)
         v = caches[1].join(split_heads(v, heads.kv_heads), old_v, new_v, workspace)
-        flags, biases = [fixed], []
+        blocked, biases = [fixed], []
         if lengths is not None:
             ends = lengths.reshape(-1, 1, 1, 1)
-            flags += [np.arange(heads.keys) >= ends, unseen(heads, ends - heads.queries, attrs)]
+            blocked += [np.arange(heads.keys) >= ends, unseen(heads, ends - heads.queries, attrs)]
         if mask is not None and mask.dtype == BOOL:
-            flags.append(_blocked_by(mask, heads.keys))
+            blocked.append(_blocked_by(mask, heads.keys))
         elif mask is not None:
             biases.append(mask)
-        blocked = [hidden for hidden in flags if hidden is not None]
         y = split_heads(y, heads.heads)
-        core.run(q, k, v, y, workspace, blocked=blocked, biases=biases, show=show)
+        core.run((q, k, v), Sight(blocked, biases), y, workspace, show)
 
     return Routine(into, layout.size)
 
 
-def unseen(heads: Heads, offset: Any, attrs: Attrs) -> np.ndarray | None:
-    """Which keys an Attention keeps from queries that come ``offset`` after the first."""
+def unseen(heads: Heads, offset: int | np.ndarray, attrs: Attrs) -> np.ndarray | None:
+    """Flags of the keys that an Attention hides from queries ``offset`` after the first."""
     left, right = attrs.get("left_window_size", -1), attrs.get("right_window_size", -1)
     causal = bool(attrs.get("is_causal", 0))
     return out_of_sight(heads.queries, heads.keys, offset, causal=causal, left=left, right=right)
 
 
 def _blocked_by(mask: np.ndarray, keys: int) -> np.ndarray:
-    """Where ``mask`` is false; keys beyond its last dim are blocked too."""
+    """Flags of the keys at which ``mask`` is false; those beyond its last dim are blocked too."""
     hidden = np.logical_not(mask)
     if mask.shape[-1] == keys:
         return hidden

@@ -77,17 +77,19 @@ def _round_mode(attrs: Attrs) -> str:
 @operator("CastLike", since=15, infer=_infer_cast, strings=True)
 def cast(node: Node, types: Types) -> Kernel:
     attrs, source, dtype = node.attrs, tensor(types, 0).dtype, _target(types, node.attrs)
-    modes = bool(attrs.get("saturate", 1)), _round_mode(attrs)
+    saturate, mode = bool(attrs.get("saturate", 1)), _round_mode(attrs)
     if source is None or dtype is None:
 
         def run(x: np.ndarray, *like: np.ndarray) -> np.ndarray:
             target = like[0].dtype if dtype is None else dtype
-            return x.copy() if x.dtype == target else _conversion(x.dtype, target, *modes)(x)
+            if x.dtype == target:
+                return x.copy()
+            return _conversion(x.dtype, target, saturate, mode)(x)
 
         return Kernel(run)
     if source == dtype:
         return view_kernel(lambda x, *_: x)
-    convert = _conversion(source, dtype, *modes)
+    convert = _conversion(source, dtype, saturate, mode)
     if not _direct(source, dtype) or dtype.name in {POWERS, *FLOAT8}:
         return returning(lambda x, *_: convert(x))
 
@@ -222,11 +224,7 @@ def _constant_value(attrs: Attrs) -> np.ndarray:
     return value
 
 
-def _infer_constant(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (constant_type(_constant_value(attrs)),)
-
-
-@operator("Constant", infer=_infer_constant)
+@operator("Constant", infer=lambda t, attrs, c: (constant_type(_constant_value(attrs)),))
 def constant(node: Node, types: Types) -> Kernel:
     value = _constant_value(node.attrs)
 

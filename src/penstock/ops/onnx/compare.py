@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +13,7 @@ from penstock.ir.op import Attrs, Consts, Infer, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import BITS
 from penstock.ops.common.elementwise import BLOCK, carrying, in_blocks, infer_unary, ufunc
-from penstock.ops.registry import operator
+from penstock.ops.registry import ArrayFunction, operator
 
 
 def _equal_element(a: Dim, b: Dim) -> Dim:
@@ -28,7 +26,7 @@ def _equal_element(a: Dim, b: Dim) -> Dim:
     return 0 if low < 0 and None not in (a, b) else None
 
 
-def _register(name: str, since: int, function: Callable[..., Any], infer: Infer) -> None:
+def _register(name: str, since: int, function: ArrayFunction, infer: Infer) -> None:
     operator(name, since=since, infer=infer, elementwise=True, strings=name == "Equal")(
         lambda node, types: ufunc(function, len(node.inputs))
     )
@@ -59,7 +57,7 @@ def is_inf(node: Node, types: Types) -> Kernel:
     if not positive and not negative:
         return returning(lambda x: np.zeros(x.shape, BOOL))
 
-    def one_sign(x: np.ndarray, out: np.ndarray | None = None) -> Any:
+    def one_sign(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         # Dtypes without infinities turn this constant into a NaN, which equals nothing.
         return np.equal(x, np.array(math.inf if positive else -math.inf, x.dtype), out)
 
@@ -102,7 +100,13 @@ def _select(c: np.ndarray, x: np.ndarray, y: np.ndarray, out: np.ndarray) -> Non
     np.copyto(out, x, where=c)
 
 
-def _select_bits(c: Any, x: Any, y: Any, out: Any = None, work: Any = None) -> Any:
+def _select_bits(
+    c: np.ndarray,
+    x: np.ndarray,
+    y: np.ndarray,
+    out: np.ndarray | None = None,
+    work: np.ndarray | None = None,
+) -> np.ndarray:
     """``np.where`` without branches, which an irregular condition makes ten times as slow."""
     if out is None:
         out = np.empty(np.broadcast_shapes(c.shape, x.shape, y.shape), x.dtype)
@@ -112,8 +116,9 @@ def _select_bits(c: Any, x: Any, y: Any, out: Any = None, work: Any = None) -> A
     return out
 
 
-def _choose(truth: Any, x: Any, y: Any, out: Any, mask: Any, changes: Any) -> None:
+def _choose(truth: np.ndarray, *arrays: np.ndarray) -> None:
     """A mask of ones or zeros picks the bits in which x differs from y."""
+    x, y, out, mask, changes = arrays
     np.negative(truth, mask)
     np.bitwise_xor(x, y, changes)
     np.bitwise_and(changes, mask, changes)

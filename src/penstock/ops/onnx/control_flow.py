@@ -176,7 +176,7 @@ def add_row(rows: list[Any], row: Any) -> None:
         reserve(len(rows) * (row.nbytes + _REFERENCE_BYTES))
 
 
-def stack(rows: Sequence[Any], axis: int, backward: int, type_: Type) -> Any:
+def stack(rows: Sequence[Any], axis: int, backward: int, type_: Type) -> np.ndarray:
     """Scanned rows as one tensor; without rows it is empty, and unknown dims of ``type_`` are 0."""
     if rows:
         reserve(len(rows) * rows[0].nbytes)
@@ -187,7 +187,7 @@ def stack(rows: Sequence[Any], axis: int, backward: int, type_: Type) -> Any:
     return np.empty(dims, row.dtype or np.float32)
 
 
-def truth(condition: Any) -> bool:
+def truth(condition: np.ndarray) -> bool:
     """The truth of a condition: a tensor of one element."""
     if condition.size != 1:
         raise ShapeError(f"a condition must have one element, not shape {condition.shape}")

@@ -101,7 +101,7 @@ def _infer_conv(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 
 def _pointwise(
-    x: TensorType, w: TensorType, axes: Sequence[Window], group: int, weights: Any
+    x: TensorType, w: TensorType, axes: Sequence[Window], group: int, weights: np.ndarray | None
 ) -> Strategy:
     n, m, depth, positions = x.dims[0], w.dims[0], w.dims[1], prod(x.dims[2:])
     assert x.dtype is not None
@@ -201,7 +201,7 @@ def _blocks(x: TensorType, axes: Sequence[Window], group: int) -> tuple[list[_Bl
 
 
 def _unfolded(
-    x: TensorType, w: TensorType, axes: Sequence[Window], group: int, weights: Any
+    x: TensorType, w: TensorType, axes: Sequence[Window], group: int, weights: np.ndarray | None
 ) -> Strategy:
     n, m, depth = x.dims[0], w.dims[0], prod(w.dims[1:])
     blocks, size = _blocks(x, axes, group)
@@ -233,7 +233,7 @@ def _unfolded(
 
 
 class _Shifts(NamedTuple):
-    """How windows lie in planes: see ``_shifted``."""
+    """The layout of windows in planes: see ``_shifted``."""
 
     grid: tuple[int, ...]  # cells of a plane along each axis
     length: int  # cells that windows start at, those at the ends of rows included
@@ -321,7 +321,7 @@ def _fill_planes(planes: np.ndarray, image: np.ndarray, shifts: _Shifts) -> None
 
 
 def _shifted(
-    x: TensorType, w: TensorType, axes: Sequence[Window], group: int, weights: Any
+    x: TensorType, w: TensorType, axes: Sequence[Window], group: int, weights: np.ndarray | None
 ) -> Strategy:
     """One product for each kernel position, added up.
 
@@ -414,8 +414,8 @@ def _repeated(x: TensorType, w: TensorType, attrs: Attrs, weights: np.ndarray) -
     It is neither stored nor computed more than once, and its results are equal to the last bit:
     those of a matrix product depend on where a row lies in the tiles of the BLAS at hand.
     """
-    first = TensorType(x.dtype, (1, *x.dims[1:])), TensorType(w.dtype, (1, *w.dims[1:]))
-    single = convolution_routine(*first, attrs, weights[:1])
+    image, first = TensorType(x.dtype, (1, *x.dims[1:])), TensorType(w.dtype, (1, *w.dims[1:]))
+    single = convolution_routine(image, first, attrs, weights[:1])
 
     def into(x: np.ndarray, w: np.ndarray, out: np.ndarray, *workspace: np.ndarray) -> None:
         for i in range(len(x)):
@@ -437,7 +437,7 @@ def conv(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routi
     bias = consts[2].reshape(column) if others > 0 and consts[2] is not None else None
     has_bias = rules.given(inputs, 2)
 
-    def into(x: np.ndarray, w: np.ndarray, *rest: Any) -> None:
+    def into(x: np.ndarray, w: np.ndarray, *rest: np.ndarray) -> None:
         out = rest[others]
         multiply(x, w, *rest[others:])
         if has_bias:

@@ -25,7 +25,7 @@ Moves: TypeAlias = list[tuple[tuple[Any, ...], tuple[Any, ...]]]
 
 
 def _moves(axes: Sequence[Window], box: Sequence[tuple[int, int]] | None = None) -> Moves:
-    """How the windows (those of ``box``) are added to the elements they look at."""
+    """The moves that add the windows (those of ``box``) to the elements they look at."""
     if box is None:
         box = [(0, axis.count) for axis in axes]
     taps = [axis.taps(*span) for axis, span in zip(axes, box, strict=True)]
@@ -92,8 +92,8 @@ def transposed_windows(
 
 def _infer_conv_transpose(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     dtype = same_dtype(types, range(len(types)))
-    operands = tensor(types, 0).shape, tensor(types, 1).shape
-    dims = convolution_dims(*operands, attrs, filters_first=False)
+    image, weights = tensor(types, 0).shape, tensor(types, 1).shape
+    dims = convolution_dims(image, weights, attrs, filters_first=False)
     if dims is None:
         return (TensorType(dtype),)
     x, w, group, kernel = dims
@@ -133,7 +133,8 @@ def conv_transpose(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts
 
     ready = None if consts[1] is None else matrices(consts[1])
 
-    def into(x: Any, w: Any, bias: Any, out: np.ndarray, workspace: np.ndarray) -> None:
+    def into(x: np.ndarray, *arguments: Any) -> None:
+        w, bias, out, workspace = arguments
         matrix = matrices(w) if ready is None else ready
         out[...] = 0 if bias is None else bias.reshape(column)
         for image, result in zip(x.reshape(shape_x), out, strict=True):
@@ -182,7 +183,9 @@ def col2im(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Rou
     moves = _moves(axes)
     shape = (n, channels, *block, *(axis.count for axis in axes))
 
-    def into(x: np.ndarray, image_shape: Any, block_shape: Any, out: np.ndarray) -> None:
+    def into(
+        x: np.ndarray, image_shape: np.ndarray, block_shape: np.ndarray, out: np.ndarray
+    ) -> None:
         out.fill(0)
         _add_windows(x.reshape(shape), out, moves)
 

@@ -15,7 +15,7 @@ from penstock.core.types import Dim, Shape, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.products import is_long, product_in_parts
-from penstock.ops.common.shape_rules import broadcast_dim, same_dtype, tensor
+from penstock.ops.common.shape_rules import Index, broadcast_dim, same_dtype, tensor
 from penstock.ops.common.specialize import Routine, Scratch, Tensors, by_shape, static_type
 from penstock.ops.registry import operator
 
@@ -111,7 +111,7 @@ def _axes(labels: Labels, order: Labels) -> tuple[int, ...]:
     return tuple(labels.index(x) for x in order if x in labels)
 
 
-def _index(labels: Labels, order: Labels) -> tuple[Any, ...]:
+def _index(labels: Labels, order: Labels) -> Index:
     """The index that adds axes for the labels of ``order`` that are not in ``labels``."""
     return tuple(slice(None) if x in labels else None for x in order)
 
@@ -215,7 +215,7 @@ class EinsumLowering:
     def add_diagonal(self, i: int, dims: Sequence[int], groups: Sequence[list[int]]) -> None:
         """Let each group of axes become one, and drop the axes that are in none."""
 
-        def step(values: list[Any], out: Any, workspace: Any) -> None:
+        def step(values: list[np.ndarray], out: np.ndarray, workspace: np.ndarray) -> None:
             x = values[i]
             strides = [sum([x.strides[axis] for axis in group]) for group in groups]
             values[i] = as_strided(x, dims, strides)
@@ -233,7 +233,7 @@ class EinsumLowering:
     def add_sum(self, i: int, axes: tuple[int, ...], dims: tuple[int, ...]) -> None:
         field = self.layout.field(dims, self.dtype)
 
-        def step(values: list[Any], out: Any, workspace: Any) -> None:
+        def step(values: list[np.ndarray], out: np.ndarray, workspace: np.ndarray) -> None:
             values[i] = np.add.reduce(values[i], axes, out=field(workspace))
 
         self.steps.append(step)
@@ -250,6 +250,7 @@ class EinsumLowering:
         """Contract two operands into the first in line, so that many fold from left to right."""
         a, b = self.operands.pop(i), self.operands.pop(j)
         kept, last = self._kept(), not self.operands
+        # Without a label to sum over, a multiplication with broadcasting does it.
         if set(a) & set(b) <= kept:
             labels = self.output if last else tuple(dict.fromkeys((*a, *b)))
             axes = _axes(a, labels), _axes(b, labels)
@@ -298,7 +299,7 @@ class EinsumLowering:
         work = 2 * prod(dims) * dims_a[-1]
         multiply = product_in_parts if is_long(work, self.dtype) else np.matmul
 
-        def step(values: list[Any], out: Any, workspace: Any) -> None:
+        def step(values: list[np.ndarray], out: np.ndarray, workspace: np.ndarray) -> None:
             x = values[i].transpose(axes_a).reshape(dims_a)
             y = values[j].transpose(axes_b).reshape(dims_b)
             result = out.reshape(dims) if field is None else field(workspace)
@@ -314,14 +315,14 @@ class EinsumLowering:
         self,
         values: tuple[int, int],
         axes: tuple[tuple[int, ...], tuple[int, ...]],
-        index: tuple[tuple[Any, ...], tuple[Any, ...]],
+        index: tuple[Index, Index],
         labels: Labels,
     ) -> None:
         """Two operands with nothing to sum, brought into the order of ``labels``."""
         (i, j), (axes_a, axes_b), (index_a, index_b) = values, axes, index
         field = self.layout.field(self._shape(labels), self.dtype) if self.operands else None
 
-        def step(values: list[Any], out: Any, workspace: Any) -> None:
+        def step(values: list[np.ndarray], out: np.ndarray, workspace: np.ndarray) -> None:
             x, y = values[i].transpose(axes_a)[index_a], values[j].transpose(axes_b)[index_b]
             result = out if field is None else field(workspace)
             np.multiply(x, y, result)

@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.core.types import BOOL, MAX_DATA, STRING, Dim, Shape, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
-from penstock.ir.kernel import Kernel, returning
+from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import BITS, is_half
@@ -54,7 +54,7 @@ def constant_of_shape(node: Node, types: Types) -> Kernel:
         except ValueError as error:
             raise ShapeError(f"{shape.tolist()} is no shape: {error}") from None
 
-    def into(_: Any, out: np.ndarray) -> None:
+    def into(_: np.ndarray, out: np.ndarray) -> None:
         out[...] = value
 
     return Kernel(run, into)
@@ -118,25 +118,19 @@ def _infer_eye_like(types: Types, attrs: Attrs, consts: Consts) -> tuple[TensorT
     return (TensorType(rules.dtype_attribute(attrs, "dtype") or x.dtype, x.shape or (None, None)),)
 
 
-@operator("EyeLike", since=9, infer=_infer_eye_like)
-def eye_like(node: Node, types: Types) -> Kernel:
-    def run(x: np.ndarray) -> np.ndarray:
-        (type_,) = _infer_eye_like([TensorType(x.dtype, x.shape)], node.attrs, ())
-        rows, columns = type_.dims
-        return np.eye(rows, columns, node.attrs.get("k", 0), type_.dtype)
-
-    return returning(run)
+@array_operator("EyeLike", since=9, infer=_infer_eye_like, copied=True)
+def eye_like(x: np.ndarray, *, k: int = 0, dtype: int = 0) -> np.ndarray:
+    (type_,) = _infer_eye_like([TensorType(x.dtype, x.shape)], {"dtype": dtype}, ())
+    rows, columns = type_.dims
+    return np.eye(rows, columns, k, type_.dtype)
 
 
 def _infer_one_hot(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     indices, values = rules.tensor(types, 0), rules.tensor(types, 2)
-    depth = rules.ints(types, consts, 1)
-    if depth is not None and (len(depth) != 1 or (isinstance(depth[0], int) and depth[0] < 0)):
-        raise ShapeError(f"depth {list(depth)} is no number of classes")
+    classes = rules.one_integer(types, consts, 1, "depth", 0)
     if indices.shape is None:
         return (TensorType(values.dtype),)
     axis = rules.normalize_axis(attrs.get("axis", -1), len(indices.shape) + 1)
-    classes = None if depth is None else depth[0]
     shape = (*indices.shape[:axis], classes, *indices.shape[axis:])
     return (TensorType(values.dtype, shape),)
 
@@ -200,7 +194,9 @@ def trilu(node: Node, types: Types) -> Kernel:
     if dims is not None and contents and x.dtype is not None:
         fixed = mask(dims, contents[0], x.dtype)
 
-    def run(x: np.ndarray, k: Any = None, out: Any = None) -> Any:
+    def run(
+        x: np.ndarray, k: np.ndarray | None = None, out: np.ndarray | None = None
+    ) -> np.ndarray:
         offset = 0 if k is None else int(rules.one_element(k, "k"))
         bits = mask(x.shape, offset, x.dtype) if fixed is None else fixed
         out = np.empty_like(x) if out is None else out

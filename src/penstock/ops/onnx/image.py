@@ -21,6 +21,7 @@ from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import FLOAT64
 from penstock.ops.common.specialize import Routine, Scratch, Tensors, by_shape, static_type
+from penstock.ops.onnx.resize import cubic_weights
 from penstock.ops.registry import operator
 
 # Version 16 has names for two dimensions only.
@@ -29,7 +30,7 @@ _CUBIC_A = -0.75
 
 
 def sampling_modes(attrs: Attrs) -> tuple[str, str]:
-    """How to interpolate, and what lies outside."""
+    """The modes of interpolation, and of padding."""
     mode = _MODES[rules.choice(attrs, "mode", "linear", _MODES)]
     return mode, rules.choice(attrs, "padding_mode", "zeros", ("zeros", "border", "reflection"))
 
@@ -62,7 +63,7 @@ _Tap: TypeAlias = tuple[np.ndarray, np.ndarray | None, np.ndarray | None]
 
 
 class _Sampling:
-    """What positions along one axis read: ``taps`` of index, weight and whether it is inside."""
+    """The pixels that positions along one axis read: ``taps`` of index, weight and inside flag."""
 
     def __init__(self, size: int, mode: str, padding: str, align_corners: bool) -> None:
         self.size, self.mode, self.padding = size, mode, padding
@@ -96,23 +97,13 @@ class _Sampling:
             weights = (1 - t, t)
         elif self.mode == "cubic":
             t = x - left
-            first, weights = -1, (_far(1 + t), _near(t), _near(1 - t), _far(2 - t))
+            first, weights = -1, cubic_weights(t, _CUBIC_A)
         for k, weight in enumerate(weights, first):
             place = left + k
             if self.padding == "reflection":
                 place = _reflected(place, *self.border)
             pixel = np.clip(place, 0, self.size - 1).astype(np.intp)
             yield pixel, weight, pixel == place if self.padding == "zeros" else None
-
-
-def _near(x: np.ndarray) -> np.ndarray:
-    """The cubic weight of a pixel at a distance of at most 1."""
-    return ((_CUBIC_A + 2) * x - (_CUBIC_A + 3)) * x * x + 1
-
-
-def _far(x: np.ndarray) -> np.ndarray:
-    """The cubic weight of a pixel at a distance between 1 and 2."""
-    return ((_CUBIC_A * x - 5 * _CUBIC_A) * x + 8 * _CUBIC_A) * x - 4 * _CUBIC_A
 
 
 _BLOCK = 2**20  # elements that are computed at once
@@ -161,11 +152,11 @@ def grid_sample(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -
             if number:
                 np.add(total, value, total)
 
-    def into(x: np.ndarray, grid: np.ndarray, y: np.ndarray, workspace: Any = None) -> None:
+    def into(x: np.ndarray, grid: np.ndarray, y: np.ndarray, *scratch: np.ndarray) -> None:
         if fields is None:
             total, value = (np.empty(block, wide) for _ in range(2))
         else:
-            total, value = (field(workspace) for field in fields)
+            total, value = (field(scratch[0]) for field in fields)
         for image, where, out in zip(x, grid, y, strict=True):
             flat = image.reshape(channels, pixels).astype(wide, copy=False)
             for begin in range(0, rows, max(step, 1)):
@@ -207,7 +198,7 @@ def _infer_affine_grid(types: Types, attrs: Attrs, consts: Consts) -> Sequence[T
 
 
 def pixel_centres(size: int, align_corners: bool) -> np.ndarray:
-    """Where pixels lie between -1 and 1, which are centres of pixels or edges of them."""
+    """The places of pixels between -1 and 1, which are centres of pixels or edges of them."""
     if align_corners:
         return np.linspace(-1, 1, size) if size > 1 else np.zeros(size)
     return (2 * np.arange(size) + 1) / max(size, 1) - 1
@@ -236,7 +227,7 @@ def _infer_nms(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(INT64, (None, 3)),)
 
 
-def _corners(boxes: np.ndarray, center_point_box: bool) -> np.ndarray:
+def box_edges(boxes: np.ndarray, center_point_box: bool = False) -> np.ndarray:
     """Boxes [n, 4] as rows: least and greatest coordinate along either axis, and the area."""
     a, b, c, d = boxes.T
     if center_point_box:
@@ -248,7 +239,8 @@ def _corners(boxes: np.ndarray, center_point_box: bool) -> np.ndarray:
 
 
 def _overlaps(rows: np.ndarray, columns: np.ndarray, threshold: float) -> np.ndarray:
-    """Which pairs of boxes, from ``_corners``, share more than ``threshold`` of their union."""
+    """Flags of the pairs of boxes, from ``box_edges``, that share more than ``threshold`` of their
+    union."""
     x0, x1, y0, y1, area = rows[:, :, None]
     width = np.minimum(x1, columns[1]) - np.maximum(x0, columns[0])
     height = np.minimum(y1, columns[3]) - np.maximum(y0, columns[2])
@@ -260,20 +252,21 @@ def _overlaps(rows: np.ndarray, columns: np.ndarray, threshold: float) -> np.nda
 _BLOCK = 96
 
 
-def _suppress(corners: np.ndarray, most: int, threshold: float) -> list[int]:
-    """The columns to keep, of boxes that come best first.
+def suppressed(edges: np.ndarray, most: int, threshold: float) -> list[int]:
+    """The columns to keep, at most so many, of boxes from ``box_edges`` that come best first; not
+    those that share more than ``threshold`` of the union with a kept one.
 
     Block by block, all pairs at once: what an earlier block kept suppresses, then, as sets of bits,
     the boxes of the block suppress one another in their order.
     """
     kept: list[int] = []
-    for start in range(0, corners.shape[1], _BLOCK):
+    for start in range(0, edges.shape[1] if most > 0 else 0, _BLOCK):
         checkpoint()
-        block = corners[:, start : start + _BLOCK]
+        block = edges[:, start : start + _BLOCK]
         alive = np.arange(start, start + block.shape[1])
         if kept:
-            alive = alive[~_overlaps(corners[:, kept], block, threshold).any(0)]
-            block = corners[:, alive]
+            alive = alive[~_overlaps(edges[:, kept], block, threshold).any(0)]
+            block = edges[:, alive]
         suppressed = 0
         overlaps = _overlaps(block, block, threshold)
         for i, box in enumerate(alive.tolist()):
@@ -304,11 +297,11 @@ def non_max_suppression(node: Node, types: Types) -> Kernel:
         threshold = boxes.dtype.type(threshold)
         selected = [np.empty((0, 3), np.int64)]
         for batch, (batch_boxes, batch_scores) in enumerate(zip(boxes, scores, strict=True)):
-            corners = _corners(batch_boxes, center_point_box)
-            for number, score in enumerate(batch_scores if most > 0 else ()):
+            edges = box_edges(batch_boxes, center_point_box)
+            for number, score in enumerate(batch_scores):
                 every = np.arange(len(score)) if least is None else np.flatnonzero(score > least)
                 best = every[np.argsort(-score[every], kind="stable")]
-                kept = best[_suppress(corners[:, best], most, threshold)]
+                kept = best[suppressed(edges[:, best], most, threshold)]
                 chosen = np.empty((len(kept), 3), np.int64)
                 chosen[:, 0], chosen[:, 1], chosen[:, 2] = batch, number, kept
                 selected.append(chosen)

@@ -69,7 +69,7 @@ def gather(node: Node, types: Types) -> Kernel:
     if constant is not None and isinstance(dim, int):
         return _gather_checked(constant, axis, dim)
 
-    def run(x: np.ndarray, indices: np.ndarray) -> Any:
+    def run(x: np.ndarray, indices: np.ndarray) -> np.ndarray:
         # take would first copy all of a strided x
         return x.take(indices, axis) if x.flags.c_contiguous else x[_index(axis, indices)]
 
@@ -87,7 +87,7 @@ def gather(node: Node, types: Types) -> Kernel:
     return Kernel(run, into_large) if large else returning(run)
 
 
-def _index(axis: int, picked: Any) -> tuple[Any, ...]:
+def _index(axis: int, picked: int | slice | np.ndarray) -> rules.Index:
     """The index that picks along ``axis``, whatever the rank."""
     if axis < 0:
         return (..., picked, *(slice(None),) * (-axis - 1))
@@ -116,7 +116,7 @@ def _gather_view(constant: np.ndarray, picked: int | slice, axis: int, dim: Dim)
     if isinstance(dim, int) and -dim <= low and high < dim:
         return view_kernel(lambda x, _: x[index])
 
-    def run(x: np.ndarray, _: Any) -> np.ndarray:
+    def run(x: np.ndarray, _: np.ndarray) -> np.ndarray:
         check_range(low, high, axis, x.shape[axis] if -x.ndim <= axis < x.ndim else 0)
         return x[index]
 
@@ -130,10 +130,10 @@ def _gather_checked(constant: np.ndarray, axis: int, dim: int) -> Kernel:
     indices = np.where(constant < 0, constant + dim, constant).astype(np.intp)
     index = _index(axis, indices)
 
-    def run(x: np.ndarray, _: Any) -> Any:
+    def run(x: np.ndarray, _: np.ndarray) -> np.ndarray:
         return x.take(indices, axis, None, "clip") if x.flags.c_contiguous else x[index]
 
-    def into(x: np.ndarray, _: Any, out: np.ndarray) -> None:
+    def into(x: np.ndarray, _: np.ndarray, out: np.ndarray) -> None:
         if x.flags.c_contiguous:
             x.take(indices, axis, out, "clip")
         else:
@@ -232,7 +232,7 @@ def check_depth(depth: int, batch: int, rank: int) -> None:
 
 
 def index_columns(indices: np.ndarray) -> list[np.ndarray]:
-    """What a tensor of index tuples says about each of the axes that it indexes."""
+    """The indices along each axis that a tensor of index tuples indexes."""
     return [indices[..., i] for i in range(indices.shape[-1])]
 
 
@@ -288,7 +288,7 @@ def _infer_slice(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 
 def _sliced_dim(dim: Dim, start: Dim, end: Dim, step: Dim) -> Dim:
-    """What a slice leaves of a dim, where bounds or dim are not all numbers."""
+    """The dim that a slice leaves, where bounds or dim are not all numbers."""
     if dim == 0:
         return 0
     if start == 0 and step == 1 and dim is not None:
@@ -358,11 +358,12 @@ def compress(x: np.ndarray, condition: np.ndarray, *, axis: int | None = None) -
     return np.compress(condition.reshape(-1), x, axis)
 
 
-def _infer_nonzero(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (TensorType(INT64, (rules.tensor(types, 0).rank, None)),)
-
-
-@array_operator("NonZero", since=9, infer=_infer_nonzero, strings=True)
+@array_operator(
+    "NonZero",
+    since=9,
+    infer=lambda types, attrs, consts: (TensorType(INT64, (rules.tensor(types, 0).rank, None)),),
+    strings=True,
+)
 def nonzero(x: np.ndarray) -> np.ndarray:
     if x.ndim == 0:  # no axes, and one column if it is not zero
         return np.empty((0, np.count_nonzero(x)), np.int64)
@@ -406,6 +407,7 @@ def _distinct(x: np.ndarray, axis: int | None) -> tuple[np.ndarray, ...]:
 
 def _distinct_runs(order: np.ndarray, ordered: np.ndarray) -> tuple[np.ndarray, ...]:
     """As ``_distinct``, of rows that are ``ordered``."""
+    # A run of equal rows begins where a row differs from the one before.
     begins = np.ones(len(order), np.bool_)
     np.any(ordered[1:] != ordered[:-1], axis=1, out=begins[1:])
     inverse, numbers = np.empty(len(order), np.int64), np.cumsum(begins)
@@ -445,20 +447,17 @@ def unique(node: Node, types: Types) -> Kernel:
     return Kernel(run)
 
 
-@operator("ReverseSequence", since=10, infer=rules.same_type, strings=True)
-def reverse_sequence(node: Node, types: Types) -> Kernel:
-    time_axis, batch_axis = node.attrs.get("time_axis", 0), node.attrs.get("batch_axis", 1)
+@array_operator("ReverseSequence", since=10, infer=rules.same_type, copied=True, strings=True)
+def reverse_sequence(
+    x: np.ndarray, lengths: np.ndarray, *, time_axis: int = 0, batch_axis: int = 1
+) -> np.ndarray:
     if {time_axis, batch_axis} != {0, 1}:
         raise ShapeError(f"time_axis {time_axis} and batch_axis {batch_axis} must be 0 and 1")
-
-    def run(x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        if x.ndim < 2 or lengths.shape != (x.shape[batch_axis],):
-            raise ShapeError(f"the lengths do not fit batch axis {batch_axis}")
-        n = x.shape[time_axis]
-        if lengths.size and (lengths.min() < 0 or lengths.max() > n):
-            raise ShapeError(f"a sequence length is not in [0, {n}]")
-        times, batches = np.ogrid[:n, : len(lengths)]
-        source = np.where(times < lengths, lengths - 1 - times, times)
-        return x[source, batches] if time_axis == 0 else x[batches.T, source.T]
-
-    return returning(run)
+    if x.ndim < 2 or lengths.shape != (x.shape[batch_axis],):
+        raise ShapeError(f"the lengths do not fit batch axis {batch_axis}")
+    n = x.shape[time_axis]
+    if lengths.size and (lengths.min() < 0 or lengths.max() > n):
+        raise ShapeError(f"a sequence length is not in [0, {n}]")
+    times, batches = np.ogrid[:n, : len(lengths)]
+    source = np.where(times < lengths, lengths - 1 - times, times)
+    return x[source, batches] if time_axis == 0 else x[batches.T, source.T]

@@ -82,6 +82,7 @@ def linear_attention(node: Node, inputs: Tensors, outputs: Tensors, consts: Cons
             decay_of = np.exp(split(decay, 1 if per_head else size, 1))
         if beta is not None:
             rates = np.broadcast_to(beta.swapaxes(0, 1)[..., None, None], (*every, 1, 1))
+        # Each state follows from the one before: only heads and samples can go together.
         for t in range(length):
             key, value = keys[t], values[t]
             if decay_of is not None:

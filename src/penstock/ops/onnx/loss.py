@@ -74,7 +74,8 @@ def loss(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routi
         exponentials = layout.field(*type_)
         own = layout.field(*type_) if outputs[1] is None else None
 
-    def into(x: Any, target: Any, weight: Any, out: Any, log_prob: Any, *scratch: Any) -> None:
+    def into(x: np.ndarray, *arguments: Any) -> None:
+        target, weight, out, log_prob, *scratch = arguments
         if exponentials is not None:
             log_prob = log_prob if own is None else own(*scratch)
             if x.shape[1]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from penstock.ops.common.dtypes import is_half
 from penstock.ops.common.products import is_long, product_in_parts
 from penstock.ops.common.specialize import Routine, Tensors, by_shape, static_type
 from penstock.ops.common.work import product_work
-from penstock.ops.registry import operator
+from penstock.ops.registry import ArrayFunction, operator
 
 
 def matmul_shape(a: Shape | None, b: Shape | None) -> Shape | None:
@@ -33,7 +32,7 @@ def matmul_shape(a: Shape | None, b: Shape | None) -> Shape | None:
     return (*batch, *a[-2:-1], *(b[-1:] if len(b) > 1 else ()))
 
 
-def _product_into(a: Any, b: Any, dtype: np.dtype) -> Any:
+def _product_into(a: tuple[int, ...], b: tuple[int, ...], dtype: np.dtype) -> ArrayFunction:
     """The fastest ``function(a, b, out)`` for operands of these dims and a contiguous ``out``.
     ``np.dot`` has half the overhead of ``np.matmul``, which takes batches."""
     work = 2 * prod(rules.all_known(matmul_shape(a, b)) or ()) * a[-1]
@@ -129,20 +128,22 @@ def gemm(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routi
     if has_c and beta != 1 and consts[2] is not None and not integral:
         scaled, prepared = np.multiply(consts[2], scale_c).astype(dtype), (2,)
 
-    def into(a: np.ndarray, b: np.ndarray, c: Any, out: np.ndarray) -> None:
+    def into(a: np.ndarray, b: np.ndarray, c: np.ndarray | None, out: np.ndarray) -> None:
         multiply(a.T if trans_a else a, b.T if trans_b else b, out)
         if scale != 1:
             np.multiply(out, scale, out)
         if scaled is not None:
             np.add(out, scaled, out)
-        elif has_c:
+        elif c is not None and has_c:
             np.add(out, c if scale_c == 1 else c * scale_c, out)
 
-    def rounded(a: np.ndarray, b: np.ndarray, c: Any, out: np.ndarray) -> None:
+    def rounded(a: np.ndarray, b: np.ndarray, c: np.ndarray | None, out: np.ndarray) -> None:
         """Integers times factors that are not whole."""
         multiply(a.T if trans_a else a, b.T if trans_b else b, out)
         result = out * np.float64(scale)
-        np.copyto(out, result + c * np.float64(scale_c) if has_c else result, casting="unsafe")
+        if c is not None and has_c:
+            result = result + c * np.float64(scale_c)
+        np.copyto(out, result, casting="unsafe")
 
     run = rounded if integral else into
     if len(inputs) < 3:

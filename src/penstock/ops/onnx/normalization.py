@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from penstock.ops.common.dtypes import is_float
 from penstock.ops.common.specialize import Routine, Scratch, Tensors, by_shape
 from penstock.ops.onnx.softmax import infer_along_axis
 from penstock.ops.registry import operator
+
+Columns: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class Statistics:
@@ -47,7 +49,7 @@ class Statistics:
         self.root = self.columns**0.5
         self.epsilon = epsilon * self.columns
 
-    def centre(self, x: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> Any:
+    def centre(self, x: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> Columns:
         """The rows of ``x`` less their means in ``out`` (as they are if means are left alone).
 
         Both are contiguous, and may be the same. Returns these rows, and the means and inverse
@@ -65,7 +67,9 @@ class Statistics:
         np.divide(self.root, inverse, inverse)
         return x, mean, inverse
 
-    def __call__(self, x: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> Any:
+    def __call__(
+        self, x: np.ndarray, out: np.ndarray, workspace: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         """The standardized rows of ``x`` in ``out``; returns means and inverse deviations."""
         rows, mean, inverse = self.centre(x, out, workspace)
         np.multiply(rows, inverse, out)
@@ -94,16 +98,17 @@ def batch_normalization(node: Node, inputs: Tensors, outputs: Tensors, consts: C
         return _batch_training(x.dims, len(outputs), epsilon, attrs.get("momentum", 0.9))
     shape = (-1, *(1,) * (len(x.dims) - 2))
 
-    def fold(scale: Any, bias: Any, mean: Any, variance: Any) -> tuple[Any, Any]:
+    def fold(parameters: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
         """``a`` and ``b`` of ``x * a + b``."""
+        scale, bias, mean, variance = parameters
         a = scale / np.sqrt(variance + epsilon)
         b = bias - mean * a
         return a.astype(x.dtype).reshape(shape), b.astype(x.dtype).reshape(shape)
 
-    ready = None if any(p is None for p in consts[1:5]) else fold(*consts[1:5])
+    ready = None if any(p is None for p in consts[1:5]) else fold(consts[1:5])
 
-    def into(x: np.ndarray, *rest: Any) -> None:
-        a, b = ready if ready is not None else fold(*rest[:4])
+    def into(x: np.ndarray, *rest: np.ndarray) -> None:
+        a, b = ready if ready is not None else fold(rest[:4])
         np.multiply(x, a, rest[4])
         np.add(rest[4], b, rest[4])
 
@@ -117,7 +122,8 @@ def _batch_training(dims: tuple[int, ...], count: int, epsilon: float, momentum:
     if any(dims[axis] == 0 for axis in axes):
         raise ShapeError(f"nothing to take the mean of in shape {dims}")
 
-    def into(x: np.ndarray, scale: Any, bias: Any, mean: Any, variance: Any, *rest: Any) -> None:
+    def into(x: np.ndarray, *arguments: Any) -> None:
+        scale, bias, mean, variance, *rest = arguments
         out, *others = rest[:count]
         own_mean = x.mean(axes)
         centred = x - own_mean.reshape(shape)
@@ -164,7 +170,8 @@ def group_normalization(node: Node, inputs: Tensors, outputs: Tensors, consts: C
     statistics = Statistics(layout, rows, columns, x.dtype, epsilon)
     factors = layout.field((n, *parts), x.dtype)
 
-    def into(x: np.ndarray, scale: Any, bias: Any, out: np.ndarray, workspace: Any) -> None:
+    def into(x: np.ndarray, *arrays: np.ndarray) -> None:
+        scale, bias, out, workspace = arrays
         matrix = np.ascontiguousarray(x).reshape(rows, columns)
         _, _, inverse = statistics.centre(matrix, out.reshape(rows, columns), workspace)
         factor = factors(workspace)
@@ -217,7 +224,7 @@ def layer_normalization(node: Node, inputs: Tensors, outputs: Tensors, consts: C
     has_bias = rules.given(inputs, 2)
     shape = x.dims
 
-    def into(x: np.ndarray, scale: Any, *rest: Any) -> None:
+    def into(x: np.ndarray, scale: np.ndarray, *rest: np.ndarray) -> None:
         out, *saved, workspace = rest[count - 2 :]
         matrix = out.reshape(rows, columns) if mixed is None else mixed(workspace)
         x = np.ascontiguousarray(x).reshape(rows, columns)

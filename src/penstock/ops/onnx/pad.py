@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,12 +10,10 @@ import numpy as np
 from penstock.core.records import NamedTuple
 from penstock.core.types import MAX_DATA, STRING, Dim, Shape, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
-from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
+from penstock.ops.common.specialize import Routine, Tensors, by_shape
 from penstock.ops.registry import operator
-
-Index = tuple[Any, ...]
 
 
 def zero(dtype: np.dtype | None) -> np.ndarray:
@@ -24,12 +22,12 @@ def zero(dtype: np.dtype | None) -> np.ndarray:
 
 
 class _Borders(NamedTuple):
-    """Where the parts of a padded tensor come from, for one shape of the input."""
+    """The sources of the parts of a padded tensor, for one shape of the input."""
 
     shape: tuple[int, ...]
-    source: Index  # the kept part of the input
-    center: Index  # its place in the output
-    borders: Sequence[tuple[Index, Index | None]]
+    source: rules.Index  # the kept part of the input
+    center: rules.Index  # its place in the output
+    borders: Sequence[tuple[rules.Index, rules.Index | None]]
     """the rest of the output in the order of filling, each with the place in the output to copy it
     from, or ``None`` for the constant"""
 
@@ -44,7 +42,7 @@ def _borders(dims: Sequence[int], pads: Sequence[tuple[int, int]], mode: str) ->
         kept = max(d - first - max(-after, 0), 0)
         source.append(slice(first, first + kept))
         center.append(slice(start, start + kept))
-    borders: list[tuple[Index, Index | None]] = []
+    borders: list[tuple[rules.Index, rules.Index | None]] = []
     for i, (inner, size) in enumerate(zip(center, shape, strict=True)):
         # Constants are filled in once each; other borders are copied axis by axis, from what the
         # axes before have been extended to.
@@ -60,7 +58,7 @@ def _borders(dims: Sequence[int], pads: Sequence[tuple[int, int]], mode: str) ->
 
 
 def _mirrored(part: slice, inner: slice, mode: str) -> slice | np.ndarray:
-    """Where along one axis the elements at ``part``, outside of ``inner``, come from."""
+    """The places along one axis whose elements those at ``part``, outside of ``inner``, copy."""
     n = inner.stop - inner.start
     if n == 0:
         raise ShapeError(f"mode {mode!r} cannot pad an axis with nothing on it")
@@ -80,23 +78,6 @@ def _fill(x: np.ndarray, parts: _Borders, value: np.ndarray | None, out: np.ndar
     out[parts.center] = x[parts.source]
     for part, source in parts.borders:
         out[part] = filling if source is None else out[source]
-
-
-def _kernel(borders: Callable[[np.ndarray, np.ndarray, np.ndarray | None], _Borders]) -> Kernel:
-    """The kernel of a node with data, widths, perhaps a value, and perhaps axes."""
-
-    def run(*inputs: Any) -> np.ndarray:
-        x, widths, value, axes = rules.pad_with_none(inputs, 4)
-        parts = borders(x, widths, axes)
-        out = np.empty(parts.shape, x.dtype)
-        _fill(x, parts, value, out)
-        return out
-
-    def into(*arrays: Any) -> None:
-        x, widths, value, axes = rules.pad_with_none(arrays[:-1], 4)
-        _fill(x, borders(x, widths, axes), value, arrays[-1])
-
-    return Kernel(run, into)
 
 
 def _mode(attrs: Attrs) -> str:
@@ -180,64 +161,33 @@ def _padded(x: np.ndarray, pads: tuple[int, int], mode: str) -> np.ndarray:
 
 
 @operator("Pad", since=11, infer=_infer_pad, moves=True, strings=True)
-def pad(node: Node, types: Types) -> Kernel:
-    mode = _mode(node.attrs)
-
-    def layout(dims: Sequence[int], pads: Sequence[int], axes: Sequence[int] | None) -> _Borders:
-        by_axis: Any = _by_axis(len(dims), pads, axes)
-        return _borders(dims, by_axis, mode)
-
-    dims = rules.all_known(rules.tensor(types, 0).shape)
-    widths, axes = (rules.known_ints(node, types, i) for i in (1, 3))
-    axes_known = axes is not None or not rules.given(node.inputs, 3)
-    if dims is not None and widths is not None and axes_known:
-        fixed = layout(dims, widths, axes)
-        return _kernel(lambda *_: fixed)
-    return _kernel(
-        lambda x, pads, axes: layout(
-            x.shape, pads.reshape(-1).tolist(), None if axes is None else axes.reshape(-1).tolist()
-        )
-    )
+@by_shape(arity=(4, 1), values=(1, 3), widen=False)
+def pad(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+    dims = rules.tensor(inputs, 0).dims
+    parts = _borders(dims, pad_widths(dims, consts), _mode(node.attrs))
+    return Routine(lambda x, widths, value, axes, out: _fill(x, parts, value, out))
 
 
 def _infer_center_crop_pad(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = rules.tensor(types, 0)
     if x.shape is None:
         return (TensorType(x.dtype),)
-    axes = _crop_axes(attrs, len(x.shape))
+    dims, axes = list(x.shape), attrs.get("axes")
+    axes = range(len(dims)) if axes is None else rules.normalize_axes(axes, len(dims))
     target = rules.ints(types, consts, 1) or (None,) * len(axes)
-    _check_target(target, axes)
-    dims = list(x.shape)
+    if len(target) != len(axes) or any(isinstance(d, int) and d < 0 for d in target):
+        raise ShapeError(f"shape {list(target)} does not fit {len(axes)} axes")
     for axis, size in zip(axes, target, strict=True):
         dims[axis] = size
     return (TensorType(x.dtype, tuple(dims)),)
 
 
-def _crop_axes(attrs: Attrs, rank: int) -> list[int]:
-    axes = attrs.get("axes")
-    return [rules.normalize_axis(axis, rank) for axis in (range(rank) if axes is None else axes)]
-
-
-def _check_target(target: Sequence[Dim], axes: Sequence[int]) -> None:
-    if len(target) != len(axes) or any(isinstance(d, int) and d < 0 for d in target):
-        raise ShapeError(f"shape {list(target)} does not fit {len(axes)} axes")
-
-
 @operator("CenterCropPad", since=18, infer=_infer_center_crop_pad, strings=True)
-def center_crop_pad(node: Node, types: Types) -> Kernel:
-    def layout(dims: Sequence[int], target: Sequence[int]) -> _Borders:
-        axes = _crop_axes(node.attrs, len(dims))
-        _check_target(target, axes)
-        pads = [(0, 0)] * len(dims)
-        for axis, size in zip(axes, target, strict=True):
-            missing = size - dims[axis]
-            # Half of it, rounded towards zero, goes to the front.
-            before = missing // 2 if missing >= 0 else -(-missing // 2)
-            pads[axis] = (before, missing - before)
-        return _borders(dims, pads, "constant")
-
-    dims, widths = rules.all_known(rules.tensor(types, 0).shape), rules.known_ints(node, types, 1)
-    if dims is not None and widths is not None:
-        fixed = layout(dims, widths)
-        return _kernel(lambda *_: fixed)
-    return _kernel(lambda x, target, _: layout(x.shape, target.tolist()))
+@by_shape(values=(1,), widen=False)
+def center_crop_pad(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+    dims = rules.tensor(inputs, 0).dims
+    missing = [b - a for a, b in zip(dims, rules.tensor(outputs, 0).dims, strict=True)]
+    # Half of what is missing, rounded towards zero, goes to the front.
+    pads = [(int(n / 2), n - int(n / 2)) for n in missing]
+    parts = _borders(dims, pads, "constant")
+    return Routine(lambda x, target, out: _fill(x, parts, None, out))

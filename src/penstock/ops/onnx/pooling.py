@@ -27,7 +27,7 @@ from penstock.ops.common.elementwise import smallest
 from penstock.ops.common.shape_rules import check_shape, given, ints, tensor
 from penstock.ops.common.specialize import Routine, Scratch, Tensors, by_shape
 from penstock.ops.common.windows import Window, kernel_shape, parse_axes, window_counts, windows
-from penstock.ops.registry import operator
+from penstock.ops.registry import ArrayFunction, operator
 
 BLOCK = 2**17
 """elements of the input that are pooled at a time: their scratch memory stays in the caches"""
@@ -62,7 +62,7 @@ def pool_windows(attrs: Attrs, shape: Sequence[int]) -> tuple[Window, ...]:
     return windows(attrs, kernel, shape[2:], bool(attrs.get("ceil_mode", 0)))
 
 
-def _lowest(dtype: np.dtype | None) -> Any:
+def _lowest(dtype: np.dtype | None) -> np.ndarray:
     """The value that no element is below."""
     assert dtype is not None
     if dtype.kind not in "iu" and not is_float(dtype):
@@ -71,7 +71,7 @@ def _lowest(dtype: np.dtype | None) -> Any:
 
 
 def _reduction(
-    combine: Callable[..., Any], identity: Any, axis: Window, at: int
+    combine: ArrayFunction, identity: float | np.ndarray, axis: Window, at: int
 ) -> Callable[[np.ndarray, np.ndarray], None]:
     """``into(x, out)`` that combines windows along axis ``at`` by ``combine(a, b, out=out)``."""
     lead = (slice(None),) * at
@@ -113,7 +113,7 @@ class _Rows(NamedTuple):
     """
 
     combine: Callable[..., Any]
-    identity: Any
+    identity: float | np.ndarray
     pitch: int  # elements of a row with its padding
     inside: slice  # the row in it
     shifts: range  # distances of a window's elements from its first
@@ -135,7 +135,7 @@ class _Rows(NamedTuple):
 
 
 def _rows(
-    combine: Callable[..., Any], identity: Any, axis: Window, dtype: np.dtype
+    combine: ArrayFunction, identity: float | np.ndarray, axis: Window, dtype: np.dtype
 ) -> _Rows | None:
     """``None`` where it is faster to take the windows one position after the other.
 
@@ -152,7 +152,7 @@ def _rows(
 
 
 def _separable(
-    x: TensorType, axes: Sequence[Window], combine: Callable[..., Any], identity: Any
+    x: TensorType, axes: Sequence[Window], combine: ArrayFunction, identity: float | np.ndarray
 ) -> tuple[Callable[[np.ndarray, np.ndarray, Any], None], int]:
     """``into(x, out, workspace)`` that reduces the windows of (N, C, ...), and its workspace."""
     assert x.dtype is not None
@@ -238,7 +238,7 @@ def _indexed(x: TensorType, axes: Sequence[Window], column_major: bool) -> Routi
     mask = layout.field(shape, np.dtype(np.bool_))
     low, every = _lowest(x.dtype), slice(None)
 
-    def into(x: np.ndarray, out: np.ndarray, indices: np.ndarray, workspace: Any) -> None:
+    def into(x: np.ndarray, out: np.ndarray, indices: np.ndarray, workspace: np.ndarray) -> None:
         greater = mask(workspace)
         out.fill(low)
         indices.fill(-1)
@@ -258,7 +258,7 @@ def _indexed(x: TensorType, axes: Sequence[Window], column_major: bool) -> Routi
     return Routine(into, layout.size)
 
 
-def _window_sizes(axes: Sequence[Window], padding: bool) -> Any:
+def _window_sizes(axes: Sequence[Window], padding: bool) -> int | np.ndarray:
     """Elements of each window, those of padding included or not: a number if all have the same."""
     sizes: Any = np.ones((), np.int64)
     for axis in axes:
@@ -279,7 +279,7 @@ def _sums(x: TensorType, axes: Sequence[Window] | None) -> tuple[Callable[..., N
     ones = np.ones(columns, x.dtype)
     spatial = tuple(range(2, len(x.dims)))
 
-    def into(x: np.ndarray, out: np.ndarray, _: Any = None) -> None:
+    def into(x: np.ndarray, out: np.ndarray, _: np.ndarray | None = None) -> None:
         if x.flags.c_contiguous:  # a product is several times as fast as sums of short rows
             np.dot(x.reshape(rows, columns), ones, out.reshape(rows))
         else:
@@ -313,7 +313,7 @@ def average_pool(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) 
     if isinstance(counts, np.ndarray):
         counts = counts.astype(x.dtype)
 
-    def into(x: np.ndarray, out: np.ndarray, workspace: Any = None) -> None:
+    def into(x: np.ndarray, out: np.ndarray, workspace: np.ndarray | None = None) -> None:
         sums(x, out, workspace)
         np.divide(out, counts, out)
 
@@ -404,7 +404,7 @@ def max_unpool(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) ->
         source = shape
     size = prod(source)
 
-    def into(x: np.ndarray, indices: np.ndarray, *rest: Any) -> None:
+    def into(x: np.ndarray, indices: np.ndarray, *rest: np.ndarray) -> None:
         at, out = indices.reshape(-1), rest[-1]
         if at.size and (at.min() < 0 or at.max() >= size):
             raise ShapeError(f"an index is out of range for the {size} elements of {source}")

@@ -54,7 +54,7 @@ SOURCES = TARGETS | {np.dtype(np.int32)}
 
 
 class _Spread(NamedTuple):
-    """How a scale or zero point lies along a tensor."""
+    """The layout of a scale or zero point along a tensor."""
 
     shape: tuple[int, ...]  # in which it broadcasts against the tensor
     repeat: tuple[int, int, int] | None = None  # axis, how often, and how many indices that makes
@@ -69,8 +69,8 @@ class _Spread(NamedTuple):
 
 
 def _spread(parameter: tuple[int, ...], shape: tuple[int, ...], axis: int, block: int) -> _Spread:
-    """How a scale or zero point of shape ``parameter`` lies along a tensor of ``shape``. Blocks
-    that fill their axis are not repeated: the tensor is seen with an axis more then."""
+    """The layout of a scale or zero point of shape ``parameter`` along a tensor of ``shape``.
+    Blocks that fill their axis are not repeated: the tensor is seen with an axis more then."""
     if all(dim == 1 for dim in parameter):
         return _Spread(())
     rank = len(shape)
@@ -142,7 +142,7 @@ def _limits(dtype: np.dtype, work: np.dtype) -> tuple[np.ndarray, np.ndarray]:
 
 @cache
 def _decoded(dtype: np.dtype) -> np.ndarray:
-    """What each byte means as an element of a float type of at most 8 bits, as float32."""
+    """The value of each byte as an element of a float type of at most 8 bits, as float32."""
     return np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32)
 
 
@@ -192,7 +192,7 @@ def zero_of(zero: np.ndarray | None, work: np.dtype = FLOAT32) -> np.ndarray | N
     return zero.astype(work)
 
 
-def blocks(*arrays: np.ndarray) -> Any:
+def blocks(*arrays: np.ndarray) -> np.nditer:
     """Arrays, of which the last is written, as one-dimensional pieces of at most ``BLOCK``. They
     are broadcast against one another."""
     flags: list[Any] = [["readonly"] for _ in arrays[:-1]]
@@ -205,20 +205,22 @@ def blocks(*arrays: np.ndarray) -> Any:
     )
 
 
-def _scaling(
-    inputs: Tensors,
-    consts: Consts,
-    attrs: Attrs,
-    precision: np.dtype,
-    work: np.dtype,
-    convert: Callable[..., None],
-    scratch: bool = True,
-) -> Routine:
-    """The routine of ``convert(x, scale, zero, values, out)``.
+class _Scaling(NamedTuple):
+    """``convert(x, scale, zero, values, out)`` of a block.
 
     Scale (in ``precision``) and zero point (in ``work``, or ``None``) broadcast against ``x``;
     ``values`` is scratch memory of dtype ``work``, or ``None`` without ``scratch``.
     """
+
+    convert: Callable[..., None]
+    precision: np.dtype
+    work: np.dtype
+    scratch: bool = True
+
+
+def _scaled(inputs: Tensors, consts: Consts, attrs: Attrs, scaling: _Scaling) -> Routine:
+    """The routine of a conversion."""
+    convert, precision, work, scratch = scaling
     along = _spread(tensor(inputs, 1).dims, tensor(inputs, 0).dims, *_axis_and_block(attrs))
     shape = along.seen or tensor(inputs, 0).dims
     # One scale for all: block by block, so that values stay in the cache.
@@ -238,10 +240,16 @@ def _scaling(
     fixed = zero is not None or inputs[2] is None
     const_zero = zero_along(zero)
 
-    def run(x: Any, scale: Any, zero: Any, out: Any, workspace: Any = None) -> None:
+    def run(
+        x: np.ndarray,
+        scale: np.ndarray,
+        zero: np.ndarray | None,
+        out: np.ndarray,
+        *scratch: np.ndarray,
+    ) -> None:
         by = scale_along(scale) if const_scale is None else const_scale
         offset = const_zero if fixed else zero_along(zero)
-        values = None if field is None else field(workspace)
+        values = None if field is None else field(scratch[0])
         if not in_blocks:
             convert(x.reshape(shape), by, offset, values, out.reshape(shape))
             return
@@ -286,14 +294,15 @@ def quantize_linear(node: Node, inputs: Tensors, outputs: Tensors, consts: Const
     precision = _precision(static_type(inputs, 1)[1], node.attrs)
     work = FLOAT64 if precision == FLOAT64 else FLOAT32
 
-    def quantize(x: Any, scale: Any, zero: Any, values: Any, out: Any) -> None:
+    def quantize(x: np.ndarray, scale: np.ndarray, *arguments: Any) -> None:
+        zero, values, out = arguments
         if precision == work:
             np.divide(x, scale, out=values, dtype=work, casting="unsafe")
         else:
             np.copyto(values, np.divide(x.astype(precision, copy=False), scale))
         store(values, zero, out, saturate)
 
-    return _scaling(inputs, consts, node.attrs, precision, work, quantize)
+    return _scaled(inputs, consts, node.attrs, _Scaling(quantize, precision, work))
 
 
 def _infer_dequantize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -314,13 +323,14 @@ def dequantize_linear(node: Node, inputs: Tensors, outputs: Tensors, consts: Con
     """Computed in float32 and rounded once. That is the product in float16 or bfloat16 too: their
     products fit float32 exactly."""
 
-    def dequantize(x: Any, scale: Any, zero: Any, values: Any, out: Any) -> None:
+    def dequantize(x: np.ndarray, scale: np.ndarray, *arguments: Any) -> None:
+        zero, values, out = arguments
         target = out if values is None else values
         subtract_zero_point(x, zero, target)
         np.multiply(target, scale, out=out, dtype=np.float32, casting="unsafe")
 
     scratch = tensor(outputs, 0).dtype != FLOAT32
-    return _scaling(inputs, consts, node.attrs, FLOAT32, FLOAT32, dequantize, scratch)
+    return _scaled(inputs, consts, node.attrs, _Scaling(dequantize, FLOAT32, FLOAT32, scratch))
 
 
 def _dynamic_parameters(x: np.ndarray) -> tuple[np.float32, np.uint8]:
@@ -355,7 +365,8 @@ def dynamic_quantize(node: Node, inputs: Tensors, outputs: Tensors, consts: Cons
     size = math.prod(dims)
     field = layout.field((BLOCK,) if size > BLOCK else dims, FLOAT32)
 
-    def run(x: Any, out: Any, out_scale: Any, out_zero: Any, workspace: Any) -> None:
+    def run(x: np.ndarray, *arrays: np.ndarray) -> None:
+        out, out_scale, out_zero, workspace = arrays
         scale, zero = _dynamic_parameters(x)
         plus = zero_of(np.asarray(zero))
         values = field(workspace)

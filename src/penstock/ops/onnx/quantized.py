@@ -10,21 +10,19 @@ side is constant, the sums of its own absolute values tell how long, which mostl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from penstock.core.types import FLOAT32, Shape, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
-from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Infer, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import INT8, INT32, UINT8
 from penstock.ops.common.products import product_in_parts
-from penstock.ops.common.specialize import Routine, Scratch, Tensors, specialized
+from penstock.ops.common.specialize import Routine, Scratch, Tensors, by_shape
 from penstock.ops.common.work import product_work
 from penstock.ops.onnx import quantization
 from penstock.ops.onnx.matmul import matmul_shape
@@ -71,6 +69,7 @@ def pieces(length: int, a_reach: int, b_reach: int, b: np.ndarray | None) -> lis
     step = safe
     if b is not None and b.size:
         sizes = np.abs(b)
+        # Equal pieces, in growing numbers: a few trials find a number that is nearly the least.
         count = 1
         while -(-length // count) > safe:
             size = -(-length // count)
@@ -84,43 +83,60 @@ def pieces(length: int, a_reach: int, b_reach: int, b: np.ndarray | None) -> lis
 
 
 class _Product:
-    """``(a - a_zero) @ (b - b_zero)`` of a node's inputs.
+    """``(a - a_zero) @ (b - b_zero)`` of a node's inputs, and its scratch memory in ``layout``.
 
-    ``a`` and ``b`` are the indices of an operand and its zero point; without one, ``a`` is a float
-    tensor that is quantized to uint8 in each run. ``integer``: the result must be int32. Constant
-    right sides are converted once, when the node is compiled.
+    ``a`` and ``b`` are the indices of an operand and its zero point. ``integer``: the result must
+    be int32. A constant right side is converted once.
     """
 
     def __init__(
         self,
         node: Node,
-        types: Types,
-        a: tuple[int, int | None],
+        inputs: Tensors,
+        a: tuple[int, int],
         b: tuple[int, int],
-        *,
-        transpose_a: bool = False,
-        transpose_b: bool = False,
+        transposed: tuple[bool, bool] = (False, False),
         integer: bool = False,
     ) -> None:
-        self.a, self.b, self.integer = a, b, integer
-        self.transpose_a, self.transpose_b = transpose_a, transpose_b
-        self.a_reach = 255 if a[1] is None else reach(node, types, a[0], a[1])
-        self.b_reach = reach(node, types, *b)
-        self.fixed: Shared[tuple[np.ndarray, list[slice]]] | None = None
+        self.transpose_a, self.transpose_b = transposed
+        reach_a, reach_b = reach(node, inputs, *a), reach(node, inputs, *b)
+        a_dims, b_type = rules.tensor(inputs, a[0]).dims, rules.tensor(inputs, b[0])
+        b_dims = b_type.dims
+        if self.transpose_a:
+            a_dims = a_dims[::-1]
+        if self.transpose_b:
+            b_dims = (*b_dims[:-2], b_dims[-1], b_dims[-2])
+        self.spans = pieces(a_dims[-1], reach_a, reach_b, None)
+        self._fixed: Shared[tuple[np.ndarray, list[slice]]] | None = None
         """a constant right side, and how it is cut"""
         _, weights = constant_or_left_out(node, b[0])
         zero_known, b_zero = constant_or_left_out(node, b[1])
         if weights is not None and weights.ndim > 1 and zero_known:
 
             def prepared() -> tuple[np.ndarray, list[slice]]:
-                side = self.right_side(weights, b_zero, np.empty(weights.shape, FLOAT32))
+                side = self._right_side(weights, b_zero, np.empty(weights.shape, FLOAT32))
                 side = np.ascontiguousarray(side)
-                return side, pieces(side.shape[-2], self.a_reach, self.b_reach, side)
+                return side, pieces(side.shape[-2], reach_a, reach_b, side)
 
-            name = "right side", transpose_b, self.a_reach, self.b_reach
-            self.fixed = shared(name, prepared, weights, b_zero)
+            name = "right side", self.transpose_b, reach_a, reach_b
+            self._fixed = shared(name, prepared, weights, b_zero)
+            self.spans = self._fixed.value[1]
+        assert b_type.dtype is not None
+        if b_type.dtype.kind not in "iu":  # floats of 8 bits have no exactness to keep
+            self.spans = [slice(None)]
+        layout, shape = Scratch(), matmul_shape(a_dims, b_dims)
+        dims = rules.all_known(shape) or ()
+        self.layout = layout
+        self._right = None if self._fixed is not None else layout.field(b_type.dims, FLOAT32)
+        self.left = layout.field(a_dims, FLOAT32)
+        """a - a_zero, for the caller to fill"""
+        self.values = layout.field(dims, FLOAT32)
+        """free for the caller after the product"""
+        self.total = layout.field(dims, INT32) if len(self.spans) > 1 or integer else None
+        # One product of matrices instead of one for each batch.
+        self._flat = len(b_dims) == 2 and len(a_dims) > 2
 
-    def right_side(self, b: np.ndarray, zero: np.ndarray | None, out: np.ndarray) -> np.ndarray:
+    def _right_side(self, b: np.ndarray, zero: np.ndarray | None, out: np.ndarray) -> np.ndarray:
         """``b - zero`` in ``out``, which has the shape of ``b``; then transposed, if need be."""
         if self.transpose_b:
             b, out = b.swapaxes(-1, -2), out.swapaxes(-1, -2)
@@ -129,39 +145,9 @@ class _Product:
         )
         return out
 
-
-class _Multiply:
-    """A product of a node's inputs for their known types, and its scratch memory."""
-
-    def __init__(self, product: _Product, inputs: Tensors, layout: Scratch) -> None:
-        a_dims, b = rules.tensor(inputs, product.a[0]).dims, rules.tensor(inputs, product.b[0])
-        b_dims = b.dims
-        self.product = product
-        self._right = None if product.fixed is not None else layout.field(b_dims, FLOAT32)
-        if product.transpose_a:
-            a_dims = a_dims[::-1]
-        if product.transpose_b:
-            b_dims = (*b_dims[:-2], b_dims[-1], b_dims[-2])
-        shape: Any = matmul_shape(a_dims, b_dims)
-        assert b.dtype is not None
-        if b.dtype.kind not in "iu":  # floats of 8 bits have no exactness to keep
-            self.spans = [slice(None)]
-        elif product.fixed is not None:
-            self.spans = product.fixed.value[1]
-        else:
-            self.spans = pieces(a_dims[-1], product.a_reach, product.b_reach, None)
-        several = len(self.spans) > 1
-        self.left = layout.field(a_dims, FLOAT32)
-        """a - a_zero, for the caller to fill"""
-        self.values = layout.field(shape, FLOAT32)
-        """free for the caller after the product"""
-        self.total = layout.field(shape, INT32) if several or product.integer else None
-        # One product of matrices instead of one for each batch.
-        self._flat = len(b_dims) == 2 and len(a_dims) > 2
-
     def fill(self, a: np.ndarray, zero: np.ndarray | None, workspace: np.ndarray) -> None:
         """Store the left side."""
-        a = a.T if self.product.transpose_a else a
+        a = a.T if self.transpose_a else a
         zero = None if zero is None else quantization.zero_of(_per_row(zero))
         quantization.subtract_zero_point(a, zero, self.left(workspace))
 
@@ -170,13 +156,13 @@ class _Multiply:
     ) -> np.ndarray:
         """Multiply the left side, which is in place, by the right one and its zero point. The
         result is int32 in ``out``, if given; else int32 or float32 in the workspace."""
-        left, values, fixed = self.left(workspace), self.values(workspace), self.product.fixed
+        left, values, fixed = self.left(workspace), self.values(workspace), self._fixed
         result = values
         if fixed is not None:
             right, _ = fixed.value
         else:
             assert self._right is not None
-            right = self.product.right_side(b, zero, self._right(workspace))
+            right = self._right_side(b, zero, self._right(workspace))
         if self._flat:
             left = left.reshape(-1, left.shape[-1])
             result = values.reshape(left.shape[0], right.shape[1])
@@ -237,32 +223,29 @@ def _infer_product(
     return infer
 
 
-def _kernel(
-    node: Node,
-    types: Types,
-    product: _Product,
-    finish: Callable[..., None],
-    inputs: int,
-    widen: bool = True,
-) -> Kernel:
-    """The kernel of ``finish(multiply, *inputs, out, workspace)``, which calls ``multiply``. It
-    takes that many ``inputs``, ``None`` where the node leaves one out."""
-
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        layout = Scratch()
-        return Routine(partial(finish, _Multiply(product, inputs, layout)), layout.size)
-
-    return specialized(node, types, make, arity=(inputs, 1), widen=widen)
+def requantize(
+    total: np.ndarray,
+    factor: np.ndarray,
+    zero: np.ndarray | None,
+    real: np.ndarray,
+    out: np.ndarray,
+) -> None:
+    """``total * factor``, computed in ``real``, as codes in ``out``."""
+    np.multiply(total, factor, out=real, dtype=np.float32, casting="unsafe")
+    quantization.store(real, quantization.zero_of(zero), out, True)
 
 
 @operator("MatMulInteger", since=10, infer=_infer_product((0, 2), (1, 3), INT32), work=product_work)
-def matmul_integer(node: Node, types: Types) -> Kernel:
-    def finish(multiply: _Multiply, a: Any, b: Any, a_zero: Any, b_zero: Any, *rest: Any) -> None:
-        out, workspace = rest
-        multiply.fill(a, a_zero, workspace)
-        multiply(b, b_zero, out, workspace)
+@by_shape(arity=(4, 1))
+def matmul_integer(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+    product = _Product(node, inputs, (0, 2), (1, 3))
 
-    return _kernel(node, types, _Product(node, types, (0, 2), (1, 3)), finish, 4)
+    def into(*arguments: Any) -> None:
+        a, b, a_zero, b_zero, out, workspace = arguments
+        product.fill(a, a_zero, workspace)
+        product(b, b_zero, out, workspace)
+
+    return Routine(into, product.layout.size)
 
 
 @operator(
@@ -271,7 +254,10 @@ def matmul_integer(node: Node, types: Types) -> Kernel:
     infer=_infer_product((0, 1, 2), (3, 4, 5), None, like=7),
     work=product_work,
 )
-def qlinear_matmul(node: Node, types: Types) -> Kernel:
+@by_shape(arity=(8, 1), widen=False)
+def qlinear_matmul(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+    product = _Product(node, inputs, (0, 2), (3, 5))
+
     def factor_of(a_scale: np.ndarray, b_scale: np.ndarray, y_scale: np.ndarray) -> np.ndarray:
         factor = _per_row(a_scale) * _per_column(b_scale) / _per_row(y_scale)
         return np.asarray(factor, FLOAT32)
@@ -279,17 +265,16 @@ def qlinear_matmul(node: Node, types: Types) -> Kernel:
     scales: Any = [constant_or_left_out(node, i)[1] for i in (1, 4, 6)]
     constant_factor = None if any(s is None for s in scales) else factor_of(*scales)
 
-    def finish(multiply: _Multiply, *args: Any) -> None:
-        a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero, out, workspace = args
-        multiply.fill(a, a_zero, workspace)
-        total, real = multiply(b, b_zero, None, workspace), multiply.values(workspace)
+    def into(*arguments: Any) -> None:
+        a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero, out, workspace = arguments
+        product.fill(a, a_zero, workspace)
+        total, real = product(b, b_zero, None, workspace), product.values(workspace)
         factor = constant_factor
         if factor is None:
             factor = factor_of(a_scale, b_scale, y_scale)
-        np.multiply(total, factor, out=real, dtype=np.float32, casting="unsafe")
-        quantization.store(real, quantization.zero_of(_per_row(y_zero)), out, True)
+        requantize(total, factor, _per_row(y_zero), real, out)
 
-    return _kernel(node, types, _Product(node, types, (0, 2), (3, 5)), finish, 8, widen=False)
+    return Routine(into, product.layout.size)
 
 
 def _infer_qgemm(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -310,33 +295,24 @@ def _infer_qgemm(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 
 @operator("QGemm", domain=MICROSOFT, infer=_infer_qgemm, work=product_work)
-def qgemm(node: Node, types: Types) -> Kernel:
-    transpose_a, transpose_b = (bool(node.attrs.get(name)) for name in ("transA", "transB"))
+@by_shape(arity=(9, 1))
+def qgemm(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+    transposed = bool(node.attrs.get("transA")), bool(node.attrs.get("transB"))
     alpha = np.float32(node.attrs.get("alpha", 1.0))
-    product = _Product(
-        node,
-        types,
-        (0, 2),
-        (3, 5),
-        transpose_a=transpose_a,
-        transpose_b=transpose_b,
-        # The bias is added to integers: the sum may be beyond what float32 holds.
-        integer=rules.given(node.inputs, 6),
-    )
+    # The bias is added to integers: the sum may be beyond what float32 holds.
+    product = _Product(node, inputs, (0, 2), (3, 5), transposed, rules.given(inputs, 6))
 
-    def finish(multiply: _Multiply, *args: Any) -> None:
-        a, a_scale, a_zero, b, b_scale, b_zero, c, y_scale, y_zero, out, workspace = args
-        multiply.fill(a, a_zero, workspace)
-        total, real = multiply(b, b_zero, None, workspace), multiply.values(workspace)
+    def into(*arguments: Any) -> None:
+        a, a_scale, a_zero, b, b_scale, b_zero, c, y_scale, y_zero, out, workspace = arguments
+        product.fill(a, a_zero, workspace)
+        total, real = product(b, b_zero, None, workspace), product.values(workspace)
         if c is not None:
             np.add(total, c, total)
         factor = alpha * a_scale.reshape(()) * _per_column(b_scale)
         if y_scale is None:
             np.multiply(total, factor, out=out, dtype=np.float32, casting="unsafe")
             return
-        factor = factor / y_scale.reshape(())
-        np.multiply(total, factor, out=real, dtype=np.float32, casting="unsafe")
-        zero = None if y_zero is None else quantization.zero_of(y_zero.reshape(()))
-        quantization.store(real, zero, out, True)
+        zero = None if y_zero is None else y_zero.reshape(())
+        requantize(total, factor / y_scale.reshape(()), zero, real, out)
 
-    return _kernel(node, types, product, finish, 9)
+    return Routine(into, product.layout.size)

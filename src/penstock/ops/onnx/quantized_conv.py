@@ -18,16 +18,22 @@ import numpy as np
 from penstock.core.records import NamedTuple
 from penstock.core.types import FLOAT32, Shape, TensorType, Type
 from penstock.ir.graph import Node
-from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import FLOAT64, INT32, UINT8
 from penstock.ops.common.shape_rules import check_shape, tensor
-from penstock.ops.common.specialize import Routine, Scratch, Tensors, specialized
+from penstock.ops.common.specialize import Routine, Scratch, Tensors, by_shape
 from penstock.ops.common.work import convolution_work
 from penstock.ops.onnx.convolution import conv_shape, convolution_routine
-from penstock.ops.onnx.quantization import store, subtract_zero_point, zero_of
-from penstock.ops.onnx.quantized import EXACT, accumulate, constant_or_left_out, pieces, reach
+from penstock.ops.onnx.quantization import subtract_zero_point, zero_of
+from penstock.ops.onnx.quantized import (
+    EXACT,
+    accumulate,
+    constant_or_left_out,
+    pieces,
+    reach,
+    requantize,
+)
 from penstock.ops.registry import MICROSOFT, operator
 
 
@@ -45,7 +51,7 @@ def _shifted(w: np.ndarray, zero: np.ndarray | None, out: np.ndarray) -> np.ndar
 
 
 class _Cut(NamedTuple):
-    """How the sums over channels are cut: the type to compute in, and the channels of each part."""
+    """The parts that sums over channels are cut into: channels, and the type to compute in."""
 
     dtype: np.dtype
     spans: list[slice]
@@ -53,51 +59,58 @@ class _Cut(NamedTuple):
     """weights that are constant"""
 
 
-class _Filters:
-    """The weights of a node, and how the sums over their channels are cut. ``x`` and ``w`` are
-    where the node's inputs have a tensor and its zero point."""
+def _cut(
+    dims: tuple[int, ...], x_reach: int, w_reach: int, weights: np.ndarray | None = None
+) -> _Cut:
+    """The parts for filters of ``dims``, of which ``weights`` are known or not."""
+    positions = math.prod(dims[2:])
+    if x_reach * w_reach * positions > EXACT:
+        return _Cut(FLOAT64, [slice(None)])
+    sums = None
+    if weights is not None:
+        sums = np.abs(weights).reshape(*dims[:2], positions).sum(-1).T
+    return _Cut(FLOAT32, pieces(dims[1], x_reach, w_reach * positions, sums))
 
-    def __init__(self, node: Node, types: Types, x: tuple[int, int], w: tuple[int, int]) -> None:
-        self.x, self.w = x, w
-        self.group: int = node.attrs.get("group", 1)
-        self.x_reach, self.w_reach = reach(node, types, *x), reach(node, types, *w)
-        self.fixed: Shared[_Cut] | None = None
-        _, weights = constant_or_left_out(node, w[0])
-        zero_known, zero = constant_or_left_out(node, w[1])
-        if weights is not None and weights.ndim > 2 and zero_known:
 
-            def prepared() -> _Cut:
-                less_zero = _shifted(weights, zero, np.empty(weights.shape, np.float32))
-                part = self.cut(less_zero.shape, less_zero)
-                parts = [np.ascontiguousarray(less_zero[:, s], part.dtype) for s in part.spans]
-                return part._replace(parts=parts)
+def _constant_filters(
+    node: Node, w: tuple[int, int], x_reach: int, w_reach: int
+) -> Shared[_Cut] | None:
+    """The filters less their zero points, if both are constant."""
+    _, weights = constant_or_left_out(node, w[0])
+    zero_known, zero = constant_or_left_out(node, w[1])
+    if weights is None or weights.ndim < 3 or not zero_known:
+        return None
 
-            self.fixed = shared(("filters", self.x_reach, self.w_reach), prepared, weights, zero)
+    def prepared() -> _Cut:
+        less_zero = _shifted(weights, zero, np.empty(weights.shape, np.float32))
+        part = _cut(less_zero.shape, x_reach, w_reach, less_zero)
+        parts = [np.ascontiguousarray(less_zero[:, s], part.dtype) for s in part.spans]
+        return part._replace(parts=parts)
 
-    def cut(self, dims: tuple[int, ...], weights: np.ndarray | None = None) -> _Cut:
-        positions = math.prod(dims[2:])
-        if self.x_reach * self.w_reach * positions > EXACT:
-            return _Cut(FLOAT64, [slice(None)])
-        sums = None
-        if weights is not None:
-            sums = np.abs(weights).reshape(*dims[:2], positions).sum(-1).T
-        return _Cut(FLOAT32, pieces(dims[1], self.x_reach, self.w_reach * positions, sums))
+    return shared(("filters", x_reach, w_reach), prepared, weights, zero)
 
 
 class _Convolution:
-    """The convolution of two inputs of a node, less their zero points, for known shapes."""
+    """The convolution of two inputs of a node, less their zero points, and its scratch memory in
+    ``layout``. ``x`` and ``w`` are the indices of a tensor and its zero point."""
 
     def __init__(
-        self, filters: _Filters, inputs: Tensors, attrs: Attrs, layout: Scratch, integer: bool
+        self, node: Node, inputs: Tensors, x: tuple[int, int], w: tuple[int, int], integer: bool
     ) -> None:
-        self.group = filters.group
+        attrs, layout = node.attrs, Scratch()
+        self.layout = layout
+        self.group: int = attrs.get("group", 1)
         self.last = bool(attrs.get("channels_last", 0))
-        x = channels_first(tensor(inputs, filters.x[0]).dims, self.last)
-        w = tensor(inputs, filters.w[0]).dims
-        self.dtype, self.spans, parts = filters.fixed.value if filters.fixed else filters.cut(w)
-        shape: Any = conv_shape(x, w, attrs)
-        self.left = layout.field(x, self.dtype)
-        self.right = layout.field(w, FLOAT32) if parts is None else None
+        x_dims = channels_first(tensor(inputs, x[0]).dims, self.last)
+        w_dims = tensor(inputs, w[0]).dims
+        x_reach, w_reach = reach(node, inputs, *x), reach(node, inputs, *w)
+        # Kept, because the cache holds it weakly.
+        self._fixed = fixed = _constant_filters(node, w, x_reach, w_reach)
+        cut = _cut(w_dims, x_reach, w_reach) if fixed is None else fixed.value
+        self.dtype, self.spans, parts = cut
+        shape: Any = conv_shape(x_dims, w_dims, attrs)
+        self.left = layout.field(x_dims, self.dtype)
+        self.right = layout.field(w_dims, FLOAT32) if parts is None else None
         self.values = layout.field(shape, self.dtype)
         """free for the caller after the convolution"""
         several = len(self.spans) > 1
@@ -105,18 +118,17 @@ class _Convolution:
         self.parts = parts
         self.routines: list[Routine] = []
         for i, span in enumerate(self.spans):
-            depth = len(range(w[1])[span])
-            x_type = TensorType(self.dtype, (x[0], depth * filters.group, *x[2:]))
-            w_type = TensorType(self.dtype, (w[0], depth, *w[2:]))
+            depth = len(range(w_dims[1])[span])
+            x_type = TensorType(self.dtype, (x_dims[0], depth * self.group, *x_dims[2:]))
+            w_type = TensorType(self.dtype, (w_dims[0], depth, *w_dims[2:]))
             part = parts[i] if parts else None
             self.routines.append(convolution_routine(x_type, w_type, attrs, part))
         room = max(routine.workspace for routine in self.routines)
         self.scratch = layout.field((room,), UINT8) if room else None
 
-    def __call__(
-        self, x: Any, x_zero: Any, w: Any, w_zero: Any, out: Any, workspace: np.ndarray
-    ) -> np.ndarray:
+    def __call__(self, *arguments: Any) -> np.ndarray:
         """The result with channels first: int32 in ``out``, if given, else int32 or float."""
+        x, x_zero, w, w_zero, out, workspace = arguments
         left, values = self.left(workspace), self.values(workspace)
         x = np.moveaxis(x, -1, 1) if self.last else x
         subtract_zero_point(x, None if x_zero is None else zero_of(x_zero.reshape(())), left)
@@ -172,17 +184,13 @@ def _infer_conv_integer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[
 
 
 @operator("ConvInteger", since=10, infer=_infer_conv_integer, work=convolution_work(1))
-def conv_integer(node: Node, types: Types) -> Kernel:
-    filters = _Filters(node, types, (0, 2), (1, 3))
-
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        layout = Scratch()
-        convolve = _Convolution(filters, inputs, node.attrs, layout, False)
-        return Routine(
-            lambda x, w, x_zero, w_zero, *rest: convolve(x, x_zero, w, w_zero, *rest), layout.size
-        )
-
-    return specialized(node, types, make, arity=(4, 1))
+@by_shape(arity=(4, 1))
+def conv_integer(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+    convolve = _Convolution(node, inputs, (0, 2), (1, 3), integer=False)
+    return Routine(
+        lambda x, w, x_zero, w_zero, *rest: convolve(x, x_zero, w, w_zero, *rest),
+        convolve.layout.size,
+    )
 
 
 def _infer_qlinear_conv(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -196,36 +204,28 @@ def _infer_qlinear_conv(types: Types, attrs: Attrs, consts: Consts) -> Sequence[
 
 @operator("QLinearConv", since=10, infer=_infer_qlinear_conv, work=convolution_work(3))
 @operator("QLinearConv", domain=MICROSOFT, infer=_infer_qlinear_conv, work=convolution_work(3))
-def qlinear_conv(node: Node, types: Types) -> Kernel:
-    filters = _Filters(node, types, (0, 2), (3, 5))
-    last = bool(node.attrs.get("channels_last", 0))
+@by_shape(arity=(9, 1))
+def qlinear_conv(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     # Added to float32 the bias must be exact there; if it is not, it is added to integers.
     bias_is_known, bias_const = constant_or_left_out(node, 8)
     exact = bias_const is not None and not (np.abs(bias_const) > EXACT).any()
     integer = not exact and not (bias_is_known and bias_const is None)
     fixed_bias = bias_const.astype(np.float32) if bias_const is not None and exact else None
+    convolve = _Convolution(node, inputs, (0, 2), (3, 5), integer)
+    layout, values = convolve.layout, convolve.values
+    real = values if convolve.dtype == FLOAT32 else layout.field(values.shape, FLOAT32)
+    spatial = len(values.shape) - 1
 
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        layout = Scratch()
-        convolve = _Convolution(filters, inputs, node.attrs, layout, integer)
-        reuse = convolve.dtype == FLOAT32
-        real = convolve.values if reuse else layout.field(convolve.values.shape, FLOAT32)
-        spatial = len(convolve.values.shape) - 1
+    def into(*arguments: Any) -> None:
+        x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias, out, workspace = arguments
+        total = convolve(x, x_zero, w, w_zero, None, workspace)
+        if bias is not None:
+            if fixed_bias is not None and total.dtype == FLOAT32:
+                bias = fixed_bias
+            np.add(total, _per_filter(bias, spatial), total)
+        factor = np.asarray(x_scale.reshape(()) * w_scale / y_scale.reshape(()), np.float32)
+        target = np.moveaxis(out, -1, 1) if convolve.last else out
+        zero = y_zero.reshape(())
+        requantize(total, _per_filter(factor, spatial), zero, real(workspace), target)
 
-        def into(*args: Any) -> None:
-            x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias, out, workspace = args
-            total = convolve(x, x_zero, w, w_zero, None, workspace)
-            result = real(workspace)
-            if bias is not None:
-                if fixed_bias is not None and total.dtype == FLOAT32:
-                    bias = fixed_bias
-                np.add(total, _per_filter(bias, spatial), total)
-            factor = np.asarray(x_scale.reshape(()) * w_scale / y_scale.reshape(()), np.float32)
-            factor = _per_filter(factor, spatial)
-            np.multiply(total, factor, out=result, dtype=np.float32, casting="unsafe")
-            target = np.moveaxis(out, -1, 1) if last else out
-            store(result, zero_of(y_zero.reshape(())), target, True)
-
-        return Routine(into, layout.size)
-
-    return specialized(node, types, make, arity=(9, 1))
+    return Routine(into, layout.size)

@@ -21,10 +21,10 @@ from penstock.ops.common.dtypes import FLOAT64, INT32
 from penstock.ops.common.shape_rules import check_shape, dtype_attribute, one_element, tensor
 from penstock.ops.common.specialize import Routine, specialized
 from penstock.ops.onnx.shape import view_kernel
-from penstock.ops.registry import operator
+from penstock.ops.registry import ArrayFunction, operator
 
 _NATIVE = (FLOAT32, FLOAT64)
-"""What NumPy's generators draw directly, into a given array too."""
+"""The types that NumPy's generators draw directly, into a given array too."""
 
 
 def _generator(attrs: Attrs) -> np.random.Generator:
@@ -47,7 +47,7 @@ def _given_shape(attrs: Attrs) -> tuple[int, ...]:
     return shape
 
 
-def _draw(method: Callable[..., Any], scale: float, offset: float, out: np.ndarray) -> np.ndarray:
+def _draw(method: ArrayFunction, scale: float, offset: float, out: np.ndarray) -> np.ndarray:
     """Fill ``out`` with ``scale * draws + offset``."""
     native = out.dtype in _NATIVE
     direct = native and out.flags.c_contiguous
@@ -65,7 +65,7 @@ def _random(node: Node, method: str, scale: float, offset: float) -> Kernel:
     dtype, inputs = dtype_attribute(node.attrs, "dtype"), len(node.inputs)
     shape = () if inputs else _given_shape(node.attrs)
 
-    def run(*arrays: Any) -> np.ndarray:
+    def run(*arrays: np.ndarray) -> np.ndarray:
         if len(arrays) > inputs:
             out = arrays[inputs]
         elif inputs:
@@ -150,7 +150,8 @@ def dropout(node: Node, types: Types) -> Kernel:
     seed = node.attrs.get("seed")
     state = np.random.RandomState(None if seed is None else seed % 2**32)
 
-    def drop(x: Any, ratio: Any, training: Any, out: Any, mask: Any) -> None:
+    def drop(x: np.ndarray, *arguments: Any) -> None:
+        ratio, training, out, mask = arguments
         dropped = 0.5 if ratio is None else float(one_element(ratio, "ratio"))
         if not _truth(training) or dropped == 0:
             if out is not x:

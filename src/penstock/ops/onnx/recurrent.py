@@ -10,7 +10,7 @@ the gates of an LSTM need a single ``tanh`` together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from itertools import repeat
 from typing import Any, TypeAlias
@@ -71,7 +71,7 @@ class Layer(NamedTuple):
 
     @property
     def halved(self) -> int:
-        """How many gates, from the first, get half their argument from the weights."""
+        """The number of gates, from the first, that get half their argument from the weights."""
         return self.gates - 1 if self.plain else 0
 
 
@@ -182,6 +182,7 @@ def _weights(layer: Layer, inputs: Sequence[Any], single: bool) -> list[CellWeig
             else:
                 bias += b[n:]
         if layer.halved:
+            # sigmoid(x) is (1 + tanh(x / 2)) / 2: of half the arguments, one tanh does all gates.
             scale = np.ones((n, 1), r.dtype)
             scale[: layer.halved * hidden] = 0.5
             w, r = w * scale, r * scale
@@ -214,7 +215,7 @@ def _gatewise(matrix: Any, out: np.ndarray, batch: int) -> tuple[Any, ...]:
 
 
 class _State(NamedTuple):
-    """Where an LSTM keeps its cell state: read from ``now``, written to ``next``, often one."""
+    """The cell state of an LSTM: read from ``now``, written to ``next``, often one array."""
 
     now: np.ndarray
     next: np.ndarray
@@ -346,12 +347,16 @@ _STEPS = {"RNN": _rnn, "GRU": _gru, "LSTM": _lstm}
 # Running
 
 
+_Entries: TypeAlias = Iterable[tuple[np.ndarray, Any, Any]]
+"""For each step the product of its input, the output, and flags of the samples that still run; the
+latter two are None if there are none."""
+
+
 def _buffered(
-    step: Step, h: np.ndarray, spare: np.ndarray, state: _State, xs: Any, ys: Any, lives: Any
+    step: Step, h: np.ndarray, spare: np.ndarray, state: _State, entries: _Entries
 ) -> np.ndarray:
-    """All steps with ``H`` in ``h`` and ``spare``; a sequence that has ended keeps its state.
-    ``xs``, ``ys`` and ``lives`` have an entry for each step, the latter two perhaps ``None``."""
-    for x, y, live in zip(xs, ys, lives, strict=False):
+    """All steps with ``H`` in ``h`` and ``spare``; a sequence that has ended keeps its state."""
+    for x, y, live in entries:
         checkpoint()
         step(x, h, spare)
         if live is None:
@@ -433,31 +438,36 @@ class _LayerRun:
                 np.copyto(c, 0 if c0 is None else c0[d])
             cell = _State(c, c_next if self.ends else c)
             step = _STEPS[self.layer.cell](self.layer, d, weights, self.gates(workspace), cell)
-            h = self.direction(d, step, cell, xs, y, live, h0, workspace)
+            every = slice(None, None, -1 if self.layer.reverse[d] else 1)
+            ys = repeat(None) if y is None else y[every, d]
+            lives = repeat(None) if live is None else live[every]
+            entries = zip(xs[every], ys, lives, strict=False)
+            h = self.direction(step, cell, entries, None if h0 is None else h0[d], workspace)
             if y_h is not None:
                 np.copyto(y_h[d], h)
 
     def direction(
-        self, d: int, step: Step, state: _State, xs: Any, y: Any, live: Any, h0: Any, workspace: Any
+        self,
+        step: Step,
+        state: _State,
+        entries: _Entries,
+        h0: np.ndarray | None,
+        workspace: np.ndarray,
     ) -> np.ndarray:
-        """Run all steps of direction ``d``; return its last hidden state."""
-        reverse = self.layer.reverse[d]
-        ys: Any = repeat(None) if y is None else y[::-1, d] if reverse else y[:, d]
-        if reverse:
-            xs = xs[::-1]
+        """Run all steps of a direction from ``h0`` on; return the last hidden state."""
+        # Steps only read the state before them, so that the first may be the caller's array.
         if self.direct and h0 is not None:
-            h = h0[d]
+            h = h0
         else:
             h = self.h(workspace)
-            np.copyto(h, 0 if h0 is None else h0[d])
-        if self.direct:
-            for now, out in zip(xs, ys, strict=True):
-                checkpoint()
-                step(now, h, out)
-                h = out
-            return h
-        lives = repeat(None) if live is None else live[::-1] if reverse else live
-        return _buffered(step, h, self.spare(workspace), state, xs, ys, lives)
+            np.copyto(h, 0 if h0 is None else h0)
+        if not self.direct:
+            return _buffered(step, h, self.spare(workspace), state, entries)
+        for x, y, _ in entries:
+            checkpoint()
+            step(x, h, y)
+            h = y
+        return h
 
 
 def _compile(node: Node, types: Types) -> Kernel:

@@ -23,11 +23,11 @@ from penstock.ops.common import row_reduce
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import is_float, is_small, wide
 from penstock.ops.common.elementwise import in_range, largest, smallest
-from penstock.ops.registry import operator
+from penstock.ops.registry import ArrayFunction, operator
 
 
 class _Form(NamedTuple):
-    """How a shape is reduced along axes."""
+    """The reduction of a shape along axes."""
 
     axes: tuple[int, ...]  # counted from the front
     kept: tuple[int, ...]  # the result's shape with dims of 1 for the axes
@@ -70,12 +70,13 @@ _maximum: Callable[..., Any] = np.maximum.reduce
 _minimum: Callable[..., Any] = np.minimum.reduce
 
 
-def _total(x: np.ndarray, form: _Form, out: np.ndarray | None = None) -> Any:
+def _total(x: np.ndarray, form: _Form, out: np.ndarray | None = None) -> np.ndarray:
     """The sum, in the dtype of ``x``."""
     if form.group is not None and form.ones is not None and x.flags.c_contiguous:
         before, count, after = form.group
         if after == 1 and before >= row_reduce.MANY:
             return _into(np.matmul(x.reshape(before, count), form.ones).reshape(form.kept), out)
+        # Below that, the call of BLAS costs more than NumPy's loop.
         if after > 1 and count * after >= 1024:
             sums = np.matmul(form.ones, x.reshape(before, count, after))
             return _into(sums.reshape(form.kept), out)
@@ -89,12 +90,12 @@ def _into(result: np.ndarray, out: np.ndarray | None) -> np.ndarray:
     return out
 
 
-def _mean(x: np.ndarray, form: _Form, out: np.ndarray | None) -> Any:
+def _mean(x: np.ndarray, form: _Form, out: np.ndarray | None) -> np.ndarray:
     result = _total(x, form, out)
     return np.divide(result, x.dtype.type(form.terms), result)
 
 
-def _integer_mean(x: np.ndarray, form: _Form, out: np.ndarray | None) -> Any:
+def _integer_mean(x: np.ndarray, form: _Form, out: np.ndarray | None) -> np.ndarray:
     """Towards zero, as division of integers is; 0 of nothing."""
     dtype = np.dtype(np.uint64 if x.dtype.kind == "u" else np.int64)
     sums = _add(x, form.axes, dtype, None, True)
@@ -103,7 +104,7 @@ def _integer_mean(x: np.ndarray, form: _Form, out: np.ndarray | None) -> Any:
     return sums.astype(x.dtype) if out is None else _into(sums, out)
 
 
-def _highest(x: np.ndarray, form: _Form, out: np.ndarray | None) -> Any:
+def _highest(x: np.ndarray, form: _Form, out: np.ndarray | None) -> np.ndarray:
     if form.group is not None and x.flags.c_contiguous:
         before, count, after = form.group
         if after == 1 and before >= row_reduce.MANY and 1 < count <= row_reduce.SHORT:
@@ -112,37 +113,37 @@ def _highest(x: np.ndarray, form: _Form, out: np.ndarray | None) -> Any:
     return _maximum(x, form.axes, None, out, True, least)
 
 
-def _lowest(x: np.ndarray, form: _Form, out: np.ndarray | None) -> Any:
+def _lowest(x: np.ndarray, form: _Form, out: np.ndarray | None) -> np.ndarray:
     most = True if x.dtype.kind == "b" else largest(x.dtype)
     return _minimum(x, form.axes, None, out, True, most)
 
 
-def _multiplied(x: np.ndarray, form: _Form, out: np.ndarray | None) -> Any:
+def _multiplied(x: np.ndarray, form: _Form, out: np.ndarray | None) -> np.ndarray:
     return _multiply(x, form.axes, x.dtype, out, True)
 
 
-def _absolute_sum(x: np.ndarray, form: _Form, out: np.ndarray | None) -> Any:
+def _absolute_sum(x: np.ndarray, form: _Form, out: np.ndarray | None) -> np.ndarray:
     return _total(np.absolute(x), form, out)
 
 
-def _square_sum(x: np.ndarray, form: _Form, out: np.ndarray | None) -> Any:
+def _square_sum(x: np.ndarray, form: _Form, out: np.ndarray | None) -> np.ndarray:
     if form.ones is not None and form.group and form.group[2] == 1 and x.flags.c_contiguous:
         matrix = x.reshape(form.group[:2])
         return _into(np.vecdot(matrix, matrix).reshape(form.kept), out)
     return _total(np.square(x), form, out)
 
 
-def _then(reduce: Reduce, ufunc: Callable[..., Any]) -> Reduce:
+def _then(reduce: Reduce, ufunc: ArrayFunction) -> Reduce:
     """``ufunc`` of a reduction."""
 
-    def function(x: np.ndarray, form: _Form, out: np.ndarray | None) -> Any:
+    def function(x: np.ndarray, form: _Form, out: np.ndarray | None) -> np.ndarray:
         result = reduce(x, form, out)
         return ufunc(result, result)
 
     return function
 
 
-def _log_sum_exp(x: np.ndarray, form: _Form, out: np.ndarray | None) -> Any:
+def _log_sum_exp(x: np.ndarray, form: _Form, out: np.ndarray | None) -> np.ndarray:
     """Relative to the maximum, so that nothing overflows."""
     peak = _highest(x, form, None)
     # Infinities less themselves would be NaN; relative to 0 they come out as they should.
@@ -208,7 +209,7 @@ def _compile(node: Node, types: Types) -> Kernel:
     fixed = None if spelled is None else _known_axes(spelled, node.attrs)
     forms = lru_cache(maxsize=16)(reduction_form)
 
-    def run(*arguments: Any) -> Any:
+    def run(*arguments: np.ndarray) -> np.ndarray:
         x = arguments[0]
         out = arguments[count] if len(arguments) > count else None
         axes = fixed
@@ -226,7 +227,7 @@ def _compile(node: Node, types: Types) -> Kernel:
             result = _into(result, target) if out is not None else result.astype(x.dtype)
         return out if out is not None else result.reshape(form.final)
 
-    into = run
+    into: ArrayFunction = run
     type_ = rules.tensor(types, 0)
     if spelled is not None and type_.static and type_.rank and keepdims:
         assert type_.dtype is not None
@@ -234,8 +235,10 @@ def _compile(node: Node, types: Types) -> Kernel:
         if dtype == type_.dtype:
             form = reduction_form(type_.dims, dtype, fixed, keepdims)
 
-            def into(*arguments: Any) -> None:
+            def reduce_into(*arguments: np.ndarray) -> None:
                 reduce(arguments[0], form, arguments[-1])
+
+            into = reduce_into
 
     return Kernel(run, into)
 
@@ -292,7 +295,7 @@ def _infer_cumulative(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Ty
     return (TensorType(type_.dtype, type_.shape),)
 
 
-def _axis(values: Sequence[Any], rank: int) -> int:
+def _axis(values: Sequence[Dim], rank: int) -> int:
     if len(values) != 1:
         raise ShapeError(f"axis must be one number, not {list(values)}")
     axis = values[0]

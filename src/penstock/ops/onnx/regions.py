@@ -59,7 +59,9 @@ def _infer_roi_align(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
 class _Samples:
     """The samples of the bins (rows) of one region along an axis: ``neighbours`` with weights."""
 
-    def __init__(self, start: Any, extent: Any, bins: int, ratio: int, size: int) -> None:
+    def __init__(
+        self, start: np.floating, extent: np.floating, bins: int, ratio: int, size: int
+    ) -> None:
         step = extent / bins
         grid = ratio if ratio > 0 else max(int(np.ceil(step)), 0)
         if grid * bins > MAX_SAMPLES:
@@ -254,7 +256,8 @@ def deform_conv(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -
     pitch = [prod(sizes[i + 1 :]) for i in range(rank)]
     step = max(BLOCK_BYTES // max(channels * taps * dtype.itemsize, 1), MIN_BLOCK)
 
-    def into(x: Any, w: Any, offset: Any, bias: Any, mask: Any, y: np.ndarray) -> None:
+    def into(x: np.ndarray, *arguments: Any) -> None:
+        w, offset, bias, mask, y = arguments
         out = y.reshape(n, group, filters // group, positions)
         matrix = w.reshape(group, filters // group, depth * taps)
         offset = offset.reshape(n, groups, taps, rank, positions)

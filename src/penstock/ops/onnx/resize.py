@@ -8,8 +8,7 @@ where these are evenly spaced or repeat it is a strided copy.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence, Sized
 
 import numpy as np
 
@@ -60,7 +59,7 @@ def _axes(attrs: Attrs, rank: int) -> tuple[int, ...]:
     return tuple(range(rank)) if axes is None else normalize_axes(axes, rank)
 
 
-def _count(name: str, values: Sequence[Any], axes: Sequence[int], times: int = 1) -> None:
+def _count(name: str, values: Sized, axes: Sequence[int], times: int = 1) -> None:
     if len(values) != times * len(axes):
         raise ShapeError(f"{name} has {len(values)} elements where {times * len(axes)} are needed")
 
@@ -200,12 +199,25 @@ _NEAREST: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
+def near_weight(x: np.ndarray, a: float | np.floating) -> np.ndarray:
+    """The weight of a pixel at a distance of at most 1, by Keys' cubic kernel: equation (4) of
+    https://ieeexplore.ieee.org/document/1163711."""
+    return ((a + 2) * x - (a + 3)) * x * x + 1
+
+
+def far_weight(x: np.ndarray, a: float | np.floating) -> np.ndarray:
+    """``near_weight`` at a distance between 1 and 2."""
+    return ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+
+
+def cubic_weights(t: np.ndarray, a: float | np.floating) -> list[np.ndarray]:
+    """The weights of the four pixels around a place, which is ``t`` behind the second of them."""
+    return [far_weight(1 + t, a), near_weight(t, a), near_weight(1 - t, a), far_weight(2 - t, a)]
+
+
 def _cubic(x: np.ndarray, a: float) -> np.ndarray:
-    """Keys' kernel, equation (4) of https://ieeexplore.ieee.org/document/1163711."""
     x = np.abs(x)
-    inner = ((a + 2) * x - (a + 3)) * x * x + 1
-    outer = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
-    return np.where(x <= 1, inner, np.where(x < 2, outer, 0))
+    return np.where(x <= 1, near_weight(x, a), np.where(x < 2, far_weight(x, a), 0))
 
 
 _Filter = tuple[int, Callable[[np.ndarray, float], np.ndarray]]  # radius and shape
@@ -214,7 +226,7 @@ _FILTERS = {"linear": (1, lambda x, _: np.maximum(1 - np.abs(x), 0)), "cubic": (
 
 
 class Table(NamedTuple):
-    """What an axis reads: ``indices[k]`` and ``weights[k]`` for each output position."""
+    """The elements that an axis reads: ``indices[k]``, ``weights[k]`` of each output position."""
 
     axis: int
     size: int
@@ -310,7 +322,7 @@ def _evenly(indices: np.ndarray) -> slice | None:
 
 
 def _repeats(table: Table) -> int:
-    """How often each element comes in the indices, if all equally often and in order; or 0."""
+    """The number of times that each element is indexed, if it is one for all, in order; or 0."""
     factor = table.out // table.size
     even = np.array_equal(table.indices[0], np.repeat(np.arange(table.size), factor))
     return factor if even else 0
@@ -446,6 +458,7 @@ def _blocked(
     run, size = make(tables, x.dims, x.dtype)
     if first == 0 or size <= _CACHE:
         return run, size
+    # Axes before the first resized one only repeat the work: their blocks share the scratch memory.
     count = math.prod(x.dims[:first])
     block = max(count * _CACHE // size, 1)
     inner, outer = x.dims[first:], out.dims[first:]
@@ -480,7 +493,7 @@ def resize(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Rou
     outsides = [(t.axis, t.outside) for t in tables if t.outside is not None]
     value = attrs.get("extrapolation_value", 0.0)
 
-    def into(*arguments: Any) -> None:
+    def into(*arguments: np.ndarray) -> None:
         out = arguments[position]
         run(arguments[0], out, arguments[-1])
         for axis, outside in outsides:

@@ -120,13 +120,13 @@ def _infer_rotary(
         _streams(attrs, turning // 2 if isinstance(turning, int) else None)
         check_shape("position_ids", positions, (3, batch, length))
     else:
-        start = ((1,),) if order is _MICROSOFT else ()
-        check_shape("position_ids", positions, (batch, length), *start)
+        allowed = [(batch, length), *([(1,)] if order is _MICROSOFT else [])]
+        check_shape("position_ids", positions, *allowed)
     return (x.without_data(),)
 
 
 def _streams(attrs: Attrs, half: Dim) -> np.ndarray:
-    """Which position of a token, in time, height or width, each angle belongs to."""
+    """The position of a token, in time, height or width, that each angle belongs to."""
     section = attrs["mrope_section"]
     if len(section) != 3 or min(section) < 0 or (half is not None and sum(section) != half):
         raise ShapeError(f"mrope_section must be three sizes with the sum {half}, not {section}")
@@ -169,7 +169,7 @@ def rotary_embedding(node: Node, inputs: Tensors, outputs: Tensors, consts: Cons
 
 
 def cache_places(op: Op) -> tuple[int, int, int]:
-    """Where an operation has cosines, sines and positions among its inputs."""
+    """The places of cosines, sines and positions among the inputs of an operation."""
     return _MICROSOFT if op.domain == MICROSOFT else _ONNX
 
 

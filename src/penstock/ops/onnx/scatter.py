@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -32,12 +31,12 @@ def _accumulation(attrs: Attrs) -> np.ufunc | None:
 def _updating(place: Callable[..., None]) -> Kernel:
     """The kernel that copies input 0 and calls ``place(copy, *other inputs)``."""
 
-    def run(x: np.ndarray, *rest: Any) -> np.ndarray:
+    def run(x: np.ndarray, *rest: np.ndarray) -> np.ndarray:
         out = x.copy()
         place(out, *rest)
         return out
 
-    def into(x: np.ndarray, *rest: Any) -> None:
+    def into(x: np.ndarray, *rest: np.ndarray) -> None:
         out = rest[-1]
         if not _same_memory(x, out):
             out[...] = x
@@ -60,6 +59,7 @@ def _accumulate(
     ``index`` has an array for each of the first axes. With a single one ``ufunc.at`` is several
     times faster, so positions are counted through all axes where that is possible.
     """
+    # A reshaped array of other memory would be a copy, and the updates lost.
     if not out.flags.c_contiguous:
         ufunc.at(out, tuple(index), updates)
         return

@@ -6,19 +6,18 @@ NaNs are extreme for ArgMax and ArgMin, and greater than all else for TopK.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from penstock.core.checkpoints import checkpoint
-from penstock.core.types import FLOAT32, INT64, Dim, ShapeError, TensorType, Type
+from penstock.core.types import FLOAT32, INT64, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.dtypes import is_small
-from penstock.ops.common.shape_rules import ints, normalize_axis, one_element, tensor
+from penstock.ops.common.shape_rules import normalize_axis, one_element, one_integer, tensor
 from penstock.ops.onnx.reduce import reduced_type
-from penstock.ops.registry import operator
+from penstock.ops.registry import array_operator, operator
 
 
 def _infer_arg(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -40,7 +39,7 @@ def arg_extreme(node: Node, types: Types) -> Kernel:
     last = bool(node.attrs.get("select_last_index", 0))
     _infer_arg(types, node.attrs, ())
 
-    def run(x: np.ndarray, out: np.ndarray | None = None) -> Any:
+    def run(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         axis = normalize_axis(along, max(x.ndim, 1))
         if not x.ndim:
             zero = np.zeros((), INT64) if out is None else out
@@ -63,11 +62,7 @@ def _infer_top_k(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     if not type_.shape:
         raise ShapeError("TopK needs a tensor of rank 1 at least")
     axis = normalize_axis(attrs.get("axis", -1), len(type_.shape))
-    count = ints(types, consts, 1)
-    if count is not None and len(count) != 1:
-        raise ShapeError(f"K must be one number, not {list(count)}")
-    k: Dim = None if count is None else count[0]
-    size = type_.shape[axis]
+    k, size = one_integer(types, consts, 1, "K"), type_.shape[axis]
     if isinstance(k, int) and (k < 0 or (isinstance(size, int) and k > size)):
         raise ShapeError(f"K is {k}, but axis {axis} has {size} elements")
     shape = (*type_.shape[:axis], k, *type_.shape[axis + 1 :])
@@ -122,22 +117,25 @@ def _ordered(x: np.ndarray) -> np.ndarray:
     return np.bitwise_xor(bits, flips, bits)
 
 
-@operator("TopK", since=10, infer=_infer_top_k)
-def top_k(node: Node, types: Types) -> Kernel:
+@array_operator("TopK", since=10, infer=_infer_top_k, fills=True)
+def top_k(
+    x: np.ndarray,
+    k: np.ndarray,
+    values: np.ndarray | None = None,
+    places: np.ndarray | None = None,
+    *,
+    axis: int = -1,
+    largest: int = 1,
+) -> tuple[np.ndarray, np.ndarray]:
     """Always sorted, which ``sorted=0`` allows."""
-    along, largest = node.attrs.get("axis", -1), bool(node.attrs.get("largest", 1))
-
-    def run(x: np.ndarray, k: np.ndarray, values: Any = None, places: Any = None) -> Any:
-        axis = normalize_axis(along, x.ndim)
-        count = int(one_element(k, "K"))
-        if not 0 <= count <= x.shape[axis]:
-            raise ShapeError(f"K is {count}, but axis {axis} has {x.shape[axis]} elements")
-        top = np.moveaxis(_top_places(np.moveaxis(x, axis, -1), count, largest), -1, axis)
-        chosen = np.take_along_axis(x, top, axis)
-        if values is not None:
-            np.copyto(values, chosen)
-        if places is not None:
-            np.copyto(places, top)
-        return chosen, np.ascontiguousarray(top)
-
-    return Kernel(run, run)
+    axis = normalize_axis(axis, x.ndim)
+    count = int(one_element(k, "K"))
+    if not 0 <= count <= x.shape[axis]:
+        raise ShapeError(f"K is {count}, but axis {axis} has {x.shape[axis]} elements")
+    top = np.moveaxis(_top_places(np.moveaxis(x, axis, -1), count, bool(largest)), -1, axis)
+    chosen = np.take_along_axis(x, top, axis)
+    if values is not None:
+        np.copyto(values, chosen)
+    if places is not None:
+        np.copyto(places, top)
+    return chosen, np.ascontiguousarray(top)

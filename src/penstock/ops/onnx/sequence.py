@@ -8,7 +8,6 @@ they go into a list. A tensor that comes out of a list is a view of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -29,12 +28,10 @@ from penstock.core.types import (
     without_data,
 )
 from penstock.host.current_run import keep, reserve
-from penstock.ir.graph import Node
-from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.onnx.arrange import cuts
-from penstock.ops.registry import array_operator, operator
+from penstock.ops.registry import array_operator
 
 # What a list takes for each element, and an element that is a view.
 _PLACE_BYTES = 8
@@ -52,7 +49,7 @@ def _infer_sequence_construct(types: Types, attrs: Attrs, consts: Consts) -> Seq
 
 
 @array_operator("SequenceConstruct", since=11, infer=_infer_sequence_construct, strings=True)
-def sequence_construct(*tensors: Any) -> list[Any]:
+def sequence_construct(*tensors: np.ndarray) -> list[object]:
     return list(map(keep, tensors))
 
 
@@ -85,32 +82,28 @@ def _part_size(dim: Dim, split: Sequence[int] | None, rank: int | None) -> Dim:
     return split[0] if len(set(split)) == 1 else None
 
 
-@operator("SplitToSequence", since=11, infer=_infer_split_to_sequence, strings=True)
-def split_to_sequence(node: Node, types: Types) -> Kernel:
-    along, keepdims = node.attrs.get("axis", 0), node.attrs.get("keepdims", 1)
-
-    def run(x: np.ndarray, split: np.ndarray | None = None) -> list[np.ndarray]:
-        axis = rules.normalize_axis(along, x.ndim)
-        n = x.shape[axis]
-        if split is None:
-            parts = parts_of(x, axis, [1] * n)
-            return parts if keepdims else [part.squeeze(axis) for part in with_checkpoints(parts)]
-        if split.ndim == 0:
-            size = int(split)
-            if size < 1:
-                raise ShapeError(f"cannot split into parts of {size}")
-            sizes = [min(size, n - start) for start in range(0, n, size)]
-        else:
-            sizes = split.tolist()
-            if any(size < 0 for size in sizes) or sum(sizes) != n:
-                raise ShapeError(f"split {sizes} does not add up to dim {n}")
-        return parts_of(x, axis, sizes)
-
-    def parts_of(x: np.ndarray, axis: int, sizes: Sequence[int]) -> list[np.ndarray]:
-        reserve(_VIEW_BYTES * len(sizes))
-        return [x[part] for part in with_checkpoints(cuts(axis, sizes))]
-
-    return Kernel(run)
+@array_operator("SplitToSequence", since=11, infer=_infer_split_to_sequence, strings=True)
+def split_to_sequence(
+    x: np.ndarray, split: np.ndarray | None = None, *, axis: int = 0, keepdims: int = 1
+) -> list[np.ndarray]:
+    axis = rules.normalize_axis(axis, x.ndim)
+    n = x.shape[axis]
+    if split is None:
+        sizes = [1] * n
+    elif split.ndim == 0:
+        size = int(split)
+        if size < 1:
+            raise ShapeError(f"cannot split into parts of {size}")
+        sizes = [min(size, n - start) for start in range(0, n, size)]
+    else:
+        sizes = split.tolist()
+        if any(size < 0 for size in sizes) or sum(sizes) != n:
+            raise ShapeError(f"split {sizes} does not add up to dim {n}")
+    reserve(_VIEW_BYTES * len(sizes))
+    parts = [x[part] for part in with_checkpoints(cuts(axis, sizes))]
+    if split is not None or keepdims:
+        return parts
+    return [part.squeeze(axis) for part in with_checkpoints(parts)]
 
 
 def _element(types: Types) -> Type:
@@ -142,8 +135,8 @@ def _infer_sequence_insert(types: Types, attrs: Attrs, consts: Consts) -> Sequen
 
 @array_operator("SequenceInsert", since=11, infer=_infer_sequence_insert, strings=True)
 def sequence_insert(
-    sequence: list[Any], x: np.ndarray, position: np.ndarray | None = None
-) -> list[Any]:
+    sequence: list[object], x: np.ndarray, position: np.ndarray | None = None
+) -> list[object]:
     n = len(sequence)
     # One place more than there are elements, but -1 is still before the last element.
     where = n if position is None else int(rules.one_element(position, "position"))
@@ -154,22 +147,21 @@ def sequence_insert(
     return [*sequence[:where], keep(x), *sequence[where:]]
 
 
-def _infer_sequence_erase(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (SequenceType(_element(types)),)
-
-
-@array_operator("SequenceErase", since=11, infer=_infer_sequence_erase, strings=True)
-def sequence_erase(sequence: list[Any], position: np.ndarray | None = None) -> list[Any]:
+@array_operator(
+    "SequenceErase",
+    since=11,
+    infer=lambda types, attrs, consts: (SequenceType(_element(types)),),
+    strings=True,
+)
+def sequence_erase(sequence: list[object], position: np.ndarray | None = None) -> list[object]:
     where = _position(np.array(-1) if position is None else position, len(sequence))
     return [*sequence[:where], *sequence[where + 1 :]]
 
 
-def _infer_sequence_at(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (_element(types),)
-
-
-@array_operator("SequenceAt", since=11, infer=_infer_sequence_at, view=True, strings=True)
-def sequence_at(sequence: list[Any], position: np.ndarray) -> Any:
+@array_operator(
+    "SequenceAt", since=11, infer=lambda t, a, c: (_element(t),), view=True, strings=True
+)
+def sequence_at(sequence: list[object], position: np.ndarray) -> object:
     return sequence[_position(position, len(sequence))]
 
 
@@ -179,7 +171,7 @@ def _infer_sequence_length(types: Types, attrs: Attrs, consts: Consts) -> Sequen
 
 
 @array_operator("SequenceLength", since=11, infer=_infer_sequence_length, strings=True)
-def sequence_length(sequence: list[Any]) -> np.ndarray:
+def sequence_length(sequence: list[object]) -> np.ndarray:
     return np.array(len(sequence), np.int64)
 
 
@@ -223,7 +215,7 @@ def _infer_optional(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type
 
 
 @array_operator("Optional", since=15, infer=_infer_optional, strings=True)
-def optional(x: Any = None) -> Any:
+def optional(x: object = None) -> object:
     return x.copy() if isinstance(x, np.ndarray) else x
 
 
@@ -233,7 +225,7 @@ def _infer_get_element(types: Types, attrs: Attrs, consts: Consts) -> Sequence[T
 
 
 @array_operator("OptionalGetElement", since=15, infer=_infer_get_element, view=True, strings=True)
-def optional_get_element(x: Any) -> Any:
+def optional_get_element(x: object) -> object:
     if x is None:
         raise ShapeError("the optional has no element to get")
     return x
@@ -242,5 +234,5 @@ def optional_get_element(x: Any) -> Any:
 @array_operator(
     "OptionalHasElement", since=15, infer=rules.always(TensorType(BOOL, ())), strings=True
 )
-def optional_has_element(x: Any = None) -> np.ndarray:
+def optional_has_element(x: object = None) -> np.ndarray:
     return np.array(x is not None)

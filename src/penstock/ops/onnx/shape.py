@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,10 @@ from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel, returning
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
-from penstock.ops.registry import operator
+from penstock.ops.registry import ArrayFunction, operator
 
 
-def view_kernel(view: Callable[..., Any]) -> Kernel:
+def view_kernel(view: ArrayFunction) -> Kernel:
     """The kernel of a function that returns a view."""
     return returning(view, view=True)
 
@@ -149,7 +149,7 @@ def reshape(node: Node, types: Types) -> Kernel:
         shape: Any = reshaped_dims(x.shape, spelled, allowzero)
         return x.reshape(shape)
 
-    def into(x: np.ndarray, _: Any, out: np.ndarray) -> None:
+    def into(x: np.ndarray, _: np.ndarray, out: np.ndarray) -> None:
         _refill(x, out)
 
     if target is None:
@@ -158,7 +158,7 @@ def reshape(node: Node, types: Types) -> Kernel:
     if dims is None and 0 in target and not allowzero:
         return Kernel(lambda x, _: resolved(x, fixed), into, view=True)
 
-    def run_fixed(x: np.ndarray, _: Any) -> np.ndarray:
+    def run_fixed(x: np.ndarray, _: np.ndarray) -> np.ndarray:
         try:
             return x.reshape(fixed)
         except ValueError:
@@ -243,7 +243,7 @@ def _infer_unsqueeze(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
 
 @operator("Unsqueeze", since=13, infer=_infer_unsqueeze, moves=True, view=True, strings=True)
 def unsqueeze(node: Node, types: Types) -> Kernel:
-    def index(axes: Sequence[int], rank: int) -> tuple[Any, ...]:
+    def index(axes: Sequence[int], rank: int) -> rules.Index:
         added = rules.normalize_axes(axes, rank + len(axes))
         # The ellipsis keeps an array of a 0-d one.
         return (*[None if i in added else slice(None) for i in range(rank + len(axes))], ...)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -70,24 +69,12 @@ def _function(inverse: bool, onesided: bool) -> Callable[..., np.ndarray]:
     return _onesided if onesided else np.fft.fft
 
 
-def _scalar(types: Types, consts: Consts, index: int, name: str, low: int | None = None) -> Dim:
-    """The one element of an integer input, at least ``low``, as far as known."""
-    contents = rules.ints(types, consts, index)
-    if contents is None:
-        return None
-    if len(contents) != 1:
-        raise ShapeError(f"{name} must have one element, it has {len(contents)}")
-    if low is not None and isinstance(contents[0], int) and contents[0] < low:
-        raise ShapeError(f"{name} must be at least {low}, it is {contents[0]}")
-    return contents[0]
-
-
 def _dft_sizes(version: int, types: Types, attrs: Attrs, consts: Consts) -> tuple[int | None, Dim]:
     """Axis (if known) and length of a DFT."""
     shape = rules.tensor(types, 0).shape
     at: Dim = attrs.get("axis", 1) if version == 17 else -2
     if rules.given(types, 2):
-        at = _scalar(types, consts, 2, "axis")
+        at = rules.one_integer(types, consts, 2, "axis")
     axis = at if isinstance(at, int) else None
     length: Dim = None
     if shape is not None:
@@ -104,7 +91,7 @@ def _dft_sizes(version: int, types: Types, attrs: Attrs, consts: Consts) -> tupl
             if attrs.get("inverse") and attrs.get("onesided"):
                 length = 2 * (length - 1) if isinstance(length, int) else None
     if rules.given(types, 1):
-        length = _scalar(types, consts, 1, "dft_length")
+        length = rules.one_integer(types, consts, 1, "dft_length")
     if isinstance(length, int) and length < 1:
         raise ShapeError(f"a Fourier transform of length {length} is not defined")
     return axis, length
@@ -132,7 +119,7 @@ def dft(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routin
     function = _function(bool(attrs.get("inverse")), bool(attrs.get("onesided")))
     axis, length = _dft_sizes(node.op.since, inputs, attrs, consts)
 
-    def into(x: np.ndarray, *arguments: Any) -> None:
+    def into(x: np.ndarray, *arguments: np.ndarray) -> None:
         _transform(function, _values(x), length, axis, arguments[-1])  # type: ignore[arg-type]
 
     return Routine(into, prepared=(1, 2))
@@ -147,13 +134,13 @@ def _stft_sizes(types: Types, attrs: Attrs, consts: Consts) -> tuple[Dim, Dim, D
         if len(shape) not in (2, 3) or (last and isinstance(last[0], int) and not 0 < last[0] < 3):
             raise ShapeError(f"signal must be [batch, length, 1 or 2], its shape is {shape}")
         signal = shape[1]
-    step = _scalar(types, consts, 1, "frame_step", 1)
+    step = rules.one_integer(types, consts, 1, "frame_step", 1)
     window_shape = rules.tensor(types, 2).shape
     rules.check_shape("window", window_shape, (None,))
     window: Dim = None if window_shape is None else window_shape[0]
     length: Dim = window if rules.given(types, 2) else signal
     if rules.given(types, 3):
-        length = _scalar(types, consts, 3, "frame_length", 1) or window
+        length = rules.one_integer(types, consts, 3, "frame_length", 1) or window
         if isinstance(window, int) and isinstance(length, int) and window != length:
             raise ShapeError(f"window has {window} elements, frame_length is {length}")
     frames: Dim = None
@@ -192,7 +179,7 @@ def stft(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routi
     layout, windowed, n_inputs = Scratch(), rules.given(inputs, 2), len(inputs)
     framed = layout.field((batch, frames, length), _complex_dtype(dtype) if last == [2] else dtype)
 
-    def into(*arguments: Any) -> None:
+    def into(*arguments: np.ndarray) -> None:
         x = _values(arguments[0]) if last else arguments[0]
         strides = (x.strides[0], step * x.strides[1], x.strides[1])
         every = np.lib.stride_tricks.as_strided(x, framed.shape, strides, writeable=False)
@@ -212,7 +199,7 @@ _WINDOWS = {
 
 
 def _infer_window(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    size = _scalar(types, consts, 0, "size", 0)
+    size = rules.one_integer(types, consts, 0, "size", 0)
     return (TensorType(rules.dtype_attribute(attrs, "output_datatype"), (size,)),)
 
 
@@ -240,8 +227,8 @@ for _name in _WINDOWS:
 
 
 def _infer_mel(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    bands = _scalar(types, consts, 0, "num_mel_bins", 0)
-    length = _scalar(types, consts, 1, "dft_length", 0)
+    bands = rules.one_integer(types, consts, 0, "num_mel_bins", 0)
+    length = rules.one_integer(types, consts, 1, "dft_length", 0)
     bins = length // 2 + 1 if isinstance(length, int) else None
     return (TensorType(rules.dtype_attribute(attrs, "output_datatype"), (bins, bands)),)
 

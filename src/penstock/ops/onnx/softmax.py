@@ -31,14 +31,14 @@ Normalize: TypeAlias = Callable[[np.ndarray, int, np.ndarray], None]
 """From an array of float32 or float64, along an axis, into another, or into the same one."""
 
 
-def _highest(x: np.ndarray, axis: int) -> Any:
+def _highest(x: np.ndarray, axis: int) -> np.ndarray:
     """The maxima along ``axis``, kept as a dim of 1; NaN where there is one."""
     if x.ndim == 2 and axis == 1 and x.flags.c_contiguous:
         return row_reduce.maxima(x)
     return _maximum(x, axis, None, None, True, -math.inf)
 
 
-def _total(x: np.ndarray, axis: int) -> Any:
+def _total(x: np.ndarray, axis: int) -> np.ndarray:
     """The sums along ``axis``, kept as a dim of 1."""
     if x.ndim == 2 and axis == 1:
         return row_reduce.sums(x)

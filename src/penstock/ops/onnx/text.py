@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.constant_cache import by_attributes
 from penstock.ops.common.regex import Regex, RegexError
 from penstock.ops.common.shape_rules import broadcast_to, choice, same_shape, tensor
-from penstock.ops.registry import array_operator, operator
+from penstock.ops.registry import ArrayFunction, array_operator, operator
 
 
 def strings(values: Sequence[str], shape: tuple[int, ...]) -> np.ndarray:
@@ -65,8 +64,7 @@ def _infer_split(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 @operator("StringSplit", since=20, infer=_infer_split, strings=True)
 def string_split(node: Node, types: Types) -> Kernel:
-    delimiter = node.attrs.get("delimiter") or None
-    limit = node.attrs.get("maxsplit")
+    delimiter, limit = node.attrs.get("delimiter") or None, node.attrs.get("maxsplit")
     limit = -1 if limit is None else limit
 
     def split(text: str) -> list[str]:
@@ -121,7 +119,7 @@ def string_normalizer(node: Node, types: Types) -> Kernel:
 
 @operator("RegexFullMatch", since=20, infer=same_shape(BOOL), strings=True)
 @by_attributes
-def regex_full_match(attrs: Attrs) -> Callable[..., Any]:
+def regex_full_match(attrs: Attrs) -> ArrayFunction:
     try:
         match = Regex(attrs.get("pattern") or "").fullmatch
     except RegexError as error:
@@ -206,13 +204,13 @@ _MOST_TOKENS = 2**18  # of rows that are counted together
 
 @operator("TfIdfVectorizer", since=9, infer=_infer_tfidf, strings=True)
 @by_attributes
-def tfidf_vectorizer(attrs: Attrs) -> Callable[..., Any]:
+def tfidf_vectorizer(attrs: Attrs) -> ArrayFunction:
     skips = attrs["max_skip_count"]
     pool = NgramPool(attrs)
     weigh = weighted(attrs, pool.width)
 
     def counted(tokens: np.ndarray) -> np.ndarray:
-        """How often each n-gram occurs in each row."""
+        """The number of each n-gram in each row."""
         rows, length = tokens.shape
         cells = []
         first_cell = np.arange(rows)[:, None] * pool.width
@@ -245,7 +243,7 @@ def tfidf_vectorizer(attrs: Attrs) -> Callable[..., Any]:
 
 
 def weighted(attrs: Attrs, width: int) -> Callable[[np.ndarray], np.ndarray]:
-    """What becomes of counts of n-grams, in output columns; the attribute has weights in the order
+    """The weighting of counts of n-grams, in output columns; the attribute has weights in the order
     of the pool."""
     mode = choice(attrs, "mode", "", ("TF", "IDF", "TFIDF"))
     weights, indexes = attrs.get("weights"), attrs["ngram_indexes"]

@@ -33,6 +33,7 @@ from penstock.ops.common.constant_cache import by_attributes
 from penstock.ops.common.dtypes import FLOAT64
 from penstock.ops.common.shape_rules import choice, dim_product, same_shape, same_type, tensor
 from penstock.ops.onnx.text import strings
+from penstock.ops.registry import ArrayFunction
 
 operator = partial(registry.operator, domain="ai.onnx.ml")
 array_operator = partial(registry.array_operator, domain="ai.onnx.ml")
@@ -54,24 +55,23 @@ def _features(array: np.ndarray, values: Any, what: str) -> np.ndarray:
     return parameters
 
 
-@operator("Binarizer", infer=same_type)
-def binarizer(node: Node, types: Types) -> Kernel:
-    threshold = np.float32(node.attrs.get("threshold", 0.0))
-    return Kernel(lambda x: np.asarray(x > threshold).astype(x.dtype))
+@array_operator("Binarizer", infer=same_type)
+def binarizer(x: np.ndarray, *, threshold: float = 0.0) -> np.ndarray:
+    return np.asarray(x > np.float32(threshold)).astype(x.dtype)
 
 
-@operator("Scaler", infer=same_shape(FLOAT32))
-def scaler(node: Node, types: Types) -> Kernel:
-    offset = np.array(node.attrs.get("offset") or [0.0], np.float32)
-    scale = np.array(node.attrs.get("scale") or [1.0], np.float32)
+def _wide(x: np.ndarray) -> np.ndarray:
+    return x if x.dtype == FLOAT64 else x.astype(np.float32, copy=False)
 
-    def run(x: np.ndarray) -> np.ndarray:
-        wide = x if x.dtype == FLOAT64 else x.astype(np.float32, copy=False)
-        shifted = wide - _features(x, offset, "offset")
-        scaled: np.ndarray = np.asarray(shifted * _features(x, scale, "scale"))
-        return scaled.reshape(x.shape).astype(np.float32)
 
-    return Kernel(run)
+@array_operator("Scaler", infer=same_shape(FLOAT32))
+def scaler(
+    x: np.ndarray, *, offset: Sequence[float] = (), scale: Sequence[float] = ()
+) -> np.ndarray:
+    offsets, scales = np.array(offset or [0.0], np.float32), np.array(scale or [1.0], np.float32)
+    shifted = _wide(x) - _features(x, offsets, "offset")
+    scaled: np.ndarray = np.asarray(shifted * _features(x, scales, "scale"))
+    return scaled.reshape(x.shape).astype(np.float32)
 
 
 NORMS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -89,7 +89,7 @@ def normalizer(node: Node, types: Types) -> Kernel:
     def run(x: np.ndarray) -> np.ndarray:
         if x.ndim not in (1, 2):
             raise ShapeError(f"Normalizer takes shapes [C] and [N, C], not {x.shape}")
-        wide = x if x.dtype == FLOAT64 else x.astype(np.float32, copy=False)
+        wide = _wide(x)
         divisor = norm(wide)
         return (wide / np.where(divisor == 0, 1, divisor)).astype(np.float32)
 
@@ -97,7 +97,7 @@ def normalizer(node: Node, types: Types) -> Kernel:
 
 
 def imputed_values(attrs: Attrs) -> tuple[Any, Any, bool]:
-    """What an Imputer puts in, in place of what, and whether for integers."""
+    """The values that an Imputer puts in, the one they replace, and whether for integers."""
     name, values = one_of(attrs, "imputed_value_floats", "imputed_value_int64s")
     integers = name == "imputed_value_int64s"
     replaced = attrs.get("replaced_value_int64" if integers else "replaced_value_float", 0)
@@ -145,31 +145,26 @@ def _infer_vectorizer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Ty
     return (TensorType(FLOAT32, (rows, sum(widths) if widths else None)),)
 
 
-@operator("FeatureVectorizer", infer=_infer_vectorizer)
-def feature_vectorizer(node: Node, types: Types) -> Kernel:
-    widths = node.attrs.get("inputdimensions")
-    if widths and len(widths) != len(node.inputs):
-        raise ShapeError(f"{len(widths)} inputdimensions for {len(node.inputs)} inputs")
-
-    def run(*inputs: np.ndarray) -> np.ndarray:
-        rows = [x.reshape(1, -1) if x.ndim < 2 else x.reshape(len(x), -1) for x in inputs]
-        if any(len(x) != len(rows[0]) for x in rows):
-            raise ShapeError(f"inputs have different numbers of rows: {[x.shape for x in inputs]}")
-        wanted = widths or [x.shape[1] for x in rows]
-        result = np.zeros((len(rows[0]), sum(wanted)), np.float32)
-        start = 0
-        for x, width in zip(rows, wanted, strict=True):
-            # Too many features are cut off, too few are filled up with zeros.
-            used = min(width, x.shape[1])
-            result[:, start : start + used] = x[:, :used]
-            start += width
-        return result
-
-    return Kernel(run)
+@array_operator("FeatureVectorizer", infer=_infer_vectorizer)
+def feature_vectorizer(*inputs: np.ndarray, inputdimensions: Sequence[int] = ()) -> np.ndarray:
+    if inputdimensions and len(inputdimensions) != len(inputs):
+        raise ShapeError(f"{len(inputdimensions)} inputdimensions for {len(inputs)} inputs")
+    rows = [x.reshape(1, -1) if x.ndim < 2 else x.reshape(len(x), -1) for x in inputs]
+    if any(len(x) != len(rows[0]) for x in rows):
+        raise ShapeError(f"inputs have different numbers of rows: {[x.shape for x in inputs]}")
+    widths = inputdimensions or [x.shape[1] for x in rows]
+    result = np.zeros((len(rows[0]), sum(widths)), np.float32)
+    start = 0
+    for x, width in zip(rows, widths, strict=True):
+        # Too many features are cut off, too few are filled up with zeros.
+        used = min(width, x.shape[1])
+        result[:, start : start + used] = x[:, :used]
+        start += width
+    return result
 
 
 class _Lookup:
-    """Where each element of an array is among ``keys``; the number of keys where it is not. Of
+    """The place of each element of an array among ``keys``; the number of keys where it is not. Of
     equal keys the last counts. A float NaN equals any other."""
 
     def __init__(self, keys: Sequence[Any], dtype: np.dtype) -> None:
@@ -200,7 +195,7 @@ class _Lookup:
         return np.where(equal, self.order[place], self.count)
 
 
-def _mapper(lookup: _Lookup, values: np.ndarray, default: Any) -> Callable[..., Any]:
+def _mapper(lookup: _Lookup, values: np.ndarray, default: object) -> ArrayFunction:
     """Each input element to the value beside its key."""
     table = np.empty(lookup.count + 1, values.dtype)
     table[:-1] = values
@@ -231,7 +226,7 @@ def category_names(attrs: Attrs) -> tuple[Sequence[str], Sequence[int]]:
 @operator("CategoryMapper", infer=_infer_other, strings=True)
 @operator("LabelEncoder", version=1, infer=_infer_other, strings=True)
 @by_attributes
-def category_mapper(attrs: Attrs) -> Callable[..., Any]:
+def category_mapper(attrs: Attrs) -> ArrayFunction:
     """Both directions of a mapping; the dtype of the input chooses one."""
     names, ints = category_names(attrs)
     number, name = attrs.get("default_int64", -1), attrs.get("default_string", "_Unused")
@@ -249,10 +244,6 @@ def _labels(attrs: Attrs, prefix: str) -> np.ndarray:
     dtype = values.dtype if isinstance(values, np.ndarray) else _LISTS[name.split("_")[1]]
     flat = np.asarray(values).reshape(-1).tolist()
     return strings(flat, (len(flat),)) if dtype.kind in "OU" else np.array(flat, dtype)
-
-
-def _infer_label_encoder(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return same_shape(_labels(attrs, "values").dtype)(types, attrs, consts)
 
 
 def encoded_labels(attrs: Attrs) -> tuple[np.ndarray, np.ndarray, Any]:
@@ -273,9 +264,14 @@ def encoded_labels(attrs: Attrs) -> tuple[np.ndarray, np.ndarray, Any]:
     return keys, values, default
 
 
-@operator("LabelEncoder", since=2, infer=_infer_label_encoder, strings=True)
+@operator(
+    "LabelEncoder",
+    since=2,
+    infer=same_shape(lambda attrs: _labels(attrs, "values").dtype),
+    strings=True,
+)
 @by_attributes
-def label_encoder(attrs: Attrs) -> Callable[..., Any]:
+def label_encoder(attrs: Attrs) -> ArrayFunction:
     keys, values, default = encoded_labels(attrs)
     return _mapper(_Lookup(keys.tolist(), keys.dtype), values, default)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from penstock.ops.common.dtypes import FLOAT64
 from penstock.ops.common.shape_rules import choice, tensor
 from penstock.ops.onnx.text import strings
 from penstock.ops.onnx_ml.features import one_of, operator
+from penstock.ops.registry import ArrayFunction
 
 
 def _softmax(scores: np.ndarray) -> np.ndarray:
@@ -85,7 +85,7 @@ def two_scores(score: np.ndarray, transform: str, complement: bool) -> np.ndarra
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Labelling:
-    """How the scores of a row decide about its label, one of ``labels``.
+    """The rule by which the scores of a row decide about its label, one of ``labels``.
 
     ``single``: the score that alone decides, by whether it is above ``limit``; otherwise it is the
     first of the highest. ``pair``: the scores of two classes follow from the single one;
@@ -165,7 +165,7 @@ def infer_regressor(targets: str) -> Infer:
 
 @operator("LinearRegressor", infer=infer_regressor("targets"))
 @by_attributes
-def linear_regressor(attrs: Attrs) -> Callable[..., Any]:
+def linear_regressor(attrs: Attrs) -> ArrayFunction:
     weights, bias = coefficients(attrs, attrs.get("targets", 1))
     transform = transform_of(attrs)
 
@@ -190,7 +190,7 @@ def linear_classification(attrs: Attrs) -> tuple[np.ndarray, np.ndarray, Labelli
 
 @operator("LinearClassifier", infer=infer_classifier("classlabels_ints"))
 @by_attributes
-def linear_classifier(attrs: Attrs) -> Callable[..., Any]:
+def linear_classifier(attrs: Attrs) -> ArrayFunction:
     weights, bias, labelling = linear_classification(attrs)
     labels, transform = labelling.labels, transform_of(attrs)
 
@@ -275,7 +275,7 @@ def svm_regression(attrs: Attrs) -> VectorMachine:
 
 @operator("SVMRegressor", infer=infer_regressor(""))
 @by_attributes
-def svm_regressor(attrs: Attrs) -> Callable[..., Any]:
+def svm_regressor(attrs: Attrs) -> ArrayFunction:
     machine, transform = svm_regression(attrs), transform_of(attrs)
     one_class = bool(attrs.get("one_class", 0))
 
@@ -297,7 +297,7 @@ def _svm_width(attrs: Attrs, labels: int) -> Dim:
 
 @operator("SVMClassifier", infer=infer_classifier("classlabels_ints", _svm_width))
 @by_attributes
-def svm_classifier(attrs: Attrs) -> Callable[..., Any]:
+def svm_classifier(attrs: Attrs) -> ArrayFunction:
     if attrs.get("vectors_per_class"):
         return _support_vector_classifier(attrs)
     return _linear_svm_classifier(attrs)
@@ -314,7 +314,7 @@ def linear_svm(attrs: Attrs) -> tuple[VectorMachine, float]:
     return VectorMachine(weights, None, np.full(len(labels), rho)), limit
 
 
-def _linear_svm_classifier(attrs: Attrs) -> Callable[..., Any]:
+def _linear_svm_classifier(attrs: Attrs) -> ArrayFunction:
     labels, transform = class_labels(attrs, "classlabels_ints"), transform_of(attrs)
     machine, limit = linear_svm(attrs)
 
@@ -352,7 +352,7 @@ def svm_classification(attrs: Attrs) -> VectorMachine:
     return VectorMachine(vectors, decisions, rho, *kernel)
 
 
-def _support_vector_classifier(attrs: Attrs) -> Callable[..., Any]:
+def _support_vector_classifier(attrs: Attrs) -> ArrayFunction:
     labels, machine = class_labels(attrs, "classlabels_ints"), svm_classification(attrs)
     classes = len(labels)
     pairs = list(combinations(range(classes), 2))

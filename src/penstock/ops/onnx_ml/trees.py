@@ -6,12 +6,12 @@ level is a handful of operations on whole arrays, for those rows that have not y
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence, Sized
+from typing import Any, TypeVar
 
 import numpy as np
 
-from penstock.core.records import dataclass, field
+from penstock.core.records import NamedTuple, dataclass, field
 from penstock.core.types import FLOAT32, ShapeError, TensorType, Type
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.constant_cache import by_attributes
@@ -19,6 +19,7 @@ from penstock.ops.common.dtypes import FLOAT64
 from penstock.ops.common.shape_rules import choice, tensor
 from penstock.ops.onnx_ml import models
 from penstock.ops.onnx_ml.features import operator
+from penstock.ops.registry import ArrayFunction
 
 CHUNK = 2**16
 """(row, tree) pairs that descend together: as many as a second-level cache holds"""
@@ -40,20 +41,25 @@ _MEMBER = 6
 AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 
 
-class Forest:
-    """Nodes of all trees. A leaf is its own child, on both sides."""
+class TreeNodes(NamedTuple):
+    """Nodes of all trees, with an entry for each in every array: what a node compares with the
+    threshold and how, whether a missing feature takes the true branch, and the children. A leaf is
+    its own child, on both sides."""
 
-    def __init__(
-        self,
-        roots: Sequence[int] | np.ndarray,
-        feature: np.ndarray,
-        threshold: np.ndarray,
-        mode: np.ndarray,
-        missing: np.ndarray,
-        true: np.ndarray,
-        false: np.ndarray,
-    ) -> None:
+    feature: np.ndarray
+    threshold: np.ndarray
+    mode: np.ndarray
+    missing: np.ndarray
+    true: np.ndarray
+    false: np.ndarray
+
+
+class Forest:
+    """The nodes of trees, with their roots."""
+
+    def __init__(self, roots: Sequence[int] | np.ndarray, nodes: TreeNodes) -> None:
         """Check that indices are in range, and that every way down ends."""
+        feature, threshold, mode, missing, true, false = nodes
         count = len(feature)
         inner = true != np.arange(count)
         if not len(roots):
@@ -86,6 +92,7 @@ class Forest:
             values = np.take(flat, first + np.take(self.feature, nodes, mode="clip"), mode="clip")
             thresholds = np.take(self.threshold, nodes, mode="clip")
             passes = self._passes(values, thresholds, nodes, only)
+            # Comparisons with NaN are false, or true for "not equal": the node decides instead.
             if has_nan:
                 passes |= (values != values) & self.missing[nodes]
             nodes = np.take(self.children, 2 * nodes + passes, mode="clip")
@@ -234,7 +241,10 @@ def _scorer(ensemble: Ensemble) -> Callable[[np.ndarray], np.ndarray]:
     return scores
 
 
-def _counted(name: str, values: Any, count: int) -> Any:
+_Values = TypeVar("_Values", bound=Sized)
+
+
+def _counted(name: str, values: _Values, count: int) -> _Values:
     if len(values) != count:
         raise ShapeError(f"{name} has {len(values)} entries, {count} are expected")
     return values
@@ -310,8 +320,7 @@ def _forest(attrs: Attrs) -> tuple[Forest, _Places]:
     if len(roots) != len(places.trees):
         raise ShapeError("a tree has no root: each of its nodes is the child of another")
     usual = mode[inner][:1] if inner.any() else np.array([LESS | EQUAL], np.int8)
-    forest = Forest(
-        roots,
+    nodes = TreeNodes(
         np.where(inner, _ints(attrs, "nodes_featureids", count), 0),
         threshold,
         np.where(inner, mode, usual),
@@ -319,7 +328,7 @@ def _forest(attrs: Attrs) -> tuple[Forest, _Places]:
         true,
         false,
     )
-    return forest, places
+    return Forest(roots, nodes), places
 
 
 def _votes(
@@ -388,7 +397,7 @@ def classifier(attrs: Attrs) -> tuple[Ensemble, models.Labelling]:
 
 @operator("TreeEnsembleRegressor", infer=models.infer_regressor("n_targets"))
 @by_attributes
-def tree_ensemble_regressor(attrs: Attrs) -> Callable[..., Any]:
+def tree_ensemble_regressor(attrs: Attrs) -> ArrayFunction:
     ensemble = regressor(attrs)
     scores = _scorer(ensemble)
     return lambda x: models.transformed(scores(x), ensemble.transform).astype(np.float32)
@@ -396,7 +405,7 @@ def tree_ensemble_regressor(attrs: Attrs) -> Callable[..., Any]:
 
 @operator("TreeEnsembleClassifier", infer=models.infer_classifier("classlabels_int64s"))
 @by_attributes
-def tree_ensemble_classifier(attrs: Attrs) -> Callable[..., Any]:
+def tree_ensemble_classifier(attrs: Attrs) -> ArrayFunction:
     ensemble, labelling = classifier(attrs)
     scores_of, single, limit = _scorer(ensemble), labelling.single, labelling.limit
 
@@ -439,7 +448,7 @@ def ensemble(attrs: Attrs) -> Ensemble:
 
 @operator("TreeEnsemble", since=5, infer=_infer_ensemble)
 @by_attributes
-def tree_ensemble(attrs: Attrs) -> Callable[..., Any]:
+def tree_ensemble(attrs: Attrs) -> ArrayFunction:
     trees = ensemble(attrs)
     scores = _scorer(trees)
     return lambda x: models.transformed(scores(x), trees.transform).astype(x.dtype)
@@ -494,7 +503,8 @@ def _ensemble_forest(attrs: Attrs) -> Forest:
             feature[at], mode[at], true[at] = feature[node], EQUAL, true[node]
             threshold[at], false[at] = member, last
             node, at = at, at + 1
-    return Forest(_ints(attrs, "tree_roots"), feature, threshold, mode, missing, true, false)
+    nodes = TreeNodes(feature, threshold, mode, missing, true, false)
+    return Forest(_ints(attrs, "tree_roots"), nodes)
 
 
 def _member_sets(attrs: Attrs, count: int) -> list[np.ndarray]:

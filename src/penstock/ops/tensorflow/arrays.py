@@ -5,7 +5,7 @@ Axes, begins and sizes are inputs here, and may be known only during the run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from penstock.ir.kernel import Kernel, returning
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import INT32
+from penstock.ops.registry import ArrayFunction
 from penstock.ops.tensorflow import common
 
 
@@ -85,30 +86,30 @@ def one_hot(
 
 
 def _infer_shape(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    dtype = common.named_dtype(attrs, "out_type", "int32", "iu")
     shape = rules.tensor(types, 0).shape
-    return (TensorType(dtype, (None,) if shape is None else (len(shape),), shape),)
+    dims = (None,) if shape is None else (len(shape),)
+    return (TensorType(common.out_type(attrs), dims, shape),)
 
 
-@common.operator("Shape", infer=_infer_shape, strings=True)
-@common.operator("ShapeN", strings=True)
-def shape(node: Node, types: Types) -> Kernel:
-    dtype = common.named_dtype(node.attrs, "out_type", "int32", "iu")
-    if len(node.outputs) == 1:
-        return Kernel(lambda x: np.array(x.shape, dtype))
-    return Kernel(lambda *inputs: tuple([np.array(x.shape, dtype) for x in inputs]))
+@common.array_operator("Shape", infer=_infer_shape, strings=True, prepared=common.OUT_TYPE)
+def shape(x: np.ndarray, *, out_type: np.dtype) -> np.ndarray:
+    return np.array(x.shape, out_type)
+
+
+@common.array_operator("ShapeN", strings=True, prepared=common.OUT_TYPE)
+def shape_n(*inputs: np.ndarray, out_type: np.dtype) -> common.Outputs:
+    return common.outputs([np.array(x.shape, out_type) for x in inputs])
 
 
 def _infer_size(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     dims = rules.all_known(rules.tensor(types, 0).shape)
     data = None if dims is None else (int(np.prod(dims, dtype=np.int64)),)
-    return (TensorType(common.named_dtype(attrs, "out_type", "int32", "iu"), (), data),)
+    return (TensorType(common.out_type(attrs), (), data),)
 
 
-@common.operator("Size", infer=_infer_size, strings=True)
-def size(node: Node, types: Types) -> Kernel:
-    dtype = common.named_dtype(node.attrs, "out_type", "int32", "iu")
-    return Kernel(lambda x: np.array(x.size, dtype))
+@common.array_operator("Size", infer=_infer_size, strings=True, prepared=common.OUT_TYPE)
+def size(x: np.ndarray, *, out_type: np.dtype) -> np.ndarray:
+    return np.array(x.size, out_type)
 
 
 def _infer_rank(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -150,7 +151,7 @@ def broadcast_args(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 def _index(
     begin: Sequence[Dim], end: Sequence[Dim], strides: Sequence[int], attrs: Attrs
-) -> tuple[Any, ...]:
+) -> rules.Index:
     """The index in NumPy's notation; slices have None for dims that are not known."""
     dims: list[Any] = []
     for i, step in enumerate(strides):
@@ -196,7 +197,7 @@ def _check_vectors(*ranks: int | None) -> None:
         raise ShapeError("begin, end and strides must have one dim each")
 
 
-def _sliced(dims: Shape, index: tuple[Any, ...]) -> Shape:
+def _sliced(dims: Shape, index: rules.Index) -> Shape:
     used = sum(1 for item in index if item is not Ellipsis and item is not np.newaxis)
     if used > len(dims):
         raise ShapeError(f"{used} dims are sliced of {len(dims)}")
@@ -224,7 +225,9 @@ def _sliced(dims: Shape, index: tuple[Any, ...]) -> Shape:
 def strided_slice(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
 
-    def function(x: np.ndarray, begin: Any, end: Any, strides: Any) -> np.ndarray:
+    def function(
+        x: np.ndarray, begin: np.ndarray, end: np.ndarray, strides: np.ndarray
+    ) -> np.ndarray:
         _check_vectors(begin.ndim, end.ndim, strides.ndim)
         index = _index(begin.tolist(), end.tolist(), strides.tolist(), attrs)
         return x[index]
@@ -329,7 +332,7 @@ def _infer_unpack(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 
 @common.array_operator("Unpack", infer=_infer_unpack, view=True, strings=True, moves=True)
-def unpack(x: np.ndarray, *, num: int, axis: int = 0) -> Any:
+def unpack(x: np.ndarray, *, num: int, axis: int = 0) -> common.Outputs:
     place = rules.normalize_axis(axis, x.ndim)
     if x.shape[place] != num:
         raise ShapeError(f"a dim of {x.shape[place]} cannot be unpacked into {num}")
@@ -354,7 +357,7 @@ def _equal_part(dim: int, count: int) -> int:
 
 
 @common.array_operator("Split", infer=_infer_split, view=True, strings=True, moves=True)
-def split(x: np.ndarray, axis: np.ndarray, *, num_split: int) -> Any:
+def split(x: np.ndarray, axis: np.ndarray, *, num_split: int) -> common.Outputs:
     """Unlike TensorFlow's, the tensor comes first, and then the axis."""
     place = _axis(axis, x.ndim)
     _equal_part(x.shape[place], num_split)
@@ -362,7 +365,7 @@ def split(x: np.ndarray, axis: np.ndarray, *, num_split: int) -> Any:
 
 
 @common.array_operator("SplitV", view=True, strings=True, moves=True)
-def split_v(x: np.ndarray, sizes: np.ndarray, axis: np.ndarray) -> Any:
+def split_v(x: np.ndarray, sizes: np.ndarray, axis: np.ndarray) -> common.Outputs:
     place, counts = _axis(axis, x.ndim), sizes.tolist()
     if counts.count(-1) == 1:
         counts[counts.index(-1)] = x.shape[place] - sum(counts) - 1
@@ -387,7 +390,7 @@ def concat(*inputs: np.ndarray) -> np.ndarray:
 
 
 @common.array_operator("ConcatOffset")
-def concat_offset(axis: np.ndarray, *shapes: np.ndarray) -> Any:
+def concat_offset(axis: np.ndarray, *shapes: np.ndarray) -> common.Outputs:
     """The beginning of each of several concatenated tensors."""
     place = _axis(axis, shapes[0].size)
     offsets, at = [np.zeros_like(shape) for shape in shapes], 0
@@ -402,7 +405,7 @@ def concat_offset(axis: np.ndarray, *shapes: np.ndarray) -> Any:
     strings=True,
     infer=lambda types, attrs, consts: [TensorType() if t is None else t for t in types],
 )
-def identity_n(*inputs: Any) -> Any:
+def identity_n(*inputs: Any) -> common.Outputs:
     """Copies, not views: the outputs of one node are all live or all dead."""
     return common.outputs([x.copy() if isinstance(x, np.ndarray) else x for x in inputs])
 
@@ -447,7 +450,7 @@ def _batch(batch: int, places: Sequence[Any]) -> int:
 @common.array_operator("GatherV2", infer=_infer_gather, strings=True, moves=True)
 def gather(
     x: np.ndarray, places: np.ndarray, axis: np.ndarray | None = None, *, batch_dims: int = 0
-) -> Any:
+) -> np.ndarray:
     """Along the first axis if none is given."""
     place = 0 if axis is None else _axis(axis, x.ndim)
     if places.size and (places.min() < 0 or places.max() >= x.shape[place]):
@@ -485,21 +488,21 @@ def scatter_nd(indices: np.ndarray, updates: np.ndarray, dims: np.ndarray) -> np
     return out
 
 
-@common.operator(
-    "NonNegative", moves=True, infer=lambda types, attrs, consts: [rules.tensor(types, 0)]
+@common.array_operator(
+    "NonNegative",
+    moves=True,
+    view=True,
+    copied=True,
+    infer=lambda types, attrs, consts: [rules.tensor(types, 0)],
 )
-def non_negative(node: Node, types: Types) -> Kernel:
+def non_negative(x: np.ndarray) -> np.ndarray:
     """Indices as they are, unless one is negative: in ONNX, these count from the end."""
-
-    def run(x: np.ndarray) -> np.ndarray:
-        if x.size and x.min() < 0:
-            raise ShapeError(f"index {x.min()} is negative; indices count from 0")
-        return x
-
-    return returning(run, view=True)
+    if x.size and x.min() < 0:
+        raise ShapeError(f"index {x.min()} is negative; indices count from 0")
+    return x
 
 
-def _scattered(name: str, function: Any) -> None:
+def _scattered(name: str, function: np.ufunc) -> None:
     """Register an operation that changes the elements at some places by ``function``, once for each
     time that a place is named."""
 
@@ -533,11 +536,11 @@ def invert_permutation(x: np.ndarray) -> np.ndarray:
     return np.argsort(x).astype(x.dtype)
 
 
-def _infer_where(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (TensorType(INT64, (None, rules.tensor(types, 0).rank)),)
-
-
-common.array_operator("Where", infer=_infer_where, strings=True)(np.argwhere)
+common.array_operator(
+    "Where",
+    infer=lambda types, attrs, consts: (TensorType(INT64, (None, rules.tensor(types, 0).rank)),),
+    strings=True,
+)(np.argwhere)
 
 
 def _infer_select(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -571,8 +574,8 @@ def _infer_truths(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(BOOL, rules.reduced_shape(dims, axes, bool(attrs.get("keep_dims")))),)
 
 
-def _truths(function: Callable[..., Any]) -> Callable[..., Any]:
-    def reduce(x: np.ndarray, axes: np.ndarray, *, keep_dims: bool = False) -> Any:
+def _truths(function: ArrayFunction) -> ArrayFunction:
+    def reduce(x: np.ndarray, axes: np.ndarray, *, keep_dims: bool = False) -> np.ndarray:
         places = rules.normalize_axes(axes.reshape(-1).tolist(), x.ndim)
         return function(x, axis=places, keepdims=bool(keep_dims))
 

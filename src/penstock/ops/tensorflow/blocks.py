@@ -3,15 +3,17 @@ and variances of batches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.core.types import FLOAT32, Dim, ShapeError, TensorType, Type
+from penstock.core.types import FLOAT32, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Infer, Types
 from penstock.ops.common.shape_rules import tensor
+from penstock.ops.onnx.arrange import block_dims, rearrange_blocks
+from penstock.ops.onnx.quantized_conv import channels_back, channels_first
 from penstock.ops.tensorflow.common import array_operator, operator, sized
 
 
@@ -76,66 +78,31 @@ def _size(attrs: Attrs) -> int:
     return size
 
 
-def _blocked(grows: bool) -> Infer:
-    """``infer``: dims with blocks moved into the channels, which grow, or out of these."""
-
+def _infer_blocks(to_space: bool) -> Infer:
     def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-        x = tensor(types, 0)
-        if x.shape is None or len(x.shape) != 4:
-            return (TensorType(x.dtype),)
-        last = attrs.get("data_format") == "NHWC"
-        size, dims = _size(attrs), list(x.shape)
-        for axis, deep in ((1, not last), (2, False), (3, last)):
-            dim: Dim = dims[axis]
-            if isinstance(dim, int):
-                factor = size * size if deep else size
-                dims[axis] = dim * factor if deep == grows else dim // factor
-        return (TensorType(x.dtype, tuple(dims)),)
+        x, size, last = tensor(types, 0), _size(attrs), attrs["data_format"] == "NHWC"
+        dims = block_dims(channels_first(x.shape, last), size, to_space)
+        return (TensorType(x.dtype, channels_back(dims, last)),)
 
     return infer
 
 
-_Rearrange = Callable[[np.ndarray, int], np.ndarray]
+@operator("SpaceToDepth", infer=_infer_blocks(False), moves=True, strings=True)
+@operator("DepthToSpace", infer=_infer_blocks(True), moves=True, strings=True)
+def rearrange_images(node: Node, types: Types) -> Kernel:
+    """ONNX's operations of these names, for images with channels last or second."""
+    size, to_space = _size(node.attrs), node.op.name == "DepthToSpace"
+    if node.attrs["data_format"] == "NCHW":
+        return Kernel(lambda x: rearrange_blocks(x, b=size, to_space=to_space))
 
+    def run(x: np.ndarray) -> np.ndarray:
+        dims = block_dims(channels_first(x.shape, True), size, to_space)
+        out = np.empty(channels_back(dims, True), x.dtype)
+        target = np.moveaxis(out, -1, 1)
+        rearrange_blocks(np.moveaxis(x, -1, 1), target, b=size, to_space=to_space)
+        return out
 
-def _block_operator(name: str, grows: bool) -> Callable[[_Rearrange], _Rearrange]:
-    """Register a function of an image [N, H, W, C] and the side of a block for both formats."""
-
-    def register(function: _Rearrange) -> _Rearrange:
-        @operator(name, infer=_blocked(grows), moves=True, strings=True)
-        def compile(node: Node, types: Types) -> Kernel:
-            size, last = _size(node.attrs), node.attrs["data_format"] == "NHWC"
-
-            def run(x: np.ndarray) -> np.ndarray:
-                if x.ndim != 4:
-                    raise ShapeError(f"{name} takes four dims, not shape {x.shape}")
-                if last:
-                    return function(x, size)
-                return function(x.transpose(0, 2, 3, 1), size).transpose(0, 3, 1, 2).copy()
-
-            return Kernel(run)
-
-        return function
-
-    return register
-
-
-@_block_operator("SpaceToDepth", True)
-def space_to_depth(x: np.ndarray, size: int) -> np.ndarray:
-    n, h, w, c = x.shape
-    if h % size or w % size:
-        raise ShapeError(f"an image of {h} x {w} is not made of blocks of {size}")
-    split = x.reshape(n, h // size, size, w // size, size, c).transpose(0, 1, 3, 2, 4, 5)
-    return split.reshape(n, h // size, w // size, size * size * c)
-
-
-@_block_operator("DepthToSpace", False)
-def depth_to_space(x: np.ndarray, size: int) -> np.ndarray:
-    n, h, w, c = x.shape
-    if c % (size * size):
-        raise ShapeError(f"{c} channels are not made of blocks of {size} x {size}")
-    split = x.reshape(n, h, w, size, size, c // size**2).transpose(0, 1, 3, 2, 4, 5)
-    return split.reshape(n, h * size, w * size, c // size**2)
+    return Kernel(run)
 
 
 def _padded_dims(x: Sequence[int], pads: np.ndarray) -> list[int]:

@@ -6,7 +6,6 @@ The last dim has the three channels. Hues are from 0 to 1 where they are values 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -46,12 +45,12 @@ def _hue(red: np.ndarray, green: np.ndarray, blue: np.ndarray) -> tuple[np.ndarr
 
 
 def _weights(hue: np.ndarray) -> np.ndarray:
-    """How far each channel is from the least to the largest one, by the hue in sixths."""
+    """The place of each channel between the least and the largest one, by the hue in sixths."""
     parts = (np.abs(hue - 3) - 1, 2 - np.abs(hue - 2), 2 - np.abs(hue - 4))
     return np.stack([np.clip(part, 0, 1) for part in parts])
 
 
-def _image(channels: Any, dtype: np.dtype) -> np.ndarray:
+def _image(channels: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return np.ascontiguousarray(np.moveaxis(channels, 0, -1).astype(dtype))
 
 

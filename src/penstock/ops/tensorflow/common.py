@@ -1,11 +1,11 @@
-"""How TensorFlow's operations are registered, and what they read of attributes and inputs."""
+"""Registration of TensorFlow's operations, and what they read of attributes and inputs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from penstock.ops import registry
 from penstock.ops.common.shape_rules import tensor
 
 T = TypeVar("T")
+Outputs: TypeAlias = np.ndarray | tuple[np.ndarray, ...]
 
 operator = partial(registry.operator, domain=registry.TENSORFLOW)
 array_operator = partial(registry.array_operator, domain=registry.TENSORFLOW)
@@ -67,6 +68,14 @@ def named_dtype(attrs: Attrs, name: str, default: str = "", codes: str = "") -> 
     return dtype
 
 
+def out_type(attrs: Attrs) -> np.dtype:
+    """The integer type of results that are numbers of things."""
+    return named_dtype(attrs, "out_type", "int32", "iu")
+
+
+OUT_TYPE: registry.Prepared = {"out_type": lambda node: out_type(node.attrs)}
+
+
 def integer(x: np.ndarray, name: str) -> int:
     """The value of an input that must be one integer."""
     if x.size != 1 or x.dtype.kind not in "iu":
@@ -98,7 +107,7 @@ def handle(type_: type[T], name: str) -> Callable[..., T]:
     """Return the check that a value is a handle of ``type_``, which returns the value. Its second
     argument, if there is one, names the element type that the elements must have."""
 
-    def checked(value: Any, dtype: str = "") -> T:
+    def checked(value: object, dtype: str = "") -> T:
         if not isinstance(value, type_):
             raise ShapeError(f"a handle of a {name} is needed, not a {type(value).__name__}")
         if dtype and dtypes().get(dtype) != value.dtype:  # type: ignore[attr-defined]
@@ -108,6 +117,6 @@ def handle(type_: type[T], name: str) -> Callable[..., T]:
     return checked
 
 
-def outputs(parts: Sequence[Any]) -> Any:
-    """What a kernel returns for these outputs: a tuple, or the only one itself."""
+def outputs(parts: Sequence[np.ndarray]) -> Outputs:
+    """The return value of a kernel with these outputs: a tuple, or the only one itself."""
     return parts[0] if len(parts) == 1 else tuple(parts)

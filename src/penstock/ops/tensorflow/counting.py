@@ -9,19 +9,21 @@ import numpy as np
 
 from penstock.core.checkpoints import checkpoint
 from penstock.core.types import BOOL, STRING, Dim, ShapeError, TensorType, Type
-from penstock.ir.graph import Node
-from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
+from penstock.ops.registry import OUTPUT_COUNT
 from penstock.ops.tensorflow import common
 
 # Distinct values.
 
 
+def _number_type(attrs: Attrs) -> np.dtype:
+    return common.named_dtype(attrs, "out_idx", "int32", "iu")
+
+
 def _infer_unique(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     """The distinct values, the number of each element's, and their counts."""
-    x = rules.tensor(types, 0)
-    dtype = common.named_dtype(attrs, "out_idx", "int32", "iu")
+    x, dtype = rules.tensor(types, 0), _number_type(attrs)
     dims: Sequence[Dim] | None = x.shape
     numbers: Dim = None
     if dims is not None and len(types) > 1:
@@ -38,33 +40,30 @@ def _infer_unique(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return values, TensorType(dtype, (numbers,)), TensorType(dtype, (None,))
 
 
-@common.operator("Unique", strings=True, infer=_infer_unique)
-@common.operator("UniqueWithCounts", strings=True, infer=_infer_unique)
-def unique(node: Node, types: Types) -> Kernel:
+@common.array_operator(
+    *("Unique", "UniqueWithCounts"),
+    strings=True,
+    infer=_infer_unique,
+    prepared={**OUTPUT_COUNT, "dtype": lambda node: _number_type(node.attrs)},
+)
+def unique(
+    x: np.ndarray, axes: np.ndarray | None = None, *, dtype: np.dtype, count: int
+) -> tuple[np.ndarray, ...]:
     """Distinct elements in the order of their first places, or distinct slices along the axis that
     the second input has, if it has one; the number of each element's; with three outputs, how many
     elements are equal. NaNs differ from one another."""
-    dtype = common.named_dtype(node.attrs, "out_idx", "int32", "iu")
-    counting = len(node.outputs) == 3
-
-    def function(x: np.ndarray, axes: np.ndarray | None = None) -> tuple[np.ndarray, ...]:
-        axis = _slice_axis(x, axes)
-        if x.ndim > 1:
-            moved = np.moveaxis(x, axis, 0)
-            first, numbers = _distinct_rows(moved.reshape(len(moved), -1))
-        elif x.dtype == STRING:
-            first, numbers = _distinct_rows(x[:, np.newaxis])
-        else:
-            _, first, numbers = np.unique(
-                x, return_index=True, return_inverse=True, equal_nan=False
-            )
-            order = np.argsort(first)
-            first, numbers = first[order], np.argsort(order)[numbers]
-        outputs = np.take(x, first, axis), numbers.astype(dtype)
-        counts = np.bincount(numbers, minlength=len(first)).astype(dtype)
-        return (*outputs, counts) if counting else outputs
-
-    return Kernel(function)
+    axis = _slice_axis(x, axes)
+    if x.ndim > 1:
+        moved = np.moveaxis(x, axis, 0)
+        first, numbers = _distinct_rows(moved.reshape(len(moved), -1))
+    elif x.dtype == STRING:
+        first, numbers = _distinct_rows(x[:, np.newaxis])
+    else:
+        _, first, numbers = np.unique(x, return_index=True, return_inverse=True, equal_nan=False)
+        order = np.argsort(first)
+        first, numbers = first[order], np.argsort(order)[numbers]
+    counts = np.bincount(numbers, minlength=len(first)).astype(dtype)
+    return (np.take(x, first, axis), numbers.astype(dtype), counts)[:count]
 
 
 def _slice_axis(x: np.ndarray, axes: np.ndarray | None) -> int:
@@ -162,37 +161,25 @@ def ragged_bincount(
 # Places.
 
 
-def _infer_bound(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    dtype = common.named_dtype(attrs, "out_type", "int32", "iu")
-    return (TensorType(dtype, rules.tensor(types, 1).shape),)
+@common.array_operator(
+    *("LowerBound", "UpperBound"),
+    infer=rules.same_shape(common.out_type, 1),
+    prepared={**common.OUT_TYPE, "lower": lambda node: node.op.name == "LowerBound"},
+)
+def bound(rows: np.ndarray, values: np.ndarray, *, out_type: np.dtype, lower: bool) -> np.ndarray:
+    """The place of each value in the sorted row of its number: before, or behind equal ones."""
+    if rows.ndim != 2 or values.ndim != 2 or len(rows) != len(values):
+        raise ShapeError(f"values of shape {values.shape} for sorted rows of {rows.shape}")
+    out = np.empty(values.shape, out_type)
+    for place, row, wanted in zip(out, rows, values, strict=True):
+        checkpoint()
+        place[:] = np.searchsorted(row, wanted, "left" if lower else "right")
+    if lower:
+        out[values != values] = 0  # no element is below NaN
+    return out
 
 
-@common.operator("LowerBound", infer=_infer_bound)
-@common.operator("UpperBound", infer=_infer_bound)
-def bound(node: Node, types: Types) -> Kernel:
-    """Where each value belongs in the sorted row of its number: before, or behind equal ones."""
-    dtype = common.named_dtype(node.attrs, "out_type", "int32", "iu")
-    lower = node.op.name == "LowerBound"
-
-    def run(rows: np.ndarray, values: np.ndarray) -> np.ndarray:
-        if rows.ndim != 2 or values.ndim != 2 or len(rows) != len(values):
-            raise ShapeError(f"values of shape {values.shape} for sorted rows of {rows.shape}")
-        out = np.empty(values.shape, dtype)
-        for place, row, wanted in zip(out, rows, values, strict=True):
-            checkpoint()
-            place[:] = np.searchsorted(row, wanted, "left" if lower else "right")
-        if lower:
-            out[values != values] = 0  # no element is below NaN
-        return out
-
-    return Kernel(run)
-
-
-def _infer_in_top(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (TensorType(BOOL, rules.tensor(types, 1).shape),)
-
-
-@common.array_operator("InTopKV2", infer=_infer_in_top)
+@common.array_operator("InTopKV2", infer=rules.same_shape(BOOL, 1))
 def in_top_k(predictions: np.ndarray, targets: np.ndarray, k: np.ndarray) -> np.ndarray:
     """Whether fewer than k classes have a greater prediction than the target. False for targets
     that are no class, and where one of the predictions is not finite."""

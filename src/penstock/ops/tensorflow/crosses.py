@@ -16,7 +16,7 @@ from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.hashes import fingerprints, joined_fingerprints, text_hashes
 from penstock.ops.onnx.text import strings
 from penstock.ops.tensorflow import common
-from penstock.ops.tensorflow.text import operator
+from penstock.ops.tensorflow.text import operator, sparse_layout
 
 _BETWEEN = "_X_"
 
@@ -96,12 +96,7 @@ def sparse_cross(node: Node, types: Types) -> Kernel:
             checkpoint()
             reserve(8 * int(np.prod([len(features) for features in row], dtype=np.float64)))
             rows.append(hashes(row) if hashed else joined(row))
-        counts = np.array([len(row) for row in rows], np.int64)
-        total = int(counts.sum())
-        indices = np.empty((total, 2), np.int64)
-        indices[:, 0] = np.repeat(np.arange(len(rows)), counts)
-        indices[:, 1] = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
-        values = np.concatenate(rows) if rows else np.empty(0, out)
-        return indices, values, np.array([len(rows), counts.max(initial=0)], np.int64)
+        indices, shape = sparse_layout(rows)
+        return indices, np.concatenate(rows) if rows else np.empty(0, out), shape
 
     return Kernel(run)

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from penstock.core.checkpoints import checkpoint
+from penstock.core.records import NamedTuple
 from penstock.core.types import FLOAT32, ShapeError, TensorType, Type
-from penstock.ir.graph import Node
-from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
-from penstock.ops.common.crops import resized_crops
+from penstock.ops.common.crops import CropSampling, resized_crops
 from penstock.ops.common.dtypes import INT32
-from penstock.ops.common.shape_rules import ints, tensor
-from penstock.ops.tensorflow.common import array_operator, lengths, operator
+from penstock.ops.common.shape_rules import ints, pad_with_none, tensor
+from penstock.ops.onnx.image import box_edges, suppressed
+from penstock.ops.registry import OUTPUT_COUNT
+from penstock.ops.tensorflow import common
+from penstock.ops.tensorflow.common import array_operator, lengths
 
 # CropAndResize
 
@@ -38,31 +39,42 @@ def crop_and_resize(
     method: str,
     extrapolation_value: float,
 ) -> np.ndarray:
-    nearest = method == "nearest"
-    return resized_crops(image, boxes, which, size, nearest, extrapolation_value)
+    sampling = CropSampling(method == "nearest", extrapolation_value)
+    return resized_crops(image, boxes, which, size, sampling)
 
 
 # NonMaxSuppression
 
 
-def _suppressed(
-    boxes: np.ndarray, scores: np.ndarray, most: int, overlap: float, least: float, sigma: float
-) -> tuple[list[int], list[float]]:
-    """The boxes to keep, best first, and their scores.
-
-    A box is dropped that overlaps a better one by more than ``overlap`` of their union; with a
+class Thresholds(NamedTuple):
+    """A box is dropped that overlaps a better one by more than ``overlap`` of their union; with a
     ``sigma`` its score is lowered instead, and it is dropped when that is at most ``least``
-    (Bodla et al., Soft-NMS, 2017).
-    """
+    (Bodla et al., Soft-NMS, 2017)."""
+
+    overlap: float
+    least: float
+    sigma: float = 0.0
+
+
+def _suppressed(
+    boxes: np.ndarray, scores: np.ndarray, most: int, thresholds: Thresholds
+) -> tuple[list[int], list[float]]:
+    """The boxes to keep, best first, and their scores."""
+    overlap, least, sigma = thresholds
     if boxes.ndim != 2 or boxes.shape[1:] != (4,) or scores.shape != boxes.shape[:1]:
         raise ShapeError(f"boxes of {boxes.shape} with scores of {scores.shape}")
     if not 0 <= overlap <= 1:
         raise ShapeError(f"iou_threshold {overlap} is not between 0 and 1")
+    current = scores.astype(np.float32)
+    alive = current > least
+    if sigma <= 0:
+        order = np.flatnonzero(alive)
+        order = order[np.argsort(-current[order], kind="stable")]
+        best_ones = order[suppressed(box_edges(boxes[order]), most, boxes.dtype.type(overlap))]
+        return best_ones.tolist(), current[best_ones].tolist()
     low = np.minimum(boxes[:, :2], boxes[:, 2:])
     high = np.maximum(boxes[:, :2], boxes[:, 2:])
     areas = np.prod(high - low, axis=1)
-    current = scores.astype(np.float32)
-    alive = current > least
     kept: list[int] = []
     kept_scores: list[float] = []
     while len(kept) < most and alive.any():
@@ -76,12 +88,9 @@ def _suppressed(
         together = areas + areas[best] - common
         with np.errstate(invalid="ignore", divide="ignore"):
             iou = np.where((areas > 0) & (areas[best] > 0), common / together, 0)
-        if sigma > 0:
-            weight = np.where(iou <= overlap, np.exp(np.float32(-0.5 / sigma) * iou * iou), 0)
-            current = np.where(alive, current * weight, current).astype(np.float32)
-            alive &= current > least
-        else:
-            alive &= iou <= overlap
+        weight = np.where(iou <= overlap, np.exp(np.float32(-0.5 / sigma) * iou * iou), 0)
+        current = np.where(alive, current * weight, current).astype(np.float32)
+        alive &= current > least
     return kept, kept_scores
 
 
@@ -93,35 +102,29 @@ def _infer_nms(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return outputs.get(attrs.get("outputs", 1), (indices,))
 
 
-@operator("NonMaxSuppression", infer=_infer_nms)
-def non_max_suppression(node: Node, types: Types) -> Kernel:
+@array_operator("NonMaxSuppression", infer=_infer_nms, prepared=OUTPUT_COUNT)
+def non_max_suppression(
+    boxes: np.ndarray,
+    scores: np.ndarray,
+    *limits: np.ndarray | None,
+    pad_to_max_output_size: bool = False,
+    iou_threshold: float = 0.5,
+    count: int,
+) -> common.Outputs:
     """All versions: with a sigma (V5) there are scores as the second output, and with either of the
     last two versions the number of valid entries as the last."""
-    pads = bool(node.attrs.get("pad_to_max_output_size"))
-    defaults = (node.attrs.get("iou_threshold", 0.5), -np.inf, 0.0)
-    count = len(node.outputs)
-
-    def function(
-        boxes: np.ndarray, scores: np.ndarray, most: np.ndarray, *thresholds: np.ndarray | None
-    ) -> Any:
-        limit = int(most.item(0))
-        values = [
-            default if x is None else float(x.item(0))
-            for x, default in zip((*thresholds, None, None, None), defaults, strict=False)
-        ]
-        kept, own_scores = _suppressed(boxes, scores, limit, *values)
-        valid = np.array(len(kept), np.int32)
-        if pads:
-            missing = limit - len(kept)
-            kept, own_scores = kept + [0] * missing, own_scores + [0.0] * missing
-        indices = np.array(kept, np.int32)
-        if count == 1:
-            return indices
-        if count == 2:
-            return indices, valid
+    defaults = zip(pad_with_none(limits, 4), (0, iou_threshold, -np.inf, 0.0), strict=True)
+    most, overlap, least, sigma = (d if x is None else float(x.item(0)) for x, d in defaults)
+    limit = int(most)
+    kept, own_scores = _suppressed(boxes, scores, limit, Thresholds(overlap, least, sigma))
+    valid = np.array(len(kept), np.int32)
+    if pad_to_max_output_size:
+        missing = limit - len(kept)
+        kept, own_scores = kept + [0] * missing, own_scores + [0.0] * missing
+    indices = np.array(kept, np.int32)
+    if count == 3:
         return indices, np.array(own_scores, scores.dtype), valid
-
-    return Kernel(function)
+    return common.outputs([indices, valid][:count])
 
 
 def _infer_combined(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -164,11 +167,11 @@ def combined(
     out = np.zeros((batch, rows, 4), np.float32)
     values, class_ids = np.zeros((batch, rows), np.float32), np.zeros((batch, rows), np.float32)
     valid = np.zeros(batch, np.int32)
-    thresholds = float(overlap.item(0)), float(least.item(0)), 0.0
+    thresholds = Thresholds(float(overlap.item(0)), float(least.item(0)))
     for b in range(batch):
         detections: list[tuple[float, int, int]] = []
         for class_ in range(classes):
-            kept, marks = _suppressed(boxes[b, :, class_], scores[b, :, class_], limit, *thresholds)
+            kept, marks = _suppressed(boxes[b, :, class_], scores[b, :, class_], limit, thresholds)
             detections += [(mark, class_, i) for i, mark in zip(kept, marks, strict=True)]
         detections.sort(key=lambda entry: -entry[0])
         detections = detections[:rows]

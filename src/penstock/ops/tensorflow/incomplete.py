@@ -7,7 +7,6 @@ after a few times their square root (Press et al., Numerical Recipes, 6.2 and 6.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -74,7 +73,7 @@ def _gamma(a: np.ndarray, x: np.ndarray, lower: bool) -> np.ndarray:
 
 def _register(name: str, lower: bool) -> None:
     @array_operator(name, infer=rules.broadcast_type)
-    def compute(a: np.ndarray, x: np.ndarray) -> Any:
+    def compute(a: np.ndarray, x: np.ndarray) -> np.ndarray:
         return _gamma(a.astype(np.float64), x.astype(np.float64), lower).astype(x.dtype)
 
 
@@ -121,7 +120,7 @@ def _infer_beta(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 
 @array_operator("Betainc", infer=_infer_beta)
-def betainc(a: np.ndarray, b: np.ndarray, x: np.ndarray) -> Any:
+def betainc(a: np.ndarray, b: np.ndarray, x: np.ndarray) -> np.ndarray:
     shape = rules.all_known(_beta_shape([a.shape, b.shape, x.shape])) or ()
     p, q, z = (np.broadcast_to(side, shape).astype(np.float64) for side in (a, b, x))
     out = np.full(z.shape, np.nan)

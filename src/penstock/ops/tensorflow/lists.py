@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -12,11 +11,10 @@ from penstock.core.checkpoints import with_checkpoints
 from penstock.core.records import dataclass, replace
 from penstock.core.types import ANY, Shape, ShapeError, TensorType, Type, dtypes
 from penstock.host.current_run import copy_within_budget, keep, reserve
-from penstock.ir.graph import Node
-from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Infer, Types
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.common.shape_rules import all_known, always, fits, ints, tensor
+from penstock.ops.registry import Prepared
 from penstock.ops.tensorflow import common, tensor_arrays
 
 # What a list takes for each place.
@@ -107,20 +105,17 @@ def _place(list_: _TensorList, index: np.ndarray) -> int:
     return place
 
 
-@common.operator("EmptyTensorList")
-def empty(node: Node, types: Types) -> Kernel:
-    dtype = common.named_dtype(node.attrs, "element_dtype")
-    return Kernel(lambda shape, limit: _TensorList(dtype, _shape(shape), (), _count(limit)))
+_OF_ELEMENTS: Prepared = {"dtype": lambda node: common.named_dtype(node.attrs, "element_dtype")}
 
 
-@common.operator("TensorListReserve")
-def reserved(node: Node, types: Types) -> Kernel:
-    dtype = common.named_dtype(node.attrs, "element_dtype")
+@common.array_operator("EmptyTensorList", prepared=_OF_ELEMENTS)
+def empty(shape: np.ndarray, limit: np.ndarray, *, dtype: np.dtype) -> _TensorList:
+    return _TensorList(dtype, _shape(shape), (), _count(limit))
 
-    def function(shape: np.ndarray, count: np.ndarray) -> _TensorList:
-        return _TensorList(dtype, _shape(shape), (None,) * _size(count))
 
-    return Kernel(function)
+@common.array_operator("TensorListReserve", prepared=_OF_ELEMENTS)
+def reserved(shape: np.ndarray, count: np.ndarray, *, dtype: np.dtype) -> _TensorList:
+    return _TensorList(dtype, _shape(shape), (None,) * _size(count))
 
 
 def _size(count: np.ndarray) -> int:
@@ -143,20 +138,16 @@ def from_tensor(value: np.ndarray, shape: np.ndarray) -> _TensorList:
 
 
 @common.array_operator("TensorListPushBack", strings=True)
-def push_back(handle: Any, value: np.ndarray) -> _TensorList:
+def push_back(handle: object, value: np.ndarray) -> _TensorList:
     list_ = _list(handle)
     if 0 <= list_.limit <= len(list_.items):
         raise ShapeError(f"the list has its maximum of {list_.limit} elements")
     return replace(list_, items=(*list_.items, list_.checked(value)))
 
 
-def _infer_pop(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return ANY, *_elements(1)(types, attrs, consts)
-
-
-@common.array_operator("TensorListPopBack", infer=_infer_pop)
+@common.array_operator("TensorListPopBack", infer=lambda t, a, c: (ANY, *_elements(1)(t, a, c)))
 def pop_back(
-    handle: Any, shape: np.ndarray, *, element_dtype: str = ""
+    handle: object, shape: np.ndarray, *, element_dtype: str = ""
 ) -> tuple[_TensorList, np.ndarray]:
     list_ = _list(handle, element_dtype)
     if not list_.items:
@@ -167,7 +158,7 @@ def pop_back(
 
 @common.array_operator("TensorListGetItem", infer=_elements(2))
 def get_item(
-    handle: Any, index: np.ndarray, shape: np.ndarray, *, element_dtype: str = ""
+    handle: object, index: np.ndarray, shape: np.ndarray, *, element_dtype: str = ""
 ) -> np.ndarray:
     list_ = _list(handle, element_dtype)
     return list_.item(_place(list_, index), _shape(shape))
@@ -175,7 +166,11 @@ def get_item(
 
 @common.array_operator("TensorListSetItem", strings=True)
 def set_item(
-    handle: Any, index: Any, value: np.ndarray, *, resize_if_index_out_of_bounds: bool = False
+    handle: object,
+    index: np.ndarray,
+    value: np.ndarray,
+    *,
+    resize_if_index_out_of_bounds: bool = False,
 ) -> _TensorList:
     list_ = _list(handle)
     if resize_if_index_out_of_bounds:
@@ -195,7 +190,7 @@ def _stacked(list_: _TensorList, places: Sequence[int], shape: Shape | None) -> 
 
 @common.array_operator("TensorListStack", infer=_elements(1, 1))
 def stack(
-    handle: Any,
+    handle: object,
     shape: np.ndarray,
     *,
     num_elements: int = -1,
@@ -214,7 +209,7 @@ def stack(
 
 @common.array_operator("TensorListGather", infer=_elements(2, 1))
 def gather(
-    handle: Any, indices: np.ndarray, shape: np.ndarray, *, element_dtype: str = ""
+    handle: object, indices: np.ndarray, shape: np.ndarray, *, element_dtype: str = ""
 ) -> np.ndarray:
     list_ = _list(handle, element_dtype)
     places = [_place(list_, np.asarray(i)) for i in indices.reshape(-1)]
@@ -239,23 +234,21 @@ def scatter(
 
 
 @common.array_operator("TensorListLength", infer=always(TensorType(INT32, ())))
-def length(handle: Any) -> np.ndarray:
+def length(handle: object) -> np.ndarray:
     return np.array(len(_list(handle).items), np.int32)
 
 
-@common.operator("TensorListElementShape")
-def element_shape(node: Node, types: Types) -> Kernel:
-    dtype = common.named_dtype(node.attrs, "shape_type", "int32", "iu")
-
-    def function(handle: Any) -> np.ndarray:
-        shape = _list(handle).shape
-        return np.array(-1 if shape is None else [-1 if d is None else d for d in shape], dtype)
-
-    return Kernel(function)
+@common.array_operator(
+    "TensorListElementShape",
+    prepared={"dtype": lambda node: common.named_dtype(node.attrs, "shape_type", "int32", "iu")},
+)
+def element_shape(handle: object, *, dtype: np.dtype) -> np.ndarray:
+    shape = _list(handle).shape
+    return np.array(-1 if shape is None else [-1 if d is None else d for d in shape], dtype)
 
 
 @common.array_operator("TensorListResize")
-def resize(handle: Any, size: np.ndarray) -> _TensorList:
+def resize(handle: object, size: np.ndarray) -> _TensorList:
     list_, count = _list(handle), _size(size)
     missing = (None,) * (count - len(list_.items))
     return replace(list_, items=(*list_.items[:count], *missing))
@@ -265,7 +258,7 @@ def resize(handle: Any, size: np.ndarray) -> _TensorList:
     "TensorListConcatV2", infer=tensor_arrays.infer_concatenated("element_dtype")
 )
 def concat(
-    handle: Any, shape: np.ndarray, dims: Any, *, element_dtype: str = ""
+    handle: object, shape: np.ndarray, dims: np.ndarray, *, element_dtype: str = ""
 ) -> tuple[np.ndarray, np.ndarray]:
     list_, dims_ = _list(handle, element_dtype), _shape(shape)
     parts = [list_.item(i, dims_) for i in with_checkpoints(range(len(list_.items)))]

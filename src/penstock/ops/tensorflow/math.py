@@ -7,7 +7,7 @@ functions take what the function gave (``y``) or took, and what flows back (``dy
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -21,13 +21,14 @@ from penstock.ops.common.elementwise import infer_unary, ufunc
 from penstock.ops.tensorflow.common import array_operator, operator
 
 Arithmetic = Callable[..., Any]
+Numbers: TypeAlias = float | np.ndarray
 
 
 # Quotients and remainders.
 
 
 def _whole(function: Arithmetic) -> Arithmetic:
-    def divide(x: np.ndarray, y: np.ndarray) -> Any:
+    def divide(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         if not y.all():
             raise ShapeError("Integer division by zero")
         return function(x, y)
@@ -35,7 +36,7 @@ def _whole(function: Arithmetic) -> Arithmetic:
     return divide
 
 
-def _towards_zero(x: np.ndarray, y: np.ndarray) -> Any:
+def _towards_zero(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.subtract(x, np.fmod(x, y)) // y
 
 
@@ -61,7 +62,7 @@ _quotient("Div", _towards_zero, np.true_divide)
 # Two inputs.
 
 
-def _unless_zero(divisor: np.ndarray, x: np.ndarray, result: Any) -> Any:
+def _unless_zero(divisor: np.ndarray, x: np.ndarray, result: np.ndarray) -> np.ndarray:
     """``result``, but 0 of the dtype of ``x`` where ``divisor`` is 0."""
     return np.where(divisor == 0, np.zeros((), x.dtype), result)
 
@@ -94,7 +95,7 @@ def not_equal(node: Node, types: Types) -> Kernel:
 
 
 @array_operator("ApproximateEqual", infer=rules.broadcast_to(BOOL))
-def approximate_equal(x: np.ndarray, y: np.ndarray, *, tolerance: float) -> Any:
+def approximate_equal(x: np.ndarray, y: np.ndarray, *, tolerance: float) -> np.ndarray:
     return np.abs(x - y) < tolerance
 
 
@@ -134,7 +135,7 @@ def check_numerics(x: np.ndarray, *, message: str = "") -> np.ndarray:
 
 
 @array_operator("L2Loss", infer=lambda t, a, c: (TensorType(rules.tensor(t, 0).dtype, ()),))
-def l2_loss(x: np.ndarray) -> Any:
+def l2_loss(x: np.ndarray) -> np.ndarray:
     return np.square(x).sum(dtype=x.dtype) * x.dtype.type(0.5)
 
 
@@ -171,7 +172,7 @@ def _channels(data_format: object, rank: int) -> int:
 
 
 @array_operator("BiasAddGrad", infer=_infer_bias_grad)
-def bias_grad(x: np.ndarray, *, data_format: str = "NHWC") -> Any:
+def bias_grad(x: np.ndarray, *, data_format: str = "NHWC") -> np.ndarray:
     channels = _channels(data_format, x.ndim)
     return x.sum(axis=tuple([i for i in range(x.ndim) if i != channels]), dtype=x.dtype)
 
@@ -180,13 +181,13 @@ def bias_grad(x: np.ndarray, *, data_format: str = "NHWC") -> Any:
 
 
 @array_operator("ToBool", infer=rules.always(TensorType(BOOL, ())), strings=True)
-def to_bool(x: np.ndarray) -> Any:
+def to_bool(x: np.ndarray) -> np.bool_:
     """The condition of an If: a scalar that is not 0 or "", or else a tensor with elements."""
     return np.bool_(x[()] if x.ndim == 0 else x.size)
 
 
 @array_operator("BranchIndex", infer=rules.always(TensorType(INT32, ())))
-def branch_index(x: np.ndarray, *, branches: int) -> Any:
+def branch_index(x: np.ndarray, *, branches: int) -> np.int32:
     """The branch that a Case takes: the last one for a number out of range."""
     index = int(rules.one_element(x, "the index of a branch"))
     return np.int32(index if 0 <= index < branches - 1 else branches - 1)
@@ -208,7 +209,9 @@ def _summary(x: np.ndarray, shown: int) -> str:
 # 8-bit numbers as floats.
 
 
-def _nudged(low: Any, high: Any, bits: int, narrow: bool) -> tuple[Any, Any, Any]:
+def _nudged(
+    low: Numbers, high: Numbers, bits: int, narrow: bool
+) -> tuple[Numbers, Numbers, Numbers]:
     """Range and step moved so that 0 is one of the numbers."""
     first, last = np.float32(int(narrow)), np.float32(2**bits - 1)
     low, high = np.asarray(low, np.float32), np.asarray(high, np.float32)
@@ -221,7 +224,7 @@ def _nudged(low: Any, high: Any, bits: int, narrow: bool) -> tuple[Any, Any, Any
     "FakeQuantWithMinMaxVars", "FakeQuantWithMinMaxVarsPerChannel", infer=rules.same_shape(FLOAT32)
 )
 def fake_quant(
-    x: np.ndarray, low: Any, high: Any, *, num_bits: int, narrow_range: bool
+    x: np.ndarray, low: Numbers, high: Numbers, *, num_bits: int, narrow_range: bool
 ) -> np.ndarray:
     low, high, step = _nudged(low, high, num_bits, narrow_range)
     shifted = np.clip(x, low, high) - low

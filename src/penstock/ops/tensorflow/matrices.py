@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -47,7 +46,7 @@ class _Band:
 
 
 def _diag_dims(
-    x: Sequence[int], k: np.ndarray, rows: np.ndarray, columns: np.ndarray, padding: Any
+    x: Sequence[int], k: np.ndarray, rows: np.ndarray, columns: np.ndarray, padding: np.ndarray
 ) -> tuple[int, ...]:
     band = _Band(k, "")
     if not x or (band.count > 1 and (len(x) < 2 or x[-2] != band.count)):
@@ -86,12 +85,8 @@ def matrix_diag(
 
 @array_operator("MatrixDiag", infer=sized(lambda x: (*x, *x[-1:])))
 def matrix_diag_1(x: np.ndarray) -> np.ndarray:
-    if x.ndim < 1:
-        raise ShapeError("a scalar is not a diagonal")
-    out = np.zeros((*x.shape, x.shape[-1]), x.dtype)
-    places = np.arange(x.shape[-1])
-    out[..., places, places] = x
-    return out
+    main, any_size = np.array(0), np.array(-1)
+    return matrix_diag(x, main, any_size, any_size, np.zeros((), x.dtype))
 
 
 @array_operator("MatrixSetDiagV3", infer=same_type)
@@ -110,7 +105,7 @@ def matrix_set_diag(
     return out
 
 
-def _part_dims(x: Sequence[int], k: np.ndarray, padding: Any) -> tuple[int, ...]:
+def _part_dims(x: Sequence[int], k: np.ndarray, padding: np.ndarray) -> tuple[int, ...]:
     band, (rows, columns) = _Band(k, ""), _matrix_dims(x)
     longest = band.longest(rows, columns)
     if longest < 0:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
@@ -73,46 +72,46 @@ def _partitions(tensors: Sequence[np.ndarray], kinds: Sequence[str]) -> Iterator
         yield numbers
 
 
-@operator("RaggedTensorToTensor", infer=_infer_dense)
-def ragged_to_dense(node: Node, types: Types) -> Kernel:
+@array_operator("RaggedTensorToTensor", infer=_infer_dense)
+def ragged_to_dense(
+    dims: np.ndarray,
+    values: np.ndarray,
+    default: np.ndarray,
+    *tensors: np.ndarray,
+    row_partition_types: Sequence[str],
+) -> np.ndarray:
     """Inputs: dims, -1 for those that follow from the rows; all values; what stands where rows are
     short; and the partitions of attribute ``row_partition_types``, the outermost first."""
-    kinds = node.attrs["row_partition_types"]
-
-    def run(dims: np.ndarray, values: np.ndarray, default: np.ndarray, *tensors: Any) -> np.ndarray:
-        first, *rows = _partitions(tensors, kinds)
-        if not values.ndim:
-            raise ShapeError("values are a scalar; a row for each is needed")
-        rank, inner = 1 + len(rows) + values.ndim - 1, values.shape[1:]
-        wanted = [-1] * rank if not dims.ndim else dims.tolist()
-        if len(wanted) != rank or any(
-            dim not in (-1, size)
-            for dim, size in zip(wanted[rank - len(inner) :], inner, strict=True)
-        ):
-            raise ShapeError(f"dims {wanted} for {len(rows) + 1} dims of rows of {inner}")
-        shape = [int(first) if wanted[0] < 0 else wanted[0]]
-        places = np.arange(int(first))
-        places[places >= shape[0]] = -1
-        for numbers, size in zip(rows, wanted[1:], strict=False):
-            starts = np.searchsorted(numbers, numbers)
-            columns = np.arange(len(numbers)) - starts
-            width = int(columns.max(initial=-1)) + 1 if size < 0 else size
-            parents = places[numbers]
-            places = np.where((parents >= 0) & (columns < width), parents * width + columns, -1)
-            shape.append(width)
-        reserve(int(np.prod([*shape, *inner], dtype=np.int64)) * values.itemsize)
-        try:
-            filled = np.broadcast_to(default, inner)
-        except ValueError as error:
-            raise ShapeError(f"a default of {default.shape} for values of {inner}") from error
-        out = np.empty((int(np.prod(shape)), *inner), values.dtype)
-        out[...] = filled
-        count = min(len(places), len(values))
-        kept = places[:count] >= 0
-        out[places[:count][kept]] = values[:count][kept]
-        return out.reshape(*shape, *inner)
-
-    return Kernel(run)
+    first, *rows = _partitions(tensors, row_partition_types)
+    if not values.ndim:
+        raise ShapeError("values are a scalar; a row for each is needed")
+    rank, inner = 1 + len(rows) + values.ndim - 1, values.shape[1:]
+    wanted = [-1] * rank if not dims.ndim else dims.tolist()
+    if len(wanted) != rank or any(
+        dim not in (-1, size) for dim, size in zip(wanted[rank - len(inner) :], inner, strict=True)
+    ):
+        raise ShapeError(f"dims {wanted} for {len(rows) + 1} dims of rows of {inner}")
+    shape = [int(first) if wanted[0] < 0 else wanted[0]]
+    places = np.arange(int(first))
+    places[places >= shape[0]] = -1
+    for numbers, size in zip(rows, wanted[1:], strict=False):
+        starts = np.searchsorted(numbers, numbers)
+        columns = np.arange(len(numbers)) - starts
+        width = int(columns.max(initial=-1)) + 1 if size < 0 else size
+        parents = places[numbers]
+        places = np.where((parents >= 0) & (columns < width), parents * width + columns, -1)
+        shape.append(width)
+    reserve(int(np.prod([*shape, *inner], dtype=np.int64)) * values.itemsize)
+    try:
+        filled = np.broadcast_to(default, inner)
+    except ValueError as error:
+        raise ShapeError(f"a default of {default.shape} for values of {inner}") from error
+    out = np.empty((int(np.prod(shape)), *inner), values.dtype)
+    out[...] = filled
+    count = min(len(places), len(values))
+    kept = places[:count] >= 0
+    out[places[:count][kept]] = values[:count][kept]
+    return out.reshape(*shape, *inner)
 
 
 # StringNGrams
@@ -187,7 +186,7 @@ def _codec(attrs: Attrs, name: str) -> str:
 
 
 def _replacing(attrs: Attrs) -> list[int] | None:
-    """What stands in the place of what is invalid; None if that is an error."""
+    """The code points in the place of invalid ones; None if these are an error."""
     errors = attrs["errors"]
     return (
         None if errors == "strict" else [attrs["replacement_char"]] if errors == "replace" else []

@@ -10,6 +10,7 @@ import numpy as np
 from penstock.core.types import FLOAT32, ShapeError, TensorType, Type
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.shape_rules import ints, pad_with_none, tensor
+from penstock.ops.onnx.resize import cubic_weights
 from penstock.ops.tensorflow.common import array_operator, lengths
 
 _STEPS = 1024  # fractions of a pixel that cubic weights are rounded to
@@ -82,14 +83,7 @@ def _cubic_taps(before: int, after: int, scale: np.float32, centres: bool) -> Ta
     first = np.floor(at)
     offset = np.rint((at - first) * np.float32(_STEPS)) / np.float32(_STEPS)
 
-    def near(x: np.ndarray) -> np.ndarray:
-        return ((a + 2) * x - (a + 3)) * x * x + 1
-
-    def far(x: np.ndarray) -> np.ndarray:
-        return ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
-
-    one = np.float32(1)
-    weights = np.stack([far(offset + one), near(offset), near(one - offset), far(2 - offset)], 1)
+    weights = np.stack(cubic_weights(offset, a), 1)
     places = first.astype(np.int64)[:, np.newaxis] + np.arange(-1, 3)
     bounded = places.clip(0, before - 1)
     if centres:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from penstock.core.types import Dim, ShapeError, TensorType, Type
-from penstock.ir.graph import Node
-from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import is_half
 from penstock.ops.tensorflow import common
 
 # The ufunc that joins rows, and the element that stands in segments without any.
-_REDUCTIONS: dict[str, tuple[Callable[..., Any], int]] = {
+_REDUCTIONS: dict[str, tuple[np.ufunc, int]] = {
     "sum": (np.add, 0),
     "mean": (np.add, 0),
     "sqrtn": (np.add, 0),
@@ -60,32 +57,29 @@ def _checked(x: np.ndarray, places: np.ndarray, count: np.ndarray | None) -> int
     return size
 
 
-@common.operator("Segment", infer=_infer)
-def segment(node: Node, types: Types) -> Kernel:
-    """Attribute ``reduction``; ``sqrtn`` divides sums by the root of their number of rows. A third
-    input has the number of segments; without it, the last row's is the last."""
-    reduction = node.attrs["reduction"]
+@common.array_operator("Segment", infer=_infer)
+def segment(
+    x: np.ndarray, places: np.ndarray, count: np.ndarray | None = None, *, reduction: str
+) -> np.ndarray:
+    """``sqrtn`` divides sums by the root of their number of rows. A third input has the number of
+    segments; without it, the last row's is the last."""
     function, missing = _REDUCTIONS[reduction]
-
-    def run(x: np.ndarray, places: np.ndarray, count: np.ndarray | None = None) -> np.ndarray:
-        out = np.full((_checked(x, places, count), *x.shape[1:]), missing, x.dtype)
-        if not places.size:
-            return out
-        starts = np.flatnonzero(np.concatenate(([True], places[1:] != places[:-1])))
-        # 16-bit floats are added up in 32 bits.
-        wide = x.astype(np.float32) if is_half(x.dtype) else x
-        rows = function.reduceat(wide, starts, axis=0, dtype=wide.dtype)  # type: ignore[attr-defined]
-        if reduction in ("mean", "sqrtn"):
-            counts = np.diff(starts, append=len(places)).astype(rows.real.dtype)
-            counts = counts.reshape(-1, *(1,) * (x.ndim - 1))
-            rows = _divided(rows, counts if reduction == "mean" else np.sqrt(counts))
-        out[places[starts]] = rows
+    out = np.full((_checked(x, places, count), *x.shape[1:]), missing, x.dtype)
+    if not places.size:
         return out
+    starts = np.flatnonzero(np.concatenate(([True], places[1:] != places[:-1])))
+    # 16-bit floats are added up in 32 bits.
+    wide = x.astype(np.float32) if is_half(x.dtype) else x
+    rows = function.reduceat(wide, starts, axis=0, dtype=wide.dtype)
+    if reduction in ("mean", "sqrtn"):
+        counts = np.diff(starts, append=len(places)).astype(rows.real.dtype)
+        counts = counts.reshape(-1, *(1,) * (x.ndim - 1))
+        rows = _divided(rows, counts if reduction == "mean" else np.sqrt(counts))
+    out[places[starts]] = rows
+    return out
 
-    return Kernel(run)
 
-
-def _divided(sums: np.ndarray, counts: np.ndarray) -> Any:
+def _divided(sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Means of integers are rounded towards zero."""
     if sums.dtype.kind in "iu":
         return (sums - np.fmod(sums, counts)) // counts

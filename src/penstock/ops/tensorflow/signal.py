@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -12,11 +11,12 @@ from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.shape_rules import all_known, ints, same_type, tensor
+from penstock.ops.registry import ArrayFunction
 from penstock.ops.tensorflow.common import array_operator, integer, lengths, named_dtype, operator
 
 
 def _real_transform(
-    name: str, function: Callable[..., Any], attr: str, default: str, size: Callable[[int], int]
+    name: str, function: ArrayFunction, attr: str, default: str, size: Callable[[int], int]
 ) -> None:
     """Register a transform along the last dim, which is cut or padded to a length. The result has
     elements of the dtype in attribute ``attr`` and ``size(length)`` of them."""
@@ -48,17 +48,16 @@ array_operator("FFT", infer=same_type)(lambda x: np.fft.fft(x).astype(x.dtype))
 array_operator("IFFT", infer=same_type)(lambda x: np.fft.ifft(x).astype(x.dtype))
 
 
-def _infer_complex(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (TensorType(named_dtype(attrs, "Tout", "complex64", "c")),)
+def _complex_type(attrs: Attrs) -> np.dtype:
+    return named_dtype(attrs, "Tout", "complex64", "c")
 
 
-@operator("Complex", infer=_infer_complex)
-def complex_operator(node: Node, types: Types) -> Kernel:
-    dtype = named_dtype(node.attrs, "Tout", "complex64", "c")
-
-    def function(real: np.ndarray, imaginary: np.ndarray) -> np.ndarray:
-        out = np.empty(np.broadcast_shapes(real.shape, imaginary.shape), dtype)
-        out.real, out.imag = real, imaginary
-        return out
-
-    return Kernel(function)
+@array_operator(
+    "Complex",
+    infer=lambda types, attrs, consts: (TensorType(_complex_type(attrs)),),
+    prepared={"dtype": lambda node: _complex_type(node.attrs)},
+)
+def complex_operator(real: np.ndarray, imaginary: np.ndarray, *, dtype: np.dtype) -> np.ndarray:
+    out = np.empty(np.broadcast_shapes(real.shape, imaginary.shape), dtype)
+    out.real, out.imag = real, imaginary
+    return out

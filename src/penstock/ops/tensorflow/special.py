@@ -6,7 +6,6 @@ Results are within some 1e-14 of the exact ones, relative to the larger of these
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -115,9 +114,9 @@ def _digamma(x: np.ndarray) -> np.ndarray:
     return np.where((x <= 0) & (np.floor(x) == x), np.nan, psi)
 
 
-def _register(name: str, function: Callable[[np.ndarray], Any]) -> None:
+def _register(name: str, function: Callable[[np.ndarray], np.ndarray]) -> None:
     @array_operator(name, infer=rules.same_type)
-    def compute(x: np.ndarray) -> Any:
+    def compute(x: np.ndarray) -> np.ndarray:
         return function(x.astype(np.float64)).astype(x.dtype)
 
 

@@ -9,7 +9,7 @@ is written over by compiled assignments.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,8 @@ from penstock.ir.graph import Graph, Node, clone
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.shape_rules import always
-from penstock.ops.tensorflow.common import array_operator, dims_of, handle, named_dtype, operator
+from penstock.ops.registry import ArrayFunction
+from penstock.ops.tensorflow.common import OUT_TYPE, array_operator, dims_of, handle, operator
 
 VARIABLES = frozenset({"VarHandleOp", "VariableV2"})
 NAMED = frozenset({"ReadVariableOp", "AssignVariableOp"})
@@ -57,7 +58,7 @@ class _Variable:
             self.accepted = given
         self.value = _kept(value)
 
-    def update(self, function: Callable[..., Any], value: np.ndarray) -> None:
+    def update(self, function: ArrayFunction, value: np.ndarray) -> None:
         """Replace the value by ``function`` of it and ``value``."""
         with self.lock:
             old = self.read()
@@ -202,7 +203,7 @@ def read(node: Node, types: Types) -> Kernel:
     named, declared = named_variable(node), _declared(node.attrs)
     dims = declared.shape if declared.static else None
 
-    def current(variable: Any) -> np.ndarray:
+    def current(variable: object) -> np.ndarray:
         state = named or _variable(variable)
         value = state.read()
         same = value.shape == dims and value.dtype == declared.dtype
@@ -216,14 +217,13 @@ def read(node: Node, types: Types) -> Kernel:
 @array_operator(
     *("VarIsInitializedOp", "IsVariableInitialized"), infer=always(TensorType(BOOL, ())), pure=False
 )
-def is_initialized(variable: Any) -> np.ndarray:
+def is_initialized(variable: object) -> np.ndarray:
     return np.array(_variable(variable).value is not None)
 
 
-@operator("VariableShape", pure=False)
-def variable_shape(node: Node, types: Types) -> Kernel:
-    dtype = named_dtype(node.attrs, "out_type", "int32", "iu")
-    return Kernel(lambda variable: np.array(_variable(variable).read().shape, dtype))
+@array_operator("VariableShape", pure=False, prepared=OUT_TYPE)
+def variable_shape(variable: object, *, out_type: np.dtype) -> np.ndarray:
+    return np.array(_variable(variable).read().shape, out_type)
 
 
 # Assignments: those of handles have no output, those of references the reference.
@@ -236,15 +236,15 @@ def assign_variable(node: Node, types: Types) -> Kernel:
 
 
 @array_operator("Assign", pure=False)
-def assign(variable: Any, value: np.ndarray, *, validate_shape: bool = True) -> _Variable:
+def assign(variable: object, value: np.ndarray, *, validate_shape: bool = True) -> _Variable:
     state = _variable(variable)
     state.assign(value, checked=validate_shape)
     return state
 
 
-def _updating(name: str, update: Callable[..., Any], *, gives: bool) -> None:
+def _updating(name: str, update: ArrayFunction, *, gives: bool) -> None:
     @array_operator(name, pure=False)
-    def function(variable: Any, value: np.ndarray) -> _Variable | None:
+    def function(variable: object, value: np.ndarray) -> _Variable | None:
         state = _variable(variable)
         state.update(update, value)
         return state if gives else None
@@ -257,5 +257,5 @@ _updating("AssignSub", np.subtract, gives=True)
 
 
 @array_operator("DestroyResourceOp", pure=False)
-def destroy(variable: Any) -> None:
+def destroy(variable: object) -> None:
     _variable(variable).value = None

@@ -43,7 +43,7 @@ from penstock.ops.tensorflow.common import (
 )
 
 ELEMENT_BYTES = 200
-"""What an element takes beside its numbers."""
+"""The bytes that an element takes beside its numbers."""
 
 FLOW = np.zeros((), np.float32)
 FLOW.flags.writeable = False
@@ -77,7 +77,7 @@ def _infer_second(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 
 @array_operator("StackPushV2", infer=_infer_second, pure=False, strings=True)
-def stack_push(handle: Any, value: Any) -> Any:
+def stack_push(handle: object, value: object) -> object:
     stack = _stack(handle)
     if 0 <= stack.limit <= len(stack.values):
         raise ShapeError(f"the stack overflowed its maximum size {stack.limit}")
@@ -91,7 +91,7 @@ def stack_push(handle: Any, value: Any) -> Any:
 
 
 @array_operator("StackPopV2", infer=of_type("elem_type"), pure=False, strings=True)
-def stack_pop(handle: Any, *, elem_type: str = "") -> Any:
+def stack_pop(handle: object, *, elem_type: str = "") -> object:
     values = _stack(handle, elem_type).values
     if not values:
         raise ShapeError("the stack is empty")
@@ -99,7 +99,7 @@ def stack_pop(handle: Any, *, elem_type: str = "") -> Any:
 
 
 @array_operator("StackCloseV2", pure=False)
-def stack_close(handle: Any) -> None:
+def stack_close(handle: object) -> None:
     _stack(handle).values.clear()
 
 
@@ -207,7 +207,7 @@ _array = handle(_TensorArray, "tensor array")
 
 
 def merged(a: Shape | None, b: Shape | None) -> Shape | None:
-    """What two shapes say together of one tensor."""
+    """The shape of a tensor of which two shapes are known in part."""
     if a is None or b is None:
         return a if b is None else b
     if not fits(a, b):
@@ -273,7 +273,9 @@ def tensor_array(node: Node, types: Types) -> Kernel:
 
 
 @array_operator("TensorArrayGradV3", infer=_infer_array, pure=False)
-def tensor_array_grad(handle: Any, flow: Any, *, source: str = "") -> tuple[Any, np.ndarray]:
+def tensor_array_grad(
+    handle: object, flow: np.ndarray, *, source: str = ""
+) -> tuple[Any, np.ndarray]:
     return _array(handle).gradient(source), FLOW
 
 
@@ -282,7 +284,7 @@ def _effect(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
         @array_operator(name, infer=always(_FLOW_TYPE), pure=False, strings=True)
-        def run(handle: Any, *rest: Any) -> np.ndarray:
+        def run(handle: object, *rest: Any) -> np.ndarray:
             function(_array(handle), *rest[:-1])  # the last one is the flow
             return FLOW
 
@@ -317,7 +319,7 @@ def split(array: _TensorArray, value: np.ndarray, lengths: np.ndarray) -> None:
 
 
 @array_operator("TensorArrayReadV3", infer=of_type("dtype"), pure=False, strings=True)
-def read(handle: Any, index: np.ndarray, flow: Any, *, dtype: str = "") -> np.ndarray:
+def read(handle: object, index: np.ndarray, flow: np.ndarray, *, dtype: str = "") -> np.ndarray:
     return _array(handle, dtype).read(integer(index, "the index"))
 
 
@@ -325,7 +327,7 @@ def read(handle: Any, index: np.ndarray, flow: Any, *, dtype: str = "") -> np.nd
 def gather(node: Node, types: Types) -> Kernel:
     shape, dtype = dims_of(node.attrs.get("element_shape")), node.attrs.get("dtype", "")
 
-    def function(handle: Any, indices: np.ndarray, flow: Any) -> np.ndarray:
+    def function(handle: object, indices: np.ndarray, flow: np.ndarray) -> np.ndarray:
         array = _array(handle, dtype)
         rows = [array.read(index) for index in with_checkpoints(indices.reshape(-1).tolist())]
         if rows and not fits(rows[0].shape, shape):
@@ -339,7 +341,7 @@ def gather(node: Node, types: Types) -> Kernel:
 def concat(node: Node, types: Types) -> Kernel:
     shape, dtype = dims_of(node.attrs.get("element_shape_except0")), node.attrs.get("dtype", "")
 
-    def function(handle: Any, flow: Any) -> tuple[np.ndarray, np.ndarray]:
+    def function(handle: object, flow: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         array = _array(handle, dtype)
         reserve(ELEMENT_BYTES * array.count)
         parts = [array.read(i) for i in with_checkpoints(range(array.count))]
@@ -349,12 +351,12 @@ def concat(node: Node, types: Types) -> Kernel:
 
 
 @array_operator("TensorArraySizeV3", infer=always(TensorType(INT32, ())), pure=False)
-def size(handle: Any, flow: Any) -> np.ndarray:
+def size(handle: object, flow: np.ndarray) -> np.ndarray:
     return np.array(_array(handle).count, np.int32)
 
 
 @array_operator("TensorArrayCloseV3", pure=False)
-def close(handle: Any) -> None:
+def close(handle: object) -> None:
     array = _array(handle)
     array.count = 0
     array.elements.clear()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Sized
 from functools import lru_cache, partial
 from typing import Any
 
@@ -107,14 +107,16 @@ _HEXADECIMAL = re.compile(
 )
 
 
-def _infer_numbers(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    dtype = common.named_dtype(attrs, "out_type", "float32", "iuf")
-    return (TensorType(dtype, rules.tensor(types, 0).shape),)
+def _number_type(attrs: Attrs) -> np.dtype:
+    return common.named_dtype(attrs, "out_type", "float32", "iuf")
 
 
-@operator("StringToNumber", infer=_infer_numbers)
-def string_to_number(node: Node, types: Types) -> Kernel:
-    dtype = common.named_dtype(node.attrs, "out_type", "float32", "iuf")
+@array_operator(
+    "StringToNumber",
+    infer=rules.same_shape(_number_type),
+    prepared={"dtype": lambda node: _number_type(node.attrs)},
+)
+def string_to_number(x: np.ndarray, *, dtype: np.dtype) -> np.ndarray:
     bounds = np.iinfo(dtype) if dtype.kind in "iu" else None
 
     def number(text: str) -> int | float:
@@ -131,11 +133,7 @@ def string_to_number(node: Node, types: Types) -> Kernel:
             return float.fromhex(bare)
         raise ShapeError(f"{text!r:.100} is no number that {dtype} holds")
 
-    def run(x: np.ndarray) -> np.ndarray:
-        numbers = [number(text) for text in texts(x)]
-        return np.array(numbers, dtype).reshape(x.shape)
-
-    return Kernel(run)
+    return np.array([number(text) for text in texts(x)], dtype).reshape(x.shape)
 
 
 # Cases, and what is joined or cut off.
@@ -195,10 +193,6 @@ def _valid(text: str) -> str:
 # Parts.
 
 
-def _infer_split(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return TensorType(INT64, (None, 2)), TensorType(STRING, (None,)), TensorType(INT64, (2,))
-
-
 _WORD = re.compile(f"[^{_SPACE}]+")
 
 
@@ -218,7 +212,12 @@ def _split(text: str, separator: str, most: int) -> list[str]:
     return [*words, text[end:].lstrip(_SPACE)] if len(words) == most else words
 
 
-@array_operator("StringSplitV2", infer=_infer_split)
+@array_operator(
+    "StringSplitV2",
+    infer=rules.always(
+        TensorType(INT64, (None, 2)), TensorType(STRING, (None,)), TensorType(INT64, (2,))
+    ),
+)
 def string_split(x: np.ndarray, separator: np.ndarray, *, maxsplit: int) -> tuple[np.ndarray, ...]:
     """Indices, values and shape of a sparse tensor with a row for each string. An empty separator
     stands for whitespace."""
@@ -226,28 +225,29 @@ def string_split(x: np.ndarray, separator: np.ndarray, *, maxsplit: int) -> tupl
         raise ShapeError(f"a vector is split by a scalar, not {x.shape} by {separator.shape}")
     between = separator.item()
     rows = [_split(text, between, maxsplit) for text in texts(x)]
+    indices, shape = sparse_layout(rows)
+    return indices, strings([part for row in rows for part in row], (len(indices),)), shape
+
+
+def sparse_layout(rows: Sequence[Sized]) -> tuple[np.ndarray, np.ndarray]:
+    """Indices and shape of a sparse matrix whose rows begin with their elements."""
     counts = np.array([len(row) for row in rows], np.int64)
     total = int(counts.sum())
     indices = np.empty((total, 2), np.int64)
     indices[:, 0] = np.repeat(np.arange(len(rows)), counts)
     indices[:, 1] = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
-    values = strings([part for row in rows for part in row], (total,))
-    return indices, values, np.array([len(rows), counts.max(initial=0)], np.int64)
+    return indices, np.array([len(rows), counts.max(initial=0)], np.int64)
 
 
-@operator("StringLength", infer=rules.same_shape(INT32))
-def string_length(node: Node, types: Types) -> Kernel:
+@array_operator("StringLength", infer=rules.same_shape(INT32))
+def string_length(x: np.ndarray, *, unit: str) -> np.ndarray:
     """In bytes, or characters, of which invalid bytes are each one unless they continue one."""
-    whole = node.attrs["unit"] == "UTF8_CHAR"
-
-    def length(text: str) -> int:
-        data = encoded(text)
-        return sum(byte & 0xC0 != 0x80 for byte in data) if whole else len(data)
-
-    def run(x: np.ndarray) -> np.ndarray:
-        return np.array([length(text) for text in texts(x)], np.int32).reshape(x.shape)
-
-    return Kernel(run)
+    rows = map(encoded, texts(x))
+    if unit == "UTF8_CHAR":
+        lengths = [sum(byte & 0xC0 != 0x80 for byte in data) for data in rows]
+    else:
+        lengths = [len(data) for data in rows]
+    return np.array(lengths, np.int32).reshape(x.shape)
 
 
 def _infer_substr(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -256,11 +256,13 @@ def _infer_substr(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(STRING, rules.broadcast_shapes(shapes[:2])),)
 
 
-@operator("Substr", infer=_infer_substr)
-def substr(node: Node, types: Types) -> Kernel:
+@array_operator("Substr", infer=_infer_substr)
+def substr(x: np.ndarray, positions: np.ndarray, lengths: np.ndarray, *, unit: str) -> np.ndarray:
     """Positions below 0 count from the end. A negative length reaches to the end in bytes, and no
     further than the position in characters."""
-    whole = node.attrs["unit"] == "UTF8_CHAR"
+    whole = unit == "UTF8_CHAR"
+    if positions.shape != lengths.shape:
+        raise ShapeError(f"positions of {positions.shape}, but lengths of {lengths.shape}")
 
     def part(text: str, position: int, length: int) -> str:
         content: Any = text if whole else encoded(text)
@@ -273,15 +275,10 @@ def substr(node: Node, types: Types) -> Kernel:
             content = content[first : first + length]
         return content if whole else decoded(content)
 
-    def run(x: np.ndarray, positions: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        if positions.shape != lengths.shape:
-            raise ShapeError(f"positions of {positions.shape}, but lengths of {lengths.shape}")
-        shape = np.broadcast_shapes(x.shape, positions.shape)
-        sides = [np.broadcast_to(side, shape).reshape(-1).tolist() for side in (positions, lengths)]
-        rows = zip(texts(np.broadcast_to(x, shape)), *sides, strict=True)
-        return strings([part(*row) for row in rows], shape)
-
-    return Kernel(run)
+    shape = np.broadcast_shapes(x.shape, positions.shape)
+    sides = [np.broadcast_to(side, shape).reshape(-1).tolist() for side in (positions, lengths)]
+    rows = zip(texts(np.broadcast_to(x, shape)), *sides, strict=True)
+    return strings([part(*row) for row in rows], shape)
 
 
 # Patterns.

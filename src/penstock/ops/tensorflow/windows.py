@@ -68,7 +68,7 @@ def _infer_backward(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type
 @operator("Conv2DBackpropInput", infer=_infer_backward)
 @operator("Conv3DBackpropInputV2", infer=_infer_backward)
 def conv_backward(node: Node, types: Types) -> Kernel:
-    """What flows back [N, O, h, w], weights [O, I, kh, kw], and the size [..., H, W] of the image,
+    """The gradient [N, O, h, w], weights [O, I, kh, kw], and the size [..., H, W] of the image,
     channels first, or the same with depth; attributes as in ``backward_attrs``."""
     rank = len(node.attrs["strides"]) + 2
     op = standard("ConvTranspose")

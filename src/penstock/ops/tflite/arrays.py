@@ -10,13 +10,10 @@ import ml_dtypes
 import numpy as np
 
 from penstock.core.types import Dim, ShapeError, TensorType, Type
-from penstock.ir.graph import Node
-from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops import registry
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import INT32, is_half
-from penstock.ops.registry import operator
 
 COMPLEX64 = np.dtype(np.complex64)
 array_operator = partial(registry.array_operator, domain=registry.TFLITE)
@@ -35,7 +32,9 @@ def dynamic_update_slice(x: np.ndarray, update: np.ndarray, start: np.ndarray) -
 
 
 @array_operator("NumericVerify", infer=lambda types, attrs, consts: (rules.tensor(types, 1),))
-def numeric_verify(x: np.ndarray, reference: np.ndarray, *, most: float | None = None) -> Any:
+def numeric_verify(
+    x: np.ndarray, reference: np.ndarray, *, most: float | None = None
+) -> np.ndarray:
     """``x - reference``; raises ``ShapeError`` if one of the differences is above ``most``."""
     if x.shape != reference.shape:
         raise ShapeError(f"values of shape {x.shape}, but a reference of {reference.shape}")
@@ -170,18 +169,17 @@ def _infer_view(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(dtype, x.shape[:-1]),)
 
 
-@operator("ViewAs", domain=registry.TFLITE, infer=_infer_view)
-def view_as(node: Node, types: Types) -> Kernel:
+@array_operator(
+    "ViewAs",
+    infer=_infer_view,
+    view=True,
+    prepared={"dtype": lambda node: rules.dtype_attribute(node.attrs, "to")},
+)
+def view_as(x: np.ndarray, *, dtype: np.dtype) -> np.ndarray:
     """The bytes of ``x`` as elements of another size: of smaller ones there is one more dim, of
     larger ones the last dim is that of the elements' parts."""
-    dtype = rules.dtype_attribute(node.attrs, "to")
-    assert dtype is not None
-
-    def function(x: np.ndarray) -> np.ndarray:
-        larger = dtype.itemsize // x.itemsize
-        if larger > 1 and x.shape[-1:] != (larger,):
-            raise ShapeError(f"elements of {dtype.itemsize} bytes out of {x.dtype}{[*x.shape]}")
-        x = np.ascontiguousarray(x if larger else x[..., np.newaxis])
-        return x.view(dtype)[..., 0] if larger > 1 else x.view(dtype)
-
-    return Kernel(function, view=True)
+    larger = dtype.itemsize // x.itemsize
+    if larger > 1 and x.shape[-1:] != (larger,):
+        raise ShapeError(f"elements of {dtype.itemsize} bytes out of {x.dtype}{[*x.shape]}")
+    x = np.ascontiguousarray(x if larger else x[..., np.newaxis])
+    return x.view(dtype)[..., 0] if larger > 1 else x.view(dtype)

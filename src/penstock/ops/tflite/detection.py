@@ -11,6 +11,7 @@ from penstock.core.types import FLOAT32, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Types
+from penstock.ops.onnx.image import box_edges, suppressed
 from penstock.ops.registry import TFLITE, operator
 
 
@@ -61,23 +62,12 @@ def _decoded(offsets: np.ndarray, anchors: np.ndarray) -> np.ndarray:
     return np.concatenate([centre - half, centre + half], axis=1)
 
 
-def _suppressed(boxes: np.ndarray, scores: np.ndarray, most: int, attrs: Attrs) -> np.ndarray:
+def _chosen(boxes: np.ndarray, scores: np.ndarray, most: int, attrs: Attrs) -> np.ndarray:
     """The boxes with the highest scores that overlap none that was chosen before."""
-    left = np.flatnonzero(scores >= attrs["nms_score_threshold"])
-    left = left[np.argsort(-scores[left], kind="stable")]
-    chosen: list[int] = []
-    areas = np.prod(boxes[:, 2:] - boxes[:, :2], axis=1)
-    while left.size and len(chosen) < most:
-        best, left = left[0], left[1:]
-        chosen.append(best)
-        sides = np.minimum(boxes[best, 2:], boxes[left, 2:]) - np.maximum(
-            boxes[best, :2], boxes[left, :2]
-        )
-        common = np.prod(np.maximum(sides, 0), axis=1)
-        overlap = common / (areas[best] + areas[left] - common)
-        positive = (areas[best] > 0) & (areas[left] > 0)
-        left = left[~(positive & (overlap > attrs["nms_iou_threshold"]))]
-    return np.array(chosen, np.int64)
+    order = np.flatnonzero(scores >= attrs["nms_score_threshold"])
+    order = order[np.argsort(-scores[order], kind="stable")]
+    threshold = boxes.dtype.type(attrs["nms_iou_threshold"])
+    return order[suppressed(box_edges(boxes[order]), most, threshold)]
 
 
 _Found = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -86,7 +76,7 @@ _Found = tuple[np.ndarray, np.ndarray, np.ndarray]
 def _by_box(boxes: np.ndarray, scores: np.ndarray, attrs: Attrs) -> _Found:
     """Boxes chosen by their highest score, each with its best classes."""
     number = min(int(attrs["max_classes_per_detection"]), scores.shape[1])
-    chosen = _suppressed(boxes, scores.max(axis=1), int(attrs["max_detections"]), attrs)
+    chosen = _chosen(boxes, scores.max(axis=1), int(attrs["max_detections"]), attrs)
     classes = np.argsort(-scores[chosen], axis=1, kind="stable")[:, :number]
     own = np.take_along_axis(scores[chosen], classes, axis=1)
     return np.repeat(boxes[chosen], number, axis=0), classes.reshape(-1), own.reshape(-1)
@@ -95,7 +85,7 @@ def _by_box(boxes: np.ndarray, scores: np.ndarray, attrs: Attrs) -> _Found:
 def _by_class(boxes: np.ndarray, scores: np.ndarray, attrs: Attrs) -> _Found:
     """Boxes chosen for each class on its own; of all of these the best."""
     most = int(attrs.get("detections_per_class", 100))
-    chosen = [_suppressed(boxes, row, most, attrs) for row in scores.T]
+    chosen = [_chosen(boxes, row, most, attrs) for row in scores.T]
     places = np.concatenate(chosen)
     classes = np.repeat(np.arange(len(chosen)), [len(part) for part in chosen])
     own = scores[places, classes]

@@ -70,10 +70,10 @@ def lstm(node: Node, types: Types) -> Kernel:
         outputs = np.empty((*x.shape[:2], h.shape[1]), x.dtype)
         for step in range(len(x))[:: -1 if reverse else 1]:
 
-            def gate(number: int, step: int = step, h: np.ndarray = h) -> Any:
+            def gate(number: int, step: int = step, h: np.ndarray = h) -> np.ndarray:
                 return x[step] @ inputs[1 + number].T + h @ inputs[5 + number].T
 
-            def finished(number: int, sums: Any) -> Any:
+            def finished(number: int, sums: np.ndarray) -> np.ndarray:
                 scale = inputs[20 + number]
                 if scale is not None:
                     centred = sums - sums.mean(axis=1, keepdims=True)
@@ -81,7 +81,7 @@ def lstm(node: Node, types: Types) -> Kernel:
                     sums = centred / np.sqrt(variance + np.float32(_EPSILON)) * scale
                 return sums + inputs[12 + number]
 
-            def peeped(sums: Any, number: int, cells: Any) -> Any:
+            def peeped(sums: np.ndarray, number: int, cells: np.ndarray) -> np.ndarray:
                 return sums if inputs[number] is None else sums + inputs[number] * cells
 
             f = _sigmoid(finished(1, peeped(gate(1), 10, c)))
@@ -100,5 +100,5 @@ def lstm(node: Node, types: Types) -> Kernel:
     return Kernel(function)
 
 
-def _sigmoid(x: Any) -> Any:
+def _sigmoid(x: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(-x))

@@ -27,7 +27,9 @@ def hashtable_find(node: Node, types: Types) -> Kernel:
     keys, values = (None if v is None else v.const for v in node.inputs[:2])
     fixed = None if keys is None or values is None else _table(keys, values)
 
-    def find(keys: np.ndarray, values: np.ndarray, query: np.ndarray, other: np.ndarray) -> Any:
+    def find(
+        keys: np.ndarray, values: np.ndarray, query: np.ndarray, other: np.ndarray
+    ) -> np.ndarray:
         table = _table(keys, values) if fixed is None else fixed
         out = np.empty(query.size, values.dtype)
         out[:] = [table.get(key, other.item()) for key in query.reshape(-1).tolist()]
@@ -46,7 +48,9 @@ def _table(keys: np.ndarray, values: np.ndarray) -> dict[Any, Any]:
 
 
 @array_operator("HashtableLookup", domain=TFLITE, strings=True)
-def hashtable_lookup(query: np.ndarray, keys: np.ndarray, values: np.ndarray) -> Any:
+def hashtable_lookup(
+    query: np.ndarray, keys: np.ndarray, values: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Rows of values by sorted keys, empty ones of missing keys; and whether there was one."""
     if keys.shape != values.shape[:1] or not keys.size:
         raise ShapeError(f"a table of keys {keys.shape} and values {values.shape}")
@@ -159,7 +163,7 @@ def rng_bit_generator(
     return following, out.view(out_dtype).reshape(shape)
 
 
-def _threefry(k0: Any, k1: Any, x0: np.ndarray, x1: np.ndarray) -> list[np.ndarray]:
+def _threefry(k0: np.uint64, k1: np.uint64, x0: np.ndarray, x1: np.ndarray) -> list[np.ndarray]:
     keys = (k0, k1, k0 ^ k1 ^ np.uint64(0x1BD11BDA))
     x0, x1 = (x0 + k0) & _MASK, (x1 + k1) & _MASK
     for group in range(5):
@@ -172,7 +176,7 @@ def _threefry(k0: Any, k1: Any, x0: np.ndarray, x1: np.ndarray) -> list[np.ndarr
     return [x0, x1]
 
 
-def _philox(k0: Any, k1: Any, counter: list[Any]) -> list[Any]:
+def _philox(k0: np.uint64, k1: np.uint64, counter: list[np.ndarray]) -> list[np.ndarray]:
     for _ in range(10):
         first = np.uint64(0xD2511F53) * counter[0]
         second = np.uint64(0xCD9E8D57) * counter[2]
