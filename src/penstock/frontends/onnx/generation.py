@@ -26,7 +26,6 @@ from penstock.core.errors import InvalidModel
 from penstock.core.records import NamedTuple
 from penstock.core.types import BOOL, FLOAT32, TensorType
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
-from penstock.frontends.onnx.codes import ELEMENT_TYPES
 from penstock.frontends.onnx.messages import GraphProto, ValueInfoProto
 from penstock.frontends.onnx.microsoft import RULES
 from penstock.frontends.onnx.node_upgrade import NodeUpgrade
