@@ -21,9 +21,8 @@ was: for each set of feeds and fetches (``dead_code.cut``), and for each set of 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from importlib import import_module
 from typing import Any
 
 from penstock.analysis.quantized_weights import has_quantized_weights
@@ -50,20 +49,18 @@ CHECK_PASSES = "PENSTOCK_CHECK_PASSES"
 _MAX_ROUNDS = 8
 
 
-class ImportedPass(Pass):
-    """A pass whose module is imported when it runs: for certain ``operations``, once a graph has
-    one of them. A model without them is compiled without importing it."""
+class LazyPass(Pass):
+    """A pass whose module ``load`` imports when it runs: for certain ``operations``, once a graph
+    has one of them. A model without them is compiled without importing it."""
 
-    def __init__(self, module: str, *operations: str | Role) -> None:
-        self.module = f"penstock.passes.{module}"
-        self.name = module.rpartition(".")[2]
-        self.operations = frozenset(operations)  # type: ignore[misc]
+    def __init__(self, load: Callable[[], type[Pass]], operations: frozenset[str | Role]) -> None:
+        self.load = load
+        self.name = load.__name__
+        self.operations = operations  # type: ignore[misc]
 
     @cached_property
     def implementation(self) -> Pass:
-        name = self.name.title().replace("_", "")
-        implementation: Pass = getattr(import_module(self.module), name)()
-        return implementation
+        return self.load()()
 
     @property
     def requires(self) -> frozenset[Property]:  # type: ignore[override]
@@ -84,6 +81,11 @@ class ImportedPass(Pass):
         return self.implementation.graphs(graph, context)
 
 
+def lazy_pass(*operations: str | Role) -> Callable[[Callable[[], type[Pass]]], LazyPass]:
+    """The pass of a function that imports its class, for graphs with one of ``operations``."""
+    return lambda load: LazyPass(load, frozenset(operations))
+
+
 class FoldQuantizedWeights(Pass):
     """Optimize once more with the weights that ``quantize`` has not used, which are folded now."""
 
@@ -96,73 +98,246 @@ class FoldQuantizedWeights(Pass):
         return optimize(graph, replace(context, fold_quantized_weights=True))
 
 
-_RAISE_CONTROL_FLOW = ImportedPass("structure.raise_control_flow", *FRAMED)
-
-STRUCTURE: tuple[Pass, ...] = (_RAISE_CONTROL_FLOW, RelaxControlEdges())
+# The passes that are imported when they run, in the order in which they first stand below.
 
 _REDUCED = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
 _REDUCTIONS = [f"Reduce{name}" for name in _REDUCED]
+
+
+@lazy_pass(*FRAMED)
+def raise_control_flow() -> type[Pass]:
+    from penstock.passes.structure.raise_control_flow import RaiseControlFlow
+
+    return RaiseControlFlow
+
+
+@lazy_pass(Role.LOOP, Role.SCAN)
+def hoist_invariants() -> type[Pass]:
+    from penstock.passes.loops.hoist_invariants import HoistInvariants
+
+    return HoistInvariants
+
+
+@lazy_pass("SequenceInsert")
+def collect_rows() -> type[Pass]:
+    from penstock.passes.loops.collect_rows import CollectRows
+
+    return CollectRows
+
+
+@lazy_pass(Role.LOOP, Role.SCAN)
+def hoist_products() -> type[Pass]:
+    from penstock.passes.loops.hoist_products import HoistProducts
+
+    return HoistProducts
+
+
+@lazy_pass("Transpose")
+def sink_transposes() -> type[Pass]:
+    from penstock.passes.optimize.sink_transposes import SinkTransposes
+
+    return SinkTransposes
+
+
+@lazy_pass(*RESHAPES)
+def cancel_reshapes() -> type[Pass]:
+    from penstock.passes.optimize.cancel_reshapes import CancelReshapes
+
+    return CancelReshapes
+
+
+@lazy_pass("Einsum")
+def decompose_einsum() -> type[Pass]:
+    from penstock.passes.optimize.decompose_einsum import DecomposeEinsum
+
+    return DecomposeEinsum
+
+
+@lazy_pass(*_REDUCTIONS)
+def split_reductions() -> type[Pass]:
+    from penstock.passes.optimize.split_reductions import SplitReductions
+
+    return SplitReductions
+
+
+@lazy_pass("Add", "Div", "Mul", "Where")
+def recompose() -> type[Pass]:
+    from penstock.passes.optimize.recompose import Recompose
+
+    return Recompose
+
+
+@lazy_pass("Tanh")
+def recompose_cells() -> type[Pass]:
+    from penstock.passes.loops.recompose_cells import RecomposeCells
+
+    return RecomposeCells
+
+
+@lazy_pass(Role.LOOP, Role.SCAN)
+def hoist_recurrences() -> type[Pass]:
+    from penstock.passes.loops.hoist_recurrences import HoistRecurrences
+
+    return HoistRecurrences
+
+
+@lazy_pass("Gather", "GatherND")
+def recompose_experts() -> type[Pass]:
+    from penstock.passes.optimize.recompose_experts import RecomposeExperts
+
+    return RecomposeExperts
+
+
+@lazy_pass("Pad")
+def fold_padding() -> type[Pass]:
+    from penstock.passes.optimize.fold_padding import FoldPadding
+
+    return FoldPadding
+
+
+@lazy_pass("Conv", "ConvTranspose", "Gemm", "MatMul")
+def fold_affine() -> type[Pass]:
+    from penstock.passes.optimize.fold_affine import FoldAffine
+
+    return FoldAffine
+
+
+@lazy_pass(Role.LOOP)
+def count_loops() -> type[Pass]:
+    from penstock.passes.loops.count_loops import CountLoops
+
+    return CountLoops
+
+
+@lazy_pass("ConvInteger", "DequantizeLinear", "QLinearConv")
+def split_quantized_weights() -> type[Pass]:
+    from penstock.passes.lowering.split_quantized_weights import SplitQuantizedWeights
+
+    return SplitQuantizedWeights
+
+
+@lazy_pass("DequantizeLinear")
+def quantize() -> type[Pass]:
+    from penstock.passes.lowering.quantize import Quantize
+
+    return Quantize
+
+
+@lazy_pass("MatMul")
+def hoist_scales() -> type[Pass]:
+    from penstock.passes.lowering.hoist_scales import HoistScales
+
+    return HoistScales
+
+
+@lazy_pass("Attention", "Softmax")
+def recognize_attention() -> type[Pass]:
+    from penstock.passes.lowering.recognize_attention import RecognizeAttention
+
+    return RecognizeAttention
+
+
+@lazy_pass("VarHandleOp")
+def bind_variables() -> type[Pass]:
+    from penstock.passes.lowering.bind_variables import BindVariables
+
+    return BindVariables
+
+
+@lazy_pass("Concat")
+def grow_caches() -> type[Pass]:
+    from penstock.passes.lowering.grow_caches import GrowCaches
+
+    return GrowCaches
+
+
+@lazy_pass()
+def assign_devices() -> type[Pass]:
+    from penstock.passes.lowering.assign_devices import AssignDevices
+
+    return AssignDevices
+
+
+@lazy_pass(Role.IF, Role.LOOP)
+def lower_control_flow() -> type[Pass]:
+    from penstock.passes.structure.lower_control_flow import LowerControlFlow
+
+    return LowerControlFlow
+
+
+@lazy_pass()
+def partition() -> type[Pass]:
+    from penstock.passes.lowering.partition import Partition
+
+    return Partition
+
+
+@lazy_pass()
+def group_segments() -> type[Pass]:
+    from penstock.passes.structure.group_segments import GroupSegments
+
+    return GroupSegments
+
+
+# Their order.
+
+
+STRUCTURE: tuple[Pass, ...] = (raise_control_flow, RelaxControlEdges())
 
 OPTIMIZE: tuple[Pass, ...] = (
     DeadCode(),
     FoldConstants(),
     WidenHalves(),
     Simplify(),
-    ImportedPass("loops.hoist_invariants", Role.LOOP, Role.SCAN),
-    ImportedPass("loops.collect_rows", "SequenceInsert"),
-    ImportedPass("loops.hoist_products", Role.LOOP, Role.SCAN),
-    ImportedPass("optimize.sink_transposes", "Transpose"),
-    ImportedPass("optimize.cancel_reshapes", *RESHAPES),
-    ImportedPass("optimize.decompose_einsum", "Einsum"),
-    ImportedPass("optimize.split_reductions", *_REDUCTIONS),
-    ImportedPass("optimize.recompose", "Add", "Div", "Mul", "Where"),
-    ImportedPass("loops.recompose_cells", "Tanh"),
-    ImportedPass("loops.hoist_recurrences", Role.LOOP, Role.SCAN),
-    ImportedPass("optimize.recompose_experts", "Gather", "GatherND"),
-    ImportedPass("optimize.fold_padding", "Pad"),
-    ImportedPass("optimize.fold_affine", "Conv", "ConvTranspose", "Gemm", "MatMul"),
+    hoist_invariants,
+    collect_rows,
+    hoist_products,
+    sink_transposes,
+    cancel_reshapes,
+    decompose_einsum,
+    split_reductions,
+    recompose,
+    recompose_cells,
+    hoist_recurrences,
+    recompose_experts,
+    fold_padding,
+    fold_affine,
     CommonSubexpressions(),
-    ImportedPass("loops.count_loops", Role.LOOP),
+    count_loops,
 )
 
 LOWER: tuple[Pass, ...] = (
-    ImportedPass(
-        "lowering.split_quantized_weights", "ConvInteger", "DequantizeLinear", "QLinearConv"
-    ),
-    ImportedPass("lowering.quantize", "DequantizeLinear"),
+    split_quantized_weights,
+    quantize,
     FoldQuantizedWeights(),
-    ImportedPass("lowering.hoist_scales", "MatMul"),
-    ImportedPass("lowering.recognize_attention", "Attention", "Softmax"),
-    ImportedPass("lowering.bind_variables", "VarHandleOp"),
-    ImportedPass("lowering.grow_caches", "Concat"),
+    hoist_scales,
+    recognize_attention,
+    bind_variables,
+    grow_caches,
     Fuse(),
     AssignBackends(),
     InsertTransfers(),
     AssignLayouts(),
 )
 
-_ASSIGN_DEVICES = ImportedPass("lowering.assign_devices")
-_LOWER_CONTROL_FLOW = ImportedPass("structure.lower_control_flow", Role.IF, Role.LOOP)
-_PARTITION = ImportedPass("lowering.partition")
-_GROUP_SEGMENTS = ImportedPass("structure.group_segments")
 
 _INFER_TYPES = InferTypes()
 
-ASSIGN: tuple[Pass, ...] = (_ASSIGN_DEVICES, _INFER_TYPES)
+ASSIGN: tuple[Pass, ...] = (assign_devices, _INFER_TYPES)
 
-DEVICES: tuple[Pass, ...] = (*ASSIGN, _LOWER_CONTROL_FLOW)
+DEVICES: tuple[Pass, ...] = (*ASSIGN, lower_control_flow)
 
 SPLIT: tuple[Pass, ...] = (
     FoldConstants(),
-    _LOWER_CONTROL_FLOW,
-    _RAISE_CONTROL_FLOW,
-    _PARTITION,
-    _GROUP_SEGMENTS,
+    lower_control_flow,
+    raise_control_flow,
+    partition,
+    group_segments,
 )
 
-CALLED: tuple[Pass, ...] = (FoldConstants(), _GROUP_SEGMENTS)
+CALLED: tuple[Pass, ...] = (FoldConstants(), group_segments)
 
-OBSERVED: tuple[Pass, ...] = (_PARTITION,)
+OBSERVED: tuple[Pass, ...] = (partition,)
 
 PASSES = {step.name: step for step in (*STRUCTURE, *OPTIMIZE, *LOWER, *DEVICES, *SPLIT)}
 """All passes by name. Some stand in several tuples."""
