@@ -141,6 +141,12 @@ SIGNATURE = compile_option("signature", metavar="NAME")
 EXECUTOR = compile_option("executor", type=click.Choice(EXECUTORS), show_default="auto")
 
 
+def count_option(*names: str, least: int = 1, **settings: Any) -> Callable[[Any], Any]:
+    """An option for a whole number that is at least ``least``; its default is shown."""
+    kind, has_default = click.IntRange(min=least), "default" in settings
+    return click.option(*names, type=kind, show_default=has_default, **settings)
+
+
 def planner_option(*more: str, note: str = "") -> Callable[[Any], Any]:
     """The option for the memory planner, with ``more`` choices, which ``note`` explains."""
     choices = click.Choice([*MEMORY_PLANNERS, *more])
@@ -244,9 +250,15 @@ def dims_by_input(model: Model, texts: Sequence[str]) -> dict[str, list[tuple[in
     return by_input
 
 
-def show_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print columns under their headers, as wide as their widest cells."""
-    widths = [max(map(len, column)) for column in zip(headers, *rows, strict=False)]
-    for i, row in enumerate((headers, *rows)):
+def show_table(
+    headers: Sequence[str], rows: Sequence[Sequence[str]], most: int | None = None
+) -> None:
+    """Print columns under their headers, as wide as their widest cells; of more than ``most`` rows
+    the first ones, and how many more there are."""
+    shown = [headers, *rows[:most]]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=False)]
+    for i, row in enumerate(shown):
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
         click.secho("  ".join(cells).rstrip(), bold=i == 0)
+    if len(rows) >= len(shown):
+        click.echo(f"and {len(rows) - len(shown) + 1} more; --json has all")

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import click
 
-from penstock.cli.base import show_table
+from penstock.cli.base import count_option, show_table
+from penstock.cli.options import gathered
 from penstock.cluster.simulated import MOST_WORKERS, SimulatedCluster
 from penstock.ir.describe import format_bytes
 from penstock.session.session import Session
@@ -64,9 +64,8 @@ _OPTIONS = (
     ),
     click.option("--bandwidth", metavar="RATE", callback=_amount, help="Of a link, as in 10GB/s."),
     click.option("--latency", metavar="TIME", callback=_amount, help="Of a message, as in 50us."),
-    click.option(
+    count_option(
         "--cores",
-        type=click.IntRange(min=1),
         help="Cores that all workers share, on one machine. Default: each has its own.",
     ),
     click.option(
@@ -87,47 +86,38 @@ _OPTIONS = (
 def cluster_options(function: Callable[..., object]) -> Callable[..., object]:
     """Give a command the options of a simulated cluster, which it takes as ``cluster``; None
     without ``--cluster``."""
-
-    @wraps(function)
-    def gathered(
-        *arguments: object,
-        cluster: int | None,
-        bandwidth: float | None,
-        latency: float | None,
-        cores: int | None,
-        cost: Path | None,
-        objective: str | None,
-        **values: object,
-    ) -> object:
-        simulated = None
-        given = {
-            "--bandwidth": bandwidth,
-            "--latency": latency,
-            "--cores": cores,
-            "--cost": cost,
-            "--objective": objective,
-        }
-        if cluster is None:
-            for name, value in given.items():
-                if value is not None:
-                    raise click.UsageError(f"{name} is for --cluster")
-        elif bandwidth is None or latency is None:
-            raise click.UsageError("--cluster needs --bandwidth and --latency")
-        else:
-            simulated = SimulatedCluster(
-                cluster,
-                bandwidth=bandwidth,
-                latency=latency,
-                objective=objective or OBJECTIVES[0],
-                profile=cost,
-                cores=cores,
-            )
-        return function(*arguments, cluster=simulated, **values)
-
-    declared: Any = gathered
+    declared: Any = gathered("cluster", _simulated)(function)
     for option in reversed(_OPTIONS):
         declared = option(declared)
     return declared
+
+
+def _simulated(
+    cluster: int | None,
+    bandwidth: float | None,
+    latency: float | None,
+    cores: int | None,
+    cost: Path | None,
+    objective: str | None,
+) -> SimulatedCluster | None:
+    """The cluster that the options describe; None without ``--cluster``."""
+    if cluster is None:
+        names = ("--bandwidth", "--latency", "--cores", "--cost", "--objective")
+        values = (bandwidth, latency, cores, cost, objective)
+        for name, value in zip(names, values, strict=True):
+            if value is not None:
+                raise click.UsageError(f"{name} is for --cluster")
+        return None
+    if bandwidth is None or latency is None:
+        raise click.UsageError("--cluster needs --bandwidth and --latency")
+    return SimulatedCluster(
+        cluster,
+        bandwidth=bandwidth,
+        latency=latency,
+        objective=objective or OBJECTIVES[0],
+        profile=cost,
+        cores=cores,
+    )
 
 
 def describe_forecast(
@@ -216,11 +206,10 @@ def show_forecast(result: Mapping[str, Any]) -> None:
             f"{row['messages'] * 1e3:.3f}",
             f"{row['load'] / interval:.1%}",
         )
-        for row in loads[:_MOST_ROWS]
+        for row in loads
     ]
-    show_table(("worker", "nodes", "computing ms", "messages ms", "busy"), rows)
-    if len(loads) > _MOST_ROWS:
-        click.echo(f"and {len(loads) - _MOST_ROWS} more; --json has all")
+    headers = ("worker", "nodes", "computing ms", "messages ms", "busy")
+    show_table(headers, rows, _MOST_ROWS)
     source = result["profile"]
     click.echo(
         f"by {source}; nodes that it lacks are estimated"

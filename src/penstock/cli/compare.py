@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
-from penstock.cli.base import command, read_model, show_assumed, show_table
+from penstock.cli.base import command, show_assumed, show_table
 from penstock.cli.options import changed, comparison_options, compile_options
-from penstock.cli.run import model_and_inputs, read_feeds
-from penstock.core.types import type_of
+from penstock.cli.run import ModelInputs, model_and_inputs
 from penstock.session.session import compile
 
 # Rows shown of the table.
@@ -29,12 +28,10 @@ def _show_comparison(result: Mapping[str, Any]) -> None:
             *(_figures(row) if row["same_shape"] else ("other shape", "", "", "", "")),
             f"{row['backend']}, {row['other_backend']}",
         )
-        for row in values[:_MAX_ROWS]
+        for row in values
     ]
     titles = ("relative", "largest", "at", "first", "second")
-    show_table(("value", "operation", *titles, "backends"), rows)
-    if len(values) > _MAX_ROWS:
-        click.echo(f"and {len(values) - _MAX_ROWS} more; --json has all")
+    show_table(("value", "operation", *titles, "backends"), rows, _MAX_ROWS)
     alone = result["only"]
     click.echo(
         f"{len(values)} values are computed by both, {alone[0]} by the first alone and {alone[1]} "
@@ -62,11 +59,7 @@ def _figures(row: Mapping[str, Any]) -> tuple[str, ...]:
     "infinities, or in shape.",
 )
 def compare(
-    model: str,
-    inputs: Sequence[str],
-    seed: int,
-    signature: str | None,
-    shapes: Sequence[str],
+    source: ModelInputs,
     options: Mapping[str, Any],
     against: Mapping[str, Any],
     tolerance: float | None,
@@ -75,17 +68,14 @@ def compare(
     first. Inputs that are not given are random."""
     if not against:
         raise click.UsageError("name what to compare with, as in --against backends=numpy")
-    loaded, options = read_model(model, signature, options)
+    loaded, options = source.read(options)
     session = compile(loaded, **options)
-    assumed: dict[str, str] = {}
-    feeds = read_feeds(session, inputs, seed, fill=True, shapes=shapes, assumed=assumed)
+    feeds = source.feeds(session)
     other = compile(loaded, **changed(options, against))
     compared = session.inspect.report(feeds, runs=1, against=other).document["comparison"]
     values = compared["values"]
     return {
-        "model": str(model),
-        "inputs": {name: str(type_of(value)) for name, value in feeds.items()},
-        "assumed": assumed,
+        **source.describe(feeds),
         "first": compared["labels"][0],
         "second": compared["labels"][1],
         "values": values,

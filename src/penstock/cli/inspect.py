@@ -16,6 +16,7 @@ from penstock.cli.base import (
     SIGNATURE,
     all_shapes,
     command,
+    count_option,
     planner_option,
     read_model,
     show_table,
@@ -154,9 +155,9 @@ class _Question:
     metavar="PASS",
     help="Print the graph as this compiler pass leaves it, in text form, instead of the plan.",
 )
-@click.option(
+@count_option(
     "--max-elements",
-    type=click.IntRange(min=0),
+    least=0,
     metavar="N",
     help="With --after: cut constants of more than N elements short. --from refuses such a text.",
 )
@@ -167,9 +168,8 @@ class _Question:
 @click.option("--reasons", is_flag=True, help="Also say why each step is on its backend.")
 @click.option("--streams", is_flag=True, help="The plan on streams, with the time line simulated.")
 @file_option("--svg", help="File to draw the streams into.")
-@click.option(
+@count_option(
     "--simulate",
-    type=click.IntRange(min=1),
     metavar="N",
     help="Show the simulated time of the plan on N workers, instead of the plan.",
 )

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -111,17 +112,15 @@ def changed(options: Mapping[str, object], changes: Mapping[str, object]) -> dic
     return result
 
 
-def gathered(name: str, record: type) -> Decorator:
-    """Let a command take the options that are fields of ``record`` as one argument, ``name``. To
-    be the decorator next to the command."""
-
-    made: Any = record
-    names = [field.name for field in fields(made)]
+def gathered(name: str, record: Callable[..., object]) -> Decorator:
+    """Let a command take, as one argument ``name``, the ``record`` whose fields are some of its
+    options, or what a function makes of the options that are its parameters."""
+    names = [*signature(record).parameters]
 
     def declare(function: Callable[..., object]) -> Callable[..., object]:
         @wraps(function)
         def call(*arguments: object, **values: object) -> object:
-            own = {field: values.pop(field) for field in names}
+            own = {option: values.pop(option) for option in names}
             return function(*arguments, **{name: record(**own)}, **values)
 
         return call

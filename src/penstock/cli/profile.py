@@ -12,8 +12,7 @@ import click
 
 from penstock.cli.base import command, show_assumed, show_table
 from penstock.cli.options import check_writable, compile_options, file_option
-from penstock.cli.run import model_and_inputs, read_feeds, runs_option
-from penstock.core.types import type_of
+from penstock.cli.run import ModelInputs, model_and_inputs, runs_option
 from penstock.observers.profile import Row, StepRow
 from penstock.observers.trace import Trace
 from penstock.session.session import compile
@@ -27,7 +26,6 @@ _MAX_ROWS = 20
 def _show_profile(result: Mapping[str, Any]) -> None:
     show_assumed(result)
     click.echo(f"{result['effective_line']}")
-    steps = result["steps"]
     headers = ("step", "operation", "backend", "dtype", "times", "ms a run", "share")
     rows = [
         (
@@ -42,17 +40,17 @@ def _show_profile(result: Mapping[str, Any]) -> None:
             _rate(row["gbytes_per_s"]),
             _share(row["share_of_peak"] if row["flops"] else None),
         )
-        for row in steps[:_MAX_ROWS]
+        for row in result["steps"]
     ]
-    show_table((*headers, "GFLOP/s", "GB/s", "of peak"), rows)
-    _more(steps)
+    show_table((*headers, "GFLOP/s", "GB/s", "of peak"), rows, _MAX_ROWS)
+    click.echo()
     for title, key in (("operation", "operations"), ("backend", "backends")):
         shown = [
             (row["name"], str(row["count"]), f"{row['ms']:.3f}", f"{row['share']:.1%}")
-            for row in result[key][:_MAX_ROWS]
+            for row in result[key]
         ]
-        show_table((title, "times", "ms a run", "share"), shown)
-        _more(result[key])
+        show_table((title, "times", "ms a run", "share"), shown, _MAX_ROWS)
+        click.echo()
     peak = result["peak"]
     click.echo(
         f"{result['ms']:.3f} ms a run, {result['outside_ms']:.3f} ms of it outside kernels; "
@@ -81,12 +79,6 @@ def _rate(giga: float) -> str:
     return f"{giga:.1f}" if giga else ""
 
 
-def _more(rows: Sequence[object]) -> None:
-    if len(rows) > _MAX_ROWS:
-        click.echo(f"and {len(rows) - _MAX_ROWS} more; --json has all")
-    click.echo()
-
-
 @command(_show_profile)
 @model_and_inputs
 @runs_option(10, "Runs to measure: on each backend, and then of the plan.")
@@ -96,11 +88,7 @@ def _more(rows: Sequence[object]) -> None:
 )
 @click.option("--no-trace", is_flag=True, help="Write no trace.")
 def profile(
-    model: str,
-    inputs: Sequence[str],
-    seed: int,
-    signature: str | None,
-    shapes: Sequence[str],
+    source: ModelInputs,
     runs: int,
     options: Mapping[str, Any],
     trace: Path | None,
@@ -115,10 +103,9 @@ def profile(
     if no_trace and trace is not None:
         raise click.UsageError("--trace names a file, and --no-trace says to write none")
     if not no_trace:
-        trace = trace or check_writable(Path(f"{Path(model).stem}.trace.json"))
-    session = compile(model, signature=signature, **options)
-    assumed: dict[str, str] = {}
-    feeds = read_feeds(session, inputs, seed, fill=True, shapes=shapes, assumed=assumed)
+        trace = trace or check_writable(Path(f"{Path(source.model).stem}.trace.json"))
+    session = compile(source.model, signature=source.signature, **options)
+    feeds = source.feeds(session)
     measured = session.profile(feeds, runs=runs)
     if trace is not None:
         recording = Trace()
@@ -128,9 +115,7 @@ def profile(
     peak = machine_peak(session.effective.threads).with_steps(rows)
     count, path = measured.runs or 1, cost_table().path
     return {
-        "model": str(model),
-        "inputs": {name: str(type_of(value)) for name, value in feeds.items()},
-        "assumed": assumed,
+        **source.describe(feeds),
         "asked": {name: str(value) for name, value in options.items()},
         "effective": asdict(session.effective),
         "effective_line": session.effective.line(session.options),
