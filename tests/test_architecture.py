@@ -33,7 +33,7 @@ BOUNDS = {
     "native_call_fields": 17,
     "pass_context_fields": 10,
     "compile_context_fields": 8,
-    "name_tables": 89,
+    "name_tables": 86,
     "name_tables_in_passes": 27,
     "time_constants": 74,
     "files_of_time_constants": 32,

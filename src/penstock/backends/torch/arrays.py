@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.backends.torch.site import TorchSite
+from penstock.backends.torch.site import INDICES, TorchSite
 from penstock.ir.kernel import DeviceWork, Kernel
 from penstock.ops.common.shape_rules import normalize_axes
 from penstock.ops.onnx.shape import flatten_axis, reshaped_dims
@@ -27,8 +27,6 @@ def _viewing(function: Callable[..., Any], *host_inputs: int) -> Kernel:
 
 def shape_of(site: TorchSite) -> Kernel | None:
     """Shape and Size, on the host: the tensor itself is not read."""
-    if site.dtype(0) is None:
-        return None
     if site.node.op.name == "Size":
         return Kernel(lambda x: np.array(x.numel(), np.int64), device=DeviceWork(host_outputs=True))
     part = slice(site.attrs.get("start") or 0, site.attrs.get("end"))
@@ -40,8 +38,6 @@ def shape_of(site: TorchSite) -> Kernel | None:
 
 def reshape_kernel(site: TorchSite) -> Kernel | None:
     """Reshape and Flatten."""
-    if site.dtype(0) is None:
-        return None
     fixed = site.result_dims() if site.dims(0) is not None else None
     if fixed is not None:
         return _viewing(lambda x, _=None: x.reshape(fixed), 1)
@@ -63,8 +59,6 @@ def reshape_kernel(site: TorchSite) -> Kernel | None:
 
 def squeeze(site: TorchSite) -> Kernel | None:
     """Squeeze of given axes, which must be 1."""
-    if site.dtype(0) is None:
-        return None
     known = site.dims(0) is not None and (site.const(1) is not None or not site.given(1))
     fixed = site.result_dims() if known else None
     if fixed is not None:
@@ -83,8 +77,6 @@ def squeeze(site: TorchSite) -> Kernel | None:
 
 def unsqueeze(site: TorchSite) -> Kernel | None:
     """Unsqueeze: new axes of 1."""
-    if site.dtype(0) is None:
-        return None
 
     def function(x: Tensor, axes: Any) -> Tensor:
         rank = x.dim() + axes.size
@@ -103,7 +95,7 @@ def unsqueeze(site: TorchSite) -> Kernel | None:
 def transpose_kernel(site: TorchSite) -> Kernel | None:
     """Transpose."""
     rank, perm = site.rank(0), site.attrs.get("perm")
-    if site.dtype(0) is None or (rank is None and perm is None):
+    if rank is None and perm is None:
         return None
     order = tuple(range(rank or 0)[::-1] if perm is None else perm)
     return _viewing(lambda x: x.permute(order))
@@ -111,8 +103,6 @@ def transpose_kernel(site: TorchSite) -> Kernel | None:
 
 def expand(site: TorchSite) -> Kernel | None:
     """Expand: broadcasting to a shape, which may have fewer dims."""
-    if site.dtype(0) is None:
-        return None
     fixed = site.result_dims()
     if fixed is not None:
         return _viewing(lambda x, _: x.expand(fixed), 1)
@@ -128,7 +118,7 @@ def slice_(site: TorchSite) -> Kernel | None:
     dims, elements are picked by index."""
     rank = site.rank(0)
     steps = site.ints(4) if site.given(4) else ()
-    if site.dtype(0) is None or rank is None or steps is None or 0 in steps:
+    if rank is None or steps is None or 0 in steps:
         return None
 
     def index(numbers: Sequence[Any]) -> tuple[slice, ...]:
@@ -181,7 +171,7 @@ def split_kernel(site: TorchSite) -> Kernel | None:
     """Split into parts whose sizes are known when the plan is compiled."""
     axis, count = site.attrs.get("axis", 0), len(site.node.outputs)
     dims = [site.result_dims(i) for i in range(count)]
-    if site.dtype(0) is None or any(shape is None for shape in dims) or site.dims(0) is None:
+    if any(shape is None for shape in dims) or site.dims(0) is None:
         return None
     sizes = [shape[axis] for shape in dims if shape is not None]
     if count == 1:
@@ -195,7 +185,7 @@ def split_kernel(site: TorchSite) -> Kernel | None:
 def concat(site: TorchSite) -> Kernel | None:
     """Concat."""
     dtypes = {site.dtype(i) for i in range(len(site.node.inputs))}
-    if len(dtypes) != 1 or None in dtypes:
+    if len(dtypes) != 1:
         return None
     axis = site.attrs.get("axis", 1)
 
@@ -207,20 +197,15 @@ def concat(site: TorchSite) -> Kernel | None:
 
 def tile(site: TorchSite) -> Kernel | None:
     """Tile: repetitions along each axis."""
-    if site.dtype(0) is None:
-        return None
     return Kernel(lambda x, times: x.repeat(times.tolist()), device=DeviceWork(host_inputs=(1,)))
 
 
 def pad_kernel(site: TorchSite) -> Kernel | None:
     """Pad with a constant; or of known dims with mirrored, repeated or wrapped elements, which are
     picked by index: torch itself mirrors no more than the last three of four dims."""
-    rank, mode = site.rank(0), site.attrs.get("mode", "constant")
-    mode = mode.decode() if isinstance(mode, bytes) else mode
+    rank, mode = site.rank(0), site.text("mode", "constant")
     widths, axes = site.ints(1), site.ints(3)
-    if site.dtype(0) is None or rank is None or widths is None:
-        return None
-    if site.given(3) and axes is None:
+    if rank is None or widths is None or (site.given(3) and axes is None):
         return None
     chosen = range(rank) if axes is None else [axis % rank for axis in axes]
     pairs = [(0, 0)] * rank
@@ -250,10 +235,9 @@ def _pad_by_elements(site: TorchSite, pairs: Sequence[tuple[int, int]], mode: st
 
 def rearrange_blocks(site: TorchSite) -> Kernel | None:
     """DepthToSpace and SpaceToDepth."""
-    if site.dtype(0) is None or site.rank(0) != 4:
+    if site.rank(0) != 4:
         return None
-    b, mode = site.attrs["blocksize"], site.attrs.get("mode", "DCR")
-    column_first = mode in ("CRD", b"CRD")
+    b, column_first = site.attrs["blocksize"], site.text("mode") == "CRD"
 
     def to_space(x: Tensor) -> Tensor:
         n, c, h, w = x.shape
@@ -274,7 +258,7 @@ def rearrange_blocks(site: TorchSite) -> Kernel | None:
 
 def triangle(site: TorchSite) -> Kernel | None:
     """Trilu: the upper or lower triangle of matrices, by a diagonal on the host."""
-    if site.dtype(0) is None or (site.rank(0) or 0) < 2:
+    if (site.rank(0) or 0) < 2:
         return None
     part = torch.triu if site.attrs.get("upper", 1) else torch.tril
 
@@ -304,7 +288,7 @@ def constant_of_shape(site: TorchSite) -> Kernel | None:
 def range_(site: TorchSite) -> Kernel | None:
     """Range of whole numbers, by numbers on the host."""
     dtype, device = site.result_dtype(), site.device
-    if dtype not in (torch.int32, torch.int64):
+    if dtype not in INDICES:
         return None
 
     def function(start: Any, limit: Any, step: Any) -> Tensor:
@@ -319,7 +303,7 @@ def range_(site: TorchSite) -> Kernel | None:
 
 def nonzero(site: TorchSite) -> Kernel | None:
     """NonZero: the places of elements that are not 0, as columns."""
-    if site.dtype(0) is None or not site.rank(0):
+    if not site.rank(0):
         return None
     return Kernel(lambda x: torch.nonzero(x).t())
 
@@ -327,7 +311,7 @@ def nonzero(site: TorchSite) -> Kernel | None:
 def one_hot_kernel(site: TorchSite) -> Kernel | None:
     """OneHot of whole numbers; those out of range have no place."""
     dtype = site.dtype(2)
-    if site.dtype(0) not in (torch.int32, torch.int64) or dtype is None or not site.rank(0):
+    if dtype is None or not site.rank(0):
         return None
     axis, rank = site.attrs.get("axis", -1), site.rank(0) or 0
     place = axis % (rank + 1)

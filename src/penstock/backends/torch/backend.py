@@ -27,7 +27,7 @@ from penstock.backends.torch import (
 from penstock.backends.torch.capture import CapturedCalls
 from penstock.backends.torch.device import CudaRuntime, Runtime, TorchDevice, device_of
 from penstock.backends.torch.memory import WIDTHS, TorchMemory
-from penstock.backends.torch.site import TorchSite
+from penstock.backends.torch.site import FLOATS, HELD, INDICES, NUMBERS, TorchSite
 from penstock.backends.torch.threads import BOUND
 from penstock.core.errors import PenstockError
 from penstock.core.types import TensorType, Type
@@ -41,64 +41,82 @@ Family = Callable[[TorchSite], Kernel | None]
 # On the CPU device, roughly; "view": what copies nothing.
 RATES = {"": Rates(2e-6, 10e9, 100e9), "view": Rates(2e-6)}
 
-_FAMILIES: Mapping[tuple[str, ...], Family] = {
-    elementwise.UNARY: elementwise.unary,
-    elementwise.BINARY: elementwise.binary,
-    elementwise.VARIADIC: elementwise.variadic,
-    reduce.REDUCTIONS: reduce.reduction_kernel,
-    ("ArgMax", "ArgMin"): reduce.extreme_place,
-    ("Attention",): attention.attention,
-    ("AveragePool",): pooling.average_pool,
-    ("BatchNormalization",): normalization.batch_normalization,
-    ("BitShift",): elementwise.shift,
-    ("Cast", "CastLike"): elementwise.cast_kernel,
-    ("Clip",): elementwise.clip,
-    ("Concat",): arrays.concat,
-    ("ConstantOfShape",): arrays.constant_of_shape,
-    ("Conv",): convolution.convolution,
-    ("ConvTranspose",): convolution.transposed_convolution,
-    ("CumSum",): reduce.running_sum,
-    ("DepthToSpace", "SpaceToDepth"): arrays.rearrange_blocks,
-    ("Dropout", "Identity"): elementwise.identity_kernel,
-    ("Einsum",): products.einsum,
-    ("Expand",): arrays.expand,
-    ("Flatten", "Reshape"): arrays.reshape_kernel,
-    ("GRU", "LSTM", "RNN"): recurrent.recurrent,
-    ("Gather",): index.gather,
-    ("GatherElements",): index.gather_elements,
-    ("GatherND",): index.gather_nd,
-    ("Gemm",): products.gemm,
-    ("GlobalAveragePool", "GlobalMaxPool"): pooling.global_pool,
-    ("GroupNormalization",): normalization.group_normalization_kernel,
-    ("InstanceNormalization",): normalization.instance_normalization,
-    ("LRN",): normalization.local_response,
-    ("LayerNormalization",): normalization.layer_normalization_kernel,
-    ("LogSoftmax", "Softmax"): normalization.softmax,
-    ("MatMul",): products.matmul,
-    ("MaxPool",): pooling.max_pool,
-    ("NonZero",): arrays.nonzero,
-    ("OneHot",): arrays.one_hot_kernel,
-    ("Pad",): arrays.pad_kernel,
-    ("RMSNormalization",): normalization.rms_normalization,
-    ("Range",): arrays.range_,
-    ("Resize",): resize.resize_kernel,
-    ("ScatterElements",): index.scatter_elements,
-    ("ScatterND",): index.scatter_nd,
-    ("Shape", "Size"): arrays.shape_of,
-    ("Slice",): arrays.slice_,
-    ("Split",): arrays.split_kernel,
-    ("Squeeze",): arrays.squeeze,
-    ("Tile",): arrays.tile,
-    ("TopK",): reduce.top_k,
-    ("Transpose",): arrays.transpose_kernel,
-    ("Trilu",): arrays.triangle,
-    ("Unsqueeze",): arrays.unsqueeze,
-    ("Where",): elementwise.where,
-    ("penstock.Attention",): attention.recognized_attention,
-    ("penstock.ZeroNaN",): elementwise.unary,
+# By the elements that the first input must have; families of _UNSEEN look at inputs themselves.
+_UNSEEN = frozenset({*HELD, None})
+_FAMILIES: Mapping[frozenset[torch.dtype | None], Mapping[tuple[str, ...], Family]] = {
+    _UNSEEN: {
+        elementwise.UNARY: elementwise.unary,
+        reduce.REDUCTIONS: reduce.reduction_kernel,
+        ("Attention",): attention.attention,
+        ("BatchNormalization",): normalization.batch_normalization,
+        ("ConstantOfShape",): arrays.constant_of_shape,
+        ("Conv",): convolution.convolution,
+        ("ConvTranspose",): convolution.transposed_convolution,
+        ("Einsum",): products.einsum,
+        ("GRU", "LSTM", "RNN"): recurrent.recurrent,
+        ("Gemm",): products.gemm,
+        ("GroupNormalization",): normalization.group_normalization_kernel,
+        ("InstanceNormalization",): normalization.instance_normalization,
+        ("LayerNormalization",): normalization.layer_normalization_kernel,
+        ("MatMul",): products.matmul,
+        ("RMSNormalization",): normalization.rms_normalization,
+        ("Range",): arrays.range_,
+        ("penstock.Attention",): attention.recognized_attention,
+        ("penstock.ZeroNaN",): elementwise.unary,
+    },
+    HELD: {
+        elementwise.BINARY: elementwise.binary,
+        ("Cast", "CastLike"): elementwise.cast_kernel,
+        ("Concat",): arrays.concat,
+        ("DepthToSpace", "SpaceToDepth"): arrays.rearrange_blocks,
+        ("Dropout", "Identity"): elementwise.identity_kernel,
+        ("Expand",): arrays.expand,
+        ("Flatten", "Reshape"): arrays.reshape_kernel,
+        ("Gather",): index.gather,
+        ("GatherElements",): index.gather_elements,
+        ("GatherND",): index.gather_nd,
+        ("NonZero",): arrays.nonzero,
+        ("Pad",): arrays.pad_kernel,
+        ("ScatterElements",): index.scatter_elements,
+        ("ScatterND",): index.scatter_nd,
+        ("Shape", "Size"): arrays.shape_of,
+        ("Slice",): arrays.slice_,
+        ("Split",): arrays.split_kernel,
+        ("Squeeze",): arrays.squeeze,
+        ("Tile",): arrays.tile,
+        ("Transpose",): arrays.transpose_kernel,
+        ("Trilu",): arrays.triangle,
+        ("Unsqueeze",): arrays.unsqueeze,
+    },
+    NUMBERS: {
+        elementwise.VARIADIC: elementwise.variadic,
+        ("Clip",): elementwise.clip,
+    },
+    FLOATS: {
+        ("AveragePool",): pooling.average_pool,
+        ("GlobalAveragePool", "GlobalMaxPool"): pooling.global_pool,
+        ("LRN",): normalization.local_response,
+        ("LogSoftmax", "Softmax"): normalization.softmax,
+        ("MaxPool",): pooling.max_pool,
+        ("Resize",): resize.resize_kernel,
+    },
+    FLOATS | INDICES: {
+        ("ArgMax", "ArgMin"): reduce.extreme_place,
+        ("CumSum",): reduce.running_sum,
+        ("TopK",): reduce.top_k,
+    },
+    INDICES: {("OneHot",): arrays.one_hot_kernel},
+    frozenset({torch.bool}): {("Where",): elementwise.where},
+    frozenset({torch.uint8}): {("BitShift",): elementwise.shift},
 }
-FAMILIES = {name: family for names, family in _FAMILIES.items() for name in names}
-"""the families of kernels, by the full name of the operation"""
+FAMILIES = {
+    name: (family, elements)
+    for elements, families in _FAMILIES.items()
+    for names, family in families.items()
+    for name in names
+}
+"""The families of kernels, by the full name of the operation, with the elements that its first
+input must have."""
 
 
 class TorchBackend(HostBackend):
@@ -153,10 +171,12 @@ class TorchBackend(HostBackend):
         return RATES[""].seconds(moved_bytes(node), flops(node))
 
     def kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
-        family = FAMILIES.get(node.op.full_name)
-        if family is None or not self._holds_results(node):
+        entry = FAMILIES.get(node.op.full_name)
+        if entry is None or not self._holds_results(node):
             return None
-        return family(TorchSite(node, types, self._memory, self.tf32))
+        family, elements = entry
+        site = TorchSite(node, types, self._memory, self.tf32)
+        return family(site) if site.dtype(0) in elements else None
 
     def _holds_results(self, node: Node) -> bool:
         """Whether all outputs are known to be tensors of elements that torch has."""

@@ -70,7 +70,5 @@ def einsum(site: TorchSite) -> Kernel | None:
     """Einsum of floats."""
     if not site.are_floats(*range(len(site.node.inputs))):
         return None
-    equation = site.attrs["equation"]
-    equation = equation.decode() if isinstance(equation, bytes) else equation
-    compute = rounding(site, torch.einsum)
+    equation, compute = site.text("equation"), rounding(site, torch.einsum)
     return Kernel(lambda *tensors: compute(equation, *tensors))

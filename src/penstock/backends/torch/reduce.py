@@ -9,10 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.backends.torch.site import FLOATS, TorchSite
+from penstock.backends.torch.site import FLOATS, INDICES, TorchSite
 from penstock.ir.kernel import DeviceWork, Kernel
-
-_INTEGERS = frozenset({torch.int32, torch.int64})
 
 
 def _norm(order: float) -> Callable[..., Tensor]:
@@ -71,7 +69,7 @@ _OF_INTEGERS = ("ReduceMax", "ReduceMin", "ReduceSum", "ReduceSumSquare")
 def reduction_kernel(site: TorchSite) -> Kernel | None:
     """A reduction along axes that are known when the plan is compiled."""
     name, rank = site.node.op.name, site.rank(0)
-    of_integers = site.dtype(0) in _INTEGERS and name in _OF_INTEGERS
+    of_integers = site.dtype(0) in INDICES and name in _OF_INTEGERS
     axes = site.ints(1)
     if rank is None or (site.given(1) and axes is None):
         return None
@@ -99,8 +97,8 @@ def reduction_kernel(site: TorchSite) -> Kernel | None:
 
 def extreme_place(site: TorchSite) -> Kernel | None:
     """ArgMax and ArgMin: of equal elements, the first one."""
-    dtype, rank, dims = site.dtype(0), site.rank(0), site.dims(0)
-    if dtype not in FLOATS | _INTEGERS or not rank or site.attrs.get("select_last_index"):
+    rank, dims = site.rank(0), site.dims(0)
+    if not rank or site.attrs.get("select_last_index"):
         return None
     if dims is not None and 0 in dims:
         return None
@@ -115,7 +113,7 @@ def extreme_place(site: TorchSite) -> Kernel | None:
 
 def top_k(site: TorchSite) -> Kernel | None:
     """TopK: the largest or smallest elements in their order, of equal ones the first."""
-    if site.dtype(0) not in FLOATS | _INTEGERS or not site.rank(0):
+    if not site.rank(0):
         return None
     axis, largest = site.attrs.get("axis", -1), bool(site.attrs.get("largest", 1))
 
@@ -133,9 +131,7 @@ def top_k(site: TorchSite) -> Kernel | None:
 def running_sum(site: TorchSite) -> Kernel | None:
     """CumSum along an axis that is known when the plan is compiled."""
     axis, rank = site.ints(1), site.rank(0)
-    if site.dtype(0) not in FLOATS | _INTEGERS or axis is None or not rank:
-        return None
-    if not -rank <= axis[0] < rank:
+    if axis is None or not rank or not -rank <= axis[0] < rank:
         return None  # the error is NumPy's
     along = axis[0] % rank
     exclusive, reverse = site.attrs.get("exclusive", 0), site.attrs.get("reverse", 0)
