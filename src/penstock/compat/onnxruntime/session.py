@@ -181,11 +181,15 @@ class InferenceSession:
         out: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
         feeds = self._checked(names, feeds)
-        more: dict[str, Any] = {} if options is None else {"cancel": options.token}
-        more |= {} if self._trace is None else {"trace": self._trace}
-        more |= {"out": out} if out else {}
+        fetches = None if names == self._outputs else names
+        more: dict[str, Any] = {"out": out} if out else {}
         with translated():
-            return self._session.run(feeds, None if names == self._outputs else names, **more)
+            return self._session.run(feeds, fetches, **self._observed(options), **more)
+
+    def _observed(self, options: RunOptions | None) -> dict[str, Any]:
+        """The options of a run: what ends it, and the trace that records it."""
+        own: dict[str, Any] = {} if options is None else {"cancel": options.token}
+        return own if self._trace is None else {**own, "trace": self._trace}
 
     def _checked(self, names: Sequence[str], feeds: Mapping[str, Any]) -> dict[str, Any]:
         missing = [name for name in self._inputs if name not in feeds]
@@ -221,8 +225,6 @@ class InferenceSession:
         """
         names = list(output_names or self._outputs)
         feeds = self._checked(names, input_feed)
-        more: dict[str, Any] = {} if run_options is None else {"cancel": run_options.token}
-        more |= {} if self._trace is None else {"trace": self._trace}
 
         def done(outputs: dict[str, Any] | None, error: BaseException | None) -> None:
             if outputs is None:
@@ -230,7 +232,7 @@ class InferenceSession:
             else:
                 callback([outputs[name] for name in names], user_data, "")
 
-        self._session.run_async(done, feeds, names, **more)
+        self._session.run_async(done, feeds, names, **self._observed(run_options))
 
     def run_with_ort_values(
         self,

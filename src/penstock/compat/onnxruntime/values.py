@@ -21,31 +21,12 @@ from penstock.core.types import (
 from penstock.session.facts import Port
 
 _OWN_NAMES = {"float32": "float", "float64": "double"}
-# The numbers of ONNX's TensorProto.DataType.
-_ELEMENTS = {
-    "float32": 1,
-    "uint8": 2,
-    "int8": 3,
-    "uint16": 4,
-    "int16": 5,
-    "int32": 6,
-    "int64": 7,
-    "string": 8,
-    "bool": 9,
-    "float16": 10,
-    "float64": 11,
-    "uint32": 12,
-    "uint64": 13,
-    "complex64": 14,
-    "complex128": 15,
-    "bfloat16": 16,
-    "float8_e4m3fn": 17,
-    "float8_e4m3fnuz": 18,
-    "float8_e5m2": 19,
-    "float8_e5m2fnuz": 20,
-    "uint4": 21,
-    "int4": 22,
-}
+# By their numbers in ONNX's TensorProto.DataType, from 1 on.
+_ELEMENTS = (
+    *("float32", "uint8", "int8", "uint16", "int16", "int32", "int64", "string", "bool"),
+    *("float16", "float64", "uint32", "uint64", "complex64", "complex128", "bfloat16"),
+    *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "uint4", "int4"),
+)
 
 
 def type_text(type_: Type | None) -> str:
@@ -71,10 +52,9 @@ def _element(dtype: Any) -> str:
 def dtype_of(element: Any) -> np.dtype:
     """The dtype of an element type: a number of ONNX's, or anything that NumPy takes for one."""
     if isinstance(element, int) and not isinstance(element, bool):
-        for name, number in _ELEMENTS.items():
-            if number == element:
-                return dtype_named(name)
-        raise ValueError(f"there is no element type {element}")
+        if not 0 < element <= len(_ELEMENTS):
+            raise ValueError(f"there is no element type {element}")
+        return dtype_named(_ELEMENTS[element - 1])
     return np.dtype(element)
 
 
@@ -186,7 +166,8 @@ class OrtValue:
 
     def element_type(self) -> int:
         """The number of the element type among ONNX's."""
-        return _ELEMENTS.get(dtype_name(self.numpy().dtype), 0)
+        name = dtype_name(self.numpy().dtype)
+        return 1 + _ELEMENTS.index(name) if name in _ELEMENTS else 0
 
     def data_ptr(self) -> int:
         """The address of the first element."""
