@@ -4,7 +4,7 @@
 #include <string.h>
 #include "math32.h"
 #include "math64.h"
-#include "native.h"
+#include "families.h"
 #include "vectors.h"
 
 struct softmax {
@@ -230,9 +230,7 @@ HARDMAX(hardmax_float32, float)
 HARDMAX(hardmax_float64, double)
 
 const kernel_entry softmax_kernels[] = {
-    KERNEL(hardmax_float32, softmax),
-    KERNEL(hardmax_float64, softmax),
-    KERNEL(softmax_float32, softmax),
-    KERNEL(softmax_float64, softmax),
+    KERNELS_OF_FLOATS(hardmax, softmax),
+    KERNELS_OF_FLOATS(softmax, softmax),
     END_OF_KERNELS,
 };
