@@ -170,7 +170,7 @@ class Runs:
                 with self._lock:
                     run = self._steps.get(each)
                 if run is not None:
-                    self._ended(run, each, worker, (), None, sent, received)
+                    self._ended(run, each, worker, (), None, (sent, received))
             return
         with self._lock:
             run = self._steps.get(number)
@@ -179,7 +179,8 @@ class Runs:
                 stop = ("stop", number, Cancelled("the run has ended"))
                 self._order(worker, stop)
         elif kind == "done":
-            self._ended(run, number, worker, *rest)
+            outputs, error, sent, received = rest
+            self._ended(run, number, worker, outputs, error, (sent, received))
         elif kind == "waits":
             run.reports[worker] = rest[0], rest[1]
             self._look(run)
@@ -191,8 +192,7 @@ class Runs:
         worker: int,
         outputs: tuple[Any, ...] | None,
         error: BaseException | None,
-        sent: dict[int, int],
-        received: dict[int, int],
+        counts: _Counts,
     ) -> None:
         """A part has ended."""
         with self._lock:
@@ -208,7 +208,7 @@ class Runs:
             self.stop(run, error or RunError(f"worker {worker} gave no outputs"))
             return
         with self._lock:
-            run.reports[worker] = sent, received
+            run.reports[worker] = counts
             run.outputs.update(zip(part.outputs, outputs, strict=True))
             left = any(not part.silent for part in run.parts.values())
         if not left:

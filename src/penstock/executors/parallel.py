@@ -20,6 +20,7 @@ from penstock.backends.base import Backend, Device, DeviceStream
 from penstock.codegen.writer import Program
 from penstock.core.checkpoints import THREAD
 from penstock.core.limits import Limits
+from penstock.core.records import dataclass, field
 from penstock.executors.base import CompiledExecutor, Done, PerThreadCount, outputs_of
 from penstock.executors.control import Control
 from penstock.executors.errors import explained, throw
@@ -85,14 +86,22 @@ def _scoped(scope: Callable[..., Any], function: Callable[..., Any]) -> Callable
     return steps
 
 
+@dataclass(frozen=True, eq=False)
+class TaskWorkers:
+    """What runs tasks. ``queues[i]`` has the workers for the tasks of queue i; queue 0 is the
+    host's, where the caller is one of the workers. Another worker is asked for if a task takes at
+    least ``worthwhile`` seconds. ``devices``: those on which tasks have streams, by name."""
+
+    queues: Sequence[Queue]
+    worthwhile: float
+    devices: Mapping[str, Device] = field(default_factory=dict)
+
+
 class ParallelExecutor(CompiledExecutor):
     """Runs the tasks of a program, independent ones at the same time.
 
     ``hosts`` are the backends of the host's memory: the first allocates the arenas, and concurrent
-    tasks share the threads of their kernels. ``queues[i]`` has the workers that run the tasks of
-    queue i; queue 0 is the host's, where the caller is one of the workers. Another worker is asked
-    for if a task takes at least ``worthwhile`` seconds. ``devices``: the devices on which tasks
-    have streams, by name. ``name`` is what observers see.
+    tasks share the threads of their kernels. ``name`` is what observers see.
     """
 
     def __init__(
@@ -100,20 +109,18 @@ class ParallelExecutor(CompiledExecutor):
         program: Program,
         hosts: Sequence[Backend],
         limits: Limits,
-        queues: Sequence[Queue],
-        worthwhile: float,
+        workers: TaskWorkers,
         threads: int | None = None,
         name: str = "parallel",
-        devices: Mapping[str, Device] | None = None,
     ) -> None:
-        super().__init__(program, name, hosts, threads, queues[0].workers)
-        self._arguments = hosts, limits, queues, worthwhile, threads, name, devices
+        super().__init__(program, name, hosts, threads, workers.queues[0].workers)
+        self._arguments = hosts, limits, workers, threads, name
         tasks = program.tasks
         assert tasks is not None
-        worth = [task.seconds >= worthwhile for task in tasks.tasks]
-        self._flow = Flow(tasks, queues, worth, len(program.plan.slots))
+        worth = [task.seconds >= workers.worthwhile for task in tasks.tasks]
+        self._flow = Flow(tasks, workers.queues, worth, len(program.plan.slots))
         self.hands_over = bool(self._flow.devices)
-        of_streams = [(devices or {})[name] for name in tasks.signals.devices]
+        of_streams = [workers.devices[name] for name in tasks.signals.devices]
         bind = partial(_with_streams, program, of_streams)
         memories = {backend.name: memory for memory, backend in program.plan.remote.items()}
         remote = Counter(program.arena_plan.remote)

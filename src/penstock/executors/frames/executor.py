@@ -13,7 +13,7 @@ from penstock.codegen.helpers import sent, unshared
 from penstock.core.checkpoints import await_release
 from penstock.core.errors import Cancelled
 from penstock.core.limits import Limits
-from penstock.core.records import dataclass
+from penstock.core.records import dataclass, field
 from penstock.executors.base import Done, Executor, budget_of, outputs_of, quiet
 from penstock.executors.control import Control
 from penstock.executors.errors import run_error
@@ -48,14 +48,22 @@ class FrameFunctions(dict[str, FrameGraph]):
     does so weakly."""
 
 
+@dataclass(frozen=True, eq=False)
+class InnerPrograms:
+    """What the parts of a graph run besides nodes: the ``functions`` that they call, the
+    ``executors`` of segments, and the ``texts`` of the functions of frames that are one node."""
+
+    functions: FrameFunctions = field(default_factory=FrameFunctions)
+    executors: list[Executor] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+
+
 class FramesExecutor:
     """Runs a graph with TensorFlow's control flow, or without, in one or more parts.
 
-    It runs nodes as tokens reach them, and plans neither an order nor memory but in segments, which
-    have executors of their own (``inner``), and in frames that are one node, whose functions have
-    these ``texts``. ``table`` has the steps of all parts; ``functions`` are
-    those that the parts call. ``observed`` compiles an executor for runs with observers, None if
-    this is one.
+    It runs nodes as tokens reach them, and plans neither an order nor memory but in segments and in
+    frames that are one node (``inner``). ``table`` has the steps of all parts. ``observed``
+    compiles an executor for runs with observers, None if this is one.
     """
 
     name = "frames"
@@ -68,17 +76,14 @@ class FramesExecutor:
         parts: Sequence[DevicePart],
         table: StepTable,
         limits: Limits,
-        functions: FrameFunctions,
-        inner: Sequence[Executor],
-        texts: Sequence[str],
+        inner: InnerPrograms,
         observed: Callable[[], FramesExecutor] | None,
     ) -> None:
         self.parts = parts
         self.table = table
         self._limits = limits
-        self._functions = functions
-        self._inner = inner
-        self._texts = texts
+        self._programs = inner
+        self._inner = inner.executors
         self._observed = observed
         self._listens = any(part.graph.asynchronous for part in parts)
 
@@ -94,7 +99,9 @@ class FramesExecutor:
                     lines.append(f"{node.frame.name or '-'}: {node.node!r}")
                     frame = node.node.attrs["body"].nodes if is_frame(node.node) else ()
                     lines += [f"{node.node.name}: {inner!r}" for inner in frame]
-        lines += [text.rstrip() for text in (*(e.source for e in self._inner), *self._texts)]
+        lines += [
+            text.rstrip() for text in (*(e.source for e in self._inner), *self._programs.texts)
+        ]
         return "\n".join(lines) + "\n"
 
     @property

@@ -120,7 +120,6 @@ class FramesRun:
         self.in_flight = 0  # kernels that run elsewhere, asynchronous ones included
         self.on_pool = 0  # of these, those that keep a thread of the pool busy
         self.awaiting_peers = 0  # values of other processes that it waits for
-        self.workers = graph.workers
         self.pending: set[_Completion] = set()
         # Jobs of other threads for the thread of the run. One lock for all parts: whether the run
         # is over is a question about all of them, and the last part to rest must be the only one to
@@ -409,7 +408,8 @@ class FramesRun:
         # This thread is about to be busy: another part that waits for it gets one of the pool.
         if pool is not None:
             self.barrier.help(pool)
-        free = 0 if pool is None else max(0, self.workers - 1 - self.on_pool)
+        most = self.root.frame_graph.workers
+        free = 0 if pool is None else max(0, most - 1 - self.on_pool)
         # One kernel stays for this thread, which would be idle else, unless a call goes on.
         free = min(free, len(heavy) - (not self.calls))
         others, own = heavy[:free], heavy[free:]
