@@ -41,7 +41,7 @@ BOUNDS = {
     "passes_outside_pipeline": 0,
     "calls_of_infer_types": 4,
     "tuple_splats": 28,
-    "any_in_signatures": 1955,
+    "any_in_signatures": 1579,
     "functions_over_6_parameters": 39,
     "classes_over_20_attributes": 1,
     "untested_modules": 53,

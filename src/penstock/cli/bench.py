@@ -5,20 +5,20 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
-from typing import Any
 
 import click
 import numpy as np
 
-from penstock.cli.base import command, count_option, show_assumed, show_table
+from penstock.cli.base import CompileArguments, command, count_option, show_assumed, show_table
 from penstock.cli.options import compile_options, gathered
 from penstock.cli.run import ModelInputs, model_and_inputs
 from penstock.compiler.feeds import convert
 from penstock.compiler.options import EXECUTORS
 from penstock.core.records import dataclass
+from penstock.core.types import JsonObject, NamedValues
 from penstock.host.threads import core_budget
 from penstock.session.session import Session, compile
 
@@ -47,7 +47,7 @@ _STATISTICS: dict[str, Callable[[list[float]], float]] = {
 }
 
 
-def _show_bench(result: Mapping[str, Any]) -> None:
+def _show_bench(result: JsonObject) -> None:
     click.echo(f"{result['model']}: loaded in {result['load_ms']:.1f} ms")
     show_assumed(result)
     several = any(row["clients"] > 1 for row in result["rows"])
@@ -103,7 +103,7 @@ class _Trials:
     help="Seconds for which each combination runs, at least five times.",
 )
 @gathered("trials", _Trials)
-def bench(source: ModelInputs, options: Mapping[str, Any], trials: _Trials) -> dict[str, Any]:
+def bench(source: ModelInputs, options: CompileArguments, trials: _Trials) -> JsonObject:
     """Time a model: loading, preparing (compiling a plan for the inputs), the first run, and the
     mean, minimum, maximum, geometric mean and median of many runs.
 
@@ -148,7 +148,7 @@ def bench(source: ModelInputs, options: Mapping[str, Any], trials: _Trials) -> d
 
 
 def _timed(
-    session: Session, feeds: Mapping[str, Any], clients: int, seconds: float
+    session: Session, feeds: NamedValues, clients: int, seconds: float
 ) -> tuple[list[float], float]:
     """The time of each run with this many concurrent clients, and of all together, in seconds."""
     times: list[float] = []

@@ -13,6 +13,7 @@ import click
 from penstock.cli.base import count_option, show_table
 from penstock.cli.options import gathered
 from penstock.cluster.simulated import MOST_WORKERS, SimulatedCluster
+from penstock.core.types import JsonObject
 from penstock.ir.describe import format_bytes
 from penstock.session.session import Session
 from penstock.tuning.worker_placement import DRIVER, OBJECTIVES, ClusterForecast
@@ -48,7 +49,7 @@ def read_amount(kind: str, text: str) -> float:
     return amount
 
 
-def _amount(context: click.Context, parameter: click.Parameter, text: str | None) -> Any:
+def _amount(context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
     try:
         return None if text is None else read_amount(str(parameter.name), text)
     except ValueError as error:
@@ -122,7 +123,7 @@ def _simulated(
 
 def describe_forecast(
     session: Session, cluster: SimulatedCluster, shapes: Mapping[str, tuple[int, ...]]
-) -> dict[str, Any]:
+) -> JsonObject:
     """A forecast of runs of a session, as JSON has it; times in seconds."""
     forecast = session.inspect.forecast_on_cluster(shapes)
     workers = [
@@ -164,7 +165,7 @@ def describe_forecast(
     return result
 
 
-def _bottleneck(forecast: ClusterForecast) -> dict[str, Any]:
+def _bottleneck(forecast: ClusterForecast) -> JsonObject:
     worker = forecast.bottleneck
     computing = forecast.computing[worker]
     if forecast.shared > forecast.loads[worker]:
@@ -177,7 +178,7 @@ def _name(worker: int) -> int | str:
     return "driver" if worker == DRIVER else worker
 
 
-def show_forecast(result: Mapping[str, Any]) -> None:
+def show_forecast(result: JsonObject) -> None:
     """Print a forecast for people."""
     bottleneck, interval = result["bottleneck"], result["interval"]
     click.echo(f"workers      {result['used']} of {result['workers']} have nodes")

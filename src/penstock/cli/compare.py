@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import click
 
-from penstock.cli.base import command, show_assumed, show_table
+from penstock.cli.base import CompileArguments, command, show_assumed, show_table
 from penstock.cli.options import changed, comparison_options, compile_options
 from penstock.cli.run import ModelInputs, model_and_inputs
+from penstock.core.types import JsonObject
 from penstock.session.session import compile
 
 # Rows shown of the table.
 _MAX_ROWS = 20
 
 
-def _show_comparison(result: Mapping[str, Any]) -> None:
+def _show_comparison(result: JsonObject) -> None:
     show_assumed(result)
     for name in ("first", "second"):
         click.echo(f"{name}: {result[name]}")
@@ -41,7 +39,7 @@ def _show_comparison(result: Mapping[str, Any]) -> None:
         click.echo(f"values differ by more than {result['tolerance']:g} of their scale", err=True)
 
 
-def _figures(row: Mapping[str, Any]) -> tuple[str, ...]:
+def _figures(row: JsonObject) -> tuple[str, ...]:
     at = "[" + ", ".join(map(str, row["index"])) + "]"
     nonfinite = f", {row['nonfinite']} NaN or inf" if row["nonfinite"] else ""
     figures = [f"{row[key]:.6g}" for key in ("relative", "largest")]
@@ -60,10 +58,10 @@ def _figures(row: Mapping[str, Any]) -> tuple[str, ...]:
 )
 def compare(
     source: ModelInputs,
-    options: Mapping[str, Any],
-    against: Mapping[str, Any],
+    options: CompileArguments,
+    against: CompileArguments,
     tolerance: float | None,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Run a model that is compiled in two ways, and show how far each value is apart, the farthest
     first. Inputs that are not given are random."""
     if not against:
@@ -85,5 +83,5 @@ def compare(
     }
 
 
-def _within(row: Mapping[str, Any], tolerance: float) -> bool:
+def _within(row: JsonObject, tolerance: float) -> bool:
     return bool(row["same_shape"] and not row["nonfinite"] and row["relative"] <= tolerance)

@@ -14,25 +14,29 @@ from typing import Any
 import click
 
 from penstock.algorithms.arena import MEMORY_PLANNERS
-from penstock.cli.base import EXECUTOR, PLANNER, compile_option
+from penstock.cli.base import EXECUTOR, PLANNER, Decorator, compile_option
 from penstock.compiler.options import DEFAULT_EXPERT, EXECUTORS, EXPERT, PRECISIONS, ExpertOptions
 from penstock.core.limits import Limits
 from penstock.core.records import fields
 
-Decorator = Callable[[Any], Any]
 
-
-def _backends(context: click.Context, parameter: click.Parameter, text: str | None) -> Any:
+def _backends(
+    context: click.Context, parameter: click.Parameter, text: str | None
+) -> list[str] | None:
     if text is None:
         return None
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def _place(context: click.Context, parameter: click.Parameter, texts: Sequence[str]) -> Any:
+def _place(
+    context: click.Context, parameter: click.Parameter, texts: Sequence[str]
+) -> dict[str, str] | None:
     return _pairs(texts) or None
 
 
-def _limits(context: click.Context, parameter: click.Parameter, texts: Sequence[str]) -> Any:
+def _limits(
+    context: click.Context, parameter: click.Parameter, texts: Sequence[str]
+) -> Limits | None:
     names = [limit.name for limit in fields(Limits)]
     values: dict[str, Any] = {}
     for name, text in _pairs(texts).items():
@@ -59,7 +63,9 @@ def _pairs(texts: Iterable[str]) -> dict[str, str]:
     return pairs
 
 
-def _devices(context: click.Context, parameter: click.Parameter, text: str | None) -> Any:
+def _devices(
+    context: click.Context, parameter: click.Parameter, text: str | None
+) -> int | list[str] | None:
     if text is None:
         return None
     return int(text) if text.isdigit() else [name.strip() for name in text.split(",")]
@@ -194,7 +200,9 @@ comparison_options = click.option(
 # Files.
 
 
-def _written_file(context: click.Context, parameter: click.Parameter, path: Path | None) -> Any:
+def _written_file(
+    context: click.Context, parameter: click.Parameter, path: Path | None
+) -> Path | None:
     return None if path is None else check_writable(path)
 
 
@@ -211,7 +219,9 @@ def check_writable(path: Path) -> Path:
     return path
 
 
-def _written_folder(context: click.Context, parameter: click.Parameter, path: Path | None) -> Any:
+def _written_folder(
+    context: click.Context, parameter: click.Parameter, path: Path | None
+) -> Path | None:
     """A folder, which is made if it is not there."""
     if path is not None:
         try:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import click
 
-from penstock.cli.base import command, show_assumed, show_table
+from penstock.cli.base import CompileArguments, command, show_assumed, show_table
 from penstock.cli.options import check_writable, compile_options, file_option
 from penstock.cli.run import ModelInputs, model_and_inputs, runs_option
+from penstock.core.types import JsonObject
 from penstock.observers.profile import Row, StepRow
 from penstock.observers.trace import Trace
 from penstock.session.session import compile
@@ -23,7 +23,7 @@ from penstock.tuning.machine_peak import MachinePeak, machine_peak
 _MAX_ROWS = 20
 
 
-def _show_profile(result: Mapping[str, Any]) -> None:
+def _show_profile(result: JsonObject) -> None:
     show_assumed(result)
     click.echo(f"{result['effective_line']}")
     headers = ("step", "operation", "backend", "dtype", "times", "ms a run", "share")
@@ -65,7 +65,7 @@ def _show_profile(result: Mapping[str, Any]) -> None:
     click.echo(f"costs in {result['costs']}" if result["costs"] else _no_costs(result))
 
 
-def _no_costs(result: Mapping[str, Any]) -> str:
+def _no_costs(result: JsonObject) -> str:
     if result["effective"]["executor"] == "frames":
         return "no costs were kept: a graph that only frames can run is not measured ahead"
     return f"no costs could be kept: {result['costs_path']} cannot be written"
@@ -90,10 +90,10 @@ def _rate(giga: float) -> str:
 def profile(
     source: ModelInputs,
     runs: int,
-    options: Mapping[str, Any],
+    options: CompileArguments,
     trace: Path | None,
     no_trace: bool,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Measure every node on every backend; then show where the time of the plan goes that runs from
     then on, and write a trace of it.
 
@@ -137,7 +137,7 @@ def profile(
     }
 
 
-def _step(row: StepRow, runs: int, peak: MachinePeak) -> dict[str, Any]:
+def _step(row: StepRow, runs: int, peak: MachinePeak) -> JsonObject:
     return {
         **row.describe(runs),
         "gflops_per_s": row.flops_per_s * 1e-9,
@@ -146,7 +146,7 @@ def _step(row: StepRow, runs: int, peak: MachinePeak) -> dict[str, Any]:
     }
 
 
-def _rows(table: Sequence[Row], runs: int) -> list[dict[str, Any]]:
+def _rows(table: Sequence[Row], runs: int) -> list[JsonObject]:
     total = sum(row.seconds for row in table) or 1.0
     keys = ("name", "count", "ms", "share")
     cells = [(r.name, r.count, r.seconds / runs * 1e3, r.seconds / total) for r in table]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import click
 
-from penstock.cli.base import command, show_assumed
+from penstock.cli.base import CompileArguments, command, show_assumed
 from penstock.cli.options import (
     changed,
     check_writable,
@@ -17,10 +15,11 @@ from penstock.cli.options import (
     file_option,
 )
 from penstock.cli.run import ModelInputs, model_and_inputs, runs_option
+from penstock.core.types import JsonObject
 from penstock.session.session import compile
 
 
-def _show_report(result: Mapping[str, Any]) -> None:
+def _show_report(result: JsonObject) -> None:
     show_assumed(result)
     click.echo(f"{result['steps']} steps in {result['output']} ({result['bytes']} bytes)")
     if result["largest"] is not None:
@@ -41,9 +40,9 @@ def report(
     source: ModelInputs,
     output: Path | None,
     runs: int,
-    options: Mapping[str, Any],
-    against: Mapping[str, Any],
-) -> dict[str, Any]:
+    options: CompileArguments,
+    against: CompileArguments,
+) -> JsonObject:
     """Run a model a few times, and write a page about it: its graph, its time line, its arena, its
     steps, and the roofline of this machine, in one HTML file that needs no network.
 

@@ -6,7 +6,7 @@ import json
 import math
 import time
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,9 @@ from penstock.cli.base import (
     MODEL,
     SHAPES,
     SIGNATURE,
+    Command,
+    CompileArguments,
+    Decorator,
     command,
     count_option,
     dims_by_input,
@@ -32,7 +35,15 @@ from penstock.compiler.subgraphs import suggest
 from penstock.core.errors import InvalidInput
 from penstock.core.limits import DEFAULT_LIMITS
 from penstock.core.records import dataclass, field
-from penstock.core.types import STRING, TensorType, dtype_name, type_of
+from penstock.core.types import (
+    STRING,
+    JsonObject,
+    NamedValues,
+    RunValue,
+    TensorType,
+    dtype_name,
+    type_of,
+)
 from penstock.ir.graph import Model
 from penstock.observers.trace import Trace
 from penstock.session.facts import Port
@@ -62,13 +73,13 @@ class ModelInputs:
     shapes: Sequence[str]
     assumed: dict[str, str] = field(init=False, default_factory=dict)
 
-    def read(self, options: Mapping[str, Any]) -> tuple[Model, dict[str, Any]]:
+    def read(self, options: CompileArguments) -> tuple[Model, dict[str, Any]]:
         """The model, and the options of compiling it with the time that is left."""
         return read_model(self.model, self.signature, options)
 
     def feeds(
         self, session: Session, *, fill: bool = True, load: str | None = None
-    ) -> dict[str, Any]:
+    ) -> dict[str, RunValue]:
         """Feeds by the names of inputs, from the file ``load`` and the texts of ``--input``. An
         input that none of them names is random with ``fill``; without, that is an error unless
         another value is fed instead."""
@@ -113,13 +124,13 @@ class ModelInputs:
                 )
         return feeds
 
-    def describe(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+    def describe(self, feeds: NamedValues) -> JsonObject:
         """The part of a command's result that says what was run."""
         types = {name: str(type_of(value)) for name, value in feeds.items()}
         return {"model": self.model, "inputs": types, "assumed": self.assumed}
 
 
-def model_and_inputs(function: Callable[..., Any]) -> Callable[..., Any]:
+def model_and_inputs(function: Command) -> Command:
     """Give a command a model, and the options for what it is fed with, which it takes as
     ``source``."""
     function = gathered("source", ModelInputs)(function)
@@ -128,12 +139,12 @@ def model_and_inputs(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def runs_option(default: int, text: str) -> Callable[[Any], Any]:
+def runs_option(default: int, text: str) -> Decorator:
     """The option for how many runs are measured."""
     return count_option("--runs", default=default, help=text)
 
 
-def _show_run(result: Mapping[str, Any]) -> None:
+def _show_run(result: JsonObject) -> None:
     if result["assumed"]:
         show_assumed(result)
     rows = []
@@ -182,9 +193,9 @@ def run(
     source: ModelInputs,
     load: str | None,
     timeout: float | None,
-    options: Mapping[str, Any],
+    options: CompileArguments,
     wanted: _Wanted,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Run a model once, and show or save its outputs."""
     begin = time.perf_counter()
     session = compile(source.model, signature=source.signature, **options)
@@ -226,7 +237,7 @@ def _fetched(session: Session, names: Sequence[str]) -> list[str] | None:
     return list(dict.fromkeys([name for name in names if name != "all"] + computed))
 
 
-def _value(name: str, what: str, port: Port | None, generator: _Generator) -> Any:
+def _value(name: str, what: str, port: Port | None, generator: _Generator) -> RunValue:
     word, _, dims = what.partition(":")
     if word in ("random", "zeros"):
         return generator.value(name, word, dims, port)
@@ -298,7 +309,7 @@ def _read_arrays(path: str) -> dict[str, np.ndarray]:
         raise InvalidInput(f"cannot read {path}: {error}") from error
 
 
-def _save(folder: Path, name: str, value: Any) -> Path:
+def _save(folder: Path, name: str, value: RunValue) -> Path:
     """Save a value as .npy (lists and strings as .json); names become safe file names."""
     safe = "".join(c if c.isalnum() or c in "._-" else "_" for c in name).lstrip(".") or "output"
     if isinstance(value, np.ndarray) and value.dtype != STRING:
@@ -310,7 +321,7 @@ def _save(folder: Path, name: str, value: Any) -> Path:
     return path
 
 
-def _dump(path: Path, outputs: Mapping[str, Any]) -> None:
+def _dump(path: Path, outputs: NamedValues) -> None:
     """Save values as a .npz file, which ``np.savez`` cannot with any names."""
     with zipfile.ZipFile(path, "w") as archive:
         for name, value in outputs.items():
@@ -328,7 +339,7 @@ def _storable(array: np.ndarray) -> np.ndarray:
     return array if native else array.astype(np.float32)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: RunValue) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, Mapping):
@@ -336,7 +347,7 @@ def _plain(value: Any) -> Any:
     return [_plain(x) for x in value] if isinstance(value, list | tuple) else value
 
 
-def _summary(value: Any) -> dict[str, Any]:
+def _summary(value: RunValue) -> JsonObject:
     if not isinstance(value, np.ndarray):
         return {"type": type(value).__name__, "value": _plain(value)}
     summary: dict[str, Any] = {"dtype": dtype_name(value.dtype), "shape": list(value.shape)}
@@ -352,5 +363,5 @@ def _summary(value: Any) -> dict[str, Any]:
     return summary
 
 
-def _number(x: Any) -> Any:
+def _number(x: object) -> Any:
     return x if isinstance(x, int | bool) or (isinstance(x, float) and np.isfinite(x)) else str(x)

@@ -12,16 +12,17 @@ from typing import Any
 
 import click
 
-from penstock.cli.base import command, count_option
+from penstock.cli.base import CompileArguments, command, count_option
 from penstock.cli.options import compile_options, gathered
 from penstock.core.errors import PenstockError
 from penstock.core.records import dataclass
+from penstock.core.types import JsonObject
 from penstock.host.threads import core_budget
 from penstock.serving.replicas import Replicas
 from penstock.serving.repository import ModelRepository
 
 
-def _show_served(result: Mapping[str, Any]) -> None:
+def _show_served(result: JsonObject) -> None:
     click.echo(f"served {', '.join(result['models'])}")
 
 
@@ -112,8 +113,8 @@ def serve(
     models: Sequence[str],
     pool: _ReplicaOptions,
     http: _HttpOptions,
-    options: Mapping[str, Any],
-) -> dict[str, Any]:
+    options: CompileArguments,
+) -> JsonObject:
     """Answer requests for models over HTTP, by the Open Inference Protocol (version 2).
 
     A MODEL is a model in any format, a saved session, or a folder of versions: MODEL/1/FILE,
@@ -156,9 +157,7 @@ def serve(
     return {"models": [*paths], "address": address}
 
 
-def _on_cluster(
-    replicas: int, retries: int | None, options: Mapping[str, Any]
-) -> Mapping[str, Any]:
+def _on_cluster(replicas: int, retries: int | None, options: CompileArguments) -> Mapping[str, Any]:
     """The options of replicas that are workers of a cluster, which is started."""
     from penstock.cluster.cluster import Cluster
 

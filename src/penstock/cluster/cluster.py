@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from penstock.cluster.executor import ClusterExecutor
-    from penstock.cluster.links import Link
+    from penstock.cluster.links import Link, Message
     from penstock.cluster.members import Members
     from penstock.cluster.one_worker import OneWorker
     from penstock.cluster.parts import PartOptions, RemotePart
@@ -602,7 +602,7 @@ class Cluster:
 
     # Messages, and lost workers.
 
-    def _take(self, worker: int, message: tuple[Any, ...]) -> None:
+    def _take(self, worker: int, message: Message) -> None:
         if message[0] == "echo":
             self._link_timer.take_echo(message[1])
         else:

@@ -13,6 +13,7 @@ from penstock.cluster.runs import ClusterRun, Runs, listen
 from penstock.core.checkpoints import await_release
 from penstock.core.errors import Cancelled, Unsupported, WorkerLost
 from penstock.core.records import dataclass
+from penstock.core.types import RunValue, RunValues
 from penstock.executors.base import Done, Executor
 from penstock.executors.control import NEVER, Control
 from penstock.host.threads import pool
@@ -76,12 +77,12 @@ class ClusterExecutor:
     def trim(self) -> None:
         """Nothing is held here."""
 
-    def run(self, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
+    def run(self, inputs: RunValues, control: Control) -> tuple[RunValue, ...]:
         ended = threading.Lock()
         ended.acquire()
         results: list[tuple[Any, BaseException | None]] = []
 
-        def done(outputs: tuple[Any, ...] | None, error: BaseException | None) -> None:
+        def done(outputs: tuple[RunValue, ...] | None, error: BaseException | None) -> None:
             results.append((outputs, error))
             ended.release()
 
@@ -100,12 +101,12 @@ class ClusterExecutor:
         assert outputs is not None
         return outputs
 
-    def run_async(self, inputs: Sequence[Any], control: Control, done: Done) -> None:
+    def run_async(self, inputs: RunValues, control: Control, done: Done) -> None:
         # What callers do when a run has ended may take long, or wait for another run: not on the
         # thread that takes the messages of a worker.
         self._begin(inputs, control, lambda *result: pool().submit(partial(done, *result)))
 
-    def _begin(self, inputs: Sequence[Any], control: Control, done: Done) -> ClusterRun:
+    def _begin(self, inputs: RunValues, control: Control, done: Done) -> ClusterRun:
         run = ClusterRun(self._handle, self.parts, inputs, control, done, self._retries)
         if control is not NEVER:
             listen(self._runs, run)

@@ -37,6 +37,7 @@ from penstock.cluster.worker import CALLS_APART, Worker
 from penstock.core.checkpoints import WAKE_S, checkpoint
 from penstock.core.errors import PenstockError, WorkerLost
 from penstock.core.records import NamedTuple, dataclass
+from penstock.core.types import RunValues
 from penstock.host.fork import in_child
 from penstock.host.threads import report_thread_exception
 
@@ -288,7 +289,7 @@ class Members:
                 self._kill(actor)
         self._doorbell.close()
 
-    def _call_all(self, methods: Sequence[Any]) -> None:
+    def _call_all(self, methods: RunValues) -> None:
         """Call methods of actors, and wait for them for a while."""
         with suppress(Exception):
             refs = [method.remote() for method in methods]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.cluster.links import Message
 from penstock.cluster.parts import RemotePart
 from penstock.core.errors import Aborted, Cancelled, RunError, WorkerLost
+from penstock.core.types import RunValue, RunValues
 from penstock.executors.base import Done
 from penstock.executors.control import NEVER, Control
 
@@ -40,7 +41,7 @@ class ClusterRun:
         self,
         handle: int,
         parts: Sequence[RemotePart],
-        inputs: Sequence[Any],
+        inputs: RunValues,
         control: Control,
         done: Done,
         attempts: int,
@@ -77,7 +78,7 @@ class ClusterRun:
             if target in self.parts
         )
 
-    def end(self, outputs: tuple[Any, ...] | None, error: BaseException | None) -> None:
+    def end(self, outputs: tuple[RunValue, ...] | None, error: BaseException | None) -> None:
         """End the run, unless it has ended."""
         try:
             done = self._dones.pop()
@@ -190,7 +191,7 @@ class Runs:
         run: ClusterRun,
         number: int,
         worker: int,
-        outputs: tuple[Any, ...] | None,
+        outputs: tuple[RunValue, ...] | None,
         error: BaseException | None,
         counts: _Counts,
     ) -> None:

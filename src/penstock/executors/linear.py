@@ -13,6 +13,7 @@ from penstock.backends.base import Backend
 from penstock.codegen.writer import Program
 from penstock.core.checkpoints import THREAD
 from penstock.core.limits import Limits
+from penstock.core.types import RunValue, RunValues
 from penstock.executors.base import CompiledExecutor, InlineExecutor, silent
 from penstock.executors.control import NEVER, Control
 from penstock.host.current_run import working_for
@@ -111,8 +112,8 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
         return LinearExecutor(self._program.with_given(outputs), *self._arguments)
 
     def run(
-        self, inputs: Sequence[Any], control: Control, place: Ticket | None = None
-    ) -> tuple[Any, ...]:
+        self, inputs: RunValues, control: Control, place: Ticket | None = None
+    ) -> tuple[RunValue, ...]:
         if control is not NEVER or self._counts or self.sampler is not None:
             control = self._counting(control)
             if THREAD.run is not control:

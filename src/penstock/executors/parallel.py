@@ -21,6 +21,7 @@ from penstock.codegen.writer import Program
 from penstock.core.checkpoints import THREAD
 from penstock.core.limits import Limits
 from penstock.core.records import dataclass, field
+from penstock.core.types import RunValue, RunValues
 from penstock.executors.base import CompiledExecutor, Done, PerThreadCount, outputs_of
 from penstock.executors.control import Control
 from penstock.executors.errors import explained, throw
@@ -78,7 +79,7 @@ def _scoped(scope: Callable[..., Any], function: Callable[..., Any]) -> Callable
     # thread, and the rest of this one may run on another.
     advance = scope(next)
 
-    def steps(*arguments: Any) -> Iterator[Any]:
+    def steps(*arguments: object) -> Iterator[Any]:
         rest = function(*arguments)
         while (needed := advance(rest, None)) is not None:
             yield needed
@@ -133,7 +134,7 @@ class ParallelExecutor(CompiledExecutor):
     def observed(self) -> ParallelExecutor:
         return ParallelExecutor(self._program.with_observers(), *self._arguments)
 
-    def run(self, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
+    def run(self, inputs: RunValues, control: Control) -> tuple[RunValue, ...]:
         # ``NEVER`` is shared by all runs: the loop sets the control of a run that fails.
         control = self._counting(control.own())
         if self.sampler is not None and THREAD.run is not control:
@@ -170,16 +171,16 @@ class ParallelExecutor(CompiledExecutor):
         return outputs
 
     def _task_run(
-        self, functions: _Functions, V: list[Any], control: Control, threads: int
+        self, functions: _Functions, V: list[RunValue], control: Control, threads: int
     ) -> TaskRun:
         adopt, observe = partial(self._share.adopt, threads), self._program.observed
         return TaskRun(self._flow, functions, V, control, observe=observe, adopt=adopt)
 
-    def run_async(self, inputs: Sequence[Any], control: Control, done: Done) -> None:
+    def run_async(self, inputs: RunValues, control: Control, done: Done) -> None:
         _ArenaRequest(self, inputs, self._counting(control.own()), done).begin()
 
     def _start(
-        self, arena: PerThreadCount[_Functions], inputs: Sequence[Any], control: Control, done: Done
+        self, arena: PerThreadCount[_Functions], inputs: RunValues, control: Control, done: Done
     ) -> None:
         """Run in an arena, as long as there is something to do for the calling thread."""
         arenas, share = self._arenas, self._share
@@ -226,7 +227,7 @@ class ParallelExecutor(CompiledExecutor):
                 stream.wait(event)
         run.start()
 
-    def _values(self, inputs: Sequence[Any]) -> list[Any]:
+    def _values(self, inputs: RunValues) -> list[RunValue]:
         V: list[Any] = [None] * self._flow.slots
         for slot, value in zip(self.plan.inputs, inputs, strict=True):
             V[slot] = value
@@ -245,7 +246,7 @@ class _ArenaRequest:
     __slots__ = ("_control", "_done", "_executor", "_inputs")
 
     def __init__(
-        self, executor: ParallelExecutor, inputs: Sequence[Any], control: Control, done: Done
+        self, executor: ParallelExecutor, inputs: RunValues, control: Control, done: Done
     ) -> None:
         self._executor = executor
         self._inputs = inputs

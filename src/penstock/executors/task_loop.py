@@ -19,6 +19,7 @@ from penstock.codegen.helpers import freed
 from penstock.core.checkpoints import THREAD, await_release, with_checkpoints
 from penstock.core.errors import Cancelled, InternalError
 from penstock.core.records import dataclass
+from penstock.core.types import RunValue
 from penstock.executors.base import quiet
 from penstock.executors.control import Control
 from penstock.executors.turn import Turn
@@ -168,7 +169,7 @@ class TaskRun:
         self,
         flow: Flow,
         functions: Sequence[Callable[..., Any]],
-        V: list[Any],
+        V: list[RunValue],
         control: Control,
         *,
         observe: bool = False,

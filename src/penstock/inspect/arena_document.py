@@ -10,11 +10,12 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
+from penstock.core.types import JsonObject
 from penstock.plan.arena_layout import ArenaPlan, Intervals
 from penstock.plan.plan import Plan, Step
 
 
-def arena_document(plan: Plan, arena_plan: ArenaPlan, number: Mapping[Step, int]) -> dict[str, Any]:
+def arena_document(plan: Plan, arena_plan: ArenaPlan, number: Mapping[Step, int]) -> JsonObject:
     """``buffers``: slot that owns it, offset, bytes, first and last tick (included), and the slots
     that share it; ``clock``: the step of each tick, -1 between blocks; ``live``: bytes at each
     tick; ``peak``: its tick, its bytes, and the buffers that are live then, the largest first."""

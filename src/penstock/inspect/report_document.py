@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from penstock.core.records import dataclass
-from penstock.core.types import TensorType
+from penstock.core.types import JsonObject, RunValue, TensorType
 from penstock.inspect.arena_document import arena_document
 from penstock.inspect.plan_document import nested_steps
 from penstock.inspect.scopes import Path, scopes_of
@@ -77,7 +77,7 @@ def step_lists(plan: StepTable) -> list[Sequence[Step]]:
     return [plan.steps, *[block.steps for step in plan.walk() for block in step.blocks]]
 
 
-def report_document(about: dict[str, Any], seen: Observation) -> dict[str, Any]:
+def report_document(about: JsonObject, seen: Observation) -> JsonObject:
     """The data of a report, without a comparison; ``about`` has what is said of all of it."""
     plan, numbers = seen.table, _Numbers(seen.table, seen.arena_plan)
     scopes = _Scopes(plan, seen.scopes)
@@ -150,7 +150,7 @@ def _nbytes(slot: Slot) -> int:
     return slot.nbytes if known else 0
 
 
-def _columns(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
+def _columns(rows: Sequence[JsonObject]) -> dict[str, list[Any]]:
     return {key: [row[key] for row in rows] for key in rows[0]} if rows else {}
 
 
@@ -163,7 +163,7 @@ def _edges(plan: StepTable, numbers: _Numbers) -> list[tuple[int, int]]:
     return edges
 
 
-def _timeline(trace: Trace, signals: Signals, numbers: _Numbers) -> dict[str, Any]:
+def _timeline(trace: Trace, signals: Signals, numbers: _Numbers) -> JsonObject:
     """Times are in microseconds since the run began. ``spans``: step, track, begin, duration and
     bytes copied to another backend; ``waits``: step, begin and duration from ready to begin;
     ``live``: times with the bytes that the run holds from then on. Steps on streams of devices are
@@ -213,7 +213,7 @@ def comparison_document(
     other: Observation,
     kept: ValueKeeper,
     compared: ValueComparison,
-) -> dict[str, Any]:
+) -> JsonObject:
     """How the values and the times of two runs differ, ``seen`` and ``other``. ``values`` has a row
     for each value that both compute, the largest relative difference first; ``step`` is the number
     of the step of ``seen`` that computes it. ``only``: how many values one of them computes alone,
@@ -265,6 +265,6 @@ def _seconds(profile: Profile) -> dict[Step, float]:
     return {entry.step: entry.total / (profile.runs or 1) for entry in profile}
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: RunValue) -> Any:
     """``value`` as JSON can have it."""
     return str(value) if isinstance(value, float) and value - value != 0 else value

@@ -7,12 +7,12 @@ the first execution counts.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from penstock.core.records import dataclass
+from penstock.core.types import RunValue, RunValues
 from penstock.observers.base import ObservedRun, Observer
 from penstock.observers.ranges import as_numbers
 from penstock.plan.plan import Step
@@ -74,7 +74,7 @@ class ValueKeeper(Observer):
         self._left = most_bytes
         self._lock = threading.Lock()
 
-    def step_end(self, run: ObservedRun, step: Step, outputs: Sequence[Any]) -> None:
+    def step_end(self, run: ObservedRun, step: Step, outputs: RunValues) -> None:
         for slot, value in zip(step.outputs, outputs, strict=True):
             numbers = comparable(value)
             if slot < 0 or numbers is None:
@@ -100,7 +100,7 @@ class ValueComparison(Observer):
         self._kept = kept
         self._lock = threading.Lock()
 
-    def step_end(self, run: ObservedRun, step: Step, outputs: Sequence[Any]) -> None:
+    def step_end(self, run: ObservedRun, step: Step, outputs: RunValues) -> None:
         for slot, value in zip(step.outputs, outputs, strict=True):
             if slot < 0:
                 continue
@@ -114,7 +114,7 @@ class ValueComparison(Observer):
             self.differences[name] = difference(one, other) if same else None
 
 
-def comparable(value: Any) -> np.ndarray | None:
+def comparable(value: RunValue) -> np.ndarray | None:
     """``value`` as an array to compute with, booleans included; None if it is no such tensor."""
     if isinstance(value, np.ndarray) and value.dtype.kind == "b":
         return value

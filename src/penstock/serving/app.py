@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from time import perf_counter
@@ -19,6 +19,7 @@ from starlette.routing import Route
 
 from penstock.core import VERSION
 from penstock.core.errors import DeadlineExceeded, InvalidInput, PenstockError, QueueFull
+from penstock.core.types import NamedValues
 from penstock.serving.direct import Answer, DirectAnswers
 from penstock.serving.metrics import Metrics
 from penstock.serving.protocol import (
@@ -327,7 +328,7 @@ class Server:
 
     def _run_of(
         self, model: ServedModel, asked: InferenceRequest
-    ) -> tuple[Mapping[str, Any], Sequence[str] | None]:
+    ) -> tuple[NamedValues, Sequence[str] | None]:
         """The feeds and fetches of a request."""
         return asked.feeds, asked.fetches or model.fetches
 
@@ -367,7 +368,7 @@ class Server:
         return _TooLargeError(f"the request is larger than {self.max_bytes} bytes")
 
 
-def _is_short(asked: InferenceRequest, outputs: Mapping[str, Any]) -> bool:
+def _is_short(asked: InferenceRequest, outputs: NamedValues) -> bool:
     """Whether the response takes no longer than others may wait for."""
     size = _LONG_BODY * bool(asked.places)
     numbers = 0

@@ -37,6 +37,7 @@ from penstock.core.errors import (
     wrong_type,
 )
 from penstock.core.records import dataclass, replace
+from penstock.core.types import NamedValues, RunValue
 from penstock.executors.control import NEVER, CancelToken, Control, begin_run, end_run
 from penstock.host.threads import Workers, pool
 from penstock.ir.graph import Model
@@ -80,7 +81,7 @@ class SessionReplica:
 
     def begin(
         self,
-        feeds: Mapping[str, Any],
+        feeds: NamedValues,
         fetches: Sequence[str] | None,
         cancel: CancelToken,
         done: RunDone,
@@ -111,7 +112,7 @@ class _Request:
     __slots__ = ("batch", "control", "feeds", "fetches", "future", "key", "rows", "since")
 
     def __init__(
-        self, feeds: Mapping[str, Any], fetches: tuple[str, ...] | None, future: Future[Any]
+        self, feeds: NamedValues, fetches: tuple[str, ...] | None, future: Future[Any]
     ) -> None:
         self.feeds = feeds
         self.fetches = fetches
@@ -122,7 +123,7 @@ class _Request:
         self.rows = 1
         self.since = monotonic()
 
-    def end(self, outputs: Any, error: BaseException | None = None) -> None:
+    def end(self, outputs: RunValue, error: BaseException | None = None) -> None:
         """End the request, unless it has ended."""
         from concurrent.futures import InvalidStateError
 
@@ -228,7 +229,7 @@ class Replicas:
         queue: int = 128,
         max_batch: int = 1,
         max_delay: float = 0.0,
-        sample: Mapping[str, Any] | None = None,
+        sample: NamedValues | None = None,
         **options: Any,
     ) -> None:
         cluster = options.pop("cluster", None)
@@ -279,12 +280,12 @@ class Replicas:
 
     def submit(
         self,
-        feeds: Mapping[str, Any] | None = None,
+        feeds: NamedValues | None = None,
         fetches: Sequence[str] | None = None,
         *,
         timeout: float | None = None,
         cancel: CancelToken | None = None,
-    ) -> Future[dict[str, Any]]:
+    ) -> Future[dict[str, RunValue]]:
         """Queue a request and return at once; its outputs by name, or its error, are the future's.
         Raises ``QueueFull``, and ``InvalidInput`` for what cannot be joined with other requests.
 
@@ -304,12 +305,12 @@ class Replicas:
 
     def run_here(
         self,
-        feeds: Mapping[str, Any],
+        feeds: NamedValues,
         fetches: Sequence[str] | None = None,
         *,
         timeout: float | None = None,
         late: Callable[[Exception], None] | None = None,
-    ) -> dict[str, Any]:
+    ) -> dict[str, RunValue]:
         """Run a request on the calling thread when its turn has come, and return its outputs.
         Raises ``QueueFull`` at once, and what ``Session.run`` does.
 
@@ -409,8 +410,8 @@ class Replicas:
             self._dispatch()
 
     def _request(
-        self, feeds: Mapping[str, Any] | None, fetches: Sequence[str] | None
-    ) -> tuple[Future[dict[str, Any]], _Request]:
+        self, feeds: NamedValues | None, fetches: Sequence[str] | None
+    ) -> tuple[Future[dict[str, RunValue]], _Request]:
         from concurrent.futures import Future
 
         future: Future[dict[str, Any]] = Future()
@@ -419,7 +420,7 @@ class Replicas:
     def _enqueue(
         self,
         request: _Request,
-        future: Future[dict[str, Any]],
+        future: Future[dict[str, RunValue]],
         timeout: float | None,
         cancel: CancelToken | None,
     ) -> None:
@@ -447,11 +448,11 @@ class Replicas:
                 "again later"
             )
 
-    def run(self, *arguments: Any, **options: Any) -> dict[str, Any]:
+    def run(self, *arguments: Any, **options: Any) -> dict[str, RunValue]:
         """``submit`` a request and wait for its outputs."""
         return self.submit(*arguments, **options).result()
 
-    async def arun(self, *arguments: Any, **options: Any) -> dict[str, Any]:
+    async def arun(self, *arguments: Any, **options: Any) -> dict[str, RunValue]:
         """``run`` for asyncio; cancelling it cancels the request."""
         import asyncio
 
@@ -619,7 +620,7 @@ class Replicas:
         self,
         number: int,
         batch: _Batch,
-        outputs: dict[str, Any] | None,
+        outputs: dict[str, RunValue] | None,
         error: BaseException | None,
     ) -> None:
         """A replica has ended a batch."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from penstock.backends.torch.site import INDICES, TorchSite
+from penstock.core.types import RunValue, RunValues
 from penstock.ir.kernel import DeviceWork, Kernel
 from penstock.ops.common.shape_rules import normalize_axes
 from penstock.ops.onnx.shape import flatten_axis, reshaped_dims
@@ -50,7 +51,7 @@ def reshape_kernel(site: TorchSite) -> Kernel | None:
         return _viewing(flatten)
     allowzero = bool(site.attrs.get("allowzero"))
 
-    def function(x: Tensor, spelled: Any) -> Tensor:
+    def function(x: Tensor, spelled: np.ndarray) -> Tensor:
         dims: Any = reshaped_dims(tuple(x.shape), spelled.tolist(), allowzero)
         return x.reshape(dims)
 
@@ -64,7 +65,7 @@ def squeeze(site: TorchSite) -> Kernel | None:
     if fixed is not None:
         return _viewing(lambda x, _=None: x.reshape(fixed), 1)
 
-    def function(x: Tensor, axes: Any = None) -> Tensor:
+    def function(x: Tensor, axes: np.ndarray | None = None) -> Tensor:
         if axes is None:
             return x.squeeze()
         chosen = normalize_axes(axes.reshape(-1).tolist(), x.dim())
@@ -78,7 +79,7 @@ def squeeze(site: TorchSite) -> Kernel | None:
 def unsqueeze(site: TorchSite) -> Kernel | None:
     """Unsqueeze: new axes of 1."""
 
-    def function(x: Tensor, axes: Any) -> Tensor:
+    def function(x: Tensor, axes: np.ndarray) -> Tensor:
         rank = x.dim() + axes.size
         for axis in sorted(normalize_axes(axes.reshape(-1).tolist(), rank)):
             x = x.unsqueeze(axis)
@@ -107,7 +108,7 @@ def expand(site: TorchSite) -> Kernel | None:
     if fixed is not None:
         return _viewing(lambda x, _: x.expand(fixed), 1)
 
-    def function(x: Tensor, spelled: Any) -> Tensor:
+    def function(x: Tensor, spelled: np.ndarray) -> Tensor:
         return x.expand(torch.broadcast_shapes(x.shape, spelled.tolist()))
 
     return _viewing(function, 1)
@@ -121,7 +122,7 @@ def slice_(site: TorchSite) -> Kernel | None:
     if rank is None or steps is None or 0 in steps:
         return None
 
-    def index(numbers: Sequence[Any]) -> tuple[slice, ...]:
+    def index(numbers: RunValues) -> tuple[slice, ...]:
         lists: Any = [
             None if x is None else x.reshape(-1).tolist() for x in (*numbers, None, None)[:4]
         ]
@@ -153,7 +154,7 @@ def _picking(site: TorchSite, places: Mapping[int, Sequence[int] | np.ndarray]) 
     """The kernel that picks the elements at these ``places`` along axes."""
     indices = {a: site.tensor(np.array(found, np.int64)) for a, found in places.items()}
 
-    def function(x: Tensor, *_: Any) -> Tensor:
+    def function(x: Tensor, *_: RunValue) -> Tensor:
         y = x
         for axis, index in indices.items():
             y = y.index_select(axis, index)
@@ -162,7 +163,7 @@ def _picking(site: TorchSite, places: Mapping[int, Sequence[int] | np.ndarray]) 
     return Kernel(function, device=DeviceWork(host_inputs=(1, 2, 3, 4)))
 
 
-def _in_range(numbers: Sequence[Any], rank: int) -> bool:
+def _in_range(numbers: RunValues, rank: int) -> bool:
     axes = numbers[2] if len(numbers) > 2 else None
     return axes is None or all(-rank <= axis < rank for axis in axes.reshape(-1).tolist())
 
@@ -216,7 +217,9 @@ def pad_kernel(site: TorchSite) -> Kernel | None:
         return _pad_by_elements(site, pairs, mode)
     flat = [width for pair in reversed(pairs) for width in pair]
 
-    def function(x: Tensor, _: Any, value: Any = None, __: Any = None) -> Tensor:
+    def function(
+        x: Tensor, _: np.ndarray, value: np.ndarray | None = None, __: np.ndarray | None = None
+    ) -> Tensor:
         return torch.constant_pad_nd(x, flat, 0 if value is None else value.item())
 
     return Kernel(function, device=DeviceWork(host_inputs=(1, 2, 3)))
@@ -262,7 +265,7 @@ def triangle(site: TorchSite) -> Kernel | None:
         return None
     part = torch.triu if site.attrs.get("upper", 1) else torch.tril
 
-    def function(x: Tensor, diagonal: Any = None) -> Tensor:
+    def function(x: Tensor, diagonal: np.ndarray | None = None) -> Tensor:
         return part(x, 0 if diagonal is None else int(diagonal.item()))
 
     return Kernel(function, device=DeviceWork(host_inputs=(1,)))
@@ -279,7 +282,7 @@ def constant_of_shape(site: TorchSite) -> Kernel | None:
     number = 0 if value is None else np.asarray(value).reshape(-1)[0].item()
     device = site.device
 
-    def function(shape: Any) -> Tensor:
+    def function(shape: np.ndarray) -> Tensor:
         return torch.full(shape.tolist(), number, dtype=dtype, device=device)
 
     return Kernel(function, device=DeviceWork(host_inputs=(0,)))
@@ -291,7 +294,7 @@ def range_(site: TorchSite) -> Kernel | None:
     if dtype not in INDICES:
         return None
 
-    def function(start: Any, limit: Any, step: Any) -> Tensor:
+    def function(start: np.ndarray, limit: np.ndarray, step: np.ndarray) -> Tensor:
         first, last, width = start.item(), limit.item(), step.item()
         count = max(-(-(last - first) // width), 0) if width else 0
         if not width:
@@ -316,7 +319,7 @@ def one_hot_kernel(site: TorchSite) -> Kernel | None:
     axis, rank = site.attrs.get("axis", -1), site.rank(0) or 0
     place = axis % (rank + 1)
 
-    def function(indices: Tensor, depth: Any, values: Tensor) -> Tensor:
+    def function(indices: Tensor, depth: np.ndarray, values: Tensor) -> Tensor:
         size = int(depth.reshape(-1)[0])
         numbers = torch.arange(size, device=indices.device)
         numbers = numbers.reshape([size if i == place else 1 for i in range(rank + 1)])

@@ -30,7 +30,7 @@ from penstock.backends.torch.memory import WIDTHS, TorchMemory
 from penstock.backends.torch.site import FLOATS, HELD, INDICES, NUMBERS, TorchSite
 from penstock.backends.torch.threads import BOUND
 from penstock.core.errors import PenstockError
-from penstock.core.types import TensorType, Type
+from penstock.core.types import RunValue, RunValues, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ir.layout import packed_strides
@@ -188,10 +188,10 @@ class TorchBackend(HostBackend):
                 return False
         return True
 
-    def from_host(self, value: Any) -> Any:
+    def from_host(self, value: RunValue) -> RunValue:
         return self._memory.from_host(value)
 
-    def to_host(self, value: Any) -> Any:
+    def to_host(self, value: RunValue) -> RunValue:
         return self._memory.to_host(value)
 
     gives = "torch"
@@ -210,14 +210,14 @@ class TorchBackend(HostBackend):
 
         return copy
 
-    def leaving(self, value: Any) -> Any:
+    def leaving(self, value: RunValue) -> RunValue:
         """A result as arrays that are there when the current stream has come so far."""
         return self._memory.leaving(value)
 
-    def adopt(self, value: Any) -> Any:
+    def adopt(self, value: RunValue) -> RunValue:
         return self._memory.adopt(value)
 
-    def give(self, value: Any) -> Any:
+    def give(self, value: RunValue) -> RunValue:
         return self._memory.give(value)
 
     def arena(self, nbytes: int) -> torch.Tensor:
@@ -256,7 +256,7 @@ class TorchBackend(HostBackend):
         """``function`` as runs call it: torch keeps no track of what they compute."""
         enter = torch.inference_mode
 
-        def call(*arguments: Any) -> Any:
+        def call(*arguments: object) -> Any:
             with enter():
                 return function(*arguments)
 
@@ -267,7 +267,7 @@ class TorchBackend(HostBackend):
         """What bounds the threads of a function; None where kernels run on a GPU."""
         return BOUND.bounded if self._memory.on_host else None
 
-    def stack(self, values: Sequence[Any], axis: int) -> Any:
+    def stack(self, values: RunValues, axis: int) -> RunValue:
         """Rows that a loop has collected, joined along a new axis."""
         return torch.stack(list(values), axis)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from penstock.backends.torch.site import FLOATS, INDICES, INTEGERS, NUMBERS, TorchSite
 from penstock.core.records import replace
+from penstock.core.types import RunValue
 from penstock.ir.kernel import DeviceWork, Kernel, LayoutHints
 
 _nn = torch._C._nn
@@ -230,7 +231,7 @@ def variadic(site: TorchSite) -> Kernel | None:
 def clip(site: TorchSite) -> Kernel | None:
     """Clip: bounds are tensors of rank 0, on the host."""
 
-    def bounds(low: Any, high: Any) -> dict[str, Any]:
+    def bounds(low: RunValue, high: RunValue) -> dict[str, Any]:
         limits: dict[str, Any] = {}
         if low is not None:
             limits["min"] = low.item()
@@ -238,11 +239,11 @@ def clip(site: TorchSite) -> Kernel | None:
             limits["max"] = high.item()
         return limits
 
-    def function(x: Tensor, low: Any = None, high: Any = None) -> Tensor:
+    def function(x: Tensor, low: RunValue = None, high: RunValue = None) -> Tensor:
         limits = bounds(low, high)
         return torch.clamp(x, **limits) if limits else x.clone()
 
-    def into(x: Tensor, *others: Any) -> None:
+    def into(x: Tensor, *others: RunValue) -> None:
         *limits, out = others
         given = bounds(*(*limits, None, None)[:2])
         if given:
@@ -269,7 +270,7 @@ def cast_kernel(site: TorchSite) -> Kernel | None:
     if source in FLOATS and target in INTEGERS - INDICES:
         return None
 
-    def function(x: Tensor, *_: Any) -> Tensor:
+    def function(x: Tensor, *_: RunValue) -> Tensor:
         return x.to(target, copy=True)
 
     def into(x: Tensor, *others: Tensor) -> None:

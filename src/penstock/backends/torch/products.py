@@ -10,6 +10,7 @@ from torch import Tensor
 
 from penstock.backends.torch.elementwise import writing
 from penstock.backends.torch.site import TorchSite
+from penstock.core.types import RunValue
 from penstock.ir.kernel import Kernel
 
 
@@ -60,7 +61,7 @@ def gemm(site: TorchSite) -> Kernel | None:
     def function(a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
         return compute(a, b, c, None)
 
-    def into(a: Tensor, b: Tensor, *others: Any) -> None:
+    def into(a: Tensor, b: Tensor, *others: RunValue) -> None:
         compute(a, b, others[0] if len(others) > 1 else None, others[-1])
 
     return Kernel(function, into)

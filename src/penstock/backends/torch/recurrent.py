@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from penstock.backends.torch.site import TorchSite
+from penstock.core.types import RunValue
 from penstock.ir.kernel import Kernel
 
 _ORDER: Mapping[str, tuple[int, ...]] = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}
@@ -80,7 +81,7 @@ def recurrent(site: TorchSite) -> Kernel | None:
     )
     count = len(site.node.outputs)
 
-    def function(x: Tensor, *others: Any) -> Any:
+    def function(x: Tensor, *others: RunValue) -> Any:
         _, _, _, _, h0, c0 = (*others, *[None] * 6)[:6]
         if backward:
             x = x.flip(0)

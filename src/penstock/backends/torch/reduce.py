@@ -4,38 +4,38 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from penstock.backends.torch.site import FLOATS, INDICES, TorchSite
+from penstock.core.types import RunValue
 from penstock.ir.kernel import DeviceWork, Kernel
 
 
 def _norm(order: float) -> Callable[..., Tensor]:
-    def norm(x: Tensor, axes: Any, keepdims: bool, out: Tensor | None = None) -> Tensor:
+    def norm(x: Tensor, axes: RunValue, keepdims: bool, out: Tensor | None = None) -> Tensor:
         return torch.linalg.vector_norm(x, order, axes, keepdims, out=out)
 
     return norm
 
 
-def _sum(x: Tensor, axes: Any, keepdims: bool, out: Tensor | None = None) -> Tensor:
+def _sum(x: Tensor, axes: RunValue, keepdims: bool, out: Tensor | None = None) -> Tensor:
     return torch.sum(x, axes, keepdims, dtype=x.dtype, out=out)
 
 
-def _log_sum(x: Tensor, axes: Any, keepdims: bool, out: Tensor | None = None) -> Tensor:
+def _log_sum(x: Tensor, axes: RunValue, keepdims: bool, out: Tensor | None = None) -> Tensor:
     return torch.sum(x, axes, keepdims, out=out).log_()
 
 
-def _sum_square(x: Tensor, axes: Any, keepdims: bool, out: Tensor | None = None) -> Tensor:
+def _sum_square(x: Tensor, axes: RunValue, keepdims: bool, out: Tensor | None = None) -> Tensor:
     return torch.sum(x * x, axes, keepdims, dtype=x.dtype, out=out)
 
 
 def _extreme(reduce: Callable[..., Tensor], lowest: bool) -> Callable[..., Tensor]:
     """A maximum or minimum, which torch has of no empty axes: the ``lowest`` or highest number."""
 
-    def extreme(x: Tensor, axes: Any, keepdims: bool, out: Tensor | None = None) -> Tensor:
+    def extreme(x: Tensor, axes: RunValue, keepdims: bool, out: Tensor | None = None) -> Tensor:
         if x.numel():
             return reduce(x, axes, keepdims, out=out)
         floating = x.dtype in FLOATS
@@ -86,10 +86,10 @@ def reduction_kernel(site: TorchSite) -> Kernel | None:
     if len(chosen) < len(axes):
         return None  # the error is NumPy's
 
-    def function(x: Tensor, _: Any = None) -> Tensor:
+    def function(x: Tensor, _: RunValue = None) -> Tensor:
         return reduce(x, chosen, keepdims)
 
-    def into(x: Tensor, *others: Any) -> None:
+    def into(x: Tensor, *others: RunValue) -> None:
         reduce(x, chosen, keepdims, out=others[-1])
 
     return Kernel(function, into, device=DeviceWork(host_inputs=(1,)))
@@ -117,7 +117,7 @@ def top_k(site: TorchSite) -> Kernel | None:
         return None
     axis, largest = site.attrs.get("axis", -1), bool(site.attrs.get("largest", 1))
 
-    def function(x: Tensor, k: Any) -> tuple[Tensor, Tensor]:
+    def function(x: Tensor, k: RunValue) -> tuple[Tensor, Tensor]:
         count = int(k.item())
         if not 0 <= count <= x.shape[axis]:
             raise ValueError(f"k = {count} of an axis with {x.shape[axis]} elements")
@@ -136,7 +136,7 @@ def running_sum(site: TorchSite) -> Kernel | None:
     along = axis[0] % rank
     exclusive, reverse = site.attrs.get("exclusive", 0), site.attrs.get("reverse", 0)
 
-    def function(x: Tensor, _: Any = None) -> Tensor:
+    def function(x: Tensor, _: RunValue = None) -> Tensor:
         if reverse:
             x = x.flip(along)
         y = torch.cumsum(x, along, dtype=x.dtype)

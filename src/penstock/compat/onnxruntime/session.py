@@ -29,7 +29,7 @@ from penstock.compat.onnxruntime.values import (
     plain_value,
 )
 from penstock.core.errors import InvalidModel, warn
-from penstock.core.types import TensorType, type_of
+from penstock.core.types import JsonObject, NamedValues, RunValue, TensorType, type_of
 from penstock.frontends.load import load
 from penstock.ir.graph import Model
 from penstock.observers.trace import Trace
@@ -69,9 +69,9 @@ class InferenceSession:
         self,
         path_or_bytes: str | bytes | os.PathLike[str],
         sess_options: SessionOptions | None = None,
-        providers: Sequence[str | tuple[str, Mapping[str, Any]]] | None = None,
-        provider_options: Sequence[Mapping[str, Any]] | None = None,
-        **kwargs: Any,
+        providers: Sequence[str | tuple[str, Mapping[str, object]]] | None = None,
+        provider_options: Sequence[Mapping[str, object]] | None = None,
+        **kwargs: object,
     ) -> None:
         if not isinstance(path_or_bytes, str | bytes | os.PathLike):
             raise TypeError(f"Unable to load from type '{type(path_or_bytes)}'")
@@ -136,8 +136,8 @@ class InferenceSession:
 
     def set_providers(
         self,
-        providers: Sequence[str | tuple[str, Mapping[str, Any]]] | None = None,
-        provider_options: Sequence[Mapping[str, Any]] | None = None,
+        providers: Sequence[str | tuple[str, Mapping[str, object]]] | None = None,
+        provider_options: Sequence[Mapping[str, object]] | None = None,
     ) -> None:
         """Warn of providers that there are not.
 
@@ -159,9 +159,9 @@ class InferenceSession:
     def run(
         self,
         output_names: Sequence[str] | None,
-        input_feed: Mapping[str, Any],
+        input_feed: NamedValues,
         run_options: RunOptions | None = None,
-    ) -> list[Any]:
+    ) -> list[RunValue]:
         """The outputs of these names, in their order.
 
         Args:
@@ -176,10 +176,10 @@ class InferenceSession:
     def _run(
         self,
         names: Sequence[str],
-        feeds: Mapping[str, Any],
+        feeds: NamedValues,
         options: RunOptions | None,
-        out: dict[str, Any] | None = None,
-    ) -> dict[str, Any]:
+        out: dict[str, RunValue] | None = None,
+    ) -> dict[str, RunValue]:
         feeds = self._checked(names, feeds)
         fetches = None if names == self._outputs else names
         more: dict[str, Any] = {"out": out} if out else {}
@@ -191,7 +191,7 @@ class InferenceSession:
         own: dict[str, Any] = {} if options is None else {"cancel": options.token}
         return own if self._trace is None else {**own, "trace": self._trace}
 
-    def _checked(self, names: Sequence[str], feeds: Mapping[str, Any]) -> dict[str, Any]:
+    def _checked(self, names: Sequence[str], feeds: NamedValues) -> dict[str, RunValue]:
         missing = [name for name in self._inputs if name not in feeds]
         if missing:
             raise ValueError(
@@ -208,9 +208,9 @@ class InferenceSession:
     def run_async(
         self,
         output_names: Sequence[str] | None,
-        input_feed: Mapping[str, Any],
+        input_feed: NamedValues,
         callback: Callable[[list[Any], Any, str], object],
-        user_data: Any,
+        user_data: object,
         run_options: RunOptions | None = None,
     ) -> None:
         """Return at once, and call a function when the run has ended.
@@ -226,7 +226,7 @@ class InferenceSession:
         names = list(output_names or self._outputs)
         feeds = self._checked(names, input_feed)
 
-        def done(outputs: dict[str, Any] | None, error: BaseException | None) -> None:
+        def done(outputs: dict[str, RunValue] | None, error: BaseException | None) -> None:
             if outputs is None:
                 callback([], user_data, str(error))
             else:
@@ -290,7 +290,7 @@ class InferenceSession:
         return self._began_ns
 
 
-def _profile_event(event: dict[str, Any]) -> dict[str, Any]:
+def _profile_event(event: JsonObject) -> JsonObject:
     """An event of a trace, with what programs look for in ONNX Runtime's."""
     if event["ph"] != "X":
         return {"cat": "Session", **event}
@@ -301,7 +301,7 @@ def _profile_event(event: dict[str, Any]) -> dict[str, Any]:
     return {**event, "cat": "Node", "args": {**arguments, **more}}
 
 
-def _check_providers(providers: Sequence[str | tuple[str, Mapping[str, Any]]]) -> None:
+def _check_providers(providers: Sequence[str | tuple[str, Mapping[str, object]]]) -> None:
     for provider in providers:
         name = provider if isinstance(provider, str) else provider[0]
         if name != CPU:

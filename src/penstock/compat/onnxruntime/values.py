@@ -12,6 +12,7 @@ from penstock.core.types import (
     STRING,
     MapType,
     OptionalType,
+    RunValue,
     SequenceType,
     TensorType,
     Type,
@@ -115,12 +116,12 @@ class OrtValue:
         value: A tensor, or a list of tensors.
     """
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: RunValue) -> None:
         self._value = value
 
     @staticmethod
     def ortvalue_from_numpy(
-        array: Any, device_type: str = "cpu", device_id: int = 0, vendor_id: int = -1
+        array: RunValue, device_type: str = "cpu", device_id: int = 0, vendor_id: int = -1
     ) -> OrtValue:
         """The value of an array, which it shares."""
         check_device(device_type)
@@ -139,7 +140,7 @@ class OrtValue:
         return OrtValue(np.empty(tuple(shape), dtype_of(element_type)))
 
     @classmethod
-    def from_dlpack(cls, data: Any, /) -> OrtValue:
+    def from_dlpack(cls, data: RunValue, /) -> OrtValue:
         """The value of what another library hands over by DLPack."""
         return cls(np.from_dlpack(data))
 
@@ -150,7 +151,7 @@ class OrtValue:
         return self._value
 
     @property
-    def value(self) -> Any:
+    def value(self) -> RunValue:
         """The tensor, or the list of tensors."""
         return self._value
 
@@ -191,7 +192,7 @@ class OrtValue:
     def is_tensor_sequence(self) -> bool:
         return isinstance(self._value, list)
 
-    def update_inplace(self, data: Any) -> None:
+    def update_inplace(self, data: RunValue) -> None:
         """Copy an array into the tensor.
 
         Args:
@@ -214,7 +215,7 @@ class OrtValue:
         return self.numpy().__dlpack_device__()
 
 
-def plain_value(value: Any) -> Any:
+def plain_value(value: RunValue) -> RunValue:
     """What Penstock is fed for a value that a program hands over: strings as an array of str."""
     value = value.value if isinstance(value, OrtValue) else value
     if isinstance(value, np.ndarray) and value.dtype.kind in "US":

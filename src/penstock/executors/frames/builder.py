@@ -18,7 +18,7 @@ from penstock.analysis.frames import FramePath, Frames, GraphPart
 from penstock.codegen.helpers import too_many
 from penstock.core.limits import Limits
 from penstock.core.records import dataclass, replace
-from penstock.core.types import TensorType
+from penstock.core.types import RunValue, TensorType
 from penstock.executors.base import Done, Executor
 from penstock.executors.control import Control
 from penstock.executors.errors import explained
@@ -145,13 +145,13 @@ class FrameGraphBuilder:
         if indices is None and isinstance(inner, LinearExecutor):
             direct = inner.direct()
 
-        def function(control: Control, *inputs: Any) -> tuple[Any, ...]:
+        def function(control: Control, *inputs: RunValue) -> tuple[RunValue, ...]:
             return run(inputs if indices is None else [inputs[i] for i in indices], control)
 
         backend = next((step.backend for step in inner.table.walk() if step.backend), "")
         if are_asynchronous(inner.table.steps) or getattr(inner, "asynchronous", False):
 
-            def begin(control: Control, done: Done, *inputs: Any) -> None:
+            def begin(control: Control, done: Done, *inputs: RunValue) -> None:
                 own = inputs if indices is None else [inputs[i] for i in indices]
                 inner.run_async(own, control, done)
 
@@ -181,7 +181,7 @@ class FrameGraphBuilder:
         self._called.append(name)
         functions = weakref.proxy(self._inner.functions)  # the executor has them
 
-        def call(*inputs: Any) -> CallSteps:
+        def call(*inputs: RunValue) -> CallSteps:
             return (yield functions[name], inputs)
 
         return call
@@ -196,7 +196,7 @@ class FrameGraphBuilder:
             bodies[graph] = body, [indices[value] for value in outer]
         steps, own, most = CONTROL[node.op.role], len(node.inputs), self._limits.max_iterations
 
-        def call(*inputs: Any) -> CallSteps:
+        def call(*inputs: RunValue) -> CallSteps:
             requests = steps(node, inputs[:own])
             results: Sequence[Any] | None = None
             count = 0

@@ -14,6 +14,7 @@ from penstock.core.checkpoints import await_release
 from penstock.core.errors import Cancelled
 from penstock.core.limits import Limits
 from penstock.core.records import dataclass, field
+from penstock.core.types import RunValue, RunValues
 from penstock.executors.base import Done, Executor, budget_of, outputs_of, quiet
 from penstock.executors.control import Control
 from penstock.executors.errors import run_error
@@ -128,7 +129,7 @@ class FramesExecutor:
         for inner in self._inner:
             inner.trim()
 
-    def run(self, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
+    def run(self, inputs: RunValues, control: Control) -> tuple[RunValue, ...]:
         control = self._counting(control)
         for part in self.parts:
             if part.workers is not None:
@@ -145,12 +146,12 @@ class FramesExecutor:
             raise
         return self._end(barrier)
 
-    def run_async(self, inputs: Sequence[Any], control: Control, done: Done) -> None:
+    def run_async(self, inputs: RunValues, control: Control, done: Done) -> None:
         self.begin(inputs, control, done)
 
     def begin(
         self,
-        inputs: Sequence[Any],
+        inputs: RunValues,
         control: Control,
         done: Done,
         rendezvous: Rendezvous | None = None,
@@ -181,7 +182,7 @@ class FramesExecutor:
             control.budget = budget_of(limits, arenas)
         return control
 
-    def _begin(self, barrier: Barrier, inputs: Sequence[Any]) -> None:
+    def _begin(self, barrier: Barrier, inputs: RunValues) -> None:
         """Create a run of each part, and run them."""
         observe, limits = self._observed is None, self._limits
         runs = [
@@ -190,7 +191,7 @@ class FramesExecutor:
         ]
         barrier.begin(runs, listens=self._listens or barrier.is_remote)
 
-    def _end(self, barrier: Barrier) -> tuple[Any, ...]:
+    def _end(self, barrier: Barrier) -> tuple[RunValue, ...]:
         """The outputs of a run that is over; raises the error that it ended with."""
         runs, barrier.parts = barrier.parts, ()  # they refer to the barrier
         error, barrier.error = barrier.error, None

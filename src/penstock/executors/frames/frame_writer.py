@@ -40,7 +40,7 @@ from penstock.codegen.steps import printable
 from penstock.core.checkpoints import with_checkpoints
 from penstock.core.errors import PenstockError
 from penstock.core.records import dataclass
-from penstock.core.types import BOOL, TensorType
+from penstock.core.types import BOOL, RunValue, TensorType
 from penstock.executors.errors import explained_at
 from penstock.executors.frames.frame_graph import (
     NodeKernel,
@@ -351,7 +351,7 @@ class _FrameWriter:
             index.flags.writeable = False  # all runs share it
         return name
 
-    def bind(self, letter: str, value: Any) -> str:
+    def bind(self, letter: str, value: RunValue) -> str:
         name = f"{letter}{len(self.namespace)}"
         self.namespace[name] = value
         return name

@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from penstock.core.errors import Aborted
+from penstock.core.types import RunValue
 
 Receiver = Callable[[Any, bool, Aborted | None], None]
 """Takes a value, and whether it is dead; or None, False and the error because of which none
@@ -37,7 +38,7 @@ class Rendezvous:
         self._waiting: dict[Hashable, list[Receiver]] = {}
         self._error: str | None = None
 
-    def send(self, key: Hashable, value: Any, dead: bool = False) -> None:
+    def send(self, key: Hashable, value: RunValue, dead: bool = False) -> None:
         """Leave a value, or call the receiver that waits for it. Raises ``Aborted``."""
         with self._lock:
             if self._error is not None:
