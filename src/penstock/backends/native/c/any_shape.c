@@ -2,6 +2,7 @@
    softmax. */
 #define NO_IMPORT_ARRAY
 #include "any_shape.h"
+#include "arguments.h"
 #include "programs.h"
 #include <string.h>
 
@@ -203,13 +204,7 @@ static PyObject *any_shape_elementwise(PyObject *module, PyObject *const *argume
                          arguments[CHECKPOINT], y);
 }
 
-/* Softmax along the last axis (softmax.c). */
-struct softmax {
-    const void *x;
-    void *y;
-    int64_t outer, length, inner, block, logarithm;
-};
-
+/* Softmax along the last axis. */
 static PyObject *any_shape_softmax(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
     enum { BLOCK = 2048 };

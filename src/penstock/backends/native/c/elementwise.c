@@ -16,41 +16,31 @@
 
 /* Operations as X(name, type of the result, type of the operands, expression of a, b and c). */
 #define FLOATS(X)                                                                                 \
-    X(exp_f4, float, float, exp32(a))                                                             \
-    X(expm1_f4, float, float, expm132(a))                                                         \
-    X(log_f4, float, float, log32(a))                                                             \
-    X(log1p_f4, float, float, log1p32(a))                                                         \
-    X(tanh_f4, float, float, tanh32(a))                                                           \
-    X(sigmoid_f4, float, float, sigmoid32(a))                                                     \
-    X(asin_f4, float, float, asin32(a))                                                           \
-    X(acos_f4, float, float, acos32(a))                                                           \
-    X(erf_f4, float, float, erf32(a))                                                             \
+    BOTH(X, exp, exp32(a), exp64(a))                                                              \
+    BOTH(X, expm1, expm132(a), expm1(a))                                                          \
+    BOTH(X, log, log32(a), log(a))                                                                \
+    BOTH(X, log1p, log1p32(a), log1p(a))                                                          \
+    BOTH(X, tanh, tanh32(a), tanh(a))                                                             \
+    BOTH(X, sigmoid, sigmoid32(a), 1 / (1 + exp64(-a)))                                           \
+    BOTH(X, asin, asin32(a), asin(a))                                                             \
+    BOTH(X, acos, acos32(a), acos(a))                                                             \
+    BOTH(X, erf, erf32(a), erf(a))                                                                \
+    BOTH(X, sqrt, sqrtf(a), sqrt(a))                                                              \
+    BOTH(X, floor, floorf(a), floor(a))                                                           \
+    BOTH(X, ceil, ceilf(a), ceil(a))                                                              \
+    BOTH(X, rint, rintf(a), rint(a))                                                              \
+    BOTH(X, pow, powf(a, b), pow(a, b))                                                           \
+    BOTH(X, div, a / b, a / b)                                                                    \
     X(gelu_f4, float, float, gelu32(a))                                                           \
-    X(sqrt_f4, float, float, sqrtf(a))                                                            \
-    X(floor_f4, float, float, floorf(a))                                                          \
-    X(ceil_f4, float, float, ceilf(a))                                                            \
-    X(rint_f4, float, float, rintf(a))                                                            \
-    X(pow_f4, float, float, powf(a, b))                                                           \
-    X(div_f4, float, float, a / b)                                                                \
-    X(exp_f8, double, double, exp64(a))                                                             \
-    X(expm1_f8, double, double, expm1(a))                                                         \
-    X(log_f8, double, double, log(a))                                                             \
-    X(log1p_f8, double, double, log1p(a))                                                         \
-    X(tanh_f8, double, double, tanh(a))                                                           \
-    X(sigmoid_f8, double, double, 1 / (1 + exp64(-a)))                                              \
-    X(asin_f8, double, double, asin(a))                                                           \
-    X(acos_f8, double, double, acos(a))                                                           \
-    X(erf_f8, double, double, erf(a))                                                             \
     X(sin_f8, double, double, sin(a))                                                             \
     X(cos_f8, double, double, cos(a))                                                             \
-    X(sqrt_f8, double, double, sqrt(a))                                                           \
-    X(floor_f8, double, double, floor(a))                                                         \
-    X(ceil_f8, double, double, ceil(a))                                                           \
-    X(rint_f8, double, double, rint(a))                                                           \
-    X(pow_f8, double, double, pow(a, b))                                                          \
-    X(div_f8, double, double, a / b)                                                              \
     X(div_i4, int32_t, int32_t, b == 0 ? 0 : b == -1 ? 0 - a : (int32_t)((double)a / b))          \
     X(div_i8, int64_t, int64_t, b == 0 ? 0 : b == -1 ? 0 - a : a / b)
+
+/* A function of both types of floats, and what it is for each. */
+#define BOTH(X, name, single, twice)                                                              \
+    X(name##_f4, float, float, single)                                                            \
+    X(name##_f8, double, double, twice)
 
 #define ARITHMETIC(X, suffix, type)                                                               \
     COMPARABLE(X, suffix, type)                                                                   \

@@ -3,24 +3,11 @@
 
 // Compiler options: -ffp-contract=fast
 #include <string.h>
+#include "arguments.h"
 #include "families.h"
 #include "vectors.h"
 
 enum { ROWS = 4, MOST_TAIL = 1024, MOST_VECTORS = BY_WIDTH(4, 2, 2) };
-
-struct product {
-    const void *a, *b, *c;
-    void *y;
-    int64_t rows, inner, columns;
-    int64_t a_row, a_inner, a_batch; /* strides in elements */
-    int64_t b_inner, b_batch;
-    int64_t c_row, c_column; /* 0 where c is broadcast */
-    int64_t padded;          /* rows of b go on with zeros, to a multiple of 64 bytes */
-    double alpha, beta;
-    const int64_t *chosen; /* the matrix of each product, of so many; null: its own */
-    int64_t matrices;
-    int64_t sharing; /* products in a row that have the same a, if their matrices are chosen */
-};
 
 /* Which matrix a product takes; -1 if there is no such. */
 static int64_t matrix_of(const int64_t *chosen, int64_t matrices, int64_t batch)
@@ -147,15 +134,6 @@ BLOCK(int64, uint64_t)
 /* Products with a matrix whose columns are dense: each number is a sum along both. An item is a block of
    columns of one product. */
 enum { DOT_COLUMNS = 64, TOGETHER = 4 };
-
-struct dots {
-    const void *a, *b;
-    void *y;
-    int64_t rows, inner, columns;
-    int64_t a_row, a_batch, b_column, b_batch; /* strides in elements */
-    const int64_t *chosen;                     /* as for products */
-    int64_t matrices, sharing;
-};
 
 #define DOTS(suffix, type)                                                                         \
     INLINED void dots_##suffix##_of(const type *a, const type *b, int64_t step, int64_t inner,     \

@@ -2,18 +2,11 @@
    else a block of columns that stand side by side. Where an element is NaN, or the highest is infinite,
    the sum is NaN, and so are all results. */
 #include <string.h>
+#include "arguments.h"
 #include "math32.h"
 #include "math64.h"
 #include "families.h"
 #include "vectors.h"
-
-struct softmax {
-    const void *x;
-    void *y;
-    int64_t outer, length, inner; /* elements before the axis, along it and behind it */
-    int64_t block;                /* rows or columns of an item */
-    int64_t logarithm;
-};
 
 enum { BLOCK = 2048, COLUMNS = 256 };
 
