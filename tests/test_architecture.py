@@ -49,7 +49,7 @@ BOUNDS = {
     "session_members": 18,
     "environment_variables": 9,
 }
-MOST = {"python_lines": 102_200, "c_lines": 13_000}
+MOST = {"python_lines": 102_200, "c_lines": 12_750}
 LEAST = {"comment_percent": 3.0, "comment_percent_in_hard_files": 12.0}
 
 # Third-party packages that only some modules may import.

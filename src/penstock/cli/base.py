@@ -111,6 +111,7 @@ def _progress(what: str, *, quiet: bool) -> Iterator[None]:
     def tell(step: str, done: int, total: int) -> None:
         progress.update(task, description=f"{what}: {step}", completed=done, total=total)
 
+    # Most commands have ended by then, for which a bar would only flicker.
     timer = threading.Timer(1, progress.start)
     timer.daemon = True
     timer.start()

@@ -127,6 +127,7 @@ def bench(source: ModelInputs, options: CompileArguments, trials: _Trials) -> Js
             prepared = time.perf_counter()
             session.run(feeds)
             first = time.perf_counter()
+            # Not counted: caches are cold, and the number of threads may be tried out.
             for _ in range(_WARM_UP_RUNS):
                 session.run(feeds)
             times, elapsed = _timed(session, feeds, clients, trials.seconds)

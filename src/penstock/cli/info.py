@@ -72,17 +72,12 @@ def _show_info(result: JsonObject) -> None:
 
 
 def _show_installation(result: JsonObject) -> None:
-    for name in ("penstock", "python", "system", "processor"):
-        click.echo(f"{name:<15} {result[name]}")
-    click.echo(f"{'threads':<15} {result['threads']}")
-    for name, what in result["backends"].items():
-        click.echo(f"{name:<15} {what}")
-    for name, version in result["packages"].items():
-        click.echo(f"{name:<15} {version or 'not installed'}")
-    for name, path in result["folders"].items():
-        click.echo(f"{name:<15} {path}")
-    for name, value in result["environment"].items():
-        click.echo(f"{name:<15} {value}")
+    facts = {
+        name: result[name] for name in ("penstock", "python", "system", "processor", "threads")
+    }
+    for named in (facts, *map(result.get, ("backends", "packages", "folders", "environment"))):
+        for name, fact in (named or {}).items():
+            click.echo(f"{name:<15} {'not installed' if fact is None else fact}")
     for notice in result["notices"]:
         click.echo(f"notice: {notice}")
 
@@ -129,7 +124,7 @@ def info(
 
 
 def _installation() -> JsonObject:
-    """What a report of a fault should have."""
+    """The facts that a report of a fault should have."""
     import os
 
     from penstock.backends.registry import BACKENDS, available, describe

@@ -102,7 +102,7 @@ def _show_plan(result: JsonObject) -> None:
 
 @dataclass(frozen=True)
 class _Question:
-    """What ``penstock plan`` is asked for in place of the plan, if anything, and how."""
+    """The question that ``penstock plan`` answers in place of the plan, if any."""
 
     after: str | None
     max_elements: int | None

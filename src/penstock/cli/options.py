@@ -53,7 +53,7 @@ def _limits(
 
 
 def _pairs(texts: Iterable[str]) -> dict[str, str]:
-    """What stands before and behind the last equals sign of each text."""
+    """The names before the last equals sign of each text, and the values behind it."""
     pairs = {}
     for text in texts:
         name, equals, value = text.rpartition("=")

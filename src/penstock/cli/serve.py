@@ -28,7 +28,7 @@ def _show_served(result: JsonObject) -> None:
 
 @dataclass(frozen=True)
 class _HttpOptions:
-    """Where and how the server takes requests."""
+    """The address of the server, and the bounds of requests."""
 
     host: str
     port: int

@@ -14,7 +14,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.analysis.frames import GraphPart
-from penstock.cluster.simulated import MOST_WORKERS, check_rates, worker_devices
+from penstock.cluster.simulated import check_rates, check_workers, worker_devices
 from penstock.compiler.stages import CompileContext
 from penstock.core.checkpoints import WAKE_S, checkpoint
 from penstock.core.errors import (
@@ -302,10 +302,8 @@ class Cluster:
     ) -> None:
         if address is not None and not isinstance(address, str):
             raise wrong_type("address", address, "a str, such as '10.0.0.1:6379', or None")
-        check_count("workers", workers, MOST_WORKERS)
+        check_workers(workers, cores)
         check_count("threads", threads)
-        if cores is not None:
-            check_count("cores", cores)
         check_count("retries", retries, least=0)
         check_rates(objective, worker_timeout=worker_timeout, bandwidth=bandwidth, latency=latency)
         self.workers = workers

@@ -82,7 +82,7 @@ class Member:
 
 
 class MemberEvents(NamedTuple):
-    """What is called on events of workers. ``take``: with each message of a worker; ``lost``: with
+    """The functions for events of workers. ``take``: with each message of a worker; ``lost``: with
     the numbers of those that have died and the reasons, on the thread that watches: it calls
     ``replace``. ``look`` is called now and then there; ``gone``, with a reason, once there are none
     any more."""
@@ -155,6 +155,7 @@ class Members:
         """The result of a call of an actor. Raises ``PenstockError`` if there is no room for the
         actor; ``WorkerLost`` if it has died, or does not reach another one that may have died; what
         the call raises, and what the work of this thread must stop with."""
+        # In short waits: between them Python handles signals, and Ray is seen to be shut down.
         answer: Future[Any] = ref.future()
         until = math.inf if timeout is None else monotonic() + timeout
         left = WAKE_S
@@ -201,6 +202,7 @@ class Members:
         """Start workers in the place of those that have died, with all of their links."""
         for index in lost:
             self._part(index, self.members[index])
+        # All are asked for before the first is waited for: Ray starts their processes side by side.
         actors = {index: self._actor(index) for index in lost}
         try:
             for index, actor in actors.items():
@@ -222,6 +224,7 @@ class Members:
         self._kill(old.actor)
         old.link.close()
         old.reader.close()
+        # Not waited for any longer than this: a worker that hangs here is found lost in its turn.
         others = [m.actor for m in self.members if m is not old]
         refs = [actor.part_from.remote(index) for actor in others]
         ray.wait(refs, num_returns=len(refs), timeout=self._timeout) if refs else None
@@ -268,6 +271,7 @@ class Members:
         """Ask all workers for an answer; those that have given none for too long."""
         silent, now = {}, monotonic()
         for index, member in enumerate(self.members):
+            # One question at a time: also a late answer to the last one says that the worker lives.
             if member.asked is None or member.asked.done():
                 member.asked, member.since = member.actor.ping.remote().future(), now
             elif now - member.since > self._timeout:

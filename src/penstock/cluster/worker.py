@@ -90,7 +90,7 @@ class RemoteStep:
         self.reported: tuple[dict[int, int], dict[int, int]] | None = None
 
     def counts(self) -> tuple[dict[int, int], dict[int, int]]:
-        """How many values were sent to and received from each worker."""
+        """The numbers of values sent to and received from each worker."""
         return dict(self.rendezvous.sent), dict(self.rendezvous.received)
 
 
@@ -132,6 +132,7 @@ class Worker:
         old = self.links.get(peer)
         if old is not None:
             old.close()
+        # A link of this peer that was there led to a worker which this one has replaced.
         link = self.links[peer] = open_link(number, reader, nbytes)
         return link.channel
 
@@ -267,6 +268,7 @@ class Worker:
         everywhere."""
         with self._lock:
             self._oldest = max(oldest, self._oldest)
+            # Values of runs that the driver gave up came here before their feeds, which never will.
             stale = [n for n, s in self._steps.items() if n < oldest and s.control is None]
             for each in stale:
                 del self._steps[each]

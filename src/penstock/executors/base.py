@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Executor(Protocol):
-    """How a plan is run: built from a plan once, it serves any number of runs at once."""
+    """Runs a plan: built from a plan once, it serves any number of runs at once."""
 
     name: str
     hands_over: bool

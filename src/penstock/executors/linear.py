@@ -120,6 +120,7 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
                 sampler = self.sampler
                 if sampler is not None:
                     return sampler.run(self, inputs, control.own())
+                # Kernels ask ``THREAD.run`` whether to stop: entered once more, as a part of that.
                 return working_for(control, self.run, inputs, control)
         if self._core_seconds > _LEAST_S and place is None:
             with _place(self._core_seconds, control) as place:
@@ -161,6 +162,7 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
         if self._share.tuner is not None and self._share.tries:
             self._share.tuner.took(threads, seconds)
         if self._may_wait:
+            # Longer times count slowly, shorter ones at once: others may have slowed the run down.
             seconds *= threads
             longer = seconds - self._core_seconds
             self._core_seconds = self._core_seconds + longer / 4 if longer > 0 else seconds

@@ -89,7 +89,7 @@ def _scoped(scope: Callable[..., Any], function: Callable[..., Any]) -> Callable
 
 @dataclass(frozen=True, eq=False)
 class TaskWorkers:
-    """What runs tasks. ``queues[i]`` has the workers for the tasks of queue i; queue 0 is the
+    """The workers of tasks. ``queues[i]`` has the workers for the tasks of queue i; queue 0 is the
     host's, where the caller is one of the workers. Another worker is asked for if a task takes at
     least ``worthwhile`` seconds. ``devices``: those on which tasks have streams, by name."""
 

@@ -1,4 +1,4 @@
-"""Which buffer of the arena lives where and when, as plain data, with the peak and what makes it.
+"""The buffers of the arena as plain data: their places and lifetimes, and the peak.
 
 Time is the plan's own clock, which ticks once for each step: the order is known before a run, and
 where tasks overlap, so may their buffers.

@@ -31,7 +31,7 @@ MOST_SPANS = 50_000
 
 @dataclass(frozen=True, eq=False)
 class Observation:
-    """What was seen of a plan: ``profile`` of some runs, ``trace`` of one; ``reasons`` say why some
+    """Observations of a plan: ``profile`` of some runs, ``trace`` of one; ``reasons`` say why some
     steps run on their backends. ``scopes`` are those of ``Model.scopes``, ``signals`` those of the
     plan's tasks."""
 
@@ -214,17 +214,12 @@ def comparison_document(
     kept: ValueKeeper,
     compared: ValueComparison,
 ) -> JsonObject:
-    """How the values and the times of two runs differ, ``seen`` and ``other``. ``values`` has a row
-    for each value that both compute, the largest relative difference first; ``step`` is the number
-    of the step of ``seen`` that computes it. ``only``: how many values one of them computes alone,
-    as values inside of fused steps are."""
+    """The differences of the values and times of two runs, ``seen`` and ``other``. ``values`` has a
+    row for each value that both compute, the largest relative difference first; ``step`` is the
+    number of the step of ``seen`` that computes it. ``only``: how many values one of them computes
+    alone, as values inside of fused steps are."""
     numbers = _Numbers(seen.table, seen.arena_plan)
-    maker = {
-        seen.table.slots[slot].name: step
-        for step, _, _ in numbers.rows
-        for slot in step.outputs
-        if slot >= 0
-    }
+    maker, of_other = _makers(seen.table), _makers(other.table)
     times = [_seconds(o.profile) for o in (seen, other)]
     rows = []
     for name, difference in compared.differences.items():
@@ -245,23 +240,23 @@ def comparison_document(
             row["relative"] = difference.relative
         rows.append(row)
     rows.sort(key=lambda row: (row["same_shape"], -row.get("relative", 0.0)))
-    of_other = {
-        other.table.slots[slot].name
-        for step in other.table.walk()
-        for slot in step.outputs
-        if slot >= 0
-    }
     return {
         "labels": labels,
         "values": rows,
         "dropped": len(kept.dropped),
-        "only": [len(maker.keys() - of_other), len(of_other - maker.keys())],
+        "only": [len(maker.keys() - of_other), len(of_other.keys() - maker.keys())],
         "alone_s": [o.profile.wall / (o.profile.runs or 1) for o in (seen, other)],
     }
 
 
+def _makers(table: StepTable) -> dict[str, Step]:
+    """The step that computes each value, by the name of the value."""
+    outputs = [(slot, step) for step in table.walk() for slot in step.outputs if slot >= 0]
+    return {table.slots[slot].name: step for slot, step in outputs}
+
+
 def _seconds(profile: Profile) -> dict[Step, float]:
-    """What each step takes in a run."""
+    """The seconds of each step in a run."""
     return {entry.step: entry.total / (profile.runs or 1) for entry in profile}
 
 

@@ -24,7 +24,7 @@ _SCRIPTS = (
 
 
 class Report:
-    """What ``Inspection.report`` returns. ``document`` has the data of the page, as JSON can have
+    """The result of ``Inspection.report``. ``document`` has the data of the page, as JSON can have
     them; notebooks show the page itself."""
 
     def __init__(self, document: JsonObject) -> None:

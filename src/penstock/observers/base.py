@@ -6,13 +6,13 @@ observer; other runs pay nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 from penstock.core.errors import PenstockError, RunError
 from penstock.core.records import dataclass
-from penstock.core.types import RunValues
+from penstock.core.types import RunValue, RunValues
 
 if TYPE_CHECKING:
     from penstock.plan.plan import Step, StepTable
@@ -69,6 +69,15 @@ class Observer:
     def allocation(self, run: ObservedRun, nbytes: int) -> None:
         """The run allocated ``nbytes`` of memory, or freed them if negative: its arena, and values
         allocated during the run."""
+
+
+def named_outputs(
+    run: ObservedRun, step: Step, outputs: RunValues
+) -> Iterator[tuple[str, RunValue]]:
+    """The outputs of a step with their names, but for omitted ones."""
+    for slot, value in zip(step.outputs, outputs, strict=True):
+        if slot >= 0:
+            yield run.table.slots[slot].name, value
 
 
 def _forwarded(name: str) -> Callable[..., None]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Entry:
-    """How often one step ran, its seconds in total, and those of its fastest execution."""
+    """The executions of one step: their number, total seconds, and those of the fastest."""
 
     step: Step
     count: int = 0
@@ -61,7 +61,7 @@ class StepRow:
     share: float
 
     def describe(self, runs: int) -> JsonObject:
-        """What a JSON document has of the step: its facts, and milliseconds a run."""
+        """The step as JSON has it: its facts, and milliseconds a run."""
         return {
             **asdict(self.facts),
             "threads": self.threads,
@@ -174,6 +174,7 @@ class Profile(Observer):
 
     def _take_from_each(self, excess: float) -> None:
         """Take as much from each execution as adds up to ``excess`` seconds, where it has that."""
+        # The shortest first: what these do not have is taken from all others alike.
         entries = sorted(self, key=lambda entry: entry.mean)
         count = sum(entry.count for entry in entries)
         for entry in entries:

@@ -18,8 +18,8 @@ import numpy as np
 from penstock.core.records import dataclass
 from penstock.core.types import RunValue, RunValues
 from penstock.host.on_demand import imported
-from penstock.observers.base import ObservedRun, Observer
-from penstock.plan.plan import Slot, Step
+from penstock.observers.base import ObservedRun, Observer, named_outputs
+from penstock.plan.plan import Step
 
 if TYPE_CHECKING:
     from penstock.ir.tables import DisplayTable
@@ -159,17 +159,16 @@ class Ranges(Observer):
                 unread.remove(slot)
             except KeyError:  # another thread was faster
                 continue
-            self._observe(run.table.slots[slot], value)
+            self._observe(run.table.slots[slot].name, value)
 
     def step_end(self, run: ObservedRun, step: Step, outputs: RunValues) -> None:
-        for slot, value in zip(step.outputs, outputs, strict=True):
-            if slot >= 0:
-                self._observe(run.table.slots[slot], value)
+        for name, value in named_outputs(run, step, outputs):
+            self._observe(name, value)
 
-    def _observe(self, slot: Slot, value: RunValue) -> None:
+    def _observe(self, name: str, value: RunValue) -> None:
         numbers = as_numbers(value)
         if numbers is not None and numbers.dtype.kind != "c":
-            self._add(slot.name, range_of(numbers))
+            self._add(name, range_of(numbers))
 
     def _add(self, name: str, range_: Range) -> None:
         with self._lock:

@@ -95,41 +95,40 @@ class Server:
         self.direct = DirectAnswers(self.is_direct, self.infer_here, max_bytes)
         self.shared = SharedMemory(max_bytes) if shared_memory else None
         self.ready = True
-        get, post = partial(Route, methods=["GET"]), partial(Route, methods=["POST"])
-        paths = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
-        # Routes are tried in their order: what is asked for most comes first.
-        routes = [post(f"{path}/infer", self._answer(self.infer)) for path in paths]
-        routes += [
-            get("/v2", self._answer(self.metadata)),
-            get("/v2/health/live", self._answer(self.live)),
-            get("/v2/health/ready", self._answer(self.is_ready)),
-            get("/v2/models/stats", self._answer(self.all_statistics)),
-            post("/v2/repository/index", self._answer(self.index)),
-            post("/v2/repository/models/{model}/load", self._answer(self.load)),
-            post("/v2/repository/models/{model}/unload", self._answer(self.unload)),
-            get("/metrics", self._answer(self.show_metrics)),
-        ]
-        for path in paths:
-            routes += [
-                get(path, self._answer(self.model_metadata)),
-                get(f"{path}/config", self._answer(self.configuration)),
-                get(f"{path}/ready", self._answer(self.model_is_ready)),
-                get(f"{path}/stats", self._answer(self.statistics)),
-            ]
-        shared, region = "/v2/systemsharedmemory", "/v2/systemsharedmemory/region/{name}"
-        routes += [
-            get(f"{shared}/status", self._answer(self.regions)),
-            get(f"{region}/status", self._answer(self.regions)),
-            post(f"{region}/register", self._answer(self.register)),
-            post(f"{region}/unregister", self._answer(self.unregister)),
-            post(f"{shared}/unregister", self._answer(self.unregister)),
-        ]
-        routes += [
-            Route(path, self._answer(self.unsupported), methods=["GET", "POST"])
-            for path in _UNSUPPORTED
+        routes = [
+            Route(path, self._answer(handler), methods=methods.split())
+            for methods, path, handler in self._endpoints()
         ]
         failures = dict.fromkeys((404, 405), _refuse)
         self.app = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers=failures)
+
+    def _endpoints(self) -> Iterator[tuple[str, str, Handler]]:
+        """The methods, the path and the handler of each endpoint, in the order in which they are
+        tried: what is asked for most comes first."""
+        models = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
+        shared, region = "/v2/systemsharedmemory", "/v2/systemsharedmemory/region/{name}"
+        for path in models:
+            yield "POST", f"{path}/infer", self.infer
+        yield "GET", "/v2", self.metadata
+        yield "GET", "/v2/health/live", self.live
+        yield "GET", "/v2/health/ready", self.is_ready
+        yield "GET", "/v2/models/stats", self.all_statistics
+        yield "POST", "/v2/repository/index", self.index
+        yield "POST", "/v2/repository/models/{model}/load", self.load
+        yield "POST", "/v2/repository/models/{model}/unload", self.unload
+        yield "GET", "/metrics", self.show_metrics
+        for path in models:
+            yield "GET", path, self.model_metadata
+            yield "GET", f"{path}/config", self.configuration
+            yield "GET", f"{path}/ready", self.model_is_ready
+            yield "GET", f"{path}/stats", self.statistics
+        yield "GET", f"{shared}/status", self.regions
+        yield "GET", f"{region}/status", self.regions
+        yield "POST", f"{region}/register", self.register
+        yield "POST", f"{region}/unregister", self.unregister
+        yield "POST", f"{shared}/unregister", self.unregister
+        for path in _UNSUPPORTED:
+            yield "GET POST", path, self.unsupported
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:

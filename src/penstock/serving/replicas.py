@@ -295,7 +295,10 @@ class Replicas:
             timeout: Seconds after which the request ends, counted from now, in the queue, too.
             cancel: A token that ends the request.
         """
-        future, request = self._request(feeds, fetches)
+        from concurrent.futures import Future
+
+        future: Future[dict[str, RunValue]] = Future()
+        request = _Request(feeds or {}, None if fetches is None else tuple(fetches), future)
         # On the caller's thread, before the queue: wrong feeds are the caller's error at once, and
         # are in no batch with requests of others.
         if self.max_batch > 1:
@@ -408,14 +411,6 @@ class Replicas:
         # Mostly nobody waits, and the thread returns without a second look under the lock.
         if others:
             self._dispatch()
-
-    def _request(
-        self, feeds: NamedValues | None, fetches: Sequence[str] | None
-    ) -> tuple[Future[dict[str, RunValue]], _Request]:
-        from concurrent.futures import Future
-
-        future: Future[dict[str, Any]] = Future()
-        return future, _Request(feeds or {}, None if fetches is None else tuple(fetches), future)
 
     def _enqueue(
         self,

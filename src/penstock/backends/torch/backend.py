@@ -25,7 +25,7 @@ from penstock.backends.torch import (
     resize,
 )
 from penstock.backends.torch.capture import CapturedCalls
-from penstock.backends.torch.device import CudaRuntime, Runtime, TorchDevice, device_of
+from penstock.backends.torch.device import Runtime, TorchDevice, device_of
 from penstock.backends.torch.memory import WIDTHS, TorchMemory
 from penstock.backends.torch.site import FLOATS, HELD, INDICES, NUMBERS, TorchSite
 from penstock.backends.torch.threads import BOUND
@@ -152,7 +152,7 @@ class TorchBackend(HostBackend):
         self.name = name
         self.torch_device = device_of(device)
         if runtime is None and self.torch_device.type == "cuda":
-            runtime = CudaRuntime()
+            runtime = Runtime()
         self._streams = None if runtime is None else TorchDevice(self.torch_device, runtime)
         self.device = self._streams
         self.tf32 = precision == "tf32"
@@ -197,7 +197,7 @@ class TorchBackend(HostBackend):
     gives = "torch"
 
     def copy_from(self, source: Any) -> Callable[[Any], Any] | None:
-        """What copies values from another backend of torch, from device to device."""
+        """The function that copies values from another backend of torch, from device to device."""
         if not isinstance(source, TorchBackend):
             return None
         own, other = self._memory, source._memory
@@ -247,7 +247,7 @@ class TorchBackend(HostBackend):
 
     @property
     def captured(self) -> Callable[..., Any] | None:
-        """What captures a function into a graph; None on a device without streams."""
+        """The class that captures a function into a graph; None on a device without streams."""
         streams = self._streams
         return None if streams is None else partial(CapturedCalls, device=streams)
 
@@ -264,7 +264,7 @@ class TorchBackend(HostBackend):
 
     @property
     def bounded(self) -> Callable[..., Any] | None:
-        """What bounds the threads of a function; None where kernels run on a GPU."""
+        """The function that bounds the threads of another; None where kernels run on a GPU."""
         return BOUND.bounded if self._memory.on_host else None
 
     def stack(self, values: RunValues, axis: int) -> RunValue:

@@ -17,7 +17,7 @@ WARM_UPS = 2
 
 
 class CaptureReport(Protocol):
-    """What is told of a capture."""
+    """An observer of a capture."""
 
     def captured(self) -> None: ...
 

@@ -20,6 +20,7 @@ def _convolve(site: TorchSite, transposed: bool, groups: int) -> Callable[..., T
     say."""
     convolve: Callable[..., Tensor] = torch.convolution
     if not site.memory.on_host:
+        # All are given: results must not follow from what else the process has set.
         flags = {"benchmark": False, "deterministic": False, "cudnn_enabled": True}
         convolve = partial(torch._convolution, **flags, allow_tf32=site.tf32)
     return lambda x, w, b, strides, padding, dilations, more: convolve(

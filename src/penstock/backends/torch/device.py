@@ -1,7 +1,7 @@
 """A device of torch as executors see it: streams, events and graphs.
 
-What the backend asks of a device is in ``Runtime``: few functions, of which ``CudaRuntime`` are
-those of CUDA. Tests give another, whose streams are threads and whose events come late.
+What the backend asks of a device is in ``Runtime``: few functions, those of CUDA. Tests give
+another object with these methods, whose streams are threads and whose events come late.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -19,60 +19,40 @@ TorchHandle: TypeAlias = Any
 """a stream, event or graph of the runtime: an object of torch, which has no types of its own"""
 
 
-class Runtime(Protocol):
-    """What a device offers. Streams and events have the methods of ``torch.cuda.Stream`` and
-    ``torch.cuda.Event``; graphs have ``replay()``."""
+class Runtime:
+    """The functions of a device, those of ``torch.cuda``. Streams and events have the methods of
+    ``torch.cuda.Stream`` and ``torch.cuda.Event``; graphs have ``replay()``."""
 
     def stream(self, device: torch.device) -> TorchHandle:
         """A new stream."""
-
-    def event(self) -> TorchHandle:
-        """A new event, without times."""
-
-    def current(self, device: torch.device) -> TorchHandle:
-        """The stream on which the calling thread puts its work."""
-
-    def on(self, stream: TorchHandle) -> AbstractContextManager[object]:
-        """The calling thread puts its work on ``stream``."""
-
-    def keep(self, tensor: torch.Tensor, stream: TorchHandle) -> None:
-        """Do not give the memory of ``tensor`` to others before what is on ``stream`` has ended."""
-
-    def synchronize(self, device: torch.device) -> None:
-        """Wait for all work on the device."""
-
-    def graph(self) -> TorchHandle:
-        """A new graph, which captures nothing yet."""
-
-    def capture(self, graph: TorchHandle) -> AbstractContextManager[object]:
-        """What the calling thread puts on the device goes into ``graph``, and is not run."""
-
-
-class CudaRuntime:
-    """The functions of ``torch.cuda``."""
-
-    def stream(self, device: torch.device) -> TorchHandle:
         return torch.cuda.Stream(device)
 
     def event(self) -> TorchHandle:
+        """A new event, without times."""
         return torch.cuda.Event(enable_timing=False)
 
     def current(self, device: torch.device) -> TorchHandle:
+        """The stream on which the calling thread puts its work."""
         return torch.cuda.current_stream(device)
 
     def on(self, stream: TorchHandle) -> AbstractContextManager[object]:
+        """The calling thread puts its work on ``stream``."""
         return torch.cuda.stream(stream)
 
     def keep(self, tensor: torch.Tensor, stream: TorchHandle) -> None:
+        """Do not give the memory of ``tensor`` to others before what is on ``stream`` has ended."""
         tensor.record_stream(stream)
 
     def synchronize(self, device: torch.device) -> None:
+        """Wait for all work on the device."""
         torch.cuda.synchronize(device)
 
     def graph(self) -> TorchHandle:
+        """A new graph, which captures nothing yet."""
         return torch.cuda.CUDAGraph()
 
     def capture(self, graph: TorchHandle) -> AbstractContextManager[object]:
+        """Work that the calling thread puts on the device goes into ``graph``, and is not run."""
         # Other threads may allocate meanwhile, which other modes would take for a fault.
         return torch.cuda.graph(graph, capture_error_mode="thread_local")
 
@@ -190,7 +170,7 @@ def stream_on(device: Any) -> TorchStream:
             f"Stream(device={device!r}): torch's CPU device has no streams; Stream() is a queue of "
             "runs on the host"
         )
-    return TorchDevice(chosen, CudaRuntime()).stream(stream)
+    return TorchDevice(chosen, Runtime()).stream(stream)
 
 
 def device_of(device: str | torch.device | None) -> torch.device:

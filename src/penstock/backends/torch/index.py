@@ -19,7 +19,7 @@ _REDUCED: Mapping[str, str] = {"mul": "prod", "max": "amax", "min": "amin", "add
 
 
 def _wrapped(site: TorchSite, index: int) -> Callable[[Tensor, int], Tensor]:
-    """What makes indices of an input int64, and counts negative ones from the end of an axis."""
+    """The function that makes indices of an input int64, and counts negative ones from the end."""
     const = site.const(index)
     if const is not None and const.min(initial=0) >= 0:
         return lambda indices, size: indices.long()

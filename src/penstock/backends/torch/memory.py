@@ -92,6 +92,7 @@ class TorchMemory:
         if not isinstance(value, torch.Tensor):
             return value
         dtype = torch.float32 if value.dtype is self.width else value.dtype
+        # Pinned: from other memory the copy would wait for the device.
         host = torch.empty(value.shape, dtype=dtype, pin_memory=not self.on_host)
         host.copy_(value, non_blocking=True)
         return array_over(host)

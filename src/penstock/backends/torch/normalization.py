@@ -137,6 +137,7 @@ def local_response(site: TorchSite) -> Kernel | None:
     attrs = site.attrs
     if attrs["size"] % 2 == 0 or (site.rank(0) or 0) < 3:
         return None
+    # torch divides alpha by the size as ONNX does, and calls the bias k.
     normalize = partial(
         torch.nn.functional.local_response_norm,
         size=attrs["size"],

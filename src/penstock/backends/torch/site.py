@@ -1,4 +1,4 @@
-"""What the families of kernels know of a node: its types as torch has them, and its constants."""
+"""The facts of a node that kernels are chosen by: its types as torch has them, its constants."""
 
 from __future__ import annotations
 

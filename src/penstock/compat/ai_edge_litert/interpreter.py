@@ -22,7 +22,7 @@ from penstock.session.variables import Variables
 
 @enum.unique
 class OpResolverType(enum.Enum):
-    """Which kernels LiteRT uses; here all are the same."""
+    """The kernels that LiteRT uses; here all are the same."""
 
     AUTO = 0
     BUILTIN = 1
@@ -39,7 +39,7 @@ class Delegate:
     """
 
     def __init__(self, library: str, options: object = None) -> None:
-        _refuse_delegate(library)
+        load_delegate(library)
 
 
 def load_delegate(library: str, options: object = None) -> NoReturn:
@@ -49,10 +49,6 @@ def load_delegate(library: str, options: object = None) -> NoReturn:
         library: Its file.
         options: Its options.
     """
-    _refuse_delegate(library)
-
-
-def _refuse_delegate(library: object) -> NoReturn:
     raise ValueError(f"there is no delegate {library!r} here: kernels are Penstock's own")
 
 
@@ -80,7 +76,7 @@ class Interpreter:
         **experimental: object,
     ) -> None:
         if experimental_delegates:
-            _refuse_delegate(experimental_delegates[0])
+            load_delegate(str(experimental_delegates[0]))
         if experimental_preserve_all_tensors:
             raise ValueError(
                 "experimental_preserve_all_tensors: fetch what you want to see by its name, with "

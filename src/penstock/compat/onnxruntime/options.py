@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class GraphOptimizationLevel(IntEnum):
-    """How far ONNX Runtime optimizes a graph; Penstock always optimizes what answers allow."""
+    """The extent to which ONNX Runtime optimizes; Penstock always does as far as answers allow."""
 
     ORT_DISABLE_ALL = 0
     ORT_ENABLE_BASIC = 1

@@ -44,9 +44,7 @@ def get_available_providers() -> list[str]:
     return [CPU]
 
 
-def get_all_providers() -> list[str]:
-    """As ``get_available_providers``."""
-    return [CPU]
+get_all_providers = get_available_providers
 
 
 def get_device() -> str:
@@ -109,7 +107,7 @@ class InferenceSession:
         return []
 
     def get_modelmeta(self) -> ModelMetadata:
-        """What the model's file says of itself."""
+        """The metadata of the model's file."""
         model = self._session.model
         about = model.about.get
         return ModelMetadata(
@@ -151,8 +149,7 @@ class InferenceSession:
     def disable_fallback(self) -> None:
         """Nothing is ever tried on another provider."""
 
-    def enable_fallback(self) -> None:
-        """Nothing is ever tried on another provider."""
+    enable_fallback = disable_fallback
 
     # Runs.
 
@@ -286,7 +283,7 @@ class InferenceSession:
         return path
 
     def get_profiling_start_time_ns(self) -> int:
-        """When the session was made, by the clock of the trace."""
+        """The time at which the session was made, by the clock of the trace."""
         return self._began_ns
 
 

@@ -70,13 +70,13 @@ class NodeArg:
 
 
 def node_arg(port: Port) -> NodeArg:
-    """What ONNX Runtime says of an input or output."""
+    """An input or output as ONNX Runtime describes it."""
     return NodeArg(port.name, type_text(port.type), list(port.shape or ()))
 
 
 @dataclass(frozen=True, slots=True)
 class ModelMetadata:
-    """What a model's file says of itself."""
+    """The metadata of a model's file."""
 
     custom_metadata_map: Mapping[str, str]
     description: str
@@ -216,7 +216,7 @@ class OrtValue:
 
 
 def plain_value(value: RunValue) -> RunValue:
-    """What Penstock is fed for a value that a program hands over: strings as an array of str."""
+    """A value that a program hands over as Penstock takes it: strings as an array of str."""
     value = value.value if isinstance(value, OrtValue) else value
     if isinstance(value, np.ndarray) and value.dtype.kind in "US":
         return value.astype(STRING)

@@ -47,7 +47,7 @@ from penstock.plan.tasks import are_asynchronous
 
 @dataclass(frozen=True)
 class NodeCompilers:
-    """What compiles the nodes of a graph with frames. ``kernel`` compiles an ordinary node, and
+    """The compilers of the nodes of a graph with frames. ``kernel`` compiles an ordinary node, and
     names its backend; for None, ``executor`` compiles the graph of the node alone, or the graph of
     a segment. ``function`` returns a copy of a function's graph, without dead code, ``copy`` one of
     a node's graph with these inputs, ``form`` the form of a frame that is one node."""

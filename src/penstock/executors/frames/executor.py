@@ -51,8 +51,8 @@ class FrameFunctions(dict[str, FrameGraph]):
 
 @dataclass(frozen=True, eq=False)
 class InnerPrograms:
-    """What the parts of a graph run besides nodes: the ``functions`` that they call, the
-    ``executors`` of segments, and the ``texts`` of the functions of frames that are one node."""
+    """The programs that the parts of a graph run besides nodes: the ``functions`` that they call,
+    the ``executors`` of segments, and the ``texts`` of frames that are one node."""
 
     functions: FrameFunctions = field(default_factory=FrameFunctions)
     executors: list[Executor] = field(default_factory=list)

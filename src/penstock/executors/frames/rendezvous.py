@@ -82,19 +82,20 @@ class Rendezvous:
                 return
             # As text: the error itself would keep the frames of the run alive in its traceback.
             self._error = f"a transfer was given up, because of {error!r}"
-            waiting, self._waiting = self._waiting, {}
             self._sent.clear()
-        for receivers in waiting.values():
-            for receiver in receivers:
-                receiver(None, False, Aborted(self._error))
+        self._dismiss(lambda: Aborted(self._error))
 
     def end(self) -> None:
         """Let waiting receivers know that no values will come, without an error."""
+        self._dismiss(NoValue)
+
+    def _dismiss(self, error: Callable[[], Aborted]) -> None:
+        """Call all waiting receivers with an error each."""
         with self._lock:
             waiting, self._waiting = self._waiting, {}
         for receivers in waiting.values():
             for receiver in receivers:
-                receiver(None, False, NoValue())
+                receiver(None, False, error())
 
     def close(self) -> None:
         """Drop waiting receivers and values at the end of the run; no receiver is called."""
