@@ -16,7 +16,9 @@ import pytest
 from click.testing import CliRunner
 
 import penstock as ps
+import penstock.cli.bench as bench
 import penstock.cli.inspect as inspect_command
+import penstock.cli.run as run
 import penstock.cli.serve as serve
 from penstock.cli import main
 from penstock.cli.commands import COMMANDS
@@ -113,7 +115,11 @@ def test_every_parameter_of_a_command_is_read_by_it(name):
 
 
 @pytest.mark.parametrize(
-    "record", [inspect_command._Question, serve._HttpOptions, serve._ReplicaOptions]
+    "record",
+    [
+        *(bench._Trials, inspect_command._Question, run.ModelInputs, run._Wanted),
+        *(serve._HttpOptions, serve._ReplicaOptions),
+    ],
 )
 def test_every_field_of_gathered_options_is_read(record):
     tree = ast.parse(inspect.getsource(sys.modules[record.__module__]))

@@ -80,8 +80,8 @@ def test_workers_keep_no_variables_of_sessions_that_are_gone(cluster):
     sessions = [ps.compile(counter(0), cluster=cluster) for _ in range(3)]
     for session in sessions:
         session.run(targets=["init"], fetches=[], timeout=SOON)
-    assert stores() == len(cluster._homes) == 3
+    assert stores() == len(cluster._variables.homes) == 3
     del sessions, session
     gc.collect()
     wait_until(lambda: stores() == 0)
-    assert not cluster._homes
+    assert not cluster._variables.homes

@@ -17,7 +17,7 @@ from penstock.backends.numpy import NumpyBackend
 from penstock.codegen.writer import write_program
 from penstock.core.limits import DEFAULT_LIMITS, Limits
 from penstock.executors.control import Control
-from penstock.executors.parallel import ParallelExecutor
+from penstock.executors.parallel import ParallelExecutor, TaskWorkers
 from penstock.executors.task_loop import Queue
 from penstock.host.threads import Workers
 from penstock.ir.graph import clone
@@ -159,7 +159,7 @@ def parallel(
     tasks = arrange(plan, Grouping())
     arena_plan = plan_arena_for_tasks(plan, tasks)
     program = write_program(plan, arena_plan, tasks=tasks, observed=observed)
-    return ParallelExecutor(program, [NumpyBackend()], limits, queues, 0.0)
+    return ParallelExecutor(program, [NumpyBackend()], limits, TaskWorkers(queues, 0.0))
 
 
 class Outcome:

@@ -297,7 +297,7 @@ def test_task_run_that_waits_for_a_busy_pool_can_be_stopped(other, workers, gate
             over.set()
 
     caller = on(threading.Thread(target=call))
-    wait_until(lambda: run.workers[1] and not run.running)
+    wait_until(lambda: run.queues[1].workers and not run.running)
     control.set(ps.Cancelled("enough"))
     try:
         assert over.wait(SOON)
@@ -391,7 +391,7 @@ def test_workers_that_come_after_the_end_do_nothing():
             job()
         assert ends == [1]
         assert log.order == list(range(9 if fails else 10))
-        assert run.workers == [0]
+        assert [queue.workers for queue in run.queues] == [0]
         assert run.running == 0
         assert isinstance(run.error, BrokenError) == fails
 
@@ -610,7 +610,8 @@ def test_hundreds_of_concurrent_task_runs_each_end_once(queues):
     far.close()
     assert set(ends.values()) == {1}
     assert len(ends) == 300
-    assert all(run.workers == [0] * queues and not run.running for _, run, _ in all_of)
+    for _, run, _ in all_of:
+        assert [queue.workers for queue in run.queues] == [0] * queues and not run.running
 
 
 # What is left of a run.

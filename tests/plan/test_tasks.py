@@ -23,7 +23,7 @@ from penstock.core.limits import DEFAULT_LIMITS
 from penstock.core.types import TensorType
 from penstock.executors.base import quiet
 from penstock.executors.control import Control
-from penstock.executors.parallel import ParallelExecutor
+from penstock.executors.parallel import ParallelExecutor, TaskWorkers
 from penstock.executors.task_loop import Queue
 from penstock.ir.graph import Graph, Node, Value, clone
 from penstock.ops import find
@@ -438,7 +438,7 @@ def test_effects_run_in_the_order_of_the_plan_in_whatever_tasks():
 def run_alone(plan: Plan, tasks: Tasks, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
     host = NumpyBackend()
     program = write_program(plan, plan_arena_for_tasks(plan, tasks), tasks=tasks)
-    executor = ParallelExecutor(program, [host], DEFAULT_LIMITS, [Queue(1, None)], 0.0)
+    executor = ParallelExecutor(program, [host], DEFAULT_LIMITS, TaskWorkers([Queue(1, None)], 0.0))
     return executor.run(inputs, Control())
 
 

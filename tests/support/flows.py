@@ -71,6 +71,7 @@ def begin(
     worthwhile: Iterable[int] | None = None,
     control: Control | None = None,
     values: list[Any] | None = None,
+    on_end: Callable[[], None] | None = None,
     **options: Any,
 ) -> TaskRun:
     """A run of ``tasks``: those without a function do nothing; all are worth a worker by default."""
@@ -79,7 +80,9 @@ def begin(
     values = [None] * 8 if values is None else values
     flow = Flow(tasks, queues, [t in worth for t in range(n)], len(values))
     given = [functions.get(t, lambda control, V: None) for t in range(n)]
-    return TaskRun(flow, given, values, control or Control(), **options)
+    run = TaskRun(flow, given, values, control or Control(), **options)
+    run.on_end = on_end
+    return run
 
 
 def on(thread: threading.Thread) -> threading.Thread:

@@ -34,7 +34,7 @@ def owners() -> dict[str, str]:
     found = {}
     for name, (graph, _) in graphs().items():
         families = [FAMILIES[n.op.full_name] for n in graph.nodes if n.op.full_name in FAMILIES]
-        found[name] = families[0].__module__.rpartition(".")[2] if families else ""
+        found[name] = families[0][0].__module__.rpartition(".")[2] if families else ""
     return found
 
 

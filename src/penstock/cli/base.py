@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import click
 
@@ -18,11 +18,16 @@ from penstock.cli.commands import main
 from penstock.compiler.options import EXECUTORS, EXPERT, CompileOptions, ExpertOptions, help_of
 from penstock.core.checkpoints import reporting
 from penstock.core.errors import InvalidInput, OptionError, PenstockError
-from penstock.core.types import TensorType
+from penstock.core.types import JsonObject, TensorType
 from penstock.frontends.load import load
 from penstock.ir.graph import Model
 
-Show = Callable[[Mapping[str, Any]], None]
+Show = Callable[[JsonObject], None]
+Command: TypeAlias = Callable[..., JsonObject]
+"""the function of a command, which returns what ``--json`` prints"""
+Decorator = Callable[[Any], Any]
+CompileArguments: TypeAlias = Mapping[str, Any]
+"""options of ``penstock.compile``, by name"""
 
 
 class ExpertOption(click.Option):
@@ -44,12 +49,12 @@ class _Command(click.Command):
                     formatter.write_dl(own)
 
 
-def command(show: Show) -> Callable[[Callable[..., dict[str, Any]]], click.Command]:
+def command(show: Show) -> Callable[[Command], click.Command]:
     """Register a command: it returns what ``--json`` prints, or else ``show`` shows. A
     ``PenstockError`` or a file that cannot be written ends it with exit code 1, and so does a
     result that is not ``ok``; options that no session can have with 2."""
 
-    def register(function: Callable[..., dict[str, Any]]) -> click.Command:
+    def register(function: Command) -> click.Command:
         @main.command(function.__name__, cls=_Command)
         @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
         @wraps(function)
@@ -81,7 +86,7 @@ def command(show: Show) -> Callable[[Callable[..., dict[str, Any]]], click.Comma
     return register
 
 
-def _show_warning(message: Warning | str, *place: Any, **more: Any) -> None:
+def _show_warning(message: Warning | str, *place: object, **more: object) -> None:
     click.secho("warning: ", fg="yellow", bold=True, nl=False, err=True)
     click.echo(str(message), err=True)
 
@@ -106,6 +111,7 @@ def _progress(what: str, *, quiet: bool) -> Iterator[None]:
     def tell(step: str, done: int, total: int) -> None:
         progress.update(task, description=f"{what}: {step}", completed=done, total=total)
 
+    # Most commands have ended by then, for which a bar would only flicker.
     timer = threading.Timer(1, progress.start)
     timer.daemon = True
     timer.start()
@@ -128,7 +134,7 @@ SHAPES = click.option(
 )
 
 
-def compile_option(name: str, **settings: Any) -> Callable[[Any], Any]:
+def compile_option(name: str, **settings: Any) -> Decorator:
     """The option of the command line for one of ``CompileOptions`` or of ``ExpertOptions``."""
     flag = "--" + name.replace("_", "-")
     record, cls = (
@@ -141,7 +147,13 @@ SIGNATURE = compile_option("signature", metavar="NAME")
 EXECUTOR = compile_option("executor", type=click.Choice(EXECUTORS), show_default="auto")
 
 
-def planner_option(*more: str, note: str = "") -> Callable[[Any], Any]:
+def count_option(*names: str, least: int = 1, **settings: Any) -> Decorator:
+    """An option for a whole number that is at least ``least``; its default is shown."""
+    kind, has_default = click.IntRange(min=least), "default" in settings
+    return click.option(*names, type=kind, show_default=has_default, **settings)
+
+
+def planner_option(*more: str, note: str = "") -> Decorator:
     """The option for the memory planner, with ``more`` choices, which ``note`` explains."""
     choices = click.Choice([*MEMORY_PLANNERS, *more])
     text = help_of(ExpertOptions, "memory_planner") + note
@@ -154,7 +166,7 @@ PLANNER = planner_option()
 
 
 def read_model(
-    path: str | Path, signature: str | None, options: Mapping[str, Any]
+    path: str | Path, signature: str | None, options: CompileArguments
 ) -> tuple[Model, dict[str, Any]]:
     """The model at a path, read within the limits and the time of the options of compiling, and
     these options with the time that is left."""
@@ -195,7 +207,7 @@ def known_dims(
     return dims
 
 
-def show_assumed(result: Mapping[str, Any]) -> None:
+def show_assumed(result: JsonObject) -> None:
     """Say which shapes a result is for, and which dims were not named."""
     for name, what in result["inputs"].items():
         note = result["assumed"].get(name)
@@ -244,9 +256,15 @@ def dims_by_input(model: Model, texts: Sequence[str]) -> dict[str, list[tuple[in
     return by_input
 
 
-def show_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print columns under their headers, as wide as their widest cells."""
-    widths = [max(map(len, column)) for column in zip(headers, *rows, strict=False)]
-    for i, row in enumerate((headers, *rows)):
+def show_table(
+    headers: Sequence[str], rows: Sequence[Sequence[str]], most: int | None = None
+) -> None:
+    """Print columns under their headers, as wide as their widest cells; of more than ``most`` rows
+    the first ones, and how many more there are."""
+    shown = [headers, *rows[:most]]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=False)]
+    for i, row in enumerate(shown):
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
         click.secho("  ".join(cells).rstrip(), bold=i == 0)
+    if len(rows) >= len(shown):
+        click.echo(f"and {len(rows) - len(shown) + 1} more; --json has all")

@@ -5,20 +5,20 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
-from typing import Any
 
 import click
 import numpy as np
 
-from penstock.cli.base import command, read_model, show_assumed, show_table
-from penstock.cli.options import compile_options
-from penstock.cli.run import model_and_inputs, read_feeds
+from penstock.cli.base import CompileArguments, command, count_option, show_assumed, show_table
+from penstock.cli.options import compile_options, gathered
+from penstock.cli.run import ModelInputs, model_and_inputs
 from penstock.compiler.feeds import convert
 from penstock.compiler.options import EXECUTORS
-from penstock.core.types import type_of
+from penstock.core.records import dataclass
+from penstock.core.types import JsonObject, NamedValues
 from penstock.host.threads import core_budget
 from penstock.session.session import Session, compile
 
@@ -47,7 +47,7 @@ _STATISTICS: dict[str, Callable[[list[float]], float]] = {
 }
 
 
-def _show_bench(result: Mapping[str, Any]) -> None:
+def _show_bench(result: JsonObject) -> None:
     click.echo(f"{result['model']}: loaded in {result['load_ms']:.1f} ms")
     show_assumed(result)
     several = any(row["clients"] > 1 for row in result["rows"])
@@ -55,6 +55,21 @@ def _show_bench(result: Mapping[str, Any]) -> None:
     rows = [[format(row[key], form) for _, key, form in columns] for row in result["rows"]]
     show_table([title for title, _, _ in columns], rows)
     click.echo("times in ms")
+
+
+@dataclass(frozen=True)
+class _Trials:
+    """The combinations that are timed, each for so many ``seconds``."""
+
+    executors: Sequence[str]
+    threads: Sequence[int]
+    clients: Sequence[int]
+    seconds: float
+
+    def __iter__(self) -> Iterator[tuple[str | None, int, int]]:
+        """The executor (None: that of the options), the threads and the clients of each."""
+        counts = sorted(set(self.threads) or {1, core_budget()})
+        return product(self.executors or (None,), counts, self.clients or (1,))
 
 
 @command(_show_bench)
@@ -68,18 +83,16 @@ def _show_bench(result: Mapping[str, Any]) -> None:
     help="Executor to use; may be repeated. Default: auto.",
 )
 @compile_options("executor", "threads")
-@click.option(
+@count_option(
     "--threads",
     "-t",
     multiple=True,
-    type=click.IntRange(min=1),
     help="Cores that a run may use; may be repeated. Default: 1 and all.",
 )
-@click.option(
+@count_option(
     "--clients",
     "-c",
     multiple=True,
-    type=click.IntRange(min=1),
     help="Threads that call the session concurrently; may be repeated. Default: 1.",
 )
 @click.option(
@@ -89,36 +102,24 @@ def _show_bench(result: Mapping[str, Any]) -> None:
     show_default=True,
     help="Seconds for which each combination runs, at least five times.",
 )
-def bench(
-    model: str,
-    inputs: Sequence[str],
-    seed: int,
-    signature: str | None,
-    shapes: Sequence[str],
-    executors: Sequence[str],
-    options: Mapping[str, Any],
-    threads: Sequence[int],
-    clients: Sequence[int],
-    seconds: float,
-) -> dict[str, Any]:
+@gathered("trials", _Trials)
+def bench(source: ModelInputs, options: CompileArguments, trials: _Trials) -> JsonObject:
     """Time a model: loading, preparing (compiling a plan for the inputs), the first run, and the
     mean, minimum, maximum, geometric mean and median of many runs.
 
     Inputs that are not given are random; an unknown first dim of theirs is 1.
     """
     begin = time.perf_counter()
-    loaded, options = read_model(model, signature, options)
+    loaded, options = source.read(options)
     load_ms = 1e3 * (time.perf_counter() - begin)
     with compile(loaded, **options) as session:
-        assumed: dict[str, str] = {}
-        feeds = read_feeds(session, inputs, seed, fill=True, shapes=shapes, assumed=assumed)
+        feeds = source.feeds(session)
         fed = {p.name: convert(p.name, feeds[p.name], p.type) for p in session.inputs}
     feeds |= fed
     tensors = all(isinstance(value, np.ndarray) for value in fed.values())
     dims = {name: value.shape for name, value in fed.items()} if tensors else None
-    counts = sorted(set(threads) or {1, core_budget()})
     rows = []
-    for executor, count, client_count in product(executors or (None,), counts, clients or (1,)):
+    for executor, count, clients in trials:
         chosen = {**options, "threads": count}
         chosen |= {} if executor is None else {"executor": executor}
         begin = time.perf_counter()
@@ -126,16 +127,17 @@ def bench(
             prepared = time.perf_counter()
             session.run(feeds)
             first = time.perf_counter()
+            # Not counted: caches are cold, and the number of threads may be tried out.
             for _ in range(_WARM_UP_RUNS):
                 session.run(feeds)
-            times, elapsed = _timed(session, feeds, client_count, seconds)
+            times, elapsed = _timed(session, feeds, clients, trials.seconds)
             effective = session.effective.executor
         rows.append(
             {
                 "executor": session.options.executor,
                 "effective": effective,
                 "threads": count,
-                "clients": client_count,
+                "clients": clients,
                 "prepare_ms": 1e3 * (prepared - begin),
                 "first_ms": 1e3 * (first - prepared),
                 **{key: 1e3 * function(times) for key, function in _STATISTICS.items()},
@@ -143,13 +145,11 @@ def bench(
                 "runs_per_s": len(times) / elapsed,
             }
         )
-    types = {name: str(type_of(value)) for name, value in feeds.items()}
-    result = {"model": str(model), "load_ms": load_ms, "inputs": types, "assumed": assumed}
-    return {**result, "rows": rows}
+    return {**source.describe(feeds), "load_ms": load_ms, "rows": rows}
 
 
 def _timed(
-    session: Session, feeds: Mapping[str, Any], clients: int, seconds: float
+    session: Session, feeds: NamedValues, clients: int, seconds: float
 ) -> tuple[list[float], float]:
     """The time of each run with this many concurrent clients, and of all together, in seconds."""
     times: list[float] = []

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import click
 
 from penstock.cli.base import command, show_table
+from penstock.core.types import JsonObject
 from penstock.ir.describe import format_bytes
 from penstock.session import compile_cache
 
@@ -20,7 +19,7 @@ FOLDER = click.option(
 )
 
 
-def _show_cache(result: Mapping[str, Any]) -> None:
+def _show_cache(result: JsonObject) -> None:
     if "freed" in result:
         click.echo(f"{result['folder']}: {format_bytes(result['freed'])} freed")
         return
@@ -33,7 +32,7 @@ def _show_cache(result: Mapping[str, Any]) -> None:
 @command(_show_cache)
 @click.argument("action", type=click.Choice(["list", "clear"]))
 @FOLDER
-def cache(action: str, folder: Path | None) -> dict[str, Any]:
+def cache(action: str, folder: Path | None) -> JsonObject:
     """List the sessions that compile(cache=...) keeps, or remove them."""
     chosen = compile_cache.folder_of(True if folder is None else folder)
     if action == "clear":

@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import click
 
-from penstock.cli.base import show_table
+from penstock.cli.base import count_option, show_table
+from penstock.cli.options import gathered
 from penstock.cluster.simulated import MOST_WORKERS, SimulatedCluster
+from penstock.core.types import JsonObject
 from penstock.ir.describe import format_bytes
 from penstock.session.session import Session
 from penstock.tuning.worker_placement import DRIVER, OBJECTIVES, ClusterForecast
@@ -48,7 +49,7 @@ def read_amount(kind: str, text: str) -> float:
     return amount
 
 
-def _amount(context: click.Context, parameter: click.Parameter, text: str | None) -> Any:
+def _amount(context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
     try:
         return None if text is None else read_amount(str(parameter.name), text)
     except ValueError as error:
@@ -64,9 +65,8 @@ _OPTIONS = (
     ),
     click.option("--bandwidth", metavar="RATE", callback=_amount, help="Of a link, as in 10GB/s."),
     click.option("--latency", metavar="TIME", callback=_amount, help="Of a message, as in 50us."),
-    click.option(
+    count_option(
         "--cores",
-        type=click.IntRange(min=1),
         help="Cores that all workers share, on one machine. Default: each has its own.",
     ),
     click.option(
@@ -87,52 +87,43 @@ _OPTIONS = (
 def cluster_options(function: Callable[..., object]) -> Callable[..., object]:
     """Give a command the options of a simulated cluster, which it takes as ``cluster``; None
     without ``--cluster``."""
-
-    @wraps(function)
-    def gathered(
-        *arguments: object,
-        cluster: int | None,
-        bandwidth: float | None,
-        latency: float | None,
-        cores: int | None,
-        cost: Path | None,
-        objective: str | None,
-        **values: object,
-    ) -> object:
-        simulated = None
-        given = {
-            "--bandwidth": bandwidth,
-            "--latency": latency,
-            "--cores": cores,
-            "--cost": cost,
-            "--objective": objective,
-        }
-        if cluster is None:
-            for name, value in given.items():
-                if value is not None:
-                    raise click.UsageError(f"{name} is for --cluster")
-        elif bandwidth is None or latency is None:
-            raise click.UsageError("--cluster needs --bandwidth and --latency")
-        else:
-            simulated = SimulatedCluster(
-                cluster,
-                bandwidth=bandwidth,
-                latency=latency,
-                objective=objective or OBJECTIVES[0],
-                profile=cost,
-                cores=cores,
-            )
-        return function(*arguments, cluster=simulated, **values)
-
-    declared: Any = gathered
+    declared: Any = gathered("cluster", _simulated)(function)
     for option in reversed(_OPTIONS):
         declared = option(declared)
     return declared
 
 
+def _simulated(
+    cluster: int | None,
+    bandwidth: float | None,
+    latency: float | None,
+    cores: int | None,
+    cost: Path | None,
+    objective: str | None,
+) -> SimulatedCluster | None:
+    """The cluster that the options describe; None without ``--cluster``."""
+    if cluster is None:
+        names = ("--bandwidth", "--latency", "--cores", "--cost", "--objective")
+        values = (bandwidth, latency, cores, cost, objective)
+        for name, value in zip(names, values, strict=True):
+            if value is not None:
+                raise click.UsageError(f"{name} is for --cluster")
+        return None
+    if bandwidth is None or latency is None:
+        raise click.UsageError("--cluster needs --bandwidth and --latency")
+    return SimulatedCluster(
+        cluster,
+        bandwidth=bandwidth,
+        latency=latency,
+        objective=objective or OBJECTIVES[0],
+        profile=cost,
+        cores=cores,
+    )
+
+
 def describe_forecast(
     session: Session, cluster: SimulatedCluster, shapes: Mapping[str, tuple[int, ...]]
-) -> dict[str, Any]:
+) -> JsonObject:
     """A forecast of runs of a session, as JSON has it; times in seconds."""
     forecast = session.inspect.forecast_on_cluster(shapes)
     workers = [
@@ -174,7 +165,7 @@ def describe_forecast(
     return result
 
 
-def _bottleneck(forecast: ClusterForecast) -> dict[str, Any]:
+def _bottleneck(forecast: ClusterForecast) -> JsonObject:
     worker = forecast.bottleneck
     computing = forecast.computing[worker]
     if forecast.shared > forecast.loads[worker]:
@@ -187,7 +178,7 @@ def _name(worker: int) -> int | str:
     return "driver" if worker == DRIVER else worker
 
 
-def show_forecast(result: Mapping[str, Any]) -> None:
+def show_forecast(result: JsonObject) -> None:
     """Print a forecast for people."""
     bottleneck, interval = result["bottleneck"], result["interval"]
     click.echo(f"workers      {result['used']} of {result['workers']} have nodes")
@@ -216,11 +207,10 @@ def show_forecast(result: Mapping[str, Any]) -> None:
             f"{row['messages'] * 1e3:.3f}",
             f"{row['load'] / interval:.1%}",
         )
-        for row in loads[:_MOST_ROWS]
+        for row in loads
     ]
-    show_table(("worker", "nodes", "computing ms", "messages ms", "busy"), rows)
-    if len(loads) > _MOST_ROWS:
-        click.echo(f"and {len(loads) - _MOST_ROWS} more; --json has all")
+    headers = ("worker", "nodes", "computing ms", "messages ms", "busy")
+    show_table(headers, rows, _MOST_ROWS)
     source = result["profile"]
     click.echo(
         f"by {source}; nodes that it lacks are estimated"

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 import click
 
-from penstock.cli.base import command, read_model, show_assumed, show_table
+from penstock.cli.base import CompileArguments, command, show_assumed, show_table
 from penstock.cli.options import changed, comparison_options, compile_options
-from penstock.cli.run import model_and_inputs, read_feeds
-from penstock.core.types import type_of
+from penstock.cli.run import ModelInputs, model_and_inputs
+from penstock.core.types import JsonObject
 from penstock.session.session import compile
 
 # Rows shown of the table.
 _MAX_ROWS = 20
 
 
-def _show_comparison(result: Mapping[str, Any]) -> None:
+def _show_comparison(result: JsonObject) -> None:
     show_assumed(result)
     for name in ("first", "second"):
         click.echo(f"{name}: {result[name]}")
@@ -29,12 +26,10 @@ def _show_comparison(result: Mapping[str, Any]) -> None:
             *(_figures(row) if row["same_shape"] else ("other shape", "", "", "", "")),
             f"{row['backend']}, {row['other_backend']}",
         )
-        for row in values[:_MAX_ROWS]
+        for row in values
     ]
     titles = ("relative", "largest", "at", "first", "second")
-    show_table(("value", "operation", *titles, "backends"), rows)
-    if len(values) > _MAX_ROWS:
-        click.echo(f"and {len(values) - _MAX_ROWS} more; --json has all")
+    show_table(("value", "operation", *titles, "backends"), rows, _MAX_ROWS)
     alone = result["only"]
     click.echo(
         f"{len(values)} values are computed by both, {alone[0]} by the first alone and {alone[1]} "
@@ -44,7 +39,7 @@ def _show_comparison(result: Mapping[str, Any]) -> None:
         click.echo(f"values differ by more than {result['tolerance']:g} of their scale", err=True)
 
 
-def _figures(row: Mapping[str, Any]) -> tuple[str, ...]:
+def _figures(row: JsonObject) -> tuple[str, ...]:
     at = "[" + ", ".join(map(str, row["index"])) + "]"
     nonfinite = f", {row['nonfinite']} NaN or inf" if row["nonfinite"] else ""
     figures = [f"{row[key]:.6g}" for key in ("relative", "largest")]
@@ -62,30 +57,23 @@ def _figures(row: Mapping[str, Any]) -> tuple[str, ...]:
     "infinities, or in shape.",
 )
 def compare(
-    model: str,
-    inputs: Sequence[str],
-    seed: int,
-    signature: str | None,
-    shapes: Sequence[str],
-    options: Mapping[str, Any],
-    against: Mapping[str, Any],
+    source: ModelInputs,
+    options: CompileArguments,
+    against: CompileArguments,
     tolerance: float | None,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Run a model that is compiled in two ways, and show how far each value is apart, the farthest
     first. Inputs that are not given are random."""
     if not against:
         raise click.UsageError("name what to compare with, as in --against backends=numpy")
-    loaded, options = read_model(model, signature, options)
+    loaded, options = source.read(options)
     session = compile(loaded, **options)
-    assumed: dict[str, str] = {}
-    feeds = read_feeds(session, inputs, seed, fill=True, shapes=shapes, assumed=assumed)
+    feeds = source.feeds(session)
     other = compile(loaded, **changed(options, against))
     compared = session.inspect.report(feeds, runs=1, against=other).document["comparison"]
     values = compared["values"]
     return {
-        "model": str(model),
-        "inputs": {name: str(type_of(value)) for name, value in feeds.items()},
-        "assumed": assumed,
+        **source.describe(feeds),
         "first": compared["labels"][0],
         "second": compared["labels"][1],
         "values": values,
@@ -95,5 +83,5 @@ def compare(
     }
 
 
-def _within(row: Mapping[str, Any], tolerance: float) -> bool:
+def _within(row: JsonObject, tolerance: float) -> bool:
     return bool(row["same_shape"] and not row["nonfinite"] and row["relative"] <= tolerance)

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
-from penstock.cli.base import MODEL, SIGNATURE, command, read_model, read_shapes
+from penstock.cli.base import MODEL, SIGNATURE, CompileArguments, command, read_model, read_shapes
 from penstock.cli.options import check_writable, compile_options, file_option
-from penstock.core.types import TensorType
+from penstock.core.types import JsonObject, TensorType
 from penstock.ir.describe import format_bytes
 from penstock.session import session as sessions
 
 
-def _show_compiled(result: Mapping[str, Any]) -> None:
+def _show_compiled(result: JsonObject) -> None:
     click.echo(f"{result['output']}: {format_bytes(result['bytes'])}, plans for")
     for shapes in result["plans"]:
         dims = [f"{name}={'x'.join(map(str, shape))}" for name, shape in shapes.items()]
@@ -57,8 +56,8 @@ def compile(
     signature: str | None,
     output: Path | None,
     shapes: Sequence[str],
-    options: Mapping[str, Any],
-) -> dict[str, Any]:
+    options: CompileArguments,
+) -> JsonObject:
     """Compile a model ahead, with plans for inputs of these shapes, into a file that starts fast.
 
     Without --shape there is a plan if the model says all dims of its inputs.

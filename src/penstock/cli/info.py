@@ -6,7 +6,7 @@ from __future__ import annotations
 import platform
 import sys
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import click
@@ -15,6 +15,7 @@ import numpy as np
 from penstock.cli.base import (
     SHAPES,
     SIGNATURE,
+    CompileArguments,
     all_shapes,
     command,
     read_model,
@@ -24,6 +25,7 @@ from penstock.cli.base import (
 from penstock.cli.options import compile_options
 from penstock.core import VERSION
 from penstock.core.errors import InvalidInput, PenstockError
+from penstock.core.types import JsonObject
 from penstock.host.threads import core_budget
 from penstock.ir.describe import format_bytes
 from penstock.ir.graph import Graph, Model, clone
@@ -35,7 +37,7 @@ _PACKAGES = ("numpy", "ml_dtypes", "onnx", "protobuf", "threadpoolctl", "onednn-
 _OF_READING = {"limits", "timeout"}
 
 
-def _show_info(result: Mapping[str, Any]) -> None:
+def _show_info(result: JsonObject) -> None:
     if "python" in result:
         _show_installation(result)
         return
@@ -69,18 +71,13 @@ def _show_info(result: Mapping[str, Any]) -> None:
     click.echo(f"constants   {format_bytes(plan['constant_bytes'])}")
 
 
-def _show_installation(result: Mapping[str, Any]) -> None:
-    for name in ("penstock", "python", "system", "processor"):
-        click.echo(f"{name:<15} {result[name]}")
-    click.echo(f"{'threads':<15} {result['threads']}")
-    for name, what in result["backends"].items():
-        click.echo(f"{name:<15} {what}")
-    for name, version in result["packages"].items():
-        click.echo(f"{name:<15} {version or 'not installed'}")
-    for name, path in result["folders"].items():
-        click.echo(f"{name:<15} {path}")
-    for name, value in result["environment"].items():
-        click.echo(f"{name:<15} {value}")
+def _show_installation(result: JsonObject) -> None:
+    facts = {
+        name: result[name] for name in ("penstock", "python", "system", "processor", "threads")
+    }
+    for named in (facts, *map(result.get, ("backends", "packages", "folders", "environment"))):
+        for name, fact in (named or {}).items():
+            click.echo(f"{name:<15} {'not installed' if fact is None else fact}")
     for notice in result["notices"]:
         click.echo(f"notice: {notice}")
 
@@ -96,8 +93,8 @@ def info(
     shapes: Sequence[str],
     signature: str | None,
     planned: bool,
-    options: Mapping[str, Any],
-) -> dict[str, Any]:
+    options: CompileArguments,
+) -> JsonObject:
     """Inputs, outputs, parts, operations and parameters of a model; with --plan, or a shape to plan
     for, also its steps, work and memory. Without a model: versions, backends, instruction sets,
     threads and folders of this installation, for reports of faults."""
@@ -126,8 +123,8 @@ def info(
     return {**result, **_plan_of(loaded, shapes, options)} if planned or shapes else result
 
 
-def _installation() -> dict[str, Any]:
-    """What a report of a fault should have."""
+def _installation() -> JsonObject:
+    """The facts that a report of a fault should have."""
     import os
 
     from penstock.backends.registry import BACKENDS, available, describe
@@ -175,7 +172,7 @@ def _output_types(graph: Graph) -> dict[str, str]:
     return {n: str(v.type) for n, v in zip(names, copy.outputs, strict=True)}
 
 
-def _plan_of(model: Model, shapes: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
+def _plan_of(model: Model, shapes: Sequence[str], options: CompileArguments) -> JsonObject:
     """The plan of a model for these shapes; why there is none, if it must know more of them."""
     from penstock.ops.work_estimate import flops
     from penstock.session.session import compile

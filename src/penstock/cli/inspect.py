@@ -14,8 +14,10 @@ from penstock.cli.base import (
     MODEL,
     SHAPES,
     SIGNATURE,
+    CompileArguments,
     all_shapes,
     command,
+    count_option,
     planner_option,
     read_model,
     show_table,
@@ -26,6 +28,7 @@ from penstock.cluster.simulated import SimulatedCluster
 from penstock.core.errors import InvalidInput, InvalidModel, Unsupported
 from penstock.core.limits import DEFAULT_LIMITS, Limits
 from penstock.core.records import dataclass
+from penstock.core.types import JsonObject
 from penstock.frontends.common.model_files import open_path
 from penstock.frontends.load import load_text
 from penstock.ir.describe import format_bytes
@@ -40,7 +43,7 @@ if TYPE_CHECKING:
 # check
 
 
-def _show_check(result: Mapping[str, Any]) -> None:
+def _show_check(result: JsonObject) -> None:
     for problem in result["problems"]:
         click.echo(f"invalid: {problem}")
     for operation in result["unsupported"]:
@@ -53,7 +56,7 @@ def _show_check(result: Mapping[str, Any]) -> None:
 @MODEL
 @SIGNATURE
 @compile_options()
-def check(model: str, signature: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
+def check(model: str, signature: str | None, options: CompileArguments) -> JsonObject:
     """Verify a model and report everything that is wrong with it, or that no backend can run."""
     result: dict[str, Any] = {"ok": True, "problems": [], "unsupported": []}
     try:
@@ -71,7 +74,7 @@ def check(model: str, signature: str | None, options: Mapping[str, Any]) -> dict
 # plan
 
 
-def _show_plan(result: Mapping[str, Any]) -> None:
+def _show_plan(result: JsonObject) -> None:
     for name, note in result["assumed"].items():
         click.echo(f"input {name}: {note}; --shape names others", err=True)  # not part of a text
     if "text" in result:
@@ -99,7 +102,7 @@ def _show_plan(result: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class _Question:
-    """What ``penstock plan`` is asked for in place of the plan, if anything, and how."""
+    """The question that ``penstock plan`` answers in place of the plan, if any."""
 
     after: str | None
     max_elements: int | None
@@ -154,9 +157,9 @@ class _Question:
     metavar="PASS",
     help="Print the graph as this compiler pass leaves it, in text form, instead of the plan.",
 )
-@click.option(
+@count_option(
     "--max-elements",
-    type=click.IntRange(min=0),
+    least=0,
     metavar="N",
     help="With --after: cut constants of more than N elements short. --from refuses such a text.",
 )
@@ -167,9 +170,8 @@ class _Question:
 @click.option("--reasons", is_flag=True, help="Also say why each step is on its backend.")
 @click.option("--streams", is_flag=True, help="The plan on streams, with the time line simulated.")
 @file_option("--svg", help="File to draw the streams into.")
-@click.option(
+@count_option(
     "--simulate",
-    type=click.IntRange(min=1),
     metavar="N",
     help="Show the simulated time of the plan on N workers, instead of the plan.",
 )
@@ -180,9 +182,9 @@ def plan(
     text_file: Path | None,
     shapes: Sequence[str],
     signature: str | None,
-    options: Mapping[str, Any],
+    options: CompileArguments,
     question: _Question,
-) -> dict[str, Any]:
+) -> JsonObject:
     """How a model will run: its steps and their memory, or the generated program, its streams, a
     forecast for one machine or for a cluster, or the arenas of all memory planners; or its graph
     after a compiler pass."""
@@ -221,7 +223,7 @@ def plan(
     return {"assumed": assumed, "text": text, "plan": session.inspect.describe()}
 
 
-def _charts(charts: Schedule, svg: Path | None) -> dict[str, Any]:
+def _charts(charts: Schedule, svg: Path | None) -> JsonObject:
     """The time lines of streams, which are drawn into the file ``svg`` if there is one."""
     from penstock.inspect.gantt import format_charts
 
@@ -231,7 +233,7 @@ def _charts(charts: Schedule, svg: Path | None) -> dict[str, Any]:
 
 
 def _loaded(
-    model: Path | None, text_file: Path | None, signature: str | None, options: Mapping[str, Any]
+    model: Path | None, text_file: Path | None, signature: str | None, options: CompileArguments
 ) -> tuple[Model, Mapping[str, Any]]:
     """The model at a path, or that of a text file, and the options of compiling it."""
     if model is not None and text_file is None:
@@ -243,7 +245,7 @@ def _loaded(
     raise click.UsageError("name either a MODEL or a text file with --from")
 
 
-def _arenas(compiled: Callable[..., Session]) -> dict[str, Any]:
+def _arenas(compiled: Callable[..., Session]) -> JsonObject:
     """The arenas that all memory planners lay out."""
     arenas = {
         name: compiled(memory_planner=name).inspect.executor.arena_plan for name in MEMORY_PLANNERS

@@ -7,31 +7,36 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import click
 
 from penstock.algorithms.arena import MEMORY_PLANNERS
-from penstock.cli.base import EXECUTOR, PLANNER, compile_option
+from penstock.cli.base import EXECUTOR, PLANNER, Decorator, compile_option
 from penstock.compiler.options import DEFAULT_EXPERT, EXECUTORS, EXPERT, PRECISIONS, ExpertOptions
 from penstock.core.limits import Limits
 from penstock.core.records import fields
 
-Decorator = Callable[[Any], Any]
 
-
-def _backends(context: click.Context, parameter: click.Parameter, text: str | None) -> Any:
+def _backends(
+    context: click.Context, parameter: click.Parameter, text: str | None
+) -> list[str] | None:
     if text is None:
         return None
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def _place(context: click.Context, parameter: click.Parameter, texts: Sequence[str]) -> Any:
+def _place(
+    context: click.Context, parameter: click.Parameter, texts: Sequence[str]
+) -> dict[str, str] | None:
     return _pairs(texts) or None
 
 
-def _limits(context: click.Context, parameter: click.Parameter, texts: Sequence[str]) -> Any:
+def _limits(
+    context: click.Context, parameter: click.Parameter, texts: Sequence[str]
+) -> Limits | None:
     names = [limit.name for limit in fields(Limits)]
     values: dict[str, Any] = {}
     for name, text in _pairs(texts).items():
@@ -48,7 +53,7 @@ def _limits(context: click.Context, parameter: click.Parameter, texts: Sequence[
 
 
 def _pairs(texts: Iterable[str]) -> dict[str, str]:
-    """What stands before and behind the last equals sign of each text."""
+    """The names before the last equals sign of each text, and the values behind it."""
     pairs = {}
     for text in texts:
         name, equals, value = text.rpartition("=")
@@ -58,7 +63,9 @@ def _pairs(texts: Iterable[str]) -> dict[str, str]:
     return pairs
 
 
-def _devices(context: click.Context, parameter: click.Parameter, text: str | None) -> Any:
+def _devices(
+    context: click.Context, parameter: click.Parameter, text: str | None
+) -> int | list[str] | None:
     if text is None:
         return None
     return int(text) if text.isdigit() else [name.strip() for name in text.split(",")]
@@ -111,17 +118,15 @@ def changed(options: Mapping[str, object], changes: Mapping[str, object]) -> dic
     return result
 
 
-def gathered(name: str, record: type) -> Decorator:
-    """Let a command take the options that are fields of ``record`` as one argument, ``name``. To
-    be the decorator next to the command."""
-
-    made: Any = record
-    names = [field.name for field in fields(made)]
+def gathered(name: str, record: Callable[..., object]) -> Decorator:
+    """Let a command take, as one argument ``name``, the ``record`` whose fields are some of its
+    options, or what a function makes of the options that are its parameters."""
+    names = [*signature(record).parameters]
 
     def declare(function: Callable[..., object]) -> Callable[..., object]:
         @wraps(function)
         def call(*arguments: object, **values: object) -> object:
-            own = {field: values.pop(field) for field in names}
+            own = {option: values.pop(option) for option in names}
             return function(*arguments, **{name: record(**own)}, **values)
 
         return call
@@ -195,7 +200,9 @@ comparison_options = click.option(
 # Files.
 
 
-def _written_file(context: click.Context, parameter: click.Parameter, path: Path | None) -> Any:
+def _written_file(
+    context: click.Context, parameter: click.Parameter, path: Path | None
+) -> Path | None:
     return None if path is None else check_writable(path)
 
 
@@ -212,7 +219,9 @@ def check_writable(path: Path) -> Path:
     return path
 
 
-def _written_folder(context: click.Context, parameter: click.Parameter, path: Path | None) -> Any:
+def _written_folder(
+    context: click.Context, parameter: click.Parameter, path: Path | None
+) -> Path | None:
     """A folder, which is made if it is not there."""
     if path is not None:
         try:

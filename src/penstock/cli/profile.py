@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import click
 
-from penstock.cli.base import command, show_assumed, show_table
+from penstock.cli.base import CompileArguments, command, show_assumed, show_table
 from penstock.cli.options import check_writable, compile_options, file_option
-from penstock.cli.run import model_and_inputs, read_feeds, runs_option
-from penstock.core.types import type_of
+from penstock.cli.run import ModelInputs, model_and_inputs, runs_option
+from penstock.core.types import JsonObject
 from penstock.observers.profile import Row, StepRow
 from penstock.observers.trace import Trace
 from penstock.session.session import compile
@@ -24,10 +23,9 @@ from penstock.tuning.machine_peak import MachinePeak, machine_peak
 _MAX_ROWS = 20
 
 
-def _show_profile(result: Mapping[str, Any]) -> None:
+def _show_profile(result: JsonObject) -> None:
     show_assumed(result)
     click.echo(f"{result['effective_line']}")
-    steps = result["steps"]
     headers = ("step", "operation", "backend", "dtype", "times", "ms a run", "share")
     rows = [
         (
@@ -42,17 +40,17 @@ def _show_profile(result: Mapping[str, Any]) -> None:
             _rate(row["gbytes_per_s"]),
             _share(row["share_of_peak"] if row["flops"] else None),
         )
-        for row in steps[:_MAX_ROWS]
+        for row in result["steps"]
     ]
-    show_table((*headers, "GFLOP/s", "GB/s", "of peak"), rows)
-    _more(steps)
+    show_table((*headers, "GFLOP/s", "GB/s", "of peak"), rows, _MAX_ROWS)
+    click.echo()
     for title, key in (("operation", "operations"), ("backend", "backends")):
         shown = [
             (row["name"], str(row["count"]), f"{row['ms']:.3f}", f"{row['share']:.1%}")
-            for row in result[key][:_MAX_ROWS]
+            for row in result[key]
         ]
-        show_table((title, "times", "ms a run", "share"), shown)
-        _more(result[key])
+        show_table((title, "times", "ms a run", "share"), shown, _MAX_ROWS)
+        click.echo()
     peak = result["peak"]
     click.echo(
         f"{result['ms']:.3f} ms a run, {result['outside_ms']:.3f} ms of it outside kernels; "
@@ -67,7 +65,7 @@ def _show_profile(result: Mapping[str, Any]) -> None:
     click.echo(f"costs in {result['costs']}" if result["costs"] else _no_costs(result))
 
 
-def _no_costs(result: Mapping[str, Any]) -> str:
+def _no_costs(result: JsonObject) -> str:
     if result["effective"]["executor"] == "frames":
         return "no costs were kept: a graph that only frames can run is not measured ahead"
     return f"no costs could be kept: {result['costs_path']} cannot be written"
@@ -81,12 +79,6 @@ def _rate(giga: float) -> str:
     return f"{giga:.1f}" if giga else ""
 
 
-def _more(rows: Sequence[object]) -> None:
-    if len(rows) > _MAX_ROWS:
-        click.echo(f"and {len(rows) - _MAX_ROWS} more; --json has all")
-    click.echo()
-
-
 @command(_show_profile)
 @model_and_inputs
 @runs_option(10, "Runs to measure: on each backend, and then of the plan.")
@@ -96,16 +88,12 @@ def _more(rows: Sequence[object]) -> None:
 )
 @click.option("--no-trace", is_flag=True, help="Write no trace.")
 def profile(
-    model: str,
-    inputs: Sequence[str],
-    seed: int,
-    signature: str | None,
-    shapes: Sequence[str],
+    source: ModelInputs,
     runs: int,
-    options: Mapping[str, Any],
+    options: CompileArguments,
     trace: Path | None,
     no_trace: bool,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Measure every node on every backend; then show where the time of the plan goes that runs from
     then on, and write a trace of it.
 
@@ -115,10 +103,9 @@ def profile(
     if no_trace and trace is not None:
         raise click.UsageError("--trace names a file, and --no-trace says to write none")
     if not no_trace:
-        trace = trace or check_writable(Path(f"{Path(model).stem}.trace.json"))
-    session = compile(model, signature=signature, **options)
-    assumed: dict[str, str] = {}
-    feeds = read_feeds(session, inputs, seed, fill=True, shapes=shapes, assumed=assumed)
+        trace = trace or check_writable(Path(f"{Path(source.model).stem}.trace.json"))
+    session = compile(source.model, signature=source.signature, **options)
+    feeds = source.feeds(session)
     measured = session.profile(feeds, runs=runs)
     if trace is not None:
         recording = Trace()
@@ -128,9 +115,7 @@ def profile(
     peak = machine_peak(session.effective.threads).with_steps(rows)
     count, path = measured.runs or 1, cost_table().path
     return {
-        "model": str(model),
-        "inputs": {name: str(type_of(value)) for name, value in feeds.items()},
-        "assumed": assumed,
+        **source.describe(feeds),
         "asked": {name: str(value) for name, value in options.items()},
         "effective": asdict(session.effective),
         "effective_line": session.effective.line(session.options),
@@ -152,7 +137,7 @@ def profile(
     }
 
 
-def _step(row: StepRow, runs: int, peak: MachinePeak) -> dict[str, Any]:
+def _step(row: StepRow, runs: int, peak: MachinePeak) -> JsonObject:
     return {
         **row.describe(runs),
         "gflops_per_s": row.flops_per_s * 1e-9,
@@ -161,7 +146,7 @@ def _step(row: StepRow, runs: int, peak: MachinePeak) -> dict[str, Any]:
     }
 
 
-def _rows(table: Sequence[Row], runs: int) -> list[dict[str, Any]]:
+def _rows(table: Sequence[Row], runs: int) -> list[JsonObject]:
     total = sum(row.seconds for row in table) or 1.0
     keys = ("name", "count", "ms", "share")
     cells = [(r.name, r.count, r.seconds / runs * 1e3, r.seconds / total) for r in table]

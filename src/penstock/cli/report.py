@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
-from penstock.cli.base import command, read_model, show_assumed
+from penstock.cli.base import CompileArguments, command, show_assumed
 from penstock.cli.options import (
     changed,
     check_writable,
@@ -16,12 +14,12 @@ from penstock.cli.options import (
     compile_options,
     file_option,
 )
-from penstock.cli.run import model_and_inputs, read_feeds, runs_option
-from penstock.core.types import type_of
+from penstock.cli.run import ModelInputs, model_and_inputs, runs_option
+from penstock.core.types import JsonObject
 from penstock.session.session import compile
 
 
-def _show_report(result: Mapping[str, Any]) -> None:
+def _show_report(result: JsonObject) -> None:
     show_assumed(result)
     click.echo(f"{result['steps']} steps in {result['output']} ({result['bytes']} bytes)")
     if result["largest"] is not None:
@@ -39,36 +37,29 @@ def _show_report(result: Mapping[str, Any]) -> None:
 @compile_options()
 @comparison_options
 def report(
-    model: str,
+    source: ModelInputs,
     output: Path | None,
-    inputs: Sequence[str],
-    seed: int,
-    signature: str | None,
-    shapes: Sequence[str],
     runs: int,
-    options: Mapping[str, Any],
-    against: Mapping[str, Any],
-) -> dict[str, Any]:
+    options: CompileArguments,
+    against: CompileArguments,
+) -> JsonObject:
     """Run a model a few times, and write a page about it: its graph, its time line, its arena, its
     steps, and the roofline of this machine, in one HTML file that needs no network.
 
     With --against options, all is run with these as well, and the values of both are compared.
     Inputs that are not given are random.
     """
-    output = output or check_writable(Path(f"{Path(model).stem}.report.html"))
-    loaded, options = read_model(model, signature, options)
+    output = output or check_writable(Path(f"{Path(source.model).stem}.report.html"))
+    loaded, options = source.read(options)
     session = compile(loaded, **options)
-    assumed: dict[str, str] = {}
-    feeds = read_feeds(session, inputs, seed, fill=True, shapes=shapes, assumed=assumed)
+    feeds = source.feeds(session)
     other = compile(loaded, **changed(options, against)) if against else None
     made = session.inspect.report(feeds, runs=runs, against=other)
     made.save(output)
     compared = made.document.get("comparison", {"values": []})["values"]
     keys = ("name", "operation", "relative", "largest")
     return {
-        "model": str(model),
-        "inputs": {name: str(type_of(value)) for name, value in feeds.items()},
-        "assumed": assumed,
+        **source.describe(feeds),
         "output": str(output),
         "bytes": output.stat().st_size,
         "steps": len(made.document["steps"].get("name", ())),

@@ -6,8 +6,7 @@ import json
 import math
 import time
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +18,33 @@ from penstock.cli.base import (
     MODEL,
     SHAPES,
     SIGNATURE,
+    Command,
+    CompileArguments,
+    Decorator,
     command,
+    count_option,
     dims_by_input,
     known_dims,
     read_dims,
+    read_model,
     show_assumed,
     show_table,
 )
-from penstock.cli.options import compile_options, file_option, folder_option
+from penstock.cli.options import compile_options, file_option, folder_option, gathered
 from penstock.compiler.subgraphs import suggest
 from penstock.core.errors import InvalidInput
 from penstock.core.limits import DEFAULT_LIMITS
-from penstock.core.types import STRING, TensorType, dtype_name, type_of
+from penstock.core.records import dataclass, field
+from penstock.core.types import (
+    STRING,
+    JsonObject,
+    NamedValues,
+    RunValue,
+    TensorType,
+    dtype_name,
+    type_of,
+)
+from penstock.ir.graph import Model
 from penstock.observers.trace import Trace
 from penstock.session.facts import Port
 from penstock.session.session import Session, compile
@@ -47,20 +61,90 @@ INPUTS = click.option(
 SEED = click.option("--seed", default=0, show_default=True, help="Seed of random inputs.")
 
 
-def model_and_inputs(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command a model, and the options for what it is fed with."""
+@dataclass(frozen=True)
+class ModelInputs:
+    """A model and what it is fed with, as the command line has them. ``assumed`` gets a note for
+    each generated input with a dim that was not named."""
+
+    model: str
+    signature: str | None
+    inputs: Sequence[str]
+    seed: int
+    shapes: Sequence[str]
+    assumed: dict[str, str] = field(init=False, default_factory=dict)
+
+    def read(self, options: CompileArguments) -> tuple[Model, dict[str, Any]]:
+        """The model, and the options of compiling it with the time that is left."""
+        return read_model(self.model, self.signature, options)
+
+    def feeds(
+        self, session: Session, *, fill: bool = True, load: str | None = None
+    ) -> dict[str, RunValue]:
+        """Feeds by the names of inputs, from the file ``load`` and the texts of ``--input``. An
+        input that none of them names is random with ``fill``; without, that is an error unless
+        another value is fed instead."""
+        ports = {port.name: port for port in session.inputs}
+        aliases = {a: ports[name] for a, name in session.model.aliases.items() if name in ports}
+        by_name = {**aliases, **ports}
+        named = {name: dims[-1] for name, dims in dims_by_input(session.model, self.shapes).items()}
+        generator = _Generator(np.random.default_rng(self.seed), named, self.assumed)
+        feeds: dict[str, Any] = {}
+
+        def add(file: str) -> None:
+            arrays = _read_arrays(file)
+            feeds.update((by_name[n].name if n in by_name else n, a) for n, a in arrays.items())
+
+        if load is not None:
+            add(load)
+        for text in self.inputs:
+            # Names may have an equals sign of their own: those of inputs come first.
+            name = next((n for n in by_name if text.startswith(f"{n}=")), text.partition("=")[0])
+            what = text[len(name) + 1 :]
+            port = by_name.get(name)
+            if name == text:
+                if not text.endswith(".npz"):
+                    raise click.UsageError(f"--input {text!r} must be NAME=WHAT or a .npz file")
+                add(text)
+            elif port is None and what.partition(":")[0] in ("random", "zeros"):
+                raise InvalidInput(f"cannot generate {name!r}: {suggest(name, by_name)}")
+            else:
+                feeds[name if port is None else port.name] = _value(name, what, port, generator)
+        missing = [port for port in ports.values() if port.name not in feeds]
+        if fill:
+            for port in missing:
+                feeds[port.name] = generator.value(port.name, "random", "", port)
+        elif missing and not feeds.keys() - ports.keys():
+            hints = " ".join(f"--input {port.name}=random" for port in missing)
+            names = ", ".join(map(str, missing))
+            raise InvalidInput(f"no value for {names}; for a first look: {hints}")
+        for name, dims in named.items():
+            if name not in feeds or np.shape(feeds[name]) != dims:
+                raise InvalidInput(
+                    f"--shape {name} is not the shape of the value that --input gives it"
+                )
+        return feeds
+
+    def describe(self, feeds: NamedValues) -> JsonObject:
+        """The part of a command's result that says what was run."""
+        types = {name: str(type_of(value)) for name, value in feeds.items()}
+        return {"model": self.model, "inputs": types, "assumed": self.assumed}
+
+
+def model_and_inputs(function: Command) -> Command:
+    """Give a command a model, and the options for what it is fed with, which it takes as
+    ``source``."""
+    function = gathered("source", ModelInputs)(function)
     for declare in (SHAPES, SIGNATURE, SEED, INPUTS, MODEL):
         function = declare(function)
     return function
 
 
-def runs_option(default: int, text: str) -> Callable[[Any], Any]:
+def runs_option(default: int, text: str) -> Decorator:
     """The option for how many runs are measured."""
-    kind = click.IntRange(min=1)
-    return click.option("--runs", type=kind, default=default, show_default=True, help=text)
+    return count_option("--runs", default=default, help=text)
 
 
-def _show_run(result: Mapping[str, Any]) -> None:
+def _show_run(result: JsonObject) -> None:
     if result["assumed"]:
         show_assumed(result)
     rows = []
@@ -74,6 +158,16 @@ def _show_run(result: Mapping[str, Any]) -> None:
     show_table(headers if any(row[4] for row in rows) else headers[:4], rows)
     seconds = result["seconds"]
     click.echo(f"loaded in {seconds['load']:.3f} s, ran in {seconds['compile_and_run']:.3f} s")
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """The values that a run fetches, and the files that it writes."""
+
+    fetches: Sequence[str]
+    output: Path | None
+    dump: Path | None
+    trace: Path | None
 
 
 @command(_show_run)
@@ -94,40 +188,33 @@ def _show_run(result: Mapping[str, Any]) -> None:
 )
 @compile_options("timeout")
 @file_option("--trace", help="File for a trace of the run, for Perfetto.")
+@gathered("wanted", _Wanted)
 def run(
-    model: str,
-    signature: str | None,
-    inputs: Sequence[str],
+    source: ModelInputs,
     load: str | None,
-    fetches: Sequence[str],
-    output: Path | None,
-    dump: Path | None,
     timeout: float | None,
-    shapes: Sequence[str],
-    options: Mapping[str, Any],
-    trace: Path | None,
-    seed: int,
-) -> dict[str, Any]:
+    options: CompileArguments,
+    wanted: _Wanted,
+) -> JsonObject:
     """Run a model once, and show or save its outputs."""
     begin = time.perf_counter()
-    session = compile(model, signature=signature, **options)
-    recording = None if trace is None else Trace()
-    assumed: dict[str, str] = {}
-    feeds = read_feeds(session, inputs, seed, load=load, shapes=shapes, assumed=assumed)
+    session = compile(source.model, signature=source.signature, **options)
+    trace = None if wanted.trace is None else Trace()
+    feeds = source.feeds(session, fill=False, load=load)
     compiled = time.perf_counter()
-    outputs = session.run(feeds, _fetched(session, fetches), timeout=timeout, trace=recording)
+    fetches = _fetched(session, wanted.fetches)
+    outputs = session.run(feeds, fetches, timeout=timeout, trace=trace)
     ended = time.perf_counter()
-    if trace is not None and recording is not None:
-        recording.save(trace)
+    if trace is not None and wanted.trace is not None:
+        trace.save(wanted.trace)
     summaries = {name: _summary(value) for name, value in outputs.items()}
-    if output is not None:
+    if wanted.output is not None:
         for name, value in outputs.items():
-            summaries[name]["file"] = str(_save(output, name, value))
-    if dump is not None:
-        _dump(dump, outputs)
+            summaries[name]["file"] = str(_save(wanted.output, name, value))
+    if wanted.dump is not None:
+        _dump(wanted.dump, outputs)
     return {
-        "inputs": {name: str(type_of(value)) for name, value in feeds.items()},
-        "assumed": assumed,
+        **source.describe(feeds),
         "outputs": summaries,
         "seconds": {"load": compiled - begin, "compile_and_run": ended - compiled},
     }
@@ -150,66 +237,10 @@ def _fetched(session: Session, names: Sequence[str]) -> list[str] | None:
     return list(dict.fromkeys([name for name in names if name != "all"] + computed))
 
 
-def read_feeds(
-    session: Session,
-    texts: Sequence[str],
-    seed: int,
-    *,
-    fill: bool = False,
-    load: str | None = None,
-    shapes: Sequence[str] = (),
-    assumed: dict[str, str] | None = None,
-) -> dict[str, Any]:
-    """Feeds by the names of inputs, from the file ``load`` and the texts of ``--input``. An input
-    that none of them names is random with ``fill``; without, that is an error unless another value
-    is fed instead. ``shapes`` are the texts of ``--shape``, for generated values; ``assumed`` gets
-    a note for each input with a dim that was not named."""
-    ports = {port.name: port for port in session.inputs}
-    aliases = {a: ports[name] for a, name in session.model.aliases.items() if name in ports}
-    by_name = {**aliases, **ports}
-    rng = np.random.default_rng(seed)
-    named = {name: dims[-1] for name, dims in dims_by_input(session.model, shapes).items()}
-    generate = partial(_generated, rng=rng, shapes=named, assumed=assumed)
-    feeds: dict[str, Any] = {}
-
-    def add(file: str) -> None:
-        arrays = _read_arrays(file)
-        feeds.update((by_name[n].name if n in by_name else n, a) for n, a in arrays.items())
-
-    if load is not None:
-        add(load)
-    for text in texts:
-        # Names may have an equals sign of their own: those of inputs come first.
-        name = next((n for n in by_name if text.startswith(f"{n}=")), text.partition("=")[0])
-        what = text[len(name) + 1 :]
-        port = by_name.get(name)
-        if name == text:
-            if not text.endswith(".npz"):
-                raise click.UsageError(f"--input {text!r} must be NAME=WHAT or a .npz file")
-            add(text)
-        elif port is None and what.partition(":")[0] in ("random", "zeros"):
-            raise InvalidInput(f"cannot generate {name!r}: {suggest(name, by_name)}")
-        else:
-            feeds[name if port is None else port.name] = _value(name, what, port, generate)
-    missing = [port for port in ports.values() if port.name not in feeds]
-    if fill:
-        feeds.update((port.name, generate(port.name, "random", "", port)) for port in missing)
-    elif missing and not feeds.keys() - ports.keys():
-        hints = " ".join(f"--input {port.name}=random" for port in missing)
-        names = ", ".join(map(str, missing))
-        raise InvalidInput(f"no value for {names}; for a first look: {hints}")
-    for name, dims in named.items():
-        if name not in feeds or np.shape(feeds[name]) != dims:
-            raise InvalidInput(
-                f"--shape {name} is not the shape of the value that --input gives it"
-            )
-    return feeds
-
-
-def _value(name: str, what: str, port: Port | None, generate: Callable[..., np.ndarray]) -> Any:
+def _value(name: str, what: str, port: Port | None, generator: _Generator) -> RunValue:
     word, _, dims = what.partition(":")
     if word in ("random", "zeros"):
-        return generate(name, word, dims, port)
+        return generator.value(name, word, dims, port)
     if what.endswith((".npy", ".npz")):
         arrays = _read_arrays(what)
         if name not in arrays and len(arrays) != 1:
@@ -226,39 +257,44 @@ def _value(name: str, what: str, port: Port | None, generate: Callable[..., np.n
         ) from None
 
 
-def _generated(
-    name: str,
-    word: str,
-    dims: str,
-    port: Port | None,
-    *,
-    rng: np.random.Generator,
-    shapes: Mapping[str, tuple[int, ...]],
-    assumed: dict[str, str] | None,
-) -> np.ndarray:
-    input_type = port and port.type
-    if not isinstance(input_type, TensorType) or input_type.dtype is None:
-        raise InvalidInput(f"input {name!r}: {word} needs an input that is a tensor of known dtype")
-    if input_type.dtype == STRING:
-        raise InvalidInput(f"input {name!r}: strings cannot be {word}, give them in JSON")
-    if dims:
-        shape = read_dims(dims)
-    else:
-        shape = shapes[name] if name in shapes else known_dims(name, input_type, assumed)
-    max_bytes = DEFAULT_LIMITS.max_bytes
-    if max_bytes is not None and math.prod(shape) * input_type.dtype.itemsize > max_bytes:
-        raise InvalidInput(
-            f"input {name!r}: an array of shape {shape} does not fit into memory; give fewer with "
-            f"--input {name}={word}:DIMS"
-        )
-    try:
-        if word == "zeros":
-            return np.zeros(shape, input_type.dtype)
-        end = {"b": 2, "i": 100, "u": 100}.get(input_type.dtype.kind)
-        values = rng.integers(0, end, shape) if end else rng.standard_normal(shape)
-        return values.astype(input_type.dtype)
-    except (MemoryError, OverflowError, ValueError) as error:
-        raise InvalidInput(f"input {name!r}: no array of shape {shape}: {error}") from error
+@dataclass(frozen=True)
+class _Generator:
+    """Makes values of inputs, with the ``shapes`` that ``--shape`` names; other dims are as
+    declared, or noted in ``assumed``."""
+
+    rng: np.random.Generator
+    shapes: Mapping[str, tuple[int, ...]]
+    assumed: dict[str, str]
+
+    def value(self, name: str, word: str, dims: str, port: Port | None) -> np.ndarray:
+        """A value of an input: "random" or "zeros", with these dims if any are given."""
+        type_ = port and port.type
+        if not isinstance(type_, TensorType) or type_.dtype is None:
+            raise InvalidInput(
+                f"input {name!r}: {word} needs an input that is a tensor of known dtype"
+            )
+        if type_.dtype == STRING:
+            raise InvalidInput(f"input {name!r}: strings cannot be {word}, give them in JSON")
+        if dims:
+            shape = read_dims(dims)
+        elif name in self.shapes:
+            shape = self.shapes[name]
+        else:
+            shape = known_dims(name, type_, self.assumed)
+        max_bytes = DEFAULT_LIMITS.max_bytes
+        if max_bytes is not None and math.prod(shape) * type_.dtype.itemsize > max_bytes:
+            raise InvalidInput(
+                f"input {name!r}: an array of shape {shape} does not fit into memory; give fewer "
+                f"with --input {name}={word}:DIMS"
+            )
+        try:
+            if word == "zeros":
+                return np.zeros(shape, type_.dtype)
+            end = {"b": 2, "i": 100, "u": 100}.get(type_.dtype.kind)
+            values = self.rng.integers(0, end, shape) if end else self.rng.standard_normal(shape)
+            return values.astype(type_.dtype)
+        except (MemoryError, OverflowError, ValueError) as error:
+            raise InvalidInput(f"input {name!r}: no array of shape {shape}: {error}") from error
 
 
 def _read_arrays(path: str) -> dict[str, np.ndarray]:
@@ -273,7 +309,7 @@ def _read_arrays(path: str) -> dict[str, np.ndarray]:
         raise InvalidInput(f"cannot read {path}: {error}") from error
 
 
-def _save(folder: Path, name: str, value: Any) -> Path:
+def _save(folder: Path, name: str, value: RunValue) -> Path:
     """Save a value as .npy (lists and strings as .json); names become safe file names."""
     safe = "".join(c if c.isalnum() or c in "._-" else "_" for c in name).lstrip(".") or "output"
     if isinstance(value, np.ndarray) and value.dtype != STRING:
@@ -285,7 +321,7 @@ def _save(folder: Path, name: str, value: Any) -> Path:
     return path
 
 
-def _dump(path: Path, outputs: Mapping[str, Any]) -> None:
+def _dump(path: Path, outputs: NamedValues) -> None:
     """Save values as a .npz file, which ``np.savez`` cannot with any names."""
     with zipfile.ZipFile(path, "w") as archive:
         for name, value in outputs.items():
@@ -303,7 +339,7 @@ def _storable(array: np.ndarray) -> np.ndarray:
     return array if native else array.astype(np.float32)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: RunValue) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, Mapping):
@@ -311,7 +347,7 @@ def _plain(value: Any) -> Any:
     return [_plain(x) for x in value] if isinstance(value, list | tuple) else value
 
 
-def _summary(value: Any) -> dict[str, Any]:
+def _summary(value: RunValue) -> JsonObject:
     if not isinstance(value, np.ndarray):
         return {"type": type(value).__name__, "value": _plain(value)}
     summary: dict[str, Any] = {"dtype": dtype_name(value.dtype), "shape": list(value.shape)}
@@ -327,5 +363,5 @@ def _summary(value: Any) -> dict[str, Any]:
     return summary
 
 
-def _number(x: Any) -> Any:
+def _number(x: object) -> Any:
     return x if isinstance(x, int | bool) or (isinstance(x, float) and np.isfinite(x)) else str(x)

@@ -11,22 +11,23 @@ from typing import Any
 
 import click
 
-from penstock.cli.base import command
+from penstock.cli.base import CompileArguments, command, count_option
 from penstock.cli.options import compile_options, gathered
 from penstock.core.errors import PenstockError
 from penstock.core.records import dataclass
+from penstock.core.types import JsonObject
 from penstock.host.threads import core_budget
 from penstock.serving.replicas import Replicas
 from penstock.serving.repository import ModelRepository
 
 
-def _show_served(result: Mapping[str, Any]) -> None:
+def _show_served(result: JsonObject) -> None:
     click.echo(f"served {', '.join(result['models'])}")
 
 
 @dataclass(frozen=True)
 class _HttpOptions:
-    """Where and how the server takes requests."""
+    """The address of the server, and the bounds of requests."""
 
     host: str
     port: int
@@ -61,26 +62,17 @@ class _ReplicaOptions:
 @click.argument("models", nargs=-1, required=True, metavar="[NAME=]MODEL...")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
-@click.option(
+@count_option(
     "--replicas",
-    type=click.IntRange(min=1),
     help="Requests of a model, or batches, that run at once. Default: one more than cores, or 1 "
     "with --cluster.",
 )
-@click.option(
+@count_option(
     "--queue",
-    type=click.IntRange(min=1),
     default=128,
-    show_default=True,
     help="Requests of a model that may wait; further ones are refused.",
 )
-@click.option(
-    "--max-batch",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Rows of requests that run together.",
-)
+@count_option("--max-batch", default=1, help="Rows of requests that run together.")
 @click.option(
     "--max-delay",
     type=click.FloatRange(min=0),
@@ -95,13 +87,7 @@ class _ReplicaOptions:
     show_default=True,
     help="Seconds that a request may take.",
 )
-@click.option(
-    "--max-request",
-    type=click.IntRange(min=1),
-    default=64 << 20,
-    show_default=True,
-    help="Bytes of a request.",
-)
+@count_option("--max-request", default=64 << 20, help="Bytes of a request.")
 @click.option(
     "--shared-memory",
     is_flag=True,
@@ -114,9 +100,9 @@ class _ReplicaOptions:
     help="Let each replica be a process of Ray, with --threads threads (1), on this machine or at "
     "RAY_ADDRESS. Needs penstock-runtime[ray].",
 )
-@click.option(
+@count_option(
     "--retries",
-    type=click.IntRange(min=0),
+    least=0,
     help="With --cluster: times that a request is tried again whose replica dies. Default: 1.",
 )
 @compile_options("timeout")
@@ -126,8 +112,8 @@ def serve(
     models: Sequence[str],
     pool: _ReplicaOptions,
     http: _HttpOptions,
-    options: Mapping[str, Any],
-) -> dict[str, Any]:
+    options: CompileArguments,
+) -> JsonObject:
     """Answer requests for models over HTTP, by the Open Inference Protocol (version 2).
 
     A MODEL is a model in any format, a saved session, or a folder of versions: MODEL/1/FILE,
@@ -171,9 +157,7 @@ def serve(
     return {"models": [*paths], "address": address}
 
 
-def _on_cluster(
-    replicas: int, retries: int | None, options: Mapping[str, Any]
-) -> Mapping[str, Any]:
+def _on_cluster(replicas: int, retries: int | None, options: CompileArguments) -> Mapping[str, Any]:
     """The options of replicas that are workers of a cluster, which is started."""
     from penstock.cluster.cluster import Cluster
 

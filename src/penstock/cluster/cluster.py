@@ -14,7 +14,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.analysis.frames import GraphPart
-from penstock.cluster.simulated import MOST_WORKERS, check_rates, worker_devices
+from penstock.cluster.simulated import check_rates, check_workers, worker_devices
 from penstock.compiler.stages import CompileContext
 from penstock.core.checkpoints import WAKE_S, checkpoint
 from penstock.core.errors import (
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from penstock.cluster.executor import ClusterExecutor
+    from penstock.cluster.links import Link, Message
     from penstock.cluster.members import Members
     from penstock.cluster.one_worker import OneWorker
     from penstock.cluster.parts import PartOptions, RemotePart
@@ -78,6 +79,169 @@ class _Registered:
     variables: Mapping[int, list[str]]
 
 
+class _Wholeness:
+    """Whether all workers of a cluster are there: lost ones are being replaced otherwise, which
+    calls of workers wait for. ``ended`` says why there are none any more."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.is_whole = True
+        self.replacements = 0
+        self.ended: str | None = None
+
+    def replaced(self) -> None:
+        """Lost workers have been replaced, or cannot be."""
+        with self.changed:
+            self.is_whole = True
+            self.replacements += 1
+            self.changed.notify_all()
+
+    def steady(self, call: Callable[[], T]) -> T:
+        """The result of a call of workers, which is repeated if one dies meanwhile and is replaced.
+        Raises ``WorkerLost``."""
+        # Only for calls that may be made twice: to register, connect, read or set. Runs have
+        # ``retries`` of their own.
+        attempts = _MOST_REPLACEMENTS
+        while True:
+            with self.changed:
+                if not self._await_change(self._is_steady):
+                    raise WorkerLost("a worker of the cluster is lost, and not replaced yet")
+                before = self.replacements
+            if self.ended is not None:
+                raise PenstockError(self.ended)
+            # Without the lock: the thread that watches needs it to replace a worker meanwhile.
+            try:
+                return call()
+            except WorkerLost:
+                attempts -= 1
+                # The error may come long before Ray tells the thread that watches.
+                with self.changed:
+                    is_replaced = self._await_change(partial(self._is_newer, before))
+                if not attempts or not is_replaced:
+                    raise
+
+    def _await_change(self, condition: Callable[[], bool]) -> bool:
+        """Whether a condition holds after a while, ``changed`` being held meanwhile. Raises what
+        the work of this thread must stop with."""
+        # In short waits: Python handles signals, and compiling its deadline, between them.
+        until = monotonic() + _MOST_WAIT_S
+        while not self.changed.wait_for(condition, WAKE_S):
+            checkpoint()
+            if monotonic() > until:
+                return False
+        return True
+
+    def _is_newer(self, replacements: int) -> bool:
+        return self.replacements != replacements or self.ended is not None
+
+    def _is_steady(self) -> bool:
+        return self.is_whole or self.ended is not None
+
+
+class _VariableHomes:
+    """The workers of variables, by the numbers of their stores and their names, and the ``losses``
+    of stores that no run has been told of. All methods are called under the cluster's lock."""
+
+    def __init__(self) -> None:
+        # Weak, so that variables go with their session, here and then on the workers.
+        self._numbers: weakref.WeakKeyDictionary[Store, int] = weakref.WeakKeyDictionary()
+        self._next = count()
+        self.homes: dict[tuple[int, str], int] = {}
+        self.losses: dict[int, WorkerLost] = {}
+        # Finalizers add to it, on any thread and under any lock: appending takes none.
+        self.forgotten: deque[int] = deque()
+
+    def number(self, store: Store) -> int:
+        """The number of a session's store, which no other store has had."""
+        # Counted, since ``id`` may be that of a store that is gone, whose values workers still
+        # have.
+        number = self._numbers.get(store)
+        if number is None:
+            number = self._numbers[store] = next(self._next)
+            weakref.finalize(store, self.forgotten.append, number)
+        return number
+
+    def settle(self, variable: tuple[int, str], worker: int, devices: Sequence[str]) -> bool:
+        """Note the worker that has a variable; whether none had it before."""
+        # Workers have no memory in common, and to keep two copies equal would take a message for
+        # each assignment.
+        is_new = variable not in self.homes
+        home = self.homes.setdefault(variable, worker)
+        if home != worker:
+            raise InvalidModel(
+                f"variable {variable[1]!r} is used on {devices[home]} and on {devices[worker]}, "
+                "which have no memory in common; give all nodes that name it one device"
+            )
+        return is_new
+
+    def unsettle(self, fresh: Sequence[tuple[Store, str]]) -> None:
+        """Forget the workers of the variables of a graph that none has."""
+        for store, name in fresh:
+            self.homes.pop((self._numbers[store], name), None)
+
+    def forget(self, stores: Collection[int]) -> None:
+        """Forget the variables of stores, by their numbers."""
+        for variable in [v for v in self.homes if v[0] in stores]:
+            del self.homes[variable]
+        for number in stores:
+            self.losses.pop(number, None)
+
+    def find(self, store: Store, name: str) -> tuple[int, int] | None:
+        """The worker that has a variable, and the number of its store there; None if none has."""
+        number = self._numbers.get(store)
+        worker = None if number is None else self.homes.get((number, name))
+        return None if number is None or worker is None else (worker, number)
+
+
+class _LinkTimer:
+    """The cost of links, as given or as measured by messages to a worker and back."""
+
+    def __init__(self, bandwidth: float | None, latency: float | None) -> None:
+        self._given = bandwidth, latency
+        self._cost: LinkCost | None = None
+        self._echo: dict[int, threading.Event] = {}
+
+    def take_echo(self, number: int) -> None:
+        """A message has come back."""
+        self._echo[number].set()
+
+    def cost(self, link: Callable[[], Link], timeout: float) -> LinkCost:
+        """The cost, which is measured over a ``link`` unless it is known."""
+        from penstock.tuning.worker_placement import LinkCost
+
+        if self._cost is None:
+            bandwidth, latency = self._given
+            if bandwidth is None or latency is None:
+                measured = self._measure(link(), timeout)
+                bandwidth = measured.bandwidth if bandwidth is None else bandwidth
+                latency = measured.latency if latency is None else latency
+            self._cost = LinkCost(bandwidth, latency)
+        return self._cost
+
+    def _measure(self, link: Link, timeout: float) -> LinkCost:
+        """Time messages to a worker and back, which are two links."""
+        import numpy as np
+
+        from penstock.tuning.worker_placement import LinkCost
+
+        seconds = []
+        for nbytes in _PROBES:
+            times = []
+            payload = np.zeros(nbytes, np.uint8)
+            for i in range(_PROBE_ROUNDS):
+                event = self._echo[i] = threading.Event()
+                start = monotonic()
+                link.send(("echo", i, payload))
+                if not event.wait(timeout):
+                    raise PenstockError("a worker gives no answer")
+                times.append((monotonic() - start) / 2)
+            # The least: other work on the machine only adds to the time.
+            seconds.append(min(times))
+        small, large = seconds
+        per_byte = max(large - small, 1e-9) / (_PROBES[1] - _PROBES[0])
+        return LinkCost(1 / per_byte, small)
+
+
 # Ray starts processes, finds machines and says who has died; values between parts go by its
 # channels alone. Its references and compiled graphs were measured and rejected: a hop of 600 KB
 # takes 4.4 and 0.6 ms instead of 0.23, and a compiled graph has neither loops nor dead values.
@@ -88,9 +252,9 @@ class _Registered:
 # workers forget what no session needs.
 #
 # Two locks. ``_lock`` orders the tables, and is held for moments, but while workers start or are
-# timed. ``_changed`` is the condition that the workers are whole: calls of workers wait for it, and
-# the thread that watches them (``Members``) replaces lost ones meanwhile, which takes seconds. With
-# one lock nothing could be compiled or forgotten for as long.
+# timed. ``_Wholeness.changed`` is the condition that the workers are whole: calls of workers wait
+# for it, and the thread that watches them (``Members``) replaces lost ones meanwhile, which takes
+# seconds. With one lock nothing could be compiled or forgotten for as long.
 
 
 class Cluster:
@@ -138,10 +302,8 @@ class Cluster:
     ) -> None:
         if address is not None and not isinstance(address, str):
             raise wrong_type("address", address, "a str, such as '10.0.0.1:6379', or None")
-        check_count("workers", workers, MOST_WORKERS)
+        check_workers(workers, cores)
         check_count("threads", threads)
-        if cores is not None:
-            check_count("cores", cores)
         check_count("retries", retries, least=0)
         check_rates(objective, worker_timeout=worker_timeout, bandwidth=bandwidth, latency=latency)
         self.workers = workers
@@ -155,26 +317,16 @@ class Cluster:
         self.sent_graph_bytes = 0
         """bytes of graphs that workers have been sent"""
         self._address = address
-        self._rates = bandwidth, latency
-        self._link_cost: LinkCost | None = None
+        self._link_timer = _LinkTimer(bandwidth, latency)
         self._lock = threading.RLock()
-        self._ended: str | None = None  # and why
-        self._changed = threading.Condition()
-        self._is_whole = True
-        self._replacements = 0
+        self._wholeness = _Wholeness()
         self._members: Members | None = None
         self._handles = count()
         self._graphs: dict[int, _Registered] = {}
         # Finalizers add to these, on any thread and under any lock: appending takes none.
         self._forgotten: deque[int] = deque()
         self._contents: dict[bytes, Any] = {}  # references of Ray, by digest
-        # Weak, so that variables go with their session, here and then on the workers.
-        self._store_numbers: weakref.WeakKeyDictionary[Store, int] = weakref.WeakKeyDictionary()
-        self._next_store = count()
-        self._forgotten_stores: deque[int] = deque()
-        self._homes: dict[tuple[int, str], int] = {}
-        self._losses: dict[int, WorkerLost] = {}
-        self._echo: dict[int, threading.Event] = {}
+        self._variables = _VariableHomes()
         self._runs: Any = None
         renewed(self)
 
@@ -186,13 +338,13 @@ class Cluster:
         # Under the lock to the end: a second session that is compiled meanwhile waits for the
         # workers.
         with self._lock:
-            if self._ended is not None:
-                raise PenstockError(self._ended)
+            if self._wholeness.ended is not None:
+                raise PenstockError(self._wholeness.ended)
             if self._members is not None:
                 return
             # Ray is an extra, imported when a cluster starts (decision 58).
             try:
-                from penstock.cluster.members import Members, start_ray
+                from penstock.cluster.members import MemberEvents, Members, start_ray
                 from penstock.cluster.runs import Runs
             except ImportError as error:
                 raise PenstockError(
@@ -201,14 +353,9 @@ class Cluster:
             start_ray(self._address, self.workers * self.threads)
             # Each needs the other: answers may come as soon as there are members.
             runs = Runs()
+            events = MemberEvents(self._take, self._lost, self._look, self._end)
             self._members = runs.members = Members(
-                self.devices,
-                self.threads,
-                self.worker_timeout,
-                self._take,
-                self._lost,
-                self._look,
-                self._end,
+                self.devices, self.threads, self.worker_timeout, events
             )
             self._runs = runs
             # Workers that end by themselves remove what Ray has in /dev/shm (decision 58).
@@ -219,15 +366,16 @@ class Cluster:
         self._end("the cluster is closed")
 
     def _end(self, reason: str) -> None:
+        whole = self._wholeness
         with self._lock:
-            is_first = self._ended is None
+            is_first = whole.ended is None
             if is_first:
-                self._ended = reason
+                whole.ended = reason
             members, runs = self._members, self._runs
         # Without the lock: members wait for their workers, and runs call users' code.
         if is_first and members is not None:
-            with self._changed:  # who waits for a lost worker need not any more
-                self._changed.notify_all()
+            with whole.changed:  # who waits for a lost worker need not any more
+                whole.changed.notify_all()
             atexit.unregister(self.close)
             members.close()
             runs.end_all(WorkerLost(reason))
@@ -235,12 +383,13 @@ class Cluster:
     def forked(self) -> None:
         """In a forked child, which has no connection to the workers: refuse everything."""
         # A thread of the parent, which the child has not, may have held either.
-        self._lock, self._changed = threading.RLock(), threading.Condition()
-        self._is_whole = True
+        self._lock = threading.RLock()
+        ended, self._wholeness = self._wholeness.ended, _Wholeness()
         if self._members is not None:
-            self._ended = "the workers of this cluster belong to the process that forked this one"
+            ended = "the workers of this cluster belong to the process that forked this one"
             atexit.unregister(self.close)
-            self._runs.forked(self._ended)
+            self._runs.forked(ended)
+        self._wholeness.ended = ended
 
     def __enter__(self) -> Cluster:
         return self
@@ -268,7 +417,7 @@ class Cluster:
         self, parts: Sequence[GraphPart], graph: Graph, context: CompileContext
     ) -> ClusterExecutor:
         """Register the parts of a graph with the workers whose devices they name."""
-        from penstock.cluster.executor import ClusterExecutor
+        from penstock.cluster.executor import ClusterExecutor, RemoteGraph
 
         self.start()
         assert self._members is not None
@@ -276,7 +425,7 @@ class Cluster:
         handle = next(self._handles)
         workers = [self.devices.index(part.device) for part in parts]
         # Links outlive graphs: a pair of workers that has one already keeps it.
-        self._steady(partial(self._members.connect, self._pairs(parts)))
+        self._wholeness.steady(partial(self._members.connect, self._pairs(parts)))
         fresh: list[tuple[Store, str]] = []
         by_worker = dict(zip(workers, parts, strict=True))
         try:
@@ -285,22 +434,21 @@ class Cluster:
             with self._lock:
                 self._graphs[handle] = registered
             for worker in workers:
-                self._steady(partial(self._register, handle, registered, worker, None))
+                self._wholeness.steady(partial(self._register, handle, registered, worker, None))
             for store, name in fresh:
                 self._send_variable(store, name)
         except BaseException:
             # Otherwise the next graph, with other places, would be refused its variables.
-            self._unsettle(fresh)
+            with self._lock:
+                self._variables.unsettle(fresh)
             self._forgotten.append(handle)
             raise
         remote = list(registered.parts.values())
         # A run that has changed variables must not do so again.
         stateful = any(registered.stores.values())
         retries, loss = (0, self.undeclared_loss) if stateful else (self.retries, None)
-        table, source = _table(graph), _source(parts)
-        executor = ClusterExecutor(
-            self._runs, handle, remote, table, source, retries, loss, self.threads
-        )
+        whole = RemoteGraph(handle, remote, _table(graph), _source(parts))
+        executor = ClusterExecutor(self._runs, whole, retries, loss, self.threads)
         # Garbage is collected in threads that hold locks, or wait for nothing but Ray.
         weakref.finalize(executor, self._forgotten.append, handle)
         return executor
@@ -327,11 +475,12 @@ class Cluster:
             # Not under the lock: it copies all weights of the part.
             content, stores = encode_part(part, context.functions)
             with self._lock:
-                numbers[worker] = [self._store_number(store) for store in stores]
+                numbers[worker] = [self._variables.number(store) for store in stores]
                 names = variables_of(part.graph, context.functions)
                 variables[worker] = [name for _, name in names]
                 for store, name in names:
-                    if self._settle((self._store_number(store), name), worker):
+                    variable = self._variables.number(store), name
+                    if self._variables.settle(variable, worker, self.devices):
                         fresh.append((store, name))
             digests[worker] = blake2b(content, digest_size=16).digest()
             with self._lock:  # replicas on several workers have the same content
@@ -345,36 +494,6 @@ class Cluster:
         options = PartOptions.of(context)
         remote = {part.worker: part for part in remote_parts(parts)}
         return _Registered(contents, digests, nbytes, options, remote, numbers, variables)
-
-    def _store_number(self, store: Store) -> int:
-        """The number of a session's store, which no other store has had."""
-        # Counted, since ``id`` may be that of a store that is gone, whose values workers still
-        # have.
-        number = self._store_numbers.get(store)
-        if number is None:
-            number = self._store_numbers[store] = next(self._next_store)
-            weakref.finalize(store, self._forgotten_stores.append, number)
-        return number
-
-    def _settle(self, variable: tuple[int, str], worker: int) -> bool:
-        """Note the worker that has a variable; whether none had it before."""
-        # Workers have no memory in common, and to keep two copies equal would take a message for
-        # each assignment.
-        is_new = variable not in self._homes
-        home = self._homes.setdefault(variable, worker)
-        if home != worker:
-            raise InvalidModel(
-                f"variable {variable[1]!r} is used on {self.devices[home]} and on "
-                f"{self.devices[worker]}, which have no memory in common; give all nodes that name "
-                "it one device"
-            )
-        return is_new
-
-    def _unsettle(self, fresh: Sequence[tuple[Store, str]]) -> None:
-        """Forget the workers of the variables of a graph that none has."""
-        with self._lock:
-            for store, name in fresh:
-                self._homes.pop((self._store_numbers[store], name), None)
 
     def _register(
         self, handle: int, registered: _Registered, worker: int, timeout: float | None
@@ -416,15 +535,12 @@ class Cluster:
         """Give up the graphs and the variables that no session needs any more."""
         # As many as there are now: finalizers may append while this takes them.
         handles = [self._forgotten.popleft() for _ in range(len(self._forgotten))]
-        gone = self._forgotten_stores
+        gone = self._variables.forgotten
         stores = [gone.popleft() for _ in range(len(gone))]
         if not handles and not stores:
             return
         with self._lock:
-            for variable in [v for v in self._homes if v[0] in stores]:
-                del self._homes[variable]
-            for number in stores:
-                self._losses.pop(number, None)
+            self._variables.forget(stores)
             for handle in handles:
                 self._graphs.pop(handle, None)
             # Replicas on several workers have the same contents: another graph may still need
@@ -433,7 +549,7 @@ class Cluster:
             for digest in self._contents.keys() - kept:
                 del self._contents[digest]
         # Not waited for: a worker that has died has forgotten everything anyway.
-        if self._members is not None and self._ended is None:
+        if self._members is not None and self._wholeness.ended is None:
             for member in self._members.members:
                 member.actor.forget.remote(handles, stores)
 
@@ -461,9 +577,7 @@ class Cluster:
         """The worker that has a variable, and the number of its store there; None if no graph that
         names it is registered."""
         with self._lock:
-            number = self._store_numbers.get(store)
-            worker = None if number is None else self._homes.get((number, name))
-            return None if number is None or worker is None else (worker, number)
+            return self._variables.find(store, name)
 
     def variable(self, worker: int, store: int, name: str) -> np.ndarray | None:
         """A copy of the value of a variable."""
@@ -482,54 +596,13 @@ class Cluster:
             asked = getattr(self._members.members[worker].actor, method)
             return self._members.result(asked.remote(*arguments), None)
 
-        return self._steady(call)
-
-    def _steady(self, call: Callable[[], T]) -> T:
-        """The result of a call of workers, which is repeated if one dies meanwhile and is replaced.
-        Raises ``WorkerLost``."""
-        # Only for calls that may be made twice: to register, connect, read or set. Runs have
-        # ``retries`` of their own.
-        attempts = _MOST_REPLACEMENTS
-        while True:
-            with self._changed:
-                if not self._await_change(self._is_steady):
-                    raise WorkerLost("a worker of the cluster is lost, and not replaced yet")
-                before = self._replacements
-            if self._ended is not None:
-                raise PenstockError(self._ended)
-            # Without the lock: the thread that watches needs it to replace a worker meanwhile.
-            try:
-                return call()
-            except WorkerLost:
-                attempts -= 1
-                # The error may come long before Ray tells the thread that watches.
-                with self._changed:
-                    is_replaced = self._await_change(partial(self._is_newer, before))
-                if not attempts or not is_replaced:
-                    raise
-
-    def _await_change(self, condition: Callable[[], bool]) -> bool:
-        """Whether a condition holds after a while, ``_changed`` being held meanwhile. Raises what
-        the work of this thread must stop with."""
-        # In short waits: Python handles signals, and compiling its deadline, between them.
-        until = monotonic() + _MOST_WAIT_S
-        while not self._changed.wait_for(condition, WAKE_S):
-            checkpoint()
-            if monotonic() > until:
-                return False
-        return True
-
-    def _is_newer(self, replacements: int) -> bool:
-        return self._replacements != replacements or self._ended is not None
-
-    def _is_steady(self) -> bool:
-        return self._is_whole or self._ended is not None
+        return self._wholeness.steady(call)
 
     # Messages, and lost workers.
 
-    def _take(self, worker: int, message: tuple[Any, ...]) -> None:
+    def _take(self, worker: int, message: Message) -> None:
         if message[0] == "echo":
-            self._echo[message[1]].set()
+            self._link_timer.take_echo(message[1])
         else:
             self._runs.take(worker, message)
 
@@ -538,8 +611,8 @@ class Cluster:
         watches."""
         assert self._members is not None
         self._forget()  # graphs that nobody needs are not registered again
-        with self._changed:
-            self._is_whole = False
+        with self._wholeness.changed:
+            self._wholeness.is_whole = False
         gone: str | None = None
         for _ in range(_MOST_REPLACEMENTS):
             # Runs that begin from now on wait for the new worker.
@@ -551,16 +624,13 @@ class Cluster:
                 gone = None
                 break
             except Exception as error:
-                if self._ended is not None:
+                if self._wholeness.ended is not None:
                     return
                 gone = f"workers {sorted(lost)} are lost and cannot be replaced: {error}"
                 lost = {**dict.fromkeys(lost, gone), **self._members.dead()}
         # Whole in any case: without a new worker, calls are to fail now, rather than after a
         # minute.
-        with self._changed:
-            self._is_whole = True
-            self._replacements += 1
-            self._changed.notify_all()
+        self._wholeness.replaced()
         self._runs.resume(gone)
 
     def _told(self, worker: int, reason: str, part: RemotePart) -> str:
@@ -596,15 +666,16 @@ class Cluster:
                         "restore a checkpoint (session.variables.restore) or run what assigns "
                         "them, then repeat this run"
                     )
-                    self._losses.update(dict.fromkeys(registered.stores[worker], loss))
+                    self._variables.losses.update(dict.fromkeys(registered.stores[worker], loss))
 
     def undeclared_loss(self, handle: int) -> WorkerLost | None:
         """The loss of variables of a graph that no run has been told of."""
-        if not self._losses:
+        known = self._variables.losses
+        if not known:
             return None
         with self._lock:
             stores = self._graphs[handle].stores.values()
-            losses = [self._losses.pop(n, None) for numbers in stores for n in numbers]
+            losses = [known.pop(n, None) for numbers in stores for n in numbers]
         return next((loss for loss in losses if loss is not None), None)
 
     # Costs of transfers.
@@ -612,44 +683,14 @@ class Cluster:
     @property
     def link_cost(self) -> LinkCost:
         """The time that a message between two workers takes, as given, or as measured now."""
-        from penstock.tuning.worker_placement import LinkCost
-
         # Measured when a placement first asks: clusters whose graphs name all workers never do.
         with self._lock:
-            if self._link_cost is None:
-                bandwidth, latency = self._rates
-                if bandwidth is None or latency is None:
-                    measured = self._measure()
-                    bandwidth = measured.bandwidth if bandwidth is None else bandwidth
-                    latency = measured.latency if latency is None else latency
-                self._link_cost = LinkCost(bandwidth, latency)
-            return self._link_cost
+            return self._link_timer.cost(self._first_link, self.worker_timeout)
 
-    def _measure(self) -> LinkCost:
-        """Time messages to a worker and back, which are two links."""
-        import numpy as np
-
-        from penstock.tuning.worker_placement import LinkCost
-
+    def _first_link(self) -> Link:
         self.start()
         assert self._members is not None
-        link = self._members.members[0].link
-        seconds = []
-        for nbytes in _PROBES:
-            times = []
-            payload = np.zeros(nbytes, np.uint8)
-            for i in range(_PROBE_ROUNDS):
-                event = self._echo[i] = threading.Event()
-                start = monotonic()
-                link.send(("echo", i, payload))
-                if not event.wait(self.worker_timeout):
-                    raise PenstockError("a worker gives no answer")
-                times.append((monotonic() - start) / 2)
-            # The least: other work on the machine only adds to the time.
-            seconds.append(min(times))
-        small, large = seconds
-        per_byte = max(large - small, 1e-9) / (_PROBES[1] - _PROBES[0])
-        return LinkCost(1 / per_byte, small)
+        return self._members.members[0].link
 
 
 def _table(graph: Graph) -> StepTable:

@@ -12,6 +12,8 @@ from penstock.cluster.parts import RemotePart
 from penstock.cluster.runs import ClusterRun, Runs, listen
 from penstock.core.checkpoints import await_release
 from penstock.core.errors import Cancelled, Unsupported, WorkerLost
+from penstock.core.records import dataclass
+from penstock.core.types import RunValue, RunValues
 from penstock.executors.base import Done, Executor
 from penstock.executors.control import NEVER, Control
 from penstock.host.threads import pool
@@ -21,11 +23,20 @@ from penstock.plan.plan import StepTable
 _PART_BYTES = 1000
 
 
+@dataclass(frozen=True, eq=False)
+class RemoteGraph:
+    """A graph whose ``parts`` are registered with workers under its ``handle``. ``table`` has its
+    ports, but no steps: workers plan their own. ``source``: its nodes, as text."""
+
+    handle: int
+    parts: Sequence[RemotePart]
+    table: StepTable
+    source: str
+
+
 class ClusterExecutor:
-    """Runs a graph by its ``handle``, under which its ``parts`` are registered with workers.
-    ``table`` has its ports, but no steps: workers plan their own. ``retries``: how often a run is
-    tried again. ``loss``, of a graph with variables: the loss of some that no run was told of.
-    ``threads``: of a worker."""
+    """Runs a graph on workers. ``retries``: how often a run is tried again. ``loss``, of a graph
+    with variables: the loss of some that no run was told of. ``threads``: of a worker."""
 
     name = "cluster"
     hands_over = False
@@ -37,44 +48,41 @@ class ClusterExecutor:
     def __init__(
         self,
         runs: Runs,
-        handle: int,
-        parts: Sequence[RemotePart],
-        table: StepTable,
-        source: str,
+        graph: RemoteGraph,
         retries: int,
         loss: Callable[[int], WorkerLost | None] | None,
         threads: int,
     ) -> None:
         self.threads = threads
-        self.parts = parts
-        self.table = table
-        self.source = source
+        self.parts = graph.parts
+        self.table = graph.table
+        self.source = graph.source
         self._retries = retries
         self._loss = loss
         self._runs = runs
-        self._handle = handle
+        self._handle = graph.handle
 
     @property
     def plan_bytes(self) -> int:
         return _PART_BYTES * len(self.parts)
 
     def observed(self) -> Executor:
-        where = (
+        reason = (
             "steps run on the workers of a cluster, which tell nobody of them: neither observers "
+            "nor PENSTOCK_TRACE see them; observe runs of a session that is compiled without "
+            "cluster="
         )
-        where += "nor PENSTOCK_TRACE see them; "
-        advice = "observe runs of a session that is compiled without cluster="
-        raise Unsupported.of([("observers", where + advice, "run")])
+        raise Unsupported.of([("observers", reason, "run")])
 
     def trim(self) -> None:
         """Nothing is held here."""
 
-    def run(self, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
+    def run(self, inputs: RunValues, control: Control) -> tuple[RunValue, ...]:
         ended = threading.Lock()
         ended.acquire()
         results: list[tuple[Any, BaseException | None]] = []
 
-        def done(outputs: tuple[Any, ...] | None, error: BaseException | None) -> None:
+        def done(outputs: tuple[RunValue, ...] | None, error: BaseException | None) -> None:
             results.append((outputs, error))
             ended.release()
 
@@ -91,15 +99,14 @@ class ClusterExecutor:
             finally:
                 del error, run  # the traceback holds this frame
         assert outputs is not None
-        ends: tuple[Any, ...] = outputs
-        return ends
+        return outputs
 
-    def run_async(self, inputs: Sequence[Any], control: Control, done: Done) -> None:
+    def run_async(self, inputs: RunValues, control: Control, done: Done) -> None:
         # What callers do when a run has ended may take long, or wait for another run: not on the
         # thread that takes the messages of a worker.
         self._begin(inputs, control, lambda *result: pool().submit(partial(done, *result)))
 
-    def _begin(self, inputs: Sequence[Any], control: Control, done: Done) -> ClusterRun:
+    def _begin(self, inputs: RunValues, control: Control, done: Done) -> ClusterRun:
         run = ClusterRun(self._handle, self.parts, inputs, control, done, self._retries)
         if control is not NEVER:
             listen(self._runs, run)

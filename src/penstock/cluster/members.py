@@ -36,7 +36,8 @@ from penstock.cluster.links import (
 from penstock.cluster.worker import CALLS_APART, Worker
 from penstock.core.checkpoints import WAKE_S, checkpoint
 from penstock.core.errors import PenstockError, WorkerLost
-from penstock.core.records import dataclass
+from penstock.core.records import NamedTuple, dataclass
+from penstock.core.types import RunValues
 from penstock.host.fork import in_child
 from penstock.host.threads import report_thread_exception
 
@@ -80,28 +81,28 @@ class Member:
         return self.as_reader.actor
 
 
+class MemberEvents(NamedTuple):
+    """The functions for events of workers. ``take``: with each message of a worker; ``lost``: with
+    the numbers of those that have died and the reasons, on the thread that watches: it calls
+    ``replace``. ``look`` is called now and then there; ``gone``, with a reason, once there are none
+    any more."""
+
+    take: Callable[[int, Message], object]
+    lost: Callable[[dict[int, str]], object]
+    look: Callable[[], object]
+    gone: Callable[[str], object]
+
+
 class Members:
-    """All workers. ``take`` is called with each message of a worker, ``lost`` with the numbers of
-    those that have died and the reasons, on the thread that watches: it calls ``replace``.
-    ``look`` is called now and then there; ``gone``, with a reason, once there are none any more."""
+    """All workers."""
 
     def __init__(
-        self,
-        devices: Sequence[str],
-        threads: int,
-        timeout: float,
-        take: Callable[[int, Message], object],
-        lost: Callable[[dict[int, str]], object],
-        look: Callable[[], object],
-        gone: Callable[[str], object],
+        self, devices: Sequence[str], threads: int, timeout: float, events: MemberEvents
     ) -> None:
         self._devices = list(devices)
         self._threads = threads
         self._timeout = timeout
-        self._take = take
-        self._lost = lost
-        self._look = look
-        self._gone = gone
+        self._events = events
         self._ray = ray_identity()
         self._closed = threading.Event()
         self._pairs: dict[tuple[int, int], int] = {}
@@ -126,8 +127,8 @@ class Members:
             "num_cpus": self._threads,
             "max_concurrency": _CALLS,
             "max_restarts": 0,
+            "concurrency_groups": CALLS_APART,
         }
-        options["concurrency_groups"] = CALLS_APART
         actor = ray.remote(**options)(Worker).remote(index, self._threads, self._devices)
         self._actors.append(actor)
         if self._closed.is_set():  # it may not have been there yet when all were ended
@@ -145,7 +146,7 @@ class Members:
             opened.callback(link.close)
             self.result(actor.read.remote(there, DRIVER, link.channel))
             channel = self.result(actor.open.remote(here, DRIVER, self._own, 0))
-            take = partial(self._take, index)
+            take = partial(self._events.take, index)
             back = LinkReader(channel, take, str(index), self._doorbell.accept(here))
             opened.pop_all()
         return Member(reader, process, link, back, actor.stay.remote().future())
@@ -154,6 +155,7 @@ class Members:
         """The result of a call of an actor. Raises ``PenstockError`` if there is no room for the
         actor; ``WorkerLost`` if it has died, or does not reach another one that may have died; what
         the call raises, and what the work of this thread must stop with."""
+        # In short waits: between them Python handles signals, and Ray is seen to be shut down.
         answer: Future[Any] = ref.future()
         until = math.inf if timeout is None else monotonic() + timeout
         left = WAKE_S
@@ -200,6 +202,7 @@ class Members:
         """Start workers in the place of those that have died, with all of their links."""
         for index in lost:
             self._part(index, self.members[index])
+        # All are asked for before the first is waited for: Ray starts their processes side by side.
         actors = {index: self._actor(index) for index in lost}
         try:
             for index, actor in actors.items():
@@ -221,6 +224,7 @@ class Members:
         self._kill(old.actor)
         old.link.close()
         old.reader.close()
+        # Not waited for any longer than this: a worker that hangs here is found lost in its turn.
         others = [m.actor for m in self.members if m is not old]
         refs = [actor.part_from.remote(index) for actor in others]
         ray.wait(refs, num_returns=len(refs), timeout=self._timeout) if refs else None
@@ -247,14 +251,14 @@ class Members:
                 if has_ray(self._ray):
                     lost.update(self._silent())
                     if lost and not self._closed.is_set():
-                        self._lost(lost)
-                self._look()
+                        self._events.lost(lost)
+                self._events.look()
             except BaseException:
                 if has_ray(self._ray) and not self._closed.is_set():
                     report_thread_exception()
                     self._closed.wait(wait)
             if not has_ray(self._ray):
-                self._gone("Ray was shut down, and all workers with it")
+                self._events.gone("Ray was shut down, and all workers with it")
                 return
 
     def _reason(self, member: Member) -> str:
@@ -267,6 +271,7 @@ class Members:
         """Ask all workers for an answer; those that have given none for too long."""
         silent, now = {}, monotonic()
         for index, member in enumerate(self.members):
+            # One question at a time: also a late answer to the last one says that the worker lives.
             if member.asked is None or member.asked.done():
                 member.asked, member.since = member.actor.ping.remote().future(), now
             elif now - member.since > self._timeout:
@@ -288,7 +293,7 @@ class Members:
                 self._kill(actor)
         self._doorbell.close()
 
-    def _call_all(self, methods: Sequence[Any]) -> None:
+    def _call_all(self, methods: RunValues) -> None:
         """Call methods of actors, and wait for them for a while."""
         with suppress(Exception):
             refs = [method.remote() for method in methods]

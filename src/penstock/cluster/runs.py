@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.cluster.links import Message
 from penstock.cluster.parts import RemotePart
 from penstock.core.errors import Aborted, Cancelled, RunError, WorkerLost
+from penstock.core.types import RunValue, RunValues
 from penstock.executors.base import Done
 from penstock.executors.control import NEVER, Control
 
@@ -40,7 +41,7 @@ class ClusterRun:
         self,
         handle: int,
         parts: Sequence[RemotePart],
-        inputs: Sequence[Any],
+        inputs: RunValues,
         control: Control,
         done: Done,
         attempts: int,
@@ -77,7 +78,7 @@ class ClusterRun:
             if target in self.parts
         )
 
-    def end(self, outputs: tuple[Any, ...] | None, error: BaseException | None) -> None:
+    def end(self, outputs: tuple[RunValue, ...] | None, error: BaseException | None) -> None:
         """End the run, unless it has ended."""
         try:
             done = self._dones.pop()
@@ -170,7 +171,7 @@ class Runs:
                 with self._lock:
                     run = self._steps.get(each)
                 if run is not None:
-                    self._ended(run, each, worker, (), None, sent, received)
+                    self._ended(run, each, worker, (), None, (sent, received))
             return
         with self._lock:
             run = self._steps.get(number)
@@ -179,7 +180,8 @@ class Runs:
                 stop = ("stop", number, Cancelled("the run has ended"))
                 self._order(worker, stop)
         elif kind == "done":
-            self._ended(run, number, worker, *rest)
+            outputs, error, sent, received = rest
+            self._ended(run, number, worker, outputs, error, (sent, received))
         elif kind == "waits":
             run.reports[worker] = rest[0], rest[1]
             self._look(run)
@@ -189,10 +191,9 @@ class Runs:
         run: ClusterRun,
         number: int,
         worker: int,
-        outputs: tuple[Any, ...] | None,
+        outputs: tuple[RunValue, ...] | None,
         error: BaseException | None,
-        sent: dict[int, int],
-        received: dict[int, int],
+        counts: _Counts,
     ) -> None:
         """A part has ended."""
         with self._lock:
@@ -208,7 +209,7 @@ class Runs:
             self.stop(run, error or RunError(f"worker {worker} gave no outputs"))
             return
         with self._lock:
-            run.reports[worker] = sent, received
+            run.reports[worker] = counts
             run.outputs.update(zip(part.outputs, outputs, strict=True))
             left = any(not part.silent for part in run.parts.values())
         if not left:

@@ -43,9 +43,7 @@ class SimulatedCluster:
         profile: str | Path | None = None,
         cores: int | None = None,
     ) -> None:
-        check_count("workers", workers, MOST_WORKERS)
-        if cores is not None:
-            check_count("cores", cores)
+        check_workers(workers, cores)
         check_rates(objective, bandwidth=bandwidth, latency=latency)
         self.workers = workers
         self.objective = objective
@@ -71,6 +69,14 @@ def _no_workers() -> Unsupported:
 def worker_devices(workers: int) -> tuple[str, ...]:
     """The full names of the devices of workers."""
     return tuple([f"/job:worker/replica:0/task:{i}/device:CPU:0" for i in range(workers)])
+
+
+def check_workers(workers: int, cores: int | None) -> None:
+    """Raise ``ValueError`` for numbers of workers or cores that there cannot be, ``TypeError`` for
+    what is no number."""
+    check_count("workers", workers, MOST_WORKERS)
+    if cores is not None:
+        check_count("cores", cores)
 
 
 def check_rates(objective: str, **rates: float | None) -> None:

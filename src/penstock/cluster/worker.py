@@ -29,7 +29,7 @@ from penstock.cluster.links import Link, LinkClosed, LinkReader, Message, Reader
 from penstock.cluster.parts import PartOptions, RemotePart, compile_part
 from penstock.cluster.strand import Strand
 from penstock.core.errors import Aborted, PenstockError, RunError
-from penstock.core.types import TensorType
+from penstock.core.types import RunValue, RunValues, TensorType
 from penstock.executors.control import Control, begin_run, end_run
 from penstock.executors.frames.barrier import Barrier
 from penstock.executors.frames.executor import FramesExecutor
@@ -64,7 +64,7 @@ class FarRendezvous(Rendezvous):
     def is_remote(self, key: Hashable) -> bool:
         return True
 
-    def send(self, key: Hashable, value: Any, dead: bool = False) -> None:
+    def send(self, key: Hashable, value: RunValue, dead: bool = False) -> None:
         assert isinstance(key, tuple)
         target = self._worker.target(key[0])
         self.sent[target] = self.sent.get(target, 0) + 1
@@ -73,7 +73,7 @@ class FarRendezvous(Rendezvous):
         except (LinkClosed, KeyError) as error:
             raise Aborted(f"worker {target} is gone, which {key[0]!r} was to be sent to") from error
 
-    def arrive(self, source: int, key: Hashable, value: Any, dead: bool) -> None:
+    def arrive(self, source: int, key: Hashable, value: RunValue, dead: bool) -> None:
         with suppress(Aborted):  # the step has failed
             super().send(key, value, dead)
         # Afterwards: a part that seems to wait only waits for what has not been counted here.
@@ -90,7 +90,7 @@ class RemoteStep:
         self.reported: tuple[dict[int, int], dict[int, int]] | None = None
 
     def counts(self) -> tuple[dict[int, int], dict[int, int]]:
-        """How many values were sent to and received from each worker."""
+        """The numbers of values sent to and received from each worker."""
         return dict(self.rendezvous.sent), dict(self.rendezvous.received)
 
 
@@ -132,6 +132,7 @@ class Worker:
         old = self.links.get(peer)
         if old is not None:
             old.close()
+        # A link of this peer that was there led to a worker which this one has replaced.
         link = self.links[peer] = open_link(number, reader, nbytes)
         return link.channel
 
@@ -176,11 +177,11 @@ class Worker:
         for number in stores:
             self._stores.pop(number, None)
 
-    def variable(self, store: int, name: str) -> Any:
+    def variable(self, store: int, name: str) -> RunValue:
         """The value of a variable, by the number of its store; None if it has none."""
         return self._stores[store].variable(name, TensorType()).value
 
-    def set_variable(self, store: int, name: str, value: Any) -> None:
+    def set_variable(self, store: int, name: str, value: RunValue) -> None:
         """Give a variable a value, or take it away."""
         variable = self._stores[store].variable(name, TensorType())
         if value is None:
@@ -260,13 +261,14 @@ class Worker:
         handle: int,
         number: int,
         oldest: int,
-        feeds: Sequence[Any],
+        feeds: RunValues,
         timeout: float | None,
     ) -> None:
         """Begin a step, and forget what is left of those before the ``oldest``, which have ended
         everywhere."""
         with self._lock:
             self._oldest = max(oldest, self._oldest)
+            # Values of runs that the driver gave up came here before their feeds, which never will.
             stale = [n for n, s in self._steps.items() if n < oldest and s.control is None]
             for each in stale:
                 del self._steps[each]
@@ -313,7 +315,7 @@ class Worker:
         self,
         handle: int,
         number: int,
-        outputs: tuple[Any, ...] | None,
+        outputs: tuple[RunValue, ...] | None,
         error: BaseException | None,
     ) -> None:
         with self._lock:

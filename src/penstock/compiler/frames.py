@@ -36,7 +36,7 @@ from penstock.compiler.stages import CompileContext, Feeds
 from penstock.core.errors import InvalidModel, LimitExceeded, Unsupported
 from penstock.core.records import dataclass, replace
 from penstock.executors.base import Executor
-from penstock.executors.frames.builder import FrameGraphBuilder
+from penstock.executors.frames.builder import FrameGraphBuilder, NodeCompilers
 from penstock.executors.frames.executor import FramesExecutor
 from penstock.executors.frames.frame_writer import FrameForm
 from penstock.ir.graph import Graph, Node, Value, is_framed
@@ -171,15 +171,14 @@ def build_frame_graph(split: SplitGraph, context: CompileContext) -> FramesExecu
     """The executor of one form of a graph. Raises ``SegmentError`` for a segment that cannot be
     compiled."""
     kernels, devices = split.source.kernels, len(context.devices)
-    builder = FrameGraphBuilder(
+    compilers = NodeCompilers(
         kernels.kernel,
         kernels.executor if split.observed else partial(_segment_executor, kernels),
         partial(_function, split, context),
         partial(_called, split),
         _frame_form,
-        context.limits,
-        context.workers,
     )
+    builder = FrameGraphBuilder(compilers, context.limits, context.workers)
     if split.observed:
         return builder.build(split.graph, split.parts, devices)
     framed = split.source

@@ -412,17 +412,11 @@ def bind(programmed: Programmed, context: CompileContext) -> Executor:
             schedule.name,
             fixed_threads=options.expert.fixed_threads,
         )
-    from penstock.executors.parallel import ParallelExecutor
+    from penstock.executors.parallel import ParallelExecutor, TaskWorkers
 
+    workers = TaskWorkers(schedule.queues, schedule.worthwhile, schedule.devices)
     return ParallelExecutor(
-        programmed.program,
-        context.hosts,
-        context.limits,
-        schedule.queues,
-        schedule.worthwhile,
-        threads=options.threads,
-        name=schedule.name,
-        devices=schedule.devices,
+        programmed.program, context.hosts, context.limits, workers, options.threads, schedule.name
     )
 
 

@@ -8,7 +8,7 @@ strings are ``object`` arrays of ``str``.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache, reduce
 from typing import Any, TypeAlias
 
@@ -149,6 +149,15 @@ class AnyType:
 
 Type: TypeAlias = TensorType | SequenceType | OptionalType | MapType | AnyType
 ANY = AnyType()
+
+RunValue: TypeAlias = Any
+"""a value of a run: an array, a sequence or mapping, None, or what a backend has in its memory"""
+RunValues: TypeAlias = Sequence[RunValue]
+"""the inputs or outputs of a graph or of a node, in their order"""
+NamedValues: TypeAlias = Mapping[str, RunValue]
+"""values by the names of inputs, outputs, or other values of a graph"""
+JsonObject: TypeAlias = dict[str, Any]
+"""an object as JSON has it"""
 
 
 @cache

@@ -1,1 +1,1 @@
-"""How a plan is run, one module an executor."""
+"""The executors, which run plans, each in a module."""

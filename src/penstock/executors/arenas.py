@@ -173,6 +173,7 @@ class Arenas(Generic[T]):
             except IndexError:
                 return  # a run that has just begun has taken it, and will give it
             receive = self.waiting.popleft()
+        # Without the lock: what receives the arena may ask for another one.
         receive(arena)
 
     def drop(self) -> None:

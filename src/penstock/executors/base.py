@@ -14,7 +14,7 @@ from penstock.backends.base import Backend
 from penstock.codegen.writer import Program
 from penstock.core.checkpoints import with_checkpoints
 from penstock.core.limits import Limits
-from penstock.core.types import TensorType
+from penstock.core.types import RunValue, RunValues, TensorType
 from penstock.executors.arenas import Arenas
 from penstock.executors.control import Control
 from penstock.host.current_run import Budget, working_for
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Executor(Protocol):
-    """How a plan is run: built from a plan once, it serves any number of runs at once."""
+    """Runs a plan: built from a plan once, it serves any number of runs at once."""
 
     name: str
     hands_over: bool
@@ -46,10 +46,10 @@ class Executor(Protocol):
     def tasks(self) -> Tasks | None:
         """The tasks that it runs, None if all of the plan is one."""
 
-    def run(self, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
+    def run(self, inputs: RunValues, control: Control) -> tuple[RunValue, ...]:
         """The outputs of one run, in memory of the caller's own."""
 
-    def run_async(self, inputs: Sequence[Any], control: Control, done: Done) -> None:
+    def run_async(self, inputs: RunValues, control: Control, done: Done) -> None:
         """As ``run``, on the calling thread as long as that has something to do; call ``done`` with
         the result, perhaps later and on another thread."""
 
@@ -93,10 +93,10 @@ class InlineExecutor:
 
     hands_over = False
 
-    def run(self, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
+    def run(self, inputs: RunValues, control: Control) -> tuple[RunValue, ...]:
         raise NotImplementedError
 
-    def run_async(self, inputs: Sequence[Any], control: Control, done: Done) -> None:
+    def run_async(self, inputs: RunValues, control: Control, done: Done) -> None:
         try:
             outputs = self.run(inputs, control)
         except BaseException as error:
@@ -109,8 +109,8 @@ class Sampler(Protocol):
     """Runs an executor in its own way, as long as it is the executor's ``sampler``."""
 
     def run(
-        self, executor: Executor, inputs: Sequence[Any], control: Control
-    ) -> tuple[Any, ...]: ...
+        self, executor: Executor, inputs: RunValues, control: Control
+    ) -> tuple[RunValue, ...]: ...
 
 
 class CompiledExecutor:
@@ -230,7 +230,9 @@ def budget_of(limits: Limits, taken: int = 0) -> Budget:
     return Budget(maxsize if limits.max_bytes is None else limits.max_bytes, taken, limits.max_dims)
 
 
-def outputs_of(results: Callable[[Any], tuple[Any, ...]], V: Any, control: Control) -> Any:
+def outputs_of(
+    results: Callable[[list[RunValue]], tuple[RunValue, ...]], V: RunValue, control: Control
+) -> RunValue:
     """The outputs of a run of tasks; the copies among them count if the run counts."""
     return results(V) if control.budget is None else working_for(control, results, V)
 
@@ -302,7 +304,7 @@ class PerThreadCount(dict[int, T]):
 _QUIET: list[contextvars.Context] = []
 
 
-def quiet(function: Callable[..., Any], *arguments: Any) -> Any:
+def quiet(function: Callable[..., Any], *arguments: object) -> Any:
     """Call ``function`` with NumPy's floating-point warnings off.
 
     NumPy keeps that setting in a context variable. Entering a prepared context costs a twentieth of

@@ -182,6 +182,7 @@ class Watchdog:
         with self.changed:
             if (entry := self.runs.pop(control, None)) is not None:
                 entry[2] = None
+            # Seldom, so that a removal takes constant time on average: a heap cannot find an entry.
             if len(self.queue) > 2 * len(self.runs) + _STALE_ENTRIES:
                 self.queue = list(self.runs.values())
                 heapq.heapify(self.queue)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 
 from penstock.codegen.writer import Program
 from penstock.core.errors import InternalError, LimitExceeded, PenstockError, RunError
-from penstock.core.types import TensorType, type_of
+from penstock.core.types import RunValues, TensorType, type_of
 from penstock.host.current_run import BudgetError
 from penstock.ir.describe import describe_node
 from penstock.ir.graph import Node
@@ -43,7 +43,7 @@ def explained(error: Exception, program: Program) -> PenstockError:
     return _explanation(step.node, inputs, error)
 
 
-def explained_at(node: Node, inputs: Sequence[Any], error: BaseException) -> PenstockError:
+def explained_at(node: Node, inputs: RunValues, error: BaseException) -> PenstockError:
     """As ``explained``, an error that names ``node`` and the types of its ``inputs``."""
     types = [
         "none" if value is None else f"{value.name}: {type_of(x)}"

@@ -17,7 +17,7 @@ from penstock.backends.base import Backend
 from penstock.codegen.helpers import awaited, begun, too_many, unshared
 from penstock.core.errors import InternalError
 from penstock.core.limits import Limits
-from penstock.core.types import accepts, type_of
+from penstock.core.types import RunValue, RunValues, accepts, type_of
 from penstock.executors.base import InlineExecutor, budget_of, quiet, share_of
 from penstock.executors.control import Control
 from penstock.executors.errors import explained_at, run_error, throw
@@ -76,7 +76,7 @@ class InterpretExecutor(InlineExecutor):
     def trim(self) -> None:
         pass
 
-    def run(self, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
+    def run(self, inputs: RunValues, control: Control) -> tuple[RunValue, ...]:
         control = control.own()
         if control.budget is None and self._limits.count_runs:
             control.budget = budget_of(self._limits)
@@ -89,11 +89,11 @@ class InterpretExecutor(InlineExecutor):
             raise run_error("the outputs", lack) from lack
 
 
-def _awaited(control: Control, begin: Callable[..., Any], *inputs: Any) -> Any:
+def _awaited(control: Control, begin: Callable[..., Any], *inputs: RunValue) -> RunValue:
     return awaited(control, begun(control, begin, *inputs))
 
 
-def _ends(value: Any) -> Any:
+def _ends(value: RunValue) -> RunValue:
     """``value``, or the first and last elements of a long sequence. A sequence that a node makes of
     another has elements that were looked at before: to look at all of them after each insertion
     would take time that grows with the square of their number."""
@@ -112,7 +112,7 @@ class _CheckedInterpreter(Interpreter):
         self._most_iterations = limits.max_iterations
         self._observed = observed
 
-    def node(self, node: Node, inputs: Sequence[Any], values: Mapping[Value, Any]) -> Sequence[Any]:
+    def node(self, node: Node, inputs: RunValues, values: Mapping[Value, RunValue]) -> RunValues:
         control, step = self._control, self._step_of[node]
         try:
             if control.stopped:

@@ -13,6 +13,7 @@ from penstock.backends.base import Backend
 from penstock.codegen.writer import Program
 from penstock.core.checkpoints import THREAD
 from penstock.core.limits import Limits
+from penstock.core.types import RunValue, RunValues
 from penstock.executors.base import CompiledExecutor, InlineExecutor, silent
 from penstock.executors.control import NEVER, Control
 from penstock.host.current_run import working_for
@@ -111,14 +112,15 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
         return LinearExecutor(self._program.with_given(outputs), *self._arguments)
 
     def run(
-        self, inputs: Sequence[Any], control: Control, place: Ticket | None = None
-    ) -> tuple[Any, ...]:
+        self, inputs: RunValues, control: Control, place: Ticket | None = None
+    ) -> tuple[RunValue, ...]:
         if control is not NEVER or self._counts or self.sampler is not None:
             control = self._counting(control)
             if THREAD.run is not control:
                 sampler = self.sampler
                 if sampler is not None:
                     return sampler.run(self, inputs, control.own())
+                # Kernels ask ``THREAD.run`` whether to stop: entered once more, as a part of that.
                 return working_for(control, self.run, inputs, control)
         if self._core_seconds > _LEAST_S and place is None:
             with _place(self._core_seconds, control) as place:
@@ -160,6 +162,7 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
         if self._share.tuner is not None and self._share.tries:
             self._share.tuner.took(threads, seconds)
         if self._may_wait:
+            # Longer times count slowly, shorter ones at once: others may have slowed the run down.
             seconds *= threads
             longer = seconds - self._core_seconds
             self._core_seconds = self._core_seconds + longer / 4 if longer > 0 else seconds

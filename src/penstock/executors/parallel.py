@@ -20,6 +20,8 @@ from penstock.backends.base import Backend, Device, DeviceStream
 from penstock.codegen.writer import Program
 from penstock.core.checkpoints import THREAD
 from penstock.core.limits import Limits
+from penstock.core.records import dataclass, field
+from penstock.core.types import RunValue, RunValues
 from penstock.executors.base import CompiledExecutor, Done, PerThreadCount, outputs_of
 from penstock.executors.control import Control
 from penstock.executors.errors import explained, throw
@@ -77,7 +79,7 @@ def _scoped(scope: Callable[..., Any], function: Callable[..., Any]) -> Callable
     # thread, and the rest of this one may run on another.
     advance = scope(next)
 
-    def steps(*arguments: Any) -> Iterator[Any]:
+    def steps(*arguments: object) -> Iterator[Any]:
         rest = function(*arguments)
         while (needed := advance(rest, None)) is not None:
             yield needed
@@ -85,14 +87,22 @@ def _scoped(scope: Callable[..., Any], function: Callable[..., Any]) -> Callable
     return steps
 
 
+@dataclass(frozen=True, eq=False)
+class TaskWorkers:
+    """The workers of tasks. ``queues[i]`` has the workers for the tasks of queue i; queue 0 is the
+    host's, where the caller is one of the workers. Another worker is asked for if a task takes at
+    least ``worthwhile`` seconds. ``devices``: those on which tasks have streams, by name."""
+
+    queues: Sequence[Queue]
+    worthwhile: float
+    devices: Mapping[str, Device] = field(default_factory=dict)
+
+
 class ParallelExecutor(CompiledExecutor):
     """Runs the tasks of a program, independent ones at the same time.
 
     ``hosts`` are the backends of the host's memory: the first allocates the arenas, and concurrent
-    tasks share the threads of their kernels. ``queues[i]`` has the workers that run the tasks of
-    queue i; queue 0 is the host's, where the caller is one of the workers. Another worker is asked
-    for if a task takes at least ``worthwhile`` seconds. ``devices``: the devices on which tasks
-    have streams, by name. ``name`` is what observers see.
+    tasks share the threads of their kernels. ``name`` is what observers see.
     """
 
     def __init__(
@@ -100,20 +110,18 @@ class ParallelExecutor(CompiledExecutor):
         program: Program,
         hosts: Sequence[Backend],
         limits: Limits,
-        queues: Sequence[Queue],
-        worthwhile: float,
+        workers: TaskWorkers,
         threads: int | None = None,
         name: str = "parallel",
-        devices: Mapping[str, Device] | None = None,
     ) -> None:
-        super().__init__(program, name, hosts, threads, queues[0].workers)
-        self._arguments = hosts, limits, queues, worthwhile, threads, name, devices
+        super().__init__(program, name, hosts, threads, workers.queues[0].workers)
+        self._arguments = hosts, limits, workers, threads, name
         tasks = program.tasks
         assert tasks is not None
-        worth = [task.seconds >= worthwhile for task in tasks.tasks]
-        self._flow = Flow(tasks, queues, worth, len(program.plan.slots))
+        worth = [task.seconds >= workers.worthwhile for task in tasks.tasks]
+        self._flow = Flow(tasks, workers.queues, worth, len(program.plan.slots))
         self.hands_over = bool(self._flow.devices)
-        of_streams = [(devices or {})[name] for name in tasks.signals.devices]
+        of_streams = [workers.devices[name] for name in tasks.signals.devices]
         bind = partial(_with_streams, program, of_streams)
         memories = {backend.name: memory for memory, backend in program.plan.remote.items()}
         remote = Counter(program.arena_plan.remote)
@@ -126,7 +134,7 @@ class ParallelExecutor(CompiledExecutor):
     def observed(self) -> ParallelExecutor:
         return ParallelExecutor(self._program.with_observers(), *self._arguments)
 
-    def run(self, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
+    def run(self, inputs: RunValues, control: Control) -> tuple[RunValue, ...]:
         # ``NEVER`` is shared by all runs: the loop sets the control of a run that fails.
         control = self._counting(control.own())
         if self.sampler is not None and THREAD.run is not control:
@@ -163,16 +171,16 @@ class ParallelExecutor(CompiledExecutor):
         return outputs
 
     def _task_run(
-        self, functions: _Functions, V: list[Any], control: Control, threads: int
+        self, functions: _Functions, V: list[RunValue], control: Control, threads: int
     ) -> TaskRun:
         adopt, observe = partial(self._share.adopt, threads), self._program.observed
         return TaskRun(self._flow, functions, V, control, observe=observe, adopt=adopt)
 
-    def run_async(self, inputs: Sequence[Any], control: Control, done: Done) -> None:
+    def run_async(self, inputs: RunValues, control: Control, done: Done) -> None:
         _ArenaRequest(self, inputs, self._counting(control.own()), done).begin()
 
     def _start(
-        self, arena: PerThreadCount[_Functions], inputs: Sequence[Any], control: Control, done: Done
+        self, arena: PerThreadCount[_Functions], inputs: RunValues, control: Control, done: Done
     ) -> None:
         """Run in an arena, as long as there is something to do for the calling thread."""
         arenas, share = self._arenas, self._share
@@ -219,7 +227,7 @@ class ParallelExecutor(CompiledExecutor):
                 stream.wait(event)
         run.start()
 
-    def _values(self, inputs: Sequence[Any]) -> list[Any]:
+    def _values(self, inputs: RunValues) -> list[RunValue]:
         V: list[Any] = [None] * self._flow.slots
         for slot, value in zip(self.plan.inputs, inputs, strict=True):
             V[slot] = value
@@ -238,7 +246,7 @@ class _ArenaRequest:
     __slots__ = ("_control", "_done", "_executor", "_inputs")
 
     def __init__(
-        self, executor: ParallelExecutor, inputs: Sequence[Any], control: Control, done: Done
+        self, executor: ParallelExecutor, inputs: RunValues, control: Control, done: Done
     ) -> None:
         self._executor = executor
         self._inputs = inputs

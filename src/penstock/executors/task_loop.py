@@ -19,6 +19,7 @@ from penstock.codegen.helpers import freed
 from penstock.core.checkpoints import THREAD, await_release, with_checkpoints
 from penstock.core.errors import Cancelled, InternalError
 from penstock.core.records import dataclass
+from penstock.core.types import RunValue
 from penstock.executors.base import quiet
 from penstock.executors.control import Control
 from penstock.executors.turn import Turn
@@ -123,6 +124,33 @@ def _device_tasks(tasks: Tasks) -> frozenset[int]:
 # is that of the process: a worker that waits for one run is a thread that other runs lack.
 
 
+class _QueueState:
+    """A queue in one run: a heap of ``ready`` tasks by number, which is their urgency (the plan
+    sorts, the run only compares); how many ``workers`` it has, and how many of its tasks are
+    ``worthwhile``: worth another worker."""
+
+    __slots__ = ("ready", "workers", "worthwhile")
+
+    def __init__(self) -> None:
+        self.ready: list[int] = []
+        self.workers = 0
+        self.worthwhile = 0
+
+
+class _Continuations:
+    """The tasks of a run that have stepped aside: their ``generators``; those that are ``parked``
+    until a signal is emitted, by signal; those ``in_flight``, which wait for an asynchronous kernel
+    or a device; and those that have ``enqueued`` all of their work on a device."""
+
+    __slots__ = ("enqueued", "generators", "in_flight", "parked")
+
+    def __init__(self) -> None:
+        self.generators: dict[int, Generator[Any, None, None]] = {}
+        self.parked: dict[int, list[int]] = {}
+        self.in_flight: dict[int, Outcome | Event] = {}
+        self.enqueued: set[int] = set()
+
+
 class TaskRun:
     """One run of a flow: all that changes while it goes on, under ``lock``.
 
@@ -132,22 +160,20 @@ class TaskRun:
     """
 
     __slots__ = (
-        *("S", "V", "adopt", "in_flight", "caller_waits", "control", "ended", "error"),
-        *("enqueued", "failed", "flow", "functions", "generators", "lock", "observe", "on_end"),
-        *("parked", "ready", "remaining", "running", "signal", "uses", "waits", "workers"),
-        "worthwhile",
+        *("S", "V", "adopt", "aside", "caller_waits", "control", "ended", "error", "failed"),
+        *("flow", "functions", "lock", "observe", "on_end", "queues", "remaining", "running"),
+        *("signal", "uses", "waits"),
     )
 
     def __init__(
         self,
         flow: Flow,
         functions: Sequence[Callable[..., Any]],
-        V: list[Any],
+        V: list[RunValue],
         control: Control,
         *,
         observe: bool = False,
         adopt: Callable[[], None] | None = None,
-        on_end: Callable[[], None] | None = None,
     ) -> None:
         self.flow = flow
         self.functions = functions
@@ -155,26 +181,17 @@ class TaskRun:
         self.control = control
         self.observe = observe
         self.adopt = adopt
-        self.on_end = on_end
+        self.on_end: Callable[[], None] | None = None
         # Observers are called with the lock held, and may stop the run: ``_abort`` takes the lock
         # again. So does ``_resume``, for a kernel that has ended before it was asked.
         self.lock = threading.RLock()
-        # Heaps of task numbers, which are by urgency: the plan sorts, the run only compares.
-        self.ready: list[list[int]] = [[] for _ in flow.queues]
-        self.workers = [0] * len(flow.queues)
-        # How many of the ready tasks of each queue are worth another worker.
-        self.worthwhile = [0] * len(flow.queues)
+        self.queues = [_QueueState() for _ in flow.queues]
         self.waits = list(flow.tasks.waits)
         self.remaining = list(flow.counts)
         self.uses: dict[int, int] = {}
-        self.generators: dict[int, Generator[Any, None, None]] = {}
+        self.aside = _Continuations()
         # Which signals have been emitted.
         self.S: list[Any] = [False] * flow.signals
-        # Tasks that wait for a signal, and for an asynchronous kernel or a device.
-        self.parked: dict[int, list[int]] = {}
-        self.in_flight: dict[int, Outcome | Event] = {}
-        # The tasks that have put all of their work on a device.
-        self.enqueued: set[int] = set()
         self.running = 0
         self.failed = False
         self.error: BaseException | None = None
@@ -214,7 +231,7 @@ class TaskRun:
             with self.lock:
                 # Counted here and not in ``_work``: between the two, a worker that is woken here
                 # could end all that is ready, and must not find that nobody else runs.
-                self.workers[0] += 1
+                self.queues[0].workers += 1
                 self.running += 1
                 self._activate(0)
                 self._wake_others(0)
@@ -235,7 +252,7 @@ class TaskRun:
             # The pool may start the job late. The run that asked may have ended by then, without
             # this worker, since ``running`` counts those that have begun.
             if self.failed or self.ended:
-                self.workers[queue] -= 1
+                self.queues[queue].workers -= 1
                 return
             self.running += 1
         # Not under the lock: it calls the libraries of kernels.
@@ -252,7 +269,8 @@ class TaskRun:
     def _work(self, queue: int, caller: bool = False) -> None:
         """Run tasks of one queue as long as there are any. ``running`` counts us already."""
         flow, functions, control = self.flow, self.functions, self.control
-        lock, ready, expanded = self.lock, self.ready[queue], flow.expanded
+        lock, own, expanded = self.lock, self.queues[queue], flow.expanded
+        ready = own.ready
         consumers, counted, block = flow.tasks.consumers, flow.tasks.counted, flow.block
         waits, remaining = self.waits, self.remaining
         alone = flow.alone and not self.observe
@@ -289,8 +307,8 @@ class TaskRun:
                         break
                     task = heappop(ready)
                     if not alone:
-                        self.worthwhile[queue] -= flow.worthwhile[task]
-                        if self.worthwhile[queue]:
+                        own.worthwhile -= flow.worthwhile[task]
+                        if own.worthwhile:
                             self._wake(queue)
                 # A flag, read without the lock: a stale look costs one more task.
                 if control.stopped:
@@ -312,10 +330,10 @@ class TaskRun:
 
     def _hand_over(self, turn: Turn) -> None:
         """Let the next run begin if all that is left of this one comes after events of devices."""
-        devices = self.flow.devices
+        devices, aside = self.flow.devices, self.aside
         with self.lock:
-            events = list(self.in_flight.values())
-            left = self.running or self.ended or not devices or not devices <= self.enqueued
+            events = list(aside.in_flight.values())
+            left = self.running or self.ended or not devices or not devices <= aside.enqueued
             if left or any(isinstance(event, Outcome) for event in events):
                 return
         turn.hand_over([event for event in events if not isinstance(event, Outcome)])
@@ -340,23 +358,24 @@ class TaskRun:
     def _advance(self, task: int) -> bool:
         """Run a task up to where it needs a block or a signal; whether it is done."""
         # A task is on one worker at a time, so that its generator needs no lock.
-        generator = self.generators.get(task)
+        aside = self.aside
+        generator = aside.generators.get(task)
         if generator is None:
             generator = self.functions[task](*self._arguments())
-            self.generators[task] = generator
+            aside.generators[task] = generator
         while True:
             needed = next(generator, None)
             if needed is None:
-                del self.generators[task]
-                self.enqueued.add(task)
+                del aside.generators[task]
+                aside.enqueued.add(task)
                 return True
             # The generator yields a block (>= 0), ~signal (< 0), or the Outcome or Event to wait
             # for. What it needs may come at once and on any thread: the task is noted as waiting
             # under the lock, before anything can make it ready again.
             with self.lock:
                 if needed.__class__ is not int:
-                    self.in_flight[task] = needed
-                    self.enqueued.add(task)
+                    aside.in_flight[task] = needed
+                    aside.enqueued.add(task)
                     resume = partial(self._resume, task)
                     if isinstance(needed, Outcome):
                         needed.notify(resume)
@@ -368,18 +387,19 @@ class TaskRun:
                     return False
                 # Emitted since the generator looked: it goes on, since nobody would wake it.
                 if not self.S[~needed]:
-                    self.parked.setdefault(~needed, []).append(task)
+                    aside.parked.setdefault(~needed, []).append(task)
                     return False
 
     def _resume(self, task: int) -> None:
         """The asynchronous kernel or the event that a task waits for has come; on any thread."""
         with self.lock:
-            self.in_flight.pop(task, None)
+            self.aside.in_flight.pop(task, None)
             if self.failed or self.ended:
                 return
             self._push(task)
             queue = self.flow.queue[task]
-            if not self.workers[queue] or self.worthwhile[queue]:
+            own = self.queues[queue]
+            if not own.workers or own.worthwhile:
                 self._wake(queue)
 
     def _arguments(self) -> tuple[Any, ...]:
@@ -392,11 +412,11 @@ class TaskRun:
         """Tasks that wait for ``signal`` go on."""
         with self.lock:
             self.S[signal] = event
-            for task in self.parked.pop(signal, ()):
+            for task in self.aside.parked.pop(signal, ()):
                 self._push(task)
             # Streams are tasks of the host's queue. The worker that emits goes on with its own
             # stream: cheap ones that it has made ready wait until it looks for its next task.
-            if self.worthwhile[0]:
+            if self.queues[0].worthwhile:
                 self._wake(0)
 
     # Under the lock.
@@ -404,10 +424,10 @@ class TaskRun:
     def _push(self, task: int) -> None:
         """A task is ready."""
         flow = self.flow
-        queue = flow.queue[task]
-        heappush(self.ready[queue], task)
-        self.worthwhile[queue] += flow.worthwhile[task]
-        if self.observe and task not in self.generators:
+        queue = self.queues[flow.queue[task]]
+        heappush(queue.ready, task)
+        queue.worthwhile += flow.worthwhile[task]
+        if self.observe and task not in self.aside.generators:
             self.control.observer.step_ready(self.control.run, flow.tasks.tasks[task].steps[0])
 
     def _activate(self, block: int) -> None:
@@ -422,7 +442,7 @@ class TaskRun:
         first, end = flow.of_block[block]
         self.S[first:end] = [False] * (end - first)
         for task, signal in flow.parked[block]:
-            self.parked.setdefault(signal, []).append(task)
+            self.aside.parked.setdefault(signal, []).append(task)
         self.remaining[block] = flow.counts[block]
         for task in flow.sources[block]:
             self._push(task)
@@ -449,30 +469,30 @@ class TaskRun:
 
     def _wake(self, queue: int) -> None:
         """Ask for another worker of a queue, unless it has all that it may have."""
-        where = self.flow.queues[queue]
-        if self.workers[queue] >= where.workers:
+        where, own = self.flow.queues[queue], self.queues[queue]
+        if own.workers >= where.workers:
             return
         # The caller's thread first: it has nothing else to do, and no pool has to start one.
         if queue == 0 and self.caller_waits:
             self.caller_waits = False
-            self.workers[0] += 1
+            own.workers += 1
             self.running += 1
             self.signal.release()
         elif where.pool is not None:
             job = partial(self._join, queue)
             # The first worker of a queue is queued if none is idle: without it the tasks would
             # never run. Further ones only help, and must not be stale jobs in the pool later.
-            if not self.workers[queue]:
+            if not own.workers:
                 where.pool.submit(job)
-                self.workers[queue] += 1
+                own.workers += 1
             elif where.pool.offer(job):
-                self.workers[queue] += 1
+                own.workers += 1
 
     def _wake_others(self, queue: int) -> None:
         """Ask for a worker of each other queue that has something to do."""
-        for other, ready in enumerate(self.ready):
-            if other != queue and ready and (not self.workers[other] or self.worthwhile[other]):
-                self._wake(other)
+        for number, other in enumerate(self.queues):
+            if number != queue and other.ready and (not other.workers or other.worthwhile):
+                self._wake(number)
 
     def _leave(self, queue: int, caller: bool) -> bool:
         """A worker has nothing to do; whether it was the last and the run has ended."""
@@ -480,7 +500,7 @@ class TaskRun:
         if not caller and self.on_end is None and pool is not None:
             # Return the worker before signalling completion: the caller may start the next run.
             pool.finishing()
-        self.workers[queue] -= 1
+        self.queues[queue].workers -= 1
         self.running -= 1
         if self.running:
             self.caller_waits |= caller
@@ -490,7 +510,7 @@ class TaskRun:
         if self.remaining[0] and not self.failed:
             if self.control.stopped:  # since we looked, and no other worker will
                 self._stopped()
-            elif self.in_flight or any(self.workers):
+            elif self.aside.in_flight or any(queue.workers for queue in self.queues):
                 self.caller_waits |= caller
                 return False
             else:
@@ -504,7 +524,7 @@ class TaskRun:
     def _over(self) -> None:
         """The run has ended."""
         self.ended = True
-        self.generators.clear()  # those that will not go on lead back to us
+        self.aside.generators.clear()  # those that will not go on lead back to us
         if self.caller_waits:
             self.caller_waits = False
             self.signal.release()
@@ -536,17 +556,18 @@ class TaskRun:
         """The run was stopped while no worker was there."""
         self.failed = True
         self.error = self.control.error
-        waiting = [ready[0] for ready in self.ready if ready] or self.in_flight
+        heads = [queue.ready[0] for queue in self.queues if queue.ready]
+        waiting = heads or self.aside.in_flight
         if waiting and self.error is not None:
             self.error.add_note(f"The run had come to {self._place(min(waiting))}.")
         self._clear()
 
     def _clear(self) -> None:
         """Nothing that is ready will run."""
-        for queue, ready in enumerate(self.ready):
-            ready.clear()
-            self.worthwhile[queue] = 0
-        self.parked.clear()
+        for queue in self.queues:
+            queue.ready.clear()
+            queue.worthwhile = 0
+        self.aside.parked.clear()
 
     def _stop(self, task: int) -> None:
         """Raise what the run was stopped with, and say where it was."""

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from penstock.backends.base import Event
+from penstock.core.types import RunValue
 from penstock.host.threads import Workers
 
 # Runs that may be on devices at once: one computes, and the next is behind it.
@@ -58,7 +59,7 @@ class Turn:
         if self._after_previous(partial(self.workers.submit, begin)):
             begin()
 
-    def ending(self, done: Callable[[Any, Any], object], outputs: Any, error: Any) -> None:
+    def ending(self, done: Callable[[Any, Any], object], outputs: RunValue, error: Any) -> None:
         """Call ``done(outputs, error)``, the end of the run, after that of the run before."""
         end = partial(self._end, done, outputs, error)
         if self._after_previous(end):
@@ -69,7 +70,7 @@ class Turn:
         previous = self.previous
         return previous is None or previous.is_over(function)
 
-    def _end(self, done: Callable[[Any, Any], object], outputs: Any, error: Any) -> None:
+    def _end(self, done: Callable[[Any, Any], object], outputs: RunValue, error: Any) -> None:
         try:
             done(outputs, error)
         finally:

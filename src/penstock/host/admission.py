@@ -137,7 +137,7 @@ class AdmissionQueue:
 
     @property
     def inside(self) -> int:
-        """How many runs have been let in and have not left."""
+        """The number of runs that have been let in and have not left."""
         return len(self._inside)
 
     @property

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -24,7 +24,7 @@ class BudgetError(MemoryError):
     """A run asked for more memory than its budget has left; an executor names the node."""
 
 
-def working_for(run: Work | None, function: Callable[..., T], *arguments: Any) -> T:
+def working_for(run: Work | None, function: Callable[..., T], *arguments: object) -> T:
     """Call ``function`` for a run, or for none."""
     outer, THREAD.run = THREAD.run, run
     try:

@@ -19,7 +19,7 @@ def is_logged(level: int) -> bool:
     return logging is not None and bool(logging.getLogger("penstock").isEnabledFor(level))
 
 
-def log(level: int, message: str, *arguments: Any) -> None:
+def log(level: int, message: str, *arguments: object) -> None:
     """Write a line, whose ``arguments`` are formatted if anything reads it."""
     logging = _logging()
     if logging is not None:

@@ -138,7 +138,7 @@ def load_level(level: str) -> NativeLibrary | None:
 
 @cache
 def _newest() -> int:
-    """When the C files were last changed, 0 if they are not installed."""
+    """The time of the last change of the C files, 0 if they are not installed."""
     newest = 0
     for folder in _SOURCES:
         with suppress(FileNotFoundError), os.scandir(folder) as entries:

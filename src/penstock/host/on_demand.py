@@ -12,7 +12,7 @@ def imported(path: str) -> Callable[..., Any]:
     module, _, name = path.rpartition(".")
     function: Callable[..., Any] | None = None
 
-    def call(*arguments: Any, **options: Any) -> Any:
+    def call(*arguments: object, **options: object) -> Any:
         nonlocal function
         if function is None:
             function = getattr(import_module(module), name)

@@ -1,4 +1,4 @@
-"""When work must stop: at a deadline, or when a token is cancelled."""
+"""The condition to stop work: a deadline has passed, or a token is cancelled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Cancellation(Protocol):
 
 
 class StopCondition:
-    """When work must stop: ``timeout`` seconds after the construction, or when ``cancel`` is
+    """The condition to stop work: ``timeout`` seconds after the construction, or when ``cancel`` is
     cancelled. ``subject`` stands for the work in messages. ``budget`` counts what it allocates, if
     that is not known before."""
 

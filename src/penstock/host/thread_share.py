@@ -15,7 +15,7 @@ from penstock.host.threads import core_budget
 
 
 class Threaded(Protocol):
-    """What has threads for its kernels, as backends do (``backends/base.py``)."""
+    """A library with threads for its kernels, as backends are (``backends/base.py``)."""
 
     name: str
 

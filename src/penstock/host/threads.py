@@ -355,7 +355,7 @@ class Places:
 
     @property
     def taken(self) -> int:
-        """How many are taken."""
+        """The number of places that are taken."""
         return self._count - length_hint(self._never_taken) - len(self._given)
 
     @property

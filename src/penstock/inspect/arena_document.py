@@ -1,4 +1,4 @@
-"""Which buffer of the arena lives where and when, as plain data, with the peak and what makes it.
+"""The buffers of the arena as plain data: their places and lifetimes, and the peak.
 
 Time is the plan's own clock, which ticks once for each step: the order is known before a run, and
 where tasks overlap, so may their buffers.
@@ -10,11 +10,12 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
+from penstock.core.types import JsonObject
 from penstock.plan.arena_layout import ArenaPlan, Intervals
 from penstock.plan.plan import Plan, Step
 
 
-def arena_document(plan: Plan, arena_plan: ArenaPlan, number: Mapping[Step, int]) -> dict[str, Any]:
+def arena_document(plan: Plan, arena_plan: ArenaPlan, number: Mapping[Step, int]) -> JsonObject:
     """``buffers``: slot that owns it, offset, bytes, first and last tick (included), and the slots
     that share it; ``clock``: the step of each tick, -1 between blocks; ``live``: bytes at each
     tick; ``peak``: its tick, its bytes, and the buffers that are live then, the largest first."""

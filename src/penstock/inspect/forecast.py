@@ -61,6 +61,6 @@ def forecast(
     dag = plan.dag
     single = [whole.seconds(step) for step in plan.steps]
     makespan = place(dag, [[seconds] for seconds in single], workers=[workers]).makespan
-    least = critical_path(dag, single), bound(dag, single, workers)
+    longest, least = critical_path(dag, single), bound(dag, single, workers)
     kernels = [is_measured(step) for step in plan.walk() if step.kernel is not None]
-    return Forecast(workers, sum(single), makespan, *least, len(kernels), sum(kernels))
+    return Forecast(workers, sum(single), makespan, longest, least, len(kernels), sum(kernels))

@@ -58,16 +58,31 @@ def _charts(steps: Sequence[Step], name: str, schedules: StreamSchedules) -> Ite
     number = {k: n for n, k in enumerate(schedule.order, 1)}
 
     def bar(k: int) -> Bar:
-        node, times = steps[block.nodes[k]].node, (block.start[k], block.finish[k], rank[k])
-        what, signals = operation_name(node), (schedule.waits[k], schedule.emits[k])
-        return Bar(number[k], what, node.origin or node.name, *times, *signals)
+        node = steps[block.nodes[k]].node
+        return Bar(
+            number[k],
+            operation_name(node),
+            node.origin or node.name,
+            block.start[k],
+            block.finish[k],
+            rank[k],
+            schedule.waits[k],
+            schedule.emits[k],
+        )
 
     streams = tuple([tuple(map(bar, program)) for program in schedule.programs])
     names = schedules.names
     devices = tuple([names[d] for d in schedule.device_of])
-    signals = schedule.n_signals, schedule.begin, schedule.end
-    serial = sum(map(schedules.seconds, steps))
-    yield Chart(name, streams, devices, *signals, block.makespan, serial)
+    yield Chart(
+        name,
+        streams,
+        devices,
+        schedule.n_signals,
+        schedule.begin,
+        schedule.end,
+        block.makespan,
+        sum(map(schedules.seconds, steps)),
+    )
     for k in schedule.order:
         step = steps[block.nodes[k]]
         if step.control and schedules.expands(step):

@@ -1,4 +1,4 @@
-"""What a static schedule says of the streams of a block: a bar for each step."""
+"""The streams of a block in a static schedule: a bar for each step."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from penstock.core.types import JsonObject
 from penstock.inspect.explain import block_names
 from penstock.plan.arena_layout import ArenaPlan
 from penstock.plan.plan import SlotKind, Step, StepTable
@@ -14,7 +15,7 @@ from penstock.plan.step_facts import step_facts
 
 def plan_document(
     plan: StepTable, arena_plan: ArenaPlan | None, reason: Callable[[Step], Any]
-) -> dict[str, Any]:
+) -> JsonObject:
     """A plan as JSON has it: its name, inputs and outputs, bytes, and its steps in their order,
     those of nested blocks behind the step that carries them, with the number of that step
     (``parent``) and the name of the ``block``. ``memory`` of a value is "arena", "alias",
@@ -69,7 +70,7 @@ def nested_steps(steps: Sequence[Step]) -> Iterator[tuple[Step, int | None, str 
             stack.pop()
 
 
-def _slot(plan: StepTable, index: int, offsets: Any) -> dict[str, Any]:
+def _slot(plan: StepTable, index: int, offsets: Any) -> JsonObject:
     slot = plan.slots[index]
     entry: dict[str, Any] = {"name": slot.name, "type": str(slot.type), "memory": slot.kind.value}
     if slot.kind is SlotKind.ARENA and index in offsets:

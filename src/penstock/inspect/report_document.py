@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from penstock.core.records import dataclass
-from penstock.core.types import TensorType
+from penstock.core.types import JsonObject, RunValue, TensorType
 from penstock.inspect.arena_document import arena_document
 from penstock.inspect.plan_document import nested_steps
 from penstock.inspect.scopes import Path, scopes_of
@@ -31,7 +31,7 @@ MOST_SPANS = 50_000
 
 @dataclass(frozen=True, eq=False)
 class Observation:
-    """What was seen of a plan: ``profile`` of some runs, ``trace`` of one; ``reasons`` say why some
+    """Observations of a plan: ``profile`` of some runs, ``trace`` of one; ``reasons`` say why some
     steps run on their backends. ``scopes`` are those of ``Model.scopes``, ``signals`` those of the
     plan's tasks."""
 
@@ -77,7 +77,7 @@ def step_lists(plan: StepTable) -> list[Sequence[Step]]:
     return [plan.steps, *[block.steps for step in plan.walk() for block in step.blocks]]
 
 
-def report_document(about: dict[str, Any], seen: Observation) -> dict[str, Any]:
+def report_document(about: JsonObject, seen: Observation) -> JsonObject:
     """The data of a report, without a comparison; ``about`` has what is said of all of it."""
     plan, numbers = seen.table, _Numbers(seen.table, seen.arena_plan)
     scopes = _Scopes(plan, seen.scopes)
@@ -150,7 +150,7 @@ def _nbytes(slot: Slot) -> int:
     return slot.nbytes if known else 0
 
 
-def _columns(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
+def _columns(rows: Sequence[JsonObject]) -> dict[str, list[Any]]:
     return {key: [row[key] for row in rows] for key in rows[0]} if rows else {}
 
 
@@ -163,7 +163,7 @@ def _edges(plan: StepTable, numbers: _Numbers) -> list[tuple[int, int]]:
     return edges
 
 
-def _timeline(trace: Trace, signals: Signals, numbers: _Numbers) -> dict[str, Any]:
+def _timeline(trace: Trace, signals: Signals, numbers: _Numbers) -> JsonObject:
     """Times are in microseconds since the run began. ``spans``: step, track, begin, duration and
     bytes copied to another backend; ``waits``: step, begin and duration from ready to begin;
     ``live``: times with the bytes that the run holds from then on. Steps on streams of devices are
@@ -213,18 +213,13 @@ def comparison_document(
     other: Observation,
     kept: ValueKeeper,
     compared: ValueComparison,
-) -> dict[str, Any]:
-    """How the values and the times of two runs differ, ``seen`` and ``other``. ``values`` has a row
-    for each value that both compute, the largest relative difference first; ``step`` is the number
-    of the step of ``seen`` that computes it. ``only``: how many values one of them computes alone,
-    as values inside of fused steps are."""
+) -> JsonObject:
+    """The differences of the values and times of two runs, ``seen`` and ``other``. ``values`` has a
+    row for each value that both compute, the largest relative difference first; ``step`` is the
+    number of the step of ``seen`` that computes it. ``only``: how many values one of them computes
+    alone, as values inside of fused steps are."""
     numbers = _Numbers(seen.table, seen.arena_plan)
-    maker = {
-        seen.table.slots[slot].name: step
-        for step, _, _ in numbers.rows
-        for slot in step.outputs
-        if slot >= 0
-    }
+    maker, of_other = _makers(seen.table), _makers(other.table)
     times = [_seconds(o.profile) for o in (seen, other)]
     rows = []
     for name, difference in compared.differences.items():
@@ -245,26 +240,26 @@ def comparison_document(
             row["relative"] = difference.relative
         rows.append(row)
     rows.sort(key=lambda row: (row["same_shape"], -row.get("relative", 0.0)))
-    of_other = {
-        other.table.slots[slot].name
-        for step in other.table.walk()
-        for slot in step.outputs
-        if slot >= 0
-    }
     return {
         "labels": labels,
         "values": rows,
         "dropped": len(kept.dropped),
-        "only": [len(maker.keys() - of_other), len(of_other - maker.keys())],
+        "only": [len(maker.keys() - of_other), len(of_other.keys() - maker.keys())],
         "alone_s": [o.profile.wall / (o.profile.runs or 1) for o in (seen, other)],
     }
 
 
+def _makers(table: StepTable) -> dict[str, Step]:
+    """The step that computes each value, by the name of the value."""
+    outputs = [(slot, step) for step in table.walk() for slot in step.outputs if slot >= 0]
+    return {table.slots[slot].name: step for slot, step in outputs}
+
+
 def _seconds(profile: Profile) -> dict[Step, float]:
-    """What each step takes in a run."""
+    """The seconds of each step in a run."""
     return {entry.step: entry.total / (profile.runs or 1) for entry in profile}
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: RunValue) -> Any:
     """``value`` as JSON can have it."""
     return str(value) if isinstance(value, float) and value - value != 0 else value

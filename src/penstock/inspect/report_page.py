@@ -12,7 +12,8 @@ from functools import cache, cached_property
 from html import escape
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+
+from penstock.core.types import JsonObject
 
 D3 = "d3-7.9.0.min.js"
 
@@ -23,10 +24,10 @@ _SCRIPTS = (
 
 
 class Report:
-    """What ``Inspection.report`` returns. ``document`` has the data of the page, as JSON can have
+    """The result of ``Inspection.report``. ``document`` has the data of the page, as JSON can have
     them; notebooks show the page itself."""
 
-    def __init__(self, document: dict[str, Any]) -> None:
+    def __init__(self, document: JsonObject) -> None:
         self.document = document
 
     @cached_property
@@ -47,7 +48,7 @@ class Report:
         return f"Report({self.document['title']!r}, {steps} steps, {self.document['runs']} runs)"
 
 
-def report_page(document: dict[str, Any]) -> str:
+def report_page(document: JsonObject) -> str:
     """The page for the data of a report."""
     # The parser of HTML looks for the end of the script in the data.
     data = json.dumps(document, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

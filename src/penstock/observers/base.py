@@ -6,12 +6,13 @@ observer; other runs pay nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.core.errors import PenstockError, RunError
 from penstock.core.records import dataclass
+from penstock.core.types import RunValue, RunValues
 
 if TYPE_CHECKING:
     from penstock.plan.plan import Step, StepTable
@@ -55,10 +56,10 @@ class Observer:
         """All inputs of ``step`` are ready. Not called for steps whose order is fixed before the
         run: those are ready when they begin."""
 
-    def step_begin(self, run: ObservedRun, step: Step, inputs: Sequence[Any]) -> None:
+    def step_begin(self, run: ObservedRun, step: Step, inputs: RunValues) -> None:
         """``step`` begins. ``inputs`` has a value, or None, for each of ``step.inputs``."""
 
-    def step_end(self, run: ObservedRun, step: Step, outputs: Sequence[Any]) -> None:
+    def step_end(self, run: ObservedRun, step: Step, outputs: RunValues) -> None:
         """``step`` has ended. ``outputs`` has a value for each of ``step.outputs``, None for
         omitted ones. They are in memory of the run: read them during the call only."""
 
@@ -70,8 +71,17 @@ class Observer:
         allocated during the run."""
 
 
+def named_outputs(
+    run: ObservedRun, step: Step, outputs: RunValues
+) -> Iterator[tuple[str, RunValue]]:
+    """The outputs of a step with their names, but for omitted ones."""
+    for slot, value in zip(step.outputs, outputs, strict=True):
+        if slot >= 0:
+            yield run.table.slots[slot].name, value
+
+
 def _forwarded(name: str) -> Callable[..., None]:
-    def notify(self: Observers, *event: Any) -> None:
+    def notify(self: Observers, *event: object) -> None:
         for observer in self.observers:
             if not self._failed:
                 self._notify(observer, name, *event)
@@ -99,7 +109,7 @@ class Observers(Observer):
             for observer in reversed(self.observers):
                 stack.callback(self._notify, observer, "run_end", run, error)
 
-    def _notify(self, observer: Observer, name: str, *event: Any) -> None:
+    def _notify(self, observer: Observer, name: str, *event: object) -> None:
         try:
             getattr(observer, name)(*event)
         except PenstockError:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from penstock.core.errors import RunError
 from penstock.core.records import dataclass, field
-from penstock.core.types import TensorType
+from penstock.core.types import RunValue, RunValues, TensorType
 from penstock.observers.base import ObservedRun, Observer
 from penstock.observers.ranges import as_numbers, range_of
 from penstock.plan.plan import SlotKind, Step
@@ -67,7 +66,7 @@ class NanGuard(Observer):
     def run_end(self, run: ObservedRun, error: BaseException | None) -> None:
         self._runs.pop(run, None)
 
-    def step_begin(self, run: ObservedRun, step: Step, inputs: Sequence[Any]) -> None:
+    def step_begin(self, run: ObservedRun, step: Step, inputs: RunValues) -> None:
         state = self._runs[run]
         inspections = [
             None if slot < 0 else self._inspect_input(run, state, slot, value)
@@ -76,7 +75,7 @@ class NanGuard(Observer):
         if not step.control:  # the steps inside of it compute its values
             state.begun[step, threading.get_ident()] = inspections
 
-    def step_end(self, run: ObservedRun, step: Step, outputs: Sequence[Any]) -> None:
+    def step_end(self, run: ObservedRun, step: Step, outputs: RunValues) -> None:
         """Raises ``RunError`` if an output holds NaN."""
         if step.control:
             return
@@ -87,7 +86,7 @@ class NanGuard(Observer):
                 raise RunError(self._message(run, state, step, inspections, slot, inspection))
 
     def _inspect_input(
-        self, run: ObservedRun, state: _RunState, slot: int, value: Any
+        self, run: ObservedRun, state: _RunState, slot: int, value: RunValue
     ) -> _Inspection:
         if run.table.slots[slot].kind is not SlotKind.CONSTANT and slot not in run.table.inputs:
             return _inspect(value, self.infinities)
@@ -129,7 +128,7 @@ class NanGuard(Observer):
         return f"{'; '.join(origins)}: {where} hands it on, and {output} holds {fault}"
 
 
-def _inspect(value: Any, infinities: bool) -> _Inspection:
+def _inspect(value: RunValue, infinities: bool) -> _Inspection:
     if isinstance(value, list):
         elements = [_inspect(element, infinities) for element in value]
         first = next((element.first for element in elements if element.faults), ())

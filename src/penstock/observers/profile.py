@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.core.records import dataclass
+from penstock.core.types import JsonObject, RunValues
 from penstock.host.on_demand import imported
 from penstock.ir.graph import Node
 from penstock.observers.base import ObservedRun, Observer
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Entry:
-    """How often one step ran, its seconds in total, and those of its fastest execution."""
+    """The executions of one step: their number, total seconds, and those of the fastest."""
 
     step: Step
     count: int = 0
@@ -59,8 +60,8 @@ class StepRow:
     best: float
     share: float
 
-    def describe(self, runs: int) -> dict[str, Any]:
-        """What a JSON document has of the step: its facts, and milliseconds a run."""
+    def describe(self, runs: int) -> JsonObject:
+        """The step as JSON has it: its facts, and milliseconds a run."""
         return {
             **asdict(self.facts),
             "threads": self.threads,
@@ -115,11 +116,11 @@ class Profile(Observer):
             for key in [key for key in self._begun if key[0] is run]:
                 del self._begun[key]
 
-    def step_begin(self, run: ObservedRun, step: Step, inputs: Sequence[Any]) -> None:
+    def step_begin(self, run: ObservedRun, step: Step, inputs: RunValues) -> None:
         if step.kernel is not None:
             self._begun.setdefault((run, step), []).append(perf_counter_ns())
 
-    def step_end(self, run: ObservedRun, step: Step, outputs: Sequence[Any]) -> None:
+    def step_end(self, run: ObservedRun, step: Step, outputs: RunValues) -> None:
         now = perf_counter_ns()
         if step.kernel is None:
             return
@@ -173,6 +174,7 @@ class Profile(Observer):
 
     def _take_from_each(self, excess: float) -> None:
         """Take as much from each execution as adds up to ``excess`` seconds, where it has that."""
+        # The shortest first: what these do not have is taken from all others alike.
         entries = sorted(self, key=lambda entry: entry.mean)
         count = sum(entry.count for entry in entries)
         for entry in entries:

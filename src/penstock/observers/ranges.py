@@ -8,7 +8,7 @@ import os
 import threading
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.core.records import dataclass
+from penstock.core.types import RunValue, RunValues
 from penstock.host.on_demand import imported
-from penstock.observers.base import ObservedRun, Observer
-from penstock.plan.plan import Slot, Step
+from penstock.observers.base import ObservedRun, Observer, named_outputs
+from penstock.plan.plan import Step
 
 if TYPE_CHECKING:
     from penstock.ir.tables import DisplayTable
@@ -147,7 +148,7 @@ class Ranges(Observer):
     def run_end(self, run: ObservedRun, error: BaseException | None) -> None:
         self._unread.pop(run, None)
 
-    def step_begin(self, run: ObservedRun, step: Step, inputs: Sequence[Any]) -> None:
+    def step_begin(self, run: ObservedRun, step: Step, inputs: RunValues) -> None:
         unread = self._unread.get(run)
         if not unread:
             return
@@ -158,24 +159,23 @@ class Ranges(Observer):
                 unread.remove(slot)
             except KeyError:  # another thread was faster
                 continue
-            self._observe(run.table.slots[slot], value)
+            self._observe(run.table.slots[slot].name, value)
 
-    def step_end(self, run: ObservedRun, step: Step, outputs: Sequence[Any]) -> None:
-        for slot, value in zip(step.outputs, outputs, strict=True):
-            if slot >= 0:
-                self._observe(run.table.slots[slot], value)
+    def step_end(self, run: ObservedRun, step: Step, outputs: RunValues) -> None:
+        for name, value in named_outputs(run, step, outputs):
+            self._observe(name, value)
 
-    def _observe(self, slot: Slot, value: Any) -> None:
+    def _observe(self, name: str, value: RunValue) -> None:
         numbers = as_numbers(value)
         if numbers is not None and numbers.dtype.kind != "c":
-            self._add(slot.name, range_of(numbers))
+            self._add(name, range_of(numbers))
 
     def _add(self, name: str, range_: Range) -> None:
         with self._lock:
             self._ranges[name] = self._ranges.get(name, Range()) | range_
 
 
-def as_numbers(value: Any) -> np.ndarray | None:
+def as_numbers(value: RunValue) -> np.ndarray | None:
     """``value`` in a dtype that NumPy computes with; None if it is not a numeric tensor."""
     if not isinstance(value, np.ndarray):
         return None

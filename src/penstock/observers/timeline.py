@@ -92,7 +92,7 @@ class RunSpan:
 
 
 class _Lineage:
-    """How the steps and slots of a plan are nested, for arrows and tracks. ``parents``: the step
+    """The nesting of the steps and slots of a plan, for arrows and tracks. ``parents``: the step
     whose block contains a step. ``sources``: the slots that the value of a slot comes from if no
     step computes it: the base of a view, the values that enter a loop body."""
 
@@ -135,6 +135,7 @@ class Replay:
         self._plans: dict[StepTable, _Lineage] = {}
         self._runs: dict[ObservedRun, RunSpan] = {}
         self._numbers = count(1)
+        # In the order of time: each record is taken in the state that the ones before have left.
         for place, record in enumerate(records):
             self._take(place, record)
         for run in self._runs.values():

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from penstock.core.errors import check_count
-from penstock.core.types import TensorType
+from penstock.core.types import JsonObject, RunValue, RunValues, TensorType
 from penstock.host.on_demand import imported
 from penstock.observers.base import ObservedRun, Observer
 from penstock.observers.timeline import (
@@ -73,7 +73,7 @@ class Trace(Observer):
         """Forget everything recorded."""
         self._records.clear()
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """The trace as the object that ``save`` writes: ``traceEvents`` in the order of time.
 
         Times are in microseconds since the first record. Each run and each execution of a step is a
@@ -141,11 +141,11 @@ class Trace(Observer):
     def step_ready(self, run: ObservedRun, step: Step) -> None:
         self._record(READY, perf_counter_ns(), run, step)
 
-    def step_begin(self, run: ObservedRun, step: Step, inputs: Sequence[Any]) -> None:
+    def step_begin(self, run: ObservedRun, step: Step, inputs: RunValues) -> None:
         shapes = [_shape(value) for value in inputs]
         self._record(BEGIN, perf_counter_ns(), run, step, shapes)
 
-    def step_end(self, run: ObservedRun, step: Step, outputs: Sequence[Any]) -> None:
+    def step_end(self, run: ObservedRun, step: Step, outputs: RunValues) -> None:
         now = perf_counter_ns()
         self._record(END, now, run, step, [_shape(value) for value in outputs])
 
@@ -164,7 +164,7 @@ class Trace(Observer):
         self._records.append((what, now, thread, run, step, detail))
 
 
-def _shape(value: Any) -> Any:
+def _shape(value: RunValue) -> Any:
     """The record of a value: dtype and shape, the length of a list, or the name of its type."""
     shape = getattr(value, "shape", None)
     if shape is not None:

@@ -7,13 +7,13 @@ the first execution counts.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from penstock.core.records import dataclass
-from penstock.observers.base import ObservedRun, Observer
+from penstock.core.types import RunValue, RunValues
+from penstock.observers.base import ObservedRun, Observer, named_outputs
 from penstock.observers.ranges import as_numbers
 from penstock.plan.plan import Step
 
@@ -23,10 +23,10 @@ MOST_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How two arrays of numbers differ. ``largest`` is the largest absolute difference of elements
-    that are finite in both, at ``index``, where the arrays have ``one`` and ``other``; ``scale``
-    the largest absolute value of the first array. ``nonfinite`` counts the elements that are NaN
-    or infinite in one array and not the same in the other."""
+    """The difference of two arrays of numbers. ``largest`` is the largest absolute difference of
+    elements that are finite in both, at ``index``, where the arrays have ``one`` and ``other``;
+    ``scale`` the largest absolute value of the first array. ``nonfinite`` counts the elements that
+    are NaN or infinite in one array and not the same in the other."""
 
     largest: float
     scale: float
@@ -74,12 +74,11 @@ class ValueKeeper(Observer):
         self._left = most_bytes
         self._lock = threading.Lock()
 
-    def step_end(self, run: ObservedRun, step: Step, outputs: Sequence[Any]) -> None:
-        for slot, value in zip(step.outputs, outputs, strict=True):
+    def step_end(self, run: ObservedRun, step: Step, outputs: RunValues) -> None:
+        for name, value in named_outputs(run, step, outputs):
             numbers = comparable(value)
-            if slot < 0 or numbers is None:
+            if numbers is None:
                 continue
-            name = run.table.slots[slot].name
             with self._lock:
                 if name in self.values or name in self.dropped:
                     continue
@@ -100,21 +99,19 @@ class ValueComparison(Observer):
         self._kept = kept
         self._lock = threading.Lock()
 
-    def step_end(self, run: ObservedRun, step: Step, outputs: Sequence[Any]) -> None:
-        for slot, value in zip(step.outputs, outputs, strict=True):
-            if slot < 0:
-                continue
-            name = run.table.slots[slot].name
+    def step_end(self, run: ObservedRun, step: Step, outputs: RunValues) -> None:
+        for name, value in named_outputs(run, step, outputs):
             one, other = self._kept.values.get(name), comparable(value)
             with self._lock:
                 if one is None or other is None or name in self.steps:
                     continue
                 self.steps[name] = step
+            # Without the lock: comparing takes long, and the name is taken by this step.
             same = one.shape == other.shape
             self.differences[name] = difference(one, other) if same else None
 
 
-def comparable(value: Any) -> np.ndarray | None:
+def comparable(value: RunValue) -> np.ndarray | None:
     """``value`` as an array to compute with, booleans included; None if it is no such tensor."""
     if isinstance(value, np.ndarray) and value.dtype.kind == "b":
         return value

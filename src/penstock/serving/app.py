@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from time import perf_counter
@@ -25,6 +25,7 @@ from penstock.core.errors import (
     PenstockError,
     QueueFull,
 )
+from penstock.core.types import NamedValues
 from penstock.executors.control import CancelToken
 from penstock.serving.direct import LOOK_S, Answer, DirectAnswers
 from penstock.serving.listener import LoopErrors
@@ -102,41 +103,40 @@ class Server:
         self.direct = DirectAnswers(self.is_direct, self.infer_here, max_bytes)
         self.shared = SharedMemory(max_bytes) if shared_memory else None
         self.ready = True
-        get, post = partial(Route, methods=["GET"]), partial(Route, methods=["POST"])
-        paths = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
-        # Routes are tried in their order: what is asked for most comes first.
-        routes = [post(f"{path}/infer", self._answer(self.infer)) for path in paths]
-        routes += [
-            get("/v2", self._answer(self.metadata)),
-            get("/v2/health/live", self._answer(self.live)),
-            get("/v2/health/ready", self._answer(self.is_ready)),
-            get("/v2/models/stats", self._answer(self.all_statistics)),
-            post("/v2/repository/index", self._answer(self.index)),
-            post("/v2/repository/models/{model}/load", self._answer(self.load)),
-            post("/v2/repository/models/{model}/unload", self._answer(self.unload)),
-            get("/metrics", self._answer(self.show_metrics)),
-        ]
-        for path in paths:
-            routes += [
-                get(path, self._answer(self.model_metadata)),
-                get(f"{path}/config", self._answer(self.configuration)),
-                get(f"{path}/ready", self._answer(self.model_is_ready)),
-                get(f"{path}/stats", self._answer(self.statistics)),
-            ]
-        shared, region = "/v2/systemsharedmemory", "/v2/systemsharedmemory/region/{name}"
-        routes += [
-            get(f"{shared}/status", self._answer(self.regions)),
-            get(f"{region}/status", self._answer(self.regions)),
-            post(f"{region}/register", self._answer(self.register)),
-            post(f"{region}/unregister", self._answer(self.unregister)),
-            post(f"{shared}/unregister", self._answer(self.unregister)),
-        ]
-        routes += [
-            Route(path, self._answer(self.unsupported), methods=["GET", "POST"])
-            for path in _UNSUPPORTED
+        routes = [
+            Route(path, self._answer(handler), methods=methods.split())
+            for methods, path, handler in self._endpoints()
         ]
         failures = dict.fromkeys((404, 405), _refuse)
         self.app = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers=failures)
+
+    def _endpoints(self) -> Iterator[tuple[str, str, Handler]]:
+        """The methods, the path and the handler of each endpoint, in the order in which they are
+        tried: what is asked for most comes first."""
+        models = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
+        shared, region = "/v2/systemsharedmemory", "/v2/systemsharedmemory/region/{name}"
+        for path in models:
+            yield "POST", f"{path}/infer", self.infer
+        yield "GET", "/v2", self.metadata
+        yield "GET", "/v2/health/live", self.live
+        yield "GET", "/v2/health/ready", self.is_ready
+        yield "GET", "/v2/models/stats", self.all_statistics
+        yield "POST", "/v2/repository/index", self.index
+        yield "POST", "/v2/repository/models/{model}/load", self.load
+        yield "POST", "/v2/repository/models/{model}/unload", self.unload
+        yield "GET", "/metrics", self.show_metrics
+        for path in models:
+            yield "GET", path, self.model_metadata
+            yield "GET", f"{path}/config", self.configuration
+            yield "GET", f"{path}/ready", self.model_is_ready
+            yield "GET", f"{path}/stats", self.statistics
+        yield "GET", f"{shared}/status", self.regions
+        yield "GET", f"{region}/status", self.regions
+        yield "POST", f"{region}/register", self.register
+        yield "POST", f"{region}/unregister", self.unregister
+        yield "POST", f"{shared}/unregister", self.unregister
+        for path in _UNSUPPORTED:
+            yield "GET POST", path, self.unsupported
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -348,7 +348,7 @@ class Server:
 
     def _run_of(
         self, model: ServedModel, asked: InferenceRequest
-    ) -> tuple[Mapping[str, Any], Sequence[str] | None]:
+    ) -> tuple[NamedValues, Sequence[str] | None]:
         """The feeds and fetches of a request."""
         return asked.feeds, asked.fetches or model.fetches
 
@@ -404,7 +404,7 @@ async def _end_with_client(run: asyncio.Future[Any], request: Request) -> None:
         hang_up.cancel()
 
 
-def _is_short(asked: InferenceRequest, outputs: Mapping[str, Any]) -> bool:
+def _is_short(asked: InferenceRequest, outputs: NamedValues) -> bool:
     """Whether the response takes no longer than others may wait for."""
     size = _LONG_BODY * bool(asked.places)
     numbers = 0

@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.compiler.feeds import convert
 from penstock.core.errors import PenstockError
-from penstock.core.types import STRING, TensorType
+from penstock.core.types import STRING, NamedValues, RunValue, TensorType
 from penstock.session.session import Session
 
 _ROWS = 3
@@ -22,7 +22,7 @@ _ROWS = 3
 _TOLERANCE = 1e-2
 
 
-def check_rows(session: Session, sample: Mapping[str, Any] | None) -> None:
+def check_rows(session: Session, sample: NamedValues | None) -> None:
     """Raise ``ValueError`` unless ``session`` can take several rows at once: made of the first row
     of ``sample``, or else of the types of its inputs."""
     rng = np.random.default_rng(0)
@@ -69,7 +69,7 @@ def _varied(
     return rng.standard_normal(dims).astype(dtype)
 
 
-def _close(value: Any, other: Any) -> bool:
+def _close(value: RunValue, other: RunValue) -> bool:
     if not isinstance(value, np.ndarray) or value.shape != other.shape:
         return False
     if value.dtype.kind not in "fcV":
@@ -91,7 +91,7 @@ def joined(requests: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray
     return {name: np.concatenate([feeds[name] for feeds in requests]) for name in first}
 
 
-def split(outputs: Mapping[str, Any], rows: Sequence[int]) -> list[dict[str, Any]] | None:
+def split(outputs: NamedValues, rows: Sequence[int]) -> list[dict[str, RunValue]] | None:
     """The outputs of each request, with as many rows as these have, as arrays of their own; None if
     the outputs have another number of rows."""
     total, ends = sum(rows), np.cumsum(rows)[:-1]

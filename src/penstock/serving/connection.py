@@ -81,7 +81,7 @@ class Connection(HttpToolsProtocol):  # type: ignore[misc]
     response within ``seconds``. ``direct`` has threads to lend it to."""
 
     def __init__(
-        self, *arguments: Any, seconds: float, direct: DirectAnswers | None, **options: Any
+        self, *arguments: object, seconds: float, direct: DirectAnswers | None, **options: object
     ) -> None:
         super().__init__(*arguments, **options)
         self._seconds = seconds

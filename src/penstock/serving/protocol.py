@@ -24,7 +24,7 @@ import numpy as np
 
 from penstock.core.errors import InvalidInput
 from penstock.core.records import dataclass, field
-from penstock.core.types import STRING, TensorType, Type
+from penstock.core.types import STRING, JsonObject, NamedValues, RunValue, TensorType, Type
 from penstock.serving.long_json import LongData, loads, read_document
 from penstock.serving.shared_memory import SharedMemory, SharedPlace
 
@@ -80,7 +80,7 @@ class _Input:
     dtype: np.dtype
     data: Any
     size: int | None
-    parameters: Mapping[str, Any] | None
+    parameters: JsonObject | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +93,10 @@ class _Header:
     binary: Mapping[str, bool]
     binary_by_default: bool
     timeout: float | None
-    places: tuple[tuple[str, Mapping[str, Any]], ...]
+    places: tuple[tuple[str, JsonObject], ...]
 
 
-def describe_port(name: str, type_: Type) -> dict[str, Any] | None:
+def describe_port(name: str, type_: Type) -> JsonObject | None:
     """The metadata of an input or output; None if the protocol has no type for it."""
     if not isinstance(type_, TensorType) or (type_.dtype or STRING) not in _NAMES:
         return None
@@ -104,7 +104,7 @@ def describe_port(name: str, type_: Type) -> dict[str, Any] | None:
     return {"name": name, "datatype": _NAMES[type_.dtype or STRING], "shape": dims}
 
 
-def decode_options(body: bytes) -> Mapping[str, Any]:
+def decode_options(body: bytes) -> JsonObject:
     """The JSON object of a request about models, which may be left out. Raises ``InvalidInput``."""
     if len(body) > _MOST_OPTIONS:
         raise InvalidInput(f"a request about models has at most {_MOST_OPTIONS} bytes")
@@ -113,7 +113,7 @@ def decode_options(body: bytes) -> Mapping[str, Any]:
     return document
 
 
-def _document(text: bytes) -> dict[str, Any]:
+def _document(text: bytes) -> JsonObject:
     document = loads(text) if len(text) <= _MOST_AT_ONCE else read_document(text)
     if not isinstance(document, dict):
         raise InvalidInput("the body must be a JSON object")
@@ -170,7 +170,7 @@ def decode_request(
 
 
 def encode_response(
-    request: InferenceRequest, model: str, version: str, outputs: Mapping[str, Any]
+    request: InferenceRequest, model: str, version: str, outputs: NamedValues
 ) -> tuple[list[bytes | memoryview], int | None]:
     """The body of a response, in parts, which may be views of outputs, and the length of its JSON
     object if bytes follow it. Writes outputs that are wanted in shared memory there. Raises
@@ -251,7 +251,7 @@ def _header(text: bytes) -> _Header:
 _header_again = lru_cache(_MOST_REMEMBERED)(_header)
 
 
-def _input(entry: Mapping[str, Any]) -> _Input:
+def _input(entry: JsonObject) -> _Input:
     parameters = _parameters(entry)
     name, shape, datatype = _name(entry), entry.get("shape"), entry.get("datatype")
     dtype = _DATATYPES.get(datatype) if isinstance(datatype, str) else None
@@ -281,32 +281,32 @@ def _start(value: object) -> str:
     return f"{value!r:.40}"
 
 
-def _too_few(name: str, size: Any) -> InvalidInput:
+def _too_few(name: str, size: object) -> InvalidInput:
     return InvalidInput(f"input {name!r} has {_start(size)} bytes, more than there are")
 
 
-def _objects(document: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+def _objects(document: JsonObject, key: str) -> list[JsonObject]:
     entries = document.get(key) or []
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise InvalidInput(f"{key!r} must be a list of objects")
     return entries
 
 
-def _parameters(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+def _parameters(entry: JsonObject) -> JsonObject:
     parameters = entry.get("parameters") or {}
     if not isinstance(parameters, dict):
         raise InvalidInput("'parameters' must be an object")
     return parameters
 
 
-def _name(entry: Mapping[str, Any]) -> str:
+def _name(entry: JsonObject) -> str:
     name = entry.get("name")
     if not isinstance(name, str):
         raise InvalidInput("an input or output has no name")
     return name
 
 
-def _seconds(timeout: Any) -> float | None:
+def _seconds(timeout: object) -> float | None:
     """A timeout in microseconds as seconds; 0 stands for none."""
     if not timeout:
         return None
@@ -315,7 +315,7 @@ def _seconds(timeout: Any) -> float | None:
     return timeout / 1e6
 
 
-def _is_count(value: Any) -> TypeGuard[int]:
+def _is_count(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LARGEST_DIM
 
 
@@ -337,7 +337,7 @@ def _shaped(name: str, values: np.ndarray, shape: Sequence[int]) -> np.ndarray:
         raise InvalidInput(f"input {name!r}: {error}") from error
 
 
-def _place(parameters: Mapping[str, Any], shared: SharedMemory | None) -> SharedPlace:
+def _place(parameters: JsonObject, shared: SharedMemory | None) -> SharedPlace:
     """The place in shared memory that the parameters of an input or output name."""
     if shared is None:
         raise InvalidInput(SHARED_MEMORY_OFF)
@@ -353,7 +353,7 @@ def _shared_tensor(of: _Input, place: SharedPlace) -> np.ndarray:
     return _from_bytes(of.name, place.read(), of.dtype, of.shape)
 
 
-def _from_json(name: str, data: Any, dtype: np.dtype, shape: Sequence[int]) -> np.ndarray:
+def _from_json(name: str, data: RunValue, dtype: np.dtype, shape: Sequence[int]) -> np.ndarray:
     count = math.prod(shape)
     if isinstance(data, LongData):
         arrays, have = [], 0

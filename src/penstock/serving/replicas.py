@@ -36,7 +36,8 @@ from penstock.core.errors import (
     check_count,
     wrong_type,
 )
-from penstock.core.records import dataclass
+from penstock.core.records import dataclass, replace
+from penstock.core.types import NamedValues, RunValue
 from penstock.executors.control import NEVER, CancelToken, Control, begin_run, end_run
 from penstock.host.threads import Workers, pool
 from penstock.ir.graph import Model
@@ -58,22 +59,6 @@ class ReplicasClosed(PenstockError):  # noqa: N818
     """A request came after ``Replicas.close``."""
 
 
-class Replica(Protocol):
-    """Runs batches. ``most``: how many it may have been given at once."""
-
-    most: int
-
-    def begin(
-        self,
-        feeds: Mapping[str, Any],
-        fetches: Sequence[str] | None,
-        cancel: CancelToken,
-        done: RunDone,
-    ) -> None:
-        """Begin a run; call ``done`` when it has ended, on any thread."""
-        ...
-
-
 class ReplicaCluster(Protocol):
     """A cluster whose workers can be replicas (``penstock.Cluster``)."""
 
@@ -86,7 +71,8 @@ class ReplicaCluster(Protocol):
 
 class SessionReplica:
     """Runs a session: in this process one that replicas share, which keeps no state between runs,
-    on threads of ``workers``; on a cluster one whose graphs are on one worker."""
+    on threads of ``workers``; on a cluster one whose graphs are on one worker. ``most``: how many
+    batches it may have been given at once."""
 
     def __init__(self, session: Session, most: int = 1, workers: Workers | None = None) -> None:
         self.session = session
@@ -95,27 +81,28 @@ class SessionReplica:
 
     def begin(
         self,
-        feeds: Mapping[str, Any],
+        feeds: NamedValues,
         fetches: Sequence[str] | None,
         cancel: CancelToken,
         done: RunDone,
     ) -> None:
+        """Begin a run; call ``done`` when it has ended, on any thread."""
         self.session._begin(done, RunOptions(feeds, fetches, cancel=cancel), self._workers)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ReplicaCounts:
     """Requests of ``Replicas``: ``queued`` and ``running`` now; ``succeeded``, ``failed`` and
     ``refused`` so far; and the ``batches`` that were run, with ``rows`` in all,
     of which a request has one without ``max_batch``."""
 
-    queued: int
-    running: int
-    succeeded: int
-    failed: int
-    refused: int
-    batches: int
-    rows: int
+    queued: int = 0
+    running: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    refused: int = 0
+    batches: int = 0
+    rows: int = 0
 
 
 class _Request:
@@ -125,7 +112,7 @@ class _Request:
     __slots__ = ("batch", "control", "feeds", "fetches", "future", "key", "rows", "since")
 
     def __init__(
-        self, feeds: Mapping[str, Any], fetches: tuple[str, ...] | None, future: Future[Any]
+        self, feeds: NamedValues, fetches: tuple[str, ...] | None, future: Future[Any]
     ) -> None:
         self.feeds = feeds
         self.fetches = fetches
@@ -136,7 +123,7 @@ class _Request:
         self.rows = 1
         self.since = monotonic()
 
-    def end(self, outputs: Any, error: BaseException | None = None) -> None:
+    def end(self, outputs: RunValue, error: BaseException | None = None) -> None:
         """End the request, unless it has ended."""
         from concurrent.futures import InvalidStateError
 
@@ -242,7 +229,7 @@ class Replicas:
         queue: int = 128,
         max_batch: int = 1,
         max_delay: float = 0.0,
-        sample: Mapping[str, Any] | None = None,
+        sample: NamedValues | None = None,
         **options: Any,
     ) -> None:
         cluster = options.pop("cluster", None)
@@ -281,27 +268,24 @@ class Replicas:
         self.max_batch = max_batch
         self._max_delay = max_delay
         sessions = self._sessions * (n // len(self._sessions))
-        self._replicas: list[Replica] = [
-            SessionReplica(session, most, workers) for session in sessions
-        ]
+        self._replicas = [SessionReplica(session, most, workers) for session in sessions]
         self._workers = workers
         self._load = [0] * n
         self._lock = threading.RLock()
         self._idle = threading.Condition(self._lock)
         self._queue: deque[_Request | _Turn] = deque()
-        self._running = self._succeeded = self._failed = self._refused = 0
-        self._batches = self._rows = 0
+        self._counts = ReplicaCounts()
         self._waits = self._closed = False
         self._here: set[int] = set()  # threads that call ``run_here``
 
     def submit(
         self,
-        feeds: Mapping[str, Any] | None = None,
+        feeds: NamedValues | None = None,
         fetches: Sequence[str] | None = None,
         *,
         timeout: float | None = None,
         cancel: CancelToken | None = None,
-    ) -> Future[dict[str, Any]]:
+    ) -> Future[dict[str, RunValue]]:
         """Queue a request and return at once; its outputs by name, or its error, are the future's.
         Raises ``QueueFull``, and ``InvalidInput`` for what cannot be joined with other requests.
 
@@ -311,7 +295,10 @@ class Replicas:
             timeout: Seconds after which the request ends, counted from now, in the queue, too.
             cancel: A token that ends the request.
         """
-        future, request = self._request(feeds, fetches)
+        from concurrent.futures import Future
+
+        future: Future[dict[str, RunValue]] = Future()
+        request = _Request(feeds or {}, None if fetches is None else tuple(fetches), future)
         # On the caller's thread, before the queue: wrong feeds are the caller's error at once, and
         # are in no batch with requests of others.
         if self.max_batch > 1:
@@ -321,13 +308,13 @@ class Replicas:
 
     def run_here(
         self,
-        feeds: Mapping[str, Any],
+        feeds: NamedValues,
         fetches: Sequence[str] | None = None,
         *,
         timeout: float | None = None,
         cancel: CancelToken | None = None,
         late: Callable[[Exception], None] | None = None,
-    ) -> dict[str, Any]:
+    ) -> dict[str, RunValue]:
         """Run a request on the calling thread when its turn has come, and return its outputs.
         Raises ``QueueFull`` at once, and what ``Session.run`` does.
 
@@ -408,7 +395,7 @@ class Replicas:
                 self._queue.remove(turn)
             except ValueError:
                 return
-            self._failed += 1
+            self._counts.failed += 1
             turn.error = error
             self._idle.notify_all()
         turn.come.release()
@@ -416,9 +403,10 @@ class Replicas:
     def _end_turn(self, number: int, ok: bool) -> None:
         with self._lock:
             self._load[number] -= 1
-            self._running -= 1
-            self._succeeded += ok
-            self._failed += not ok
+            counts = self._counts
+            counts.running -= 1
+            counts.succeeded += ok
+            counts.failed += not ok
             if self._closed:
                 self._idle.notify_all()
             others = bool(self._queue)
@@ -426,18 +414,10 @@ class Replicas:
         if others:
             self._dispatch()
 
-    def _request(
-        self, feeds: Mapping[str, Any] | None, fetches: Sequence[str] | None
-    ) -> tuple[Future[dict[str, Any]], _Request]:
-        from concurrent.futures import Future
-
-        future: Future[dict[str, Any]] = Future()
-        return future, _Request(feeds or {}, None if fetches is None else tuple(fetches), future)
-
     def _enqueue(
         self,
         request: _Request,
-        future: Future[dict[str, Any]],
+        future: Future[dict[str, RunValue]],
         timeout: float | None,
         cancel: CancelToken | None,
     ) -> None:
@@ -459,17 +439,17 @@ class Replicas:
         # With a free replica the queue is about to be dispatched: requests that wait for others of
         # their batch do not make it full.
         if len(self._queue) >= self._most and not self._free():
-            self._refused += 1
+            self._counts.refused += 1
             raise QueueFull(
                 f"{len(self._queue)} requests wait, as many as queue={self._most} allows: try "
                 "again later"
             )
 
-    def run(self, *arguments: Any, **options: Any) -> dict[str, Any]:
+    def run(self, *arguments: Any, **options: Any) -> dict[str, RunValue]:
         """``submit`` a request and wait for its outputs."""
         return self.submit(*arguments, **options).result()
 
-    async def arun(self, *arguments: Any, **options: Any) -> dict[str, Any]:
+    async def arun(self, *arguments: Any, **options: Any) -> dict[str, RunValue]:
         """``run`` for asyncio; cancelling it cancels the request."""
         import asyncio
 
@@ -479,15 +459,7 @@ class Replicas:
     def counts(self) -> ReplicaCounts:
         """Counts of requests so far."""
         with self._lock:
-            return ReplicaCounts(
-                len(self._queue),
-                self._running,
-                self._succeeded,
-                self._failed,
-                self._refused,
-                self._batches,
-                self._rows,
-            )
+            return replace(self._counts, queued=len(self._queue))
 
     def close(self, *, wait: bool = True) -> None:
         """Take no more requests, and wait for those there are. A session that was made for the
@@ -545,14 +517,14 @@ class Replicas:
         end_run(request.control)
         failed = future.cancelled() or future.exception() is not None
         with self._lock:
-            self._failed += failed
-            self._succeeded += not failed
+            self._counts.failed += failed
+            self._counts.succeeded += not failed
             with suppress(ValueError):
                 self._queue.remove(request)
                 self._idle.notify_all()
             batch = request.batch
             if batch is not None:
-                self._running -= 1
+                self._counts.running -= 1
                 batch.left -= 1
         # A batch goes on for the requests that are left in it, and stops when nobody waits for it.
         if batch is not None and not batch.left:
@@ -593,9 +565,10 @@ class Replicas:
         """Choose the replica with the least to do, and count what it is given."""
         number = min(range(len(self._load)), key=self._load.__getitem__)
         self._load[number] += 1
-        self._running += requests
-        self._batches += 1
-        self._rows += rows
+        counts = self._counts
+        counts.running += requests
+        counts.batches += 1
+        counts.rows += rows
         return number
 
     def _seconds_to_wait(self) -> float:
@@ -644,7 +617,7 @@ class Replicas:
         self,
         number: int,
         batch: _Batch,
-        outputs: dict[str, Any] | None,
+        outputs: dict[str, RunValue] | None,
         error: BaseException | None,
     ) -> None:
         """A replica has ended a batch."""
@@ -660,7 +633,7 @@ class Replicas:
                 again = [request for request in requests if request.future is not None]
                 for request in again:
                     request.key, request.batch = None, None
-                self._running -= len(again)
+                self._counts.running -= len(again)
                 self._queue.extendleft(reversed(again))
             self._idle.notify_all()
         # Outside of the lock: futures run callbacks of users on this thread, that of the replica.

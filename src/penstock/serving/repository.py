@@ -14,9 +14,9 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import time
-from typing import Any
 
 from penstock.core.errors import PenstockError
+from penstock.core.types import JsonObject
 from penstock.serving.protocol import describe_port
 from penstock.serving.replicas import Replicas
 
@@ -72,11 +72,11 @@ class ServedModel:
             (self.succeeded if ok else self.failed).add(seconds)
             self.last = round(time() * 1000)
 
-    def configuration(self) -> dict[str, Any]:
+    def configuration(self) -> JsonObject:
         """The model as clients of Triton ask for it: its tensors, and how it is batched."""
         replicas = self.replicas
 
-        def ports(of: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        def ports(of: list[JsonObject]) -> list[JsonObject]:
             return [
                 {
                     "name": port["name"],
@@ -99,7 +99,7 @@ class ServedModel:
             "parameters": {"max_batch": {"string_value": str(replicas.max_batch)}},
         }
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> JsonObject:
         counts = self.replicas.counts
         return {
             "name": self.name,

@@ -17,14 +17,14 @@ import os
 import stat
 import threading
 import weakref
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 import numpy as np
 
 from penstock.core.errors import InvalidInput, PenstockError
 from penstock.core.records import dataclass
+from penstock.core.types import JsonObject
 
 # Where Linux has POSIX segments.
 _FOLDER = Path("/dev/shm")
@@ -75,7 +75,7 @@ class SharedRegion:
                 f"from the start of segment {self.key!r}, which has {size}"
             )
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         return {
             "name": self.name,
             "key": self.key,
@@ -119,7 +119,7 @@ class SharedPlace:
             done += os.pwrite(self.region.descriptor, memoryview(data)[done:], start + done)
         return done
 
-    def parameters(self, size: int) -> dict[str, Any]:
+    def parameters(self, size: int) -> JsonObject:
         """The parameters of an output of ``size`` bytes in a response."""
         return {
             "shared_memory_region": self.region.name,
@@ -137,7 +137,7 @@ class SharedMemory:
         self._lock = threading.Lock()
         self._regions: dict[str, SharedRegion] = {}
 
-    def register(self, name: str, document: Mapping[str, Any]) -> None:
+    def register(self, name: str, document: JsonObject) -> None:
         """Register the region that a request describes by ``key``, ``offset`` and ``byte_size``.
         Raises ``InvalidInput``."""
         key, offset, size = map(document.get, ("key", "offset", "byte_size"))
@@ -165,13 +165,13 @@ class SharedMemory:
             else:
                 self._regions.pop(name, None)
 
-    def describe(self, name: str | None) -> list[dict[str, Any]]:
+    def describe(self, name: str | None) -> list[JsonObject]:
         """A region, or all. Raises ``UnknownRegion``."""
         if name is not None:
             return [self._find(name).describe()]
         return [region.describe() for region in list(self._regions.values())]
 
-    def place(self, parameters: Mapping[str, Any]) -> SharedPlace:
+    def place(self, parameters: JsonObject) -> SharedPlace:
         """The place that the parameters of an input or output name. Raises ``InvalidInput``."""
         name = parameters["shared_memory_region"]
         if not isinstance(name, str):
@@ -197,6 +197,6 @@ class SharedMemory:
         return region
 
 
-def is_size(value: Any) -> TypeGuard[int]:
+def is_size(value: object) -> TypeGuard[int]:
     """Whether a value from JSON is a number of bytes."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LARGEST

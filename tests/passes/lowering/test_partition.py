@@ -14,7 +14,7 @@ from penstock.backends.numpy import NumpyBackend
 from penstock.core.limits import Limits
 from penstock.core.types import ANY
 from penstock.executors.control import Control
-from penstock.executors.frames.builder import FrameGraphBuilder
+from penstock.executors.frames.builder import FrameGraphBuilder, NodeCompilers
 from penstock.executors.frames.executor import FramesExecutor
 from penstock.ir.device_name import local
 from penstock.ir.graph import Graph, Model, Node, Value
@@ -260,7 +260,9 @@ def executor_of(graph: Graph, parts: list[GraphPart]) -> FramesExecutor:
         raise AssertionError
 
     backend = NumpyBackend()
-    builder = FrameGraphBuilder(kernel, unused, unused, unused, unused, Limits(), workers=2)
+    builder = FrameGraphBuilder(
+        NodeCompilers(kernel, unused, unused, unused, unused), Limits(), workers=2
+    )
     return builder.build(graph, parts, len(parts))
 
 

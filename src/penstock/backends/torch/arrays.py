@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.backends.torch.site import TorchSite
+from penstock.backends.torch.site import INDICES, TorchSite
+from penstock.core.types import RunValue, RunValues
 from penstock.ir.kernel import DeviceWork, Kernel
 from penstock.ops.common.shape_rules import normalize_axes
 from penstock.ops.onnx.shape import flatten_axis, reshaped_dims
@@ -27,8 +28,6 @@ def _viewing(function: Callable[..., Any], *host_inputs: int) -> Kernel:
 
 def shape_of(site: TorchSite) -> Kernel | None:
     """Shape and Size, on the host: the tensor itself is not read."""
-    if site.dtype(0) is None:
-        return None
     if site.node.op.name == "Size":
         return Kernel(lambda x: np.array(x.numel(), np.int64), device=DeviceWork(host_outputs=True))
     part = slice(site.attrs.get("start") or 0, site.attrs.get("end"))
@@ -40,8 +39,6 @@ def shape_of(site: TorchSite) -> Kernel | None:
 
 def reshape_kernel(site: TorchSite) -> Kernel | None:
     """Reshape and Flatten."""
-    if site.dtype(0) is None:
-        return None
     fixed = site.result_dims() if site.dims(0) is not None else None
     if fixed is not None:
         return _viewing(lambda x, _=None: x.reshape(fixed), 1)
@@ -54,7 +51,7 @@ def reshape_kernel(site: TorchSite) -> Kernel | None:
         return _viewing(flatten)
     allowzero = bool(site.attrs.get("allowzero"))
 
-    def function(x: Tensor, spelled: Any) -> Tensor:
+    def function(x: Tensor, spelled: np.ndarray) -> Tensor:
         dims: Any = reshaped_dims(tuple(x.shape), spelled.tolist(), allowzero)
         return x.reshape(dims)
 
@@ -63,14 +60,12 @@ def reshape_kernel(site: TorchSite) -> Kernel | None:
 
 def squeeze(site: TorchSite) -> Kernel | None:
     """Squeeze of given axes, which must be 1."""
-    if site.dtype(0) is None:
-        return None
     known = site.dims(0) is not None and (site.const(1) is not None or not site.given(1))
     fixed = site.result_dims() if known else None
     if fixed is not None:
         return _viewing(lambda x, _=None: x.reshape(fixed), 1)
 
-    def function(x: Tensor, axes: Any = None) -> Tensor:
+    def function(x: Tensor, axes: np.ndarray | None = None) -> Tensor:
         if axes is None:
             return x.squeeze()
         chosen = normalize_axes(axes.reshape(-1).tolist(), x.dim())
@@ -83,10 +78,8 @@ def squeeze(site: TorchSite) -> Kernel | None:
 
 def unsqueeze(site: TorchSite) -> Kernel | None:
     """Unsqueeze: new axes of 1."""
-    if site.dtype(0) is None:
-        return None
 
-    def function(x: Tensor, axes: Any) -> Tensor:
+    def function(x: Tensor, axes: np.ndarray) -> Tensor:
         rank = x.dim() + axes.size
         for axis in sorted(normalize_axes(axes.reshape(-1).tolist(), rank)):
             x = x.unsqueeze(axis)
@@ -103,7 +96,7 @@ def unsqueeze(site: TorchSite) -> Kernel | None:
 def transpose_kernel(site: TorchSite) -> Kernel | None:
     """Transpose."""
     rank, perm = site.rank(0), site.attrs.get("perm")
-    if site.dtype(0) is None or (rank is None and perm is None):
+    if rank is None and perm is None:
         return None
     order = tuple(range(rank or 0)[::-1] if perm is None else perm)
     return _viewing(lambda x: x.permute(order))
@@ -111,13 +104,11 @@ def transpose_kernel(site: TorchSite) -> Kernel | None:
 
 def expand(site: TorchSite) -> Kernel | None:
     """Expand: broadcasting to a shape, which may have fewer dims."""
-    if site.dtype(0) is None:
-        return None
     fixed = site.result_dims()
     if fixed is not None:
         return _viewing(lambda x, _: x.expand(fixed), 1)
 
-    def function(x: Tensor, spelled: Any) -> Tensor:
+    def function(x: Tensor, spelled: np.ndarray) -> Tensor:
         return x.expand(torch.broadcast_shapes(x.shape, spelled.tolist()))
 
     return _viewing(function, 1)
@@ -128,10 +119,10 @@ def slice_(site: TorchSite) -> Kernel | None:
     dims, elements are picked by index."""
     rank = site.rank(0)
     steps = site.ints(4) if site.given(4) else ()
-    if site.dtype(0) is None or rank is None or steps is None or 0 in steps:
+    if rank is None or steps is None or 0 in steps:
         return None
 
-    def index(numbers: Sequence[Any]) -> tuple[slice, ...]:
+    def index(numbers: RunValues) -> tuple[slice, ...]:
         lists: Any = [
             None if x is None else x.reshape(-1).tolist() for x in (*numbers, None, None)[:4]
         ]
@@ -163,7 +154,7 @@ def _picking(site: TorchSite, places: Mapping[int, Sequence[int] | np.ndarray]) 
     """The kernel that picks the elements at these ``places`` along axes."""
     indices = {a: site.tensor(np.array(found, np.int64)) for a, found in places.items()}
 
-    def function(x: Tensor, *_: Any) -> Tensor:
+    def function(x: Tensor, *_: RunValue) -> Tensor:
         y = x
         for axis, index in indices.items():
             y = y.index_select(axis, index)
@@ -172,7 +163,7 @@ def _picking(site: TorchSite, places: Mapping[int, Sequence[int] | np.ndarray]) 
     return Kernel(function, device=DeviceWork(host_inputs=(1, 2, 3, 4)))
 
 
-def _in_range(numbers: Sequence[Any], rank: int) -> bool:
+def _in_range(numbers: RunValues, rank: int) -> bool:
     axes = numbers[2] if len(numbers) > 2 else None
     return axes is None or all(-rank <= axis < rank for axis in axes.reshape(-1).tolist())
 
@@ -181,7 +172,7 @@ def split_kernel(site: TorchSite) -> Kernel | None:
     """Split into parts whose sizes are known when the plan is compiled."""
     axis, count = site.attrs.get("axis", 0), len(site.node.outputs)
     dims = [site.result_dims(i) for i in range(count)]
-    if site.dtype(0) is None or any(shape is None for shape in dims) or site.dims(0) is None:
+    if any(shape is None for shape in dims) or site.dims(0) is None:
         return None
     sizes = [shape[axis] for shape in dims if shape is not None]
     if count == 1:
@@ -195,7 +186,7 @@ def split_kernel(site: TorchSite) -> Kernel | None:
 def concat(site: TorchSite) -> Kernel | None:
     """Concat."""
     dtypes = {site.dtype(i) for i in range(len(site.node.inputs))}
-    if len(dtypes) != 1 or None in dtypes:
+    if len(dtypes) != 1:
         return None
     axis = site.attrs.get("axis", 1)
 
@@ -207,20 +198,15 @@ def concat(site: TorchSite) -> Kernel | None:
 
 def tile(site: TorchSite) -> Kernel | None:
     """Tile: repetitions along each axis."""
-    if site.dtype(0) is None:
-        return None
     return Kernel(lambda x, times: x.repeat(times.tolist()), device=DeviceWork(host_inputs=(1,)))
 
 
 def pad_kernel(site: TorchSite) -> Kernel | None:
     """Pad with a constant; or of known dims with mirrored, repeated or wrapped elements, which are
     picked by index: torch itself mirrors no more than the last three of four dims."""
-    rank, mode = site.rank(0), site.attrs.get("mode", "constant")
-    mode = mode.decode() if isinstance(mode, bytes) else mode
+    rank, mode = site.rank(0), site.text("mode", "constant")
     widths, axes = site.ints(1), site.ints(3)
-    if site.dtype(0) is None or rank is None or widths is None:
-        return None
-    if site.given(3) and axes is None:
+    if rank is None or widths is None or (site.given(3) and axes is None):
         return None
     chosen = range(rank) if axes is None else [axis % rank for axis in axes]
     pairs = [(0, 0)] * rank
@@ -231,7 +217,9 @@ def pad_kernel(site: TorchSite) -> Kernel | None:
         return _pad_by_elements(site, pairs, mode)
     flat = [width for pair in reversed(pairs) for width in pair]
 
-    def function(x: Tensor, _: Any, value: Any = None, __: Any = None) -> Tensor:
+    def function(
+        x: Tensor, _: np.ndarray, value: np.ndarray | None = None, __: np.ndarray | None = None
+    ) -> Tensor:
         return torch.constant_pad_nd(x, flat, 0 if value is None else value.item())
 
     return Kernel(function, device=DeviceWork(host_inputs=(1, 2, 3)))
@@ -250,10 +238,9 @@ def _pad_by_elements(site: TorchSite, pairs: Sequence[tuple[int, int]], mode: st
 
 def rearrange_blocks(site: TorchSite) -> Kernel | None:
     """DepthToSpace and SpaceToDepth."""
-    if site.dtype(0) is None or site.rank(0) != 4:
+    if site.rank(0) != 4:
         return None
-    b, mode = site.attrs["blocksize"], site.attrs.get("mode", "DCR")
-    column_first = mode in ("CRD", b"CRD")
+    b, column_first = site.attrs["blocksize"], site.text("mode") == "CRD"
 
     def to_space(x: Tensor) -> Tensor:
         n, c, h, w = x.shape
@@ -274,11 +261,11 @@ def rearrange_blocks(site: TorchSite) -> Kernel | None:
 
 def triangle(site: TorchSite) -> Kernel | None:
     """Trilu: the upper or lower triangle of matrices, by a diagonal on the host."""
-    if site.dtype(0) is None or (site.rank(0) or 0) < 2:
+    if (site.rank(0) or 0) < 2:
         return None
     part = torch.triu if site.attrs.get("upper", 1) else torch.tril
 
-    def function(x: Tensor, diagonal: Any = None) -> Tensor:
+    def function(x: Tensor, diagonal: np.ndarray | None = None) -> Tensor:
         return part(x, 0 if diagonal is None else int(diagonal.item()))
 
     return Kernel(function, device=DeviceWork(host_inputs=(1,)))
@@ -295,7 +282,7 @@ def constant_of_shape(site: TorchSite) -> Kernel | None:
     number = 0 if value is None else np.asarray(value).reshape(-1)[0].item()
     device = site.device
 
-    def function(shape: Any) -> Tensor:
+    def function(shape: np.ndarray) -> Tensor:
         return torch.full(shape.tolist(), number, dtype=dtype, device=device)
 
     return Kernel(function, device=DeviceWork(host_inputs=(0,)))
@@ -304,10 +291,10 @@ def constant_of_shape(site: TorchSite) -> Kernel | None:
 def range_(site: TorchSite) -> Kernel | None:
     """Range of whole numbers, by numbers on the host."""
     dtype, device = site.result_dtype(), site.device
-    if dtype not in (torch.int32, torch.int64):
+    if dtype not in INDICES:
         return None
 
-    def function(start: Any, limit: Any, step: Any) -> Tensor:
+    def function(start: np.ndarray, limit: np.ndarray, step: np.ndarray) -> Tensor:
         first, last, width = start.item(), limit.item(), step.item()
         count = max(-(-(last - first) // width), 0) if width else 0
         if not width:
@@ -319,7 +306,7 @@ def range_(site: TorchSite) -> Kernel | None:
 
 def nonzero(site: TorchSite) -> Kernel | None:
     """NonZero: the places of elements that are not 0, as columns."""
-    if site.dtype(0) is None or not site.rank(0):
+    if not site.rank(0):
         return None
     return Kernel(lambda x: torch.nonzero(x).t())
 
@@ -327,12 +314,12 @@ def nonzero(site: TorchSite) -> Kernel | None:
 def one_hot_kernel(site: TorchSite) -> Kernel | None:
     """OneHot of whole numbers; those out of range have no place."""
     dtype = site.dtype(2)
-    if site.dtype(0) not in (torch.int32, torch.int64) or dtype is None or not site.rank(0):
+    if dtype is None or not site.rank(0):
         return None
     axis, rank = site.attrs.get("axis", -1), site.rank(0) or 0
     place = axis % (rank + 1)
 
-    def function(indices: Tensor, depth: Any, values: Tensor) -> Tensor:
+    def function(indices: Tensor, depth: np.ndarray, values: Tensor) -> Tensor:
         size = int(depth.reshape(-1)[0])
         numbers = torch.arange(size, device=indices.device)
         numbers = numbers.reshape([size if i == place else 1 for i in range(rank + 1)])

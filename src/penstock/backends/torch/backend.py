@@ -25,12 +25,12 @@ from penstock.backends.torch import (
     resize,
 )
 from penstock.backends.torch.capture import CapturedCalls
-from penstock.backends.torch.device import CudaRuntime, Runtime, TorchDevice, device_of
+from penstock.backends.torch.device import Runtime, TorchDevice, device_of
 from penstock.backends.torch.memory import WIDTHS, TorchMemory
-from penstock.backends.torch.site import TorchSite
+from penstock.backends.torch.site import FLOATS, HELD, INDICES, NUMBERS, TorchSite
 from penstock.backends.torch.threads import BOUND
 from penstock.core.errors import PenstockError
-from penstock.core.types import TensorType, Type
+from penstock.core.types import RunValue, RunValues, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ir.layout import packed_strides
@@ -41,64 +41,82 @@ Family = Callable[[TorchSite], Kernel | None]
 # On the CPU device, roughly; "view": what copies nothing.
 RATES = {"": Rates(2e-6, 10e9, 100e9), "view": Rates(2e-6)}
 
-_FAMILIES: Mapping[tuple[str, ...], Family] = {
-    elementwise.UNARY: elementwise.unary,
-    elementwise.BINARY: elementwise.binary,
-    elementwise.VARIADIC: elementwise.variadic,
-    reduce.REDUCTIONS: reduce.reduction_kernel,
-    ("ArgMax", "ArgMin"): reduce.extreme_place,
-    ("Attention",): attention.attention,
-    ("AveragePool",): pooling.average_pool,
-    ("BatchNormalization",): normalization.batch_normalization,
-    ("BitShift",): elementwise.shift,
-    ("Cast", "CastLike"): elementwise.cast_kernel,
-    ("Clip",): elementwise.clip,
-    ("Concat",): arrays.concat,
-    ("ConstantOfShape",): arrays.constant_of_shape,
-    ("Conv",): convolution.convolution,
-    ("ConvTranspose",): convolution.transposed_convolution,
-    ("CumSum",): reduce.running_sum,
-    ("DepthToSpace", "SpaceToDepth"): arrays.rearrange_blocks,
-    ("Dropout", "Identity"): elementwise.identity_kernel,
-    ("Einsum",): products.einsum,
-    ("Expand",): arrays.expand,
-    ("Flatten", "Reshape"): arrays.reshape_kernel,
-    ("GRU", "LSTM", "RNN"): recurrent.recurrent,
-    ("Gather",): index.gather,
-    ("GatherElements",): index.gather_elements,
-    ("GatherND",): index.gather_nd,
-    ("Gemm",): products.gemm,
-    ("GlobalAveragePool", "GlobalMaxPool"): pooling.global_pool,
-    ("GroupNormalization",): normalization.group_normalization_kernel,
-    ("InstanceNormalization",): normalization.instance_normalization,
-    ("LRN",): normalization.local_response,
-    ("LayerNormalization",): normalization.layer_normalization_kernel,
-    ("LogSoftmax", "Softmax"): normalization.softmax,
-    ("MatMul",): products.matmul,
-    ("MaxPool",): pooling.max_pool,
-    ("NonZero",): arrays.nonzero,
-    ("OneHot",): arrays.one_hot_kernel,
-    ("Pad",): arrays.pad_kernel,
-    ("RMSNormalization",): normalization.rms_normalization,
-    ("Range",): arrays.range_,
-    ("Resize",): resize.resize_kernel,
-    ("ScatterElements",): index.scatter_elements,
-    ("ScatterND",): index.scatter_nd,
-    ("Shape", "Size"): arrays.shape_of,
-    ("Slice",): arrays.slice_,
-    ("Split",): arrays.split_kernel,
-    ("Squeeze",): arrays.squeeze,
-    ("Tile",): arrays.tile,
-    ("TopK",): reduce.top_k,
-    ("Transpose",): arrays.transpose_kernel,
-    ("Trilu",): arrays.triangle,
-    ("Unsqueeze",): arrays.unsqueeze,
-    ("Where",): elementwise.where,
-    ("penstock.Attention",): attention.recognized_attention,
-    ("penstock.ZeroNaN",): elementwise.unary,
+# By the elements that the first input must have; families of _UNSEEN look at inputs themselves.
+_UNSEEN = frozenset({*HELD, None})
+_FAMILIES: Mapping[frozenset[torch.dtype | None], Mapping[tuple[str, ...], Family]] = {
+    _UNSEEN: {
+        elementwise.UNARY: elementwise.unary,
+        reduce.REDUCTIONS: reduce.reduction_kernel,
+        ("Attention",): attention.attention,
+        ("BatchNormalization",): normalization.batch_normalization,
+        ("ConstantOfShape",): arrays.constant_of_shape,
+        ("Conv",): convolution.convolution,
+        ("ConvTranspose",): convolution.transposed_convolution,
+        ("Einsum",): products.einsum,
+        ("GRU", "LSTM", "RNN"): recurrent.recurrent,
+        ("Gemm",): products.gemm,
+        ("GroupNormalization",): normalization.group_normalization_kernel,
+        ("InstanceNormalization",): normalization.instance_normalization,
+        ("LayerNormalization",): normalization.layer_normalization_kernel,
+        ("MatMul",): products.matmul,
+        ("RMSNormalization",): normalization.rms_normalization,
+        ("Range",): arrays.range_,
+        ("penstock.Attention",): attention.recognized_attention,
+        ("penstock.ZeroNaN",): elementwise.unary,
+    },
+    HELD: {
+        elementwise.BINARY: elementwise.binary,
+        ("Cast", "CastLike"): elementwise.cast_kernel,
+        ("Concat",): arrays.concat,
+        ("DepthToSpace", "SpaceToDepth"): arrays.rearrange_blocks,
+        ("Dropout", "Identity"): elementwise.identity_kernel,
+        ("Expand",): arrays.expand,
+        ("Flatten", "Reshape"): arrays.reshape_kernel,
+        ("Gather",): index.gather,
+        ("GatherElements",): index.gather_elements,
+        ("GatherND",): index.gather_nd,
+        ("NonZero",): arrays.nonzero,
+        ("Pad",): arrays.pad_kernel,
+        ("ScatterElements",): index.scatter_elements,
+        ("ScatterND",): index.scatter_nd,
+        ("Shape", "Size"): arrays.shape_of,
+        ("Slice",): arrays.slice_,
+        ("Split",): arrays.split_kernel,
+        ("Squeeze",): arrays.squeeze,
+        ("Tile",): arrays.tile,
+        ("Transpose",): arrays.transpose_kernel,
+        ("Trilu",): arrays.triangle,
+        ("Unsqueeze",): arrays.unsqueeze,
+    },
+    NUMBERS: {
+        elementwise.VARIADIC: elementwise.variadic,
+        ("Clip",): elementwise.clip,
+    },
+    FLOATS: {
+        ("AveragePool",): pooling.average_pool,
+        ("GlobalAveragePool", "GlobalMaxPool"): pooling.global_pool,
+        ("LRN",): normalization.local_response,
+        ("LogSoftmax", "Softmax"): normalization.softmax,
+        ("MaxPool",): pooling.max_pool,
+        ("Resize",): resize.resize_kernel,
+    },
+    FLOATS | INDICES: {
+        ("ArgMax", "ArgMin"): reduce.extreme_place,
+        ("CumSum",): reduce.running_sum,
+        ("TopK",): reduce.top_k,
+    },
+    INDICES: {("OneHot",): arrays.one_hot_kernel},
+    frozenset({torch.bool}): {("Where",): elementwise.where},
+    frozenset({torch.uint8}): {("BitShift",): elementwise.shift},
 }
-FAMILIES = {name: family for names, family in _FAMILIES.items() for name in names}
-"""the families of kernels, by the full name of the operation"""
+FAMILIES = {
+    name: (family, elements)
+    for elements, families in _FAMILIES.items()
+    for names, family in families.items()
+    for name in names
+}
+"""The families of kernels, by the full name of the operation, with the elements that its first
+input must have."""
 
 
 class TorchBackend(HostBackend):
@@ -134,7 +152,7 @@ class TorchBackend(HostBackend):
         self.name = name
         self.torch_device = device_of(device)
         if runtime is None and self.torch_device.type == "cuda":
-            runtime = CudaRuntime()
+            runtime = Runtime()
         self._streams = None if runtime is None else TorchDevice(self.torch_device, runtime)
         self.device = self._streams
         self.tf32 = precision == "tf32"
@@ -153,10 +171,12 @@ class TorchBackend(HostBackend):
         return RATES[""].seconds(moved_bytes(node), flops(node))
 
     def kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
-        family = FAMILIES.get(node.op.full_name)
-        if family is None or not self._holds_results(node):
+        entry = FAMILIES.get(node.op.full_name)
+        if entry is None or not self._holds_results(node):
             return None
-        return family(TorchSite(node, types, self._memory, self.tf32))
+        family, elements = entry
+        site = TorchSite(node, types, self._memory, self.tf32)
+        return family(site) if site.dtype(0) in elements else None
 
     def _holds_results(self, node: Node) -> bool:
         """Whether all outputs are known to be tensors of elements that torch has."""
@@ -168,16 +188,16 @@ class TorchBackend(HostBackend):
                 return False
         return True
 
-    def from_host(self, value: Any) -> Any:
+    def from_host(self, value: RunValue) -> RunValue:
         return self._memory.from_host(value)
 
-    def to_host(self, value: Any) -> Any:
+    def to_host(self, value: RunValue) -> RunValue:
         return self._memory.to_host(value)
 
     gives = "torch"
 
     def copy_from(self, source: Any) -> Callable[[Any], Any] | None:
-        """What copies values from another backend of torch, from device to device."""
+        """The function that copies values from another backend of torch, from device to device."""
         if not isinstance(source, TorchBackend):
             return None
         own, other = self._memory, source._memory
@@ -190,14 +210,14 @@ class TorchBackend(HostBackend):
 
         return copy
 
-    def leaving(self, value: Any) -> Any:
+    def leaving(self, value: RunValue) -> RunValue:
         """A result as arrays that are there when the current stream has come so far."""
         return self._memory.leaving(value)
 
-    def adopt(self, value: Any) -> Any:
+    def adopt(self, value: RunValue) -> RunValue:
         return self._memory.adopt(value)
 
-    def give(self, value: Any) -> Any:
+    def give(self, value: RunValue) -> RunValue:
         return self._memory.give(value)
 
     def arena(self, nbytes: int) -> torch.Tensor:
@@ -227,7 +247,7 @@ class TorchBackend(HostBackend):
 
     @property
     def captured(self) -> Callable[..., Any] | None:
-        """What captures a function into a graph; None on a device without streams."""
+        """The class that captures a function into a graph; None on a device without streams."""
         streams = self._streams
         return None if streams is None else partial(CapturedCalls, device=streams)
 
@@ -236,7 +256,7 @@ class TorchBackend(HostBackend):
         """``function`` as runs call it: torch keeps no track of what they compute."""
         enter = torch.inference_mode
 
-        def call(*arguments: Any) -> Any:
+        def call(*arguments: object) -> Any:
             with enter():
                 return function(*arguments)
 
@@ -244,10 +264,10 @@ class TorchBackend(HostBackend):
 
     @property
     def bounded(self) -> Callable[..., Any] | None:
-        """What bounds the threads of a function; None where kernels run on a GPU."""
+        """The function that bounds the threads of another; None where kernels run on a GPU."""
         return BOUND.bounded if self._memory.on_host else None
 
-    def stack(self, values: Sequence[Any], axis: int) -> Any:
+    def stack(self, values: RunValues, axis: int) -> RunValue:
         """Rows that a loop has collected, joined along a new axis."""
         return torch.stack(list(values), axis)
 

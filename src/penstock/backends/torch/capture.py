@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from penstock.backends.torch.device import TorchDevice
+from penstock.core.types import RunValue, RunValues
 from penstock.host.log import WARNING, log
 
 WARM_UPS = 2
@@ -16,7 +17,7 @@ WARM_UPS = 2
 
 
 class CaptureReport(Protocol):
-    """What is told of a capture."""
+    """An observer of a capture."""
 
     def captured(self) -> None: ...
 
@@ -49,7 +50,7 @@ class CapturedCalls:
         self._outputs: tuple[Any, ...] = ()
         self._lock = threading.Lock()
 
-    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+    def __call__(self, *inputs: RunValue) -> tuple[RunValue, ...]:
         if self._warm_ups < 0 or not self._lock.acquire(blocking=False):
             return self._body(*inputs)
         try:
@@ -66,7 +67,7 @@ class CapturedCalls:
         finally:
             self._lock.release()
 
-    def _capture(self, inputs: Sequence[Any]) -> bool:
+    def _capture(self, inputs: RunValues) -> bool:
         """Capture the function; whether that succeeds."""
         runtime = self._device.runtime
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,14 +18,13 @@ def _convolve(site: TorchSite, transposed: bool, groups: int) -> Callable[..., T
     """``convolve(x, w, b, strides, padding, dilations, output_padding)``. On a GPU, operands are
     rounded to TensorFloat-32 only if the session allows that, whatever the flags of the process
     say."""
-    if site.memory.on_host:
-        return lambda x, w, b, strides, padding, dilations, more: torch.convolution(
-            x, w, b, strides, padding, dilations, transposed, more, groups
-        )
-    # benchmark, deterministic, cudnn_enabled, allow_tf32
-    flags = False, False, True, site.tf32
-    return lambda x, w, b, strides, padding, dilations, more: torch._convolution(
-        x, w, b, strides, padding, dilations, transposed, more, groups, *flags
+    convolve: Callable[..., Tensor] = torch.convolution
+    if not site.memory.on_host:
+        # All are given: results must not follow from what else the process has set.
+        flags = {"benchmark": False, "deterministic": False, "cudnn_enabled": True}
+        convolve = partial(torch._convolution, **flags, allow_tf32=site.tf32)
+    return lambda x, w, b, strides, padding, dilations, more: convolve(
+        x, w, b, strides, padding, dilations, transposed, more, groups
     )
 
 
@@ -58,7 +58,7 @@ def transposed_convolution(site: TorchSite) -> Kernel | None:
     if not site.are_floats(0, 1, 2) or w is None or w.shape is None:
         return None
     kernel = [dim for dim in w.shape[2:] if isinstance(dim, int)]
-    automatic = attrs.get("auto_pad") not in (None, "", "NOTSET", b"", b"NOTSET")
+    automatic = site.text("auto_pad") not in ("", "NOTSET")
     if not 1 <= len(kernel) <= 3 or len(kernel) < len(w.shape) - 2:
         return None
     if automatic or attrs.get("output_shape"):

@@ -1,7 +1,7 @@
 """A device of torch as executors see it: streams, events and graphs.
 
-What the backend asks of a device is in ``Runtime``: few functions, of which ``CudaRuntime`` are
-those of CUDA. Tests give another, whose streams are threads and whose events come late.
+What the backend asks of a device is in ``Runtime``: few functions, those of CUDA. Tests give
+another object with these methods, whose streams are threads and whose events come late.
 """
 
 from __future__ import annotations
@@ -9,67 +9,50 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import torch
 
 from penstock.core.errors import PenstockError, wrong_type
 
+TorchHandle: TypeAlias = Any
+"""a stream, event or graph of the runtime: an object of torch, which has no types of its own"""
 
-class Runtime(Protocol):
-    """What a device offers. Streams and events have the methods of ``torch.cuda.Stream`` and
-    ``torch.cuda.Event``; graphs have ``replay()``."""
 
-    def stream(self, device: torch.device) -> Any:
+class Runtime:
+    """The functions of a device, those of ``torch.cuda``. Streams and events have the methods of
+    ``torch.cuda.Stream`` and ``torch.cuda.Event``; graphs have ``replay()``."""
+
+    def stream(self, device: torch.device) -> TorchHandle:
         """A new stream."""
-
-    def event(self) -> Any:
-        """A new event, without times."""
-
-    def current(self, device: torch.device) -> Any:
-        """The stream on which the calling thread puts its work."""
-
-    def on(self, stream: Any) -> AbstractContextManager[Any]:
-        """The calling thread puts its work on ``stream``."""
-
-    def keep(self, tensor: torch.Tensor, stream: Any) -> None:
-        """Do not give the memory of ``tensor`` to others before what is on ``stream`` has ended."""
-
-    def synchronize(self, device: torch.device) -> None:
-        """Wait for all work on the device."""
-
-    def graph(self) -> Any:
-        """A new graph, which captures nothing yet."""
-
-    def capture(self, graph: Any) -> AbstractContextManager[Any]:
-        """What the calling thread puts on the device goes into ``graph``, and is not run."""
-
-
-class CudaRuntime:
-    """The functions of ``torch.cuda``."""
-
-    def stream(self, device: torch.device) -> Any:
         return torch.cuda.Stream(device)
 
-    def event(self) -> Any:
+    def event(self) -> TorchHandle:
+        """A new event, without times."""
         return torch.cuda.Event(enable_timing=False)
 
-    def current(self, device: torch.device) -> Any:
+    def current(self, device: torch.device) -> TorchHandle:
+        """The stream on which the calling thread puts its work."""
         return torch.cuda.current_stream(device)
 
-    def on(self, stream: Any) -> AbstractContextManager[Any]:
+    def on(self, stream: TorchHandle) -> AbstractContextManager[object]:
+        """The calling thread puts its work on ``stream``."""
         return torch.cuda.stream(stream)
 
-    def keep(self, tensor: torch.Tensor, stream: Any) -> None:
+    def keep(self, tensor: torch.Tensor, stream: TorchHandle) -> None:
+        """Do not give the memory of ``tensor`` to others before what is on ``stream`` has ended."""
         tensor.record_stream(stream)
 
     def synchronize(self, device: torch.device) -> None:
+        """Wait for all work on the device."""
         torch.cuda.synchronize(device)
 
-    def graph(self) -> Any:
+    def graph(self) -> TorchHandle:
+        """A new graph, which captures nothing yet."""
         return torch.cuda.CUDAGraph()
 
-    def capture(self, graph: Any) -> AbstractContextManager[Any]:
+    def capture(self, graph: TorchHandle) -> AbstractContextManager[object]:
+        """Work that the calling thread puts on the device goes into ``graph``, and is not run."""
         # Other threads may allocate meanwhile, which other modes would take for a fault.
         return torch.cuda.graph(graph, capture_error_mode="thread_local")
 
@@ -88,7 +71,7 @@ class TorchDevice:
         return getattr(self._here, "in_call", False)
 
     @contextmanager
-    def on(self, stream: Any) -> Iterator[None]:
+    def on(self, stream: TorchHandle) -> Iterator[None]:
         """The calling thread puts its work on ``stream``, one of torch's."""
         here, outer = self._here, self.in_call
         here.in_call = True
@@ -98,7 +81,7 @@ class TorchDevice:
         finally:
             here.in_call = outer
 
-    def stream(self, stream: Any = None) -> TorchStream:
+    def stream(self, stream: TorchHandle = None) -> TorchStream:
         """A new stream; given one of torch's, that."""
         return TorchStream(
             self, self.runtime.stream(self.torch_device) if stream is None else stream
@@ -125,12 +108,12 @@ class TorchDevice:
 class TorchStream:
     """A stream of torch; ``torch`` is the stream itself, for work of the user's own."""
 
-    def __init__(self, device: TorchDevice, stream: Any) -> None:
+    def __init__(self, device: TorchDevice, stream: TorchHandle) -> None:
         self.device = device
         self.torch = stream
         self._keep = device.runtime.keep
 
-    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    def call(self, function: Callable[..., Any], *arguments: object) -> Any:
         """Call ``function``, whose kernels go to this stream. Memory that torch's allocator lent to
         another stream is kept from being lent again until this one has read it."""
         stream, keep, here = self.torch, self._keep, self.device.torch_device
@@ -145,16 +128,16 @@ class TorchStream:
         with self.device.on(stream):
             return function(*arguments)
 
-    def current(self) -> AbstractContextManager[Any]:
+    def current(self) -> AbstractContextManager[object]:
         """The calling thread puts its work on this stream."""
         return self.device.on(self.torch)
 
-    def record(self) -> Any:
+    def record(self) -> TorchHandle:
         event = self.device.runtime.event()
         event.record(self.torch)
         return event
 
-    def wait(self, event: Any) -> None:
+    def wait(self, event: TorchHandle) -> None:
         self.torch.wait_event(event)
 
     def query(self) -> bool:
@@ -187,7 +170,7 @@ def stream_on(device: Any) -> TorchStream:
             f"Stream(device={device!r}): torch's CPU device has no streams; Stream() is a queue of "
             "runs on the host"
         )
-    return TorchDevice(chosen, CudaRuntime()).stream(stream)
+    return TorchDevice(chosen, Runtime()).stream(stream)
 
 
 def device_of(device: str | torch.device | None) -> torch.device:

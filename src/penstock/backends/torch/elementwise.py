@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.backends.torch.site import FLOATS, TorchSite
+from penstock.backends.torch.site import FLOATS, INDICES, INTEGERS, NUMBERS, TorchSite
 from penstock.core.records import replace
+from penstock.core.types import RunValue
 from penstock.ir.kernel import DeviceWork, Kernel, LayoutHints
 
 _nn = torch._C._nn
 """activations that take ``out=``"""
-_INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+BOOLEANS = frozenset({torch.bool})
 
 
 def writing(function: Callable[..., Any], count: int, *, inplace: tuple[int, ...] = ()) -> Kernel:
@@ -36,131 +37,105 @@ def writing(function: Callable[..., Any], count: int, *, inplace: tuple[int, ...
     return Kernel(function, into, inplace=inplace)
 
 
-# Of one operand.
+def _by_name(
+    functions: Mapping[frozenset[torch.dtype], Mapping[str, Callable[..., Tensor]]],
+) -> dict[str, tuple[Callable[..., Tensor], frozenset[torch.dtype]]]:
+    """Functions by the names of operations, with the elements that they take."""
+    return {
+        name: (function, elements)
+        for elements, named in functions.items()
+        for name, function in named.items()
+    }
 
-_REAL: Mapping[str, Callable[..., Any]] = {
-    "Acos": torch.acos,
-    "Acosh": torch.acosh,
-    "Asin": torch.asin,
-    "Asinh": torch.asinh,
-    "Atan": torch.atan,
-    "Atanh": torch.atanh,
-    "Cos": torch.cos,
-    "Cosh": torch.cosh,
-    "Erf": torch.erf,
-    "Exp": torch.exp,
-    "Log": torch.log,
-    "Mish": _nn.mish,
-    "Reciprocal": torch.reciprocal,
-    "Sigmoid": torch.sigmoid,
-    "Sin": torch.sin,
-    "Sinh": torch.sinh,
-    "Sqrt": torch.sqrt,
-    "Tan": torch.tan,
-    "Tanh": torch.tanh,
-}
-"""functions of real numbers"""
-_ROUNDING: Mapping[str, Callable[..., Any]] = {
-    "Ceil": torch.ceil,
-    "Floor": torch.floor,
-    "Round": torch.round,
-    "Sign": torch.sign,
-}
-_NUMERIC: Mapping[str, Callable[..., Any]] = {"Abs": torch.abs, "Neg": torch.neg}
+
+# Of one operand.
 
 
 def _relu(x: Tensor, out: Tensor | None = None) -> Tensor:
     return torch.clamp_min(x, 0, out=out)
 
 
-def _parametric(site: TorchSite) -> Callable[..., Any] | None:
-    """An activation with parameters, as a function with ``out=``."""
-    name, attrs = site.node.op.name, site.attrs
-    alpha = attrs.get("alpha")
-    if name == "LeakyRelu":
-        slope = 0.01 if alpha is None else alpha
-        return lambda x, out=None: _nn.leaky_relu(x, slope, out=out)
-    if name == "Elu":
-        return lambda x, out=None: _nn.elu(x, 1.0 if alpha is None else alpha, out=out)
-    if name == "Selu":
-        scale = attrs.get("gamma", 1.0507009873554805)
-        factor = 1.6732632423543772 if alpha is None else alpha
-        return lambda x, out=None: _nn.elu(x, factor, scale, out=out)
-    if name == "Gelu":
-        how = attrs.get("approximate", "none")
-        how = how.decode() if isinstance(how, bytes) else how
-        return lambda x, out=None: _nn.gelu(x, approximate=how, out=out)
-    if name == "Swish" and (alpha is None or alpha == 1):
-        return lambda x, out=None: _nn.silu(x, out=out)
-    if name == "HardSigmoid":
-        slope, offset = 0.2 if alpha is None else alpha, attrs.get("beta", 0.5)
-
-        def hard_sigmoid(x: Tensor, out: Tensor | None = None) -> Tensor:
-            out = torch.mul(x, slope, out=out)
-            return out.add_(offset).clamp_(0, 1)
-
-        return hard_sigmoid
-    if name == "HardSwish":
-        return lambda x, out=None: _nn.hardswish(x, out=out)
-    if name == "Softplus":
-        # torch's own is linear from a threshold on; the logarithm of a sum is exact everywhere.
-        return lambda x, out=None: torch.logaddexp(x, torch.zeros_like(x), out=out)
-    return None
+def _softplus(x: Tensor, out: Tensor | None = None) -> Tensor:
+    """torch's own is linear from a threshold on; the logarithm of a sum is exact everywhere."""
+    return torch.logaddexp(x, torch.zeros_like(x), out=out)
 
 
-_PARAMETRIC = ("Elu", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Selu", "Softplus", "Swish")
+_REAL = (
+    *("Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Ceil", "Cos", "Cosh", "Erf", "Exp"),
+    *("Floor", "Log", "Reciprocal", "Round", "Sigmoid", "Sign", "Sin", "Sinh", "Sqrt", "Tan"),
+    "Tanh",
+)
+"""functions of real numbers, whose names in torch are the same in lower case"""
+# By the elements that they take.
+_PLAIN: Mapping[frozenset[torch.dtype], Mapping[str, Callable[..., Tensor]]] = {
+    BOOLEANS: {"Not": torch.logical_not},
+    INTEGERS: {"BitwiseNot": torch.bitwise_not},
+    NUMBERS: {"Abs": torch.abs, "Neg": torch.neg, "Relu": _relu},
+    FLOATS: {
+        **{name: getattr(torch, name.lower()) for name in _REAL},
+        "HardSwish": _nn.hardswish,
+        "Mish": _nn.mish,
+        "Softplus": _softplus,
+    },
+}
+_UNARY = _by_name(_PLAIN)
 
 
-def _formula(site: TorchSite) -> Callable[[Tensor], Tensor] | None:
-    """An activation that is several functions of torch."""
-    name, alpha = site.node.op.name, site.attrs.get("alpha", 1.0)
-    if name == "Celu":
-        return lambda x: torch.celu(x, alpha)
-    if name == "Softsign":
-        return lambda x: x / x.abs().add_(1)
-    if name == "ThresholdedRelu":
-        return lambda x: torch.where(x > alpha, x, torch.zeros_like(x))
-    if name == "Swish":
-        return lambda x: torch.mul(x, alpha).sigmoid_().mul_(x)
-    if name == "ZeroNaN":
-        return lambda x: torch.where(torch.isnan(x), torch.zeros_like(x), x)
-    return None
+def _hard_sigmoid(site: TorchSite) -> Callable[..., Tensor]:
+    slope, offset = site.attrs.get("alpha", 0.2), site.attrs.get("beta", 0.5)
+
+    def hard_sigmoid(x: Tensor, out: Tensor | None = None) -> Tensor:
+        out = torch.mul(x, slope, out=out)
+        return out.add_(offset).clamp_(0, 1)
+
+    return hard_sigmoid
 
 
-_FORMULAS = ("Celu", "Softsign", "Swish", "ThresholdedRelu", "ZeroNaN")
+def _selu(site: TorchSite) -> Callable[..., Tensor]:
+    alpha = site.attrs.get("alpha", 1.6732632423543772)
+    return partial(_nn.elu, alpha=alpha, scale=site.attrs.get("gamma", 1.0507009873554805))
+
+
+# Activations with parameters, as functions with ``out=``, and those that are several functions.
+_PARAMETRIC: Mapping[str, Callable[[TorchSite], Callable[..., Tensor]]] = {
+    "Elu": lambda site: partial(_nn.elu, alpha=site.attrs.get("alpha", 1.0)),
+    "Gelu": lambda site: partial(_nn.gelu, approximate=site.text("approximate", "none")),
+    "HardSigmoid": _hard_sigmoid,
+    "LeakyRelu": lambda site: partial(_nn.leaky_relu, negative_slope=site.attrs.get("alpha", 0.01)),
+    "Selu": _selu,
+}
+_FORMULAS: Mapping[str, Callable[[Tensor, float], Tensor]] = {
+    "Celu": torch.celu,
+    "Softsign": lambda x, _: x / x.abs().add_(1),
+    "Swish": lambda x, alpha: torch.mul(x, alpha).sigmoid_().mul_(x),
+    "ThresholdedRelu": lambda x, alpha: torch.where(x > alpha, x, torch.zeros_like(x)),
+    "ZeroNaN": lambda x, _: torch.where(torch.isnan(x), torch.zeros_like(x), x),
+}
 
 
 def unary(site: TorchSite) -> Kernel | None:
     """Functions and activations of one operand."""
     name, dtype = site.node.op.name, site.dtype(0)
-    if name == "Not":
-        return writing(torch.logical_not, 1, inplace=(0,)) if dtype is torch.bool else None
-    if name == "BitwiseNot":
-        return writing(torch.bitwise_not, 1, inplace=(0,)) if dtype in _INTEGERS else None
-    if name == "IsNaN":
-        return Kernel(torch.isnan) if dtype in FLOATS else None
-    if name == "IsInf":
-        return _is_inf(site) if dtype in FLOATS else None
-    if name == "Relu":
-        return writing(_relu, 1, inplace=(0,)) if dtype in FLOATS | _INTEGERS else None
-    if name in _NUMERIC:
-        return writing(_NUMERIC[name], 1, inplace=(0,)) if dtype in FLOATS | _INTEGERS else None
+    if name in _UNARY:
+        function, elements = _UNARY[name]
+        return writing(function, 1, inplace=(0,)) if dtype in elements else None
     if dtype not in FLOATS:
         return None
-    function = _REAL.get(name) or _ROUNDING.get(name) or _parametric(site)
-    if function is not None:
-        kernel = writing(function, 1, inplace=(0,))
+    if name == "IsNaN":
+        return Kernel(torch.isnan)
+    if name == "IsInf":
+        return _is_inf(site)
+    if name in _PARAMETRIC:
+        kernel = writing(_PARAMETRIC[name](site), 1, inplace=(0,))
         # torch 2.13 writes wrong numbers to strided memory here.
         return replace(kernel, layout=LayoutHints(contiguous=True)) if name == "Gelu" else kernel
-    formula = _formula(site)
-    return None if formula is None else Kernel(formula)
+    alpha, formula = site.attrs.get("alpha", 1.0), _FORMULAS[name]
+    if name == "Swish" and alpha == 1:
+        return writing(_nn.silu, 1, inplace=(0,))
+    return Kernel(lambda x: formula(x, alpha))
 
 
-UNARY = (
-    *("BitwiseNot", "IsInf", "IsNaN", "Not", "Relu"),
-    *(*_REAL, *_ROUNDING, *_NUMERIC),
-    *dict.fromkeys((*_PARAMETRIC, *_FORMULAS)),
-)
+UNARY = ("IsInf", "IsNaN", *_UNARY, *_PARAMETRIC, *_FORMULAS)
 
 
 def _is_inf(site: TorchSite) -> Kernel:
@@ -177,22 +152,18 @@ def _is_inf(site: TorchSite) -> Kernel:
 
 # Of two operands and more.
 
-_BINARY: Mapping[str, Callable[..., Any]] = {
-    "Add": torch.add,
-    "Mul": torch.mul,
-    "Sub": torch.sub,
+_ARITHMETIC: Mapping[frozenset[torch.dtype], Mapping[str, Callable[..., Tensor]]] = {
+    BOOLEANS: {"And": torch.logical_and, "Or": torch.logical_or, "Xor": torch.logical_xor},
+    INTEGERS: {
+        "BitwiseAnd": torch.bitwise_and,
+        "BitwiseOr": torch.bitwise_or,
+        "BitwiseXor": torch.bitwise_xor,
+    },
+    NUMBERS: {"Add": torch.add, "Mul": torch.mul, "Sub": torch.sub},
+    FLOATS: {"Pow": torch.pow},
 }
-_LOGICAL: Mapping[str, Callable[..., Any]] = {
-    "And": torch.logical_and,
-    "Or": torch.logical_or,
-    "Xor": torch.logical_xor,
-}
-_BITWISE: Mapping[str, Callable[..., Any]] = {
-    "BitwiseAnd": torch.bitwise_and,
-    "BitwiseOr": torch.bitwise_or,
-    "BitwiseXor": torch.bitwise_xor,
-}
-_COMPARISONS: Mapping[str, Callable[..., Any]] = {
+_BINARY = _by_name(_ARITHMETIC)
+_COMPARISONS: Mapping[str, Callable[..., Tensor]] = {
     "Equal": torch.eq,
     "Greater": torch.gt,
     "GreaterOrEqual": torch.ge,
@@ -210,36 +181,26 @@ def _divisor_is_safe(site: TorchSite) -> bool:
 def binary(site: TorchSite) -> Kernel | None:
     """Arithmetic, logic and comparisons of two operands of one type, which broadcast."""
     name, dtype = site.node.op.name, site.dtype(0)
-    if dtype is None or dtype is not site.dtype(1):
+    if dtype is not site.dtype(1):
         return None
     if name in _COMPARISONS:
         return writing(_COMPARISONS[name], 2)
-    if name in _LOGICAL:
-        return writing(_LOGICAL[name], 2, inplace=(0, 1)) if dtype is torch.bool else None
-    if name in _BITWISE:
-        return writing(_BITWISE[name], 2, inplace=(0, 1)) if dtype in _INTEGERS else None
-    if dtype is torch.bool:
-        return None
     if name in _BINARY:
-        return writing(_BINARY[name], 2, inplace=(0, 1))
-    if name == "Div":
-        if dtype in FLOATS:
-            return writing(torch.div, 2, inplace=(0, 1))
-        divide = partial(torch.div, rounding_mode="trunc")
-        return writing(divide, 2, inplace=(0, 1)) if _divisor_is_safe(site) else None
+        function, elements = _BINARY[name]
+        return writing(function, 2, inplace=(0, 1)) if dtype in elements else None
+    if name == "PRelu":
+        own = dtype in FLOATS
+        return Kernel(lambda x, slope: torch.where(x < 0, x * slope, x)) if own else None
+    if dtype is torch.bool or (dtype not in FLOATS and not _divisor_is_safe(site)):
+        return None
     if name == "Mod":
-        if dtype not in FLOATS and not _divisor_is_safe(site):
-            return None
-        rest = torch.fmod if site.attrs.get("fmod") else torch.remainder
-        return writing(rest, 2, inplace=(0, 1))
-    if name == "Pow":
-        return writing(torch.pow, 2, inplace=(0, 1)) if dtype in FLOATS else None
-    if name == "PRelu" and dtype in FLOATS:
-        return Kernel(lambda x, slope: torch.where(x < 0, x * slope, x))
-    return None
+        divide = torch.fmod if site.attrs.get("fmod") else torch.remainder
+    else:
+        divide = torch.div if dtype in FLOATS else partial(torch.div, rounding_mode="trunc")
+    return writing(divide, 2, inplace=(0, 1))
 
 
-BINARY = (*_BINARY, *_LOGICAL, *_BITWISE, *_COMPARISONS, "Div", "Mod", "PRelu", "Pow")
+BINARY = (*_BINARY, *_COMPARISONS, "Div", "Mod", "PRelu")
 
 
 _VARIADIC: Mapping[str, Callable[..., Any]] = {
@@ -253,14 +214,13 @@ VARIADIC = tuple(_VARIADIC)
 
 def variadic(site: TorchSite) -> Kernel | None:
     """One function of any number of operands, two at a time; their mean."""
-    dtypes = {site.dtype(i) for i in range(len(site.node.inputs))}
-    dtype = site.dtype(0)
-    if len(dtypes) != 1 or dtype not in FLOATS | _INTEGERS:
-        return None
     name, count = site.node.op.name, len(site.node.inputs)
+    if len({site.dtype(i) for i in range(count)}) != 1:
+        return None
     function = _VARIADIC[name]
     if name == "Mean":
-        return Kernel(lambda *x: reduce(torch.add, x) / count) if dtype in FLOATS else None
+        own = site.dtype(0) in FLOATS
+        return Kernel(lambda *x: reduce(torch.add, x) / count) if own else None
     if count == 1:
         return Kernel(torch.clone)
     if count == 2:
@@ -270,10 +230,8 @@ def variadic(site: TorchSite) -> Kernel | None:
 
 def clip(site: TorchSite) -> Kernel | None:
     """Clip: bounds are tensors of rank 0, on the host."""
-    if site.dtype(0) not in FLOATS | _INTEGERS:
-        return None
 
-    def bounds(low: Any, high: Any) -> dict[str, Any]:
+    def bounds(low: RunValue, high: RunValue) -> dict[str, Any]:
         limits: dict[str, Any] = {}
         if low is not None:
             limits["min"] = low.item()
@@ -281,11 +239,11 @@ def clip(site: TorchSite) -> Kernel | None:
             limits["max"] = high.item()
         return limits
 
-    def function(x: Tensor, low: Any = None, high: Any = None) -> Tensor:
+    def function(x: Tensor, low: RunValue = None, high: RunValue = None) -> Tensor:
         limits = bounds(low, high)
         return torch.clamp(x, **limits) if limits else x.clone()
 
-    def into(x: Tensor, *others: Any) -> None:
+    def into(x: Tensor, *others: RunValue) -> None:
         *limits, out = others
         given = bounds(*(*limits, None, None)[:2])
         if given:
@@ -298,9 +256,7 @@ def clip(site: TorchSite) -> Kernel | None:
 
 def where(site: TorchSite) -> Kernel | None:
     """Where: elements of one of two tensors, by a condition."""
-    if site.dtype(0) is not torch.bool or None in (site.dtype(1), site.dtype(2)):
-        return None
-    if site.dtype(1) is not site.dtype(2):
+    if site.dtype(1) is None or site.dtype(1) is not site.dtype(2):
         return None
     return writing(torch.where, 3)
 
@@ -309,12 +265,12 @@ def cast_kernel(site: TorchSite) -> Kernel | None:
     """Cast and CastLike. From floats to short integers, where numbers that do not fit are common,
     torch and NumPy do not agree; to others, what comes of these depends on the processor."""
     source, target = site.dtype(0), site.result_dtype()
-    if source is None or target is None or site.attrs.get("round_mode", "up") not in ("up", b"up"):
+    if target is None or site.text("round_mode", "up") != "up":
         return None
-    if source in FLOATS and target in _INTEGERS - {torch.int32, torch.int64}:
+    if source in FLOATS and target in INTEGERS - INDICES:
         return None
 
-    def function(x: Tensor, *_: Any) -> Tensor:
+    def function(x: Tensor, *_: RunValue) -> Tensor:
         return x.to(target, copy=True)
 
     def into(x: Tensor, *others: Tensor) -> None:
@@ -325,20 +281,16 @@ def cast_kernel(site: TorchSite) -> Kernel | None:
 
 def shift(site: TorchSite) -> Kernel | None:
     """BitShift of signed integers by less than their bits is the same in torch and NumPy."""
-    if site.dtype(0) is not torch.uint8 or site.dtype(1) is not torch.uint8:
-        return None
     shifts = site.const(1)
-    if shifts is None or shifts.max(initial=0) >= 8:
+    if site.dtype(1) is not torch.uint8 or shifts is None or shifts.max(initial=0) >= 8:
         return None
-    left = site.attrs["direction"] in ("LEFT", b"LEFT")
+    left = site.text("direction") == "LEFT"
     function = torch.bitwise_left_shift if left else torch.bitwise_right_shift
     return writing(function, 2, inplace=(0,))
 
 
 def identity_kernel(site: TorchSite) -> Kernel | None:
     """Identity, and Dropout where nothing is dropped: the input itself."""
-    if site.dtype(0) is None:
-        return None
     if site.node.op.name == "Dropout":
         mode = site.const(2)
         if site.given(2) and (mode is None or mode.any()):

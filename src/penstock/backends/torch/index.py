@@ -12,20 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.backends.torch.site import FLOATS, TorchSite
+from penstock.backends.torch.site import FLOATS, INDICES, TorchSite
 from penstock.ir.kernel import DeviceWork, Kernel
 
-_INDICES = (torch.int32, torch.int64)
 _REDUCED: Mapping[str, str] = {"mul": "prod", "max": "amax", "min": "amin", "add": "sum"}
 
 
-def _reduction(site: TorchSite) -> str:
-    how = site.attrs.get("reduction", "none")
-    return how.decode() if isinstance(how, bytes) else str(how)
-
-
 def _wrapped(site: TorchSite, index: int) -> Callable[[Tensor, int], Tensor]:
-    """What makes indices of an input int64, and counts negative ones from the end of an axis."""
+    """The function that makes indices of an input int64, and counts negative ones from the end."""
     const = site.const(index)
     if const is not None and const.min(initial=0) >= 0:
         return lambda indices, size: indices.long()
@@ -35,7 +29,7 @@ def _wrapped(site: TorchSite, index: int) -> Callable[[Tensor, int], Tensor]:
 def gather(site: TorchSite) -> Kernel | None:
     """Gather: slices along an axis."""
     rank = site.rank(0)
-    if site.dtype(0) is None or site.dtype(1) not in _INDICES or not rank:
+    if site.dtype(1) not in INDICES or not rank:
         return None
     axis = site.attrs.get("axis", 0)
     if not -rank <= axis < rank:
@@ -60,7 +54,7 @@ def gather(site: TorchSite) -> Kernel | None:
 def gather_elements(site: TorchSite) -> Kernel | None:
     """GatherElements."""
     rank = site.rank(0)
-    if site.dtype(0) is None or site.dtype(1) not in _INDICES or not rank:
+    if site.dtype(1) not in INDICES or not rank:
         return None
     axis, wrap = site.attrs.get("axis", 0) % rank, _wrapped(site, 1)
     return Kernel(lambda x, indices: torch.gather(x, axis, wrap(indices, x.shape[axis])))
@@ -68,17 +62,17 @@ def gather_elements(site: TorchSite) -> Kernel | None:
 
 def gather_nd(site: TorchSite) -> Kernel | None:
     """GatherND without dims of batches."""
-    if site.dtype(0) is None or site.dtype(1) not in _INDICES or site.attrs.get("batch_dims", 0):
+    if site.dtype(1) not in INDICES or site.attrs.get("batch_dims", 0):
         return None
     return Kernel(lambda x, indices: x[indices.long().unbind(-1)])
 
 
 def scatter_elements(site: TorchSite) -> Kernel | None:
     """ScatterElements: elements replaced by others, or reduced with them."""
-    rank, how = site.rank(0), _reduction(site)
-    if site.dtype(1) not in _INDICES or not rank or site.dtype(0) is not site.dtype(2):
+    rank, how = site.rank(0), site.text("reduction", "none")
+    if site.dtype(1) not in INDICES or not rank or site.dtype(0) is not site.dtype(2):
         return None
-    if site.dtype(0) is None or (how != "none" and site.dtype(0) not in FLOATS):
+    if how != "none" and site.dtype(0) not in FLOATS:
         return None
     axis, wrap = site.attrs.get("axis", 0) % rank, _wrapped(site, 1)
     if how == "none":
@@ -97,8 +91,8 @@ def scatter_elements(site: TorchSite) -> Kernel | None:
 
 def scatter_nd(site: TorchSite) -> Kernel | None:
     """ScatterND: slices replaced by others, or added to them."""
-    how = _reduction(site)
-    if site.dtype(0) is None or site.dtype(1) not in _INDICES or how not in ("none", "add"):
+    how = site.text("reduction", "none")
+    if site.dtype(1) not in INDICES or how not in ("none", "add"):
         return None
     adds = how == "add"
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
 
 from penstock.backends.torch.device import TorchDevice
-from penstock.core.types import FLOAT32, TensorType, dtype_named
+from penstock.core.types import FLOAT32, RunValue, TensorType, dtype_named
 
 TORCH_DTYPES: Mapping[str, torch.dtype] = {
     "bool": torch.bool,
@@ -66,7 +65,7 @@ class TorchMemory:
         held = TORCH_DTYPES.get(dtype.name)
         return None if held is self.width else held  # to_host takes these for float32
 
-    def from_host(self, value: Any) -> Any:
+    def from_host(self, value: RunValue) -> RunValue:
         """A copy of a NumPy array (or a list of these) on the device. In a call of a stream it has
         its place there, and may still be under way."""
         if isinstance(value, list):
@@ -78,14 +77,14 @@ class TorchMemory:
         queued = streams is not None and streams.in_call
         return self._pinned(value).to(self.device, dtype, non_blocking=queued)
 
-    def to_host(self, value: Any) -> Any:
+    def to_host(self, value: RunValue) -> RunValue:
         """A tensor (or a list of these) as a new NumPy array; waits until it is there."""
         array = self.leaving(value)
         if self._streams is not None:
             self._streams.settle()
         return array
 
-    def leaving(self, value: Any) -> Any:
+    def leaving(self, value: RunValue) -> RunValue:
         """``to_host``, without waiting: the array is there when the current stream has come so
         far. What is on the host stays as it is."""
         if isinstance(value, list):
@@ -93,11 +92,12 @@ class TorchMemory:
         if not isinstance(value, torch.Tensor):
             return value
         dtype = torch.float32 if value.dtype is self.width else value.dtype
+        # Pinned: from other memory the copy would wait for the device.
         host = torch.empty(value.shape, dtype=dtype, pin_memory=not self.on_host)
         host.copy_(value, non_blocking=True)
         return array_over(host)
 
-    def adopt(self, value: Any) -> tuple[torch.Tensor, TensorType] | None:
+    def adopt(self, value: RunValue) -> tuple[torch.Tensor, TensorType] | None:
         """A tensor of callers, or what another library exports by DLPack, as kernels take it: as it
         is if it is on the device, else as a copy there; and its type. None for elements that no
         kernel takes, and for what DLPack has on another device."""
@@ -119,7 +119,7 @@ class TorchMemory:
         type_ = TensorType(dtype, tuple(value.shape))
         return value.detach().to(self.device, held), type_
 
-    def give(self, value: Any) -> Any:
+    def give(self, value: RunValue) -> RunValue:
         """A result for callers: a tensor of the device with the elements that the model says. Of
         arrays of the host a copy; what torch cannot hold stays as it is."""
         if isinstance(value, torch.Tensor):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from penstock.backends.torch.site import FLOATS, TorchSite
+from penstock.backends.torch.site import TorchSite
 from penstock.ir.kernel import Kernel
 
 _FLOAT32 = 1  # of stash_type, as ONNX numbers types
@@ -78,9 +79,11 @@ def layer_normalization_kernel(site: TorchSite) -> Kernel | None:
             return None
 
         def with_statistics(x: Tensor, scale: Tensor, bias: Tensor | None = None) -> Any:
-            weights = (scale, bias) if whole else (None, None)
-            y, *others = torch.native_layer_norm(x, x.shape[first:], *weights, epsilon)
-            return (y if whole else _scaled(y, scale, bias), *others)[:count]
+            shape = x.shape[first:]
+            if whole:
+                return torch.native_layer_norm(x, shape, scale, bias, epsilon)[:count]
+            y, *others = torch.native_layer_norm(x, shape, None, None, epsilon)
+            return (_scaled(y, scale, bias), *others)[:count]
 
         return Kernel(with_statistics)
     if whole:
@@ -132,21 +135,23 @@ def rms_normalization(site: TorchSite) -> Kernel | None:
 def local_response(site: TorchSite) -> Kernel | None:
     """LRN over an odd number of channels: of an even one, torch takes others."""
     attrs = site.attrs
-    if site.dtype(0) not in FLOATS or attrs["size"] % 2 == 0 or (site.rank(0) or 0) < 3:
+    if attrs["size"] % 2 == 0 or (site.rank(0) or 0) < 3:
         return None
-    arguments: tuple[Any, ...] = (
-        attrs["size"],
-        attrs.get("alpha", 1e-4),
-        attrs.get("beta", 0.75),
-        attrs.get("bias", 1.0),
+    # torch divides alpha by the size as ONNX does, and calls the bias k.
+    normalize = partial(
+        torch.nn.functional.local_response_norm,
+        size=attrs["size"],
+        alpha=attrs.get("alpha", 1e-4),
+        beta=attrs.get("beta", 0.75),
+        k=attrs.get("bias", 1.0),
     )
-    return Kernel(lambda x: torch.nn.functional.local_response_norm(x, *arguments))
+    return Kernel(normalize)
 
 
 def softmax(site: TorchSite) -> Kernel | None:
     """Softmax and LogSoftmax along one axis, or before opset 13 along all from that on."""
     rank, axis = site.rank(0), site.attrs.get("axis", -1)
-    if site.dtype(0) not in FLOATS or not rank:
+    if not rank:
         return None
     function = torch.log_softmax if site.node.op.name == "LogSoftmax" else torch.softmax
     if site.node.op.since < 13:

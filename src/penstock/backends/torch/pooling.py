@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.backends.torch.site import FLOATS, TorchSite
+from penstock.backends.torch.site import TorchSite
 from penstock.backends.torch.windows import Padding
 from penstock.ir.kernel import Kernel
 from penstock.ops.common.windows import kernel_shape
@@ -29,7 +29,7 @@ _AVERAGE: Mapping[int, Callable[..., Any]] = {
 def _padding(site: TorchSite) -> Padding | None:
     """The padding of a pooling's windows; None for images that torch cannot pool."""
     rank = site.rank(0)
-    if site.dtype(0) not in FLOATS or rank is None or not 3 <= rank <= 5:
+    if rank is None or not 3 <= rank <= 5:
         return None
     return Padding(site.attrs, kernel_shape(site.attrs, rank - 2))
 
@@ -72,17 +72,14 @@ def average_pool(site: TorchSite) -> Kernel | None:
 def global_pool(site: TorchSite) -> Kernel | None:
     """GlobalAveragePool and GlobalMaxPool: the mean or maximum of each channel."""
     rank = site.rank(0)
-    if site.dtype(0) not in FLOATS or rank is None or rank < 3:
+    if rank is None or rank < 3:
         return None
     axes = tuple(range(2, rank))
+    reduce: Callable[..., Tensor] = torch.mean
     if site.node.op.name == "GlobalMaxPool":
+        reduce = torch.amax
 
-        def maximum(x: Tensor, out: Tensor) -> None:
-            torch.amax(x, axes, True, out=out)
+    def into(x: Tensor, out: Tensor) -> None:
+        reduce(x, axes, True, out=out)
 
-        return Kernel(lambda x: torch.amax(x, axes, True), maximum)
-
-    def mean(x: Tensor, out: Tensor) -> None:
-        torch.mean(x, axes, True, out=out)
-
-    return Kernel(lambda x: torch.mean(x, axes, True), mean)
+    return Kernel(lambda x: reduce(x, axes, True), into)

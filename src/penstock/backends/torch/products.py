@@ -10,6 +10,7 @@ from torch import Tensor
 
 from penstock.backends.torch.elementwise import writing
 from penstock.backends.torch.site import TorchSite
+from penstock.core.types import RunValue
 from penstock.ir.kernel import Kernel
 
 
@@ -60,7 +61,7 @@ def gemm(site: TorchSite) -> Kernel | None:
     def function(a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
         return compute(a, b, c, None)
 
-    def into(a: Tensor, b: Tensor, *others: Any) -> None:
+    def into(a: Tensor, b: Tensor, *others: RunValue) -> None:
         compute(a, b, others[0] if len(others) > 1 else None, others[-1])
 
     return Kernel(function, into)
@@ -70,7 +71,5 @@ def einsum(site: TorchSite) -> Kernel | None:
     """Einsum of floats."""
     if not site.are_floats(*range(len(site.node.inputs))):
         return None
-    equation = site.attrs["equation"]
-    equation = equation.decode() if isinstance(equation, bytes) else equation
-    compute = rounding(site, torch.einsum)
+    equation, compute = site.text("equation"), rounding(site, torch.einsum)
     return Kernel(lambda *tensors: compute(equation, *tensors))

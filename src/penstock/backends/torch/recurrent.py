@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from penstock.backends.torch.site import TorchSite
+from penstock.core.types import RunValue
 from penstock.ir.kernel import Kernel
 
 _ORDER: Mapping[str, tuple[int, ...]] = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}
@@ -24,8 +26,7 @@ _USUAL: Mapping[str, tuple[str, ...]] = {
 def _is_plain(site: TorchSite) -> bool:
     """Whether a layer has the gates and activations of torch's, and no lengths of sequences."""
     name, attrs = site.node.op.name, site.attrs
-    direction = attrs.get("direction", "forward")
-    directions = 2 if direction in ("bidirectional", b"bidirectional") else 1
+    directions = 2 if site.text("direction") == "bidirectional" else 1
     activations = attrs.get("activations")
     if activations:
         spelled = [a.decode() if isinstance(a, bytes) else a for a in activations]
@@ -64,16 +65,23 @@ def recurrent(site: TorchSite) -> Kernel | None:
     weights = _weights(site)
     if weights is None:
         return None
-    name, direction = site.node.op.name, site.attrs.get("direction", "forward")
-    backward = direction in ("reverse", b"reverse")
+    name, backward = site.node.op.name, site.text("direction") == "reverse"
     flat = [tensor for tensors in weights for tensor in tensors]
     directions, hidden = len(weights), weights[0][1].shape[1]
-    run = {"LSTM": torch.lstm, "GRU": torch.gru, "RNN": torch.rnn_tanh}[name]
-    # has_biases, layers, dropout, train, bidirectional, batch_first
-    flags = True, 1, 0.0, False, directions == 2, False
+    layer: Callable[..., Any] = {"LSTM": torch.lstm, "GRU": torch.gru, "RNN": torch.rnn_tanh}[name]
+    run = partial(
+        layer,
+        params=flat,
+        has_biases=True,
+        num_layers=1,
+        dropout=0.0,
+        train=False,
+        bidirectional=directions == 2,
+        batch_first=False,
+    )
     count = len(site.node.outputs)
 
-    def function(x: Tensor, *others: Any) -> Any:
+    def function(x: Tensor, *others: RunValue) -> Any:
         _, _, _, _, h0, c0 = (*others, *[None] * 6)[:6]
         if backward:
             x = x.flip(0)
@@ -83,9 +91,9 @@ def recurrent(site: TorchSite) -> Kernel | None:
         if name == "LSTM":
             if c0 is None:
                 c0 = x.new_zeros(directions, batch, hidden)
-            y, *last = run(x, (h0, c0), flat, *flags)
+            y, *last = run(x, hx=(h0, c0))
         else:
-            y, *last = run(x, h0, flat, *flags)
+            y, *last = run(x, hx=h0)
         y = y.reshape(steps, batch, directions, hidden).transpose(1, 2)
         outputs = (y.flip(0) if backward else y, *last)[:count]
         return outputs if count != 1 else outputs[0]

@@ -4,40 +4,38 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from penstock.backends.torch.site import FLOATS, TorchSite
+from penstock.backends.torch.site import FLOATS, INDICES, TorchSite
+from penstock.core.types import RunValue
 from penstock.ir.kernel import DeviceWork, Kernel
-
-_INTEGERS = frozenset({torch.int32, torch.int64})
 
 
 def _norm(order: float) -> Callable[..., Tensor]:
-    def norm(x: Tensor, axes: Any, keepdims: bool, out: Tensor | None = None) -> Tensor:
+    def norm(x: Tensor, axes: RunValue, keepdims: bool, out: Tensor | None = None) -> Tensor:
         return torch.linalg.vector_norm(x, order, axes, keepdims, out=out)
 
     return norm
 
 
-def _sum(x: Tensor, axes: Any, keepdims: bool, out: Tensor | None = None) -> Tensor:
+def _sum(x: Tensor, axes: RunValue, keepdims: bool, out: Tensor | None = None) -> Tensor:
     return torch.sum(x, axes, keepdims, dtype=x.dtype, out=out)
 
 
-def _log_sum(x: Tensor, axes: Any, keepdims: bool, out: Tensor | None = None) -> Tensor:
+def _log_sum(x: Tensor, axes: RunValue, keepdims: bool, out: Tensor | None = None) -> Tensor:
     return torch.sum(x, axes, keepdims, out=out).log_()
 
 
-def _sum_square(x: Tensor, axes: Any, keepdims: bool, out: Tensor | None = None) -> Tensor:
+def _sum_square(x: Tensor, axes: RunValue, keepdims: bool, out: Tensor | None = None) -> Tensor:
     return torch.sum(x * x, axes, keepdims, dtype=x.dtype, out=out)
 
 
 def _extreme(reduce: Callable[..., Tensor], lowest: bool) -> Callable[..., Tensor]:
     """A maximum or minimum, which torch has of no empty axes: the ``lowest`` or highest number."""
 
-    def extreme(x: Tensor, axes: Any, keepdims: bool, out: Tensor | None = None) -> Tensor:
+    def extreme(x: Tensor, axes: RunValue, keepdims: bool, out: Tensor | None = None) -> Tensor:
         if x.numel():
             return reduce(x, axes, keepdims, out=out)
         floating = x.dtype in FLOATS
@@ -71,7 +69,7 @@ _OF_INTEGERS = ("ReduceMax", "ReduceMin", "ReduceSum", "ReduceSumSquare")
 def reduction_kernel(site: TorchSite) -> Kernel | None:
     """A reduction along axes that are known when the plan is compiled."""
     name, rank = site.node.op.name, site.rank(0)
-    of_integers = site.dtype(0) in _INTEGERS and name in _OF_INTEGERS
+    of_integers = site.dtype(0) in INDICES and name in _OF_INTEGERS
     axes = site.ints(1)
     if rank is None or (site.given(1) and axes is None):
         return None
@@ -88,10 +86,10 @@ def reduction_kernel(site: TorchSite) -> Kernel | None:
     if len(chosen) < len(axes):
         return None  # the error is NumPy's
 
-    def function(x: Tensor, _: Any = None) -> Tensor:
+    def function(x: Tensor, _: RunValue = None) -> Tensor:
         return reduce(x, chosen, keepdims)
 
-    def into(x: Tensor, *others: Any) -> None:
+    def into(x: Tensor, *others: RunValue) -> None:
         reduce(x, chosen, keepdims, out=others[-1])
 
     return Kernel(function, into, device=DeviceWork(host_inputs=(1,)))
@@ -99,8 +97,8 @@ def reduction_kernel(site: TorchSite) -> Kernel | None:
 
 def extreme_place(site: TorchSite) -> Kernel | None:
     """ArgMax and ArgMin: of equal elements, the first one."""
-    dtype, rank, dims = site.dtype(0), site.rank(0), site.dims(0)
-    if dtype not in FLOATS | _INTEGERS or not rank or site.attrs.get("select_last_index"):
+    rank, dims = site.rank(0), site.dims(0)
+    if not rank or site.attrs.get("select_last_index"):
         return None
     if dims is not None and 0 in dims:
         return None
@@ -115,11 +113,11 @@ def extreme_place(site: TorchSite) -> Kernel | None:
 
 def top_k(site: TorchSite) -> Kernel | None:
     """TopK: the largest or smallest elements in their order, of equal ones the first."""
-    if site.dtype(0) not in FLOATS | _INTEGERS or not site.rank(0):
+    if not site.rank(0):
         return None
     axis, largest = site.attrs.get("axis", -1), bool(site.attrs.get("largest", 1))
 
-    def function(x: Tensor, k: Any) -> tuple[Tensor, Tensor]:
+    def function(x: Tensor, k: RunValue) -> tuple[Tensor, Tensor]:
         count = int(k.item())
         if not 0 <= count <= x.shape[axis]:
             raise ValueError(f"k = {count} of an axis with {x.shape[axis]} elements")
@@ -133,14 +131,12 @@ def top_k(site: TorchSite) -> Kernel | None:
 def running_sum(site: TorchSite) -> Kernel | None:
     """CumSum along an axis that is known when the plan is compiled."""
     axis, rank = site.ints(1), site.rank(0)
-    if site.dtype(0) not in FLOATS | _INTEGERS or axis is None or not rank:
-        return None
-    if not -rank <= axis[0] < rank:
+    if axis is None or not rank or not -rank <= axis[0] < rank:
         return None  # the error is NumPy's
     along = axis[0] % rank
     exclusive, reverse = site.attrs.get("exclusive", 0), site.attrs.get("reverse", 0)
 
-    def function(x: Tensor, _: Any = None) -> Tensor:
+    def function(x: Tensor, _: RunValue = None) -> Tensor:
         if reverse:
             x = x.flip(along)
         y = torch.cumsum(x, along, dtype=x.dtype)

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
 
-from penstock.backends.torch.site import FLOATS, TorchSite
+from penstock.backends.torch.site import TorchSite
 from penstock.ir.kernel import DeviceWork, Kernel
 
 _LINEAR: Mapping[int, str] = {3: "linear", 4: "bilinear", 5: "trilinear"}
 
 
-def _text(attrs: Mapping[str, Any], name: str, default: str) -> str:
-    value = attrs.get(name, default)
-    return value.decode() if isinstance(value, bytes) else str(value)
-
-
 def _mode(site: TorchSite, rank: int, coordinates: str) -> tuple[str, bool | None] | None:
     """torch's mode of interpolation, and its ``align_corners``."""
-    attrs, mode = site.attrs, _text(site.attrs, "mode", "nearest")
+    attrs, mode = site.attrs, site.text("mode", "nearest")
     if mode == "nearest":
-        rounding = _text(attrs, "nearest_mode", "round_prefer_floor")
+        rounding = site.text("nearest_mode", "round_prefer_floor")
         return ("nearest", None) if (coordinates, rounding) == ("asymmetric", "floor") else None
     aligned = {"half_pixel": False, "align_corners": True}.get(coordinates)
     if aligned is None:
@@ -38,13 +32,11 @@ def resize_kernel(site: TorchSite) -> Kernel | None:
     """Resize of the spatial axes of images of known sizes."""
     attrs, rank = site.attrs, site.rank(0)
     old, new = site.dims(0), site.result_dims()
-    if site.dtype(0) not in FLOATS or rank is None or rank not in _LINEAR:
-        return None
-    if old is None or new is None:
+    if rank is None or rank not in _LINEAR or old is None or new is None:
         return None
     if attrs.get("antialias") or 0 in old or 0 in new or old[:2] != new[:2]:
         return None
-    coordinates = _text(attrs, "coordinate_transformation_mode", "half_pixel")
+    coordinates = site.text("coordinate_transformation_mode", "half_pixel")
     mode = _mode(site, rank, coordinates)
     if mode is None or not _are_quotients(site, old, new):
         return None

@@ -1,4 +1,4 @@
-"""What the families of kernels know of a node: its types as torch has them, and its constants."""
+"""The facts of a node that kernels are chosen by: its types as torch has them, its constants."""
 
 from __future__ import annotations
 
@@ -8,12 +8,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.backends.torch.memory import TorchMemory
+from penstock.backends.torch.memory import TORCH_DTYPES, TorchMemory
 from penstock.core.types import TensorType, Type
 from penstock.ir.graph import Node, Value
 
+HELD = frozenset(TORCH_DTYPES.values())
+"""all types of elements that kernels take"""
 FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 """the floating-point types"""
+NUMBERS = HELD - {torch.bool}
+INTEGERS = NUMBERS - FLOATS
+INDICES = frozenset({torch.int32, torch.int64})
+"""the types of elements that count others"""
 
 
 class TorchSite:
@@ -54,6 +60,11 @@ class TorchSite:
         """The type of the elements of an input as torch holds them; None if it has none for it."""
         type_ = self.type(index)
         return None if type_ is None else self.memory.dtype(type_.dtype)
+
+    def text(self, name: str, default: str = "") -> str:
+        """An attribute that is a text, which older files have as bytes."""
+        value = self.attrs.get(name, default)
+        return value.decode() if isinstance(value, bytes) else value
 
     def output(self, index: int = 0) -> Value | None:
         """An output, None if it is left out."""

@@ -23,7 +23,7 @@ class ThreadBound:
     def bounded(self, threads: int, function: Callable[..., Any]) -> Callable[..., Any]:
         """``function`` with at most this number of torch's threads."""
 
-        def call(*arguments: Any) -> Any:
+        def call(*arguments: object) -> Any:
             self._enter(threads)
             try:
                 return function(*arguments)

@@ -15,14 +15,14 @@ import numpy as np
 
 from penstock.compat.ai_edge_litert.tensors import Details, read_tensors
 from penstock.core.errors import PenstockError
-from penstock.core.types import STRING
+from penstock.core.types import STRING, RunValue
 from penstock.session.session import Session, compile
 from penstock.session.variables import Variables
 
 
 @enum.unique
 class OpResolverType(enum.Enum):
-    """Which kernels LiteRT uses; here all are the same."""
+    """The kernels that LiteRT uses; here all are the same."""
 
     AUTO = 0
     BUILTIN = 1
@@ -38,21 +38,17 @@ class Delegate:
         options: Its options.
     """
 
-    def __init__(self, library: str, options: Any = None) -> None:
-        _refuse_delegate(library)
+    def __init__(self, library: str, options: object = None) -> None:
+        load_delegate(library)
 
 
-def load_delegate(library: str, options: Any = None) -> NoReturn:
+def load_delegate(library: str, options: object = None) -> NoReturn:
     """Not available: raises ``ValueError``.
 
     Args:
         library: Its file.
         options: Its options.
     """
-    _refuse_delegate(library)
-
-
-def _refuse_delegate(library: Any) -> NoReturn:
     raise ValueError(f"there is no delegate {library!r} here: kernels are Penstock's own")
 
 
@@ -73,14 +69,14 @@ class Interpreter:
         self,
         model_path: str | os.PathLike[str] | None = None,
         model_content: bytes | None = None,
-        experimental_delegates: Sequence[Any] | None = None,
+        experimental_delegates: Sequence[object] | None = None,
         num_threads: int | None = None,
         experimental_op_resolver_type: OpResolverType = OpResolverType.AUTO,
         experimental_preserve_all_tensors: bool = False,
-        **experimental: Any,
+        **experimental: object,
     ) -> None:
         if experimental_delegates:
-            _refuse_delegate(experimental_delegates[0])
+            load_delegate(str(experimental_delegates[0]))
         if experimental_preserve_all_tensors:
             raise ValueError(
                 "experimental_preserve_all_tensors: fetch what you want to see by its name, with "
@@ -179,7 +175,7 @@ class Interpreter:
         self._fed.pop(int(input_index), None)
         self._allocated = False
 
-    def set_tensor(self, tensor_index: int, value: Any) -> None:
+    def set_tensor(self, tensor_index: int, value: RunValue) -> None:
         """Copy an array into an input. Raises ``ValueError`` for another dtype or other dims than
         the input has.
 
@@ -321,7 +317,7 @@ class SignatureRunner:
         self._tensors = interpreter._file.subgraphs[self._signature.subgraph].tensors
         self._session = interpreter._compiled(signature_key)
 
-    def __call__(self, **inputs: Any) -> dict[str, np.ndarray]:
+    def __call__(self, **inputs: RunValue) -> dict[str, np.ndarray]:
         """The outputs by name. Raises ``ValueError`` for wrong names and values."""
         expected = self._signature.inputs
         if inputs.keys() != expected.keys():

@@ -1,4 +1,4 @@
-"""What LiteRT says of the tensors of a file, read from its tables."""
+"""The details that LiteRT gives of the tensors of a file, read from its tables."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class FileTensors(NamedTuple):
 
 
 def read_tensors(source: str | os.PathLike[str] | bytes) -> FileTensors:
-    """What a file, or its bytes, says of its tensors. Raises ``InvalidModel``."""
+    """The tensors that a file, or its bytes, declares. Raises ``InvalidModel``."""
     path = None if isinstance(source, bytes) else os.fspath(source)
     opened = source if isinstance(source, bytes) else partial(open_path, os.fspath(source))
     with opened_model(opened, path or "the model") as (table, _):

@@ -54,25 +54,19 @@ def get_version_string() -> str:
     return __version__
 
 
-def set_default_logger_severity(severity: int) -> None:
+def set_default_logger_severity(level: int, /) -> None:
     """Penstock logs through ``logging.getLogger("penstock")``; nothing is set here.
 
     Args:
-        severity: Not looked at.
+        level: Not looked at.
     """
 
 
-def set_default_logger_verbosity(verbosity: int) -> None:
-    """Penstock logs through ``logging.getLogger("penstock")``; nothing is set here.
-
-    Args:
-        verbosity: Not looked at.
-    """
+set_default_logger_verbosity = set_default_logger_severity
 
 
 def disable_telemetry_events() -> None:
     """Penstock reports nothing anywhere."""
 
 
-def enable_telemetry_events() -> None:
-    """Penstock reports nothing anywhere."""
+enable_telemetry_events = disable_telemetry_events

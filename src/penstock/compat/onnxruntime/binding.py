@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from penstock.compat.onnxruntime.values import OrtValue, check_device, dtype_of, plain_value
+from penstock.core.types import RunValue
 
 
 class IOBinding:
@@ -24,7 +25,7 @@ class IOBinding:
         self.given: dict[str, np.ndarray | None] = {}
         self.results: dict[str, Any] = {}
 
-    def bind_cpu_input(self, name: str, arr_on_cpu: Any) -> None:
+    def bind_cpu_input(self, name: str, arr_on_cpu: RunValue) -> None:
         """Feed an array.
 
         Args:
@@ -112,7 +113,7 @@ class IOBinding:
         """The values of the outputs, in the order in which they were bound."""
         return [OrtValue(self.results[name]) for name in self.given if name in self.results]
 
-    def copy_outputs_to_cpu(self) -> list[Any]:
+    def copy_outputs_to_cpu(self) -> list[RunValue]:
         """The outputs as arrays, in the order in which they were bound."""
         return [value.value for value in self.get_outputs()]
 

@@ -19,93 +19,69 @@ from penstock.core.errors import (
 class CodedError(Exception):
     """An error whose message begins as ONNX Runtime's do, with a code and its name."""
 
-    code = 1
-    title = "FAIL"
+    prefix: str
+
+    def __init_subclass__(cls, *, code: int, title: str) -> None:
+        cls.prefix = f"[ONNXRuntimeError] : {code} : {title} : "
 
     def __init__(self, message: object = "") -> None:
-        super().__init__(f"[ONNXRuntimeError] : {self.code} : {self.title} : {message}")
+        super().__init__(f"{self.prefix}{message}")
 
 
-class Fail(CodedError):
+class Fail(CodedError, code=1, title="FAIL"):
     """Something failed that has no error of its own."""
 
 
-class InvalidArgument(CodedError):
+class InvalidArgument(CodedError, code=2, title="INVALID_ARGUMENT"):
     """An argument of a run does not fit the model."""
 
-    code, title = 2, "INVALID_ARGUMENT"
 
-
-class NoSuchFile(CodedError):
+class NoSuchFile(CodedError, code=3, title="NO_SUCHFILE"):
     """There is no file of the model."""
 
-    code, title = 3, "NO_SUCHFILE"
 
-
-class NoModel(CodedError):
+class NoModel(CodedError, code=4, title="NO_MODEL"):
     """There is no model."""
 
-    code, title = 4, "NO_MODEL"
 
-
-class EngineError(CodedError):
+class EngineError(CodedError, code=5, title="ENGINE_ERROR"):
     """An engine failed."""
 
-    code, title = 5, "ENGINE_ERROR"
 
-
-class RuntimeException(CodedError):
+class RuntimeException(CodedError, code=6, title="RUNTIME_EXCEPTION"):
     """A run failed."""
 
-    code, title = 6, "RUNTIME_EXCEPTION"
 
-
-class InvalidProtobuf(CodedError):
+class InvalidProtobuf(CodedError, code=7, title="INVALID_PROTOBUF"):
     """A file is no model."""
 
-    code, title = 7, "INVALID_PROTOBUF"
 
-
-class ModelLoaded(CodedError):
+class ModelLoaded(CodedError, code=8, title="MODEL_LOADED"):
     """A model was loaded already."""
 
-    code, title = 8, "MODEL_LOADED"
 
-
-class NotImplemented(CodedError):
+class NotImplemented(CodedError, code=9, title="NOT_IMPLEMENTED"):
     """An operation of the model has no kernel, or Penstock lacks what is asked for."""
 
-    code, title = 9, "NOT_IMPLEMENTED"
 
-
-class InvalidGraph(CodedError):
+class InvalidGraph(CodedError, code=10, title="INVALID_GRAPH"):
     """The graph of a model breaks a rule."""
 
-    code, title = 10, "INVALID_GRAPH"
 
-
-class EPFail(CodedError):
+class EPFail(CodedError, code=11, title="EP_FAIL"):
     """An execution provider failed."""
 
-    code, title = 11, "EP_FAIL"
 
-
-class ModelLoadCanceled(CodedError):
+class ModelLoadCanceled(CodedError, code=12, title="MODEL_LOAD_CANCELED"):
     """Loading was cancelled."""
 
-    code, title = 12, "MODEL_LOAD_CANCELED"
 
-
-class ModelRequiresCompilation(CodedError):
+class ModelRequiresCompilation(CodedError, code=13, title="MODEL_REQUIRES_COMPILATION"):
     """A model must be compiled first; no error of Penstock's."""
 
-    code, title = 13, "MODEL_REQUIRES_COMPILATION"
 
-
-class NotFound(CodedError):
+class NotFound(CodedError, code=14, title="NOT_FOUND"):
     """Something was not found."""
-
-    code, title = 14, "NOT_FOUND"
 
 
 _ERRORS: tuple[tuple[type[BaseException], type[CodedError]], ...] = (

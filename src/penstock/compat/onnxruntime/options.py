@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class GraphOptimizationLevel(IntEnum):
-    """How far ONNX Runtime optimizes a graph; Penstock always optimizes what answers allow."""
+    """The extent to which ONNX Runtime optimizes; Penstock always does as far as answers allow."""
 
     ORT_DISABLE_ALL = 0
     ORT_ENABLE_BASIC = 1
@@ -42,10 +42,38 @@ class ExecutionOrder(IntEnum):
     MEMORY_EFFICIENT = 2
 
 
-class SessionOptions:
+class _Configured:
+    """Options with entries of ONNX Runtime's configuration, which are kept and told back."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, str] = {}
+
+    def _add_entry(self, key: str, value: str) -> None:
+        """Keep an entry of ONNX Runtime's configuration.
+
+        Args:
+            key: The name of the entry.
+            value: Its text.
+        """
+        self._entries[key] = value
+
+    def _entry(self, key: str) -> str:
+        """An entry. Raises ``RuntimeError`` if there is none of this key.
+
+        Args:
+            key: The name of the entry.
+        """
+        if key not in self._entries:
+            options = type(self).__name__
+            raise RuntimeError(f"{options} does not have configuration with key: {key}")
+        return self._entries[key]
+
+
+class SessionOptions(_Configured):
     """Options of an ``InferenceSession``."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.intra_op_num_threads = 0
         """cores that a run may keep busy; 0: all of the process"""
         self.inter_op_num_threads = 0
@@ -68,8 +96,10 @@ class SessionOptions:
         """dims by name, of ``add_free_dimension_override_by_name``"""
         self.initializers: dict[str, OrtValue] = {}
         """values by name, of ``add_initializer``"""
-        self._entries: dict[str, str] = {}
         self._providers: list[str] = []
+
+    add_session_config_entry = _Configured._add_entry
+    get_session_config_entry = _Configured._entry
 
     def add_free_dimension_override_by_name(self, name: str, size: int) -> None:
         """Let a dim of this name have a size; inputs of other sizes are refused.
@@ -79,25 +109,6 @@ class SessionOptions:
             size: Its size.
         """
         self.free_dims[name] = int(size)
-
-    def add_session_config_entry(self, key: str, value: str) -> None:
-        """Keep an entry of ONNX Runtime's configuration.
-
-        Args:
-            key: The name of the entry.
-            value: Its text.
-        """
-        self._entries[key] = value
-
-    def get_session_config_entry(self, key: str) -> str:
-        """An entry. Raises ``RuntimeError`` if there is none of this key.
-
-        Args:
-            key: The name of the entry.
-        """
-        if key not in self._entries:
-            raise RuntimeError(f"SessionOptions does not have configuration with key: {key}")
-        return self._entries[key]
 
     def add_provider(self, name: str, options: dict[str, str]) -> None:
         """Ask for a provider, as ``providers=`` of the session does.
@@ -144,10 +155,11 @@ class SessionOptions:
         self.initializers.update(zip(names, values, strict=True))
 
 
-class RunOptions:
+class RunOptions(_Configured):
     """Options of one run."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.log_severity_level = -1
         self.log_verbosity_level = 0
         self.logid = ""
@@ -155,7 +167,9 @@ class RunOptions:
         self.token = CancelToken()
         """what setting ``terminate`` cancels"""
         self._terminate = False
-        self._entries: dict[str, str] = {}
+
+    add_run_config_entry = _Configured._add_entry
+    get_run_config_entry = _Configured._entry
 
     @property
     def terminate(self) -> bool:
@@ -169,22 +183,3 @@ class RunOptions:
             self.token.cancel()
         else:
             self.token = CancelToken()
-
-    def add_run_config_entry(self, key: str, value: str) -> None:
-        """Keep an entry of ONNX Runtime's configuration.
-
-        Args:
-            key: The name of the entry.
-            value: Its text.
-        """
-        self._entries[key] = value
-
-    def get_run_config_entry(self, key: str) -> str:
-        """An entry. Raises ``RuntimeError`` if there is none of this key.
-
-        Args:
-            key: The name of the entry.
-        """
-        if key not in self._entries:
-            raise RuntimeError(f"RunOptions does not have configuration with key: {key}")
-        return self._entries[key]

@@ -29,7 +29,7 @@ from penstock.compat.onnxruntime.values import (
     plain_value,
 )
 from penstock.core.errors import InvalidModel, warn
-from penstock.core.types import TensorType, type_of
+from penstock.core.types import JsonObject, NamedValues, RunValue, TensorType, type_of
 from penstock.frontends.load import load
 from penstock.ir.graph import Model
 from penstock.observers.trace import Trace
@@ -44,9 +44,7 @@ def get_available_providers() -> list[str]:
     return [CPU]
 
 
-def get_all_providers() -> list[str]:
-    """As ``get_available_providers``."""
-    return [CPU]
+get_all_providers = get_available_providers
 
 
 def get_device() -> str:
@@ -69,9 +67,9 @@ class InferenceSession:
         self,
         path_or_bytes: str | bytes | os.PathLike[str],
         sess_options: SessionOptions | None = None,
-        providers: Sequence[str | tuple[str, Mapping[str, Any]]] | None = None,
-        provider_options: Sequence[Mapping[str, Any]] | None = None,
-        **kwargs: Any,
+        providers: Sequence[str | tuple[str, Mapping[str, object]]] | None = None,
+        provider_options: Sequence[Mapping[str, object]] | None = None,
+        **kwargs: object,
     ) -> None:
         if not isinstance(path_or_bytes, str | bytes | os.PathLike):
             raise TypeError(f"Unable to load from type '{type(path_or_bytes)}'")
@@ -109,7 +107,7 @@ class InferenceSession:
         return []
 
     def get_modelmeta(self) -> ModelMetadata:
-        """What the model's file says of itself."""
+        """The metadata of the model's file."""
         model = self._session.model
         about = model.about.get
         return ModelMetadata(
@@ -136,8 +134,8 @@ class InferenceSession:
 
     def set_providers(
         self,
-        providers: Sequence[str | tuple[str, Mapping[str, Any]]] | None = None,
-        provider_options: Sequence[Mapping[str, Any]] | None = None,
+        providers: Sequence[str | tuple[str, Mapping[str, object]]] | None = None,
+        provider_options: Sequence[Mapping[str, object]] | None = None,
     ) -> None:
         """Warn of providers that there are not.
 
@@ -151,17 +149,16 @@ class InferenceSession:
     def disable_fallback(self) -> None:
         """Nothing is ever tried on another provider."""
 
-    def enable_fallback(self) -> None:
-        """Nothing is ever tried on another provider."""
+    enable_fallback = disable_fallback
 
     # Runs.
 
     def run(
         self,
         output_names: Sequence[str] | None,
-        input_feed: Mapping[str, Any],
+        input_feed: NamedValues,
         run_options: RunOptions | None = None,
-    ) -> list[Any]:
+    ) -> list[RunValue]:
         """The outputs of these names, in their order.
 
         Args:
@@ -176,18 +173,22 @@ class InferenceSession:
     def _run(
         self,
         names: Sequence[str],
-        feeds: Mapping[str, Any],
+        feeds: NamedValues,
         options: RunOptions | None,
-        out: dict[str, Any] | None = None,
-    ) -> dict[str, Any]:
+        out: dict[str, RunValue] | None = None,
+    ) -> dict[str, RunValue]:
         feeds = self._checked(names, feeds)
-        more: dict[str, Any] = {} if options is None else {"cancel": options.token}
-        more |= {} if self._trace is None else {"trace": self._trace}
-        more |= {"out": out} if out else {}
+        fetches = None if names == self._outputs else names
+        more: dict[str, Any] = {"out": out} if out else {}
         with translated():
-            return self._session.run(feeds, None if names == self._outputs else names, **more)
+            return self._session.run(feeds, fetches, **self._observed(options), **more)
 
-    def _checked(self, names: Sequence[str], feeds: Mapping[str, Any]) -> dict[str, Any]:
+    def _observed(self, options: RunOptions | None) -> dict[str, Any]:
+        """The options of a run: what ends it, and the trace that records it."""
+        own: dict[str, Any] = {} if options is None else {"cancel": options.token}
+        return own if self._trace is None else {**own, "trace": self._trace}
+
+    def _checked(self, names: Sequence[str], feeds: NamedValues) -> dict[str, RunValue]:
         missing = [name for name in self._inputs if name not in feeds]
         if missing:
             raise ValueError(
@@ -204,9 +205,9 @@ class InferenceSession:
     def run_async(
         self,
         output_names: Sequence[str] | None,
-        input_feed: Mapping[str, Any],
+        input_feed: NamedValues,
         callback: Callable[[list[Any], Any, str], object],
-        user_data: Any,
+        user_data: object,
         run_options: RunOptions | None = None,
     ) -> None:
         """Return at once, and call a function when the run has ended.
@@ -221,16 +222,14 @@ class InferenceSession:
         """
         names = list(output_names or self._outputs)
         feeds = self._checked(names, input_feed)
-        more: dict[str, Any] = {} if run_options is None else {"cancel": run_options.token}
-        more |= {} if self._trace is None else {"trace": self._trace}
 
-        def done(outputs: dict[str, Any] | None, error: BaseException | None) -> None:
+        def done(outputs: dict[str, RunValue] | None, error: BaseException | None) -> None:
             if outputs is None:
                 callback([], user_data, str(error))
             else:
                 callback([outputs[name] for name in names], user_data, "")
 
-        self._session.run_async(done, feeds, names, **more)
+        self._session.run_async(done, feeds, names, **self._observed(run_options))
 
     def run_with_ort_values(
         self,
@@ -284,11 +283,11 @@ class InferenceSession:
         return path
 
     def get_profiling_start_time_ns(self) -> int:
-        """When the session was made, by the clock of the trace."""
+        """The time at which the session was made, by the clock of the trace."""
         return self._began_ns
 
 
-def _profile_event(event: dict[str, Any]) -> dict[str, Any]:
+def _profile_event(event: JsonObject) -> JsonObject:
     """An event of a trace, with what programs look for in ONNX Runtime's."""
     if event["ph"] != "X":
         return {"cat": "Session", **event}
@@ -299,7 +298,7 @@ def _profile_event(event: dict[str, Any]) -> dict[str, Any]:
     return {**event, "cat": "Node", "args": {**arguments, **more}}
 
 
-def _check_providers(providers: Sequence[str | tuple[str, Mapping[str, Any]]]) -> None:
+def _check_providers(providers: Sequence[str | tuple[str, Mapping[str, object]]]) -> None:
     for provider in providers:
         name = provider if isinstance(provider, str) else provider[0]
         if name != CPU:

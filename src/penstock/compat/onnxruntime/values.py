@@ -12,6 +12,7 @@ from penstock.core.types import (
     STRING,
     MapType,
     OptionalType,
+    RunValue,
     SequenceType,
     TensorType,
     Type,
@@ -21,31 +22,12 @@ from penstock.core.types import (
 from penstock.session.facts import Port
 
 _OWN_NAMES = {"float32": "float", "float64": "double"}
-# The numbers of ONNX's TensorProto.DataType.
-_ELEMENTS = {
-    "float32": 1,
-    "uint8": 2,
-    "int8": 3,
-    "uint16": 4,
-    "int16": 5,
-    "int32": 6,
-    "int64": 7,
-    "string": 8,
-    "bool": 9,
-    "float16": 10,
-    "float64": 11,
-    "uint32": 12,
-    "uint64": 13,
-    "complex64": 14,
-    "complex128": 15,
-    "bfloat16": 16,
-    "float8_e4m3fn": 17,
-    "float8_e4m3fnuz": 18,
-    "float8_e5m2": 19,
-    "float8_e5m2fnuz": 20,
-    "uint4": 21,
-    "int4": 22,
-}
+# By their numbers in ONNX's TensorProto.DataType, from 1 on.
+_ELEMENTS = (
+    *("float32", "uint8", "int8", "uint16", "int16", "int32", "int64", "string", "bool"),
+    *("float16", "float64", "uint32", "uint64", "complex64", "complex128", "bfloat16"),
+    *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "uint4", "int4"),
+)
 
 
 def type_text(type_: Type | None) -> str:
@@ -71,10 +53,9 @@ def _element(dtype: Any) -> str:
 def dtype_of(element: Any) -> np.dtype:
     """The dtype of an element type: a number of ONNX's, or anything that NumPy takes for one."""
     if isinstance(element, int) and not isinstance(element, bool):
-        for name, number in _ELEMENTS.items():
-            if number == element:
-                return dtype_named(name)
-        raise ValueError(f"there is no element type {element}")
+        if not 0 < element <= len(_ELEMENTS):
+            raise ValueError(f"there is no element type {element}")
+        return dtype_named(_ELEMENTS[element - 1])
     return np.dtype(element)
 
 
@@ -89,13 +70,13 @@ class NodeArg:
 
 
 def node_arg(port: Port) -> NodeArg:
-    """What ONNX Runtime says of an input or output."""
+    """An input or output as ONNX Runtime describes it."""
     return NodeArg(port.name, type_text(port.type), list(port.shape or ()))
 
 
 @dataclass(frozen=True, slots=True)
 class ModelMetadata:
-    """What a model's file says of itself."""
+    """The metadata of a model's file."""
 
     custom_metadata_map: Mapping[str, str]
     description: str
@@ -135,12 +116,12 @@ class OrtValue:
         value: A tensor, or a list of tensors.
     """
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: RunValue) -> None:
         self._value = value
 
     @staticmethod
     def ortvalue_from_numpy(
-        array: Any, device_type: str = "cpu", device_id: int = 0, vendor_id: int = -1
+        array: RunValue, device_type: str = "cpu", device_id: int = 0, vendor_id: int = -1
     ) -> OrtValue:
         """The value of an array, which it shares."""
         check_device(device_type)
@@ -159,7 +140,7 @@ class OrtValue:
         return OrtValue(np.empty(tuple(shape), dtype_of(element_type)))
 
     @classmethod
-    def from_dlpack(cls, data: Any, /) -> OrtValue:
+    def from_dlpack(cls, data: RunValue, /) -> OrtValue:
         """The value of what another library hands over by DLPack."""
         return cls(np.from_dlpack(data))
 
@@ -170,7 +151,7 @@ class OrtValue:
         return self._value
 
     @property
-    def value(self) -> Any:
+    def value(self) -> RunValue:
         """The tensor, or the list of tensors."""
         return self._value
 
@@ -186,7 +167,8 @@ class OrtValue:
 
     def element_type(self) -> int:
         """The number of the element type among ONNX's."""
-        return _ELEMENTS.get(dtype_name(self.numpy().dtype), 0)
+        name = dtype_name(self.numpy().dtype)
+        return 1 + _ELEMENTS.index(name) if name in _ELEMENTS else 0
 
     def data_ptr(self) -> int:
         """The address of the first element."""
@@ -210,7 +192,7 @@ class OrtValue:
     def is_tensor_sequence(self) -> bool:
         return isinstance(self._value, list)
 
-    def update_inplace(self, data: Any) -> None:
+    def update_inplace(self, data: RunValue) -> None:
         """Copy an array into the tensor.
 
         Args:
@@ -233,8 +215,8 @@ class OrtValue:
         return self.numpy().__dlpack_device__()
 
 
-def plain_value(value: Any) -> Any:
-    """What Penstock is fed for a value that a program hands over: strings as an array of str."""
+def plain_value(value: RunValue) -> RunValue:
+    """A value that a program hands over as Penstock takes it: strings as an array of str."""
     value = value.value if isinstance(value, OrtValue) else value
     if isinstance(value, np.ndarray) and value.dtype.kind in "US":
         return value.astype(STRING)

@@ -15,9 +15,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from threading import get_ident
-from typing import Any, Protocol
+from typing import Protocol
 
 from penstock.core.errors import Cancelled
+from penstock.core.types import RunValues
 from penstock.executors.base import quiet
 from penstock.executors.control import Control
 from penstock.executors.frames.rendezvous import Rendezvous
@@ -41,10 +42,10 @@ class PartRun(Protocol):
     def go(self) -> None:
         """Work on it, on the calling thread, as long as there is something to do."""
 
-    def post(self, *job: Any) -> None:
+    def post(self, *job: object) -> None:
         """Let its thread call a function, the first of ``job``, with the rest of it."""
 
-    def outputs(self) -> Sequence[Any]:
+    def outputs(self) -> RunValues:
         """The outputs of a part that has ended; raises ``DeadTensor``."""
 
     def release(self) -> None:

@@ -17,12 +17,12 @@ import numpy as np
 from penstock.analysis.frames import FramePath, Frames, GraphPart
 from penstock.codegen.helpers import too_many
 from penstock.core.limits import Limits
-from penstock.core.records import replace
-from penstock.core.types import TensorType
+from penstock.core.records import dataclass, replace
+from penstock.core.types import RunValue, TensorType
 from penstock.executors.base import Done, Executor
 from penstock.executors.control import Control
 from penstock.executors.errors import explained
-from penstock.executors.frames.executor import DevicePart, FrameFunctions, FramesExecutor
+from penstock.executors.frames.executor import DevicePart, FramesExecutor, InnerPrograms
 from penstock.executors.frames.frame_graph import (
     CallSteps,
     FrameGraph,
@@ -45,35 +45,28 @@ from penstock.ops.result_bytes import SMALL_BYTES, counted
 from penstock.plan.tasks import are_asynchronous
 
 
+@dataclass(frozen=True)
+class NodeCompilers:
+    """The compilers of the nodes of a graph with frames. ``kernel`` compiles an ordinary node, and
+    names its backend; for None, ``executor`` compiles the graph of the node alone, or the graph of
+    a segment. ``function`` returns a copy of a function's graph, without dead code, ``copy`` one of
+    a node's graph with these inputs, ``form`` the form of a frame that is one node."""
+
+    kernel: Callable[[Node], tuple[Kernel, str] | None]
+    executor: Callable[[Graph], Executor]
+    function: Callable[[str], Graph]
+    copy: Callable[[Graph, list[Value]], Graph]
+    form: Callable[[Node], FrameForm]
+
+
 class FrameGraphBuilder:
-    """Builds the executor of one graph.
+    """Builds the executor of one graph. ``workers``: how many kernels may run at the same time."""
 
-    ``kernel`` compiles an ordinary node, and names its backend; for None, ``executor`` compiles the
-    graph of the node alone, or the graph of a segment. ``function`` returns a copy of a function's
-    graph, without dead code, ``copy`` one of a node's graph with these inputs, ``form`` the form of
-    a frame that is one node. ``workers``: how many kernels may run at the same time.
-    """
-
-    def __init__(
-        self,
-        kernel: Callable[[Node], tuple[Kernel, str] | None],
-        executor: Callable[[Graph], Executor],
-        function: Callable[[str], Graph],
-        copy: Callable[[Graph, list[Value]], Graph],
-        form: Callable[[Node], FrameForm],
-        limits: Limits,
-        workers: int,
-    ) -> None:
+    def __init__(self, compilers: NodeCompilers, limits: Limits, workers: int) -> None:
         self._workers = workers
-        self._inner: list[Executor] = []
-        self._sources: list[str] = []  # of frames
-        self._kernel_of = kernel
-        self._executor_of = executor
-        self._function_graph = function
-        self._copy = copy
-        self._form = form
+        self._compilers = compilers
         self._limits = limits
-        self._functions = FrameFunctions()
+        self._inner = InnerPrograms()
         self._called: list[str] = []  # functions that are yet to be compiled
         self._constants: list[Value | np.ndarray] = []
         self._asynchronous = False  # whether one of the called graphs has an asynchronous kernel
@@ -100,10 +93,7 @@ class FrameGraphBuilder:
             compiled.append(DevicePart(part.device, whole, workers, part.inputs, part.outputs))
         steps = [step for part in compiled for step in part.graph.steps]
         table = numbers.table(graph.name, steps, graph.inputs, outputs, self._constants)
-        inner, texts = self._inner, self._sources
-        return FramesExecutor(
-            compiled, table, self._limits, self._functions, inner, texts, observed
-        )
+        return FramesExecutor(compiled, table, self._limits, self._inner, observed)
 
     def _whole(
         self, graph: Graph, paths: Mapping[Node, FramePath], numbers: ValueNumbers
@@ -111,10 +101,10 @@ class FrameGraphBuilder:
         """Compile a graph, or a part of it, and the functions that it calls."""
         frame_graph = self._compiled(graph, paths, numbers)
         while self._called:
-            name = self._called.pop()
-            if name not in self._functions:
-                self._functions[name] = self._callee(self._function_graph(name))
-                self._functions[name].function = name
+            name, functions = self._called.pop(), self._inner.functions
+            if name not in functions:
+                functions[name] = self._callee(self._compilers.function(name))
+                functions[name].function = name
         frame_graph.asynchronous |= self._asynchronous
         return frame_graph
 
@@ -139,28 +129,29 @@ class FrameGraphBuilder:
         """The kernel of a node; of a segment, or of a node without a kernel, it is an executor of
         its own, which takes what graphs capture behind the inputs of the node."""
         if is_frame(node):
-            compiled = write_frame(self._form(node), self._kernel, self._limits.max_iterations)
-            self._sources.append(compiled.source)
+            form = self._compilers.form(node)
+            compiled = write_frame(form, self._kernel, self._limits.max_iterations)
+            self._inner.texts.append(compiled.source)
             return compiled
-        answer = None if is_segment(node) else self._kernel_of(node)
+        answer = None if is_segment(node) else self._compilers.kernel(node)
         if answer is not None:
             kernel, name = answer
             return NodeKernel(self._counted(node, kernel), name)
         graph, indices = (node.attrs["body"], None) if is_segment(node) else isolate(node)
-        inner = self._executor_of(graph)
-        self._inner.append(inner)
+        inner = self._compilers.executor(graph)
+        self._inner.executors.append(inner)
         run = inner.run
         direct = None
         if indices is None and isinstance(inner, LinearExecutor):
             direct = inner.direct()
 
-        def function(control: Control, *inputs: Any) -> tuple[Any, ...]:
+        def function(control: Control, *inputs: RunValue) -> tuple[RunValue, ...]:
             return run(inputs if indices is None else [inputs[i] for i in indices], control)
 
         backend = next((step.backend for step in inner.table.walk() if step.backend), "")
         if are_asynchronous(inner.table.steps) or getattr(inner, "asynchronous", False):
 
-            def begin(control: Control, done: Done, *inputs: Any) -> None:
+            def begin(control: Control, done: Done, *inputs: RunValue) -> None:
                 own = inputs if indices is None else [inputs[i] for i in indices]
                 inner.run_async(own, control, done)
 
@@ -188,9 +179,9 @@ class FrameGraphBuilder:
             return self._call_graphs(node)
         name = node.attrs["function"]
         self._called.append(name)
-        functions = weakref.proxy(self._functions)  # the executor has them
+        functions = weakref.proxy(self._inner.functions)  # the executor has them
 
-        def call(*inputs: Any) -> CallSteps:
+        def call(*inputs: RunValue) -> CallSteps:
             return (yield functions[name], inputs)
 
         return call
@@ -201,11 +192,11 @@ class FrameGraphBuilder:
         bodies = {}
         for _, graph in node.graphs:
             outer = captures(graph)
-            body = self._callee(self._copy(graph, [*graph.inputs, *outer]))
+            body = self._callee(self._compilers.copy(graph, [*graph.inputs, *outer]))
             bodies[graph] = body, [indices[value] for value in outer]
         steps, own, most = CONTROL[node.op.role], len(node.inputs), self._limits.max_iterations
 
-        def call(*inputs: Any) -> CallSteps:
+        def call(*inputs: RunValue) -> CallSteps:
             requests = steps(node, inputs[:own])
             results: Sequence[Any] | None = None
             count = 0

@@ -8,10 +8,10 @@ share.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from penstock.core.types import RunValue, RunValues
 from penstock.executors.base import Done, Executor
 from penstock.executors.control import Control
 from penstock.host.event_watch import EVENTS
@@ -31,12 +31,12 @@ class DeviceSegment:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def run(self, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
+    def run(self, inputs: RunValues, control: Control) -> tuple[RunValue, ...]:
         outputs, event = self._put(inputs, control)
         event.synchronize()
         return outputs
 
-    def run_async(self, inputs: Sequence[Any], control: Control, done: Done) -> None:
+    def run_async(self, inputs: RunValues, control: Control, done: Done) -> None:
         try:
             outputs, event = self._put(inputs, control)
         except BaseException as error:
@@ -44,7 +44,7 @@ class DeviceSegment:
         else:
             EVENTS.add(event.query, partial(done, outputs, None))
 
-    def _put(self, inputs: Sequence[Any], control: Control) -> tuple[tuple[Any, ...], Any]:
+    def _put(self, inputs: RunValues, control: Control) -> tuple[tuple[Any, ...], Any]:
         """The outputs of a run, as arrays that are there when the event has come."""
         with self._stream.current():
             outputs = self._inner.run(inputs, control)

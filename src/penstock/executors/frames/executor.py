@@ -13,7 +13,8 @@ from penstock.codegen.helpers import sent, unshared
 from penstock.core.checkpoints import await_release
 from penstock.core.errors import Cancelled
 from penstock.core.limits import Limits
-from penstock.core.records import dataclass
+from penstock.core.records import dataclass, field
+from penstock.core.types import RunValue, RunValues
 from penstock.executors.base import Done, Executor, budget_of, outputs_of, quiet
 from penstock.executors.control import Control
 from penstock.executors.errors import run_error
@@ -48,14 +49,22 @@ class FrameFunctions(dict[str, FrameGraph]):
     does so weakly."""
 
 
+@dataclass(frozen=True, eq=False)
+class InnerPrograms:
+    """The programs that the parts of a graph run besides nodes: the ``functions`` that they call,
+    the ``executors`` of segments, and the ``texts`` of frames that are one node."""
+
+    functions: FrameFunctions = field(default_factory=FrameFunctions)
+    executors: list[Executor] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+
+
 class FramesExecutor:
     """Runs a graph with TensorFlow's control flow, or without, in one or more parts.
 
-    It runs nodes as tokens reach them, and plans neither an order nor memory but in segments, which
-    have executors of their own (``inner``), and in frames that are one node, whose functions have
-    these ``texts``. ``table`` has the steps of all parts; ``functions`` are
-    those that the parts call. ``observed`` compiles an executor for runs with observers, None if
-    this is one.
+    It runs nodes as tokens reach them, and plans neither an order nor memory but in segments and in
+    frames that are one node (``inner``). ``table`` has the steps of all parts. ``observed``
+    compiles an executor for runs with observers, None if this is one.
     """
 
     name = "frames"
@@ -68,17 +77,14 @@ class FramesExecutor:
         parts: Sequence[DevicePart],
         table: StepTable,
         limits: Limits,
-        functions: FrameFunctions,
-        inner: Sequence[Executor],
-        texts: Sequence[str],
+        inner: InnerPrograms,
         observed: Callable[[], FramesExecutor] | None,
     ) -> None:
         self.parts = parts
         self.table = table
         self._limits = limits
-        self._functions = functions
-        self._inner = inner
-        self._texts = texts
+        self._programs = inner
+        self._inner = inner.executors
         self._observed = observed
         self._listens = any(part.graph.asynchronous for part in parts)
 
@@ -94,7 +100,9 @@ class FramesExecutor:
                     lines.append(f"{node.frame.name or '-'}: {node.node!r}")
                     frame = node.node.attrs["body"].nodes if is_frame(node.node) else ()
                     lines += [f"{node.node.name}: {inner!r}" for inner in frame]
-        lines += [text.rstrip() for text in (*(e.source for e in self._inner), *self._texts)]
+        lines += [
+            text.rstrip() for text in (*(e.source for e in self._inner), *self._programs.texts)
+        ]
         return "\n".join(lines) + "\n"
 
     @property
@@ -121,7 +129,7 @@ class FramesExecutor:
         for inner in self._inner:
             inner.trim()
 
-    def run(self, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
+    def run(self, inputs: RunValues, control: Control) -> tuple[RunValue, ...]:
         control = self._counting(control)
         for part in self.parts:
             if part.workers is not None:
@@ -138,12 +146,12 @@ class FramesExecutor:
             raise
         return self._end(barrier)
 
-    def run_async(self, inputs: Sequence[Any], control: Control, done: Done) -> None:
+    def run_async(self, inputs: RunValues, control: Control, done: Done) -> None:
         self.begin(inputs, control, done)
 
     def begin(
         self,
-        inputs: Sequence[Any],
+        inputs: RunValues,
         control: Control,
         done: Done,
         rendezvous: Rendezvous | None = None,
@@ -174,7 +182,7 @@ class FramesExecutor:
             control.budget = budget_of(limits, arenas)
         return control
 
-    def _begin(self, barrier: Barrier, inputs: Sequence[Any]) -> None:
+    def _begin(self, barrier: Barrier, inputs: RunValues) -> None:
         """Create a run of each part, and run them."""
         observe, limits = self._observed is None, self._limits
         runs = [
@@ -183,7 +191,7 @@ class FramesExecutor:
         ]
         barrier.begin(runs, listens=self._listens or barrier.is_remote)
 
-    def _end(self, barrier: Barrier) -> tuple[Any, ...]:
+    def _end(self, barrier: Barrier) -> tuple[RunValue, ...]:
         """The outputs of a run that is over; raises the error that it ended with."""
         runs, barrier.parts = barrier.parts, ()  # they refer to the barrier
         error, barrier.error = barrier.error, None

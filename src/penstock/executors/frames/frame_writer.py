@@ -40,7 +40,7 @@ from penstock.codegen.steps import printable
 from penstock.core.checkpoints import with_checkpoints
 from penstock.core.errors import PenstockError
 from penstock.core.records import dataclass
-from penstock.core.types import BOOL, TensorType
+from penstock.core.types import BOOL, RunValue, TensorType
 from penstock.executors.errors import explained_at
 from penstock.executors.frames.frame_graph import (
     NodeKernel,
@@ -159,6 +159,7 @@ class _FrameWriter:
             f"    {', '.join(variables)} = {', '.join(first)}",
             "    while True:",
         ]
+        # The head is known last, with all flags: lines were numbered from the begin of the loop.
         self.places = {i + len(start_lines): place for i, place in self.places.items()}
         self.lines = [
             *start_lines,
@@ -177,6 +178,7 @@ class _FrameWriter:
         exec(compile(source, filename, "exec"), self.namespace)
         run = self.namespace.pop("run")
         linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
+        # Tracebacks show the lines of the function for as long as it lives, and no longer.
         weakref.finalize(run, linecache.cache.pop, filename, None).atexit = False
         places, constants = self.places, self.namespace
 
@@ -205,6 +207,7 @@ class _FrameWriter:
     def order(self) -> list[Node]:
         """The nodes of the frame in an order in which they can run, those of one condition one
         after the other as far as they can."""
+        # Nodes of one condition in a row share an ``if`` in the text.
         nodes = self.form.nodes
         own = set(nodes)
         pending: dict[Node, int] = {}
@@ -300,6 +303,7 @@ class _FrameWriter:
         else:
             (output,) = outputs
             emit(f"{output} = {call}")
+            # Tested in the text: most kernels return arrays, for which a call would be wasted.
             scalar = f"{output}.__class__ is not ndarray"
             emit(f"if {scalar}: {output} = array_of({output})")
 
@@ -351,7 +355,7 @@ class _FrameWriter:
             index.flags.writeable = False  # all runs share it
         return name
 
-    def bind(self, letter: str, value: Any) -> str:
+    def bind(self, letter: str, value: RunValue) -> str:
         name = f"{letter}{len(self.namespace)}"
         self.namespace[name] = value
         return name

@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from penstock.core.errors import Aborted
+from penstock.core.types import RunValue
 
 Receiver = Callable[[Any, bool, Aborted | None], None]
 """Takes a value, and whether it is dead; or None, False and the error because of which none
@@ -37,7 +38,7 @@ class Rendezvous:
         self._waiting: dict[Hashable, list[Receiver]] = {}
         self._error: str | None = None
 
-    def send(self, key: Hashable, value: Any, dead: bool = False) -> None:
+    def send(self, key: Hashable, value: RunValue, dead: bool = False) -> None:
         """Leave a value, or call the receiver that waits for it. Raises ``Aborted``."""
         with self._lock:
             if self._error is not None:
@@ -81,19 +82,20 @@ class Rendezvous:
                 return
             # As text: the error itself would keep the frames of the run alive in its traceback.
             self._error = f"a transfer was given up, because of {error!r}"
-            waiting, self._waiting = self._waiting, {}
             self._sent.clear()
-        for receivers in waiting.values():
-            for receiver in receivers:
-                receiver(None, False, Aborted(self._error))
+        self._dismiss(lambda: Aborted(self._error))
 
     def end(self) -> None:
         """Let waiting receivers know that no values will come, without an error."""
+        self._dismiss(NoValue)
+
+    def _dismiss(self, error: Callable[[], Aborted]) -> None:
+        """Call all waiting receivers with an error each."""
         with self._lock:
             waiting, self._waiting = self._waiting, {}
         for receivers in waiting.values():
             for receiver in receivers:
-                receiver(None, False, NoValue())
+                receiver(None, False, error())
 
     def close(self) -> None:
         """Drop waiting receivers and values at the end of the run; no receiver is called."""

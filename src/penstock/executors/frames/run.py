@@ -22,6 +22,7 @@ import numpy as np
 from penstock.core.errors import Aborted, Cancelled, LimitExceeded, PenstockError, RunError
 from penstock.core.limits import Limits
 from penstock.core.records import dataclass
+from penstock.core.types import RunValue, RunValues
 from penstock.executors.base import quiet
 from penstock.executors.control import Control
 from penstock.executors.errors import explained_at
@@ -73,7 +74,7 @@ class _Completion:
     token: Token
     cancel: Callable[[], object] | None = None
 
-    def __call__(self, outputs: Any = None, error: BaseException | None = None) -> None:
+    def __call__(self, outputs: RunValue = None, error: BaseException | None = None) -> None:
         run, self.run = self.run, None
         if run is not None:
             run.post(run._completed, self, outputs, error)
@@ -96,7 +97,7 @@ class FramesRun:
     def __init__(
         self,
         graph: FrameGraph,
-        inputs: Sequence[Any],
+        inputs: RunValues,
         pool: Workers | None,
         observe: bool,
         limits: Limits,
@@ -120,7 +121,6 @@ class FramesRun:
         self.in_flight = 0  # kernels that run elsewhere, asynchronous ones included
         self.on_pool = 0  # of these, those that keep a thread of the pool busy
         self.awaiting_peers = 0  # values of other processes that it waits for
-        self.workers = graph.workers
         self.pending: set[_Completion] = set()
         # Jobs of other threads for the thread of the run. One lock for all parts: whether the run
         # is over is a question about all of them, and the last part to rest must be the only one to
@@ -289,7 +289,9 @@ class FramesRun:
         else:
             self._primitive(node, iteration, _inputs(token))
 
-    def _primitive(self, node: FrameNode, iteration: IterationState, inputs: list[Any]) -> None:
+    def _primitive(
+        self, node: FrameNode, iteration: IterationState, inputs: list[RunValue]
+    ) -> None:
         """Let a live token pass a primitive."""
         outputs: Outputs = inputs
         try:
@@ -307,7 +309,7 @@ class FramesRun:
         self._begun(node, inputs)
         self._send_outputs(node, iteration, outputs)
 
-    def _switch(self, node: FrameNode, value: Any, predicate: Any) -> Outputs:
+    def _switch(self, node: FrameNode, value: RunValue, predicate: RunValue) -> Outputs:
         count = node.outputs
         which = switched_to(predicate, count)
         self.chosen[node] = which
@@ -387,7 +389,7 @@ class FramesRun:
 
     # Observers.
 
-    def _begun(self, node: FrameNode, inputs: Sequence[Any]) -> None:
+    def _begun(self, node: FrameNode, inputs: RunValues) -> None:
         if self.observe and node.step is not None:
             own = inputs[: len(node.step.inputs)]  # without captures
             self.control.observer.step_begin(self.control.run, node.step, own)
@@ -409,7 +411,8 @@ class FramesRun:
         # This thread is about to be busy: another part that waits for it gets one of the pool.
         if pool is not None:
             self.barrier.help(pool)
-        free = 0 if pool is None else max(0, self.workers - 1 - self.on_pool)
+        most = self.root.frame_graph.workers
+        free = 0 if pool is None else max(0, most - 1 - self.on_pool)
         # One kernel stays for this thread, which would be idle else, unless a call goes on.
         free = min(free, len(heavy) - (not self.calls))
         others, own = heavy[:free], heavy[free:]
@@ -430,7 +433,7 @@ class FramesRun:
         for token in own[:1]:
             self._run(token)
 
-    def _run_on_pool(self, token: Token, inputs: list[Any]) -> None:
+    def _run_on_pool(self, token: Token, inputs: list[RunValue]) -> None:
         """Run a kernel on another thread."""
         # Inputs are given, not read here: the iteration belongs to the thread of the run.
         announce(-1)
@@ -449,7 +452,7 @@ class FramesRun:
             error = raised
         self.post(self._returned, token, result, error, perf_counter() - start)
 
-    def post(self, *job: Any) -> None:
+    def post(self, *job: object) -> None:
         """Leave a job for the thread of the run; this one becomes it if there is none."""
         with self.lock:
             self.back.append(job)
@@ -490,7 +493,9 @@ class FramesRun:
         except Exception as error:
             completion(error=error)
 
-    def _completed(self, completion: _Completion, result: Any, error: BaseException | None) -> None:
+    def _completed(
+        self, completion: _Completion, result: RunValue, error: BaseException | None
+    ) -> None:
         """Deliver the outputs of an asynchronous kernel that has ended."""
         if completion not in self.pending:
             return  # the run has failed meanwhile
@@ -508,7 +513,7 @@ class FramesRun:
             self._send_outputs(node, iteration, outputs)
 
     def _send(
-        self, node: FrameNode, iteration: IterationState, value: Any = None, dead: bool = False
+        self, node: FrameNode, iteration: IterationState, value: RunValue = None, dead: bool = False
     ) -> None:
         rendezvous = self.barrier.rendezvous
         assert rendezvous is not None
@@ -531,7 +536,7 @@ class FramesRun:
             self._received(token, remote, *sent, None)
 
     def _received(
-        self, token: Token, remote: bool, value: Any, dead: bool, error: Aborted | None
+        self, token: Token, remote: bool, value: RunValue, dead: bool, error: Aborted | None
     ) -> None:
         self.awaiting_peers -= remote
         if isinstance(error, NoValue):
@@ -546,7 +551,7 @@ class FramesRun:
                 self._send_outputs(node, iteration, (value,))
 
     def _fail(
-        self, error: BaseException, at: FrameNode | None = None, inputs: Sequence[Any] = ()
+        self, error: BaseException, at: FrameNode | None = None, inputs: RunValues = ()
     ) -> None:
         """End the run with its first error, which the kernel ``at`` a node may have raised for
         ``inputs``: no node that is ready runs any more."""
@@ -569,7 +574,7 @@ class FramesRun:
                 except Exception:  # the run has its error already
                     report_thread_exception()
 
-    def _fetch(self, node: FrameNode, iteration: IterationState, value: Any) -> None:
+    def _fetch(self, node: FrameNode, iteration: IterationState, value: RunValue) -> None:
         call = enclosing_call(iteration.frame)
         result = call.results[node.port]
         if result is not MISSING and result is not DEAD:
@@ -589,7 +594,7 @@ def _key(node: FrameNode, iteration: IterationState) -> tuple[Any, ...]:
     return node.key, frame.id or frame.name(), iteration.number
 
 
-def _inputs(token: Token) -> list[Any]:
+def _inputs(token: Token) -> list[RunValue]:
     node, iteration, _ = token
     return iteration.inputs[node.first : node.end]
 
@@ -601,7 +606,7 @@ def _record_cost(node: FrameNode, seconds: float) -> None:
     node.unmeasured = 0 if node.cost > _LONG_S or node.varies else _SAMPLE_INTERVAL
 
 
-def _call_kernel(node: FrameNode, inputs: Sequence[Any], control: Control) -> Outputs:
+def _call_kernel(node: FrameNode, inputs: RunValues, control: Control) -> Outputs:
     """The outputs of a kernel."""
     assert node.function is not None
     if node.nested:
@@ -610,14 +615,14 @@ def _call_kernel(node: FrameNode, inputs: Sequence[Any], control: Control) -> Ou
     return _outputs(node, node.function(*inputs))
 
 
-def _outputs(node: FrameNode, result: Any) -> Outputs:
+def _outputs(node: FrameNode, result: RunValue) -> Outputs:
     """The result of a kernel as a sequence with one array for each output."""
     if node.outputs == 1:
         return (array_of(result),)
     return () if result is None else tuple([array_of(output) for output in result])
 
 
-def _annotated(at: FrameNode, inputs: Sequence[Any], error: BaseException) -> PenstockError:
+def _annotated(at: FrameNode, inputs: RunValues, error: BaseException) -> PenstockError:
     """The error of a kernel, with its node, its origin and the types of its inputs."""
     if at.explain is not None and isinstance(error, Exception):
         return at.explain(error)

@@ -32,12 +32,12 @@ These transitions are inlined where tokens are delivered, here and in the loop o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn, TypeAlias
 
 from penstock.core.errors import DeadTensor, LimitExceeded
 from penstock.core.records import dataclass
-from penstock.core.types import ShapeError
+from penstock.core.types import RunValue, RunValues, ShapeError
 from penstock.executors.frames.frame_graph import (
     DEATH,
     FrameGraph,
@@ -165,7 +165,7 @@ class TokenScheduler:
         self.ready: deque[Token] = deque()
         self._max_iterations = max_iterations
 
-    def begin(self, call: CallInstance, inputs: Sequence[Any]) -> None:
+    def begin(self, call: CallInstance, inputs: RunValues) -> None:
         """Let a graph begin with its inputs."""
         graph, iteration = call.frame_graph, call.iterations[0]
         iteration.tokens = len(graph.roots)
@@ -175,7 +175,7 @@ class TokenScheduler:
         if not iteration.tokens:  # nothing to run, so that no token will close it
             self._close(iteration)
 
-    def send(self, node: FrameNode, iteration: IterationState, outputs: Sequence[Any]) -> None:
+    def send(self, node: FrameNode, iteration: IterationState, outputs: RunValues) -> None:
         """Deliver the outputs of a live node, whose own token is gone with that."""
         if node.leaves:
             self._leave(node, iteration, outputs[0])
@@ -207,7 +207,7 @@ class TokenScheduler:
 
     # Within an iteration.
 
-    def _deliver(self, node: FrameNode, iteration: IterationState, outputs: Sequence[Any]) -> None:
+    def _deliver(self, node: FrameNode, iteration: IterationState, outputs: RunValues) -> None:
         """Deliver outputs to all of their readers in an iteration."""
         inputs, waits, ready = iteration.inputs, iteration.waits, self.ready
         before = len(ready)
@@ -297,7 +297,7 @@ class TokenScheduler:
 
     # Between frames and iterations.
 
-    def _leave(self, node: FrameNode, iteration: IterationState, value: Any) -> None:
+    def _leave(self, node: FrameNode, iteration: IterationState, value: RunValue) -> None:
         """Deliver a live value in another iteration or frame."""
         frame = iteration.frame
         if node.rule is _NEXT_ITERATION:
@@ -316,7 +316,7 @@ class TokenScheduler:
         else:
             self._enter(node, iteration, value)
 
-    def _enter(self, node: FrameNode, iteration: IterationState, value: Any) -> None:
+    def _enter(self, node: FrameNode, iteration: IterationState, value: RunValue) -> None:
         static = node.child
         assert static is not None
         children = iteration.children
@@ -336,13 +336,13 @@ class TokenScheduler:
         if first is not None and not first.tokens and not child.entering:
             self._close(first)
 
-    def _arrive(self, node: FrameNode, iteration: IterationState, value: Any) -> None:
+    def _arrive(self, node: FrameNode, iteration: IterationState, value: RunValue) -> None:
         if value is DEAD:
             self._kill(node, iteration)
         else:
             self._deliver(node, iteration, (value,))
 
-    def _keep(self, node: FrameNode, frame: FrameInstance, value: Any) -> None:
+    def _keep(self, node: FrameNode, frame: FrameInstance, value: RunValue) -> None:
         """Deliver a value in all iterations to come: these begin as copies of one that has it."""
         if frame.inputs is frame.static.inputs:  # shared with all other runs
             frame.inputs, frame.waits = frame.inputs.copy(), frame.waits.copy()
@@ -414,7 +414,7 @@ def end_iterations(frame: str, most: int) -> NoReturn:
     )
 
 
-def switched_to(predicate: Any, count: int) -> int:
+def switched_to(predicate: RunValue, count: int) -> int:
     """The one of ``count`` outputs that a Switch chooses."""
     if predicate.size != 1:
         shape = list(predicate.shape)

@@ -17,6 +17,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* Functions of constants, of which each caller gets a copy of its own. */
+#define INLINED static inline __attribute__((always_inline))
+
 typedef int (*kernel_function)(const void *arguments, int64_t begin, int64_t end);
 
 /* The pieces of a stage from `first` up to `last`; stages are counted over all items. In odd stages the
@@ -33,6 +36,11 @@ typedef struct {
 #define KERNEL(name, arguments) {#name, name, sizeof(struct arguments) / 8, NULL}
 #define STAGED_KERNEL(name, arguments, stage) {#name, name, sizeof(struct arguments) / 8, stage}
 #define END_OF_KERNELS {NULL, NULL, 0, NULL}
+
+static inline int64_t smaller(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
 
 /* Names that are the same in the modules of several instruction sets stay within each. */
 #pragma GCC visibility push(hidden)

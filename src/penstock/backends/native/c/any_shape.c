@@ -1,6 +1,7 @@
 /* What functions of arrays of any shapes (any_shape.h) share; programs of elementwise operations, and
    softmax. */
 #include "any_shape.h"
+#include "arguments.h"
 #include "programs.h"
 #include <string.h>
 
@@ -202,13 +203,7 @@ static PyObject *any_shape_elementwise(PyObject *module, PyObject *const *argume
                          arguments[CHECKPOINT], y);
 }
 
-/* Softmax along the last axis (softmax.c). */
-struct softmax {
-    const void *x;
-    void *y;
-    int64_t outer, length, inner, block, logarithm;
-};
-
+/* Softmax along the last axis. */
 static PyObject *any_shape_softmax(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
     enum { BLOCK = 2048 };

@@ -1,26 +1,9 @@
 /* Products of matrices whose shapes only the run knows (any_shape.h). */
 #include "any_shape.h"
+#include "arguments.h"
 
 /* Rows up to which a product is computed here whatever its size, and multiplications of any other. */
 enum { FEW_ROWS = 4, MOST_PRODUCTS = 400000, MOST_TAIL = 1024, PRODUCT_ROWS = 4, DOT_COLUMNS = 64 };
-
-/* The arguments of kernels in matmul.c. */
-struct product {
-    const void *a, *b, *c;
-    void *y;
-    int64_t rows, inner, columns, a_row, a_inner, a_batch, b_inner, b_batch, c_row, c_column, padded;
-    double alpha, beta;
-    const int64_t *chosen;
-    int64_t matrices, sharing;
-};
-
-struct dots {
-    const void *a, *b;
-    void *y;
-    int64_t rows, inner, columns, a_row, a_batch, b_column, b_batch;
-    const int64_t *chosen;
-    int64_t matrices, sharing;
-};
 
 /* Whether one stride leads from each matrix to the next, which `to` is set to. */
 static int has_one_step(PyArrayObject *x, const npy_intp *dims, int batch, int64_t *to)

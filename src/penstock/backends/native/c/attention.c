@@ -9,27 +9,21 @@
 #include <immintrin.h>
 #endif
 #include "copies.h"
+#include "floats.h"
 #include "math32.h"
-#include "native.h"
-#include "vectors.h"
 
 /* At most: rows of queries that are computed together, keys of a block, also numbers of a result, elements
    of a copy of keys or of values, and queries of an item. The number of terms. */
-enum { LANES = VECTOR_BYTES / 4, ROWS = 6, KEYS = 256, COPIED = 32768, PART = 768, TERMS = 2 };
+enum { ROWS = 6, KEYS = 256, COPIED = 32768, PART = 768, TERMS = 2 };
 
 enum { NONE, NANS, UNSEEN }; /* rows that become 0: those that are NaN, and those that see no key */
 
 /* Vectors of a row that are computed together: with those of six rows, and what they are made of, they fill
    the registers. */
-#if defined(__AVX512F__)
-enum { VECTORS = 4 };
-#else
-enum { VECTORS = 2 };
-#endif
+enum { VECTORS = BY_WIDTH(4, 2, 2) };
 
 #define ALIGNED __attribute__((aligned(64)))
 
-typedef float vector __attribute__((vector_size(VECTOR_BYTES)));
 typedef int32_t lanes __attribute__((vector_size(VECTOR_BYTES)));
 
 struct attention {
@@ -74,11 +68,9 @@ static void copy(float *to, const float *from, int64_t rows, int64_t columns, co
 
 /* c = a b factor + c keep for some rows, each with its factors, and some vectors of columns, constant numbers
    of both; without `keep`, c is not read. */
-static inline __attribute__((always_inline)) void block(const float *a, int64_t a_row, int64_t a_column,
-                                                        const float *b, int64_t b_row, int64_t n,
-                                                        float *c, int64_t c_row, const float *factors,
-                                                        const float *keep, const int rows,
-                                                        const int vectors)
+INLINED void block(const float *a, int64_t a_row, int64_t a_column, const float *b, int64_t b_row,
+                   int64_t n, float *c, int64_t c_row, const float *factors, const float *keep,
+                   const int rows, const int vectors)
 {
     vector sums[ROWS * VECTORS], x[VECTORS];
 #pragma GCC unroll 32
@@ -112,10 +104,9 @@ static inline __attribute__((always_inline)) void block(const float *a, int64_t 
 }
 
 /* The same for whole rows of b. */
-static inline __attribute__((always_inline)) void product(const float *a, int64_t a_row, int64_t a_column,
-                                                          const float *b, int64_t b_row, int64_t n,
-                                                          float *c, int64_t c_row, const float *factors,
-                                                          const float *keep, const int rows)
+INLINED void product(const float *a, int64_t a_row, int64_t a_column, const float *b, int64_t b_row,
+                     int64_t n, float *c, int64_t c_row, const float *factors, const float *keep,
+                     const int rows)
 {
     int64_t rest = b_row / LANES;
     for (; rest >= VECTORS; rest -= VECTORS, b += VECTORS * LANES, c += VECTORS * LANES)
@@ -239,10 +230,9 @@ static __attribute__((noinline)) void bound(float *scores, int64_t n, float cap)
    1, and large values do not overflow. Where a score is NaN, or the highest is infinite, the sum is NaN, and
    so are all weights from then on. Scores that are all negative infinity have no sum that they could be
    divided by; other blocks may have one. */
-static inline __attribute__((always_inline)) void weigh(const struct attention *h, const struct head *of,
-                                                        float *scores, const float *const *terms,
-                                                        struct row *states, float *factors,
-                                                        float *keep, const int rows)
+INLINED void weigh(const struct attention *h, const struct head *of, float *scores,
+                   const float *const *terms, struct row *states, float *factors, float *keep,
+                   const int rows)
 {
     int64_t wide = whole_vectors(of->n), each = h->rank + 2;
     const int64_t *steps = h->steps + 3 * each + h->rank;

@@ -70,7 +70,7 @@ static inline float sum_of(float *lanes)
 /* The sums of as many vectors as each has lanes, one in each lane. A step joins two vectors: of lanes
    that differ in one bit of their number, the first is a sum of the first vector, the other of the
    second. */
-static inline __attribute__((always_inline)) vector sums_of(vector *x)
+INLINED vector sums_of(vector *x)
 {
 #define LOW(l, bit) ((l) & (bit) ? LANES + (l) - (bit) : (l))
 #define HIGH(l, bit) ((l) & (bit) ? LANES + (l) : (l) + (bit))
@@ -110,9 +110,8 @@ static __attribute__((noinline)) void add_short(vector *products, const float *c
 /* Scores of `n` keys for `count` queries, a constant number of them: as many products as a vector has
    lanes are under way together, of all queries with the next keys. A row of scores may be written
    beyond its end, up to a whole vector. */
-static inline __attribute__((always_inline)) void dots(float (*to)[KEYS], const float *const *q,
-                                                       const float *keys, int64_t n, int64_t size,
-                                                       float scale, const int count)
+INLINED void dots(float (*to)[KEYS], const float *const *q, const float *keys, int64_t n, int64_t size,
+                  float scale, const int count)
 {
     const int keys_at_once = LANES / count;
     int64_t whole = size < LANES ? 0 : size, rest = size % LANES;
@@ -154,11 +153,9 @@ static inline __attribute__((always_inline)) void dots(float (*to)[KEYS], const 
 }
 
 /* Some vectors of features, a constant number: `from` and the sum of `n` rows, each times its weight. */
-static inline __attribute__((always_inline)) void add_vectors(float *to, int64_t to_step,
-                                                              const float *from, const float *rows,
-                                                              float (*weights)[KEYS], int64_t n,
-                                                              int64_t size, const int count,
-                                                              const int vectors)
+INLINED void add_vectors(float *to, int64_t to_step, const float *from, const float *rows,
+                         float (*weights)[KEYS], int64_t n, int64_t size, const int count,
+                         const int vectors)
 {
     vector sums[TOGETHER * TOGETHER], x;
 #pragma GCC unroll 4
@@ -179,9 +176,8 @@ static inline __attribute__((always_inline)) void add_vectors(float *to, int64_t
 
 /* to += the sum of `n` rows, each times its weight. The last vector may overlap the one before: it is
    computed first, and written last. */
-static inline __attribute__((always_inline)) void add_rows(float (*to)[MOST_HEAD], const float *rows,
-                                                           float (*weights)[KEYS], int64_t n,
-                                                           int64_t size, const int count)
+INLINED void add_rows(float (*to)[MOST_HEAD], const float *rows, float (*weights)[KEYS], int64_t n,
+                      int64_t size, const int count)
 {
     float last[TOGETHER][LANES] = {0};
     int64_t i = 0, rest = size % LANES, place = size - LANES;
@@ -243,10 +239,9 @@ static int weigh(const struct attention_cache *a, float *scores, const float *bi
 }
 
 /* Some queries, a constant number, over the keys from `first` up to `end`, a block of them at a time. */
-static inline __attribute__((always_inline)) int attend(const struct attention_cache *a, const float *const *q,
-                                                        const float *keys, const float *values,
-                                                        const float *bias, int64_t first, int64_t end,
-                                                        float *y, const int count)
+INLINED int attend(const struct attention_cache *a, const float *const *q, const float *keys,
+                   const float *values, const float *bias, int64_t first, int64_t end, float *y,
+                   const int count)
 {
     float scores[TOGETHER][KEYS], sums[TOGETHER][MOST_HEAD];
     float top[TOGETHER], total[TOGETHER] = {0}, shrink;

@@ -36,7 +36,8 @@ typedef int32_t words __attribute__((vector_size(VECTOR_BYTES)));
 typedef int8_t bytes __attribute__((vector_size(LANES)));
 
 /* Vector j of the 32 weights at k, of which `held` has those that are packed together. */
-static inline __attribute__((always_inline)) vector weights_of(const struct block_product *a, int bits, const char *panel, int64_t k, int j, words *held)
+INLINED vector weights_of(const struct block_product *a, int bits, const char *panel, int64_t k, int j,
+                          words *held)
 {
     if (bits == 8) {
         const void *codes = panel + k * PANEL + j * LANES;
@@ -64,9 +65,8 @@ static inline __attribute__((always_inline)) vector weights_of(const struct bloc
 
 /* Some rows, a constant, with a panel. `sums` has the sums of x by row and block. A sum waits for the
    one before: a single row has several for each column, so that enough of them are under way. */
-static inline __attribute__((always_inline)) void direct(
-    const struct block_product *a, int bits, int rows, int64_t p, const float *x, const float *sums,
-    float *c, int64_t c_step)
+INLINED void direct(const struct block_product *a, int bits, int rows, int64_t p, const float *x,
+                    const float *sums, float *c, int64_t c_step)
 {
     int64_t blocks = (a->k + a->block - 1) / a->block;
     const char *panel = (const char *)a->weights + p * a->k * PANEL * bits / 8;
@@ -116,9 +116,8 @@ static inline __attribute__((always_inline)) void direct(
     }
 }
 
-static inline __attribute__((always_inline)) void few(const struct block_product *a, int bits,
-                                                      int64_t p, const float *sums, float *c,
-                                                      int64_t c_step)
+INLINED void few(const struct block_product *a, int bits, int64_t p, const float *sums, float *c,
+                 int64_t c_step)
 {
     int64_t row = 0, blocks = (a->k + a->block - 1) / a->block;
     for (; row + DIRECT <= a->rows; row += DIRECT)
@@ -128,8 +127,7 @@ static inline __attribute__((always_inline)) void few(const struct block_product
 }
 
 /* All rows, with the weights of a panel as float32, part after part. */
-static inline __attribute__((always_inline)) void many(const struct block_product *a, int bits,
-                                                       int64_t p, float *c, int64_t c_step)
+INLINED void many(const struct block_product *a, int bits, int64_t p, float *c, int64_t c_step)
 {
     float part[PART * PANEL];
     const char *panel = (const char *)a->weights + p * a->k * PANEL * bits / 8;

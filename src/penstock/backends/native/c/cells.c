@@ -63,26 +63,14 @@ struct gru_gates {
     int64_t h_update, h_reset, x_update, x_reset; /* where gates begin */
 };
 
-/* The gate, and `by` times the gate if there is one, of sums of one or two parts. */
-static void gate_row(float *restrict out, const float *restrict h, const float *restrict x,
-                     const float *restrict by, int64_t n)
+/* The gate of the sum of one or two parts, `by` times if there is one; absent ones are NULL constants. */
+INLINED void gate_row(float *restrict out, const float *restrict h, const float *restrict x,
+                      const float *restrict by, int64_t n)
 {
-    if (!by)
-        for (int64_t i = 0; i < n; i++)
-            out[i] = sigmoid32(h[i] + x[i]);
-    else
-        for (int64_t i = 0; i < n; i++)
-            out[i] = sigmoid32(h[i] + x[i]) * by[i];
-}
-
-static void whole_gate_row(float *restrict out, const float *restrict h, const float *restrict by, int64_t n)
-{
-    if (!by)
-        for (int64_t i = 0; i < n; i++)
-            out[i] = sigmoid32(h[i]);
-    else
-        for (int64_t i = 0; i < n; i++)
-            out[i] = sigmoid32(h[i]) * by[i];
+    for (int64_t i = 0; i < n; i++) {
+        float gate = sigmoid32(x ? h[i] + x[i] : h[i]);
+        out[i] = by ? gate * by[i] : gate;
+    }
 }
 
 static int gru_gates(const void *arguments, int64_t begin, int64_t end)
@@ -97,8 +85,8 @@ static int gru_gates(const void *arguments, int64_t begin, int64_t end)
             gate_row(update, h + a->h_update, x + a->x_update, NULL, n);
             gate_row(reset, h + a->h_reset, x + a->x_reset, state, n);
         } else {
-            whole_gate_row(update, h + a->h_update, NULL, n);
-            whole_gate_row(reset, h + a->h_reset, state, n);
+            gate_row(update, h + a->h_update, NULL, NULL, n);
+            gate_row(reset, h + a->h_reset, NULL, state, n);
         }
     }
     return 0;
@@ -110,20 +98,12 @@ struct gru_state {
     int64_t units, input_width, new; /* new: where the values of the input begin */
 };
 
-static void blend_row(float *restrict next, const float *restrict product, const float *restrict x,
-                      const float *restrict update, const float *restrict state, int64_t n)
+/* The next state of new values of one or two parts; an absent x is a NULL constant. */
+INLINED void blend_row(float *restrict next, const float *restrict product, const float *restrict x,
+                       const float *restrict update, const float *restrict state, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) {
-        float new = tanh32(product[i] + x[i]);
-        next[i] = new + update[i] * (state[i] - new);
-    }
-}
-
-static void blend_whole_row(float *restrict next, const float *restrict product,
-                            const float *restrict update, const float *restrict state, int64_t n)
-{
-    for (int64_t i = 0; i < n; i++) {
-        float new = tanh32(product[i]);
+        float new = tanh32(x ? product[i] + x[i] : product[i]);
         next[i] = new + update[i] * (state[i] - new);
     }
 }
@@ -139,7 +119,7 @@ static int gru_state(const void *arguments, int64_t begin, int64_t end)
         if (a->of_input)
             blend_row(next, product, a->of_input + row * a->input_width + a->new, update, state, n);
         else
-            blend_whole_row(next, product, update, state, n);
+            blend_row(next, product, NULL, update, state, n);
     }
     return 0;
 }

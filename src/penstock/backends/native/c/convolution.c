@@ -12,25 +12,10 @@
    a transposed convolution is made of as many `phases` as it has strides; each sees other taps. */
 
 // Compiler options: -ffp-contract=fast
-#include <string.h>
-#include "native.h"
+#include "floats.h"
+#include "images.h"
 
-enum { BUFFER = 10240, LINES = 8192, SLACK = 64, MOST_SLICES = 32, BLOCK = 4 };
-
-#if defined(__AVX512F__)
-enum { VECTOR_BYTES = 64, WIDE = 4 };
-#elif defined(__AVX__)
-enum { VECTOR_BYTES = 32, WIDE = 2 };
-#else
-enum { VECTOR_BYTES = 16, WIDE = 2 };
-#endif
-enum { LANES = VECTOR_BYTES / 4 };
-
-typedef float vector __attribute__((vector_size(VECTOR_BYTES)));
-
-typedef struct {
-    int64_t size, count, kernel, stride, dilation, begin;
-} axis;
+enum { BUFFER = 10240, LINES = 8192, SLACK = 64, MOST_SLICES = 32, BLOCK = 4, WIDE = BY_WIDTH(4, 2, 2) };
 
 typedef struct {
     int64_t size, count;                  /* elements, and those of the result */
@@ -54,11 +39,6 @@ typedef struct {
     const float *x;
     int64_t k;
 } slice;
-
-static inline int64_t smaller(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
 
 /* The element that the result's element o sees at position k, -1 for padding. */
 static inline int64_t seen(const axis *v, int64_t transposed, int64_t o, int64_t k)
@@ -111,10 +91,9 @@ static void copy_plane(const struct convolution *a, const float *x, int64_t row,
 }
 
 /* `vectors` of `filters` lines; both numbers are constants. */
-static inline __attribute__((always_inline)) void add_taps(
-    const struct convolution *a, const slice *slices, int64_t n_slices, const int64_t *taps,
-    int64_t n_taps, const float *w, const float *bias, int64_t copied, int64_t at, float *to,
-    int filters, int vectors)
+INLINED void add_taps(const struct convolution *a, const slice *slices, int64_t n_slices,
+                      const int64_t *taps, int64_t n_taps, const float *w, const float *bias,
+                      int64_t copied, int64_t at, float *to, int filters, int vectors)
 {
     vector sums[BLOCK * 4];
 #pragma GCC unroll 16

@@ -1,6 +1,6 @@
 /* Cumulative sums and products along an axis, in the order of the elements as NumPy's. An item is a
    block of columns that stand beside one another, or of rows if the axis is the last. */
-#include "native.h"
+#include "families.h"
 
 struct cumulative {
     const void *x;
@@ -58,19 +58,13 @@ enum { COLUMNS = 128, ROWS = 8 };
         return 0;                                                                                 \
     }
 
-CHAINS(cumsum_float32, float, +, 0)
-CHAINS(cumsum_float64, double, +, 0)
-CHAINS(cumsum_int32, uint32_t, +, 0)
-CHAINS(cumsum_int64, uint64_t, +, 0)
-CHAINS(cumprod_float32, float, *, 1)
-CHAINS(cumprod_float64, double, *, 1)
-CHAINS(cumprod_int32, uint32_t, *, 1)
-CHAINS(cumprod_int64, uint64_t, *, 1)
+#define SUMS(suffix, type, real) CHAINS(cumsum_##suffix, type, +, 0)
+#define PRODUCTS(suffix, type, real) CHAINS(cumprod_##suffix, type, *, 1)
+OF_NUMBERS(SUMS)
+OF_NUMBERS(PRODUCTS)
 
 const kernel_entry cumulative_kernels[] = {
-    KERNEL(cumsum_float32, cumulative),  KERNEL(cumsum_float64, cumulative),
-    KERNEL(cumsum_int32, cumulative),    KERNEL(cumsum_int64, cumulative),
-    KERNEL(cumprod_float32, cumulative), KERNEL(cumprod_float64, cumulative),
-    KERNEL(cumprod_int32, cumulative),   KERNEL(cumprod_int64, cumulative),
+    KERNELS_OF_NUMBERS(cumsum, cumulative),
+    KERNELS_OF_NUMBERS(cumprod, cumulative),
     END_OF_KERNELS,
 };

@@ -12,21 +12,12 @@
    were fetched while they were computed. Compiled with contraction to fused multiply-add. */
 
 // Compiler options: -ffp-contract=fast
-#include <string.h>
-#include "native.h"
+#include "floats.h"
 #include "programs.h"
-#include "vectors.h"
 
 enum { PANEL = 64, GRAIN = 16, DEPTH = 256, ROWS = 12, BLOCK = 192, LINE = 64 };
 
-#if defined(__AVX512F__)
-enum { MOST_VECTORS = 4, SUMS = 24 };
-#else
-enum { MOST_VECTORS = 2, SUMS = 12 };
-#endif
-enum { LANES = VECTOR_BYTES / 4, TOGETHER = LANES * MOST_VECTORS };
-
-typedef float vector __attribute__((vector_size(VECTOR_BYTES)));
+enum { MOST_VECTORS = BY_WIDTH(4, 2, 2), SUMS = BY_WIDTH(24, 12, 12), TOGETHER = LANES * MOST_VECTORS };
 
 struct dense {
     const float *x, *weights;
@@ -37,11 +28,6 @@ struct dense {
     int64_t follows;                     /* whether there is a program */
     struct elementwise program;          /* of y, in place; tiles are parts of rows, of some panels */
 };
-
-static inline int64_t smaller(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
 
 /* What a pass fetches: `lines` lines of the cache for each four rows of a panel. */
 typedef struct {
@@ -56,19 +42,10 @@ typedef struct {
     const float *sums, *bias, *addend; /* or NULL; addend as y */
 } target;
 
-static inline vector loaded(const float *from)
-{
-    vector v;
-    memcpy(&v, from, sizeof v);
-    return v;
-}
-
 /* The product of `rows` rows of x with `vectors` vectors of a panel's columns; both numbers are
    constants. */
-static inline __attribute__((always_inline)) void multiply(const float *x, int64_t x_step,
-                                                           const float *w, int64_t width,
-                                                           int64_t depth, const target *to,
-                                                           fetching f, int rows, int vectors)
+INLINED void multiply(const float *x, int64_t x_step, const float *w, int64_t width, int64_t depth,
+                      const target *to, fetching f, int rows, int vectors)
 {
     vector own[SUMS];
 #pragma GCC unroll 32
@@ -114,10 +91,8 @@ static inline __attribute__((always_inline)) void multiply(const float *x, int64
 }
 
 /* As `multiply`, for any number of rows whose sums registers have room for. */
-static inline __attribute__((always_inline)) void multiply_rows(const float *x, int64_t x_step,
-                                                                const float *w, int64_t width,
-                                                                int64_t depth, const target *to,
-                                                                fetching f, int64_t rows, int vectors)
+INLINED void multiply_rows(const float *x, int64_t x_step, const float *w, int64_t width, int64_t depth,
+                           const target *to, fetching f, int64_t rows, int vectors)
 {
 #define OF_ROWS(number)                                                     \
     case number:                                                            \

@@ -5,6 +5,7 @@
    and writes one; each is a loop that the compiler vectorizes. Inputs that lie as the result does are
    read where they are, others are copied into a register; those that are the same for each tile only
    once. */
+#include "families.h"
 #include "math32.h"
 #include "math64.h"
 #include "native.h"
@@ -15,41 +16,31 @@
 
 /* Operations as X(name, type of the result, type of the operands, expression of a, b and c). */
 #define FLOATS(X)                                                                                 \
-    X(exp_f4, float, float, exp32(a))                                                             \
-    X(expm1_f4, float, float, expm132(a))                                                         \
-    X(log_f4, float, float, log32(a))                                                             \
-    X(log1p_f4, float, float, log1p32(a))                                                         \
-    X(tanh_f4, float, float, tanh32(a))                                                           \
-    X(sigmoid_f4, float, float, sigmoid32(a))                                                     \
-    X(asin_f4, float, float, asin32(a))                                                           \
-    X(acos_f4, float, float, acos32(a))                                                           \
-    X(erf_f4, float, float, erf32(a))                                                             \
+    BOTH(X, exp, exp32(a), exp64(a))                                                              \
+    BOTH(X, expm1, expm132(a), expm1(a))                                                          \
+    BOTH(X, log, log32(a), log(a))                                                                \
+    BOTH(X, log1p, log1p32(a), log1p(a))                                                          \
+    BOTH(X, tanh, tanh32(a), tanh(a))                                                             \
+    BOTH(X, sigmoid, sigmoid32(a), 1 / (1 + exp64(-a)))                                           \
+    BOTH(X, asin, asin32(a), asin(a))                                                             \
+    BOTH(X, acos, acos32(a), acos(a))                                                             \
+    BOTH(X, erf, erf32(a), erf(a))                                                                \
+    BOTH(X, sqrt, sqrtf(a), sqrt(a))                                                              \
+    BOTH(X, floor, floorf(a), floor(a))                                                           \
+    BOTH(X, ceil, ceilf(a), ceil(a))                                                              \
+    BOTH(X, rint, rintf(a), rint(a))                                                              \
+    BOTH(X, pow, powf(a, b), pow(a, b))                                                           \
+    BOTH(X, div, a / b, a / b)                                                                    \
     X(gelu_f4, float, float, gelu32(a))                                                           \
-    X(sqrt_f4, float, float, sqrtf(a))                                                            \
-    X(floor_f4, float, float, floorf(a))                                                          \
-    X(ceil_f4, float, float, ceilf(a))                                                            \
-    X(rint_f4, float, float, rintf(a))                                                            \
-    X(pow_f4, float, float, powf(a, b))                                                           \
-    X(div_f4, float, float, a / b)                                                                \
-    X(exp_f8, double, double, exp64(a))                                                             \
-    X(expm1_f8, double, double, expm1(a))                                                         \
-    X(log_f8, double, double, log(a))                                                             \
-    X(log1p_f8, double, double, log1p(a))                                                         \
-    X(tanh_f8, double, double, tanh(a))                                                           \
-    X(sigmoid_f8, double, double, 1 / (1 + exp64(-a)))                                              \
-    X(asin_f8, double, double, asin(a))                                                           \
-    X(acos_f8, double, double, acos(a))                                                           \
-    X(erf_f8, double, double, erf(a))                                                             \
     X(sin_f8, double, double, sin(a))                                                             \
     X(cos_f8, double, double, cos(a))                                                             \
-    X(sqrt_f8, double, double, sqrt(a))                                                           \
-    X(floor_f8, double, double, floor(a))                                                         \
-    X(ceil_f8, double, double, ceil(a))                                                           \
-    X(rint_f8, double, double, rint(a))                                                           \
-    X(pow_f8, double, double, pow(a, b))                                                          \
-    X(div_f8, double, double, a / b)                                                              \
     X(div_i4, int32_t, int32_t, b == 0 ? 0 : b == -1 ? 0 - a : (int32_t)((double)a / b))          \
     X(div_i8, int64_t, int64_t, b == 0 ? 0 : b == -1 ? 0 - a : a / b)
+
+/* A function of both types of floats, and what it is for each. */
+#define BOTH(X, name, single, twice)                                                              \
+    X(name##_f4, float, float, single)                                                            \
+    X(name##_f8, double, double, twice)
 
 #define ARITHMETIC(X, suffix, type)                                                               \
     COMPARABLE(X, suffix, type)                                                                   \
@@ -73,26 +64,27 @@
     X(f8_f4, float, double, (float)a)                                                             \
     X(i4_i8, int64_t, int32_t, a)                                                                 \
     X(i8_i4, int32_t, int64_t, (int32_t)a)                                                        \
-    X(i4_f4, float, int32_t, (float)a)                                                            \
-    X(i8_f4, float, int64_t, (float)a)                                                            \
-    X(i4_f8, double, int32_t, a)                                                                  \
-    X(i8_f8, double, int64_t, (double)a)                                                          \
+    TO_FLOATS(X, i4, int32_t)                                                                     \
+    TO_FLOATS(X, i8, int64_t)                                                                     \
     X(f4_i4, int32_t, float, (int32_t)a)                                                          \
     X(f4_i8, int64_t, float, (int64_t)a)                                                          \
     X(f8_i4, int32_t, double, (int32_t)a)                                                         \
     X(f8_i8, int64_t, double, (int64_t)a)                                                         \
-    X(b1_f4, float, uint8_t, a)                                                                   \
-    X(b1_f8, double, uint8_t, a)                                                                  \
+    TO_FLOATS(X, b1, uint8_t)                                                                     \
     X(b1_i4, int32_t, uint8_t, a)                                                                 \
     X(b1_i8, int64_t, uint8_t, a)                                                                 \
-    X(u1_i4, int32_t, uint8_t, a)                                                                 \
-    X(s1_i4, int32_t, int8_t, a)                                                                  \
-    X(u2_i4, int32_t, uint16_t, a)                                                                \
-    X(s2_i4, int32_t, int16_t, a)                                                                 \
-    X(i4_u1, uint8_t, int32_t, (uint8_t)a)                                                        \
-    X(i4_s1, int8_t, int32_t, (int8_t)a)                                                          \
-    X(i4_u2, uint16_t, int32_t, (uint16_t)a)                                                      \
-    X(i4_s2, int16_t, int32_t, (int16_t)a)
+    BOTH_WAYS(X, u1, uint8_t)                                                                     \
+    BOTH_WAYS(X, s1, int8_t)                                                                      \
+    BOTH_WAYS(X, u2, uint16_t)                                                                    \
+    BOTH_WAYS(X, s2, int16_t)
+
+#define TO_FLOATS(X, suffix, type)                                                                \
+    X(suffix##_f4, float, type, (float)a)                                                         \
+    X(suffix##_f8, double, type, (double)a)
+
+#define BOTH_WAYS(X, suffix, type)                                                                \
+    X(suffix##_i4, int32_t, type, a)                                                              \
+    X(i4_##suffix, type, int32_t, (type)a)
 
 #define LOGIC(X)                                                                                  \
     X(and_b1, uint8_t, uint8_t, a &b)                                                             \
@@ -141,18 +133,15 @@ const char *const elementwise_operations[] = {SIMPLE(NAME) SPECIAL(NAME) NULL};
     }
 SIMPLE(DEFINE)
 
-#define DEFINE_WHERE(name, type)                                                                  \
-    static void name(void *to, const void *x, const void *y, const void *z, int64_t n)            \
+#define DEFINE_WHERE(size, type)                                                                  \
+    static void where_##size(void *to, const void *x, const void *y, const void *z, int64_t n)    \
     {                                                                                             \
         type *d = to;                                                                             \
         const uint8_t *condition = x;                                                             \
         const type *a = y, *b = z;                                                                \
         LOOP(d[i] = condition[i] ? a[i] : b[i];);                                                 \
     }
-DEFINE_WHERE(where_1, uint8_t)
-DEFINE_WHERE(where_2, uint16_t)
-DEFINE_WHERE(where_4, uint32_t)
-DEFINE_WHERE(where_8, uint64_t)
+OF_SIZES(DEFINE_WHERE)
 
 #define DEFINE_ANGLE(name, libm, shift)                                                           \
     static void name(void *to, const void *x, const void *y, const void *z, int64_t n)            \
@@ -218,19 +207,16 @@ static void f4_bfloat(void *to, const void *x, const void *y, const void *z, int
 }
 
 /* (x - zero point) * scale */
-#define DEFINE_DEQUANTIZE(name, type)                                                             \
-    static void name(void *to, const void *x, const void *y, const void *z, int64_t n)            \
+#define DEFINE_DEQUANTIZE(suffix, type, ...)                                                      \
+    static void dequantize_##suffix(void *to, const void *x, const void *y, const void *z, int64_t n) \
     {                                                                                             \
         float *d = to;                                                                            \
         const type *code = x;                                                                     \
         const float *scale = y, *zero = z;                                                        \
         LOOP(d[i] = ((float)code[i] - zero[i]) * scale[i];);                                      \
     }
-DEFINE_DEQUANTIZE(dequantize_u1, uint8_t)
-DEFINE_DEQUANTIZE(dequantize_s1, int8_t)
-DEFINE_DEQUANTIZE(dequantize_u2, uint16_t)
-DEFINE_DEQUANTIZE(dequantize_s2, int16_t)
-DEFINE_DEQUANTIZE(dequantize_i4, int32_t)
+OF_CODES(DEFINE_DEQUANTIZE)
+DEFINE_DEQUANTIZE(i4, int32_t)
 
 /* a / b for numbers of usual size. Where there is fused multiply-add, the product with the inverse of
    b is corrected by what remains of a: this rounds as a division, in half its time. */
@@ -247,8 +233,8 @@ static inline float quotient(float a, float b, float inverse)
 /* x / scale, of which there is one, + zero point, saturated; of NaN the lowest. Quotients are bounded
    before, so that they fit integers. */
 #define LARGEST_CODE 262144.0f
-#define DEFINE_QUANTIZE(name, type, lowest, highest)                                              \
-    static void name(void *to, const void *x, const void *y, const void *z, int64_t n)            \
+#define DEFINE_QUANTIZE(suffix, type, lowest, highest)                                            \
+    static void quantize_##suffix(void *to, const void *x, const void *y, const void *z, int64_t n) \
     {                                                                                             \
         type *d = to;                                                                             \
         const float *a = x, *zero = z, scale = *(const float *)y, inverse = 1 / scale;            \
@@ -267,18 +253,15 @@ static inline float quotient(float a, float b, float inverse)
                 d[i] = (type)(code < highest ? code : highest);                                   \
             });                                                                                   \
     }
-DEFINE_QUANTIZE(quantize_u1, uint8_t, 0, 255)
-DEFINE_QUANTIZE(quantize_s1, int8_t, -128, 127)
-DEFINE_QUANTIZE(quantize_u2, uint16_t, 0, 65535)
-DEFINE_QUANTIZE(quantize_s2, int16_t, -32768, 32767)
+OF_CODES(DEFINE_QUANTIZE)
 
 typedef void (*loop)(void *, const void *, const void *, const void *, int64_t);
 #define ITSELF(name, ...) name,
 static const loop loops[] = {SIMPLE(ITSELF) SPECIAL(ITSELF)};
 
 /* Copy n elements of an input, from element `at` of the result on, in the order of the result. */
-#define DEFINE_GATHER(name, type)                                                                 \
-    static void name(void *to, const void *from, const int64_t *dims, const int64_t *strides,     \
+#define DEFINE_GATHER(bytes, type)                                                                \
+    static void gather_##bytes(void *to, const void *from, const int64_t *dims, const int64_t *strides, \
                      int64_t rank, int64_t at, int64_t n)                                         \
     {                                                                                             \
         type *restrict d = to;                                                                    \
@@ -316,10 +299,7 @@ static const loop loops[] = {SIMPLE(ITSELF) SPECIAL(ITSELF)};
             }                                                                                     \
         }                                                                                         \
     }
-DEFINE_GATHER(gather_1, uint8_t)
-DEFINE_GATHER(gather_2, uint16_t)
-DEFINE_GATHER(gather_4, uint32_t)
-DEFINE_GATHER(gather_8, uint64_t)
+OF_SIZES(DEFINE_GATHER)
 
 static void gather(void *to, const void *from, const struct elementwise *a, const operand *input,
                    int64_t at, int64_t n)
@@ -481,14 +461,10 @@ struct pair {
         });                                                                                       \
         return 0;                                                                                 \
     }
-DEFINE_PAIR(add_codes_u1, uint8_t, 0, 255, a + b)
-DEFINE_PAIR(add_codes_s1, int8_t, -128, 127, a + b)
-DEFINE_PAIR(add_codes_u2, uint16_t, 0, 65535, a + b)
-DEFINE_PAIR(add_codes_s2, int16_t, -32768, 32767, a + b)
-DEFINE_PAIR(mul_codes_u1, uint8_t, 0, 255, a *b)
-DEFINE_PAIR(mul_codes_s1, int8_t, -128, 127, a *b)
-DEFINE_PAIR(mul_codes_u2, uint16_t, 0, 65535, a *b)
-DEFINE_PAIR(mul_codes_s2, int16_t, -32768, 32767, a *b)
+#define ADD_CODES(suffix, ...) DEFINE_PAIR(add_codes_##suffix, __VA_ARGS__, a + b)
+#define MUL_CODES(suffix, ...) DEFINE_PAIR(mul_codes_##suffix, __VA_ARGS__, a *b)
+OF_CODES(ADD_CODES)
+OF_CODES(MUL_CODES)
 
 /* A function of bytes: its results for all 256. */
 struct table {
@@ -531,13 +507,7 @@ static int table(const void *arguments, int64_t begin, int64_t end)
 const kernel_entry elementwise_kernels[] = {
     KERNEL(elementwise, elementwise),
     KERNEL(table, table),
-    KERNEL(add_codes_u1, pair),
-    KERNEL(add_codes_s1, pair),
-    KERNEL(add_codes_u2, pair),
-    KERNEL(add_codes_s2, pair),
-    KERNEL(mul_codes_u1, pair),
-    KERNEL(mul_codes_s1, pair),
-    KERNEL(mul_codes_u2, pair),
-    KERNEL(mul_codes_s2, pair),
+    KERNELS_OF_CODES(add_codes, pair),
+    KERNELS_OF_CODES(mul_codes, pair),
     END_OF_KERNELS,
 };

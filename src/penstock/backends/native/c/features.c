@@ -2,7 +2,7 @@
    is a row. */
 #include <string.h>
 #include <math.h>
-#include "native.h"
+#include "families.h"
 
 struct columns {
     const void *x;
@@ -11,8 +11,8 @@ struct columns {
     int64_t width, count;
 };
 
-#define COLUMNS(name, type)                                                                       \
-    static int name(const void *arguments, int64_t begin, int64_t end)                            \
+#define COLUMNS(size, type)                                                                       \
+    static int columns_##size(const void *arguments, int64_t begin, int64_t end)                  \
     {                                                                                             \
         const struct columns *a = arguments;                                                      \
         const int64_t *restrict places = a->places;                                               \
@@ -29,10 +29,7 @@ struct columns {
         return 0;                                                                                 \
     }
 
-COLUMNS(columns_1, uint8_t)
-COLUMNS(columns_2, uint16_t)
-COLUMNS(columns_4, uint32_t)
-COLUMNS(columns_8, uint64_t)
+OF_SIZES(COLUMNS)
 
 struct lookup {
     const void *x;
@@ -43,8 +40,8 @@ struct lookup {
 };
 
 /* The place of a value among keys, or their number. */
-#define FIND(name, type)                                                                          \
-    static inline int64_t name(const type *keys, int64_t count, type value)                       \
+#define FIND(suffix, type, real)                                                                  \
+    static inline int64_t find_##suffix(const type *keys, int64_t count, type value)              \
     {                                                                                             \
         int64_t low = 0, high = count;                                                            \
         if (value != value)                                                                       \
@@ -59,28 +56,20 @@ struct lookup {
         return low < count && keys[low] == value ? low : count;                                   \
     }
 
-#define LOOKUP(name, type, find, result)                                                          \
-    static int name(const void *arguments, int64_t begin, int64_t end)                            \
+#define LOOKUP(suffix, type, size, result)                                                        \
+    static int lookup_##suffix##_##size(const void *arguments, int64_t begin, int64_t end)        \
     {                                                                                             \
         const struct lookup *a = arguments;                                                       \
+        const type *x = a->x;                                                                     \
+        const result *values = a->values;                                                         \
         for (int64_t i = begin; i < end; i++)                                                     \
-            ((result *)a->y)[i] = ((const result *)                                               \
-                                       a->values)[find(a->keys, a->count, ((const type *)a->x)[i])]; \
+            ((result *)a->y)[i] = values[find_##suffix(a->keys, a->count, x[i])];                 \
         return 0;                                                                                 \
     }
+#define LOOKUPS(suffix, type, real) LOOKUP(suffix, type, 4, uint32_t) LOOKUP(suffix, type, 8, uint64_t)
 
-FIND(find_float32, float)
-FIND(find_float64, double)
-FIND(find_int32, int32_t)
-FIND(find_int64, int64_t)
-LOOKUP(lookup_float32_4, float, find_float32, uint32_t)
-LOOKUP(lookup_float32_8, float, find_float32, uint64_t)
-LOOKUP(lookup_float64_4, double, find_float64, uint32_t)
-LOOKUP(lookup_float64_8, double, find_float64, uint64_t)
-LOOKUP(lookup_int32_4, int32_t, find_int32, uint32_t)
-LOOKUP(lookup_int32_8, int32_t, find_int32, uint64_t)
-LOOKUP(lookup_int64_4, int64_t, find_int64, uint32_t)
-LOOKUP(lookup_int64_8, int64_t, find_int64, uint64_t)
+OF_NUMBERS(FIND)
+OF_NUMBERS(LOOKUPS)
 
 struct one_hot {
     const int64_t *x;
@@ -111,8 +100,8 @@ struct scaler {
     int64_t width;
 };
 
-#define SCALER(name, type, real)                                                                  \
-    static int name(const void *arguments, int64_t begin, int64_t end)                            \
+#define SCALER(suffix, type, real)                                                                \
+    static int scaler_##suffix(const void *arguments, int64_t begin, int64_t end)                 \
     {                                                                                             \
         const struct scaler *a = arguments;                                                       \
         for (int64_t row = begin; row < end; row++) {                                             \
@@ -125,10 +114,7 @@ struct scaler {
         return 0;                                                                                 \
     }
 
-SCALER(scaler_float32, float, float)
-SCALER(scaler_float64, double, double)
-SCALER(scaler_int32, int32_t, float)
-SCALER(scaler_int64, int64_t, float)
+OF_NUMBERS(SCALER)
 
 struct imputer {
     const void *x;
@@ -138,8 +124,8 @@ struct imputer {
     int64_t width;
 };
 
-#define IMPUTER(name, type)                                                                       \
-    static int name(const void *arguments, int64_t begin, int64_t end)                            \
+#define IMPUTER(suffix, type, real)                                                               \
+    static int imputer_##suffix(const void *arguments, int64_t begin, int64_t end)                \
     {                                                                                             \
         const struct imputer *a = arguments;                                                      \
         const type replaced = *(const type *)a->replaced;                                         \
@@ -154,10 +140,7 @@ struct imputer {
         return 0;                                                                                 \
     }
 
-IMPUTER(imputer_float32, float)
-IMPUTER(imputer_float64, double)
-IMPUTER(imputer_int32, int32_t)
-IMPUTER(imputer_int64, int64_t)
+OF_NUMBERS(IMPUTER)
 
 struct normalizer {
     const void *x;
@@ -168,8 +151,8 @@ struct normalizer {
 
 enum { MAX, L1, L2, WIDTH = 8 };
 
-#define NORMALIZER(name, type, real)                                                              \
-    static int name(const void *arguments, int64_t begin, int64_t end)                            \
+#define NORMALIZER(suffix, type, real)                                                            \
+    static int normalizer_##suffix(const void *arguments, int64_t begin, int64_t end)             \
     {                                                                                             \
         const struct normalizer *a = arguments;                                                   \
         int64_t width = a->width, blocks = width - width % WIDTH;                                 \
@@ -204,36 +187,16 @@ enum { MAX, L1, L2, WIDTH = 8 };
         return 0;                                                                                 \
     }
 
-NORMALIZER(normalizer_float32, float, float)
-NORMALIZER(normalizer_float64, double, double)
-NORMALIZER(normalizer_int32, int32_t, float)
-NORMALIZER(normalizer_int64, int64_t, float)
+OF_NUMBERS(NORMALIZER)
 
+#define LOOKUP_ENTRIES(suffix, type, real)                                                        \
+    KERNEL(lookup_##suffix##_4, lookup), KERNEL(lookup_##suffix##_8, lookup),
 const kernel_entry features_kernels[] = {
-    KERNEL(columns_1, columns),
-    KERNEL(columns_2, columns),
-    KERNEL(columns_4, columns),
-    KERNEL(columns_8, columns),
-    KERNEL(lookup_float32_4, lookup),
-    KERNEL(lookup_float32_8, lookup),
-    KERNEL(lookup_float64_4, lookup),
-    KERNEL(lookup_float64_8, lookup),
-    KERNEL(lookup_int32_4, lookup),
-    KERNEL(lookup_int32_8, lookup),
-    KERNEL(lookup_int64_4, lookup),
-    KERNEL(lookup_int64_8, lookup),
+    KERNELS_OF_SIZES(columns, columns),
+    OF_NUMBERS(LOOKUP_ENTRIES)
     KERNEL(one_hot_int64, one_hot),
-    KERNEL(scaler_float32, scaler),
-    KERNEL(scaler_float64, scaler),
-    KERNEL(scaler_int32, scaler),
-    KERNEL(scaler_int64, scaler),
-    KERNEL(imputer_float32, imputer),
-    KERNEL(imputer_float64, imputer),
-    KERNEL(imputer_int32, imputer),
-    KERNEL(imputer_int64, imputer),
-    KERNEL(normalizer_float32, normalizer),
-    KERNEL(normalizer_float64, normalizer),
-    KERNEL(normalizer_int32, normalizer),
-    KERNEL(normalizer_int64, normalizer),
+    KERNELS_OF_NUMBERS(scaler, scaler),
+    KERNELS_OF_NUMBERS(imputer, imputer),
+    KERNELS_OF_NUMBERS(normalizer, normalizer),
     END_OF_KERNELS,
 };

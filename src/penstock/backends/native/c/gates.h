@@ -6,6 +6,8 @@
 
 #include <stdint.h>
 #include <string.h>
+#include "native.h"
+#include "vectors.h"
 
 enum { UNITS = 16 };
 
@@ -14,16 +16,10 @@ enum { UNITS = 16 };
 enum { NEAR_WEIGHTS = 1 << 13, FAR_WEIGHTS = 1 << 21 };
 
 /* Sums that are in registers at once, and rows among them. */
-#if defined(__AVX512F__)
-enum { GATE_BYTES = 64, MOST_SUMS = 24, MOST_GATE_ROWS = 8 };
-#elif defined(__AVX__)
-enum { GATE_BYTES = 32, MOST_SUMS = 12, MOST_GATE_ROWS = 6 };
-#else
-enum { GATE_BYTES = 16, MOST_SUMS = 12, MOST_GATE_ROWS = 3 };
-#endif
-enum { GATE_LANES = GATE_BYTES / 4, GATE_VECTORS = UNITS / GATE_LANES };
+enum { MOST_SUMS = BY_WIDTH(24, 12, 12), MOST_GATE_ROWS = BY_WIDTH(8, 6, 3) };
+enum { GATE_LANES = VECTOR_BYTES / 4, GATE_VECTORS = UNITS / GATE_LANES };
 
-typedef float gate_vector __attribute__((vector_size(GATE_BYTES)));
+typedef float gate_vector __attribute__((vector_size(VECTOR_BYTES)));
 
 /* The part of a sum from `from` up to `to` of k products, whose weights may be far. */
 typedef struct {
@@ -33,9 +29,9 @@ typedef struct {
 
 /* Add the product of `rows` rows with `some` of the `gates` gates of `blocks` blocks; these four are
    constants. Rows of c are c_step apart, gates `next`. */
-static inline __attribute__((always_inline)) void add_gate_block(
-    float *c, int64_t c_step, int64_t next, const float *a, int64_t a_step, const float *b, gate_depth depth,
-    const int rows, const int gates, const int some, const int blocks)
+INLINED void add_gate_block(float *c, int64_t c_step, int64_t next, const float *a, int64_t a_step,
+                            const float *b, gate_depth depth, const int rows, const int gates,
+                            const int some, const int blocks)
 {
     enum { MOST = 32 };
     const int vectors = some * GATE_VECTORS, columns = blocks * vectors;
@@ -81,9 +77,8 @@ static inline __attribute__((always_inline)) void add_gate_block(
 }
 
 /* As add_gate_block, for all gates of one block; both numbers are constants. */
-static inline __attribute__((always_inline)) void add_gate_rows(
-    float *c, int64_t c_step, int64_t next, const float *a, int64_t a_step, const float *b, gate_depth depth,
-    const int rows, const int gates)
+INLINED void add_gate_rows(float *c, int64_t c_step, int64_t next, const float *a, int64_t a_step,
+                           const float *b, gate_depth depth, const int rows, const int gates)
 {
     const int fits = MOST_SUMS / (rows * GATE_VECTORS), fit = fits < 1 ? 1 : fits < gates ? fits : gates;
     const int parts = (gates + fit - 1) / fit, some = (gates + parts - 1) / parts;
@@ -95,9 +90,8 @@ static inline __attribute__((always_inline)) void add_gate_rows(
 }
 
 /* One row with blocks from `first` up to `last`, from the last one on if `down`. */
-static inline __attribute__((always_inline)) void add_gates_of_row(
-    float *c, int64_t next, const float *a, const float *b, int64_t k, const int gates, int64_t first,
-    int64_t last, int down)
+INLINED void add_gates_of_row(float *c, int64_t next, const float *a, const float *b, int64_t k,
+                              const int gates, int64_t first, int64_t last, int down)
 {
     const int together = gates * GATE_VECTORS >= 8 ? 1 : 8 / (gates * GATE_VECTORS);
     const gate_depth depth = {0, k, k, 0};
@@ -115,9 +109,9 @@ static inline __attribute__((always_inline)) void add_gates_of_row(
 
 /* As add_gate_rows, for blocks from `first` up to `last`: of so few sums that additions would wait for one
    another, several blocks at once. */
-static inline __attribute__((always_inline)) void add_gate_blocks(
-    float *c, int64_t c_step, int64_t next, const float *a, int64_t a_step, const float *b, gate_depth depth,
-    const int rows, const int gates, int64_t first, int64_t last, int down)
+INLINED void add_gate_blocks(float *c, int64_t c_step, int64_t next, const float *a, int64_t a_step,
+                             const float *b, gate_depth depth, const int rows, const int gates,
+                             int64_t first, int64_t last, int down)
 {
     const int sums = rows * gates * GATE_VECTORS, few = MOST_SUMS * 2 / 3;
     const int together = 2 * sums > few ? 1 : few / sums;
@@ -135,9 +129,9 @@ static inline __attribute__((always_inline)) void add_gate_blocks(
 }
 
 /* As add_gate_blocks, for any number of rows. */
-static inline __attribute__((always_inline)) void add_gate_tile(
-    float *c, int64_t c_step, int64_t next, const float *a, int64_t a_step, const float *b, gate_depth depth,
-    int64_t rows, const int gates, int64_t first, int64_t last, int down)
+INLINED void add_gate_tile(float *c, int64_t c_step, int64_t next, const float *a, int64_t a_step,
+                           const float *b, gate_depth depth, int64_t rows, const int gates,
+                           int64_t first, int64_t last, int down)
 {
     const gate_depth near = {depth.from, depth.to, depth.k, 0};
 #if defined(__AVX512F__)
@@ -150,43 +144,30 @@ static inline __attribute__((always_inline)) void add_gate_tile(
         float *to = c + row * c_step;
         const float *from = a + row * a_step;
 #define ROWS(n, depth) add_gate_blocks(to, c_step, next, from, a_step, b, depth, n, gates, first, last, down)
+#define ROWS_OF_ANY(n) if (depth.is_far) ROWS(n, far); else ROWS(n, near)
         switch (some) {
         case 1: ROWS(1, near); break;
         case 2: ROWS(2, near); break;
         case 3: ROWS(3, near); break;
 #if defined(__AVX512F__)
-        case 4:
-            if (depth.is_far)
-                ROWS(4, far);
-            else
-                ROWS(4, near);
-            break;
-        case 8:
-            if (depth.is_far)
-                ROWS(8, far);
-            else
-                ROWS(8, near);
-            break;
-        default:
-            some = 6;
-            if (depth.is_far)
-                ROWS(6, far);
-            else
-                ROWS(6, near);
+        case 4: ROWS_OF_ANY(4); break;
+        case 8: ROWS_OF_ANY(8); break;
+        default: some = 6; ROWS_OF_ANY(6);
 #elif defined(__AVX__)
         case 4: ROWS(4, near); break;
         default: some = 6, ROWS(6, near);
 #endif
         }
 #undef ROWS
+#undef ROWS_OF_ANY
         row += some;
         left -= some;
     }
 }
 
-static inline __attribute__((always_inline)) void add_gates_of(
-    float *c, int64_t c_step, int64_t next, const float *a, int64_t a_step, const float *b, int64_t k,
-    int64_t rows, const int gates, int64_t first, int64_t last, int down)
+INLINED void add_gates_of(float *c, int64_t c_step, int64_t next, const float *a, int64_t a_step,
+                          const float *b, int64_t k, int64_t rows, const int gates, int64_t first,
+                          int64_t last, int down)
 {
     const int64_t most = gates == 1 ? 4 : gates == 2 ? 2 : 1;
     if (rows == 1) {

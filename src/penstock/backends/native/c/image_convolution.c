@@ -14,32 +14,14 @@
 
 // Its copies are too short for calls of memcpy and memset.
 // Compiler options: -ffp-contract=fast -fno-tree-loop-distribute-patterns
-#include <string.h>
 #if defined(__SSE2__)
 #include <immintrin.h>
 #endif
-#include "native.h"
+#include "floats.h"
+#include "images.h"
 
-enum { PANEL = 16, COPIED = 14336, MOST_TAPS = 256 };
-
-#if defined(__AVX512F__)
-enum { VECTOR_BYTES = 64, ROWS = 8, PANELS = 2 };
-#elif defined(__AVX__)
-enum { VECTOR_BYTES = 32, ROWS = 4, PANELS = 1 };
-#else
-enum { VECTOR_BYTES = 16, ROWS = 2, PANELS = 1 };
-#endif
-enum { LANES = VECTOR_BYTES / 4, VECTORS = PANEL / LANES, LINES = VECTORS > 2 ? 2 : 4 };
-
-typedef float vector __attribute__((vector_size(VECTOR_BYTES)));
-
-typedef struct {
-    int64_t size, count, kernel, stride, dilation, begin;
-} axis;
-
-typedef struct {
-    int64_t image, channel, row, column;
-} steps;
+enum { PANEL = 16, COPIED = 14336, MOST_TAPS = 256, ROWS = BY_WIDTH(8, 4, 2), PANELS = BY_WIDTH(2, 1, 1) };
+enum { VECTORS = PANEL / LANES, LINES = VECTORS > 2 ? 2 : 4 };
 
 struct image_convolution {
     const float *x, *weights, *bias; /* panels; a row of the matrix is of rows, columns, channels */
@@ -60,11 +42,6 @@ struct image_depthwise {
     int64_t images, channels, period, block, chunk, reach; /* what a split has beside a chunk */
     const steps *x_steps, *addend_steps, *y_steps;
 };
-
-static inline int64_t smaller(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
 
 static inline void copy_floats(float *restrict to, const float *restrict from, int64_t count)
 {
@@ -226,9 +203,8 @@ static int is_pointwise(const axis *u, const axis *v)
 }
 
 /* The sums of `panels` panels for `rows` rows of a matrix, by row; both numbers are constants. */
-static inline __attribute__((always_inline)) void multiply(const float *x, int64_t k, const float *w,
-                                                           const float *bias, vector *sums, int rows,
-                                                           int panels)
+INLINED void multiply(const float *x, int64_t k, const float *w, const float *bias, vector *sums,
+                      int rows, int panels)
 {
     const int width = panels * VECTORS;
     vector own[ROWS * PANELS * VECTORS];
@@ -363,10 +339,8 @@ static void copy_line(const struct image_depthwise *a, const float *line, int64_
 
 /* The sums of PANEL elements of `lines` lines of the result, which see what is `apart` in the copy;
    their number is a constant. */
-static inline __attribute__((always_inline)) void add_taps(const float *x, int64_t apart,
-                                                           const int64_t *taps, int64_t n_taps,
-                                                           const float *w, int64_t period,
-                                                           const float *bias, vector *sums, int lines)
+INLINED void add_taps(const float *x, int64_t apart, const int64_t *taps, int64_t n_taps,
+                      const float *w, int64_t period, const float *bias, vector *sums, int lines)
 {
     vector own[LINES * VECTORS];
 #pragma GCC unroll 16

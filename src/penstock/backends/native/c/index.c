@@ -2,7 +2,7 @@
    and feeds: each is checked before it is used. */
 #include <math.h>
 #include <string.h>
-#include "native.h"
+#include "families.h"
 
 /* An index of an axis of `dim` elements, counted from the end if it is negative; -1 if out of range. */
 static inline int64_t checked(int64_t index, int64_t dim)
@@ -50,8 +50,8 @@ static inline int64_t row_offset(const struct elements *a, int64_t row)
         y[j] = x[at < 0 ? 0 : at * a->stride + j * a->last];                                       \
     }
 
-#define GATHER_ELEMENTS(name, type)                                                                \
-    static int name(const void *arguments, int64_t begin, int64_t end)                             \
+#define GATHER_ELEMENTS(size, type)                                                                \
+    static int gatherelements_##size(const void *arguments, int64_t begin, int64_t end)            \
     {                                                                                              \
         const struct elements *a = arguments;                                                      \
         int64_t bad = 0;                                                                           \
@@ -66,10 +66,7 @@ static inline int64_t row_offset(const struct elements *a, int64_t row)
         return bad < 0;                                                                            \
     }
 
-GATHER_ELEMENTS(gatherelements_1, uint8_t)
-GATHER_ELEMENTS(gatherelements_2, uint16_t)
-GATHER_ELEMENTS(gatherelements_4, uint32_t)
-GATHER_ELEMENTS(gatherelements_8, uint64_t)
+OF_SIZES(GATHER_ELEMENTS)
 
 #define REPLACED(a, b) (b)
 #define ADDED(a, b) ((a) + (b))
@@ -165,8 +162,8 @@ static inline int64_t slice_offset(const struct slices *a, int64_t tuple)
     return bad < 0 ? -1 : offset;
 }
 
-#define GATHER_ND(name, type)                                                                      \
-    static int name(const void *arguments, int64_t begin, int64_t end)                             \
+#define GATHER_ND(bytes, type)                                                                      \
+    static int gathernd_##bytes(const void *arguments, int64_t begin, int64_t end)                  \
     {                                                                                              \
         const struct slices *a = arguments;                                                        \
         for (int64_t tuple = begin; tuple < end; tuple++) {                                        \
@@ -183,10 +180,7 @@ static inline int64_t slice_offset(const struct slices *a, int64_t tuple)
         return 0;                                                                                  \
     }
 
-GATHER_ND(gathernd_1, uint8_t)
-GATHER_ND(gathernd_2, uint16_t)
-GATHER_ND(gathernd_4, uint32_t)
-GATHER_ND(gathernd_8, uint64_t)
+OF_SIZES(GATHER_ND)
 
 #define SCATTER_ND(name, type, COMBINE)                                                            \
     static int name(const void *arguments, int64_t begin, int64_t end)                             \
@@ -214,10 +208,8 @@ GATHER_ND(gathernd_8, uint64_t)
     SCATTER_ELEMENTS(scatterelements_##reduction##_##suffix, type, COMBINE)                        \
     SCATTER_ND(scatternd_##reduction##_##suffix, type, COMBINE)
 
-SCATTERS(none, 1, uint8_t, REPLACED)
-SCATTERS(none, 2, uint16_t, REPLACED)
-SCATTERS(none, 4, uint32_t, REPLACED)
-SCATTERS(none, 8, uint64_t, REPLACED)
+#define REPLACEMENTS(size, type) SCATTERS(none, size, type, REPLACED)
+OF_SIZES(REPLACEMENTS)
 
 /* Integers wrap. */
 #define REDUCTIONS(suffix, type, sum)                                                              \

@@ -11,6 +11,7 @@
 #if defined(__SSE2__)
 #include <immintrin.h>
 #endif
+#include "native.h"
 
 #ifndef PENSTOCK_PRODUCTS_H
 enum { PANEL = 32 };
@@ -26,9 +27,9 @@ typedef void product(int32_t *c, const uint8_t *x, int64_t x_step, const int8_t 
 #define PRODUCT(name, attribute, bytes, most, wide)                                               \
     typedef int32_t name##_sums __attribute__((vector_size(bytes)));                              \
                                                                                                   \
-    attribute static inline __attribute__((always_inline)) void name##_block(                     \
-        int32_t *c, const uint8_t *x, int64_t x_step, const int8_t *w, int64_t w_step,            \
-        int64_t quads, const int rows, const int panels)                                          \
+    attribute INLINED void name##_block(int32_t *c, const uint8_t *x, int64_t x_step, const int8_t *w, \
+                                        int64_t w_step, int64_t quads, const int rows,            \
+                                        const int panels)                                         \
     {                                                                                             \
         enum { LANES = bytes / 4, VECTORS = PANEL / LANES };                                      \
         name##_sums sums[(most > wide ? most : wide) * VECTORS];                                  \
@@ -229,8 +230,8 @@ static inline int32_t sum_of(const uint8_t *x, int64_t count)
 
 /* Codes of at most GROUP * PANEL numbers x, which are lost; NaN becomes the lowest. In loops of their
    own, which the compiler vectorizes. Both kinds of codes have the same lowest bits. */
-static inline __attribute__((always_inline)) void store_codes(uint8_t *restrict y, float *restrict x,
-                                                              int64_t count, float zero, int is_signed)
+INLINED void store_codes(uint8_t *restrict y, float *restrict x, int64_t count, float zero,
+                         int is_signed)
 {
     float low = is_signed ? -128 : 0, high = low + 255;
     int32_t codes[GROUP * PANEL];
@@ -253,8 +254,7 @@ typedef struct {
     int32_t is_nan[WIDTH];
 } range;
 
-static inline __attribute__((always_inline)) void widen(range *restrict r, const float *restrict x,
-                                                        int64_t count)
+INLINED void widen(range *restrict r, const float *restrict x, int64_t count)
 {
     for (int64_t j = 0; j < count; j++) {
         r->low[j] = x[j] < r->low[j] ? x[j] : r->low[j];

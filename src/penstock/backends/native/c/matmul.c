@@ -3,31 +3,11 @@
 
 // Compiler options: -ffp-contract=fast
 #include <string.h>
-#include "native.h"
+#include "arguments.h"
+#include "families.h"
+#include "vectors.h"
 
-enum { ROWS = 4, MOST_TAIL = 1024 };
-
-#if defined(__AVX512F__)
-enum { VECTOR_BYTES = 64, MOST_VECTORS = 4 };
-#elif defined(__AVX__)
-enum { VECTOR_BYTES = 32, MOST_VECTORS = 2 };
-#else
-enum { VECTOR_BYTES = 16, MOST_VECTORS = 2 };
-#endif
-
-struct product {
-    const void *a, *b, *c;
-    void *y;
-    int64_t rows, inner, columns;
-    int64_t a_row, a_inner, a_batch; /* strides in elements */
-    int64_t b_inner, b_batch;
-    int64_t c_row, c_column; /* 0 where c is broadcast */
-    int64_t padded;          /* rows of b go on with zeros, to a multiple of 64 bytes */
-    double alpha, beta;
-    const int64_t *chosen; /* the matrix of each product, of so many; null: its own */
-    int64_t matrices;
-    int64_t sharing; /* products in a row that have the same a, if their matrices are chosen */
-};
+enum { ROWS = 4, MOST_TAIL = 1024, MOST_VECTORS = BY_WIDTH(4, 2, 2) };
 
 /* Which matrix a product takes; -1 if there is no such. */
 static int64_t matrix_of(const int64_t *chosen, int64_t matrices, int64_t batch)
@@ -44,9 +24,9 @@ static int64_t matrix_of(const int64_t *chosen, int64_t matrices, int64_t batch)
     typedef type suffix##_vector __attribute__((vector_size(VECTOR_BYTES)));                       \
     enum { suffix##_LANES = VECTOR_BYTES / sizeof(type) };                                         \
                                                                                                    \
-    static inline __attribute__((always_inline)) void suffix##_block(                              \
-        const struct product *p, const type *a, const type *b, int64_t b_inner, const type *c,     \
-        type *y, int rows, int vectors, int64_t width)                                             \
+    INLINED void suffix##_block(const struct product *p, const type *a, const type *b,             \
+                                int64_t b_inner, const type *c, type *y, int rows, int vectors,    \
+                                int64_t width)                                                     \
     {                                                                                              \
         suffix##_vector sums[ROWS * MOST_VECTORS];                                                 \
         for (int i = 0; i < rows * vectors; i++)                                                   \
@@ -90,9 +70,8 @@ static int64_t matrix_of(const int64_t *chosen, int64_t matrices, int64_t batch)
             }                                                                                      \
     }                                                                                              \
                                                                                                    \
-    static inline __attribute__((always_inline)) void suffix##_rows(                               \
-        const struct product *p, const type *a, const type *b, const type *tail, const type *c,    \
-        type *y, int rows)                                                                         \
+    INLINED void suffix##_rows(const struct product *p, const type *a, const type *b,              \
+                               const type *tail, const type *c, type *y, int rows)                 \
     {                                                                                              \
         int64_t lanes = suffix##_LANES, first = 0;                                                 \
         for (; first + MOST_VECTORS * lanes <= p->columns; first += MOST_VECTORS * lanes)          \
@@ -156,18 +135,9 @@ BLOCK(int64, uint64_t)
    columns of one product. */
 enum { DOT_COLUMNS = 64, TOGETHER = 4 };
 
-struct dots {
-    const void *a, *b;
-    void *y;
-    int64_t rows, inner, columns;
-    int64_t a_row, a_batch, b_column, b_batch; /* strides in elements */
-    const int64_t *chosen;                     /* as for products */
-    int64_t matrices, sharing;
-};
-
 #define DOTS(suffix, type)                                                                         \
-    static inline __attribute__((always_inline)) void dots_##suffix##_of(                          \
-        const type *a, const type *b, int64_t step, int64_t inner, int columns, type *y)           \
+    INLINED void dots_##suffix##_of(const type *a, const type *b, int64_t step, int64_t inner,     \
+                                    int columns, type *y)                                          \
     {                                                                                              \
         enum { LANES = suffix##_LANES };                                                           \
         suffix##_vector sums[TOGETHER] = {0}, left, right;                                         \
@@ -222,11 +192,7 @@ DOTS(float32, float)
 DOTS(float64, double)
 
 const kernel_entry matmul_kernels[] = {
-    KERNEL(dots_float32, dots),
-    KERNEL(dots_float64, dots),
-    KERNEL(product_float32, product),
-    KERNEL(product_float64, product),
-    KERNEL(product_int32, product),
-    KERNEL(product_int64, product),
+    KERNELS_OF_NUMBERS(product, product),
+    KERNELS_OF_FLOATS(dots, dots),
     END_OF_KERNELS,
 };

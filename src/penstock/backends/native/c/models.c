@@ -8,6 +8,7 @@
 
 // Compiler options: -ffp-contract=fast
 #include <string.h>
+#include "families.h"
 #include "math32.h"
 #include "scores.h"
 
@@ -77,9 +78,8 @@ static inline double power_of_e(double x)
     typedef type name##_lanes __attribute__((vector_size(LANES * sizeof(type)),                   \
                                              aligned(sizeof(type))));                             \
                                                                                                   \
-    static inline __attribute__((always_inline)) void name(                                       \
-        const type *vectors, int64_t step, const type *x, int64_t features, int64_t count,        \
-        double *sums, const int n)                                                                \
+    INLINED void name(const type *vectors, int64_t step, const type *x, int64_t features,         \
+                      int64_t count, double *sums, const int n)                                   \
     {                                                                                             \
         for (int64_t s = 0; s < count; s += LANES) {                                              \
             name##_lanes sum[ROWS];                                                               \
@@ -230,8 +230,7 @@ static void write_row(const struct models *a, int64_t row, double *scores)
 }
 
 #define MODELS(name, type, real)                                                                  \
-    static inline __attribute__((always_inline)) void name##_rows(const struct models *a,         \
-                                                                  int64_t row, const int n)       \
+    INLINED void name##_rows(const struct models *a, int64_t row, const int n)                    \
     {                                                                                             \
         double scores[ROWS][DECISIONS / ROWS + 2], x[ROWS * FEATURES], k[ROWS * VECTORS];         \
         float narrow[ROWS * FEATURES];                                                            \
@@ -294,9 +293,6 @@ MODELS(models_int32, int32_t, float)
 MODELS(models_int64, int64_t, float)
 
 const kernel_entry models_kernels[] = {
-    KERNEL(models_float32, models),
-    KERNEL(models_float64, models),
-    KERNEL(models_int32, models),
-    KERNEL(models_int64, models),
+    KERNELS_OF_NUMBERS(models, models),
     END_OF_KERNELS,
 };

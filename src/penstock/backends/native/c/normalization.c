@@ -5,7 +5,7 @@
    Sums are of short blocks in float32 (float64), each in several lanes, added up in float64. */
 #include <math.h>
 #include <string.h>
-#include "native.h"
+#include "families.h"
 #include "vectors.h"
 
 struct group_normalization {
@@ -31,7 +31,7 @@ enum { VECTORS = 4, RUN = 1024, ROWS = 64, MOST_CHANNELS = 1024 };
 #define NORMALIZE(name, type)                                                                     \
     typedef type name##_lanes __attribute__((vector_size(VECTOR_BYTES)));                         \
                                                                                                   \
-    static inline __attribute__((always_inline)) double name##_sum(const type *restrict x, int64_t count, type shift, int square)\
+    INLINED double name##_sum(const type *restrict x, int64_t count, type shift, int square)      \
     {                                                                                             \
         enum { LANES = VECTOR_BYTES / sizeof(type), STEP = VECTORS * LANES };                     \
         double total = 0;                                                                         \
@@ -88,9 +88,8 @@ enum { VECTORS = 4, RUN = 1024, ROWS = 64, MOST_CHANNELS = 1024 };
     }                                                                                             \
                                                                                                   \
     /* Sums by channel of `width` channels that lie side by side, `step` numbers an image row. */ \
-    static inline __attribute__((always_inline)) void name##_sums(const type *restrict x, int64_t positions, int64_t step,\
-                                   int64_t width, const type *restrict shifts, int square,        \
-                                   double *restrict totals)                                       \
+    INLINED void name##_sums(const type *restrict x, int64_t positions, int64_t step, int64_t width,\
+                             const type *restrict shifts, int square, double *restrict totals)    \
     {                                                                                             \
         type sums[MOST_CHANNELS];                                                                 \
         for (int64_t c = 0; c < width; c++)                                                       \
@@ -186,11 +185,9 @@ LAYER(layer_normalization_float32, float, group_normalization_float32_sum)
 LAYER(layer_normalization_float64, double, group_normalization_float64_sum)
 
 const kernel_entry normalization_kernels[] = {
-    KERNEL(group_normalization_float32, group_normalization),
-    KERNEL(group_normalization_float64, group_normalization),
+    KERNELS_OF_FLOATS(group_normalization, group_normalization),
     KERNEL(group_normalization_float32_last, group_normalization),
     KERNEL(group_normalization_float64_last, group_normalization),
-    KERNEL(layer_normalization_float32, layer_normalization),
-    KERNEL(layer_normalization_float64, layer_normalization),
+    KERNELS_OF_FLOATS(layer_normalization, layer_normalization),
     END_OF_KERNELS,
 };

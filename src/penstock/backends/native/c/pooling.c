@@ -54,8 +54,8 @@ HOW(double)
 
 #define COMBINE(name, type, MAP, HOW)                                                             \
     /* to[j] = what `n` rows come to in their elements j * step. */                               \
-    static inline __attribute__((always_inline)) void name##_step(                                \
-        type *restrict to, const type *const *from, int64_t n, int64_t length, int64_t step)      \
+    INLINED void name##_step(type *restrict to, const type *const *from, int64_t n, int64_t length, \
+                             int64_t step)                                                        \
     {                                                                                             \
         const type *restrict a = from[0], *restrict b = from[n > 1], *restrict c = from[n - 1];   \
         if (n == 1)                                                                               \

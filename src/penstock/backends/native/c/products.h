@@ -5,16 +5,10 @@
 
 #include <stdint.h>
 #include <string.h>
+#include "native.h"
+#include "vectors.h"
 
-enum { PANEL = 32 };
-
-#if defined(__AVX512F__)
-enum { VECTOR_BYTES = 64, ROWS_OF_FLOATS = 8 };
-#elif defined(__AVX__)
-enum { VECTOR_BYTES = 32, ROWS_OF_FLOATS = 2 };
-#else
-enum { VECTOR_BYTES = 16, ROWS_OF_FLOATS = 1 };
-#endif
+enum { PANEL = 32, ROWS_OF_FLOATS = BY_WIDTH(8, 2, 1) };
 
 /* Those of float have plain names. */
 #define REAL float

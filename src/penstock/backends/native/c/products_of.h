@@ -17,9 +17,8 @@ static inline OF(vector) OF(loaded)(const REAL *from)
 }
 
 /* Add the product of `rows` rows of a with `panels` panels to c; both numbers are constants. */
-static inline __attribute__((always_inline)) void OF(add_block)(
-    REAL *c, int64_t c_step, const REAL *a, int64_t a_step, const REAL *b, int64_t k, int rows,
-    int panels)
+INLINED void OF(add_block)(REAL *c, int64_t c_step, const REAL *a, int64_t a_step, const REAL *b,
+                int64_t k, int rows, int panels)
 {
     OF(vector) sums[(OF(MOST_ROWS) > 4 ? OF(MOST_ROWS) : 4) * OF(VECTORS)];
 #pragma GCC unroll 16

@@ -11,18 +11,11 @@
    themselves after `period` of them, a multiple of PANEL:
 
        columns x0 x1 x2 x3, taps 0 1 2:    (x0 x1) (x1 x2)    (x2 0) (x3 0) */
+#include "images.h"
 #include "integers.h"
 #include "native.h"
 
 enum { COPY = 65536, ROWS = 64, PAIRS_COPIED = 32768, MOST_CHANNELS = 4096 };
-
-typedef struct {
-    int64_t size, count, kernel, stride, dilation, begin;
-} axis;
-
-typedef struct {
-    int64_t image, channel, row, column;
-} steps;
 
 /* How sums become codes: zero + rint(sum * factor + offset), with that within low and high. */
 typedef struct {
@@ -52,11 +45,6 @@ struct code_depthwise {
     int64_t images, filters, multiplier, period, block, chunk, change, zero;
     const steps *x_steps, *y_steps;
 };
-
-static inline int64_t smaller(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
 
 static inline int64_t seen(const axis *v, int64_t o, int64_t k)
 {

@@ -83,8 +83,7 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
     }                                                                                             \
                                                                                                   \
     /* Many rows of a few elements. */                                                            \
-    static inline __attribute__((always_inline)) void name##_few(                                 \
-        const type *x, int64_t rows, const int64_t length, type *y)                               \
+    INLINED void name##_few(const type *x, int64_t rows, const int64_t length, type *y)           \
     {                                                                                             \
         wide totals[ROWS];                                                                        \
         for (int64_t row = 0; row < rows; row += ROWS, x += ROWS * length, y += ROWS) {           \

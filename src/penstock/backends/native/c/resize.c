@@ -3,7 +3,7 @@
    together, such as the channels of a pixel. */
 #include <math.h>
 #include <string.h>
-#include "native.h"
+#include "families.h"
 
 enum { MOST_ROWS = 256, SPAN = 4096, BLOCK = 256 };
 
@@ -187,8 +187,8 @@ RESIZE(resize_int16, int16_t, float, ROUNDED)
 RESIZE(resize_int32, int32_t, double, ROUNDED)
 
 /* Copies of elements. A row that reads what the last one did is a copy of it. */
-#define NEAREST(name, type)                                                                       \
-    static inline void name##_row(const struct resize *a, const type *restrict x,                 \
+#define NEAREST(size, type)                                                                       \
+    static inline void resize_nearest_##size##_row(const struct resize *a, const type *restrict x, \
                                   type *restrict y, const int32_t *indices, int64_t count)        \
     {                                                                                             \
         const int64_t inner = a->inner, end = a->run + a->run_length;                             \
@@ -208,7 +208,7 @@ RESIZE(resize_int32, int32_t, double, ROUNDED)
         }                                                                                         \
     }                                                                                             \
                                                                                                   \
-    static int name(const void *arguments, int64_t begin, int64_t end)                            \
+    static int resize_nearest_##size(const void *arguments, int64_t begin, int64_t end)           \
     {                                                                                             \
         const struct resize *a = arguments;                                                       \
         const axis one = {1, 0, 0, 1, 0}, *along = &a->axes[a->n_axes - 1];                       \
@@ -231,7 +231,7 @@ RESIZE(resize_int32, int32_t, double, ROUNDED)
                 if (from == last)                                                                 \
                     memcpy(row, row - rows->y_stride, count * a->inner * sizeof(type));           \
                 else                                                                              \
-                    name##_row(a, x + from * rows->x_stride, row, a->indices + along->first,      \
+                    resize_nearest_##size##_row(a, x + from * rows->x_stride, row, a->indices + along->first, \
                                count);                                                            \
                 last = from;                                                                      \
             }                                                                                     \
@@ -240,10 +240,7 @@ RESIZE(resize_int32, int32_t, double, ROUNDED)
         return 0;                                                                                 \
     }
 
-NEAREST(resize_nearest_1, uint8_t)
-NEAREST(resize_nearest_2, uint16_t)
-NEAREST(resize_nearest_4, uint32_t)
-NEAREST(resize_nearest_8, uint64_t)
+OF_SIZES(NEAREST)
 
 /* A constant tensor with another in it. An item is a row of the result: `width` elements, of which
    `length` are copied behind `before` others. */
@@ -259,8 +256,8 @@ struct pad {
     int64_t n_axes, before, length, width;
 };
 
-#define PAD(name, type)                                                                           \
-    static int name(const void *arguments, int64_t begin, int64_t end)                            \
+#define PAD(size, type)                                                                           \
+    static int pad_##size(const void *arguments, int64_t begin, int64_t end)                      \
     {                                                                                             \
         const struct pad *a = arguments;                                                          \
         const type value = *(const type *)a->value;                                               \
@@ -294,18 +291,11 @@ struct pad {
         return 0;                                                                                 \
     }
 
-PAD(pad_1, uint8_t)
-PAD(pad_2, uint16_t)
-PAD(pad_4, uint32_t)
-PAD(pad_8, uint64_t)
+OF_SIZES(PAD)
 
 const kernel_entry resize_kernels[] = {
-    KERNEL(pad_1, pad), KERNEL(pad_2, pad), KERNEL(pad_4, pad), KERNEL(pad_8, pad),
-    KERNEL(resize_float32, resize),   KERNEL(resize_float64, resize),
-    KERNEL(resize_uint8, resize),     KERNEL(resize_int8, resize),
-    KERNEL(resize_uint16, resize),    KERNEL(resize_int16, resize),
-    KERNEL(resize_int32, resize),
-    KERNEL(resize_nearest_1, resize), KERNEL(resize_nearest_2, resize),
-    KERNEL(resize_nearest_4, resize), KERNEL(resize_nearest_8, resize),
+    KERNELS_OF_SIZES(pad, pad), KERNELS_OF_FLOATS(resize, resize), KERNELS_OF_SIZES(resize_nearest, resize),
+    KERNEL(resize_uint8, resize), KERNEL(resize_int8, resize), KERNEL(resize_uint16, resize),
+    KERNEL(resize_int16, resize), KERNEL(resize_int32, resize),
     END_OF_KERNELS,
 };

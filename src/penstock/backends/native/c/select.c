@@ -1,7 +1,7 @@
 /* Elements that are kept, set or moved by their places: parts of matrices, one-hot vectors, sequences in
    reverse. An item is a row. Elements are any bytes. */
 #include <string.h>
-#include "native.h"
+#include "families.h"
 
 /* Rows of a matrix from a diagonal on, or up to it; zeros elsewhere. */
 struct triangle {
@@ -66,8 +66,8 @@ struct classes {
     int64_t from_end;     /* negative indices count from there */
 };
 
-#define CLASSES(name, type)                                                                        \
-    static int name(const void *arguments, int64_t begin, int64_t end)                             \
+#define CLASSES(size, type)                                                                        \
+    static int classes_##size(const void *arguments, int64_t begin, int64_t end)                   \
     {                                                                                              \
         const struct classes *a = arguments;                                                       \
         const type off = ((const type *)a->values)[0], on = ((const type *)a->values)[1];          \
@@ -87,10 +87,7 @@ struct classes {
         return 0;                                                                                  \
     }
 
-CLASSES(classes_1, uint8_t)
-CLASSES(classes_2, uint16_t)
-CLASSES(classes_4, uint32_t)
-CLASSES(classes_8, uint64_t)
+OF_SIZES(CLASSES)
 
 /* The first elements of each sequence in reverse; an item is a time or a sequence. */
 struct sequences {
@@ -121,10 +118,7 @@ static int sequences(const void *arguments, int64_t begin, int64_t end)
 const kernel_entry select_kernels[] = {
     KERNEL(triangle, triangle),
     KERNEL(diagonal, diagonal),
-    KERNEL(classes_1, classes),
-    KERNEL(classes_2, classes),
-    KERNEL(classes_4, classes),
-    KERNEL(classes_8, classes),
+    KERNELS_OF_SIZES(classes, classes),
     KERNEL(sequences, sequences),
     END_OF_KERNELS,
 };

@@ -2,18 +2,11 @@
    else a block of columns that stand side by side. Where an element is NaN, or the highest is infinite,
    the sum is NaN, and so are all results. */
 #include <string.h>
+#include "arguments.h"
 #include "math32.h"
 #include "math64.h"
-#include "native.h"
+#include "families.h"
 #include "vectors.h"
-
-struct softmax {
-    const void *x;
-    void *y;
-    int64_t outer, length, inner; /* elements before the axis, along it and behind it */
-    int64_t block;                /* rows or columns of an item */
-    int64_t logarithm;
-};
 
 enum { BLOCK = 2048, COLUMNS = 256 };
 
@@ -230,9 +223,7 @@ HARDMAX(hardmax_float32, float)
 HARDMAX(hardmax_float64, double)
 
 const kernel_entry softmax_kernels[] = {
-    KERNEL(hardmax_float32, softmax),
-    KERNEL(hardmax_float64, softmax),
-    KERNEL(softmax_float32, softmax),
-    KERNEL(softmax_float64, softmax),
+    KERNELS_OF_FLOATS(hardmax, softmax),
+    KERNELS_OF_FLOATS(softmax, softmax),
     END_OF_KERNELS,
 };

@@ -26,16 +26,31 @@ static PyArrayObject *new_array(int rank, const npy_intp *dims, int type)
     return (PyArrayObject *)PyArray_SimpleNew(rank, dims, type);
 }
 
+/* A string of an array, a borrowed reference. */
+static PyObject *text_at(PyArrayObject *x, npy_intp i)
+{
+    PyObject *text = ((PyObject **)PyArray_DATA(x))[i];
+    return text ? text : Py_None;
+}
+
+/* After the string at `i`: 0 where the run must stop, with an error. */
+static int goes_on(npy_intp i, PyObject *checkpoint)
+{
+    if (i % BETWEEN_CHECKS != BETWEEN_CHECKS - 1)
+        return 1;
+    PyObject *result = PyObject_CallNoArgs(checkpoint);
+    Py_XDECREF(result);
+    return result != NULL;
+}
+
 static PyObject *text_are_strings(PyObject *module, PyObject *given)
 {
     PyArrayObject *x = array_of(given, NPY_OBJECT);
     if (!x)
         return NULL;
     int are = 1;
-    for (npy_intp i = 0; are && i < PyArray_SIZE(x); i++) {
-        PyObject *element = ((PyObject **)PyArray_DATA(x))[i];
-        are = element && PyUnicode_CheckExact(element);
-    }
+    for (npy_intp i = 0; are && i < PyArray_SIZE(x); i++)
+        are = PyUnicode_CheckExact(text_at(x, i));
     Py_DECREF((PyObject *)x);
     return PyBool_FromLong(are);
 }
@@ -48,10 +63,9 @@ static PyObject *text_places(PyObject *module, PyObject *const *arguments, Py_ss
     PyArrayObject *x = array_of(arguments[0], NPY_OBJECT);
     PyArrayObject *y = x ? new_array(PyArray_NDIM(x), PyArray_DIMS(x), NPY_INT64) : NULL;
     if (y) {
-        PyObject *const *texts = PyArray_DATA(x);
         int64_t *places = PyArray_DATA(y);
         for (npy_intp i = 0; i < PyArray_SIZE(x) && !PyErr_Occurred(); i++) {
-            PyObject *place = PyDict_GetItemWithError(arguments[1], texts[i] ? texts[i] : Py_None);
+            PyObject *place = PyDict_GetItemWithError(arguments[1], text_at(x, i));
             places[i] = place ? PyLong_AsLongLong(place) : missing;
         }
         if (PyErr_Occurred())
@@ -96,20 +110,12 @@ static PyObject *text_hashes(PyObject *module, PyObject *const *arguments, Py_ss
     for (npy_intp i = 0; y && i < PyArray_SIZE(x); i++) {
         Py_ssize_t size = PyArray_ITEMSIZE(x);
         const char *bytes = (const char *)PyArray_DATA(x) + i * size;
-        if (type == NPY_OBJECT) {
-            PyObject *element = ((PyObject **)PyArray_DATA(x))[i];
-            bytes = PyUnicode_AsUTF8AndSize(element ? element : Py_None, &size);
-        }
+        if (type == NPY_OBJECT)
+            bytes = PyUnicode_AsUTF8AndSize(text_at(x, i), &size);
         if (bytes)
             ((uint32_t *)PyArray_DATA(y))[i] = hash_of(bytes, size, seed);
-        else
+        if (!bytes || !goes_on(i, arguments[2]))
             Py_CLEAR(y);
-        if (y && i % BETWEEN_CHECKS == BETWEEN_CHECKS - 1) {
-            PyObject *result = PyObject_CallNoArgs(arguments[2]);
-            if (!result)
-                Py_CLEAR(y);
-            Py_XDECREF(result);
-        }
     }
     Py_XDECREF((PyObject *)x);
     return (PyObject *)y;
@@ -164,10 +170,14 @@ static inline int is_first(char byte)
     return ((unsigned char)byte & 0xC0) != 0x80;
 }
 
-/* Append the tokens of a text in UTF-8; returns their number, or -1. */
-static int64_t append_tokens(PyObject *tokens, const token_class *c, const char *text, Py_ssize_t size)
+/* Append the tokens of a text; returns their number, or -1. */
+static int64_t append_tokens(PyObject *tokens, PyObject *string, const void *settings)
 {
-    int64_t number = 0;
+    const token_class *c = settings;
+    Py_ssize_t size;
+    const char *text = PyUnicode_AsUTF8AndSize(string, &size);
+    int64_t number = text ? 0 : -1;
+    size = text ? size : 0;
     for (Py_ssize_t begin = 0, end; begin < size; begin = end) {
         int64_t characters = 0;
         for (end = begin; end < size; end++) {
@@ -195,35 +205,38 @@ static int64_t append_tokens(PyObject *tokens, const token_class *c, const char 
     return number;
 }
 
-static PyObject *text_tokens(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+typedef int64_t (*appending)(PyObject *tokens, PyObject *text, const void *settings);
+
+/* The list of what `append` appends for all strings, and how many there are of each: an array with the dims
+   of x, or one dim if it is `flat`. */
+static PyObject *all_tokens(PyObject *given, int flat, appending append, const void *settings,
+                            PyObject *checkpoint)
 {
-    if (!expected(count, 6))
-        return NULL;
-    token_class c = {PyBytes_AsString(arguments[1]), PyObject_IsTrue(arguments[2]),
-                     PyObject_IsTrue(arguments[3]), PyLong_AsLongLong(arguments[4])};
-    PyArrayObject *x = PyErr_Occurred() ? NULL : array_of(arguments[0], NPY_OBJECT);
+    PyArrayObject *x = PyErr_Occurred() ? NULL : array_of(given, NPY_OBJECT);
     npy_intp length = x ? PyArray_SIZE(x) : 0;
-    PyArrayObject *counts = x ? new_array(1, &length, NPY_INT64) : NULL;
-    PyObject *tokens = counts && PyBytes_Size(arguments[1]) == 128 ? PyList_New(0) : NULL;
+    const npy_intp *dims = flat || !x ? &length : PyArray_DIMS(x);
+    PyArrayObject *counts = x ? new_array(flat ? 1 : PyArray_NDIM(x), dims, NPY_INT64) : NULL;
+    PyObject *tokens = counts ? PyList_New(0) : NULL;
     int failed = !tokens;
     for (npy_intp i = 0; !failed && i < length; i++) {
-        Py_ssize_t size;
-        PyObject *element = ((PyObject **)PyArray_DATA(x))[i];
-        const char *text = PyUnicode_AsUTF8AndSize(element ? element : Py_None, &size);
-        int64_t number = text ? append_tokens(tokens, &c, text, size) : -1;
+        int64_t number = append(tokens, text_at(x, i), settings);
         ((int64_t *)PyArray_DATA(counts))[i] = number;
-        failed = number < 0;
-        if (!failed && i % BETWEEN_CHECKS == BETWEEN_CHECKS - 1) {
-            PyObject *result = PyObject_CallNoArgs(arguments[5]);
-            failed = !result;
-            Py_XDECREF(result);
-        }
+        failed = number < 0 || !goes_on(i, checkpoint);
     }
     PyObject *result = failed ? NULL : PyTuple_Pack(2, tokens, counts);
     Py_XDECREF(tokens);
     Py_XDECREF((PyObject *)counts);
     Py_XDECREF((PyObject *)x);
     return result;
+}
+
+static PyObject *text_tokens(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    if (!expected(count, 6) || PyBytes_Size(arguments[1]) != 128)
+        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "members are 128 bytes");
+    token_class c = {PyBytes_AsString(arguments[1]), PyObject_IsTrue(arguments[2]),
+                     PyObject_IsTrue(arguments[3]), PyLong_AsLongLong(arguments[4])};
+    return all_tokens(arguments[0], 1, append_tokens, &c, arguments[5]);
 }
 
 /* Of a text in UTF-8 whether it matches a deterministic automaton: 1 if not, 2 if it does, 0 where the
@@ -266,8 +279,7 @@ static PyObject *text_matches(PyObject *module, PyObject *const *arguments, Py_s
     Py_ssize_t total = 0;
     for (; good && !PyErr_Occurred() && at < end; at++) {
         Py_ssize_t size;
-        PyObject *element = ((PyObject **)PyArray_DATA(arrays[0]))[at];
-        const char *text = PyUnicode_AsUTF8AndSize(element ? element : Py_None, &size);
+        const char *text = PyUnicode_AsUTF8AndSize(text_at(arrays[0], at), &size);
         PyErr_Clear(); /* the caller looks at what is no text, or none in UTF-8 */
         int found = text && size <= LONGEST_TEXT
                         ? match(text, size, PyArray_DATA(arrays[1]), PyArray_DATA(arrays[2]))
@@ -286,15 +298,22 @@ static PyObject *text_matches(PyObject *module, PyObject *const *arguments, Py_s
     return PyErr_Occurred() ? NULL : PyLong_FromSsize_t(at);
 }
 
-/* Append the parts of a text between separators, or between white space; returns their number, or -1. */
-static Py_ssize_t append_parts(PyObject *tokens, PyObject *text, PyObject *separator, Py_ssize_t most)
+/* How texts are split: between separators, or white space (NULL), so often at most. */
+typedef struct {
+    PyObject *separator;
+    Py_ssize_t most;
+} splitting;
+
+/* Append the parts of a text; returns their number, or -1. */
+static int64_t append_parts(PyObject *tokens, PyObject *text, const void *settings)
 {
-    PyObject *parts = PyUnicode_Split(text, separator, most);
+    const splitting *s = settings;
+    PyObject *parts = PyUnicode_Split(text, s->separator, s->most);
     Py_ssize_t number = parts ? PyList_Size(parts) : -1;
     /* White space at the end is dropped, even if it would be of the part that is not split further. */
-    if (number > 0 && !separator && number == most + 1) {
-        PyObject *last = PyObject_CallMethod(PyList_GetItem(parts, most), "rstrip", NULL);
-        if (!last || PyList_SetItem(parts, most, last) < 0)
+    if (number > 0 && !s->separator && number == s->most + 1) {
+        PyObject *last = PyObject_CallMethod(PyList_GetItem(parts, s->most), "rstrip", NULL);
+        if (!last || PyList_SetItem(parts, s->most, last) < 0)
             number = -1;
     }
     for (Py_ssize_t i = 0, length = number; i < length && number >= 0; i++)
@@ -308,28 +327,8 @@ static PyObject *text_parts(PyObject *module, PyObject *const *arguments, Py_ssi
 {
     if (!expected(count, 4))
         return NULL;
-    PyObject *separator = arguments[1] == Py_None ? NULL : arguments[1];
-    Py_ssize_t most = PyLong_AsSsize_t(arguments[2]);
-    PyArrayObject *x = PyErr_Occurred() ? NULL : array_of(arguments[0], NPY_OBJECT);
-    PyArrayObject *counts = x ? new_array(PyArray_NDIM(x), PyArray_DIMS(x), NPY_INT64) : NULL;
-    PyObject *tokens = counts ? PyList_New(0) : NULL;
-    int failed = !tokens;
-    for (npy_intp i = 0; !failed && i < PyArray_SIZE(x); i++) {
-        PyObject *element = ((PyObject **)PyArray_DATA(x))[i];
-        int64_t number = append_parts(tokens, element ? element : Py_None, separator, most);
-        ((int64_t *)PyArray_DATA(counts))[i] = number;
-        failed = number < 0;
-        if (!failed && i % BETWEEN_CHECKS == BETWEEN_CHECKS - 1) {
-            PyObject *result = PyObject_CallNoArgs(arguments[3]);
-            failed = !result;
-            Py_XDECREF(result);
-        }
-    }
-    PyObject *result = failed ? NULL : PyTuple_Pack(2, tokens, counts);
-    Py_XDECREF(tokens);
-    Py_XDECREF((PyObject *)counts);
-    Py_XDECREF((PyObject *)x);
-    return result;
+    splitting s = {arguments[1] == Py_None ? NULL : arguments[1], PyLong_AsSsize_t(arguments[2])};
+    return all_tokens(arguments[0], 0, append_parts, &s, arguments[3]);
 }
 
 static PyObject *text_padded(PyObject *module, PyObject *const *arguments, Py_ssize_t count)

@@ -3,6 +3,7 @@
    All tests are x <= threshold; the children stand beside one another. A leaf leads to itself, so
    that some rows, or some trees of one row, can go down in step: their loads overlap. Votes are added
    in the order of the trees. */
+#include "families.h"
 #include "scores.h"
 
 struct tree_node {
@@ -76,8 +77,8 @@ static inline void write_row(const struct trees *a, int64_t row, double *scores)
             ((float *)a->scores)[row * targets + i] = (float)scores[i];
 }
 
-#define TREES(name, type)                                                                         \
-    static inline void name##_descend(const struct tree_node *nodes, const type *const *x,        \
+#define TREES(suffix, type, real)                                                                 \
+    static inline void descend_##suffix(const struct tree_node *nodes, const type *const *x,      \
                                       int32_t *at)                                                \
     {                                                                                             \
         int32_t moved;                                                                            \
@@ -94,7 +95,7 @@ static inline void write_row(const struct trees *a, int64_t row, double *scores)
         } while (moved);                                                                          \
     }                                                                                             \
                                                                                                   \
-    static int name(const void *arguments, int64_t begin, int64_t end)                            \
+    static int trees_##suffix(const void *arguments, int64_t begin, int64_t end)                  \
     {                                                                                             \
         const struct trees *a = arguments;                                                        \
         int64_t targets = a->targets;                                                             \
@@ -118,7 +119,7 @@ static inline void write_row(const struct trees *a, int64_t row, double *scores)
                         x[i] = (const type *)a->x + (start + row) * a->width;                     \
                         at[i] = a->roots[of_rows ? outer : lane];                                 \
                     }                                                                             \
-                    name##_descend(a->nodes, x, at);                                              \
+                    descend_##suffix(a->nodes, x, at);                                            \
                     for (int i = 0; i < used; i++)                                                \
                         add_votes(a, at[i], scores + (of_rows ? low + i : outer) * targets);      \
                 }                                                                                 \
@@ -128,15 +129,9 @@ static inline void write_row(const struct trees *a, int64_t row, double *scores)
         return 0;                                                                                 \
     }
 
-TREES(trees_float32, float)
-TREES(trees_float64, double)
-TREES(trees_int32, int32_t)
-TREES(trees_int64, int64_t)
+OF_NUMBERS(TREES)
 
 const kernel_entry trees_kernels[] = {
-    KERNEL(trees_float32, trees),
-    KERNEL(trees_float64, trees),
-    KERNEL(trees_int32, trees),
-    KERNEL(trees_int64, trees),
+    KERNELS_OF_NUMBERS(trees, trees),
     END_OF_KERNELS,
 };

@@ -1,4 +1,5 @@
-/* The widest vectors that the processor has, for types with the attribute vector_size. */
+/* The widest vectors that the processor has, for types with the attribute vector_size, and numbers that
+   depend on them. */
 #ifndef PENSTOCK_VECTORS_H
 #define PENSTOCK_VECTORS_H
 
@@ -9,5 +10,8 @@ enum { VECTOR_BYTES = 32 };
 #else
 enum { VECTOR_BYTES = 16 };
 #endif
+
+/* One of three numbers, for vectors of 64, 32 and 16 bytes. */
+#define BY_WIDTH(widest, wide, narrow) (VECTOR_BYTES == 64 ? widest : VECTOR_BYTES == 32 ? wide : narrow)
 
 #endif

@@ -1,4 +1,4 @@
-"""Where ONNX Runtime has its exceptions."""
+"""The package in which ONNX Runtime has its exceptions."""
 
 from penstock.compat.onnxruntime.capi import onnxruntime_pybind11_state
 

@@ -1,4 +1,4 @@
-"""Where ONNX Runtime defines its sessions, from which programs import them, too."""
+"""The module in which ONNX Runtime defines its sessions, from which programs import them, too."""
 
 from penstock.compat.onnxruntime.binding import IOBinding
 from penstock.compat.onnxruntime.session import InferenceSession

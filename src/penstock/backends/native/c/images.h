@@ -1,0 +1,17 @@
+/* How convolutions see images. */
+#ifndef PENSTOCK_IMAGES_H
+#define PENSTOCK_IMAGES_H
+
+#include <stdint.h>
+
+/* An axis: its elements and those of the result, and the windows along it. */
+typedef struct {
+    int64_t size, count, kernel, stride, dilation, begin;
+} axis;
+
+/* Elements from one image, channel, row or column to the next. */
+typedef struct {
+    int64_t image, channel, row, column;
+} steps;
+
+#endif
