@@ -151,9 +151,16 @@ def test_messages_are_taken_in_order_while_one_thread_computes(kind, monkeypatch
             computes.set()
             assert goes_on.wait(SOON)
 
-    monkeypatch.setattr(LinkReader, "_next", lambda self: (sent.popleft(),))
-    monkeypatch.setattr(links, "_unpacked", lambda packed: packed)
-    reader = LinkReader(Registered(), lambda message: taken.append(*message), "test", bell, then)
+    class Reader(LinkReader):
+        def _next(self) -> tuple[int]:
+            return (sent.popleft(),)
+
+    # The links of the cluster that tests share go on meanwhile, and must take their own messages.
+    unpacked = links._unpacked
+    monkeypatch.setattr(
+        links, "_unpacked", lambda packed: packed if isinstance(packed, tuple) else unpacked(packed)
+    )
+    reader = Reader(Registered(), lambda message: taken.append(*message), "test", bell, then)
     answers = 0
     for i in range(500):
         sent.append(i)
