@@ -43,14 +43,18 @@ def link(request, monkeypatch):
     """A link to a channel that holds messages, and the end of its bell that the reader has."""
     here, there = socket.socketpair(socket.AF_UNIX, request.param)
 
-    def channel(self: Link, nbytes: int) -> Held:
-        self._room = nbytes
-        return Held()
+    class HeldLink(Link):
+        def _channel(self, nbytes: int) -> Held:
+            self._room = nbytes
+            return Held()
 
-    monkeypatch.setattr(Link, "_channel", channel)
+    # The links of the cluster that tests share, whose messages are of several items, go on meanwhile.
+    packed = links._packed
     monkeypatch.setattr(links, "ray_identity", lambda: ("", ""))
-    monkeypatch.setattr(links, "_packed", Packed)
-    made = Link(Reader(None, "", BellAddress("", 0, b"", b"")), 1 << 20, here)
+    monkeypatch.setattr(
+        links, "_packed", lambda message: Packed(message) if len(message) == 1 else packed(message)
+    )
+    made = HeldLink(Reader(None, "", BellAddress("", 0, b"", b"")), 1 << 20, here)
     yield made, there
     made.close()
     there.close()
