@@ -43,14 +43,18 @@ def link(request, monkeypatch):
     """A link to a channel that holds messages, and the end of its bell that the reader has."""
     here, there = socket.socketpair(socket.AF_UNIX, request.param)
 
-    def channel(self: Link, nbytes: int) -> Held:
-        self._room = nbytes
-        return Held()
+    class HeldLink(Link):
+        def _channel(self, nbytes: int) -> Held:
+            self._room = nbytes
+            return Held()
 
-    monkeypatch.setattr(Link, "_channel", channel)
+    # The links of the cluster that tests share, whose messages are of several items, go on meanwhile.
+    packed = links._packed
     monkeypatch.setattr(links, "ray_identity", lambda: ("", ""))
-    monkeypatch.setattr(links, "_packed", Packed)
-    made = Link(Reader(None, "", BellAddress("", 0, b"", b"")), 1 << 20, here)
+    monkeypatch.setattr(
+        links, "_packed", lambda message: Packed(message) if len(message) == 1 else packed(message)
+    )
+    made = HeldLink(Reader(None, "", BellAddress("", 0, b"", b"")), 1 << 20, here)
     yield made, there
     made.close()
     there.close()
@@ -151,9 +155,16 @@ def test_messages_are_taken_in_order_while_one_thread_computes(kind, monkeypatch
             computes.set()
             assert goes_on.wait(SOON)
 
-    monkeypatch.setattr(LinkReader, "_next", lambda self: (sent.popleft(),))
-    monkeypatch.setattr(links, "_unpacked", lambda packed: packed)
-    reader = LinkReader(Registered(), lambda message: taken.append(*message), "test", bell, then)
+    class Reader(LinkReader):
+        def _next(self) -> tuple[int]:
+            return (sent.popleft(),)
+
+    # The links of the cluster that tests share go on meanwhile, and must take their own messages.
+    unpacked = links._unpacked
+    monkeypatch.setattr(
+        links, "_unpacked", lambda packed: packed if isinstance(packed, tuple) else unpacked(packed)
+    )
+    reader = Reader(Registered(), lambda message: taken.append(*message), "test", bell, then)
     answers = 0
     for i in range(500):
         sent.append(i)
