@@ -2,7 +2,7 @@
 
 A family is the kernels of some operations, and registers itself in its file::
 
-    @family("Hardmax", "LogSoftmax", "Softmax", seconds=by_memory)
+    @family("Hardmax", "LogSoftmax", "Softmax", work=by_memory)
     def softmax_call(site: Site) -> NativeCall | None: ...
 
 The file is imported when one of its operations is first looked up. ``families.txt`` says which it
@@ -16,7 +16,6 @@ made so far (``ahead_of_cache``; ``backends/dynamic_shapes.py``).
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -32,8 +31,9 @@ from penstock.host.native import NativeLibrary
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ops.internal.fused import FUSED, parts
+from penstock.ops.work_estimate import Work
 
-Seconds: TypeAlias = Callable[[Node], float]
+WorkOf: TypeAlias = Callable[[Node], Work | None]
 Static: TypeAlias = Callable[[Site], NativeCall | None]
 AnyShape: TypeAlias = Callable[[NativeLibrary, Node, Sequence[Type | None]], Kernel | None]
 AnyShapeCall: TypeAlias = tuple[Callable[..., Any], object]
@@ -44,12 +44,6 @@ Chooser = TypeVar("Chooser", bound=Callable[..., Any])
 
 INDEX = os.path.join(os.path.dirname(__file__), "families.txt")
 
-# Approximate costs on one core: of a call that does nothing, bytes a second in the cache, and an
-# element of a result.
-_CALL_S = 0.12e-6
-_BYTES_PER_S, _GATHERED_PER_S = 60e9, 8e9
-_ELEMENT_NS = 0.05
-
 _NUMPY = NumpyBackend()
 
 
@@ -59,9 +53,10 @@ class Family:
     known shapes; with ``data_dependent`` those of outputs follow from data, and are left out.
     ``any_shape`` returns a kernel for arrays of any shapes. ``ahead_of_cache`` gets a site whose
     shapes may be unknown; its compiled function calls the other for what it has no code for. Each
-    returns None if it has no kernel for the node. ``seconds`` estimates the time of a call."""
+    returns None if it has no kernel for the node. ``work`` is that of a call, in the units of
+    ``rates.RATES``; None for nodes without a kernel."""
 
-    seconds: Seconds
+    work: WorkOf
     static: Static | None = None
     any_shape: AnyShape | None = None
     ahead_of_cache: AheadOfCache | None = None
@@ -73,48 +68,49 @@ REGISTERED: dict[str, Family] = {}
 _COMPLETE: dict[str, Family] = {}  # of which all files are imported
 
 
-def below_numpy(node: Node) -> float:
+def below_numpy(node: Node) -> Work:
     """Half of NumPy's time: compiled kernels are there because they are faster."""
-    return _NUMPY.seconds(node) / 2
+    return Work("other", beside_s=_NUMPY.seconds(node) / 2)
 
 
-def by_call(node: Node) -> float:
-    """The time of a call alone, for views."""
-    return _CALL_S
+def by_call(node: Node) -> Work:
+    """A call alone, for views."""
+    return Work("view")
 
 
-def by_memory(node: Node, element_ns: float = _ELEMENT_NS) -> float:
-    """By what is read and written, and the elements of the result; infinite if a shape is
-    unknown."""
+def by_memory(node: Node, additions: float = 1) -> Work | None:
+    """What is read and written, and so many additions for each element of the result; None if a
+    shape is unknown."""
     values = (*node.inputs, *node.outputs)
     types_ = [v.type for v in values if v is not None and not v.is_constant]
     tensors = [t for t in types_ if isinstance(t, TensorType) and t.static]
     if len(tensors) < len(types_):
-        return math.inf
+        return None
     moved = sum(t.nbytes for t in tensors)
-    return _CALL_S + moved / _BYTES_PER_S + tensors[-1].elements * element_ns * 1e-9
+    return Work(nbytes=moved, elements=tensors[-1].elements * additions)
 
 
-def by_result(node: Node) -> float:
-    """By the bytes of the result: of the rest, only some is read."""
+def by_result(node: Node) -> Work | None:
+    """The bytes of the result: of the rest, only some is read."""
     types_ = [v.type for v in node.outputs if v is not None]
     tensors = [t for t in types_ if isinstance(t, TensorType) and t.static]
     if len(tensors) < len(types_):
-        return math.inf
-    return _CALL_S + sum([t.nbytes for t in tensors]) / _GATHERED_PER_S
+        return None
+    return Work("gather", sum([t.nbytes for t in tensors]))
 
 
 def family(
-    *names: str, seconds: Seconds = below_numpy, data_dependent: bool = False
+    *names: str, work: WorkOf = below_numpy, data_dependent: bool = False
 ) -> Callable[[Chooser], Chooser]:
     """Register a function as ``Family.static`` of the operations of these full names."""
-    options = {"seconds": seconds, "data_dependent": data_dependent}
+    options = {"work": work, "data_dependent": data_dependent}
     return lambda choose: _register(names, "static", choose, options)
 
 
-def of_any_shape(*names: str, seconds: Seconds | None = None) -> Callable[[Chooser], Chooser]:
-    """Register a function as ``Family.any_shape``; with an estimate where there is no other."""
-    options = {} if seconds is None else {"seconds": seconds}
+def of_any_shape(*names: str, work: WorkOf | None = None) -> Callable[[Chooser], Chooser]:
+    """Register a function as ``Family.any_shape``; with its work where that is known in no
+    other way."""
+    options = {} if work is None else {"work": work}
     return lambda choose: _register(names, "any_shape", choose, options)
 
 

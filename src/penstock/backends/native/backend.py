@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -11,6 +10,7 @@ import numpy as np
 from penstock.backends.dynamic_shapes import SpecializingBackend
 from penstock.backends.native import family_of
 from penstock.backends.native.kernel import NativeCall, Site, native_kernel, open_site, site_of
+from penstock.backends.native.rates import RATES
 from penstock.core.checkpoints import checkpoint
 from penstock.core.errors import PenstockError
 from penstock.core.records import replace
@@ -21,7 +21,7 @@ from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ops.common.constant_cache import REORDERED, SavedCopies, copies_of
 from penstock.ops.internal.fused import parts
-from penstock.ops.work_estimate import WORTH_ROUNDING, flops
+from penstock.ops.work_estimate import WORTH_ROUNDING, Work, flops
 
 _PRODUCTS = ("Gemm", "MatMul")
 
@@ -47,6 +47,7 @@ class NativeBackend(SpecializingBackend):
     making_s, unbound_s = 0.15e-3, 0.25e-6
     order_lacking = -1
     threads_of_caller = True  # as with OpenMP
+    rates = RATES
 
     def __init__(self, loaded: NativeLibrary | None = None, *, precision: str = "float32") -> None:
         super().__init__()
@@ -59,9 +60,9 @@ class NativeBackend(SpecializingBackend):
             )
         self.library = loaded
 
-    def seconds(self, node: Node) -> float:
+    def work(self, node: Node) -> Work | None:
         family = family_of(node)
-        return math.inf if family is None or self._leaves(node) else family.seconds(node)
+        return None if family is None or self._leaves(node) else family.work(node)
 
     def _leaves(self, node: Node) -> bool:
         """Whether a node is left to backends that round the operands of products."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from penstock.backends.native import family
 from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor, Word
+from penstock.backends.native.rates import part_ns
 from penstock.core.types import FLOAT32, TensorType
 from penstock.ops.common.constant_cache import ConstantRef, Reordered, Shared, reordered, shared
 from penstock.ops.microsoft.experts import (
@@ -20,6 +21,7 @@ from penstock.ops.microsoft.experts import (
     packed_experts,
 )
 from penstock.ops.microsoft.quantized_weights import PackedWeights, unpack
+from penstock.ops.work_estimate import Work
 
 # As in c/blocks.c.
 PANEL = 32
@@ -52,7 +54,7 @@ def block_product(site: Site) -> NativeCall | None:
             *(rows, packed.k, packed.n, max(packed.bits, 4), packed.block),
         ),
         items=count,
-        item_ns=packed.k * (1 + rows * 0.5),
+        item_ns=part_ns(Work(elements=packed.k * (20 + 10 * rows))),
         workspace=border,
         keep=(codes, factors),
         # Codes behind the last weight of a row are not in panels.
@@ -101,7 +103,7 @@ def experts_call(site: Site) -> NativeCall | None:
             *(*numbers, limit),
         ),
         items=count * math.ceil(tokens / together),
-        item_ns=4 * hidden * inner * together * chosen / count * 0.05,
+        item_ns=part_ns(Work(elements=4 * hidden * inner * together * chosen / count)),
         can_fail=True,  # without memory
         keep=keep,
         writes=(TensorType(FLOAT32, (tokens, chosen, hidden)),),

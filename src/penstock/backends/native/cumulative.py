@@ -6,7 +6,9 @@ import math
 
 from penstock.backends.native import family
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
+from penstock.backends.native.rates import part_ns
 from penstock.ops.common.shape_rules import normalize_axis
+from penstock.ops.work_estimate import Work
 
 _COLUMNS, _ROWS = 128, 8  # of an item, as in c/cumulative.c
 # Unsigned integers wrap as signed ones do.
@@ -32,5 +34,5 @@ def cumulative(site: Site) -> NativeCall | None:
         f"{site.node.op.name.lower()}_{suffix}",
         (Tensor(0), site.result(), outer, length, inner, exclusive, reverse),
         items=math.ceil(outer / _ROWS) if last else outer * math.ceil(inner / _COLUMNS),
-        item_ns=length * (_ROWS if last else min(inner, _COLUMNS)) * 0.3,
+        item_ns=part_ns(Work(elements=6 * length * (_ROWS if last else min(inner, _COLUMNS)))),
     )

@@ -10,12 +10,14 @@ import numpy as np
 
 from penstock.backends.native import family
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
+from penstock.backends.native.rates import part_ns
 from penstock.core.records import dataclass
 from penstock.core.types import FLOAT32, STRING
 from penstock.ir.op import Attrs
 from penstock.ops.common.constant_cache import shared
 from penstock.ops.onnx_ml import models
 from penstock.ops.onnx_ml.models import KERNELS, TRANSFORM_NAMES, VectorMachine
+from penstock.ops.work_estimate import Work
 
 # As in c/models.c.
 _ROWS, _WIDTH, _DECISIONS, _CLASSES = 4, 16, 256, 32
@@ -61,6 +63,7 @@ def vector_model(site: Site) -> NativeCall | None:
     labels, _, count, decisions, arrays, numbers = share.value
     texts = labels if labels is not None and labels.dtype == STRING else None
     scores = len(site.tensors) - len(site.node.inputs) - 1
+    together, terms = min(rows, _ROWS), count * (2 * width + 2 * decisions + 20)
     return NativeCall(
         f"models_{x.dtype}",
         (
@@ -72,7 +75,7 @@ def vector_model(site: Site) -> NativeCall | None:
             *numbers,
         ),
         items=math.ceil(rows / _ROWS),
-        item_ns=min(rows, _ROWS) * (20 + count * (width * 0.1 + decisions * 0.1 + 1)),
+        item_ns=part_ns(Work(elements=together * terms, items=2 * together)),
         keep=share,
         texts=texts,
     )

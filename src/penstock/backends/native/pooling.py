@@ -10,10 +10,12 @@ import numpy as np
 
 from penstock.backends.native import by_memory, family
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
+from penstock.backends.native.rates import part_ns
 from penstock.backends.native.reduce import reduction_over
 from penstock.ir.layout import channels_last, packed_strides
 from penstock.ops.common.windows import Window
 from penstock.ops.onnx.pooling import pool_windows
+from penstock.ops.work_estimate import Work
 
 # As in c/pooling.c.
 _AXES, _BUFFER, _CHUNK, _MOST_TAPS, _WIDE, _MOST_LINES = 3, 12288, 512, 64, 1024, 64
@@ -25,7 +27,7 @@ _Strides = Sequence[tuple[int, ...] | None]
 
 @family(
     *("AveragePool", "LpPool", "MaxPool", "GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool"),
-    seconds=by_memory,
+    work=by_memory,
 )
 def pooling_call(site: Site) -> NativeCall | None:
     """A pooling of floats, if what a window sees fits into the cache."""
@@ -98,7 +100,7 @@ def _call(site: Site, kind: str, axes: Sequence[Window], strides: _Strides) -> N
             *(channels, chunk, total, lines, pitch),
         ),
         items=math.ceil(total / lines) * math.ceil(row.count / chunk),
-        item_ns=lines * (20 + chunk * channels * taps * 0.1),
+        item_ns=part_ns(Work(elements=2 * lines * chunk * channels * taps, items=2 * lines)),
         restrided=partial(_call, site, kind, axes),
     )
 

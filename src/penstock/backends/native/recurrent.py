@@ -11,6 +11,7 @@ import numpy as np
 from penstock.backends.native import family
 from penstock.backends.native.integers import integer_panels
 from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor
+from penstock.backends.native.rates import part_ns
 from penstock.core.records import NamedTuple
 from penstock.core.types import BOOL, FLOAT32, TensorType
 from penstock.ir.graph import Node
@@ -18,7 +19,7 @@ from penstock.ops.common.constant_cache import Reordered, Shared, reordered, sha
 from penstock.ops.common.dtypes import INT8, INT32, UINT8
 from penstock.ops.onnx.activation import ACTIVATIONS
 from penstock.ops.onnx.recurrent import Layer, parse_layer, steps_and_rows
-from penstock.ops.work_estimate import flops
+from penstock.ops.work_estimate import Work, flops
 
 # As in c/recurrent.c: units of a block.
 _UNITS = 16
@@ -42,14 +43,10 @@ _ROWS, _MANY_ROWS, _NEAR_BYTES, _CHUNK, _CHUNK_ROWS = 8, 48, 1 << 19, 1 << 14, 2
 _FAR_BYTES, _MANY_CHUNK_ROWS = 1 << 23, 256
 # Of the ranges of codes.
 _RANGE_BYTES = 64
-_OPERATIONS_PER_NS = 100.0
 
-
-# Operations a second of many rows, and rows that take as long as waiting for the weights; from
-# layers of 64 to 1024 units with 1 to 64 rows.
-_PER_S, _WAIT_ROWS = 210e9, 1.2
-_STEP_S = 0.1e-6
-
+# Rows that take as long as waiting for the weights; from layers of 64 to 1024 units with 1 to 64
+# rows.
+_WAIT_ROWS = 1.2
 
 # Of gates in ready products, in the layers that have none.
 _NO_PLACES = (0, 0, 0, 0)
@@ -85,15 +82,15 @@ class _Held(NamedTuple):
     reordered: Mapping[int, Reordered]
 
 
-def recurrence_seconds(node: Node) -> float:
-    """An estimate of the time of a Recurrence."""
+def recurrence_work(node: Node) -> Work:
+    """The work of a Recurrence."""
     x = node.inputs[0]
     shape = None if x is None else x.shape
     steps, rows = (d if isinstance(d, int) else 1 for d in (shape or (1, 1))[:2])
-    return _seconds(node, steps, rows)
+    return _work(node, steps, rows)
 
 
-@family("penstock.Recurrence", seconds=recurrence_seconds)
+@family("penstock.Recurrence", work=recurrence_work)
 def recurrence_call(site: Site) -> NativeCall | None:
     """Recurrence, if its weights are constants: as a layer, but for products in the place of X."""
     products, weights, mask = site.input(0), site.constant(1), site.input(3)
@@ -117,6 +114,7 @@ def recurrence_call(site: Site) -> NativeCall | None:
         live, share = (Tensor(3), None) if mask.dtype == BOOL else (None, Tensor(3))
     states = [None if site.input(i) is None else Tensor(i) for i in (4, 5)]
     last = [site.result(i) if _has_result(site, i) else None for i in range(3)]
+    products = 2 * steps * sizes.rows * gates * hidden * hidden
     return NativeCall(
         "recurrent",
         (
@@ -139,7 +137,7 @@ def recurrence_call(site: Site) -> NativeCall | None:
             *(*places, *_NO_PLACES[len(places) :]),
         ),
         items=sizes.items,
-        item_ns=2 * steps * sizes.rows * gates * hidden * hidden / _OPERATIONS_PER_NS,
+        item_ns=part_ns(Work("recurrent, a part", flops=products)),
         stages=sizes.stages,
         pieces=sizes.padded // _UNITS,
         workspace=sizes.items * sizes.item_bytes,
@@ -147,12 +145,12 @@ def recurrence_call(site: Site) -> NativeCall | None:
     )
 
 
-def recurrent_seconds(node: Node) -> float:
-    """An estimate of the time of a recurrent layer."""
-    return _seconds(node, *steps_and_rows(node))
+def recurrent_work(node: Node) -> Work:
+    """The work of a recurrent layer."""
+    return _work(node, *steps_and_rows(node))
 
 
-@family("GRU", "LSTM", "RNN", seconds=recurrent_seconds)
+@family("GRU", "LSTM", "RNN", work=recurrent_work)
 @family("com.microsoft.DynamicQuantizeLSTM")
 def recurrent_call(site: Site) -> NativeCall | None:
     """A recurrent layer over float32, if its weights are constants."""
@@ -178,7 +176,8 @@ def recurrent_call(site: Site) -> NativeCall | None:
     if is_quantized:
         lines = [math.ceil(count / 64) * 64 for count in (width, hidden)]
         item_bytes += batch * (steps * lines[0] + lines[1]) + _RANGE_BYTES
-    work = 2 * steps * rows * layer.gates * hidden * (width + hidden)
+
+    products = 2 * steps * rows * layer.gates * hidden * (width + hidden)
 
     def given(i: int) -> Tensor | None:
         return None if site.input(i) is None else Tensor(i)
@@ -199,7 +198,7 @@ def recurrent_call(site: Site) -> NativeCall | None:
             *(rows, chunk, item_bytes, float(layer.clip or 0.0), *_NO_PLACES),
         ),
         items=items,
-        item_ns=work / _OPERATIONS_PER_NS,
+        item_ns=part_ns(Work("recurrent, a part", flops=products)),
         stages=sizes.stages,
         pieces=padded // (_CODE_UNITS if is_quantized else _UNITS),
         workspace=items * item_bytes,
@@ -254,8 +253,9 @@ def _sizes(
     return _Sizes(padded, rows, chunk, item_bytes, items, stages)
 
 
-def _seconds(node: Node, steps: int, rows: int) -> float:
-    return 1e-6 + steps * _STEP_S + flops(node) * (rows + _WAIT_ROWS) / (max(rows, 1) * _PER_S)
+def _work(node: Node, steps: int, rows: int) -> Work:
+    products = flops(node) * (rows + _WAIT_ROWS) / max(rows, 1)
+    return Work("recurrent", flops=products, items=steps)
 
 
 def _held_weights(site: Site, cell: str, is_quantized: bool) -> _Held | None:

@@ -8,8 +8,10 @@ from functools import partial
 
 from penstock.backends.native import by_memory, family
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
+from penstock.backends.native.rates import part_ns
 from penstock.ir.layout import packed_strides
 from penstock.ops.common.shape_rules import normalize_axes
+from penstock.ops.work_estimate import Work
 
 _DTYPES = ("float32", "float64", "int32", "int64")
 _EXTREMES = ("max", "min", "argmax", "argmin")
@@ -37,7 +39,7 @@ def _axes(site: Site, rank: int) -> tuple[int, ...] | None:
 @family(
     *("ArgMax", "ArgMin", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax"),
     *("ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare"),
-    seconds=by_memory,
+    work=by_memory,
 )
 def reduction_call(site: Site) -> NativeCall | None:
     """ReduceSum and the like, ArgMax and ArgMin."""
@@ -76,7 +78,7 @@ def _call(site: Site, name: str, axes: Sequence[int], strides: _Strides) -> Nati
             int(bool(site.attr("select_last_index", 0))),
         ),
         items=outer * math.ceil(inner / block) if inner > 1 else math.ceil(outer / block),
-        item_ns=block * (3 + length * 0.15),
+        item_ns=part_ns(Work(elements=3 * block * length, items=0.3 * block)),
         restrided=partial(_call, site, name, axes),
     )
 

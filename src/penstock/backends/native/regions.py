@@ -9,16 +9,16 @@ import numpy as np
 
 from penstock.backends.native import by_memory, family
 from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor
+from penstock.backends.native.rates import MOST_NS, part_ns
 from penstock.core.types import FLOAT32, INT64, TensorType
 from penstock.ops.common.dtypes import FLOAT64
+from penstock.ops.work_estimate import Work
 
 _WORDS, _BESIDE, _MOST_BINS, _MOST_WIDTH = 5, 32, 512, 4096  # as in c/regions.c
 _MOST_SIZE = 2**24  # of an image, whose positions are float32
-# An item does not look whether the run must stop; NumPy's kernels do.
-_MOST_ITEM_NS = 1e9
 
 
-@family("RoiAlign", seconds=by_memory)
+@family("RoiAlign", work=by_memory)
 def roi_align(site: Site) -> NativeCall | None:
     """RoiAlign in float32 and float64."""
     x, rois, images, y = site.input(0), site.input(1), site.input(2), site.output()
@@ -31,8 +31,9 @@ def roi_align(site: Site) -> NativeCall | None:
     shifted = site.attr("coordinate_transformation_mode", "half_pixel") == "half_pixel"
     ratio: int = max(site.attr("sampling_ratio", 0), 0)
     samples = ratio**2 * y.dims[3]  # of a row of bins; without a ratio, of the whole image
-    item_ns = 100 + x.dims[1] * 5 * (samples or math.ceil(x.dims[2] / y.dims[2]) * x.dims[3])
-    if item_ns > _MOST_ITEM_NS:
+    samples = samples or math.ceil(x.dims[2] / y.dims[2]) * x.dims[3]
+    item_ns = part_ns(Work(elements=100 * x.dims[1] * samples, items=10))
+    if item_ns > MOST_NS:
         return None
     return NativeCall(
         "roi_align" if x.dtype == FLOAT32 else "roi_align_float64",
@@ -50,7 +51,7 @@ def roi_align(site: Site) -> NativeCall | None:
     )
 
 
-@family("MaxRoiPool", seconds=by_memory)
+@family("MaxRoiPool", work=by_memory)
 def max_roi_pool(site: Site) -> NativeCall | None:
     """MaxRoiPool in float32."""
     x, rois, y = site.input(0), site.input(1), site.output()
@@ -59,8 +60,8 @@ def max_roi_pool(site: Site) -> NativeCall | None:
     if x.dims[3] > _MOST_WIDTH or not x.dtype == rois.dtype == FLOAT32:
         return None
     rows = math.ceil(x.dims[2] / y.dims[2]) + 2
-    item_ns = 100 + x.dims[1] * (y.dims[3] * 5 + rows * x.dims[3])
-    if item_ns > _MOST_ITEM_NS:
+    item_ns = part_ns(Work(elements=20 * x.dims[1] * (5 * y.dims[3] + rows * x.dims[3]), items=10))
+    if item_ns > MOST_NS:
         return None
     return NativeCall(
         "max_roi_pool",
@@ -89,8 +90,9 @@ def suppress(site: Site) -> NativeCall | None:
     images, classes, count = scores.dims
     most = site.constant(2)
     capacity = count if most is None else min(max(int(most.item()), 0), count)
-    rows, item_ns = images * classes, count * (20 + capacity * 0.2)
-    if not rows or not capacity or limits[0] is None or item_ns > _MOST_ITEM_NS:
+    rows = images * classes
+    item_ns = part_ns(Work(elements=4 * count * capacity, items=2 * count))
+    if not rows or not capacity or limits[0] is None or item_ns > MOST_NS:
         return None
     places = np.arange(capacity)
 

@@ -8,7 +8,9 @@ import numpy as np
 
 from penstock.backends.native import by_memory, family
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
+from penstock.backends.native.rates import part_ns
 from penstock.ops.onnx.image import pixel_centres, sampling_modes
+from penstock.ops.work_estimate import Work
 
 _POINTS, _MOST_TAPS, _MOST_RANK = 64, 64, 3  # as in c/sampling.c
 _MOST_PIXELS = 2**31
@@ -17,7 +19,7 @@ _PADDING = ("zeros", "border", "reflection")
 _SUFFIXES = {"float32": "float", "float64": "double"}
 
 
-@family("GridSample", seconds=by_memory)
+@family("GridSample", work=by_memory)
 def grid_sample(site: Site) -> NativeCall | None:
     """GridSample of images in the type of their grids."""
     x, grid, y = site.input(0), site.input(1), site.output()
@@ -29,6 +31,8 @@ def grid_sample(site: Site) -> NativeCall | None:
     rank, pixels = len(sizes), math.prod(sizes)
     if rank > _MOST_RANK or pixels >= _MOST_PIXELS:
         return None
+    together = min(points, _POINTS)
+    reads = together * taps**rank
     return NativeCall(
         f"grid_sample_{suffix}",
         (
@@ -38,11 +42,11 @@ def grid_sample(site: Site) -> NativeCall | None:
             int(bool(site.attr("align_corners", 0))),
         ),
         items=x.dims[0] * math.ceil(points / _POINTS),
-        item_ns=min(points, _POINTS) * (10 + taps**rank * (1 + 0.6 * x.dims[1])),
+        item_ns=part_ns(Work(elements=reads * (20 + 12 * x.dims[1]), items=together)),
     )
 
 
-@family("AffineGrid", seconds=by_memory)
+@family("AffineGrid", work=by_memory)
 def affine_grid(site: Site) -> NativeCall | None:
     """AffineGrid of a constant size."""
     theta, y = site.input(0), site.output()
@@ -60,5 +64,5 @@ def affine_grid(site: Site) -> NativeCall | None:
             *(np.array(sizes, np.int64), rank, rows),
         ),
         items=batch * rows,
-        item_ns=20 + sizes[-1] * rank * 0.5,
+        item_ns=part_ns(Work(elements=10 * sizes[-1] * rank, items=2)),
     )

@@ -18,12 +18,14 @@ import numpy as np
 
 from penstock.backends.native import family
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
+from penstock.backends.native.rates import part_ns
 from penstock.core.records import dataclass
 from penstock.core.types import STRING
 from penstock.ops.common.constant_cache import shared
 from penstock.ops.common.dtypes import FLOAT64
 from penstock.ops.onnx_ml import trees
 from penstock.ops.onnx_ml.models import TRANSFORM_NAMES, Labelling
+from penstock.ops.work_estimate import Work
 
 _SCORES = 4096  # of an item at most, as in c/trees.c
 _ROWS = 64  # of an item at most: a tree that rows have gone down stays in the first-level cache
@@ -78,6 +80,7 @@ def tree_ensemble(site: Site) -> NativeCall | None:
     block = max(1, min(_ROWS, _SCORES // targets))
     scores = len(site.tensors) - len(site.node.inputs) - 1
     result_type = site.tensors[-1]
+    walks = min(rows, block) * len(forest.roots)
     return NativeCall(
         f"trees_{x.dtype}",
         (
@@ -98,7 +101,7 @@ def tree_ensemble(site: Site) -> NativeCall | None:
             rule.limit,
         ),
         items=math.ceil(rows / block),
-        item_ns=min(rows, block) * len(forest.roots) * (5 + forest.depth),
+        item_ns=part_ns(Work(elements=20 * walks * forest.depth, items=0.5 * walks)),
         keep=share,
         texts=texts,
     )

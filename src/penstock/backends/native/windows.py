@@ -8,7 +8,9 @@ import numpy as np
 
 from penstock.backends.native import family
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
+from penstock.backends.native.rates import part_ns
 from penstock.ops.common.windows import windows
+from penstock.ops.work_estimate import Work
 
 _AXES = 3  # as in c/windows.c
 _SUFFIXES = {"float32": "float", "float64": "double"}
@@ -29,5 +31,5 @@ def col2im(site: Site) -> NativeCall | None:
         f"col2im_{_SUFFIXES[str(x.dtype)]}",
         (Tensor(0), site.result(), np.array(rows, np.int64)),
         items=y.dims[0] * y.dims[1],
-        item_ns=10 + math.prod(axis.kernel * axis.count for axis in axes),
+        item_ns=part_ns(Work(elements=20 * math.prod(a.kernel * a.count for a in axes), items=1)),
     )

@@ -27,7 +27,15 @@ from penstock.ops.common.constant_cache import weights_of
 from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.internal.transfer import REORDER
 from penstock.ops.registry import MICROSOFT
-from penstock.ops.work_estimate import WORTH_ROUNDING, Rates, flops, layout_seconds, moved_bytes
+from penstock.ops.work_estimate import (
+    WORTH_ROUNDING,
+    Rates,
+    RateTable,
+    Work,
+    flops,
+    layout_seconds,
+    moved_bytes,
+)
 
 if TYPE_CHECKING:
     from penstock.backends.onednn.op_desc import OpDesc
@@ -93,7 +101,7 @@ MOVING = frozenset({"MaxPool", REORDER.full_name})
 # A call that copies nothing; a convolution among others takes less (``codegen.sequences``).
 _CALL, _CONVOLUTION = 1.2e-6, 0.65e-6
 
-RATES = {
+RATES: RateTable = {
     "": Rates(_CALL, 20e9, 100e9),
     "codes product": Rates(_CALL, 20e9, 100e9, item_s=0.2e-6),
     "reduction": Rates(_CALL, 20e9, 100e9, item_s=0.13e-6),
@@ -120,8 +128,8 @@ _PRODUCTS = ("Gemm", "MatMul")
 _ROUNDED = ("Conv", *_PRODUCTS)
 
 
-def _convolution(node: Node) -> float:
-    """An estimate for a convolution, or a chain that begins with one."""
+def _convolution(node: Node) -> Work:
+    """The work of a convolution, or a chain that begins with one."""
     first = parts(node)[0]
     w, group = weights_of(first.input(1)), first.attrs.get("group", 1)
     family, filters, taps, work = "convolution", _FILTERS, 0, flops(node)
@@ -138,13 +146,12 @@ def _convolution(node: Node) -> float:
     if node.inputs[0] is None or node.inputs[0].producer is None:
         family = f"first {family}"
     computed = work * math.ceil(filters / _FILTERS) * _FILTERS / max(filters, 1)
-    moved = moved_bytes(node)
-    estimate = RATES[family].seconds(moved, computed, elements=positions, items=taps)
-    return estimate + layout_seconds(node)[0]
+    copies_s = layout_seconds(node)[0]
+    return Work(family, moved_bytes(node), computed, 0, positions, taps, copies_s)
 
 
-def _codes_convolution(node: Node, amx: bool) -> float | None:
-    """An estimate for a convolution of 8-bit codes, by all filters of a group or one each; None for
+def _codes_convolution(node: Node, amx: bool) -> Work | None:
+    """The work of a convolution of 8-bit codes, by all filters of a group or one each; None for
     other nodes. ``amx``: the processor multiplies tiles."""
     conv = next((part for part in parts(node)[1:] if part.op.name == "Conv"), None)
     values = (node.outputs[0], None if conv is None else conv.inputs[1])
@@ -158,10 +165,10 @@ def _codes_convolution(node: Node, amx: bool) -> float | None:
     elements = result.elements
     if single:
         taps = elements * math.prod(w.dims[2:])
-        return RATES["codes depthwise convolution"].seconds(flops=taps, elements=elements)
+        return Work("codes depthwise convolution", flops=taps, elements=elements)
     family = "codes convolution by tiles" if amx else "codes convolution"
     positions = elements / max(w.dims[0], 1)
-    return RATES[family].seconds(0, flops(node), w.elements, elements, positions)
+    return Work(family, 0, flops(node), w.elements, elements, positions)
 
 
 def _matrix_bytes(node: Node) -> int:
@@ -216,6 +223,7 @@ class OneDnnBackend(SpecializingBackend):
     making_s, unbound_s = 0.6e-3, 3e-6
     order_lacking = 1
     threads_of_caller = True  # as with OpenMP
+    rates = RATES
 
     def __init__(self, precision: str = "float32", lazy: bool = False) -> None:
         super().__init__()
@@ -248,28 +256,28 @@ class OneDnnBackend(SpecializingBackend):
         copied = sum([t.nbytes for t in tensors if isinstance(t, TensorType) and t.static])
         return self.making_s + 2 * copied / RATES[""].bytes_per_s
 
-    def seconds(self, node: Node) -> float:
+    def work(self, node: Node) -> Work | None:
         name = node.op.full_name
         if name not in FAMILIES and name not in _OF_CODES and not is_fused(node):
-            return math.inf
+            return None
         first = parts(node)[0]
         if first.op.full_name in ("Conv", "ConvTranspose"):
             return _convolution(node)
         if name not in FAMILIES and is_fused(node):
-            codes_s = _codes_convolution(node, "AMX" in self.library.isa)
-            if codes_s is not None:
-                return codes_s
+            codes = _codes_convolution(node, "AMX" in self.library.isa)
+            if codes is not None:
+                return codes
         moved, work = moved_bytes(node), flops(node)
         if weights := _matrix_bytes(first):
             rounded = 1 + (self.narrow and work >= WORTH_ROUNDING)
             read = max(weights - _CACHED, 0) / rounded
-            return RATES["product"].seconds(moved, work / rounded, read)
+            return Work("product", moved, work / rounded, read)
         if name in _RECURRENT:
             steps, rows = _STEPS_AND_ROWS(node)
-            return RATES["recurrent"].seconds(flops=work * (rows + _WAIT_ROWS) / rows, items=steps)
+            return Work("recurrent", flops=work * (rows + _WAIT_ROWS) / rows, items=steps)
         if node.op.name in _REDUCTIONS:
-            return RATES["reduction"].seconds(moved, work, items=_short_rows(node))
-        return RATES["codes product"].seconds(moved, work, items=_matrices_of_codes(node))
+            return Work("reduction", moved, work, items=_short_rows(node))
+        return Work("codes product", moved, work, items=_matrices_of_codes(node))
 
     def static_kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
         try:
