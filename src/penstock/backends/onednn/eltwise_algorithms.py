@@ -24,9 +24,6 @@ class Eltwise(NamedTuple):
         return "eltwise", library.constant(f"eltwise_{self.name}"), self.alpha, self.beta
 
 
-NAN_TO_ZERO = Eltwise("relu")
-"""for results of a Softmax: oneDNN's relu turns NaN into 0, and keeps numbers from 0 on"""
-
 Chain = Sequence[Eltwise] | None
 Parameters = Callable[[float], tuple[float, float]]
 
