@@ -100,11 +100,10 @@ def _places(
             profiler.allowed = allowed
             profiler.copy_graph()  # later measurements must not see the transfers of this one
             profiler.complete(single_threaded=parallel)
-        from penstock.tuning.transfer_placement import choose
+        from penstock.tuning.transfer_placement import TransferPlacement
 
         threads = 1 if parallel else None
-        placed = choose(
-            graph,
+        choice = TransferPlacement(
             allowed,
             context.backends,
             lambda node, backend: costs.cost(node, backend, threads).seconds,
@@ -112,6 +111,7 @@ def _places(
             parallel=parallel,
             ports=ports,
         )
+        placed = choice.choose(graph)
     return {node: Place(backend.name, backend.memory) for node, backend in placed.items()}
 
 

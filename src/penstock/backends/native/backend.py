@@ -28,13 +28,11 @@ _PRODUCTS = ("Gemm", "MatMul")
 
 def _touches_objects(site: Site, call: NativeCall) -> bool:
     """Whether a call would copy references to Python's objects, such as strings, which it cannot
-    count. Output 0 may be of ``texts``."""
-    first = len(site.node.inputs)
-    return any(
-        type_ is not None and type_.dtype is not None and type_.dtype.hasobject
-        for i, type_ in enumerate(site.tensors)
-        if call.texts is None or i != first
-    )
+    count."""
+    tensors = site.tensors
+    if call.finish is not None:
+        tensors = (*tensors[: len(site.node.inputs)], *call.finish.writes)
+    return any(t is not None and t.dtype is not None and t.dtype.hasobject for t in tensors)
 
 
 class NativeBackend(SpecializingBackend):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.backends.native import family
-from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor, Word
+from penstock.backends.native.kernel import WORKSPACE, Finish, NativeCall, Site, Tensor, Word
 from penstock.backends.native.rates import part_ns
 from penstock.core.types import FLOAT32, TensorType
 from penstock.ops.common.constant_cache import ConstantRef, Reordered, Shared, reordered, shared
@@ -106,8 +106,10 @@ def experts_call(site: Site) -> NativeCall | None:
         item_ns=part_ns(Work(elements=4 * hidden * inner * together * chosen / count)),
         can_fail=True,  # without memory
         keep=keep,
-        writes=(TensorType(FLOAT32, (tokens, chosen, hidden)),),
-        finish=lambda results: results.sum(axis=1).reshape(x.dims),
+        finish=Finish(
+            (TensorType(FLOAT32, (tokens, chosen, hidden)),),
+            lambda results: results.sum(axis=1).reshape(x.dims),
+        ),
     )
 
 

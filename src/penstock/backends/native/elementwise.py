@@ -381,11 +381,19 @@ class _Program:
         constants = _constants(order, registers)
         cost = sum(_ADDITIONS.get(value.operation, 1) for value in order if value.operation)
         widest = max(_size(value.kind) for value in order)
-        counts = len(held), len(instructions), len(constants), len(output.shape)
-        kind = output.dtype.num, _size(result.kind), widest, round(50 * cost)
+        header = _HEADER.pack(
+            len(held),
+            len(instructions),
+            len(constants),
+            len(output.shape),
+            output.dtype.num,
+            _size(result.kind),
+            widest,
+            round(50 * cost),  # picoseconds
+        )
         read = [_LATE.pack(registers[v], _size(v.kind), self.inputs[v]) for v in held]
         steps = np.array(instructions, np.int32).tobytes()
-        return b"".join([_HEADER.pack(*counts, *kind), *constants, *read, steps])
+        return b"".join([header, *constants, *read, steps])
 
     def _by_table(self, call: NativeCall, result: Term, size: int) -> NativeCall:
         """``call``, of a program of one input, by a table of what it makes of all bytes."""

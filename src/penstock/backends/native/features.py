@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from penstock.backends.native import family
-from penstock.backends.native.kernel import NativeCall, Site, Tensor
+from penstock.backends.native.kernel import NativeCall, Site, Tensor, texts_of
 from penstock.backends.native.rates import part_ns
 from penstock.core.types import FLOAT32, INT64, STRING
 from penstock.ops.onnx_ml.features import NORMS, categories, encoded_labels, imputed_values
@@ -71,7 +71,7 @@ def label_encoder(site: Site) -> NativeCall | None:
     words = (Tensor(0), site.result(), ascending, table, count)
     name = f"lookup_{x.dtype}_{table.dtype.itemsize}"
     item_ns = part_ns(Work(elements=20 * count.bit_length(), items=0.2))
-    return NativeCall(name, words, math.prod(x.dims), item_ns, texts=texts)
+    return NativeCall(name, words, math.prod(x.dims), item_ns, finish=texts_of(site, texts))
 
 
 @family("ai.onnx.ml.OneHotEncoder")

@@ -84,7 +84,7 @@ def integer_product(site: Site) -> NativeCall | None:
         ("native integers", zero.tobytes(), flipped),
         weights,
         lambda codes: integer_panels(codes.T if flipped else codes, zero),
-        partial(_codes, k, n, weights.dtype, flipped),
+        partial(_codes, (k, n), weights.dtype, flipped),
         panel_types(k, n),
     )
     packed = IntegerPanels(*held.arrays)
@@ -181,15 +181,14 @@ def panel_types(k: int, n: int) -> list[TensorType]:
 
 
 def _codes(
-    k: int,
-    n: int,
+    dims: tuple[int, int],
     dtype: np.dtype,
     flipped: bool,
     packed: np.ndarray,
-    sums: np.ndarray,
-    zeros: np.ndarray,
+    *others: np.ndarray,
 ) -> np.ndarray:
-    """The matrix that panels were made of."""
+    """The matrix of these ``dims`` that panels were made of."""
+    k, n = dims
     quads, panels = math.ceil(k / _QUAD), math.ceil(n / _PANEL)
     tiles = packed[: quads * panels * _QUAD * _PANEL].reshape(panels, quads, _PANEL, _QUAD)
     codes = tiles.transpose(1, 3, 0, 2).reshape(quads * _QUAD, -1)[:k, :n].view(np.uint8)

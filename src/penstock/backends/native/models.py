@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.backends.native import family
-from penstock.backends.native.kernel import NativeCall, Site, Tensor
+from penstock.backends.native.kernel import NativeCall, Site, Tensor, texts_of
 from penstock.backends.native.rates import part_ns
 from penstock.core.records import dataclass
 from penstock.core.types import FLOAT32, STRING
@@ -77,7 +77,7 @@ def vector_model(site: Site) -> NativeCall | None:
         items=math.ceil(rows / _ROWS),
         item_ns=part_ns(Work(elements=together * terms, items=2 * together)),
         keep=share,
-        texts=texts,
+        finish=texts_of(site, texts),
     )
 
 

@@ -133,7 +133,7 @@ def integer_convolution(site: Site) -> NativeCall | None:
         None,
         panel_types(k, filters),
     )
-    call = _products(site, 0, packed, int(zero[0]), (rows, columns), (k, filters))
+    call = _products(site, 0, packed, int(zero[0]), (rows, columns))
     if call is None:
         return None
     return of_any_strides(site, call, (0, len(site.node.inputs)), turned=turned)
@@ -168,8 +168,8 @@ def _of_all_channels(
         None,
         panel_types(k, filters),
     )
-    zero, dims = int(chain.x.zero[0]), (k, filters)
-    return _products(site, chain.x.tensor, packed, zero, (rows, columns), dims, chain)
+    zero = int(chain.x.zero[0])
+    return _products(site, chain.x.tensor, packed, zero, (rows, columns), chain)
 
 
 def _products(
@@ -178,20 +178,19 @@ def _products(
     packed: Reordered,
     zero: int,
     axes: tuple[Window, Window],
-    dims: tuple[int, int],
     chain: _Chain | None = None,
 ) -> NativeCall | None:
-    """Products of what positions see of the input ``tensor``, whose zero point is ``zero``, with a
-    matrix of these ``dims``: sums, or what ``chain`` makes of them."""
-    x, (k, filters), (rows, columns) = site.input(tensor), dims, axes
+    """Products of what positions see of the input ``tensor``, whose zero point is ``zero``, with
+    the ``packed`` matrix: sums, or what ``chain`` makes of them."""
+    x, (rows, columns), panels = site.input(tensor), axes, IntegerPanels(*packed.arrays)
     assert x is not None
+    k, filters = x.dims[1] * rows.kernel * columns.kernel, panels.sums.size
     padded = _up(k, 64)
     if padded > _COPY // 4:
         return None
     positions = x.dims[0] * rows.count * columns.count
     block = min(_COPY // padded, _ROWS)
     change = 128 if x.dtype == INT8 else 0
-    panels = IntegerPanels(*packed.arrays)
     terms = -(zero + change) * panels.sums.astype(np.int64)
     every = _up(filters, _PANEL)
     part = Work("codes image, a part", k * block, 2 * k * filters * block, items=1)

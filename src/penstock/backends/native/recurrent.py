@@ -65,13 +65,13 @@ _NOT_QUANTIZED = [None] * len(_CodeMatrix._fields)
 class _Weights(NamedTuple):
     w_codes: Sequence[np.ndarray | None]
     r_codes: Sequence[np.ndarray | None]
-    w: np.ndarray | None
-    r: np.ndarray | None
-    r_new: np.ndarray | None
     bias: np.ndarray
-    new_bias: np.ndarray | None
-    peepholes: np.ndarray | None
     hidden: int
+    w: np.ndarray | None = None
+    r: np.ndarray | None = None
+    r_new: np.ndarray | None = None
+    new_bias: np.ndarray | None = None
+    peepholes: np.ndarray | None = None
 
 
 class _Held(NamedTuple):
@@ -138,8 +138,7 @@ def recurrence_call(site: Site) -> NativeCall | None:
         ),
         items=sizes.items,
         item_ns=part_ns(Work("recurrent, a part", flops=products)),
-        stages=sizes.stages,
-        pieces=sizes.padded // _UNITS,
+        stages=(sizes.stages, sizes.padded // _UNITS),
         workspace=sizes.items * sizes.item_bytes,
         reordered={1: matrix},
     )
@@ -189,7 +188,8 @@ def recurrent_call(site: Site) -> NativeCall | None:
         "recurrent",
         (
             *(Tensor(0), given(5), given(6), given(4), None, None),
-            *(*packed.w_codes, *packed.r_codes, *packed[2:8]),
+            *(*packed.w_codes, *packed.r_codes, packed.w, packed.r, packed.r_new),
+            *(packed.bias, packed.new_bias, packed.peepholes),
             activations.view(np.uint8),
             *(result(0), result(1), result(2), WORKSPACE),
             *(_CELLS.index(layer.cell), directions, layer.reverse[0], layer.batch_first),
@@ -199,8 +199,7 @@ def recurrent_call(site: Site) -> NativeCall | None:
         ),
         items=items,
         item_ns=part_ns(Work("recurrent, a part", flops=products)),
-        stages=sizes.stages,
-        pieces=padded // (_CODE_UNITS if is_quantized else _UNITS),
+        stages=(sizes.stages, padded // (_CODE_UNITS if is_quantized else _UNITS)),
         workspace=items * item_bytes,
         can_fail=site.input(4) is not None,
         keep=held.keep,
@@ -278,9 +277,18 @@ def _held_weights(site: Site, cell: str, is_quantized: bool) -> _Held | None:
             2: _reordered(r, hidden, _parts(layer)),
         }
         (w_blocks,), (r_blocks, *new) = matrices[1].arrays, matrices[2].arrays
-        blocks = w_blocks, r_blocks, new[0] if new else None
-        biases = _biases(layer, len(w), hidden, bias)
-        weights = _Weights(_NOT_QUANTIZED, _NOT_QUANTIZED, *blocks, *biases, peepholes, hidden)
+        total, new_bias = _biases(layer, len(w), hidden, bias)
+        weights = _Weights(
+            w_codes=_NOT_QUANTIZED,
+            r_codes=_NOT_QUANTIZED,
+            w=w_blocks,
+            r=r_blocks,
+            r_new=new[0] if new else None,
+            bias=total,
+            new_bias=new_bias,
+            peepholes=peepholes,
+            hidden=hidden,
+        )
         return _Held(weights, None, matrices)
     if site.input(4) is not None:
         return None  # lengths
@@ -312,8 +320,12 @@ def _packed(
     """The weights of a layer of codes [directions, k, columns]."""
     hidden = r.shape[1]
     total, _ = _biases(layer, len(w), hidden, bias, _CODE_UNITS)
-    matrices = _code_matrix(w, hidden, *codes[:2]), _code_matrix(r, hidden, *codes[2:])
-    return _Weights(*matrices, None, None, None, total, None, None, hidden)
+    return _Weights(
+        w_codes=_code_matrix(w, hidden, *codes[:2]),
+        r_codes=_code_matrix(r, hidden, *codes[2:]),
+        bias=total,
+        hidden=hidden,
+    )
 
 
 def _biases(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from penstock.backends.native import by_memory, family
-from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor
+from penstock.backends.native.kernel import WORKSPACE, Finish, NativeCall, Site, Tensor
 from penstock.backends.native.rates import MOST_NS, part_ns
 from penstock.core.types import FLOAT32, INT64, TensorType
 from penstock.ops.common.dtypes import FLOAT64
@@ -96,7 +96,7 @@ def suppress(site: Site) -> NativeCall | None:
         return None
     places = np.arange(capacity)
 
-    def finish(results: tuple[np.ndarray, np.ndarray]) -> Any:
+    def selection(results: tuple[np.ndarray, np.ndarray]) -> Any:
         kept, counts = results
         row, place = np.nonzero(places < counts[:, None])
         selected = np.empty((len(row), 3), np.int64)
@@ -116,6 +116,5 @@ def suppress(site: Site) -> NativeCall | None:
         item_ns=item_ns,
         workspace=rows * _WORDS * 8 * (count + _BESIDE),
         can_fail=True,
-        writes=(TensorType(INT64, (rows, capacity)), TensorType(INT64, (rows,))),
-        finish=finish,
+        finish=Finish((TensorType(INT64, (rows, capacity)), TensorType(INT64, (rows,))), selection),
     )

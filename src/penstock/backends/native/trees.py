@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from penstock.backends.native import family
-from penstock.backends.native.kernel import NativeCall, Site, Tensor
+from penstock.backends.native.kernel import NativeCall, Site, Tensor, texts_of
 from penstock.backends.native.rates import part_ns
 from penstock.core.records import dataclass
 from penstock.core.types import STRING
@@ -103,7 +103,7 @@ def tree_ensemble(site: Site) -> NativeCall | None:
         items=math.ceil(rows / block),
         item_ns=part_ns(Work(elements=20 * walks * forest.depth, items=0.5 * walks)),
         keep=share,
-        texts=texts,
+        finish=texts_of(site, texts),
     )
 
 
