@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from penstock.backends.native import integers
-from penstock.backends.native.rates import RATES
+from penstock.backends.native import RATES, integers
 from penstock.ops.registry import MICROSOFT
 from penstock.ops.work_estimate import estimate
 from tests.support.native_kernels import (  # noqa: F401

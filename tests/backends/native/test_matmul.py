@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
+from penstock.backends.native import RATES
 from penstock.backends.native.matmul import product_work
-from penstock.backends.native.rates import RATES
 from penstock.ops.work_estimate import estimate
 from tests.support.native_kernels import (  # noqa: F401
     LIBRARIES,

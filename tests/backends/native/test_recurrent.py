@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock.backends.native.rates import RATES
+from penstock.backends.native import RATES
 from penstock.backends.native.recurrent import recurrent_work
 from penstock.backends.onednn.backend import OneDnnBackend
 from penstock.backends.onednn.library import library as onednn_library

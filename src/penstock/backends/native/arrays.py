@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock.backends.native import family, of_any_shape
+from penstock.backends.native import family, of_any_shape, part_ns
 from penstock.backends.native.growable import GrowableBuffers
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, native_kernel, site_of
-from penstock.backends.native.rates import part_ns
 from penstock.core.records import dataclass, replace
 from penstock.core.types import ShapeError, TensorType, Type
 from penstock.host.native import NativeLibrary

@@ -14,10 +14,9 @@ from struct import Struct
 
 import numpy as np
 
-from penstock.backends.native import below_numpy, family, of_any_shape
+from penstock.backends.native import below_numpy, family, of_any_shape, part_ns
 from penstock.backends.native.growable import GrowableBuffers
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, Word
-from penstock.backends.native.rates import part_ns
 from penstock.core.checkpoints import checkpoint
 from penstock.core.records import NamedTuple
 from penstock.core.types import FLOAT32, TensorType, Type

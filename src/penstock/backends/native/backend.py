@@ -8,9 +8,8 @@ from functools import partial
 import numpy as np
 
 from penstock.backends.dynamic_shapes import SpecializingBackend
-from penstock.backends.native import family_of
+from penstock.backends.native import RATES, family_of
 from penstock.backends.native.kernel import NativeCall, Site, native_kernel, open_site, site_of
-from penstock.backends.native.rates import RATES
 from penstock.core.checkpoints import checkpoint
 from penstock.core.errors import PenstockError
 from penstock.core.records import replace

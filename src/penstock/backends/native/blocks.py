@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.backends.native import family
+from penstock.backends.native import family, part_ns
 from penstock.backends.native.kernel import WORKSPACE, Finish, NativeCall, Site, Tensor, Word
-from penstock.backends.native.rates import part_ns
 from penstock.core.types import FLOAT32, TensorType
 from penstock.ops.common.constant_cache import ConstantRef, Reordered, Shared, reordered, shared
 from penstock.ops.microsoft.experts import (

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.backends.native import by_memory, family
+from penstock.backends.native import by_memory, family, part_ns
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
-from penstock.backends.native.rates import part_ns
 from penstock.core.types import FLOAT32
 from penstock.ops.work_estimate import Work
 

@@ -8,10 +8,9 @@ from itertools import product
 
 import numpy as np
 
-from penstock.backends.native import family
+from penstock.backends.native import family, faster, part_ns
 from penstock.backends.native.image_convolution import image_convolution, image_work
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
-from penstock.backends.native.rates import faster, part_ns
 from penstock.core.records import NamedTuple
 from penstock.core.types import FLOAT32, TensorType
 from penstock.host.on_demand import imported

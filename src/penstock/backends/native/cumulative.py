@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 
-from penstock.backends.native import family
+from penstock.backends.native import family, part_ns
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
-from penstock.backends.native.rates import part_ns
 from penstock.ops.common.shape_rules import normalize_axis
 from penstock.ops.work_estimate import Work
 

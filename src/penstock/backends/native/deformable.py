@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 
-from penstock.backends.native import family
+from penstock.backends.native import MOST_NS, family, part_ns
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
-from penstock.backends.native.rates import MOST_NS, part_ns
 from penstock.core.types import FLOAT32
 from penstock.ops.common.dtypes import FLOAT64
 from penstock.ops.common.windows import windows

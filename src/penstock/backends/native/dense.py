@@ -11,10 +11,9 @@ from functools import partial
 
 import numpy as np
 
-from penstock.backends.native import AnyShapeCall, ahead_of_cache, family, fused_with
+from penstock.backends.native import AnyShapeCall, ahead_of_cache, family, fused_with, part_ns
 from penstock.backends.native.elementwise import program_behind
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, Word
-from penstock.backends.native.rates import part_ns
 from penstock.core.records import NamedTuple
 from penstock.core.types import FLOAT32, TensorType
 from penstock.host.native import in_c_order

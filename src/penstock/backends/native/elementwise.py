@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.backends.native import AnyShapeCall, ahead_of_cache, by_memory, family
+from penstock.backends.native import AnyShapeCall, ahead_of_cache, by_memory, family, part_ns
 from penstock.backends.native.formulas import (
     CHEAP_POWERS,
     FORMULAS,
@@ -33,7 +33,6 @@ from penstock.backends.native.kernel import (
     UnsupportedError,
     native_kernel,
 )
-from penstock.backends.native.rates import part_ns
 from penstock.core.records import replace
 from penstock.core.types import TensorType, dtype_name
 from penstock.ir.graph import Node, Value

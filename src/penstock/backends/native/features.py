@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.backends.native import family
+from penstock.backends.native import family, part_ns
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, texts_of
-from penstock.backends.native.rates import part_ns
 from penstock.core.types import FLOAT32, INT64, STRING
 from penstock.ops.onnx_ml.features import NORMS, categories, encoded_labels, imputed_values
 from penstock.ops.work_estimate import Work

@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from penstock.backends.native import family, fused_with
+from penstock.backends.native import family, fused_with, part_ns
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
-from penstock.backends.native.rates import part_ns
 from penstock.core.records import NamedTuple, replace
 from penstock.core.types import FLOAT32, TensorType
 from penstock.ir.graph import Node, Value

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.backends.native import by_memory, by_result, family
+from penstock.backends.native import by_memory, by_result, family, part_ns
 from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor
-from penstock.backends.native.rates import part_ns
 from penstock.core.types import FLOAT32, INT64, TensorType
 from penstock.ops.common.shape_rules import normalize_axis
 from penstock.ops.work_estimate import Work

@@ -7,9 +7,8 @@ from functools import partial
 
 import numpy as np
 
-from penstock.backends.native import by_memory, family
+from penstock.backends.native import by_memory, family, part_ns
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, Word
-from penstock.backends.native.rates import part_ns
 from penstock.core.records import NamedTuple
 from penstock.core.types import FLOAT32, TensorType
 from penstock.host.native import NativeLibrary, library

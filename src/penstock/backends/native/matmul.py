@@ -7,9 +7,8 @@ from functools import partial
 
 import numpy as np
 
-from penstock.backends.native import family
+from penstock.backends.native import family, part_ns
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
-from penstock.backends.native.rates import part_ns
 from penstock.core.records import NamedTuple
 from penstock.core.types import INT64, TensorType
 from penstock.ir.graph import Node

@@ -8,9 +8,8 @@ from functools import partial
 
 import numpy as np
 
-from penstock.backends.native import by_memory, family
+from penstock.backends.native import by_memory, family, part_ns
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
-from penstock.backends.native.rates import part_ns
 from penstock.ir.layout import channels_last, packed_strides
 from penstock.ops.common.shape_rules import normalize_axis
 from penstock.ops.work_estimate import Work

@@ -8,9 +8,8 @@ from functools import partial
 
 import numpy as np
 
-from penstock.backends.native import by_memory, family
+from penstock.backends.native import by_memory, family, part_ns
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
-from penstock.backends.native.rates import part_ns
 from penstock.backends.native.reduce import reduction_over
 from penstock.ir.layout import channels_last, packed_strides
 from penstock.ops.common.windows import Window

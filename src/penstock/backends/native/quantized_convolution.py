@@ -11,11 +11,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from penstock.backends.native import family, fused_with
+from penstock.backends.native import family, fused_with, part_ns
 from penstock.backends.native.image_convolution import axis_words, bounds_of, of_any_strides
 from penstock.backends.native.integers import IntegerPanels, integer_panels, panel_types
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
-from penstock.backends.native.rates import part_ns
 from penstock.core.records import NamedTuple
 from penstock.core.types import FLOAT32, TensorType
 from penstock.host.native import library

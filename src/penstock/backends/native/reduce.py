@@ -6,9 +6,8 @@ import math
 from collections.abc import Container, Sequence
 from functools import partial
 
-from penstock.backends.native import by_memory, family
+from penstock.backends.native import by_memory, family, part_ns
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
-from penstock.backends.native.rates import part_ns
 from penstock.ir.layout import packed_strides
 from penstock.ops.common.shape_rules import normalize_axes
 from penstock.ops.work_estimate import Work

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.backends.native import by_memory, family
+from penstock.backends.native import MOST_NS, by_memory, family, part_ns
 from penstock.backends.native.kernel import WORKSPACE, Finish, NativeCall, Site, Tensor
-from penstock.backends.native.rates import MOST_NS, part_ns
 from penstock.core.types import FLOAT32, INT64, TensorType
 from penstock.ops.common.dtypes import FLOAT64
 from penstock.ops.work_estimate import Work

@@ -6,9 +6,8 @@ import math
 
 import numpy as np
 
-from penstock.backends.native import by_memory, family
+from penstock.backends.native import by_memory, family, part_ns
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
-from penstock.backends.native.rates import part_ns
 from penstock.ops.onnx.image import pixel_centres, sampling_modes
 from penstock.ops.work_estimate import Work
 

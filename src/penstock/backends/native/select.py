@@ -6,9 +6,8 @@ import math
 
 import numpy as np
 
-from penstock.backends.native import family
+from penstock.backends.native import family, part_ns
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
-from penstock.backends.native.rates import part_ns
 from penstock.core.types import INT64, STRING, TensorType
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.common.shape_rules import normalize_axis

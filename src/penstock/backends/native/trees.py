@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.backends.native import family
+from penstock.backends.native import family, part_ns
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, texts_of
-from penstock.backends.native.rates import part_ns
 from penstock.core.records import dataclass
 from penstock.core.types import STRING
 from penstock.ops.common.constant_cache import shared

@@ -6,9 +6,8 @@ import math
 
 import numpy as np
 
-from penstock.backends.native import family
+from penstock.backends.native import family, part_ns
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
-from penstock.backends.native.rates import part_ns
 from penstock.ops.common.windows import windows
 from penstock.ops.work_estimate import Work
 

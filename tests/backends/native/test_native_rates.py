@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from penstock.backends.native.rates import RATES, faster, part_ns
+from penstock.backends.native import RATES, faster, part_ns
 from penstock.ops.work_estimate import Work, estimate
 
 
