@@ -57,8 +57,8 @@ RATES: RateTable = {
     "view": Rates(_CALL),
     # Bytes that are gathered one by one.
     "gather": Rates(_CALL, 8e9),
-    # Estimated by another backend; the work has the seconds.
-    "other": Rates(),
+    # Half of NumPy's time, whose seconds are items: compiled kernels are there as they are faster.
+    "other": Rates(item_s=0.5),
     # Products. Elements: of results whose rows do not fill whole vectors.
     "dense": Rates(0.2e-6, flops_per_s=160e9, weights_per_s=25e9, element_s=0.2e-9),
     "product float32": Rates(0.35e-6, flops_per_s=100e9),
@@ -134,8 +134,8 @@ def faster(first: Work | None, second: Work | None) -> Work | None:
 
 
 def below_numpy(node: Node) -> Work:
-    """Half of NumPy's time: compiled kernels are there because they are faster."""
-    return Work("other", beside_s=_NUMPY.seconds(node) / 2)
+    """What NumPy's kernel takes."""
+    return Work("other", items=_NUMPY.seconds(node))
 
 
 def by_call(node: Node) -> Work:

@@ -248,7 +248,8 @@ class OneDnnBackend(SpecializingBackend):
             rounded = 1 + (self.narrow and work >= WORTH_ROUNDING)
             read = max(weights - _CACHED, 0) / rounded
             return Work("product", moved, work / rounded, read)
-        return Work("codes product", moved, work, items=_matrices_of_codes(node))
+        matrices = _matrices_of_codes(node)
+        return Work("codes product" if matrices else "", moved, work, items=matrices)
 
     def static_kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
         try:
