@@ -105,7 +105,7 @@ CASES: Mapping[str, Mapping[str, Case]] = {
         "product float32": _small_product,
     },
     "onednn": {
-        "": _pooling,
+        "": _elementwise("Tanh"),
         "first convolution": _convolution(1),
         "first depthwise convolution": _convolution(32),
         "product": _product,

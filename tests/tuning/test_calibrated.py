@@ -10,9 +10,9 @@ import pytest
 import penstock as ps
 from penstock.backends.numpy import RATES, NumpyBackend
 from penstock.core.errors import PenstockError
+from penstock.host.machine import machine_name
 from penstock.ops.work_estimate import Rates
 from penstock.tuning.calibrated import CalibratedCosts
-from penstock.tuning.cost_table import machine_name
 from tests.support.onnx_text import compile_text
 
 EXP = "g (float[2] x) => (float[2] y) { y = Exp(x) }"

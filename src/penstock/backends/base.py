@@ -15,7 +15,7 @@ from penstock.ir.kernel import Kernel
 from penstock.ir.layout import ALIGNMENT, address
 from penstock.ops.internal.transfer import HOST
 from penstock.ops.onnx.control_flow import row_type, stack
-from penstock.ops.work_estimate import HOST_RATES, RateTable, Work, estimate, host_work
+from penstock.ops.work_estimate import HOST_RATES, RateTable, Workload, estimate, host_workload
 
 
 class Event(Protocol):
@@ -320,13 +320,13 @@ class HostBackend:
         """
         return estimate(self.rates, self.work(node))
 
-    def work(self, node: Node) -> Work | None:
+    def work(self, node: Node) -> Workload | None:
         """The work of a node in the units of ``rates``; None if there is no kernel of its kind.
 
         Args:
             node: The node.
         """
-        return host_work(node)
+        return host_workload(node)
 
     def unbound_cost(self, node: Node) -> float:
         """The seconds that a call of a node takes more if shapes are known only during the run.

@@ -11,7 +11,7 @@ from penstock.core.types import Type
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ops.internal.fused import parts
-from penstock.ops.work_estimate import Rates, RateTable, Work, estimate, flops, moved_bytes
+from penstock.ops.work_estimate import Rates, RateTable, Workload, estimate, flops, moved_bytes
 
 # Calls were timed with tensors of 8 elements, rates with those that fit into the cache of a core,
 # on an Intel Xeon of the generation of 2023 with OpenBLAS. An item is a group of channels.
@@ -69,11 +69,11 @@ class NumpyBackend(HostBackend):
     def seconds(self, node: Node) -> float:
         return sum([estimate(self.rates, self.work(part)) for part in parts(node)])
 
-    def work(self, node: Node) -> Work:
+    def work(self, node: Node) -> Workload:
         """The work of a node that is not fused."""
         name = node.op.name if node.op.name in self.rates else ""
         groups = node.attrs.get("group", 1) - 1 if self.rates[name].item_s else 0
-        return Work(name, moved_bytes(node), flops(node), items=groups)
+        return Workload(name, moved_bytes(node), flops(node), items=groups)
 
     def unbound_cost(self, node: Node) -> float:
         looks = [p for p in parts(node) if not p.op.elementwise and p.op.name != "MatMul"]

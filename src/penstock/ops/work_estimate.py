@@ -7,10 +7,10 @@ time and of what each resource takes, as in a roofline without overlap::
             + bytes / bytes_per_s + weights / weights_per_s + flops / flops_per_s
 
 A backend has a table of ``Rates`` by family of operations; ``""`` stands for all others. Which
-``Work`` a node is in these units, and of which family, the backend says.
+``Workload`` a node is in these units, and of which family, the backend says.
 
 >>> rates = {"product": Rates(call_s=1e-6, bytes_per_s=5e9, flops_per_s=20e9)}
->>> f"{estimate(rates, Work('product', nbytes=5_000, flops=20_000)):.1e}"
+>>> f"{estimate(rates, Workload('product', nbytes=5_000, flops=20_000)):.1e}"
 '3.0e-06'
 """
 
@@ -82,7 +82,7 @@ class Rates(NamedTuple):
     item_s: float = 0.0
     """seconds of each part that a kernel computes one by one: a group, a matrix, a time step"""
 
-    def busy(self, work: Work) -> float:
+    def busy(self, work: Workload) -> float:
         """The seconds that so much work takes, without a call."""
         _, bytes_per_s, flops_per_s, weights_per_s, element_s, item_s = self
         _, nbytes, flops, weights, elements, items, _ = work
@@ -95,7 +95,7 @@ class Rates(NamedTuple):
         )
 
 
-class Work(NamedTuple):
+class Workload(NamedTuple):
     """The work of a call, or of a part of one, in the units of ``Rates``."""
 
     family: str = ""
@@ -108,17 +108,17 @@ class Work(NamedTuple):
     beside_s: float = 0.0
     """seconds that the rates do not know, such as of copies into another layout"""
 
-    def part(self, count: float) -> Work:
+    def part(self, count: float) -> Workload:
         """One of ``count`` equal parts."""
         family, *amounts, _ = self
-        return Work(family, *[amount / count for amount in amounts])
+        return Workload(family, *[amount / count for amount in amounts])
 
 
 RateTable: TypeAlias = Mapping[str, Rates]
 """the rates of a backend, by family"""
 
 
-def estimate(rates: RateTable, work: Work | None) -> float:
+def estimate(rates: RateTable, work: Workload | None) -> float:
     """The seconds of a call, infinite for none."""
     if work is None:
         return inf
@@ -149,14 +149,14 @@ def moved_bytes(node: Node) -> int:
     return moved
 
 
-def host_work(node: Node) -> Work:
+def host_workload(node: Node) -> Workload:
     """The bytes and operations of one run of ``node``, whatever computes it."""
-    return Work("", moved_bytes(node), flops(node))
+    return Workload("", moved_bytes(node), flops(node))
 
 
 def host_seconds(node: Node) -> float:
     """Estimate the time of one run of ``node`` on one core, whatever computes it."""
-    return estimate(HOST_RATES, host_work(node))
+    return estimate(HOST_RATES, host_workload(node))
 
 
 def layout_seconds(node: Node) -> tuple[float, float]:
@@ -194,4 +194,4 @@ def _copy_time(image: Type) -> float:
         return 0.0
     few = len(image.dims) > 1 and image.dims[1] < _FEW_CHANNELS
     rates = _COPY_OF_FEW if few else _COPY
-    return rates.call_s + rates.busy(Work(nbytes=image.nbytes))
+    return rates.call_s + rates.busy(Workload(nbytes=image.nbytes))

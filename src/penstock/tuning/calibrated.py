@@ -15,9 +15,9 @@ from pathlib import Path
 
 from penstock.backends.base import Backend, HostBackend
 from penstock.core.errors import PenstockError
+from penstock.host.machine import machine_name
 from penstock.ir.graph import Node
 from penstock.ops.work_estimate import Rates, RateTable
-from penstock.tuning.cost_table import machine_name
 from penstock.tuning.measure import Cost
 
 

@@ -19,7 +19,7 @@ from penstock.executors.base import Executor
 from penstock.host.thread_share import ThreadShare
 from penstock.ir.graph import Graph, Node, clone
 from penstock.ops.internal.transfer import HOST, Place, is_transfer
-from penstock.ops.work_estimate import Rates, Work, estimate, host_seconds
+from penstock.ops.work_estimate import Rates, Workload, estimate, host_seconds
 from penstock.plan.plan import Step
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class CostModel:
     def transfer(self, source: str, target: str, nbytes: int) -> float:
         """The seconds to copy ``nbytes`` between two backends, given by their names."""
         measured = self._table.transfer(source, target, nbytes)
-        return estimate(_TRANSFER, Work(nbytes=nbytes)) if measured is None else measured
+        return estimate(_TRANSFER, Workload(nbytes=nbytes)) if measured is None else measured
 
     def record_new(self, profile: Profile, single_threaded: bool) -> None:
         """Record only entries that have no measurement yet."""

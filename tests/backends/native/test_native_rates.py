@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from penstock.backends.native import RATES, faster, part_ns
-from penstock.ops.work_estimate import Work, estimate
+from penstock.backends.native import RATES, cheaper, part_ns
+from penstock.ops.work_estimate import Workload, estimate
 
 
 def test_rates_are_positive():
@@ -17,14 +17,14 @@ def test_rates_are_positive():
 
 
 def test_work_of_a_part_counts_no_call():
-    assert part_ns(Work("dense")) == 0
-    assert part_ns(Work("dense", flops=160)) == pytest.approx(1)
+    assert part_ns(Workload("dense")) == 0
+    assert part_ns(Workload("dense", flops=160)) == pytest.approx(1)
 
 
 def test_faster_work_is_the_first_of_equal_ones():
-    first, second = Work("view"), Work("view")
-    assert faster(first, second) is first
-    assert faster(None, second) is second
-    assert faster(Work("dense"), second) is second
-    assert faster(None, None) is None
+    first, second = Workload("view"), Workload("view")
+    assert cheaper(first, second) is first
+    assert cheaper(None, second) is second
+    assert cheaper(Workload("dense"), second) is second
+    assert cheaper(None, None) is None
     assert estimate(RATES, None) == math.inf

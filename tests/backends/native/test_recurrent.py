@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from penstock.backends.native import RATES
-from penstock.backends.native.recurrent import recurrent_work
+from penstock.backends.native.recurrent import recurrent_workload
 from penstock.backends.onednn.backend import OneDnnBackend
 from penstock.backends.onednn.library import library as onednn_library
 from penstock.core.errors import Cancelled
@@ -174,7 +174,7 @@ def test_layers_of_any_size_run_on_compiled_kernels(cell):
         x = np.zeros((16, rows, hidden), np.float32)
         w = np.zeros((1, GATES[cell] * hidden, hidden), np.float32)
         node = node_of(cell, [x, w, w], [1, 2], hidden_size=hidden)
-        assert estimate(RATES, recurrent_work(node)) < OneDnnBackend().seconds(node)
+        assert estimate(RATES, recurrent_workload(node)) < OneDnnBackend().seconds(node)
 
 
 SHARED = {

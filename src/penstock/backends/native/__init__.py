@@ -31,9 +31,9 @@ from penstock.host.native import NativeLibrary
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ops.internal.fused import FUSED, parts
-from penstock.ops.work_estimate import Rates, RateTable, Work, estimate
+from penstock.ops.work_estimate import Rates, RateTable, Workload, estimate
 
-WorkOf: TypeAlias = Callable[[Node], Work | None]
+WorkloadOf: TypeAlias = Callable[[Node], Workload | None]
 Static: TypeAlias = Callable[[Site], NativeCall | None]
 AnyShape: TypeAlias = Callable[[NativeLibrary, Node, Sequence[Type | None]], Kernel | None]
 AnyShapeCall: TypeAlias = tuple[Callable[..., Any], object]
@@ -107,7 +107,7 @@ class Family:
     returns None if it has no kernel for the node. ``work`` is that of a call, in the units of
     ``RATES``; None for nodes without a kernel."""
 
-    work: WorkOf
+    work: WorkloadOf
     static: Static | None = None
     any_shape: AnyShape | None = None
     ahead_of_cache: AheadOfCache | None = None
@@ -123,27 +123,32 @@ MOST_NS = 1e9
 """of a part: it does not look whether the run must stop, as NumPy's kernels do"""
 
 
-def part_ns(work: Work) -> float:
+def part_ns(work: Workload) -> float:
     """Nanoseconds of so much work, a part of a call."""
     return RATES[work.family].busy(work) * 1e9
 
 
-def faster(first: Work | None, second: Work | None) -> Work | None:
+def rows_ns(additions: float, rows: float = 0) -> float:
+    """Nanoseconds of a part of so many additions in so many rows."""
+    return part_ns(Workload(elements=additions, items=rows))
+
+
+def cheaper(first: Workload | None, second: Workload | None) -> Workload | None:
     """The work that takes less time."""
     return first if estimate(RATES, first) <= estimate(RATES, second) else second
 
 
-def below_numpy(node: Node) -> Work:
+def below_numpy(node: Node) -> Workload:
     """What NumPy's kernel takes."""
-    return Work("other", items=_NUMPY.seconds(node))
+    return Workload("other", items=_NUMPY.seconds(node))
 
 
-def by_call(node: Node) -> Work:
+def by_call(node: Node) -> Workload:
     """A call alone, for views."""
-    return Work("view")
+    return Workload("view")
 
 
-def by_memory(node: Node, additions: float = 1) -> Work | None:
+def by_memory(node: Node, additions: float = 1) -> Workload | None:
     """What is read and written, and so many additions for each element of the result; None if a
     shape is unknown."""
     values = (*node.inputs, *node.outputs)
@@ -152,27 +157,27 @@ def by_memory(node: Node, additions: float = 1) -> Work | None:
     if len(tensors) < len(types_):
         return None
     moved = sum(t.nbytes for t in tensors)
-    return Work(nbytes=moved, elements=tensors[-1].elements * additions)
+    return Workload(nbytes=moved, elements=tensors[-1].elements * additions)
 
 
-def by_result(node: Node) -> Work | None:
+def by_result(node: Node) -> Workload | None:
     """The bytes of the result: of the rest, only some is read."""
     types_ = [v.type for v in node.outputs if v is not None]
     tensors = [t for t in types_ if isinstance(t, TensorType) and t.static]
     if len(tensors) < len(types_):
         return None
-    return Work("gather", sum([t.nbytes for t in tensors]))
+    return Workload("gather", sum([t.nbytes for t in tensors]))
 
 
 def family(
-    *names: str, work: WorkOf = below_numpy, data_dependent: bool = False
+    *names: str, work: WorkloadOf = below_numpy, data_dependent: bool = False
 ) -> Callable[[Chooser], Chooser]:
     """Register a function as ``Family.static`` of the operations of these full names."""
     options = {"work": work, "data_dependent": data_dependent}
     return lambda choose: _register(names, "static", choose, options)
 
 
-def of_any_shape(*names: str, work: WorkOf | None = None) -> Callable[[Chooser], Chooser]:
+def of_any_shape(*names: str, work: WorkloadOf | None = None) -> Callable[[Chooser], Chooser]:
     """Register a function as ``Family.any_shape``; with its work where that is known in no
     other way."""
     options = {} if work is None else {"work": work}

@@ -28,7 +28,7 @@ from penstock.ir.layout import packed_strides
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.registry import MICROSOFT
 from penstock.ops.result_bytes import counted
-from penstock.ops.work_estimate import Work
+from penstock.ops.work_estimate import Workload
 
 _KEYS, _COPIED, _MOST_PART, _TERMS, _LANES = 256, 32768, 768, 2, 16  # as in c/attention.c
 
@@ -72,7 +72,7 @@ class _Sizes(NamedTuple):
         return max(least, min(most, math.ceil(items / self.heads)))
 
 
-def attention_work(node: Node) -> Work | None:
+def attention_workload(node: Node) -> Workload | None:
     """The work of an Attention; None if there is no kernel for it."""
     types = [None if value is None else value.type for value in node.inputs]
     if any(isinstance(t, TensorType) and not t.static for t in types):
@@ -88,11 +88,11 @@ def attention_work(node: Node) -> Work | None:
     transposed = [source is not None and source.op.name == "Transpose" for source in sources]
     transposed[0] |= not node.attrs.get("keys_last", 0)
     copied = keys * (width * (copies - transposed[0]) + out * (copies - transposed[1]))
-    head = Work("attention", copied * FLOAT32.itemsize, products, 0, queries * _padded(keys))
+    head = Workload("attention", copied * FLOAT32.itemsize, products, 0, queries * _padded(keys))
     return head.part(1 / sizes.heads)
 
 
-@family("penstock.Attention", work=attention_work)
+@family("penstock.Attention", work=attention_workload)
 def attention_call(site: Site) -> NativeCall | None:
     """Attention of many queries: heads of at most 256 values and 2,048 numbers of a query, with up
     to two terms."""
@@ -164,7 +164,7 @@ def _call(site: Site, sizes: _Sizes, strides: Sequence[tuple[int, ...] | None]) 
     steps += [[0] * (len(lead) + 2)] * missing
     steps.append(steps_of(output))
     parts = sizes.parts
-    work = attention_work(site.node)
+    work = attention_workload(site.node)
     assert work is not None
     return NativeCall(
         "attention",

@@ -20,7 +20,7 @@ from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ops.common.constant_cache import REORDERED, SavedCopies, copies_of
 from penstock.ops.internal.fused import parts
-from penstock.ops.work_estimate import WORTH_ROUNDING, Work, flops
+from penstock.ops.work_estimate import WORTH_ROUNDING, Workload, flops
 
 _PRODUCTS = ("Gemm", "MatMul")
 
@@ -57,7 +57,7 @@ class NativeBackend(SpecializingBackend):
             )
         self.library = loaded
 
-    def work(self, node: Node) -> Work | None:
+    def work(self, node: Node) -> Workload | None:
         family = family_of(node)
         return None if family is None or self._leaves(node) else family.work(node)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.backends.native import family, part_ns
+from penstock.backends.native import family, rows_ns
 from penstock.backends.native.kernel import WORKSPACE, Finish, NativeCall, Site, Tensor, Word
 from penstock.core.types import FLOAT32, TensorType
 from penstock.ops.common.constant_cache import ConstantRef, Reordered, Shared, reordered, shared
@@ -20,7 +20,6 @@ from penstock.ops.microsoft.experts import (
     packed_experts,
 )
 from penstock.ops.microsoft.quantized_weights import PackedWeights, unpack
-from penstock.ops.work_estimate import Work
 
 # As in c/blocks.c.
 PANEL = 32
@@ -53,7 +52,7 @@ def block_product(site: Site) -> NativeCall | None:
             *(rows, packed.k, packed.n, max(packed.bits, 4), packed.block),
         ),
         items=count,
-        item_ns=part_ns(Work(elements=packed.k * (20 + 10 * rows))),
+        item_ns=rows_ns(packed.k * (20 + 10 * rows)),
         workspace=border,
         keep=(codes, factors),
         # Codes behind the last weight of a row are not in panels.
@@ -102,7 +101,7 @@ def experts_call(site: Site) -> NativeCall | None:
             *(*numbers, limit),
         ),
         items=count * math.ceil(tokens / together),
-        item_ns=part_ns(Work(elements=4 * hidden * inner * together * chosen / count)),
+        item_ns=rows_ns(4 * hidden * inner * together * chosen / count),
         can_fail=True,  # without memory
         keep=keep,
         finish=Finish(

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from penstock.backends.native import by_memory, family, part_ns
+from penstock.backends.native import by_memory, family, rows_ns
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.core.types import FLOAT32
-from penstock.ops.work_estimate import Work
 
 _GATE = 6  # additions that take as long as an element of a gate with its function
 
 
 def _row_ns(units: int, gates: int) -> float:
     """Nanoseconds of a row of the batch."""
-    return part_ns(Work(elements=units * gates * _GATE, items=0.5))
+    return rows_ns(units * gates * _GATE, rows=0.5)
 
 
 @family("penstock.LstmCell", work=by_memory)

@@ -8,8 +8,8 @@ from itertools import product
 
 import numpy as np
 
-from penstock.backends.native import family, faster, part_ns
-from penstock.backends.native.image_convolution import image_convolution, image_work
+from penstock.backends.native import cheaper, family, part_ns
+from penstock.backends.native.image_convolution import image_convolution, image_workload
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.core.records import NamedTuple
 from penstock.core.types import FLOAT32, TensorType
@@ -17,7 +17,7 @@ from penstock.host.on_demand import imported
 from penstock.ir.graph import Node
 from penstock.ops.common.constant_cache import reordered, weights_of
 from penstock.ops.common.windows import Window, windows
-from penstock.ops.work_estimate import Work, flops, layout_seconds
+from penstock.ops.work_estimate import Workload, flops, layout_seconds
 
 # Of transposed convolutions, which few models have.
 _TRANSPOSED_WINDOWS = imported("penstock.ops.onnx.deconvolution.transposed_windows")
@@ -47,7 +47,7 @@ class _Spread(NamedTuple):
         return np.array([axis.size, axis.count, *own], np.int64)
 
 
-def plane_work(node: Node) -> Work | None:
+def plane_workload(node: Node) -> Workload | None:
     """The work of a convolution: its groups, the copies of what items see, and products, of
     which one filter alone is bound by loads."""
     images = [v.type for v in (node.inputs[0], node.outputs[0]) if v is not None]
@@ -61,7 +61,7 @@ def plane_work(node: Node) -> Work | None:
     steps, (x, y) = math.prod(node.attrs.get("strides", ())), [t.dims for t in tensors]
     room = _BUFFER // max(x[1] // group * (1 if transposed else steps), 1)
     line = max(min(math.prod(y[2:]) // (steps if transposed else 1), room), 1)
-    return Work(
+    return Workload(
         "planes" if filters > 1 else "planes, one filter",
         flops=flops(node) * -(-line // _LANES) * _LANES / line,
         elements=sum([t.elements for t in tensors]),
@@ -70,7 +70,7 @@ def plane_work(node: Node) -> Work | None:
     )
 
 
-@family("ConvTranspose", work=plane_work)
+@family("ConvTranspose", work=plane_workload)
 def plane_convolution(site: Site) -> NativeCall | None:
     """Conv and ConvTranspose with constant weights, if what a row sees fits into the cache."""
     x, w, bias, y = site.input(0), site.constant(1), site.input(2), site.output()
@@ -118,20 +118,20 @@ def plane_convolution(site: Site) -> NativeCall | None:
             *(int(transposed), group, channels, filters, math.prod(w.shape[2:]) // depth.kernel),
         ),
         items=items,
-        item_ns=part_ns(Work("planes, a part", flops=flops(site.node) / items, items=1)),
+        item_ns=part_ns(Workload("planes, a part", flops=flops(site.node) / items, items=1)),
         keep=packed,
     )
 
 
-def _faster_work(node: Node) -> Work | None:
-    return faster(image_work(node), plane_work(node))
+def _faster_workload(node: Node) -> Workload | None:
+    return cheaper(image_workload(node), plane_workload(node))
 
 
-@family("Conv", work=_faster_work)
+@family("Conv", work=_faster_workload)
 def convolution_call(site: Site) -> NativeCall | None:
     """A convolution with channels innermost, or in the images' own order."""
-    image, plane = image_work(site.node), plane_work(site.node)
-    if faster(image, plane) is plane:
+    image, plane = image_workload(site.node), plane_workload(site.node)
+    if cheaper(image, plane) is plane:
         return plane_convolution(site) or image_convolution(site)
     return image_convolution(site) or plane_convolution(site)
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 
-from penstock.backends.native import family, part_ns
+from penstock.backends.native import family, rows_ns
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.ops.common.shape_rules import normalize_axis
-from penstock.ops.work_estimate import Work
 
 _COLUMNS, _ROWS = 128, 8  # of an item, as in c/cumulative.c
 # Unsigned integers wrap as signed ones do.
@@ -33,5 +32,5 @@ def cumulative(site: Site) -> NativeCall | None:
         f"{site.node.op.name.lower()}_{suffix}",
         (Tensor(0), site.result(), outer, length, inner, exclusive, reverse),
         items=math.ceil(outer / _ROWS) if last else outer * math.ceil(inner / _COLUMNS),
-        item_ns=part_ns(Work(elements=6 * length * (_ROWS if last else min(inner, _COLUMNS)))),
+        item_ns=rows_ns(6 * length * (_ROWS if last else min(inner, _COLUMNS))),
     )

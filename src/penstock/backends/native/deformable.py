@@ -9,7 +9,7 @@ from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.core.types import FLOAT32
 from penstock.ops.common.dtypes import FLOAT64
 from penstock.ops.common.windows import windows
-from penstock.ops.work_estimate import Work
+from penstock.ops.work_estimate import Workload
 
 _PANEL, _FILTERS, _TERMS = 32, 256, 192  # as in c/deformable.c
 _MOST_PIXELS = 2**24  # along an axis of an image, whose positions are float32
@@ -34,7 +34,7 @@ def deform_conv(site: Site) -> NativeCall | None:
     filters, terms = w.dims[0] // groups, math.prod(w.dims[1:])
     kernel, factor = _KERNELS[x.dtype]
     pixels = factor * terms * _PANEL
-    item_ns = part_ns(Work("deformable", flops=pixels * min(filters, _FILTERS), items=pixels))
+    item_ns = part_ns(Workload("deformable", flops=pixels * min(filters, _FILTERS), items=pixels))
     if item_ns > MOST_NS:
         return None
     blocks = math.ceil(math.prod(y.dims[2:]) / _PANEL) * math.ceil(filters / _FILTERS)

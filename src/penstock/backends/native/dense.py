@@ -22,7 +22,7 @@ from penstock.ir.graph import Node, Value
 from penstock.ir.layout import ALIGNMENT
 from penstock.ops.common.constant_cache import ConstantRef, Reordered, reordered
 from penstock.ops.internal.fused import is_fused, parts
-from penstock.ops.work_estimate import Work
+from penstock.ops.work_estimate import Workload
 
 _PANEL, _GRAIN, _BLOCK = 64, 16, 192  # as in c/dense.c
 _PROGRAM_WORDS = 30  # of struct elementwise
@@ -50,7 +50,7 @@ class _Dims(NamedTuple):
     columns: int
 
 
-def dense_work(node: Node) -> Work | None:
+def dense_workload(node: Node) -> Workload | None:
     """The work of a node that begins with a product; None where there is no kernel."""
     dims = _dims(node)
     if dims is None:
@@ -58,10 +58,10 @@ def dense_work(node: Node) -> Work | None:
     rows, inner, columns = dims
     odd = rows * columns if columns % _GRAIN else 0
     # No backend's estimate has the time that reading the matrix takes.
-    return Work("dense", flops=2 * rows * inner * _padded(columns), elements=odd)
+    return Workload("dense", flops=2 * rows * inner * _padded(columns), elements=odd)
 
 
-@family(fused_with("Gemm"), fused_with("MatMul"), work=dense_work)
+@family(fused_with("Gemm"), fused_with("MatMul"), work=dense_workload)
 def dense_call(site: Site) -> NativeCall | None:
     """MatMul and Gemm of float32 with a constant matrix, and the elementwise operations behind them
     in a fused node."""
@@ -89,7 +89,10 @@ def dense_call(site: Site) -> NativeCall | None:
         bias = np.zeros(panels * _PANEL, FLOAT32)
         bias[:columns] = layer.bias
     # The matrix is read while it is multiplied, and one of the two takes longer.
-    multiplied, read = Work("dense", flops=2 * block), Work("dense", weights=FLOAT32.itemsize)
+    multiplied, read = (
+        Workload("dense", flops=2 * block),
+        Workload("dense", weights=FLOAT32.itemsize),
+    )
     element_ns = max(part_ns(multiplied), part_ns(read))
     return NativeCall(
         "dense",
@@ -104,16 +107,16 @@ def dense_call(site: Site) -> NativeCall | None:
     )
 
 
-def _product_work(node: Node) -> Work | None:
-    work = dense_work(node)
+def _product_workload(node: Node) -> Workload | None:
+    work = dense_workload(node)
     if work is not None:
         return work
-    from penstock.backends.native.matmul import product_work  # which dense layers do without
+    from penstock.backends.native.matmul import product_workload  # which dense layers do without
 
-    return product_work(node)
+    return product_workload(node)
 
 
-@family("Gemm", "MatMul", work=_product_work)
+@family("Gemm", "MatMul", work=_product_workload)
 def product_call(site: Site) -> NativeCall | None:
     """A product with a constant matrix, or of small ones."""
     call = dense_call(site)

@@ -16,7 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from penstock.backends.native import AnyShapeCall, ahead_of_cache, by_memory, family, part_ns
+from penstock.backends.native import (
+    AnyShapeCall,
+    ahead_of_cache,
+    by_memory,
+    family,
+    rows_ns,
+)
 from penstock.backends.native.formulas import (
     CHEAP_POWERS,
     FORMULAS,
@@ -39,7 +45,7 @@ from penstock.ir.graph import Node, Value
 from penstock.ir.layout import packed_strides
 from penstock.ops.internal.fused import FUSED, is_fused, parts
 from penstock.ops.registry import MICROSOFT
-from penstock.ops.work_estimate import Work
+from penstock.ops.work_estimate import Workload
 
 # As in c/elementwise.c.
 _REGISTERS, _REGISTER_BYTES, _MOST_RANK, _MOST_INPUTS = 32, 2048, 8, 17
@@ -100,7 +106,7 @@ OPERATIONS = (*FORMULAS, *_CONVERTING)
 """those of programs"""
 
 
-def _by_program(node: Node) -> Work | None:
+def _by_program(node: Node) -> Workload | None:
     additions = additions_of(node)
     return None if additions is None else by_memory(node, additions)
 
@@ -346,7 +352,7 @@ class _Program:
                 *(tile, size, _size(result.kind), row),
             ),
             items=items,
-            item_ns=part_ns(Work(elements=tile * cost, items=len(instructions))),
+            item_ns=rows_ns(tile * cost, rows=len(instructions)),
             inplace=tuple([i for i, mode in zip(operands, modes, strict=True) if mode == _DIRECT]),
             restrided=partial(self.call, result, output) if strides is None else None,
         )
@@ -365,7 +371,11 @@ class _Program:
         words = (*read, self.site.result(), parameters, size, _BLOCK)
         items = -(-size // _BLOCK)
         return replace(
-            call, kernel=name, words=words, items=items, item_ns=part_ns(Work(elements=4 * _BLOCK))
+            call,
+            kernel=name,
+            words=words,
+            items=items,
+            item_ns=rows_ns(4 * _BLOCK),
         )
 
     def settings(self, result: Term, output: TensorType) -> bytes:
@@ -413,7 +423,7 @@ class _Program:
             kernel="table",
             words=words,
             items=items,
-            item_ns=part_ns(Work(elements=2 * _BLOCK)),
+            item_ns=rows_ns(2 * _BLOCK),
         )
 
     def _coalesced(

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from penstock.backends.native import family, fused_with, part_ns
+from penstock.backends.native import family, fused_with, part_ns, rows_ns
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.core.records import NamedTuple, replace
 from penstock.core.types import FLOAT32, TensorType
@@ -19,7 +19,7 @@ from penstock.ir.layout import ALIGNMENT, channels_last, packed_strides
 from penstock.ops.common.constant_cache import ConstantRef, reordered
 from penstock.ops.common.windows import Window, windows
 from penstock.ops.internal.fused import is_fused, parts
-from penstock.ops.work_estimate import Work, flops, layout_seconds
+from penstock.ops.work_estimate import Workload, flops, layout_seconds
 
 # As in c/image_convolution.c.
 _PANEL, _COPIED, _MOST_TAPS, _LINES = 16, 14336, 256, 4
@@ -41,7 +41,7 @@ class _Chain(NamedTuple):
     high: float = math.inf
 
 
-def image_work(node: Node) -> Work | None:
+def image_workload(node: Node) -> Workload | None:
     """The work of a convolution; None where there is no kernel, and for images that enter the
     graph, with their channels first."""
     conv, *others = parts(node)
@@ -59,11 +59,11 @@ def image_work(node: Node) -> Work | None:
         positions, padded = y.elements // filters, math.ceil(w.dims[0] / _PANEL) * _PANEL
         lines = math.prod(kernel[:-1]) if math.prod(kernel) > 1 else 0
         products, elements = flops(node) * padded / filters, positions * padded
-        return Work("image", 0, products, 0, elements, positions * lines, copies_s)
-    return Work("depthwise image", x.nbytes, flops(node), beside_s=copies_s)
+        return Workload("image", 0, products, 0, elements, positions * lines, copies_s)
+    return Workload("depthwise image", x.nbytes, flops(node), beside_s=copies_s)
 
 
-@family(fused_with("Conv"), work=image_work)
+@family(fused_with("Conv"), work=image_workload)
 def image_convolution(site: Site) -> NativeCall | None:
     """Conv over one or two axes with constant weights, by all channels or by one each, with an Add
     of another image, LeakyRelu, Relu and Clip behind it."""
@@ -154,7 +154,7 @@ def _of_all_channels(
     weights = reordered("native image", w, packed, back, [panels])
     positions = x.dims[0] * rows.count * columns.count
     block = min(_COPIED // k, _ROWS)
-    products = Work("image", flops=2 * k * every * block)
+    products = Workload("image", flops=2 * k * every * block)
     bias = np.zeros(every, FLOAT32)
     bias[:filters] = 0 if chain.bias is None else chain.bias
     return NativeCall(
@@ -165,7 +165,7 @@ def _of_all_channels(
             *(x.dims[0], x.dims[1], filters, block, None, None, None),
         ),
         items=-(-positions // block),
-        item_ns=part_ns(Work(items=5)) + part_ns(products),
+        item_ns=rows_ns(0, rows=5) + part_ns(products),
         reordered={chain.w: weights},
     )
 
@@ -199,7 +199,7 @@ def _of_each_channel(
 
     tiled = TensorType(FLOAT32, (taps, period))
     weights = reordered("native depthwise images", w, packed, back, [tiled])
-    products = Work("depthwise image", flops=2 * block * chunk * channels * taps)
+    products = Workload("depthwise image", flops=2 * block * chunk * channels * taps)
     bias = np.zeros(channels, FLOAT32) if chain.bias is None else chain.bias
     items = x.dims[0] * -(-rows.count // block) * -(-columns.count // chunk)
     return NativeCall(
@@ -210,7 +210,7 @@ def _of_each_channel(
             *(period, block, chunk, reach, None, None, None),
         ),
         items=items,
-        item_ns=part_ns(Work(items=5)) + part_ns(products),
+        item_ns=rows_ns(0, rows=5) + part_ns(products),
         reordered={chain.w: weights},
     )
 

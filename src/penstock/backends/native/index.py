@@ -7,11 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.backends.native import by_memory, by_result, family, part_ns
+from penstock.backends.native import by_memory, by_result, family, rows_ns
 from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor
 from penstock.core.types import FLOAT32, INT64, TensorType
 from penstock.ops.common.shape_rules import normalize_axis
-from penstock.ops.work_estimate import Work
 
 _MOST_TOP = 64  # beyond, and in rows beyond a part of all elements, they are sorted
 _PART = 16
@@ -55,9 +54,9 @@ def by_elements(site: Site) -> NativeCall | None:
     scatters = name.startswith("scatter")
     if scatters and site.input(2) != TensorType(x.dtype, indices.dims):
         return None
-    work = Work(elements=20 * length, items=0.2)
+    item_ns = rows_ns(20 * length, rows=0.2)
     if scatters:
-        work = Work(elements=x.nbytes, items=0.2 * indices.elements)
+        item_ns = rows_ns(x.nbytes, rows=0.2 * indices.elements)
     return NativeCall(
         name,
         (
@@ -67,7 +66,7 @@ def by_elements(site: Site) -> NativeCall | None:
             *(int(indices.dtype == INT64), rows, x.nbytes),
         ),
         items=1 if scatters else rows,
-        item_ns=part_ns(work),
+        item_ns=item_ns,
         inplace=(0,) if scatters else (),
         can_fail=True,
     )
@@ -88,7 +87,7 @@ def gather_call(site: Site) -> NativeCall | None:
         "gather",
         (Tensor(0), Tensor(1), site.result(), *words),
         items=math.prod(x.dims[:axis]) * indices.elements,
-        item_ns=part_ns(Work(elements=2 * nbytes, items=0.3)),
+        item_ns=rows_ns(2 * nbytes, rows=0.3),
         can_fail=True,
     )
 
@@ -110,9 +109,9 @@ def by_tuples(site: Site) -> NativeCall | None:
     end = batch + depth
     dims, strides = x.dims[batch:end], _strides(x.dims)[batch:end]
     count, size = math.prod(indices.dims[:-1]), math.prod(x.dims[end:])
-    work = Work(elements=2.5 * size, items=0.4)
+    item_ns = rows_ns(2.5 * size, rows=0.4)
     if scatters:
-        work = Work(elements=20 * count * size + x.nbytes, items=0.4 * count)
+        item_ns = rows_ns(20 * count * size + x.nbytes, rows=0.4 * count)
     return NativeCall(
         name,
         (
@@ -122,7 +121,7 @@ def by_tuples(site: Site) -> NativeCall | None:
             *(count, x.nbytes),
         ),
         items=1 if scatters else count,
-        item_ns=part_ns(work),
+        item_ns=item_ns,
         inplace=(0,) if scatters else (),
         can_fail=True,
     )
@@ -153,7 +152,7 @@ def top_k_call(site: Site) -> NativeCall | None:
             1 if site.attr("largest", 1) else -1,
         ),
         items=math.prod(x.dims[:axis]) * math.ceil(inner / _TOP_COLUMNS),
-        item_ns=part_ns(Work(elements=20 * columns * comparisons, items=columns)),
+        item_ns=rows_ns(20 * columns * comparisons, rows=columns),
     )
 
 
@@ -172,6 +171,6 @@ def _sort(site: Site, x: TensorType, k: int, axis: int) -> NativeCall | None:
             *(1 if site.attr("largest", 1) else -1, chains),
         ),
         items=1,
-        item_ns=part_ns(Work(elements=60 * chains * length * max(x.dtype.itemsize, 4))),
+        item_ns=rows_ns(60 * chains * length * max(x.dtype.itemsize, 4)),
         workspace=length * 2 * (max(x.dtype.itemsize, 4) + 4),
     )

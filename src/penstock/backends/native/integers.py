@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from penstock.backends.native import by_memory, family, part_ns
+from penstock.backends.native import by_memory, family, part_ns, rows_ns
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, Word
 from penstock.core.records import NamedTuple
 from penstock.core.types import FLOAT32, TensorType
@@ -15,7 +15,7 @@ from penstock.host.native import NativeLibrary, library
 from penstock.ir.graph import Node
 from penstock.ops.common.constant_cache import reordered
 from penstock.ops.common.dtypes import INT8, INT32, UINT8
-from penstock.ops.work_estimate import Work, flops
+from penstock.ops.work_estimate import Workload, flops
 
 # As in c/integers.c.
 _PANEL, _QUAD, _GROUP, _BLOCK, _TILE = 32, 4, 4, 64, 16
@@ -50,15 +50,17 @@ class IntegerPanels(NamedTuple):
     zeros: np.ndarray
 
 
-def integer_work(node: Node) -> Work | None:
+def integer_workload(node: Node) -> Workload | None:
     """The work of a product."""
     y, loaded = node.outputs[0], library()
     if loaded is None or y is None or not isinstance(y.type, TensorType) or not y.type.static:
         return None
-    return Work("codes product", flops=flops(node) / _speed(loaded, math.prod(y.type.dims[:-1])))
+    return Workload(
+        "codes product", flops=flops(node) / _speed(loaded, math.prod(y.type.dims[:-1]))
+    )
 
 
-@family("MatMulInteger", "QLinearMatMul", "com.microsoft.QGemm", work=integer_work)
+@family("MatMulInteger", "QLinearMatMul", "com.microsoft.QGemm", work=integer_workload)
 def integer_product(site: Site) -> NativeCall | None:
     """The product of codes with a constant matrix of codes, whose zero point, and scales, are
     constants."""
@@ -93,8 +95,8 @@ def integer_product(site: Site) -> NativeCall | None:
     # A model's weights may be larger than the caches: threads that are worth it then cost little
     # where they are not.
     products = 2 * k * min(rows, _BLOCK) * columns / _speed(site.library, rows)
-    multiplied = part_ns(Work("codes product", flops=products, items=1))
-    read = part_ns(Work("codes product", weights=k * columns, items=1))
+    multiplied = part_ns(Workload("codes product", flops=products, items=1))
+    read = part_ns(Workload("codes product", weights=k * columns, items=1))
     return NativeCall(
         "integer_product",
         (
@@ -116,9 +118,7 @@ def dynamically_quantized(site: Site) -> NativeCall | None:
     if x is None or x.dtype != FLOAT32:
         return None
     words: tuple[Word, ...] = Tensor(0), *[site.result(i) for i in range(3)], x.elements
-    return NativeCall(
-        "dynamically_quantized", words, 1, part_ns(Work(elements=10 * x.elements, items=5))
-    )
+    return NativeCall("dynamically_quantized", words, 1, rows_ns(10 * x.elements, rows=5))
 
 
 def _speed(loaded: NativeLibrary, rows: int) -> int:

@@ -13,7 +13,7 @@ from penstock.core.records import NamedTuple
 from penstock.core.types import INT64, TensorType
 from penstock.ir.graph import Node
 from penstock.ops.common.constant_cache import reordered
-from penstock.ops.work_estimate import Work
+from penstock.ops.work_estimate import Workload
 
 _ROWS, _MOST_TAIL, _PADDED_BYTES, _DOT_COLUMNS = 4, 1024, 64, 64  # as in c/matmul.c
 
@@ -30,8 +30,8 @@ def _macs(batches: int, rows: int, inner: int, columns: int) -> int:
     return batches * (rows + 1) * inner * math.ceil(columns / 16) * 16
 
 
-def _work(dtype: object, macs: int) -> Work:
-    return Work(f"product {dtype}", flops=2 * macs)
+def _work(dtype: object, macs: int) -> Workload:
+    return Workload(f"product {dtype}", flops=2 * macs)
 
 
 class _Dims(NamedTuple):
@@ -174,7 +174,7 @@ def _strides_of(c: TensorType, dims: _Dims) -> tuple[int, int] | None:
     return width if height > 1 else 0, int(width > 1)
 
 
-def product_work(node: Node) -> Work | None:
+def product_workload(node: Node) -> Workload | None:
     """The work of a product; None where there is no kernel."""
     a, b = (None if v is None else v.type for v in node.inputs[:2])
     if (

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.backends.native import family, part_ns
+from penstock.backends.native import family, rows_ns
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, texts_of
 from penstock.core.records import dataclass
 from penstock.core.types import FLOAT32, STRING
@@ -16,7 +16,6 @@ from penstock.ir.op import Attrs
 from penstock.ops.common.constant_cache import shared
 from penstock.ops.onnx_ml import models
 from penstock.ops.onnx_ml.models import KERNELS, TRANSFORM_NAMES, VectorMachine
-from penstock.ops.work_estimate import Work
 
 # As in c/models.c.
 _ROWS, _WIDTH, _DECISIONS, _CLASSES = 4, 16, 256, 32
@@ -74,7 +73,7 @@ def vector_model(site: Site) -> NativeCall | None:
             *numbers,
         ),
         items=math.ceil(rows / _ROWS),
-        item_ns=part_ns(Work(elements=together * terms, items=2 * together)),
+        item_ns=rows_ns(together * terms, rows=2 * together),
         keep=share,
         finish=texts_of(site, texts),
     )

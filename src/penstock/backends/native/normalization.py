@@ -8,11 +8,10 @@ from functools import partial
 
 import numpy as np
 
-from penstock.backends.native import by_memory, family, part_ns
+from penstock.backends.native import by_memory, family, rows_ns
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
 from penstock.ir.layout import channels_last, packed_strides
 from penstock.ops.common.shape_rules import normalize_axis
-from penstock.ops.work_estimate import Work
 
 _MOST_CHANNELS = 1024  # as in c/normalization.c
 _BLOCK = 64  # channels that lie side by side, of which sums are in the first-level cache
@@ -61,7 +60,7 @@ def layer_normalization(site: Site) -> NativeCall | None:
             *(int(centred), float(site.attr("epsilon", 1e-5))),
         ),
         items=math.ceil(rows / block),
-        item_ns=part_ns(Work(elements=2 * block * width, items=1.5 * block)),
+        item_ns=rows_ns(2 * block * width, rows=1.5 * block),
         inplace=(0,),
     )
 
@@ -105,7 +104,7 @@ def _call(site: Site, strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
             float(site.attr("epsilon", 1e-5)),
         ),
         items=x.dims[0] * (math.ceil(groups / block) if last else groups),
-        item_ns=part_ns(Work(elements=8 * width * positions, items=2)),
+        item_ns=rows_ns(8 * width * positions, rows=2),
         inplace=(0,),
         restrided=partial(_call, site),
     )

@@ -8,13 +8,12 @@ from functools import partial
 
 import numpy as np
 
-from penstock.backends.native import by_memory, family, part_ns
+from penstock.backends.native import by_memory, family, rows_ns
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
 from penstock.backends.native.reduce import reduction_over
 from penstock.ir.layout import channels_last, packed_strides
 from penstock.ops.common.windows import Window
 from penstock.ops.onnx.pooling import pool_windows
-from penstock.ops.work_estimate import Work
 
 # As in c/pooling.c.
 _AXES, _BUFFER, _CHUNK, _MOST_TAPS, _WIDE, _MOST_LINES = 3, 12288, 512, 64, 1024, 64
@@ -99,7 +98,7 @@ def _call(site: Site, kind: str, axes: Sequence[Window], strides: _Strides) -> N
             *(channels, chunk, total, lines, pitch),
         ),
         items=math.ceil(total / lines) * math.ceil(row.count / chunk),
-        item_ns=part_ns(Work(elements=2 * lines * chunk * channels * taps, items=2 * lines)),
+        item_ns=rows_ns(2 * lines * chunk * channels * taps, rows=2 * lines),
         restrided=partial(_call, site, kind, axes),
     )
 

@@ -23,7 +23,7 @@ from penstock.ops.common.constant_cache import Reordered, reordered
 from penstock.ops.common.dtypes import INT8, INT32, UINT8
 from penstock.ops.common.windows import Window, windows
 from penstock.ops.internal.fused import parts
-from penstock.ops.work_estimate import Work, flops
+from penstock.ops.work_estimate import Workload, flops
 
 # As in c/quantized_convolution.c.
 _PANEL, _COPY, _ROWS, _PAIRS, _MOST_CHANNELS = 32, 65536, 64, 32768, 4096
@@ -53,7 +53,7 @@ class _Chain(NamedTuple):
     bounds: np.ndarray
 
 
-def code_work(node: Node) -> Work | None:
+def code_workload(node: Node) -> Workload | None:
     """The work: products and of copies of what each position sees."""
     conv, loaded = next(part for part in parts(node) if part.op.name in _PRODUCTS), library()
     types_ = [v.type for v in (conv.inputs[1], node.outputs[0]) if v is not None]
@@ -66,9 +66,9 @@ def code_work(node: Node) -> Work | None:
     if conv.attrs.get("group", 1) > 1:
         stride = [1, *conv.attrs.get("strides", ())][-1]
         taps = elements * pairs
-        return Work("depthwise codes image", 0, taps * rows, 0, elements, taps * stride)
+        return Workload("depthwise codes image", 0, taps * rows, 0, elements, taps * stride)
     positions = elements / filters
-    return Work(
+    return Workload(
         "codes layer" if conv.op.name == "Gemm" else "codes image",
         nbytes=positions * w.elements / filters,
         flops=flops(node) / loaded.functions.integer_speed,
@@ -78,7 +78,7 @@ def code_work(node: Node) -> Work | None:
     )
 
 
-@family(fused_with("DequantizeLinear"), work=code_work)
+@family(fused_with("DequantizeLinear"), work=code_workload)
 def quantized_convolution(site: Site) -> NativeCall | None:
     """DequantizeLinear of all operands, Conv, bounds and QuantizeLinear, with one scale for the
     input and for the output, all of them constant."""
@@ -103,7 +103,7 @@ def quantized_convolution(site: Site) -> NativeCall | None:
     return of_any_strides(site, call, (chain.x.tensor, len(site.node.inputs)), turned=turned)
 
 
-@family("ConvInteger", work=code_work)
+@family("ConvInteger", work=code_workload)
 def integer_convolution(site: Site) -> NativeCall | None:
     """ConvInteger in one group, of constant weights and zero points: sums of int32."""
     x, w = site.input(0), site.constant(1)
@@ -192,7 +192,7 @@ def _products(
     change = 128 if x.dtype == INT8 else 0
     terms = -(zero + change) * panels.sums.astype(np.int64)
     every = _up(filters, _PANEL)
-    part = Work("codes image, a part", k * block, 2 * k * filters * block, items=1)
+    part = Workload("codes image, a part", k * block, 2 * k * filters * block, items=1)
     zeros = _filled(panels.zeros, every) if np.any(panels.zeros) else None
     scaled: tuple[np.ndarray | None, ...] = (None, None)
     if chain is not None:
@@ -242,7 +242,7 @@ def _of_each_channel(
     items = x.dims[0] * -(-rows.count // block) * -(-columns.count // chunk)
     taps = block * chunk * filters * pairs
     family = "depthwise codes image, a part"
-    part = Work(family, 0, taps * rows.kernel, 0, 1, taps * rows.stride)
+    part = Workload(family, 0, taps * rows.kernel, 0, 1, taps * rows.stride)
     change = 128 if x.dtype == INT8 else 0
     return NativeCall(
         "code_depthwise",

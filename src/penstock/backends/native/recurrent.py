@@ -18,7 +18,7 @@ from penstock.ops.common.constant_cache import Reordered, Shared, reordered, sha
 from penstock.ops.common.dtypes import INT8, INT32, UINT8
 from penstock.ops.onnx.activation import ACTIVATIONS
 from penstock.ops.onnx.recurrent import Layer, parse_layer, steps_and_rows
-from penstock.ops.work_estimate import Work, flops
+from penstock.ops.work_estimate import Workload, flops
 
 # As in c/recurrent.c: units of a block.
 _UNITS = 16
@@ -81,7 +81,7 @@ class _Held(NamedTuple):
     reordered: Mapping[int, Reordered]
 
 
-def recurrence_work(node: Node) -> Work:
+def recurrence_workload(node: Node) -> Workload:
     """The work of a Recurrence."""
     x = node.inputs[0]
     shape = None if x is None else x.shape
@@ -89,7 +89,7 @@ def recurrence_work(node: Node) -> Work:
     return _work(node, steps, rows)
 
 
-@family("penstock.Recurrence", work=recurrence_work)
+@family("penstock.Recurrence", work=recurrence_workload)
 def recurrence_call(site: Site) -> NativeCall | None:
     """Recurrence, if its weights are constants: as a layer, but for products in the place of X."""
     products, weights, mask = site.input(0), site.constant(1), site.input(3)
@@ -136,19 +136,19 @@ def recurrence_call(site: Site) -> NativeCall | None:
             *(*places, *_NO_PLACES[len(places) :]),
         ),
         items=sizes.items,
-        item_ns=part_ns(Work("recurrent, a part", flops=products)),
+        item_ns=part_ns(Workload("recurrent, a part", flops=products)),
         stages=(sizes.stages, sizes.padded // _UNITS),
         workspace=sizes.items * sizes.item_bytes,
         reordered={1: matrix},
     )
 
 
-def recurrent_work(node: Node) -> Work:
+def recurrent_workload(node: Node) -> Workload:
     """The work of a recurrent layer."""
     return _work(node, *steps_and_rows(node))
 
 
-@family("GRU", "LSTM", "RNN", work=recurrent_work)
+@family("GRU", "LSTM", "RNN", work=recurrent_workload)
 @family("com.microsoft.DynamicQuantizeLSTM")
 def recurrent_call(site: Site) -> NativeCall | None:
     """A recurrent layer over float32, if its weights are constants."""
@@ -197,7 +197,7 @@ def recurrent_call(site: Site) -> NativeCall | None:
             *(rows, chunk, item_bytes, float(layer.clip or 0.0), *_NO_PLACES),
         ),
         items=items,
-        item_ns=part_ns(Work("recurrent, a part", flops=products)),
+        item_ns=part_ns(Workload("recurrent, a part", flops=products)),
         stages=(sizes.stages, padded // (_CODE_UNITS if is_quantized else _UNITS)),
         workspace=items * item_bytes,
         can_fail=site.input(4) is not None,
@@ -251,9 +251,9 @@ def _sizes(
     return _Sizes(padded, rows, chunk, item_bytes, items, stages)
 
 
-def _work(node: Node, steps: int, rows: int) -> Work:
+def _work(node: Node, steps: int, rows: int) -> Workload:
     products = flops(node) * (rows + _WAIT_ROWS) / max(rows, 1)
-    return Work("recurrent", flops=products, items=steps)
+    return Workload("recurrent", flops=products, items=steps)
 
 
 def _held_weights(site: Site, cell: str, is_quantized: bool) -> _Held | None:

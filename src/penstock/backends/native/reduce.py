@@ -6,11 +6,10 @@ import math
 from collections.abc import Container, Sequence
 from functools import partial
 
-from penstock.backends.native import by_memory, family, part_ns
+from penstock.backends.native import by_memory, family, rows_ns
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
 from penstock.ir.layout import packed_strides
 from penstock.ops.common.shape_rules import normalize_axes
-from penstock.ops.work_estimate import Work
 
 _DTYPES = ("float32", "float64", "int32", "int64")
 _EXTREMES = ("max", "min", "argmax", "argmin")
@@ -77,7 +76,7 @@ def _call(site: Site, name: str, axes: Sequence[int], strides: _Strides) -> Nati
             int(bool(site.attr("select_last_index", 0))),
         ),
         items=outer * math.ceil(inner / block) if inner > 1 else math.ceil(outer / block),
-        item_ns=part_ns(Work(elements=3 * block * length, items=0.3 * block)),
+        item_ns=rows_ns(3 * block * length, rows=0.3 * block),
         restrided=partial(_call, site, name, axes),
     )
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from penstock.backends.native import MOST_NS, by_memory, family, part_ns
+from penstock.backends.native import MOST_NS, by_memory, family, part_ns, rows_ns
 from penstock.backends.native.kernel import WORKSPACE, Finish, NativeCall, Site, Tensor
 from penstock.core.types import FLOAT32, INT64, TensorType
 from penstock.ops.common.dtypes import FLOAT64
-from penstock.ops.work_estimate import Work
+from penstock.ops.work_estimate import Workload
 
 _WORDS, _BESIDE, _MOST_BINS, _MOST_WIDTH = 5, 32, 512, 4096  # as in c/regions.c
 _MOST_SIZE = 2**24  # of an image, whose positions are float32
@@ -31,7 +31,7 @@ def roi_align(site: Site) -> NativeCall | None:
     ratio: int = max(site.attr("sampling_ratio", 0), 0)
     samples = ratio**2 * y.dims[3]  # of a row of bins; without a ratio, of the whole image
     samples = samples or math.ceil(x.dims[2] / y.dims[2]) * x.dims[3]
-    item_ns = part_ns(Work(elements=100 * x.dims[1] * samples, items=10))
+    item_ns = rows_ns(100 * x.dims[1] * samples, rows=10)
     if item_ns > MOST_NS:
         return None
     return NativeCall(
@@ -59,7 +59,9 @@ def max_roi_pool(site: Site) -> NativeCall | None:
     if x.dims[3] > _MOST_WIDTH or not x.dtype == rois.dtype == FLOAT32:
         return None
     rows = math.ceil(x.dims[2] / y.dims[2]) + 2
-    item_ns = part_ns(Work(elements=20 * x.dims[1] * (5 * y.dims[3] + rows * x.dims[3]), items=10))
+    item_ns = part_ns(
+        Workload(elements=20 * x.dims[1] * (5 * y.dims[3] + rows * x.dims[3]), items=10)
+    )
     if item_ns > MOST_NS:
         return None
     return NativeCall(
@@ -90,7 +92,7 @@ def suppress(site: Site) -> NativeCall | None:
     most = site.constant(2)
     capacity = count if most is None else min(max(int(most.item()), 0), count)
     rows = images * classes
-    item_ns = part_ns(Work(elements=4 * count * capacity, items=2 * count))
+    item_ns = rows_ns(4 * count * capacity, rows=2 * count)
     if not rows or not capacity or limits[0] is None or item_ns > MOST_NS:
         return None
     places = np.arange(capacity)

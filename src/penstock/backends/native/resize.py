@@ -8,13 +8,12 @@ from functools import partial
 
 import numpy as np
 
-from penstock.backends.native import by_memory, family, part_ns
+from penstock.backends.native import by_memory, family, rows_ns
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
 from penstock.core.types import TensorType
 from penstock.ir.layout import packed_strides
 from penstock.ops.onnx.pad import pad_widths, padded_places
 from penstock.ops.onnx.resize import Table, resize_tables
-from penstock.ops.work_estimate import Work
 
 _MOST_ROWS, _SPAN = 256, 4096  # as in c/resize.c
 _CHUNK = 512  # elements of a row whose sums are computed at once, at most
@@ -115,7 +114,7 @@ def _pad_call(
             *(len(rows), before, length, width),
         ),
         items=math.prod(y.dims[axis] for axis in axes),
-        item_ns=part_ns(Work(elements=width, items=1)),
+        item_ns=rows_ns(width, rows=1),
         restrided=partial(_pad_call, site, name, widths, value),
     )
 
@@ -174,7 +173,7 @@ def _call(site: Site, name: str, tables: dict[int, Table], strides: _Strides) ->
             *(len(entries), inner, chunk, *run),
         ),
         items=items,
-        item_ns=part_ns(Work(elements=additions, items=1)),
+        item_ns=rows_ns(additions, rows=1),
         restrided=partial(_call, site, name, tables),
     )
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from penstock.backends.native import by_memory, family, part_ns
+from penstock.backends.native import by_memory, family, rows_ns
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.core.types import FLOAT32, INT64
 from penstock.ops.onnx.rotary import cache_places, heads_of
-from penstock.ops.work_estimate import Work
 
 
 @family("RotaryEmbedding", "com.microsoft.RotaryEmbedding", work=by_memory)
@@ -33,6 +32,6 @@ def rotary(site: Site) -> NativeCall | None:
             int(ids is not None and len(ids.dims) == 1),
         ),
         items=x.elements // size,
-        item_ns=part_ns(Work(elements=4 * size, items=0.5)),
+        item_ns=rows_ns(4 * size, rows=0.5),
         can_fail=ids is not None,
     )

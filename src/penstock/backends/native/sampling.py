@@ -6,10 +6,9 @@ import math
 
 import numpy as np
 
-from penstock.backends.native import by_memory, family, part_ns
+from penstock.backends.native import by_memory, family, rows_ns
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.ops.onnx.image import pixel_centres, sampling_modes
-from penstock.ops.work_estimate import Work
 
 _POINTS, _MOST_TAPS, _MOST_RANK = 64, 64, 3  # as in c/sampling.c
 _MOST_PIXELS = 2**31
@@ -41,7 +40,7 @@ def grid_sample(site: Site) -> NativeCall | None:
             int(bool(site.attr("align_corners", 0))),
         ),
         items=x.dims[0] * math.ceil(points / _POINTS),
-        item_ns=part_ns(Work(elements=reads * (20 + 12 * x.dims[1]), items=together)),
+        item_ns=rows_ns(reads * (20 + 12 * x.dims[1]), rows=together),
     )
 
 
@@ -63,5 +62,5 @@ def affine_grid(site: Site) -> NativeCall | None:
             *(np.array(sizes, np.int64), rank, rows),
         ),
         items=batch * rows,
-        item_ns=part_ns(Work(elements=10 * sizes[-1] * rank, items=2)),
+        item_ns=rows_ns(10 * sizes[-1] * rank, rows=2),
     )

@@ -6,13 +6,18 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
-from penstock.backends.native import AnyShapeCall, ahead_of_cache, by_memory, family, part_ns
+from penstock.backends.native import (
+    AnyShapeCall,
+    ahead_of_cache,
+    by_memory,
+    family,
+    rows_ns,
+)
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
 from penstock.backends.native.reduce import around
 from penstock.ops.common.shape_rules import normalize_axis
 from penstock.ops.onnx.shape import flatten_axis
 from penstock.ops.onnx.softmax import SINGLE_AXIS
-from penstock.ops.work_estimate import Work
 
 _BLOCK, _COLUMNS = 2048, 256  # as in c/softmax.c
 _LINE, _CACHED = 16, 2**17  # elements of a line of the cache, and of a block of columns
@@ -51,7 +56,7 @@ def _call(site: Site, strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
         f"{'hardmax' if name == 'Hardmax' else 'softmax'}_{x.dtype}",
         (Tensor(0), site.result(), outer, length, inner, block, int(name == "LogSoftmax")),
         items=math.ceil(outer / block) if inner == 1 else outer * math.ceil(inner / block),
-        item_ns=part_ns(Work(elements=block * length * _ADDITIONS[str(x.dtype)], items=1)),
+        item_ns=rows_ns(block * length * _ADDITIONS[str(x.dtype)], rows=1),
         inplace=(0,),
         restrided=partial(_call, site),
     )

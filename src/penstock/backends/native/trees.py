@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.backends.native import family, part_ns
+from penstock.backends.native import family, rows_ns
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, texts_of
 from penstock.core.records import dataclass
 from penstock.core.types import STRING
@@ -24,7 +24,6 @@ from penstock.ops.common.constant_cache import shared
 from penstock.ops.common.dtypes import FLOAT64
 from penstock.ops.onnx_ml import trees
 from penstock.ops.onnx_ml.models import TRANSFORM_NAMES, Labelling
-from penstock.ops.work_estimate import Work
 
 _SCORES = 4096  # of an item at most, as in c/trees.c
 _ROWS = 64  # of an item at most: a tree that rows have gone down stays in the first-level cache
@@ -100,7 +99,7 @@ def tree_ensemble(site: Site) -> NativeCall | None:
             rule.limit,
         ),
         items=math.ceil(rows / block),
-        item_ns=part_ns(Work(elements=20 * walks * forest.depth, items=0.5 * walks)),
+        item_ns=rows_ns(20 * walks * forest.depth, rows=0.5 * walks),
         keep=share,
         finish=texts_of(site, texts),
     )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.backends.dynamic_shapes import SpecializingBackend
-from penstock.backends.onednn.eltwise_algorithms import BINARY, ELTWISE, NARY, is_eltwise_chain
+from penstock.backends.onednn.eltwise_algorithms import BINARY, ELTWISE, is_eltwise_chain
 from penstock.backends.onednn.library import DnnlError, Library, library
 from penstock.core.errors import PenstockError
 from penstock.core.records import replace
@@ -31,7 +31,7 @@ from penstock.ops.work_estimate import (
     WORTH_ROUNDING,
     Rates,
     RateTable,
-    Work,
+    Workload,
     flops,
     layout_seconds,
     moved_bytes,
@@ -64,10 +64,6 @@ _QUANTIZED = _of("quantized.quantized")
 
 FAMILIES: dict[str, Family] = {
     **dict.fromkeys([*ELTWISE, *BINARY], _of("eltwise.eltwise")),
-    **dict.fromkeys(NARY, _of("eltwise.nary")),
-    **dict.fromkeys(
-        ("AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"), _of("pooling.pooling")
-    ),
     "BatchNormalization": _of("normalization.batch_normalization"),
     "Conv": _of("convolution.convolution"),
     "ConvTranspose": _of("convolution.deconvolution"),
@@ -75,6 +71,7 @@ FAMILIES: dict[str, Family] = {
     "LRN": _of("lrn.lrn"),
     "LayerNormalization": _of("normalization.layer_normalization"),
     "MatMul": _of("matmul.matmul"),
+    "MaxPool": _of("pooling.pooling"),
     REORDER.full_name: _of("reorder.reorder"),
 }
 """by operation, the function that specifies primitives for it and for chains that it begins"""
@@ -111,7 +108,7 @@ _PRODUCTS = ("Gemm", "MatMul")
 _ROUNDED = ("Conv", *_PRODUCTS)
 
 
-def _convolution(node: Node) -> Work:
+def _convolution(node: Node) -> Workload:
     """The work of a convolution, or a chain that begins with one."""
     first = parts(node)[0]
     w, group = weights_of(first.input(1)), first.attrs.get("group", 1)
@@ -130,10 +127,10 @@ def _convolution(node: Node) -> Work:
         family = f"first {family}"
     computed = work * math.ceil(filters / _FILTERS) * _FILTERS / max(filters, 1)
     copies_s = layout_seconds(node)[0]
-    return Work(family, moved_bytes(node), computed, 0, positions, taps, copies_s)
+    return Workload(family, moved_bytes(node), computed, 0, positions, taps, copies_s)
 
 
-def _codes_convolution(node: Node, amx: bool) -> Work | None:
+def _codes_convolution(node: Node, amx: bool) -> Workload | None:
     """The work of a convolution of 8-bit codes, by all filters of a group or one each; None for
     other nodes. ``amx``: the processor multiplies tiles."""
     conv = next((part for part in parts(node)[1:] if part.op.name == "Conv"), None)
@@ -148,10 +145,10 @@ def _codes_convolution(node: Node, amx: bool) -> Work | None:
     elements = result.elements
     if single:
         taps = elements * math.prod(w.dims[2:])
-        return Work("codes depthwise convolution", flops=taps, elements=elements)
+        return Workload("codes depthwise convolution", flops=taps, elements=elements)
     family = "codes convolution by tiles" if amx else "codes convolution"
     positions = elements / max(w.dims[0], 1)
-    return Work(family, 0, flops(node), w.elements, elements, positions)
+    return Workload(family, 0, flops(node), w.elements, elements, positions)
 
 
 def _matrix_bytes(node: Node) -> int:
@@ -232,7 +229,7 @@ class OneDnnBackend(SpecializingBackend):
         copied = sum([t.nbytes for t in tensors if isinstance(t, TensorType) and t.static])
         return self.making_s + 2 * copied / RATES[""].bytes_per_s
 
-    def work(self, node: Node) -> Work | None:
+    def work(self, node: Node) -> Workload | None:
         name = node.op.full_name
         if name not in FAMILIES and name not in _OF_CODES and not is_fused(node):
             return None
@@ -247,9 +244,9 @@ class OneDnnBackend(SpecializingBackend):
         if weights := _matrix_bytes(first):
             rounded = 1 + (self.narrow and work >= WORTH_ROUNDING)
             read = max(weights - _CACHED, 0) / rounded
-            return Work("product", moved, work / rounded, read)
+            return Workload("product", moved, work / rounded, read)
         matrices = _matrices_of_codes(node)
-        return Work("codes product" if matrices else "", moved, work, items=matrices)
+        return Workload("codes product" if matrices else "", moved, work, items=matrices)
 
     def static_kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
         try:

@@ -55,8 +55,7 @@ enum {
     dnnl_eltwise_pow, dnnl_eltwise_gelu_erf, dnnl_eltwise_round, dnnl_eltwise_mish,
     dnnl_eltwise_hardswish,
     dnnl_lrn_across_channels = 0xaff,
-    dnnl_pooling_max = 0x1ff, dnnl_pooling_avg_include_padding = 0x2ff,
-    dnnl_pooling_avg_exclude_padding = 0x3ff,
+    dnnl_pooling_max = 0x1ff,
     dnnl_binary_add = 0x1fff0, dnnl_binary_mul, dnnl_binary_max, dnnl_binary_min,
     dnnl_binary_div, dnnl_binary_sub
 };

@@ -150,10 +150,6 @@ BINARY = {"Add": "add", "Div": "div", "Max": "max", "Min": "min", "Mul": "mul", 
 COMMUTATIVE = frozenset({"add", "max", "min", "mul"})
 
 
-NARY = {"Max": "max", "Mean": "add", "Min": "min", "Sum": "add"}
-"""``dnnl_binary_<name>`` of operations of any number of tensors"""
-
-
 def is_eltwise_chain(nodes: Sequence[Node]) -> bool:
     """Whether two of these nodes, the first among them, are functions of one tensor: eltwise
     primitives take binary post-ops only."""

@@ -33,7 +33,7 @@ from penstock.core.types import TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ir.layout import packed_strides
-from penstock.ops.work_estimate import Rates, RateTable, Work, host_work
+from penstock.ops.work_estimate import Rates, RateTable, Workload, host_workload
 
 Family = Callable[[TorchSite], Kernel | None]
 
@@ -145,10 +145,10 @@ class TorchBackend(HostBackend):
     def memory(self) -> str:  # type: ignore[override]
         return self._memory.name
 
-    def work(self, node: Node) -> Work | None:
+    def work(self, node: Node) -> Workload | None:
         if node.op.full_name not in FAMILIES:
             return None
-        return Work("view") if node.op.view else host_work(node)
+        return Workload("view") if node.op.view else host_workload(node)
 
     def kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
         family = FAMILIES.get(node.op.full_name)
