@@ -25,7 +25,7 @@ from penstock.core.types import TensorType
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ops.internal.transfer import HOST
-from penstock.ops.work_estimate import Rates, RateTable
+from penstock.ops.work_estimate import Rates, RateTable, part_seconds
 from penstock.tuning.calibrated import CalibratedCosts
 
 SMALL, LARGE = 8, 128
@@ -176,8 +176,8 @@ def timed(backend: HostBackend, case: Case, size: int, clock: Clock = perf_count
     call, work = call_of(backend, node), backend.work(node)
     if call is None or work is None:
         return None
-    rates = backend.rates[work.family]
-    return Times(fastest(call, clock), rates.call_s, rates.busy(work))
+    call_s = backend.rates[work.family].call_s
+    return Times(fastest(call, clock), call_s, part_seconds(backend.rates, work) - work.beside_s)
 
 
 def scale_of(small: Times, large: Times) -> Scale:

@@ -8,7 +8,15 @@ import pytest
 
 from penstock.analysis.type_inference import infer_types
 from penstock.backends.numpy import RATES, NumpyBackend
-from penstock.ops.work_estimate import Rates, Workload, estimate, flops, host_seconds, moved_bytes
+from penstock.ops.work_estimate import (
+    Rates,
+    Workload,
+    estimate,
+    flops,
+    host_seconds,
+    moved_bytes,
+    part_seconds,
+)
 from tests.support.onnx_text import compile_text, graph_from_text
 
 
@@ -40,7 +48,7 @@ def test_seconds_add_up_what_each_kind_of_work_takes():
     work = Workload("family", nbytes=2, flops=4, weights=8, elements=1, items=1, beside_s=64)
     assert estimate(rates, Workload("family")) == 1.0
     assert estimate(rates, work) == 4 + 16 + 32 + 64
-    assert rates["family"].busy(work.part(4)) == (3 + 16 + 32) / 4
+    assert part_seconds(rates, work.part(4)) == (3 + 16 + 32) / 4
     assert estimate(rates, None) == math.inf
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.backends.numpy import NumpyBackend
 from penstock.backends.registry import available, backend_of
-from penstock.ops.work_estimate import Rates
+from penstock.ops.work_estimate import Rates, part_seconds
 from tools import calibrate
 from tools.calibrate import CASES, Scale, Times, call_of, fastest, node_of, scale_of, scaled
 
@@ -87,8 +87,7 @@ def test_calibrated_rates_predict_the_clock(monkeypatch):
     def timed(backend, case, size, clock):
         node = node_of(case, size)
         work = backend.work(node)
-        rates = backend.rates[work.family]
-        call, busy = rates.call_s, rates.busy(work)
+        call, busy = backend.rates[work.family].call_s, part_seconds(backend.rates, work)
         return Times((call + busy) / 2, call, busy)
 
     monkeypatch.setattr(calibrate, "timed", timed)

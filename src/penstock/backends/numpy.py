@@ -71,8 +71,10 @@ class NumpyBackend(HostBackend):
 
     def work(self, node: Node) -> Workload:
         """The work of a node that is not fused."""
-        name = node.op.name if node.op.name in self.rates else ""
-        groups = node.attrs.get("group", 1) - 1 if self.rates[name].item_s else 0
+        name, rates = node.op.name, self.rates
+        if name not in rates:
+            name = ""
+        groups = node.attrs.get("group", 1) - 1 if rates[name].item_s else 0
         return Workload(name, moved_bytes(node), flops(node), items=groups)
 
     def unbound_cost(self, node: Node) -> float:

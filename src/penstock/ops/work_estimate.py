@@ -82,18 +82,6 @@ class Rates(NamedTuple):
     item_s: float = 0.0
     """seconds of each part that a kernel computes one by one: a group, a matrix, a time step"""
 
-    def busy(self, work: Workload) -> float:
-        """The seconds that so much work takes, without a call."""
-        _, bytes_per_s, flops_per_s, weights_per_s, element_s, item_s = self
-        _, nbytes, flops, weights, elements, items, _ = work
-        return (
-            items * item_s
-            + elements * element_s
-            + nbytes / bytes_per_s
-            + weights / weights_per_s
-            + flops / flops_per_s
-        )
-
 
 class Workload(NamedTuple):
     """The work of a call, or of a part of one, in the units of ``Rates``."""
@@ -122,15 +110,31 @@ def estimate(rates: RateTable, work: Workload | None) -> float:
     """The seconds of a call, infinite for none."""
     if work is None:
         return inf
-    row = rates[work.family]
-    return row.call_s + row.busy(work) + work.beside_s
+    # Asked for each node and each backend: one function, and no attributes.
+    family, nbytes, flops, weights, elements, items, beside_s = work
+    call_s, bytes_per_s, flops_per_s, weights_per_s, element_s, item_s = rates[family]
+    return (
+        call_s
+        + items * item_s
+        + elements * element_s
+        + nbytes / bytes_per_s
+        + weights / weights_per_s
+        + flops / flops_per_s
+        + beside_s
+    )
+
+
+def part_seconds(rates: RateTable, work: Workload) -> float:
+    """The seconds of so much work, a part of a call."""
+    return estimate(rates, work) - rates[work.family].call_s
 
 
 # Of no backend in particular: a core of a server of 2020, rounded down.
 HOST_RATES: RateTable = {"": Rates(1e-6, 5e9, 20e9)}
 # Of copies with channels innermost, or behind, for images of several channels and of few: measured
 # with oneDNN's reorders on images of 1 KiB to 4 MiB, on an Intel Xeon of the generation of 2023.
-_COPY, _COPY_OF_FEW, _FEW_CHANNELS = Rates(0.25e-6, 16e9), Rates(0.25e-6, 6e9), 16
+_COPIES: RateTable = {"": Rates(0.25e-6, 16e9), "few channels": Rates(0.25e-6, 6e9)}
+_FEW_CHANNELS = 16
 
 # Operations whose results have their dims in their own order in memory.
 _OWN_ORDER = frozenset({"Gemm", "MatMul", "Reshape", "Unsqueeze"})
@@ -193,5 +197,4 @@ def _copy_time(image: Type) -> float:
     if not isinstance(image, TensorType) or not image.static or image.dtype is STRING:
         return 0.0
     few = len(image.dims) > 1 and image.dims[1] < _FEW_CHANNELS
-    rates = _COPY_OF_FEW if few else _COPY
-    return rates.call_s + rates.busy(Workload(nbytes=image.nbytes))
+    return estimate(_COPIES, Workload("few channels" if few else "", image.nbytes))

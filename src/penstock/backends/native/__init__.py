@@ -31,7 +31,7 @@ from penstock.host.native import NativeLibrary
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ops.internal.fused import FUSED, parts
-from penstock.ops.work_estimate import Rates, RateTable, Workload, estimate
+from penstock.ops.work_estimate import Rates, RateTable, Workload, estimate, part_seconds
 
 WorkloadOf: TypeAlias = Callable[[Node], Workload | None]
 Static: TypeAlias = Callable[[Site], NativeCall | None]
@@ -125,7 +125,7 @@ MOST_NS = 1e9
 
 def part_ns(work: Workload) -> float:
     """Nanoseconds of so much work, a part of a call."""
-    return RATES[work.family].busy(work) * 1e9
+    return part_seconds(RATES, work) * 1e9
 
 
 def rows_ns(additions: float, rows: float = 0) -> float:
