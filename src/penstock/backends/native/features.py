@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from penstock.backends.native import family, rows_ns
-from penstock.backends.native.kernel import NativeCall, Site, Tensor, texts_of
+from penstock.backends.native.kernel import NativeCall, Site, Tensor, Word, texts_of
 from penstock.core.types import FLOAT32, INT64, STRING
 from penstock.ops.onnx_ml.features import NORMS, categories, encoded_labels, imputed_values
 
 _DTYPES = ("float32", "float64", "int32", "int64")
 
 
-def _of_rows(site: Site, kernel: str, *words: Any) -> NativeCall | None:
+def _of_rows(site: Site, kernel: str, *words: Word) -> NativeCall | None:
     """The call of a kernel for each row of an input of numbers, which also takes ``words``."""
     x = site.input(0)
     if x is None or not x.dims or str(x.dtype) not in _DTYPES:

@@ -14,6 +14,7 @@ from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor
 from penstock.core.records import NamedTuple
 from penstock.core.types import BOOL, FLOAT32, TensorType
 from penstock.ir.graph import Node
+from penstock.ir.op import Attrs
 from penstock.ops.common.constant_cache import Reordered, Shared, reordered, shared
 from penstock.ops.common.dtypes import INT8, INT32, UINT8
 from penstock.ops.onnx.activation import ACTIVATIONS
@@ -296,7 +297,7 @@ def _held_weights(site: Site, cell: str, is_quantized: bool) -> _Held | None:
     return _Held(held.value._replace(peepholes=peepholes), held, {})
 
 
-def _activations(cell: str, attrs: Any, directions: int) -> np.ndarray | None:
+def _activations(cell: str, attrs: Attrs, directions: int) -> np.ndarray | None:
     """The table of activations, three for each direction; None for one that is not there."""
     usual = _DEFAULTS[cell] * directions
     names = tuple(attrs.get("activations") or usual)[: len(usual)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -97,7 +96,7 @@ def suppress(site: Site) -> NativeCall | None:
         return None
     places = np.arange(capacity)
 
-    def selection(results: tuple[np.ndarray, np.ndarray]) -> Any:
+    def selection(results: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
         kept, counts = results
         row, place = np.nonzero(places < counts[:, None])
         selected = np.empty((len(row), 3), np.int64)
