@@ -64,7 +64,6 @@ NUMBERS = [  # page, sentence with the number, its unit, and the constant
     ("guarantees.md", r"results of at most (\d) KiB outside", K, "ops.result_bytes.SMALL_BYTES"),
     ("guarantees.md", r"on oneDNN of at most (\d+) GFLOP", 1e9, "backends.onednn.parts.MOST_FLOPS"),
     ("guarantees.md", r"on NumPy of (\d) GFLOP", 1e9, "ops.common.products.MOST_FLOPS"),
-    ("guarantees.md", r"of (\d) GFLOP for one", 1e9, "backends.onednn.recurrent_parts.MOST_FLOPS"),
     ("how-to/cold-start.md", r"at most (\d) GiB", G, "session.compile_cache.MOST_BYTES"),
     ("how-to/reduce-memory.md", r"at least (\d+) MiB", M, "session.plan_cache._LEAST_BYTES"),
     ("how-to/decoding.md", r"grown three times alike", 3, "compiler.varying_shapes.GROWN"),

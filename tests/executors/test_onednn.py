@@ -126,15 +126,3 @@ def test_trim_frees_the_arena_of_a_plan_on_onednn():
         assert gone() is not None
         session.trim()
         assert gone() is None
-
-
-def test_lstm_reads_a_strided_sequence_on_onednn():
-    text = """g (float[2, 3] x) => (float[2, 1, 1, 2] y)
-        <int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2},
-         float[1, 8, 2] w = {1, 2, 3, 4, 5, 6, 7, 8, 8, 7, 6, 5, 4, 3, 2, 1}> {
-        s = Slice(x, zero, two, one) u = Unsqueeze(s, one) y = LSTM<hidden_size = 2>(u, w, w) }"""
-    x = np.array([[0.1, 0.2, 9], [0.3, 0.4, 9]], np.float32)
-    costs = PreferredBackendCosts("onednn")
-    session = compile_text(text, executor="dataflow", cost_model=costs)
-    assert_close(session(x), compile_text(text, backends=["numpy"])(x))
-    assert session.inspect.plan.steps[-1].backend == "onednn"

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from penstock.analysis.type_inference import infer_types
 from penstock.backends.numpy import RATES, NumpyBackend
-from penstock.ops.work_estimate import Rates, flops, host_seconds, moved_bytes
+from penstock.ops.work_estimate import (
+    Rates,
+    Workload,
+    estimate,
+    flops,
+    host_seconds,
+    moved_bytes,
+    part_seconds,
+)
 from tests.support.onnx_text import compile_text, graph_from_text
 
 
@@ -34,9 +44,12 @@ def test_flops_count_multiplications_and_additions(signature, call, wanted):
 
 
 def test_seconds_add_up_what_each_kind_of_work_takes():
-    rates = Rates(1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
-    assert rates.seconds() == 1.0
-    assert rates.seconds(nbytes=2, flops=4, weights=8, elements=1, items=1) == 4 + 16 + 32
+    rates = {"family": Rates(1.0, 2.0, 4.0, 8.0, 16.0, 32.0)}
+    work = Workload("family", nbytes=2, flops=4, weights=8, elements=1, items=1, beside_s=64)
+    assert estimate(rates, Workload("family")) == 1.0
+    assert estimate(rates, work) == 4 + 16 + 32 + 64
+    assert part_seconds(rates, work.part(4)) == (3 + 16 + 32) / 4
+    assert estimate(rates, None) == math.inf
 
 
 def test_bytes_that_move_are_those_of_no_constants():
@@ -48,6 +61,6 @@ def test_bytes_that_move_are_those_of_no_constants():
 def test_estimates_of_numpy_are_those_of_its_table():
     text = "g (float[8, 8] x) => (float[8, 8] y) { y = MatMul(x, x) }"
     (step,) = compile_text(text, backends=["numpy"], shapes={}).inspect.plan.steps
-    expected = RATES["MatMul"].seconds(3 * 256, 2 * 8**3)
+    expected = estimate(RATES, Workload("MatMul", nbytes=3 * 256, flops=2 * 8**3))
     assert NumpyBackend().seconds(step.node) == pytest.approx(expected)
     assert host_seconds(step.node) == pytest.approx(1e-6 + 768 / 5e9 + 1024 / 20e9)

@@ -121,7 +121,7 @@ def test_constants_in_orders_of_onednn_are_saved(
     opened = ps.open(path)
     assert_same(opened.run(x), expected)
     steps = {step.node.op.name: step.backend for step in opened.inspect.plan.walk()}
-    assert set(steps.values()) == {"onednn"}
+    assert {op for op, backend in steps.items() if backend != "onednn"} == {"GlobalAveragePool"}
     constants = [slot.constant for slot in opened.inspect.plan.slots if slot.constant is not None]
     assert constants
     assert all(constant.held is None for constant in constants)  # their pages are not needed
@@ -305,8 +305,8 @@ def layer_model(layer: str) -> Any:
 
 
 @pytest.mark.skipif("onednn" not in available(), reason="needs oneDNN")
-@pytest.mark.parametrize("layer", ["convolutions", "product", "GRU", "LSTM"])
-def test_codes_and_recurrent_weights_in_orders_of_onednn_are_saved(
+@pytest.mark.parametrize("layer", ["convolutions", "product"])
+def test_codes_in_orders_of_onednn_are_saved(
     path: Path, monkeypatch: pytest.MonkeyPatch, layer: str
 ) -> None:
     model, feeds = layer_model(layer)

@@ -23,8 +23,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
+from penstock.host.machine import cache_folder, machine_name
 from penstock.tuning import cost_table as module
-from penstock.tuning.cost_table import CostTable, cache_folder, cost_table, machine_name
+from penstock.tuning.cost_table import CostTable, cost_table
 from penstock.tuning.node_signature import NodeSignature
 from tests.support.costs import cost_rows
 
@@ -662,34 +663,6 @@ def test_environment_variable_names_cache_folder(monkeypatch, tmp_path):
     assert (table.path, table.machine) == (str(tmp_path / "costs.sqlite"), machine_name())
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "other"))
     assert cost_table() is not table
-
-
-@pytest.mark.parametrize("caches", [None, "", "absolute"])
-def test_cache_folder_is_that_of_platformdirs(monkeypatch, tmp_path, caches):
-    from platformdirs import user_cache_dir
-
-    monkeypatch.delenv("PENSTOCK_CACHE")
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    if caches is not None:
-        monkeypatch.setenv("XDG_CACHE_HOME", caches and str(tmp_path / caches))
-    assert cache_folder() == user_cache_dir("penstock", appauthor=False)
-
-
-def test_relative_cache_folder_is_ignored(monkeypatch, tmp_path):
-    """As the base directory specification of freedesktop.org says."""
-    monkeypatch.delenv("PENSTOCK_CACHE")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("XDG_CACHE_HOME", "caches")
-    if sys.platform == "linux":
-        assert cache_folder() == str(tmp_path / ".cache" / "penstock")
-
-
-def test_machine_name_has_library_versions():
-    machine = machine_name()
-    for part in (np.__version__, f"Python {sys.version_info.major}.", "Penstock ", " cores"):
-        assert part in machine
-    assert len(machine) < 300
 
 
 def test_importing_cost_table_imports_no_sqlite():

@@ -15,7 +15,7 @@ from penstock.ir.kernel import Kernel
 from penstock.ir.layout import ALIGNMENT, address
 from penstock.ops.internal.transfer import HOST
 from penstock.ops.onnx.control_flow import row_type, stack
-from penstock.ops.work_estimate import host_seconds
+from penstock.ops.work_estimate import HOST_RATES, RateTable, Workload, estimate, host_workload
 
 
 class Event(Protocol):
@@ -304,6 +304,7 @@ class HostBackend:
     threads_of_caller = False
     fallback_only = False
     name: str
+    rates: RateTable = HOST_RATES
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r})"
@@ -312,12 +313,28 @@ class HostBackend:
         """Nothing is kept."""
 
     def seconds(self, node: Node) -> float:
-        """An estimate from the work of the node, as ``Backend.seconds``.
+        """As ``Backend.seconds``: by ``rates`` and the work of the node.
 
         Args:
             node: The node.
         """
-        return host_seconds(node)
+        return estimate(self.rates, self.work(node))
+
+    def work(self, node: Node) -> Workload | None:
+        """The work of a node in the units of ``rates``; None if there is no kernel of its kind.
+
+        Args:
+            node: The node.
+        """
+        return host_workload(node)
+
+    def unbound_cost(self, node: Node) -> float:
+        """The seconds that a call of a node takes more if shapes are known only during the run.
+
+        Args:
+            node: The node.
+        """
+        return 0.0
 
     def allocate(self, nbytes: int) -> np.ndarray:
         """Uninitialized memory as uint8, aligned to 64 bytes.

@@ -30,7 +30,7 @@ from penstock.backends.numpy import NumpyBackend
 from penstock.core.types import ANY, ShapeError, TensorType, Type
 from penstock.ir.graph import Node, Value
 from penstock.ir.kernel import Kernel, RuntimeShapes
-from penstock.ops.internal.fused import fused, is_fused, parts
+from penstock.ops.internal.fused import fused, is_fused
 from penstock.ops.work_estimate import flops
 
 Tensors: TypeAlias = Sequence[TensorType | None]
@@ -55,9 +55,6 @@ _MOST_CONTENTS = 8
 
 # What unknown dims are taken for in estimates, and those of lists of integers, such as shapes.
 _NOMINAL_DIM, _NOMINAL_LENGTH, _NOMINAL_RANK = 32, 4, 2
-
-# What NumPy's kernels that make several calls take to look at shapes themselves.
-_NUMPY_LOOK_S = 8e-6
 
 _NUMPY = NumpyBackend()
 
@@ -107,12 +104,11 @@ class SpecializingBackend(HostBackend, Backend):
         return None
 
     def unbound_cost(self, node: Node) -> float:
-        """The seconds that a call of a node takes more if it is not bound to memory."""
         return self.unbound_s
 
     def gain(self, node: Node) -> float:
         """The seconds that a call takes less than NumPy's, for a node with the shapes of a run."""
-        return _late_seconds(_NUMPY, node) - _late_seconds(self, node)
+        return _late_estimate(_NUMPY, node) - _late_estimate(self, node)
 
     def make_room(self, added: int) -> None:
         """Drop kernels, of the fullest caches first, down to the limit on the bytes of all. These
@@ -278,19 +274,16 @@ def plausible(node: Node) -> Node:
     return next((guess for guess in guesses if _are_static(_types(guess.outputs))), node)
 
 
-def expected_seconds(backends: Sequence[Backend], node: Node) -> list[float]:
-    """The estimate of each backend for a node, with plausible dims in place of unknown ones."""
+def estimates(backends: Sequence[Backend], node: Node) -> list[float]:
+    """The seconds of a node on each backend, with plausible dims in place of unknown ones."""
     guess = plausible(node)
-    return [_late_seconds(b, guess) if guess is not node else b.seconds(node) for b in backends]
+    return [_late_estimate(b, guess) if guess is not node else b.seconds(node) for b in backends]
 
 
-def _late_seconds(backend: Backend, node: Node) -> float:
-    """The estimate for a node with the shapes of a run, which its kernel has to look at."""
-    seconds = backend.seconds(node)
-    if isinstance(backend, SpecializingBackend):
-        return seconds + backend.unbound_cost(node)
-    looks = [p for p in parts(node) if not p.op.elementwise and p.op.name != "MatMul"]
-    return seconds + (_NUMPY_LOOK_S * len(looks) if backend.name == _NUMPY.name else 0.0)
+def _late_estimate(backend: Backend, node: Node) -> float:
+    """The seconds of a node with the shapes of a run, which its kernel has to look at."""
+    late = backend.unbound_cost(node) if isinstance(backend, HostBackend) else 0.0
+    return backend.seconds(node) + late
 
 
 def _guessed_nodes(node: Node, types: Tensors) -> Iterator[tuple[Node, list[int]]]:

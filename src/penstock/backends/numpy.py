@@ -11,7 +11,7 @@ from penstock.core.types import Type
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ops.internal.fused import parts
-from penstock.ops.work_estimate import Rates, flops, moved_bytes
+from penstock.ops.work_estimate import Rates, RateTable, Workload, estimate, flops, moved_bytes
 
 # Calls were timed with tensors of 8 elements, rates with those that fit into the cache of a core,
 # on an Intel Xeon of the generation of 2023 with OpenBLAS. An item is a group of channels.
@@ -50,26 +50,36 @@ _ROWS = (
     (Rates(1e-6, _BYTES, 14.3e6), "RoiAlign"),
 )
 
-RATES = {name: rates for rates, names in _ROWS for name in names.split() or [""]}
+RATES: RateTable = {name: rates for rates, names in _ROWS for name in names.split() or [""]}
 """by operation"""
+
+# Of a call of several functions of NumPy, to look at shapes that were not known ahead.
+_LOOK = Rates(8e-6)
 
 
 class NumpyBackend(HostBackend):
     """Every operation of the table, on the host."""
 
     name = "numpy"
+    rates = RATES
 
     def kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
         return node.op.compile(node, types)
 
     def seconds(self, node: Node) -> float:
-        return sum([self._of_part(part) for part in parts(node)])
+        return sum([estimate(self.rates, self.work(part)) for part in parts(node)])
 
-    def _of_part(self, node: Node) -> float:
-        """The estimate for a node that is not fused."""
-        rates = RATES.get(node.op.name) or RATES[""]
-        items = node.attrs.get("group", 1) - 1 if rates.item_s else 0
-        return rates.seconds(moved_bytes(node), flops(node), items=items)
+    def work(self, node: Node) -> Workload:
+        """The work of a node that is not fused."""
+        name, rates = node.op.name, self.rates
+        if name not in rates:
+            name = ""
+        groups = node.attrs.get("group", 1) - 1 if rates[name].item_s else 0
+        return Workload(name, moved_bytes(node), flops(node), items=groups)
+
+    def unbound_cost(self, node: Node) -> float:
+        looks = [p for p in parts(node) if not p.op.elementwise and p.op.name != "MatMul"]
+        return _LOOK.call_s * len(looks)
 
     @property
     def threads(self) -> int:

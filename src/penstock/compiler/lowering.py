@@ -95,7 +95,6 @@ def _places(
         if profiler is not None:  # which is to measure only what decides between orders now
             profiler.allowed = {node: [backend] for node, backend in placed.items()}
     else:
-        from penstock.tuning.transfer_placement import choose
         from penstock.tuning.trial import BUDGET
 
         allowed = placement.candidates(graph)
@@ -105,9 +104,10 @@ def _places(
             # Tasks need costs with all threads as well, for which one of three runs is left.
             runs = None if context.options.autotune else BUDGET - (2 if parallel else 1)
             profiler.complete(single_threaded=parallel, brief_runs=runs)
+        from penstock.tuning.transfer_placement import TransferPlacement
+
         threads = 1 if parallel else None
-        placed = choose(
-            graph,
+        choice = TransferPlacement(
             allowed,
             context.backends,
             lambda node, backend: costs.cost(node, backend, threads).seconds,
@@ -115,6 +115,7 @@ def _places(
             parallel=parallel,
             ports=ports,
         )
+        placed = choice.choose(graph)
     return {node: Place(backend.name, backend.memory) for node, backend in placed.items()}
 
 

@@ -6,19 +6,19 @@ time and of what each resource takes, as in a roofline without overlap::
     seconds = calls x call_s + items x item_s + elements x element_s
             + bytes / bytes_per_s + weights / weights_per_s + flops / flops_per_s
 
-A backend has a table of ``Rates`` by family of operations; ``""`` stands for all others. What the
-work of a node is in these units, the backend says.
+A backend has a table of ``Rates`` by family of operations; ``""`` stands for all others. Which
+``Workload`` a node is in these units, and of which family, the backend says.
 
->>> rates = Rates(call_s=1e-6, bytes_per_s=5e9, flops_per_s=20e9)
->>> f"{rates.seconds(nbytes=5_000, flops=20_000):.1e}"
+>>> rates = {"product": Rates(call_s=1e-6, bytes_per_s=5e9, flops_per_s=20e9)}
+>>> f"{estimate(rates, Workload('product', nbytes=5_000, flops=20_000)):.1e}"
 '3.0e-06'
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
-from typing import Any
+from typing import Any, TypeAlias
 
 from penstock.core.records import NamedTuple
 from penstock.core.types import STRING, TensorType, Type
@@ -82,31 +82,59 @@ class Rates(NamedTuple):
     item_s: float = 0.0
     """seconds of each part that a kernel computes one by one: a group, a matrix, a time step"""
 
-    def seconds(
-        self,
-        nbytes: float = 0,
-        flops: float = 0,
-        weights: float = 0,
-        elements: float = 0,
-        items: float = 0,
-    ) -> float:
-        """The time of one call with so much work."""
-        call_s, bytes_per_s, flops_per_s, weights_per_s, element_s, item_s = self
-        return (
-            call_s
-            + items * item_s
-            + elements * element_s
-            + nbytes / bytes_per_s
-            + weights / weights_per_s
-            + flops / flops_per_s
-        )
+
+class Workload(NamedTuple):
+    """The work of a call, or of a part of one, in the units of ``Rates``."""
+
+    family: str = ""
+    """whose rates it takes"""
+    nbytes: float = 0.0
+    flops: float = 0.0
+    weights: float = 0.0
+    elements: float = 0.0
+    items: float = 0.0
+    beside_s: float = 0.0
+    """seconds that the rates do not know, such as of copies into another layout"""
+
+    def part(self, count: float) -> Workload:
+        """One of ``count`` equal parts."""
+        family, *amounts, _ = self
+        return Workload(family, *[amount / count for amount in amounts])
+
+
+RateTable: TypeAlias = Mapping[str, Rates]
+"""the rates of a backend, by family"""
+
+
+def estimate(rates: RateTable, work: Workload | None) -> float:
+    """The seconds of a call, infinite for none."""
+    if work is None:
+        return inf
+    # Asked for each node and each backend: one function, and no attributes.
+    family, nbytes, flops, weights, elements, items, beside_s = work
+    call_s, bytes_per_s, flops_per_s, weights_per_s, element_s, item_s = rates[family]
+    return (
+        call_s
+        + items * item_s
+        + elements * element_s
+        + nbytes / bytes_per_s
+        + weights / weights_per_s
+        + flops / flops_per_s
+        + beside_s
+    )
+
+
+def part_seconds(rates: RateTable, work: Workload) -> float:
+    """The seconds of so much work, a part of a call."""
+    return estimate(rates, work) - rates[work.family].call_s
 
 
 # Of no backend in particular: a core of a server of 2020, rounded down.
-_HOST = Rates(1e-6, 5e9, 20e9)
+HOST_RATES: RateTable = {"": Rates(1e-6, 5e9, 20e9)}
 # Of copies with channels innermost, or behind, for images of several channels and of few: measured
 # with oneDNN's reorders on images of 1 KiB to 4 MiB, on an Intel Xeon of the generation of 2023.
-_COPY, _COPY_OF_FEW, _FEW_CHANNELS = Rates(0.25e-6, 16e9), Rates(0.25e-6, 6e9), 16
+_COPIES: RateTable = {"": Rates(0.25e-6, 16e9), "few channels": Rates(0.25e-6, 6e9)}
+_FEW_CHANNELS = 16
 
 # Operations whose results have their dims in their own order in memory.
 _OWN_ORDER = frozenset({"Gemm", "MatMul", "Reshape", "Unsqueeze"})
@@ -125,9 +153,14 @@ def moved_bytes(node: Node) -> int:
     return moved
 
 
+def host_workload(node: Node) -> Workload:
+    """The bytes and operations of one run of ``node``, whatever computes it."""
+    return Workload("", moved_bytes(node), flops(node))
+
+
 def host_seconds(node: Node) -> float:
     """Estimate the time of one run of ``node`` on one core, whatever computes it."""
-    return _HOST.seconds(moved_bytes(node), flops(node))
+    return estimate(HOST_RATES, host_workload(node))
 
 
 def layout_seconds(node: Node) -> tuple[float, float]:
@@ -164,5 +197,4 @@ def _copy_time(image: Type) -> float:
     if not isinstance(image, TensorType) or not image.static or image.dtype is STRING:
         return 0.0
     few = len(image.dims) > 1 and image.dims[1] < _FEW_CHANNELS
-    rates = _COPY_OF_FEW if few else _COPY
-    return rates.call_s + image.nbytes / rates.bytes_per_s
+    return estimate(_COPIES, Workload("few channels" if few else "", image.nbytes))

@@ -34,10 +34,10 @@ from penstock.core.limits import DEFAULT_LIMITS
 from penstock.core.records import dataclass
 from penstock.frontends.artifact.importer import load_artifact
 from penstock.frontends.common.model_files import Opened, open_path
+from penstock.host.machine import cache_folder, machine_name
 from penstock.host.replace_file import replacing
 from penstock.ir.graph import Model
 from penstock.session.environment import VARIABLES
-from penstock.tuning.cost_table import cache_folder, machine_name
 
 MOST_BYTES = 4 << 30
 """bytes of saved sessions that a folder may have"""

@@ -21,17 +21,13 @@ import threading
 import time
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
-from functools import cache
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from penstock.core import VERSION
 from penstock.core.errors import warn
 from penstock.core.records import NamedTuple
 from penstock.host.fork import renewed
-from penstock.host.threads import core_budget
+from penstock.host.machine import cache_folder, machine_name
 
 if TYPE_CHECKING:
     from sqlite3 import Connection
@@ -385,9 +381,6 @@ def _debug(message: str, *arguments: object) -> None:
         logging.getLogger(__name__).debug(message, *arguments)
 
 
-# Systems whose caches lie elsewhere than freedesktop.org's base directories say.
-_WITH_FOLDERS_OF_THEIR_OWN = ("darwin", "win32")
-
 # By the variables that name their folders.
 _TABLES: dict[tuple[str | None, ...], CostTable] = {}
 
@@ -402,40 +395,3 @@ def cost_table() -> CostTable:
         fresh = CostTable(os.path.join(cache_folder(), "costs.sqlite"), machine_name())
         table = _TABLES.setdefault(key, fresh)
     return table
-
-
-def cache_folder() -> str:
-    """The folder that Penstock keeps measurements in."""
-    named = os.environ.get("PENSTOCK_CACHE")
-    if named:
-        return named
-    if sys.platform not in _WITH_FOLDERS_OF_THEIR_OWN:
-        # As platformdirs has it, whose import takes 9 ms, in each process that compiles.
-        caches = os.environ.get("XDG_CACHE_HOME", "")
-        if not os.path.isabs(caches):
-            caches = os.path.expanduser("~/.cache")
-        return os.path.join(caches, "penstock")
-    from platformdirs import user_cache_dir
-
-    return user_cache_dir("penstock", appauthor=False)
-
-
-@cache
-def machine_name() -> str:
-    """What costs depend on beside the model: processor, cores, and versions of libraries."""
-    blas = np.show_config(mode="dicts").get("Build Dependencies", {}).get("blas", {})
-    python = sys.version.partition(" ")[0]
-    return (
-        f"{_processor()}, {core_budget()} cores, Python {python}, NumPy {np.__version__}, "
-        f"{blas.get('name')} {blas.get('version')}, Penstock {VERSION}"
-    )
-
-
-def _processor() -> str:
-    with suppress(OSError), open("/proc/cpuinfo", errors="replace") as file:
-        for line in file:
-            if line.startswith("model name") and (name := line.partition(":")[2].strip()):
-                return name
-    import platform  # which starts a process
-
-    return platform.processor() or platform.machine()

@@ -10,7 +10,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.base import Backend
-from penstock.backends.dynamic_shapes import expected_seconds
+from penstock.backends.dynamic_shapes import estimates
 from penstock.backends.kernels import KernelTable
 from penstock.core.checkpoints import report_progress
 from penstock.core.errors import PenstockError
@@ -19,7 +19,7 @@ from penstock.executors.base import Executor
 from penstock.host.thread_share import ThreadShare
 from penstock.ir.graph import Graph, Node, clone
 from penstock.ops.internal.transfer import HOST, Place, is_transfer
-from penstock.ops.work_estimate import Rates, host_seconds
+from penstock.ops.work_estimate import Rates, Workload, estimate, host_seconds
 from penstock.plan.plan import Step
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from penstock.tuning.cost_table import CostTable
 
 # Transfers that were never measured.
-_TRANSFER = Rates(10e-6, 5e9)
+_TRANSFER = {"": Rates(10e-6, 5e9)}
 # A number of streams so large that every kernel gets one thread.
 _ALL = 1 << 20
 
@@ -115,7 +115,7 @@ class CostModel:
     def transfer(self, source: str, target: str, nbytes: int) -> float:
         """The seconds to copy ``nbytes`` between two backends, given by their names."""
         measured = self._table.transfer(source, target, nbytes)
-        return _TRANSFER.seconds(nbytes) if measured is None else measured
+        return estimate(_TRANSFER, Workload(nbytes=nbytes)) if measured is None else measured
 
     def record_new(self, profile: Profile, single_threaded: bool) -> None:
         """Record only entries that have no measurement yet."""
@@ -193,7 +193,7 @@ def compared(
             known = False
             break
         seconds.append(cost.seconds if cost.source is CostSource.MEASURED else inf)
-    return (seconds, True) if known else (expected_seconds(among, node), False)
+    return (seconds, True) if known else (estimates(among, node), False)
 
 
 def step_seconds(

@@ -35,43 +35,16 @@ class _Placed(NamedTuple):
     where: Sequence[int]
 
 
-def choose(
-    graph: Graph,
-    allowed: Mapping[Node, Sequence[Backend]],
-    backends: Sequence[Backend],
-    seconds: Seconds,
-    transfer: TransferSeconds,
-    *,
-    parallel: bool,
-    ports: Ports | None = None,
-) -> dict[Node, Backend]:
-    """A backend for each node: for steps that run one by one, or as many at once as there are
-    workers. ``ports``: where inputs and outputs of ``graph`` are, if not all on the host."""
-    problem = _Problem(allowed, backends, seconds, transfer, parallel, ports)
-    owners = {g: node for node in graph.walk() if is_control(node) for _, g in node.graphs}
-    for block, edges in dependencies(graph):  # innermost first
-        owner = owners.get(block)
-        stays = owner is not None and owner.op.name != "SequenceMap"
-        for b in problem.memories if stays else [problem.home]:
-            problem.placed[block, b] = problem.place(block, edges, owner, b)
-    chosen: dict[Node, Backend] = {}
-    stack = [(graph, problem.home)]
-    while stack:
-        block, b = stack.pop()
-        for node, at in zip(block.nodes, problem.placed[block, b].where, strict=False):
-            if is_control(node):
-                stack += [(inner, at) for _, inner in node.graphs]
-            else:
-                chosen[node] = backends[at]
-    return chosen
+class TransferPlacement:
+    """Chooses backends by costs, for steps that run one by one, or as many at once as there are
+    workers. ``ports``: where inputs and outputs of the graph are, if not all on the host.
 
-
-class _Problem:
-    """The arguments of ``choose``. ``home`` is the index of a backend in the host's memory, if
-    there is one, ``remote`` are those elsewhere, and ``memories`` have one for each memory. ``fed``
-    has the backends of inputs by number, if not ``home``; with ``stay`` outputs are wanted away
-    from it. ``placed[graph, b]``: the best that was found for a graph whose carried values, or
-    outputs of a branch, are in the memory of b."""
+    ``home`` is the index of a backend in the host's memory, if there is one, ``remote`` are those
+    elsewhere, and ``memories`` have one for each memory. ``fed`` has the backends of inputs by
+    number, if not ``home``; with ``stay`` outputs are wanted away from it. ``placed[graph, b]``:
+    the best that was found for a graph whose carried values, or outputs of a branch, are in the
+    memory of b.
+    """
 
     def __init__(
         self,
@@ -96,6 +69,25 @@ class _Problem:
         self.fed = {i: named[place.backend] for i, place in fed.items()}
         self.stay = ports is not None and ports.stay
         self.placed: dict[tuple[Graph, int], _Placed] = {}
+
+    def choose(self, graph: Graph) -> dict[Node, Backend]:
+        """A backend for each node."""
+        owners = {g: node for node in graph.walk() if is_control(node) for _, g in node.graphs}
+        for block, edges in dependencies(graph):  # innermost first
+            owner = owners.get(block)
+            stays = owner is not None and owner.op.name != "SequenceMap"
+            for b in self.memories if stays else [self.home]:
+                self.placed[block, b] = self.place(block, edges, owner, b)
+        chosen: dict[Node, Backend] = {}
+        stack = [(graph, self.home)]
+        while stack:
+            block, b = stack.pop()
+            for node, at in zip(block.nodes, self.placed[block, b].where, strict=False):
+                if is_control(node):
+                    stack += [(inner, at) for _, inner in node.graphs]
+                else:
+                    chosen[node] = self.backends[at]
+        return chosen
 
     def place(
         self, block: Graph, edges: Sequence[tuple[int, int]], owner: Node | None, b: int

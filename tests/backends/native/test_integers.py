@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from penstock.backends.native import integers
+from penstock.backends.native import RATES, integers
 from penstock.ops.registry import MICROSOFT
+from penstock.ops.work_estimate import estimate
 from tests.support.native_kernels import (  # noqa: F401
     LIBRARIES,
     check,
@@ -119,7 +120,7 @@ def test_estimate_of_a_product_is_of_this_processors_instructions(monkeypatch):
     for speed in (40, 80, 1000):
         functions = SimpleNamespace(integer_speed=speed)
         monkeypatch.setattr(integers, "library", lambda f=functions: SimpleNamespace(functions=f))
-        seconds.append(integers.integer_seconds(node))
+        seconds.append(estimate(RATES, integers.integer_workload(node)))
     work = 2 * x.size * w.shape[1] * 1e-9
     assert seconds[0] - seconds[1] == pytest.approx(work / 80)
     assert seconds[1] - seconds[2] == pytest.approx(work / 80 - work / 1000)

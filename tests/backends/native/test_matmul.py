@@ -7,7 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from penstock.backends.native.matmul import product_seconds
+from penstock.backends.native import RATES
+from penstock.backends.native.matmul import product_workload
+from penstock.ops.work_estimate import estimate
 from tests.support.native_kernels import (  # noqa: F401
     LIBRARIES,
     check,
@@ -95,7 +97,9 @@ def test_large_matrices_of_integers_are_left_to_numpy_which_splits_them(monkeypa
 
 def test_estimate_grows_with_the_product_and_is_infinite_for_unknown_kinds():
     seconds = [
-        product_seconds(node_of("MatMul", [numbers(dims, "float32") for dims in shapes]))
+        estimate(
+            RATES, product_workload(node_of("MatMul", [numbers(d, "float32") for d in shapes]))
+        )
         for shapes in (((1, 4), (4, 4)), ((64, 64), (64, 64)), ((8,), (8,)))
     ]
     assert seconds[0] < seconds[1] < seconds[2] == math.inf

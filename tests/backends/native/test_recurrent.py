@@ -7,7 +7,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from penstock.backends.native.recurrent import recurrent_seconds
+from penstock.backends.native import RATES
+from penstock.backends.native.recurrent import recurrent_workload
 from penstock.backends.onednn.backend import OneDnnBackend
 from penstock.backends.onednn.library import library as onednn_library
 from penstock.core.errors import Cancelled
@@ -15,6 +16,7 @@ from penstock.core.types import ShapeError
 from penstock.host.current_run import working_for
 from penstock.ops.internal.recurrence import RECURRENCE
 from penstock.ops.registry import MICROSOFT
+from penstock.ops.work_estimate import estimate
 from tests.support.counting_run import CountingRun
 from tests.support.native_kernels import (  # noqa: F401
     LIBRARIES,
@@ -174,7 +176,7 @@ def test_layers_of_any_size_run_on_compiled_kernels(cell):
         x = np.zeros((16, rows, hidden), np.float32)
         w = np.zeros((1, GATES[cell] * hidden, hidden), np.float32)
         node = node_of(cell, [x, w, w], [1, 2], hidden_size=hidden)
-        assert recurrent_seconds(node) < OneDnnBackend().seconds(node)
+        assert estimate(RATES, recurrent_workload(node)) < OneDnnBackend().seconds(node)
 
 
 SHARED = {

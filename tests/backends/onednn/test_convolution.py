@@ -145,9 +145,3 @@ def test_conv_transpose_with_few_filters_runs_on_numpy(weights, group):
 def test_conv_transpose_with_computed_weights_runs_on_numpy():
     feeds = {"x": draw(1, 4, 5, 6), "w": draw(4, 5, 3, 3)}
     refused(one_node("ConvTranspose", feeds), feeds, "ConvTranspose")
-
-
-@pytest.mark.parametrize("shape", [(2, 3, 7), (2, 3, 7, 5), (1, 2, 3, 4, 5)])
-def test_global_max_pool_equals_numpy(shape):
-    feeds = {"x": draw(*shape)}
-    check(one_node("GlobalMaxPool", feeds), feeds, "GlobalMaxPool")

@@ -16,21 +16,18 @@ pytestmark = pytest.mark.skipif(library() is None, reason="needs libdnnl.so.3")
 PERMS = [(), (0, 2, 3, 1), (0, 3, 1, 2), (1, 0, 2, 3)]
 
 
-@pytest.mark.parametrize("op", ["Sum", "Mean", "Max", "Min"])
+@pytest.mark.parametrize("op", ["Max", "Min"])
 @pytest.mark.parametrize("perm", PERMS)
-def test_sum_mean_max_min_of_several_tensors(op, perm):
+def test_max_and_min_of_two_tensors(op, perm):
     x = draw(2, 3, 4, 5)
-    dims = np.transpose(x, perm or range(4)).shape
-    two = {"x": x, "z": draw(*dims)}
-    check(one_node(op, two, {"k": draw(*dims)}, perm=perm), two, op)
-    check(one_node(op, two, {"k": draw(dims[1], 1, 1)}, perm=perm), two, op)
-    four = two | {"u": draw(*dims), "v": draw(*dims)}
-    check(one_node(op, four, perm=perm), four, op)
-    proto = one_node(op, two, perm=perm)
-    if op in ("Max", "Min"):
-        check(proto, two, op)
-    else:
-        refused(proto, two, op)
+    two = {"x": x, "z": draw(*np.transpose(x, perm or range(4)).shape)}
+    check(one_node(op, two, perm=perm), two, op)
+
+
+@pytest.mark.parametrize("op", ["Sum", "Mean", "Max", "Min"])
+def test_sum_mean_max_and_min_of_several_tensors_run_on_numpy(op):
+    three = {name: draw(2, 3, 4) for name in "xyz"}
+    refused(one_node(op, three, outputs=("out",)), three, op)
 
 
 @pytest.mark.parametrize("shape", [(4, 4, 1, 1), (2, 17, 1), (3, 5, 1, 1, 1), (1, 6, 1, 1), (4, 6)])

@@ -102,3 +102,15 @@ def test_plans_for_other_shapes_share_reordered_weights():
     for rows in range(6, 12):
         session.run({"a": draw(rows, 7)})
     assert held() == before
+
+
+@pytest.mark.parametrize("slopes", [(1, 1, 2, 1), (1, 2, 1, 1)])
+def test_slopes_of_one_of_several_axes_of_rows_are_no_post_op(slopes):
+    """A product sees the rows of all matrices as one axis, along which these slopes repeat."""
+    feeds = {"x": draw(1, 2, 2, 3)}
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"]),
+        helper.make_node("PRelu", ["a", "k"], ["y"]),
+    ]
+    constants = {"w": draw(3, 4), "k": draw(*slopes)}
+    check(proto_of(nodes, feeds, ["y"], constants), feeds, "MatMul")

@@ -100,20 +100,3 @@ def test_batch_normalization_in_training_runs_on_numpy():
     late = feeds | parameters(5)
     nodes = [helper.make_node("BatchNormalization", list(late), ["y"])]
     refused(proto_of(nodes, late, ["y"]), late, "BatchNormalization")
-
-
-@pytest.mark.parametrize("perm", [False, True])
-@pytest.mark.parametrize("shape", [(1, 8, 17), (1, 24, 6, 7), (1, 32, 9, 9), (1, 8, 4, 5, 6)])
-def test_instance_normalization_equals_numpy(shape, perm):
-    feeds = {"x": 3 * draw(*shape) + 1}
-    constants = {"s": draw(shape[1]), "b": draw(shape[1])}
-    order = (0, 1, *range(len(shape) - 1, 1, -1)) if perm else ()
-    proto = one_node("InstanceNormalization", feeds, constants, perm=order, epsilon=1e-3)
-    check(proto, feeds, "InstanceNormalization", atol=1e-4)
-
-
-@pytest.mark.parametrize("shape", [(2, 8, 6, 7), (1, 3, 6, 7)])
-def test_instance_normalization_of_batches_or_few_channels_runs_on_numpy(shape):
-    feeds = {"x": draw(*shape)}
-    constants = {"s": draw(shape[1]), "b": draw(shape[1])}
-    refused(one_node("InstanceNormalization", feeds, constants), feeds, "InstanceNormalization")

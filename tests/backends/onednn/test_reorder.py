@@ -79,10 +79,10 @@ def test_plan_inserts_reorders_where_layouts_change():
         helper.make_node("Relu", ["x"], ["a"]),
         helper.make_node("Transpose", ["a"], ["t"], perm=[0, 1, 3, 2]),
         helper.make_node("Conv", ["t", "w"], ["c"]),
-        helper.make_node("Softmax", ["c"], ["y"], axis=-1),
+        helper.make_node("LayerNormalization", ["c", "scale"], ["y"], axis=-1),
     ]
-    proto = proto_of(nodes, feeds, ["y"], {"w": draw(8, 3, 3, 3)})
-    session = check(proto, feeds, "Softmax")
+    proto = proto_of(nodes, feeds, ["y"], {"w": draw(8, 3, 3, 3), "scale": draw(7)})
+    session = check(proto, feeds, "LayerNormalization")
     assert ran_on(session, "Reorder") == {"onednn"}
 
 

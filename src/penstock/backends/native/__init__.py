@@ -2,7 +2,7 @@
 
 A family is the kernels of some operations, and registers itself in its file::
 
-    @family("Hardmax", "LogSoftmax", "Softmax", seconds=by_memory)
+    @family("Hardmax", "LogSoftmax", "Softmax", work=by_memory)
     def softmax_call(site: Site) -> NativeCall | None: ...
 
 The file is imported when one of its operations is first looked up. ``families.txt`` says which it
@@ -16,7 +16,6 @@ made so far (``ahead_of_cache``; ``backends/dynamic_shapes.py``).
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -32,8 +31,9 @@ from penstock.host.native import NativeLibrary
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ops.internal.fused import FUSED, parts
+from penstock.ops.work_estimate import Rates, RateTable, Workload, estimate, part_seconds
 
-Seconds: TypeAlias = Callable[[Node], float]
+WorkloadOf: TypeAlias = Callable[[Node], Workload | None]
 Static: TypeAlias = Callable[[Site], NativeCall | None]
 AnyShape: TypeAlias = Callable[[NativeLibrary, Node, Sequence[Type | None]], Kernel | None]
 AnyShapeCall: TypeAlias = tuple[Callable[..., Any], object]
@@ -44,11 +44,56 @@ Chooser = TypeVar("Chooser", bound=Callable[..., Any])
 
 INDEX = os.path.join(os.path.dirname(__file__), "families.txt")
 
-# Approximate costs on one core: of a call that does nothing, bytes a second in the cache, and an
-# element of a result.
-_CALL_S = 0.12e-6
-_BYTES_PER_S, _GATHERED_PER_S = 60e9, 8e9
-_ELEMENT_NS = 0.05
+# Rates on one core, of an Intel Xeon of the generation of 2023 with AVX-512: fitted to times of
+# layers of common networks. The estimate of a call compares backends; that of a part of it divides
+# the call among threads.
+
+# Of a call that does nothing.
+_CALL = 0.12e-6
+
+RATES: RateTable = {
+    # Most families: bytes in the cache, additions, and rows or other parts of some overhead.
+    "": Rates(_CALL, 60e9, element_s=0.05e-9, item_s=10e-9),
+    "view": Rates(_CALL),
+    # Bytes that are gathered one by one.
+    "gather": Rates(_CALL, 8e9),
+    # Half of NumPy's time, whose seconds are items: compiled kernels are there as they are faster.
+    "other": Rates(item_s=0.5),
+    # Products. Elements: of results whose rows do not fill whole vectors.
+    "dense": Rates(0.2e-6, flops_per_s=160e9, weights_per_s=25e9, element_s=0.2e-9),
+    "product float32": Rates(0.35e-6, flops_per_s=100e9),
+    "product float64": Rates(0.35e-6, flops_per_s=2 / 0.035e-9),
+    "product int32": Rates(0.35e-6, flops_per_s=100e9),
+    "product int64": Rates(0.35e-6, flops_per_s=50e9),
+    # Operations for each that the processor's instructions compute at once.
+    "codes product": Rates(0.4e-6, flops_per_s=1e9, weights_per_s=35e9, item_s=50e-9),
+    # Bytes of keys and values that are copied; elements are scores.
+    "attention": Rates(0.35e-6, 4 / 0.3e-9, 150e9, element_s=0.2e-9),
+    # Items are time steps.
+    "recurrent": Rates(1e-6, flops_per_s=210e9, item_s=0.1e-6),
+    # Images in their own order: elements are copied, items are groups. One filter alone is bound
+    # by loads.
+    "planes": Rates(0.5e-6, flops_per_s=140e9, element_s=0.17e-9, item_s=0.1e-6),
+    "planes, one filter": Rates(0.5e-6, flops_per_s=100e9, element_s=0.17e-9, item_s=0.1e-6),
+    # Channels innermost: elements of whole panels; items are lines of what a position sees.
+    "image": Rates(flops_per_s=150e9, element_s=1.5e-9 / 16, item_s=4e-9),
+    "depthwise image": Rates(bytes_per_s=40e9, flops_per_s=50e9),
+    # As images; bytes are codes to copy. Calls take less than oneDNN's by as much as they do alone.
+    "codes image": Rates(1.6e-6, 47e9, 2e9, 60e9, 10.4e-9 / 32, 6.9e-9),
+    "codes layer": Rates(0.6e-6, 47e9, 2e9, 60e9, 10.4e-9 / 32, 6.9e-9),
+    # Groups of one filter: items are pairs of taps to copy, operations pairs to multiply.
+    "depthwise codes image": Rates(
+        1.6e-6, flops_per_s=1 / 0.074e-9, element_s=0.55e-9, item_s=0.13e-9
+    ),
+    # Parts of calls, where threads were divided by other measurements.
+    "recurrent, a part": Rates(flops_per_s=100e9),
+    "planes, a part": Rates(flops_per_s=40e9, item_s=100e-9),
+    "codes image, a part": Rates(bytes_per_s=16e9, flops_per_s=200e9, item_s=50e-9),
+    "depthwise codes image, a part": Rates(flops_per_s=64e9, element_s=50e-9, item_s=1 / 16e9),
+    # Pixels that are gathered for each term, and products of them.
+    "deformable": Rates(flops_per_s=1 / 0.03e-9, item_s=1.5e-9),
+}
+"""``""`` is for families without a row"""
 
 _NUMPY = NumpyBackend()
 
@@ -59,9 +104,10 @@ class Family:
     known shapes; with ``data_dependent`` those of outputs follow from data, and are left out.
     ``any_shape`` returns a kernel for arrays of any shapes. ``ahead_of_cache`` gets a site whose
     shapes may be unknown; its compiled function calls the other for what it has no code for. Each
-    returns None if it has no kernel for the node. ``seconds`` estimates the time of a call."""
+    returns None if it has no kernel for the node. ``work`` is that of a call, in the units of
+    ``RATES``; None for nodes without a kernel."""
 
-    seconds: Seconds
+    work: WorkloadOf
     static: Static | None = None
     any_shape: AnyShape | None = None
     ahead_of_cache: AheadOfCache | None = None
@@ -73,48 +119,68 @@ REGISTERED: dict[str, Family] = {}
 _COMPLETE: dict[str, Family] = {}  # of which all files are imported
 
 
-def below_numpy(node: Node) -> float:
-    """Half of NumPy's time: compiled kernels are there because they are faster."""
-    return _NUMPY.seconds(node) / 2
+MOST_NS = 1e9
+"""of a part: it does not look whether the run must stop, as NumPy's kernels do"""
 
 
-def by_call(node: Node) -> float:
-    """The time of a call alone, for views."""
-    return _CALL_S
+def part_ns(work: Workload) -> float:
+    """Nanoseconds of so much work, a part of a call."""
+    return part_seconds(RATES, work) * 1e9
 
 
-def by_memory(node: Node, element_ns: float = _ELEMENT_NS) -> float:
-    """By what is read and written, and the elements of the result; infinite if a shape is
-    unknown."""
+def rows_ns(additions: float, rows: float = 0) -> float:
+    """Nanoseconds of a part of so many additions in so many rows."""
+    return part_ns(Workload(elements=additions, items=rows))
+
+
+def cheaper(first: Workload | None, second: Workload | None) -> Workload | None:
+    """The work that takes less time."""
+    return first if estimate(RATES, first) <= estimate(RATES, second) else second
+
+
+def below_numpy(node: Node) -> Workload:
+    """What NumPy's kernel takes."""
+    return Workload("other", items=_NUMPY.seconds(node))
+
+
+def by_call(node: Node) -> Workload:
+    """A call alone, for views."""
+    return Workload("view")
+
+
+def by_memory(node: Node, additions: float = 1) -> Workload | None:
+    """What is read and written, and so many additions for each element of the result; None if a
+    shape is unknown."""
     values = (*node.inputs, *node.outputs)
     types_ = [v.type for v in values if v is not None and not v.is_constant]
     tensors = [t for t in types_ if isinstance(t, TensorType) and t.static]
     if len(tensors) < len(types_):
-        return math.inf
+        return None
     moved = sum(t.nbytes for t in tensors)
-    return _CALL_S + moved / _BYTES_PER_S + tensors[-1].elements * element_ns * 1e-9
+    return Workload(nbytes=moved, elements=tensors[-1].elements * additions)
 
 
-def by_result(node: Node) -> float:
-    """By the bytes of the result: of the rest, only some is read."""
+def by_result(node: Node) -> Workload | None:
+    """The bytes of the result: of the rest, only some is read."""
     types_ = [v.type for v in node.outputs if v is not None]
     tensors = [t for t in types_ if isinstance(t, TensorType) and t.static]
     if len(tensors) < len(types_):
-        return math.inf
-    return _CALL_S + sum([t.nbytes for t in tensors]) / _GATHERED_PER_S
+        return None
+    return Workload("gather", sum([t.nbytes for t in tensors]))
 
 
 def family(
-    *names: str, seconds: Seconds = below_numpy, data_dependent: bool = False
+    *names: str, work: WorkloadOf = below_numpy, data_dependent: bool = False
 ) -> Callable[[Chooser], Chooser]:
     """Register a function as ``Family.static`` of the operations of these full names."""
-    options = {"seconds": seconds, "data_dependent": data_dependent}
+    options = {"work": work, "data_dependent": data_dependent}
     return lambda choose: _register(names, "static", choose, options)
 
 
-def of_any_shape(*names: str, seconds: Seconds | None = None) -> Callable[[Chooser], Chooser]:
-    """Register a function as ``Family.any_shape``; with an estimate where there is no other."""
-    options = {} if seconds is None else {"seconds": seconds}
+def of_any_shape(*names: str, work: WorkloadOf | None = None) -> Callable[[Chooser], Chooser]:
+    """Register a function as ``Family.any_shape``; with its work where that is known in no
+    other way."""
+    options = {} if work is None else {"work": work}
     return lambda choose: _register(names, "any_shape", choose, options)
 
 

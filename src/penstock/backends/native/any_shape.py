@@ -18,7 +18,7 @@ from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 
 
-@of_any_shape("Expand", "Range", "Reshape", "Slice", seconds=by_call)
+@of_any_shape("Expand", "Range", "Reshape", "Slice", work=by_call)
 def any_shape_view(
     library: NativeLibrary, node: Node, types: Sequence[Type | None]
 ) -> Kernel | None:

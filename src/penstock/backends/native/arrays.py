@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.backends.native import family, of_any_shape
+from penstock.backends.native import family, of_any_shape, rows_ns
 from penstock.backends.native.growable import GrowableBuffers
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, native_kernel, site_of
 from penstock.core.records import dataclass, replace
@@ -20,7 +20,6 @@ from penstock.ir.layout import is_plannable, packed_strides
 
 _SIZES = (1, 2, 4, 8, 16)  # bytes of an element
 _MOST_PARTS, _MOST_DIMS = 16, 64  # of a compiled Concat
-_BYTE_NS = 0.1  # of copying
 
 
 def _are_copied(types: Sequence[Type | None]) -> bool:
@@ -68,7 +67,7 @@ def join_call(site: Site) -> NativeCall | None:
             place += part.dims[axis] * in_bytes[-1][axis] if rank else 0
         arrays = [Tensor(i) for i in range(len(parts))]
         words = (np.array(table), site.result(), *arrays, *[None] * (_MOST_PARTS - len(parts)))
-        item_ns = 20 + output.nbytes / len(parts) * _BYTE_NS
+        item_ns = rows_ns(2 * output.nbytes / len(parts), rows=2)
         return NativeCall("join", words, len(parts), item_ns, restrided=restrided)
 
     return restrided([None] * len(site.tensors))

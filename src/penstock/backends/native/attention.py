@@ -14,10 +14,9 @@ from struct import Struct
 
 import numpy as np
 
-from penstock.backends.native import family, of_any_shape
+from penstock.backends.native import below_numpy, family, of_any_shape, part_ns
 from penstock.backends.native.growable import GrowableBuffers
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, Word
-from penstock.backends.numpy import NumpyBackend
 from penstock.core.checkpoints import checkpoint
 from penstock.core.records import NamedTuple
 from penstock.core.types import FLOAT32, TensorType, Type
@@ -29,6 +28,7 @@ from penstock.ir.layout import packed_strides
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.registry import MICROSOFT
 from penstock.ops.result_bytes import counted
+from penstock.ops.work_estimate import Workload
 
 _KEYS, _COPIED, _MOST_PART, _TERMS, _LANES = 256, 32768, 768, 2, 16  # as in c/attention.c
 
@@ -37,12 +37,6 @@ _ZEROS = ("", "nan", "unseen")  # as in c/attention.c
 # Queries of an item, at most, where a thread copies a head's keys once, and where threads have
 # enough items; and items of all threads, and of each core.
 _PART, _LEAST_ITEMS, _ITEMS_OF_CORE = 96, 8, 4
-
-# Approximate costs on one core: of a call, operations of products a second, a score, and an element
-# of keys and values.
-_CALL_S, _FLOPS_PER_S = 0.35e-6, 150e9
-_SCORE_S, _COPY_S = 0.2e-9, 0.3e-9
-_NUMPY = NumpyBackend()
 
 
 class _Sizes(NamedTuple):
@@ -78,27 +72,27 @@ class _Sizes(NamedTuple):
         return max(least, min(most, math.ceil(items / self.heads)))
 
 
-def attention_seconds(node: Node) -> float:
-    """The estimate for an Attention; infinite if there is no kernel for it."""
+def attention_workload(node: Node) -> Workload | None:
+    """The work of an Attention; None if there is no kernel for it."""
     types = [None if value is None else value.type for value in node.inputs]
     if any(isinstance(t, TensorType) and not t.static for t in types):
-        return _NUMPY.seconds(node) / 2  # few queries
+        return below_numpy(node)  # few queries
     sizes = _sizes(node, types)
     if sizes is None:
-        return math.inf
+        return None
     queries, width, keys, out = sizes[2:]
     products = 2 * queries * _padded(keys) * width + 2 * queries * keys * _padded(out)
-    each = products / _FLOPS_PER_S + queries * _padded(keys) * _SCORE_S
     copies = 1 if keys <= sizes.block else sizes.parts
     # In steps, a transposed operand would be copied, too: once.
     sources = [value and value.producer for value in node.inputs[1:3]]
     transposed = [source is not None and source.op.name == "Transpose" for source in sources]
     transposed[0] |= not node.attrs.get("keys_last", 0)
     copied = keys * (width * (copies - transposed[0]) + out * (copies - transposed[1]))
-    return _CALL_S + sizes.heads * (each + copied * _COPY_S)
+    head = Workload("attention", copied * FLOAT32.itemsize, products, 0, queries * _padded(keys))
+    return head.part(1 / sizes.heads)
 
 
-@family("penstock.Attention", seconds=attention_seconds)
+@family("penstock.Attention", work=attention_workload)
 def attention_call(site: Site) -> NativeCall | None:
     """Attention of many queries: heads of at most 256 values and 2,048 numbers of a query, with up
     to two terms."""
@@ -170,7 +164,8 @@ def _call(site: Site, sizes: _Sizes, strides: Sequence[tuple[int, ...] | None]) 
     steps += [[0] * (len(lead) + 2)] * missing
     steps.append(steps_of(output))
     parts = sizes.parts
-    each_s = attention_seconds(site.node) / (sizes.heads * parts)
+    work = attention_workload(site.node)
+    assert work is not None
     return NativeCall(
         "attention",
         (
@@ -185,7 +180,7 @@ def _call(site: Site, sizes: _Sizes, strides: Sequence[tuple[int, ...] | None]) 
             _ZEROS.index(site.attr("zeros", "")),
         ),
         items=sizes.heads * parts,
-        item_ns=each_s * 1e9,
+        item_ns=part_ns(work.part(sizes.heads * parts)),
         any_layout=True,
         restrided=partial(_call, site, sizes),
     )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
 
 from penstock.backends.dynamic_shapes import SpecializingBackend
-from penstock.backends.native import family_of
+from penstock.backends.native import RATES, family_of
 from penstock.backends.native.kernel import NativeCall, Site, native_kernel, open_site, site_of
 from penstock.core.checkpoints import checkpoint
 from penstock.core.errors import PenstockError
@@ -21,20 +20,18 @@ from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ops.common.constant_cache import REORDERED, SavedCopies, copies_of
 from penstock.ops.internal.fused import parts
-from penstock.ops.work_estimate import WORTH_ROUNDING, flops
+from penstock.ops.work_estimate import WORTH_ROUNDING, Workload, flops
 
 _PRODUCTS = ("Gemm", "MatMul")
 
 
 def _touches_objects(site: Site, call: NativeCall) -> bool:
     """Whether a call would copy references to Python's objects, such as strings, which it cannot
-    count. Output 0 may be of ``texts``."""
-    first = len(site.node.inputs)
-    return any(
-        type_ is not None and type_.dtype is not None and type_.dtype.hasobject
-        for i, type_ in enumerate(site.tensors)
-        if call.texts is None or i != first
-    )
+    count."""
+    tensors = site.tensors
+    if call.finish is not None:
+        tensors = (*tensors[: len(site.node.inputs)], *call.finish.writes)
+    return any(t is not None and t.dtype is not None and t.dtype.hasobject for t in tensors)
 
 
 class NativeBackend(SpecializingBackend):
@@ -47,6 +44,7 @@ class NativeBackend(SpecializingBackend):
     making_s, unbound_s = 0.15e-3, 0.25e-6
     order_lacking = -1
     threads_of_caller = True  # as with OpenMP
+    rates = RATES
 
     def __init__(self, loaded: NativeLibrary | None = None, *, precision: str = "float32") -> None:
         super().__init__()
@@ -59,9 +57,9 @@ class NativeBackend(SpecializingBackend):
             )
         self.library = loaded
 
-    def seconds(self, node: Node) -> float:
+    def work(self, node: Node) -> Workload | None:
         family = family_of(node)
-        return math.inf if family is None or self._leaves(node) else family.seconds(node)
+        return None if family is None or self._leaves(node) else family.work(node)
 
     def _leaves(self, node: Node) -> bool:
         """Whether a node is left to backends that round the operands of products."""

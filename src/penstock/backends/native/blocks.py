@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.backends.native import family
-from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor, Word
+from penstock.backends.native import family, rows_ns
+from penstock.backends.native.kernel import WORKSPACE, Finish, NativeCall, Site, Tensor, Word
 from penstock.core.types import FLOAT32, TensorType
 from penstock.ops.common.constant_cache import ConstantRef, Reordered, Shared, reordered, shared
 from penstock.ops.microsoft.experts import (
@@ -52,7 +52,7 @@ def block_product(site: Site) -> NativeCall | None:
             *(rows, packed.k, packed.n, max(packed.bits, 4), packed.block),
         ),
         items=count,
-        item_ns=packed.k * (1 + rows * 0.5),
+        item_ns=rows_ns(packed.k * (20 + 10 * rows)),
         workspace=border,
         keep=(codes, factors),
         # Codes behind the last weight of a row are not in panels.
@@ -101,11 +101,13 @@ def experts_call(site: Site) -> NativeCall | None:
             *(*numbers, limit),
         ),
         items=count * math.ceil(tokens / together),
-        item_ns=4 * hidden * inner * together * chosen / count * 0.05,
+        item_ns=rows_ns(4 * hidden * inner * together * chosen / count),
         can_fail=True,  # without memory
         keep=keep,
-        writes=(TensorType(FLOAT32, (tokens, chosen, hidden)),),
-        finish=lambda results: results.sum(axis=1).reshape(x.dims),
+        finish=Finish(
+            (TensorType(FLOAT32, (tokens, chosen, hidden)),),
+            lambda results: results.sum(axis=1).reshape(x.dims),
+        ),
     )
 
 

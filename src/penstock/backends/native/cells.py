@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from penstock.backends.native import by_memory, family
+from penstock.backends.native import by_memory, family, rows_ns
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.core.types import FLOAT32
 
-_GATE_NS = 0.3
-"""of an element of a gate with its function"""
+_GATE = 6  # additions that take as long as an element of a gate with its function
 
 
-@family("penstock.LstmCell", seconds=by_memory)
+def _row_ns(units: int, gates: int) -> float:
+    """Nanoseconds of a row of the batch."""
+    return rows_ns(units * gates * _GATE, rows=0.5)
+
+
+@family("penstock.LstmCell", work=by_memory)
 def lstm_cell(site: Site) -> NativeCall | None:
     """LstmCell."""
     cell = site.input(1)
@@ -21,10 +25,10 @@ def lstm_cell(site: Site) -> NativeCall | None:
     into, forget, output, new = starts
     arrays = Tensor(0), Tensor(1), site.result(0), site.result(1)
     words = (*arrays, units, into, forget, new, output, float(site.attr("forget_bias", 0.0)))
-    return NativeCall("lstm_cell", words, cell.elements // units, 5 + units * 5 * _GATE_NS)
+    return NativeCall("lstm_cell", words, cell.elements // units, _row_ns(units, 5))
 
 
-@family("penstock.GruCell", seconds=by_memory)
+@family("penstock.GruCell", work=by_memory)
 def gru_cell(site: Site) -> NativeCall | None:
     """GruCell."""
     state = site.input(2)
@@ -33,10 +37,10 @@ def gru_cell(site: Site) -> NativeCall | None:
     units = state.dims[-1]
     starts = [place * units for place in site.attr("order", ())]
     words = (*map(Tensor, range(3)), site.result(), units, *starts)
-    return NativeCall("gru_cell", words, state.elements // units, 5 + units * 3 * _GATE_NS)
+    return NativeCall("gru_cell", words, state.elements // units, _row_ns(units, 3))
 
 
-@family("penstock.GruGates", seconds=by_memory)
+@family("penstock.GruGates", work=by_memory)
 def gru_gates(site: Site) -> NativeCall | None:
     """GruGates."""
     h, state, x = (site.input(i) for i in range(3))
@@ -49,10 +53,10 @@ def gru_gates(site: Site) -> NativeCall | None:
     starts += [0] * (4 - len(starts))
     arrays = Tensor(0), Tensor(1), None if x is None else Tensor(2), site.result(0), site.result(1)
     words = (*arrays, units, h.dims[-1], 0 if x is None else x.dims[-1], *starts)
-    return NativeCall("gru_gates", words, state.elements // units, 5 + units * 2 * _GATE_NS)
+    return NativeCall("gru_gates", words, state.elements // units, _row_ns(units, 2))
 
 
-@family("penstock.GruState", seconds=by_memory)
+@family("penstock.GruState", work=by_memory)
 def gru_state(site: Site) -> NativeCall | None:
     """GruState."""
     state, x = site.input(2), site.input(3)
@@ -61,4 +65,4 @@ def gru_state(site: Site) -> NativeCall | None:
     units, (place,) = state.dims[-1], site.attr("order", (0,))
     arrays = *map(Tensor, range(3)), None if x is None else Tensor(3), site.result()
     words = (*arrays, units, 0 if x is None else x.dims[-1], place * units)
-    return NativeCall("gru_state", words, state.elements // units, 5 + units * _GATE_NS)
+    return NativeCall("gru_state", words, state.elements // units, _row_ns(units, 1))

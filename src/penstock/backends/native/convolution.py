@@ -8,8 +8,8 @@ from itertools import product
 
 import numpy as np
 
-from penstock.backends.native import family
-from penstock.backends.native.image_convolution import image_convolution, image_seconds
+from penstock.backends.native import cheaper, family, part_ns
+from penstock.backends.native.image_convolution import image_convolution, image_workload
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.core.records import NamedTuple
 from penstock.core.types import FLOAT32, TensorType
@@ -17,7 +17,7 @@ from penstock.host.on_demand import imported
 from penstock.ir.graph import Node
 from penstock.ops.common.constant_cache import reordered, weights_of
 from penstock.ops.common.windows import Window, windows
-from penstock.ops.work_estimate import flops, layout_seconds
+from penstock.ops.work_estimate import Workload, flops, layout_seconds
 
 # Of transposed convolutions, which few models have.
 _TRANSPOSED_WINDOWS = imported("penstock.ops.onnx.deconvolution.transposed_windows")
@@ -25,8 +25,6 @@ _TRANSPOSED_WINDOWS = imported("penstock.ops.onnx.deconvolution.transposed_windo
 # As in c/convolution.c.
 _AXES, _BUFFER, _LINE, _MOST_SLICES, _BLOCK = 3, 10240, 2048 - 16, 32, 4
 _LEAST_COLUMNS, _LANES = 8, 16
-_FLOPS_PER_NS = 40.0
-_CALL_S, _GROUP_S, _ELEMENT_S, _FAST_PER_S, _SLOW_PER_S = 0.5e-6, 0.1e-6, 0.17e-9, 140e9, 100e9
 
 
 class _Spread(NamedTuple):
@@ -49,28 +47,30 @@ class _Spread(NamedTuple):
         return np.array([axis.size, axis.count, *own], np.int64)
 
 
-def plane_seconds(node: Node) -> float:
-    """An estimate for a convolution: its groups, the copies of what items see, and products, of
+def plane_workload(node: Node) -> Workload | None:
+    """The work of a convolution: its groups, the copies of what items see, and products, of
     which one filter alone is bound by loads."""
     images = [v.type for v in (node.inputs[0], node.outputs[0]) if v is not None]
     tensors = [t for t in images if isinstance(t, TensorType) and t.static and len(t.dims) > 2]
     w = weights_of(node.input(1))
     if w is None or len(tensors) < len(images):
-        return math.inf
+        return None
     group, transposed = node.attrs.get("group", 1), node.op.name == "ConvTranspose"
     filters = w.shape[1] if transposed else w.shape[0] // group
     # Positions that a line has room for, of a phase of the result or a split of the input.
     steps, (x, y) = math.prod(node.attrs.get("strides", ())), [t.dims for t in tensors]
     room = _BUFFER // max(x[1] // group * (1 if transposed else steps), 1)
     line = max(min(math.prod(y[2:]) // (steps if transposed else 1), room), 1)
-    calls_s = _CALL_S + tensors[0].dims[0] * group * _GROUP_S
-    copies_s = sum([t.elements for t in tensors]) * _ELEMENT_S
-    products_s = flops(node) / (_FAST_PER_S if filters > 1 else _SLOW_PER_S)
-    products_s *= -(-line // _LANES) * _LANES / line
-    return calls_s + copies_s + products_s + layout_seconds(node)[1]
+    return Workload(
+        "planes" if filters > 1 else "planes, one filter",
+        flops=flops(node) * -(-line // _LANES) * _LANES / line,
+        elements=sum([t.elements for t in tensors]),
+        items=tensors[0].dims[0] * group,
+        beside_s=layout_seconds(node)[1],
+    )
 
 
-@family("ConvTranspose", seconds=plane_seconds)
+@family("ConvTranspose", work=plane_workload)
 def plane_convolution(site: Site) -> NativeCall | None:
     """Conv and ConvTranspose with constant weights, if what a row sees fits into the cache."""
     x, w, bias, y = site.input(0), site.constant(1), site.input(2), site.output()
@@ -118,19 +118,20 @@ def plane_convolution(site: Site) -> NativeCall | None:
             *(int(transposed), group, channels, filters, math.prod(w.shape[2:]) // depth.kernel),
         ),
         items=items,
-        item_ns=100 + flops(site.node) / items / _FLOPS_PER_NS,
+        item_ns=part_ns(Workload("planes, a part", flops=flops(site.node) / items, items=1)),
         keep=packed,
     )
 
 
-def _convolution_seconds(node: Node) -> float:
-    return min(plane_seconds(node), image_seconds(node))
+def _faster_workload(node: Node) -> Workload | None:
+    return cheaper(image_workload(node), plane_workload(node))
 
 
-@family("Conv", seconds=_convolution_seconds)
+@family("Conv", work=_faster_workload)
 def convolution_call(site: Site) -> NativeCall | None:
     """A convolution with channels innermost, or in the images' own order."""
-    if image_seconds(site.node) > plane_seconds(site.node):
+    image, plane = image_workload(site.node), plane_workload(site.node)
+    if cheaper(image, plane) is plane:
         return plane_convolution(site) or image_convolution(site)
     return image_convolution(site) or plane_convolution(site)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from penstock.backends.native import family
+from penstock.backends.native import family, rows_ns
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.ops.common.shape_rules import normalize_axis
 
@@ -32,5 +32,5 @@ def cumulative(site: Site) -> NativeCall | None:
         f"{site.node.op.name.lower()}_{suffix}",
         (Tensor(0), site.result(), outer, length, inner, exclusive, reverse),
         items=math.ceil(outer / _ROWS) if last else outer * math.ceil(inner / _COLUMNS),
-        item_ns=length * (_ROWS if last else min(inner, _COLUMNS)) * 0.3,
+        item_ns=rows_ns(6 * length * (_ROWS if last else min(inner, _COLUMNS))),
     )

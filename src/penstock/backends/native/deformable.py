@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 
-from penstock.backends.native import family
+from penstock.backends.native import MOST_NS, family, part_ns
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.core.types import FLOAT32
 from penstock.ops.common.dtypes import FLOAT64
 from penstock.ops.common.windows import windows
+from penstock.ops.work_estimate import Workload
 
 _PANEL, _FILTERS, _TERMS = 32, 256, 192  # as in c/deformable.c
 _MOST_PIXELS = 2**24  # along an axis of an image, whose positions are float32
-_TERM_NS, _PRODUCT_NS = 1.5, 0.03
-_MOST_ITEM_NS = 1e9  # an item does not look whether the run must stop
 _KERNELS = {FLOAT32: ("deformable", 1), FLOAT64: ("deformable_float64", 2)}  # and relative times
 
 
@@ -34,8 +33,9 @@ def deform_conv(site: Site) -> NativeCall | None:
     groups = site.attr("group", 1)
     filters, terms = w.dims[0] // groups, math.prod(w.dims[1:])
     kernel, factor = _KERNELS[x.dtype]
-    item_ns = factor * terms * _PANEL * (_TERM_NS + min(filters, _FILTERS) * _PRODUCT_NS)
-    if item_ns > _MOST_ITEM_NS:
+    pixels = factor * terms * _PANEL
+    item_ns = part_ns(Workload("deformable", flops=pixels * min(filters, _FILTERS), items=pixels))
+    if item_ns > MOST_NS:
         return None
     blocks = math.ceil(math.prod(y.dims[2:]) / _PANEL) * math.ceil(filters / _FILTERS)
     return NativeCall(

@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from penstock.backends.native import AnyShapeCall, ahead_of_cache, family, fused_with
+from penstock.backends.native import AnyShapeCall, ahead_of_cache, family, fused_with, part_ns
 from penstock.backends.native.elementwise import program_behind
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, Word
 from penstock.core.records import NamedTuple
@@ -22,6 +22,7 @@ from penstock.ir.graph import Node, Value
 from penstock.ir.layout import ALIGNMENT
 from penstock.ops.common.constant_cache import ConstantRef, Reordered, reordered
 from penstock.ops.internal.fused import is_fused, parts
+from penstock.ops.work_estimate import Workload
 
 _PANEL, _GRAIN, _BLOCK = 64, 16, 192  # as in c/dense.c
 _PROGRAM_WORDS = 30  # of struct elementwise
@@ -29,10 +30,6 @@ _BLOCK_ELEMENTS = 1 << 19  # of the rows of an item, at most
 # Of a product, and of each core, for threads; and rows of an item that is divided for them.
 _LEAST_ITEMS, _ITEMS_OF_CORE, _LEAST_BLOCK = 8, 2, 24
 _MOST_PADDING = 1 << 18  # elements of a matrix of which more than half are zeros, at most
-
-# Approximate costs on one core: of a call, operations and bytes of a matrix a second, and of an
-# element of the result where rows do not fill whole vectors.
-_CALL_S, _FLOPS_PER_S, _BYTES_PER_S, _ODD_S = 0.2e-6, 160e9, 25e9, 0.2e-9
 
 
 class _Layer(NamedTuple):
@@ -53,18 +50,18 @@ class _Dims(NamedTuple):
     columns: int
 
 
-def dense_seconds(node: Node) -> float:
-    """The estimate for a node that begins with a product; infinite where there is no kernel."""
+def dense_workload(node: Node) -> Workload | None:
+    """The work of a node that begins with a product; None where there is no kernel."""
     dims = _dims(node)
     if dims is None:
-        return math.inf
+        return None
     rows, inner, columns = dims
-    odd_s = rows * columns * _ODD_S if columns % _GRAIN else 0
+    odd = rows * columns if columns % _GRAIN else 0
     # No backend's estimate has the time that reading the matrix takes.
-    return _CALL_S + 2 * rows * inner * _padded(columns) / _FLOPS_PER_S + odd_s
+    return Workload("dense", flops=2 * rows * inner * _padded(columns), elements=odd)
 
 
-@family(fused_with("Gemm"), fused_with("MatMul"), seconds=dense_seconds)
+@family(fused_with("Gemm"), fused_with("MatMul"), work=dense_workload)
 def dense_call(site: Site) -> NativeCall | None:
     """MatMul and Gemm of float32 with a constant matrix, and the elementwise operations behind them
     in a fused node."""
@@ -92,7 +89,11 @@ def dense_call(site: Site) -> NativeCall | None:
         bias = np.zeros(panels * _PANEL, FLOAT32)
         bias[:columns] = layer.bias
     # The matrix is read while it is multiplied, and one of the two takes longer.
-    multiplied_s = inner * columns * max(2 * block / _FLOPS_PER_S, 4 / _BYTES_PER_S)
+    multiplied, read = (
+        Workload("dense", flops=2 * block),
+        Workload("dense", weights=FLOAT32.itemsize),
+    )
+    element_ns = max(part_ns(multiplied), part_ns(read))
     return NativeCall(
         "dense",
         (
@@ -101,21 +102,21 @@ def dense_call(site: Site) -> NativeCall | None:
             *(rows, inner, columns, block, int(layer.first < count), *words),
         ),
         items=math.ceil(rows / block) * panels,
-        item_ns=multiplied_s / panels * 1e9 + block * _PANEL * program_ns,
+        item_ns=inner * columns / panels * element_ns + block * _PANEL * program_ns,
         reordered={layer.w: weights},
     )
 
 
-def _product_seconds(node: Node) -> float:
-    seconds = dense_seconds(node)
-    if seconds < math.inf:
-        return seconds
-    from penstock.backends.native.matmul import product_seconds  # which dense layers do without
+def _product_workload(node: Node) -> Workload | None:
+    work = dense_workload(node)
+    if work is not None:
+        return work
+    from penstock.backends.native.matmul import product_workload  # which dense layers do without
 
-    return product_seconds(node)
+    return product_workload(node)
 
 
-@family("Gemm", "MatMul", seconds=_product_seconds)
+@family("Gemm", "MatMul", work=_product_workload)
 def product_call(site: Site) -> NativeCall | None:
     """A product with a constant matrix, or of small ones."""
     call = dense_call(site)

@@ -16,7 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from penstock.backends.native import AnyShapeCall, ahead_of_cache, by_memory, family
+from penstock.backends.native import (
+    AnyShapeCall,
+    ahead_of_cache,
+    by_memory,
+    family,
+    rows_ns,
+)
 from penstock.backends.native.formulas import (
     CHEAP_POWERS,
     FORMULAS,
@@ -39,6 +45,7 @@ from penstock.ir.graph import Node, Value
 from penstock.ir.layout import packed_strides
 from penstock.ops.internal.fused import FUSED, is_fused, parts
 from penstock.ops.registry import MICROSOFT
+from penstock.ops.work_estimate import Workload
 
 # As in c/elementwise.c.
 _REGISTERS, _REGISTER_BYTES, _MOST_RANK, _MOST_INPUTS = 32, 2048, 8, 17
@@ -52,38 +59,44 @@ _HEADER, _LATE = Struct("=8i"), Struct("=3i")  # as in c/late.c
 _LEAST_ROW = 256
 _MOST_STRIDED = 2048  # elements of a result whose operands' inner dims may have gaps
 
-# Nanoseconds of an element from which on a table of all bytes is faster, and elements of an item
-# where no program is run.
-_TABLE_NS, _BLOCK = 0.1, 2**14
+# Additions from which on a table of all bytes is faster, and elements of an item where no program
+# is run.
+_TABLE, _BLOCK = 2, 2**14
 _NARROW = {"float16": "half", "bfloat16": "bfloat"}
 _DTYPES = {kind: kind for kind in KINDS.values()} | {"b1": "u1", "s1": "i1", "s2": "i2"}
 
-# Nanoseconds of an element, roughly; of others _CHEAP_NS.
-_CHEAP_NS = 0.05
-_NS = {
-    "exp_f4": 0.17,
-    "expm1_f4": 0.25,
-    "sigmoid_f4": 0.25,
-    "tanh_f4": 0.38,
-    "erf_f4": 0.45,
-    "gelu_f4": 0.5,
-    "log_f4": 0.32,
-    "log1p_f4": 0.5,
-    "sin_f4": 0.2,
-    "cos_f4": 0.2,
-    **dict.fromkeys(("asin_f4", "acos_f4"), 0.4),
-    "div_f4": 0.15,
-    "div_i4": 0.5,
-    "div_i8": 4.0,
-    "sqrt_f4": 0.15,
-    "fmod_f4": 1.0,
-    "pow_f4": 15.0,
-    "pow_f8": 15.0,
-    **dict.fromkeys([f"quantize_{kind}" for kind in QUANTIZED_KINDS.values()], 0.13),
-    **dict.fromkeys(("exp_f8", "sigmoid_f8"), 0.8),
-    **dict.fromkeys(("expm1_f8", "log_f8", "log1p_f8", "tanh_f8"), 6.0),
-    **dict.fromkeys(("acos_f8", "asin_f8", "cos_f8", "erf_f8", "sin_f8"), 6.0),
-    **dict.fromkeys(("div_f8", "sqrt_f8", "f4_i8", "i8_f4", "f8_i8", "i8_f8"), 0.4),
+# Additions that take as long as an operation, roughly; one for others.
+_ADDITIONS = {
+    "exp_f4": 3.4,
+    "expm1_f4": 5,
+    "sigmoid_f4": 5,
+    "tanh_f4": 7.6,
+    "erf_f4": 9,
+    "gelu_f4": 10,
+    "log_f4": 6.4,
+    "log1p_f4": 10,
+    "sin_f4": 4,
+    "cos_f4": 4,
+    **dict.fromkeys(("asin_f4", "acos_f4"), 8),
+    "div_f4": 3,
+    "div_i4": 10,
+    "div_i8": 80,
+    "sqrt_f4": 3,
+    "fmod_f4": 20,
+    "pow_f4": 300,
+    "pow_f8": 300,
+    **dict.fromkeys([f"quantize_{kind}" for kind in QUANTIZED_KINDS.values()], 2.6),
+    **dict.fromkeys(("exp_f8", "sigmoid_f8"), 16),
+    **dict.fromkeys(("expm1_f8", "log_f8", "log1p_f8", "tanh_f8"), 120),
+    **dict.fromkeys(("acos_f8", "asin_f8", "cos_f8", "erf_f8", "sin_f8"), 120),
+    **dict.fromkeys(("div_f8", "sqrt_f8", "f4_i8", "i8_f4", "f8_i8", "i8_f8"), 8),
+    "Mod": 20,
+    "QuantizeLinear": 2.6,
+    "Swish": 7,
+    "Mish": 10,
+    "Softplus": 16,
+    "Elu": 8,
+    "Selu": 8,
 }
 
 
@@ -93,12 +106,12 @@ OPERATIONS = (*FORMULAS, *_CONVERTING)
 """those of programs"""
 
 
-def _by_program(node: Node) -> float:
-    element_ns = estimated_ns(node)
-    return math.inf if element_ns is None else by_memory(node, element_ns)
+def _by_program(node: Node) -> Workload | None:
+    additions = additions_of(node)
+    return None if additions is None else by_memory(node, additions)
 
 
-@family(*OPERATIONS, FUSED.full_name, seconds=_by_program)
+@family(*OPERATIONS, FUSED.full_name, work=_by_program)
 def elementwise_call(site: Site) -> NativeCall | None:
     """An elementwise operation, or a chain of them."""
     output = site.output()
@@ -142,19 +155,19 @@ def program_behind(site: Site, first: int) -> NativeCall | None:
     return replace(call, words=tuple(words))
 
 
-def estimated_ns(node: Node) -> float | None:
-    """Roughly the time of an element of the result of ``node``, which may be fused; None if it is
-    not elementwise."""
+def additions_of(node: Node) -> float | None:
+    """Roughly how many additions take as long as an element of the result of ``node``, which may be
+    fused; None if it is not elementwise."""
     total = 0.0
     for part in parts(node):
         output = part.outputs[0] if part.outputs else None
         type_ = None if output is None else output.type
         is_double = isinstance(type_, TensorType) and type_.dtype == np.float64
         cheap = part.op.name == "Pow" and _constant_power(part) in CHEAP_POWERS
-        part_ns = _CHEAP_NS if cheap else _part_ns(part.op.full_name, is_double)
-        if part_ns is None:
+        additions = 1 if cheap else _additions(part.op.full_name, is_double)
+        if additions is None:
             return None
-        total += part_ns
+        total += additions
     return total
 
 
@@ -165,24 +178,13 @@ def _constant_power(node: Node) -> float | None:
 
 
 @cache
-def _part_ns(full_name: str, is_double: bool) -> float | None:
-    """Roughly the time of an element of an operation; None if it is not elementwise."""
+def _additions(full_name: str, is_double: bool) -> float | None:
+    """As ``additions_of``, of an operation; None if it is not elementwise."""
     if full_name not in OPERATIONS:
         return None
     name = full_name.rpartition(".")[2]
     kind = "f8" if is_double else "f4"
-    return _NS.get(f"{name.lower()}_{kind}", _PART_NS.get(name, _CHEAP_NS))
-
-
-_PART_NS = {
-    "Mod": 1.0,
-    "QuantizeLinear": 0.13,
-    "Swish": 0.35,
-    "Mish": 0.5,
-    "Softplus": 0.8,
-    "Elu": 0.4,
-    "Selu": 0.4,
-}
+    return _ADDITIONS.get(f"{name.lower()}_{kind}", _ADDITIONS.get(name, 1))
 
 
 class _Program:
@@ -333,8 +335,8 @@ class _Program:
             _OPERAND.pack(registers[v], m, _size(v.kind), 0, *s, *unused) for v, m, s in placed
         ]
         constants = _constants(order, registers)
-        cost = sum(_NS.get(value.operation, _CHEAP_NS) for value in order if value.operation)
-        cost += (0.1 if row else 1.0) * modes.count(_GATHERED)
+        cost = sum(_ADDITIONS.get(value.operation, 1) for value in order if value.operation)
+        cost += (2 if row else 20) * modes.count(_GATHERED)
         pointers: list[Any] = [Tensor(i) for i in operands]
         call = NativeCall(
             "elementwise",
@@ -350,12 +352,12 @@ class _Program:
                 *(tile, size, _size(result.kind), row),
             ),
             items=items,
-            item_ns=tile * cost + 10.0 * len(instructions),
+            item_ns=rows_ns(tile * cost, rows=len(instructions)),
             inplace=tuple([i for i, mode in zip(operands, modes, strict=True) if mode == _DIRECT]),
             restrided=partial(self.call, result, output) if strides is None else None,
         )
         bytes_only = [_size(value.kind) for value in (*held, result)] == [1, 1]
-        if bytes_only and modes == [_DIRECT] and size > 256 and cost > _TABLE_NS:
+        if bytes_only and modes == [_DIRECT] and size > 256 and cost > _TABLE:
             return self._by_table(call, result, size)
         pair = _pair(result) if modes == [_DIRECT, _DIRECT] else None
         return call if pair is None else self._of_pair(call, pair, size)
@@ -368,7 +370,13 @@ class _Program:
         read = Tensor(self.inputs[x]), Tensor(self.inputs[y])
         words = (*read, self.site.result(), parameters, size, _BLOCK)
         items = -(-size // _BLOCK)
-        return replace(call, kernel=name, words=words, items=items, item_ns=0.2 * _BLOCK)
+        return replace(
+            call,
+            kernel=name,
+            words=words,
+            items=items,
+            item_ns=rows_ns(4 * _BLOCK),
+        )
 
     def settings(self, result: Term, output: TensorType) -> bytes:
         """As ``call``, without the shapes of tensors."""
@@ -380,13 +388,21 @@ class _Program:
             raise UnsupportedError
         registers, instructions = self._allocate(order, result)
         constants = _constants(order, registers)
-        cost = sum(_NS.get(value.operation, _CHEAP_NS) for value in order if value.operation)
+        cost = sum(_ADDITIONS.get(value.operation, 1) for value in order if value.operation)
         widest = max(_size(value.kind) for value in order)
-        counts = len(held), len(instructions), len(constants), len(output.shape)
-        kind = output.dtype.num, _size(result.kind), widest, round(1000 * cost)
+        header = _HEADER.pack(
+            len(held),
+            len(instructions),
+            len(constants),
+            len(output.shape),
+            output.dtype.num,
+            _size(result.kind),
+            widest,
+            round(50 * cost),  # picoseconds
+        )
         read = [_LATE.pack(registers[v], _size(v.kind), self.inputs[v]) for v in held]
         steps = np.array(instructions, np.int32).tobytes()
-        return b"".join([_HEADER.pack(*counts, *kind), *constants, *read, steps])
+        return b"".join([header, *constants, *read, steps])
 
     def _by_table(self, call: NativeCall, result: Term, size: int) -> NativeCall:
         """``call``, of a program of one input, by a table of what it makes of all bytes."""
@@ -402,7 +418,13 @@ class _Program:
             self.table = kernel.function(*constants).view(np.uint8)
         words = (Tensor(i), site.result(), self.table, size, _BLOCK)
         items = -(-size // _BLOCK)
-        return replace(call, kernel="table", words=words, items=items, item_ns=0.1 * _BLOCK)
+        return replace(
+            call,
+            kernel="table",
+            words=words,
+            items=items,
+            item_ns=rows_ns(2 * _BLOCK),
+        )
 
     def _coalesced(
         self, operands: Sequence[int], output: TensorType, strides: Sequence[Any] | None

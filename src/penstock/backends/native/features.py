@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from penstock.backends.native import family
-from penstock.backends.native.kernel import NativeCall, Site, Tensor
+from penstock.backends.native import family, rows_ns
+from penstock.backends.native.kernel import NativeCall, Site, Tensor, Word, texts_of
 from penstock.core.types import FLOAT32, INT64, STRING
 from penstock.ops.onnx_ml.features import NORMS, categories, encoded_labels, imputed_values
 
 _DTYPES = ("float32", "float64", "int32", "int64")
 
 
-def _of_rows(site: Site, kernel: str, *words: Any) -> NativeCall | None:
+def _of_rows(site: Site, kernel: str, *words: Word) -> NativeCall | None:
     """The call of a kernel for each row of an input of numbers, which also takes ``words``."""
     x = site.input(0)
     if x is None or not x.dims or str(x.dtype) not in _DTYPES:
@@ -23,7 +23,8 @@ def _of_rows(site: Site, kernel: str, *words: Any) -> NativeCall | None:
     inplace = (0,) if x == site.output() else ()
     words = (Tensor(0), site.result(), *words)
     rows = math.prod(x.dims[:-1])
-    return NativeCall(f"{kernel}_{x.dtype}", words, rows, 5 + x.dims[-1], inplace=inplace)
+    row_ns = rows_ns(20 * x.dims[-1], rows=0.5)
+    return NativeCall(f"{kernel}_{x.dtype}", words, rows, row_ns, inplace=inplace)
 
 
 @family("ai.onnx.ml.ArrayFeatureExtractor")
@@ -36,7 +37,8 @@ def array_feature_extractor(site: Site) -> NativeCall | None:
         return None
     rows, width, count = math.prod(x.dims[:-1]), x.dims[-1], math.prod(places.dims)
     words = (Tensor(0), Tensor(1), site.result(), width, count)
-    return NativeCall(f"columns_{x.dtype.itemsize}", words, rows, 2 + count, can_fail=True)
+    row_ns = rows_ns(20 * count, rows=0.2)
+    return NativeCall(f"columns_{x.dtype.itemsize}", words, rows, row_ns, can_fail=True)
 
 
 def _table(
@@ -66,7 +68,8 @@ def label_encoder(site: Site) -> NativeCall | None:
         return None
     words = (Tensor(0), site.result(), ascending, table, count)
     name = f"lookup_{x.dtype}_{table.dtype.itemsize}"
-    return NativeCall(name, words, math.prod(x.dims), 2 + count.bit_length(), texts=texts)
+    item_ns = rows_ns(20 * count.bit_length(), rows=0.2)
+    return NativeCall(name, words, math.prod(x.dims), item_ns, finish=texts_of(site, texts))
 
 
 @family("ai.onnx.ml.OneHotEncoder")
@@ -78,7 +81,7 @@ def one_hot_encoder(site: Site) -> NativeCall | None:
     keys, table, count = _table(np.asarray(cats, np.int64), np.arange(len(cats)), len(cats))
     lenient = bool(site.attr("zeros", 1))
     words = (Tensor(0), site.result(), keys, table, count, len(cats), lenient)
-    item_ns = 3 + len(cats) * 0.1
+    item_ns = rows_ns(2 * len(cats), rows=0.3)
     return NativeCall("one_hot_int64", words, math.prod(x.dims), item_ns, can_fail=not lenient)
 
 

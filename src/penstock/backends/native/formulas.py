@@ -9,10 +9,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import TypeAlias
 
 from penstock.backends.native.kernel import UnsupportedError
+from penstock.ir.op import Attrs
 
 QUANTIZED_KINDS = {"uint8": "u1", "int8": "s1", "uint16": "u2", "int16": "s2"}
 KINDS = {
@@ -84,7 +85,7 @@ def _call(name: str) -> Formula:
 def _folded(name: str) -> Formula:
     """An operation of two operands, on any number of them."""
 
-    def formula(attrs: Mapping[str, Any], first: Term, *rest: Term) -> Term:
+    def formula(attrs: Attrs, first: Term, *rest: Term) -> Term:
         for value in rest:
             first = _typed(name, first, value)
         return first
@@ -93,7 +94,7 @@ def _folded(name: str) -> Formula:
 
 
 def _compared(name: str, swapped: bool = False) -> Formula:
-    def formula(attrs: Mapping[str, Any], a: Term, b: Term) -> Term:
+    def formula(attrs: Attrs, a: Term, b: Term) -> Term:
         if a.kind == "b1" and name == "eq":
             return _typed("not", _typed("xor", a, b))
         return _typed(name, b, a, kind="b1") if swapped else _typed(name, a, b, kind="b1")
@@ -116,9 +117,7 @@ def _where(condition: Term, a: Term, b: _Operand) -> Term:
     return Term(a.kind, f"where_{a.kind[1]}", (condition, a, other))
 
 
-def _clip(
-    attrs: Mapping[str, Any], x: Term, low: Term | None = None, high: Term | None = None
-) -> Term:
+def _clip(attrs: Attrs, x: Term, low: Term | None = None, high: Term | None = None) -> Term:
     x = x if low is None else _max(x, low)
     return x if high is None else _min(x, high)
 
@@ -127,11 +126,11 @@ def _sigmoid(x: Term) -> Term:
     return _typed("sigmoid", x)
 
 
-def _swish(attrs: Mapping[str, Any], x: Term) -> Term:
+def _swish(attrs: Attrs, x: Term) -> Term:
     return x * _sigmoid(x * attrs.get("alpha", 1.0))
 
 
-def _gelu(attrs: Mapping[str, Any], x: Term) -> Term:
+def _gelu(attrs: Attrs, x: Term) -> Term:
     if attrs.get("approximate", "none") != "none":
         return _tanh_gelu(x)
     if x.kind == "f4":
@@ -152,7 +151,7 @@ def _exponential(x: Term, scale: float, gain: float = 1.0, width: float = 1.0) -
     return (above if gain == 1 else above * gain) + (below if scale == 1 else below * scale)
 
 
-def _selu(attrs: Mapping[str, Any], x: Term) -> Term:
+def _selu(attrs: Attrs, x: Term) -> Term:
     gamma = float(attrs.get("gamma", 1.0507009873554805))
     return _exponential(x, gamma * float(attrs.get("alpha", 1.6732632423543772)), gamma)
 
@@ -172,7 +171,7 @@ def _above(bound: float, x: Term) -> Term:
     return _typed("lt", Term(x.kind, constant=bound), x, kind="b1")
 
 
-def _shrink(attrs: Mapping[str, Any], x: Term) -> Term:
+def _shrink(attrs: Attrs, x: Term) -> Term:
     if x.kind[0] == "i":
         return converted(_shrink(attrs, converted(x, "f8")), x.kind)
     bound, shift = float(attrs.get("lambd", 0.5)), float(attrs.get("bias", 0.0))
@@ -180,11 +179,11 @@ def _shrink(attrs: Mapping[str, Any], x: Term) -> Term:
     return _where(_typed("lt", x, -bound, kind="b1"), x + shift, above)
 
 
-def _softplus(attrs: Mapping[str, Any], x: Term) -> Term:
+def _softplus(attrs: Attrs, x: Term) -> Term:
     return _max(x, 0.0) + _typed("log1p", _typed("exp", -_typed("abs", x)))
 
 
-def _mish(attrs: Mapping[str, Any], x: Term) -> Term:
+def _mish(attrs: Attrs, x: Term) -> Term:
     e = _typed("exp", _min(x, 40.0))  # beyond, the quotient is 1
     n = e * (e + 2.0)
     return x * (n / (n + 2.0))
@@ -193,7 +192,7 @@ def _mish(attrs: Mapping[str, Any], x: Term) -> Term:
 CHEAP_POWERS = (2, 3, 1, 0.5, -1, -2, -0.5)
 
 
-def _pow(attrs: Mapping[str, Any], x: Term, exponent: Term) -> Term:
+def _pow(attrs: Attrs, x: Term, exponent: Term) -> Term:
     power = exponent.constant
     if x.kind[0] != "f" and (power not in (1, 2, 3) or exponent.kind[0] == "f"):
         raise UnsupportedError
@@ -210,22 +209,22 @@ def _pow(attrs: Mapping[str, Any], x: Term, exponent: Term) -> Term:
     return _typed("pow", x, converted(exponent, x.kind))
 
 
-def _mod(attrs: Mapping[str, Any], x: Term, divisor: Term) -> Term:
+def _mod(attrs: Attrs, x: Term, divisor: Term) -> Term:
     if not attrs.get("fmod") or x.kind != "f4":
         raise UnsupportedError
     return _typed("fmod", x, divisor)
 
 
-def _mean(attrs: Mapping[str, Any], *values: Term) -> Term:
+def _mean(attrs: Attrs, *values: Term) -> Term:
     total = _folded("add")(attrs, *values)
     return total / float(len(values))
 
 
-def _zero_nan(attrs: Mapping[str, Any], x: Term) -> Term:
+def _zero_nan(attrs: Attrs, x: Term) -> Term:
     return _where(_typed("eq", x, x, kind="b1"), x, 0.0)
 
 
-def _is_nan(attrs: Mapping[str, Any], x: Term) -> Term:
+def _is_nan(attrs: Attrs, x: Term) -> Term:
     return _typed("not", _typed("eq", x, x, kind="b1"))
 
 

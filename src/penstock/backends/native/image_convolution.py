@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from penstock.backends.native import family, fused_with
+from penstock.backends.native import family, fused_with, part_ns, rows_ns
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.core.records import NamedTuple, replace
 from penstock.core.types import FLOAT32, TensorType
@@ -19,17 +19,12 @@ from penstock.ir.layout import ALIGNMENT, channels_last, packed_strides
 from penstock.ops.common.constant_cache import ConstantRef, reordered
 from penstock.ops.common.windows import Window, windows
 from penstock.ops.internal.fused import is_fused, parts
-from penstock.ops.work_estimate import flops, layout_seconds
+from penstock.ops.work_estimate import Workload, flops, layout_seconds
 
 # As in c/image_convolution.c.
 _PANEL, _COPIED, _MOST_TAPS, _LINES = 16, 14336, 256, 4
 _ROWS, _MOST_WEIGHTS = 64, 1 << 18  # positions of an item; elements, of which caches have more
 _FOLLOWERS = frozenset({"Add", "Clip", "LeakyRelu", "Relu"})
-
-# Approximate costs on one core: operations a second, of all channels and of one each; a panel of a
-# position, a line of what a position sees, and a copied element.
-_FLOPS_PER_S, _OF_EACH_PER_S = 150e9, 50e9
-_PANEL_S, _LINE_S, _COPY_S = 1.5e-9, 4e-9, 0.1e-9
 
 
 class _Chain(NamedTuple):
@@ -46,8 +41,8 @@ class _Chain(NamedTuple):
     high: float = math.inf
 
 
-def image_seconds(node: Node) -> float:
-    """An estimate of the time; infinite where there is no kernel, and for images that enter the
+def image_workload(node: Node) -> Workload | None:
+    """The work of a convolution; None where there is no kernel, and for images that enter the
     graph, with their channels first."""
     conv, *others = parts(node)
     values = *conv.inputs[:2], node.outputs[0]
@@ -55,22 +50,20 @@ def image_seconds(node: Node) -> float:
     tensors = [t for t in types if isinstance(t, TensorType) and t.static]
     source = None if node.inputs[0] is None else node.inputs[0].producer
     if source is None or len(tensors) < 3:
-        return math.inf
+        return None
     if not _FOLLOWERS.issuperset([p.op.name for p in others]):
-        return math.inf
+        return None
     x, w, y = tensors
-    kernel, panels = w.dims[2:], math.ceil(w.dims[0] / _PANEL)
+    kernel, filters, copies_s = w.dims[2:], max(w.dims[0], 1), layout_seconds(node)[0]
     if conv.attrs.get("group", 1) == 1:
-        positions, padded = y.elements // max(w.dims[0], 1), panels * _PANEL / max(w.dims[0], 1)
+        positions, padded = y.elements // filters, math.ceil(w.dims[0] / _PANEL) * _PANEL
         lines = math.prod(kernel[:-1]) if math.prod(kernel) > 1 else 0
-        seconds = flops(node) * padded / _FLOPS_PER_S
-        seconds += positions * (panels * _PANEL_S + lines * _LINE_S)
-    else:
-        seconds = flops(node) / _OF_EACH_PER_S + x.elements * _COPY_S
-    return seconds + layout_seconds(node)[0]
+        products, elements = flops(node) * padded / filters, positions * padded
+        return Workload("image", 0, products, 0, elements, positions * lines, copies_s)
+    return Workload("depthwise image", x.nbytes, flops(node), beside_s=copies_s)
 
 
-@family(fused_with("Conv"), seconds=image_seconds)
+@family(fused_with("Conv"), work=image_workload)
 def image_convolution(site: Site) -> NativeCall | None:
     """Conv over one or two axes with constant weights, by all channels or by one each, with an Add
     of another image, LeakyRelu, Relu and Clip behind it."""
@@ -161,6 +154,7 @@ def _of_all_channels(
     weights = reordered("native image", w, packed, back, [panels])
     positions = x.dims[0] * rows.count * columns.count
     block = min(_COPIED // k, _ROWS)
+    products = Workload("image", flops=2 * k * every * block)
     bias = np.zeros(every, FLOAT32)
     bias[:filters] = 0 if chain.bias is None else chain.bias
     return NativeCall(
@@ -171,7 +165,7 @@ def _of_all_channels(
             *(x.dims[0], x.dims[1], filters, block, None, None, None),
         ),
         items=-(-positions // block),
-        item_ns=50 + 2 * k * every * block / _FLOPS_PER_S * 1e9,
+        item_ns=rows_ns(0, rows=5) + part_ns(products),
         reordered={chain.w: weights},
     )
 
@@ -205,6 +199,7 @@ def _of_each_channel(
 
     tiled = TensorType(FLOAT32, (taps, period))
     weights = reordered("native depthwise images", w, packed, back, [tiled])
+    products = Workload("depthwise image", flops=2 * block * chunk * channels * taps)
     bias = np.zeros(channels, FLOAT32) if chain.bias is None else chain.bias
     items = x.dims[0] * -(-rows.count // block) * -(-columns.count // chunk)
     return NativeCall(
@@ -215,7 +210,7 @@ def _of_each_channel(
             *(period, block, chunk, reach, None, None, None),
         ),
         items=items,
-        item_ns=50 + 2 * block * chunk * channels * taps / _OF_EACH_PER_S * 1e9,
+        item_ns=rows_ns(0, rows=5) + part_ns(products),
         reordered={chain.w: weights},
     )
 

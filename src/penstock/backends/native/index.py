@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.backends.native import by_memory, by_result, family
+from penstock.backends.native import by_memory, by_result, family, rows_ns
 from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor
 from penstock.core.types import FLOAT32, INT64, TensorType
 from penstock.ops.common.shape_rules import normalize_axis
@@ -34,7 +34,7 @@ def _suffix(site: Site, x: TensorType) -> str | None:
     return suffix if suffix in site.library.kernels else None
 
 
-@family("GatherElements", "ScatterElements", seconds=by_memory)
+@family("GatherElements", "ScatterElements", work=by_memory)
 def by_elements(site: Site) -> NativeCall | None:
     """GatherElements, ScatterElements."""
     x, indices = site.input(0), site.input(1)
@@ -54,6 +54,9 @@ def by_elements(site: Site) -> NativeCall | None:
     scatters = name.startswith("scatter")
     if scatters and site.input(2) != TensorType(x.dtype, indices.dims):
         return None
+    item_ns = rows_ns(20 * length, rows=0.2)
+    if scatters:
+        item_ns = rows_ns(x.nbytes, rows=0.2 * indices.elements)
     return NativeCall(
         name,
         (
@@ -63,13 +66,13 @@ def by_elements(site: Site) -> NativeCall | None:
             *(int(indices.dtype == INT64), rows, x.nbytes),
         ),
         items=1 if scatters else rows,
-        item_ns=indices.elements * 2 + x.nbytes / 20 if scatters else 2 + length,
+        item_ns=item_ns,
         inplace=(0,) if scatters else (),
         can_fail=True,
     )
 
 
-@family("Gather", seconds=by_result)
+@family("Gather", work=by_result)
 def gather_call(site: Site) -> NativeCall | None:
     """Gather: slices along one axis."""
     x, indices, y = site.input(0), site.input(1), site.output()
@@ -84,12 +87,12 @@ def gather_call(site: Site) -> NativeCall | None:
         "gather",
         (Tensor(0), Tensor(1), site.result(), *words),
         items=math.prod(x.dims[:axis]) * indices.elements,
-        item_ns=3 + nbytes / 10,
+        item_ns=rows_ns(2 * nbytes, rows=0.3),
         can_fail=True,
     )
 
 
-@family("GatherND", "ScatterND", seconds=by_memory)
+@family("GatherND", "ScatterND", work=by_memory)
 def by_tuples(site: Site) -> NativeCall | None:
     """GatherND, ScatterND."""
     x, indices = site.input(0), site.input(1)
@@ -106,6 +109,9 @@ def by_tuples(site: Site) -> NativeCall | None:
     end = batch + depth
     dims, strides = x.dims[batch:end], _strides(x.dims)[batch:end]
     count, size = math.prod(indices.dims[:-1]), math.prod(x.dims[end:])
+    item_ns = rows_ns(2.5 * size, rows=0.4)
+    if scatters:
+        item_ns = rows_ns(20 * count * size + x.nbytes, rows=0.4 * count)
     return NativeCall(
         name,
         (
@@ -115,13 +121,13 @@ def by_tuples(site: Site) -> NativeCall | None:
             *(count, x.nbytes),
         ),
         items=1 if scatters else count,
-        item_ns=count * (4 + size) + x.nbytes / 20 if scatters else 4 + size / 8,
+        item_ns=item_ns,
         inplace=(0,) if scatters else (),
         can_fail=True,
     )
 
 
-@family("TopK", seconds=by_memory)
+@family("TopK", work=by_memory)
 def top_k_call(site: Site) -> NativeCall | None:
     """TopK with a constant K that is small, or of few elements."""
     x, count = site.input(0), site.constant(1)
@@ -138,6 +144,7 @@ def top_k_call(site: Site) -> NativeCall | None:
         return _sort(site, x, k, axis)
     if length >= 2**31:
         return None
+    columns, comparisons = min(inner, _TOP_COLUMNS), length + 8 * k * math.log2(k + 1)
     return NativeCall(
         f"topk_{x.dtype}",
         (
@@ -145,7 +152,7 @@ def top_k_call(site: Site) -> NativeCall | None:
             1 if site.attr("largest", 1) else -1,
         ),
         items=math.prod(x.dims[:axis]) * math.ceil(inner / _TOP_COLUMNS),
-        item_ns=min(inner, _TOP_COLUMNS) * (10 + length + 8 * k * math.log2(k + 1)),
+        item_ns=rows_ns(20 * columns * comparisons, rows=columns),
     )
 
 
@@ -164,6 +171,6 @@ def _sort(site: Site, x: TensorType, k: int, axis: int) -> NativeCall | None:
             *(1 if site.attr("largest", 1) else -1, chains),
         ),
         items=1,
-        item_ns=chains * length * max(x.dtype.itemsize, 4) * 3,
+        item_ns=rows_ns(60 * chains * length * max(x.dtype.itemsize, 4)),
         workspace=length * 2 * (max(x.dtype.itemsize, 4) + 4),
     )

@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from penstock.backends.native import by_memory, family
+from penstock.backends.native import by_memory, family, part_ns, rows_ns
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, Word
 from penstock.core.records import NamedTuple
 from penstock.core.types import FLOAT32, TensorType
@@ -15,17 +15,14 @@ from penstock.host.native import NativeLibrary, library
 from penstock.ir.graph import Node
 from penstock.ops.common.constant_cache import reordered
 from penstock.ops.common.dtypes import INT8, INT32, UINT8
-from penstock.ops.work_estimate import flops
+from penstock.ops.work_estimate import Workload, flops
 
 # As in c/integers.c.
 _PANEL, _QUAD, _GROUP, _BLOCK, _TILE = 32, 4, 4, 64, 16
 _RESULTS = (INT32, FLOAT32, UINT8, INT8)
 
-_CALL_S = 0.4e-6
-# Operations in a nanosecond that weights of a cache allow: of one row, and for each further one.
+# Operations at once that weights of a cache allow: of one row, and for each further one.
 _SPEED_OF_ROW, _SPEED_OF_FURTHER = 150, 50
-# Bytes in a nanosecond that one core reads of weights that are in no cache, as those of a decoder.
-_MEMORY_SPEED = 35
 
 
 class _Places(NamedTuple):
@@ -53,16 +50,17 @@ class IntegerPanels(NamedTuple):
     zeros: np.ndarray
 
 
-def integer_seconds(node: Node) -> float:
-    """An estimate of the time of a product."""
+def integer_workload(node: Node) -> Workload | None:
+    """The work of a product."""
     y, loaded = node.outputs[0], library()
     if loaded is None or y is None or not isinstance(y.type, TensorType) or not y.type.static:
-        return math.inf
-    rows = math.prod(y.type.dims[:-1])
-    return _CALL_S + flops(node) / _speed(loaded, rows) * 1e-9
+        return None
+    return Workload(
+        "codes product", flops=flops(node) / _speed(loaded, math.prod(y.type.dims[:-1]))
+    )
 
 
-@family("MatMulInteger", "QLinearMatMul", "com.microsoft.QGemm", seconds=integer_seconds)
+@family("MatMulInteger", "QLinearMatMul", "com.microsoft.QGemm", work=integer_workload)
 def integer_product(site: Site) -> NativeCall | None:
     """The product of codes with a constant matrix of codes, whose zero point, and scales, are
     constants."""
@@ -87,17 +85,18 @@ def integer_product(site: Site) -> NativeCall | None:
         ("native integers", zero.tobytes(), flipped),
         weights,
         lambda codes: integer_panels(codes.T if flipped else codes, zero),
-        partial(_codes, k, n, weights.dtype, flipped),
+        partial(_codes, (k, n), weights.dtype, flipped),
         panel_types(k, n),
     )
     packed = IntegerPanels(*held.arrays)
     rows = x.elements // k
     blocks, groups = math.ceil(rows / _BLOCK), math.ceil(n / (_PANEL * _GROUP))
     columns = min(n, _PANEL * _GROUP)
-    work = 2 * k * min(rows, _BLOCK) * columns
     # A model's weights may be larger than the caches: threads that are worth it then cost little
     # where they are not.
-    item_ns = 50 + max(work / _speed(site.library, rows), k * columns / _MEMORY_SPEED)
+    products = 2 * k * min(rows, _BLOCK) * columns / _speed(site.library, rows)
+    multiplied = part_ns(Workload("codes product", flops=products, items=1))
+    read = part_ns(Workload("codes product", weights=k * columns, items=1))
     return NativeCall(
         "integer_product",
         (
@@ -107,23 +106,23 @@ def integer_product(site: Site) -> NativeCall | None:
             *(rows, k, n, x.dtype == INT8, _RESULTS.index(result.dtype), int(y_zero[0])),
         ),
         items=blocks * groups,
-        item_ns=item_ns,
+        item_ns=max(multiplied, read),
         reordered={places.w[0]: held},
     )
 
 
-@family("DynamicQuantizeLinear", seconds=by_memory)
+@family("DynamicQuantizeLinear", work=by_memory)
 def dynamically_quantized(site: Site) -> NativeCall | None:
     """DynamicQuantizeLinear: codes of real numbers over their own range."""
     x = site.input(0)
     if x is None or x.dtype != FLOAT32:
         return None
     words: tuple[Word, ...] = Tensor(0), *[site.result(i) for i in range(3)], x.elements
-    return NativeCall("dynamically_quantized", words, items=1, item_ns=50 + x.elements * 0.5)
+    return NativeCall("dynamically_quantized", words, 1, rows_ns(10 * x.elements, rows=5))
 
 
 def _speed(loaded: NativeLibrary, rows: int) -> int:
-    """Operations in a nanosecond, with the instructions that this processor has."""
+    """Operations at once, with the instructions that this processor has."""
     speed: int = loaded.functions.integer_speed
     return min(speed, _SPEED_OF_ROW + _SPEED_OF_FURTHER * (rows - 1))
 
@@ -181,15 +180,14 @@ def panel_types(k: int, n: int) -> list[TensorType]:
 
 
 def _codes(
-    k: int,
-    n: int,
+    dims: tuple[int, int],
     dtype: np.dtype,
     flipped: bool,
     packed: np.ndarray,
-    sums: np.ndarray,
-    zeros: np.ndarray,
+    *others: np.ndarray,
 ) -> np.ndarray:
-    """The matrix that panels were made of."""
+    """The matrix of these ``dims`` that panels were made of."""
+    k, n = dims
     quads, panels = math.ceil(k / _QUAD), math.ceil(n / _PANEL)
     tiles = packed[: quads * panels * _QUAD * _PANEL].reshape(panels, quads, _PANEL, _QUAD)
     codes = tiles.transpose(1, 3, 0, 2).reshape(quads * _QUAD, -1)[:k, :n].view(np.uint8)

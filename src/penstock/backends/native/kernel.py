@@ -90,19 +90,17 @@ class NativeCall:
     """A compiled kernel with its arguments, in the order of its struct in ``c/``.
 
     ``items`` is the number of independent parts of the work; ``item_ns``, roughly the time of one,
-    decides about threads. Threads can share an item that has ``stages``, each of some independent
-    ``pieces``. ``workspace`` and ``inplace`` are as for ``Kernel``. A kernel that
-    ``can_fail`` reports inputs that are at fault, and the NumPy kernel raises the error.
+    decides about threads. Threads can share an item that has ``stages``: their number, and that of
+    the independent pieces of each. ``workspace`` and ``inplace`` are as for ``Kernel``. A kernel
+    that ``can_fail`` reports inputs that are at fault, and the NumPy kernel raises the error.
     ``restrided(strides)``, if given, returns the call for tensors that have these strides (in
     elements; None for those without gaps), or raises ``UnsupportedError``: memory in any order of
     dims is then read and written where it is, best in ``dims_order``, or, with ``any_layout``, the
     output in the order that its reader prefers.
 
-    ``texts``: strings of output 0, whose indices (int64) the kernel computes in its place.
-    ``writes``: the types of what the kernel writes in place of the outputs, which ``finish`` makes
-    of that: outputs whose shapes depend on data are parts of arrays that are large enough.
-    ``keep`` is held with the call, such as what its arrays are shared by. ``reordered`` are inputs
-    that need not be held, as arrays of the call have the same elements in an order of their own.
+    ``finish`` makes the outputs of what the kernel writes in their place. ``keep`` is held with the
+    call, such as what its arrays are shared by. ``reordered`` are inputs that need not be held, as
+    arrays of the call have the same elements in an order of their own.
     """
 
     kernel: str
@@ -110,18 +108,38 @@ class NativeCall:
     items: int
     item_ns: float
     workspace: int = 0
-    stages: int = 0
-    pieces: int = 0
+    stages: tuple[int, int] = (0, 0)
     inplace: tuple[int, ...] = ()
     can_fail: bool = False
-    texts: np.ndarray | None = None
-    writes: tuple[TensorType, ...] = ()
-    finish: Callable[..., Any] | None = None
+    finish: Finish | None = None
     keep: Any = None
     reordered: Mapping[int, Reordered] = field(default_factory=dict)
     dims_order: tuple[int, ...] = ()
     any_layout: bool = False
     restrided: Callable[[Sequence[tuple[int, ...] | None]], NativeCall] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Finish:
+    """What ``function`` makes of the tensors that a kernel ``writes``: strings of their indices, or
+    outputs whose shapes depend on data of arrays that are large enough."""
+
+    writes: tuple[TensorType, ...]
+    function: Callable[..., Any]
+
+
+def texts_of(site: Site, texts: np.ndarray | None) -> Finish | None:
+    """Makes output 0 of indices (int64) of ``texts``; None without these."""
+    if texts is None:
+        return None
+    others = [type_ for type_ in site.tensors[len(site.node.inputs) + 1 :] if type_ is not None]
+
+    def function(results: Any) -> Any:
+        if isinstance(results, tuple):
+            return texts.take(results[0]), *results[1:]
+        return texts.take(results)
+
+    return Finish((TensorType(INT64, site.output().dims), *others), function)
 
 
 class UnsupportedError(Exception):
@@ -158,8 +176,6 @@ def open_site(library: NativeLibrary, node: Node, types: Sequence[Type | None]) 
 
 def native_kernel(site: Site, call: NativeCall) -> Kernel:
     """The kernel that makes ``call``."""
-    if call.texts is not None:
-        return _text_kernel(site, call, call.texts)
     if call.finish is not None:
         return _finished_kernel(site, call, call.finish)
     if call.reordered:
@@ -240,26 +256,12 @@ def _worth_packing(site: Site, call: NativeCall) -> Mapping[int, Reordered]:
     }
 
 
-def _text_kernel(site: Site, call: NativeCall, texts: np.ndarray) -> Kernel:
-    """The kernel of a call that computes indices of ``texts`` in place of output 0."""
-    indices = TensorType(INT64, site.output().dims)
-    others = [type_ for type_ in site.tensors[len(site.node.inputs) + 1 :] if type_ is not None]
-
-    def finish(results: Any) -> Any:
-        if isinstance(results, tuple):
-            return texts.take(results[0]), *results[1:]
-        return texts.take(results)
-
-    written = replace(call, texts=None, writes=(indices, *others))
-    return _finished_kernel(site, written, finish)
-
-
-def _finished_kernel(site: Site, call: NativeCall, finish: Callable[..., Any]) -> Kernel:
+def _finished_kernel(site: Site, call: NativeCall, finish: Finish) -> Kernel:
     """The kernel of a call whose results ``finish`` makes the outputs of."""
-    tensors = (*site.tensors[: len(site.node.inputs)], *call.writes)
-    written = replace(call, writes=(), finish=None)
+    tensors = (*site.tensors[: len(site.node.inputs)], *finish.writes)
+    written, make = replace(call, finish=None), finish.function
     function = native_kernel(replace(site, tensors=tensors), written).function
-    return Kernel(lambda *inputs: finish(function(*inputs)))
+    return Kernel(lambda *inputs: make(function(*inputs)))
 
 
 class _Runtime:
@@ -361,8 +363,7 @@ class _CallBinder(Binder):
             tuple([(t.dtype, t.dims) for t in outputs if t is not None]) if makes else (),
             native.items,
             float(native.item_ns),
-            native.stages,
-            native.pieces,
+            *native.stages,
             _Failed(site, native, tuple(arrays), tuple(given)) if native.can_fail else None,
             checkpoint,
         )

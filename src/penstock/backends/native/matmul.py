@@ -7,18 +7,17 @@ from functools import partial
 
 import numpy as np
 
-from penstock.backends.native import family
+from penstock.backends.native import family, part_ns
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.core.records import NamedTuple
 from penstock.core.types import INT64, TensorType
 from penstock.ir.graph import Node
 from penstock.ops.common.constant_cache import reordered
+from penstock.ops.work_estimate import Workload
 
 _ROWS, _MOST_TAIL, _PADDED_BYTES, _DOT_COLUMNS = 4, 1024, 64, 64  # as in c/matmul.c
 
-# Approximate costs on one core: of a call, and nanoseconds of a multiplication with an addition.
-_CALL_S = 0.35e-6
-_MAC_NS = {"float32": 0.02, "float64": 0.035, "int32": 0.02, "int64": 0.04}
+_DTYPES = ("float32", "float64", "int32", "int64")
 # Of all products in float32, beyond which libraries are faster, rows counting at least as four and
 # columns as 16; and of one in float64, with elements of its right matrix that stay in a cache.
 _MOST_MACS, _MOST_DOUBLE_MACS, _MOST_DOUBLES = 400_000, 32_000_000, 2**17
@@ -29,6 +28,10 @@ _MOST_ELEMENTS = 50_000_000
 def _macs(batches: int, rows: int, inner: int, columns: int) -> int:
     """About the multiplications that a product takes the time of."""
     return batches * (rows + 1) * inner * math.ceil(columns / 16) * 16
+
+
+def _work(dtype: object, macs: int) -> Workload:
+    return Workload(f"product {dtype}", flops=2 * macs)
 
 
 class _Dims(NamedTuple):
@@ -55,7 +58,7 @@ def _dims(a: TensorType, b: TensorType, transposed: bool) -> _Dims | None:
 def product(site: Site) -> NativeCall | None:
     """MatMul and Gemm of numbers whose product is small, and of integers."""
     a, b, c = (site.input(i) for i in range(3))
-    if a is None or b is None or str(a.dtype) not in _MAC_NS or a.dtype != b.dtype:
+    if a is None or b is None or str(a.dtype) not in _DTYPES or a.dtype != b.dtype:
         return None
     left, right = site.attr("transA", 0), site.attr("transB", 0)
     factors = float(site.attr("alpha", 1.0)), float(site.attr("beta", 1.0))
@@ -85,7 +88,7 @@ def product(site: Site) -> NativeCall | None:
             *(None, 0, 1),
         ),
         items=batches * math.ceil(rows / _ROWS),
-        item_ns=_macs(1, _ROWS, inner, columns) * _MAC_NS[str(a.dtype)],
+        item_ns=part_ns(_work(a.dtype, _macs(1, _ROWS, inner, columns))),
         reordered={} if held is None else {1: held},
     )
 
@@ -105,14 +108,13 @@ def chosen_product(site: Site) -> NativeCall | None:
     if sharing is None:
         return None
     operands, sizes = (Tensor(0), Tensor(1)), (rows, inner, columns)
-    mac_ns = _MAC_NS[str(x.dtype)]
     if transposed:
         words = *sizes, inner, rows * inner, inner, inner * columns
         return NativeCall(
             f"dots_{x.dtype}",
             (*operands, site.result(), *words, Tensor(2), count, sharing),
             items=batches * math.ceil(columns / _DOT_COLUMNS),
-            item_ns=rows * inner * min(columns, _DOT_COLUMNS) * mac_ns,
+            item_ns=part_ns(_work(x.dtype, rows * inner * min(columns, _DOT_COLUMNS))),
             can_fail=True,
         )
     if inner > _MOST_TAIL and columns % 16:
@@ -123,7 +125,7 @@ def chosen_product(site: Site) -> NativeCall | None:
         f"product_{x.dtype}",
         (*operands, None, site.result(), *sizes, *strides, *ends, Tensor(2), count, sharing),
         items=batches * math.ceil(rows / _ROWS),
-        item_ns=_macs(1, rows, inner, columns) * mac_ns,
+        item_ns=part_ns(_work(x.dtype, _macs(1, rows, inner, columns))),
         can_fail=True,
     )
 
@@ -172,14 +174,14 @@ def _strides_of(c: TensorType, dims: _Dims) -> tuple[int, int] | None:
     return width if height > 1 else 0, int(width > 1)
 
 
-def product_seconds(node: Node) -> float:
-    """The estimate for a product; infinite where there is none."""
+def product_workload(node: Node) -> Workload | None:
+    """The work of a product; None where there is no kernel."""
     a, b = (None if v is None else v.type for v in node.inputs[:2])
     if (
         not isinstance(a, TensorType)
         or not isinstance(b, TensorType)
         or not (a.static and b.static)
     ):
-        return math.inf
-    dims, mac_ns = _dims(a, b, node.attrs.get("transB", 0)), _MAC_NS.get(str(a.dtype), math.inf)
-    return math.inf if dims is None else _CALL_S + _macs(*dims) * mac_ns * 1e-9
+        return None
+    dims = _dims(a, b, node.attrs.get("transB", 0))
+    return None if dims is None or str(a.dtype) not in _DTYPES else _work(a.dtype, _macs(*dims))

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.backends.native import family
-from penstock.backends.native.kernel import NativeCall, Site, Tensor
+from penstock.backends.native import family, rows_ns
+from penstock.backends.native.kernel import NativeCall, Site, Tensor, texts_of
 from penstock.core.records import dataclass
 from penstock.core.types import FLOAT32, STRING
 from penstock.ir.op import Attrs
@@ -61,6 +61,7 @@ def vector_model(site: Site) -> NativeCall | None:
     labels, _, count, decisions, arrays, numbers = share.value
     texts = labels if labels is not None and labels.dtype == STRING else None
     scores = len(site.tensors) - len(site.node.inputs) - 1
+    together, terms = min(rows, _ROWS), count * (2 * width + 2 * decisions + 20)
     return NativeCall(
         f"models_{x.dtype}",
         (
@@ -72,9 +73,9 @@ def vector_model(site: Site) -> NativeCall | None:
             *numbers,
         ),
         items=math.ceil(rows / _ROWS),
-        item_ns=min(rows, _ROWS) * (20 + count * (width * 0.1 + decisions * 0.1 + 1)),
+        item_ns=rows_ns(together * terms, rows=2 * together),
         keep=share,
-        texts=texts,
+        finish=texts_of(site, texts),
     )
 
 

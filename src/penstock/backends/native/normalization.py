@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from penstock.backends.native import by_memory, family
+from penstock.backends.native import by_memory, family, rows_ns
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
 from penstock.ir.layout import channels_last, packed_strides
 from penstock.ops.common.shape_rules import normalize_axis
@@ -19,7 +19,7 @@ _DTYPES = ("float32", "float64")
 _ROWS = 4096  # elements of an item of rows
 
 
-@family("GroupNormalization", "InstanceNormalization", seconds=by_memory)
+@family("GroupNormalization", "InstanceNormalization", work=by_memory)
 def group_normalization(site: Site) -> NativeCall | None:
     """InstanceNormalization is a GroupNormalization with a group for each channel."""
     x, scale, bias = (site.input(i) for i in range(3))
@@ -34,7 +34,7 @@ def group_normalization(site: Site) -> NativeCall | None:
     "LayerNormalization",
     "RMSNormalization",
     "SimplifiedLayerNormalization",
-    seconds=partial(by_memory, element_ns=0.3),
+    work=partial(by_memory, additions=6),
 )
 def layer_normalization(site: Site) -> NativeCall | None:
     """LayerNormalization, and RMSNormalization, which subtracts no mean."""
@@ -60,7 +60,7 @@ def layer_normalization(site: Site) -> NativeCall | None:
             *(int(centred), float(site.attr("epsilon", 1e-5))),
         ),
         items=math.ceil(rows / block),
-        item_ns=block * (15 + width * 0.1),
+        item_ns=rows_ns(2 * block * width, rows=1.5 * block),
         inplace=(0,),
     )
 
@@ -104,7 +104,7 @@ def _call(site: Site, strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
             float(site.attr("epsilon", 1e-5)),
         ),
         items=x.dims[0] * (math.ceil(groups / block) if last else groups),
-        item_ns=20 + width * positions * 0.4,
+        item_ns=rows_ns(8 * width * positions, rows=2),
         inplace=(0,),
         restrided=partial(_call, site),
     )

@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from penstock.backends.native import by_memory, family
+from penstock.backends.native import by_memory, family, rows_ns
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
 from penstock.backends.native.reduce import reduction_over
 from penstock.ir.layout import channels_last, packed_strides
@@ -25,7 +25,7 @@ _Strides = Sequence[tuple[int, ...] | None]
 
 @family(
     *("AveragePool", "LpPool", "MaxPool", "GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool"),
-    seconds=by_memory,
+    work=by_memory,
 )
 def pooling_call(site: Site) -> NativeCall | None:
     """A pooling of floats, if what a window sees fits into the cache."""
@@ -98,7 +98,7 @@ def _call(site: Site, kind: str, axes: Sequence[Window], strides: _Strides) -> N
             *(channels, chunk, total, lines, pitch),
         ),
         items=math.ceil(total / lines) * math.ceil(row.count / chunk),
-        item_ns=lines * (20 + chunk * channels * taps * 0.1),
+        item_ns=rows_ns(2 * lines * chunk * channels * taps, rows=2 * lines),
         restrided=partial(_call, site, kind, axes),
     )
 

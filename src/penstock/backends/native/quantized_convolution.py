@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from penstock.backends.native import family, fused_with
+from penstock.backends.native import family, fused_with, part_ns
 from penstock.backends.native.image_convolution import axis_words, bounds_of, of_any_strides
 from penstock.backends.native.integers import IntegerPanels, integer_panels, panel_types
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
@@ -23,19 +23,12 @@ from penstock.ops.common.constant_cache import Reordered, reordered
 from penstock.ops.common.dtypes import INT8, INT32, UINT8
 from penstock.ops.common.windows import Window, windows
 from penstock.ops.internal.fused import parts
-from penstock.ops.work_estimate import flops
+from penstock.ops.work_estimate import Workload, flops
 
 # As in c/quantized_convolution.c.
 _PANEL, _COPY, _ROWS, _PAIRS, _MOST_CHANNELS = 32, 65536, 64, 32768, 4096
 _LEAST, _MOST = 1e-30, 1e30
-_FLOPS_PER_NS, _COPIES_PER_NS = 200.0, 16.0
-# What estimates know: nanoseconds of a call of either operation, of PANEL codes, of a line that a
-# position sees; of a code in groups of one filter, a pair to copy, and to multiply; codes to copy,
-# and of weights, in a nanosecond; and operations, to those of integer products that are not in the
-# cache. Calls take less than oneDNN's of the same by as much.
-_CALL_NS = {"Conv": 1600.0, "ConvInteger": 1600.0, "Gemm": 600.0}
-_PANEL_NS, _LINE_NS, _CODE_NS, _PAIR_NS, _MADD_NS = 10.4, 6.9, 0.55, 0.13, 0.074
-_LINES_PER_NS, _WEIGHTS_PER_NS, _CACHED = 47.0, 60.0, 2.0
+_PRODUCTS = ("Conv", "ConvInteger", "Gemm")
 
 
 class _Quantized(NamedTuple):
@@ -60,28 +53,32 @@ class _Chain(NamedTuple):
     bounds: np.ndarray
 
 
-def code_seconds(node: Node) -> float:
-    """An estimate of the time, of products and of copies of what each position sees."""
-    conv, loaded = next(part for part in parts(node) if part.op.name in _CALL_NS), library()
+def code_workload(node: Node) -> Workload | None:
+    """The work: products and of copies of what each position sees."""
+    conv, loaded = next(part for part in parts(node) if part.op.name in _PRODUCTS), library()
     types_ = [v.type for v in (conv.inputs[1], node.outputs[0]) if v is not None]
     tensors = [t for t in types_ if isinstance(t, TensorType) and t.static]
     if loaded is None or len(tensors) < 2:
-        return math.inf
+        return None
     w, result = tensors
     filters, elements = max(w.dims[0], 1), result.elements
     rows, pairs = math.prod(w.dims[2:-1]), -(-w.dims[-1] // 2)
     if conv.attrs.get("group", 1) > 1:
         stride = [1, *conv.attrs.get("strides", ())][-1]
-        codes_ns = elements * (_CODE_NS + pairs * (stride * _PAIR_NS + rows * _MADD_NS))
-    else:
-        of_position = rows * _LINE_NS + w.elements / filters / _LINES_PER_NS
-        codes_ns = elements / filters * (_up(filters, _PANEL) / _PANEL * _PANEL_NS + of_position)
-        codes_ns += flops(node) / (_CACHED * loaded.functions.integer_speed)
-        codes_ns += w.elements / _WEIGHTS_PER_NS
-    return (_CALL_NS[conv.op.name] + codes_ns) * 1e-9
+        taps = elements * pairs
+        return Workload("depthwise codes image", 0, taps * rows, 0, elements, taps * stride)
+    positions = elements / filters
+    return Workload(
+        "codes layer" if conv.op.name == "Gemm" else "codes image",
+        nbytes=positions * w.elements / filters,
+        flops=flops(node) / loaded.functions.integer_speed,
+        weights=w.elements,
+        elements=positions * _up(filters, _PANEL),
+        items=positions * rows,
+    )
 
 
-@family(fused_with("DequantizeLinear"), seconds=code_seconds)
+@family(fused_with("DequantizeLinear"), work=code_workload)
 def quantized_convolution(site: Site) -> NativeCall | None:
     """DequantizeLinear of all operands, Conv, bounds and QuantizeLinear, with one scale for the
     input and for the output, all of them constant."""
@@ -106,7 +103,7 @@ def quantized_convolution(site: Site) -> NativeCall | None:
     return of_any_strides(site, call, (chain.x.tensor, len(site.node.inputs)), turned=turned)
 
 
-@family("ConvInteger", seconds=code_seconds)
+@family("ConvInteger", work=code_workload)
 def integer_convolution(site: Site) -> NativeCall | None:
     """ConvInteger in one group, of constant weights and zero points: sums of int32."""
     x, w = site.input(0), site.constant(1)
@@ -135,7 +132,7 @@ def integer_convolution(site: Site) -> NativeCall | None:
         None,
         panel_types(k, filters),
     )
-    call = _products(site, 0, packed, int(zero[0]), (rows, columns), (k, filters))
+    call = _products(site, 0, packed, int(zero[0]), (rows, columns))
     if call is None:
         return None
     return of_any_strides(site, call, (0, len(site.node.inputs)), turned=turned)
@@ -170,8 +167,8 @@ def _of_all_channels(
         None,
         panel_types(k, filters),
     )
-    zero, dims = int(chain.x.zero[0]), (k, filters)
-    return _products(site, chain.x.tensor, packed, zero, (rows, columns), dims, chain)
+    zero = int(chain.x.zero[0])
+    return _products(site, chain.x.tensor, packed, zero, (rows, columns), chain)
 
 
 def _products(
@@ -180,23 +177,22 @@ def _products(
     packed: Reordered,
     zero: int,
     axes: tuple[Window, Window],
-    dims: tuple[int, int],
     chain: _Chain | None = None,
 ) -> NativeCall | None:
-    """Products of what positions see of the input ``tensor``, whose zero point is ``zero``, with a
-    matrix of these ``dims``: sums, or what ``chain`` makes of them."""
-    x, (k, filters), (rows, columns) = site.input(tensor), dims, axes
+    """Products of what positions see of the input ``tensor``, whose zero point is ``zero``, with
+    the ``packed`` matrix: sums, or what ``chain`` makes of them."""
+    x, (rows, columns), panels = site.input(tensor), axes, IntegerPanels(*packed.arrays)
     assert x is not None
+    k, filters = x.dims[1] * rows.kernel * columns.kernel, panels.sums.size
     padded = _up(k, 64)
     if padded > _COPY // 4:
         return None
     positions = x.dims[0] * rows.count * columns.count
     block = min(_COPY // padded, _ROWS)
     change = 128 if x.dtype == INT8 else 0
-    panels = IntegerPanels(*packed.arrays)
     terms = -(zero + change) * panels.sums.astype(np.int64)
     every = _up(filters, _PANEL)
-    work = 2 * k * filters * block / _FLOPS_PER_NS + k * block / _COPIES_PER_NS
+    part = Workload("codes image, a part", k * block, 2 * k * filters * block, items=1)
     zeros = _filled(panels.zeros, every) if np.any(panels.zeros) else None
     scaled: tuple[np.ndarray | None, ...] = (None, None)
     if chain is not None:
@@ -210,7 +206,7 @@ def _products(
             *(block, change, zero, None, None),
         ),
         items=-(-positions // block),
-        item_ns=50 + work,
+        item_ns=part_ns(part),
         keep=packed,
     )
 
@@ -244,7 +240,9 @@ def _of_each_channel(
     )
     factors, offsets = [np.tile(each, period // filters) for each in (chain.factors, chain.offsets)]
     items = x.dims[0] * -(-rows.count // block) * -(-columns.count // chunk)
-    of_item = block * chunk * filters * pairs
+    taps = block * chunk * filters * pairs
+    family = "depthwise codes image, a part"
+    part = Workload(family, 0, taps * rows.kernel, 0, 1, taps * rows.stride)
     change = 128 if x.dtype == INT8 else 0
     return NativeCall(
         "code_depthwise",
@@ -254,7 +252,7 @@ def _of_each_channel(
             *(filters // x.dims[1], period, block, chunk, change, int(chain.x.zero[0]), None, None),
         ),
         items=items,
-        item_ns=50 + of_item * (rows.stride + rows.kernel / 4) / _COPIES_PER_NS,
+        item_ns=part_ns(part),
         keep=weights,
     )
 
@@ -278,7 +276,7 @@ def _chain(site: Site) -> _Chain | None:
     region = site.node.attrs["region"]
     place: dict[Value | None, int] = {value: i for i, value in enumerate(region.inputs)}
     nodes = list(region.nodes)
-    conv = next(node for node in nodes if node.op.name in _CALL_NS)
+    conv = next(node for node in nodes if node.op.name in _PRODUCTS)
     at = nodes.index(conv)
     if any(node.op.name != "DequantizeLinear" for node in nodes[:at]):
         return None

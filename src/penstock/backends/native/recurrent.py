@@ -8,17 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from penstock.backends.native import family
+from penstock.backends.native import family, part_ns
 from penstock.backends.native.integers import integer_panels
 from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor
 from penstock.core.records import NamedTuple
 from penstock.core.types import BOOL, FLOAT32, TensorType
 from penstock.ir.graph import Node
+from penstock.ir.op import Attrs
 from penstock.ops.common.constant_cache import Reordered, Shared, reordered, shared
 from penstock.ops.common.dtypes import INT8, INT32, UINT8
 from penstock.ops.onnx.activation import ACTIVATIONS
 from penstock.ops.onnx.recurrent import Layer, parse_layer, steps_and_rows
-from penstock.ops.work_estimate import flops
+from penstock.ops.work_estimate import Workload, flops
 
 # As in c/recurrent.c: units of a block.
 _UNITS = 16
@@ -42,14 +43,10 @@ _ROWS, _MANY_ROWS, _NEAR_BYTES, _CHUNK, _CHUNK_ROWS = 8, 48, 1 << 19, 1 << 14, 2
 _FAR_BYTES, _MANY_CHUNK_ROWS = 1 << 23, 256
 # Of the ranges of codes.
 _RANGE_BYTES = 64
-_OPERATIONS_PER_NS = 100.0
 
-
-# Operations a second of many rows, and rows that take as long as waiting for the weights; from
-# layers of 64 to 1024 units with 1 to 64 rows.
-_PER_S, _WAIT_ROWS = 210e9, 1.2
-_STEP_S = 0.1e-6
-
+# Rows that take as long as waiting for the weights; from layers of 64 to 1024 units with 1 to 64
+# rows.
+_WAIT_ROWS = 1.2
 
 # Of gates in ready products, in the layers that have none.
 _NO_PLACES = (0, 0, 0, 0)
@@ -68,13 +65,13 @@ _NOT_QUANTIZED = [None] * len(_CodeMatrix._fields)
 class _Weights(NamedTuple):
     w_codes: Sequence[np.ndarray | None]
     r_codes: Sequence[np.ndarray | None]
-    w: np.ndarray | None
-    r: np.ndarray | None
-    r_new: np.ndarray | None
     bias: np.ndarray
-    new_bias: np.ndarray | None
-    peepholes: np.ndarray | None
     hidden: int
+    w: np.ndarray | None = None
+    r: np.ndarray | None = None
+    r_new: np.ndarray | None = None
+    new_bias: np.ndarray | None = None
+    peepholes: np.ndarray | None = None
 
 
 class _Held(NamedTuple):
@@ -85,15 +82,15 @@ class _Held(NamedTuple):
     reordered: Mapping[int, Reordered]
 
 
-def recurrence_seconds(node: Node) -> float:
-    """An estimate of the time of a Recurrence."""
+def recurrence_workload(node: Node) -> Workload:
+    """The work of a Recurrence."""
     x = node.inputs[0]
     shape = None if x is None else x.shape
     steps, rows = (d if isinstance(d, int) else 1 for d in (shape or (1, 1))[:2])
-    return _seconds(node, steps, rows)
+    return _work(node, steps, rows)
 
 
-@family("penstock.Recurrence", seconds=recurrence_seconds)
+@family("penstock.Recurrence", work=recurrence_workload)
 def recurrence_call(site: Site) -> NativeCall | None:
     """Recurrence, if its weights are constants: as a layer, but for products in the place of X."""
     products, weights, mask = site.input(0), site.constant(1), site.input(3)
@@ -117,6 +114,7 @@ def recurrence_call(site: Site) -> NativeCall | None:
         live, share = (Tensor(3), None) if mask.dtype == BOOL else (None, Tensor(3))
     states = [None if site.input(i) is None else Tensor(i) for i in (4, 5)]
     last = [site.result(i) if _has_result(site, i) else None for i in range(3)]
+    products = 2 * steps * sizes.rows * gates * hidden * hidden
     return NativeCall(
         "recurrent",
         (
@@ -139,20 +137,19 @@ def recurrence_call(site: Site) -> NativeCall | None:
             *(*places, *_NO_PLACES[len(places) :]),
         ),
         items=sizes.items,
-        item_ns=2 * steps * sizes.rows * gates * hidden * hidden / _OPERATIONS_PER_NS,
-        stages=sizes.stages,
-        pieces=sizes.padded // _UNITS,
+        item_ns=part_ns(Workload("recurrent, a part", flops=products)),
+        stages=(sizes.stages, sizes.padded // _UNITS),
         workspace=sizes.items * sizes.item_bytes,
         reordered={1: matrix},
     )
 
 
-def recurrent_seconds(node: Node) -> float:
-    """An estimate of the time of a recurrent layer."""
-    return _seconds(node, *steps_and_rows(node))
+def recurrent_workload(node: Node) -> Workload:
+    """The work of a recurrent layer."""
+    return _work(node, *steps_and_rows(node))
 
 
-@family("GRU", "LSTM", "RNN", seconds=recurrent_seconds)
+@family("GRU", "LSTM", "RNN", work=recurrent_workload)
 @family("com.microsoft.DynamicQuantizeLSTM")
 def recurrent_call(site: Site) -> NativeCall | None:
     """A recurrent layer over float32, if its weights are constants."""
@@ -178,7 +175,8 @@ def recurrent_call(site: Site) -> NativeCall | None:
     if is_quantized:
         lines = [math.ceil(count / 64) * 64 for count in (width, hidden)]
         item_bytes += batch * (steps * lines[0] + lines[1]) + _RANGE_BYTES
-    work = 2 * steps * rows * layer.gates * hidden * (width + hidden)
+
+    products = 2 * steps * rows * layer.gates * hidden * (width + hidden)
 
     def given(i: int) -> Tensor | None:
         return None if site.input(i) is None else Tensor(i)
@@ -190,7 +188,8 @@ def recurrent_call(site: Site) -> NativeCall | None:
         "recurrent",
         (
             *(Tensor(0), given(5), given(6), given(4), None, None),
-            *(*packed.w_codes, *packed.r_codes, *packed[2:8]),
+            *(*packed.w_codes, *packed.r_codes, packed.w, packed.r, packed.r_new),
+            *(packed.bias, packed.new_bias, packed.peepholes),
             activations.view(np.uint8),
             *(result(0), result(1), result(2), WORKSPACE),
             *(_CELLS.index(layer.cell), directions, layer.reverse[0], layer.batch_first),
@@ -199,9 +198,8 @@ def recurrent_call(site: Site) -> NativeCall | None:
             *(rows, chunk, item_bytes, float(layer.clip or 0.0), *_NO_PLACES),
         ),
         items=items,
-        item_ns=work / _OPERATIONS_PER_NS,
-        stages=sizes.stages,
-        pieces=padded // (_CODE_UNITS if is_quantized else _UNITS),
+        item_ns=part_ns(Workload("recurrent, a part", flops=products)),
+        stages=(sizes.stages, padded // (_CODE_UNITS if is_quantized else _UNITS)),
         workspace=items * item_bytes,
         can_fail=site.input(4) is not None,
         keep=held.keep,
@@ -254,8 +252,9 @@ def _sizes(
     return _Sizes(padded, rows, chunk, item_bytes, items, stages)
 
 
-def _seconds(node: Node, steps: int, rows: int) -> float:
-    return 1e-6 + steps * _STEP_S + flops(node) * (rows + _WAIT_ROWS) / (max(rows, 1) * _PER_S)
+def _work(node: Node, steps: int, rows: int) -> Workload:
+    products = flops(node) * (rows + _WAIT_ROWS) / max(rows, 1)
+    return Workload("recurrent", flops=products, items=steps)
 
 
 def _held_weights(site: Site, cell: str, is_quantized: bool) -> _Held | None:
@@ -278,9 +277,18 @@ def _held_weights(site: Site, cell: str, is_quantized: bool) -> _Held | None:
             2: _reordered(r, hidden, _parts(layer)),
         }
         (w_blocks,), (r_blocks, *new) = matrices[1].arrays, matrices[2].arrays
-        blocks = w_blocks, r_blocks, new[0] if new else None
-        biases = _biases(layer, len(w), hidden, bias)
-        weights = _Weights(_NOT_QUANTIZED, _NOT_QUANTIZED, *blocks, *biases, peepholes, hidden)
+        total, new_bias = _biases(layer, len(w), hidden, bias)
+        weights = _Weights(
+            w_codes=_NOT_QUANTIZED,
+            r_codes=_NOT_QUANTIZED,
+            w=w_blocks,
+            r=r_blocks,
+            r_new=new[0] if new else None,
+            bias=total,
+            new_bias=new_bias,
+            peepholes=peepholes,
+            hidden=hidden,
+        )
         return _Held(weights, None, matrices)
     if site.input(4) is not None:
         return None  # lengths
@@ -289,7 +297,7 @@ def _held_weights(site: Site, cell: str, is_quantized: bool) -> _Held | None:
     return _Held(held.value._replace(peepholes=peepholes), held, {})
 
 
-def _activations(cell: str, attrs: Any, directions: int) -> np.ndarray | None:
+def _activations(cell: str, attrs: Attrs, directions: int) -> np.ndarray | None:
     """The table of activations, three for each direction; None for one that is not there."""
     usual = _DEFAULTS[cell] * directions
     names = tuple(attrs.get("activations") or usual)[: len(usual)]
@@ -312,8 +320,12 @@ def _packed(
     """The weights of a layer of codes [directions, k, columns]."""
     hidden = r.shape[1]
     total, _ = _biases(layer, len(w), hidden, bias, _CODE_UNITS)
-    matrices = _code_matrix(w, hidden, *codes[:2]), _code_matrix(r, hidden, *codes[2:])
-    return _Weights(*matrices, None, None, None, total, None, None, hidden)
+    return _Weights(
+        w_codes=_code_matrix(w, hidden, *codes[:2]),
+        r_codes=_code_matrix(r, hidden, *codes[2:]),
+        bias=total,
+        hidden=hidden,
+    )
 
 
 def _biases(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Container, Sequence
 from functools import partial
 
-from penstock.backends.native import by_memory, family
+from penstock.backends.native import by_memory, family, rows_ns
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
 from penstock.ir.layout import packed_strides
 from penstock.ops.common.shape_rules import normalize_axes
@@ -37,7 +37,7 @@ def _axes(site: Site, rank: int) -> tuple[int, ...] | None:
 @family(
     *("ArgMax", "ArgMin", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax"),
     *("ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare"),
-    seconds=by_memory,
+    work=by_memory,
 )
 def reduction_call(site: Site) -> NativeCall | None:
     """ReduceSum and the like, ArgMax and ArgMin."""
@@ -76,7 +76,7 @@ def _call(site: Site, name: str, axes: Sequence[int], strides: _Strides) -> Nati
             int(bool(site.attr("select_last_index", 0))),
         ),
         items=outer * math.ceil(inner / block) if inner > 1 else math.ceil(outer / block),
-        item_ns=block * (3 + length * 0.15),
+        item_ns=rows_ns(3 * block * length, rows=0.3 * block),
         restrided=partial(_call, site, name, axes),
     )
 

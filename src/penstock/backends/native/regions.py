@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
-from penstock.backends.native import by_memory, family
-from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor
+from penstock.backends.native import MOST_NS, by_memory, family, part_ns, rows_ns
+from penstock.backends.native.kernel import WORKSPACE, Finish, NativeCall, Site, Tensor
 from penstock.core.types import FLOAT32, INT64, TensorType
 from penstock.ops.common.dtypes import FLOAT64
+from penstock.ops.work_estimate import Workload
 
 _WORDS, _BESIDE, _MOST_BINS, _MOST_WIDTH = 5, 32, 512, 4096  # as in c/regions.c
 _MOST_SIZE = 2**24  # of an image, whose positions are float32
-# An item does not look whether the run must stop; NumPy's kernels do.
-_MOST_ITEM_NS = 1e9
 
 
-@family("RoiAlign", seconds=by_memory)
+@family("RoiAlign", work=by_memory)
 def roi_align(site: Site) -> NativeCall | None:
     """RoiAlign in float32 and float64."""
     x, rois, images, y = site.input(0), site.input(1), site.input(2), site.output()
@@ -31,8 +29,9 @@ def roi_align(site: Site) -> NativeCall | None:
     shifted = site.attr("coordinate_transformation_mode", "half_pixel") == "half_pixel"
     ratio: int = max(site.attr("sampling_ratio", 0), 0)
     samples = ratio**2 * y.dims[3]  # of a row of bins; without a ratio, of the whole image
-    item_ns = 100 + x.dims[1] * 5 * (samples or math.ceil(x.dims[2] / y.dims[2]) * x.dims[3])
-    if item_ns > _MOST_ITEM_NS:
+    samples = samples or math.ceil(x.dims[2] / y.dims[2]) * x.dims[3]
+    item_ns = rows_ns(100 * x.dims[1] * samples, rows=10)
+    if item_ns > MOST_NS:
         return None
     return NativeCall(
         "roi_align" if x.dtype == FLOAT32 else "roi_align_float64",
@@ -50,7 +49,7 @@ def roi_align(site: Site) -> NativeCall | None:
     )
 
 
-@family("MaxRoiPool", seconds=by_memory)
+@family("MaxRoiPool", work=by_memory)
 def max_roi_pool(site: Site) -> NativeCall | None:
     """MaxRoiPool in float32."""
     x, rois, y = site.input(0), site.input(1), site.output()
@@ -59,8 +58,10 @@ def max_roi_pool(site: Site) -> NativeCall | None:
     if x.dims[3] > _MOST_WIDTH or not x.dtype == rois.dtype == FLOAT32:
         return None
     rows = math.ceil(x.dims[2] / y.dims[2]) + 2
-    item_ns = 100 + x.dims[1] * (y.dims[3] * 5 + rows * x.dims[3])
-    if item_ns > _MOST_ITEM_NS:
+    item_ns = part_ns(
+        Workload(elements=20 * x.dims[1] * (5 * y.dims[3] + rows * x.dims[3]), items=10)
+    )
+    if item_ns > MOST_NS:
         return None
     return NativeCall(
         "max_roi_pool",
@@ -89,12 +90,13 @@ def suppress(site: Site) -> NativeCall | None:
     images, classes, count = scores.dims
     most = site.constant(2)
     capacity = count if most is None else min(max(int(most.item()), 0), count)
-    rows, item_ns = images * classes, count * (20 + capacity * 0.2)
-    if not rows or not capacity or limits[0] is None or item_ns > _MOST_ITEM_NS:
+    rows = images * classes
+    item_ns = rows_ns(4 * count * capacity, rows=2 * count)
+    if not rows or not capacity or limits[0] is None or item_ns > MOST_NS:
         return None
     places = np.arange(capacity)
 
-    def finish(results: tuple[np.ndarray, np.ndarray]) -> Any:
+    def selection(results: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
         kept, counts = results
         row, place = np.nonzero(places < counts[:, None])
         selected = np.empty((len(row), 3), np.int64)
@@ -114,6 +116,5 @@ def suppress(site: Site) -> NativeCall | None:
         item_ns=item_ns,
         workspace=rows * _WORDS * 8 * (count + _BESIDE),
         can_fail=True,
-        writes=(TensorType(INT64, (rows, capacity)), TensorType(INT64, (rows,))),
-        finish=finish,
+        finish=Finish((TensorType(INT64, (rows, capacity)), TensorType(INT64, (rows,))), selection),
     )

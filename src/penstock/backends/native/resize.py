@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from penstock.backends.native import by_memory, family
+from penstock.backends.native import by_memory, family, rows_ns
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
 from penstock.core.types import TensorType
 from penstock.ir.layout import packed_strides
@@ -28,7 +28,7 @@ _REALS = {
 _Strides = Sequence[tuple[int, ...] | None]
 
 
-@family("Resize", seconds=by_memory)
+@family("Resize", work=by_memory)
 def resize(site: Site) -> NativeCall | None:
     """Resize with constant scales or sizes, but for positions outside of the input."""
     x, inputs = site.input(0), range(1, len(site.node.inputs))
@@ -48,7 +48,7 @@ def resize(site: Site) -> NativeCall | None:
     return _by_tables(site, f"resize_nearest_{size}" if nearest else f"resize_{x.dtype}", tables)
 
 
-@family("Pad", seconds=by_memory)
+@family("Pad", work=by_memory)
 def pad(site: Site) -> NativeCall | None:
     """Pad of constant widths, with a constant or with copies of elements."""
     x, y, inputs = site.input(0), site.output(), range(1, len(site.node.inputs))
@@ -114,7 +114,7 @@ def _pad_call(
             *(len(rows), before, length, width),
         ),
         items=math.prod(y.dims[axis] for axis in axes),
-        item_ns=10 + 0.05 * width,
+        item_ns=rows_ns(width, rows=1),
         restrided=partial(_pad_call, site, name, widths, value),
     )
 
@@ -157,9 +157,9 @@ def _call(site: Site, name: str, tables: dict[int, Table], strides: _Strides) ->
     else:
         chunk, spans = _chunks(indices) if inner == 1 else (1, None)
     length = y.dims[row] * inner
-    item_ns = 10 + (0.2 * length if nearest else 0.3 * length * taps[-1])
+    additions = 4 * length if nearest else 6 * length * taps[-1]
     if not nearest:
-        item_ns += math.prod(taps[:-1]) * (x.dims[row] * 0.1 if inner == 1 else 0.3 * length)
+        additions += math.prod(taps[:-1]) * (2 * x.dims[row] if inner == 1 else 6 * length)
     weights = np.concatenate([part.reshape(-1) for _, part in reads])
     return NativeCall(
         name,
@@ -173,7 +173,7 @@ def _call(site: Site, name: str, tables: dict[int, Table], strides: _Strides) ->
             *(len(entries), inner, chunk, *run),
         ),
         items=items,
-        item_ns=item_ns,
+        item_ns=rows_ns(additions, rows=1),
         restrided=partial(_call, site, name, tables),
     )
 

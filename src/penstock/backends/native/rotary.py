@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from penstock.backends.native import by_memory, family
+from penstock.backends.native import by_memory, family, rows_ns
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.core.types import FLOAT32, INT64
 from penstock.ops.onnx.rotary import cache_places, heads_of
 
 
-@family("RotaryEmbedding", "com.microsoft.RotaryEmbedding", seconds=by_memory)
+@family("RotaryEmbedding", "com.microsoft.RotaryEmbedding", work=by_memory)
 def rotary(site: Site) -> NativeCall | None:
     """RotaryEmbedding of float32."""
     cos_at, sin_at, ids_at = cache_places(site.node.op)
@@ -32,6 +32,6 @@ def rotary(site: Site) -> NativeCall | None:
             int(ids is not None and len(ids.dims) == 1),
         ),
         items=x.elements // size,
-        item_ns=5 + size * 0.2,
+        item_ns=rows_ns(4 * size, rows=0.5),
         can_fail=ids is not None,
     )

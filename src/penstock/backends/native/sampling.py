@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from penstock.backends.native import by_memory, family
+from penstock.backends.native import by_memory, family, rows_ns
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.ops.onnx.image import pixel_centres, sampling_modes
 
@@ -17,7 +17,7 @@ _PADDING = ("zeros", "border", "reflection")
 _SUFFIXES = {"float32": "float", "float64": "double"}
 
 
-@family("GridSample", seconds=by_memory)
+@family("GridSample", work=by_memory)
 def grid_sample(site: Site) -> NativeCall | None:
     """GridSample of images in the type of their grids."""
     x, grid, y = site.input(0), site.input(1), site.output()
@@ -29,6 +29,8 @@ def grid_sample(site: Site) -> NativeCall | None:
     rank, pixels = len(sizes), math.prod(sizes)
     if rank > _MOST_RANK or pixels >= _MOST_PIXELS:
         return None
+    together = min(points, _POINTS)
+    reads = together * taps**rank
     return NativeCall(
         f"grid_sample_{suffix}",
         (
@@ -38,11 +40,11 @@ def grid_sample(site: Site) -> NativeCall | None:
             int(bool(site.attr("align_corners", 0))),
         ),
         items=x.dims[0] * math.ceil(points / _POINTS),
-        item_ns=min(points, _POINTS) * (10 + taps**rank * (1 + 0.6 * x.dims[1])),
+        item_ns=rows_ns(reads * (20 + 12 * x.dims[1]), rows=together),
     )
 
 
-@family("AffineGrid", seconds=by_memory)
+@family("AffineGrid", work=by_memory)
 def affine_grid(site: Site) -> NativeCall | None:
     """AffineGrid of a constant size."""
     theta, y = site.input(0), site.output()
@@ -60,5 +62,5 @@ def affine_grid(site: Site) -> NativeCall | None:
             *(np.array(sizes, np.int64), rank, rows),
         ),
         items=batch * rows,
-        item_ns=20 + sizes[-1] * rank * 0.5,
+        item_ns=rows_ns(10 * sizes[-1] * rank, rows=2),
     )

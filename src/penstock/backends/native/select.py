@@ -6,13 +6,11 @@ import math
 
 import numpy as np
 
-from penstock.backends.native import family
+from penstock.backends.native import family, rows_ns
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.core.types import INT64, STRING, TensorType
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.common.shape_rules import normalize_axis
-
-_BYTE_NS = 0.05
 
 
 def _size(x: TensorType | None) -> int:
@@ -33,7 +31,7 @@ def trilu(site: Site) -> NativeCall | None:
     rows, columns = x.dims[-2:]
     diagonal = 0 if k is None else max(-rows, min(int(k.item()), columns))
     words = (rows, columns, diagonal, site.attr("upper", 1), _size(x))
-    row_ns = 3 + columns * _size(x) * _BYTE_NS
+    row_ns = rows_ns(columns * _size(x), rows=0.3)
     return NativeCall("triangle", (Tensor(0), site.result(), *words), x.elements // columns, row_ns)
 
 
@@ -45,7 +43,8 @@ def eye_like(site: Site) -> NativeCall | None:
         return None
     rows, columns = y.dims
     words = (np.ones(1, y.dtype), columns, max(-rows, min(site.attr("k", 0), columns)), _size(y))
-    return NativeCall("diagonal", (site.result(), *words), rows, 3 + columns * _size(y) * _BYTE_NS)
+    row_ns = rows_ns(columns * _size(y), rows=0.3)
+    return NativeCall("diagonal", (site.result(), *words), rows, row_ns)
 
 
 @family("OneHot")
@@ -63,7 +62,7 @@ def one_hot(site: Site) -> NativeCall | None:
         f"classes_{_size(y)}",
         (Tensor(0), Tensor(2), site.result(), *words),
         items=math.prod(y.dims[:axis]),
-        item_ns=3 + inner * (2 + y.dims[axis] * _size(y) * _BYTE_NS),
+        item_ns=rows_ns(inner * (40 + y.dims[axis] * _size(y)), rows=0.3),
     )
 
 
@@ -84,6 +83,6 @@ def reverse_sequence(site: Site) -> NativeCall | None:
         "sequences",
         (Tensor(0), Tensor(1), site.result(), *words),
         items=x.dims[0],
-        item_ns=x.dims[1] * (4 + words[2] * _BYTE_NS),
+        item_ns=rows_ns(x.dims[1] * words[2], rows=0.4 * x.dims[1]),
         can_fail=True,
     )

@@ -6,7 +6,13 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
-from penstock.backends.native import AnyShapeCall, ahead_of_cache, by_memory, family
+from penstock.backends.native import (
+    AnyShapeCall,
+    ahead_of_cache,
+    by_memory,
+    family,
+    rows_ns,
+)
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
 from penstock.backends.native.reduce import around
 from penstock.ops.common.shape_rules import normalize_axis
@@ -15,14 +21,14 @@ from penstock.ops.onnx.softmax import SINGLE_AXIS
 
 _BLOCK, _COLUMNS = 2048, 256  # as in c/softmax.c
 _LINE, _CACHED = 16, 2**17  # elements of a line of the cache, and of a block of columns
-_NS = {"float32": 0.35, "float64": 1.0}
+_ADDITIONS = {"float32": 7, "float64": 20}  # that take as long as an element
 
 
-@family("Hardmax", "LogSoftmax", "Softmax", seconds=partial(by_memory, element_ns=0.2))
+@family("Hardmax", "LogSoftmax", "Softmax", work=partial(by_memory, additions=4))
 def softmax_call(site: Site) -> NativeCall | None:
     """Along one axis or, before version 13, along all from some axis on."""
     x = site.input(0)
-    if x is None or str(x.dtype) not in _NS or not x.elements or not x.dims:
+    if x is None or str(x.dtype) not in _ADDITIONS or not x.elements or not x.dims:
         return None
     return _call(site, (None, None))
 
@@ -50,7 +56,7 @@ def _call(site: Site, strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
         f"{'hardmax' if name == 'Hardmax' else 'softmax'}_{x.dtype}",
         (Tensor(0), site.result(), outer, length, inner, block, int(name == "LogSoftmax")),
         items=math.ceil(outer / block) if inner == 1 else outer * math.ceil(inner / block),
-        item_ns=10 + block * length * _NS[str(x.dtype)],
+        item_ns=rows_ns(block * length * _ADDITIONS[str(x.dtype)], rows=1),
         inplace=(0,),
         restrided=partial(_call, site),
     )
@@ -60,7 +66,12 @@ def _call(site: Site, strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
 def softmax_of_any_shape(site: Site) -> AnyShapeCall | None:
     """Along the last axis."""
     x = site.input(0)
-    if x is None or str(x.dtype) not in _NS or not x.shape or site.node.op.since < SINGLE_AXIS:
+    if (
+        x is None
+        or str(x.dtype) not in _ADDITIONS
+        or not x.shape
+        or site.node.op.since < SINGLE_AXIS
+    ):
         return None
     rank = len(x.shape)
     if normalize_axis(site.attr("axis", -1), rank) != rank - 1:

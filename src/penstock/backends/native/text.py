@@ -199,7 +199,6 @@ def _tfidf(functions: Any, attrs: Attrs) -> Function:
     first[pool.levels[0][0]] = pool.levels[0][1]
     keys, targets = (np.concatenate([level[i] for level in pool.levels]) for i in (0, 1))
     starts = np.cumsum([0, *(len(level[0]) for level in pool.levels)])
-    trie = (first, keys, targets, starts, pool.columns, pool.base, pool.shortest)
     skips = attrs["max_skip_count"]
     weigh = weighted(attrs, pool.width)
     places, ngrams = functions.places, functions.ngrams
@@ -210,7 +209,18 @@ def _tfidf(functions: Any, attrs: Attrs) -> Function:
             raise ShapeError(f"TfIdfVectorizer takes shapes [C] and [N, C], not {x.shape}")
         rows = x.reshape(1, -1) if x.ndim == 1 else x
         tokens = places(rows, pool.numbers, 0) if x.dtype == STRING else numbered(rows)
-        counts = ngrams(tokens, *trie, skips, pool.width)
+        counts = ngrams(
+            tokens,
+            first,
+            keys,
+            targets,
+            starts,
+            pool.columns,
+            pool.base,
+            pool.shortest,
+            skips,
+            pool.width,
+        )
         return weigh(counts).reshape(*x.shape[:-1], pool.width)
 
     return run

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.backends.native import family
-from penstock.backends.native.kernel import NativeCall, Site, Tensor
+from penstock.backends.native import family, rows_ns
+from penstock.backends.native.kernel import NativeCall, Site, Tensor, texts_of
 from penstock.core.records import dataclass
 from penstock.core.types import STRING
 from penstock.ops.common.constant_cache import shared
@@ -78,6 +78,7 @@ def tree_ensemble(site: Site) -> NativeCall | None:
     block = max(1, min(_ROWS, _SCORES // targets))
     scores = len(site.tensors) - len(site.node.inputs) - 1
     result_type = site.tensors[-1]
+    walks = min(rows, block) * len(forest.roots)
     return NativeCall(
         f"trees_{x.dtype}",
         (
@@ -98,9 +99,9 @@ def tree_ensemble(site: Site) -> NativeCall | None:
             rule.limit,
         ),
         items=math.ceil(rows / block),
-        item_ns=min(rows, block) * len(forest.roots) * (5 + forest.depth),
+        item_ns=rows_ns(20 * walks * forest.depth, rows=0.5 * walks),
         keep=share,
-        texts=texts,
+        finish=texts_of(site, texts),
     )
 
 

@@ -6,9 +6,10 @@ import math
 
 import numpy as np
 
-from penstock.backends.native import family
+from penstock.backends.native import family, part_ns
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.ops.common.windows import windows
+from penstock.ops.work_estimate import Workload
 
 _AXES = 3  # as in c/windows.c
 _SUFFIXES = {"float32": "float", "float64": "double"}
@@ -29,5 +30,7 @@ def col2im(site: Site) -> NativeCall | None:
         f"col2im_{_SUFFIXES[str(x.dtype)]}",
         (Tensor(0), site.result(), np.array(rows, np.int64)),
         items=y.dims[0] * y.dims[1],
-        item_ns=10 + math.prod(axis.kernel * axis.count for axis in axes),
+        item_ns=part_ns(
+            Workload(elements=20 * math.prod(a.kernel * a.count for a in axes), items=1)
+        ),
     )

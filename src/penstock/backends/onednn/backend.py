@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.backends.dynamic_shapes import SpecializingBackend
-from penstock.backends.onednn.eltwise_algorithms import BINARY, ELTWISE, NARY, is_eltwise_chain
+from penstock.backends.onednn.eltwise_algorithms import BINARY, ELTWISE, is_eltwise_chain
 from penstock.backends.onednn.library import DnnlError, Library, library
 from penstock.core.errors import PenstockError
 from penstock.core.records import replace
@@ -27,7 +27,15 @@ from penstock.ops.common.constant_cache import weights_of
 from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.internal.transfer import REORDER
 from penstock.ops.registry import MICROSOFT
-from penstock.ops.work_estimate import WORTH_ROUNDING, Rates, flops, layout_seconds, moved_bytes
+from penstock.ops.work_estimate import (
+    WORTH_ROUNDING,
+    Rates,
+    RateTable,
+    Workload,
+    flops,
+    layout_seconds,
+    moved_bytes,
+)
 
 if TYPE_CHECKING:
     from penstock.backends.onednn.op_desc import OpDesc
@@ -41,8 +49,6 @@ def _of(name: str) -> Callable[..., Any]:
     return imported(f"penstock.backends.onednn.{name}")
 
 
-_RECURRENT = ("GRU", "LSTM", "RNN")
-_REDUCTIONS = ("ReduceMean", "ReduceProd", "ReduceSum")
 _OF_CODES = frozenset(
     {
         *("ConvInteger", "DequantizeLinear", "MatMulInteger", "QLinearConv", "QLinearMatMul"),
@@ -50,36 +56,22 @@ _OF_CODES = frozenset(
     }
 )
 """the first operations of nodes with codes"""
-_IN_PARTS = {
-    **dict.fromkeys(
-        ("Conv", "ConvTranspose", "Gemm", "MatMul", *_OF_CODES), _of("parts.kernel_in_parts")
-    ),
-    **dict.fromkeys(_RECURRENT, _of("recurrent_parts.recurrent_in_parts")),
-}
+_IN_PARTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", *_OF_CODES})
+_KERNEL_IN_PARTS = _of("parts.kernel_in_parts")
 _KERNEL_OF = _of("kernel.kernel_of")
 _OP_DESC_OF, _CODES_DESC = _of("op_desc.op_desc_of"), _of("quantized.codes_desc")
 _QUANTIZED = _of("quantized.quantized")
-_STEPS_AND_ROWS = imported("penstock.ops.onnx.recurrent.steps_and_rows")
 
 FAMILIES: dict[str, Family] = {
     **dict.fromkeys([*ELTWISE, *BINARY], _of("eltwise.eltwise")),
-    **dict.fromkeys(NARY, _of("eltwise.nary")),
-    **dict.fromkeys(_REDUCTIONS, _of("reduction.reduction")),
-    **dict.fromkeys(
-        ("AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"), _of("pooling.pooling")
-    ),
-    **dict.fromkeys(_RECURRENT, _of("recurrent.recurrent")),
-    **dict.fromkeys(("LogSoftmax", "Softmax"), _of("softmax.softmax")),
     "BatchNormalization": _of("normalization.batch_normalization"),
     "Conv": _of("convolution.convolution"),
     "ConvTranspose": _of("convolution.deconvolution"),
     "Gemm": _of("matmul.gemm"),
-    "InstanceNormalization": _of("normalization.instance_normalization"),
     "LRN": _of("lrn.lrn"),
     "LayerNormalization": _of("normalization.layer_normalization"),
     "MatMul": _of("matmul.matmul"),
-    "PRelu": _of("prelu.prelu"),
-    "Resize": _of("resampling.resampling"),
+    "MaxPool": _of("pooling.pooling"),
     REORDER.full_name: _of("reorder.reorder"),
 }
 """by operation, the function that specifies primitives for it and for chains that it begins"""
@@ -93,12 +85,10 @@ MOVING = frozenset({"MaxPool", REORDER.full_name})
 # A call that copies nothing; a convolution among others takes less (``codegen.sequences``).
 _CALL, _CONVOLUTION = 1.2e-6, 0.65e-6
 
-RATES = {
+RATES: RateTable = {
     "": Rates(_CALL, 20e9, 100e9),
     "codes product": Rates(_CALL, 20e9, 100e9, item_s=0.2e-6),
-    "reduction": Rates(_CALL, 20e9, 100e9, item_s=0.13e-6),
     "product": Rates(_CALL, 60e9, 157e9, weights_per_s=60e9),
-    "recurrent": Rates(_CALL, flops_per_s=160e9, item_s=0.35e-6),
     "convolution": Rates(_CONVOLUTION, 60e9, 180e9, element_s=4e-9, item_s=20e-9),
     "first convolution": Rates(_CALL, 60e9, 180e9, element_s=4e-9, item_s=20e-9),
     "depthwise convolution": Rates(_CONVOLUTION, 60e9, 75e9, element_s=4e-9),
@@ -107,21 +97,19 @@ RATES = {
     "codes convolution by tiles": Rates(4e-6, math.inf, 2700e9, 30e9, 0.23e-9, 1.1e-9),
     "codes depthwise convolution": Rates(5.5e-6, flops_per_s=35e9, element_s=0.04e-9),
 }
-"""What an item is: of products, a matrix; of reductions, a short row; of recurrent layers, a step;
-of convolutions, a tap of a group; of those of codes, a position of the result. What an element is:
-of convolutions, a position of the result of a transposed one."""
+"""What an item is: of products, a matrix; of convolutions, a tap of a group; of those of codes, a
+position of the result. What an element is: of convolutions, a position of the result of a
+transposed one."""
 
-_SHORT_ROW = 64  # elements that are reduced to one, at most
 _CACHED = 1 << 18  # bytes of a matrix that caches have
 _FILTERS = 16  # convolutions compute filters in blocks of as many
-_WAIT_ROWS = 0.9  # rows of recurrent layers that take as long as waiting for the weights
 
 _PRODUCTS = ("Gemm", "MatMul")
 _ROUNDED = ("Conv", *_PRODUCTS)
 
 
-def _convolution(node: Node) -> float:
-    """An estimate for a convolution, or a chain that begins with one."""
+def _convolution(node: Node) -> Workload:
+    """The work of a convolution, or a chain that begins with one."""
     first = parts(node)[0]
     w, group = weights_of(first.input(1)), first.attrs.get("group", 1)
     family, filters, taps, work = "convolution", _FILTERS, 0, flops(node)
@@ -138,13 +126,12 @@ def _convolution(node: Node) -> float:
     if node.inputs[0] is None or node.inputs[0].producer is None:
         family = f"first {family}"
     computed = work * math.ceil(filters / _FILTERS) * _FILTERS / max(filters, 1)
-    moved = moved_bytes(node)
-    estimate = RATES[family].seconds(moved, computed, elements=positions, items=taps)
-    return estimate + layout_seconds(node)[0]
+    copies_s = layout_seconds(node)[0]
+    return Workload(family, moved_bytes(node), computed, 0, positions, taps, copies_s)
 
 
-def _codes_convolution(node: Node, amx: bool) -> float | None:
-    """An estimate for a convolution of 8-bit codes, by all filters of a group or one each; None for
+def _codes_convolution(node: Node, amx: bool) -> Workload | None:
+    """The work of a convolution of 8-bit codes, by all filters of a group or one each; None for
     other nodes. ``amx``: the processor multiplies tiles."""
     conv = next((part for part in parts(node)[1:] if part.op.name == "Conv"), None)
     values = (node.outputs[0], None if conv is None else conv.inputs[1])
@@ -158,10 +145,10 @@ def _codes_convolution(node: Node, amx: bool) -> float | None:
     elements = result.elements
     if single:
         taps = elements * math.prod(w.dims[2:])
-        return RATES["codes depthwise convolution"].seconds(flops=taps, elements=elements)
+        return Workload("codes depthwise convolution", flops=taps, elements=elements)
     family = "codes convolution by tiles" if amx else "codes convolution"
     positions = elements / max(w.dims[0], 1)
-    return RATES[family].seconds(0, flops(node), w.elements, elements, positions)
+    return Workload(family, 0, flops(node), w.elements, elements, positions)
 
 
 def _matrix_bytes(node: Node) -> int:
@@ -198,13 +185,6 @@ def _positions(node: Node, kernel: Sequence[int]) -> float:
     return (1 + more) * result.elements / max(result.dims[1], 1)
 
 
-def _short_rows(node: Node) -> int:
-    """The number of elements to which a reduction reduces few each."""
-    values = [v for v in (*node.inputs, *node.outputs) if v is not None and not v.is_constant]
-    sizes = [v.type.elements for v in values if isinstance(v.type, TensorType) and v.type.static]
-    return sizes[-1] if len(sizes) > 1 and sizes[0] <= _SHORT_ROW * sizes[-1] else 0
-
-
 class OneDnnBackend(SpecializingBackend):
     """Runs the operations that oneDNN has primitives for. With ``precision="bf16"`` operands of
     convolutions and of products with constants are rounded to bfloat16, and summed in float32, if
@@ -216,6 +196,7 @@ class OneDnnBackend(SpecializingBackend):
     making_s, unbound_s = 0.6e-3, 3e-6
     order_lacking = 1
     threads_of_caller = True  # as with OpenMP
+    rates = RATES
 
     def __init__(self, precision: str = "float32", lazy: bool = False) -> None:
         super().__init__()
@@ -248,35 +229,32 @@ class OneDnnBackend(SpecializingBackend):
         copied = sum([t.nbytes for t in tensors if isinstance(t, TensorType) and t.static])
         return self.making_s + 2 * copied / RATES[""].bytes_per_s
 
-    def seconds(self, node: Node) -> float:
+    def work(self, node: Node) -> Workload | None:
         name = node.op.full_name
         if name not in FAMILIES and name not in _OF_CODES and not is_fused(node):
-            return math.inf
+            return None
         first = parts(node)[0]
         if first.op.full_name in ("Conv", "ConvTranspose"):
             return _convolution(node)
         if name not in FAMILIES and is_fused(node):
-            codes_s = _codes_convolution(node, "AMX" in self.library.isa)
-            if codes_s is not None:
-                return codes_s
+            codes = _codes_convolution(node, "AMX" in self.library.isa)
+            if codes is not None:
+                return codes
         moved, work = moved_bytes(node), flops(node)
         if weights := _matrix_bytes(first):
             rounded = 1 + (self.narrow and work >= WORTH_ROUNDING)
             read = max(weights - _CACHED, 0) / rounded
-            return RATES["product"].seconds(moved, work / rounded, read)
-        if name in _RECURRENT:
-            steps, rows = _STEPS_AND_ROWS(node)
-            return RATES["recurrent"].seconds(flops=work * (rows + _WAIT_ROWS) / rows, items=steps)
-        if node.op.name in _REDUCTIONS:
-            return RATES["reduction"].seconds(moved, work, items=_short_rows(node))
-        return RATES["codes product"].seconds(moved, work, items=_matrices_of_codes(node))
+            return Workload("product", moved, work / rounded, read)
+        matrices = _matrices_of_codes(node)
+        return Workload("codes product" if matrices else "", moved, work, items=matrices)
 
     def static_kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
         try:
-            in_parts = _IN_PARTS.get(parts(node)[0].op.full_name)
-            if in_parts is not None:
+            if parts(node)[0].op.full_name in _IN_PARTS:
                 desc, make = self._desc(node, types), partial(self._spec, node, types)
-                kernel = None if desc is None else in_parts(self.library, make, desc, flops(node))
+                if desc is None:
+                    return None
+                kernel = _KERNEL_IN_PARTS(self.library, make, desc, flops(node))
                 return self._told(kernel, node, desc)
             spec = self._spec(node, types)
             return None if spec is None else _KERNEL_OF(self.library, spec)
@@ -287,9 +265,9 @@ class OneDnnBackend(SpecializingBackend):
         """Whether operands of a product are rounded to bfloat16."""
         return self.narrow and desc.scaling is None and flops(node) >= WORTH_ROUNDING
 
-    def _told(self, kernel: Kernel | None, node: Node, desc: OpDesc | None) -> Kernel | None:
+    def _told(self, kernel: Kernel | None, node: Node, desc: OpDesc) -> Kernel | None:
         """``kernel``, which says to which dtype it rounds operands."""
-        if kernel is None or desc is None or parts(node)[0].op.name not in _ROUNDED:
+        if kernel is None or parts(node)[0].op.name not in _ROUNDED:
             return kernel
         if not self._rounds(node, desc):
             return kernel

@@ -18,7 +18,7 @@ from penstock.backends.onednn.spec import (
     SpecContext,
     absorb,
 )
-from penstock.backends.onednn.weights import Weights, weights_of
+from penstock.backends.onednn.weights import Seen, Weights, weights_of
 from penstock.core.records import dataclass, replace
 from penstock.core.types import FLOAT32
 from penstock.host.on_demand import imported
@@ -68,7 +68,7 @@ def deconvolution(desc: OpDesc) -> PrimitiveSpec | None:
     axes = _TRANSPOSED_WINDOWS(node.attrs, w.shape[2:], x.dims[2:])
     of_group = w.shape[1], len(w) // group, *w.shape[2:]
     shape = (group, *of_group) if group > 1 else of_group
-    weights = weights_of(w, shape, name=("by result", group), form=partial(_by_result, group))
+    weights = weights_of(w, shape, Seen(("by result", group), partial(_by_result, group)))
     steps = [axis for axis in axes if isinstance(axis, Window)]
     whole = _spec("deconvolution", desc, weights, steps, tuple)
     alone = replace(desc, inputs=desc.inputs[:2], post_ops=())

@@ -54,21 +54,12 @@ enum {
     dnnl_eltwise_swish, dnnl_eltwise_log, dnnl_eltwise_clip, dnnl_eltwise_clip_v2,
     dnnl_eltwise_pow, dnnl_eltwise_gelu_erf, dnnl_eltwise_round, dnnl_eltwise_mish,
     dnnl_eltwise_hardswish,
-    dnnl_lrn_across_channels = 0xaff, dnnl_vanilla_rnn = 0x1fff,
-    dnnl_pooling_max = 0x1ff, dnnl_pooling_avg_include_padding = 0x2ff,
-    dnnl_pooling_avg_exclude_padding = 0x3ff,
+    dnnl_lrn_across_channels = 0xaff,
+    dnnl_pooling_max = 0x1ff,
     dnnl_binary_add = 0x1fff0, dnnl_binary_mul, dnnl_binary_max, dnnl_binary_min,
-    dnnl_binary_div, dnnl_binary_sub,
-    dnnl_resampling_nearest = 0x2fff0, dnnl_resampling_linear,
-    dnnl_reduction_max, dnnl_reduction_min, dnnl_reduction_sum, dnnl_reduction_mul,
-    dnnl_reduction_mean, dnnl_reduction_norm_lp_max, dnnl_reduction_norm_lp_sum,
-    dnnl_softmax_accurate = 0x30000, dnnl_softmax_log
+    dnnl_binary_div, dnnl_binary_sub
 };
 enum { dnnl_use_global_stats = 1, dnnl_use_scale = 2, dnnl_use_shift = 4 };
-enum {
-    dnnl_unidirectional_left2right = 1, dnnl_unidirectional_right2left,
-    dnnl_bidirectional_concat
-};
 
 const dnnl_version_t *dnnl_version(void);
 int dnnl_get_effective_cpu_isa(void);
@@ -149,9 +140,6 @@ dnnl_status_t dnnl_eltwise_forward_primitive_desc_create(
 dnnl_status_t dnnl_binary_primitive_desc_create(
     dnnl_primitive_desc_t *desc, dnnl_engine_t engine, int alg, dnnl_memory_desc_t src0,
     dnnl_memory_desc_t src1, dnnl_memory_desc_t dst, dnnl_primitive_attr_t attr);
-dnnl_status_t dnnl_softmax_forward_primitive_desc_create(
-    dnnl_primitive_desc_t *desc, dnnl_engine_t engine, int prop, int alg,
-    dnnl_memory_desc_t src, dnnl_memory_desc_t dst, int axis, dnnl_primitive_attr_t attr);
 dnnl_status_t dnnl_layer_normalization_forward_primitive_desc_create(
     dnnl_primitive_desc_t *desc, dnnl_engine_t engine, int prop, dnnl_memory_desc_t src,
     dnnl_memory_desc_t dst, dnnl_memory_desc_t stat, float epsilon, unsigned flags,
@@ -159,42 +147,10 @@ dnnl_status_t dnnl_layer_normalization_forward_primitive_desc_create(
 dnnl_status_t dnnl_batch_normalization_forward_primitive_desc_create(
     dnnl_primitive_desc_t *desc, dnnl_engine_t engine, int prop, dnnl_memory_desc_t src,
     dnnl_memory_desc_t dst, float epsilon, unsigned flags, dnnl_primitive_attr_t attr);
-dnnl_status_t dnnl_reduction_primitive_desc_create(
-    dnnl_primitive_desc_t *desc, dnnl_engine_t engine, int alg, dnnl_memory_desc_t src,
-    dnnl_memory_desc_t dst, float p, float eps, dnnl_primitive_attr_t attr);
-dnnl_status_t dnnl_resampling_forward_primitive_desc_create(
-    dnnl_primitive_desc_t *desc, dnnl_engine_t engine, int prop, int alg, const float *factors,
-    dnnl_memory_desc_t src, dnnl_memory_desc_t dst, dnnl_primitive_attr_t attr);
-dnnl_status_t dnnl_prelu_forward_primitive_desc_create(
-    dnnl_primitive_desc_t *desc, dnnl_engine_t engine, int prop, dnnl_memory_desc_t src,
-    dnnl_memory_desc_t weights, dnnl_memory_desc_t dst, dnnl_primitive_attr_t attr);
 dnnl_status_t dnnl_lrn_forward_primitive_desc_create(
     dnnl_primitive_desc_t *desc, dnnl_engine_t engine, int prop, int alg,
     dnnl_memory_desc_t src, dnnl_memory_desc_t dst, dnnl_dim_t size, float alpha, float beta,
     float k, dnnl_primitive_attr_t attr);
-dnnl_status_t dnnl_vanilla_rnn_forward_primitive_desc_create(
-    dnnl_primitive_desc_t *desc, dnnl_engine_t engine, int prop, int activation, int direction,
-    dnnl_memory_desc_t src_layer, dnnl_memory_desc_t src_iter, dnnl_memory_desc_t weights_layer,
-    dnnl_memory_desc_t weights_iter, dnnl_memory_desc_t bias, dnnl_memory_desc_t dst_layer,
-    dnnl_memory_desc_t dst_iter, unsigned flags, float alpha, float beta,
-    dnnl_primitive_attr_t attr);
-dnnl_status_t dnnl_lstm_forward_primitive_desc_create(
-    dnnl_primitive_desc_t *desc, dnnl_engine_t engine, int prop, int direction,
-    dnnl_memory_desc_t src_layer, dnnl_memory_desc_t src_iter, dnnl_memory_desc_t src_iter_c,
-    dnnl_memory_desc_t weights_layer, dnnl_memory_desc_t weights_iter,
-    dnnl_memory_desc_t peephole, dnnl_memory_desc_t projection, dnnl_memory_desc_t bias,
-    dnnl_memory_desc_t dst_layer, dnnl_memory_desc_t dst_iter, dnnl_memory_desc_t dst_iter_c,
-    unsigned flags, dnnl_primitive_attr_t attr);
-dnnl_status_t dnnl_gru_forward_primitive_desc_create(
-    dnnl_primitive_desc_t *desc, dnnl_engine_t engine, int prop, int direction,
-    dnnl_memory_desc_t src_layer, dnnl_memory_desc_t src_iter, dnnl_memory_desc_t weights_layer,
-    dnnl_memory_desc_t weights_iter, dnnl_memory_desc_t bias, dnnl_memory_desc_t dst_layer,
-    dnnl_memory_desc_t dst_iter, unsigned flags, dnnl_primitive_attr_t attr);
-dnnl_status_t dnnl_lbr_gru_forward_primitive_desc_create(
-    dnnl_primitive_desc_t *desc, dnnl_engine_t engine, int prop, int direction,
-    dnnl_memory_desc_t src_layer, dnnl_memory_desc_t src_iter, dnnl_memory_desc_t weights_layer,
-    dnnl_memory_desc_t weights_iter, dnnl_memory_desc_t bias, dnnl_memory_desc_t dst_layer,
-    dnnl_memory_desc_t dst_iter, unsigned flags, dnnl_primitive_attr_t attr);
 dnnl_status_t dnnl_reorder_primitive_desc_create(
     dnnl_primitive_desc_t *desc, dnnl_memory_desc_t src, dnnl_engine_t src_engine,
     dnnl_memory_desc_t dst, dnnl_engine_t dst_engine, dnnl_primitive_attr_t attr);

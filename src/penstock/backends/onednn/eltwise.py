@@ -1,8 +1,8 @@
-"""Elementwise operations of any number of tensors, and chains of them."""
+"""Elementwise operations of one or two tensors, and chains of them."""
 
 from __future__ import annotations
 
-from penstock.backends.onednn.eltwise_algorithms import BINARY, COMMUTATIVE, ELTWISE, NARY, Eltwise
+from penstock.backends.onednn.eltwise_algorithms import BINARY, COMMUTATIVE, ELTWISE
 from penstock.backends.onednn.layouts import broadcasts, padded
 from penstock.backends.onednn.op_desc import OpDesc
 from penstock.backends.onednn.post_ops import PostOp
@@ -10,8 +10,6 @@ from penstock.backends.onednn.primitive import DST, SRC, SRC_1
 from penstock.backends.onednn.spec import BoundPrimitive, Constants, PrimitiveSpec, SpecContext
 from penstock.backends.onednn.weights import weights_of
 from penstock.core.records import replace
-
-_MOST_OPERANDS = 16
 
 
 def eltwise(desc: OpDesc) -> PrimitiveSpec | None:
@@ -33,29 +31,6 @@ def eltwise(desc: OpDesc) -> PrimitiveSpec | None:
         return context.primitive("eltwise_forward", arguments, {SRC: first, DST: desc.outputs[0]})
 
     return PrimitiveSpec(desc, create, (), desc.whole(first), inplace=(first,))
-
-
-def nary(desc: OpDesc) -> PrimitiveSpec | None:
-    """The specification of a Sum, Mean, Max or Min of which one tensor has the shape of the result;
-    the others are operands of post-ops. None for a sum of two, which NumPy computes as fast in one
-    call."""
-    name, y, count = desc.node.op.name, desc.output, len(desc.inputs)
-    if count <= 2:
-        return eltwise(desc) if name in BINARY else None
-    types_ = [desc.input(i) for i in range(count)]
-    if count > _MOST_OPERANDS or not y.dims:
-        return None
-    if any(type_ is None or not broadcasts(type_.dims, y.dims) for type_ in types_):
-        return None
-    first = next((i for i in desc.inputs if desc.tensors[i] == y and desc.constants[i] is None), -1)
-    if first < 0:
-        return None
-    rest = list(desc.inputs)
-    rest.remove(first)
-    posts = [PostOp(binary=NARY[name], tensor=i) for i in rest]
-    if name == "Mean":
-        posts.append(PostOp(Eltwise("linear", 1 / count)))
-    return binary_spec(desc.behind(posts), first)
 
 
 def _binary(desc: OpDesc) -> PrimitiveSpec | None:

@@ -24,9 +24,6 @@ class Eltwise(NamedTuple):
         return "eltwise", library.constant(f"eltwise_{self.name}"), self.alpha, self.beta
 
 
-NAN_TO_ZERO = Eltwise("relu")
-"""for results of a Softmax: oneDNN's relu turns NaN into 0, and keeps numbers from 0 on"""
-
 Chain = Sequence[Eltwise] | None
 Parameters = Callable[[float], tuple[float, float]]
 
@@ -151,10 +148,6 @@ BINARY = {"Add": "add", "Div": "div", "Max": "max", "Min": "min", "Mul": "mul", 
 """``dnnl_binary_<name>`` of operations of two tensors"""
 
 COMMUTATIVE = frozenset({"add", "max", "min", "mul"})
-
-
-NARY = {"Max": "max", "Mean": "add", "Min": "min", "Sum": "add"}
-"""``dnnl_binary_<name>`` of operations of any number of tensors"""
 
 
 def is_eltwise_chain(nodes: Sequence[Node]) -> bool:

@@ -185,12 +185,21 @@ class PrimitiveCache(_CallBinder):
                 self._primitives.move_to_end(key)
                 return bound
         # Without the lock, which a thread that is interrupted meanwhile would keep from others.
-        flags = summed, spec.narrow, spec.releasable
-        bound = spec.create(SpecContext(library, spec.desc, strides, spec.dims_order, *flags))
+        bound = spec.create(
+            SpecContext(
+                library,
+                spec.desc,
+                strides,
+                spec.dims_order,
+                summed=summed,
+                narrow=spec.narrow,
+                releasable=spec.releasable,
+            )
+        )
         # For another number of threads than that of the first primitive, oneDNN may have only a
         # reference implementation even for tensors without gaps.
         again = bool(self._primitives) and strides == self.packed_strides and not summed
-        if bound.is_reference_impl and not (again or spec.accept_reference):
+        if bound.is_reference_impl and not again:
             raise DnnlError(UNIMPLEMENTED)
         with self._lock:
             bound = self._primitives.setdefault(key, bound)
@@ -266,8 +275,6 @@ class PrimitiveCache(_CallBinder):
                 order = x.order if isinstance(x, RuntimeArray) else None
                 rank = len(self.packed_strides[i] or ())
                 late.append((x, _Handle(own_memory, is_read, order, rank)))
-        for argument in bound.dropped:
-            memories[argument] = new_memory(library, primitive.query_argument(argument))
         # Given even where none is needed, so that calls with other threads have as many arguments.
         memories[SCRATCHPAD] = primitive.scratch_memory(workspace)
         return [*calls, primitive.call(memories)]

@@ -21,7 +21,7 @@ from penstock.backends.onednn.spec import (
     SpecContext,
     absorb,
 )
-from penstock.backends.onednn.weights import Weights, weights_of
+from penstock.backends.onednn.weights import Seen, Weights, weights_of
 from penstock.core.types import FLOAT32
 
 
@@ -54,9 +54,10 @@ def gemm(desc: OpDesc) -> PrimitiveSpec | None:
     terms: list[np.ndarray] = []
     weights, matrix = None, desc.constant(1)
     if matrix is not None:
-        name, form = ("gemm", flipped[1], alpha), partial(_factor, flipped[1], alpha)
+        form = partial(_factor, flipped[1], alpha)
+        seen = Seen(("gemm", flipped[1], alpha), form, exact=alpha == 1)
         shape = matrix.shape[::-1] if flipped[1] else matrix.shape
-        weights = weights_of(matrix, shape, name=name, form=form, exact=alpha == 1)
+        weights = weights_of(matrix, shape, seen)
     elif alpha != 1:
         first.append(PostOp(Eltwise("linear", alpha)))
     if c is not None and beta != 0:

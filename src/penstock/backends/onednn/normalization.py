@@ -1,9 +1,9 @@
-"""LayerNormalization, InstanceNormalization, and BatchNormalization with constant statistics."""
+"""LayerNormalization, and BatchNormalization with constant statistics."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -17,12 +17,10 @@ from penstock.backends.onednn.spec import BoundPrimitive, Constants, PrimitiveSp
 from penstock.backends.onednn.weights import weights_of
 from penstock.core.records import replace
 from penstock.core.types import FLOAT32
-from penstock.ir.layout import channels_last
 from penstock.ops.common.shape_rules import normalize_axis
 
 _MEAN, _VARIANCE = 49, 50  # DNNL_ARG_MEAN, DNNL_ARG_VARIANCE
 _USE_STATISTICS, _USE_SCALE, _USE_SHIFT = 1, 2, 4  # dnnl_use_global_stats and so on
-_WIDTH = 8
 _RELU = PostOp(Eltwise("relu"))
 
 
@@ -97,39 +95,13 @@ def batch_normalization(desc: OpDesc) -> PrimitiveSpec | None:
             return spec.create(context)
         # With the channels innermost, oneDNN's own primitive is twice as fast.
         own = replace(context, desc=desc, summed=False)
-        return _batch_primitive(own, epsilon, arguments, _USE_STATISTICS)
+        return own.primitive(
+            "batch_normalization_forward",
+            [own.source, own.target, epsilon, _USE_STATISTICS | _USE_SCALE | _USE_SHIFT],
+            constants={argument: weights_of(array) for argument, array in arguments.items()},
+        )
 
     return replace(spec, create=create)
-
-
-def instance_normalization(desc: OpDesc) -> PrimitiveSpec | None:
-    """InstanceNormalization of one image, as BatchNormalization with statistics of the batch. None
-    if the channels do not fill registers: oneDNN is many times slower then."""
-    x, y = desc.input(0), desc.output
-    scale, shift = desc.constant(1), desc.constant(2)
-    if x is None or not 3 <= len(x.dims) <= 5 or x.dims[0] != 1 or desc.post_ops:
-        return None
-    if x.dims[1] % _WIDTH:
-        return None
-    if scale is None or shift is None or scale.dtype != FLOAT32 or shift.dtype != FLOAT32:
-        return None
-    epsilon = desc.node.attrs.get("epsilon", 1e-5)
-
-    def create(context: SpecContext) -> BoundPrimitive:
-        return _batch_primitive(context, epsilon, {SCALE: scale, SHIFT: shift})
-
-    return PrimitiveSpec(desc, create, channels_last(len(y.dims)), (desc.inputs[0],))
-
-
-def _batch_primitive(
-    context: SpecContext, epsilon: float, constants: Mapping[int, np.ndarray], flags: int = 0
-) -> BoundPrimitive:
-    ends = context.source, context.target
-    return context.primitive(
-        "batch_normalization_forward",
-        [*ends, epsilon, flags | _USE_SCALE | _USE_SHIFT],
-        constants={argument: weights_of(array) for argument, array in constants.items()},
-    )
 
 
 def _has_more_results(desc: OpDesc) -> bool:

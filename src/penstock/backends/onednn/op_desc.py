@@ -165,5 +165,5 @@ def whole_desc_of(
     if not any(tensors[count:]):
         return None
     inputs = tuple([-1 if value is None else i for i, value in enumerate(node.inputs)])
-    indices = inputs, tuple(range(count, len(tensors)))
-    return OpDesc(node, tuple(tensors), tuple(constants), *indices)
+    outputs_ = tuple(range(count, len(tensors)))
+    return OpDesc(node, tuple(tensors), tuple(constants), inputs, outputs_)

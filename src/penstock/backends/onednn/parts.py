@@ -189,33 +189,17 @@ def _joined(
                 x if x is None or cut is None else x[cut]
                 for x, cut in zip(arrays, cuts, strict=False)
             ]
-            run_kernel(kernel, views[:count], views[count:])
+            run, arguments = kernel.bind(views[:count], views[count:], None)
+            status = run(*arguments)
+            if status and kernel.binder is not None and kernel.binder.check is not None:
+                kernel.binder.check(status)
 
-    return kernel_of_parts(spec, kernels, into, tuple(spec.weights))
-
-
-def run_kernel(kernel: Kernel, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    """Bind and run the kernel of a part."""
-    run, arguments = kernel.bind(inputs, outputs, None)
-    status = run(*arguments)
-    if status and kernel.binder is not None and kernel.binder.check is not None:
-        kernel.binder.check(status)
-
-
-def kernel_of_parts(
-    spec: PrimitiveSpec,
-    kernels: Sequence[Kernel],
-    into: Callable[..., None],
-    packed_inputs: tuple[int, ...],
-) -> Kernel:
-    """The kernel that runs those of parts by ``into(*inputs, *outputs)``; the
-    constants ``packed_inputs`` are held by ``kernels`` alone."""
-    types = spec.desc.tensors[-len(spec.desc.outputs) :]
+    output, packed_inputs = spec.desc.output, tuple(spec.weights)
 
     def function(*inputs: Any) -> Any:
-        outputs = [None if t is None else np.empty(t.dims, t.dtype) for t in types]
-        into(*inputs, *outputs)
-        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+        result = np.empty(output.dims, output.dtype)
+        into(*inputs, result)
+        return result
 
     def release() -> Mapping[int, Callable[[], np.ndarray]]:
         held: dict[int, Callable[[], np.ndarray]] = {}

@@ -8,14 +8,12 @@ from penstock.backends.onednn.eltwise_algorithms import (
     BINARY,
     COMMUTATIVE,
     ELTWISE,
-    NAN_TO_ZERO,
     Eltwise,
 )
 from penstock.backends.onednn.layouts import broadcasts
 from penstock.core.records import dataclass, replace
 from penstock.core.types import TensorType
 from penstock.ir.graph import Node, Value
-from penstock.ops.internal.zero_nan import ZERO_NAN
 
 PRELU = "prelu"
 BROADCASTING_PRELU = 7
@@ -50,8 +48,6 @@ def post_ops_of(
         if not isinstance(output.type, TensorType) or output.type.shape != type_.shape:
             return None
         chain = ELTWISE[node.op.name](node) if node.op.name in ELTWISE else None
-        if node.op is ZERO_NAN and nodes[0].op.name == "Softmax":
-            chain = (NAN_TO_ZERO,)
         if chain is not None and node.inputs[0 if node.inputs[0] is value else -1] is value:
             ops += map(PostOp, chain)
         else:

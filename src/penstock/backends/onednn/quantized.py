@@ -22,7 +22,7 @@ from penstock.backends.onednn.primitive import DST, SRC, WEIGHTS
 from penstock.backends.onednn.quant_attrs import ZERO_POINTS, MakeWeights, Scaling
 from penstock.backends.onednn.quantized_forms import DTYPES, Codes, Form, form_of
 from penstock.backends.onednn.spec import BoundPrimitive, PrimitiveSpec, SpecContext
-from penstock.backends.onednn.weights import weights_of
+from penstock.backends.onednn.weights import Seen, weights_of
 from penstock.core.records import replace
 from penstock.core.types import FLOAT32, Type
 from penstock.ir.graph import Node
@@ -101,12 +101,13 @@ def _weights(desc: OpDesc, codes: Codes, axis: int) -> MakeWeights | None:
     turned = constant.ndim == 2 and axis == 0
     name = "codes", axis, zero.tobytes()
     if constant.dtype == INT8 and not np.any(zero):
-        return partial(weights_of, constant, name=name, form=np.transpose if turned else None)
+        seen = Seen(name, np.transpose if turned else None)
+        return partial(weights_of, constant, seen=seen)
     if np.any(constant < spread - 128) or np.any(constant > spread + 127):
         return None
     form = partial(_less, spread, turned)
     back = partial(_more, spread, turned, constant.shape, constant.dtype)
-    return partial(weights_of, constant, name=name, form=form, back=back, dtype=INT8)
+    return partial(weights_of, constant, seen=Seen(name, form, back=back, dtype=INT8))
 
 
 def _less(zero: np.ndarray, turned: bool, codes: np.ndarray) -> np.ndarray:

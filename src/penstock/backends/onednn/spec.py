@@ -35,7 +35,6 @@ from penstock.backends.onednn.weights import Weights
 from penstock.core.records import NamedTuple, dataclass, field, replace
 from penstock.core.types import FLOAT32, TensorType, dtype_named
 from penstock.ir.layout import channels_last, packed_strides
-from penstock.ops.common.constant_cache import Shared
 from penstock.ops.common.dtypes import INT8, INT32
 
 Strides = Sequence[tuple[int, ...] | None]
@@ -62,15 +61,14 @@ class BoundPrimitive:
 
     ``tensors`` maps arguments to tensors of the ``OpDesc``, by index; ``always`` maps others to
     memory that is always the same. ``constants`` are brought into the layouts that the primitive
-    asks for, perhaps ``rounded``. ``dropped`` are outputs that no step reads, ``converted`` tensors
-    that the primitive takes in another dtype. ``then``: what runs behind it, on its result.
+    asks for, perhaps ``rounded``. ``converted`` are tensors that the primitive takes in another
+    dtype. ``then``: what runs behind it, on its result.
     """
 
     primitive: Primitive
     tensors: dict[int, int]
     always: dict[int, Any]
     constants: Constants
-    dropped: Sequence[int]
     converted: Mapping[int, Converted]
     rounded: bool
     then: BoundPrimitive | None = None
@@ -210,12 +208,11 @@ class SpecContext:
         constants: Constants | None = None,
         *,
         view: Callable[[Sequence[int]], Sequence[int]] = tuple,
-        dropped: Sequence[int] = (),
     ) -> BoundPrimitive:
         """The primitive of this ``name`` and ``arguments`` (see ``Primitive``) with the post-ops of
         the ``OpDesc``.
 
-        ``tensors``, by default the first input and the first output, ``constants`` and ``dropped``
+        ``tensors``, by default the first input and the first output, and ``constants``
         are those of ``BoundPrimitive``. ``view`` maps the dims of the result, and of tensors that
         broadcast to it, to those that the primitive sees.
         """
@@ -234,7 +231,7 @@ class SpecContext:
                 self.converted[tensor] = Converted(own, taken)
         primitive = Primitive(library, name, arguments, attr, releasable=self.releasable)
         return BoundPrimitive(
-            primitive, tensors, fixed, constants or {}, dropped, self.converted, self.narrow
+            primitive, tensors, fixed, constants or {}, self.converted, self.narrow
         )
 
     def _attributes(
@@ -282,6 +279,9 @@ class SpecContext:
             # In other layouts, oneDNN 3.2 reads the wrong elements, or some beyond the last.
             raise DnnlError(UNIMPLEMENTED)
         seen = view(dims)
+        if any(n not in (1, whole) for n, whole in zip(seen, view(result), strict=True)):
+            # A period of the axes that a product sees as one; of slopes oneDNN does not notice.
+            raise DnnlError(UNIMPLEMENTED)
         longer = with_leading_strides(strides, len(dims))
         return constant, seen, regrouped_strides(dims, longer, seen)
 
@@ -310,11 +310,9 @@ class PrimitiveSpec:
     dims of the result in memory; empty if any will do. ``contiguous_inputs``: tensors that must
     have no gaps and be in the order of the result. ``any_layout``: the result may be written in any
     order, at no cost. ``inplace``: tensors whose memory the result may take over, as it may that of
-    ``summed``, to which it is then added. ``accept_reference``: oneDNN calls this code "ref", but
-    it is fast. ``narrow`` and ``releasable``: as of ``SpecContext``. ``weights`` are tensors that
-    are read in the primitive's layout alone, ``desc`` has no contents of them. ``held`` is computed
-    once for all plans, and lives as long as one of them.
-    """
+    ``summed``, to which it is then added. ``narrow`` and ``releasable``: as of ``SpecContext``.
+    ``weights`` are tensors that are read in the primitive's layout alone, ``desc`` has no contents
+    of them."""
 
     desc: OpDesc
     create: Callable[[SpecContext], BoundPrimitive]
@@ -323,11 +321,9 @@ class PrimitiveSpec:
     any_layout: bool = False
     inplace: tuple[int, ...] = ()
     summed: int = -1
-    accept_reference: bool = False
     narrow: bool = False
     releasable: bool = False
     weights: Mapping[int, Weights] = field(default_factory=dict)
-    held: Shared[Any] | None = None
 
     def order_of(self, type_: TensorType) -> tuple[int, ...]:
         """The order in memory of a tensor without gaps: that of the result, if it has as many

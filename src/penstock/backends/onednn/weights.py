@@ -30,27 +30,31 @@ _ALL: WeakValueDictionary[Hashable, Weights] = WeakValueDictionary()
 _LOCK = threading.RLock()
 
 
-def weights_of(
-    constant: np.ndarray,
-    shape: tuple[int, ...] | None = None,
-    name: Hashable = None,
-    form: Form | None = None,
-    *,
-    exact: bool = True,
-    back: Form | None = None,
-    dtype: np.dtype | None = None,
-) -> Weights:
-    """The ``Weights`` of a constant, shared by all kernels of it.
+class Seen(NamedTuple):
+    """What primitives see of a constant: ``form(constant)``, which ``name`` stands for, in the
+    ``dtype``, by default that of the constant. If ``exact``, this only orders the elements: it is a
+    view, or a copy of which ``back`` makes the constant."""
 
-    Primitives see ``form(constant)``, which ``name`` stands for, with the dims ``shape`` and the
-    ``dtype``, by default those of the constant. If ``exact``, this only orders the elements:
-    it is a view, or a copy of which ``back`` makes the constant.
-    """
-    key = (shape, name)
+    name: Hashable = None
+    form: Form | None = None
+    exact: bool = True
+    back: Form | None = None
+    dtype: np.dtype | None = None
+
+
+_AS_IT_IS = Seen()
+
+
+def weights_of(
+    constant: np.ndarray, shape: tuple[int, ...] | None = None, seen: Seen = _AS_IT_IS
+) -> Weights:
+    """The ``Weights`` of a constant, shared by all kernels of it, of which primitives see ``seen``
+    with the dims ``shape``, by default its own."""
+    key = (shape, seen.name)
     with _LOCK:
         weights = _ALL.get((id(constant), key))
         if weights is None or weights.constant() is not constant:
-            weights = Weights(constant, key, form, exact, back, dtype or constant.dtype)
+            weights = Weights(constant, key, seen)
             _ALL[id(constant), key] = weights
     return weights
 
@@ -91,24 +95,21 @@ class Weights:
         self,
         constant: np.ndarray,
         key: tuple[tuple[int, ...] | None, Hashable],
-        form: Form | None,
-        exact: bool,
-        back: Form | None,
-        dtype: np.dtype,
+        seen: Seen,
     ) -> None:
         self._lock = threading.RLock()
         self._held: np.ndarray | None = constant
         self.constant = ref(constant)
         self._type = constant.shape, constant.dtype
         self._key = key
-        self._form = form
-        self._exact = exact
-        self._back = back
+        self._form = seen.form
+        self._exact = seen.exact
+        self._back = seen.back
         self._copies: list[_Copy] = []
         self._saved = saved_copies(OWNER, constant)
         self._source: tuple[Library, Any, Any, np.ndarray | None] | None = None
         self.shape = constant.shape if key[0] is None else key[0]
-        self._dtype = dtype
+        self._dtype = seen.dtype or constant.dtype
 
     @property
     def is_signed(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -34,12 +33,12 @@ from penstock.core.types import RunValue, RunValues, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ir.layout import packed_strides
-from penstock.ops.work_estimate import Rates, flops, moved_bytes
+from penstock.ops.work_estimate import Rates, RateTable, Workload, host_workload
 
 Family = Callable[[TorchSite], Kernel | None]
 
 # On the CPU device, roughly; "view": what copies nothing.
-RATES = {"": Rates(2e-6, 10e9, 100e9), "view": Rates(2e-6)}
+RATES: RateTable = {"": Rates(2e-6, 10e9, 100e9), "view": Rates(2e-6)}
 
 # By the elements that the first input must have; families of _UNSEEN look at inputs themselves.
 _UNSEEN = frozenset({*HELD, None})
@@ -138,6 +137,7 @@ class TorchBackend(HostBackend):
     """
 
     name = "torch"
+    rates = RATES
     fuses = True
     host_backend = "numpy"
 
@@ -163,12 +163,10 @@ class TorchBackend(HostBackend):
     def memory(self) -> str:  # type: ignore[override]
         return self._memory.name
 
-    def seconds(self, node: Node) -> float:
+    def work(self, node: Node) -> Workload | None:
         if node.op.full_name not in FAMILIES:
-            return math.inf
-        if node.op.view:
-            return RATES["view"].seconds()
-        return RATES[""].seconds(moved_bytes(node), flops(node))
+            return None
+        return Workload("view") if node.op.view else host_workload(node)
 
     def kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
         entry = FAMILIES.get(node.op.full_name)
