@@ -76,8 +76,8 @@ def binary_spec(desc: OpDesc, first: int) -> PrimitiveSpec:
         arguments = [f"binary_{post.binary}", source, second, result]
         return context.primitive("binary", arguments, tensors, constants, view=lambda d: d[:rank])
 
-    read = (first,) if constant is not None else (first, post.tensor)
-    return PrimitiveSpec(desc, create, (), desc.whole(*read), inplace=(first,))
+    whole = desc.whole(first) if constant is not None else desc.whole(first, post.tensor)
+    return PrimitiveSpec(desc, create, (), whole, inplace=(first,))
 
 
 def _fits(desc: OpDesc, i: int) -> bool:

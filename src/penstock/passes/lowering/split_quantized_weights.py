@@ -143,14 +143,14 @@ def _in_real_numbers(node: Node) -> _Split | None:
     w, zero = node.const(3), node.const(5)
     if x is None or output is None or w is None or zero is None or len(scales) < 3 or w.ndim < 3:
         return None
-    each, name = (-1, *[1] * (w.ndim - 2)), output.name
-    numbers = w.astype(np.int16) - zero.reshape(*each, 1)
+    by_channel, name = (-1, *[1] * (w.ndim - 2)), output.name
+    numbers = w.astype(np.int16) - zero.reshape((*by_channel, 1))
     if not numbers.size or (numbers.min() >= -128 and numbers.max() <= 127):
         return None
     added = np.zeros(len(w)) if node.input(8) is None else node.const(8)
     if added is None or w[0].size * 255 * 255 + np.abs(added.astype(float)).max() > EXACT:
         return None
-    x_scale, w_scale, y_scale = (scale.reshape(each) for scale in scales)
+    x_scale, w_scale, y_scale = (scale.reshape(by_channel) for scale in scales)
     factors = np.asarray(x_scale * w_scale / y_scale, np.float32)
     one, weights, offsets, factor = (
         Value(f"{name}/{title}", const=np.asarray(array, np.float32))
