@@ -192,8 +192,8 @@ CONVOLUTIONS = """g (float[1, 2, 8, w] x) => (float[1, 3, 8, w] y) {
     f = Constant<value = float[3, 2, 3, 3] {F}> ()
     h = Constant<value = float[3, 3, 1, 1] {H}> ()
     a = Conv <pads = [1, 1, 1, 1]> (x, f) b = Relu (a) c = Conv (b, h) d = Sigmoid (c)
-    m = GlobalAveragePool (d) s = Mul (d, m) t = Transpose (s)
-    p = Transpose (t) e = Softmax <axis = 1> (p) q = Add (e, s) r = MaxPool <kernel_shape = [1, 1]> (q)
+    m = Tanh (c) s = Mul (d, m) t = Transpose (s)
+    p = Transpose (t) e = Elu (p) q = Add (e, s) r = MaxPool <kernel_shape = [1, 1]> (q)
     y = Conv (r, h)
 }"""
 MOST_TRACKED = {"numpy": 230, "native": 30, "onednn": 40}
