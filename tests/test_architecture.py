@@ -24,7 +24,7 @@ MAX_FUNCTION_LINES = 60
 
 # Today's figures of ``tools/ratchets.py``. A change that lowers one lowers its bound; none rises.
 BOUNDS = {
-    "string_imports": 82,
+    "string_imports": 80,
     "tabled_imports": 138,
     "backend_members": 0,
     "backend_lookups": 0,
@@ -41,9 +41,9 @@ BOUNDS = {
     "passes_outside_pipeline": 0,
     "calls_of_infer_types": 4,
     "tuple_splats": 37,
-    "any_in_signatures": 1955,
-    "functions_over_6_parameters": 54,
-    "classes_over_20_attributes": 5,
+    "any_in_signatures": 1953,
+    "functions_over_6_parameters": 51,
+    "classes_over_20_attributes": 4,
     "untested_modules": 53,
     "compile_options": 19,
     "session_members": 18,

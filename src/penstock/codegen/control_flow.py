@@ -51,7 +51,7 @@ def _write_if(writer: StepWriter, step: Step) -> None:
         if number:
             writer.line("else:")
         with writer.indented():
-            lines_before = len(writer.lines)
+            lines_before = len(writer.text.lines)
             writer.work = work_before
             _write_body(writer, step, number)
             work_after = max(work_after, writer.work)
@@ -63,7 +63,7 @@ def _write_if(writer: StepWriter, step: Step) -> None:
                     pairs.append((writer.name[result], text))
             writer.assign(pairs, step)
             writer.release(writer.lifetimes.handed_out[block])
-            if len(writer.lines) == lines_before:
+            if len(writer.text.lines) == lines_before:
                 writer.line("pass")
     writer.work = work_after
 
@@ -80,7 +80,7 @@ def _write_loop(writer: StepWriter, step: Step) -> None:
     guarded = condition >= 0 and not _is_true(writer, condition)
     if guarded:
         writer.line(f"if {_condition(writer, condition)}:", step)
-        writer.depth += 1
+        writer.text.depth += 1
     trips = "count()" if limit < 0 else f"range(scalar({writer.name[limit]}))"
     iteration = _begin_iteration(writer, step, trips)
     with writer.indented():
@@ -101,7 +101,7 @@ def _write_loop(writer: StepWriter, step: Step) -> None:
         if test:
             writer.line(f"if not {test}: break", step)
     if guarded:
-        writer.depth -= 1
+        writer.text.depth -= 1
     _end_carries(writer, step)
     _drop(writer, step, outputs.end(), entered=block.inputs[2:])
 
@@ -162,7 +162,7 @@ _LOOPS: dict[str, Callable[[StepWriter, Step], None]] = {
 
 def _write_body(writer: StepWriter, step: Step, number: int = 0) -> None:
     """The steps of a block; of an expanded step, a line that yields the block's number."""
-    expanded = writer.expanded.get(step)
+    expanded = writer.tasks.expanded.get(step)
     if expanded:
         writer.line(f"yield {expanded[number]}")
     else:

@@ -199,22 +199,29 @@ def _joined(*texts: str) -> str:
 # The arrays and kernels that names stand for in one arena.
 
 
+@dataclass(frozen=True)
+class ProgramMemory:
+    """What a program is bound to: the arena in the ``host``'s memory (uint8, of the size planned),
+    the ``remote`` ones, by the name of their memory, and the ``workspaces`` that streams of devices
+    have for steps. ``on_streams``: kernels of devices are called through streams."""
+
+    host: np.ndarray
+    remote: Mapping[str, Any]
+    workspaces: Mapping[Step, Any]
+    on_streams: bool
+
+
 def bind_names(
     plan: Plan,
     arena_plan: ArenaPlan,
     names: ProgramNames,
-    memory: np.ndarray,
-    remote: Mapping[str, Any],
-    read: Collection[str],
-    workspaces: Mapping[Step, Any],
     sequences: Mapping[str, CallSequence],
-    on_streams: bool,
+    read: Collection[str],
+    memory: ProgramMemory,
 ) -> dict[str, Any]:
-    """The namespace of a program whose arena is ``memory`` (uint8), and ``remote`` those in other
-    memories, by name; of constants, those that it
-    has ``read`` by name. ``workspaces`` are those that streams of devices have for steps;
-    ``sequences`` are what the program calls in place of their steps. ``on_streams``: kernels of
-    devices are called through streams."""
+    """The namespace of a program in this ``memory``; of constants, it has those that the program
+    has ``read`` by name. ``sequences`` are what the program calls in place of their steps."""
+    host = memory.host
     namespace: dict[str, Any] = helpers()
     ahead: dict[str, int] = defaultdict(int)
     values: list[Any] = []
@@ -230,10 +237,10 @@ def bind_names(
             offset, dims, dtype, strides, _ = view_key(arena_plan, slot, index, place)
             if place != HOST:
                 backend: Any = plan.remote[place]
-                namespace[name] = backend.view(remote[place], *offset, slot.type, strides)
+                namespace[name] = backend.view(memory.remote[place], *offset, slot.type, strides)
                 values.append(namespace[name])
                 continue
-            buffer, start = (memory, offset) if memory.size else (np.empty(dims, dtype), 0)
+            buffer, start = (host, offset) if host.size else (np.empty(dims, dtype), 0)
             namespace[name] = np.ndarray(dims, dtype, buffer, start, strides)
         values.append(namespace[name])
     values.append(None)  # for slots left out, whose index is -1
@@ -247,10 +254,10 @@ def bind_names(
             continue
         name = names.calls[step].function
         if kernel.begin is not None or not prepares(step):
-            memory_of_stream = workspaces.get(step)
-            settled = None if on_streams else ahead
+            workspace = memory.workspaces.get(step)
+            settled = None if memory.on_streams else ahead
             namespace[name] = _function_of(
-                step, kernel, name, step in names.counted, memory_of_stream, settled
+                step, kernel, name, step in names.counted, workspace, settled
             )
             continue
         function, arguments = bind(step)

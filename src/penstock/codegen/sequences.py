@@ -10,7 +10,7 @@ between one another. The writer gathers them, and writes one call, with what it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from penstock.backends.sequence import BoundStep, sequence_of
@@ -24,6 +24,32 @@ class CallSequence:
 
     steps: tuple[Step, ...]
     slots: tuple[int, ...]
+
+
+class Gathering:
+    """Consecutive ``steps`` that are to be one sequence, as far as they have been met, and slots
+    that are ``released`` behind them; and the ``sequences`` so far, by name. If it is not
+    ``enabled``, each step has a call of its own."""
+
+    def __init__(self, enabled: bool) -> None:
+        self.enabled = enabled
+        self.steps: list[Step] = []
+        self.released: list[int] = []
+        self.sequences: dict[str, CallSequence] = {}
+
+    def take(self) -> tuple[list[Step], list[int]]:
+        """The steps that were gathered and what is released behind them; the next are gathered
+        from the beginning."""
+        steps, released = self.steps, self.released
+        self.steps, self.released = [], []
+        return steps, released
+
+    def add(self, steps: Sequence[Step], slots: Iterable[int]) -> tuple[str, CallSequence]:
+        """The sequence of ``steps``, which is given the arrays of ``slots``, and its name."""
+        name = f"sequence_{len(self.sequences)}"
+        sequence = CallSequence(tuple(steps), tuple(dict.fromkeys(slots)))
+        self.sequences[name] = sequence
+        return name, sequence
 
 
 def is_joinable(step: Step) -> bool:

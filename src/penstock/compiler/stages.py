@@ -31,6 +31,7 @@ from penstock.backends.base import Backend, BoundsThreads, Device
 from penstock.backends.dynamic_shapes import plausible
 from penstock.backends.kernels import KernelTable
 from penstock.backends.numpy import NumpyBackend
+from penstock.codegen.steps import ProgramForm
 from penstock.codegen.writer import Program, write_program
 from penstock.compiler.options import CompileOptions
 from penstock.core import capability
@@ -390,10 +391,9 @@ def generate_program(
     schedule: Scheduled, context: CompileContext, *, observed: bool = False
 ) -> Programmed:
     """Write the plan as Python source; if ``observed``, with calls of observers."""
-    plan, arena_plan, tasks = schedule.plan, schedule.arena_plan, schedule.tasks
-    limits, capture = context.limits, context.options.expert.capture
+    form = ProgramForm(observed=observed, capture=context.options.expert.capture)
     program = write_program(
-        plan, arena_plan, limits, tasks=tasks, observed=observed, capture=capture
+        schedule.plan, schedule.arena_plan, context.limits, tasks=schedule.tasks, form=form
     )
     return Programmed(schedule, program)
 
