@@ -184,6 +184,15 @@ def test_convolutions_over_ever_new_widths_share_a_plan(executor):
     assert session.memory.count == CHANGED
 
 
+def test_runs_of_the_plan_used_last_count_against_a_plan_with_open_dims():
+    session = compile_text(RECOGNIZER, executor="linear")
+    for width in range(4, 4 + 4 * CHANGED, 2):  # grow, but no other input stays as it was
+        for _ in range(3):
+            session.run({"x": np.ones((1, 2, 8, width), np.float32)})
+    assert session.memory.count == 2 * CHANGED
+    assert session.stats.plans_found == 4 * CHANGED
+
+
 def test_shapes_of_other_ranks_share_no_plan():
     varying = VaryingShapes(())
     shapes = [((1,) * rank, None) for rank in range(8)]

@@ -26,7 +26,25 @@ def test_stats_count_plans_that_are_made_found_and_kept():
         session.run(x(n))
     stats = session.stats
     assert (stats.plans_made, stats.plans_kept, stats.plans_dropped) == (2, 2, 0)
-    assert stats.plans_found == 2  # the others are those of the plan used last
+    assert stats.plans_found == 3
+
+
+def test_stats_count_each_run_that_finds_a_plan_once():
+    session = compile_text(TEXT, backends=["numpy"], shapes=[{"x": [1]}, {"x": [1]}])
+    assert session.stats.plans_found == 0  # compiled ahead: no run has looked for it
+    session.run(x(1))
+    session.run(x(1), timeout=60)
+    session.run(x(1), observers=[ps.Profile()])
+    session.run(x(1), out={"y": np.empty(1, np.float32)})
+    session.submit(x(1)).result(30)
+    session.run(x(1), ["y"])
+    assert session.stats.plans_found == 6
+    session.profile(x(1), runs=2)  # has runs of its own, and plans are compiled anew
+    session.run(x(2))
+    for _ in range(2):
+        with pytest.raises(ps.InvalidInput):
+            session.run({"nothing": 1})
+    assert (session.stats.plans_found, session.stats.runs) == (6, 9)
 
 
 def test_stats_tell_plans_that_were_saved_from_those_that_are_made(tmp_path):

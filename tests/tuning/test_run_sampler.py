@@ -7,6 +7,7 @@ from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from math import inf
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import pytest
 import penstock as ps
 from penstock.backends.numpy import NumpyBackend
 from penstock.compiler import stages
+from penstock.executors.base import CompiledExecutor
 from penstock.executors.frames.executor import FramesExecutor
 from penstock.executors.linear import LinearExecutor
 from penstock.executors.parallel import ParallelExecutor
@@ -359,6 +361,34 @@ def test_choice_of_workers_is_judged_again(cache, clock, monkeypatch, executor):
         session.run(X)
     assert isinstance(session.inspect.executor, LinearExecutor)
     assert session.inspect.executor.sampler is not None
+    pool.close()
+
+
+@needs_cores
+@pytest.mark.parametrize("executor", ["parallel", "streams"])
+@pytest.mark.parametrize("margin", [0.0, inf], ids=["lost", "won"])
+def test_executor_that_loses_a_trial_is_let_go(cache, clock, monkeypatch, executor, margin):
+    monkeypatch.setitem(stages.TRIED, executor, inf)
+    pool = Workers("sampler", 2)
+    session = compile_text(SIX, executor=executor, backends=[SlowBackend(clock)], pool=pool)
+    session.run(X)
+    run_until_settled(session, pool)
+    assert isinstance(session.inspect.executor, ParallelExecutor)
+    made, init = [ref(session.inspect.executor)], CompiledExecutor.__init__
+
+    def kept_in_sight(self, *arguments, **options):
+        made.append(ref(self))
+        init(self, *arguments, **options)
+
+    monkeypatch.setattr(CompiledExecutor, "__init__", kept_in_sight)
+    monkeypatch.setattr(trial, "in_turns", partial(in_turns_with, margin))
+    for _ in range(trial.FEWEST + 2 * trial.PAIRS + 2):  # one trial
+        session.run(X)
+    used = session.inspect.executor
+    assert isinstance(used, LinearExecutor if margin else ParallelExecutor)
+    assert [own() for own in made if own() is not None] == [used]
+    assert len(made) == 2
+    assert used.sampler is not None
     pool.close()
 
 

@@ -20,12 +20,12 @@ from penstock.core.checkpoints import (
 )
 from penstock.core.errors import InvalidInput, InvalidModel, wrong_type
 from penstock.core.records import replace
-from penstock.core.types import Type
 from penstock.executors.base import Executor
 from penstock.host.on_demand import imported
 from penstock.ir.graph import Graph, is_framed
 
 if TYPE_CHECKING:
+    from penstock.compiler.varying_shapes import OpenTypes
     from penstock.observers.profile import Profile
     from penstock.passes.context import Unraised
     from penstock.plan.grouping import Seconds
@@ -146,12 +146,11 @@ class Compiler:
         self,
         subgraph: Subgraph,
         values: Sequence[Any],
-        open_types: Sequence[Type] | None = None,
-        samples: Sequence[Sequence[Type]] = (),
+        open_types: OpenTypes | None = None,
     ) -> Executor:
-        """The executor of ``subgraph`` for values of these shapes, or of ``open_types``, of which
-        ``samples`` are examples. Raises ``InvalidInput`` if it cannot run for them, ``Unsupported``
-        with all operations that no kernel is available for."""
+        """The executor of ``subgraph`` for values of these shapes, or of ``open_types``.
+        Raises ``InvalidInput`` if it cannot run for them, ``Unsupported`` with all operations that
+        no kernel is available for."""
         context, compiler = self.context, self
         framed = context.executor == "frames" or subgraph.framed
         line = LINES["frames" if framed else self._executor]
@@ -162,7 +161,7 @@ class Compiler:
                 _reframed, context, subgraph.extract_again, _unfilled(values), open_types
             )
             compiler = Compiler(replace(context, reframed=extract))
-        return compiler._run(line, subgraph, values, open_types, samples)
+        return compiler._run(line, subgraph, values, open_types)
 
     def forecast_on_cluster(self, subgraph: Subgraph, values: Sequence[Any]) -> ClusterForecast:
         """What runs of ``subgraph`` on the workers of ``cluster=`` are expected to take."""
@@ -185,8 +184,7 @@ class Compiler:
         line: Sequence[Stage],
         subgraph: Subgraph,
         values: Sequence[Any],
-        open_types: Sequence[Type] | None = None,
-        samples: Sequence[Sequence[Type]] = (),
+        open_types: OpenTypes | None = None,
     ) -> Any:
         """The record at the end of a line of stages."""
         from penstock.compiler.feeds import check_dims
@@ -197,7 +195,6 @@ class Compiler:
             values,
             subgraph.unraised,
             open_types=open_types,
-            samples=samples,
             ports=subgraph.ports,
         )
         return self._through(line, feeds, feeds)
@@ -310,7 +307,7 @@ def _reframed(
     context: CompileContext,
     extract_again: Callable[[Structure], Subgraph | None],
     values: Sequence[Any],
-    open_types: Sequence[Type] | None,
+    open_types: OpenTypes | None,
     long: Collection[str],
 ) -> Executor | None:
     """The executor of a subgraph in which loops stay on frames because of ``long`` nodes."""

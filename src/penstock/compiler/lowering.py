@@ -95,13 +95,16 @@ def _places(
         if profiler is not None:
             profiler.allowed = {node: [backend] for node, backend in placed.items()}
     else:
+        from penstock.tuning.transfer_placement import choose
+        from penstock.tuning.trial import BUDGET
+
         allowed = placement.candidates(graph)
         if profiler is not None:
             profiler.allowed = allowed
             profiler.copy_graph()  # later measurements must not see the transfers of this one
-            profiler.complete(single_threaded=parallel)
-        from penstock.tuning.transfer_placement import choose
-
+            # Tasks need costs with all threads as well, for which one of three runs is left.
+            runs = None if context.options.autotune else BUDGET - (2 if parallel else 1)
+            profiler.complete(single_threaded=parallel, brief_runs=runs)
         threads = 1 if parallel else None
         placed = choose(
             graph,

@@ -110,8 +110,10 @@ def _schedule_measured(planned: Planned, context: CompileContext) -> Scheduled |
     if profiler is None or profiler.complete_already():
         return schedule_by_costs(planned, context)
     if context.options.autotune or not context.one_memory:
-        profiler.complete(single_threaded=True)
-        profiler.complete(single_threaded=False)
+        # In several memories placement has measured with one thread, and all that may be.
+        runs = None if context.options.autotune else 1
+        profiler.complete(single_threaded=True, brief_runs=runs)
+        profiler.complete(single_threaded=False, brief_runs=runs)
         return schedule_by_costs(planned, context)
     serial = profiler.measure_briefly()
     if serial is None:
@@ -231,19 +233,22 @@ def _bind_tried(
     """The executor of tasks, or the plan in one order if that is faster: ahead of the first run, if
     the user asks for measurements, else by turns in the first runs."""
     from penstock.tuning.run_sampler import RunSampler
-    from penstock.tuning.trial import FEWEST, converse, faster, judged_again
+    from penstock.tuning.trial import FEWEST, Recipe, converse, faster, judged_again
 
     name = "streams" if context.executor == "streams" else "linear"
     planned = Planned(schedule.plan, profiler.costs)
-    serial, first = executor_in_order(planned, context, name), 0
-    used, other = executor, serial
+    in_order = generate_program(schedule_in_order(planned, context, name), context)
+    recipe: Recipe = partial(bind, in_order, context)
+    used, first = executor, 0
     if context.options.autotune:
-        (used, other), first = faster(executor, serial, profiler.values, margin), FEWEST
+        (used, other), first = faster(executor, recipe(), profiler.values, margin), FEWEST
+        assert isinstance(other, CompiledExecutor)
+        recipe = other.recipe()
     assert isinstance(used, CompiledExecutor)
     if used is executor:
         margin = converse(margin)
     sampler = RunSampler(context.adopt)
-    sampler.begin(lambda switch: judged_again(other, margin, switch, first))
+    sampler.begin(lambda switch: judged_again(recipe, margin, switch, first))
     used.sampler = sampler
     return used
 

@@ -57,6 +57,7 @@ from penstock.plan.tasks import Tasks, are_asynchronous, in_one_function
 from penstock.tuning.measure import CostModel, GraphProfiler, costs_of, step_seconds
 
 if TYPE_CHECKING:
+    from penstock.compiler.varying_shapes import OpenTypes
     from penstock.executors.task_loop import Queue
     from penstock.passes.context import Unraised
     from penstock.plan.grouping import ClusteredGrouping, Seconds
@@ -179,11 +180,8 @@ class Feeds:
     """TensorFlow's primitives that structured control flow could not replace."""
     refined: bool = False
     """Whether the values have added shapes or dtypes to the graph."""
-    open_types: Sequence[Type] | None = None
+    open_types: OpenTypes | None = None
     """The types of the inputs, if they are not exactly those of the values."""
-    samples: Sequence[Sequence[Type]] = ()
-    """types of the inputs in runs to come, for graphs with ``open_types``: dims that are the same
-    with all of these are expected"""
     ports: Ports | None = None
     """where inputs and outputs are, if on devices"""
 
@@ -191,7 +189,7 @@ class Feeds:
     def types(self) -> list[Type]:
         """The types of the inputs for these values."""
         if self.open_types is not None:
-            return [*self.open_types]
+            return [*self.open_types.types]
         return [
             TensorType(x.dtype, x.shape)
             if isinstance(x, np.ndarray) and not isinstance(v.type, OptionalType)
@@ -210,10 +208,13 @@ def specialize(feeds: Feeds, context: CompileContext) -> Feeds:
     graph = clone(feeds.graph)
     for value, input_type in zip(graph.inputs, feeds.types, strict=True):
         value.type = input_type
-    if feeds.samples:
-        from penstock.compiler.expected_dims import expect_dims
+    if feeds.open_types is not None and feeds.open_types.later:
+        from penstock.passes.context import PassContext
+        from penstock.passes.optimize.expect_dims import ExpectDims
+        from penstock.passes.pipeline import run_passes
 
-        expect_dims(graph, feeds.samples)
+        passes = PassContext(after_pass=context.options.expert.after_pass)
+        run_passes((ExpectDims(feeds.open_types.later),), graph, passes)
     return replace(feeds, graph=graph, refined=feeds.add_shapes)
 
 

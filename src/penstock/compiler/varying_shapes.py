@@ -51,6 +51,16 @@ _SAMPLE_RUNS = 1, 5  # which dims are tried for
 
 
 @dataclass(frozen=True, eq=False)
+class OpenTypes:
+    """The types of the inputs of a plan with open dims, and examples of those in ``later`` runs: dims
+    of values that are the same with all of these are expected (``passes.optimize.expect_dims``).
+    Nothing is expected without examples."""
+
+    types: Sequence[Type]
+    later: Sequence[Sequence[Type]] = ()
+
+
+@dataclass(frozen=True, eq=False)
 class OpenShapes:
     """The shapes that a plan is for, with None for each dim that is open, and by how much dims grow
     from run to run, by input and axis. ``alike`` are places of dims of one name, some of which are
@@ -81,9 +91,9 @@ class OpenShapes:
                         return False
         return True
 
-    def types(self, inputs: Sequence[Value], values: Sequence[Any]) -> list[Type]:
+    def types(self, inputs: Sequence[Value], values: Sequence[Any]) -> OpenTypes:
         """The types of ``inputs`` for these values, with open dims as the inputs declare them."""
-        types = []
+        types: list[Type] = []
         for value, shape, array in zip(inputs, self.shapes, values, strict=True):
             type_, own = value.type, shape
             if isinstance(type_, TensorType) and own is not None:
@@ -91,12 +101,12 @@ class OpenShapes:
                 dims = [a if b is None else b for a, b in zip(declared, own, strict=True)]
                 type_ = TensorType(array.dtype, tuple(dims))
             types.append(type_)
-        return types
+        return OpenTypes(types, self._later(inputs, values) if self.expects else ())
 
-    def samples(self, inputs: Sequence[Value], values: Sequence[Any]) -> list[list[Type]]:
+    def _later(self, inputs: Sequence[Value], values: Sequence[Any]) -> list[list[Type]]:
         """The types of ``inputs`` after some more runs; open dims that do not grow are others."""
         sampled = []
-        for runs in _SAMPLE_RUNS if self.expects else ():
+        for runs in _SAMPLE_RUNS:
             types: list[Type] = []
             for i, (value, x) in enumerate(zip(inputs, values, strict=True)):
                 own = self.shapes[i] or ()
@@ -125,7 +135,8 @@ class VaryingShapes:
 
     def open(self, shapes: Shapes, hits: int) -> OpenShapes | None:
         """What to compile for shapes that have no plan of their own; None for such a plan. ``hits``
-        is how many runs of the session have found a plan."""
+        is how many runs of the session have found a plan, the one used last included: a batch that
+        is fed a thousand times before the next one speaks for plans of their own."""
         if self.fixed:
             return None
         for known in self._open:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from sys import maxsize
 from typing import Any, Protocol, TypeVar
 
@@ -18,6 +19,7 @@ from penstock.executors.arenas import Arenas
 from penstock.executors.control import Control
 from penstock.host.current_run import Budget, working_for
 from penstock.host.thread_share import ThreadShare
+from penstock.host.thread_tuner import ThreadTuner
 from penstock.ir.graph import Node
 from penstock.ops.common.work import product_work
 from penstock.ops.work_estimate import WORTH_THREADS, flops
@@ -119,6 +121,8 @@ class CompiledExecutor:
     """
 
     _arenas: Arenas[Any]
+    _arguments: tuple[Any, ...]
+    """what it was made with, beside the program"""
     sampler: Sampler | None = None
     """what runs it in its own way, if anything"""
 
@@ -144,6 +148,11 @@ class CompiledExecutor:
         self._program = program
         self._share = share_of(program.plan, hosts, workers, threads, fixed_threads)
         self._counts = program.allocations.counts
+
+    def recipe(self) -> Callable[[], Executor]:
+        """What makes another executor of the same program, and holds neither this one nor its arenas
+        and what is bound to them."""
+        return partial(_made_again, type(self), self._program, self._arguments, self._share.tuner)
 
     @property
     def source(self) -> str:
@@ -203,6 +212,18 @@ class CompiledExecutor:
 
     def trim(self) -> None:
         self._arenas.trim()
+
+
+def _made_again(
+    executor_type: Callable[..., Any],
+    program: Program,
+    arguments: Sequence[Any],
+    tuner: ThreadTuner | None,
+) -> Executor:
+    executor = executor_type(program, *arguments)
+    executor._share.tuner = tuner  # the number of threads is not chosen once more
+    made: Executor = executor
+    return made
 
 
 def budget_of(limits: Limits, taken: int = 0) -> Budget:

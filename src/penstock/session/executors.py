@@ -16,6 +16,7 @@ from penstock.codegen.constants import release_constants
 from penstock.compiler.compiler import AFTER_LOWERING, Compiler
 from penstock.compiler.subgraphs import Subgraph, Subgraphs
 from penstock.core.errors import InvalidInput, InvalidModel, PenstockError, Unsupported, warn
+from penstock.core.records import replace
 from penstock.core.types import TensorType, Type, type_of
 from penstock.executors.base import Executor
 from penstock.executors.control import Control
@@ -149,6 +150,8 @@ class Executors:
             subgraph = self._resized.resolve(feeds, subgraph.outputs, None)[0].subgraph
         shapes = None if exact else self._open_shapes(subgraph, key, values)
         compiled = partial(self._compile, subgraph, values, shapes)
+        if not exact and self._plans.has(subgraph, shapes or key):
+            self._plans.hit()
         try:
             executor = self._plans.get(subgraph, shapes or key, False, compiled)
         except Unsupported:
@@ -212,13 +215,13 @@ class Executors:
             executor = self._artifact.restored(self._compiler, subgraph.key(values), values)
             self.opened += executor is not None
         if executor is None:
-            samples = shapes.samples(subgraph.graph.inputs, values) if shapes is not None else ()
-            executor = self._compiler.compile(subgraph, values, types, samples)
-            if samples and isinstance(executor, LinearExecutor):
+            executor = self._compiler.compile(subgraph, values, types)
+            expects = types is not None and bool(types.later)
+            if expects and isinstance(executor, LinearExecutor):
                 executor.sampler = None  # which might choose another executor
                 executor.fallback = partial(_anew, WeakMethod(self._expect_nothing), ref(subgraph))
-            elif samples:
-                executor = self._compiler.compile(subgraph, values, types)
+            elif types is not None and expects:
+                executor = self._compiler.compile(subgraph, values, replace(types, later=()))
             if types is None and self._entry is not None and subgraph is self._subgraphs.main:
                 self._entry.unsaved += 1
         # Most sessions have one plan. Another one reads constants again, which takes time: they are

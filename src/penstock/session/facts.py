@@ -47,7 +47,7 @@ class Memory:
 @dataclass(frozen=True, slots=True)
 class Stats:
     """What a session has done: plans that it compiled, and those that it took from a file or a
-    cache; how often a plan was found among those that it keeps, beside the one used last; plans
+    cache; runs that found their plan among those that it keeps; plans
     dropped for want of room (``Limits.max_plans_bytes``); plans that it keeps; runs that were asked
     for, by ``run``, ``submit`` and all others; and submitted runs that have not ended."""
 

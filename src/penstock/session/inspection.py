@@ -20,7 +20,6 @@ from penstock.session.facts import Memory, Stats
 from penstock.session.plan_cache import PlanCache, counter_value
 
 if TYPE_CHECKING:
-    from itertools import count
 
     from penstock.backends.base import Backend
     from penstock.inspect.forecast import Forecast
@@ -40,7 +39,6 @@ class SessionParts(NamedTuple):
     plans: PlanCache
     executors: Executors
     places: Places
-    runs: count[int]
 
     @property
     def effective(self) -> EffectiveOptions:
@@ -133,7 +131,7 @@ class Inspection:
     def stats(self) -> Stats:
         """What the session has done so far."""
         plans, opened = self._parts.plans, self._parts.executors.opened
-        kept, runs = len(plans.executors()), counter_value(self._parts.runs)
+        kept, runs = len(plans.executors()), counter_value(plans.runs)
         made = max(0, plans.made - opened)  # less while one is opened
         pending = self._parts.places.taken
         return Stats(made, opened, plans.hits, plans.evicted, kept, runs, pending)

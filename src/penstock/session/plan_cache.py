@@ -44,7 +44,13 @@ class PlanCache:
         self._dropped = self._changes = 0
         self.made = self.evicted = 0
         """plans compiled, and dropped for want of room"""
-        self._hits = count()  # whose next() is atomic
+        # Counters whose next() is atomic.
+        self.runs = count()
+        """runs of the session"""
+        self._looked, self._hits = count(), count()
+        self.look_up, self.hit = self._looked.__next__, self._hits.__next__
+        """count a run that did not begin at once with the plan used last, and one that then found
+        its plan"""
         self._lock = threading.RLock()
         # Threads that compile a plan, wait for one, or hold the lock.
         self._compiling: set[int] = set()
@@ -55,8 +61,6 @@ class PlanCache:
         compiles it; threads with plans of their own go on."""
         place = (subgraph, key, observed)
         executor = self._lookup(place)
-        if executor is not None:
-            next(self._hits)
         if executor is None:
             self.refuse_reentry()
             thread = get_ident()
@@ -82,8 +86,10 @@ class PlanCache:
 
     @property
     def hits(self) -> int:
-        """How often a plan was found that was compiled before, beside the one used last."""
-        return counter_value(self._hits)
+        """Runs that found a plan that was compiled before."""
+        # Most runs use the plan used last, and must not pay for a second counter.
+        looked, hits = counter_value(self._looked), counter_value(self._hits)
+        return max(0, counter_value(self.runs) - looked + hits)
 
     def has(self, subgraph: Subgraph, key: Any) -> bool:
         """Whether there is a plan of a subgraph under this key."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import count
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakMethod
 
@@ -122,8 +121,7 @@ class Session:
                 check_overrides(options.place, self._subgraphs.graph, opened.context.backends)
             self._executors.compile_ahead(options.shapes)
         self._places = Places(options.max_pending)
-        self._runs = count()  # whose next() is atomic
-        self._count_run = self._runs.__next__
+        self._count_run = self._plans.runs.__next__
         for part in (self._places, self._plans, self._subgraphs):
             renewed(part)
 
@@ -151,12 +149,15 @@ class Session:
                     outputs = last.run(values, NEVER)
                     named: dict[str, Any] = self._functions.named(self._main.outputs, outputs)
                     return named
+        self._plans.look_up()
         if self._closed:
             raise PenstockError("the session is closed")
         request, key, values = self._subgraphs.resolve(feeds, fetches, targets)
         last_key, executor, _ = request.subgraph.last
         if executor is None or key != last_key:
             executor = self._executors.get(request.subgraph, key, values)
+        else:
+            self._plans.hit()
         return request.named(executor.run(values, NEVER))
 
     def _compile_ahead(self) -> bool:
@@ -194,6 +195,7 @@ class Session:
 
     def _run(self, options: RunOptions, control: Control | None = None) -> dict[str, Any]:
         """Run on the calling thread, stopped or observed as the options say."""
+        self._plans.look_up()
         if self._closed:
             raise PenstockError("the session is closed")
         from penstock.session.run import Run
@@ -286,6 +288,7 @@ class Session:
             raise PenstockError("the session is closed")
         self._plans.refuse_reentry()
         self._count_run()
+        self._plans.look_up()
         from penstock.session.run import Job, Run
 
         (self.options.expert.pool or pool()).refuse_reentry()
@@ -358,7 +361,6 @@ class Session:
             self._plans,
             self._executors,
             self._places,
-            self._runs,
         )
 
     def explain(self, *, reasons: bool = False) -> str:

@@ -231,6 +231,8 @@ class GraphProfiler:
         self.allowed: Mapping[Node, Sequence[Backend]] = {}
         self.values = values
         self.observed = observed
+        # Seconds that brief measuring may still take, by the name of the backend.
+        self._left: dict[str, float] = {}
 
     def copy_graph(self) -> None:
         """Measure on a copy of the graph from now on."""
@@ -251,15 +253,17 @@ class GraphProfiler:
             if backend in allowed and not self.costs.is_measured(node, backend, threads)
         ]
 
-    def complete(self, *, single_threaded: bool) -> None:
-        """Measure the nodes that were never measured on some backend that supports them. If the
-        graph cannot run on these values, the missing costs are estimated: the user's own run will
-        raise the error."""
+    def complete(self, *, single_threaded: bool, brief_runs: int | None = None) -> None:
+        """Measure the nodes that were never measured on some backend that supports them: with
+        ``brief_runs``, in as many runs at most, and within ``BUDGET`` times a run on each backend.
+        If the graph cannot run on these values, or the time is too little, the missing costs are
+        estimated: the user's own run will raise the error."""
         for i, backend in enumerate(self.backends):
-            if self._missing(backend, single_threaded):
+            # Compiling a plan to measure takes time as well, so it is not for a single moment left.
+            if self._left.get(backend.name, inf) > 0 and self._missing(backend, single_threaded):
                 report_progress(f"measure nodes on {backend.name}", i, len(self.backends))
                 with suppress(PenstockError):
-                    self._measure(backend, single_threaded, None)
+                    self._measure(backend, single_threaded, None, brief_runs)
         self.costs.save()
 
     def measure_briefly(self) -> float | None:
@@ -296,11 +300,23 @@ class GraphProfiler:
         report_progress("measured nodes", len(ways), len(ways))
         self.costs.save()
 
-    def _measure(self, backend: Backend, single_threaded: bool, runs: int | None) -> None:
+    def _measure(
+        self,
+        backend: Backend,
+        single_threaded: bool,
+        runs: int | None,
+        brief_runs: int | None = None,
+    ) -> None:
         """Run the graph once to warm up, then ``runs`` times, by default up to five, and keep what
-        its nodes and transfers take. Raises the errors of the run. Nodes run on ``backend`` where
-        it supports them."""
-        from penstock.tuning.trial import MOST_RUNS, MOST_SECONDS, profile_runs, without_broadcasts
+        its nodes and transfers take; with ``brief_runs``, as ``complete`` says. Raises the errors
+        of the run. Nodes run on ``backend`` where it supports them."""
+        from penstock.tuning.trial import (
+            MOST_RUNS,
+            MOST_SECONDS,
+            profile_briefly,
+            profile_runs,
+            without_broadcasts,
+        )
 
         kernels, backends = self.kernels.without_state(), self.backends
         graph, placed = self._placed_on(backend, kernels)
@@ -311,7 +327,12 @@ class GraphProfiler:
         # The executor enters as one stream; for one thread, pretend that many others run as well.
         with ThreadShare(hosts, _ALL) if single_threaded else nullcontext():
             fed, limit = without_broadcasts(self.values), inf if runs else MOST_SECONDS
-            profile = profile_runs(executor, fed, runs or MOST_RUNS, limit)
+            if brief_runs is None:
+                profile = profile_runs(executor, fed, runs or MOST_RUNS, limit)
+            else:
+                left = self._left.get(backend.name)
+                self._left[backend.name] = 0.0  # unless it ends in time
+                profile, self._left[backend.name] = profile_briefly(executor, fed, brief_runs, left)
         self.costs.record(profile, single_threaded)
 
     def _placed_on(

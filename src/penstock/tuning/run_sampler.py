@@ -34,7 +34,7 @@ from penstock.observers.base import ObservedRun
 from penstock.observers.profile import Profile
 from penstock.plan.plan import StepTable
 from penstock.tuning.measure import CostModel
-from penstock.tuning.trial import PAIRS, Runner, Switch, as_usual, converse, in_turns, judged_again
+from penstock.tuning.trial import PAIRS, Recipe, Runner, Switch, as_usual, converse, in_turns, judged_again
 
 _TIMED, _MEASURED = 4, 3
 _BETWEEN = 4  # runs as usual between those on one thread
@@ -70,7 +70,7 @@ class RunSampler:
         """Begin ``trial``, which is given the function that lets another executor be used."""
         own = ref(self)
 
-        def switch(executor: Executor) -> Executor | None:
+        def switch(executor: Executor) -> Recipe | None:
             sampler = own()
             return None if sampler is None else sampler.switch(executor)
 
@@ -98,9 +98,9 @@ class RunSampler:
             if isinstance(used, CompiledExecutor):
                 used.sampler = None
 
-    def switch(self, executor: Executor) -> Executor | None:
-        """Let ``executor`` take the place of the one used, which is returned; None if the session
-        is gone."""
+    def switch(self, executor: Executor) -> Recipe | None:
+        """Let ``executor`` take the place of the one used, whose recipe is returned; None if the
+        session is gone."""
         used, adopt = None if self._used is None else self._used(), self._adopt()
         if used is None or adopt is None:
             return None
@@ -108,7 +108,7 @@ class RunSampler:
         for each, sampler in ((used, None), (executor, self)):
             if isinstance(each, CompiledExecutor):
                 each.sampler = sampler
-        return used
+        return used.recipe() if isinstance(used, CompiledExecutor) else None
 
 
 @dataclass(frozen=True)
@@ -164,16 +164,16 @@ def sampled(choice: Choice, switch: Switch) -> Trial:
     candidate = None if decision.exception() else decision.result()
     if candidate is None:
         return
-    other, margin = candidate, choice.margin
+    of_one_plan = isinstance(candidate, CompiledExecutor)
+    recipe, margin = (candidate.recipe() if of_one_plan else None), choice.margin
     if (yield from in_turns(candidate, PAIRS, margin)):
         replaced = switch(candidate)
         if replaced is None:
             return
-        other, margin = replaced, converse(margin)
-    of_one_plan = isinstance(candidate, CompiledExecutor)
+        recipe, margin = replaced, converse(margin)
     del candidate, decision, executor  # which may be used now, and have the sampler of this trial
-    if of_one_plan:
-        yield from judged_again(other, margin, switch)
+    if of_one_plan and recipe is not None:
+        yield from judged_again(recipe, margin, switch)
 
 
 def _measured(

@@ -153,11 +153,32 @@ def briefly(executor: Executor, values: Inputs, serial: float) -> Profile:
     """A profile of one run of an observed executor that has run before, in ``serial`` seconds; both
     together take at most ``BUDGET`` times as long. Raises ``DeadlineExceeded`` if it takes longer.
     """
+    return profile_briefly(executor, values, 1, _left_after(serial))[0]
+
+
+def profile_briefly(
+    executor: Executor, values: Inputs, runs: int, left: float | None = None
+) -> tuple[Profile, float]:
+    """A profile of up to ``runs`` runs of an observed executor within ``left`` seconds, and those
+    that are left then. If nothing has run before, one more run warms up, and all together may take
+    ``BUDGET`` times as long as that. Raises ``DeadlineExceeded`` if the first run takes longer.
+    """
     from penstock.observers.profile import Profile
 
-    profile = Profile()
-    observed_run(executor, values, profile, max((BUDGET - 1) * serial, _LEAST_SECONDS))
-    return profile
+    if left is None:
+        left = _left_after(observed_run(executor, values, None))
+    profile, last = Profile(), 0.0
+    for _ in range(runs):
+        if left < 2 * last:  # one that is stopped would take what the others have shown with it
+            break
+        last = observed_run(executor, values, profile, left)
+        left = max(left - last, 0.0)
+    return profile, left
+
+
+def _left_after(serial: float) -> float:
+    """The seconds that runs may take after a first one."""
+    return max((BUDGET - 1) * serial, _LEAST_SECONDS)
 
 
 def without_broadcasts(values: Inputs) -> list[Any]:
@@ -194,8 +215,11 @@ def faster(
 Runner = Callable[[Executor, Inputs, Control], Outputs]
 """Runs an executor, or another one in its place"""
 Turns = Generator[Runner, float, bool]
-Switch = Callable[[Executor], Executor | None]
-"""Lets an executor take the place of the one used, which it returns; None without a session."""
+Recipe = Callable[[], Executor]
+"""Makes an executor, which holds memory, for as long as it is needed"""
+Switch = Callable[[Executor], Recipe | None]
+"""Lets an executor take the place of the one used, whose recipe it returns; None without a session.
+"""
 
 
 def as_usual(executor: Executor, inputs: Inputs, control: Control) -> Outputs:
@@ -222,18 +246,24 @@ def converse(margin: float) -> float:
 
 
 def judged_again(
-    other: Executor, margin: float, switch: Switch, first: int = FEWEST
+    recipe: Recipe, margin: float, switch: Switch, first: int = FEWEST
 ) -> Generator[Runner, float, None]:
-    """How each run is run of a plan with two executors: as usual, but in turns with the ``other``
-    after ``first`` runs, and then at intervals that grow as long as nothing changes. The other is
-    used from then on if it takes at most ``margin`` of the usual time."""
+    """How each run is run of a plan with two executors: as usual, but in turns with the other, of
+    which there is a ``recipe``, after ``first`` runs, and then at intervals that grow as long as
+    nothing changes. The other is used from then on if it takes at most ``margin`` of the usual
+    time. The one that loses is let go: its arena may be as large as that of the one in use."""
     interval = first
     while True:
         for _ in range(interval):
             yield as_usual
         interval = min(max(2 * interval, FEWEST), RAREST)
+        try:
+            other = recipe()
+        except (PenstockError, MemoryError):  # there may be no room for two arenas
+            continue
         if (yield from in_turns(other, PAIRS, margin)):
             replaced = switch(other)
             if replaced is None:
                 return
-            other, margin, interval = replaced, converse(margin), FEWEST
+            recipe, margin, interval = replaced, converse(margin), FEWEST
+        del other
