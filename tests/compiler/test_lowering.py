@@ -84,7 +84,9 @@ def test_placing_in_several_memories_measures_three_runs_a_backend(executor, emp
     assert set(ran) == {"Exp", "Neg", "Sin", "Add"}
     assert 1 + 2 * 2 <= max(ran.values()) <= 1 + 2 * BUDGET
     before = sum(ran.values())
-    assert sum(first_runs(executor, FarThreads())[0].values()) < before  # nothing is left to measure
+    assert (
+        sum(first_runs(executor, FarThreads())[0].values()) < before
+    )  # nothing is left to measure
     session.close()
 
 

@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 
 from penstock.compiler import subgraphs as module
-from penstock.compiler.subgraphs import Subgraph, Subgraphs, suggest
+from penstock.compiler.compiler import Compiler
+from penstock.compiler.options import DEFAULTS
+from penstock.compiler.stages import CompileContext
+from penstock.compiler.subgraph import Subgraph
+from penstock.compiler.subgraphs import Subgraphs, suggest
 from penstock.core.errors import InvalidInput
 from tests.support.onnx_text import graph_from_text
 
@@ -20,6 +24,13 @@ TREE = """g (float[N] x) => (float[N] y, float[N] z) {
 X = np.ones(3, np.float32)
 
 
+class AsItIs(Compiler):
+    """A compiler that simplifies nothing."""
+
+    def structure(self, graph):
+        return ()
+
+
 @pytest.fixture
 def evicted() -> list[Subgraph]:
     return []
@@ -28,7 +39,7 @@ def evicted() -> list[Subgraph]:
 @pytest.fixture
 def tree(evicted) -> Subgraphs:
     graph = graph_from_text(TREE)
-    return Subgraphs(lambda: graph, {"alias": "a"}, lambda graph: (), evicted.append)
+    return Subgraphs(lambda: graph, {"alias": "a"}, AsItIs(CompileContext(DEFAULTS, ())), evicted.append)
 
 
 def operations(subgraph: Subgraph) -> set[str]:

@@ -6,11 +6,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from penstock.compiler import stages
 from penstock.compiler.stages import CompileContext, Feeds, SavedPlan
-from penstock.compiler.subgraphs import Structure, Subgraph, compile_guard
+from penstock.compiler.subgraph import Subgraph, compile_guard
 from penstock.core.checkpoints import (
     THREAD,
     Progress,
@@ -32,6 +30,7 @@ if TYPE_CHECKING:
     from penstock.plan.plan import Step, StepTable
     from penstock.plan.streams import StreamSchedules
     from penstock.tuning.reasons import Reasons
+    from penstock.tuning.run_sampler import MeasuredRuns
     from penstock.tuning.worker_placement import ClusterForecast
 
 Stage = Callable[[Any, CompileContext], Any]
@@ -142,26 +141,50 @@ class Compiler:
                 optimize(graph, passes)
         return passes.frames.unraised
 
+    def infer(self, graph: Graph) -> None:
+        """Infer the types of the values of a graph, as far as its inputs say."""
+        from penstock.passes.context import PassContext
+        from penstock.passes.optimize.fold_constants import InferTypes
+        from penstock.passes.pipeline import run_passes
+
+        run_passes((InferTypes(),), graph, PassContext())
+
     def compile(
         self,
         subgraph: Subgraph,
-        values: Sequence[Any],
+        values: Sequence[Any] = (),
         open_types: OpenTypes | None = None,
     ) -> Executor:
         """The executor of ``subgraph`` for values of these shapes, or of ``open_types``.
         Raises ``InvalidInput`` if it cannot run for them, ``Unsupported`` with all operations that
         no kernel is available for."""
-        context, compiler = self.context, self
+        context = self.context
         framed = context.executor == "frames" or subgraph.framed
         line = LINES["frames" if framed else self._executor]
         if framed and context.options.cluster is not None:
             line = (stages.specialize, *_SPREAD)
-        if not framed and context.executor == "auto" and context.workers > 1:
-            extract = partial(
-                _reframed, context, subgraph.extract_again, _unfilled(values), open_types
-            )
-            compiler = Compiler(replace(context, reframed=extract))
-        return compiler._run(line, subgraph, values, open_types)
+        return self._run(line, subgraph, values, open_types)
+
+    def reschedule(self, measured: MeasuredRuns) -> Executor | None:
+        """The executor of a plan on tasks or streams, if that should be faster than the order that
+        was measured in runs."""
+        from penstock.compiler.scheduling import reschedule
+
+        schedule = reschedule(measured, self.context)
+        if schedule is None:
+            return None
+        return stages.bind(stages.generate_program(schedule, self.context), self.context)
+
+    def long_nodes(self, measured: MeasuredRuns) -> frozenset[str]:
+        """The nodes, by name, because of which loops of a plan had better stay on frames, as runs
+        have shown."""
+        from penstock.compiler.scheduling import long_nodes
+
+        return long_nodes(measured, self.context)
+
+    def knowing(self, long: Collection[str]) -> Compiler:
+        """A compiler that knows that these nodes take long, which estimates do not say."""
+        return Compiler(replace(self.context, long=long))
 
     def forecast_on_cluster(self, subgraph: Subgraph, values: Sequence[Any]) -> ClusterForecast:
         """What runs of ``subgraph`` on the workers of ``cluster=`` are expected to take."""
@@ -187,9 +210,10 @@ class Compiler:
         open_types: OpenTypes | None = None,
     ) -> Any:
         """The record at the end of a line of stages."""
-        from penstock.compiler.feeds import check_dims
+        if open_types is None or values:
+            from penstock.compiler.feeds import check_dims
 
-        check_dims(subgraph.graph.inputs, values)
+            check_dims(subgraph.graph.inputs, values)
         feeds = Feeds(
             subgraph.graph,
             values,
@@ -293,26 +317,3 @@ class Compiler:
             forced=max_streams is not None,
             devices=self.context.accelerators,
         )
-
-
-def _unfilled(values: Sequence[Any]) -> list[Any]:
-    """Values of the same shapes that hold no memory."""
-    return [
-        np.broadcast_to(np.zeros((), x.dtype), x.shape) if isinstance(x, np.ndarray) else x
-        for x in values
-    ]
-
-
-def _reframed(
-    context: CompileContext,
-    extract_again: Callable[[Structure], Subgraph | None],
-    values: Sequence[Any],
-    open_types: OpenTypes | None,
-    long: Collection[str],
-) -> Executor | None:
-    """The executor of a subgraph in which loops stay on frames because of ``long`` nodes."""
-    compiler = Compiler(replace(context, long=long))
-    subgraph = extract_again(compiler.structure)
-    if subgraph is None or not subgraph.framed:
-        return None
-    return compiler.compile(subgraph, values, open_types)

@@ -13,13 +13,14 @@
     Executor      the program, bound to memory
 
 A stage reads the record that it is given and the ``CompileContext``. The one copy of the graph is
-made by ``specialize``; passes then change that copy in place. No stage calls another one, but to
-compile a second plan: in one order, to compare with, or of a graph between frames.
+made by ``specialize``; passes then change that copy in place. No stage calls an earlier
+one: where two plans are to be compared, both go through the rest of the line side by side
+(``Scheduled.rival``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property, partial
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -61,11 +62,6 @@ if TYPE_CHECKING:
     from penstock.executors.task_loop import Queue
     from penstock.passes.context import Unraised
     from penstock.plan.grouping import ClusteredGrouping, Seconds
-    from penstock.tuning.run_sampler import Adopt
-
-
-def _no_adoption() -> None:
-    """For sessions that keep no executor."""
 
 
 @dataclass(frozen=True)
@@ -85,13 +81,9 @@ class CompileContext:
     backends: tuple[Backend, ...]
     functions: Mapping[str, Graph] = field(default_factory=dict)
     weights: ConvertedWeights = field(default_factory=ConvertedWeights)
-    adopt: Adopt = _no_adoption
     long: Collection[str] = frozenset()
     """names of nodes that have taken long in runs, which estimates did not say"""
     named_workers: NamedWorkers = NamedWorkers()
-    reframed: Callable[[Collection[str]], Executor | None] | None = None
-    """of a plan whose loops may overlap: compiles it anew, given the ``long`` nodes that runs have
-    shown; None if all loops are raised as before"""
 
     @property
     def limits(self) -> Limits:
@@ -308,9 +300,10 @@ class Scheduled:
 
     Without ``tasks`` all steps run in the order of the arena plan. Else ``queues`` has the workers
     of the tasks, of which another one is asked for if a task takes at least ``worthwhile`` seconds;
-    ``devices`` have the streams of tasks, by name. With ``trial`` the executor is used only as long
-    as a run of it takes at most this part of the time of the plan in one order. ``unmeasured``:
-    only estimates speak for this order, and runs are to show whether tasks are faster.
+    ``devices`` have the streams of tasks, by name. ``rival`` is the plan in one order, which takes
+    the place of tasks unless a run of these takes at most the part ``margin`` of its time.
+    ``unmeasured``: only estimates speak for this order, and runs are to show whether tasks are
+    faster.
     """
 
     plan: Plan
@@ -321,7 +314,8 @@ class Scheduled:
     queues: Sequence[Queue] = ()
     worthwhile: float = 0.0
     devices: Mapping[str, Device] = field(default_factory=dict)
-    trial: float | None = None
+    margin: float = inf
+    rival: Scheduled | None = None
     unmeasured: bool = False
 
 
@@ -382,10 +376,11 @@ TRIED = {"auto": 0.95, "parallel": 1.02, "streams": 1.02}
 
 @dataclass(frozen=True)
 class Programmed:
-    """The program of a schedule."""
+    """The program of a schedule, and that of its rival."""
 
     schedule: Scheduled
     program: Program
+    rival: Programmed | None = None
 
 
 def generate_program(
@@ -396,7 +391,8 @@ def generate_program(
     program = write_program(
         schedule.plan, schedule.arena_plan, context.limits, tasks=schedule.tasks, form=form
     )
-    return Programmed(schedule, program)
+    rival = None if schedule.rival is None else generate_program(schedule.rival, context)
+    return Programmed(schedule, program, rival)
 
 
 def bind(programmed: Programmed, context: CompileContext) -> Executor:

@@ -52,9 +52,9 @@ _SAMPLE_RUNS = 1, 5  # which dims are tried for
 
 @dataclass(frozen=True, eq=False)
 class OpenTypes:
-    """The types of the inputs of a plan with open dims, and examples of those in ``later`` runs: dims
-    of values that are the same with all of these are expected (``passes.optimize.expect_dims``).
-    Nothing is expected without examples."""
+    """The types of the inputs of a plan with open dims, and examples of those in ``later`` runs:
+    dims of values that are the same with all of these are expected
+    (``passes.optimize.expect_dims``). Nothing is expected without examples."""
 
     types: Sequence[Type]
     later: Sequence[Sequence[Type]] = ()

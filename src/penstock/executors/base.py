@@ -108,6 +108,9 @@ class InlineExecutor:
 class Sampler(Protocol):
     """Runs an executor in its own way, as long as it is the executor's ``sampler``."""
 
+    owner: Callable[[], Any]
+    """gives the session that the executor belongs to, to which it reports; None if that is gone"""
+
     def run(
         self, executor: Executor, inputs: Sequence[Any], control: Control
     ) -> tuple[Any, ...]: ...
@@ -150,8 +153,8 @@ class CompiledExecutor:
         self._counts = program.allocations.counts
 
     def recipe(self) -> Callable[[], Executor]:
-        """What makes another executor of the same program, and holds neither this one nor its arenas
-        and what is bound to them."""
+        """What makes another executor of the same program, and holds neither this one nor its
+        arenas and what is bound to them."""
         return partial(_made_again, type(self), self._program, self._arguments, self._share.tuner)
 
     @property

@@ -11,18 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from penstock.analysis.sizes import check_sizes
-from penstock.analysis.type_inference import infer_types
-from penstock.analysis.verify import verify
 from penstock.artifact.container import ArtifactFile, ArtifactWriter
-from penstock.artifact.decode import decode_graphs, decode_type
+from penstock.artifact.decode import decode_graph, decode_type
 from penstock.backends.base import PacksConstants
 from penstock.backends.numpy import NumpyBackend
 from penstock.backends.registry import BACKENDS, LAZY, describe
 from penstock.compiler.compiler import Compiler
 from penstock.compiler.options import DEFAULTS, CompileOptions
 from penstock.compiler.stages import CompileContext, SavedPlan
-from penstock.compiler.subgraphs import Subgraph
+from penstock.compiler.subgraph import Subgraph
 from penstock.core import capability
 from penstock.core.errors import InternalError, warn
 from penstock.core.types import Type, type_of
@@ -219,17 +216,17 @@ class Artifact:
             self.differences += different
             self._plans = {}
 
-    def main(self) -> Subgraph:
+    def main(self, compiler: Compiler) -> Subgraph:
         """The main subgraph, of which the graph is decoded when it is needed."""
 
         def graph() -> Graph:
             from penstock.frontends.onnx.schemas import check_schemas
 
-            graph = self._graph("main", self._file.document("main"))
+            graph = self._graph(self._file.document("main"))
             check_schemas(Model({"main": graph}, "main"))
             for value, port in zip(graph.inputs, inputs, strict=True):
                 value.type = port.type
-            infer_types(graph)  # the stages that follow take it for as simple as its types allow
+            compiler.infer(graph)  # the next stages take it for as simple as its types allow
             return graph
 
         inputs, outputs = self._ports("inputs"), self._ports("outputs")
@@ -270,11 +267,7 @@ class Artifact:
 
     def _plan(self, document: Any, types: Sequence[Type]) -> SavedPlan:
         """The plan of a document, whose inputs must have these types."""
-        graph = self._graph("main", document)
-        if [value.type for value in graph.inputs] != list(types):
-            raise ValueError("it is for other inputs")
-        infer_types(graph)
-        check_sizes(graph, self._context.limits)
+        graph = self._graph(document, types)
         placement = dict(zip(graph.walk(), document["placement"], strict=True))
         if not {*placement.values()} <= {*self._context.by_name, ""}:
             raise ValueError("it has nodes on other backends")
@@ -290,23 +283,17 @@ class Artifact:
         named = {node: name for node, name in placement.items() if name}
         return SavedPlan(graph, named, saved, copies)
 
-    def _graph(self, name: str, document: Any) -> Graph:
-        """A graph of a document, verified."""
-        graphs = decode_graphs(document, self._file)
-        if [*graphs] != [name]:
-            raise self._file.damaged(f"it has other graphs than {name!r}")
-        model = Model(graphs, name)
+    def _graph(self, document: Any, types: Sequence[Type] | None = None) -> Graph:
+        """A graph of a document, for inputs of these ``types``, with the session's variables."""
+        graph = decode_graph(document, self._file, "main", self._context.limits, types)
         ports = [len(self._head[key]) for key in ("inputs", "outputs")]
-        if [len(model.graph.inputs), len(model.graph.outputs)] != ports:
-            raise self._file.damaged(f"{name!r} has other inputs and outputs than its head says")
-        orders = verify(model, self._context.limits, partial=True)
-        for graph, nodes in orders.items():
-            graph.nodes[:] = nodes
+        if [len(graph.inputs), len(graph.outputs)] != ports:
+            raise self._file.damaged("'main' has other inputs and outputs than its head says")
         if not self._own:
-            return model.graph
+            return graph
         from penstock.ops.tensorflow.state import own_stores
 
-        return own_stores(graphs, self._own)[name]
+        return own_stores({"main": graph}, self._own)["main"]
 
 
 def saved_options(model: Model, options: CompileOptions) -> CompileOptions:

@@ -17,7 +17,8 @@ from weakref import ref
 import numpy as np
 
 from penstock.backends.base import Backend, TakesTensors
-from penstock.compiler.subgraphs import LatestPlan, Request, Subgraph
+from penstock.compiler.subgraph import LatestPlan, Subgraph
+from penstock.compiler.subgraphs import Request
 from penstock.core import capability
 from penstock.core.errors import InvalidInput, PenstockError
 from penstock.core.records import NamedTuple
@@ -150,7 +151,6 @@ class DeviceSubgraph(Subgraph):
         self._base = ref(base)
         self.name = name
         self.ports = ports
-        self.extract_again = base.extract_again
 
     @property
     def base(self) -> Subgraph | None:

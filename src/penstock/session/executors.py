@@ -14,11 +14,12 @@ import numpy as np
 from penstock.backends.registry import LAZY
 from penstock.codegen.constants import release_constants
 from penstock.compiler.compiler import AFTER_LOWERING, Compiler
-from penstock.compiler.subgraphs import Subgraph, Subgraphs
+from penstock.compiler.subgraph import Subgraph
+from penstock.compiler.subgraphs import Subgraphs
 from penstock.core.errors import InvalidInput, InvalidModel, PenstockError, Unsupported, warn
 from penstock.core.records import replace
 from penstock.core.types import TensorType, Type, type_of
-from penstock.executors.base import Executor
+from penstock.executors.base import CompiledExecutor, Executor
 from penstock.executors.control import Control
 from penstock.executors.linear import LinearExecutor
 from penstock.host import gc_pause
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from penstock.compiler.varying_shapes import OpenShapes
     from penstock.session.artifact import Artifact
     from penstock.session.compile_cache import CacheEntry
+    from penstock.tuning.run_sampler import MeasuredRuns
 
 _check_dims = imported("penstock.compiler.feeds.check_dims")
 _feeds_fit = imported("penstock.compiler.feeds.feeds_fit")
@@ -192,8 +194,7 @@ class Executors:
         graph = clone(self._subgraphs.graph)
         for value in graph.inputs:
             value.type = TensorType(value.dtype)
-        structure = self._compiler.structure
-        return Subgraphs(lambda: graph, self._model.aliases, structure, self._plans.drop)
+        return Subgraphs(lambda: graph, self._model.aliases, self._compiler, self._plans.drop)
 
     @gc_pause.paused()
     def _compile(
@@ -224,6 +225,8 @@ class Executors:
                 executor = self._compiler.compile(subgraph, values, replace(types, later=()))
             if types is None and self._entry is not None and subgraph is self._subgraphs.main:
                 self._entry.unsaved += 1
+        if isinstance(executor, CompiledExecutor) and executor.sampler is not None:
+            executor.sampler.owner = ref(self)
         # Most sessions have one plan. Another one reads constants again, which takes time: they are
         # let go ever more seldom.
         count = self._compiled
@@ -233,6 +236,25 @@ class Executors:
         if is_logged(INFO):
             self._log(executor, perf_counter() - begin)
         return executor
+
+    def replace(self, old: Executor, new: Executor) -> None:
+        """Use an executor of the same plan from now on, which runs have shown to be faster."""
+        self._plans.replace(old, new)
+
+    def reschedule(self, executor: Executor, measured: MeasuredRuns) -> Executor | None:
+        """The plan of an executor compiled anew by what its runs have shown: with loops on frames,
+        where iterations may overlap, or on tasks. None if neither is expected to be faster."""
+        long = self._compiler.long_nodes(measured)
+        subgraph = self._plans.subgraph_of(executor) if long else None
+        if subgraph is not None and subgraph.extract is not None and not self._model.resizable:
+            from penstock.compiler.varying_shapes import OpenTypes
+
+            compiler, plan = self._compiler.knowing(long), measured.plan
+            framed = self._subgraphs.extracted(subgraph.extract, compiler)
+            if framed.framed:
+                types = OpenTypes([plan.slots[i].type for i in plan.inputs])
+                return compiler.compile(framed, open_types=types)
+        return self._compiler.reschedule(measured)
 
     def _log(self, executor: Executor, seconds: float) -> None:
         """Tell of a plan that was compiled, and where its steps run."""

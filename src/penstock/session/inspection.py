@@ -20,7 +20,6 @@ from penstock.session.facts import Memory, Stats
 from penstock.session.plan_cache import PlanCache, counter_value
 
 if TYPE_CHECKING:
-
     from penstock.backends.base import Backend
     from penstock.inspect.forecast import Forecast
     from penstock.inspect.gantt import Schedule

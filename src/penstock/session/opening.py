@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from penstock.backends.base import Backend
     from penstock.session.artifact import Artifact
     from penstock.session.compile_cache import CacheEntry
-    from penstock.tuning.run_sampler import Adopt
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +39,9 @@ class Opened:
     entry: CacheEntry | None
 
 
-def open_model(
-    model: Model | str | Any, options: CompileOptions, limits: Limits, adopt: Adopt
-) -> Opened:
+def open_model(model: Model | str | Any, options: CompileOptions, limits: Limits) -> Opened:
     """Read a model, unless it is one, and decide what its options are: those that are given, that
-    its file wishes for, that it was saved with, or of the environment. ``adopt``: see
-    ``CompileContext``."""
+    its file wishes for, that it was saved with, or of the environment."""
     entry = _cache_entry(model, options)
     model = _loaded(model, options, limits, entry)
     if model.options:
@@ -62,7 +58,7 @@ def open_model(
     backends = _backends(options, lazy=file is not None)
     stores: dict[Any, Any] = {} if options.variables is None else options.variables.of(model)
     functions, graph = _graphs(model, stores)
-    context = CompileContext(options, backends, functions, adopt=adopt, named_workers=workers)
+    context = CompileContext(options, backends, functions, named_workers=workers)
     artifact = None
     if file is not None:
         from penstock.session.artifact import Artifact

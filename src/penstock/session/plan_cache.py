@@ -10,7 +10,7 @@ from itertools import count
 from threading import get_ident
 from typing import Any
 
-from penstock.compiler.subgraphs import NO_PLAN, Subgraph
+from penstock.compiler.subgraph import NO_PLAN, Subgraph
 from penstock.core.checkpoints import hold_lock
 from penstock.core.errors import PenstockError
 from penstock.executors.base import Executor
@@ -143,6 +143,11 @@ class PlanCache:
                     subgraph, key, _ = place
                     if subgraph.last.executor is old:
                         subgraph.use(key, new)
+
+    def subgraph_of(self, executor: Executor) -> Subgraph | None:
+        """The subgraph that an executor is kept for."""
+        with self._held():
+            return next((p[0] for p, kept in self._executors.items() if kept is executor), None)
 
     def drop(self, subgraph: Subgraph) -> None:
         """Forget the plans of a subgraph, and of its variants."""

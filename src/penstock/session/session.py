@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
-from weakref import WeakMethod
 
 import numpy as np
 
@@ -101,14 +100,15 @@ class Session:
         self._plans = PlanCache(self.limits.max_plans_bytes)
         with cancelled_by(stop), gc_pause.paused(), reporting(progress_of(options.progress)):
             report_progress("read the model", 0, 1)
-            opened = open_model(model, options, self.limits, WeakMethod(self._plans.replace))
+            opened = open_model(model, options, self.limits)
             self.model, self._stores = opened.model, opened.stores
             self.options = options = opened.context.options
             self._compiler = Compiler(opened.context)
             artifact = opened.artifact
-            main = None if artifact is None else artifact.main()
-            structure, drop = self._compiler.structure, self._plans.drop
-            self._subgraphs = Subgraphs(opened.graph, self.model.aliases, structure, drop, main)
+            main = None if artifact is None else artifact.main(self._compiler)
+            self._subgraphs = Subgraphs(
+                opened.graph, self.model.aliases, self._compiler, self._plans.drop, main
+            )
             self._subgraphs.devices = _device_ports(opened.context)
             self._executors = Executors(
                 self.model, self._compiler, self._subgraphs, self._plans, artifact, opened.entry
