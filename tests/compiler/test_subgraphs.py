@@ -12,7 +12,7 @@ from penstock.compiler import subgraphs as module
 from penstock.compiler.compiler import Compiler
 from penstock.compiler.options import DEFAULTS
 from penstock.compiler.stages import CompileContext
-from penstock.compiler.subgraph import Subgraph
+from penstock.compiler.subgraph import Extract, Subgraph
 from penstock.compiler.subgraphs import Subgraphs, suggest
 from penstock.core.errors import InvalidInput
 from tests.support.onnx_text import graph_from_text
@@ -39,7 +39,9 @@ def evicted() -> list[Subgraph]:
 @pytest.fixture
 def tree(evicted) -> Subgraphs:
     graph = graph_from_text(TREE)
-    return Subgraphs(lambda: graph, {"alias": "a"}, AsItIs(CompileContext(DEFAULTS, ())), evicted.append)
+    return Subgraphs(
+        lambda: graph, {"alias": "a"}, AsItIs(CompileContext(DEFAULTS, ())), evicted.append
+    )
 
 
 def operations(subgraph: Subgraph) -> set[str]:
@@ -116,12 +118,12 @@ def test_wrong_names_are_refused_with_a_hint(tree, feeds, fetches, targets, mess
         tree.resolve(feeds, fetches, targets)
 
 
-def test_key_of_a_feed_without_declared_dtype_has_the_dtype(tree):
-    subgraph = Subgraph(graph_from_text("g (x) => (y) { y = Identity(x) }"), ["y"])
-    assert subgraph.depends_on_dtypes
-    assert subgraph.key([X]) == (((3,), np.dtype(np.float32)),)
-    assert subgraph.key([X]) != subgraph.key([X.astype(np.int32)])
-    assert not tree.main.depends_on_dtypes
+def test_subgraph_says_what_it_is_of_its_model(tree):
+    request, _, _ = tree.resolve({"a": X}, ["y"], ["c"])
+    assert request.subgraph.extract == Extract(("a",), ("y",), ("c",))
+    again = tree.extracted(request.subgraph.extract, AsItIs(CompileContext(DEFAULTS, ())))
+    assert again is not request.subgraph
+    assert operations(again) == operations(request.subgraph) == {"Neg", "Abs", "Sin"}
 
 
 def test_subgraphs_beyond_the_limit_are_evicted_least_recently_used_first(

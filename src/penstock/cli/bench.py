@@ -16,9 +16,9 @@ import numpy as np
 from penstock.cli.base import command, read_model, show_assumed, show_table
 from penstock.cli.options import compile_options
 from penstock.cli.run import model_and_inputs, read_feeds
-from penstock.compiler.feeds import convert
 from penstock.compiler.options import EXECUTORS
 from penstock.core.types import type_of
+from penstock.executors.feeds import convert
 from penstock.host.threads import core_budget
 from penstock.session.session import Session, compile
 

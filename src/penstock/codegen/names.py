@@ -47,7 +47,6 @@ from penstock.ir.kernel import Kernel
 from penstock.ir.layout import RuntimeArray
 from penstock.ops.internal.fused import parts
 from penstock.ops.internal.transfer import HOST
-from penstock.ops.result_bytes import counted
 from penstock.plan.arena_layout import ArenaPlan
 from penstock.plan.plan import Plan, Slot, SlotKind, Step, StepTable
 
@@ -307,6 +306,8 @@ def _function_of(
     if kernel.device.synchronize is not None and ahead is not None and not step.into:
         function = _synchronizing(step, function, kernel.device.synchronize, ahead)
     if is_counted and not step.into:
+        from penstock.ops.result_bytes import counted  # few plans have such steps
+
         function = counted(step.node, function, kernel.memory.checks_budget)
     if step.contract is not None and not step.into:
         function = Guard(step.contract, function, kernel.begin is not None)

@@ -126,15 +126,16 @@ class Compiler:
         from penstock.passes.pipeline import STRUCTURE, optimize, run_passes
 
         frames = None
-        if self.context.executor == "auto" and is_framed(graph):
-            from penstock.compiler.overlap import OverlapPolicy
+        context = self.context
+        if context.executor == "auto" and is_framed(graph):
+            from penstock.tuning.overlap import OverlapPolicy
 
-            frames = OverlapPolicy(self.context)
-        passes = pass_context(self.context, frames=frames)
-        if self.context.executor != "frames":
+            frames = OverlapPolicy(context.hosts, context.costs, context.workers, context.long)
+        passes = pass_context(context, frames=frames)
+        if context.executor != "frames":
             run_passes(STRUCTURE, graph, passes)
             framed = is_framed(graph)
-            if not framed and self.context.executor == "interpret":
+            if not framed and context.executor == "interpret":
                 # Nodes that only control edges of pure nodes kept alive are dead code.
                 run_passes((DeadCode(), InferTypes()), graph, passes)
             elif not framed:
@@ -211,7 +212,7 @@ class Compiler:
     ) -> Any:
         """The record at the end of a line of stages."""
         if open_types is None or values:
-            from penstock.compiler.feeds import check_dims
+            from penstock.executors.feeds import check_dims
 
             check_dims(subgraph.graph.inputs, values)
         feeds = Feeds(

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from penstock.executors.control import CancelToken
     from penstock.host.threads import Workers
     from penstock.ir.graph import Model
+    from penstock.ops.tensorflow.state import Store
     from penstock.passes.context import AfterPass
     from penstock.plan.grouping import ClusteredGrouping
     from penstock.tuning.measure import CostModel
@@ -61,7 +62,7 @@ RETURNS: tuple[Returns, ...] = get_args(Returns)
 class SharedVariables(Protocol):
     """The variables of a session (``session.variables``), for ``variables=``."""
 
-    def of(self, model: Model) -> dict[Any, Any]:
+    def of(self, model: Model) -> dict[Store, Store]:
         """The stores that take the place of the model's own."""
         ...
 
@@ -80,15 +81,15 @@ def _check_types(record: ExpertOptions | CompileOptions) -> None:
             raise wrong_type(own.name, value, str(own.type))
 
 
-def _is_flag(value: Any) -> bool:
+def _is_flag(value: object) -> bool:
     return isinstance(value, bool | np.bool_)
 
 
-def _is_list(value: Any) -> bool:
+def _is_list(value: object) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
-def _by_name(value: Any, allowed: Callable[[Any], bool] = lambda _: True) -> bool:
+def _by_name(value: object, allowed: Callable[[object], bool] = lambda _: True) -> bool:
     """Whether it is a mapping of names to what is allowed."""
     return isinstance(value, Mapping) and all(
         isinstance(name, str) and allowed(item) for name, item in value.items()
@@ -99,7 +100,7 @@ def _is_place(value: Any) -> bool:
     return isinstance(value, str) or (_is_list(value) and all(isinstance(n, str) for n in value))
 
 
-def _is_array(value: Any) -> bool:
+def _is_array(value: object) -> bool:
     return isinstance(value, np.ndarray)
 
 
@@ -110,7 +111,7 @@ def _are_shapes(value: Any) -> bool:
     return by_name(value) or (_is_list(value) and all(map(by_name, value)))
 
 
-def _is_size(value: Any) -> bool:
+def _is_size(value: object) -> bool:
     return isinstance(value, int | np.integer) and not _is_flag(value)
 
 

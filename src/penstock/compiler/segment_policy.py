@@ -8,7 +8,6 @@ from functools import cached_property
 from penstock.backends.base import Backend
 from penstock.backends.dynamic_shapes import plausible
 from penstock.compiler.frame_kernels import FrameKernels
-from penstock.compiler.overlap import OverlapPolicy
 from penstock.compiler.stages import CompileContext
 from penstock.core.types import TensorType
 from penstock.host.threads import OVERHEADS
@@ -23,6 +22,7 @@ from penstock.passes.context import FramePolicy
 from penstock.passes.structure.conditions import is_switch
 from penstock.passes.structure.lower_control_flow import spans_devices
 from penstock.passes.structure.relax_control_edges import has_side_effects
+from penstock.tuning.overlap import OverlapPolicy
 
 
 class SlowNodes:
@@ -116,7 +116,11 @@ class SegmentPolicy(FramePolicy):
         self._slow = slow
         self._refused = refused
         context = kernels.context
-        self._overlap = OverlapPolicy(context) if context.executor == "auto" else None
+        self._overlap = None
+        if context.executor == "auto":
+            self._overlap = OverlapPolicy(
+                context.hosts, context.costs, context.workers, context.long
+            )
 
     def copy(self, graph: Graph) -> Graph:
         return self._kernels.copy(graph)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -38,13 +38,16 @@ class Extract:
     targets: tuple[str, ...] = ()
 
 
+ExpectedFeeds: TypeAlias = tuple[tuple[str, np.dtype, tuple[int, ...]], ...]
+
+
 class LatestPlan(NamedTuple):
     """The plan that was used last and its key. ``expected``: the name, dtype and shape of each
     input where arrays of just these need no other look before the plan is run; else None."""
 
-    key: Any
+    key: Hashable
     executor: Executor | None
-    expected: tuple[tuple[str, np.dtype, tuple[int, ...]], ...] | None
+    expected: ExpectedFeeds | None
 
 
 NO_PLAN = LatestPlan(None, None, None)
@@ -90,7 +93,7 @@ class Subgraph:
         self.depends_on_dtypes = any(dtype is None for dtype in dtypes)
         self.outputs = tuple(outputs)
         # The same for feeds and results on devices.
-        self.variants: dict[Any, Subgraph] = {}
+        self.variants: dict[Hashable, Subgraph] = {}
         # Both belong to the cache of plans: the thread that compiles holds the lock, and most
         # sessions see the same shapes again and again.
         self.lock = threading.RLock()
@@ -126,7 +129,7 @@ class Subgraph:
         return None
 
     @property
-    def port_types(self) -> Sequence[tuple[str, Type, Any]]:
+    def port_types(self) -> Sequence[tuple[str, Type, object]]:
         """Name, type, and the dtype of arrays that are fed as they are, of each input."""
         return self._ports
 
@@ -139,7 +142,7 @@ class Subgraph:
             if value.__class__ is not _ndarray or (
                 value.dtype is not dtype and value.dtype != dtype
             ):
-                from penstock.compiler.feeds import convert  # not for feeds that fit as they are
+                from penstock.executors.feeds import convert  # not for feeds that fit as they are
 
                 try:
                     value = convert(name, value, input_type)
@@ -150,7 +153,7 @@ class Subgraph:
             raise KeyError
         return values
 
-    def key(self, values: Sequence[Any]) -> tuple[Any, ...]:
+    def key(self, values: Sequence[Any]) -> tuple[Hashable, ...]:
         """What a plan depends on of the fed values: their shapes, and dtypes left open."""
         if len(values) == 1 and values[0].__class__ is _ndarray and not self.depends_on_dtypes:
             return (values[0].shape,)  # of most models
@@ -162,14 +165,14 @@ class Subgraph:
         """What stands for fed values where a plan is compiled: themselves, if they are arrays."""
         return values
 
-    def use(self, key: Any, executor: Executor) -> None:
+    def use(self, key: Hashable, executor: Executor) -> None:
         """Remember the plan that was used last, and the key of what it was used for."""
         self.last = LatestPlan(key, executor, self._expected(key))
 
-    def _expected(self, key: Any) -> Any:
+    def _expected(self, key: Hashable) -> ExpectedFeeds | None:
         if library() is None or not isinstance(key, tuple):
             return None
-        expected = []
+        expected: list[Any] = []
         for (name, _, dtype), shape in zip(self._ports, key, strict=True):
             if self.depends_on_dtypes and shape is not None:
                 shape, dtype = shape

@@ -211,7 +211,7 @@ class Subgraphs:
         return subgraph
 
     def _cut(self, extract: Extract) -> Graph:
-        from penstock.compiler.feeds import checked
+        from penstock.executors.feeds import checked
         from penstock.passes.dead_code import cut
 
         fed = [self.value(name, "feed") for name in extract.feeds]

@@ -9,7 +9,7 @@ for another machine, or other options, is not used: the graph is then compiled a
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.artifact.container import ArtifactFile, ArtifactWriter
 from penstock.artifact.decode import decode_graph, decode_type
@@ -29,6 +29,9 @@ from penstock.host.threads import core_budget
 from penstock.ir.graph import Graph, Model, Value
 from penstock.plan.arena_layout import SavedArena
 from penstock.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from penstock.ops.tensorflow.state import Store
 
 _SAVED_OPTIONS: Mapping[str, type] = {
     "executor": str,
@@ -73,7 +76,7 @@ def save_session(
     model: Model,
     context: CompileContext,
     main: Subgraph,
-    plans: Mapping[Any, Executor],
+    plans: Mapping[tuple[Any, ...], Executor],
     writer: ArtifactWriter,
 ) -> None:
     """Add a session to a file: its model, and the ``plans`` of its main subgraph, by key."""
@@ -181,7 +184,7 @@ class Artifact:
     """The plans of an artifact, for a session with this context; ``own`` has its variables, by the
     stores of the model."""
 
-    def __init__(self, model: Model, context: CompileContext, own: dict[Any, Any]) -> None:
+    def __init__(self, model: Model, context: CompileContext, own: dict[Store, Store]) -> None:
         self._file: ArtifactFile = model.artifact
         self._context = context
         self._own = own

@@ -23,7 +23,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from penstock.artifact.container import VERSION, ArtifactWriter, replacing
 from penstock.backends.registry import available, describe
@@ -74,7 +73,7 @@ def clear(folder: Path) -> int:
     return freed
 
 
-def cache_entry(model: Any, options: CompileOptions) -> CacheEntry | None:
+def cache_entry(model: object, options: CompileOptions) -> CacheEntry | None:
     """The place that ``cache=`` gives a model; None without it, and with a warning for options that
     do not let sessions be told apart. Raises ``ValueError`` for a model that is neither a path nor
     bytes."""
@@ -122,11 +121,11 @@ class CacheEntry:
         return self.folder / f"{hashlib.blake2b(text, digest_size=16).hexdigest()}.penstock"
 
     @cached_property
-    def _files(self) -> Any:
+    def _files(self) -> str | dict[str, str]:
         """The digests by which a session is found."""
         return self._digests()
 
-    def _digests(self) -> Any:
+    def _digests(self) -> str | dict[str, str]:
         """Digests of the bytes of the model, of a folder by file."""
         source = self.source
         if isinstance(source, bytes):

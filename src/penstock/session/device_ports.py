@@ -10,7 +10,7 @@ the caller wants there: such runs have plans of their own (``Subgraph.variants``
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any
 from weakref import ref
 
@@ -146,7 +146,7 @@ class DevicePorts:
 class DeviceSubgraph(Subgraph):
     """``base``, for feeds on devices and results that stay there, as ``ports`` say."""
 
-    def __init__(self, base: Subgraph, name: Any, ports: Ports) -> None:
+    def __init__(self, base: Subgraph, name: Hashable, ports: Ports) -> None:
         super().__init__(base.graph, base.outputs, base.unraised)
         self._base = ref(base)
         self.name = name
@@ -169,7 +169,7 @@ class DeviceSubgraph(Subgraph):
             for name, value in zip(self.names, values, strict=True)
         ]
 
-    def key(self, values: Sequence[Any]) -> tuple[Any, ...]:
+    def key(self, values: Sequence[Any]) -> tuple[Hashable, ...]:
         return super().key(self.placeholders(values))
 
     def placeholders(self, values: Sequence[Any]) -> Sequence[Any]:
@@ -183,7 +183,7 @@ class DeviceSubgraph(Subgraph):
                 stand_ins[i] = _placeholder(TensorType(type_.dtype, tuple(values[i].shape)))
         return stand_ins
 
-    def use(self, key: Any, executor: Any) -> None:
+    def use(self, key: Hashable, executor: Executor) -> None:
         super().use(key, executor)
         # What the session shows is the plan that was used last. No key of the base is like this.
         if (base := self.base) is not None:
@@ -195,7 +195,7 @@ class Returned:
     as they are, those of the host as copies."""
 
     def __init__(
-        self, request: Request, backend: Any, order: DeviceOrder | None, executor: Executor
+        self, request: Request, backend: TakesTensors, order: DeviceOrder | None, executor: Executor
     ) -> None:
         self._request = request
         self._backend = backend
@@ -209,13 +209,13 @@ class Returned:
         return {name: give(value) for name, value in self._request.named(outputs).items()}
 
 
-def returned_by(backends: Collection[Backend], wanted: str) -> Any:
+def returned_by(backends: Collection[Backend], wanted: str) -> TakesTensors:
     """The backend whose tensors ``returns=`` asks for. Raises ``PenstockError`` if the session has
     none."""
     for backend in backends:
         tensors = capability(backend, TakesTensors)
         if tensors is not None and tensors.gives == wanted:
-            return backend
+            return tensors
     raise PenstockError(
         f"returns={wanted!r} needs a backend with such values; compile the model with "
         f"backends=[{wanted!r}]"

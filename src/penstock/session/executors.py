@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from penstock.session.compile_cache import CacheEntry
     from penstock.tuning.run_sampler import MeasuredRuns
 
-_check_dims = imported("penstock.compiler.feeds.check_dims")
-_feeds_fit = imported("penstock.compiler.feeds.feeds_fit")
+_check_dims = imported("penstock.executors.feeds.check_dims")
+_feeds_fit = imported("penstock.executors.feeds.feeds_fit")
 
 # Plans from which on kernels are preferred that leave nothing behind when they are freed.
 _MANY_PLANS = 8
@@ -95,7 +95,7 @@ class Executors:
             raise InvalidInput("no plan yet: run the session, or compile it with shapes=...")
         return self._ahead({})
 
-    def compile_ahead(self, shapes: Any) -> None:
+    def compile_ahead(self, shapes: InputShapes | Sequence[InputShapes] | None) -> None:
         """Compile the plans that ``shapes=`` asks for."""
         for wanted in (shapes,) if isinstance(shapes, Mapping) else shapes or ():
             self._ahead(wanted)
@@ -143,7 +143,7 @@ class Executors:
         return values
 
     def get(
-        self, subgraph: Subgraph, key: Any, values: Sequence[Any], exact: bool = False
+        self, subgraph: Subgraph, key: tuple[Any, ...], values: Sequence[Any], exact: bool = False
     ) -> Executor:
         """The executor for these values, compiled if it is new; if ``exact``, one for no others."""
         values = subgraph.placeholders(values)
@@ -170,7 +170,7 @@ class Executors:
         return executor
 
     def _open_shapes(
-        self, subgraph: Subgraph, key: Any, values: Sequence[Any]
+        self, subgraph: Subgraph, key: tuple[Any, ...], values: Sequence[Any]
     ) -> OpenShapes | None:
         """The shapes of a plan that serves these values and others; None for a plan of their own.
         Raises ``InvalidInput`` where such a plan serves and the dims are not as declared."""
@@ -258,7 +258,7 @@ class Executors:
 
     def _log(self, executor: Executor, seconds: float) -> None:
         """Tell of a plan that was compiled, and where its steps run."""
-        from penstock.compiler.effective_options import effective_options
+        from penstock.session.facts import effective_options
 
         table, context = executor.table, self._compiler.context
         ports = ", ".join([f"{table.slots[i].name}: {table.slots[i].type}" for i in table.inputs])
@@ -281,13 +281,12 @@ class Executors:
     def write(self, write: Callable[[ArtifactWriter], None]) -> None:
         """Let ``write`` write the session."""
         from penstock.artifact.container import ArtifactWriter
-        from penstock.compiler.varying_shapes import OpenShapes
         from penstock.session.artifact import save_session
 
         main, writer = self._subgraphs.main, ArtifactWriter()
         context = self._compiler.context
         plans = self._plans.of(main) if context.executor in AFTER_LOWERING else {}
-        plans = {key: plan for key, plan in plans.items() if not isinstance(key, OpenShapes)}
+        plans = {key: plan for key, plan in plans.items() if isinstance(key, tuple)}
         save_session(self._model, context, main, plans, writer)
         write(writer)
         for executor in plans.values():  # which have given their constants back
@@ -350,11 +349,11 @@ def _sizes(types: Sequence[Type], shapes: InputShapes) -> dict[str, int]:
     return sizes
 
 
-def _is_size(x: Any) -> TypeGuard[int]:
+def _is_size(x: object) -> TypeGuard[int]:
     return isinstance(x, int | np.integer) and not isinstance(x, bool)
 
 
-def _is_dim(dim: Any) -> TypeGuard[int]:
+def _is_dim(dim: object) -> TypeGuard[int]:
     return _is_size(dim) and int(dim) >= 0
 
 

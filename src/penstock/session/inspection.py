@@ -1,12 +1,13 @@
 """``session.inspect``: how the plans of a session run, without changing what runs do."""
 
+# tests: tests/session/test_inspection.py tests/session/test_hints.py
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.compiler.compiler import Compiler
-from penstock.compiler.effective_options import EffectiveOptions, effective_options
 from penstock.compiler.options import CompileOptions, InputShapes
 from penstock.compiler.subgraphs import Subgraphs
 from penstock.core.errors import PenstockError, check_count, wrong_type
@@ -16,7 +17,7 @@ from penstock.host.threads import Places
 from penstock.ir.graph import Model
 from penstock.plan.plan import StepTable
 from penstock.session.executors import Executors
-from penstock.session.facts import Memory, Stats
+from penstock.session.facts import EffectiveOptions, Memory, Stats, effective_options
 from penstock.session.plan_cache import PlanCache, counter_value
 
 if TYPE_CHECKING:
@@ -253,3 +254,33 @@ class Inspection:
 
     def __repr__(self) -> str:
         return f"<inspection of {self._parts.model.entry!r}>"
+
+
+# Hints for attributes that a session lacks: members that moved, and those of other runtimes.
+
+_RENAMED = {"granted": "session.effective", "latest": "session.inspect.executor"}
+
+# The names here of methods of ONNX Runtime's sessions.
+_ELSEWHERE = {
+    "get_inputs": "session.inputs",
+    "get_outputs": "session.outputs",
+    "get_modelmeta": "session.model.metadata and session.model.about",
+    "get_providers": "session.effective.backends",
+    "io_binding": "session.run(feeds, out=...)",
+    "run_with_iobinding": "session.run(feeds, out=...)",
+    "end_profiling": "session.run(feeds, trace=penstock.Trace())",
+}
+
+
+def hint_for(name: str) -> str:
+    """The end of the message that a session has no attribute ``name``."""
+    if not name.startswith("_") and hasattr(Inspection, name):
+        return f"; it is session.inspect.{name}"
+    if name in _RENAMED:
+        return f"; it is {_RENAMED[name]}"
+    if name in _ELSEWHERE:
+        return (
+            f"; that is {_ELSEWHERE[name]} here, and penstock.compat.onnxruntime has ONNX "
+            "Runtime's interface"
+        )
+    return ""

@@ -55,11 +55,10 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from pathlib import Path
 
-    from penstock.compiler.effective_options import EffectiveOptions
     from penstock.ir.tables import DisplayTable
     from penstock.observers.profile import Profile
     from penstock.session.device_ports import DeviceOrder, DevicePorts
-    from penstock.session.facts import Memory, Port, Stats
+    from penstock.session.facts import EffectiveOptions, Memory, Port, Stats
     from penstock.session.inspection import Inspection, SessionParts
     from penstock.session.run import Answers, Job, PreparedRun
     from penstock.session.variables import Variables
@@ -482,7 +481,7 @@ class Session:
     if not TYPE_CHECKING:  # type checkers would take any name for one of a session
 
         def __getattr__(self, name: str) -> Any:
-            from penstock.session.hints import hint_for
+            from penstock.session.inspection import hint_for
 
             message = f"a Session has no attribute {name!r}{hint_for(name)}"
             raise AttributeError(message, name=name, obj=self)
@@ -524,7 +523,7 @@ class Session:
             backend = returned_by(self._compiler.context.backends, options.returns)
             answers = Returned(request, backend, order, executor)
         if options.out is not None:
-            from penstock.session.given_outputs import GivenOutputs
+            from penstock.session.run import GivenOutputs
 
             answers = given = GivenOutputs(request, options.out, executor, values)
             if given.direct and not observed and isinstance(executor, LinearExecutor):

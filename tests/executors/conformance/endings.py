@@ -212,7 +212,9 @@ class Endings(ExecutorTests):
         assert "Loop_0" in caught.value.__notes__[0]
 
     # Python reports an interrupt that it drops within a finalizer, and ``interrupts`` repeats it.
-    @pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
+    @pytest.mark.filterwarnings(
+        "ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning"
+    )
     @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs signals to threads")
     def test_session_runs_again_after_a_keyboard_interrupt(self):
         session = self.compile(model_from_text(ENDLESS))
