@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import threading
 
 import numpy as np
@@ -13,7 +12,7 @@ from penstock.compiler.compiler import Compiler
 from penstock.compiler.options import DEFAULTS
 from penstock.compiler.stages import CompileContext
 from penstock.compiler.subgraph import Extract, Subgraph
-from penstock.compiler.subgraphs import Subgraphs, suggest
+from penstock.compiler.subgraphs import Subgraphs
 from penstock.core.errors import InvalidInput
 from tests.support.onnx_text import graph_from_text
 
@@ -164,32 +163,3 @@ def test_concurrent_requests_for_one_subgraph_get_the_same_one(tree):
         thread.join(30)
     assert len(subgraphs) == 8
     assert len(set(map(id, subgraphs))) == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [
-        ("CONV", "did you mean 'conv'?"),
-        ("con1", "did you mean 'conv'?"),
-        ("zzz", "it has 'out'"),
-    ],
-)
-def test_suggest_prefers_alike_then_close_then_preferred_names(name, hint):
-    assert hint in suggest(name, ["conv", "pool", "out"], ["out"])
-
-
-def test_suggest_lists_the_first_few_of_many_names():
-    hint = suggest("zzz", [f"value{i}" for i in range(100)])
-    assert hint.endswith("'value7', ...")
-
-
-def test_suggest_does_not_compare_long_or_very_many_names(monkeypatch):
-    long = "N" * 1_000_000
-    assert len(suggest(long + "x", [long + "y", "z"])) < 1000
-    compared = []
-    monkeypatch.setattr(
-        difflib, "get_close_matches", lambda name, names, **_: compared.append(names)
-    )
-    suggest("?", (f"value_{i}" for i in range(3 * module._MOST_COMPARED)))
-    (names,) = compared
-    assert len(names) == module._MOST_COMPARED

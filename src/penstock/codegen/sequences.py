@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from penstock.backends.sequence import BoundStep, sequence_of
 from penstock.core.records import dataclass
 from penstock.plan.plan import Step
 
@@ -69,6 +68,8 @@ def bound_sequence(
 ) -> Callable[..., None]:
     """The function of a sequence in one arena. ``bind`` binds the kernel of a step; ``values[i]``
     stands for the array of slot i in what it returns, if that is known only during the run."""
+    from penstock.host.sequence import BoundStep, sequence_of  # small programs have no sequences
+
     place = {id(values[slot]): i for i, slot in enumerate(sequence.slots)}
     steps = []
     for step in sequence.steps:

@@ -24,12 +24,7 @@ from penstock.ir.graph import Graph, is_framed
 
 if TYPE_CHECKING:
     from penstock.compiler.varying_shapes import OpenTypes
-    from penstock.observers.profile import Profile
     from penstock.passes.context import Unraised
-    from penstock.plan.grouping import Seconds
-    from penstock.plan.plan import Step, StepTable
-    from penstock.plan.streams import StreamSchedules
-    from penstock.tuning.reasons import Reasons
     from penstock.tuning.run_sampler import MeasuredRuns
     from penstock.tuning.worker_placement import ClusterForecast
 
@@ -267,54 +262,3 @@ class Compiler:
         if any(map(is_fused, fused.walk())):
             profiler.graph, profiler.allowed = fused, placement.candidates(fused)
             profiler.measure_all(runs)
-
-    def profile(
-        self, executor: Executor, observed: Executor, values: Sequence[Any], runs: int
-    ) -> Profile:
-        """Where the time of a plan goes: of ``runs`` runs of ``observed``, and as many of
-        ``executor``, which is the same without observers, for what a run takes alone. What was not
-        measured before is kept in the table of costs."""
-        from penstock.tuning.measure import CostModel
-        from penstock.tuning.trial import profile_in_turn
-
-        profile = profile_in_turn(observed, executor, values, runs)
-        costs = CostModel(self.context.backends)
-        for single in (False, True) if executor.threads == 1 else (False,):
-            costs.record_new(profile, single)
-        costs.save()
-        profile.settle()
-        return profile
-
-    @property
-    def reasons(self) -> Reasons:
-        """Why steps run where they do."""
-        from penstock.tuning.reasons import Reasons
-
-        context = self.context
-        return Reasons(context.backends, context.options.place or {}, context.costs)
-
-    @property
-    def seconds(self) -> Seconds:
-        """The known cost of a step with one thread for each kernel."""
-        return self.context.seconds(self.context.costs, 1)
-
-    def is_measured(self, step: Step) -> bool:
-        """Whether that cost was measured on this machine."""
-        backend = self.context.by_name.get(step.backend)
-        costs = self.context.costs
-        return backend is not None and costs.is_measured(step.node, backend, 1)
-
-    def streams(self, plan: StepTable, max_streams: int | None) -> StreamSchedules:
-        """The schedule of ``plan`` on streams by known costs: on as many as pay off, or on up to
-        ``max_streams``."""
-        from penstock.inspect.forecast import check_static
-        from penstock.plan.streams import StreamSchedules
-
-        check_static(plan)
-        return StreamSchedules(
-            plan,
-            self.seconds,
-            max_streams or self.context.workers,
-            forced=max_streams is not None,
-            devices=self.context.accelerators,
-        )

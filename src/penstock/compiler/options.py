@@ -1,20 +1,14 @@
-"""The options of compiling and of running, each spelled once.
-
-``takes`` gives a function that passes its arguments on to such a record the record's signature,
-for type checkers and for ``help``.
-"""
+"""The options of compiling and of running, each spelled once."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import cache, partial
-from inspect import Parameter, Signature, cleandoc
+from functools import partial
 from typing import (
     TYPE_CHECKING,
     Any,
     ClassVar,
-    Concatenate,
     Literal,
     ParamSpec,
     Protocol,
@@ -22,15 +16,14 @@ from typing import (
     TypeAlias,
     TypeVar,
     get_args,
-    overload,
 )
 
 import numpy as np
 
-from penstock.algorithms.arena import MEMORY_PLANNERS
 from penstock.core.errors import OptionError, check_choice, check_count, wrong_type
 from penstock.core.limits import Limits
-from penstock.core.records import KW_ONLY, dataclass, field, fields, replace
+from penstock.core.option_records import option, option_names
+from penstock.core.records import KW_ONLY, dataclass, fields, replace
 from penstock.observers.base import Observer
 
 if TYPE_CHECKING:
@@ -65,12 +58,6 @@ class SharedVariables(Protocol):
     def of(self, model: Model) -> dict[Store, Store]:
         """The stores that take the place of the model's own."""
         ...
-
-
-def option(default: Any, help: str, allowed: Callable[[Any], bool] | None = None) -> Any:
-    """A field of a record of options; ``help`` is its text in documentation and on the command
-    line, ``allowed`` whether a value has one of the types that the field declares."""
-    return field(default=default, metadata={"help": help, "allowed": allowed})
 
 
 def _check_types(record: ExpertOptions | CompileOptions) -> None:
@@ -182,7 +169,7 @@ class ExpertOptions:
 
     def __post_init__(self) -> None:
         _check_types(self)
-        check_choice("memory_planner", self.memory_planner, MEMORY_PLANNERS)
+        check_choice("memory_planner", self.memory_planner, get_args(MemoryPlanner))
         if self.max_streams is not None:
             check_count("max_streams", self.max_streams)
 
@@ -445,75 +432,18 @@ class RunOptions:
 
 
 P = ParamSpec("P")
-First = TypeVar("First")
-Second = TypeVar("Second")
 Result = TypeVar("Result")
-
-
-@overload
-def takes(
-    record: Callable[P, Any],
-) -> Callable[[Callable[..., Result]], Callable[Concatenate[First, P], Result]]: ...
-
-
-@overload
-def takes(
-    record: Callable[P, Any], after: tuple[type[Second]]
-) -> Callable[[Callable[..., Result]], Callable[Concatenate[First, Second, P], Result]]: ...
-
-
-def takes(record: Callable[..., Any], after: tuple[type, ...] = ()) -> Callable[..., Any]:
-    """Declare that a function takes what ``record`` takes, behind its first parameter and as many
-    as ``after`` has types.
-
-    The function itself is returned, with the signature and the documentation of the options.
-    """
-
-    def declare(function: Any) -> Any:
-        leading = function.__code__.co_varnames[: 1 + len(after)]
-        parameters = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in leading]
-        function.__signature__ = Signature([*parameters, *_parameters(record)])
-        function.__doc__ = f"{cleandoc(function.__doc__ or '')}\n\n{document(record)}"
-        return function
-
-    return declare
-
-
-@cache
-def _parameters(record: Any) -> list[Parameter]:
-    """The parameters of a record."""
-    kinds = Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY
-    return [
-        Parameter(f.name, kinds[f.kw_only is True], default=f.default, annotation=f.type)
-        for f in fields(record)
-    ]
-
-
-@cache
-def document(record: Any) -> str:
-    """The options of ``record`` and what they mean, a paragraph each."""
-    return "\n\n".join(f"``{f.name}``: {f.metadata['help']}" for f in fields(record))
-
-
-def help_of(record: Any, name: str) -> str:
-    """The text of one option."""
-    return next(str(f.metadata["help"]) for f in fields(record) if f.name == name)
 
 
 def make(record: Callable[P, Result], caller: str, *arguments: Any, **options: Any) -> Result:
     """The record of these options; ``TypeError`` suggests a name for one that there is not."""
-    names = _names(record)
+    names = option_names(record)
     for name, value in options.items():
         if name not in names:
             raise TypeError(f"{caller}() has no option {name!r}; {_hint(name, value, names)}")
     made = record(*arguments, **options)
     expert = made.expert.given if isinstance(made, CompileOptions) else ()
     return with_given(made, {*options, *expert})
-
-
-@cache
-def _names(record: Any) -> Sequence[str]:
-    return [f.name for f in fields(record)]
 
 
 def _hint(name: str, value: object, names: Sequence[str]) -> str:

@@ -33,8 +33,7 @@ from penstock.ops.internal.transfer import is_transfer
 from penstock.plan.arena_layout import ArenaPlan, plan_arena_for_tasks
 from penstock.plan.arrangement import arrange
 from penstock.plan.builder import compile_plan
-from penstock.plan.grouping import ClusteredGrouping, Seconds, is_chain
-from penstock.plan.plan import step_dag
+from penstock.plan.grouping import ClusteredGrouping, Seconds, is_chain, least_makespan
 from penstock.plan.tasks import Grouping, Tasks, are_asynchronous
 from penstock.tuning.measure import CostModel
 
@@ -188,12 +187,17 @@ def _on_tasks(
 
 
 def _streams(planned: Planned, context: CompileContext, seconds: Seconds) -> StreamSchedules:
+    return stream_schedules(planned.plan, seconds, context.options.expert.max_streams, context)
+
+
+def stream_schedules(
+    plan: StepTable, seconds: Seconds, most: int | None, context: CompileContext
+) -> StreamSchedules:
+    """The schedule of a plan on streams: on as many as pay off, or on up to ``most``."""
     from penstock.plan.streams import StreamSchedules
 
-    most, devices = context.options.expert.max_streams, context.accelerators
-    bound = most or context.workers
-    forced = most is not None
-    return StreamSchedules(planned.plan, seconds, bound, forced=forced, devices=devices)
+    bound, devices = most or context.workers, context.accelerators
+    return StreamSchedules(plan, seconds, bound, forced=most is not None, devices=devices)
 
 
 def _on_streams(planned: Planned, context: CompileContext, streams: StreamSchedules) -> Scheduled:
@@ -292,11 +296,8 @@ def _run_sampler(programmed: Programmed, context: CompileContext) -> RunSampler 
     def may_pay(serial: float, profile: Profile) -> bool:
         if context.accelerators or _may_overlap(plan, context):
             return True
-        from penstock.algorithms.heft import bound
-
         best = {entry.step.node: entry.best for entry in profile}
-        seconds = [best.get(step.node, 0.0) for step in plan.steps]
-        least = bound(step_dag(plan.slots, plan.steps), seconds, context.workers)
+        least = least_makespan(plan, lambda step: best.get(step.node, 0.0), context.workers)
         return least <= _SIMULATED[context.executor] * serial
 
     # Costs of its own, without the values that the profiler of this compilation measures on, and

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from penstock.compiler.subgraph import Extract, Subgraph, compile_guard
-from penstock.core.errors import MAX_PROBLEMS, InvalidInput, shortened
+from penstock.core.errors import MAX_PROBLEMS, InvalidInput, quoted, suggest
 from penstock.core.records import NamedTuple
 from penstock.core.types import ANY, AnyType, TensorType, Type
 from penstock.ir.graph import Graph, Node, Value, captures, clone, is_framed
@@ -20,10 +19,6 @@ if TYPE_CHECKING:
 
 MAX_SUBGRAPHS = 256
 """Subgraphs, and requests for them, that a session remembers beside its main one."""
-
-# Names that are compared letter by letter with an unknown one, and their length.
-_MOST_COMPARED = 10_000
-_LONGEST_COMPARED = 256
 
 
 class Request(NamedTuple):
@@ -219,7 +214,7 @@ class Subgraphs:
         target_values, nodes = self._targets(extract.targets)
         graph = cut(self.graph, fed, [*fetched, *target_values], nodes)
         if missing := captures(graph):
-            names = ", ".join(f"{_quoted(v.name)} ({v.type})" for v in missing[:MAX_PROBLEMS])
+            names = ", ".join(f"{quoted(v.name)} ({v.type})" for v in missing[:MAX_PROBLEMS])
             if len(missing) > MAX_PROBLEMS:
                 names += f" and {len(missing) - MAX_PROBLEMS} more"
             raise InvalidInput(f"the fetches need inputs that were not fed: {names}")
@@ -254,7 +249,7 @@ class Subgraphs:
                 nodes.append(node)
             else:
                 hint = suggest(name, [*self.values, *self._aliases, *by_name])
-                raise InvalidInput(f"no target is {_quoted(name)}: {hint}")
+                raise InvalidInput(f"no target is {quoted(name)}: {hint}")
         return values, nodes
 
     def _without_aliases(self, feeds: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -280,7 +275,7 @@ class Subgraphs:
             if node is not None:
                 made = " and ".join([repr(v.name) for v in node.outputs if v is not None])
                 hint = f"that is a node, and its outputs are {made or 'none'}"
-            raise InvalidInput(f"cannot {role} {_quoted(name)}: {hint}")
+            raise InvalidInput(f"cannot {role} {quoted(name)}: {hint}")
         return value
 
 
@@ -291,23 +286,3 @@ def _values_by_name(graph: Graph) -> dict[str, Value]:
     for value in (*graph.inputs, *inside, *graph.outputs):
         values.setdefault(value.name, value)
     return values
-
-
-def _quoted(name: str) -> str:
-    return repr(shortened(name))
-
-
-def suggest(name: str, names: Iterable[str], preferred: Iterable[str] = ()) -> str:
-    """A hint for an unknown name: close names, or else ``preferred`` ones, or the first few."""
-    from difflib import get_close_matches
-
-    names = list(dict.fromkeys(names))
-    alike = [other for other in names if other.casefold() == name.casefold()][:3]
-    if not alike and len(name) <= _LONGEST_COMPARED:
-        short = (other for other in names if len(other) <= _LONGEST_COMPARED)
-        alike = get_close_matches(name, list(islice(short, _MOST_COMPARED)), n=3, cutoff=0.6)
-    if alike:
-        return "the model has no such value; did you mean " + " or ".join(map(_quoted, alike)) + "?"
-    shown = list(preferred) or names
-    more = ", ..." if len(shown) > 8 else ""
-    return f"the model has no such value; it has {', '.join(map(_quoted, shown[:8]))}{more}"

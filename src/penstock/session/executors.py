@@ -12,7 +12,6 @@ from weakref import WeakMethod, ref
 import numpy as np
 
 from penstock.backends.registry import LAZY
-from penstock.codegen.constants import release_constants
 from penstock.compiler.compiler import AFTER_LOWERING, Compiler
 from penstock.compiler.subgraph import Subgraph
 from penstock.compiler.subgraphs import Subgraphs
@@ -20,6 +19,7 @@ from penstock.core.errors import InvalidInput, InvalidModel, PenstockError, Unsu
 from penstock.core.records import replace
 from penstock.core.types import TensorType, Type, type_of
 from penstock.executors.base import CompiledExecutor, Executor
+from penstock.executors.constants import release_constants
 from penstock.executors.control import Control
 from penstock.executors.linear import LinearExecutor
 from penstock.host import gc_pause
@@ -286,10 +286,10 @@ class Executors:
         main, writer = self._subgraphs.main, ArtifactWriter()
         context = self._compiler.context
         plans = self._plans.of(main) if context.executor in AFTER_LOWERING else {}
-        plans = {key: plan for key, plan in plans.items() if isinstance(key, tuple)}
-        save_session(self._model, context, main, plans, writer)
+        saved = {key: plan for key, plan in plans.items() if isinstance(key, tuple)}
+        save_session(self._model, context, main, saved, writer)
         write(writer)
-        for executor in plans.values():  # which have given their constants back
+        for executor in saved.values():  # which have given their constants back
             release_constants(executor.table)
 
     def keep(self) -> None:

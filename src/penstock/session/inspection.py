@@ -15,7 +15,7 @@ from penstock.core.records import NamedTuple
 from penstock.executors.base import Executor
 from penstock.host.threads import Places
 from penstock.ir.graph import Model
-from penstock.plan.plan import StepTable
+from penstock.plan.plan import Step, StepTable
 from penstock.session.executors import Executors
 from penstock.session.facts import EffectiveOptions, Memory, Stats, effective_options
 from penstock.session.plan_cache import PlanCache, counter_value
@@ -47,8 +47,11 @@ class SessionParts(NamedTuple):
 
     @property
     def reasons(self) -> Reasons:
-        """Why steps run on their backends."""
-        return self.compiler.reasons
+        """Why steps run on their backends, by the costs that are known now."""
+        from penstock.tuning.reasons import Reasons
+
+        context = self.compiler.context
+        return Reasons(context.backends, context.options.place or {}, context.costs)
 
     def watched(self, feeds: Mapping[str, Any] | None) -> tuple[Executor, Executor, Sequence[Any]]:
         """The executor for these feeds, one of the same plan that tells observers of its steps, and
@@ -216,8 +219,14 @@ class Inspection:
         from penstock.inspect.forecast import forecast
 
         check_count("workers", workers)
-        compiler = self._parts.compiler
-        return forecast(self.plan, compiler.seconds, workers, compiler.is_measured)
+        context = self._parts.compiler.context
+        costs, by_name = context.costs, context.by_name
+
+        def is_measured(step: Step) -> bool:
+            backend = by_name.get(step.backend)
+            return backend is not None and costs.is_measured(step.node, backend, 1)
+
+        return forecast(self.plan, context.seconds(costs, 1), workers, is_measured)
 
     def forecast_on_cluster(self, shapes: InputShapes | None = None) -> ClusterForecast:
         """What runs on the workers of ``cluster=`` are expected to take: nodes as they are placed
@@ -244,13 +253,18 @@ class Inspection:
             max_streams: Streams that may be used whether they pay off or not; by default those of
                 the expert option ``max_streams``, or else as many as pay off.
         """
+        from penstock.compiler.scheduling import stream_schedules
+        from penstock.inspect.forecast import check_static
         from penstock.inspect.gantt import charts
 
         if max_streams is None:
             max_streams = self._parts.options.expert.max_streams
         else:
             check_count("max_streams", max_streams)
-        return charts(self.plan, self._parts.compiler.streams(self.plan, max_streams))
+        check_static(self.plan)
+        context = self._parts.compiler.context
+        seconds = context.seconds(context.costs, 1)
+        return charts(self.plan, stream_schedules(self.plan, seconds, max_streams, context))
 
     def __repr__(self) -> str:
         return f"<inspection of {self._parts.model.entry!r}>"

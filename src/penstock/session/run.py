@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from penstock.compiler.options import RunOptions
-from penstock.compiler.subgraphs import Request, suggest
+from penstock.compiler.subgraphs import Request
 from penstock.core.checkpoints import cancelled_by
-from penstock.core.errors import InvalidInput
+from penstock.core.errors import InvalidInput, suggest
 from penstock.core.types import TensorType, Type, dtype_name
 from penstock.executors.base import Done, Executor
 from penstock.executors.control import Control, begin_run, end_run

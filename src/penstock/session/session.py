@@ -17,7 +17,6 @@ from penstock.compiler.options import (
     CompileOptions,
     RunOptions,
     make,
-    takes,
     with_given,
 )
 from penstock.compiler.stages import CompileContext
@@ -34,6 +33,7 @@ from penstock.core.errors import (
     wrong_type,
 )
 from penstock.core.limits import DEFAULT_LIMITS
+from penstock.core.option_records import takes
 from penstock.core.records import fields, replace
 from penstock.executors.control import NEVER, CancelToken, Control
 from penstock.executors.linear import LinearExecutor
@@ -55,13 +55,13 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from pathlib import Path
 
+    from penstock.executors.variables import Variables
     from penstock.ir.tables import DisplayTable
     from penstock.observers.profile import Profile
     from penstock.session.device_ports import DeviceOrder, DevicePorts
     from penstock.session.facts import EffectiveOptions, Memory, Port, Stats
     from penstock.session.inspection import Inspection, SessionParts
     from penstock.session.run import Answers, Job, PreparedRun
-    from penstock.session.variables import Variables
 
 RunDone = Callable[[dict[str, Any] | None, BaseException | None], object]
 """Takes the outputs of a run by name, or else the error that it ended with."""
@@ -333,6 +333,8 @@ class Session:
         """
         if self._closed:
             raise PenstockError("the session is closed")
+        from penstock.tuning.measure import profile_plan
+
         check_count("runs", runs)
         request, _, values = self._subgraphs.resolve(feeds, None, None)
         with reporting(progress_of(progress)):
@@ -340,7 +342,8 @@ class Session:
                 self._compiler.measure(request.subgraph, values, runs)
                 self._plans.drop(request.subgraph)
             executor, observed, taken = self._parts().watched(feeds)
-            return self._compiler.profile(executor, observed, taken, runs)
+            backends = self._compiler.context.backends
+            return profile_plan(executor, observed, taken, runs, backends)
 
     @property
     def inspect(self) -> Inspection:
@@ -423,7 +426,7 @@ class Session:
             cluster = self.options.cluster
             self._variables = cluster.variables(self.model, self._stores, self.limits)
         elif self._variables is None:
-            from penstock.session.variables import Variables
+            from penstock.executors.variables import Variables
 
             self._variables = Variables(self.model, self._stores, self.limits)
         return self._variables

@@ -19,8 +19,9 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from penstock.compiler.options import RunOptions, make, takes
+from penstock.compiler.options import RunOptions, make
 from penstock.core.errors import PenstockError, RunError
+from penstock.core.option_records import takes
 from penstock.core.records import NamedTuple
 from penstock.executors.turn import Turn
 from penstock.host.fork import renewed

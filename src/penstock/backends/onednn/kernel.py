@@ -25,9 +25,9 @@ from penstock.backends.onednn.primitive import (
     reorder_primitive,
 )
 from penstock.backends.onednn.spec import BoundPrimitive, PrimitiveSpec, SpecContext, Strides
-from penstock.backends.sequence import BoundStep, sequence_of
 from penstock.core.records import NamedTuple, dataclass
 from penstock.core.types import TensorType
+from penstock.host.sequence import BoundStep, sequence_of
 from penstock.ir.kernel import (
     Binder,
     CompiledCall,
