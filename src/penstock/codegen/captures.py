@@ -83,6 +83,7 @@ class CaptureWriter:
         read = dict.fromkeys(i for step in steps for i in runtime_slots(self._plan, step))
         inputs = [i for i in read if i not in made]
         outputs = [i for i in made if i not in released]
+        # A replay overwrites the results of the last one, unless they were read before.
         fresh = [i not in self._at_once for i in outputs]
         number = len(self.captures)
         self.captures[f"graph_{number}"] = CapturedSteps(steps, inputs, outputs, fresh)
@@ -146,6 +147,7 @@ def is_capturable(plan: Plan, step: Step) -> bool:
         or step.contract is not None
     ):
         return False
+    # A replay would see what the host had read when the graph was captured.
     if any(slots[step.inputs[i]].kind is not SlotKind.CONSTANT for i in _given(step)):
         return False
     types = [slots[i].type for i in (*step.inputs, *step.outputs) if i >= 0]

@@ -165,6 +165,7 @@ def prepares(step: Step) -> bool:
 
 def _function_name(number: int, step: Step, kernel: Kernel, is_counted: bool) -> str:
     function = kernel.into if step.into else kernel.function
+    # A function that counts or checks is this step's, and must not have the name of the ufunc.
     own = is_counted or step.contract is not None
     if isinstance(function, np.ufunc) and not prepares(step) and not own:
         # Only NumPy's own: others may have any name, the same one several times.
@@ -243,12 +244,14 @@ def bind_names(
             namespace[name] = np.ndarray(dims, dtype, buffer, start, strides)
         values.append(namespace[name])
     values.append(None)  # for slots left out, whose index is -1
+    # Compiled calls know their arrays by identity (``RuntimeArray``) until a run has them.
     bind = partial(_bound, plan, values)
     for name, sequence in with_checkpoints(sequences.items()):
         namespace[name] = bound_sequence(sequence, values, bind)
     in_sequences = {step for sequence in sequences.values() for step in sequence.steps}
     for number, step in enumerate(with_checkpoints(plan.walk())):
         kernel = step.kernel
+        # A step of a sequence is bound there, and has no name in the text.
         if kernel is None or step in in_sequences:
             continue
         name = names.calls[step].function
@@ -263,6 +266,7 @@ def bind_names(
         runtime = [values[i] for i in runtime_slots(plan, step)]
         if not runtime:
             namespace[f"a{number}"] = arguments
+        # Kernels whose arguments are the arrays themselves are called without a wrapper.
         elif list(map(id, arguments)) != list(map(id, runtime)):
             function = _with_prepared(function, arguments, runtime)
         namespace[name] = function
@@ -303,6 +307,7 @@ def _function_of(
     assert function is not None
     if workspace is not None:
         function = partial(function, workspace=workspace)
+    # On streams the program itself waits now and then (``StepWriter``).
     if kernel.device.synchronize is not None and ahead is not None and not step.into:
         function = _synchronizing(step, function, kernel.device.synchronize, ahead)
     if is_counted and not step.into:
@@ -327,6 +332,7 @@ def _synchronizing(
     types = [None if value is None else value.type for value in step.node.outputs]
     bounds = [t.nbytes if isinstance(t, TensorType) and t.static else inf for t in types]
     smallest = min(bounds, default=inf)
+    # A read waits for all kernels before it, and a large result for its copy as well.
     most = MOST_AHEAD if smallest <= _SMALL_BYTES else 2 * MOST_AHEAD
 
     def call(*inputs: Any, **options: Any) -> Any:

@@ -56,8 +56,10 @@ def is_joinable(step: Step) -> bool:
     kernel = step.kernel
     if kernel is None or kernel.binder is None or kernel.binder.compiled_call is None:
         return False
+    # A new array for each result is Python's work.
     if step.outputs and not step.into:
         return False
+    # Checks and copies are Python's, too.
     return step.contract is None and not step.copied
 
 

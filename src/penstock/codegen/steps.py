@@ -149,6 +149,8 @@ class StepWriter:
 
     def _steps(self, steps: Sequence[Step]) -> None:
         for step in with_checkpoints(steps):
+            # In this order: observers are told of the time of the kernel alone, and values go when
+            # nothing reads them any more.
             self._wait(step)
             self._observe("began", step, step.inputs if self.form.inputs_observed else ())
             if step.control:
@@ -170,6 +172,7 @@ class StepWriter:
     def write_gathered(self) -> None:
         """One call for the steps that have been gathered; for a single one its own."""
         steps, released = self.gathering.take()
+        # A call of one step through a sequence would cost a call more.
         if len(steps) == 1:
             self.call(steps[0])
         elif steps:
@@ -196,6 +199,7 @@ class StepWriter:
         if not slots:
             return
         self.observe_release(slots)
+        # Shared slots are entries of the run's list, which other tasks index.
         local = [i for i in slots if i not in self.tasks.shared]
         if self.gathering.steps and local == slots and not any(self.slots[i].owned for i in slots):
             self.gathering.released += local  # views of what others own
@@ -214,6 +218,7 @@ class StepWriter:
 
     def _observe(self, function: str, step: Step, slots: Sequence[int]) -> None:
         if self.form.observed:
+            # The line number makes names that differ.
             name = f"n{len(self.text.lines)}"
             self.constants[name] = step
             arguments = ", ".join(["control", name, *[self.name[i] for i in slots]])
@@ -238,6 +243,7 @@ class StepWriter:
         kernel = step.kernel
         assert kernel is not None
         call = self._names.calls[step].text(self.tasks.signals.on.get(step, ()))
+        # Its call returns before the kernel has ended.
         if kernel.begin is not None:
             call = self._awaited(call, step)
         if step.into:
@@ -254,6 +260,7 @@ class StepWriter:
             call = f"array_of({call})" if len(step.outputs) == 1 else f"map(array_of, {call})"
         targets = [self.name[i] if i >= 0 else "_" for i in step.outputs]
         self.line(f"{', '.join(targets) or '_'} = {call}", step, comment(step))
+        # A result that nobody reads must not live until the next one takes its name.
         if "_" in targets:
             self.line("del _")
         self._keep_up(step)
@@ -278,6 +285,7 @@ class StepWriter:
     def _results(self, step: Step) -> None:
         """Allocate the outputs that the kernel of ``step`` is given though they leave the run."""
         for i in step.outputs:
+            # The caller's array takes the place of a new one.
             if i in self.given:
                 self.text.write(f"{self.name[i]} = {self.given[i]}", step)
             elif i >= 0 and self.slots[i].owned:

@@ -143,6 +143,7 @@ class Program:
         namespace = bind_names(
             self.plan, self.arena_plan, self.names, self.sequences, self.read, arenas
         )
+        # Constants of the text are the same in every arena.
         namespace.update(self.constants)
         namespace.update(streams or {})
         for code in self.code:
@@ -175,6 +176,7 @@ def write_program(
     ``results(V)`` returns the outputs. Loops and allocations are within ``limits``. ``run`` takes
     the arrays of the outputs that are given, ``o<number>``, behind the inputs.
     """
+    # The order that the offsets are for: no other is safe.
     order = [plan.steps[i] for i in arena_plan.order]
     shared = frozenset() if tasks is None else tasks.shared
     allocated = allocations(plan, arena_plan.size, limits)
@@ -185,6 +187,7 @@ def write_program(
     writer.given = _given_slots(plan, form.given)
     captures = None
     if plan.captures and form.capture and not form.observed and tasks is None:
+        # Observers see each step, and tasks put their steps on streams of their own.
         writer.graphs = captures = _capture_writer(plan)
     functions = _write_tasks(writer, tasks) if tasks else _write_run(writer, order)
     for body in () if captures is None else captures.bodies:
@@ -244,6 +247,7 @@ def _given_slots(plan: Plan, given: Sequence[int]) -> dict[int, str]:
     names: dict[int, str] = {}
     for number in given:
         i = plan.outputs[number]
+        # Views of other values are copied into the array when the run returns.
         if i in written and plan.slots[i].owned and plan.slots[i].base < 0:
             names.setdefault(i, f"o{number}")
     return names
@@ -268,6 +272,7 @@ def _write_tasks(writer: StepWriter, tasks: Tasks) -> list[str]:
     for number, task in enumerate(with_checkpoints(tasks.tasks)):
         writer.line(f"def t{number}({parameters}):")
         with writer.indented():
+            # The loop over tasks checks for a stop before each.
             writer.work = 0
             writer.block(task.steps)
             for stream in tasks.signals.of_task.get(number, ()):
@@ -299,6 +304,8 @@ def _write_return(writer: StepWriter) -> None:
             texts.append(name if direct else f"put({name}, {writer.name[i]})")
             returned.add(resident_in)
             continue
+        # Outputs are the caller's: none may change when another is written, or when the arena is
+        # used again.
         kept = slot.owned and resident_in not in returned
         kept |= writer.plan.inner and not memory_of(writer.slots, i)
         text = writer.name[i] if kept else f"unshared({writer.name[i]})"

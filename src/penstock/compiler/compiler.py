@@ -122,6 +122,8 @@ class Compiler:
 
         frames = None
         context = self.context
+        # Raised loops run one iteration after the other, which is faster unless nodes are slow
+        # enough to overlap.
         if context.executor == "auto" and is_framed(graph):
             from penstock.tuning.overlap import OverlapPolicy
 
@@ -171,13 +173,6 @@ class Compiler:
             return None
         return stages.bind(stages.generate_program(schedule, self.context), self.context)
 
-    def long_nodes(self, measured: MeasuredRuns) -> frozenset[str]:
-        """The nodes, by name, because of which loops of a plan had better stay on frames, as runs
-        have shown."""
-        from penstock.compiler.scheduling import long_nodes
-
-        return long_nodes(measured, self.context)
-
     def knowing(self, long: Collection[str]) -> Compiler:
         """A compiler that knows that these nodes take long, which estimates do not say."""
         return Compiler(replace(self.context, long=long))
@@ -193,6 +188,8 @@ class Compiler:
     def restore(self, saved: SavedPlan, values: Sequence[Any]) -> Executor:
         """The executor of a plan that was saved, for values of the shapes that it is for."""
         line = AFTER_LOWERING[self._executor]
+        # The order was chosen before it was saved, so that nothing is scheduled; if it was only
+        # estimated, runs of this process still check it.
         if saved.arena is not None:
             bound = _SAMPLED if self.context.workers > 1 else _BOUND
             line = (stages.plan_slots, stages.schedule_saved, *bound)
@@ -228,6 +225,8 @@ class Compiler:
                     if THREAD.progress is not None:
                         report_progress(_name(stage), i, len(line))
                     record = stage(record, self.context)
+            # For these shapes the graph breaks a rule that it keeps for others: the feeds are at
+            # fault.
             except InvalidModel as error:
                 if not feeds.add_shapes or is_framed(feeds.graph):
                     raise
@@ -259,6 +258,7 @@ class Compiler:
         profiler.allowed = placement.candidates(feeds.graph)
         profiler.measure_all(runs)
         fused = with_chains_fused(feeds.graph, placement, context)
+        # Fused chains are nodes of their own, whose costs are not the sum of those of their parts.
         if any(map(is_fused, fused.walk())):
             profiler.graph, profiler.allowed = fused, placement.candidates(fused)
             profiler.measure_all(runs)

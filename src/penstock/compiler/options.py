@@ -351,6 +351,7 @@ class CompileOptions:
     def filled(self, values: Mapping[str, Any]) -> CompileOptions:
         """These options with ``values``, of options in ``expert``, too, for those that were not
         given. None is never given."""
+        # Whoever is asked first decides: the caller, then the model's file, then the environment.
         unset = {}
         for name, value in values.items():
             own = self.get(name)

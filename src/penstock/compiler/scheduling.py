@@ -74,6 +74,7 @@ def _as_tasks(planned: Planned, context: CompileContext) -> Scheduled:
         return in_order()
     queue_of = queues_of(context, 1)[1]
     one = context.seconds(costs, 1)
+    # Most models end here, before anything is measured.
     if not context.grouping(plan, one, context.workers, queue_of).promising:
         return replace(in_order(), unmeasured=True)
     # Where kernels have threads of their own, workers seldom gain: measure only if asked to.
@@ -105,9 +106,10 @@ def _name_in_order(context: CompileContext) -> str:
 
 def _as_streams(planned: Planned, context: CompileContext) -> Scheduled:
     plan, costs = planned.plan, planned.costs
-    forced = context.options.expert.max_streams is not None
     in_order = partial(schedule_in_order, planned, context, "streams")
-    streams = _streams(planned, context, context.seconds(costs, 1))
+    one, most = context.seconds(costs, 1), context.options.expert.max_streams
+    streams, forced = stream_schedules(plan, one, most, context), most is not None
+    # The user has decided: nothing is compared with it.
     if forced and not streams.one:
         return _on_streams(planned, context, streams)
     if are_asynchronous(plan.steps):
@@ -152,11 +154,13 @@ def schedule_by_costs(
     one = context.seconds(costs, 1)
     queue_of = queues_of(context, 1)[1]
     if serial is None:
+        # In one order kernels have all threads, as tasks have not: each way is judged by its own
+        # costs.
         all_threads = context.seconds(costs, None)
         serial = context.grouping(plan, all_threads, 1, queue_of).serial
     most = _SIMULATED[executor] * serial
     grouping = context.grouping(plan, one, context.workers, queue_of)
-    streams = _streams(planned, context, one)
+    streams = stream_schedules(plan, one, context.options.expert.max_streams, context)
     on_streams = streams.of(plan.steps).makespan
     # Tasks are as fast by and large, and better where costs are wrong.
     if executor != "parallel" and not streams.one:
@@ -184,10 +188,6 @@ def _on_tasks(
         grouping.hand_over_s,
         margin=TRIED[context.executor],
     )
-
-
-def _streams(planned: Planned, context: CompileContext, seconds: Seconds) -> StreamSchedules:
-    return stream_schedules(planned.plan, seconds, context.options.expert.max_streams, context)
 
 
 def stream_schedules(
@@ -226,6 +226,7 @@ def observed_executor(
 ) -> Executor:
     """The executor that measures the nodes of a graph: the dataflow executor for a session that
     runs so, else that of one order, in planned memory, as most plans are run."""
+    # Costs are for a number of threads, whatever the session's runs will have.
     context = replace(context, options=replace(context.options, threads=threads))
     step_by_step = context.executor == "dataflow"
     backends = context.backends
@@ -242,6 +243,7 @@ def bind_sampled(programmed: Programmed, context: CompileContext) -> Executor:
     if programmed.rival is not None:
         return _bind_tried(schedule, programmed.rival, executor, context)
     plan, several = schedule.plan, schedule.unmeasured and context.workers > 1
+    # Steps that wait for one another leave workers nothing to share, unless iterations overlap.
     several = several and (not is_chain(plan) or _may_overlap(plan, context))
     if several and isinstance(executor, LinearExecutor):
         executor.sampler = _run_sampler(programmed, context)
@@ -256,6 +258,7 @@ def _bind_tried(
     from penstock.tuning.run_sampler import RunSampler
     from penstock.tuning.trial import FEWEST, Recipe, converse, faster, judged_again
 
+    # Bound only for as long as a trial takes: two executors would hold two arenas.
     recipe: Recipe = partial(bind, rival, context)
     used, first, margin = executor, 0, schedule.margin
     if context.options.autotune and schedule.profiler is not None:
@@ -263,6 +266,7 @@ def _bind_tried(
         assert isinstance(other, CompiledExecutor)
         recipe = other.recipe()
     assert isinstance(used, CompiledExecutor)
+    # The margin is that of tasks: for one order in their place it is the other way around.
     if used is executor:
         margin = converse(margin)
     sampler = RunSampler()
@@ -277,6 +281,8 @@ def _may_overlap(plan: StepTable, context: CompileContext) -> bool:
         return False
     if not any(s.node.op.role is Role.LOOP for s in plan.steps):
         return False
+    # Kernels of Penstock share their work among threads: only those of users may wait, or keep one
+    # core busy while others idle.
     steps = [step for step in plan.walk() if step.backend and not is_transfer(step.node)]
     return any(contract_of(s.node, context.by_name[s.backend], types=()) for s in steps)
 
@@ -285,6 +291,7 @@ def _run_sampler(programmed: Programmed, context: CompileContext) -> RunSampler 
     """What learns from runs whether a plan in one order is faster as tasks."""
     from penstock.tuning.run_sampler import Choice, RunSampler, sampled
 
+    # Costs that the user gives are not to be corrected by runs.
     if context.options.expert.cost_model is not None:
         return None
     plan, program = programmed.schedule.plan, programmed.program

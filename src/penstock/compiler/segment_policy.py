@@ -41,7 +41,9 @@ class SlowNodes:
         if not self._context.devices:
             return False
         own = {each.backends[0] for each in self._kernels.contexts.values()}
+        # A node's backend is known by name, which must stand for one device in a part.
         alike = len({backend.name for backend in own}) < len(own)
+        # A part that waits for its device must not hold up the parts of others.
         asynchronous = any(backend.device is not None for backend in own)
         return alike or asynchronous or any(map(self._occupies, self._graph.walk()))
 
@@ -155,6 +157,7 @@ class SegmentPolicy(FramePolicy):
             return False
         if self._overlap is not None and self._overlap.must_stay([node], True):
             return False
+        # A call has a graph with tokens of its own, and an Enter begins another frame.
         primitive = node.op.role in FRAMED and node.op.role not in (Role.ENTER, Role.CALL)
         if primitive or is_frame(node):
             return node.op.role is not Role.SWITCH or is_switch(node)
@@ -168,6 +171,7 @@ class SegmentPolicy(FramePolicy):
             return False
         if self.is_slow(node) or any(is_framed(graph) for _, graph in node.graphs):
             return False
+        # A segment is planned ahead: it needs dtypes, though not shapes.
         values = [*all_reads(node), *node.outputs]
         types = [value.type for value in values if value is not None]
         return all(isinstance(t, TensorType) and t.dtype is not None for t in types)

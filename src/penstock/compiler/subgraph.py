@@ -149,6 +149,7 @@ class Subgraph:
                 except RecursionError as error:
                     raise InvalidInput(f"input {name!r} has lists nested too deeply") from error
             values.append(value)
+        # There are others, which the caller looks up in the whole model.
         if len(values) != len(feeds):
             raise KeyError
         return values

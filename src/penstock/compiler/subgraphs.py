@@ -169,6 +169,7 @@ class Subgraphs:
                     )
             outputs = tuple(dict.fromkeys(fetched))
             request = Request(self._subgraph(feeds, outputs, targeted), outputs)
+            # Orders of names are many, and each is quick to resolve again: no order of use is kept.
             if len(self._requests) >= MAX_SUBGRAPHS:
                 self._requests.clear()
             self._requests[key] = request
@@ -179,6 +180,7 @@ class Subgraphs:
     ) -> Subgraph:
         """The subgraph of feeds, fetches and targets in any order."""
         key = (frozenset(feeds), frozenset(fetches), frozenset(targets))
+        # The main subgraph has no place among those that are forgotten.
         if key == self._main_key:
             return self.main
         with self._lock:
@@ -186,6 +188,8 @@ class Subgraphs:
             if subgraph is not None:
                 self._subgraphs.move_to_end(key)
                 return subgraph
+        # Not under the lock: to simplify a graph may take long, and threads that ask for others go
+        # on.
         extract = Extract(tuple(feeds), tuple(fetches), tuple(dict.fromkeys(targets)))
         extracted = self.extracted(extract, self._compiler)
         with self._lock:
@@ -219,6 +223,8 @@ class Subgraphs:
                 names += f" and {len(missing) - MAX_PROBLEMS} more"
             raise InvalidInput(f"the fetches need inputs that were not fed: {names}")
         for value in graph.inputs:
+            # What is fed in the middle of a model is as it is computed there, unless the model says
+            # more.
             if isinstance(value.type, AnyType):
                 value.type = self._inferred.get(value.name, ANY)
             value.type = checked(value.type)

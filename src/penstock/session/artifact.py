@@ -88,11 +88,13 @@ def save_session(
     keys: list[Any] = []
     writer.document("main", encode_graphs({"main": main.graph}, writer))
     for key, executor in plans.items():
+        # A plan for values that are no tensors has no shapes to be found by.
         if None not in key and (document := _plan_document(executor, context, writer)):
             writer.document(f"plan {len(keys)}", document)
             keys.append(encode_key(key))
     writer.document("stores", encode_stores(writer))
     options = {name: context.options.get(name) for name in _SAVED_OPTIONS}
+    # Objects of this process cannot be named in a file.
     if not all(type(name) is str for name in options["backends"] or ()):
         options["backends"] = None
     head = {
@@ -134,6 +136,7 @@ def _plan_document(
     # Nodes without steps are views, whose kernels are NumPy's: others need not be asked.
     views = NumpyBackend.name if NumpyBackend.name in context.by_name else ""
     document["placement"] = [backends.get(node, views) for node in plan.graph.walk()]
+    # Tasks depend on costs and workers, and are scheduled anew where the file is opened.
     if arena is not None and executor.tasks is None:
         owners = [slot for slot, buffer in arena.buffer_of.items() if slot == buffer]
         offsets = [(slot, arena.offsets[slot]) for slot in owners]
@@ -259,6 +262,7 @@ class Artifact:
         try:
             document = self._file.document(f"plan {number}")
             self.compare(LAZY.intersection(document["placement"]))
+            # Said once, by the first plan that needs the library.
             if self.differences:
                 reason = f"the plans in {self._file.name} are not used: {self.differences[-1]}"
                 warn(reason)
@@ -272,6 +276,7 @@ class Artifact:
         """The plan of a document, whose inputs must have these types."""
         graph = self._graph(document, types)
         placement = dict(zip(graph.walk(), document["placement"], strict=True))
+        # The file may name anything.
         if not {*placement.values()} <= {*self._context.by_name, ""}:
             raise ValueError("it has nodes on other backends")
         arena = document.get("arena")

@@ -184,6 +184,7 @@ class CacheEntry:
         now = [(status, os.stat(path)) for path, status in self.opened]
         if any(old is None or _status(old) != _status(new) for old, new in now):
             return
+        # The model that was compiled is the one that was read, not what is there now.
         if self._digests() != self._files:
             return
         others: set[Path] = set()

@@ -48,6 +48,7 @@ class DeviceOrder:
         """On the thread that runs it, before the run."""
         if self._ordered and (executor.hands_over or isinstance(executor, LinearExecutor)):
             return
+        # What the caller has put on its stream must be done before kernels read it.
         for i, device in enumerate(self._devices):
             if not isinstance(executor, LinearExecutor):
                 (device.settle if not self._events else self._events[i].synchronize)()
@@ -104,6 +105,7 @@ class DevicePorts:
         """The feeds that are on devices."""
         fed = {}
         for name, value in feeds.items():
+            # Most feeds: the host's arrays have __dlpack__ as well.
             if value.__class__ is np.ndarray or not hasattr(value, "__dlpack__"):
                 continue
             for backend in self._backends:
@@ -124,6 +126,7 @@ class DevicePorts:
             for (name, type_, _) in subgraph.port_types
             if (on := fed.get(name)) is not None and isinstance(type_, TensorType) and type_.dtype
         }
+        # These executors have all values in the host's memory.
         if not self._planned or subgraph.framed:
             tensors, stay = {}, False
         hosted = {n: on.backend.to_host(on.value) for n, on in fed.items() if n not in tensors}
@@ -162,6 +165,7 @@ class DeviceSubgraph(Subgraph):
         for name, type_, _ in self._ports:
             if name in fed and isinstance(type_, TensorType):
                 _check_dtype(name, type_, fed[name])
+        # Shapes are checked as those of arrays are, without a copy to the host.
         stand_ins = {name: _placeholder(on.type) for name, on in fed.items()}
         values = super().values({**feeds, **stand_ins})
         return [

@@ -147,9 +147,13 @@ class Executors:
     ) -> Executor:
         """The executor for these values, compiled if it is new; if ``exact``, one for no others."""
         values = subgraph.placeholders(values)
+        # TFLite's dims are those of the converter's example, and its runtime lets callers change
+        # them.
         if self._model.resizable and not _feeds_fit(subgraph.graph.inputs, values):
             feeds = dict(zip(subgraph.names, values, strict=True))
             subgraph = self._resized.resolve(feeds, subgraph.outputs, None)[0].subgraph
+        # A plan for many shapes is worth it for shapes that keep coming, not for one that is asked
+        # for.
         shapes = None if exact else self._open_shapes(subgraph, key, values)
         compiled = partial(self._compile, subgraph, values, shapes)
         if not exact and self._plans.has(subgraph, shapes or key):
@@ -159,6 +163,7 @@ class Executors:
         except Unsupported:
             if shapes is None:
                 raise
+            # A kernel needs the dims that were left open: exact shapes from now on.
             subgraph.varying.fixed = True
             return self.get(subgraph, key, values)
         if subgraph is not self._subgraphs.main:
@@ -174,6 +179,7 @@ class Executors:
     ) -> OpenShapes | None:
         """The shapes of a plan that serves these values and others; None for a plan of their own.
         Raises ``InvalidInput`` where such a plan serves and the dims are not as declared."""
+        # Shapes with a plan of their own keep it, which is the fastest.
         if subgraph.depends_on_dtypes or self._plans.has(subgraph, key):
             return None
         main = subgraph is self._subgraphs.main
@@ -202,6 +208,8 @@ class Executors:
     ) -> Executor:
         self._compiled += 1
         begin = perf_counter()
+        # Sessions with many plans have shapes that keep changing: what backends keep for equal ones
+        # is of little use.
         if self._compiled == _MANY_PLANS:
             self.save_memory()
         if self._model.check_types is not None and subgraph.depends_on_dtypes:
@@ -212,6 +220,7 @@ class Executors:
                 raise InvalidInput(f"the model takes no feeds of these dtypes: {error}") from error
         executor = None
         types = None if shapes is None else shapes.types(subgraph.graph.inputs, values)
+        # Only the plans of the main subgraph are saved, each for exact shapes.
         if types is None and self._artifact is not None and subgraph is self._subgraphs.main:
             executor = self._artifact.restored(self._compiler, subgraph.key(values), values)
             self.opened += executor is not None
@@ -226,6 +235,7 @@ class Executors:
             if types is None and self._entry is not None and subgraph is self._subgraphs.main:
                 self._entry.unsaved += 1
         if isinstance(executor, CompiledExecutor) and executor.sampler is not None:
+            # Weak, as executors are kept by plans, which this holds.
             executor.sampler.owner = ref(self)
         # Most sessions have one plan. Another one reads constants again, which takes time: they are
         # let go ever more seldom.
@@ -244,14 +254,19 @@ class Executors:
     def reschedule(self, executor: Executor, measured: MeasuredRuns) -> Executor | None:
         """The plan of an executor compiled anew by what its runs have shown: with loops on frames,
         where iterations may overlap, or on tasks. None if neither is expected to be faster."""
-        long = self._compiler.long_nodes(measured)
+        from penstock.compiler.scheduling import long_nodes
+
+        long = long_nodes(measured, self._compiler.context)
         subgraph = self._plans.subgraph_of(executor) if long else None
         if subgraph is not None and subgraph.extract is not None and not self._model.resizable:
             from penstock.compiler.varying_shapes import OpenTypes
 
             compiler, plan = self._compiler.knowing(long), measured.plan
+            # Frames were raised before shapes were known: the graph is taken out of the model once
+            # more.
             framed = self._subgraphs.extracted(subgraph.extract, compiler)
             if framed.framed:
+                # The same types as the plan in use, whose feeds are long gone.
                 types = OpenTypes([plan.slots[i].type for i in plan.inputs])
                 return compiler.compile(framed, open_types=types)
         return self._compiler.reschedule(measured)
@@ -274,6 +289,7 @@ class Executors:
         self, subgraph: Subgraph, values: Sequence[Any], control: Control
     ) -> tuple[Any, ...]:
         """Run with a plan that takes no dims for known that inference leaves open."""
+        # Dims that were expected have changed once and may again.
         subgraph.varying.forget()
         self._plans.drop(subgraph)
         return self.get(subgraph, subgraph.key(values), values).run(values, control)
@@ -297,6 +313,7 @@ class Executors:
         entry = self._entry
         if entry is None or not entry.unsaved:
             return
+        # Set first: what cannot be saved now is not tried after each plan.
         entry.unsaved = 0
         try:
             from penstock.session.artifact import has_state
@@ -335,6 +352,7 @@ def _anew(method: WeakMethod[Any], subgraph: ref[Subgraph], *arguments: Any) -> 
 def _sizes(types: Sequence[Type], shapes: InputShapes) -> dict[str, int]:
     """The sizes of dims that ``shapes=`` names. Raises ``InvalidInput`` for names that are none."""
     sizes = {name: n for name, n in shapes.items() if _is_size(n)}
+    # Most callers name inputs.
     if not sizes:
         return sizes
     declared = [t.shape for t in types if isinstance(t, TensorType) and t.shape]

@@ -110,6 +110,7 @@ def effective_options(context: CompileContext, executor: Executor) -> EffectiveO
 def effective_precision(asked: str, backends: Sequence[Backend]) -> str:
     """The precision that ``backends`` can give."""
     rounding = [capability(backend, RoundsOperands) for backend in backends]
+    # A backend that cannot round computes in float32, which is no wrong result.
     narrows = any(own.narrow for own in rounding if own is not None)
     return "float32" if asked == "bf16" and not narrows else asked
 

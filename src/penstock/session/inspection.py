@@ -176,6 +176,7 @@ class Inspection:
             {"name": name, "steps": len(graph.steps), "state": graph.state, "reason": graph.reason}
             for name, graph in getattr(executor, "captures", {}).items()
         ]
+        # A step has the names of all nodes that were fused into it.
         computed = {name for step in document["steps"] for name in step["nodes"]}
         names = [node.name or node.label for node in self._parts.model.graph.walk()]
         gone = [name for name in names if name not in computed]

@@ -43,6 +43,7 @@ class Opened:
 def open_model(model: object, options: CompileOptions, limits: Limits) -> Opened:
     """Read a model, unless it is one, and decide what its options are: those that are given, that
     its file wishes for, that it was saved with, or of the environment."""
+    # With the options as they were given: what the model's file adds is in its digest.
     entry = _cache_entry(model, options)
     model = _loaded(model, options, limits, entry)
     if model.options:
@@ -55,6 +56,7 @@ def open_model(model: object, options: CompileOptions, limits: Limits) -> Opened
 
         options = saved_options(model, options)
     options, workers = _named_workers(with_environment(options, model), model)
+    # Only now is it known which executor the options are for.
     options.check_use()
     backends = _backends(options, lazy=file is not None)
     stores: dict[Store, Store] = {} if options.variables is None else options.variables.of(model)
@@ -75,6 +77,7 @@ def _graphs(
     if model.artifact is not None:
         from penstock.artifact.decode import decode_stores
 
+        # Variables are told apart by their nodes: a model with some is decoded at once.
         if not decode_stores(model.artifact):  # graphs are decoded when needed
             return model.functions, partial(getattr, model, "graph")
     functions = _own_stores({"": model.graph, **model.functions}, stores)

@@ -150,6 +150,7 @@ class PlanCache:
 
     def drop(self, subgraph: Subgraph) -> None:
         """Forget the plans of a subgraph, and of its variants."""
+        # Variants are the same graph for feeds on devices.
         own = {subgraph, *subgraph.variants.values()}
         with self._held():
             for key in [key for key in list(self._executors) if key[0] in own]:
@@ -205,6 +206,7 @@ class PlanCache:
                 return
             if executor is not last:
                 before = executor.arena_bytes
+                # Arenas first: a plan takes longer to compile than an arena to allocate.
                 executor.trim()
                 held -= before - executor.arena_bytes
         while held > most and len(self._executors) > 1:

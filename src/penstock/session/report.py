@@ -68,6 +68,7 @@ class _Watched:
     def observation(self, runs: int) -> Observation:
         """Measure ``runs`` runs of the plan; then trace one."""
         profile = profile_in_turn(self.observed, self.executor, self.values, runs)
+        # Before the traced run, which takes longer than others.
         profile.settle()
         self.watch(trace := Trace())
         reason = self.session.reasons

@@ -59,6 +59,7 @@ class Run:
     def prepare(self, prepare: Callable[[bool], PreparedRun]) -> PreparedRun:
         """What ``prepare(observed)`` returns, which may have to compile, unless that is stopped."""
         try:
+            # A plan that is compiled for this run must not outlast its deadline.
             with cancelled_by(self.control):
                 return prepare(self.observed)
         except BaseException as error:
@@ -137,6 +138,7 @@ class Job:
                 executor.run_async(values, control, done)
                 return
             control.turn, done = turn, partial(turn.ending, done)
+            # Others do not look at what the run has to come behind.
             if executor.hands_over:
                 executor.run_async(values, control, done)
             else:
@@ -220,6 +222,7 @@ class GivenOutputs:
             _check(name, array, table.slots[table.outputs[names.index(name)]].type)
         numbers = [i for i, name in enumerate(names) if name in out]
         self.direct: tuple[int, ...] = ()
+        # Other executors have their outputs in arrays that several tasks know.
         if isinstance(executor, LinearExecutor) and executor.takes_outputs:
             self.direct = tuple(
                 [
@@ -246,6 +249,7 @@ class GivenOutputs:
         by_name = self._request.named(outputs)
         for name, array in self._out.items():
             value = by_name[name]
+            # Written straight into the array, or copied now.
             if value is not array:
                 if not isinstance(value, np.ndarray):
                     raise InvalidInput(f"out= has {name!r}, which is no tensor")

@@ -112,6 +112,7 @@ class Session:
             self._executors = Executors(
                 self.model, self._compiler, self._subgraphs, self._plans, artifact, opened.entry
             )
+            # Looked up here once, not in each run.
             self._main, native = self._subgraphs.main, library()
             self._functions: Any = None if native is None else native.functions
             if options.place:
@@ -180,6 +181,7 @@ class Session:
             Arrays by the name of the output.
         """
         self._count_run()
+        # As in ``run``, without looking at the options that most requests have none of.
         if fetches is None and not self._traced:
             _, last, expected = self._main.last
             if expected is not None and last is not None:
@@ -269,6 +271,7 @@ class Session:
         from concurrent.futures import Future
 
         if workers is not None:
+            # A worker that waited for its own pool would wait for itself.
             workers.refuse_reentry()
 
         def tell(future: Future[dict[str, Any]]) -> None:
@@ -422,6 +425,7 @@ class Session:
     @property
     def variables(self) -> Variables:
         """The variables of the model by name: read, set, saved and restored."""
+        # Made on the first look: most models have none.
         if self._variables is None and self.options.cluster is not None:
             cluster = self.options.cluster
             self._variables = cluster.variables(self.model, self._stores, self.limits)
@@ -458,6 +462,7 @@ class Session:
         """Refuse further runs and give up plans and arenas; runs in flight finish."""
         if not self._closed:
             self._executors.keep()
+        # Kept first: closing gives up the plans that are to be saved.
         self._closed = True
         self._plans.close()
         self._subgraphs.clear()
@@ -478,6 +483,7 @@ class Session:
             self._executors.write(lambda writer: contents.append(writer.to_bytes()))
         entry = model.entry if model.path and model.entry in model.signatures else None
         options = replace(self.options, signature=entry, variables=None, progress=False)
+        # Those of a cluster are on its workers.
         state = None if self.options.cluster else self.variables.state()
         return _unpickled, (model.path or contents[0], options, state)
 
@@ -515,6 +521,7 @@ class Session:
             options.feeds, options.fetches, options.targets, options.returns != "numpy"
         )
         executor = self._executors.get(request.subgraph, key, values)
+        # Names of outputs; below, what is to be done with them as well.
         answers: Answers = request
         devices = self._subgraphs.devices
         if devices is not None:
@@ -529,6 +536,7 @@ class Session:
             from penstock.session.run import GivenOutputs
 
             answers = given = GivenOutputs(request, options.out, executor, values)
+            # Kernels write straight into the arrays; the program for that is a plan of its own.
             if given.direct and not observed and isinstance(executor, LinearExecutor):
                 compiled = partial(executor.with_given, given.direct)
                 place = ("given", key, given.direct)
