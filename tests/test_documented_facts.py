@@ -199,7 +199,7 @@ def test_reference_lists_every_environment_variable_that_the_code_reads():
 
 
 def test_configuration_of_packages_has_a_row_for_each_key():
-    from penstock.compiler import package_options as wishes
+    from penstock.frontends.nnpackage import options as wishes
 
     text = Path(wishes.__file__).read_text()
     keys = set(re.findall(r'"([A-Z]+(?:_[A-Z]+)+|[A-Z]{8})"', text)) - {"PENSTOCK_"}

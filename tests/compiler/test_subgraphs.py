@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import threading
 
 import numpy as np
 import pytest
 
 from penstock.compiler import subgraphs as module
-from penstock.compiler.subgraphs import Subgraph, Subgraphs, suggest
+from penstock.compiler.compiler import Compiler
+from penstock.compiler.options import DEFAULTS
+from penstock.compiler.stages import CompileContext
+from penstock.compiler.subgraph import Extract, Subgraph
+from penstock.compiler.subgraphs import Subgraphs
 from penstock.core.errors import InvalidInput
 from tests.support.onnx_text import graph_from_text
 
@@ -20,6 +23,13 @@ TREE = """g (float[N] x) => (float[N] y, float[N] z) {
 X = np.ones(3, np.float32)
 
 
+class AsItIs(Compiler):
+    """A compiler that simplifies nothing."""
+
+    def structure(self, graph):
+        return ()
+
+
 @pytest.fixture
 def evicted() -> list[Subgraph]:
     return []
@@ -28,7 +38,9 @@ def evicted() -> list[Subgraph]:
 @pytest.fixture
 def tree(evicted) -> Subgraphs:
     graph = graph_from_text(TREE)
-    return Subgraphs(lambda: graph, {"alias": "a"}, lambda graph: (), evicted.append)
+    return Subgraphs(
+        lambda: graph, {"alias": "a"}, AsItIs(CompileContext(DEFAULTS, ())), evicted.append
+    )
 
 
 def operations(subgraph: Subgraph) -> set[str]:
@@ -105,12 +117,12 @@ def test_wrong_names_are_refused_with_a_hint(tree, feeds, fetches, targets, mess
         tree.resolve(feeds, fetches, targets)
 
 
-def test_key_of_a_feed_without_declared_dtype_has_the_dtype(tree):
-    subgraph = Subgraph(graph_from_text("g (x) => (y) { y = Identity(x) }"), ["y"])
-    assert subgraph.depends_on_dtypes
-    assert subgraph.key([X]) == (((3,), np.dtype(np.float32)),)
-    assert subgraph.key([X]) != subgraph.key([X.astype(np.int32)])
-    assert not tree.main.depends_on_dtypes
+def test_subgraph_says_what_it_is_of_its_model(tree):
+    request, _, _ = tree.resolve({"a": X}, ["y"], ["c"])
+    assert request.subgraph.extract == Extract(("a",), ("y",), ("c",))
+    again = tree.extracted(request.subgraph.extract, AsItIs(CompileContext(DEFAULTS, ())))
+    assert again is not request.subgraph
+    assert operations(again) == operations(request.subgraph) == {"Neg", "Abs", "Sin"}
 
 
 def test_subgraphs_beyond_the_limit_are_evicted_least_recently_used_first(
@@ -151,32 +163,3 @@ def test_concurrent_requests_for_one_subgraph_get_the_same_one(tree):
         thread.join(30)
     assert len(subgraphs) == 8
     assert len(set(map(id, subgraphs))) == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [
-        ("CONV", "did you mean 'conv'?"),
-        ("con1", "did you mean 'conv'?"),
-        ("zzz", "it has 'out'"),
-    ],
-)
-def test_suggest_prefers_alike_then_close_then_preferred_names(name, hint):
-    assert hint in suggest(name, ["conv", "pool", "out"], ["out"])
-
-
-def test_suggest_lists_the_first_few_of_many_names():
-    hint = suggest("zzz", [f"value{i}" for i in range(100)])
-    assert hint.endswith("'value7', ...")
-
-
-def test_suggest_does_not_compare_long_or_very_many_names(monkeypatch):
-    long = "N" * 1_000_000
-    assert len(suggest(long + "x", [long + "y", "z"])) < 1000
-    compared = []
-    monkeypatch.setattr(
-        difflib, "get_close_matches", lambda name, names, **_: compared.append(names)
-    )
-    suggest("?", (f"value_{i}" for i in range(3 * module._MOST_COMPARED)))
-    (names,) = compared
-    assert len(names) == module._MOST_COMPARED

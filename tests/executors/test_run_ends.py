@@ -14,6 +14,7 @@ import pytest
 
 import penstock as ps
 from penstock.backends.numpy import NumpyBackend
+from penstock.codegen.steps import ProgramForm
 from penstock.codegen.writer import write_program
 from penstock.core.limits import DEFAULT_LIMITS, Limits
 from penstock.executors.control import Control
@@ -158,7 +159,7 @@ def parallel(
     queues = [Queue(2, pool)]
     tasks = arrange(plan, Grouping())
     arena_plan = plan_arena_for_tasks(plan, tasks)
-    program = write_program(plan, arena_plan, tasks=tasks, observed=observed)
+    program = write_program(plan, arena_plan, tasks=tasks, form=ProgramForm(observed=observed))
     return ParallelExecutor(program, [NumpyBackend()], limits, TaskWorkers(queues, 0.0))
 
 

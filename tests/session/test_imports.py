@@ -66,7 +66,7 @@ OF_COMPILING = {
         "penstock.plan.arrangement",
         "penstock.plan.grouping",
     ),
-    *("penstock.compiler.feeds", "penstock.session.run", "penstock.compiler.varying_shapes"),
+    *("penstock.executors.feeds", "penstock.session.run", "penstock.compiler.varying_shapes"),
     *("penstock.compiler.lowering", "penstock.compiler.scheduling", "penstock.tuning.cost_table"),
     *("penstock.tuning.placement", "random", "shutil"),
 }

@@ -11,9 +11,9 @@ import onnx
 import pytest
 
 import penstock as ps
+from tests.executors.test_variables import VERSION_1, add, counter, unset
 from tests.frontends.tflite.test_importer import accumulating
 from tests.session.test_signatures import two_signatures
-from tests.session.test_variables import VERSION_1, add, counter, unset
 from tests.support.onnx_text import model_from_text
 
 TEXT = """

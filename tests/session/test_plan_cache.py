@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from penstock.compiler.subgraphs import NO_PLAN, Subgraph
+from penstock.compiler.subgraph import NO_PLAN, Subgraph
 from penstock.session.plan_cache import PlanCache
 from tests.support.onnx_text import graph_from_text
 from tests.support.timing import SOON, wait_until

@@ -13,7 +13,8 @@ import pytest
 
 import penstock as ps
 from penstock.compiler.options import RunOptions
-from penstock.compiler.subgraphs import Request, Subgraph
+from penstock.compiler.subgraph import Subgraph
+from penstock.compiler.subgraphs import Request
 from penstock.executors.base import Done
 from penstock.executors.control import WATCHDOG, CancelToken, Control
 from penstock.ir.graph import Graph

@@ -6,14 +6,19 @@ that nodes make get their types by inference (``analysis.type_inference``), not 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from penstock.analysis.plan_rules import check_node_types, check_nodes
+from penstock.analysis.sizes import check_sizes
+from penstock.analysis.type_inference import infer_types
+from penstock.analysis.verify import verify
 from penstock.artifact.container import ArtifactFile
 from penstock.core.checkpoints import with_checkpoints
 from penstock.core.errors import Unsupported
+from penstock.core.limits import Limits
 from penstock.core.types import (
     ANY,
     MapType,
@@ -23,7 +28,7 @@ from penstock.core.types import (
     Type,
     dtype_named,
 )
-from penstock.ir.graph import Graph, Node, Value
+from penstock.ir.graph import Graph, Model, Node, Value
 from penstock.ir.op import Op
 from penstock.ops.internal import internal_operation
 from penstock.ops.internal.fused import FUSED, Region
@@ -37,6 +42,33 @@ T = TypeVar("T")
 
 _TRANSFERS = {"_Recv": RECV, "_Send": SEND}
 _MOST_NESTED = 100
+
+
+def decode_graph(
+    document: object,
+    file: ArtifactFile,
+    name: str,
+    limits: Limits,
+    types: Sequence[Type] | None = None,
+) -> Graph:
+    """The graph of a document that has one, of this ``name``, verified. If it is for inputs of
+    these ``types``, the types of its other values follow from them, and nodes are checked as those
+    of models are. Raises ``InvalidModel`` if it is damaged, ``ValueError`` for other inputs."""
+    graphs = decode_graphs(document, file)
+    if [*graphs] != [name]:
+        raise file.damaged(f"it has other graphs than {name!r}")
+    orders = verify(Model(graphs, name), limits, partial=True)
+    for graph, nodes in orders.items():
+        graph.nodes[:] = nodes
+    graph = graphs[name]
+    if types is not None:
+        if [value.type for value in graph.inputs] != [*types]:
+            raise ValueError("it is for other inputs")
+        check_nodes(graph, limits)
+        infer_types(graph)
+        check_node_types(graph)
+        check_sizes(graph, limits)
+    return graph
 
 
 def decode_graphs(document: object, file: ArtifactFile, *, parts: bool = False) -> dict[str, Graph]:

@@ -15,9 +15,10 @@ import click
 
 from penstock.algorithms.arena import MEMORY_PLANNERS
 from penstock.cli.commands import main
-from penstock.compiler.options import EXECUTORS, EXPERT, CompileOptions, ExpertOptions, help_of
+from penstock.compiler.options import EXECUTORS, EXPERT, CompileOptions, ExpertOptions
 from penstock.core.checkpoints import reporting
 from penstock.core.errors import InvalidInput, OptionError, PenstockError
+from penstock.core.option_records import help_of
 from penstock.core.types import JsonObject, TensorType
 from penstock.frontends.load import load
 from penstock.ir.graph import Model
@@ -249,7 +250,7 @@ def dims_by_input(model: Model, texts: Sequence[str]) -> dict[str, list[tuple[in
             raise click.UsageError(f"--shape must be NAME=DIMS, not {text!r}")
         key = name if name in names else model.aliases.get(name, name)
         if key not in names:
-            from penstock.compiler.subgraphs import suggest
+            from penstock.core.errors import suggest
 
             raise InvalidInput(f"--shape names no input {key!r}: {suggest(key, names)}")
         by_input.setdefault(key, []).append(read_dims(dims))

@@ -15,10 +15,10 @@ import numpy as np
 from penstock.cli.base import CompileArguments, command, count_option, show_assumed, show_table
 from penstock.cli.options import compile_options, gathered
 from penstock.cli.run import ModelInputs, model_and_inputs
-from penstock.compiler.feeds import convert
 from penstock.compiler.options import EXECUTORS
 from penstock.core.records import dataclass
 from penstock.core.types import JsonObject, NamedValues
+from penstock.executors.feeds import convert
 from penstock.host.threads import core_budget
 from penstock.session.session import Session, compile
 

@@ -31,8 +31,7 @@ from penstock.cli.base import (
     show_table,
 )
 from penstock.cli.options import compile_options, file_option, folder_option, gathered
-from penstock.compiler.subgraphs import suggest
-from penstock.core.errors import InvalidInput
+from penstock.core.errors import InvalidInput, suggest
 from penstock.core.limits import DEFAULT_LIMITS
 from penstock.core.records import dataclass, field
 from penstock.core.types import (

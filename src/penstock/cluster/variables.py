@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from penstock.core.types import Type
-from penstock.session.variables import Variables
+from penstock.executors.variables import Variables
 
 if TYPE_CHECKING:
     from penstock.core.limits import Limits

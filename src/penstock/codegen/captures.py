@@ -14,9 +14,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
+from penstock.codegen.names import runtime_slots
+from penstock.codegen.steps import SourceText, StepWriter
 from penstock.core.checkpoints import with_checkpoints
 from penstock.core.types import TensorType
 from penstock.ops.internal.transfer import is_transfer
+from penstock.ops.work_estimate import flops
 from penstock.plan.plan import Plan, SlotKind, Step
 
 _FEWEST = 2
@@ -55,6 +58,54 @@ class CapturedSteps:
     def failed(self, reason: str) -> None:
         """A graph cannot be captured."""
         self.state, self.reason = "not captured", reason
+
+
+class CaptureWriter:
+    """Writes the calls of graphs, ``graph_0`` and so on, whose steps are in ``captures``; and their
+    ``bodies``, the functions that are captured."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.captures: dict[str, CapturedSteps] = {}
+        self.bodies: list[SourceText] = []
+        self._plan = plan
+        self._at_once = read_at_once(plan)
+
+    def pieces(self, steps: Sequence[Step], counted: Collection[Step]) -> Iterator[list[Step]]:
+        """``capture_groups`` of the steps of a block."""
+        return capture_groups(self._plan, steps, counted)
+
+    def write(self, writer: StepWriter, steps: Sequence[Step]) -> None:
+        """Write a call of a graph of ``steps``, and the body."""
+        slots, after = self._plan.slots, writer.lifetimes.after
+        results = [i for step in steps for i in step.outputs if i >= 0]
+        made = [i for i in results if slots[i].kind is SlotKind.DYNAMIC]
+        released = [i for step in steps for i in after.get(step, ())]
+        read = dict.fromkeys(i for step in steps for i in runtime_slots(self._plan, step))
+        inputs = [i for i in read if i not in made]
+        outputs = [i for i in made if i not in released]
+        # A replay overwrites the results of the last one, unless they were read before.
+        fresh = [i not in self._at_once for i in outputs]
+        number = len(self.captures)
+        self.captures[f"graph_{number}"] = CapturedSteps(steps, inputs, outputs, fresh)
+        writer.add_work(sum([flops(step.node) for step in steps]), steps[0])
+        targets = f"({writer.names(outputs)},) = " if outputs else ""
+        call = f"{targets}graph_{number}({writer.names(inputs)})"
+        writer.write_gathered()
+        writer.text.write(call, tuple(steps), f"{len(steps)} steps")
+        writer.release([i for i in released if i not in made])
+        # The body is a function beside the program, so its lines are apart until all are written.
+        outer, work = writer.text, writer.work
+        writer.text = body = SourceText()
+        writer.line(f"def body_{number}({writer.names(inputs)}):")
+        with writer.indented():
+            for step in with_checkpoints(steps):
+                writer.call(step)
+                gone = [i for i in after.get(step, ()) if i in made]
+                if gone:
+                    writer.line(f"del {writer.names(gone)}")
+            writer.line(f"return ({writer.names(outputs)}{',' if outputs else ''})")
+        self.bodies.append(body)
+        writer.text, writer.work = outer, work
 
 
 def capture_groups(
@@ -96,6 +147,7 @@ def is_capturable(plan: Plan, step: Step) -> bool:
         or step.contract is not None
     ):
         return False
+    # A replay would see what the host had read when the graph was captured.
     if any(slots[step.inputs[i]].kind is not SlotKind.CONSTANT for i in _given(step)):
         return False
     types = [slots[i].type for i in (*step.inputs, *step.outputs) if i >= 0]

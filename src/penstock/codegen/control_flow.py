@@ -34,6 +34,7 @@ from penstock.plan.plan import Carry, Step, reads
 
 def write_control_flow(writer: StepWriter, step: Step) -> None:
     """An If or a loop, which does not nest deeper than CPython compiles (``nests_deep``)."""
+    # An If is not counted among loops, whose number is in the names of their variables.
     if step.node.op.name == "If":
         _write_if(writer, step)
         return
@@ -46,12 +47,13 @@ def write_control_flow(writer: StepWriter, step: Step) -> None:
 
 def _write_if(writer: StepWriter, step: Step) -> None:
     writer.line(f"if {_condition(writer, step.inputs[0])}:", step, comment(step))
+    # One of the branches runs: the longest counts towards the next check for a stop.
     work_before, work_after = writer.work, 0
     for number, block in enumerate(step.blocks):
         if number:
             writer.line("else:")
         with writer.indented():
-            lines_before = len(writer.lines)
+            lines_before = len(writer.text.lines)
             writer.work = work_before
             _write_body(writer, step, number)
             work_after = max(work_after, writer.work)
@@ -62,8 +64,9 @@ def _write_if(writer: StepWriter, step: Step) -> None:
                     text = _owned(writer, value) if owned else writer.name[value]
                     pairs.append((writer.name[result], text))
             writer.assign(pairs, step)
+            # Results have names outside of the branch now.
             writer.release(writer.lifetimes.handed_out[block])
-            if len(writer.lines) == lines_before:
+            if len(writer.text.lines) == lines_before:
                 writer.line("pass")
     writer.work = work_after
 
@@ -80,10 +83,11 @@ def _write_loop(writer: StepWriter, step: Step) -> None:
     guarded = condition >= 0 and not _is_true(writer, condition)
     if guarded:
         writer.line(f"if {_condition(writer, condition)}:", step)
-        writer.depth += 1
+        writer.text.depth += 1
     trips = "count()" if limit < 0 else f"range(scalar({writer.name[limit]}))"
     iteration = _begin_iteration(writer, step, trips)
     with writer.indented():
+        # Most bodies read neither the number nor the condition.
         slots_read = {slot for inner in block.steps for slot in reads(inner)}
         slots_read.update(block.outputs if proceed != true else block.outputs[1:])
         if number in slots_read:
@@ -101,7 +105,7 @@ def _write_loop(writer: StepWriter, step: Step) -> None:
         if test:
             writer.line(f"if not {test}: break", step)
     if guarded:
-        writer.depth -= 1
+        writer.text.depth -= 1
     _end_carries(writer, step)
     _drop(writer, step, outputs.end(), entered=block.inputs[2:])
 
@@ -162,7 +166,7 @@ _LOOPS: dict[str, Callable[[StepWriter, Step], None]] = {
 
 def _write_body(writer: StepWriter, step: Step, number: int = 0) -> None:
     """The steps of a block; of an expanded step, a line that yields the block's number."""
-    expanded = writer.expanded.get(step)
+    expanded = writer.tasks.expanded.get(step)
     if expanded:
         writer.line(f"yield {expanded[number]}")
     else:
@@ -200,6 +204,7 @@ def _begin_iteration(writer: StepWriter, step: Step, trips: str) -> str:
     iteration = f"i{writer.loops}"
     writer.line(f"for {iteration} in {trips}:", step)
     with writer.indented():
+        # An iteration may take any time: each asks once.
         writer.check_for_stop(step)
         most = writer.max_iterations
         if most is not None:
@@ -217,6 +222,7 @@ def _end_iteration(writer: StepWriter, step: Step) -> None:
         inside = writer.name[carry.inside]
         if carry.buffers is not None:
             target, spare = _target(writer, carry), f"s{carry.inside}"
+            # The body could not write the buffer itself.
             if not carry.direct:
                 writer.line(f"copied({target}, {writer.name[carry.updated]})", step)
             pairs += [(inside, target), (target, spare), (spare, target)]

@@ -37,6 +37,7 @@ class Lifetimes:
         values that outlive the steps, ``released`` values that were computed elsewhere and that
         only these steps read."""
         kept = set(kept)
+        # A value that no step reads goes behind the first.
         last: dict[int, Step] = dict.fromkeys(released, steps[0]) if steps else {}
         for step in with_checkpoints(steps):
             for slot in local_outputs(self._slots, step):

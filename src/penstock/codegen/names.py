@@ -47,7 +47,6 @@ from penstock.ir.kernel import Kernel
 from penstock.ir.layout import RuntimeArray
 from penstock.ops.internal.fused import parts
 from penstock.ops.internal.transfer import HOST
-from penstock.ops.result_bytes import counted
 from penstock.plan.arena_layout import ArenaPlan
 from penstock.plan.plan import Plan, Slot, SlotKind, Step, StepTable
 
@@ -166,6 +165,7 @@ def prepares(step: Step) -> bool:
 
 def _function_name(number: int, step: Step, kernel: Kernel, is_counted: bool) -> str:
     function = kernel.into if step.into else kernel.function
+    # A function that counts or checks is this step's, and must not have the name of the ufunc.
     own = is_counted or step.contract is not None
     if isinstance(function, np.ufunc) and not prepares(step) and not own:
         # Only NumPy's own: others may have any name, the same one several times.
@@ -199,22 +199,29 @@ def _joined(*texts: str) -> str:
 # The arrays and kernels that names stand for in one arena.
 
 
+@dataclass(frozen=True)
+class ProgramMemory:
+    """What a program is bound to: the arena in the ``host``'s memory (uint8, of the size planned),
+    the ``remote`` ones, by the name of their memory, and the ``workspaces`` that streams of devices
+    have for steps. ``on_streams``: kernels of devices are called through streams."""
+
+    host: np.ndarray
+    remote: Mapping[str, Any]
+    workspaces: Mapping[Step, Any]
+    on_streams: bool
+
+
 def bind_names(
     plan: Plan,
     arena_plan: ArenaPlan,
     names: ProgramNames,
-    memory: np.ndarray,
-    remote: Mapping[str, Any],
-    read: Collection[str],
-    workspaces: Mapping[Step, Any],
     sequences: Mapping[str, CallSequence],
-    on_streams: bool,
+    read: Collection[str],
+    memory: ProgramMemory,
 ) -> dict[str, Any]:
-    """The namespace of a program whose arena is ``memory`` (uint8), and ``remote`` those in other
-    memories, by name; of constants, those that it
-    has ``read`` by name. ``workspaces`` are those that streams of devices have for steps;
-    ``sequences`` are what the program calls in place of their steps. ``on_streams``: kernels of
-    devices are called through streams."""
+    """The namespace of a program in this ``memory``; of constants, it has those that the program
+    has ``read`` by name. ``sequences`` are what the program calls in place of their steps."""
+    host = memory.host
     namespace: dict[str, Any] = helpers()
     ahead: dict[str, int] = defaultdict(int)
     values: list[Any] = []
@@ -230,33 +237,36 @@ def bind_names(
             offset, dims, dtype, strides, _ = view_key(arena_plan, slot, index, place)
             if place != HOST:
                 backend: Any = plan.remote[place]
-                namespace[name] = backend.view(remote[place], *offset, slot.type, strides)
+                namespace[name] = backend.view(memory.remote[place], *offset, slot.type, strides)
                 values.append(namespace[name])
                 continue
-            buffer, start = (memory, offset) if memory.size else (np.empty(dims, dtype), 0)
+            buffer, start = (host, offset) if host.size else (np.empty(dims, dtype), 0)
             namespace[name] = np.ndarray(dims, dtype, buffer, start, strides)
         values.append(namespace[name])
     values.append(None)  # for slots left out, whose index is -1
+    # Compiled calls know their arrays by identity (``RuntimeArray``) until a run has them.
     bind = partial(_bound, plan, values)
     for name, sequence in with_checkpoints(sequences.items()):
         namespace[name] = bound_sequence(sequence, values, bind)
     in_sequences = {step for sequence in sequences.values() for step in sequence.steps}
     for number, step in enumerate(with_checkpoints(plan.walk())):
         kernel = step.kernel
+        # A step of a sequence is bound there, and has no name in the text.
         if kernel is None or step in in_sequences:
             continue
         name = names.calls[step].function
         if kernel.begin is not None or not prepares(step):
-            memory_of_stream = workspaces.get(step)
-            settled = None if on_streams else ahead
+            workspace = memory.workspaces.get(step)
+            settled = None if memory.on_streams else ahead
             namespace[name] = _function_of(
-                step, kernel, name, step in names.counted, memory_of_stream, settled
+                step, kernel, name, step in names.counted, workspace, settled
             )
             continue
         function, arguments = bind(step)
         runtime = [values[i] for i in runtime_slots(plan, step)]
         if not runtime:
             namespace[f"a{number}"] = arguments
+        # Kernels whose arguments are the arrays themselves are called without a wrapper.
         elif list(map(id, arguments)) != list(map(id, runtime)):
             function = _with_prepared(function, arguments, runtime)
         namespace[name] = function
@@ -297,9 +307,12 @@ def _function_of(
     assert function is not None
     if workspace is not None:
         function = partial(function, workspace=workspace)
+    # On streams the program itself waits now and then (``StepWriter``).
     if kernel.device.synchronize is not None and ahead is not None and not step.into:
         function = _synchronizing(step, function, kernel.device.synchronize, ahead)
     if is_counted and not step.into:
+        from penstock.ops.result_bytes import counted  # few plans have such steps
+
         function = counted(step.node, function, kernel.memory.checks_budget)
     if step.contract is not None and not step.into:
         function = Guard(step.contract, function, kernel.begin is not None)
@@ -319,6 +332,7 @@ def _synchronizing(
     types = [None if value is None else value.type for value in step.node.outputs]
     bounds = [t.nbytes if isinstance(t, TensorType) and t.static else inf for t in types]
     smallest = min(bounds, default=inf)
+    # A read waits for all kernels before it, and a large result for its copy as well.
     most = MOST_AHEAD if smallest <= _SMALL_BYTES else 2 * MOST_AHEAD
 
     def call(*inputs: Any, **options: Any) -> Any:

@@ -10,10 +10,9 @@ between one another. The writer gathers them, and writes one call, with what it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from penstock.backends.sequence import BoundStep, sequence_of
 from penstock.core.records import dataclass
 from penstock.plan.plan import Step
 
@@ -26,13 +25,41 @@ class CallSequence:
     slots: tuple[int, ...]
 
 
+class Gathering:
+    """Consecutive ``steps`` that are to be one sequence, as far as they have been met, and slots
+    that are ``released`` behind them; and the ``sequences`` so far, by name. If it is not
+    ``enabled``, each step has a call of its own."""
+
+    def __init__(self, enabled: bool) -> None:
+        self.enabled = enabled
+        self.steps: list[Step] = []
+        self.released: list[int] = []
+        self.sequences: dict[str, CallSequence] = {}
+
+    def take(self) -> tuple[list[Step], list[int]]:
+        """The steps that were gathered and what is released behind them; the next are gathered
+        from the beginning."""
+        steps, released = self.steps, self.released
+        self.steps, self.released = [], []
+        return steps, released
+
+    def add(self, steps: Sequence[Step], slots: Iterable[int]) -> tuple[str, CallSequence]:
+        """The sequence of ``steps``, which is given the arrays of ``slots``, and its name."""
+        name = f"sequence_{len(self.sequences)}"
+        sequence = CallSequence(tuple(steps), tuple(dict.fromkeys(slots)))
+        self.sequences[name] = sequence
+        return name, sequence
+
+
 def is_joinable(step: Step) -> bool:
     """Whether a step can be one of a sequence."""
     kernel = step.kernel
     if kernel is None or kernel.binder is None or kernel.binder.compiled_call is None:
         return False
+    # A new array for each result is Python's work.
     if step.outputs and not step.into:
         return False
+    # Checks and copies are Python's, too.
     return step.contract is None and not step.copied
 
 
@@ -43,6 +70,8 @@ def bound_sequence(
 ) -> Callable[..., None]:
     """The function of a sequence in one arena. ``bind`` binds the kernel of a step; ``values[i]``
     stands for the array of slot i in what it returns, if that is known only during the run."""
+    from penstock.host.sequence import BoundStep, sequence_of  # small programs have no sequences
+
     place = {id(values[slot]): i for i, slot in enumerate(sequence.slots)}
     steps = []
     for step in sequence.steps:

@@ -39,12 +39,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.codegen.lifetimes import Lifetimes
-from penstock.codegen.names import ProgramNames, bind_names, program_names
+from penstock.codegen.names import ProgramMemory, ProgramNames, bind_names, program_names
 from penstock.codegen.sequences import CallSequence
-from penstock.codegen.steps import StepWriter, printable
+from penstock.codegen.steps import ProgramForm, StepWriter, printable
 from penstock.core.checkpoints import checkpoint, with_checkpoints
 from penstock.core.limits import DEFAULT_LIMITS, Limits
-from penstock.core.records import dataclass, field
+from penstock.core.records import dataclass, field, replace
 from penstock.host.on_demand import imported
 from penstock.plan.allocations import Allocations, allocations
 from penstock.plan.arena_layout import ArenaPlan
@@ -52,15 +52,20 @@ from penstock.plan.plan import Plan, SlotKind, Step, memory_of
 from penstock.plan.tasks import Tasks
 
 if TYPE_CHECKING:
-    from penstock.codegen.captures import CapturedSteps
+    from penstock.codegen.captures import CapturedSteps, CaptureWriter
 
 _write_control_flow = imported("penstock.codegen.control_flow.write_control_flow")
+_capture_writer: Callable[[Plan], CaptureWriter] = imported(
+    "penstock.codegen.captures.CaptureWriter"
+)
 
 # About what a line of a program takes in memory, with its step, its slots and its graph.
 _LINE_BYTES = 1500
 
 # Lines from which on functions are compiled apart from those before.
 _MANY_LINES = 2000
+
+_AS_USUAL = ProgramForm()
 
 # Numbers programs in tracebacks; it does not enter their text.
 _SERIAL = count()
@@ -74,7 +79,7 @@ class Program:
     ``steps[i]`` is the step that line ``i + 1`` runs, if any, or those of the ``sequences`` that it
     calls, or of ``captures``, which a graph of a device replays. ``constants`` are the values of
     names in every arena; ``names`` has those that differ between arenas. ``read`` are the names
-    that the code refers to; ``given`` the numbers of the outputs that callers give arrays for.
+    that the code refers to.
     """
 
     plan: Plan
@@ -82,7 +87,7 @@ class Program:
     tasks: Tasks | None
     allocations: Allocations
     limits: Limits
-    observed: bool
+    form: ProgramForm
     names: ProgramNames
     functions: tuple[str, ...]
     source: str
@@ -92,7 +97,6 @@ class Program:
     filename: str
     code: tuple[CodeType, ...]
     read: frozenset[str]
-    given: tuple[int, ...] = ()
     captures: Mapping[str, CapturedSteps] = field(default_factory=dict)
 
     @cached_property
@@ -102,25 +106,22 @@ class Program:
         code = sum(kernel.memory.code_bytes for kernel in kernels)
         return _LINE_BYTES * len(self.steps) + code
 
+    @cached_property
+    def observed(self) -> bool:
+        """Whether the program tells observers of its steps."""
+        return self.form.observed
+
     def with_observers(self, inputs: bool = True) -> Program:
         """The program of the same plan that tells observers of its steps, and of their ``inputs``:
         to tell them of weights is to read all again that kernels hold in an order of their own."""
-        return write_program(
-            self.plan,
-            self.arena_plan,
-            self.limits,
-            tasks=self.tasks,
-            observed=True,
-            inputs_observed=inputs,
-        )
+        form = ProgramForm(observed=True, inputs_observed=inputs)
+        return write_program(self.plan, self.arena_plan, self.limits, tasks=self.tasks, form=form)
 
     def with_given(self, outputs: Sequence[int]) -> Program:
         """The program of the same plan, one function, that takes arrays for these outputs behind
         its inputs, and writes into them."""
-        capture = bool(self.captures)
-        return write_program(
-            self.plan, self.arena_plan, self.limits, given=outputs, capture=capture
-        )
+        form = replace(self.form, given=tuple(outputs))
+        return write_program(self.plan, self.arena_plan, self.limits, form=form)
 
     def remote_arenas(self) -> dict[str, Any]:
         """New arenas in the memories of devices, by the name of the memory."""
@@ -138,17 +139,11 @@ class Program:
         device streams that tasks put their steps on, by name; ``workspaces``: what kernels there
         get as ``workspace=``; ``remote``: the arenas in other memories, by default new ones."""
         remote = self.remote_arenas() if remote is None else remote
+        arenas = ProgramMemory(memory, remote, workspaces or {}, on_streams=bool(streams))
         namespace = bind_names(
-            self.plan,
-            self.arena_plan,
-            self.names,
-            memory,
-            remote=remote,
-            read=self.read,
-            workspaces=workspaces or {},
-            sequences=self.sequences,
-            on_streams=bool(streams),
+            self.plan, self.arena_plan, self.names, self.sequences, self.read, arenas
         )
+        # Constants of the text are the same in every arena.
         namespace.update(self.constants)
         namespace.update(streams or {})
         for code in self.code:
@@ -172,62 +167,51 @@ def write_program(
     limits: Limits = DEFAULT_LIMITS,
     *,
     tasks: Tasks | None = None,
-    observed: bool = False,
-    inputs_observed: bool = True,
-    given: Sequence[int] = (),
-    capture: bool = True,
+    form: ProgramForm = _AS_USUAL,
 ) -> Program:
-    """Write and compile the program of a plan.
+    """Write and compile the program of a plan, in this ``form``.
 
     Without ``tasks`` it is one function, ``run(control, *inputs) -> outputs``. With them each is a
     function ``t<number>(control, V)``, with ``S`` and ``emit`` if there are signals, and
-    ``results(V)`` returns the outputs. Loops and allocations are within ``limits``. If
-    ``observed``, the program calls the control's observer for each step, with its inputs if they
-    are ``inputs_observed``, else with none. The outputs ``given`` are
-    written into arrays, ``o<number>``, which ``run`` takes behind the inputs. ``capture``: whether
-    steps on devices that can are captured into graphs.
+    ``results(V)`` returns the outputs. Loops and allocations are within ``limits``. ``run`` takes
+    the arrays of the outputs that are given, ``o<number>``, behind the inputs.
     """
+    # The order that the offsets are for: no other is safe.
     order = [plan.steps[i] for i in arena_plan.order]
     shared = frozenset() if tasks is None else tasks.shared
     allocated = allocations(plan, arena_plan.size, limits)
     names = program_names(plan, arena_plan, shared, allocated.steps)
-    writer = StepWriter(
-        plan,
-        names,
-        Lifetimes(plan, order, tasks),
-        _write_control_flow,
-        limits.max_iterations,
-        tasks,
-        observed=observed,
-        capture=capture,
-        inputs_observed=inputs_observed,
-    )
-    writer.counts = allocated.counts
-    writer.given = _given_slots(plan, given)
-    functions = _write_tasks(writer, tasks) if tasks else _write_run(writer, order, given)
-    for lines, steps in writer.bodies:
-        writer.lines += lines
-        writer.step_of_line += steps
+    lifetimes = Lifetimes(plan, order, tasks)
+    writer = StepWriter(plan, names, lifetimes, _write_control_flow, tasks, form)
+    writer.counts, writer.max_iterations = allocated.counts, limits.max_iterations
+    writer.given = _given_slots(plan, form.given)
+    captures = None
+    if plan.captures and form.capture and not form.observed and tasks is None:
+        # Observers see each step, and tasks put their steps on streams of their own.
+        writer.graphs = captures = _capture_writer(plan)
+    functions = _write_tasks(writer, tasks) if tasks else _write_run(writer, order)
+    for body in () if captures is None else captures.bodies:
+        writer.text.append(body)
+    lines = writer.text.lines
     filename = f"<penstock {printable(plan.name) or 'graph'} {next(_SERIAL)}>"
-    code = tuple(_compiled(writer.lines, filename))
+    code = tuple(_compiled(lines, filename))
     program = Program(
         plan,
         arena_plan,
         tasks,
         allocated,
         limits,
-        observed,
+        form,
         names,
         functions=tuple(functions),
-        source="\n".join(writer.lines) + "\n",
-        steps=tuple(writer.step_of_line),
-        sequences=writer.sequences,
+        source="\n".join(lines) + "\n",
+        steps=tuple(writer.text.step_of_line),
+        sequences=writer.gathering.sequences,
         constants=writer.constants,
         filename=filename,
         code=code,
         read=frozenset[str]().union(*map(_names_in, code)),
-        given=tuple(given),
-        captures=writer.captures,
+        captures={} if captures is None else captures.captures,
     )
     _show_lines(program)
     return program
@@ -263,13 +247,14 @@ def _given_slots(plan: Plan, given: Sequence[int]) -> dict[int, str]:
     names: dict[int, str] = {}
     for number in given:
         i = plan.outputs[number]
+        # Views of other values are copied into the array when the run returns.
         if i in written and plan.slots[i].owned and plan.slots[i].base < 0:
             names.setdefault(i, f"o{number}")
     return names
 
 
-def _write_run(writer: StepWriter, order: Sequence[Step], given: Sequence[int]) -> list[str]:
-    inputs = writer.plan.inputs
+def _write_run(writer: StepWriter, order: Sequence[Step]) -> list[str]:
+    inputs, given = writer.plan.inputs, writer.form.given
     parameters = [*[writer.name[i] for i in inputs], *[f"o{number}" for number in given]]
     writer.line(f"def run({', '.join(['control', *parameters])}):")
     with writer.indented():
@@ -277,7 +262,7 @@ def _write_run(writer: StepWriter, order: Sequence[Step], given: Sequence[int]) 
             slot = writer.slots[i]
             writer.line(f"# {writer.name[i]}: {printable(f'{slot.name!r}, {slot.type}')}")
         writer.block(order)
-        _write_return(writer, given)
+        _write_return(writer)
     return ["run"]
 
 
@@ -287,6 +272,7 @@ def _write_tasks(writer: StepWriter, tasks: Tasks) -> list[str]:
     for number, task in enumerate(with_checkpoints(tasks.tasks)):
         writer.line(f"def t{number}({parameters}):")
         with writer.indented():
+            # The loop over tasks checks for a stop before each.
             writer.work = 0
             writer.block(task.steps)
             for stream in tasks.signals.of_task.get(number, ()):
@@ -303,7 +289,7 @@ def _write_tasks(writer: StepWriter, tasks: Tasks) -> list[str]:
     return [*(f"t{number}" for number in range(len(tasks.tasks))), "results"]
 
 
-def _write_return(writer: StepWriter, given: Sequence[int] = ()) -> None:
+def _write_return(writer: StepWriter) -> None:
     """Return the outputs, as copies where they share memory with others."""
     # Arena slots with dims in another order in memory may have views among the outputs.
     reordered = any(slot.kind is SlotKind.ARENA and slot.strides for slot in writer.slots)
@@ -312,12 +298,14 @@ def _write_return(writer: StepWriter, given: Sequence[int] = ()) -> None:
     for number, i in enumerate(writer.plan.outputs):
         slot = writer.slots[i]
         resident_in = slot.base if slot.base >= 0 else i
-        if number in given:
+        if number in writer.form.given:
             name = f"o{number}"
             direct = writer.given.get(i) == name
             texts.append(name if direct else f"put({name}, {writer.name[i]})")
             returned.add(resident_in)
             continue
+        # Outputs are the caller's: none may change when another is written, or when the arena is
+        # used again.
         kept = slot.owned and resident_in not in returned
         kept |= writer.plan.inner and not memory_of(writer.slots, i)
         text = writer.name[i] if kept else f"unshared({writer.name[i]})"

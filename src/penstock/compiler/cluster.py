@@ -55,6 +55,7 @@ def names_task(device: str) -> bool:
         name = DeviceName.parse(device)
     except InvalidModel:
         return False
+    # Names of the local job mean this process, and no worker.
     here = DeviceName.parse(LOCAL)
     return (name.job or name.task) is not None and not name.allows(here)
 
@@ -85,6 +86,7 @@ def worker_places(options: CompileOptions, model: Model) -> tuple[CompileOptions
                 f"place={{{key!r}: {name!r}}}: the cluster has no such worker, it has "
                 f"{', '.join(cluster.devices[:2])} and so on: {cluster.workers} in all"
             )
+    # Keys that name backends are checked with the backends later.
     check_keys(pins, model.graph)
     rest = {key: name for key, name in place.items() if key not in pins}
     named = bool(pins) or any(names_task(node.device) for node in model.graph.walk())
@@ -97,6 +99,7 @@ def structure_for_workers(feeds: Feeds, context: CompileContext) -> Feeds:
     graph = feeds.graph
     for node in graph.walk():
         node.device = next(iter(wanted(node, context.named_workers.by_key)), node.device)
+    # A structured node runs as a whole on one worker, unless what is in it names several.
     inner = [n for node in graph.nodes for _, g in node.graphs for n in g.walk()]
     spread = any(names_task(node.device) for node in inner)
     run_passes(DEVICES if spread else (InferTypes(),), graph, _passes(context))
@@ -113,6 +116,7 @@ def build_on_cluster(feeds: Feeds, context: CompileContext) -> Executor:
         run_passes(ASSIGN, graph, passes)
     else:
         placement = _placement(graph, cluster, context)
+        # Without frames each node runs once in a run, so that its cost says what a run takes.
         workers = placement.best(cluster.objective)
         for node, worker in zip(graph.nodes, workers, strict=True):
             node.device = cluster.devices[worker]
@@ -144,6 +148,7 @@ def _passes(context: CompileContext) -> PassContext:
 
 def _named(part: GraphPart, cluster: WorkerPool) -> GraphPart:
     """A part with the worker of its nodes: of a part without nodes, the first one."""
+    # A model may fetch what it is fed: that part has no node that would say where it is.
     if part.device:
         return part
     nodes = part.graph.nodes
@@ -153,6 +158,7 @@ def _named(part: GraphPart, cluster: WorkerPool) -> GraphPart:
 def _placement(graph: Graph, cluster: WorkerPool, context: CompileContext) -> WorkerPlacement:
     """What chooses the workers of nodes by costs: but for those that name one, and for those with a
     state, which are on the first one."""
+    # ``assign_devices`` overwrites the names that the model has, which tell pins from other nodes.
     copy = {node: node.device for node in graph.nodes}
     for node in graph.nodes:
         if not names_task(node.device):
@@ -166,12 +172,14 @@ def _placement(graph: Graph, cluster: WorkerPool, context: CompileContext) -> Wo
     seconds: Callable[[Node], float] = partial(_seconds, context)
     if cluster.costs is not None:
         seconds = cluster.costs.seconds(graph, seconds)
+    # Nothing can be sent where there is one worker.
     link = cluster.link_cost if cluster.workers > 1 else LinkCost(inf, 0.0)
     return WorkerPlacement(graph, cluster.workers, seconds, link, pins, cluster.cores)
 
 
 def _has_state(node: Node, context: CompileContext) -> bool:
     """Whether a node has to do with variables, or other objects that stay on one worker."""
+    # State is one only where it is on one worker.
     if not node.op.pure or "store" in node.attrs:
         return True
     if node.op.role is Role.CALL:

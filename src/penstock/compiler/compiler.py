@@ -6,11 +6,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from penstock.compiler import stages
 from penstock.compiler.stages import CompileContext, Feeds, SavedPlan
-from penstock.compiler.subgraphs import Structure, Subgraph, compile_guard
+from penstock.compiler.subgraph import Subgraph, compile_guard
 from penstock.core.checkpoints import (
     THREAD,
     Progress,
@@ -26,12 +24,8 @@ from penstock.ir.graph import Graph, is_framed
 
 if TYPE_CHECKING:
     from penstock.compiler.varying_shapes import OpenTypes
-    from penstock.observers.profile import Profile
     from penstock.passes.context import Unraised
-    from penstock.plan.grouping import Seconds
-    from penstock.plan.plan import Step, StepTable
-    from penstock.plan.streams import StreamSchedules
-    from penstock.tuning.reasons import Reasons
+    from penstock.tuning.run_sampler import MeasuredRuns
     from penstock.tuning.worker_placement import ClusterForecast
 
 Stage = Callable[[Any, CompileContext], Any]
@@ -127,41 +121,61 @@ class Compiler:
         from penstock.passes.pipeline import STRUCTURE, optimize, run_passes
 
         frames = None
-        if self.context.executor == "auto" and is_framed(graph):
-            from penstock.compiler.overlap import OverlapPolicy
+        context = self.context
+        # Raised loops run one iteration after the other, which is faster unless nodes are slow
+        # enough to overlap.
+        if context.executor == "auto" and is_framed(graph):
+            from penstock.tuning.overlap import OverlapPolicy
 
-            frames = OverlapPolicy(self.context)
-        passes = pass_context(self.context, frames=frames)
-        if self.context.executor != "frames":
+            frames = OverlapPolicy(context.hosts, context.costs, context.workers, context.long)
+        passes = pass_context(context, frames=frames)
+        if context.executor != "frames":
             run_passes(STRUCTURE, graph, passes)
             framed = is_framed(graph)
-            if not framed and self.context.executor == "interpret":
+            if not framed and context.executor == "interpret":
                 # Nodes that only control edges of pure nodes kept alive are dead code.
                 run_passes((DeadCode(), InferTypes()), graph, passes)
             elif not framed:
                 optimize(graph, passes)
         return passes.frames.unraised
 
+    def infer(self, graph: Graph) -> None:
+        """Infer the types of the values of a graph, as far as its inputs say."""
+        from penstock.passes.context import PassContext
+        from penstock.passes.optimize.fold_constants import InferTypes
+        from penstock.passes.pipeline import run_passes
+
+        run_passes((InferTypes(),), graph, PassContext())
+
     def compile(
         self,
         subgraph: Subgraph,
-        values: Sequence[Any],
+        values: Sequence[Any] = (),
         open_types: OpenTypes | None = None,
     ) -> Executor:
         """The executor of ``subgraph`` for values of these shapes, or of ``open_types``.
         Raises ``InvalidInput`` if it cannot run for them, ``Unsupported`` with all operations that
         no kernel is available for."""
-        context, compiler = self.context, self
+        context = self.context
         framed = context.executor == "frames" or subgraph.framed
         line = LINES["frames" if framed else self._executor]
         if framed and context.options.cluster is not None:
             line = (stages.specialize, *_SPREAD)
-        if not framed and context.executor == "auto" and context.workers > 1:
-            extract = partial(
-                _reframed, context, subgraph.extract_again, _unfilled(values), open_types
-            )
-            compiler = Compiler(replace(context, reframed=extract))
-        return compiler._run(line, subgraph, values, open_types)
+        return self._run(line, subgraph, values, open_types)
+
+    def reschedule(self, measured: MeasuredRuns) -> Executor | None:
+        """The executor of a plan on tasks or streams, if that should be faster than the order that
+        was measured in runs."""
+        from penstock.compiler.scheduling import reschedule
+
+        schedule = reschedule(measured, self.context)
+        if schedule is None:
+            return None
+        return stages.bind(stages.generate_program(schedule, self.context), self.context)
+
+    def knowing(self, long: Collection[str]) -> Compiler:
+        """A compiler that knows that these nodes take long, which estimates do not say."""
+        return Compiler(replace(self.context, long=long))
 
     def forecast_on_cluster(self, subgraph: Subgraph, values: Sequence[Any]) -> ClusterForecast:
         """What runs of ``subgraph`` on the workers of ``cluster=`` are expected to take."""
@@ -174,6 +188,8 @@ class Compiler:
     def restore(self, saved: SavedPlan, values: Sequence[Any]) -> Executor:
         """The executor of a plan that was saved, for values of the shapes that it is for."""
         line = AFTER_LOWERING[self._executor]
+        # The order was chosen before it was saved, so that nothing is scheduled; if it was only
+        # estimated, runs of this process still check it.
         if saved.arena is not None:
             bound = _SAMPLED if self.context.workers > 1 else _BOUND
             line = (stages.plan_slots, stages.schedule_saved, *bound)
@@ -187,9 +203,10 @@ class Compiler:
         open_types: OpenTypes | None = None,
     ) -> Any:
         """The record at the end of a line of stages."""
-        from penstock.compiler.feeds import check_dims
+        if open_types is None or values:
+            from penstock.executors.feeds import check_dims
 
-        check_dims(subgraph.graph.inputs, values)
+            check_dims(subgraph.graph.inputs, values)
         feeds = Feeds(
             subgraph.graph,
             values,
@@ -208,6 +225,8 @@ class Compiler:
                     if THREAD.progress is not None:
                         report_progress(_name(stage), i, len(line))
                     record = stage(record, self.context)
+            # For these shapes the graph breaks a rule that it keeps for others: the feeds are at
+            # fault.
             except InvalidModel as error:
                 if not feeds.add_shapes or is_framed(feeds.graph):
                     raise
@@ -239,80 +258,7 @@ class Compiler:
         profiler.allowed = placement.candidates(feeds.graph)
         profiler.measure_all(runs)
         fused = with_chains_fused(feeds.graph, placement, context)
+        # Fused chains are nodes of their own, whose costs are not the sum of those of their parts.
         if any(map(is_fused, fused.walk())):
             profiler.graph, profiler.allowed = fused, placement.candidates(fused)
             profiler.measure_all(runs)
-
-    def profile(
-        self, executor: Executor, observed: Executor, values: Sequence[Any], runs: int
-    ) -> Profile:
-        """Where the time of a plan goes: of ``runs`` runs of ``observed``, and as many of
-        ``executor``, which is the same without observers, for what a run takes alone. What was not
-        measured before is kept in the table of costs."""
-        from penstock.tuning.measure import CostModel
-        from penstock.tuning.trial import profile_in_turn
-
-        profile = profile_in_turn(observed, executor, values, runs)
-        costs = CostModel(self.context.backends)
-        for single in (False, True) if executor.threads == 1 else (False,):
-            costs.record_new(profile, single)
-        costs.save()
-        profile.settle()
-        return profile
-
-    @property
-    def reasons(self) -> Reasons:
-        """Why steps run where they do."""
-        from penstock.tuning.reasons import Reasons
-
-        context = self.context
-        return Reasons(context.backends, context.options.place or {}, context.costs)
-
-    @property
-    def seconds(self) -> Seconds:
-        """The known cost of a step with one thread for each kernel."""
-        return self.context.seconds(self.context.costs, 1)
-
-    def is_measured(self, step: Step) -> bool:
-        """Whether that cost was measured on this machine."""
-        backend = self.context.by_name.get(step.backend)
-        costs = self.context.costs
-        return backend is not None and costs.is_measured(step.node, backend, 1)
-
-    def streams(self, plan: StepTable, max_streams: int | None) -> StreamSchedules:
-        """The schedule of ``plan`` on streams by known costs: on as many as pay off, or on up to
-        ``max_streams``."""
-        from penstock.inspect.forecast import check_static
-        from penstock.plan.streams import StreamSchedules
-
-        check_static(plan)
-        return StreamSchedules(
-            plan,
-            self.seconds,
-            max_streams or self.context.workers,
-            forced=max_streams is not None,
-            devices=self.context.accelerators,
-        )
-
-
-def _unfilled(values: Sequence[Any]) -> list[Any]:
-    """Values of the same shapes that hold no memory."""
-    return [
-        np.broadcast_to(np.zeros((), x.dtype), x.shape) if isinstance(x, np.ndarray) else x
-        for x in values
-    ]
-
-
-def _reframed(
-    context: CompileContext,
-    extract_again: Callable[[Structure], Subgraph | None],
-    values: Sequence[Any],
-    open_types: OpenTypes | None,
-    long: Collection[str],
-) -> Executor | None:
-    """The executor of a subgraph in which loops stay on frames because of ``long`` nodes."""
-    compiler = Compiler(replace(context, long=long))
-    subgraph = extract_again(compiler.structure)
-    if subgraph is None or not subgraph.framed:
-        return None
-    return compiler.compile(subgraph, values, open_types)

@@ -73,6 +73,7 @@ class FrameKernels:
         graphs, for transfers, or for kernels that share threads."""
         if node.graphs:
             return None
+        # A node may be a copy of a copy: of a function's graph, in one form of the model's.
         original = node
         while original in self._originals:
             original = self._originals[original]
@@ -88,6 +89,7 @@ class FrameKernels:
         if node.inputs and needs_plan:
             return None
         compiled = self._compiled(node, backend), backend.name
+        # Both forms of the graph share the state of the node, such as its random numbers.
         if not node.op.pure:
             self._kept[original] = compiled
         return compiled
@@ -116,10 +118,12 @@ class FrameKernels:
             context = replace(context, options=replace(options, expert=expert))
         own = context.backends[0]
         on_streams = own.device is not None and capability(own, TakesTensors) is not None
+        # Tokens may stay on the device between segments: only what the host reads is copied.
         ports = Ports({}, stay=True) if on_streams else None
         feeds = Feeds(graph, values, refined=True, ports=ports)
         run_passes((RelaxControlEdges(),), graph, pass_context(context))
         lowered = lower_graph(optimize_for_shapes(feeds, context), context)
+        # Errors belong to the run that reaches the segment.
         planned = stages.plan_slots(lowered, context, inner=True)
         executor = stages.executor_in_order(planned, context, "linear")
         return DeviceSegment(executor, own) if on_streams else executor

@@ -110,6 +110,7 @@ def framed_graph(graph: Graph, context: CompileContext) -> FramedGraph:
 
 def build_part(graph: Graph, context: CompileContext) -> FramesExecutor:
     """The executor of a part of a graph, whose other parts are on other workers of a cluster."""
+    # Other parts may send dead tokens.
     run_passes((InferTypes(),), graph, replace(pass_context(context), framed=True))
     check_sizes(graph, context.limits)
     return build_frames(framed_graph(graph, context), context)
@@ -121,6 +122,8 @@ def build_frames(framed: FramedGraph, context: CompileContext) -> FramesExecutor
         if node.op.role is Role.NEXT_ITERATION and frame.parent is None:
             # Even constants are tokens of the first iteration.
             return build_frame_graph(split_observed(framed, context), context)
+    # A segment compiles nodes that a run may never reach, with types that only then would be wrong:
+    # where that fails, its nodes run one by one.
     refused: set[str] = set()
     for _ in range(_MOST_ATTEMPTS):
         try:
@@ -147,6 +150,7 @@ def split_observed(framed: FramedGraph, context: CompileContext) -> SplitGraph:
 def _split(
     framed: FramedGraph, context: CompileContext, policy: FramePolicy, observed: bool
 ) -> SplitGraph:
+    # The other form, for observers, is made of the same graph later.
     graph = framed.kernels.copy(framed.graph)
     passes = replace(pass_context(context, frames=policy), framed=_has_tokens(graph))
     run_passes(OBSERVED if observed else SPLIT, graph, passes)
@@ -179,6 +183,7 @@ def build_frame_graph(split: SplitGraph, context: CompileContext) -> FramesExecu
         _frame_form,
     )
     builder = FrameGraphBuilder(compilers, context.limits, context.workers)
+    # This is the form that observers see, so that it needs no second one.
     if split.observed:
         return builder.build(split.graph, split.parts, devices)
     framed = split.source
@@ -199,6 +204,7 @@ def _segment_executor(kernels: FrameKernels, graph: Graph) -> Executor:
 def _function(split: SplitGraph, context: CompileContext, name: str) -> Graph:
     """A copy of a function's graph, without dead code."""
     graph = split.source.kernels.copy(context.functions[name])
+    # A call in a frame passes dead tokens on, so that its nodes may not run.
     passes = replace(split.passes, framed=True)
     run_passes((DeadCode(),), graph, passes)
     check_sizes(graph, context.limits)
@@ -222,6 +228,7 @@ def _frame_form(node: Node) -> FrameForm:
     try:
         loop = FrameLoop(frame, [node for node in body.nodes if frames.of[node] is frame])
     except UnraisedError as error:
+        # A loop that cannot be written as one function runs by tokens, as the model has it.
         raise SegmentError(body) from error
     conditions = loop.deadness.conditions
     edge = {*loop.variables, *loop.next_iterations, *loop.exits}

@@ -37,6 +37,7 @@ def optimize_for_shapes(feeds: Feeds, context: CompileContext) -> Feeds:
 def lower_graph(feeds: Feeds, context: CompileContext, *, layouts: bool = True) -> Lowered:
     """Quantize, fuse, place each node on a backend; insert transfers between memories, and with
     ``layouts`` copies between layouts. Values that kernels allocate need none of these."""
+    # Kernels are compiled once: placement, layouts and the plan all ask this table.
     graph, kernels = feeds.graph, KernelTable()
     set_threads(graph, context)
     costs, profiler = context.costs, None
@@ -44,11 +45,13 @@ def lower_graph(feeds: Feeds, context: CompileContext, *, layouts: bool = True) 
         observed = partial(_observed_executor, context)
         profiler = GraphProfiler(graph, costs, feeds.values, kernels, observed)
     placement = Placement(context.backends, context.options.place or {}, kernels, costs)
+    # In several memories, candidates are measured where placement needs them (``_places``).
     if context.one_memory and context.options.autotune and profiler is not None:
         _measure_fused(graph, placement, profiler, context)
     places = partial(_places, placement, profiler, context, feeds.ports)
     placing = BackendPlacing(context, places, kernels, layouts, feeds.ports)
     run_passes(LOWER, graph, pass_context(context, placement, placing))
+    # Passes know places by name; from here on steps belong to backends.
     placed = {node: context.by_name[place.backend] for node, place in placing.placement.items()}
     return Lowered(graph, placed, kernels, costs, profiler)
 
@@ -64,7 +67,8 @@ def _measure_fused(
     graph: Graph, placement: Placement, profiler: GraphProfiler, context: CompileContext
 ) -> None:
     """Measure the nodes of ``graph``, with chains fused, on all backends."""
-    copy = with_chains_fused(graph, placement, context)  # what is measured must not change it
+    copy = with_chains_fused(graph, placement, context)
+    # The graph itself must not be fused before costs say which chains are worth it.
     profiler.graph, profiler.allowed = copy, placement.candidates(copy)
     profiler.complete(single_threaded=False)
     profiler.graph = graph
@@ -74,6 +78,7 @@ def with_chains_fused(graph: Graph, placement: Placement, context: CompileContex
     """A copy of ``graph`` with every chain fused that a backend has a kernel for, unless that was
     measured to be slower: once it is measured, costs decide which chains are."""
     copy = clone(graph)
+    # An estimate would already leave chains out of what is about to be measured.
     placement.measured_only = True
     run_passes(LOWER, copy, pass_context(context, placement))
     return copy
@@ -106,6 +111,7 @@ def _places(
             profiler.complete(single_threaded=parallel, brief_runs=runs)
         from penstock.tuning.transfer_placement import TransferPlacement
 
+        # Kernels of tasks that run at the same time have a core each.
         threads = 1 if parallel else None
         choice = TransferPlacement(
             allowed,

@@ -1,20 +1,14 @@
-"""The options of compiling and of running, each spelled once.
-
-``takes`` gives a function that passes its arguments on to such a record the record's signature,
-for type checkers and for ``help``.
-"""
+"""The options of compiling and of running, each spelled once."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import cache, partial
-from inspect import Parameter, Signature, cleandoc
+from functools import partial
 from typing import (
     TYPE_CHECKING,
     Any,
     ClassVar,
-    Concatenate,
     Literal,
     ParamSpec,
     Protocol,
@@ -22,15 +16,14 @@ from typing import (
     TypeAlias,
     TypeVar,
     get_args,
-    overload,
 )
 
 import numpy as np
 
-from penstock.algorithms.arena import MEMORY_PLANNERS
 from penstock.core.errors import OptionError, check_choice, check_count, wrong_type
 from penstock.core.limits import Limits
-from penstock.core.records import KW_ONLY, dataclass, field, fields, replace
+from penstock.core.option_records import option, option_names
+from penstock.core.records import KW_ONLY, dataclass, fields, replace
 from penstock.observers.base import Observer
 
 if TYPE_CHECKING:
@@ -41,6 +34,7 @@ if TYPE_CHECKING:
     from penstock.executors.control import CancelToken
     from penstock.host.threads import Workers
     from penstock.ir.graph import Model
+    from penstock.ops.tensorflow.state import Store
     from penstock.passes.context import AfterPass
     from penstock.plan.grouping import ClusteredGrouping
     from penstock.tuning.measure import CostModel
@@ -61,15 +55,9 @@ RETURNS: tuple[Returns, ...] = get_args(Returns)
 class SharedVariables(Protocol):
     """The variables of a session (``session.variables``), for ``variables=``."""
 
-    def of(self, model: Model) -> dict[Any, Any]:
+    def of(self, model: Model) -> dict[Store, Store]:
         """The stores that take the place of the model's own."""
         ...
-
-
-def option(default: Any, help: str, allowed: Callable[[Any], bool] | None = None) -> Any:
-    """A field of a record of options; ``help`` is its text in documentation and on the command
-    line, ``allowed`` whether a value has one of the types that the field declares."""
-    return field(default=default, metadata={"help": help, "allowed": allowed})
 
 
 def _check_types(record: ExpertOptions | CompileOptions) -> None:
@@ -80,15 +68,15 @@ def _check_types(record: ExpertOptions | CompileOptions) -> None:
             raise wrong_type(own.name, value, str(own.type))
 
 
-def _is_flag(value: Any) -> bool:
+def _is_flag(value: object) -> bool:
     return isinstance(value, bool | np.bool_)
 
 
-def _is_list(value: Any) -> bool:
+def _is_list(value: object) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
-def _by_name(value: Any, allowed: Callable[[Any], bool] = lambda _: True) -> bool:
+def _by_name(value: object, allowed: Callable[[object], bool] = lambda _: True) -> bool:
     """Whether it is a mapping of names to what is allowed."""
     return isinstance(value, Mapping) and all(
         isinstance(name, str) and allowed(item) for name, item in value.items()
@@ -99,7 +87,7 @@ def _is_place(value: Any) -> bool:
     return isinstance(value, str) or (_is_list(value) and all(isinstance(n, str) for n in value))
 
 
-def _is_array(value: Any) -> bool:
+def _is_array(value: object) -> bool:
     return isinstance(value, np.ndarray)
 
 
@@ -110,7 +98,7 @@ def _are_shapes(value: Any) -> bool:
     return by_name(value) or (_is_list(value) and all(map(by_name, value)))
 
 
-def _is_size(value: Any) -> bool:
+def _is_size(value: object) -> bool:
     return isinstance(value, int | np.integer) and not _is_flag(value)
 
 
@@ -181,7 +169,7 @@ class ExpertOptions:
 
     def __post_init__(self) -> None:
         _check_types(self)
-        check_choice("memory_planner", self.memory_planner, MEMORY_PLANNERS)
+        check_choice("memory_planner", self.memory_planner, get_args(MemoryPlanner))
         if self.max_streams is not None:
             check_count("max_streams", self.max_streams)
 
@@ -363,6 +351,7 @@ class CompileOptions:
     def filled(self, values: Mapping[str, Any]) -> CompileOptions:
         """These options with ``values``, of options in ``expert``, too, for those that were not
         given. None is never given."""
+        # Whoever is asked first decides: the caller, then the model's file, then the environment.
         unset = {}
         for name, value in values.items():
             own = self.get(name)
@@ -444,75 +433,18 @@ class RunOptions:
 
 
 P = ParamSpec("P")
-First = TypeVar("First")
-Second = TypeVar("Second")
 Result = TypeVar("Result")
-
-
-@overload
-def takes(
-    record: Callable[P, Any],
-) -> Callable[[Callable[..., Result]], Callable[Concatenate[First, P], Result]]: ...
-
-
-@overload
-def takes(
-    record: Callable[P, Any], after: tuple[type[Second]]
-) -> Callable[[Callable[..., Result]], Callable[Concatenate[First, Second, P], Result]]: ...
-
-
-def takes(record: Callable[..., Any], after: tuple[type, ...] = ()) -> Callable[..., Any]:
-    """Declare that a function takes what ``record`` takes, behind its first parameter and as many
-    as ``after`` has types.
-
-    The function itself is returned, with the signature and the documentation of the options.
-    """
-
-    def declare(function: Any) -> Any:
-        leading = function.__code__.co_varnames[: 1 + len(after)]
-        parameters = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in leading]
-        function.__signature__ = Signature([*parameters, *_parameters(record)])
-        function.__doc__ = f"{cleandoc(function.__doc__ or '')}\n\n{document(record)}"
-        return function
-
-    return declare
-
-
-@cache
-def _parameters(record: Any) -> list[Parameter]:
-    """The parameters of a record."""
-    kinds = Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY
-    return [
-        Parameter(f.name, kinds[f.kw_only is True], default=f.default, annotation=f.type)
-        for f in fields(record)
-    ]
-
-
-@cache
-def document(record: Any) -> str:
-    """The options of ``record`` and what they mean, a paragraph each."""
-    return "\n\n".join(f"``{f.name}``: {f.metadata['help']}" for f in fields(record))
-
-
-def help_of(record: Any, name: str) -> str:
-    """The text of one option."""
-    return next(str(f.metadata["help"]) for f in fields(record) if f.name == name)
 
 
 def make(record: Callable[P, Result], caller: str, *arguments: Any, **options: Any) -> Result:
     """The record of these options; ``TypeError`` suggests a name for one that there is not."""
-    names = _names(record)
+    names = option_names(record)
     for name, value in options.items():
         if name not in names:
             raise TypeError(f"{caller}() has no option {name!r}; {_hint(name, value, names)}")
     made = record(*arguments, **options)
     expert = made.expert.given if isinstance(made, CompileOptions) else ()
     return with_given(made, {*options, *expert})
-
-
-@cache
-def _names(record: Any) -> Sequence[str]:
-    return [f.name for f in fields(record)]
 
 
 def _hint(name: str, value: object, names: Sequence[str]) -> str:

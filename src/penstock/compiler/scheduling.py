@@ -33,16 +33,15 @@ from penstock.ops.internal.transfer import is_transfer
 from penstock.plan.arena_layout import ArenaPlan, plan_arena_for_tasks
 from penstock.plan.arrangement import arrange
 from penstock.plan.builder import compile_plan
-from penstock.plan.grouping import ClusteredGrouping, Seconds, is_chain
-from penstock.plan.plan import step_dag
+from penstock.plan.grouping import ClusteredGrouping, Seconds, is_chain, least_makespan
 from penstock.plan.tasks import Grouping, Tasks, are_asynchronous
-from penstock.tuning.measure import CostModel, GraphProfiler
+from penstock.tuning.measure import CostModel
 
 if TYPE_CHECKING:
     from penstock.observers.profile import Profile
     from penstock.plan.plan import StepTable
     from penstock.plan.streams import StreamSchedules
-    from penstock.tuning.run_sampler import RunSampler
+    from penstock.tuning.run_sampler import MeasuredRuns, RunSampler
 
 
 def schedule_step_by_step(planned: Planned, context: CompileContext) -> Scheduled:
@@ -65,12 +64,17 @@ _CLEARLY = 0.95
 
 def schedule_tasks(planned: Planned, context: CompileContext) -> Scheduled:
     """Steps grouped into tasks for several workers; all in order where that is no slower."""
+    return _with_rival(_as_tasks(planned, context), planned, context)
+
+
+def _as_tasks(planned: Planned, context: CompileContext) -> Scheduled:
     plan, costs = planned.plan, planned.costs
     in_order = partial(schedule_in_order, planned, context)
     if are_asynchronous(plan.steps):
         return in_order()
     queue_of = queues_of(context, 1)[1]
     one = context.seconds(costs, 1)
+    # Most models end here, before anything is measured.
     if not context.grouping(plan, one, context.workers, queue_of).promising:
         return replace(in_order(), unmeasured=True)
     # Where kernels have threads of their own, workers seldom gain: measure only if asked to.
@@ -83,10 +87,29 @@ def schedule_tasks(planned: Planned, context: CompileContext) -> Scheduled:
 
 def schedule_streams(planned: Planned, context: CompileContext) -> Scheduled:
     """Steps on streams, as many as pay off or ``max_streams``; all in order where one is best."""
+    return _with_rival(_as_streams(planned, context), planned, context)
+
+
+def _with_rival(schedule: Scheduled, planned: Planned, context: CompileContext) -> Scheduled:
+    """A schedule of tasks with the plan in one order as its rival, if there is anything to compare
+    them by. The rival is without the profiler, which holds the values that it measures on."""
+    if schedule.margin == inf or planned.profiler is None:
+        return schedule
+    alone = Planned(planned.plan, planned.costs)
+    return replace(schedule, rival=schedule_in_order(alone, context, _name_in_order(context)))
+
+
+def _name_in_order(context: CompileContext) -> str:
+    """The name of the executor of a plan in one order."""
+    return "streams" if context.executor == "streams" else "linear"
+
+
+def _as_streams(planned: Planned, context: CompileContext) -> Scheduled:
     plan, costs = planned.plan, planned.costs
-    forced = context.options.expert.max_streams is not None
     in_order = partial(schedule_in_order, planned, context, "streams")
-    streams = _streams(planned, context, context.seconds(costs, 1))
+    one, most = context.seconds(costs, 1), context.options.expert.max_streams
+    streams, forced = stream_schedules(plan, one, most, context), most is not None
+    # The user has decided: nothing is compared with it.
     if forced and not streams.one:
         return _on_streams(planned, context, streams)
     if are_asynchronous(plan.steps):
@@ -116,8 +139,8 @@ def _schedule_measured(planned: Planned, context: CompileContext) -> Scheduled |
         return schedule_by_costs(planned, context)
     serial = profiler.measure_briefly()
     if serial is None:
-        name = "streams" if context.executor == "streams" else "linear"
-        return replace(schedule_in_order(planned, context, name), unmeasured=True)
+        in_order = schedule_in_order(planned, context, _name_in_order(context))
+        return replace(in_order, unmeasured=True)
     return schedule_by_costs(planned, context, serial)
 
 
@@ -130,12 +153,14 @@ def schedule_by_costs(
     plan, costs, executor = planned.plan, planned.costs, context.executor
     one = context.seconds(costs, 1)
     queue_of = queues_of(context, 1)[1]
-    if serial is None:  # nothing was run as a whole: costs of single steps must do
+    if serial is None:
+        # In one order kernels have all threads, as tasks have not: each way is judged by its own
+        # costs.
         all_threads = context.seconds(costs, None)
         serial = context.grouping(plan, all_threads, 1, queue_of).serial
     most = _SIMULATED[executor] * serial
     grouping = context.grouping(plan, one, context.workers, queue_of)
-    streams = _streams(planned, context, one)
+    streams = stream_schedules(plan, one, context.options.expert.max_streams, context)
     on_streams = streams.of(plan.steps).makespan
     # Tasks are as fast by and large, and better where costs are wrong.
     if executor != "parallel" and not streams.one:
@@ -161,17 +186,18 @@ def _on_tasks(
         tasks,
         queues_of(context, context.workers)[0],
         grouping.hand_over_s,
-        trial=TRIED[context.executor],
+        margin=TRIED[context.executor],
     )
 
 
-def _streams(planned: Planned, context: CompileContext, seconds: Seconds) -> StreamSchedules:
+def stream_schedules(
+    plan: StepTable, seconds: Seconds, most: int | None, context: CompileContext
+) -> StreamSchedules:
+    """The schedule of a plan on streams: on as many as pay off, or on up to ``most``."""
     from penstock.plan.streams import StreamSchedules
 
-    most, devices = context.options.expert.max_streams, context.accelerators
-    bound = most or context.workers
-    forced = most is not None
-    return StreamSchedules(planned.plan, seconds, bound, forced=forced, devices=devices)
+    bound, devices = most or context.workers, context.accelerators
+    return StreamSchedules(plan, seconds, bound, forced=most is not None, devices=devices)
 
 
 def _on_streams(planned: Planned, context: CompileContext, streams: StreamSchedules) -> Scheduled:
@@ -187,7 +213,7 @@ def _on_streams(planned: Planned, context: CompileContext, streams: StreamSchedu
         [Queue(context.workers, context.pool)],
         0.0 if streams.forced else OVERHEADS.hand_over_s,
         streams.devices,
-        None if streams.forced or streams.devices else TRIED[context.executor],
+        inf if streams.forced or streams.devices else TRIED[context.executor],
     )
 
 
@@ -200,6 +226,7 @@ def observed_executor(
 ) -> Executor:
     """The executor that measures the nodes of a graph: the dataflow executor for a session that
     runs so, else that of one order, in planned memory, as most plans are run."""
+    # Costs are for a number of threads, whatever the session's runs will have.
     context = replace(context, options=replace(context.options, threads=threads))
     step_by_step = context.executor == "dataflow"
     backends = context.backends
@@ -213,9 +240,10 @@ def bind_sampled(programmed: Programmed, context: CompileContext) -> Executor:
     """``bind``; runs of a plan in one order that is unmeasured show whether tasks are faster, and
     those of tasks, whether one order is."""
     schedule, executor = programmed.schedule, bind(programmed, context)
-    if schedule.trial is not None and schedule.profiler is not None:
-        return _bind_tried(schedule, schedule.profiler, schedule.trial, executor, context)
+    if programmed.rival is not None:
+        return _bind_tried(schedule, programmed.rival, executor, context)
     plan, several = schedule.plan, schedule.unmeasured and context.workers > 1
+    # Steps that wait for one another leave workers nothing to share, unless iterations overlap.
     several = several and (not is_chain(plan) or _may_overlap(plan, context))
     if several and isinstance(executor, LinearExecutor):
         executor.sampler = _run_sampler(programmed, context)
@@ -223,39 +251,38 @@ def bind_sampled(programmed: Programmed, context: CompileContext) -> Executor:
 
 
 def _bind_tried(
-    schedule: Scheduled,
-    profiler: GraphProfiler,
-    margin: float,
-    executor: Executor,
-    context: CompileContext,
+    schedule: Scheduled, rival: Programmed, executor: Executor, context: CompileContext
 ) -> Executor:
     """The executor of tasks, or the plan in one order if that is faster: ahead of the first run, if
     the user asks for measurements, else by turns in the first runs."""
     from penstock.tuning.run_sampler import RunSampler
     from penstock.tuning.trial import FEWEST, Recipe, converse, faster, judged_again
 
-    name = "streams" if context.executor == "streams" else "linear"
-    planned = Planned(schedule.plan, profiler.costs)
-    in_order = generate_program(schedule_in_order(planned, context, name), context)
-    recipe: Recipe = partial(bind, in_order, context)
-    used, first = executor, 0  # by turns at once: only costs have chosen
-    if context.options.autotune:
-        (used, other), first = faster(executor, recipe(), profiler.values, margin), FEWEST
+    # Bound only for as long as a trial takes: two executors would hold two arenas.
+    recipe: Recipe = partial(bind, rival, context)
+    used, first, margin = executor, 0, schedule.margin
+    if context.options.autotune and schedule.profiler is not None:
+        (used, other), first = faster(executor, recipe(), schedule.profiler.values, margin), FEWEST
         assert isinstance(other, CompiledExecutor)
         recipe = other.recipe()
     assert isinstance(used, CompiledExecutor)
+    # The margin is that of tasks: for one order in their place it is the other way around.
     if used is executor:
         margin = converse(margin)
-    sampler = RunSampler(context.adopt)
-    sampler.begin(lambda switch: judged_again(recipe, margin, switch, first))
+    sampler = RunSampler()
+    sampler.begin(lambda switch, _: judged_again(recipe, margin, switch, first))
     used.sampler = sampler
     return used
 
 
 def _may_overlap(plan: StepTable, context: CompileContext) -> bool:
     """Whether kernels of users are in loops whose iterations could overlap."""
-    if context.reframed is None or not any(s.node.op.role is Role.LOOP for s in plan.steps):
+    if context.executor != "auto" or context.workers == 1:
         return False
+    if not any(s.node.op.role is Role.LOOP for s in plan.steps):
+        return False
+    # Kernels of Penstock share their work among threads: only those of users may wait, or keep one
+    # core busy while others idle.
     steps = [step for step in plan.walk() if step.backend and not is_transfer(step.node)]
     return any(contract_of(s.node, context.by_name[s.backend], types=()) for s in steps)
 
@@ -264,40 +291,38 @@ def _run_sampler(programmed: Programmed, context: CompileContext) -> RunSampler 
     """What learns from runs whether a plan in one order is faster as tasks."""
     from penstock.tuning.run_sampler import Choice, RunSampler, sampled
 
+    # Costs that the user gives are not to be corrected by runs.
     if context.options.expert.cost_model is not None:
         return None
-    # Without the values that the profiler of this compilation measures on, and its kernels, which
-    # hold weights that the plan does not.
-    program = programmed.program
-    planned = Planned(programmed.schedule.plan, CostModel(context.backends))
+    plan, program = programmed.schedule.plan, programmed.program
 
     def observed() -> Executor:
         timed = program.with_observers(inputs=False)
         return LinearExecutor(timed, context.hosts, context.limits, threads=1)
 
     def may_pay(serial: float, profile: Profile) -> bool:
-        plan = planned.plan
         if context.accelerators or _may_overlap(plan, context):
             return True
-        from penstock.algorithms.heft import bound
-
         best = {entry.step.node: entry.best for entry in profile}
-        seconds = [best.get(step.node, 0.0) for step in plan.steps]
-        least = bound(step_dag(plan.slots, plan.steps), seconds, context.workers)
+        least = least_makespan(plan, lambda step: best.get(step.node, 0.0), context.workers)
         return least <= _SIMULATED[context.executor] * serial
 
-    def reschedule(serial: float, profile: Profile) -> Executor | None:
-        long = {entry.step.node.name for entry in profile if entry.best >= OVERHEADS.long_s}
-        if long and context.reframed is not None and _may_overlap(planned.plan, context):
-            executor = context.reframed(long)
-            if executor is not None:
-                return executor
-        schedule = schedule_by_costs(planned, context, serial)
-        if schedule is None:
-            return None
-        return bind(generate_program(replace(schedule, trial=None), context), context)
-
-    sampler = RunSampler(context.adopt)
-    choice = Choice(planned, observed, may_pay, reschedule, TRIED[context.executor], context.pool)
-    sampler.begin(partial(sampled, choice))
+    # Costs of its own, without the values that the profiler of this compilation measures on, and
+    # its kernels, which hold weights that the plan does not.
+    costs, margin = CostModel(context.backends), TRIED[context.executor]
+    sampler = RunSampler()
+    sampler.begin(partial(sampled, Choice(plan, costs, observed, may_pay, margin, context.pool)))
     return sampler
+
+
+def long_nodes(measured: MeasuredRuns, context: CompileContext) -> frozenset[str]:
+    """The names of nodes that take long, as runs have shown, if iterations of the plan's loops
+    could overlap because of them."""
+    long = [e.step.node.name for e in measured.profile if e.best >= OVERHEADS.long_s]
+    return frozenset(long if long and _may_overlap(measured.plan, context) else ())
+
+
+def reschedule(measured: MeasuredRuns, context: CompileContext) -> Scheduled | None:
+    """Tasks or streams that should be faster than the order that was measured, if there are any."""
+    planned = Planned(measured.plan, measured.costs)
+    return schedule_by_costs(planned, context, measured.seconds)

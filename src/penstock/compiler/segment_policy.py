@@ -8,7 +8,6 @@ from functools import cached_property
 from penstock.backends.base import Backend
 from penstock.backends.dynamic_shapes import plausible
 from penstock.compiler.frame_kernels import FrameKernels
-from penstock.compiler.overlap import OverlapPolicy
 from penstock.compiler.stages import CompileContext
 from penstock.core.types import TensorType
 from penstock.host.threads import OVERHEADS
@@ -23,6 +22,7 @@ from penstock.passes.context import FramePolicy
 from penstock.passes.structure.conditions import is_switch
 from penstock.passes.structure.lower_control_flow import spans_devices
 from penstock.passes.structure.relax_control_edges import has_side_effects
+from penstock.tuning.overlap import OverlapPolicy
 
 
 class SlowNodes:
@@ -41,7 +41,9 @@ class SlowNodes:
         if not self._context.devices:
             return False
         own = {each.backends[0] for each in self._kernels.contexts.values()}
+        # A node's backend is known by name, which must stand for one device in a part.
         alike = len({backend.name for backend in own}) < len(own)
+        # A part that waits for its device must not hold up the parts of others.
         asynchronous = any(backend.device is not None for backend in own)
         return alike or asynchronous or any(map(self._occupies, self._graph.walk()))
 
@@ -116,7 +118,11 @@ class SegmentPolicy(FramePolicy):
         self._slow = slow
         self._refused = refused
         context = kernels.context
-        self._overlap = OverlapPolicy(context) if context.executor == "auto" else None
+        self._overlap = None
+        if context.executor == "auto":
+            self._overlap = OverlapPolicy(
+                context.hosts, context.costs, context.workers, context.long
+            )
 
     def copy(self, graph: Graph) -> Graph:
         return self._kernels.copy(graph)
@@ -151,6 +157,7 @@ class SegmentPolicy(FramePolicy):
             return False
         if self._overlap is not None and self._overlap.must_stay([node], True):
             return False
+        # A call has a graph with tokens of its own, and an Enter begins another frame.
         primitive = node.op.role in FRAMED and node.op.role not in (Role.ENTER, Role.CALL)
         if primitive or is_frame(node):
             return node.op.role is not Role.SWITCH or is_switch(node)
@@ -164,6 +171,7 @@ class SegmentPolicy(FramePolicy):
             return False
         if self.is_slow(node) or any(is_framed(graph) for _, graph in node.graphs):
             return False
+        # A segment is planned ahead: it needs dtypes, though not shapes.
         values = [*all_reads(node), *node.outputs]
         types = [value.type for value in values if value is not None]
         return all(isinstance(t, TensorType) and t.dtype is not None for t in types)

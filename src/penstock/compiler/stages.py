@@ -13,13 +13,14 @@
     Executor      the program, bound to memory
 
 A stage reads the record that it is given and the ``CompileContext``. The one copy of the graph is
-made by ``specialize``; passes then change that copy in place. No stage calls another one, but to
-compile a second plan: in one order, to compare with, or of a graph between frames.
+made by ``specialize``; passes then change that copy in place. No stage calls an earlier
+one: where two plans are to be compared, both go through the rest of the line side by side
+(``Scheduled.rival``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property, partial
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ from penstock.backends.base import Backend, BoundsThreads, Device
 from penstock.backends.dynamic_shapes import plausible
 from penstock.backends.kernels import KernelTable
 from penstock.backends.numpy import NumpyBackend
+from penstock.codegen.steps import ProgramForm
 from penstock.codegen.writer import Program, write_program
 from penstock.compiler.options import CompileOptions
 from penstock.core import capability
@@ -58,13 +60,8 @@ from penstock.tuning.measure import CostModel, GraphProfiler, costs_of, step_sec
 if TYPE_CHECKING:
     from penstock.compiler.varying_shapes import OpenTypes
     from penstock.executors.task_loop import Queue
-    from penstock.passes.context import Unraised
+    from penstock.passes.context import Pass, Unraised
     from penstock.plan.grouping import ClusteredGrouping, Seconds
-    from penstock.tuning.run_sampler import Adopt
-
-
-def _no_adoption() -> None:
-    """For sessions that keep no executor."""
 
 
 @dataclass(frozen=True)
@@ -84,13 +81,9 @@ class CompileContext:
     backends: tuple[Backend, ...]
     functions: Mapping[str, Graph] = field(default_factory=dict)
     weights: ConvertedWeights = field(default_factory=ConvertedWeights)
-    adopt: Adopt = _no_adoption
     long: Collection[str] = frozenset()
     """names of nodes that have taken long in runs, which estimates did not say"""
     named_workers: NamedWorkers = NamedWorkers()
-    reframed: Callable[[Collection[str]], Executor | None] | None = None
-    """of a plan whose loops may overlap: compiles it anew, given the ``long`` nodes that runs have
-    shown; None if all loops are raised as before"""
 
     @property
     def limits(self) -> Limits:
@@ -116,6 +109,7 @@ class CompileContext:
     @cached_property
     def hosts(self) -> list[Backend]:
         """The backends of the host's memory."""
+        # Arenas are allocated by a backend of the host, even if none was asked for.
         return [b for b in self.backends if b.memory == HOST] or [NumpyBackend()]
 
     @cached_property
@@ -137,6 +131,8 @@ class CompileContext:
     def workers(self) -> int:
         """The number of tasks of one run that may run at the same time on the host."""
         workers = self.pool.size
+        # More tasks than a backend can run at the same time would only wait; a pool that the caller
+        # gives says itself how many.
         if self.options.expert.pool is None:
             workers = min(max(backend.workers for backend in self.hosts), workers)
         return min(workers, self.options.threads or workers)
@@ -204,30 +200,32 @@ class Feeds:
 
 def specialize(feeds: Feeds, context: CompileContext) -> Feeds:
     """Copy the graph, and give the inputs of the copy the types of the values."""
-    graph = clone(feeds.graph)  # the subgraph's own serves the plans of other shapes
+    # The subgraph's graph stays as it is for other shapes: all later stages change this copy.
+    graph = clone(feeds.graph)
     for value, input_type in zip(graph.inputs, feeds.types, strict=True):
         value.type = input_type
     if feeds.open_types is not None and feeds.open_types.later:
-        from penstock.passes.context import PassContext
         from penstock.passes.optimize.expect_dims import ExpectDims
-        from penstock.passes.pipeline import run_passes
 
-        passes = PassContext(after_pass=context.options.expert.after_pass)
-        run_passes((ExpectDims(feeds.open_types.later),), graph, passes)
+        _run_pass(ExpectDims(feeds.open_types.later), graph, context)
     return replace(feeds, graph=graph, refined=feeds.add_shapes)
 
 
 def infer(feeds: Feeds, context: CompileContext) -> Feeds:
     """Infer types, for graphs whose nodes must run as they are."""
-    from penstock.passes.context import PassContext
     from penstock.passes.optimize.fold_constants import InferTypes
-    from penstock.passes.pipeline import run_passes
 
-    run_passes(
-        (InferTypes(),), feeds.graph, PassContext(after_pass=context.options.expert.after_pass)
-    )
+    _run_pass(InferTypes(), feeds.graph, context)
     check_sizes(feeds.graph, context.limits)
     return feeds
+
+
+def _run_pass(one: Pass, graph: Graph, context: CompileContext) -> None:
+    """Run a pass that asks nothing about backends."""
+    from penstock.passes.context import PassContext
+    from penstock.passes.pipeline import run_passes
+
+    run_passes((one,), graph, PassContext(after_pass=context.options.expert.after_pass))
 
 
 @dataclass(frozen=True)
@@ -262,6 +260,7 @@ def set_threads(
     """Let kernels be created for the number of threads that runs will most likely have; only those
     of the backends ``among`` these, if given."""
     threads = context.options.threads or core_budget()
+    # Waking threads takes longer than the kernels of a small graph.
     if threads > 1 and not worth_threads(map(plausible, graph.walk())):
         threads = 1
     for backend in context.hosts:
@@ -271,6 +270,7 @@ def set_threads(
 
 def restore_lowered(saved: SavedPlan, context: CompileContext) -> Lowered:
     """The graph of a plan that was saved, with the backends that it was placed on."""
+    # Other backends need not even be loaded: the plan has no step on them.
     set_threads(saved.graph, context, {*saved.placement.values()})
     placed = {n: context.by_name[name] for n, name in saved.placement.items()}
     return Lowered(saved.graph, placed, KernelTable(), context.costs, arena=saved.arena)
@@ -294,7 +294,8 @@ def plan_slots(
     graph, placement, kernels = lowered.graph, lowered.placement, lowered.kernels
     options = {"planned": planned, "inner": inner}
     plan = compile_plan(graph, context.backends, placement, kernels=kernels, **options)
-    # A backend whose library has threads of its own must be told of the bound in each run.
+    # Libraries with threads of their own do not know of the option: a scope around each run binds
+    # them to it.
     if (threads := context.options.threads) is not None:
         bounds = [capability(backend, BoundsThreads) for backend in context.backends]
         scopes = [partial(bound.bounded, threads) for bound in bounds if bound is not None]
@@ -308,9 +309,10 @@ class Scheduled:
 
     Without ``tasks`` all steps run in the order of the arena plan. Else ``queues`` has the workers
     of the tasks, of which another one is asked for if a task takes at least ``worthwhile`` seconds;
-    ``devices`` have the streams of tasks, by name. With ``trial`` the executor is used only as long
-    as a run of it takes at most this part of the time of the plan in one order. ``unmeasured``:
-    only estimates speak for this order, and runs are to show whether tasks are faster.
+    ``devices`` have the streams of tasks, by name. ``rival`` is the plan in one order, which takes
+    the place of tasks unless a run of these takes at most the part ``margin`` of its time.
+    ``unmeasured``: only estimates speak for this order, and runs are to show whether tasks are
+    faster.
     """
 
     plan: Plan
@@ -321,7 +323,8 @@ class Scheduled:
     queues: Sequence[Queue] = ()
     worthwhile: float = 0.0
     devices: Mapping[str, Device] = field(default_factory=dict)
-    trial: float | None = None
+    margin: float = inf
+    rival: Scheduled | None = None
     unmeasured: bool = False
 
 
@@ -333,6 +336,8 @@ def schedule_in_order(planned: Planned, context: CompileContext, name: str = "li
     if in_one_function(plan):
         arena = None if planned.arena is None else restored_arena(plan, planned.arena)
         return Scheduled(plan, arena or plan_arena(plan, planner), planned.profiler, name)
+    # One function cannot wait for an asynchronous kernel without its thread, and CPython compiles
+    # no block nested this deep.
     from penstock.plan.grouping import OrderedGrouping
 
     all_queues = queues_of(context, context.workers) if parallel else queues_of(context, 1, [])
@@ -350,6 +355,7 @@ def schedule_saved(planned: Planned, context: CompileContext) -> Scheduled:
     show that tasks are faster."""
     streams = context.executor == "streams"
     forced = streams and context.options.expert.max_streams is not None
+    # An order that the user asked for needs no proof.
     chosen = context.executor == "linear" or forced
     in_order = schedule_in_order(planned, context, "streams" if streams else "linear")
     return replace(in_order, unmeasured=not chosen)
@@ -371,6 +377,7 @@ def bind_interpreter(feeds: Feeds, context: CompileContext) -> Executor:
     """The interpreter of a graph whose nodes run as they are, on NumPy."""
     from penstock.executors.interpret import InterpretExecutor
 
+    # Only for its table of steps and types: nodes are interpreted one by one.
     plan = compile_plan(feeds.graph, [NumpyBackend()], {}, planned=False)
     threads = context.options.threads
     return InterpretExecutor(feeds.graph, plan, context.hosts, context.limits, threads=threads)
@@ -382,22 +389,24 @@ TRIED = {"auto": 0.95, "parallel": 1.02, "streams": 1.02}
 
 @dataclass(frozen=True)
 class Programmed:
-    """The program of a schedule."""
+    """The program of a schedule, and that of its rival."""
 
     schedule: Scheduled
     program: Program
+    rival: Programmed | None = None
 
 
 def generate_program(
     schedule: Scheduled, context: CompileContext, *, observed: bool = False
 ) -> Programmed:
     """Write the plan as Python source; if ``observed``, with calls of observers."""
-    plan, arena_plan, tasks = schedule.plan, schedule.arena_plan, schedule.tasks
-    limits, capture = context.limits, context.options.expert.capture
+    form = ProgramForm(observed=observed, capture=context.options.expert.capture)
     program = write_program(
-        plan, arena_plan, limits, tasks=tasks, observed=observed, capture=capture
+        schedule.plan, schedule.arena_plan, context.limits, tasks=schedule.tasks, form=form
     )
-    return Programmed(schedule, program)
+    # Text first, memory last: what is bound holds an arena.
+    rival = None if schedule.rival is None else generate_program(schedule.rival, context)
+    return Programmed(schedule, program, rival)
 
 
 def bind(programmed: Programmed, context: CompileContext) -> Executor:

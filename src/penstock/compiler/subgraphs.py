@@ -4,183 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
-from itertools import islice
 from typing import TYPE_CHECKING, Any
-from weakref import WeakMethod
 
-import numpy as np
-
-from penstock.analysis.type_inference import infer_types
-from penstock.core.errors import MAX_PROBLEMS, InvalidInput, LimitExceeded, shortened
+from penstock.compiler.subgraph import Extract, Subgraph, compile_guard
+from penstock.core.errors import MAX_PROBLEMS, InvalidInput, quoted, suggest
 from penstock.core.records import NamedTuple
-from penstock.core.types import ANY, STRING, AnyType, TensorType, Type
-from penstock.executors.base import Executor
-from penstock.host import gc_pause
-from penstock.host.native import library
+from penstock.core.types import ANY, AnyType, TensorType, Type
 from penstock.ir.graph import Graph, Node, Value, captures, clone, is_framed
-from penstock.ops.onnx.control_flow import collects_rows
 
 if TYPE_CHECKING:
-    from penstock.compiler.varying_shapes import VaryingShapes
-    from penstock.ops.internal.transfer import Ports
-    from penstock.passes.context import Unraised
-
-Structure = Callable[[Graph], Sequence["Unraised"]]
+    from penstock.compiler.compiler import Compiler
 
 MAX_SUBGRAPHS = 256
 """Subgraphs, and requests for them, that a session remembers beside its main one."""
-
-# Names that are compared letter by letter with an unknown one, and their length.
-_MOST_COMPARED = 10_000
-_LONGEST_COMPARED = 256
-
-_ndarray = np.ndarray
-_NO_DTYPE = object()  # unequal to all dtypes
-
-
-class LatestPlan(NamedTuple):
-    """The plan that was used last and its key. ``expected``: the name, dtype and shape of each
-    input where arrays of just these need no other look before the plan is run; else None."""
-
-    key: Any
-    executor: Executor | None
-    expected: tuple[tuple[str, np.dtype, tuple[int, ...]], ...] | None
-
-
-NO_PLAN = LatestPlan(None, None, None)
-
-
-class Subgraph:
-    """The part of a model that one set of feeds, fetches and targets needs.
-
-    ``graph`` has the feeds as inputs and the fetches as outputs; it is simplified as far as that
-    is possible without shapes. A function that makes it may stand for it, together with values of
-    the names and types of its ``inputs`` and its outputs, the ``results``. ``unraised``:
-    TensorFlow's primitives that it still contains, though structured control flow was asked for.
-    ``extract_again`` extracts it once more, given the function that simplifies its graph; None if
-    the session is gone.
-    """
-
-    extract_again: Callable[[Structure], Subgraph | None] = staticmethod(lambda structure: None)
-    ports: Ports | None = None
-    """where inputs and outputs are, if not all of them in the host's memory"""
-
-    def __init__(
-        self,
-        graph: Graph | Callable[[], Graph],
-        outputs: Iterable[str],
-        unraised: Sequence[Unraised] = (),
-        *,
-        inputs: Sequence[Value] = (),
-        results: Sequence[Value] = (),
-    ) -> None:
-        self._make_graph = graph
-        if isinstance(graph, Graph):
-            self.graph, inputs, results = graph, graph.inputs, graph.outputs
-        self.inputs = inputs
-        self.results = results
-        self.unraised = unraised
-        self.names = tuple(value.name for value in inputs)
-        self.types = tuple(value.type for value in inputs)
-        dtypes = [t.dtype if isinstance(t, TensorType) else None for t in self.types]
-        # Arrays of these dtypes are fed as they are; of strings, the elements are looked at. None
-        # would be equal to float64.
-        fed = [_NO_DTYPE if d is None or d == STRING else d for d in dtypes]
-        self._ports = tuple(zip(self.names, self.types, fed, strict=True))
-        # Whether a plan depends on the dtypes of the feeds, and not on shapes alone.
-        self.depends_on_dtypes = any(dtype is None for dtype in dtypes)
-        self.outputs = tuple(outputs)
-        # The same for feeds and results on devices.
-        self.variants: dict[Any, Subgraph] = {}
-        # Both belong to the cache of plans: the thread that compiles holds the lock, and most
-        # sessions see the same shapes again and again.
-        self.lock = threading.RLock()
-        self.last = NO_PLAN
-
-    @cached_property
-    def varying(self) -> VaryingShapes:
-        """The shapes that it was run with, beside those of saved plans."""
-        from penstock.compiler.varying_shapes import VaryingShapes
-
-        return VaryingShapes(self.types)
-
-    @cached_property
-    def needs_dims(self) -> bool:
-        """Whether no plan may leave dims open: a loop without iterations gives no rows, whose dims
-        only the plan knows."""
-        return any(map(collects_rows, self.graph.walk()))
-
-    @cached_property
-    def graph(self) -> Graph:
-        """The graph."""
-        assert not isinstance(self._make_graph, Graph)
-        return self._make_graph()
-
-    @cached_property
-    def framed(self) -> bool:
-        """Whether the graph has TensorFlow's frames, which only tokens can run."""
-        return is_framed(self.graph)
-
-    @property
-    def base(self) -> Subgraph | None:
-        """The subgraph of which this is a variant, if so."""
-        return None
-
-    @property
-    def port_types(self) -> Sequence[tuple[str, Type, Any]]:
-        """Name, type, and the dtype of arrays that are fed as they are, of each input."""
-        return self._ports
-
-    def values(self, feeds: Mapping[str, Any]) -> list[Any]:
-        """The fed values in order, checked and converted. Raises ``KeyError`` for other names."""
-        values = []
-        for name, input_type, dtype in self._ports:
-            value = feeds[name]
-            # Most dtypes are one object, which takes less to tell than that they are equal.
-            if value.__class__ is not _ndarray or (
-                value.dtype is not dtype and value.dtype != dtype
-            ):
-                from penstock.compiler.feeds import convert  # not for feeds that fit as they are
-
-                try:
-                    value = convert(name, value, input_type)
-                except RecursionError as error:
-                    raise InvalidInput(f"input {name!r} has lists nested too deeply") from error
-            values.append(value)
-        if len(values) != len(feeds):
-            raise KeyError
-        return values
-
-    def key(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        """What a plan depends on of the fed values: their shapes, and dtypes left open."""
-        if len(values) == 1 and values[0].__class__ is _ndarray and not self.depends_on_dtypes:
-            return (values[0].shape,)  # of most models
-        if self.depends_on_dtypes:
-            return tuple([(x.shape, x.dtype) if x.__class__ is _ndarray else None for x in values])
-        return tuple([x.shape if x.__class__ is _ndarray else None for x in values])
-
-    def placeholders(self, values: Sequence[Any]) -> Sequence[Any]:
-        """What stands for fed values where a plan is compiled: themselves, if they are arrays."""
-        return values
-
-    def use(self, key: Any, executor: Executor) -> None:
-        """Remember the plan that was used last, and the key of what it was used for."""
-        self.last = LatestPlan(key, executor, self._expected(key))
-
-    def _expected(self, key: Any) -> Any:
-        if library() is None or not isinstance(key, tuple):
-            return None
-        expected = []
-        for (name, _, dtype), shape in zip(self._ports, key, strict=True):
-            if self.depends_on_dtypes and shape is not None:
-                shape, dtype = shape
-            if shape is None or dtype is _NO_DTYPE or dtype == STRING:
-                return None
-            expected.append((name, dtype, shape))
-        return tuple(expected)
 
 
 class Request(NamedTuple):
@@ -201,21 +39,21 @@ class Subgraphs:
 
     ``main`` is the subgraph from the model's inputs to its outputs, which may be given, ``all`` the
     request for all of these. ``graph`` returns the whole model's, ``aliases`` are other names of
-    values. ``structure`` simplifies a new subgraph's graph, and returns the primitives that remain
-    in it; ``on_evict`` is called with each subgraph that is forgotten.
+    values. ``compiler`` simplifies the graphs of new subgraphs; ``on_evict`` is called with each
+    subgraph that is forgotten.
     """
 
     def __init__(
         self,
         graph: Callable[[], Graph],
         aliases: Mapping[str, str],
-        structure: Structure,
+        compiler: Compiler,
         on_evict: Callable[[Subgraph], None],
         main: Subgraph | None = None,
     ) -> None:
         self._graph = graph
         self._aliases = aliases
-        self._structure = structure
+        self._compiler = compiler
         self._on_evict = on_evict
         self.devices: Any = None
         """the ``DevicePorts`` of a session with backends on devices"""
@@ -225,8 +63,9 @@ class Subgraphs:
         # By sets of names, in the order of their last use.
         self._subgraphs: OrderedDict[Any, Subgraph] = OrderedDict()
         if main is None:
-            inputs, outputs = self.graph.inputs, self.graph.outputs
-            main = self.extract([v.name for v in inputs], [v.name for v in outputs], ())
+            fed = tuple([value.name for value in self.graph.inputs])
+            fetched = tuple([value.name for value in self.graph.outputs])
+            main = self.extracted(Extract(fed, fetched), compiler)
         self.main = main
         self._main_key = (frozenset(main.names), frozenset(main.outputs), frozenset[str]())
         self.all = Request(main, main.outputs)
@@ -330,6 +169,7 @@ class Subgraphs:
                     )
             outputs = tuple(dict.fromkeys(fetched))
             request = Request(self._subgraph(feeds, outputs, targeted), outputs)
+            # Orders of names are many, and each is quick to resolve again: no order of use is kept.
             if len(self._requests) >= MAX_SUBGRAPHS:
                 self._requests.clear()
             self._requests[key] = request
@@ -340,6 +180,7 @@ class Subgraphs:
     ) -> Subgraph:
         """The subgraph of feeds, fetches and targets in any order."""
         key = (frozenset(feeds), frozenset(fetches), frozenset(targets))
+        # The main subgraph has no place among those that are forgotten.
         if key == self._main_key:
             return self.main
         with self._lock:
@@ -347,7 +188,10 @@ class Subgraphs:
             if subgraph is not None:
                 self._subgraphs.move_to_end(key)
                 return subgraph
-        extracted = self.extract(list(feeds), fetches, dict.fromkeys(targets))
+        # Not under the lock: to simplify a graph may take long, and threads that ask for others go
+        # on.
+        extract = Extract(tuple(feeds), tuple(fetches), tuple(dict.fromkeys(targets)))
+        extracted = self.extracted(extract, self._compiler)
         with self._lock:
             subgraph = self._subgraphs.setdefault(key, extracted)
             excess = max(0, len(self._subgraphs) - MAX_SUBGRAPHS)
@@ -357,42 +201,30 @@ class Subgraphs:
             self._on_evict(oldest)
         return subgraph
 
-    def extract(
-        self,
-        feeds: Collection[str],
-        fetches: Collection[str],
-        targets: Collection[str],
-        structure: Structure | None = None,
-    ) -> Subgraph:
-        """The part of the model that ``fetches`` and ``targets`` need, given ``feeds``."""
+    def extracted(self, extract: Extract, compiler: Compiler) -> Subgraph:
+        """What ``extract`` names of the model, simplified by ``compiler``."""
         with compile_guard():
-            graph = self._cut(feeds, fetches, targets)
-            subgraph = Subgraph(graph, fetches, (structure or self._structure)(graph))
-        extract = WeakMethod(self.extract)
-
-        def extract_again(structure: Structure) -> Subgraph | None:
-            method = extract()
-            return None if method is None else method(feeds, fetches, targets, structure)
-
-        subgraph.extract_again = extract_again
+            graph = self._cut(extract)
+            subgraph = Subgraph(graph, extract.fetches, compiler.structure(graph))
+        subgraph.extract = extract
         return subgraph
 
-    def _cut(
-        self, feeds: Collection[str], fetches: Collection[str], targets: Collection[str]
-    ) -> Graph:
-        from penstock.compiler.feeds import checked
+    def _cut(self, extract: Extract) -> Graph:
+        from penstock.executors.feeds import checked
         from penstock.passes.dead_code import cut
 
-        fed = [self.value(name, "feed") for name in feeds]
-        fetched = [self.value(name, "fetch") for name in fetches]
-        target_values, nodes = self._targets(targets)
+        fed = [self.value(name, "feed") for name in extract.feeds]
+        fetched = [self.value(name, "fetch") for name in extract.fetches]
+        target_values, nodes = self._targets(extract.targets)
         graph = cut(self.graph, fed, [*fetched, *target_values], nodes)
         if missing := captures(graph):
-            names = ", ".join(f"{_quoted(v.name)} ({v.type})" for v in missing[:MAX_PROBLEMS])
+            names = ", ".join(f"{quoted(v.name)} ({v.type})" for v in missing[:MAX_PROBLEMS])
             if len(missing) > MAX_PROBLEMS:
                 names += f" and {len(missing) - MAX_PROBLEMS} more"
             raise InvalidInput(f"the fetches need inputs that were not fed: {names}")
         for value in graph.inputs:
+            # What is fed in the middle of a model is as it is computed there, unless the model says
+            # more.
             if isinstance(value.type, AnyType):
                 value.type = self._inferred.get(value.name, ANY)
             value.type = checked(value.type)
@@ -403,7 +235,7 @@ class Subgraphs:
         """Dtypes of the values whose types the model does not declare. Shapes are left open: the
         graph behind a value that is fed decides which shapes fit."""
         graph = clone(self.graph)
-        infer_types(graph)
+        self._compiler.infer(graph)
         types = {name: value.type for name, value in _values_by_name(graph).items()}
         return {name: TensorType(t.dtype) for name, t in types.items() if isinstance(t, TensorType)}
 
@@ -423,7 +255,7 @@ class Subgraphs:
                 nodes.append(node)
             else:
                 hint = suggest(name, [*self.values, *self._aliases, *by_name])
-                raise InvalidInput(f"no target is {_quoted(name)}: {hint}")
+                raise InvalidInput(f"no target is {quoted(name)}: {hint}")
         return values, nodes
 
     def _without_aliases(self, feeds: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -449,21 +281,8 @@ class Subgraphs:
             if node is not None:
                 made = " and ".join([repr(v.name) for v in node.outputs if v is not None])
                 hint = f"that is a node, and its outputs are {made or 'none'}"
-            raise InvalidInput(f"cannot {role} {_quoted(name)}: {hint}")
+            raise InvalidInput(f"cannot {role} {quoted(name)}: {hint}")
         return value
-
-
-@contextmanager
-def compile_guard() -> Iterator[None]:
-    """Pause garbage collection; a model too large for the machine raises ``LimitExceeded``."""
-    with gc_pause.paused():
-        try:
-            yield
-        except RecursionError as error:
-            raise LimitExceeded("the model's graphs nest too deep to be compiled") from error
-        except MemoryError as error:
-            message = f"there is not enough memory to compile the model: {error}"
-            raise LimitExceeded(message) from error
 
 
 def _values_by_name(graph: Graph) -> dict[str, Value]:
@@ -473,23 +292,3 @@ def _values_by_name(graph: Graph) -> dict[str, Value]:
     for value in (*graph.inputs, *inside, *graph.outputs):
         values.setdefault(value.name, value)
     return values
-
-
-def _quoted(name: str) -> str:
-    return repr(shortened(name))
-
-
-def suggest(name: str, names: Iterable[str], preferred: Iterable[str] = ()) -> str:
-    """A hint for an unknown name: close names, or else ``preferred`` ones, or the first few."""
-    from difflib import get_close_matches
-
-    names = list(dict.fromkeys(names))
-    alike = [other for other in names if other.casefold() == name.casefold()][:3]
-    if not alike and len(name) <= _LONGEST_COMPARED:
-        short = (other for other in names if len(other) <= _LONGEST_COMPARED)
-        alike = get_close_matches(name, list(islice(short, _MOST_COMPARED)), n=3, cutoff=0.6)
-    if alike:
-        return "the model has no such value; did you mean " + " or ".join(map(_quoted, alike)) + "?"
-    shown = list(preferred) or names
-    more = ", ..." if len(shown) > 8 else ""
-    return f"the model has no such value; it has {', '.join(map(_quoted, shown[:8]))}{more}"

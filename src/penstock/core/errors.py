@@ -10,9 +10,14 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from numbers import Integral
 
 from penstock.core.records import dataclass
+
+# Names that are compared letter by letter with an unknown one, and their length.
+_MOST_COMPARED = 10_000
+_LONGEST_COMPARED = 256
 
 MAX_PROBLEMS = 20
 """The number of problems that a message lists in full; the rest is only counted."""
@@ -30,6 +35,27 @@ def shortened(text: str, most: int = MAX_NAME) -> str:
         return text
     half = most // 2
     return f"{text[:half]}...[{len(text) - 2 * half} characters]...{text[-half:]}"
+
+
+def quoted(name: str) -> str:
+    """A name as messages have it."""
+    return repr(shortened(name))
+
+
+def suggest(name: str, names: Iterable[str], preferred: Iterable[str] = ()) -> str:
+    """A hint for an unknown name: close names, or else ``preferred`` ones, or the first few."""
+    from difflib import get_close_matches
+
+    names = list(dict.fromkeys(names))
+    alike = [other for other in names if other.casefold() == name.casefold()][:3]
+    if not alike and len(name) <= _LONGEST_COMPARED:
+        short = (other for other in names if len(other) <= _LONGEST_COMPARED)
+        alike = get_close_matches(name, list(islice(short, _MOST_COMPARED)), n=3, cutoff=0.6)
+    if alike:
+        return "the model has no such value; did you mean " + " or ".join(map(quoted, alike)) + "?"
+    shown = list(preferred) or names
+    more = ", ..." if len(shown) > 8 else ""
+    return f"the model has no such value; it has {', '.join(map(quoted, shown[:8]))}{more}"
 
 
 def wrong_type(option: str, value: object, needed: str) -> TypeError:

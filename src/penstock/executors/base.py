@@ -108,6 +108,9 @@ class InlineExecutor:
 class Sampler(Protocol):
     """Runs an executor in its own way, as long as it is the executor's ``sampler``."""
 
+    owner: Callable[[], Any]
+    """gives the session that the executor belongs to, to which it reports; None if that is gone"""
+
     def run(
         self, executor: Executor, inputs: RunValues, control: Control
     ) -> tuple[RunValue, ...]: ...

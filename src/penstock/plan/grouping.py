@@ -183,3 +183,11 @@ def trip_count(plan: StepTable, step: Step) -> int:
     if const is None or const.size != 1:
         return DEFAULT_TRIP_COUNT
     return max(0, int(const.reshape(-1)[0]))
+
+
+def least_makespan(plan: StepTable, seconds: Seconds, workers: int) -> float:
+    """The seconds that the steps of a plan take at least on this many workers, in any schedule."""
+    from penstock.algorithms.heft import bound
+
+    times = [seconds(step) for step in plan.steps]
+    return bound(step_dag(plan.slots, plan.steps), times, workers)

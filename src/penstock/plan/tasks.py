@@ -135,6 +135,10 @@ class Tasks:
     signals: Signals = NO_SIGNALS
 
 
+ONE_FUNCTION = Tasks((), (), (), (), (), frozenset(), (), (), {})
+"""stands for tasks where all steps of a plan run in one function"""
+
+
 class Grouping:
     """Decides which steps form a task, and which queue runs it. This one has a task for each step,
     with every If and loop expanded: the tasks of the dataflow executor."""

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock.compiler.feeds import convert
 from penstock.core.errors import PenstockError
 from penstock.core.types import STRING, NamedValues, RunValue, TensorType
+from penstock.executors.feeds import convert
 from penstock.session.session import Session
 
 _ROWS = 3

@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from penstock.compiler.feeds import convert
 from penstock.compiler.options import RunOptions
 from penstock.core.errors import (
     Cancelled,
@@ -39,6 +38,7 @@ from penstock.core.errors import (
 from penstock.core.records import dataclass, replace
 from penstock.core.types import NamedValues, RunValue
 from penstock.executors.control import NEVER, CancelToken, Control, begin_run, end_run
+from penstock.executors.feeds import convert
 from penstock.host.threads import Workers, pool
 from penstock.ir.graph import Model
 from penstock.serving.batching import check_rows, joined, kind, split

@@ -9,21 +9,17 @@ for another machine, or other options, is not used: the graph is then compiled a
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from penstock.analysis.plan_rules import check_node_types, check_nodes
-from penstock.analysis.sizes import check_sizes
-from penstock.analysis.type_inference import infer_types
-from penstock.analysis.verify import verify
 from penstock.artifact.container import ArtifactFile, ArtifactWriter
-from penstock.artifact.decode import decode_graphs, decode_type
+from penstock.artifact.decode import decode_graph, decode_type
 from penstock.backends.base import PacksConstants
 from penstock.backends.numpy import NumpyBackend
 from penstock.backends.registry import BACKENDS, LAZY, describe
 from penstock.compiler.compiler import Compiler
 from penstock.compiler.options import DEFAULTS, CompileOptions
 from penstock.compiler.stages import CompileContext, SavedPlan
-from penstock.compiler.subgraphs import Subgraph
+from penstock.compiler.subgraph import Subgraph
 from penstock.core import capability
 from penstock.core.errors import InternalError, warn
 from penstock.core.types import Type, type_of
@@ -33,6 +29,9 @@ from penstock.host.threads import core_budget
 from penstock.ir.graph import Graph, Model, Value
 from penstock.plan.arena_layout import SavedArena
 from penstock.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from penstock.ops.tensorflow.state import Store
 
 _SAVED_OPTIONS: Mapping[str, type] = {
     "executor": str,
@@ -77,7 +76,7 @@ def save_session(
     model: Model,
     context: CompileContext,
     main: Subgraph,
-    plans: Mapping[Any, Executor],
+    plans: Mapping[tuple[Any, ...], Executor],
     writer: ArtifactWriter,
 ) -> None:
     """Add a session to a file: its model, and the ``plans`` of its main subgraph, by key."""
@@ -89,11 +88,13 @@ def save_session(
     keys: list[Any] = []
     writer.document("main", encode_graphs({"main": main.graph}, writer))
     for key, executor in plans.items():
+        # A plan for values that are no tensors has no shapes to be found by.
         if None not in key and (document := _plan_document(executor, context, writer)):
             writer.document(f"plan {len(keys)}", document)
             keys.append(encode_key(key))
     writer.document("stores", encode_stores(writer))
     options = {name: context.options.get(name) for name in _SAVED_OPTIONS}
+    # Objects of this process cannot be named in a file.
     if not all(type(name) is str for name in options["backends"] or ()):
         options["backends"] = None
     head = {
@@ -135,6 +136,7 @@ def _plan_document(
     # Nodes without steps are views, whose kernels are NumPy's: others need not be asked.
     views = NumpyBackend.name if NumpyBackend.name in context.by_name else ""
     document["placement"] = [backends.get(node, views) for node in plan.graph.walk()]
+    # Tasks depend on costs and workers, and are scheduled anew where the file is opened.
     if arena is not None and executor.tasks is None:
         owners = [slot for slot, buffer in arena.buffer_of.items() if slot == buffer]
         offsets = [(slot, arena.offsets[slot]) for slot in owners]
@@ -185,7 +187,7 @@ class Artifact:
     """The plans of an artifact, for a session with this context; ``own`` has its variables, by the
     stores of the model."""
 
-    def __init__(self, model: Model, context: CompileContext, own: dict[Any, Any]) -> None:
+    def __init__(self, model: Model, context: CompileContext, own: dict[Store, Store]) -> None:
         self._file: ArtifactFile = model.artifact
         self._context = context
         self._own = own
@@ -220,17 +222,17 @@ class Artifact:
             self.differences += different
             self._plans = {}
 
-    def main(self) -> Subgraph:
+    def main(self, compiler: Compiler) -> Subgraph:
         """The main subgraph, of which the graph is decoded when it is needed."""
 
         def graph() -> Graph:
             from penstock.analysis.schemas import check_schemas
 
-            graph = self._graph("main", self._file.document("main"))
+            graph = self._graph(self._file.document("main"))
             check_schemas(Model({"main": graph}, "main"))
             for value, port in zip(graph.inputs, inputs, strict=True):
                 value.type = port.type
-            infer_types(graph)  # the stages that follow take it for as simple as its types allow
+            compiler.infer(graph)  # the next stages take it for as simple as its types allow
             return graph
 
         inputs, outputs = self._ports("inputs"), self._ports("outputs")
@@ -260,6 +262,7 @@ class Artifact:
         try:
             document = self._file.document(f"plan {number}")
             self.compare(LAZY.intersection(document["placement"]))
+            # Said once, by the first plan that needs the library.
             if self.differences:
                 reason = f"the plans in {self._file.name} are not used: {self.differences[-1]}"
                 warn(reason)
@@ -271,14 +274,9 @@ class Artifact:
 
     def _plan(self, document: Any, types: Sequence[Type]) -> SavedPlan:
         """The plan of a document, whose inputs must have these types."""
-        graph = self._graph("main", document)
-        if [value.type for value in graph.inputs] != list(types):
-            raise ValueError("it is for other inputs")
-        check_nodes(graph, self._context.limits)
-        infer_types(graph)
-        check_node_types(graph)
-        check_sizes(graph, self._context.limits)
+        graph = self._graph(document, types)
         placement = dict(zip(graph.walk(), document["placement"], strict=True))
+        # The file may name anything.
         if not {*placement.values()} <= {*self._context.by_name, ""}:
             raise ValueError("it has nodes on other backends")
         arena = document.get("arena")
@@ -293,23 +291,17 @@ class Artifact:
         named = {node: name for node, name in placement.items() if name}
         return SavedPlan(graph, named, saved, copies)
 
-    def _graph(self, name: str, document: Any) -> Graph:
-        """A graph of a document, verified."""
-        graphs = decode_graphs(document, self._file)
-        if [*graphs] != [name]:
-            raise self._file.damaged(f"it has other graphs than {name!r}")
-        model = Model(graphs, name)
+    def _graph(self, document: Any, types: Sequence[Type] | None = None) -> Graph:
+        """A graph of a document, for inputs of these ``types``, with the session's variables."""
+        graph = decode_graph(document, self._file, "main", self._context.limits, types)
         ports = [len(self._head[key]) for key in ("inputs", "outputs")]
-        if [len(model.graph.inputs), len(model.graph.outputs)] != ports:
-            raise self._file.damaged(f"{name!r} has other inputs and outputs than its head says")
-        orders = verify(model, self._context.limits, partial=True)
-        for graph, nodes in orders.items():
-            graph.nodes[:] = nodes
+        if [len(graph.inputs), len(graph.outputs)] != ports:
+            raise self._file.damaged("'main' has other inputs and outputs than its head says")
         if not self._own:
-            return model.graph
+            return graph
         from penstock.ops.tensorflow.state import own_stores
 
-        return own_stores(graphs, self._own)[name]
+        return own_stores({"main": graph}, self._own)["main"]
 
 
 def saved_options(model: Model, options: CompileOptions) -> CompileOptions:

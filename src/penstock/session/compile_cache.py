@@ -23,7 +23,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from penstock.artifact.container import VERSION, ArtifactWriter
 from penstock.backends.registry import available, describe
@@ -75,7 +74,7 @@ def clear(folder: Path) -> int:
     return freed
 
 
-def cache_entry(model: Any, options: CompileOptions) -> CacheEntry | None:
+def cache_entry(model: object, options: CompileOptions) -> CacheEntry | None:
     """The place that ``cache=`` gives a model; None without it, and with a warning for options that
     do not let sessions be told apart. Raises ``ValueError`` for a model that is neither a path nor
     bytes."""
@@ -123,11 +122,11 @@ class CacheEntry:
         return self.folder / f"{hashlib.blake2b(text, digest_size=16).hexdigest()}.penstock"
 
     @cached_property
-    def _files(self) -> Any:
+    def _files(self) -> str | dict[str, str]:
         """The digests by which a session is found."""
         return self._digests()
 
-    def _digests(self) -> Any:
+    def _digests(self) -> str | dict[str, str]:
         """Digests of the bytes of the model, of a folder by file."""
         source = self.source
         if isinstance(source, bytes):
@@ -186,6 +185,7 @@ class CacheEntry:
         now = [(status, os.stat(path)) for path, status in self.opened]
         if any(old is None or _status(old) != _status(new) for old, new in now):
             return
+        # The model that was compiled is the one that was read, not what is there now.
         if self._digests() != self._files:
             return
         others: set[Path] = set()

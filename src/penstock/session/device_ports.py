@@ -10,14 +10,15 @@ the caller wants there: such runs have plans of their own (``Subgraph.variants``
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any
 from weakref import ref
 
 import numpy as np
 
 from penstock.backends.base import Backend, TakesTensors
-from penstock.compiler.subgraphs import LatestPlan, Request, Subgraph
+from penstock.compiler.subgraph import LatestPlan, Subgraph
+from penstock.compiler.subgraphs import Request
 from penstock.core import capability
 from penstock.core.errors import InvalidInput, PenstockError
 from penstock.core.records import NamedTuple
@@ -47,6 +48,7 @@ class DeviceOrder:
         """On the thread that runs it, before the run."""
         if self._ordered and (executor.hands_over or isinstance(executor, LinearExecutor)):
             return
+        # What the caller has put on its stream must be done before kernels read it.
         for i, device in enumerate(self._devices):
             if not isinstance(executor, LinearExecutor):
                 (device.settle if not self._events else self._events[i].synchronize)()
@@ -103,6 +105,7 @@ class DevicePorts:
         """The feeds that are on devices."""
         fed = {}
         for name, value in feeds.items():
+            # Most feeds: the host's arrays have __dlpack__ as well.
             if value.__class__ is np.ndarray or not hasattr(value, "__dlpack__"):
                 continue
             for backend in self._backends:
@@ -123,6 +126,7 @@ class DevicePorts:
             for (name, type_, _) in subgraph.port_types
             if (on := fed.get(name)) is not None and isinstance(type_, TensorType) and type_.dtype
         }
+        # These executors have all values in the host's memory.
         if not self._planned or subgraph.framed:
             tensors, stay = {}, False
         hosted = {n: on.backend.to_host(on.value) for n, on in fed.items() if n not in tensors}
@@ -145,12 +149,11 @@ class DevicePorts:
 class DeviceSubgraph(Subgraph):
     """``base``, for feeds on devices and results that stay there, as ``ports`` say."""
 
-    def __init__(self, base: Subgraph, name: Any, ports: Ports) -> None:
+    def __init__(self, base: Subgraph, name: Hashable, ports: Ports) -> None:
         super().__init__(base.graph, base.outputs, base.unraised)
         self._base = ref(base)
         self.name = name
         self.ports = ports
-        self.extract_again = base.extract_again
 
     @property
     def base(self) -> Subgraph | None:
@@ -162,6 +165,7 @@ class DeviceSubgraph(Subgraph):
         for name, type_, _ in self._ports:
             if name in fed and isinstance(type_, TensorType):
                 _check_dtype(name, type_, fed[name])
+        # Shapes are checked as those of arrays are, without a copy to the host.
         stand_ins = {name: _placeholder(on.type) for name, on in fed.items()}
         values = super().values({**feeds, **stand_ins})
         return [
@@ -169,7 +173,7 @@ class DeviceSubgraph(Subgraph):
             for name, value in zip(self.names, values, strict=True)
         ]
 
-    def key(self, values: Sequence[Any]) -> tuple[Any, ...]:
+    def key(self, values: Sequence[Any]) -> tuple[Hashable, ...]:
         return super().key(self.placeholders(values))
 
     def placeholders(self, values: Sequence[Any]) -> Sequence[Any]:
@@ -183,7 +187,7 @@ class DeviceSubgraph(Subgraph):
                 stand_ins[i] = _placeholder(TensorType(type_.dtype, tuple(values[i].shape)))
         return stand_ins
 
-    def use(self, key: Any, executor: Any) -> None:
+    def use(self, key: Hashable, executor: Executor) -> None:
         super().use(key, executor)
         # What the session shows is the plan that was used last. No key of the base is like this.
         if (base := self.base) is not None:
@@ -195,7 +199,7 @@ class Returned:
     as they are, those of the host as copies."""
 
     def __init__(
-        self, request: Request, backend: Any, order: DeviceOrder | None, executor: Executor
+        self, request: Request, backend: TakesTensors, order: DeviceOrder | None, executor: Executor
     ) -> None:
         self._request = request
         self._backend = backend
@@ -209,13 +213,13 @@ class Returned:
         return {name: give(value) for name, value in self._request.named(outputs).items()}
 
 
-def returned_by(backends: Collection[Backend], wanted: str) -> Any:
+def returned_by(backends: Collection[Backend], wanted: str) -> TakesTensors:
     """The backend whose tensors ``returns=`` asks for. Raises ``PenstockError`` if the session has
     none."""
     for backend in backends:
         tensors = capability(backend, TakesTensors)
         if tensors is not None and tensors.gives == wanted:
-            return backend
+            return tensors
     raise PenstockError(
         f"returns={wanted!r} needs a backend with such values; compile the model with "
         f"backends=[{wanted!r}]"

@@ -76,6 +76,7 @@ class DeviceLine:
         """What puts a run on the stream, and what ends it with an error if that never comes."""
         backend = self.backend_of(session)
         launched: Future[dict[str, Any]] = Future()
+        # Results are brought to the host on the stream, so that no thread waits for them here.
         on_device = replace(options, returns="torch", out=None)
         if options.out is not None:
             raise PenstockError("out= is for runs on the host; a stream of a device has returns=")
@@ -89,6 +90,7 @@ class DeviceLine:
             job.turn = turn = _LineTurn(self, session.options.expert.pool or pool())
             with self.current():
                 job()
+                # Later work of the caller's must come behind all of the run's kernels.
                 if not launched.done() and not turn.handed_over:
                     launched.exception()  # wait
                 if launched.done():

@@ -83,6 +83,7 @@ def with_environment(options: CompileOptions, model: Model) -> CompileOptions:
                 raise OptionError(f"{name}={text!r}: {error}") from None
     if options.cluster is not None or options.devices is not None:
         given.pop("executor", None)  # they decide it
+    # One variable is for all models that a process runs.
     if place := given.get("place"):
         from penstock.tuning.placement import NODE
 

@@ -12,13 +12,14 @@ from weakref import WeakMethod, ref
 import numpy as np
 
 from penstock.backends.registry import LAZY
-from penstock.codegen.constants import release_constants
 from penstock.compiler.compiler import AFTER_LOWERING, Compiler
-from penstock.compiler.subgraphs import Subgraph, Subgraphs
+from penstock.compiler.subgraph import Subgraph
+from penstock.compiler.subgraphs import Subgraphs
 from penstock.core.errors import InvalidInput, InvalidModel, PenstockError, Unsupported, warn
 from penstock.core.records import replace
 from penstock.core.types import TensorType, Type, type_of
 from penstock.executors.base import CompiledExecutor, Executor
+from penstock.executors.constants import release_constants
 from penstock.executors.control import Control
 from penstock.executors.linear import LinearExecutor
 from penstock.host import gc_pause
@@ -35,9 +36,10 @@ if TYPE_CHECKING:
     from penstock.compiler.varying_shapes import OpenShapes
     from penstock.session.artifact import Artifact
     from penstock.session.compile_cache import CacheEntry
+    from penstock.tuning.run_sampler import MeasuredRuns
 
-_check_dims = imported("penstock.compiler.feeds.check_dims")
-_feeds_fit = imported("penstock.compiler.feeds.feeds_fit")
+_check_dims = imported("penstock.executors.feeds.check_dims")
+_feeds_fit = imported("penstock.executors.feeds.feeds_fit")
 
 # Plans from which on kernels are preferred that leave nothing behind when they are freed.
 _MANY_PLANS = 8
@@ -93,7 +95,7 @@ class Executors:
             raise InvalidInput("no plan yet: run the session, or compile it with shapes=...")
         return self._ahead({})
 
-    def compile_ahead(self, shapes: Any) -> None:
+    def compile_ahead(self, shapes: InputShapes | Sequence[InputShapes] | None) -> None:
         """Compile the plans that ``shapes=`` asks for."""
         for wanted in (shapes,) if isinstance(shapes, Mapping) else shapes or ():
             self._ahead(wanted)
@@ -141,13 +143,17 @@ class Executors:
         return values
 
     def get(
-        self, subgraph: Subgraph, key: Any, values: Sequence[Any], exact: bool = False
+        self, subgraph: Subgraph, key: tuple[Any, ...], values: Sequence[Any], exact: bool = False
     ) -> Executor:
         """The executor for these values, compiled if it is new; if ``exact``, one for no others."""
         values = subgraph.placeholders(values)
+        # TFLite's dims are those of the converter's example, and its runtime lets callers change
+        # them.
         if self._model.resizable and not _feeds_fit(subgraph.graph.inputs, values):
             feeds = dict(zip(subgraph.names, values, strict=True))
             subgraph = self._resized.resolve(feeds, subgraph.outputs, None)[0].subgraph
+        # A plan for many shapes is worth it for shapes that keep coming, not for one that is asked
+        # for.
         shapes = None if exact else self._open_shapes(subgraph, key, values)
         compiled = partial(self._compile, subgraph, values, shapes)
         if not exact and self._plans.has(subgraph, shapes or key):
@@ -157,6 +163,7 @@ class Executors:
         except Unsupported:  # some operations have kernels for known dims alone
             if shapes is None:
                 raise
+            # A kernel needs the dims that were left open: exact shapes from now on.
             subgraph.varying.fixed = True
             return self.get(subgraph, key, values)
         if subgraph is not self._subgraphs.main:
@@ -168,10 +175,11 @@ class Executors:
         return executor
 
     def _open_shapes(
-        self, subgraph: Subgraph, key: Any, values: Sequence[Any]
+        self, subgraph: Subgraph, key: tuple[Any, ...], values: Sequence[Any]
     ) -> OpenShapes | None:
         """The shapes of a plan that serves these values and others; None for a plan of their own.
         Raises ``InvalidInput`` where such a plan serves and the dims are not as declared."""
+        # Shapes with a plan of their own keep it, which is the fastest.
         if subgraph.depends_on_dtypes or self._plans.has(subgraph, key):
             return None
         main = subgraph is self._subgraphs.main
@@ -192,8 +200,7 @@ class Executors:
         graph = clone(self._subgraphs.graph)
         for value in graph.inputs:
             value.type = TensorType(value.dtype)
-        structure = self._compiler.structure
-        return Subgraphs(lambda: graph, self._model.aliases, structure, self._plans.drop)
+        return Subgraphs(lambda: graph, self._model.aliases, self._compiler, self._plans.drop)
 
     @gc_pause.paused()
     def _compile(
@@ -201,6 +208,8 @@ class Executors:
     ) -> Executor:
         self._compiled += 1
         begin = perf_counter()
+        # Sessions with many plans have shapes that keep changing: what backends keep for equal ones
+        # is of little use.
         if self._compiled == _MANY_PLANS:
             self.save_memory()
         if self._model.check_types is not None and subgraph.depends_on_dtypes:
@@ -211,6 +220,7 @@ class Executors:
                 raise InvalidInput(f"the model takes no feeds of these dtypes: {error}") from error
         executor = None
         types = None if shapes is None else shapes.types(subgraph.graph.inputs, values)
+        # Only the plans of the main subgraph are saved, each for exact shapes.
         if types is None and self._artifact is not None and subgraph is self._subgraphs.main:
             executor = self._artifact.restored(self._compiler, subgraph.key(values), values)
             self.opened += executor is not None
@@ -224,6 +234,9 @@ class Executors:
                 executor = self._compiler.compile(subgraph, values, replace(types, later=()))
             if types is None and self._entry is not None and subgraph is self._subgraphs.main:
                 self._entry.unsaved += 1
+        if isinstance(executor, CompiledExecutor) and executor.sampler is not None:
+            # Weak, as executors are kept by plans, which this holds.
+            executor.sampler.owner = ref(self)
         # Most sessions have one plan. Another one reads constants again, which takes time: they are
         # let go ever more seldom.
         count = self._compiled
@@ -246,9 +259,33 @@ class Executors:
             return False
         return all(step.contract is None for step in executor.table.walk())
 
+    def replace(self, old: Executor, new: Executor) -> None:
+        """Use an executor of the same plan from now on, which runs have shown to be faster."""
+        self._plans.replace(old, new)
+
+    def reschedule(self, executor: Executor, measured: MeasuredRuns) -> Executor | None:
+        """The plan of an executor compiled anew by what its runs have shown: with loops on frames,
+        where iterations may overlap, or on tasks. None if neither is expected to be faster."""
+        from penstock.compiler.scheduling import long_nodes
+
+        long = long_nodes(measured, self._compiler.context)
+        subgraph = self._plans.subgraph_of(executor) if long else None
+        if subgraph is not None and subgraph.extract is not None and not self._model.resizable:
+            from penstock.compiler.varying_shapes import OpenTypes
+
+            compiler, plan = self._compiler.knowing(long), measured.plan
+            # Frames were raised before shapes were known: the graph is taken out of the model once
+            # more.
+            framed = self._subgraphs.extracted(subgraph.extract, compiler)
+            if framed.framed:
+                # The same types as the plan in use, whose feeds are long gone.
+                types = OpenTypes([plan.slots[i].type for i in plan.inputs])
+                return compiler.compile(framed, open_types=types)
+        return self._compiler.reschedule(measured)
+
     def _log(self, executor: Executor, seconds: float) -> None:
         """Tell of a plan that was compiled, and where its steps run."""
-        from penstock.compiler.effective_options import effective_options
+        from penstock.session.facts import effective_options
 
         table, context = executor.table, self._compiler.context
         ports = ", ".join([f"{table.slots[i].name}: {table.slots[i].type}" for i in table.inputs])
@@ -264,6 +301,7 @@ class Executors:
         self, subgraph: Subgraph, values: Sequence[Any], control: Control
     ) -> tuple[Any, ...]:
         """Run with a plan that takes no dims for known that inference leaves open."""
+        # Dims that were expected have changed once and may again.
         subgraph.varying.forget()
         self._plans.drop(subgraph)  # all of its open plans have dims that may be as wrong
         return self.get(subgraph, subgraph.key(values), values).run(values, control)
@@ -271,17 +309,16 @@ class Executors:
     def write(self, write: Callable[[ArtifactWriter], None]) -> None:
         """Let ``write`` write the session."""
         from penstock.artifact.container import ArtifactWriter
-        from penstock.compiler.varying_shapes import OpenShapes
         from penstock.session.artifact import save_session
 
         main, writer = self._subgraphs.main, ArtifactWriter()
         context = self._compiler.context
         plans = self._plans.of(main) if context.executor in AFTER_LOWERING else {}
         # Whoever opens the session may never meet the shapes that grew in this process.
-        plans = {key: plan for key, plan in plans.items() if not isinstance(key, OpenShapes)}
-        save_session(self._model, context, main, plans, writer)
+        saved = {key: plan for key, plan in plans.items() if isinstance(key, tuple)}
+        save_session(self._model, context, main, saved, writer)
         write(writer)
-        for executor in plans.values():  # which have given their constants back
+        for executor in saved.values():  # which have given their constants back
             release_constants(executor.table)
 
     def keep(self) -> None:
@@ -289,6 +326,7 @@ class Executors:
         entry = self._entry
         if entry is None or not entry.unsaved:
             return
+        # Set first: what cannot be saved now is not tried after each plan.
         entry.unsaved = 0
         try:
             from penstock.session.artifact import has_state
@@ -327,6 +365,7 @@ def _anew(method: WeakMethod[Any], subgraph: ref[Subgraph], *arguments: Any) -> 
 def _sizes(types: Sequence[Type], shapes: InputShapes) -> dict[str, int]:
     """The sizes of dims that ``shapes=`` names. Raises ``InvalidInput`` for names that are none."""
     sizes = {name: n for name, n in shapes.items() if _is_size(n)}
+    # Most callers name inputs.
     if not sizes:
         return sizes
     declared = [t.shape for t in types if isinstance(t, TensorType) and t.shape]
@@ -341,11 +380,11 @@ def _sizes(types: Sequence[Type], shapes: InputShapes) -> dict[str, int]:
     return sizes
 
 
-def _is_size(x: Any) -> TypeGuard[int]:
+def _is_size(x: object) -> TypeGuard[int]:
     return isinstance(x, int | np.integer) and not isinstance(x, bool)
 
 
-def _is_dim(dim: Any) -> TypeGuard[int]:
+def _is_dim(dim: object) -> TypeGuard[int]:
     return _is_size(dim) and int(dim) >= 0
 
 

@@ -1,11 +1,20 @@
-"""What sessions tell about themselves: inputs and outputs, the memory that they hold, counts."""
+"""What sessions tell about themselves: inputs and outputs, the memory that they hold, counts, and
+the options that their plans really run with."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from penstock.backends.base import Backend, RoundsOperands
+from penstock.compiler.options import CompileOptions
+from penstock.compiler.stages import CompileContext
+from penstock.core import capability
+from penstock.core.errors import warn
 from penstock.core.records import dataclass
 from penstock.core.types import TensorType, Type
+from penstock.executors.base import Executor
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +67,61 @@ class Stats:
     plans_kept: int
     runs: int
     pending: int
+
+
+@dataclass(frozen=True, slots=True)
+class EffectiveOptions:
+    """What a plan runs with, whatever the options of its session ask for: the name of its
+    executor, the precision of its products, the virtual devices of its nodes, the most ``threads``
+    that one kernel uses, and the backends that its steps run on."""
+
+    executor: str
+    precision: str
+    devices: tuple[str, ...]
+    threads: int
+    backends: tuple[str, ...]
+
+    def line(self, options: CompileOptions) -> str:
+        """The same in a line, with what ``options`` ask for where that is something else."""
+        texts = [
+            f"executor {self.executor}{_asked(options.executor, self.executor)}",
+            f"precision {self.precision}{_asked(options.precision, self.precision)}",
+            f"up to {self.threads} thread{'s' if self.threads > 1 else ''} for a kernel",
+            f"backends {' '.join(self.backends) or 'none'}",
+        ]
+        if self.devices:
+            texts.append(f"devices {' '.join(self.devices)}")
+        return ", ".join(texts)
+
+
+def _asked(asked: str, effective: str) -> str:
+    return "" if asked == effective else f" (asked for: {asked})"
+
+
+def effective_options(context: CompileContext, executor: Executor) -> EffectiveOptions:
+    """What the plan of ``executor`` runs with."""
+    used = {step.backend for step in executor.table.walk() if step.backend}
+    names = [backend.name for backend in context.backends if backend.name in used]
+    precision = effective_precision(context.options.precision, context.backends)
+    devices = context.devices if executor.name == "frames" else ()
+    return EffectiveOptions(executor.name, precision, devices, executor.threads, tuple(names))
+
+
+def effective_precision(asked: str, backends: Sequence[Backend]) -> str:
+    """The precision that ``backends`` can give."""
+    rounding = [capability(backend, RoundsOperands) for backend in backends]
+    # A backend that cannot round computes in float32, which is no wrong result.
+    narrows = any(own.narrow for own in rounding if own is not None)
+    return "float32" if asked == "bf16" and not narrows else asked
+
+
+def warn_of_precision(asked: str, backends: Sequence[Backend]) -> None:
+    """Warn where a precision is asked for that no backend has."""
+    if effective_precision(asked, backends) == asked:
+        return
+    names = [backend.name for backend in backends]
+    why = "the processor has no instructions for bfloat16"
+    if "onednn" not in names:
+        why = f"it needs the backend onednn, and the session has {', '.join(names)}"
+    reason = f'precision="bf16" computes in float32 here: {why}'
+    warn(reason)

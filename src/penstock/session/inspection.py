@@ -1,12 +1,13 @@
 """``session.inspect``: how the plans of a session run, without changing what runs do."""
 
+# tests: tests/session/test_inspection.py tests/session/test_hints.py
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.compiler.compiler import Compiler
-from penstock.compiler.effective_options import EffectiveOptions, effective_options
 from penstock.compiler.options import CompileOptions, InputShapes
 from penstock.compiler.subgraphs import Subgraphs
 from penstock.core.errors import PenstockError, check_count, wrong_type
@@ -14,9 +15,9 @@ from penstock.core.records import NamedTuple
 from penstock.executors.base import Executor
 from penstock.host.threads import Places
 from penstock.ir.graph import Model
-from penstock.plan.plan import StepTable
+from penstock.plan.plan import Step, StepTable
 from penstock.session.executors import Executors
-from penstock.session.facts import Memory, Stats
+from penstock.session.facts import EffectiveOptions, Memory, Stats, effective_options
 from penstock.session.plan_cache import PlanCache, counter_value
 
 if TYPE_CHECKING:
@@ -46,8 +47,11 @@ class SessionParts(NamedTuple):
 
     @property
     def reasons(self) -> Reasons:
-        """Why steps run on their backends."""
-        return self.compiler.reasons
+        """Why steps run on their backends, by the costs that are known now."""
+        from penstock.tuning.reasons import Reasons
+
+        context = self.compiler.context
+        return Reasons(context.backends, context.options.place or {}, context.costs)
 
     def watched(self, feeds: Mapping[str, Any] | None) -> tuple[Executor, Executor, Sequence[Any]]:
         """The executor for these feeds, one of the same plan that tells observers of its steps, and
@@ -172,6 +176,7 @@ class Inspection:
             {"name": name, "steps": len(graph.steps), "state": graph.state, "reason": graph.reason}
             for name, graph in getattr(executor, "captures", {}).items()
         ]
+        # A step has the names of all nodes that were fused into it.
         computed = {name for step in document["steps"] for name in step["nodes"]}
         names = [node.name or node.label for node in self._parts.model.graph.walk()]
         gone = [name for name in names if name not in computed]
@@ -215,8 +220,14 @@ class Inspection:
         from penstock.inspect.forecast import forecast
 
         check_count("workers", workers)
-        compiler = self._parts.compiler
-        return forecast(self.plan, compiler.seconds, workers, compiler.is_measured)
+        context = self._parts.compiler.context
+        costs, by_name = context.costs, context.by_name
+
+        def is_measured(step: Step) -> bool:
+            backend = by_name.get(step.backend)
+            return backend is not None and costs.is_measured(step.node, backend, 1)
+
+        return forecast(self.plan, context.seconds(costs, 1), workers, is_measured)
 
     def forecast_on_cluster(self, shapes: InputShapes | None = None) -> ClusterForecast:
         """What runs on the workers of ``cluster=`` are expected to take: nodes as they are placed
@@ -243,13 +254,48 @@ class Inspection:
             max_streams: Streams that may be used whether they pay off or not; by default those of
                 the expert option ``max_streams``, or else as many as pay off.
         """
+        from penstock.compiler.scheduling import stream_schedules
+        from penstock.inspect.forecast import check_static
         from penstock.inspect.gantt import charts
 
         if max_streams is None:
             max_streams = self._parts.options.expert.max_streams
         else:
             check_count("max_streams", max_streams)
-        return charts(self.plan, self._parts.compiler.streams(self.plan, max_streams))
+        check_static(self.plan)
+        context = self._parts.compiler.context
+        seconds = context.seconds(context.costs, 1)
+        return charts(self.plan, stream_schedules(self.plan, seconds, max_streams, context))
 
     def __repr__(self) -> str:
         return f"<inspection of {self._parts.model.entry!r}>"
+
+
+# Hints for attributes that a session lacks: members that moved, and those of other runtimes.
+
+_RENAMED = {"granted": "session.effective", "latest": "session.inspect.executor"}
+
+# The names here of methods of ONNX Runtime's sessions.
+_ELSEWHERE = {
+    "get_inputs": "session.inputs",
+    "get_outputs": "session.outputs",
+    "get_modelmeta": "session.model.metadata and session.model.about",
+    "get_providers": "session.effective.backends",
+    "io_binding": "session.run(feeds, out=...)",
+    "run_with_iobinding": "session.run(feeds, out=...)",
+    "end_profiling": "session.run(feeds, trace=penstock.Trace())",
+}
+
+
+def hint_for(name: str) -> str:
+    """The end of the message that a session has no attribute ``name``."""
+    if not name.startswith("_") and hasattr(Inspection, name):
+        return f"; it is session.inspect.{name}"
+    if name in _RENAMED:
+        return f"; it is {_RENAMED[name]}"
+    if name in _ELSEWHERE:
+        return (
+            f"; that is {_ELSEWHERE[name]} here, and penstock.compat.onnxruntime has ONNX "
+            "Runtime's interface"
+        )
+    return ""

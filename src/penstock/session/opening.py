@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from penstock.backends.registry import backends_of
+from penstock.backends.registry import available, backends_of
 from penstock.compiler.options import CompileOptions
 from penstock.compiler.stages import CompileContext, NamedWorkers
 from penstock.core.limits import Limits
@@ -19,9 +19,9 @@ from penstock.session.environment import with_environment
 
 if TYPE_CHECKING:
     from penstock.backends.base import Backend
+    from penstock.ops.tensorflow.state import Store
     from penstock.session.artifact import Artifact
     from penstock.session.compile_cache import CacheEntry
-    from penstock.tuning.run_sampler import Adopt
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,34 +35,33 @@ class Opened:
     model: Model
     context: CompileContext
     graph: Callable[[], Graph]
-    stores: dict[Any, Any]
+    stores: dict[Store, Store]
     artifact: Artifact | None
     entry: CacheEntry | None
 
 
-def open_model(
-    model: Model | str | Any, options: CompileOptions, limits: Limits, adopt: Adopt
-) -> Opened:
+def open_model(model: object, options: CompileOptions, limits: Limits) -> Opened:
     """Read a model, unless it is one, and decide what its options are: those that are given, that
-    its file wishes for, that it was saved with, or of the environment. ``adopt``: see
-    ``CompileContext``."""
+    its file wishes for, that it was saved with, or of the environment."""
+    # With the options as they were given: what the model's file adds is in its digest.
     entry = _cache_entry(model, options)
     model = _loaded(model, options, limits, entry)
     if model.options:
-        from penstock.compiler.package_options import with_package_options
+        from penstock.frontends.nnpackage.options import package_options
 
-        options = with_package_options(options, model)
+        options = options.filled(package_options(model, available()))
     file = model.artifact
     if file is not None:
         from penstock.session.artifact import saved_options
 
         options = saved_options(model, options)
     options, workers = _named_workers(with_environment(options, model), model)
+    # Only now is it known which executor the options are for.
     options.check_use()
     backends = _backends(options, lazy=file is not None)
-    stores: dict[Any, Any] = {} if options.variables is None else options.variables.of(model)
+    stores: dict[Store, Store] = {} if options.variables is None else options.variables.of(model)
     functions, graph = _graphs(model, stores)
-    context = CompileContext(options, backends, functions, adopt=adopt, named_workers=workers)
+    context = CompileContext(options, backends, functions, named_workers=workers)
     artifact = None
     if file is not None:
         from penstock.session.artifact import Artifact
@@ -72,19 +71,20 @@ def open_model(
 
 
 def _graphs(
-    model: Model, stores: dict[Any, Any]
+    model: Model, stores: dict[Store, Store]
 ) -> tuple[Mapping[str, Graph], Callable[[], Graph]]:
     """The functions of a model, and what gives its main graph."""
     if model.artifact is not None:
         from penstock.artifact.decode import decode_stores
 
+        # Variables are told apart by their nodes: a model with some is decoded at once.
         if not decode_stores(model.artifact):  # graphs are decoded when needed
             return model.functions, partial(getattr, model, "graph")
     functions = _own_stores({"": model.graph, **model.functions}, stores)
     return functions, partial(functions.pop, "")
 
 
-def _cache_entry(model: Any, options: CompileOptions) -> CacheEntry | None:
+def _cache_entry(model: object, options: CompileOptions) -> CacheEntry | None:
     """The place that ``cache=`` gives a model, if it is given."""
     if not options.cache:
         return None
@@ -93,7 +93,9 @@ def _cache_entry(model: Any, options: CompileOptions) -> CacheEntry | None:
     return cache_entry(model, options)
 
 
-def _loaded(model: Any, options: CompileOptions, limits: Limits, entry: CacheEntry | None) -> Model:
+def _loaded(
+    model: object, options: CompileOptions, limits: Limits, entry: CacheEntry | None
+) -> Model:
     """The model that is given, that of a file, or that which is kept in the cache."""
     kept = None if entry is None else entry.load()
     if kept is not None:
@@ -124,13 +126,13 @@ def _backends(options: CompileOptions, *, lazy: bool) -> tuple[Backend, ...]:
     devices, precision = options.cuda_devices, options.precision
     backends = tuple(backends_of(options.backends, precision, devices, places, lazy=lazy))
     if options.precision == "bf16":
-        from penstock.compiler.effective_options import warn_of_precision
+        from penstock.session.facts import warn_of_precision
 
         warn_of_precision(options.precision, backends)
     return backends
 
 
-def _own_stores(graphs: dict[str, Graph], own: dict[Any, Any]) -> dict[str, Graph]:
+def _own_stores(graphs: dict[str, Graph], own: dict[Store, Store]) -> dict[str, Graph]:
     """The graphs by name, with variables of their own."""
     if not any("store" in node.attrs for graph in graphs.values() for node in graph.walk()):
         return graphs

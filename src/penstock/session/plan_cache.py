@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from threading import get_ident
-from typing import Any
 
-from penstock.compiler.subgraphs import NO_PLAN, Subgraph
+from penstock.compiler.subgraph import NO_PLAN, Subgraph
 from penstock.core.checkpoints import hold_lock
 from penstock.core.errors import PenstockError
 from penstock.executors.base import Executor
@@ -26,7 +25,7 @@ _LEAST_BYTES = 64 << 20
 _LOOK_EVERY = 8
 
 Compile = Callable[[], Executor]
-_Place = tuple[Subgraph, Any, bool]
+_Place = tuple[Subgraph, Hashable, bool]
 
 
 class PlanCache:
@@ -56,7 +55,7 @@ class PlanCache:
         self._compiling: set[int] = set()
         self._executors: OrderedDict[_Place, Executor] = OrderedDict()
 
-    def get(self, subgraph: Subgraph, key: Any, observed: bool, compile: Compile) -> Executor:
+    def get(self, subgraph: Subgraph, key: Hashable, observed: bool, compile: Compile) -> Executor:
         """The executor of a plan, compiled if it is new. Of threads that need the same new plan one
         compiles it; threads with plans of their own go on."""
         place = (subgraph, key, observed)
@@ -91,7 +90,7 @@ class PlanCache:
         looked, hits = counter_value(self._looked), counter_value(self._hits)
         return max(0, counter_value(self.runs) - looked + hits)
 
-    def has(self, subgraph: Subgraph, key: Any) -> bool:
+    def has(self, subgraph: Subgraph, key: Hashable) -> bool:
         """Whether there is a plan of a subgraph under this key."""
         return (subgraph, key, False) in self._executors
 
@@ -109,7 +108,7 @@ class PlanCache:
                 "handler, a finalizer or a callback may do; call it again when that has returned"
             )
 
-    def of(self, subgraph: Subgraph) -> dict[Any, Executor]:
+    def of(self, subgraph: Subgraph) -> dict[Hashable, Executor]:
         """The executors of a subgraph without observers, by key."""
         with self._held():
             own = [item for item in self._executors.items() if item[0][0] is subgraph]
@@ -144,8 +143,14 @@ class PlanCache:
                     if subgraph.last.executor is old:
                         subgraph.use(key, new)
 
+    def subgraph_of(self, executor: Executor) -> Subgraph | None:
+        """The subgraph that an executor is kept for."""
+        with self._held():
+            return next((p[0] for p, kept in self._executors.items() if kept is executor), None)
+
     def drop(self, subgraph: Subgraph) -> None:
         """Forget the plans of a subgraph, and of its variants."""
+        # Variants are the same graph for feeds on devices.
         own = {subgraph, *subgraph.variants.values()}
         with self._held():
             for key in [key for key in list(self._executors) if key[0] in own]:
@@ -201,6 +206,7 @@ class PlanCache:
                 return
             if executor is not last:
                 before = executor.arena_bytes
+                # Arenas first: a plan takes longer to compile than an arena to allocate.
                 executor.trim()
                 held -= before - executor.arena_bytes
         while held > most and len(self._executors) > 1:

@@ -8,7 +8,6 @@ from heapq import nlargest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock.compiler.effective_options import EffectiveOptions
 from penstock.compiler.options import CompileOptions
 from penstock.core import VERSION
 from penstock.core.errors import InvalidInput
@@ -22,6 +21,7 @@ from penstock.observers.base import ObservedRun, Observer, Observers
 from penstock.observers.trace import Trace
 from penstock.observers.values import ValueComparison, ValueKeeper
 from penstock.plan.tasks import NO_SIGNALS
+from penstock.session.facts import EffectiveOptions
 from penstock.tuning.machine_peak import machine_peak
 from penstock.tuning.trial import profile_in_turn
 
@@ -68,6 +68,7 @@ class _Watched:
     def observation(self, runs: int) -> Observation:
         """Measure ``runs`` runs of the plan; then trace one."""
         profile = profile_in_turn(self.observed, self.executor, self.values, runs)
+        # Before the traced run, which takes longer than others.
         profile.settle()
         self.watch(trace := Trace())
         reason = self.session.reasons

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
-from weakref import WeakMethod
 
 import numpy as np
 
@@ -18,7 +17,6 @@ from penstock.compiler.options import (
     CompileOptions,
     RunOptions,
     make,
-    takes,
     with_given,
 )
 from penstock.compiler.stages import CompileContext
@@ -35,6 +33,7 @@ from penstock.core.errors import (
     wrong_type,
 )
 from penstock.core.limits import DEFAULT_LIMITS
+from penstock.core.option_records import takes
 from penstock.core.records import fields, replace
 from penstock.executors.control import NEVER, CancelToken, Control
 from penstock.executors.linear import LinearExecutor
@@ -56,14 +55,13 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from pathlib import Path
 
-    from penstock.compiler.effective_options import EffectiveOptions
+    from penstock.executors.variables import Variables
     from penstock.ir.tables import DisplayTable
     from penstock.observers.profile import Profile
     from penstock.session.device_ports import DeviceOrder, DevicePorts
-    from penstock.session.facts import Memory, Port, Stats
+    from penstock.session.facts import EffectiveOptions, Memory, Port, Stats
     from penstock.session.inspection import Inspection, SessionParts
     from penstock.session.run import Answers, Job, PreparedRun
-    from penstock.session.variables import Variables
 
 RunDone = Callable[[dict[str, Any] | None, BaseException | None], object]
 """Takes the outputs of a run by name, or else the error that it ended with."""
@@ -101,18 +99,20 @@ class Session:
         self._plans = PlanCache(self.limits.max_plans_bytes)
         with cancelled_by(stop), gc_pause.paused(), reporting(progress_of(options.progress)):
             report_progress("read the model", 0, 1)
-            opened = open_model(model, options, self.limits, WeakMethod(self._plans.replace))
+            opened = open_model(model, options, self.limits)
             self.model, self._stores = opened.model, opened.stores
             self.options = options = opened.context.options
             self._compiler = Compiler(opened.context)
             artifact = opened.artifact
-            main = None if artifact is None else artifact.main()
-            structure, drop = self._compiler.structure, self._plans.drop
-            self._subgraphs = Subgraphs(opened.graph, self.model.aliases, structure, drop, main)
+            main = None if artifact is None else artifact.main(self._compiler)
+            self._subgraphs = Subgraphs(
+                opened.graph, self.model.aliases, self._compiler, self._plans.drop, main
+            )
             self._subgraphs.devices = _device_ports(opened.context)
             self._executors = Executors(
                 self.model, self._compiler, self._subgraphs, self._plans, artifact, opened.entry
             )
+            # Looked up here once, not in each run.
             self._main, native = self._subgraphs.main, library()
             self._functions: Any = None if native is None else native.functions
             if options.place:
@@ -181,6 +181,7 @@ class Session:
             Arrays by the name of the output.
         """
         self._count_run()
+        # As in ``run``, without looking at the options that most requests have none of.
         if fetches is None and not self._traced:
             _, last, expected = self._main.last
             if expected is not None and last is not None:
@@ -270,6 +271,7 @@ class Session:
         from concurrent.futures import Future
 
         if workers is not None:
+            # A worker that waited for its own pool would wait for itself.
             workers.refuse_reentry()
 
         def tell(future: Future[dict[str, Any]]) -> None:
@@ -334,6 +336,8 @@ class Session:
         """
         if self._closed:
             raise PenstockError("the session is closed")
+        from penstock.tuning.measure import profile_plan
+
         check_count("runs", runs)
         request, _, values = self._subgraphs.resolve(feeds, None, None)
         with reporting(progress_of(progress)):
@@ -341,7 +345,8 @@ class Session:
                 self._compiler.measure(request.subgraph, values, runs)
                 self._plans.drop(request.subgraph)
             executor, observed, taken = self._parts().watched(feeds)
-            return self._compiler.profile(executor, observed, taken, runs)
+            backends = self._compiler.context.backends
+            return profile_plan(executor, observed, taken, runs, backends)
 
     @property
     def inspect(self) -> Inspection:
@@ -420,11 +425,12 @@ class Session:
     @property
     def variables(self) -> Variables:
         """The variables of the model by name: read, set, saved and restored."""
+        # Made on the first look: most models have none.
         if self._variables is None and self.options.cluster is not None:
             cluster = self.options.cluster
             self._variables = cluster.variables(self.model, self._stores, self.limits)
         elif self._variables is None:
-            from penstock.session.variables import Variables
+            from penstock.executors.variables import Variables
 
             self._variables = Variables(self.model, self._stores, self.limits)
         return self._variables
@@ -456,6 +462,7 @@ class Session:
         """Refuse further runs and give up plans and arenas; runs in flight finish."""
         if not self._closed:
             self._executors.keep()
+        # Kept first: closing gives up the plans that are to be saved.
         self._closed = True
         self._plans.close()
         self._subgraphs.clear()
@@ -476,13 +483,14 @@ class Session:
             self._executors.write(lambda writer: contents.append(writer.to_bytes()))
         entry = model.entry if model.path and model.entry in model.signatures else None
         options = replace(self.options, signature=entry, variables=None, progress=False)
+        # Those of a cluster are on its workers.
         state = None if self.options.cluster else self.variables.state()
         return _unpickled, (model.path or contents[0], options, state)
 
     if not TYPE_CHECKING:  # type checkers would take any name for one of a session
 
         def __getattr__(self, name: str) -> Any:
-            from penstock.session.hints import hint_for
+            from penstock.session.inspection import hint_for
 
             message = f"a Session has no attribute {name!r}{hint_for(name)}"
             raise AttributeError(message, name=name, obj=self)
@@ -513,6 +521,7 @@ class Session:
             options.feeds, options.fetches, options.targets, options.returns != "numpy"
         )
         executor = self._executors.get(request.subgraph, key, values)
+        # Names of outputs; below, what is to be done with them as well.
         answers: Answers = request
         devices = self._subgraphs.devices
         if devices is not None:
@@ -524,9 +533,10 @@ class Session:
             backend = returned_by(self._compiler.context.backends, options.returns)
             answers = Returned(request, backend, order, executor)
         if options.out is not None:
-            from penstock.session.given_outputs import GivenOutputs
+            from penstock.session.run import GivenOutputs
 
             answers = given = GivenOutputs(request, options.out, executor, values)
+            # Kernels write straight into the arrays; the program for that is a plan of its own.
             if given.direct and not observed and isinstance(executor, LinearExecutor):
                 compiled = partial(executor.with_given, given.direct)
                 place = ("given", key, given.direct)

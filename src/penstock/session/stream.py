@@ -19,8 +19,9 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from penstock.compiler.options import RunOptions, make, takes
+from penstock.compiler.options import RunOptions, make
 from penstock.core.errors import PenstockError, RunError
+from penstock.core.option_records import takes
 from penstock.core.records import NamedTuple
 from penstock.executors.turn import Turn
 from penstock.host.fork import renewed
@@ -161,6 +162,7 @@ class Stream:
             put, refuse = self._line.run(session, record, future)
             self._put(_Command(lambda _: put(), refuse))
             return future
+        # Options and the session are checked by the call, not when the turn comes.
         job = session._job(make(RunOptions, "run", *arguments, **options), future)
 
         workers = session.options.expert.pool or pool()
@@ -284,10 +286,13 @@ class Stream:
                     return
                 command = self._commands[0]
             turn = self._turn
+            # A run may begin once the one before has put its work on devices; all else waits for
+            # its end.
             if turn is not None:
                 proceed = turn.is_handed_over if command.is_run else turn.is_over
                 if not proceed(self._advance):
                     return
+            # Each run is on the pool of its session.
             own = command.workers or workers or pool()
             if own is workers or workers is _HERE:
                 self._commands.popleft()

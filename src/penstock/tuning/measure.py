@@ -360,3 +360,24 @@ class GraphProfiler:
         run_passes((InsertTransfers(), AssignLayouts()), copy, context)
         by_name = {b.name: b for b in self.backends}
         return copy, {node: by_name[place.backend] for node, place in placement.items()}
+
+
+def profile_plan(
+    executor: Executor,
+    observed: Executor,
+    values: Sequence[Any],
+    runs: int,
+    backends: Sequence[Backend],
+) -> Profile:
+    """Where the time of a plan goes: of ``runs`` runs of ``observed``, and as many of ``executor``,
+    which is the same without observers, for what a run takes alone. What was not measured before is
+    kept in the table of costs."""
+    from penstock.tuning.trial import profile_in_turn
+
+    profile = profile_in_turn(observed, executor, values, runs)
+    costs = CostModel(backends)
+    for single in (False, True) if executor.threads == 1 else (False,):
+        costs.record_new(profile, single)
+    costs.save()
+    profile.settle()
+    return profile

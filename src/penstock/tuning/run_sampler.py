@@ -32,7 +32,7 @@ from penstock.executors.control import Control
 from penstock.host.threads import OVERHEADS, Workers, fulfil
 from penstock.observers.base import ObservedRun
 from penstock.observers.profile import Profile
-from penstock.plan.plan import StepTable
+from penstock.plan.plan import Plan
 from penstock.tuning.measure import CostModel
 from penstock.tuning.trial import (
     PAIRS,
@@ -48,42 +48,66 @@ from penstock.tuning.trial import (
 _TIMED, _MEASURED = 4, 3
 _BETWEEN = 4  # runs as usual between those on one thread
 
-Adopt = Callable[[], Callable[[Executor, Executor], None] | None]
-"""Gives a function that replaces an executor by another; None if the session is gone."""
-
 Trial = Generator[Runner, float, None]
 """How each run is run, which is sent the seconds that the run took."""
 
 
-class PlanWithCosts(Protocol):
-    """A plan, and the costs of its steps."""
+@dataclass(frozen=True)
+class MeasuredRuns:
+    """What runs have shown of a ``plan``: in one order they take ``seconds``, and its steps what is
+    in ``profile``, which is in ``costs`` as well."""
 
-    @property
-    def plan(self) -> StepTable: ...
+    plan: Plan
+    costs: CostModel
+    seconds: float
+    profile: Profile
 
-    @property
-    def costs(self) -> CostModel: ...
+
+class PlanOwner(Protocol):
+    """What executors belong to: a session."""
+
+    def replace(self, old: Executor, new: Executor) -> None:
+        """Use another executor of the same plan from now on."""
+
+    def reschedule(self, executor: Executor, measured: MeasuredRuns) -> Executor | None:
+        """The executor of the same plan that should be faster by what runs of ``executor`` have
+        shown, if there is one."""
+
+
+Reschedule = Callable[[MeasuredRuns], Executor | None]
+
+
+def _nobody() -> None:
+    """The owner of an executor that belongs to no session, or to one that is gone."""
 
 
 class RunSampler:
     """Runs an executor as a trial says, until that ends. Of concurrent runs one is sampled.
-    ``adopt``: lets the session use another executor."""
 
-    def __init__(self, adopt: Adopt) -> None:
+    What runs have measured goes to the ``owner`` of the executor, which compiles the plan anew and
+    uses what comes of it: nothing is compiled here.
+    """
+
+    def __init__(self) -> None:
+        self.owner: Callable[[], PlanOwner | None] = _nobody
         self._lock = threading.Lock()
-        self._adopt = adopt
         # Weak, as the executor has this sampler: plans are freed by their last reference.
         self._used: ref[Executor] | None = None
 
-    def begin(self, trial: Callable[[Switch], Trial]) -> None:
-        """Begin ``trial``, which is given the function that lets another executor be used."""
+    def begin(self, trial: Callable[[Switch, Reschedule], Trial]) -> None:
+        """Begin ``trial``, which is given what lets another executor be used, and what compiles the
+        plan anew."""
         own = ref(self)
+
+        def reschedule(measured: MeasuredRuns) -> Executor | None:
+            sampler = own()
+            return None if sampler is None else sampler.reschedule(measured)
 
         def switch(executor: Executor) -> Recipe | None:
             sampler = own()
             return None if sampler is None else sampler.switch(executor)
 
-        self._trial = trial(switch)
+        self._trial = trial(switch, reschedule)
         self._next = next(self._trial)
 
     def run(self, executor: Executor, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
@@ -110,14 +134,19 @@ class RunSampler:
     def switch(self, executor: Executor) -> Recipe | None:
         """Let ``executor`` take the place of the one used, whose recipe is returned; None if the
         session is gone."""
-        used, adopt = None if self._used is None else self._used(), self._adopt()
-        if used is None or adopt is None:
+        used, owner = None if self._used is None else self._used(), self.owner()
+        if used is None or owner is None:
             return None
-        adopt(used, executor)
+        owner.replace(used, executor)
         for each, sampler in ((used, None), (executor, self)):
             if isinstance(each, CompiledExecutor):
                 each.sampler = sampler
         return used.recipe() if isinstance(used, CompiledExecutor) else None
+
+    def reschedule(self, measured: MeasuredRuns) -> Executor | None:
+        """What the owner makes of the measurements; None if the session is gone."""
+        used, owner = None if self._used is None else self._used(), self.owner()
+        return None if used is None or owner is None else owner.reschedule(used, measured)
 
 
 @dataclass(frozen=True)
@@ -126,22 +155,21 @@ class Choice:
 
     ``observed()`` is an executor of the plan with one thread that tells observers of its steps.
     ``may_pay(seconds, profile)`` says whether any schedule of the steps in ``profile`` may take
-    less than ``seconds``. ``reschedule(seconds, profile)`` is an executor that should take less
-    than ``seconds``, by the costs of ``planned``, which now has those in ``profile``, if there is
-    one: it is used if it takes at most ``margin`` of the time of the first.
+    less than ``seconds``. The plan scheduled anew by ``costs``, which learn what runs show, is used
+    if it takes at most ``margin`` of the time of the first.
     """
 
-    planned: PlanWithCosts
+    plan: Plan
+    costs: CostModel
     observed: Callable[[], Executor]
     may_pay: Callable[[float, Profile], bool]
-    reschedule: Callable[[float, Profile], Executor | None]
     margin: float
     workers: Workers
 
 
-def sampled(choice: Choice, switch: Switch) -> Trial:
-    """Measure steps in runs, and try what their costs speak for; ``switch`` uses it, if it is
-    faster."""
+def sampled(choice: Choice, switch: Switch, reschedule: Reschedule) -> Trial:
+    """Measure steps in runs, and try what their costs speak for (``reschedule``); ``switch`` uses
+    it, if it is faster."""
     from concurrent.futures import Future
 
     serial = inf
@@ -159,9 +187,9 @@ def sampled(choice: Choice, switch: Switch) -> Trial:
             return
 
     def decide() -> Executor | None:
-        choice.planned.costs.record(profile, True)
-        choice.planned.costs.save()
-        return choice.reschedule(serial, profile)
+        choice.costs.record(profile, True)
+        choice.costs.save()
+        return reschedule(MeasuredRuns(choice.plan, choice.costs, serial, profile))
 
     decision: Future[Executor | None] = Future()
     try:

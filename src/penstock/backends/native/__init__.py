@@ -194,10 +194,13 @@ def _register(
 ) -> Chooser:
     changes: dict[str, Any] = {form: choose, **options}
     for name in names:
-        known = REGISTERED.get(name, Family(below_numpy))
-        if getattr(known, form) is not None:
+        known = REGISTERED.get(name)
+        if known is None:
+            REGISTERED[name] = Family(**{"seconds": below_numpy, **changes})
+        elif getattr(known, form) is not None:
             raise InternalError(f"two native families register {name} as {form}")
-        REGISTERED[name] = replace(known, **changes)
+        else:
+            REGISTERED[name] = replace(known, **changes)
     return choose
 
 

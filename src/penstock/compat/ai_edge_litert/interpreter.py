@@ -16,8 +16,8 @@ import numpy as np
 from penstock.compat.ai_edge_litert.tensors import Details, read_tensors
 from penstock.core.errors import PenstockError
 from penstock.core.types import STRING, RunValue
+from penstock.executors.variables import Variables
 from penstock.session.session import Session, compile
-from penstock.session.variables import Variables
 
 
 @enum.unique

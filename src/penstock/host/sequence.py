@@ -4,18 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from penstock.core.records import NamedTuple
 from penstock.host.native import library
-from penstock.ir.kernel import Binder
+
+
+class SequenceBinder(Protocol):
+    """What has bound a kernel (``ir.kernel.Binder``), as far as sequences ask it."""
+
+    @property
+    def compiled_call(self) -> Callable[..., object] | None:
+        """Gives the compiled form of a bound call."""
+
+    @property
+    def check(self) -> Callable[..., object] | None:
+        """Raises an error for a status that a call has returned."""
 
 
 class BoundStep(NamedTuple):
     """A step of a sequence: its binder, what that has returned, and of each argument the
     place among the arrays that the sequence is called with, or -1."""
 
-    binder: Binder
+    binder: SequenceBinder
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     places: tuple[int, ...]

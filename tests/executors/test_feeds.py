@@ -8,10 +8,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from penstock.compiler.feeds import check_dims, checked, convert
 from penstock.compiler.options import EXECUTORS
 from penstock.core.errors import InvalidInput
 from penstock.core.types import ANY, STRING, MapType, OptionalType, SequenceType, TensorType
+from penstock.executors.feeds import check_dims, checked, convert
 from penstock.ir.graph import Value
 from tests.support.onnx_text import compile_text
 

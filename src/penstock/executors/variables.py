@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.compiler.feeds import from_python
 from penstock.core.errors import InvalidInput, shortened, wrong_type
 from penstock.core.limits import DEFAULT_LIMITS, Limits
 from penstock.core.types import ShapeError, TensorType, Type, accepts, type_of
+from penstock.executors.feeds import from_python
 from penstock.ir.tables import DisplayTable, show_html, show_text
 from penstock.ops.tensorflow.state import Store, declared_variables
 

@@ -1,15 +1,10 @@
-"""Compile options from an nnpackage's configuration, whose keys are those of onert.
-
-An option that the caller gives takes precedence.
-"""
+"""Options of ``compile`` that the configuration of an nnpackage asks for, in the keys of onert."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from penstock.backends.registry import available
-from penstock.compiler.options import CompileOptions
 from penstock.core.errors import shortened, warn
 from penstock.ir.graph import Model, Node
 
@@ -29,29 +24,32 @@ _VALUES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def with_package_options(options: CompileOptions, model: Model) -> CompileOptions:
-    """``options`` with those of the model's file. Warns of keys and values without a meaning."""
+def package_options(model: Model, available: Collection[str]) -> dict[str, Any]:
+    """The options of a model's file, by name, where these backends are ``available``. Warns of keys
+    and values without a meaning."""
     nodes = [*model.graph.walk()]
-    package_options: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     ignored = []
     for key, text in model.options.items():
-        meaning = _meaning(key, text, nodes)
+        meaning = _meaning(key, text, nodes, available)
         if meaning is None:
             ignored.append(f"{key}={text}")
         elif isinstance(meaning.get("place"), dict):
-            package_options.setdefault("place", {}).update(meaning["place"])
+            options.setdefault("place", {}).update(meaning["place"])
         else:
-            package_options |= meaning
+            options |= meaning
     if ignored:
         entries = shortened(", ".join(ignored))
         warn(
             f"the configuration of {model.path} has {entries}, which is ignored: there is no such "
             "key, or it has no such value here",
         )
-    return options.filled(package_options)
+    return options
 
 
-def _meaning(key: str, text: str, nodes: Sequence[Node]) -> dict[str, Any] | None:
+def _meaning(
+    key: str, text: str, nodes: Sequence[Node], available: Collection[str]
+) -> dict[str, Any] | None:
     """The options that ``key=text`` stands for; ``None`` if it is not understood."""
     if key in _VALUES:
         name, values = _VALUES[key]
@@ -65,19 +63,21 @@ def _meaning(key: str, text: str, nodes: Sequence[Node]) -> dict[str, Any] | Non
         names = text.split(";")
         if _ANY in names:
             return {}
-        return {"backends": tuple(names)} if set(names) <= set(available()) else None
+        return {"backends": tuple(names)} if set(names) <= set(available) else None
     if key == "OP_BACKEND_MAP":
-        return _places_by_number(text, nodes)
+        return _places_by_number(text, nodes, available)
     if key.startswith(_PLACE):
         operation = key.removeprefix(_PLACE)
         if text == _ANY:
             return {}
-        if text in available() and any(node.op.name == operation for node in nodes):
+        if text in available and any(node.op.name == operation for node in nodes):
             return {"place": {operation: text}}
     return None
 
 
-def _places_by_number(text: str, nodes: Sequence[Node]) -> dict[str, Any] | None:
+def _places_by_number(
+    text: str, nodes: Sequence[Node], available: Collection[str]
+) -> dict[str, Any] | None:
     """The backends of operators by their numbers in the first subgraph, as in ``0=cpu;2=numpy``.
     Operator 2 of an only model is the node ``NAME_2``."""
     parts = [node.name.rpartition("_") for node in nodes]
@@ -85,7 +85,7 @@ def _places_by_number(text: str, nodes: Sequence[Node]) -> dict[str, Any] | None
     places = {}
     for entry in text.split(";"):
         number, _, backend = entry.partition("=")
-        if backend not in (_ANY, *available()) or number not in names:
+        if backend not in (_ANY, *available) or number not in names:
             return None
         if backend != _ANY:
             places[f"node:{names[number]}"] = backend

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import inf
 
 from penstock.algorithms.dag import on_cycles
-from penstock.compiler.stages import CompileContext
+from penstock.backends.base import Backend
 from penstock.host.threads import OVERHEADS
 from penstock.ir.contract import contract_of
 from penstock.ir.graph import Node
 from penstock.passes.context import FramePolicy
-from penstock.tuning.measure import CostSource
+from penstock.tuning.measure import CostModel, CostSource
 
 
 class OverlapPolicy(FramePolicy):
-    """Raises frames, but for those in which nodes are worth running at the same time."""
+    """Raises frames, but for those in which nodes are worth running at the same time, on ``hosts``
+    with this many ``workers``. ``long``: nodes, by name, that have taken long in runs."""
 
-    def __init__(self, context: CompileContext) -> None:
+    def __init__(
+        self, hosts: Sequence[Backend], costs: CostModel, workers: int, long: Collection[str]
+    ) -> None:
         super().__init__()
-        self._context = context
+        self._hosts = hosts
+        self._costs = costs
+        self._workers = workers
+        self._long = long
 
     def must_stay(self, nodes: Sequence[Node], loop: bool) -> Node | None:
         """The node of a frame for which it is worth that iterations overlap, if they may: one that
@@ -38,20 +44,19 @@ class OverlapPolicy(FramePolicy):
         """Whether the kernel of a node is asynchronous, or takes long as measured, or else by its
         backend's estimate. Those of Penstock are not, and share their work among threads where it
         is much."""
-        context = self._context
         types = [None if value is None else value.type for value in node.inputs]
-        for backend in context.hosts:
+        for backend in self._hosts:
             if contract_of(node, backend) is None:
                 continue
             try:
                 kernel = backend.kernel(node, types)
-                cost = context.costs.cost(node, backend, 1)
+                cost = self._costs.cost(node, backend, 1)
                 measured = cost.source is CostSource.MEASURED
                 seconds = cost.seconds if measured else backend.seconds(node)
             except Exception:  # the plan raises it, unless the node may never run
                 return False
             if kernel is not None:
-                solo = context.workers == 1 or backend.threads_of_caller
-                long = node.name in context.long or OVERHEADS.long_s <= seconds < inf
+                solo = self._workers == 1 or backend.threads_of_caller
+                long = node.name in self._long or OVERHEADS.long_s <= seconds < inf
                 return kernel.begin is not None or (long and not solo)
         return False

@@ -1,0 +1,196 @@
+"""The part of a model that one set of feeds, fetches and targets needs, and what it is fed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from penstock.core.errors import InvalidInput, LimitExceeded
+from penstock.core.records import NamedTuple, dataclass
+from penstock.core.types import STRING, TensorType, Type
+from penstock.executors.base import Executor
+from penstock.host import gc_pause
+from penstock.host.native import library
+from penstock.ir.graph import Graph, Value, is_framed
+from penstock.ops.onnx.control_flow import collects_rows
+
+if TYPE_CHECKING:
+    from penstock.compiler.varying_shapes import VaryingShapes
+    from penstock.ops.internal.transfer import Ports
+    from penstock.passes.context import Unraised
+
+_ndarray = np.ndarray
+_NO_DTYPE = object()  # unequal to all dtypes
+
+
+@dataclass(frozen=True)
+class Extract:
+    """What is taken out of a model, by name: the part that ``fetches`` and ``targets`` need, given
+    ``feeds``."""
+
+    feeds: tuple[str, ...]
+    fetches: tuple[str, ...]
+    targets: tuple[str, ...] = ()
+
+
+ExpectedFeeds: TypeAlias = tuple[tuple[str, np.dtype, tuple[int, ...]], ...]
+
+
+class LatestPlan(NamedTuple):
+    """The plan that was used last and its key. ``expected``: the name, dtype and shape of each
+    input where arrays of just these need no other look before the plan is run; else None."""
+
+    key: Hashable
+    executor: Executor | None
+    expected: ExpectedFeeds | None
+
+
+NO_PLAN = LatestPlan(None, None, None)
+
+
+class Subgraph:
+    """The part of a model that one set of feeds, fetches and targets needs.
+
+    ``graph`` has the feeds as inputs and the fetches as outputs; it is simplified as far as that
+    is possible without shapes. A function that makes it may stand for it, together with values of
+    the names and types of its ``inputs`` and its outputs, the ``results``. ``unraised``:
+    TensorFlow's primitives that it still contains, though structured control flow was asked for.
+    ``extract``: what it is of its model, if that is known.
+    """
+
+    extract: Extract | None = None
+    ports: Ports | None = None
+    """where inputs and outputs are, if not all of them in the host's memory"""
+
+    def __init__(
+        self,
+        graph: Graph | Callable[[], Graph],
+        outputs: Iterable[str],
+        unraised: Sequence[Unraised] = (),
+        *,
+        inputs: Sequence[Value] = (),
+        results: Sequence[Value] = (),
+    ) -> None:
+        self._make_graph = graph
+        if isinstance(graph, Graph):
+            self.graph, inputs, results = graph, graph.inputs, graph.outputs
+        self.inputs = inputs
+        self.results = results
+        self.unraised = unraised
+        self.names = tuple(value.name for value in inputs)
+        self.types = tuple(value.type for value in inputs)
+        dtypes = [t.dtype if isinstance(t, TensorType) else None for t in self.types]
+        # Arrays of these dtypes are fed as they are; of strings, the elements are looked at. None
+        # would be equal to float64.
+        fed = [_NO_DTYPE if d is None or d == STRING else d for d in dtypes]
+        self._ports = tuple(zip(self.names, self.types, fed, strict=True))
+        # Whether a plan depends on the dtypes of the feeds, and not on shapes alone.
+        self.depends_on_dtypes = any(dtype is None for dtype in dtypes)
+        self.outputs = tuple(outputs)
+        # The same for feeds and results on devices.
+        self.variants: dict[Hashable, Subgraph] = {}
+        # Both belong to the cache of plans: the thread that compiles holds the lock, and most
+        # sessions see the same shapes again and again.
+        self.lock = threading.RLock()
+        self.last = NO_PLAN
+
+    @cached_property
+    def varying(self) -> VaryingShapes:
+        """The shapes that it was run with, beside those of saved plans."""
+        from penstock.compiler.varying_shapes import VaryingShapes
+
+        return VaryingShapes(self.types)
+
+    @cached_property
+    def needs_dims(self) -> bool:
+        """Whether no plan may leave dims open: a loop without iterations gives no rows, whose dims
+        only the plan knows."""
+        return any(map(collects_rows, self.graph.walk()))
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The graph."""
+        assert not isinstance(self._make_graph, Graph)
+        return self._make_graph()
+
+    @cached_property
+    def framed(self) -> bool:
+        """Whether the graph has TensorFlow's frames, which only tokens can run."""
+        return is_framed(self.graph)
+
+    @property
+    def base(self) -> Subgraph | None:
+        """The subgraph of which this is a variant, if so."""
+        return None
+
+    @property
+    def port_types(self) -> Sequence[tuple[str, Type, object]]:
+        """Name, type, and the dtype of arrays that are fed as they are, of each input."""
+        return self._ports
+
+    def values(self, feeds: Mapping[str, Any]) -> list[Any]:
+        """The fed values in order, checked and converted. Raises ``KeyError`` for other names."""
+        values = []
+        for name, input_type, dtype in self._ports:
+            value = feeds[name]
+            # Most dtypes are one object, which takes less to tell than that they are equal.
+            if value.__class__ is not _ndarray or (
+                value.dtype is not dtype and value.dtype != dtype
+            ):
+                from penstock.executors.feeds import convert  # not for feeds that fit as they are
+
+                try:
+                    value = convert(name, value, input_type)
+                except RecursionError as error:
+                    raise InvalidInput(f"input {name!r} has lists nested too deeply") from error
+            values.append(value)
+        # There are others, which the caller looks up in the whole model.
+        if len(values) != len(feeds):
+            raise KeyError
+        return values
+
+    def key(self, values: Sequence[Any]) -> tuple[Hashable, ...]:
+        """What a plan depends on of the fed values: their shapes, and dtypes left open."""
+        if len(values) == 1 and values[0].__class__ is _ndarray and not self.depends_on_dtypes:
+            return (values[0].shape,)  # of most models
+        if self.depends_on_dtypes:
+            return tuple([(x.shape, x.dtype) if x.__class__ is _ndarray else None for x in values])
+        return tuple([x.shape if x.__class__ is _ndarray else None for x in values])
+
+    def placeholders(self, values: Sequence[Any]) -> Sequence[Any]:
+        """What stands for fed values where a plan is compiled: themselves, if they are arrays."""
+        return values
+
+    def use(self, key: Hashable, executor: Executor) -> None:
+        """Remember the plan that was used last, and the key of what it was used for."""
+        self.last = LatestPlan(key, executor, self._expected(key))
+
+    def _expected(self, key: Hashable) -> ExpectedFeeds | None:
+        if library() is None or not isinstance(key, tuple):
+            return None
+        expected: list[Any] = []
+        for (name, _, dtype), shape in zip(self._ports, key, strict=True):
+            if self.depends_on_dtypes and shape is not None:
+                shape, dtype = shape
+            if shape is None or dtype is _NO_DTYPE or dtype == STRING:
+                return None
+            expected.append((name, dtype, shape))
+        return tuple(expected)
+
+
+@contextmanager
+def compile_guard() -> Iterator[None]:
+    """Pause garbage collection; a model too large for the machine raises ``LimitExceeded``."""
+    with gc_pause.paused():
+        try:
+            yield
+        except RecursionError as error:
+            raise LimitExceeded("the model's graphs nest too deep to be compiled") from error
+        except MemoryError as error:
+            message = f"there is not enough memory to compile the model: {error}"
+            raise LimitExceeded(message) from error
