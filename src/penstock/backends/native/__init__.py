@@ -196,7 +196,7 @@ def _register(
     for name in names:
         known = REGISTERED.get(name)
         if known is None:
-            REGISTERED[name] = Family(**{"seconds": below_numpy, **changes})
+            REGISTERED[name] = Family(**{"work": below_numpy, **changes})
         elif getattr(known, form) is not None:
             raise InternalError(f"two native families register {name} as {form}")
         else:
