@@ -12,6 +12,7 @@ from weakref import WeakMethod, ref
 import numpy as np
 
 from penstock.backends.registry import LAZY
+from penstock.codegen.names import packed_inputs
 from penstock.compiler.compiler import AFTER_LOWERING, Compiler
 from penstock.compiler.subgraph import Subgraph
 from penstock.compiler.subgraphs import Subgraphs
@@ -19,7 +20,6 @@ from penstock.core.errors import InvalidInput, InvalidModel, PenstockError, Unsu
 from penstock.core.records import replace
 from penstock.core.types import TensorType, Type, type_of
 from penstock.executors.base import CompiledExecutor, Executor
-from penstock.executors.constants import release_constants
 from penstock.executors.control import Control
 from penstock.executors.linear import LinearExecutor
 from penstock.host import gc_pause
@@ -28,6 +28,7 @@ from penstock.host.malloc import give_back_memory
 from penstock.host.on_demand import imported
 from penstock.ir.graph import Model, clone
 from penstock.ops.internal.fused import operation_name
+from penstock.plan.plan import StepTable
 from penstock.session.plan_cache import PlanCache
 
 if TYPE_CHECKING:
@@ -393,3 +394,31 @@ def _is_fixed(type_: Type) -> bool:
     if not isinstance(type_, TensorType) or type_.dtype is None or type_.shape is None:
         return False
     return all(isinstance(dim, int) for dim in type_.shape)
+
+
+def release_constants(table: StepTable) -> int:
+    """Drop the contents of constants that all steps of ``table`` read in another order, after its
+    program was bound to memory. Later readers get them back from the kernels. Returns about how
+    many bytes that frees, unless another object holds them."""
+    give_back: dict[int, Callable[[], np.ndarray]] = {}
+    read = set(table.outputs)
+    for step in table.walk():
+        kernel = step.kernel
+        held: Mapping[int, Callable[[], np.ndarray]] = {}
+        release = None if kernel is None else kernel.packed.release
+        if release is not None and packed_inputs(table, step):
+            held = release()
+        for i, slot in enumerate(step.inputs):
+            if i in held:
+                give_back[slot] = held[i]
+            else:
+                read.add(slot)
+        for block in step.blocks:
+            read.update(block.outputs)
+    freed = 0
+    for index in give_back.keys() - read:
+        constant = table.slots[index].constant
+        if constant is not None and constant.held is not None:
+            freed += constant.held.nbytes
+            constant.release(give_back[index])
+    return freed
