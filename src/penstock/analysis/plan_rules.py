@@ -6,35 +6,33 @@ the types that the operation allows. Passes make nodes for which this holds; a f
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from penstock.analysis.schemas import check_schemas
 from penstock.analysis.type_constraints import check_types
-from penstock.analysis.verify import verify
-from penstock.core.limits import Limits
-from penstock.ir.graph import Graph, Model
-from penstock.ops.internal.fused import is_fused
+from penstock.core.errors import InvalidModel
+from penstock.ir.graph import Graph, Node
+from penstock.ops.internal.fused import FUSED
 
 
-def check_nodes(graph: Graph, limits: Limits) -> None:
-    """Raise ``InvalidModel`` unless each node of a verified graph, those of fused nodes among them,
-    has the inputs, the outputs and the attributes of its operation."""
-    regions = _regions(graph)
-    if regions:
-        verify(Model(regions, "fused 0"), limits, partial=True)
-    check_schemas(Model({"": graph, **regions}, ""))
+def check_nodes(nodes: Sequence[Node]) -> list[Graph]:
+    """Raise ``InvalidModel`` unless each node of verified graphs, those of fused nodes among them,
+    has the inputs, the outputs and the attributes of its operation. Returns graphs of the nodes in
+    fused ones."""
+    regions = [node.attrs["region"] for node in nodes if node.op is FUSED]
+    parts = [node for region in regions for node in region.nodes]
+    for node in parts:  # of others ``verify`` has
+        arity = node.op.arity
+        if arity is not None and (None in node.inputs or arity[0] not in (None, len(node.inputs))):
+            raise InvalidModel(
+                f"{node.label}: {node.op.name} has {len(node.inputs)} inputs, not {arity[0]}"
+            )
+    check_schemas([*nodes, *parts])
+    return [Graph([], [], list(region.nodes)) for region in regions]
 
 
-def check_node_types(graph: Graph) -> None:
+def check_node_types(graphs: Iterable[Graph]) -> None:
     """Raise ``InvalidModel`` unless values, whose types are known, have types that the operations
     of all nodes allow."""
-    for each in (graph, *_regions(graph).values()):
-        check_types(each, {})
-
-
-def _regions(graph: Graph) -> dict[str, Graph]:
-    """The regions of fused nodes, as graphs."""
-    regions = [node.attrs["region"] for node in graph.walk() if is_fused(node)]
-    inputs = [[value for value in region.inputs if value.const is None] for region in regions]
-    return {
-        f"fused {i}": Graph(values, [region.output], list(region.nodes))
-        for i, (values, region) in enumerate(zip(inputs, regions, strict=True))
-    }
+    for graph in graphs:
+        check_types(graph, {})

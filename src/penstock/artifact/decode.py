@@ -64,9 +64,9 @@ def decode_graph(
     if types is not None:
         if [value.type for value in graph.inputs] != [*types]:
             raise ValueError("it is for other inputs")
-        check_nodes(graph, limits)
+        regions = check_nodes([node for nodes in orders.values() for node in nodes])
         infer_types(graph)
-        check_node_types(graph)
+        check_node_types([graph, *regions])
         check_sizes(graph, limits)
     return graph
 
@@ -201,7 +201,10 @@ class _Decoder:
         }
         op = self.ops[self.index(op, self.ops)]
         node = Node(op, self.optional(inputs), self.optional(outputs), attrs)
-        node.name, node.device, node.origin = (_typed(x, str) for x in (name, device, origin))
+        for text in (name, device, origin):
+            if text.__class__ is not str:
+                raise TypeError(f"{text!r:.80} is no text of a node")
+        node.name, node.device, node.origin = name, device, origin
         if op is REORDER:
             order = _typed(attrs["order"], tuple)
             assert sorted(order) == list(range(len(order)))

@@ -97,11 +97,11 @@ def check_and_sort(model: Model, limits: Limits = DEFAULT_LIMITS) -> None:
 
 def load_text(text: str, limits: Limits = DEFAULT_LIMITS) -> Model:
     """Read a model in text form, verified and sorted as ``load`` does. Raises ``InvalidModel``."""
-    from penstock.analysis.schemas import check_schemas
+    from penstock.analysis.schemas import check_schemas, nodes_of
     from penstock.textual.parser import parse_model
 
     model = parse_model(text)
-    check_schemas(model)
+    check_schemas(nodes_of(model))
     check_and_sort(model, limits)
     return model
 

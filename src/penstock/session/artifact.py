@@ -229,7 +229,7 @@ class Artifact:
             from penstock.analysis.schemas import check_schemas
 
             graph = self._graph(self._file.document("main"))
-            check_schemas(Model({"main": graph}, "main"))
+            check_schemas(graph.walk())
             for value, port in zip(graph.inputs, inputs, strict=True):
                 value.type = port.type
             compiler.infer(graph)  # the next stages take it for as simple as its types allow

@@ -76,7 +76,7 @@ class _Decoded:
 
     @cached_property
     def graphs(self) -> dict[str, Graph]:
-        from penstock.analysis.schemas import check_schemas
+        from penstock.analysis.schemas import check_schemas, nodes_of
 
         graphs = decode_graphs(self._file.document("model"), self._file)
         parts: dict[str, dict[str, Graph]] = {GRAPH: {}, FUNCTION: {}}
@@ -88,7 +88,7 @@ class _Decoded:
         named = {*self.model.graphs}, {*self.model.functions}
         if ({*parts[GRAPH]}, {*parts[FUNCTION]}) != named:
             raise self._file.damaged("it has other graphs than its head says")
-        check_schemas(model)
+        check_schemas(nodes_of(model))
         for graph, nodes in verify(model, self._limits).items():
             graph.nodes[:] = nodes
         return graphs
