@@ -343,7 +343,7 @@ ATTACKS: dict[str, Edit] = {
 }
 
 
-CHANGES = {"output of the graph is the input", "attribute is a list of an array"}
+CHANGES = {"output of the graph is the input"}
 """attacks after which a plan computes something else, as another model would"""
 HARMLESS = {
     "region makes a value of the graph",

@@ -16,7 +16,8 @@ from penstock.analysis.verify import verify
 from penstock.core.errors import MAX_PROBLEMS, InvalidModel, Unsupported
 from penstock.core.limits import Limits
 from penstock.core.types import ANY, INT64, STRING, MapType, OptionalType, SequenceType, TensorType
-from penstock.frontends.onnx import file, schemas
+from penstock.analysis import schemas
+from penstock.frontends.onnx import file
 from penstock.frontends.onnx.importer import load_onnx
 from tests.support.onnx_models import (
     FLOAT,
