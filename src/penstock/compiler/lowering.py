@@ -110,8 +110,7 @@ def _places(
             # Tasks need costs with all threads as well, for which one of three runs is left.
             runs = None if context.options.autotune else BUDGET - (2 if parallel else 1)
             profiler.complete(single_threaded=parallel, brief_runs=runs)
-        # Kernels of tasks that run at the same time have a core each.
-        threads = 1 if parallel else None
+        threads = 1 if parallel else None  # tasks at the same time have a core each
         placed = choose(
             graph,
             allowed,
