@@ -201,6 +201,7 @@ def _counted(writer: StepWriter, slot: int) -> str:
 
 def _begin_iteration(writer: StepWriter, step: Step, trips: str) -> str:
     """The head of a loop; returns the name of the iteration's number."""
+    # Inner loops have numbers of their own: these are the variables of one function.
     iteration = f"i{writer.loops}"
     writer.line(f"for {iteration} in {trips}:", step)
     with writer.indented():

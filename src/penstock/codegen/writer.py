@@ -178,6 +178,7 @@ def write_program(
     """
     # The order that the offsets are for: no other is safe.
     order = [plan.steps[i] for i in arena_plan.order]
+    # Steps that run in one function need no list: their values are its variables.
     shared = frozenset() if tasks is None else tasks.shared
     allocated = allocations(plan, arena_plan.size, limits)
     names = program_names(plan, arena_plan, shared, allocated.steps)

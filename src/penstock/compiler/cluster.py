@@ -148,8 +148,7 @@ def _passes(context: CompileContext) -> PassContext:
 
 def _named(part: GraphPart, cluster: WorkerPool) -> GraphPart:
     """A part with the worker of its nodes: of a part without nodes, the first one."""
-    # A model may fetch what it is fed: that part has no node that would say where it is.
-    if part.device:
+    if part.device:  # else it has no nodes: the model fetches what it is fed
         return part
     nodes = part.graph.nodes
     return replace(part, device=nodes[0].device if nodes else cluster.devices[0])

@@ -123,9 +123,9 @@ class FrameKernels:
         feeds = Feeds(graph, values, refined=True, ports=ports)
         run_passes((RelaxControlEdges(),), graph, pass_context(context))
         lowered = lower_graph(optimize_for_shapes(feeds, context), context)
-        # Errors belong to the run that reaches the segment.
-        planned = stages.plan_slots(lowered, context, inner=True)
-        executor = stages.executor_in_order(planned, context, "linear")
+        planned = stages.plan_slots(lowered, context, inner=True)  # errors are for runs to raise
+        programmed = stages.generate_program(stages.schedule_in_order(planned, context), context)
+        executor = stages.bind(programmed, context)
         return DeviceSegment(executor, own) if on_streams else executor
 
 

@@ -183,8 +183,7 @@ def build_frame_graph(split: SplitGraph, context: CompileContext) -> FramesExecu
         _frame_form,
     )
     builder = FrameGraphBuilder(compilers, context.limits, context.workers)
-    # This is the form that observers see, so that it needs no second one.
-    if split.observed:
+    if split.observed:  # the second form, which needs no third one
         return builder.build(split.graph, split.parts, devices)
     framed = split.source
 

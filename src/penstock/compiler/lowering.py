@@ -111,8 +111,7 @@ def _places(
             profiler.complete(single_threaded=parallel, brief_runs=runs)
         from penstock.tuning.transfer_placement import TransferPlacement
 
-        # Kernels of tasks that run at the same time have a core each.
-        threads = 1 if parallel else None
+        threads = 1 if parallel else None  # tasks at the same time have a core each
         choice = TransferPlacement(
             allowed,
             context.backends,

@@ -266,8 +266,7 @@ def _bind_tried(
         assert isinstance(other, CompiledExecutor)
         recipe = other.recipe()
     assert isinstance(used, CompiledExecutor)
-    # The margin is that of tasks: for one order in their place it is the other way around.
-    if used is executor:
+    if used is executor:  # the margin is that of tasks
         margin = converse(margin)
     sampler = RunSampler()
     sampler.begin(lambda switch, _: judged_again(recipe, margin, switch, first))

@@ -171,8 +171,7 @@ class SegmentPolicy(FramePolicy):
             return False
         if self.is_slow(node) or any(is_framed(graph) for _, graph in node.graphs):
             return False
-        # A segment is planned ahead: it needs dtypes, though not shapes.
-        values = [*all_reads(node), *node.outputs]
+        values = [*all_reads(node), *node.outputs]  # a segment is planned: it needs dtypes
         types = [value.type for value in values if value is not None]
         return all(isinstance(t, TensorType) and t.dtype is not None for t in types)
 

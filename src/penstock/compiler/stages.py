@@ -355,8 +355,7 @@ def schedule_saved(planned: Planned, context: CompileContext) -> Scheduled:
     show that tasks are faster."""
     streams = context.executor == "streams"
     forced = streams and context.options.expert.max_streams is not None
-    # An order that the user asked for needs no proof.
-    chosen = context.executor == "linear" or forced
+    chosen = context.executor == "linear" or forced  # an order that needs no proof
     in_order = schedule_in_order(planned, context, "streams" if streams else "linear")
     return replace(in_order, unmeasured=not chosen)
 
@@ -427,7 +426,3 @@ def bind(programmed: Programmed, context: CompileContext) -> Executor:
     return ParallelExecutor(
         programmed.program, context.hosts, context.limits, workers, options.threads, schedule.name
     )
-
-
-def executor_in_order(planned: Planned, context: CompileContext, name: str) -> Executor:
-    return bind(generate_program(schedule_in_order(planned, context, name), context), context)

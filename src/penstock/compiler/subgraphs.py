@@ -180,8 +180,7 @@ class Subgraphs:
     ) -> Subgraph:
         """The subgraph of feeds, fetches and targets in any order."""
         key = (frozenset(feeds), frozenset(fetches), frozenset(targets))
-        # The main subgraph has no place among those that are forgotten.
-        if key == self._main_key:
+        if key == self._main_key:  # which is never forgotten
             return self.main
         with self._lock:
             subgraph = self._subgraphs.get(key)

@@ -98,6 +98,7 @@ class Signals:
     @property
     def workspaces(self) -> list[int]:
         """Bytes of the workspace of each stream of a device, which all kernels on it share."""
+        # Kernels on one stream run one after the other, so that they can share it.
         nbytes = [0] * len(self.devices)
         for step, streams in self.on.items():
             if step.kernel is not None and not step.into:

@@ -130,6 +130,7 @@ def _plan_document(
     if not isinstance(plan, Plan) or plan.graph is None:
         return None
     document = encode_graphs({"main": plan.graph}, writer)
+    # To bring weights into an order of kernels takes most of the time of opening a plan.
     copies = _copies(plan.graph, context, writer)
     document["copies"] = [[i, name, indices] for (i, name), indices in copies.items()]
     backends = {step.node: step.backend for step in plan.walk()}

@@ -58,6 +58,7 @@ class DeviceOrder:
     def end(self, executor: Executor) -> None:
         """On the thread on which it ends, behind the run."""
         linear = isinstance(executor, LinearExecutor)
+        # What is on the caller's own stream needs no one to wait: later work there comes behind it.
         if executor.hands_over or (linear and (self._ordered or self._events is None)):
             return
         for device in self._devices:

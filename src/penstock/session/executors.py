@@ -92,6 +92,7 @@ class Executors:
         other = None if self._other is None else self._other()
         if other is not None and other.last.executor is not None:
             return other.last.executor
+        # There is no shape to compile a plan for.
         if not all(isinstance(t, TensorType) and t.static for t in main.types):
             raise InvalidInput("no plan yet: run the session, or compile it with shapes=...")
         return self._ahead({})
@@ -104,6 +105,7 @@ class Executors:
     def compile_fixed(self) -> bool:
         """Compile the plan of the model's outputs now, rather than in the first run. Whether that
         was possible: all dims of inputs must be fixed, and the plan not on a cluster."""
+        # Plans of a cluster are sent to its workers, which is left to the first run.
         on_cluster = self._compiler.context.options.cluster is not None
         fixed = not on_cluster and all(map(_is_fixed, self._subgraphs.main.types))
         if fixed:

@@ -97,6 +97,7 @@ def _loaded(
     model: object, options: CompileOptions, limits: Limits, entry: CacheEntry | None
 ) -> Model:
     """The model that is given, that of a file, or that which is kept in the cache."""
+    # A model that is kept was checked when it was saved, and is not read again.
     kept = None if entry is None else entry.load()
     if kept is not None:
         return kept

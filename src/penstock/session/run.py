@@ -49,6 +49,7 @@ class Run:
 
     def __init__(self, options: RunOptions, control: Control | None = None) -> None:
         self._began = False
+        # The trace of the process comes first, as it is there for all runs.
         everything = trace()
         observers = (*((everything,) if everything else ()), *options.all_observers)
         self.observed = bool(observers)
@@ -160,6 +161,7 @@ class Job:
 
     def _done(self, outputs: tuple[Any, ...] | None, error: BaseException | None) -> None:
         control, future = self._run.control, self._future
+        # A run that ends late has not met its deadline.
         error = error or control.late()
         try:
             self._run.end(error)

@@ -12,11 +12,11 @@ import onnxruntime
 import pytest
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
+from penstock.analysis import schemas
 from penstock.analysis.verify import verify
 from penstock.core.errors import MAX_PROBLEMS, InvalidModel, Unsupported
 from penstock.core.limits import Limits
 from penstock.core.types import ANY, INT64, STRING, MapType, OptionalType, SequenceType, TensorType
-from penstock.analysis import schemas
 from penstock.frontends.onnx import file
 from penstock.frontends.onnx.importer import load_onnx
 from tests.support.onnx_models import (
