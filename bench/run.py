@@ -208,7 +208,7 @@ def machine() -> str:
         cpu = next(x.split(":")[1].strip() for x in lines if x.startswith("model name"))
     except (OSError, StopIteration):
         pass
-    packages = ("penstock", "numpy", "onnxruntime")
+    packages = ("penstock-runtime", "numpy", "onnxruntime")
     versions = ", ".join(f"{name} {version(name)}" for name in packages)
     return f"{cpu}, {core_budget()} cores; Python {platform.python_version()}, {versions}"
 
