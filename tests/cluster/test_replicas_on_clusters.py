@@ -98,6 +98,9 @@ def test_full_queue_and_cancellation_reach_replicas_on_workers(cluster):
         for future in futures:
             with pytest.raises(ps.Cancelled):
                 future.result(SOON)
+        # Of the runs that a worker had, one had not begun when it was stopped: it never does.
+        for _ in range(4):
+            assert replicas.run(turns(3), timeout=SOON)["y"].tolist() == [[-1, -1, -1]]
 
 
 def test_replicas_that_do_not_fit_the_cluster_are_refused(cluster):

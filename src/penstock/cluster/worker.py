@@ -220,12 +220,7 @@ class Worker:
         if kind == "run":
             self._strand.submit(partial(self._run, *rest))
         elif kind == "stop":
-            number, error = rest
-            step = self._steps.get(number)
-            if step is not None and step.control is not None:
-                step.control.set(error)
-            else:
-                self._strand.submit(partial(self._stop, number, error))
+            self._stop(*rest)
         elif kind == "end":
             self._strand.submit(partial(self._end, *rest))
         elif kind == "echo":
@@ -241,6 +236,18 @@ class Worker:
             step.rendezvous.handle = handle
             self._strand.submit(partial(self._run, handle, number, 0, (), None))
         step.rendezvous.arrive(source, key, value, dead)
+
+    def _stop(self, number: int, error: Exception) -> None:
+        """Stop a step; one that has not begun never will, whether its feeds have come or not."""
+        # Not as a job of the strand: behind those of this step, and of others that are as long.
+        with self._lock:
+            step = self._steps.get(number)
+            control = None if step is None else step.control
+            if control is None:
+                self._steps.pop(number, None)
+                self._over.add(number)
+        if control is not None:
+            control.set(error)
 
     def _answer(self, message: Message) -> None:
         with suppress(LinkClosed, KeyError):  # the driver is gone
@@ -281,6 +288,11 @@ class Worker:
             return
         step.rendezvous.handle = handle
         step.control = begin_run(timeout, None)
+        with self._lock:
+            is_over = number in self._over
+        if is_over:  # it was stopped just now
+            end_run(step.control)
+            return
         done = partial(self._done, handle, number)
         if part is None:
             done(None, PenstockError(f"worker {self.index} knows no part with handle {handle}"))
@@ -292,16 +304,6 @@ class Worker:
             done(None, error)
         else:
             step.barrier = barrier
-
-    def _stop(self, number: int, error: Exception) -> None:
-        """Stop a step whose feeds have come behind all that was queued before, or never come."""
-        step = self._steps.get(number)
-        if step is not None and step.control is not None:
-            step.control.set(error)
-            return
-        with self._lock:
-            self._steps.pop(number, None)
-            self._over.add(number)
 
     def _end(self, number: int, handle: int) -> None:
         """End a step that waits for values which no worker will send."""

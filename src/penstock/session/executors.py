@@ -240,6 +240,13 @@ class Executors:
         if isinstance(executor, CompiledExecutor) and executor.sampler is not None:
             # Weak, as executors are kept by plans, which this holds.
             executor.sampler.owner = ref(self)
+        self._release(executor)
+        if is_logged(INFO):
+            self._log(executor, perf_counter() - begin)
+        return executor
+
+    def _release(self, executor: Executor) -> None:
+        """Let go what only compiling has needed."""
         # Most sessions have one plan. Another one reads constants again, which takes time: they are
         # let go ever more seldom.
         count = self._compiled
@@ -251,9 +258,6 @@ class Executors:
             from penstock.host.collector import untrack
 
             untrack(executor)
-        if is_logged(INFO):
-            self._log(executor, perf_counter() - begin)
-        return executor
 
     def _may_untrack(self, executor: Executor) -> bool:
         """Whether reference counts alone free the plan of ``executor``: kernels of users may refer

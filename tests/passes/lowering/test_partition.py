@@ -11,8 +11,8 @@ import pytest
 import penstock as ps
 from penstock.analysis.frames import Frames, GraphPart
 from penstock.backends.numpy import NumpyBackend
-from penstock.core.limits import Limits
 from penstock.compiler.subgraph import Extract
+from penstock.core.limits import Limits
 from penstock.core.types import ANY
 from penstock.executors.control import Control
 from penstock.executors.frames.builder import FrameGraphBuilder, NodeCompilers
@@ -35,7 +35,9 @@ def graph_of(b: Builder, *fetches: str) -> Graph:
     session = ps.compile(model, executor="frames", backends=["numpy"])
     names = [f"{name}:0" if ":" not in name else name for name in fetches]
     feeds = [value.name for value in model.graph.inputs]
-    return session._subgraphs.extracted(Extract(tuple(feeds), tuple(names)), session._subgraphs._compiler).graph
+    return session._subgraphs.extracted(
+        Extract(tuple(feeds), tuple(names)), session._subgraphs._compiler
+    ).graph
 
 
 def parts_of(b: Builder, *fetches: str) -> dict[str, GraphPart]:
