@@ -28,12 +28,11 @@ def changed(content: bytes, change: Callable[[Any], None]) -> bytes:
     begin, length, _ = table["documents"]["plan 0"]
     plan = json.loads(content[begin : begin + length])
     change(plan)
-    out = bytearray(content[:offset])
-    for text in (json.dumps(plan).encode(), b""):
-        out.extend(bytes(-len(out) % 64))
-        if text:
-            table["documents"]["plan 0"] = [len(out), len(text), google_crc32c.value(text)]
-            out.extend(text)
+    out, text = bytearray(content[:offset]), json.dumps(plan).encode()
+    out.extend(bytes(-len(out) % 64))
+    table["documents"]["plan 0"] = [len(out), len(text), google_crc32c.value(text)]
+    out.extend(text)
+    out.extend(bytes(-len(out) % 64))
     end = json.dumps(table).encode()
     HEADER.pack_into(out, 0, magic, version, google_crc32c.value(end), len(out), len(end))
     return bytes(out + end)
@@ -43,11 +42,14 @@ def run_changed(path: Path, text: str, change: Callable[[Any], None], **options:
     """Save the session of a model with a plan, change the plan, and run it."""
     session = ps.compile(model_from_text(text), threads=1, **options)
     feeds = {port.name: np.ones(port.type.shape, np.float32) for port in session.inputs}
-    session.run(feeds)
+    wanted = session.run(feeds)
     session.save(path)
     path.write_bytes(changed(path.read_bytes(), change))
     with ps.open(path) as opened:
-        opened.run(feeds)
+        found = opened.run(feeds)
+        assert opened.stats.plans_opened == 1
+    for name, value in wanted.items():
+        np.testing.assert_array_equal(found[name], value)
 
 
 def attributes(document: Any) -> Iterator[dict[str, Any]]:

@@ -59,7 +59,7 @@ def _show_bench(result: JsonObject) -> None:
 
 @dataclass(frozen=True)
 class _Trials:
-    """The combinations that are timed, each for so many ``seconds``."""
+    """The combinations that are timed, each for this number of ``seconds``."""
 
     executors: Sequence[str]
     threads: Sequence[int]

@@ -242,7 +242,7 @@ class _LinkTimer:
         return LinkCost(1 / per_byte, small)
 
 
-# Ray starts processes, finds machines and says who has died; values between parts go by its
+# Ray starts processes, finds machines and reports which have died; values between parts go by its
 # channels alone. Its references and compiled graphs were measured and rejected: a hop of 600 KB
 # takes 4.4 and 0.6 ms instead of 0.23, and a compiled graph has neither loops nor dead values.
 # Decision 58 has all figures.
@@ -374,7 +374,7 @@ class Cluster:
             members, runs = self._members, self._runs
         # Without the lock: members wait for their workers, and runs call users' code.
         if is_first and members is not None:
-            with whole.changed:  # who waits for a lost worker need not any more
+            with whole.changed:  # calls that wait for a lost worker fail now
                 whole.changed.notify_all()
             atexit.unregister(self.close)
             members.close()
@@ -610,7 +610,7 @@ class Cluster:
         """Replace workers that have died, and others that die meanwhile; on the thread that
         watches."""
         assert self._members is not None
-        self._forget()  # graphs that nobody needs are not registered again
+        self._forget()  # unused graphs are not registered again
         with self._wholeness.changed:
             self._wholeness.is_whole = False
         gone: str | None = None

@@ -260,7 +260,7 @@ class StepWriter:
             call = f"array_of({call})" if len(step.outputs) == 1 else f"map(array_of, {call})"
         targets = [self.name[i] if i >= 0 else "_" for i in step.outputs]
         self.line(f"{', '.join(targets) or '_'} = {call}", step, comment(step))
-        # A result that nobody reads must not live until the next one takes its name.
+        # An unused result must not live until the next one takes its name.
         if "_" in targets:
             self.line("del _")
         self._keep_up(step)

@@ -124,12 +124,12 @@ MOST_NS = 1e9
 
 
 def part_ns(work: Workload) -> float:
-    """Nanoseconds of so much work, a part of a call."""
+    """The nanoseconds of a part of a call that does this work."""
     return part_seconds(RATES, work) * 1e9
 
 
 def rows_ns(additions: float, rows: float = 0) -> float:
-    """Nanoseconds of a part of so many additions in so many rows."""
+    """The nanoseconds of a part of a call with these numbers of additions and of rows."""
     return part_ns(Workload(elements=additions, items=rows))
 
 
@@ -139,7 +139,7 @@ def cheaper(first: Workload | None, second: Workload | None) -> Workload | None:
 
 
 def below_numpy(node: Node) -> Workload:
-    """What NumPy's kernel takes."""
+    """The time of NumPy's kernel, as items of a second each."""
     return Workload("other", items=_NUMPY.seconds(node))
 
 
@@ -149,8 +149,8 @@ def by_call(node: Node) -> Workload:
 
 
 def by_memory(node: Node, additions: float = 1) -> Workload | None:
-    """What is read and written, and so many additions for each element of the result; None if a
-    shape is unknown."""
+    """The bytes read and written, and this number of additions for each element of the result; None
+    if a shape is unknown."""
     values = (*node.inputs, *node.outputs)
     types_ = [v.type for v in values if v is not None and not v.is_constant]
     tensors = [t for t in types_ if isinstance(t, TensorType) and t.static]

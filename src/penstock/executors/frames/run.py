@@ -135,7 +135,7 @@ class FramesRun:
     def go(self) -> None:
         while True:
             # An error of the scheduler itself ends the run like that of a kernel: raised on a
-            # thread of the pool, nobody would see it, and the caller would wait for ever.
+            # thread of the pool, it would be lost, and the caller would wait for ever.
             try:
                 while self._turn() and not self.barrier.waiting:
                     pass
