@@ -139,7 +139,7 @@ def cheaper(first: Workload | None, second: Workload | None) -> Workload | None:
 
 
 def below_numpy(node: Node) -> Workload:
-    """The time of NumPy's kernel, as items of a second each."""
+    """The seconds of NumPy's kernel, as items; the rates take a part of them."""
     return Workload("other", items=_NUMPY.seconds(node))
 
 
