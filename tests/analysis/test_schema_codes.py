@@ -6,13 +6,13 @@ import numpy as np
 import onnx
 import pytest
 
-from penstock.analysis.schemas import DTYPE_NAMES, ELEMENT_TYPES, AttributeKind
+from penstock.analysis.schemas import DTYPE_NAMES, ELEMENT_TYPES, TYPE_NAMES
 from penstock.core.types import dtype_named
 
 
 def test_kinds_of_attributes_are_those_of_onnx():
     kinds = dict(onnx.AttributeProto.AttributeType.items())
-    assert {kind.name: kind.value for kind in AttributeKind} | {"UNDEFINED": 0} == kinds
+    assert {name: kind for kind, name in TYPE_NAMES.items()} | {"UNDEFINED": 0} == kinds
 
 
 def test_types_of_elements_are_those_of_onnx():

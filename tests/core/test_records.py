@@ -182,8 +182,23 @@ def test_named_tuple_is_as_pythons() -> None:
     assert ours.both == pythons.both
     assert ours._replace(first=2) == pythons._replace(first=2)
     assert ours._asdict() == pythons._asdict()
+    assert Ours._make([3, "y"]) == Ours(second="y", first=3) == Pythons._make([3, "y"])
+    assert inspect.signature(Ours) == inspect.signature(Pythons).replace(
+        parameters=[
+            inspect.Parameter(name, p.kind, default=p.default)
+            for name, p in inspect.signature(Pythons).parameters.items()
+        ]
+    )
     for name in ("_fields", "_field_defaults", "__match_args__", "__doc__", "__module__"):
         assert getattr(Ours, name) == getattr(Pythons, name)
     assert pickle.loads(pickle.dumps(ours)) == ours
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'first'"):
         Ours()
+    with pytest.raises(TypeError, match="unexpected keyword argument 'third'"):
+        Ours(1, third=3)
+    for wrong in ([], [1, "x", 2]):
+        with pytest.raises(TypeError, match=f"Ours has 2 elements, not {len(wrong)}"):
+            Ours._make(wrong)
+    with pytest.raises(TypeError, match="Ours has no third"):
+        ours._replace(third=3)
+    assert not hasattr(ours, "__dict__")

@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from enum import IntEnum
 from functools import cache, lru_cache
 from typing import Any
 
@@ -31,9 +30,10 @@ from penstock.ir.op import Attrs
 # are written out: protobuf, which has them too, takes as long to import as a saved session to open.
 
 
-class AttributeKind(IntEnum):
+class AttributeKind:
     """Kinds of attributes (``AttributeProto.AttributeType``)."""
 
+    # Not an enumeration: defining one takes as long as twenty other classes, in every process.
     FLOAT = 1
     INT = 2
     STRING = 3
@@ -97,7 +97,9 @@ _LISTS: Mapping[int, int] = {
     AttributeKind.STRINGS: AttributeKind.STRING,
 }
 
-TYPE_NAMES: Mapping[int, str] = {kind.value: kind.name for kind in AttributeKind}
+TYPE_NAMES: Mapping[int, str] = {
+    kind: name for name, kind in vars(AttributeKind).items() if name.isupper()
+}
 
 
 class SchemaAttribute(NamedTuple):

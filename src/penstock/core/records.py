@@ -13,15 +13,16 @@ Missing are ``InitVar``, ``order``, ``match_args``, ``unsafe_hash``, ``init`` of
 ``asdict``, ``fields`` and ``replace`` of ``dataclasses`` accept these classes, too; what they read
 is computed on the first access, so that importing Penstock does not import ``dataclasses``.
 
-``NamedTuple`` makes named tuples of ``collections``, without compiling each annotation as that of
-``typing`` does. Decision 70 has the figures.
+``NamedTuple`` makes tuples as that of ``typing`` does, without compiling text for each annotation
+and each class. Decision 70 has the figures.
 """
 
 from __future__ import annotations
 
-from collections import namedtuple
-from collections.abc import Callable
+from collections import _tuplegetter  # type: ignore[attr-defined]
+from collections.abc import Callable, Iterable
 from operator import attrgetter
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -57,16 +58,69 @@ else:
         def __new__(cls, name: str, bases: tuple[type, ...], members: dict[str, object]) -> type:
             if not bases:
                 return super().__new__(cls, name, bases, members)
-            annotations = members.get("__annotations__", {})
-            defaults = [members.pop(each) for each in annotations if each in members]
-            module = members.pop("__module__")
-            made = namedtuple(name, annotations, defaults=defaults, module=module)
-            for each, member in members.items():
-                setattr(made, each, member)
-            return made
+            names = tuple(members.get("__annotations__", ()))
+            defaults = {each: members.pop(each) for each in names if each in members}
+            members["__new__"] = _constructor(names, (*defaults.values(),))
+            for i, each in enumerate(names):
+                members[each] = _tuplegetter(i, "")
+            members |= {"_fields": names, "_field_defaults": defaults, "__match_args__": names}
+            return type(name, (_Tuple,), {**members, "__slots__": ()})
 
     class NamedTuple(metaclass=_NamedTupleType):
         """A tuple with names for its elements."""
+
+    class _Tuple(tuple):
+        """What all named tuples have."""
+
+        __slots__ = ()
+
+        @classmethod
+        def _make(cls, elements: Iterable[object]) -> _Tuple:
+            made = tuple.__new__(cls, elements)
+            if len(made) != len(cls._fields):
+                raise TypeError(f"{cls.__name__} has {len(cls._fields)} elements, not {len(made)}")
+            return made
+
+        def _replace(self, /, **changes: object) -> _Tuple:
+            made = self._make(map(changes.pop, self._fields, self))
+            if changes:
+                raise TypeError(f"{self.__class__.__name__} has no {', '.join(changes)}")
+            return made
+
+        def _asdict(self) -> dict[str, object]:
+            return dict(zip(self._fields, self, strict=True))
+
+        def __getnewargs__(self) -> tuple[object, ...]:
+            return tuple(self)
+
+        def __repr__(self) -> str:
+            shown = [f"{name}={x!r}" for name, x in zip(self._fields, self, strict=True)]
+            return f"{self.__class__.__name__}({', '.join(shown)})"
+
+    # A constructor for each number of elements. To compile one from text for each class, as
+    # ``collections`` does, is most of the time in which a named tuple is defined.
+    _new = tuple.__new__
+    _CONSTRUCTORS: tuple[FunctionType, ...] = (
+        lambda cls: _new(cls),
+        lambda cls, a: _new(cls, (a,)),
+        lambda cls, a, b: _new(cls, (a, b)),
+        lambda cls, a, b, c: _new(cls, (a, b, c)),
+        lambda cls, a, b, c, d: _new(cls, (a, b, c, d)),
+        lambda cls, a, b, c, d, e: _new(cls, (a, b, c, d, e)),
+        lambda cls, a, b, c, d, e, f: _new(cls, (a, b, c, d, e, f)),
+        lambda cls, a, b, c, d, e, f, g: _new(cls, (a, b, c, d, e, f, g)),
+        lambda cls, a, b, c, d, e, f, g, h: _new(cls, (a, b, c, d, e, f, g, h)),
+    )
+
+    def _constructor(names: tuple[str, ...], defaults: tuple[object, ...]) -> FunctionType:
+        """The ``__new__`` of a named tuple."""
+        if len(names) < len(_CONSTRUCTORS):
+            made = _CONSTRUCTORS[len(names)]
+        else:
+            listed = ", ".join([f"_{i}" for i in range(len(names))])
+            made = eval(f"lambda cls, {listed}: _new(cls, ({listed}))")
+        code = made.__code__.replace(co_varnames=("_cls", *names), co_name="__new__")
+        return FunctionType(code, globals(), "__new__", defaults)
 
 
 __all__ = ["KW_ONLY", "NamedTuple", "dataclass", "field", "fields", "replace"]

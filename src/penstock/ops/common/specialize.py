@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial, wraps
-from typing import Any, TypeAlias, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -78,21 +78,24 @@ class Scratch:
         return field
 
 
-class _Options(TypedDict, total=False):
-    """Properties of the kernels of routines.
+if TYPE_CHECKING:  # one is expensive to define
+    from typing import TypedDict, Unpack
 
-    ``arity``: how many inputs and outputs ``make`` and its routines take at least; optional ones at
-    the end that the node leaves out are ``None``. ``widen``: whether float16 and bfloat16 are
-    converted to float32 and back around the routine, as by default. ``values``: small integer
-    inputs whose contents the output shapes depend on. ``inplace`` and ``contiguous`` are those of
-    ``Kernel`` and its layout.
-    """
+    class _Options(TypedDict, total=False):
+        """Properties of the kernels of routines.
 
-    arity: tuple[int, int]
-    inplace: tuple[int, ...]
-    contiguous: bool
-    widen: bool
-    values: tuple[int, ...]
+        ``arity``: how many inputs and outputs ``make`` and its routines take at least; optional
+        ones at the end that the node leaves out are ``None``. ``widen``: whether float16 and
+        bfloat16 are converted to float32 and back around the routine, as by default. ``values``:
+        small integer inputs whose contents the output shapes depend on. ``inplace`` and
+        ``contiguous`` are those of ``Kernel`` and its layout.
+        """
+
+        arity: tuple[int, int]
+        inplace: tuple[int, ...]
+        contiguous: bool
+        widen: bool
+        values: tuple[int, ...]
 
 
 def specialized(node: Node, types: Types, make: Make, **options: Unpack[_Options]) -> Kernel:
