@@ -180,20 +180,25 @@ def costs_of(model: Any, backends: Sequence[Backend]) -> CostModel:
 
 
 def compared(
-    costs: CostModel, node: Node, among: Sequence[Backend]
+    costs: CostModel, node: Node, among: Sequence[Backend], known: dict[str, float] | None = None
 ) -> tuple[Sequence[float], bool]:
     """The seconds of ``node`` on each of ``among``, to compare with one another, and whether they
     were measured: on all of them but those without a kernel, where they are infinite. Else they are
-    the backends' own estimates."""
+    the backends' own estimates, which are kept in ``known``, by name, if it is given."""
     seconds: list[float] = []
-    known = costs.knows(node)
-    for backend in among if known else ():
+    measured = costs.knows(node)
+    for backend in among if measured else ():
         cost = costs.cost(node, backend)
         if cost.source is not CostSource.MEASURED and backend.seconds(node) < inf:
-            known = False
+            measured = False
             break
         seconds.append(cost.seconds if cost.source is CostSource.MEASURED else inf)
-    return (seconds, True) if known else (estimates(among, node), False)
+    if measured:
+        return seconds, True
+    known = {} if known is None else known
+    missing = [backend for backend in among if backend.name not in known]
+    known.update(zip([b.name for b in missing], estimates(missing, node), strict=True))
+    return [known[backend.name] for backend in among], False
 
 
 def step_seconds(

@@ -76,11 +76,13 @@ def wanted(node: Node, overrides: Mapping[str, Where]) -> list[str]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Known:
-    """The expected costs of a node, by backend, and what they depend on."""
+    """What is known of a node's costs, and what they depend on: its estimates by backend, and
+    comparisons of several backends, by their names: the seconds on each, and whether they were
+    measured."""
 
     basis: list[object]
-    seconds: Sequence[float]
-    measured: bool
+    estimates: dict[str, float] = field(default_factory=dict)
+    comparisons: dict[tuple[str, ...], tuple[Sequence[float], bool]] = field(default_factory=dict)
 
 
 def _basis(node: Node) -> list[object]:
@@ -107,7 +109,7 @@ class Placement:
     costs: CostModel
     measured_only: bool = False
     # Of nodes and proposals for fused ones, which are asked about several times.
-    _known: dict[tuple[Node, tuple[str, ...]], _Known] = field(default_factory=dict)
+    _known: dict[Node, _Known] = field(default_factory=dict)
     # Of the parts of fused nodes that were measured to be slower than these apart.
     _measured_fastest: dict[Node, Backend] = field(default_factory=dict)
     # What it costs that readers want the result of a convolution in another order of dims.
@@ -129,9 +131,9 @@ class Placement:
             return True
         pieces = parts(node) if pieces is None else pieces
         among = [*fusing, *[backend for backend in self.backends if backend not in fusing]]
-        found = self._compared(node, among)
-        if found.measured:
-            fastest = among[found.seconds.index(min(found.seconds))]
+        compared_seconds, measured = self._compared(node, among)
+        if measured:
+            fastest = among[compared_seconds.index(min(compared_seconds))]
             if fastest not in fusing and not isinstance(self.costs, CustomCosts):
                 # Its parts were measured there together, and perhaps never one by one.
                 self._measured_fastest.update(dict.fromkeys(pieces, fastest))
@@ -149,14 +151,18 @@ class Placement:
         return [b for b in self.backends if b.fuses and names <= {b.name}]
 
     def _expected(self, node: Node, among: Sequence[Backend]) -> Sequence[float]:
-        return self._compared(node, among).seconds
+        return self._compared(node, among)[0]
 
-    def _compared(self, node: Node, among: Sequence[Backend]) -> _Known:
-        key, basis = (node, tuple([backend.name for backend in among])), _basis(node)
-        known = self._known.get(key)
+    def _compared(self, node: Node, among: Sequence[Backend]) -> tuple[Sequence[float], bool]:
+        known, basis = self._known.get(node), _basis(node)
         if known is None or not same_objects(basis, known.basis):
-            known = self._known[key] = _Known(basis, *compared(self.costs, node, among))
-        return known
+            known = self._known[node] = _Known(basis)
+        names = tuple([backend.name for backend in among])
+        found = known.comparisons.get(names)
+        if found is None:
+            found = compared(self.costs, node, among, known.estimates)
+            known.comparisons[names] = found
+        return found
 
     def _seconds(self, node: Node) -> float:
         backend, allowed = self._fastest(node), self._allowed(node)
@@ -220,7 +226,7 @@ class Placement:
     def _fastest_alone(self, node: Node) -> Backend | None:
         """The backend that is the fastest with one thread; None unless all were measured."""
         allowed = self._allowed(node)
-        if len(allowed) == 1 or not self._compared(node, allowed).measured:
+        if len(allowed) == 1 or not self._compared(node, allowed)[1]:
             return None
         able = [backend for backend in allowed if backend.seconds(node) < inf]
         costs = [self.costs.cost(node, backend, 1) for backend in able]
@@ -247,7 +253,7 @@ class Placement:
         while left:
             seconds = self._expected(node, left) if len(left) > 1 else [0.0]
             copy_s = self._order_seconds.get(node, 0.0)
-            if copy_s and not self._compared(node, left).measured:
+            if copy_s and not self._compared(node, left)[1]:
                 pairs = zip(left, seconds, strict=True)
                 seconds = [s + copy_s * order_lacking(b) for b, s in pairs]
             backend = left.pop(seconds.index(min(seconds)))
