@@ -33,8 +33,8 @@ BOUNDS = {
     "native_call_fields": 14,
     "pass_context_fields": 10,
     "compile_context_fields": 6,
-    "name_tables": 76,
-    "name_tables_in_passes": 25,
+    "name_tables": 60,
+    "name_tables_in_passes": 8,
     "time_constants": 25,
     "files_of_time_constants": 17,
     "seconds_functions": 3,
@@ -49,7 +49,7 @@ BOUNDS = {
     "session_members": 18,
     "environment_variables": 9,
 }
-MOST = {"python_lines": 103_000, "c_lines": 12_800}
+MOST = {"python_lines": 103_150, "c_lines": 12_800}
 LEAST = {"comment_percent": 3.5, "comment_percent_in_hard_files": 12.5}
 
 # Third-party packages that only some modules may import.

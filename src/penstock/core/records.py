@@ -87,9 +87,6 @@ else:
                 raise TypeError(f"{self.__class__.__name__} has no {', '.join(changes)}")
             return made
 
-        def _asdict(self) -> dict[str, object]:
-            return dict(zip(self._fields, self, strict=True))
-
         def __getnewargs__(self) -> tuple[object, ...]:
             return tuple(self)
 

@@ -8,8 +8,9 @@ Operations are registered in ``penstock.ops``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from enum import Enum, auto
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -27,6 +28,44 @@ Infer = Callable[[Types, Attrs, Consts], Sequence[Type]]
 Arity = tuple[int | None, int | None]
 Dims = Sequence[tuple[int, ...] | None]
 Work = Callable[[Attrs, Dims, tuple[int, ...]], int]
+
+Trait: TypeAlias = Literal[
+    "begins",
+    "heavy",
+    "links",
+    "may fail",
+    "fails on integers",
+    "total",
+    "total once static",
+    "total by parameters",
+    "jumps",
+    "nonnegative",
+    "selects",
+    "reshapes",
+    "makes handle",
+    "forwards handle",
+]
+"""What else passes ask an operation for. What only a few operations have is no field of ``Op``, so
+that a further trait is a word here and where those operations are registered.
+
+``begins``: a chain of elementwise operations may begin with it and be one kernel; ``begins heavy``:
+it also is most of the work of that kernel. ``links``: it may follow in a chain, as elementwise
+operations may without saying so.
+
+An elementwise operation cannot fail on tensors of numbers that broadcast, unless it ``may fail`` or
+``fails on integers``. Others are ``total``, or are so ``once static``: if all shapes are known; or
+``by parameters``: if these are, and all inputs but the first are constants; so is what selects or
+reshapes.
+
+``jumps``: to round the inputs may change floating-point results by more than a rounding.
+``nonnegative``: no result is below 0, though one may be NaN.
+
+``selects``: the result consists of elements of the first input; that of a Concat, of all inputs.
+``reshapes``: it has all of them in their order; such an operation is registered as a ``view`` that
+``moves``, too.
+
+``makes handle``: output 0 is a new handle of a resource; ``forwards handle``: it is input 0.
+"""
 
 
 class Role(Enum):
@@ -91,6 +130,8 @@ class Op:
 
     ``work(attrs, inputs, output)``: the floating-point operations for inputs of these dims (None
     where not known) and output 0; by default one for each element.
+
+    ``traits``: what else passes ask for, see ``Trait``.
     """
 
     name: str
@@ -106,6 +147,7 @@ class Op:
     moves: bool = False
     view: bool = False
     work: Work | None = None
+    traits: AbstractSet[Trait] = frozenset()
 
     full_name: str = field(init=False)
 

@@ -22,6 +22,7 @@ runs many times.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import cache, wraps
 from importlib import import_module
 from types import FunctionType, MappingProxyType
@@ -35,7 +36,7 @@ from penstock.core.types import STRING, ShapeError, Type
 from penstock.ir.contract import is_own
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel, returning
-from penstock.ir.op import Arity, Attrs, Consts, Infer, Op, Role, Types, Work
+from penstock.ir.op import Arity, Attrs, Consts, Infer, Op, Role, Trait, Types, Work
 from penstock.ops.families import MODULES
 
 MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operations
@@ -142,7 +143,7 @@ def _giving_types(name: str, infer: Infer) -> Infer:
     return checked
 
 
-class _Traits(TypedDict, total=False):
+class _Properties(TypedDict, total=False):
     """Properties of an operation: fields of ``Op``, which documents them."""
 
     role: Role
@@ -151,6 +152,7 @@ class _Traits(TypedDict, total=False):
     moves: bool
     view: bool
     work: Work
+    traits: AbstractSet[Trait]
 
 
 def operator(
@@ -163,7 +165,7 @@ def operator(
     pure: bool = True,
     strings: bool = False,
     replace: bool = False,
-    **traits: Unpack[_Traits],
+    **properties: Unpack[_Properties],
 ) -> Callable[[Compile], Compile]:
     """Register a compile function as an operation; stackable, for operations that share one. Raises
     ``ValueError`` if there is an operation of this name, domain and version already.
@@ -179,11 +181,13 @@ def operator(
         strings: Whether it takes tensors of strings; the kernels of others never see one.
         replace: Whether this one replaces what is registered; models that were loaded before keep
             the other.
-        traits: Other fields of ``Op``.
+        properties: Other fields of ``Op``.
     """
 
     def register(compile: Compile) -> Compile:
         last = NEWEST if version is None else version
+        if "reshapes" in properties.get("traits", ()):
+            properties["moves"] = properties["view"] = True
         if not compile.__module__.startswith("penstock."):
             find(name, domain)  # imports what Penstock has of this name
             for forget in FORGET:
@@ -204,7 +208,7 @@ def operator(
             checked_infer = infer if infer is unknown_types else _unchecked(infer)
         if not is_own(infer):
             checked_infer = _giving_types(name, checked_infer)
-        entries.append(Op(name, domain, since, last, checked_infer, checked, pure, **traits))
+        entries.append(Op(name, domain, since, last, checked_infer, checked, pure, **properties))
         return compile
 
     return register

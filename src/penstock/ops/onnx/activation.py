@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import cache, partial
 from typing import Any, TypeAlias
 
@@ -18,7 +19,7 @@ from penstock.core.records import replace
 from penstock.core.types import FLOAT32, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel, returning
-from penstock.ir.op import Attrs, Consts, Infer, Types
+from penstock.ir.op import Attrs, Consts, Infer, Trait, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import is_float
 from penstock.ops.common.elementwise import (
@@ -327,8 +328,10 @@ def _compiled(make: Formula, scratch: int, node: Node, types: Types, inputs: int
     return formula(lambda dtype: make(dtype, node.attrs), types, inputs=inputs, scratch=scratch)
 
 
-def _register(name: str, make: Formula, scratch: int, since: int = 1) -> None:
-    operator(name, since=since, infer=rules.same_type, elementwise=True)(
+def _register(
+    name: str, make: Formula, scratch: int, since: int = 1, traits: AbstractSet[Trait] = frozenset()
+) -> None:
+    operator(name, since=since, infer=rules.same_type, elementwise=True, traits=traits)(
         partial(_compiled, make, scratch)
     )
 
@@ -339,8 +342,8 @@ _register("Celu", _celu, 1, since=12)
 _register("LeakyRelu", leaky_relu, 1)
 _register("ThresholdedRelu", _thresholded_relu, 0)
 _register("Shrink", _shrink, 2, since=9)
-_register("Sigmoid", sigmoid, 0)
-_register("HardSigmoid", _hard_sigmoid, 0)
+_register("Sigmoid", sigmoid, 0, traits={"nonnegative"})
+_register("HardSigmoid", _hard_sigmoid, 0, traits={"nonnegative"})
 _register("HardSwish", _hard_swish, 1, since=14)
 _register("Softplus", _softplus, 1)
 _register("Softsign", _softsign, 1)
@@ -388,7 +391,7 @@ def swiglu_operator(node: Node, types: Types) -> Kernel:
     return _checked(_compiled(_swiglu, 1, node, types, 2), _infer_equal_shapes, types)
 
 
-@operator("PRelu", since=7, infer=_infer_like_first, elementwise=True)
+@operator("PRelu", since=7, infer=_infer_like_first, elementwise=True, traits={"may fail"})
 def prelu(node: Node, types: Types) -> Kernel:
     dtype = rules.tensor(types, 0).dtype
     kernel = formula(_prelu_formula, types, inputs=2, scratch=1)
@@ -397,7 +400,7 @@ def prelu(node: Node, types: Types) -> Kernel:
     return _checked(kernel, _infer_like_first, types)
 
 
-@operator("Relu", since=1, infer=rules.same_type, elementwise=True)
+@operator("Relu", since=1, infer=rules.same_type, elementwise=True, traits={"nonnegative"})
 def relu_operator(node: Node, types: Types) -> Kernel:
     dtype = rules.tensor(types, 0).dtype
     if dtype is not None and dtype.kind in "iuf":

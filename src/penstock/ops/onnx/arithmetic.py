@@ -6,7 +6,7 @@ exponents. Sums of 16-bit floats are taken in float32, however many there are, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from penstock.core.types import FLOAT32, Dim, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
-from penstock.ir.op import Attrs, Consts, Infer, Types
+from penstock.ir.op import Attrs, Consts, Infer, Trait, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import FLOAT64, is_float, is_small, wide
 from penstock.ops.common.elementwise import (
@@ -83,7 +83,7 @@ def _signed_quotient(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None
 _QUOTIENTS: dict[str, Callable[..., Any]] = {"i": _signed_quotient, "u": np.floor_divide}
 
 
-@operator("Div", since=7, infer=_infer_div, elementwise=True)
+@operator("Div", since=7, infer=_infer_div, elementwise=True, traits={"fails on integers"})
 def div(node: Node, types: Types) -> Kernel:
     dtype = rules.tensor(types, 0).dtype
     if dtype is not None:
@@ -101,7 +101,7 @@ def _infer_mod(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return _pairs(remainder, lambda a, b: None)(types, attrs, consts)
 
 
-@operator("Mod", since=10, infer=_infer_mod, elementwise=True)
+@operator("Mod", since=10, infer=_infer_mod, elementwise=True, traits={"jumps", "may fail"})
 def mod(node: Node, types: Types) -> Kernel:
     # NumPy's remainder has the sign of the divisor, and gives 0 for integers modulo 0.
     return elementwise(np.fmod if node.attrs.get("fmod") else np.remainder, types, 2)
@@ -171,7 +171,13 @@ def _integer_power(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.where(y < 0, np.where(x == 1, 1, np.where(x == -1, signs, 0)), powers)
 
 
-@operator("Pow", since=7, infer=carrying(_pow_type, _pow_element), elementwise=True)
+@operator(
+    "Pow",
+    since=7,
+    infer=carrying(_pow_type, _pow_element),
+    elementwise=True,
+    traits={"fails on integers"},
+)
 def power(node: Node, types: Types) -> Kernel:
     base, exponent = rules.tensor(types, 0), rules.tensor(types, 1)
     y = None if node.inputs[1] is None else node.inputs[1].const
@@ -198,19 +204,23 @@ _ON_INTEGERS = {
     "Neg": infer_unary(lambda a: -a),
     "Sign": infer_unary(lambda a: (a > 0) - (a < 0)),
 }
-for _since, _functions in (
-    (1, {"Abs": np.absolute, "Neg": np.negative, "Floor": np.floor, "Ceil": np.ceil}),
-    (1, {"Exp": np.exp, "Log": np.log, "Reciprocal": np.reciprocal, "Sqrt": np.sqrt}),
-    (1, {"Tanh": np.tanh}),
-    (7, {"Sin": np.sin, "Cos": np.cos, "Tan": np.tan}),
-    (7, {"Asin": np.arcsin, "Acos": np.arccos, "Atan": np.arctan}),
-    (9, {"Sign": np.sign, "Sinh": np.sinh, "Cosh": np.cosh}),
-    (9, {"Asinh": np.arcsinh, "Acosh": np.arccosh, "Atanh": np.arctanh}),
-    (11, {"Round": np.rint}),  # halves to even
-):
+_TABLE: Sequence[tuple[int, Trait | None, Mapping[str, ArrayFunction]]] = (
+    (1, None, {"Neg": np.negative, "Log": np.log, "Sqrt": np.sqrt, "Tanh": np.tanh}),
+    (1, "nonnegative", {"Abs": np.absolute, "Exp": np.exp}),
+    (1, "fails on integers", {"Reciprocal": np.reciprocal}),
+    (1, "jumps", {"Floor": np.floor, "Ceil": np.ceil}),
+    (7, None, {"Sin": np.sin, "Cos": np.cos, "Tan": np.tan}),
+    (7, None, {"Asin": np.arcsin, "Acos": np.arccos, "Atan": np.arctan}),
+    (9, None, {"Sinh": np.sinh, "Cosh": np.cosh}),
+    (9, "jumps", {"Sign": np.sign}),
+    (9, None, {"Asinh": np.arcsinh, "Acosh": np.arccosh, "Atanh": np.arctanh}),
+    (11, "jumps", {"Round": np.rint}),  # halves to even
+)
+for _since, _trait, _functions in _TABLE:
     for _name, _ufunc in _functions.items():
-        _infer = _ON_INTEGERS.get(_name, rules.same_type)
-        operator(_name, since=_since, infer=_infer, elementwise=True)(compile_elementwise(_ufunc))
+        _infer, _traits = _ON_INTEGERS.get(_name, rules.same_type), {_trait} if _trait else set()
+        _register = operator(_name, since=_since, infer=_infer, elementwise=True, traits=_traits)
+        _register(compile_elementwise(_ufunc))
 
 
 # Erf. The error function is tanh(x R(x * x)) with R a rational function, because atanh(erf(x)) / x
@@ -372,7 +382,7 @@ def _infer_clip(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return rules.same_type(types, attrs, consts)
 
 
-@operator("Clip", since=11, infer=_infer_clip, elementwise=True)
+@operator("Clip", since=11, infer=_infer_clip, elementwise=True, traits={"may fail"})
 def clip_operator(node: Node, types: Types) -> Kernel:
     """Bounds are scalars; the upper one wins where it is below the lower one, NaNs stay."""
     n = len(node.inputs)

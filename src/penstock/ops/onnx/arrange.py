@@ -40,7 +40,7 @@ def _tiled(x: TensorType, repeats: Sequence[Dim] | None) -> TensorType:
     return rules.with_data(type_, lambda: repeated(x, type_))
 
 
-@operator("Tile", since=6, infer=_infer_tile, moves=True, strings=True)
+@operator("Tile", since=6, infer=_infer_tile, moves=True, strings=True, traits={"selects"})
 @by_shape(values=(1,), widen=False)
 def tile(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     dims, tiled = rules.tensor(inputs, 0).dims, rules.tensor(outputs, 0).dims
@@ -90,7 +90,9 @@ def _infer_concat(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (rules.with_data(type_, contents) if any(t.data for t in input_types) else type_,)
 
 
-@operator("Concat", infer=_infer_concat, moves=True, strings=True)
+@operator(
+    "Concat", infer=_infer_concat, moves=True, strings=True, traits={"total once static", "selects"}
+)
 def concat(node: Node, types: Types) -> Kernel:
     axis = node.attrs.get("axis", 1)  # only the first version has a default
 
@@ -174,7 +176,9 @@ def _check_split(dim: Dim, sizes: Sequence[Dim]) -> None:
         raise ShapeError(f"split {list(sizes)} does not add up to dim {dim}")
 
 
-@operator("Split", since=13, infer=_infer_split, moves=True, strings=True)
+@operator(
+    "Split", since=13, infer=_infer_split, moves=True, strings=True, traits={"total by parameters"}
+)
 def split(node: Node, types: Types) -> Kernel:
     axis, count = node.attrs.get("axis", 0), len(node.outputs)
     by_input = rules.given(node.inputs, 1)
@@ -251,8 +255,8 @@ _PREPARED: Prepared = {
 _block_operator = partial(array_operator, moves=True, strings=True, fills=True, prepared=_PREPARED)
 
 
-@_block_operator("DepthToSpace", infer=_infer_blocks(True))
-@_block_operator("SpaceToDepth", infer=_infer_blocks(False))
+@_block_operator("DepthToSpace", infer=_infer_blocks(True), traits={"selects"})
+@_block_operator("SpaceToDepth", infer=_infer_blocks(False), traits={"selects"})
 def rearrange_blocks(
     x: np.ndarray, out: np.ndarray | None = None, *, b: int, to_space: bool, mode: str = "DCR"
 ) -> np.ndarray:

@@ -425,7 +425,7 @@ def _repeated(x: TensorType, w: TensorType, attrs: Attrs, weights: np.ndarray) -
     return single._replace(into=into)
 
 
-@operator("Conv", infer=_infer_conv, work=convolution_work(1))
+@operator("Conv", infer=_infer_conv, work=convolution_work(1), traits={"heavy"})
 @by_shape(contiguous=True)
 def conv(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     x = rules.tensor(inputs, 0)

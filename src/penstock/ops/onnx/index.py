@@ -54,7 +54,7 @@ def _infer_gather(types: Types, attrs: Attrs, consts: Consts) -> tuple[TensorTyp
     return (rules.with_data(type_, lambda: tuple(contents)),)
 
 
-@operator("Gather", infer=_infer_gather, moves=True, strings=True)
+@operator("Gather", infer=_infer_gather, moves=True, strings=True, traits={"selects", "may fail"})
 def gather(node: Node, types: Types) -> Kernel:
     axis = node.attrs.get("axis", 0)
     shape = rules.tensor(types, 0).shape
@@ -192,7 +192,14 @@ def _in_parts(pick: Callable[[slice], np.ndarray], rows: int, size: int) -> np.n
     return result
 
 
-@operator("GatherElements", since=11, infer=_infer_gather_elements, moves=True, strings=True)
+@operator(
+    "GatherElements",
+    since=11,
+    infer=_infer_gather_elements,
+    moves=True,
+    strings=True,
+    traits={"selects", "may fail"},
+)
 def gather_elements(node: Node, types: Types) -> Kernel:
     axis, dims = node.attrs.get("axis", 0), rules.all_known(rules.tensor(types, 1).shape)
     grid = None if dims is None else _open_grid(dims)
@@ -236,7 +243,15 @@ def index_columns(indices: np.ndarray) -> list[np.ndarray]:
     return [indices[..., i] for i in range(indices.shape[-1])]
 
 
-@array_operator("GatherND", since=11, infer=_infer_gather_nd, copied=True, moves=True, strings=True)
+@array_operator(
+    "GatherND",
+    since=11,
+    infer=_infer_gather_nd,
+    copied=True,
+    moves=True,
+    strings=True,
+    traits={"selects", "may fail"},
+)
 def gather_nd(x: np.ndarray, indices: np.ndarray, *, batch_dims: int = 0) -> np.ndarray:
     batch = batch_dims
     if not 0 <= batch < min(x.ndim, indices.ndim):
@@ -306,7 +321,7 @@ def _clamped(start: int, end: int, step: int, dim: int) -> tuple[int, int, int]:
     return start, end, step
 
 
-@operator("Slice", since=10, infer=_infer_slice, moves=True, strings=True)
+@operator("Slice", since=10, infer=_infer_slice, moves=True, strings=True, traits={"selects"})
 def slice_(node: Node, types: Types) -> Kernel:
     fixed = [rules.known_ints(node, types, i) for i in range(1, 5)]
     shape = rules.tensor(types, 0).shape

@@ -60,7 +60,7 @@ def _infer_matmul(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(dtype, matmul_shape(a, b)),)
 
 
-@operator("MatMul", infer=_infer_matmul, work=product_work)
+@operator("MatMul", infer=_infer_matmul, work=product_work, traits={"heavy", "total once static"})
 def matmul(node: Node, types: Types) -> Kernel:
     kernel = _matmul_by_shape(node, types)
     a, b = (rules.tensor(types, i).dtype for i in range(2))
@@ -105,7 +105,7 @@ def _repeated(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
     out[...] = np.dot(a, b[:, :1])
 
 
-@operator("Gemm", infer=_infer_gemm, work=product_work)
+@operator("Gemm", infer=_infer_gemm, work=product_work, traits={"heavy", "total once static"})
 @by_shape(contiguous=True)
 def gemm(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     attrs = node.attrs

@@ -89,7 +89,7 @@ def _infer_batch(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (x.without_data(), *running)
 
 
-@operator("BatchNormalization", since=14, infer=_infer_batch)
+@operator("BatchNormalization", since=14, infer=_infer_batch, traits={"begins"})
 @by_shape(inplace=lambda node: () if node.attrs.get("training_mode") else (0,))
 def batch_normalization(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     attrs, x = node.attrs, rules.tensor(inputs, 0)

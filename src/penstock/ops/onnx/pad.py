@@ -160,7 +160,9 @@ def _padded(x: np.ndarray, pads: tuple[int, int], mode: str) -> np.ndarray:
     return out
 
 
-@operator("Pad", since=11, infer=_infer_pad, moves=True, strings=True)
+@operator(
+    "Pad", since=11, infer=_infer_pad, moves=True, strings=True, traits={"total by parameters"}
+)
 @by_shape(arity=(4, 1), values=(1, 3), widen=False)
 def pad(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     dims = rules.tensor(inputs, 0).dims

@@ -213,7 +213,7 @@ def _blocks(shape: Sequence[int]) -> list[tuple[tuple[int, int], tuple[int, int]
     return [((i, i + 1), part) for i in range(n) for part in parts] or [((0, 0), parts[0])]
 
 
-@operator("MaxPool", infer=_infer_pool)
+@operator("MaxPool", infer=_infer_pool, traits={"begins", "selects"})
 @by_shape(widen=False)
 def max_pool(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     x = tensor(inputs, 0)
@@ -301,8 +301,8 @@ def _is_global(node: Node) -> bool:
     return node.op.name.startswith("Global")
 
 
-@operator("AveragePool", infer=_infer_pool)
-@operator("GlobalAveragePool", infer=_infer_global)
+@operator("AveragePool", infer=_infer_pool, traits={"begins"})
+@operator("GlobalAveragePool", infer=_infer_global, traits={"begins"})
 @by_shape(contiguous=_is_global)
 def average_pool(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     x = tensor(inputs, 0)

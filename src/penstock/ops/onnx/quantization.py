@@ -286,8 +286,8 @@ _by_parameters = by_shape(
 )
 
 
-@operator("QuantizeLinear", since=10, infer=_infer_quantize)
-@operator("QuantizeLinear", domain=MICROSOFT, infer=_infer_quantize)
+@operator("QuantizeLinear", since=10, infer=_infer_quantize, traits={"links"})
+@operator("QuantizeLinear", domain=MICROSOFT, infer=_infer_quantize, traits={"links"})
 @_by_parameters
 def quantize_linear(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     saturate = bool(node.attrs.get("saturate", 1))
@@ -316,8 +316,8 @@ def _infer_dequantize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Ty
     return (TensorType(dtype, x.shape),)
 
 
-@operator("DequantizeLinear", since=10, infer=_infer_dequantize)
-@operator("DequantizeLinear", domain=MICROSOFT, infer=_infer_dequantize)
+@operator("DequantizeLinear", since=10, infer=_infer_dequantize, traits={"links"})
+@operator("DequantizeLinear", domain=MICROSOFT, infer=_infer_dequantize, traits={"links"})
 @_by_parameters
 def dequantize_linear(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     """Computed in float32 and rounded once. That is the product in float16 or bfloat16 too: their

@@ -235,7 +235,13 @@ def requantize(
     quantization.store(real, quantization.zero_of(zero), out, True)
 
 
-@operator("MatMulInteger", since=10, infer=_infer_product((0, 2), (1, 3), INT32), work=product_work)
+@operator(
+    "MatMulInteger",
+    since=10,
+    infer=_infer_product((0, 2), (1, 3), INT32),
+    work=product_work,
+    traits={"heavy"},
+)
 @by_shape(arity=(4, 1))
 def matmul_integer(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     product = _Product(node, inputs, (0, 2), (1, 3))

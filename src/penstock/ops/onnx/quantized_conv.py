@@ -183,7 +183,13 @@ def _infer_conv_integer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[
     return (TensorType(INT32, shape),)
 
 
-@operator("ConvInteger", since=10, infer=_infer_conv_integer, work=convolution_work(1))
+@operator(
+    "ConvInteger",
+    since=10,
+    infer=_infer_conv_integer,
+    work=convolution_work(1),
+    traits={"heavy"},
+)
 @by_shape(arity=(4, 1))
 def conv_integer(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     convolve = _Convolution(node, inputs, (0, 2), (1, 3), integer=False)

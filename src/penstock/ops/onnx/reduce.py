@@ -284,7 +284,8 @@ def _infer_reduction(combine: Callable[[tuple[Dim, ...]], Dim] | None) -> Infer:
 
 for _name, _reduction in _REDUCTIONS.items():
     _since = 13 if _name == "ReduceSum" else 18
-    operator(_name, since=_since, infer=_infer_reduction(_reduction.combine))(_compile)
+    _infer = _infer_reduction(_reduction.combine)
+    operator(_name, since=_since, infer=_infer, traits={"total by parameters"})(_compile)
 
 
 def _infer_cumulative(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

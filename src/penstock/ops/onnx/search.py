@@ -117,7 +117,7 @@ def _ordered(x: np.ndarray) -> np.ndarray:
     return np.bitwise_xor(bits, flips, bits)
 
 
-@array_operator("TopK", since=10, infer=_infer_top_k, fills=True)
+@array_operator("TopK", since=10, infer=_infer_top_k, fills=True, traits={"jumps"})
 def top_k(
     x: np.ndarray,
     k: np.ndarray,

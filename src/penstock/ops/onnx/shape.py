@@ -53,7 +53,7 @@ def _infer_shape(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(INT64, (len(taken),), taken),)
 
 
-@operator("Shape", infer=_infer_shape, strings=True)
+@operator("Shape", infer=_infer_shape, strings=True, traits={"total"})
 def shape(node: Node, types: Types) -> Kernel:
     # Slices of Python clamp as the definition asks.
     taken = slice(node.attrs.get("start") or 0, node.attrs.get("end"))
@@ -69,7 +69,7 @@ def _infer_size(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(INT64, (), None if dims is None else (rules.dim_product(dims),)),)
 
 
-@operator("Size", infer=_infer_size, strings=True)
+@operator("Size", infer=_infer_size, strings=True, traits={"total"})
 def size(node: Node, types: Types) -> Kernel:
     def into(x: np.ndarray, out: np.ndarray) -> None:
         out[...] = x.size
@@ -139,7 +139,7 @@ def _infer_reshape(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]
     return (_carried(TensorType(x.dtype, dims), x),)
 
 
-@operator("Reshape", since=5, infer=_infer_reshape, moves=True, view=True, strings=True)
+@operator("Reshape", since=5, infer=_infer_reshape, strings=True, traits={"reshapes"})
 def reshape(node: Node, types: Types) -> Kernel:
     allowzero = bool(node.attrs.get("allowzero"))
     target = rules.known_ints(node, types, 1)
@@ -181,7 +181,7 @@ def flatten_axis(attrs: Attrs, rank: int) -> int:
     return rank if axis == rank else rules.normalize_axis(axis, rank)
 
 
-@operator("Flatten", infer=_infer_flatten, moves=True, view=True, strings=True)
+@operator("Flatten", infer=_infer_flatten, strings=True, traits={"reshapes"})
 def flatten(node: Node, types: Types) -> Kernel:
     def target(dims: Sequence[int]) -> tuple[int, int]:
         axis = flatten_axis(node.attrs, len(dims))
@@ -217,7 +217,7 @@ def _infer_squeeze(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]
     return (_carried(TensorType(x.dtype, kept), x),)
 
 
-@operator("Squeeze", since=13, infer=_infer_squeeze, moves=True, view=True, strings=True)
+@operator("Squeeze", since=13, infer=_infer_squeeze, strings=True, traits={"reshapes"})
 def squeeze(node: Node, types: Types) -> Kernel:
     if not rules.given(node.inputs, 1):
         return view_kernel(lambda x, _=None: x.squeeze())
@@ -241,7 +241,7 @@ def _infer_unsqueeze(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
     return (_carried(TensorType(x.dtype, shape), x),)
 
 
-@operator("Unsqueeze", since=13, infer=_infer_unsqueeze, moves=True, view=True, strings=True)
+@operator("Unsqueeze", since=13, infer=_infer_unsqueeze, strings=True, traits={"reshapes"})
 def unsqueeze(node: Node, types: Types) -> Kernel:
     def index(axes: Sequence[int], rank: int) -> rules.Index:
         added = rules.normalize_axes(axes, rank + len(axes))
@@ -268,7 +268,14 @@ def _infer_transpose(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
     return (_carried(TensorType(x.dtype, tuple(x.shape[i] for i in perm)), x),)
 
 
-@operator("Transpose", infer=_infer_transpose, moves=True, view=True, strings=True)
+@operator(
+    "Transpose",
+    infer=_infer_transpose,
+    moves=True,
+    view=True,
+    strings=True,
+    traits={"total", "selects"},
+)
 def transpose(node: Node, types: Types) -> Kernel:
     perm = node.attrs.get("perm")
     if perm is None:
@@ -304,7 +311,7 @@ def repeated(x: TensorType, result: TensorType) -> tuple[Dim, ...] | None:
     return x.data * (count // len(x.data))
 
 
-@operator("Expand", since=8, infer=_infer_expand, moves=True, strings=True)
+@operator("Expand", since=8, infer=_infer_expand, moves=True, strings=True, traits={"selects"})
 def expand(node: Node, types: Types) -> Kernel:
     target = rules.known_ints(node, types, 1)
     dims = rules.all_known(rules.tensor(types, 0).shape)
@@ -330,7 +337,9 @@ def _infer_identity(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type
     return (types[0] if types and types[0] is not None else ANY,)
 
 
-@operator("Identity", infer=_infer_identity, moves=True, view=True, strings=True)
+@operator(
+    "Identity", infer=_infer_identity, strings=True, traits={"total", "reshapes", "forwards handle"}
+)
 def identity(node: Node, types: Types) -> Kernel:
     if isinstance(types[0], TensorType):
         return view_kernel(lambda x: x)

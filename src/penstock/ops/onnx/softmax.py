@@ -15,7 +15,7 @@ import numpy as np
 from penstock.core.types import Type
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
-from penstock.ir.op import Attrs, Consts, Types
+from penstock.ir.op import Attrs, Consts, Trait, Types
 from penstock.ops.common import row_reduce
 from penstock.ops.common.dtypes import wide
 from penstock.ops.common.shape_rules import normalize_axis, tensor
@@ -140,6 +140,9 @@ def _compile(node: Node, types: Types) -> Kernel:
     return Kernel(run, run, inplace=(0,))
 
 
-for _name in _NORMALIZE:
-    operator(_name, since=13, infer=infer_along_axis)(_compile)
-    operator(_name, since=1, version=12, infer=_infer_flattened)(_compile)
+_TOTAL: Trait = "total by parameters"
+_TRAITS: Sequence[frozenset[Trait]]
+_TRAITS = (frozenset({"begins", _TOTAL}), frozenset({_TOTAL}), frozenset({"jumps"}))
+for _name, _traits in zip(_NORMALIZE, _TRAITS, strict=True):
+    operator(_name, since=13, infer=infer_along_axis, traits=_traits)(_compile)
+    operator(_name, since=1, version=12, infer=_infer_flattened, traits=_traits)(_compile)

@@ -18,7 +18,7 @@ from penstock.core.records import dataclass, field
 from penstock.core.types import ANY, BOOL, ShapeError, TensorType, Type, accepts, dtypes, type_of
 from penstock.ir.graph import Graph, Node, clone
 from penstock.ir.kernel import Kernel
-from penstock.ir.op import Attrs, Consts, Types
+from penstock.ir.op import Attrs, Consts, Trait, Types
 from penstock.ops.common.shape_rules import always
 from penstock.ops.registry import ArrayFunction
 from penstock.ops.tensorflow.common import OUT_TYPE, array_operator, dims_of, handle, operator
@@ -174,8 +174,8 @@ def variable_of(attrs: Attrs, node_name: str) -> _Variable:
     return variable
 
 
-@operator("VarHandleOp")
-@operator("VariableV2")
+@operator("VarHandleOp", traits={"makes handle"})
+@operator("VariableV2", traits={"makes handle"})
 def variable_handle(node: Node, types: Types) -> Kernel:
     """Pure: naming a variable does not change it."""
     variable = variable_of(node.attrs, node.name)
@@ -235,7 +235,7 @@ def assign_variable(node: Node, types: Types) -> Kernel:
     return Kernel(lambda variable, value: (named or _variable(variable)).assign(value))
 
 
-@array_operator("Assign", pure=False)
+@array_operator("Assign", pure=False, traits={"forwards handle"})
 def assign(variable: object, value: np.ndarray, *, validate_shape: bool = True) -> _Variable:
     state = _variable(variable)
     state.assign(value, checked=validate_shape)
@@ -243,7 +243,9 @@ def assign(variable: object, value: np.ndarray, *, validate_shape: bool = True) 
 
 
 def _updating(name: str, update: ArrayFunction, *, gives: bool) -> None:
-    @array_operator(name, pure=False)
+    traits: frozenset[Trait] = frozenset({"forwards handle"} if gives else ())
+
+    @array_operator(name, pure=False, traits=traits)
     def function(variable: object, value: np.ndarray) -> _Variable | None:
         state = _variable(variable)
         state.update(update, value)

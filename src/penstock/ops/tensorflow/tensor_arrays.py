@@ -66,7 +66,7 @@ class _Stack:
 _stack = handle(_Stack, "stack")
 
 
-@array_operator("StackV2", pure=False)
+@array_operator("StackV2", pure=False, traits={"makes handle"})
 def stack(limit: np.ndarray, *, elem_type: str = "") -> _Stack:
     return _Stack(dtypes().get(elem_type), integer(limit, "the limit of a stack"))
 
@@ -261,7 +261,7 @@ def checked_lengths(lengths: np.ndarray, value: np.ndarray) -> list[int]:
 _infer_array = always(ANY, _FLOW_TYPE)
 
 
-@operator("TensorArrayV3", infer=_infer_array, pure=False)
+@operator("TensorArrayV3", infer=_infer_array, pure=False, traits={"makes handle"})
 def tensor_array(node: Node, types: Types) -> Kernel:
     attrs, dtype = node.attrs, named_dtype(node.attrs, "dtype")
     name = attrs.get("tensor_array_name") or node.name
@@ -272,7 +272,7 @@ def tensor_array(node: Node, types: Types) -> Kernel:
     return Kernel(function)
 
 
-@array_operator("TensorArrayGradV3", infer=_infer_array, pure=False)
+@array_operator("TensorArrayGradV3", infer=_infer_array, pure=False, traits={"makes handle"})
 def tensor_array_grad(
     handle: object, flow: np.ndarray, *, source: str = ""
 ) -> tuple[Any, np.ndarray]:

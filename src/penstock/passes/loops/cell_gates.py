@@ -20,12 +20,11 @@ from penstock.core.types import FLOAT32, TensorType
 from penstock.ir.graph import Node, Value
 from penstock.ops.common.shape_rules import normalize_axis
 from penstock.ops.internal.cells import GRU_CELL, GRU_GATES, GRU_STATE, LSTM_CELL
-from penstock.passes.loops.loop_rows import VIEWS, LoopRows
+from penstock.passes.loops.loop_rows import LoopRows
 from penstock.passes.loops.recompose_cells import begin_of, lstm_cells
 from penstock.passes.rewrite import argument, produced_by, swapped
 
 _MOST_TERMS = 32
-_ARRANGING = VIEWS | {"Add", "Concat", "Slice", "Split"}
 _ACTIVATIONS = ("Tanh", "Relu", "Sigmoid")
 
 
@@ -210,14 +209,14 @@ class CellMatcher:
         node = value.producer
         if node is None or value not in self.rows.own or node.control_inputs:
             return None
-        if node.op.full_name in _ARRANGING:
-            return self._arranged(node, value, begin, type_.dims)
-        return self._product_terms(node, columns, total)
+        return self._computed(node, columns, type_.dims, total)
 
-    def _arranged(
-        self, node: Node, value: Value, begin: int, dims: tuple[int, ...]
+    def _computed(
+        self, node: Node, columns: Columns, dims: tuple[int, ...], total: GateSum
     ) -> list[Columns] | None:
-        """The columns that add up to those of a sum, or that an operation has moved there."""
+        """As ``_terms``: the columns that add up to those of a sum, or that an operation has moved
+        there; else what a product adds."""
+        value, begin = columns
         name, x, last = node.op.full_name, node.inputs[0], len(dims) - 1
         if name == "Add":
             parts = [x for x in node.inputs if x is not None]
@@ -229,7 +228,9 @@ class CellMatcher:
         if name == "Concat":
             joined = normalize_axis(node.attrs["axis"], last + 1) == last
             return self._joined(node, begin) if joined else None
-        return None if x is None or _last(x) != dims[-1] else [Columns(x, begin)]
+        if "reshapes" in node.op.traits:
+            return None if x is None or _last(x) != dims[-1] else [Columns(x, begin)]
+        return self._product_terms(node, columns, total)
 
     def _product_terms(self, node: Node, columns: Columns, total: GateSum) -> list[Columns] | None:
         """As ``_terms``, of a product of the state, or of what is something else."""

@@ -28,7 +28,7 @@ from penstock.ir.op import Role
 from penstock.ops.internal.trip_count import TRIP_COUNT
 from penstock.ops.registry import standard
 from penstock.passes.context import Pass, PassContext, Property
-from penstock.passes.loops.loop_rows import VIEWS, count_of
+from penstock.passes.loops.loop_rows import count_of
 
 _COMPARISONS = frozenset({"Greater", "Less"})
 _MOST_CONDITIONS = 16
@@ -153,8 +153,9 @@ def _conditions(condition: Value, fits: Callable[[Value], bool]) -> list[_Bound]
             return []
         operands = [value for value in node.inputs if value is not None]
         name = node.op.full_name
-        if name in VIEWS or name == "And":
-            parts = operands[: 1 if name in VIEWS else 2]
+        reshapes = "reshapes" in node.op.traits
+        if reshapes or name == "And":
+            parts = operands[: 1 if reshapes else 2]
             left += [part for part in parts if part not in seen]
             seen.update(parts)
         elif name in _COMPARISONS and all(map(fits, operands)):

@@ -32,26 +32,6 @@ from penstock.passes.rewrite import Substitution, names_of, new_name
 
 _LOOPS = frozenset({Role.LOOP, Role.SCAN})
 
-# Operations that cannot fail on tensors of numbers: of one operand; of several that broadcast; and,
-# once all shapes are known, products, and what has one operand beside parameters that are constant.
-_UNARY = frozenset({
-    "Abs", "Ceil", "Cos", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish",
-    "Identity", "IsInf", "IsNaN", "LeakyRelu", "Log", "Mish", "Neg", "Not", "Reciprocal", "Relu",
-    "Round", "Selu", "Shape", "Sigmoid", "Sign", "Sin", "Size", "Softplus", "Softsign", "Sqrt",
-    "Tanh", "Transpose",
-})  # fmt: skip
-_BROADCAST = frozenset({
-    "Add", "And", "Div", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min",
-    "Mul", "Or", "Pow", "Sub", "Where", "Xor",
-})  # fmt: skip
-_PRODUCTS = frozenset({"Concat", "Gemm", "MatMul"})
-_WITH_PARAMETERS = frozenset({
-    "Cast", "Expand", "Flatten", "LogSoftmax", "Pad", "ReduceMax", "ReduceMean", "ReduceMin",
-    "ReduceProd", "ReduceSum", "Reshape", "Slice", "Softmax", "Split", "Squeeze", "Tile",
-    "Unsqueeze",
-})  # fmt: skip
-_FAIL_ON_INTEGERS = frozenset({"Div", "Pow", "Reciprocal"})
-
 
 class HoistInvariants(Pass):
     """Let loops read what they carry unchanged from outside, and compute what they do not change
@@ -164,20 +144,19 @@ def _may_move(node: Node, body: Graph) -> bool:
 
 def _cannot_fail(node: Node) -> bool:
     """Whether a node computes something from whatever its inputs hold."""
-    name, tensors = node.op.name, _tensors(node)
-    if node.op.domain or node.graphs or not tensors:
+    op, tensors = node.op, _tensors(node)
+    if op.domain or node.graphs or not tensors or "may fail" in op.traits:
         return False
-    if name in _FAIL_ON_INTEGERS and any(
-        t.dtype is not None and t.dtype.kind in "iu" for t in tensors
-    ):
-        return False
-    if name in _BROADCAST:
-        return _broadcast([value.shape for value in node.inputs if value is not None])
-    if name in _UNARY:
-        return True
+    if op.elementwise:
+        kinds = [None if tensor.dtype is None else tensor.dtype.kind for tensor in tensors]
+        if "fails on integers" in op.traits and ("i" in kinds or "u" in kinds):
+            return False
+        operands = [value.shape for value in node.inputs if value is not None]
+        return len(operands) == 1 or _broadcast(operands)
     constant = all(value.const is not None for value in node.inputs[1:] if value is not None)
-    known = name in _PRODUCTS or (name in _WITH_PARAMETERS and constant)
-    return known and all(tensor.static for tensor in tensors)
+    by_parameters = not op.traits.isdisjoint(("total by parameters", "selects", "reshapes"))
+    known = "total once static" in op.traits or (constant and by_parameters)
+    return "total" in op.traits or (known and all(tensor.static for tensor in tensors))
 
 
 def _tensors(node: Node) -> Sequence[TensorType]:

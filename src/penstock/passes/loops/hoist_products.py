@@ -33,7 +33,7 @@ from penstock.ops.onnx.control_flow import ScanLayout
 from penstock.ops.registry import standard
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.dead_code import prune
-from penstock.passes.loops.loop_rows import MOST_BYTES, VIEWS, trips_of
+from penstock.passes.loops.loop_rows import MOST_BYTES, trips_of
 from penstock.passes.rewrite import names_of, new_name, swapped
 
 _FEWEST_SLICES, _LEAST_READ = 2, 0.5
@@ -214,7 +214,7 @@ class _Hoister:
     def _view(self, x: Value) -> Value | None:
         """A slice whose dims but the last are others in ``x``."""
         node = x.producer
-        if node is None or x not in self.own or node.op.full_name not in VIEWS:
+        if node is None or x not in self.own or "reshapes" not in node.op.traits:
             return None
         before = node.inputs[0]
         if before is None or node.control_inputs or not _is_real(x) or not _is_real(before):

@@ -31,10 +31,7 @@ from penstock.passes.rewrite import new_name, swapped
 
 MOST_BYTES = 1 << 27
 """of what is computed before a loop in place of a row in each iteration"""
-VIEWS = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze"})
-"""operations whose result has the elements of input 0 in their order"""
 _COUNTING = tuple([np.dtype(t) for t in (np.int32, np.int64, np.float32, np.float64)])
-_COUNTED = frozenset({"Cast", *VIEWS})
 
 
 def trips_of(loop: Node) -> int | None:
@@ -78,7 +75,7 @@ def count_of(loop: Node, value: Value | None, depth: int = 8) -> Count | None:
     node = value.producer
     if node is None or node.control_inputs or node not in body.nodes:
         return None
-    if node.op.full_name in _COUNTED:
+    if node.op.full_name == "Cast" or "reshapes" in node.op.traits:
         return count_of(loop, node.inputs[0], depth - 1)
     for x, other in swapped(node) if node.op.full_name in ("Add", "Sub") else ():
         number = _whole(other)
@@ -204,7 +201,7 @@ class LoopRows:
             return None
         if node.op.full_name == "Gather":
             return self._gathered(node, dims)
-        if node.op.full_name in VIEWS and node.inputs[0] is not None:
+        if "reshapes" in node.op.traits and node.inputs[0] is not None:
             if any(x in self.own for x in node.inputs[1:] if x is not None):
                 return None
             rows = self.of(node.inputs[0])

@@ -12,14 +12,7 @@ from penstock.core.errors import InvalidModel
 from penstock.ir.device_name import LOCAL, DeviceName
 from penstock.ir.graph import Graph, Node, Value, all_reads
 from penstock.ir.op import PRIMITIVES, Role
-from penstock.ops.registry import TENSORFLOW
-from penstock.ops.tensorflow.state import VARIABLES
 from penstock.passes.context import Pass, PassContext
-
-_MAKERS = VARIABLES | {"StackV2", "TensorArrayV3", "TensorArrayGradV3"}
-"""operations that create a handle, their first output"""
-_FORWARDING = frozenset({"Identity", "Assign", "AssignAdd", "AssignSub"})
-"""operations that output the handle that is their first input"""
 
 
 class AssignDevices(Pass):
@@ -89,7 +82,7 @@ def _homes(graph: Graph) -> dict[Node, Node]:
             node = home[node]
         return node
 
-    makers = [n for n in graph.nodes if n.op.name in _MAKERS and n.op.domain == TENSORFLOW]
+    makers = [node for node in graph.nodes if "makes handle" in node.op.traits]
     stack = [node.outputs[0] for node in makers]
     seen: set[Value] = set()
     while stack:
@@ -105,6 +98,6 @@ def _homes(graph: Graph) -> dict[Node, Node]:
                 stack += node.outputs
             elif node.op.role is Role.MERGE:
                 stack.append(node.outputs[0])
-            elif node.op.role in PRIMITIVES or node.op.name in _FORWARDING:
+            elif node.op.role in PRIMITIVES or "forwards handle" in node.op.traits:
                 stack += node.outputs[:1] if handle is node.inputs[0] else ()
     return {node: root(node) for node in home}

@@ -28,23 +28,8 @@ from penstock.passes.context import FusionPolicy, Pass, PassContext, Property
 from penstock.passes.dead_code import prune
 from penstock.passes.rewrite import Substitution
 
-FOLLOWERS = frozenset(
-    """
-    Abs Add And Cast Ceil Celu Clip Cos DequantizeLinear Div Elu Equal Erf Exp Floor Gelu Greater
-    GreaterOrEqual HardSigmoid HardSwish IsNaN LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mod
-    Mul Neg Not Or PRelu Pow QuantizeLinear Reciprocal Relu Round Selu Sigmoid Sign Sin Softplus
-    Softsign Sqrt Sub Sum Swish Tanh Where Xor ZeroNaN
-    """.split()  # noqa: SIM905 - names are easier to read without quotes
-)
-"""operations that may follow in a chain"""
-
-QUANTIZING = frozenset({"DequantizeLinear", "QuantizeLinear"})
-"""of those, conversions, which no product or convolution of real numbers has behind it"""
-INTEGERS = frozenset({"ConvInteger", "MatMulInteger"})
+_INTEGERS = frozenset({"ConvInteger", "MatMulInteger"})
 """products and convolutions whose integer results must be cast before anything else"""
-HEAVY = INTEGERS | {"Conv", "ConvTranspose", "Gemm", "MatMul"}
-LIGHT = FOLLOWERS | {"AveragePool", "BatchNormalization", "GlobalAveragePool", "MaxPool", "Softmax"}
-"""operations that chains begin with; where two chains compete for a node, HEAVY ones win"""
 
 _MOST_NODES, _MOST_REPEATED = 16, 4096
 _DOMAINS = ("", MICROSOFT, ZERO_NAN.domain)
@@ -99,9 +84,9 @@ class _ChainSearch:
 
     def run(self, heavy: bool) -> None:
         self.inside = set(self.nodes)
-        beginnings = HEAVY if heavy else LIGHT
+        begins = _is_heavy if heavy else _begins_light
         for node in with_checkpoints(self.nodes):
-            if self._is_free(node, beginnings):
+            if self._is_free(node) and begins(node):
                 self._begin(node, heavy)
 
     def _begin(self, node: Node, heavy: bool) -> None:
@@ -130,10 +115,9 @@ class _ChainSearch:
         if not heavy:
             self.left.update(chain)
 
-    def _is_free(self, node: Node, names: Collection[str]) -> bool:
+    def _is_free(self, node: Node) -> bool:
         return (
-            node.op.name in names
-            and node.op.domain in _DOMAINS
+            node.op.domain in _DOMAINS
             and node not in self.replacements
             and node not in self.left
             and node not in self.awaited
@@ -148,9 +132,11 @@ class _ChainSearch:
             assert output is not None
             readers = self.readers.get(output, ())
             reader = readers[0] if len(readers) == 1 else None
-            if reader not in self.inside or not reader or not self._is_free(reader, _next(chain)):
+            if reader not in self.inside or not reader or not self._is_free(reader):
                 break
-            if chain[0].op.name not in HEAVY and _grows(output, reader.outputs[0]):
+            if not _may_follow(chain, reader):
+                break
+            if not _is_heavy(chain[0]) and _grows(output, reader.outputs[0]):
                 break
             if reader.op.name == "DequantizeLinear" and self._are_read(reader):
                 break
@@ -163,7 +149,7 @@ class _ChainSearch:
         readers = self.readers.get(node.outputs[0], ()) if node.outputs[0] else ()
         if len(readers) < 2 or not _exceed(node.outputs[0], _MOST_REPEATED):
             return False
-        return any(reader is not None and reader.op.name in FOLLOWERS for reader in readers)
+        return any(reader is not None and _links(reader) for reader in readers)
 
     def _by_scan(self, chain: Sequence[Node], whole: Node) -> tuple[Node | None, int]:
         """The longest beginning of ``chain`` that has a kernel, and its length; ``whole`` is the
@@ -214,14 +200,26 @@ def _exceed(value: Value | None, elements: int) -> bool:
     return isinstance(type_, TensorType) and type_.static and type_.elements > elements
 
 
-def _next(chain: Sequence[Node]) -> Collection[str]:
-    """The operations that may follow a chain."""
-    names = [node.op.name for node in chain]
-    if names[-1] in INTEGERS:
-        return {"Cast"}
-    if names[0] not in HEAVY:
-        return FOLLOWERS
-    return FOLLOWERS - QUANTIZING
+def _links(node: Node) -> bool:
+    """Whether a node may follow in a chain."""
+    return node.op.elementwise or "links" in node.op.traits
+
+
+def _is_heavy(node: Node) -> bool:
+    """Whether a chain may begin with a node that is most of its work. Where two chains compete for
+    a node, one with such a beginning wins."""
+    return "heavy" in node.op.traits
+
+
+def _begins_light(node: Node) -> bool:
+    return _links(node) or "begins" in node.op.traits
+
+
+def _may_follow(chain: Sequence[Node], node: Node) -> bool:
+    if chain[-1].op.name in _INTEGERS:
+        return node.op.name == "Cast"
+    # Conversions to codes stay apart from products and convolutions of real numbers.
+    return _links(node) and not (_is_heavy(chain[0]) and "links" in node.op.traits)
 
 
 def became(node: Node, candidate: Node, policy: FusionPolicy) -> bool:
@@ -237,7 +235,7 @@ def _absorb(graph: Graph, policy: FusionPolicy) -> bool:
     """Fuse elementwise nodes with copies of the DequantizeLinear nodes before them."""
     inside, changed = set(graph.nodes), False
     for node in with_checkpoints(graph.nodes):
-        if not all(p.op.name in FOLLOWERS and p.op.domain in _DOMAINS for p in parts(node)):
+        if not all(_links(part) and part.op.domain in _DOMAINS for part in parts(node)):
             continue
         sources = dict.fromkeys([producer(value, "DequantizeLinear") for value in node.inputs])
         before = [s for s in sources if s in inside and not _grows(s.outputs[0], node.outputs[0])]

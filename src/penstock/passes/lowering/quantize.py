@@ -24,13 +24,6 @@ from penstock.passes.rewrite import forward
 
 BOUNDING = frozenset({"Clip", "Relu"})
 """operations that may stand between one of ``COMPUTING`` and the conversion of its result"""
-MOVING = frozenset(
-    """
-    Concat DepthToSpace Expand Flatten Gather GatherElements GatherND Identity MaxPool Reshape Slice
-    SpaceToDepth Squeeze Tile Transpose Unsqueeze
-    """.split()  # noqa: SIM905 - names are easier to read without quotes
-)
-"""operations whose result consists of elements of the first input; a Concat's, of all inputs"""
 
 _MOST_BOUNDS = 2
 _SMALLEST, _LARGEST = 1e-30, 1e30
@@ -86,7 +79,7 @@ class _Moving:
         if moving.op.domain:
             return None
         alone = len(self.readers.get(value, ())) == 1 and _is_alone(moving, self.awaited)
-        if not alone or moving.op.name not in MOVING:
+        if not alone or moving.op.traits.isdisjoint(("selects", "reshapes")):
             return None
         count = len(moving.inputs) if moving.op.name == "Concat" else 1
         sources = [producer(operand, "DequantizeLinear") for operand in moving.inputs[:count]]

@@ -19,7 +19,6 @@ from penstock.core.types import TensorType
 from penstock.ir.graph import Graph, Node, Value, readers_of
 from penstock.ops.registry import MICROSOFT
 from penstock.passes.context import Pass, PassContext, Property
-from penstock.passes.optimize.simplify import RESHAPES
 from penstock.passes.rewrite import Replacement, forward
 
 Dims: TypeAlias = tuple[int, ...]
@@ -42,7 +41,7 @@ class CancelReshapes(Pass):
 def _cancelled(last: Node, readers: dict[Value, list[Node | None]]) -> Replacement:
     """What replaces the output of the second Reshape: that of the operation before it. The
     operations between the two are changed."""
-    if last.op.full_name not in RESHAPES or last.control_inputs:
+    if "reshapes" not in last.op.traits or last.control_inputs:
         return None
     value, output = last.inputs[0], last.outputs[0]
     if value is None or output is None:
@@ -54,7 +53,7 @@ def _cancelled(last: Node, readers: dict[Value, list[Node | None]]) -> Replaceme
         node = value.producer
         if node is None or node.control_inputs:
             return None
-        if node.op.full_name in RESHAPES:
+        if "reshapes" in node.op.traits:
             source = node.inputs[0]
             if not between or source is None or source.shape != outside:
                 return None

@@ -42,9 +42,6 @@ class FoldPadding(Pass):
 
 _WINDOWED = {"Conv", "MaxPool", "AveragePool"}
 
-# Operations whose results are never below 0, unless they are NaN.
-_NEVER_NEGATIVE = {"Abs", "Exp", "HardSigmoid", "Relu", "Sigmoid"}
-
 
 def _borders(pad: Node) -> list[int] | None:
     """The elements that a Pad adds before each spatial axis, then those after each; None if it pads
@@ -83,7 +80,7 @@ def _can_pad(node: Node, pad: Node, borders: Sequence[int]) -> bool:
         counted = not any(own) or bool(node.attrs.get("count_include_pad", 0))
         return value == 0 and counted and not node.attrs.get("ceil_mode", 0)
     # No element of the input may be less than the value of the padding.
-    positive = x.producer is not None and x.producer.op.full_name in _NEVER_NEGATIVE
+    positive = x.producer is not None and "nonnegative" in x.producer.op.traits
     least = value == -inf or (value == 0 and positive)
     return least and len(node.outputs) == 1 and _has_no_empty_window(node, own, borders)
 

@@ -115,16 +115,12 @@ def _activation(node: Node) -> Match | None:
     if len(values) != 2:
         return None
     for x, gate in (values, values[::-1]):
-        if produced_by(gate, *_GATES) is not None and _same_shape(x, node.outputs[0]):
+        if gate.producer is not None and _same_shape(x, node.outputs[0]):
             for rule in (_gelu, _swish, _hard_swish, _mish):
                 match = rule(x, gate, number)
                 if match is not None:
                     return match
     return None
-
-
-# The last operations of the gates below.
-_GATES = ("Add", "Clip", "HardSigmoid", "Sigmoid", "Tanh")
 
 
 def _gelu(x: Value, gate: Value, number: float) -> Match | None:

@@ -122,7 +122,7 @@ def reshape(node: Node, value: Value, output: Value) -> Replacement | bool:
     before, after = value.producer, output.type
     if unchanged is not None or not isinstance(after, TensorType) or not after.static:
         return unchanged
-    if before is None or before.op.full_name not in RESHAPES or before.control_inputs:
+    if before is None or "reshapes" not in before.op.traits or before.control_inputs:
         return None
     if not _fixed(before, 1):
         return None

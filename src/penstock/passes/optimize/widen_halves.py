@@ -29,9 +29,6 @@ from penstock.ops.common.shape_rules import element_number
 from penstock.ops.registry import standard
 from penstock.passes.context import Pass, PassContext
 
-_JUMPING = frozenset({"Ceil", "Floor", "Hardmax", "Mod", "Round", "Sign", "TopK"})
-"""operations with floating-point results that a rounding of the inputs may change by more than a
-rounding. Results of other types are taken to jump, too: those of comparisons, integers"""
 _OF_TYPES = frozenset({"Shape", "Size"})
 """operations that read no element of their input"""
 _BY_TYPE = frozenset({"tflite.Segment", "tflite.ViewAs"})
@@ -84,7 +81,8 @@ class _Widening:
                 changed |= self.cast(node, nodes)
             elif self.is_wider(node, outputs):
                 changed = True
-                jumps = node.op.name in _JUMPING or not any(map(_is_half, node.outputs))
+                # Results of other types are taken to jump, too: those of comparisons, integers.
+                jumps = "jumps" in node.op.traits or not any(map(_is_half, node.outputs))
                 rounded = jumps and node.op.name not in _OF_TYPES
                 node.inputs = [self.load(value, rounded) for value in node.inputs]
                 nodes += (node, *self.store(node))

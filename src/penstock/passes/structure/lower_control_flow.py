@@ -22,7 +22,7 @@ import numpy as np
 
 from penstock.core.types import STRING, TensorType
 from penstock.ir.graph import Graph, Node, Value, all_reads, captures, embed, sort
-from penstock.ir.op import Role
+from penstock.ir.op import Op, Role
 from penstock.ops.registry import TENSORFLOW, standard
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.structure.branches import substitute
@@ -73,10 +73,6 @@ def _has_primitives(node: Node) -> bool:
     return all(isinstance(t, TensorType) and t.dtype is not None for t in rows)
 
 
-# Of what structured nodes are lowered to, the operations that are no primitives.
-_ONNX = ("Identity", "Less", "And", "Add")
-
-
 class _Lowering:
     """The ``nodes`` that replace one structured node. ``taken``: names that other frames, and nodes
     that were lowered before, have; those in different graphs may have had one name."""
@@ -98,21 +94,21 @@ class _Lowering:
 
     def add(
         self,
-        op: str,
+        op: str | Op,
         inputs: Sequence[Value | None],
         outputs: int | Sequence[Value | None] = 1,
         before: Collection[Node] = (),
         **attrs: Any,
     ) -> list[Value]:
-        """Add a primitive or an Identity; returns its outputs."""
+        """Add a node of an operation, by default one of TensorFlow's; returns its outputs."""
+        op = standard(op, TENSORFLOW) if isinstance(op, str) else op
         type_ = next((v.type for v in inputs if v is not None), None)
         if isinstance(type_, TensorType) and type_.dtype is not None:
             attrs["T"] = type_.dtype.name
-        name = f"{self.name}/{op}_{len(self.nodes)}"
-        domain = "" if op in _ONNX else TENSORFLOW
+        name = f"{self.name}/{op.name}_{len(self.nodes)}"
         if isinstance(outputs, int):
             outputs = [Value(f"{name}:{i}") for i in range(outputs)]
-        made = self.node.derived(inputs, outputs, attrs, op=standard(op, domain), name=name)
+        made = self.node.derived(inputs, outputs, attrs, op=op, name=name)
         made.control_inputs = list(before)
         self.nodes.append(made)
         return [value for value in made.outputs if value is not None]
@@ -124,7 +120,7 @@ class _Lowering:
         They read ``outer`` values instead of those that they capture."""
         nodes, outputs = embed(graph, inputs, f"@{self.name}/{graph.name}")
         substitute(nodes, outer)
-        self.add("Identity", [pivot])
+        self.add(standard("Identity"), [pivot])
         alive = self.nodes[-1]
         for node in nodes:
             node.device = node.device or self.node.device
@@ -133,7 +129,9 @@ class _Lowering:
         self.nodes += nodes
         values = [outer.get(value, value) for value in outputs]
         return [
-            value if value.const is None else self.add("Identity", [value], before=[alive])[0]
+            value
+            if value.const is None
+            else self.add(standard("Identity"), [value], before=[alive])[0]
             for value in values
         ]
 
@@ -181,8 +179,8 @@ class _Lowering:
 
         proceed = merged[:1]
         if limit is not None:
-            proceed += self.add("Less", [merged[1], constant(limit)])
-            proceed = self.add("And", proceed)
+            proceed += self.add(standard("Less"), [merged[1], constant(limit)])
+            proceed = self.add(standard("And"), proceed)
         (going,) = self.add("LoopCond", proceed)
         switched = [self.add("Switch", [value, going], 2) for value in merged]
         outer = {v: self.add("Switch", [constant(v), going], 2)[1] for v in captures(body)}
@@ -197,7 +195,7 @@ class _Lowering:
             (updated[i],) = self.add("TensorListPushBack", [rows_so_far, updated[i]])
         if counted:
             one = Value(f"{node.name}#one", const=np.array(1, np.int64))
-            updated[1:1] = self.add("Add", [inside[0], one])
+            updated[1:1] = self.add(standard("Add"), [inside[0], one])
         for value, target in zip(updated, again, strict=True):
             self.add("NextIteration", [value], [target])
         left = [both[0] for both in switched[1 + counted :]]
