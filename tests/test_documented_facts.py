@@ -41,7 +41,7 @@ def constant(path: str) -> Any:
 
 K, M, G = 1 << 10, 1 << 20, 1 << 30
 NUMBERS = [  # page, sentence with the number, its unit, and the constant
-    ("guarantees.md", r"Runs under (\d+) ms", 1e-3, "host.admission._SHORT_S"),
+    ("guarantees.md", r"Runs under (\d+) ms", 1e-3, "core.checkpoints.SHORT_RUN_S"),
     ("guarantees.md", r"about twice what sharing", 2, "host.admission._SLACK"),
     ("guarantees.md", r"grown by the same step three times", 3, "compiler.varying_shapes.GROWN"),
     ("guarantees.md", r"until one has had eight runs", 8, "compiler.varying_shapes.OFTEN"),

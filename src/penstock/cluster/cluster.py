@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.analysis.frames import GraphPart
 from penstock.cluster.simulated import check_rates, check_workers, worker_devices
+from penstock.cluster.waits import START_S
 from penstock.compiler.stages import CompileContext
 from penstock.core.checkpoints import WAKE_S, checkpoint
 from penstock.core.errors import (
@@ -59,9 +60,6 @@ _PROBES = (8, 1 << 20)
 _PROBE_ROUNDS = 8
 # Times that workers are replaced in a row while others die.
 _MOST_REPLACEMENTS = 5
-# Seconds that what needs a worker which was lost waits for the next one: Ray starts a process,
-# which imports NumPy and compiles its parts anew.
-_MOST_WAIT_S = 60.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +122,7 @@ class _Wholeness:
         """Whether a condition holds after a while, ``changed`` being held meanwhile. Raises what
         the work of this thread must stop with."""
         # In short waits: Python handles signals, and compiling its deadline, between them.
-        until = monotonic() + _MOST_WAIT_S
+        until = monotonic() + START_S
         while not self.changed.wait_for(condition, WAKE_S):
             checkpoint()
             if monotonic() > until:
@@ -645,7 +643,7 @@ class Cluster:
         for handle, registered in graphs:
             for worker in registered.contents.keys() & {*lost}:
                 try:
-                    self._register(handle, registered, worker, _MOST_WAIT_S)
+                    self._register(handle, registered, worker, START_S)
                 except WorkerLost:
                     raise
                 except Exception:  # no worker can compile it, as its session is being told

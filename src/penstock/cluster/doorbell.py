@@ -20,10 +20,9 @@ import sys
 import threading
 from contextlib import suppress
 
+from penstock.cluster.waits import CONNECT_S
 from penstock.core.records import NamedTuple
 
-# Seconds that a writer has to connect, or a stranger to show that it is none.
-_CONNECT_S = 20.0
 _TOKEN_BYTES = 16
 _LINK = struct.Struct("<q")
 
@@ -50,7 +49,7 @@ class Doorbell:
             self._servers[1].bind(name)
             self._servers[1].listen()
         for server in self._servers:
-            server.settimeout(_CONNECT_S)
+            server.settimeout(CONNECT_S)
         self.address = BellAddress(host, port, secrets.token_bytes(_TOKEN_BYTES), name)
         self._early: dict[int, socket.socket] = {}
         self._lock = threading.Lock()
@@ -61,7 +60,7 @@ class Doorbell:
         with self._lock:
             while link not in self._early:
                 connection, _ = self._ready().accept()
-                connection.settimeout(_CONNECT_S)
+                connection.settimeout(CONNECT_S)
                 with suppress(OSError, struct.error):
                     shown = connection.recv(_TOKEN_BYTES + _LINK.size, socket.MSG_WAITALL)
                     if hmac.compare_digest(shown[:_TOKEN_BYTES], self.address.token):
@@ -77,7 +76,7 @@ class Doorbell:
         with selectors.DefaultSelector() as selector:
             for server in self._servers:
                 selector.register(server, selectors.EVENT_READ, server)
-            for key, _ in selector.select(_CONNECT_S):
+            for key, _ in selector.select(CONNECT_S):
                 ready: socket.socket = key.data
                 return ready
         raise TimeoutError("the writer of a link has not connected")
@@ -91,7 +90,7 @@ def connect(address: BellAddress, link: int) -> socket.socket:
     """The connection of a link to the doorbell of its reader. Raises ``OSError``."""
     connection = _connect_here(address.name)
     if connection is None:
-        connection = socket.create_connection(address[:2], timeout=_CONNECT_S)
+        connection = socket.create_connection(address[:2], timeout=CONNECT_S)
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.sendall(address.token + _LINK.pack(link))
@@ -103,7 +102,7 @@ def _connect_here(name: bytes) -> socket.socket | None:
     if not name or sys.platform != "linux":
         return None
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection.settimeout(_CONNECT_S)
+    connection.settimeout(CONNECT_S)
     try:
         connection.connect(name)
     except OSError:  # it is on another machine

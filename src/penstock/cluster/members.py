@@ -33,6 +33,7 @@ from penstock.cluster.links import (
     open_link,
     ray_identity,
 )
+from penstock.cluster.waits import ANSWER_S, END_S, PING_S, START_S
 from penstock.cluster.worker import CALLS_APART, Worker
 from penstock.core.checkpoints import WAKE_S, checkpoint
 from penstock.core.errors import PenstockError, WorkerLost
@@ -46,13 +47,8 @@ DRIVER = -1
 
 # Calls of a worker that Ray runs at the same time, but for those that wait for no others.
 _CALLS = 4
-_END_S = 1.0
-# Seconds that a Ray has to take a connection.
-_ANSWER_S = 10.0
 # Workers are asked for an answer this often in the time after which they count as dead.
 _PINGS = 4
-_LONGEST_WAIT_S = 5.0
-_START_S = 60.0
 
 
 class _Proxy:
@@ -151,7 +147,7 @@ class Members:
             opened.pop_all()
         return Member(reader, process, link, back, actor.stay.remote().future())
 
-    def result(self, ref: Any, timeout: float | None = _START_S) -> Any:
+    def result(self, ref: Any, timeout: float | None = START_S) -> Any:
         """The result of a call of an actor. Raises ``PenstockError`` if there is no room for the
         actor; ``WorkerLost`` if it has died, or does not reach another one that may have died; what
         the call raises, and what the work of this thread must stop with."""
@@ -166,7 +162,7 @@ class Members:
             left = min(WAKE_S, until - monotonic())
         if not answer.done():
             raise PenstockError(
-                f"a worker of the cluster did not begin within {_START_S:.0f} s: each needs "
+                f"a worker of the cluster did not begin within {START_S:.0f} s: each needs "
                 f"{self._threads} CPUs of Ray, which has {ray.available_resources().get('CPU', 0)} "
                 "free; ask for fewer workers or threads"
             )
@@ -244,7 +240,7 @@ class Members:
     def _watch(self) -> None:
         """Wait for workers to die. No call of Ray is under way meanwhile: it would end the process
         if another thread shut Ray down."""
-        wait = min(self._timeout / _PINGS, _LONGEST_WAIT_S)
+        wait = min(self._timeout / _PINGS, PING_S)
         while not self._closed.is_set():
             try:
                 lost = self.dead(wait)
@@ -297,7 +293,7 @@ class Members:
         """Call methods of actors, and wait for them for a while."""
         with suppress(Exception):
             refs = [method.remote() for method in methods]
-            ray.wait(refs, num_returns=len(refs), timeout=_END_S)
+            ray.wait(refs, num_returns=len(refs), timeout=END_S)
 
 
 def start_ray(address: str | None, cpus: int) -> None:
@@ -329,7 +325,7 @@ def start_ray(address: str | None, cpus: int) -> None:
         at = _bootstrap(address)
         if at is not None:  # Ray would try for minutes
             host, _, port = at.rpartition(":")
-            socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()
+            socket.create_connection((host.strip("[]"), int(port)), ANSWER_S).close()
         ray.init(address=address, **quiet)
     except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]

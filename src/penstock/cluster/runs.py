@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cluster.links import Message
 from penstock.cluster.parts import RemotePart
+from penstock.cluster.waits import DOUBT_S
 from penstock.core.errors import Aborted, Cancelled, RunError, WorkerLost
 from penstock.core.types import RunValue, RunValues
 from penstock.executors.base import Done
@@ -24,9 +25,6 @@ from penstock.executors.control import NEVER, Control
 
 if TYPE_CHECKING:
     from penstock.cluster.members import Members
-
-# Seconds after which a run ends whose part could not send a value, though no worker has died.
-_DOUBT_S = 10.0
 
 
 _Counts = tuple[dict[int, int], dict[int, int]]
@@ -263,7 +261,7 @@ class Runs:
         with self._lock:
             runs = [run for run in self._steps.values() if run.doubt is not None]
         for run in runs:
-            if run.doubt is not None and now - run.since > _DOUBT_S:
+            if run.doubt is not None and now - run.since > DOUBT_S:
                 self.stop(run, run.doubt)
 
     def end_all(self, error: Exception) -> None:

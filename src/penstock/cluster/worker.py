@@ -28,6 +28,7 @@ from penstock.cluster.doorbell import BellAddress, Doorbell
 from penstock.cluster.links import Link, LinkClosed, LinkReader, Message, Reader, open_link
 from penstock.cluster.parts import PartOptions, RemotePart, compile_part
 from penstock.cluster.strand import Strand
+from penstock.cluster.waits import IDLE_S
 from penstock.core.errors import Aborted, PenstockError, RunError
 from penstock.core.types import RunValue, RunValues, TensorType
 from penstock.executors.control import Control, begin_run, end_run
@@ -36,8 +37,6 @@ from penstock.executors.frames.executor import FramesExecutor
 from penstock.executors.frames.rendezvous import Rendezvous
 from penstock.host.threads import report_thread_exception
 
-# Seconds between two looks for steps that wait for values and may do so without end.
-_IDLE_S = 0.25
 # Steps that have ended of which all are remembered, at least: values may come for those that were
 # stopped.
 _MOST_OVER = 10_000
@@ -197,7 +196,7 @@ class Worker:
     @_apart  # type: ignore[untyped-decorator]
     def stay(self) -> None:
         """Return when the worker is closed; and, every moment, report steps that only wait."""
-        while not self._closed.wait(_IDLE_S):
+        while not self._closed.wait(IDLE_S):
             if self._ended:
                 ended = [self._ended.popleft() for _ in range(len(self._ended))]
                 self._answer(("ended", ended))

@@ -27,12 +27,22 @@ Progress = Callable[[str, int, int], object]
 CHECK_EVERY = 128
 """Nodes between two checkpoints of a walk; no step of compiling takes longer than 0.2 ms a node."""
 
-# Seconds between two checkpoints while a thread waits for a lock.
-_WAIT_S = 0.02
+# Times that no option sets, in seconds.
 
+LOOK_S = 0.02
+"""Between two checkpoints while a thread waits for a lock, or for memory of another run."""
 WAKE_S = 0.5
-"""Seconds after which a thread that waits for another looks for signals. Python handles one that
-comes just before the thread blocks only when it next runs code of Python."""
+"""After which a thread that waits for another looks for signals. Python handles one that comes just
+before the thread blocks only when it next runs code of Python."""
+EVENT_S = (2e-5, 1e-3)
+"""Between two looks whether an event of a device has come: at first, and at most."""
+UNCHECKED_S = 1.0
+"""What a kernel of ours may take, by estimate, without a checkpoint: as long as NumPy's do."""
+SHORT_RUN_S = 8e-3
+"""A run that takes less does not wait for others: to hand a core over takes up to 0.3 ms, as a
+thread must come awake, and each has its core for a few ms at a time anyway."""
+UNSEEN_RUN_S = 1e-3
+"""A run that takes less is not even told of others, nor they of it."""
 
 
 class Work(Protocol):
@@ -123,7 +133,7 @@ def await_release(lock: threading.Lock) -> None:
 @contextmanager
 def hold_lock(lock: threading.RLock) -> Iterator[None]:
     """Hold a lock, with checkpoints while another thread has it."""
-    while not lock.acquire(timeout=_WAIT_S):
+    while not lock.acquire(timeout=LOOK_S):
         checkpoint()
     try:
         yield

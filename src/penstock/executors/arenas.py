@@ -16,6 +16,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from penstock.backends.base import Backend
+from penstock.core.checkpoints import LOOK_S
 from penstock.core.errors import InternalError, LimitExceeded, PenstockError, RunError
 from penstock.core.limits import Limits
 from penstock.executors.control import Control
@@ -24,9 +25,6 @@ from penstock.ir.layout import ALIGNMENT, address
 from penstock.ops.internal.transfer import HOST
 
 T = TypeVar("T")
-
-# The interval at which a run that waits for an arena checks whether it was stopped.
-_PATIENCE_S = 0.02
 
 
 class Arenas(Generic[T]):
@@ -99,14 +97,14 @@ class Arenas(Generic[T]):
             return arena
         try:
             self._refuse_reentry()
-            while not received.acquire(timeout=_PATIENCE_S):
+            while not received.acquire(timeout=LOOK_S):
                 if control.stopped:
                     control.stop()
         except BaseException:
             if not self.forget(receive):
                 # Another run has handed us an arena, or is about to.
                 while not box:
-                    received.acquire(timeout=_PATIENCE_S)
+                    received.acquire(timeout=LOOK_S)
                 if box[0] is None:
                     self.drop()
                 else:

@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.backends.base import Backend
 from penstock.codegen.writer import Program
-from penstock.core.checkpoints import THREAD
+from penstock.core.checkpoints import THREAD, UNSEEN_RUN_S
 from penstock.core.limits import Limits
 from penstock.core.types import RunValue, RunValues
 from penstock.executors.base import CompiledExecutor, InlineExecutor, silent
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from penstock.host.admission import Ticket
 
 Run = Callable[..., tuple[Any, ...]]
-
-# Runs that take less than this many seconds do not look for others.
-_LEAST_S = 1e-3
 
 _place = imported("penstock.host.admission.ticket_for")
 
@@ -122,7 +119,7 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
                     return sampler.run(self, inputs, control.own())
                 # Kernels ask ``THREAD.run`` whether to stop: entered once more, as a part of that.
                 return working_for(control, self.run, inputs, control)
-        if self._core_seconds > _LEAST_S and place is None:
+        if self._core_seconds > UNSEEN_RUN_S and place is None:
             with _place(self._core_seconds, control) as place:
                 return self.run(inputs, control, place)
         arenas, share = self._arenas, self._share

@@ -24,15 +24,12 @@ from contextlib import suppress
 from time import monotonic
 from typing import Protocol
 
-from penstock.core.checkpoints import WAKE_S
+from penstock.core.checkpoints import SHORT_RUN_S, WAKE_S
 from penstock.host.cores import allow, core_of_thread
 from penstock.host.fork import renewed
 from penstock.host.thread_share import announce
 from penstock.host.threads import cores_of_thread, usable_cores
 
-# Runs that take less than this many seconds do not wait: to hand a core over takes up to 0.3 ms,
-# as a thread must come awake, and each has its core for a few ms at a time anyway.
-_SHORT_S = 8e-3
 # A run waits for at most this many times the time that it would take if all runs shared the cores:
 # times vary.
 _SLACK = 2
@@ -164,7 +161,7 @@ class AdmissionQueue:
                 self._move(ticket)
                 inside[ticket.thread] = ticket
                 return 0.0
-            if seconds < _SHORT_S:
+            if seconds < SHORT_RUN_S:
                 return 0.0
             ticket.prepare()
             self._waiting.append(ticket)

@@ -13,11 +13,9 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
+from penstock.core.checkpoints import EVENT_S
 from penstock.host.fork import renewed
 from penstock.host.threads import report_thread_exception
-
-# Seconds between two looks: at first, and at most.
-_SHORT_S, _LONG_S = 2e-5, 1e-3
 
 Watched = tuple[Callable[[], bool], Callable[[], object]]
 
@@ -59,16 +57,17 @@ class EventWatch:
 
     def _watch(self, new: deque[Watched], arrived: threading.Lock) -> None:
         watched: list[Watched] = []
-        pause = _SHORT_S
+        shortest, longest = EVENT_S
+        pause = shortest
         while True:
             if arrived.acquire(timeout=pause if watched else -1):
-                pause = _SHORT_S
+                pause = shortest
             else:
-                pause = min(2 * pause, _LONG_S)
+                pause = min(2 * pause, longest)
             while new:
                 watched.append(new.popleft())
             left = _look(watched)
-            pause = _SHORT_S if len(left) < len(watched) else pause
+            pause = shortest if len(left) < len(watched) else pause
             watched = left
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import sys
 from time import monotonic
 
-_DELAY_S = 1.0
 _WIDTH = 24
 
 
 class ProgressLine:
     """Writes what is told of long work (``core.checkpoints.report_progress``) over and over to
-    one line of stderr, from one second after the work began on, and clears it at the end."""
+    one line of stderr, from ``delay`` seconds after the work began on, and clears it at the end."""
 
-    def __init__(self) -> None:
+    def __init__(self, delay: float = 1.0) -> None:
+        self._delay = delay
         self._begin: float | None = None
         self._shown = 0
 
@@ -21,7 +21,7 @@ class ProgressLine:
         if self._begin is None:
             self._begin = monotonic()
         ends = done >= total
-        if monotonic() - self._begin >= _DELAY_S and not ends:
+        if monotonic() - self._begin >= self._delay and not ends:
             bar = ("#" * (_WIDTH * done // total)).ljust(_WIDTH, ".")
             self._write(f"[{bar}] {done}/{total} {step}")
         elif ends:

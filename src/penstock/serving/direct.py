@@ -37,6 +37,8 @@ _MOST = 32
 _PAUSE_S, _ARRIVAL_S = 0.1, 1.0
 # Bytes of a head with what follows it, and of a body.
 _FIRST, _LONGEST = 1 << 14, 1 << 20
+# Seconds between two reports that there are no files left.
+REPORT_S = 60.0
 # Seconds between two looks whether the client of a run is still there.
 LOOK_S = 0.25
 _ODD_HEADERS = frozenset((b"content-encoding", b"expect", b"transfer-encoding", b"upgrade"))

@@ -14,8 +14,8 @@ import socket
 from time import monotonic
 from typing import Any
 
-# Seconds between two reports.
-_PAUSE_S = 60.0
+from penstock.serving.direct import REPORT_S
+
 _OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
 
 
@@ -61,7 +61,7 @@ class LoopErrors:
         if "socket" not in context or getattr(error, "errno", None) not in _OUT_OF_FILES:
             loop.default_exception_handler(context)
         elif monotonic() >= self._next:
-            self._next = monotonic() + _PAUSE_S
+            self._next = monotonic() + REPORT_S
             logging.getLogger(__name__).error(
                 "new connections wait, since the process has as many open files as it may: %s; "
                 "raise the limit (ulimit -n), or let fewer clients connect at once",

@@ -11,7 +11,6 @@ from typing import Any
 from penstock.core.errors import PenstockError, wrong_type
 
 MAX_REQUEST_BYTES = 64 << 20
-TIMEOUT_S = 60.0
 
 
 def ray_deployment(
@@ -19,7 +18,7 @@ def ray_deployment(
     *,
     deployment: Mapping[str, Any] | None = None,
     max_bytes: int = MAX_REQUEST_BYTES,
-    timeout: float = TIMEOUT_S,
+    timeout: float = 60.0,
     **options: Any,
 ) -> Any:
     """An application for ``ray.serve.run``: the Open Inference Protocol, as ``penstock serve`` has

@@ -119,10 +119,6 @@ REGISTERED: dict[str, Family] = {}
 _COMPLETE: dict[str, Family] = {}  # of which all files are imported
 
 
-MOST_NS = 1e9
-"""of a part: it does not look whether the run must stop, as NumPy's kernels do"""
-
-
 def part_ns(work: Workload) -> float:
     """The nanoseconds of a part of a call that does this work."""
     return part_seconds(RATES, work) * 1e9

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
-from penstock.backends.native import MOST_NS, family, part_ns
+from penstock.backends.native import family, part_ns
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
+from penstock.core.checkpoints import UNCHECKED_S
 from penstock.core.types import FLOAT32
 from penstock.ops.common.dtypes import FLOAT64
 from penstock.ops.common.windows import windows
@@ -35,7 +36,7 @@ def deform_conv(site: Site) -> NativeCall | None:
     kernel, factor = _KERNELS[x.dtype]
     pixels = factor * terms * _PANEL
     item_ns = part_ns(Workload("deformable", flops=pixels * min(filters, _FILTERS), items=pixels))
-    if item_ns > MOST_NS:
+    if item_ns > UNCHECKED_S * 1e9:
         return None
     blocks = math.ceil(math.prod(y.dims[2:]) / _PANEL) * math.ceil(filters / _FILTERS)
     return NativeCall(

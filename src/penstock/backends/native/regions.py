@@ -6,8 +6,9 @@ import math
 
 import numpy as np
 
-from penstock.backends.native import MOST_NS, by_memory, family, part_ns, rows_ns
+from penstock.backends.native import by_memory, family, part_ns, rows_ns
 from penstock.backends.native.kernel import WORKSPACE, Finish, NativeCall, Site, Tensor
+from penstock.core.checkpoints import UNCHECKED_S
 from penstock.core.types import FLOAT32, INT64, TensorType
 from penstock.ops.common.dtypes import FLOAT64
 from penstock.ops.work_estimate import Workload
@@ -31,7 +32,7 @@ def roi_align(site: Site) -> NativeCall | None:
     samples = ratio**2 * y.dims[3]  # of a row of bins; without a ratio, of the whole image
     samples = samples or math.ceil(x.dims[2] / y.dims[2]) * x.dims[3]
     item_ns = rows_ns(100 * x.dims[1] * samples, rows=10)
-    if item_ns > MOST_NS:
+    if item_ns > UNCHECKED_S * 1e9:
         return None
     return NativeCall(
         "roi_align" if x.dtype == FLOAT32 else "roi_align_float64",
@@ -61,7 +62,7 @@ def max_roi_pool(site: Site) -> NativeCall | None:
     item_ns = part_ns(
         Workload(elements=20 * x.dims[1] * (5 * y.dims[3] + rows * x.dims[3]), items=10)
     )
-    if item_ns > MOST_NS:
+    if item_ns > UNCHECKED_S * 1e9:
         return None
     return NativeCall(
         "max_roi_pool",
@@ -92,7 +93,7 @@ def suppress(site: Site) -> NativeCall | None:
     capacity = count if most is None else min(max(int(most.item()), 0), count)
     rows = images * classes
     item_ns = rows_ns(4 * count * capacity, rows=2 * count)
-    if not rows or not capacity or limits[0] is None or item_ns > MOST_NS:
+    if not rows or not capacity or limits[0] is None or item_ns > UNCHECKED_S * 1e9:
         return None
     places = np.arange(capacity)
 
