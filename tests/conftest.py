@@ -56,6 +56,13 @@ settings.register_profile("full", settings.get_profile("ci"), max_examples=400)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 
+def pytest_sessionstart() -> None:
+    """Check all plans that are compiled in this process."""
+    from penstock.compiler import stages
+
+    stages.ALWAYS_CHECKED = True
+
+
 def pytest_report_header() -> str:
     return f"samples: {DAY}={os.environ[DAY]}"
 

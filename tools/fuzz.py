@@ -13,7 +13,8 @@ it under ``--out``:
 - disagreement: executors differ in what they answer, or in whether they do.
 
 A case follows from the seed and its number, so that ``--seed N --case NUMBER`` repeats it;
-``--file PATH`` tries a file. The exit code is 1 if anything was found.
+``--file PATH`` tries a file, ``--kind artifact`` saved sessions alone. The exit code is 1 if
+anything was found.
 """
 
 from __future__ import annotations
@@ -297,10 +298,12 @@ _CASES = (
     text_case,
 )
 
+_KINDS = {case.__name__.removesuffix("_case"): case for case in _CASES}
 
-def drawn(seed: str, number: int, with_suite: bool) -> Case:
+
+def drawn(seed: str, number: int, with_suite: bool, kind: str | None = None) -> Case:
     draw = random.Random(f"{seed} {number}")
-    return draw.choice(_CASES)(draw, with_suite)
+    return (_KINDS[kind] if kind else draw.choice(_CASES))(draw, with_suite)
 
 
 # In the worker.
@@ -611,7 +614,7 @@ def fuzz(seed: str, numbers: Iterable[int], out: Path | None, args: Any) -> int:
                     number = next(untried, None)
                 if number is None:
                     return
-                case = drawn(seed, number, args.suite)
+                case = drawn(seed, number, args.suite, args.kind)
                 next(tries)
                 path = case.write(Path(folder))
                 for finding in worker.findings(path):
@@ -630,6 +633,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", default=None, help="by default a new one, which is printed")
+    parser.add_argument("--cases", type=int, default=10**9, help="the most cases to try")
+    parser.add_argument("--kind", choices=sorted(_KINDS), help="try cases of this kind alone")
     parser.add_argument("--case", type=int, help="the number of one case to try again")
     parser.add_argument("--file", type=Path, help="a file or folder to try")
     parser.add_argument("--out", type=Path, help="a folder for files with findings")
@@ -646,7 +651,7 @@ def main() -> None:
     else:
         seed = args.seed or secrets.token_hex(4)
         print(f"seed {seed}", flush=True)
-        numbers = range(10**9) if args.case is None else [args.case]
+        numbers = range(args.cases) if args.case is None else [args.case]
         sys.exit(bool(fuzz(seed, numbers, args.out, args)))
 
 

@@ -357,6 +357,9 @@ def schedule_saved(planned: Planned, context: CompileContext) -> Scheduled:
     forced = streams and context.options.expert.max_streams is not None
     chosen = context.executor == "linear" or forced  # an order that needs no proof
     in_order = schedule_in_order(planned, context, "streams" if streams else "linear")
+    from penstock.plan.check import check_saved
+
+    check_saved(in_order.plan, in_order.arena_plan, in_order.tasks)
     return replace(in_order, unmeasured=not chosen)
 
 
@@ -395,10 +398,18 @@ class Programmed:
     rival: Programmed | None = None
 
 
+ALWAYS_CHECKED = False
+"""Whether plans are checked that are not from a file: an error in one is ours."""
+
+
 def generate_program(
     schedule: Scheduled, context: CompileContext, *, observed: bool = False
 ) -> Programmed:
     """Write the plan as Python source; if ``observed``, with calls of observers."""
+    if ALWAYS_CHECKED:
+        from penstock.plan.check import check_schedule
+
+        check_schedule(schedule.plan, schedule.arena_plan, schedule.tasks)
     form = ProgramForm(observed=observed, capture=context.options.expert.capture)
     program = write_program(
         schedule.plan, schedule.arena_plan, context.limits, tasks=schedule.tasks, form=form

@@ -1,0 +1,279 @@
+"""The checker of plans: what it lets pass computes what it should, and each fault has a name."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import penstock as ps
+from penstock.backends.numpy import NumpyBackend
+from penstock.compiler import stages
+from penstock.core.errors import InvalidModel
+from penstock.core.records import replace as changed
+from penstock.core.types import FLOAT32, TensorType
+from penstock.ir.graph import Graph, clone
+from penstock.passes.pipeline import optimize
+from penstock.plan.arena_layout import ArenaPlan, plan_arena, plan_arena_for_tasks
+from penstock.plan.arrangement import arrange
+from penstock.plan.builder import compile_plan
+from penstock.plan.check import UnsoundPlanError, check_saved, check_schedule
+from penstock.plan.plan import Plan, SlotKind
+from penstock.plan.tasks import Grouping, Signals, Tasks
+from tests.support.onnx_text import compile_text, graph_from_text
+from tests.support.random_graphs import graphs
+from tests.support.replay import replay
+from tests.support.sweeps import examples
+
+CHAIN = """
+g (float[8] x, float[8, 8] w) => (float[8] y) {
+    a = Exp(x)
+    t = MatMul(w, a)
+    b = Add(t, a)
+    c = Sin(b)
+    y = Mul(c, b)
+}
+"""
+BRANCHES = """
+g (float[8] x, float[8, 8] w, bool p) => (float[8] y) {
+    a = Exp(x)
+    s = Sin(a)
+    r = If(p) <then_branch = th () => (float[8] u) { u = MatMul(w, s) },
+               else_branch = el () => (float[8] v) { k = Cos(a) v = MatMul(w, k) }>
+    q = MatMul(w, r)
+    y = Add(q, s)
+}
+"""
+LOOP = """
+g (int64 n, bool go, float[8] x, float[8, 8] w) => (float[8] y) {
+    a = Exp(x)
+    e, o = Loop(n, go, a) <body = b (int64 i, bool c, float[8] s) =>
+        (bool d, float[8] f, float[8] z) { d = Identity(c) m = MatMul(w, s) f = Add(m, a) z = Sin(f) }>
+    y = Mul(e, a)
+}
+"""
+FEEDS = {"x": np.ones(8, np.float32), "w": np.eye(8, dtype=np.float32)}
+
+
+def compiled(text: str) -> Plan:
+    graph = clone(graph_from_text(text))
+    optimize(graph)
+    return compile_plan(graph, [NumpyBackend()])
+
+
+def slot(plan: Plan, name: str) -> int:
+    (found,) = [i for i, s in enumerate(plan.slots) if s.name == name]
+    return found
+
+
+def refused(plan: Plan, arena: ArenaPlan, reason: str, tasks: Tasks | None = None) -> None:
+    with pytest.raises(UnsoundPlanError, match=reason):
+        check_schedule(plan, arena, tasks)
+
+
+@pytest.mark.parametrize("text", [CHAIN, BRANCHES, LOOP])
+def test_plans_as_compiled_are_sound_in_order_and_as_tasks(text: str) -> None:
+    plan = compiled(text)
+    check_schedule(plan, plan_arena(plan))
+    tasks = arrange(plan, Grouping())
+    check_schedule(plan, plan_arena_for_tasks(plan, tasks), tasks)
+
+
+def in_branches(plan: Plan) -> tuple[Plan, ArenaPlan]:
+    return plan, plan_arena(plan, "bump")
+
+
+# One change at a time.
+
+
+def test_slot_behind_the_arena_is_refused() -> None:
+    plan, arena = in_branches(compiled(CHAIN))
+    for at in (arena.size, arena.size - 16, -64, 16):
+        refused(plan, replaced_offset(arena, slot(plan, "a"), at), "'a' .* outside of the arena")
+
+
+def replaced_offset(arena: ArenaPlan, i: int, at: int) -> ArenaPlan:
+    return changed(arena, offsets={**arena.offsets, i: at})
+
+
+def test_slot_over_one_that_is_read_later_is_refused() -> None:
+    plan, arena = in_branches(compiled(CHAIN))
+    t = replaced_offset(arena, slot(plan, "t"), arena.offsets[slot(plan, "a")])
+    refused(plan, t, "writes 't' .* over what it reads")
+    c = replaced_offset(arena, slot(plan, "c"), arena.offsets[slot(plan, "b")])
+    refused(plan, c, "reads 'b' .* no value")
+
+
+def test_slot_over_a_value_that_one_branch_reads_is_refused() -> None:
+    plan, arena = in_branches(compiled(BRANCHES))
+    refused(
+        plan, replaced_offset(arena, slot(plan, "k"), arena.offsets[slot(plan, "s")]), "no value"
+    )
+
+
+def test_slot_over_a_value_that_the_next_iteration_reads_is_refused() -> None:
+    plan, arena = in_branches(compiled(LOOP))
+    m = slot(plan, "m")
+    refused(plan, replaced_offset(arena, m, arena.offsets[slot(plan, "a")]), "over|no value")
+    (loop,) = [step for step in plan.steps if step.blocks]
+    buffers = [i for carry in loop.carries for i in carry.buffers or ()]
+    assert buffers
+    for i in buffers:
+        refused(plan, replaced_offset(arena, m, arena.offsets[i]), "over|no value|carried|buffer")
+
+
+def test_order_in_which_a_step_comes_too_early_is_refused() -> None:
+    plan, arena = in_branches(compiled(CHAIN))
+    refused(plan, changed(arena, order=arena.order[::-1]), "no value")
+    refused(plan, changed(arena, order=(*arena.order[:-1], 0)), "each step once")
+
+
+def test_larger_slot_than_its_place_is_refused() -> None:
+    plan, arena = in_branches(compiled(CHAIN))
+    i = slot(plan, "a")
+    large = changed(plan.slots[i], type=TensorType(FLOAT32, (1000,)))
+    slots = (*plan.slots[:i], large, *plan.slots[i + 1 :])
+    refused(replace_plan(plan, slots=slots), arena, "outside of the arena|over|no value")
+    unknown = changed(plan.slots[i], type=TensorType(FLOAT32, (None,)))
+    slots = (*plan.slots[:i], unknown, *plan.slots[i + 1 :])
+    refused(replace_plan(plan, slots=slots), arena, "in the arena, but is")
+
+
+def replace_plan(plan: Plan, **changes: Any) -> Plan:
+    return changed(plan, **changes)
+
+
+def test_step_with_other_slots_than_its_node_has_values_is_refused() -> None:
+    plan, arena = in_branches(compiled(CHAIN))
+    for place, step in enumerate(plan.steps):
+        for change in ({"inputs": step.inputs[1:]}, {"inputs": (*step.inputs, 0)}):
+            steps = (*plan.steps[:place], changed(step, **change), *plan.steps[place + 1 :])
+            refused(replace_plan(plan, steps=steps), arena, "other|lacks")
+
+
+def test_place_beside_its_input_is_refused_for_a_kernel_that_works_in_place() -> None:
+    plan = compiled("g (float[64] x) => (float[64] y) { a = Exp(x) b = Sin(a) y = Mul(b, b) }")
+    arena = plan_arena(plan)
+    a, b = slot(plan, "a"), slot(plan, "b")
+    assert arena.offsets[a] == arena.offsets[b]
+    check_schedule(plan, arena)
+    shifted = changed(
+        arena, offsets={**arena.offsets, b: arena.offsets[a] + 64}, size=arena.size + 64
+    )
+    refused(plan, shifted, "over what it reads")
+
+
+def test_view_beyond_what_it_views_is_refused() -> None:
+    text = """g (float[4, 8] x) => (float[2, 8] y) <int64[1] i = {1}, int64[1] j = {3}> {
+        a = Exp(x) b = Slice(a, i, j) y = Sin(b) }"""
+    graph = clone(graph_from_text(text))
+    optimize(graph)
+    plan = compile_plan(graph, [NumpyBackend()])
+    arena = plan_arena(plan)
+    (i,) = [i for i, s in enumerate(plan.slots) if s.kind is SlotKind.ALIAS]
+    check_schedule(plan, arena)
+    for change in ({"offset": 96}, {"offset": -32}, {"strides": (64, 8)}, {"strides": (-64, 4)}):
+        view = changed(plan.slots[i], **change)
+        slots = (*plan.slots[:i], view, *plan.slots[i + 1 :])
+        refused(replace_plan(plan, slots=slots), arena, "outside of what it views")
+    view = changed(plan.slots[i], base=i)
+    slots = (*plan.slots[:i], view, *plan.slots[i + 1 :])
+    refused(replace_plan(plan, slots=slots), arena, "views what is not in the arena")
+
+
+# Tasks.
+
+
+def as_tasks(text: str) -> tuple[Plan, ArenaPlan, Tasks]:
+    plan = compiled(text)
+    tasks = arrange(plan, Grouping())
+    return plan, plan_arena_for_tasks(plan, tasks), tasks
+
+
+def test_task_that_does_not_wait_for_what_it_reads_is_refused() -> None:
+    plan, arena, tasks = as_tasks(CHAIN)
+    for t, consumers in enumerate(tasks.consumers):
+        if consumers:
+            without = (*tasks.consumers[:t], (), *tasks.consumers[t + 1 :])
+            refused(plan, arena, "before|no value", changed(tasks, consumers=without))
+
+
+def test_tasks_that_wait_for_one_another_are_refused() -> None:
+    plan, arena, tasks = as_tasks(CHAIN)
+    circle = tuple([tuple({*c, 0}) for c in tasks.consumers])
+    refused(plan, arena, "in a circle", changed(tasks, consumers=circle))
+
+
+def test_signal_that_never_comes_is_refused() -> None:
+    plan, arena, tasks = as_tasks(CHAIN)
+    signals = Signals({plan.steps[1]: (0,)}, {}, ((0, 1),))
+    refused(plan, arena, "signal that never comes", changed(tasks, signals=signals))
+
+
+def test_tasks_without_an_order_that_share_memory_are_refused() -> None:
+    text = "g (float[8] x, float[8, 8] w) => (float[8] y) { a = MatMul(w, x) b = MatMul(a, w) c = MatMul(w, a) y = Add(b, c) }"
+    plan, arena, tasks = as_tasks(text)
+    check_schedule(plan, arena, tasks)
+    b, c = slot(plan, "b"), slot(plan, "c")
+    refused(plan, replaced_offset(arena, c, arena.offsets[b]), "at the same time|no value", tasks)
+
+
+# All changes of places.
+
+
+@examples(2)
+@given(graph=graphs(), number=st.integers(0, 2**32))
+def test_places_that_are_let_pass_overwrite_nothing(graph: Graph, number: int) -> None:
+    """An independent replay of the plan finds no value written over where the checker finds none."""
+    draw, copy = random.Random(number), clone(graph)
+    optimize(copy)
+    plan = compile_plan(copy, [NumpyBackend()])
+    arena = plan_arena(plan)
+    check_schedule(plan, arena)
+    slots = sorted(arena.offsets)
+    if not slots:
+        return
+    i, j = draw.choice(slots), draw.choice(slots)
+    mutant = replaced_offset(arena, i, draw.choice([arena.offsets[j], arena.offsets[i] + 64, 0]))
+    try:
+        check_schedule(plan, mutant)
+    except UnsoundPlanError:
+        return
+    replay(plan, mutant)
+
+
+# Where it is asked.
+
+
+def test_every_plan_of_the_tests_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert stages.ALWAYS_CHECKED
+    monkeypatch.setattr("penstock.plan.check.check_schedule", lambda *_: fail())
+    with pytest.raises(UnsoundPlanError, match="as a test says"):
+        compile_text(CHAIN, executor="linear").run(FEEDS)
+
+
+def fail() -> None:
+    raise UnsoundPlanError("as a test says")
+
+
+def test_unsound_plan_of_a_file_is_an_invalid_model() -> None:
+    plan, arena = in_branches(compiled(CHAIN))
+    with pytest.raises(InvalidModel, match=r"saved session is unsound: .* save the session anew"):
+        check_saved(plan, replaced_offset(arena, slot(plan, "a"), arena.size), None)
+
+
+def test_saved_plans_are_checked_outside_of_tests(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    monkeypatch.setattr(stages, "ALWAYS_CHECKED", False)
+    feeds = FEEDS
+    with compile_text(CHAIN, executor="linear") as session:
+        session.run(feeds)
+        session.save(tmp_path / "g.penstock")
+    monkeypatch.setattr("penstock.plan.check.check_schedule", lambda *_: fail())
+    with pytest.raises(InvalidModel, match="as a test says"):
+        ps.open(tmp_path / "g.penstock").run(feeds)
