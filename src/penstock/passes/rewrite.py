@@ -65,7 +65,8 @@ def replace_nodes(graph: Graph, parts: Callable[[Node], Sequence[Node] | None]) 
 
 
 class Expansion:
-    """The ``nodes`` that take the place of one, in order; ``emit`` adds another."""
+    """The ``nodes`` that take the place of one, or stand before it, in order; ``emit`` adds
+    another."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -77,6 +78,10 @@ class Expansion:
         """A new constant."""
         return Value(f"{self._name}/constant{next(self._numbers)}", const=np.asarray(array))
 
+    def value(self, name: str, dims: Sequence[int], dtype: np.dtype) -> Value:
+        """A new value of this type. A subclass may call it by ``name``, that of an operation."""
+        return Value(f"{self._name}/part{next(self._numbers)}", TensorType(dtype, tuple(dims)))
+
     def emit(
         self,
         name: str,
@@ -86,7 +91,7 @@ class Expansion:
         **attrs: Any,
     ) -> Value:
         """The result, of this type, of a new node of a standard operation."""
-        value = Value(f"{self._name}/part{next(self._numbers)}", TensorType(dtype, tuple(dims)))
+        value = self.value(name, dims, dtype)
         self.finish(name, inputs, value, **attrs)
         return value
 
@@ -99,7 +104,7 @@ class Expansion:
 
     def transposed(self, value: Value, axes: Sequence[int]) -> Value:
         """A value with its axes in this order."""
-        dims, dtype = _tensor(value)
+        dims, dtype = dims_and_dtype(value)
         if list(axes) == list(range(len(dims))):
             return value
         moved = [dims[axis] for axis in axes]
@@ -107,14 +112,15 @@ class Expansion:
 
     def reshaped(self, value: Value, dims: Sequence[int]) -> Value:
         """A value with other dims."""
-        known, dtype = _tensor(value)
+        known, dtype = dims_and_dtype(value)
         if known == tuple(dims):
             return value
         shape = self.constant(np.array(dims, np.int64))
         return self.emit("Reshape", [value, shape], dims, dtype, allowzero=1)
 
 
-def _tensor(value: Value) -> tuple[tuple[int, ...], np.dtype]:
+def dims_and_dtype(value: Value) -> tuple[tuple[int, ...], np.dtype]:
+    """The dims and dtype of a value, which are known."""
     assert isinstance(value.type, TensorType) and value.type.dtype is not None
     return value.type.dims, value.type.dtype
 

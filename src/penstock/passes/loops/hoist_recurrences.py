@@ -114,7 +114,7 @@ class _Hoister:
                 cell = _CarriedCell(self.loop, rows, state, after)
                 if cell.hoist(self.substitution):
                     # Only now: an attempt that fails may have emitted nodes that nothing reads.
-                    self.before += rows.before
+                    self.before += rows.nodes
                     return True
         return False
 
@@ -134,7 +134,7 @@ class _Hoister:
                 self.substitution[result] = self.substitution.of(known)
                 changed = True
         if changed:
-            self.before += rows.before
+            self.before += rows.nodes
         return changed
 
 
@@ -373,7 +373,7 @@ class _CarriedCell:
         }
         inputs = [products, *constants, flags, *begin]
         node = self.loop.derived(inputs, outputs, attrs, op=RECURRENCE, name=outputs[0].name)
-        rows.before.append(node)
+        rows.nodes.append(node)
         return outputs[0], outputs[1], outputs[2] if carried is not None else None
 
     def _products(

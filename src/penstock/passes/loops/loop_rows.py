@@ -26,8 +26,7 @@ from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Role
 from penstock.ops.common.shape_rules import normalize_axis
 from penstock.ops.onnx.control_flow import ScanLayout, loop_carried
-from penstock.ops.registry import standard
-from penstock.passes.rewrite import new_name, swapped
+from penstock.passes.rewrite import Expansion, dims_and_dtype, new_name, swapped
 
 MOST_BYTES = 1 << 27
 """of what is computed before a loop in place of a row in each iteration"""
@@ -128,14 +127,14 @@ def _is_number(value: Value) -> bool:
     return type_.dtype in _COUNTING
 
 
-class LoopRows:
-    """The rows of a loop that runs ``trips`` times. ``before`` are nodes that compute them, to be
-    put in front of the loop if any is used; ``taken`` are the names that values have."""
+class LoopRows(Expansion):
+    """The rows of a loop that runs ``trips`` times. ``nodes`` compute them, to be put in front of
+    the loop if any is used; ``taken`` are the names that values have."""
 
     def __init__(self, loop: Node, trips: int, taken: Counter[str]) -> None:
+        super().__init__(loop)
         self.loop, self.trips, self.taken = loop, trips, taken
         self.body: Graph = loop.attrs["body"]
-        self.before: list[Node] = []
         self.own: set[Value] = {*self.body.inputs}
         for node in self.body.nodes:
             self.own.update([value for value in node.outputs if value is not None])
@@ -156,41 +155,17 @@ class LoopRows:
         """Let ``rows`` be those of ``value``."""
         self._rows[value] = rows
 
-    def emit(
-        self,
-        name: str,
-        inputs: Sequence[Value | None],
-        dims: Sequence[int],
-        dtype: np.dtype,
-        **attrs: Any,
-    ) -> Value:
-        """The result of a new node of a standard operation before the loop."""
-        result = self.value(name.lower(), dims, dtype)
-        self.before.append(
-            self.loop.derived(inputs, [result], attrs, op=standard(name), name=result.name)
-        )
-        return result
-
     def value(self, name: str, dims: Sequence[int], dtype: np.dtype) -> Value:
         """A new value with a name that no other has."""
-        return Value(
-            new_name(f"{self.loop.name}/{name}", self.taken), TensorType(dtype, tuple(dims))
-        )
+        own = new_name(f"{self.loop.name}/{name.lower()}", self.taken)
+        return Value(own, TensorType(dtype, tuple(dims)))
 
-    def constant(self, array: np.ndarray) -> Value:
+    def constant(self, array: Any) -> Value:
         """A new constant."""
         return Value(new_name(f"{self.loop.name}/constant", self.taken), const=array)
 
-    def reshaped(self, rows: Value, dims: Sequence[int]) -> Value:
-        """``rows`` with other dims."""
-        known, dtype = _tensor(rows)
-        if known == tuple(dims):
-            return rows
-        shape = self.constant(np.array(dims, np.int64))
-        return self.emit("Reshape", [rows, shape], dims, dtype, allowzero=1)
-
     def _made(self, value: Value) -> Value | None:
-        dims, dtype = _tensor(value)
+        dims, dtype = dims_and_dtype(value)
         if (count := count_of(self.loop, value)) is not None:
             numbers = count.sign * np.arange(self.trips) + count.start
             return self.constant(numbers.astype(dtype).reshape(-1, *dims))
@@ -239,7 +214,7 @@ class LoopRows:
         """What is read of ``source`` along ``axis``, with that axis first."""
         if source is None or not _is_static(source):
             return None
-        dims, dtype = _tensor(source)
+        dims, dtype = dims_and_dtype(source)
         axis = normalize_axis(axis, len(dims))
         ends = sorted((count.start, count.start + count.sign * (self.trips - 1)))
         if ends[0] < 0 or ends[1] >= dims[axis]:
@@ -255,7 +230,7 @@ class LoopRows:
         if axis:
             order = [axis, *[i for i in range(len(dims)) if i != axis]]
             dims = tuple([dims[i] for i in order])
-            source = self.emit("Transpose", [source], dims, dtype, perm=order)
+            source = self.transposed(source, order)
         if count == Count(1, 0) and dims[0] == self.trips:
             return source
         end = count.start + count.sign * self.trips
@@ -277,11 +252,11 @@ class LoopRows:
             rows = self.of(x)
             if rows is None:
                 return None
-            own, _ = _tensor(x)
+            own, _ = dims_and_dtype(x)
             aligned = (self.trips, *[1] * (len(dims) - len(own)), *own)
             operands.append(self.reshaped(rows, aligned))
-        result = self.value(node.op.name.lower(), (self.trips, *dims), dtype)
-        self.before.append(node.derived(operands, [result], name=result.name))
+        result = self.value(node.op.name, (self.trips, *dims), dtype)
+        self.nodes.append(node.derived(operands, [result], name=result.name))
         return result
 
 
@@ -290,8 +265,3 @@ def _is_static(value: Value) -> bool:
     if not isinstance(type_, TensorType) or not type_.static:
         return False
     return type_.dtype is not None and type_.dtype.kind in "biuf"
-
-
-def _tensor(value: Value) -> tuple[tuple[int, ...], np.dtype]:
-    assert isinstance(value.type, TensorType) and value.type.dtype is not None
-    return value.type.dims, value.type.dtype
