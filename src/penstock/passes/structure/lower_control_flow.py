@@ -15,14 +15,15 @@ that it collects are carried as a list, which is a tensor once it has left.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import count
+from itertools import count, zip_longest
 from typing import Any
 
 import numpy as np
 
-from penstock.core.types import STRING, TensorType
+from penstock.core.types import ANY, STRING, TensorType
 from penstock.ir.graph import Graph, Node, Value, all_reads, captures, embed, sort
 from penstock.ir.op import Op, Role
+from penstock.ops.onnx.control_flow import collects_rows
 from penstock.ops.registry import TENSORFLOW, standard
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.structure.branches import substitute
@@ -168,8 +169,10 @@ class _Lowering:
         start = [condition, *([number] if counted else []), *start]
         merged: list[Value] = []
         again: list[Value] = []
-        for value in start:
+        for value, carried in zip_longest(start, [None] * (1 + counted) + body.inputs[2:]):
             (entered,) = self.add("Enter", [value], 1, self.before, is_constant=False, **frame)
+            # Else the dtype of what comes back as it is would follow from nothing.
+            entered.type = ANY if carried is None else carried.type
             # The value of the next iteration may have another shape.
             again.append(Value(f"{entered.name}#again"))
             merged.append(self.add("Merge", [entered, again[-1]], 2, N=2)[0])
@@ -189,7 +192,7 @@ class _Lowering:
             inside.insert(1, number)
         inside[:2] = inside[1::-1]  # the body takes the number first
         lists = inside[len(body.inputs) :]
-        updated = self.inline(body, inside[: len(body.inputs)], outer, inside[1])
+        updated = self.inline(body, self.with_dims(inside, body), outer, inside[1])
         first = len(updated) - len(rows)
         for i, rows_so_far in enumerate(lists, first):
             (updated[i],) = self.add("TensorListPushBack", [rows_so_far, updated[i]])
@@ -209,6 +212,17 @@ class _Lowering:
                 shape, dtype = _row(row)
                 attrs: dict[str, Any] = {"element_dtype": dtype, "none_is_empty": True}
                 self.add("TensorListStack", [left_rows, shape], [output], **attrs)
+
+    def with_dims(self, values: Sequence[Value], body: Graph) -> list[Value]:
+        """The first of ``values`` as inputs of a loop's body, with the dims that they have in all
+        iterations if it has loops: these need them for rows that they collect in no iteration."""
+        values = list(values[: len(body.inputs)])
+        if any(map(collects_rows, body.walk())):
+            for i, value in enumerate(body.inputs[2:], 2):
+                if value.shape is not None:
+                    dims = [dim if isinstance(dim, int) else -1 for dim in value.shape]
+                    (values[i],) = self.add("EnsureShape", [values[i]], shape=dims)
+        return values
 
     def empty_list(self, row: Value) -> Value:
         """A list for rows of this type."""
