@@ -7,17 +7,13 @@ only the part of a graph that a run needs: other parts may be broken.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TypeAlias
+from collections.abc import Iterator
 
 from penstock.core.checkpoints import with_checkpoints
 from penstock.core.errors import InvalidModel
 from penstock.core.records import dataclass, field
-from penstock.ir.graph import Graph, Node, all_reads
+from penstock.ir.graph import FramePath, Graph, Node, all_reads
 from penstock.ir.op import Role
-
-FramePath: TypeAlias = tuple[str, ...]
-"""The names of the frames around a node, from the outermost one inwards."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,20 +38,6 @@ class Frame:
 
     def __str__(self) -> str:
         return "the root frame" if self.parent is None else f"frame {self.name!r}"
-
-
-@dataclass(frozen=True, eq=False)
-class GraphPart:
-    """The part of a graph that one device runs (``passes.lowering.partition``). ``inputs`` and
-    ``outputs``: which inputs and outputs of the whole graph its own are. ``paths``: the frame that
-    each of its nodes runs in. ``originals``: the nodes of the whole graph by their copies."""
-
-    device: str
-    graph: Graph
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    paths: Mapping[Node, FramePath]
-    originals: Mapping[Node, Node] = field(default_factory=dict)
 
 
 class Frames:

@@ -52,8 +52,8 @@ def decode_graph(
     types: Sequence[Type] | None = None,
 ) -> Graph:
     """The graph of a document that has one, of this ``name``, verified. If it is for inputs of
-    these ``types``, the types of its other values follow from them, and nodes are checked as those
-    of models are. Raises ``InvalidModel`` if it is damaged, ``ValueError`` for other inputs."""
+    these ``types``, the types of its other values follow from them. Nodes are checked as those of
+    models are. Raises ``InvalidModel`` if it is damaged, ``ValueError`` for other inputs."""
     graphs = decode_graphs(document, file)
     if [*graphs] != [name]:
         raise file.damaged(f"it has other graphs than {name!r}")
@@ -61,7 +61,11 @@ def decode_graph(
     for graph, nodes in orders.items():
         graph.nodes[:] = nodes
     graph = graphs[name]
-    if types is not None:
+    if types is None:
+        from penstock.analysis.schemas import check_schemas
+
+        check_schemas(graph.walk())
+    else:
         if [value.type for value in graph.inputs] != [*types]:
             raise ValueError("it is for other inputs")
         regions = check_nodes([node for nodes in orders.values() for node in nodes])

@@ -174,7 +174,6 @@ def _output_types(graph: Graph) -> dict[str, str]:
 
 def _plan_of(model: Model, shapes: Sequence[str], options: CompileArguments) -> JsonObject:
     """The plan of a model for these shapes; why there is none, if it must know more of them."""
-    from penstock.ops.work_estimate import flops
     from penstock.session.session import compile
 
     assumed: dict[str, str] = {}
@@ -195,7 +194,7 @@ def _plan_of(model: Model, shapes: Sequence[str], options: CompileArguments) -> 
         "assumed": assumed,
         "effective": session.effective.line(session.options),
         "steps": sum(1 for _ in plan.walk()),
-        "flops": sum(flops(step.node) for step in plan.walk()),
+        "flops": plan.flops,
         "arena_bytes": 0 if arena_plan is None else arena_plan.size,
         "arena_lower_bound": 0 if arena_plan is None else arena_plan.lower_bound,
         "constant_bytes": plan.constant_bytes,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -36,9 +36,6 @@ from penstock.ir.graph import Graph, Model, clone
 from penstock.passes.context import Pass
 from penstock.passes.pipeline import LOWER, OPTIMIZE, PASSES, STRUCTURE
 from penstock.session.session import Session, compile
-
-if TYPE_CHECKING:
-    from penstock.inspect.gantt import Schedule
 
 # check
 
@@ -216,20 +213,14 @@ def plan(
         return {"assumed": assumed, **asdict(session.inspect.forecast(question.simulate))}
     if question.draws:
         charts = session.inspect.schedule(question.max_streams)
-        return {"assumed": assumed, **_charts(charts, question.svg)}
+        if question.svg is not None:
+            question.svg.write_text(charts.to_svg(), encoding="utf-8")
+        blocks = [asdict(chart) for chart in charts]
+        return {"assumed": assumed, "text": f"{charts}\n", "blocks": blocks}
     if question.source:
         return {"assumed": assumed, "text": session.source}
     text = session.explain(reasons=question.reasons)
     return {"assumed": assumed, "text": text, "plan": session.inspect.describe()}
-
-
-def _charts(charts: Schedule, svg: Path | None) -> JsonObject:
-    """The time lines of streams, which are drawn into the file ``svg`` if there is one."""
-    from penstock.inspect.gantt import format_charts
-
-    if svg is not None:
-        svg.write_text(charts.to_svg(), encoding="utf-8")
-    return {"text": format_charts(charts), "blocks": [asdict(chart) for chart in charts]}
 
 
 def _loaded(

@@ -13,7 +13,6 @@ from itertools import count
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from penstock.analysis.frames import GraphPart
 from penstock.cluster.simulated import check_rates, check_workers, worker_devices
 from penstock.cluster.waits import START_S
 from penstock.compiler.stages import CompileContext
@@ -31,7 +30,7 @@ from penstock.core.records import dataclass
 from penstock.core.types import TensorType
 from penstock.host.fork import renewed
 from penstock.host.threads import report_thread_exception
-from penstock.ir.graph import Graph
+from penstock.ir.graph import Graph, GraphPart
 from penstock.ir.op import Role
 from penstock.plan.plan import Slot, SlotKind, StepTable
 from penstock.tuning.profile_costs import ProfileCosts

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from penstock.analysis.frames import GraphPart
 from penstock.core.limits import Limits
-from penstock.ir.graph import Graph, Model
+from penstock.ir.graph import Graph, GraphPart, Model
 
 if TYPE_CHECKING:
     from penstock.executors.base import Executor

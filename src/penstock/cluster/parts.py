@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.analysis.frames import GraphPart
 from penstock.artifact.container import ArtifactFile, ArtifactWriter
 from penstock.artifact.decode import decode_graphs, decode_stores
 from penstock.artifact.encode import encode_graphs, encode_stores
@@ -24,7 +23,7 @@ from penstock.core.errors import Unsupported
 from penstock.core.limits import Limits
 from penstock.core.records import dataclass, replace
 from penstock.executors.frames.executor import FramesExecutor
-from penstock.ir.graph import Graph, Node, all_reads
+from penstock.ir.graph import Graph, GraphPart, Node, all_reads
 from penstock.ir.op import Role
 from penstock.ops.tensorflow.state import Store, variable_name
 

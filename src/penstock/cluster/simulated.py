@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from penstock.analysis.frames import GraphPart
 from penstock.core.errors import Unsupported, check_choice, check_count, wrong_type
 from penstock.core.limits import Limits
-from penstock.ir.graph import Graph, Model
+from penstock.ir.graph import Graph, GraphPart, Model
 from penstock.tuning.profile_costs import ProfileCosts
 from penstock.tuning.worker_placement import OBJECTIVES, LinkCost
 

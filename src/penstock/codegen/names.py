@@ -48,7 +48,7 @@ from penstock.ir.layout import RuntimeArray
 from penstock.ops.internal.fused import parts
 from penstock.ops.internal.transfer import HOST
 from penstock.plan.arena_layout import ArenaPlan
-from penstock.plan.plan import Plan, Slot, SlotKind, Step, StepTable
+from penstock.plan.plan import Plan, Slot, SlotKind, Step
 
 MOST_AHEAD = 256
 """kernels that the host may put on a device ahead of it; twice as many if results are large"""
@@ -148,26 +148,11 @@ def runtime_slots(plan: Plan, step: Step) -> tuple[int, ...]:
     return tuple([i for i in bound_slots(step) if i >= 0 and slots[i].kind is SlotKind.DYNAMIC])
 
 
-def packed_inputs(table: StepTable, step: Step) -> tuple[int, ...]:
-    """The constants among the inputs of a step that the call of its kernel does not read
-    (``PackedConstants``)."""
-    kernel, inputs, slots = step.kernel, step.inputs, table.slots
-    if kernel is None or (step.into and not prepares(step)):
-        return ()
-    given = [i for i in kernel.packed.inputs if inputs[i] >= 0]
-    return tuple([i for i in given if slots[inputs[i]].kind is SlotKind.CONSTANT])
-
-
-def prepares(step: Step) -> bool:
-    """Whether the kernel of ``step`` prepares arguments of its own when it is bound."""
-    return step.into and step.kernel is not None and step.kernel.binder is not None
-
-
 def _function_name(number: int, step: Step, kernel: Kernel, is_counted: bool) -> str:
     function = kernel.into if step.into else kernel.function
     # A function that counts or checks is this step's, and must not have the name of the ufunc.
     own = is_counted or step.contract is not None
-    if isinstance(function, np.ufunc) and not prepares(step) and not own:
+    if isinstance(function, np.ufunc) and not step.prepares and not own:
         # Only NumPy's own: others may have any name, the same one several times.
         name = function.__name__
         if getattr(np, name, None) is function:
@@ -180,12 +165,12 @@ def _function_name(number: int, step: Step, kernel: Kernel, is_counted: bool) ->
 
 
 def _arguments(plan: Plan, number: int, step: Step, names: list[str], is_counted: bool) -> str:
-    if prepares(step):
+    if step.prepares:
         runtime = runtime_slots(plan, step)
         return ", ".join([names[i] for i in runtime]) if runtime else f"*a{number}"
     texts = [names[i] for i in bound_slots(step)]
     if not is_counted:  # else a bound of the results is one of the inputs' sizes
-        for i in packed_inputs(plan, step):
+        for i in plan.packed_inputs(step):
             texts[i] = "None"
     for i in step.copied:
         texts[i] = f"own({texts[i]})"
@@ -255,7 +240,7 @@ def bind_names(
         if kernel is None or step in in_sequences:
             continue
         name = names.calls[step].function
-        if kernel.begin is not None or not prepares(step):
+        if kernel.begin is not None or not step.prepares:
             workspace = memory.workspaces.get(step)
             settled = None if memory.on_streams else ahead
             namespace[name] = _function_of(

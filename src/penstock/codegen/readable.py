@@ -11,7 +11,7 @@ The text is made on request: it is longer than the text that Python compiles.
 
 from __future__ import annotations
 
-from penstock.codegen.names import ProgramNames, bound_slots, prepares
+from penstock.codegen.names import ProgramNames, bound_slots
 from penstock.codegen.steps import COMMENT_COLUMN, comment, printable
 from penstock.codegen.writer import Program
 from penstock.plan.plan import Plan, Step
@@ -33,7 +33,7 @@ def _line(plan: Plan, names: ProgramNames, line: str, step: Step) -> str:
     code = line.removesuffix(f"  # {origin}").rstrip()
     types = ", ".join([str(plan.slots[i].type) for i in step.outputs if i >= 0])
     about = f"{origin}: {printable(types)}" if types else origin
-    if prepares(step):
+    if step.prepares:
         arguments = _arguments(plan, names, step)
         if code.lstrip().startswith("# "):  # a step of a sequence, which is called as one
             indent = code[: len(code) - len(code.lstrip())]

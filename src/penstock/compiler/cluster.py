@@ -19,7 +19,7 @@ from collections.abc import Callable
 from functools import partial
 from math import inf
 
-from penstock.analysis.frames import Frames, GraphPart
+from penstock.analysis.frames import Frames
 from penstock.analysis.sizes import check_sizes
 from penstock.compiler.lowering import pass_context
 from penstock.compiler.options import CompileOptions
@@ -28,7 +28,7 @@ from penstock.core.errors import InvalidInput, InvalidModel, Unsupported
 from penstock.core.records import replace
 from penstock.executors.base import Executor
 from penstock.ir.device_name import LOCAL, DeviceName
-from penstock.ir.graph import Graph, Model, Node, is_framed
+from penstock.ir.graph import Graph, GraphPart, Model, Node, is_framed
 from penstock.ir.op import Role
 from penstock.ops.work_estimate import host_seconds
 from penstock.passes.context import FramePolicy, PassContext

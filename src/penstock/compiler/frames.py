@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from functools import partial
 
-from penstock.analysis.frames import Frames, GraphPart
+from penstock.analysis.frames import Frames
 from penstock.analysis.sizes import check_sizes
 from penstock.compiler.frame_kernels import FrameKernels
 from penstock.compiler.lowering import pass_context
@@ -39,7 +39,7 @@ from penstock.executors.base import Executor
 from penstock.executors.frames.builder import FrameGraphBuilder, NodeCompilers
 from penstock.executors.frames.executor import FramesExecutor
 from penstock.executors.frames.frame_writer import FrameForm
-from penstock.ir.graph import Graph, Node, Value, is_framed
+from penstock.ir.graph import Graph, GraphPart, Node, Value, is_framed
 from penstock.ir.op import Role
 from penstock.passes.context import FramePolicy, PassContext
 from penstock.passes.dead_code import DeadCode

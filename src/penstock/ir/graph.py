@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from operator import is_, length_hint
-from typing import Any, overload
+from typing import Any, TypeAlias, overload
 from weakref import ref
 
 import numpy as np
@@ -345,6 +345,24 @@ class Model:
         return self.graphs[self.entry]
 
 
+FramePath: TypeAlias = tuple[str, ...]
+"""The names of the frames around a node, from the outermost one inwards."""
+
+
+@dataclass(frozen=True, eq=False)
+class GraphPart:
+    """The part of a graph that one device runs (``passes.lowering.partition``). ``inputs`` and
+    ``outputs``: which inputs and outputs of the whole graph its own are. ``paths``: the frame that
+    each of its nodes runs in. ``originals``: the nodes of the whole graph by their copies."""
+
+    device: str
+    graph: Graph
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    paths: Mapping[Node, FramePath]
+    originals: Mapping[Node, Node] = field(default_factory=dict)
+
+
 def same_objects(one: Sequence[object], other: Sequence[object]) -> bool:
     """Whether two sequences have the very same objects, such as all that an answer depends on."""
     return len(one) == len(other) and all(map(is_, one, other))
@@ -454,6 +472,16 @@ def ordered(graph: Graph, edges: Sequence[tuple[int, int]]) -> list[Node]:
         f"graph {graph.name!r}: each of these nodes waits for the one before it, so that none "
         f"can run first: {' -> '.join(cycle)}. Remove one of these dependencies"
     )
+
+
+def circular(graph: Graph, edges: Sequence[tuple[int, int]]) -> set[Node]:
+    """The nodes of ``graph`` that depend on themselves, if their dependencies are the ``edges``."""
+    from penstock.algorithms.dag import on_cycles
+
+    readers: list[list[int]] = [[] for _ in graph.nodes]
+    for source, reader in edges:
+        readers[source].append(reader)
+    return {graph.nodes[i] for i in on_cycles(readers)}
 
 
 def clone(

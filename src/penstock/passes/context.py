@@ -15,7 +15,7 @@ from penstock.ir.op import Role
 from penstock.ops.internal.transfer import NO_OTHER_PLACES, OtherPlaces, Place, Ports
 
 if TYPE_CHECKING:
-    from penstock.analysis.frames import GraphPart
+    from penstock.ir.graph import GraphPart
 
 Basis = tuple[list[object], list[Type | None]]
 """What the types of a node were inferred from: objects, which must be the very same, and types of

@@ -168,6 +168,11 @@ class Step:
     def control(self) -> bool:
         return self.kernel is None
 
+    @property
+    def prepares(self) -> bool:
+        """Whether the kernel prepares arguments of its own when it is bound."""
+        return self.into and self.kernel is not None and self.kernel.binder is not None
+
     def __repr__(self) -> str:
         """Without the kernel, which holds all that it needs."""
         return f"Step({self.node!r}, backend={self.backend!r})"
@@ -189,6 +194,22 @@ class StepTable:
     def walk(self) -> Iterator[Step]:
         """Every step, those of blocks after the step that carries them."""
         return walk(self.steps)
+
+    @property
+    def flops(self) -> int:
+        """The floating-point operations of one run, by estimate, as far as shapes are known."""
+        from penstock.ops.work_estimate import flops
+
+        return sum(flops(step.node) for step in self.walk())
+
+    def packed_inputs(self, step: Step) -> tuple[int, ...]:
+        """The constants among the inputs of a step that the call of its kernel does not read
+        (``PackedConstants``)."""
+        kernel, inputs = step.kernel, step.inputs
+        if kernel is None or (step.into and not step.prepares):
+            return ()
+        given = [i for i in kernel.packed.inputs if inputs[i] >= 0]
+        return tuple([i for i in given if self.slots[inputs[i]].kind is SlotKind.CONSTANT])
 
     @cached_property
     def dag(self) -> Dag:

@@ -227,10 +227,7 @@ class Artifact:
         """The main subgraph, of which the graph is decoded when it is needed."""
 
         def graph() -> Graph:
-            from penstock.analysis.schemas import check_schemas
-
             graph = self._graph(self._file.document("main"))
-            check_schemas(graph.walk())
             for value, port in zip(graph.inputs, inputs, strict=True):
                 value.type = port.type
             compiler.infer(graph)  # the next stages take it for as simple as its types allow

@@ -12,7 +12,6 @@ from weakref import WeakMethod, ref
 import numpy as np
 
 from penstock.backends.registry import LAZY
-from penstock.codegen.names import packed_inputs
 from penstock.compiler.compiler import AFTER_LOWERING, Compiler
 from penstock.compiler.subgraph import Subgraph
 from penstock.compiler.subgraphs import Subgraphs
@@ -412,7 +411,7 @@ def release_constants(table: StepTable) -> int:
         kernel = step.kernel
         held: Mapping[int, Callable[[], np.ndarray]] = {}
         release = None if kernel is None else kernel.packed.release
-        if release is not None and packed_inputs(table, step):
+        if release is not None and table.packed_inputs(step):
             held = release()
         for i, slot in enumerate(step.inputs):
             if i in held:

@@ -25,12 +25,11 @@ from penstock.algorithms.dag import Dag
 from penstock.algorithms.heft import place
 from penstock.algorithms.ordering import critical_path
 from penstock.algorithms.pipeline_cuts import pipeline_cuts
-from penstock.analysis.frames import GraphPart
 from penstock.core.limits import Limits
 from penstock.core.records import dataclass
 from penstock.core.types import TensorType
 from penstock.executors.base import Executor
-from penstock.ir.graph import Graph, Model, Node, Value, all_reads, dependencies
+from penstock.ir.graph import Graph, GraphPart, Model, Node, Value, all_reads, dependencies
 
 if TYPE_CHECKING:
     from penstock.tuning.profile_costs import ProfileCosts

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.analysis.frames import Frames, GraphPart
+from penstock.analysis.frames import Frames
 from penstock.backends.numpy import NumpyBackend
 from penstock.compiler.subgraph import Extract
 from penstock.core.limits import Limits
@@ -18,7 +18,7 @@ from penstock.executors.control import Control
 from penstock.executors.frames.builder import FrameGraphBuilder, NodeCompilers
 from penstock.executors.frames.executor import FramesExecutor
 from penstock.ir.device_name import local
-from penstock.ir.graph import Graph, Model, Node, Value
+from penstock.ir.graph import Graph, GraphPart, Model, Node, Value
 from penstock.ir.kernel import Kernel
 from penstock.ops.registry import TENSORFLOW, find
 from penstock.passes.lowering.partition import partition

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.analysis.frames import FramePath, Frames, GraphPart
+from penstock.analysis.frames import Frames
 from penstock.codegen.helpers import too_many
 from penstock.core.limits import Limits
 from penstock.core.records import dataclass, replace
@@ -36,7 +36,7 @@ from penstock.executors.frames.frame_writer import FrameForm, write_frame
 from penstock.executors.linear import LinearExecutor
 from penstock.host.threads import Workers, core_budget, pool
 from penstock.ir.contract import Guard
-from penstock.ir.graph import Graph, Node, Value, captures
+from penstock.ir.graph import FramePath, Graph, GraphPart, Node, Value, captures
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Role
 from penstock.ops.internal.segment import is_frame, is_segment

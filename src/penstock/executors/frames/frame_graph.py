@@ -27,13 +27,12 @@ from weakref import ref
 
 import numpy as np
 
-from penstock.analysis.frames import FramePath
 from penstock.core.checkpoints import with_checkpoints
 from penstock.core.errors import PenstockError
 from penstock.core.records import dataclass, field, replace
 from penstock.executors.frames.rendezvous import edge_key
 from penstock.ir.contract import Guard
-from penstock.ir.graph import Graph, Node, Value, captures, clone, is_framed
+from penstock.ir.graph import FramePath, Graph, Node, Value, captures, clone, is_framed
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Role
 from penstock.ops.internal.segment import is_frame, is_segment

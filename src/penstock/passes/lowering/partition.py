@@ -26,10 +26,10 @@ from typing import Any
 
 import numpy as np
 
-from penstock.analysis.frames import Frame, Frames, GraphPart
+from penstock.analysis.frames import Frame, Frames
 from penstock.core.errors import InvalidModel
 from penstock.core.types import BOOL, TensorType
-from penstock.ir.graph import Graph, Node, Value, all_reads, clone, sort
+from penstock.ir.graph import Graph, GraphPart, Node, Value, all_reads, clone, sort
 from penstock.ir.op import Role
 from penstock.ops.internal.transfer import RECV, SEND
 from penstock.ops.registry import TENSORFLOW, standard

@@ -18,12 +18,11 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from penstock.algorithms.dag import on_cycles
 from penstock.analysis.frames import Frame, Frames
 from penstock.core.errors import InvalidModel
 from penstock.core.limits import DEFAULT_LIMITS
 from penstock.core.records import dataclass
-from penstock.ir.graph import Graph, Node, dependencies, is_framed, ordered
+from penstock.ir.graph import Graph, Node, circular, dependencies, is_framed, ordered
 from penstock.ir.op import FRAMED, Role
 from penstock.passes.context import FramePolicy, Pass, PassContext, Property, Unraised
 from penstock.passes.structure.branches import Branches, UnraisedError
@@ -245,12 +244,9 @@ class _Raising:
         *_, (_, edges) = dependencies(graph)
         with suppress(InvalidModel):
             return ordered(graph, edges)
-        readers: list[list[int]] = [[] for _ in nodes]
-        for source, reader in edges:
-            readers[source].append(reader)
-        circular = {nodes[i] for i in on_cycles(readers)}
+        on_cycles = circular(graph, edges)
         for loop in loops:
-            if loop.node in circular:
+            if loop.node in on_cycles:
                 self.retract(loop, "a value that enters {!r} depends on one that leaves it")
         assert self.retracted, "the graph was sorted, and only a loop as one node can be a cycle"
         return None
