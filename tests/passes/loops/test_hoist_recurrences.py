@@ -341,3 +341,20 @@ def test_masked_steps_pass_on_what_is_not_finite_as_onnx_runtime_does(mask):
     for options in ({}, {"backends": ["numpy"]}):
         got = ps.compile(model, **options).run({"x": x, "m": m})["y"]
         np.testing.assert_allclose(got, wanted, rtol=2e-4, atol=2e-5)
+
+
+def test_cell_of_noise_stays_in_the_loop():
+    net, body = Net(2), Net(3, "b")
+    xs, h = net.input("xs", [5, 2, 4]), net.input("h", [2, 4])
+    body.input("i", [], TensorProto.INT64)
+    body.input("go", [], TensorProto.BOOL)
+    body.input("s", [2, 4])
+    body.output("go", "on", [], TensorProto.BOOL)
+    noise = body.RandomNormal(shape=[2, 4], scale=1e-30)
+    summed = body.Add(body.MatMul("s", np.full((4, 4), 0.5, np.float32)), noise)
+    body.output(body.Tanh(body.Add(body.Gather(xs, "i", axis=0), summed)), "t", [2, 4])
+    trips, go = net.const(np.array(5)), net.const(np.array(True))
+    net.output(net.Loop(trips, go, h, body=body.graph("body")), "y", [2, 4])
+    model = net.model()
+    assert {"Loop", "RandomNormal"} <= {*operations(model)}
+    compare(model)

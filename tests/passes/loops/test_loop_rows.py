@@ -23,3 +23,17 @@ def test_rows_that_a_loop_collects_are_computed_before_it():
     model = net.model()
     assert not {"Loop", "Gather"} & {*operations(model)}
     compare(model)
+
+
+def test_rows_that_a_loop_flattens_are_computed_before_it():
+    net, body = Net(2), Net(3, "b")
+    x = net.input("x", [4, 2, 3])
+    body.input("i", [], TensorProto.INT64)
+    body.input("go", [], TensorProto.BOOL)
+    body.output("go", "on", [], TensorProto.BOOL)
+    body.output(body.Exp(body.Flatten(body.Gather(x, "i", axis=0), axis=0)), "r", [1, 6])
+    trips, go = net.const(np.array(4)), net.const(np.array(True))
+    net.output(net.Loop(trips, go, body=body.graph("body")), "y", [4, 1, 6])
+    model = net.model()
+    assert not {"Loop", "Gather"} & {*operations(model)}
+    compare(model)

@@ -25,7 +25,6 @@ from penstock.passes.loops.recompose_cells import begin_of, lstm_cells
 from penstock.passes.rewrite import argument, produced_by, swapped
 
 _MOST_TERMS = 32
-_ACTIVATIONS = ("Tanh", "Relu", "Sigmoid")
 
 
 class Columns(NamedTuple):
@@ -96,7 +95,7 @@ class CellMatcher:
             found = self._gru_of_two(node) if node.op is GRU_CELL else self._gru(node)
             if found is not None:
                 yield found, None, None
-        if node.op.full_name in _ACTIVATIONS and not node.control_inputs:
+        if node.op.full_name in ("Tanh", "Relu", "Sigmoid") and not node.control_inputs:
             sum_ = None if node.inputs[0] is None else self._sum(node.inputs[0])
             if sum_ is not None:
                 yield CellGates("RNN", [sum_], activation=node.op.name), None, None
@@ -217,7 +216,7 @@ class CellMatcher:
         """As ``_terms``: the columns that add up to those of a sum, or that an operation has moved
         there; else what a product adds."""
         value, begin = columns
-        name, x, last = node.op.full_name, node.inputs[0], len(dims) - 1
+        name, x, last = node.op.full_name, node.input(0), len(dims) - 1
         if name == "Add":
             parts = [x for x in node.inputs if x is not None]
             wide = all(x.const is not None or _last(x) == dims[-1] for x in parts)

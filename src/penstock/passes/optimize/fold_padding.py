@@ -23,7 +23,8 @@ class FoldPadding(Pass):
     def run(self, graph: Graph, context: PassContext) -> bool:
         changed = False
         for node in graph.walk():
-            if node.op.name not in _WINDOWED or node.op.domain or node.inputs[0] is None:
+            windowed = node.op.full_name in ("Conv", "MaxPool", "AveragePool")
+            if not windowed or node.inputs[0] is None:
                 continue
             pad = node.inputs[0].producer
             borders = None if pad is None else _borders(pad)
@@ -38,9 +39,6 @@ class FoldPadding(Pass):
                 node.inputs[0] = pad.inputs[0]
                 changed = True
         return changed
-
-
-_WINDOWED = {"Conv", "MaxPool", "AveragePool"}
 
 
 def _borders(pad: Node) -> list[int] | None:
