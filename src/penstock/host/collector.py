@@ -37,8 +37,18 @@ from penstock.host.native import library
 _PARTS = ("algorithms", "backends", "codegen", "core", "executors", "ir", "ops", "plan")
 _OWN = (*[f"penstock.{part}." for part in _PARTS], "_cffi_backend")
 # Python's types whose deallocators are known to allow it, in the versions that are tested.
-_ALLOW = (list, tuple, dict, OrderedDict, deque, partial, ref, BuiltinFunctionType, type(RLock()))
-_WALKED = (FunctionType, CellType, MethodType)
+_ALLOW: tuple[type, ...] = (
+    list,
+    tuple,
+    dict,
+    OrderedDict,
+    deque,
+    partial,
+    ref,
+    BuiltinFunctionType,
+    type(RLock()),
+)
+_WALKED: tuple[type, ...] = (FunctionType, CellType, MethodType)
 # Young objects above which to list them takes too long: where users have turned the collector off.
 _MOST_YOUNG = 1 << 20
 _TESTED = (3, 11) <= sys.version_info < (3, 14)
