@@ -7,6 +7,7 @@ import io
 import re
 import tokenize
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 
 from tools.source_tree import (
     SOURCE,
@@ -151,8 +152,10 @@ def classes_over_20_attributes() -> Places:
 
 
 def python_lines() -> int:
-    """Lines of all modules but generated ones."""
-    return sum(text(module).count("\n") for module in written())
+    """Lines of all modules but generated ones, and but those of comments, of which there is to be
+    more: two bounds must not pull at one line."""
+    lines = chain.from_iterable(text(module).splitlines() for module in written())
+    return sum(not line.lstrip().startswith("#") for line in lines)
 
 
 def c_lines() -> int:

@@ -84,5 +84,12 @@ def test_hard_files_are_found_by_the_ends_of_their_paths(sources: Sources) -> No
 
 
 def test_lines_of_python_and_c(sources: Sources) -> None:
-    sources({"a.py": "x = 1\ny = 2\n", "x_pb2.py": "z = 3\n", "c/a.c": "int a;\n", "c/a.h": "\n"})
+    sources(
+        {
+            "a.py": "x = 1\n  # why\ny = 2\n",
+            "x_pb2.py": "z = 3\n",
+            "c/a.c": "int a;\n",
+            "c/a.h": "\n",
+        }
+    )
     assert (code_style.python_lines(), code_style.c_lines()) == (2, 2)
