@@ -41,7 +41,7 @@ BOUNDS = {
     "passes_outside_pipeline": 0,
     "calls_of_infer_types": 0,
     "tuple_splats": 0,
-    "any_in_signatures": 842,
+    "any_in_signatures": 533,
     "functions_over_6_parameters": 11,
     "classes_over_20_attributes": 0,
     "untested_modules": 50,
@@ -49,7 +49,7 @@ BOUNDS = {
     "session_members": 18,
     "environment_variables": 9,
 }
-MOST = {"python_lines": 103_700, "c_lines": 12_800}
+MOST = {"python_lines": 101_980, "c_lines": 12_800}
 LEAST = {"comment_percent": 3.5, "comment_percent_in_hard_files": 12.5}
 
 # Third-party packages that only some modules may import.

@@ -12,6 +12,7 @@ import onnx
 from onnx.backend.base import Backend, BackendRep, namedtupledict
 
 from penstock.core.errors import InvalidInput, PenstockError, Unsupported
+from penstock.core.types import RunValue
 from penstock.session.session import Session, compile
 
 
@@ -21,7 +22,7 @@ class PenstockRep(BackendRep):  # type: ignore[misc]
     def __init__(self, session: Session) -> None:
         self.session = session
 
-    def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
+    def run(self, inputs: Any, **kwargs: Any) -> tuple[RunValue, ...]:
         """Return outputs as a named tuple; ``inputs`` are given by position or by name."""
         ports = self.session.inputs
         if isinstance(inputs, Mapping):
@@ -63,7 +64,7 @@ class PenstockBackend(Backend):  # type: ignore[misc]
         device: str = "CPU",
         outputs_info: Any = None,
         **kwargs: Any,
-    ) -> tuple[Any, ...]:
+    ) -> tuple[RunValue, ...]:
         """Run a single node; ``opset_version`` is the version of its operator set."""
         version = kwargs.pop("opset_version", onnx.defs.onnx_opset_version())
         opsets = [onnx.helper.make_opsetid(node.domain, version)]

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from penstock.analysis.interpreter import evaluate
-from penstock.core.types import TensorType, accepts, constant_type, type_of
+from penstock.core.types import RunValue, RunValues, TensorType, accepts, constant_type, type_of
 from penstock.ir.graph import Node, Value
 from penstock.ir.kernel import Kernel
 from penstock.ops.registry import find
@@ -29,10 +29,10 @@ __all__ = ["check_node"]
 
 def check_node(
     name: str,
-    inputs: Sequence[Any],
+    inputs: RunValues,
     attrs: Mapping[str, Any] | None = None,
     *,
-    expected: Sequence[Any],
+    expected: RunValues,
     domain: str = "",
     version: int | None = None,
     outputs: int | Sequence[bool] = 1,
@@ -75,7 +75,7 @@ def check_node(
 
 
 def check_results(
-    node: Node, values: Sequence[Any], expected: Sequence[Any], rtol: float, atol: float
+    node: Node, values: RunValues, expected: RunValues, rtol: float, atol: float
 ) -> list[Any]:
     """Check a node that is fed ``values``; return its outputs."""
     copies = [v.copy() if isinstance(v, np.ndarray) else v for v in values]
@@ -114,7 +114,7 @@ def assert_same(got: Any, want: Any, rtol: float, atol: float) -> None:
         np.testing.assert_allclose(got.astype(wide), want.astype(wide), rtol=rtol, atol=atol)
 
 
-def check_infer(node: Node, values: Sequence[Any], results: Sequence[Any]) -> None:
+def check_infer(node: Node, values: RunValues, results: RunValues) -> None:
     """Check that ``infer`` says nothing that the results contradict."""
     consts = [None if v is None else v.const for v in node.inputs]
     exact = [None if x is None else type_of(x) for x in values]
@@ -138,7 +138,7 @@ def check_infer(node: Node, values: Sequence[Any], results: Sequence[Any]) -> No
                         assert not isinstance(known, int) or known == actual
 
 
-def check_into(node: Node, values: Sequence[Any], results: Sequence[Any]) -> None:
+def check_into(node: Node, values: RunValues, results: RunValues) -> None:
     """Check the writing form of a node's kernel against what its allocating form gave.
 
     Outputs and workspace hold garbage before, of two kinds; outputs are strided in several ways
@@ -161,7 +161,7 @@ def check_into(node: Node, values: Sequence[Any], results: Sequence[Any]) -> Non
         np.testing.assert_array_equal(_native(array), _native(before), err_msg=message)
 
 
-def _check_memory(kernel: Kernel, values: Sequence[Any], results: Sequence[Any]) -> None:
+def _check_memory(kernel: Kernel, values: RunValues, results: RunValues) -> None:
     """Check that results are views of the first input, or share no memory with any."""
     if kernel.view:
         assert not isinstance(values[0], np.ndarray) or (
@@ -179,7 +179,7 @@ def _check_memory(kernel: Kernel, values: Sequence[Any], results: Sequence[Any])
 _Arrays = Sequence[np.ndarray | None]
 
 
-def _check_layouts(kernel: Kernel, values: Sequence[Any], arrays: _Arrays, byte: int) -> None:
+def _check_layouts(kernel: Kernel, values: RunValues, arrays: _Arrays, byte: int) -> None:
     """Write into outputs, and read inputs, of several layouts."""
     constants = [_read_only(x) for x in values]
     for layout in LAYOUTS[:1] if kernel.layout.contiguous else LAYOUTS:
@@ -191,7 +191,7 @@ def _check_layouts(kernel: Kernel, values: Sequence[Any], arrays: _Arrays, byte:
         _write(kernel, strided, outs, arrays, byte, exact=False)
 
 
-def _check_in_place(kernel: Kernel, values: Sequence[Any], arrays: _Arrays, byte: int) -> None:
+def _check_in_place(kernel: Kernel, values: RunValues, arrays: _Arrays, byte: int) -> None:
     """Write over each input that the kernel says may be the output."""
     want = arrays[0]
     for index in kernel.inplace:
@@ -207,7 +207,7 @@ def _check_in_place(kernel: Kernel, values: Sequence[Any], arrays: _Arrays, byte
 
 def _write(
     kernel: Kernel,
-    inputs: Sequence[Any],
+    inputs: RunValues,
     outs: _Arrays,
     arrays: _Arrays,
     byte: int,
@@ -280,7 +280,7 @@ LAYOUTS: Sequence[Callable[[np.ndarray], np.ndarray]] = (
 )
 
 
-def _copied(layout: Callable[[np.ndarray], np.ndarray], value: Any) -> Any:
+def _copied(layout: Callable[[np.ndarray], np.ndarray], value: RunValue) -> Any:
     if not isinstance(value, np.ndarray):
         return value
     found = layout(value)
@@ -288,7 +288,7 @@ def _copied(layout: Callable[[np.ndarray], np.ndarray], value: Any) -> Any:
     return found
 
 
-def _read_only(value: Any) -> Any:
+def _read_only(value: RunValue) -> RunValue:
     if not isinstance(value, np.ndarray):
         return value
     view = value[...]

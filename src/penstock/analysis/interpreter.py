@@ -14,15 +14,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.core.types import RuntimeValue, type_of
+from penstock.core.types import RunValue, type_of
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.kernel import Kernel, array_of
 from penstock.ops.onnx.control_flow import CONTROL, is_control
 
 
 def evaluate(
-    node: Node, inputs: Sequence[RuntimeValue], kernel: Kernel | None = None
-) -> tuple[RuntimeValue, ...]:
+    node: Node, inputs: Sequence[RunValue], kernel: Kernel | None = None
+) -> tuple[RunValue, ...]:
     """The outputs of one node without sub-graphs, from the values of its inputs. ``kernel`` is the
     node's NumPy kernel; without one, it is compiled for the types of ``inputs``."""
     if kernel is None:
@@ -41,14 +41,14 @@ class Interpreter:
     """Runs graphs. A subclass may override ``node`` to watch or to check what nodes compute."""
 
     def run(
-        self, graph: Graph, feeds: Sequence[RuntimeValue], outer: Mapping[Value, RuntimeValue]
-    ) -> list[RuntimeValue]:
+        self, graph: Graph, feeds: Sequence[RunValue], outer: Mapping[Value, RunValue]
+    ) -> list[RunValue]:
         """The outputs of ``graph``, whose nodes must be sorted, for one value for each input.
         ``outer`` has the values of enclosing graphs."""
         values = dict(outer)
         values.update(zip(graph.inputs, feeds, strict=True))
 
-        def value_of(value: Value | None) -> RuntimeValue:
+        def value_of(value: Value | None) -> RunValue:
             if value is None:
                 return None
             return value.const if value.const is not None else values[value]
@@ -59,14 +59,14 @@ class Interpreter:
         return [value_of(value) for value in graph.outputs]
 
     def node(
-        self, node: Node, inputs: Sequence[RuntimeValue], values: Mapping[Value, RuntimeValue]
-    ) -> Sequence[RuntimeValue]:
+        self, node: Node, inputs: Sequence[RunValue], values: Mapping[Value, RunValue]
+    ) -> Sequence[RunValue]:
         """The outputs of one node; ``values`` are those that its sub-graphs may read."""
         return self.control(node, inputs, values) if is_control(node) else evaluate(node, inputs)
 
     def control(
-        self, node: Node, inputs: Sequence[RuntimeValue], values: Mapping[Value, RuntimeValue]
-    ) -> Sequence[RuntimeValue]:
+        self, node: Node, inputs: Sequence[RunValue], values: Mapping[Value, RunValue]
+    ) -> Sequence[RunValue]:
         """The outputs of a node that runs sub-graphs."""
         steps = CONTROL[node.op.role](node, inputs)
         number = 0

@@ -23,7 +23,7 @@ import numpy as np
 from penstock.core.checkpoints import with_checkpoints
 from penstock.core.errors import LimitExceeded
 from penstock.core.records import dataclass, field
-from penstock.core.types import RuntimeValue, ShapeError, TensorType, Type
+from penstock.core.types import RunValue, ShapeError, TensorType, Type
 from penstock.ir.graph import Graph, Node, Value, readers_of
 from penstock.ir.kernel import Kernel
 from penstock.ir.layout import address, channels_last, is_plannable, packed_strides
@@ -338,9 +338,7 @@ class _Annotator:
             if value is not None:
                 self._place_view(value, array, source, dummy)
 
-    def _place_view(
-        self, value: Value, array: np.ndarray, source: Value, dummy: RuntimeValue
-    ) -> None:
+    def _place_view(self, value: Value, array: np.ndarray, source: Value, dummy: RunValue) -> None:
         around = self.memory.views.get(source)
         base, offset = (source, 0) if around is None else (around.base, around.offset)
         if array.size:

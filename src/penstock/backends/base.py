@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from penstock.core import capability
-from penstock.core.types import TensorType, Type
+from penstock.core.types import RunValue, RunValues, TensorType, Type
 from penstock.host.threads import core_budget
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
@@ -29,7 +29,7 @@ class Event(Protocol):
 class DeviceStream(Protocol):
     """An in-order queue of a device, which runs while the host continues."""
 
-    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    def call(self, function: Callable[..., RunValue], *arguments: RunValue) -> RunValue:
         """Call ``function``; the work that it submits to the device goes to this stream. The device
         keeps the memory that the work reads alive until it is done.
 
@@ -118,7 +118,7 @@ class Backend(Protocol):
         """
         ...
 
-    def to_host(self, value: Any) -> Any:
+    def to_host(self, value: RunValue) -> RunValue:
         """A value of this backend's memory as a new NumPy array (or a list of these).
 
         Args:
@@ -126,7 +126,7 @@ class Backend(Protocol):
         """
         ...
 
-    def from_host(self, value: Any) -> Any:
+    def from_host(self, value: RunValue) -> RunValue:
         """A NumPy array (or a list of these) as a value of this backend's memory.
 
         Args:
@@ -200,14 +200,14 @@ class CapturesGraphs(Protocol):
     """Makes graphs of the device, each of which one launch replays (``codegen/captures.py``)."""
 
     @property
-    def captured(self) -> Callable[..., Any]:
+    def captured(self) -> Callable[..., RunValue]:
         """``captured(body, fresh, report)`` is ``body`` as such a graph."""
 
 
 class EntersRuns(Protocol):
     """Runs in a setting of a library."""
 
-    def in_runs(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def in_runs(self, function: Callable[..., RunValue]) -> Callable[..., RunValue]:
         """``function`` as a run calls it."""
 
 
@@ -215,7 +215,7 @@ class BoundsThreads(Protocol):
     """Has a number of threads that is a setting of the process."""
 
     @property
-    def bounded(self) -> Callable[[int, Callable[..., Any]], Callable[..., Any]]:
+    def bounded(self) -> Callable[[int, Callable[..., RunValue]], Callable[..., RunValue]]:
         """``bounded(threads, function)`` is ``function`` as a run calls it that may use these."""
 
 
@@ -240,7 +240,7 @@ class TakesTensors(Protocol):
 class CopiesPeer(Protocol):
     """Copies values from memories of other backends directly."""
 
-    def copy_from(self, source: Any) -> Callable[[BackendValue], BackendValue] | None:
+    def copy_from(self, source: RunValue) -> Callable[[BackendValue], BackendValue] | None:
         """What copies a value of the backend ``source`` into a new one; None if nothing does."""
 
 
@@ -346,7 +346,7 @@ class HostBackend:
         start = -address(memory) % ALIGNMENT
         return memory[start : start + nbytes]
 
-    def to_host(self, value: Any) -> Any:
+    def to_host(self, value: RunValue) -> RunValue:
         """The value itself: it is in the host's memory.
 
         Args:
@@ -354,7 +354,7 @@ class HostBackend:
         """
         return value
 
-    def from_host(self, value: Any) -> Any:
+    def from_host(self, value: RunValue) -> RunValue:
         """The value itself: it is in the host's memory.
 
         Args:
@@ -426,7 +426,7 @@ def stack_kernel(node: Node, backend: Backend) -> Kernel:
     assert rows is not None
     type_ = row_type(rows.type, axis)
 
-    def function(rows: Sequence[Any]) -> Any:
+    def function(rows: RunValues) -> Any:
         if not rows:
             return backend.from_host(stack((), axis, backward, type_))
         return join(rows[::-1] if backward else rows, axis)

@@ -27,7 +27,7 @@ import numpy as np
 
 from penstock.backends.base import Backend, HostBackend
 from penstock.backends.numpy import NumpyBackend
-from penstock.core.types import ANY, ShapeError, TensorType, Type
+from penstock.core.types import ANY, RunValue, RunValues, ShapeError, TensorType, Type
 from penstock.ir.graph import Node, Value
 from penstock.ir.kernel import Kernel, RuntimeShapes
 from penstock.ops.internal.fused import fused, is_fused
@@ -148,7 +148,7 @@ class KernelCache:
     ) -> None:
         self.backend, self.node, self.types = backend, node, types
         self.contents, self.pays = contents, pays
-        self.kernels: dict[Any, Callable[..., Any]] = {}
+        self.kernels: dict[Any, Callable[..., RunValue]] = {}
         self._bytes: dict[Any, int] = {}
         # Functions do not hold what kernels share, such as weights in an order of their own.
         self._held: dict[Any, Kernel] = {}
@@ -170,21 +170,21 @@ class KernelCache:
             self._bytes.pop(key, None)
             self._held.pop(key, None)
 
-    def function(self) -> Callable[..., Any]:
+    def function(self) -> Callable[..., RunValue]:
         """The function of the node's kernel."""
         get, make, contents = self.kernels.get, self._make, self.contents
         places = [i for i, t in enumerate(self.types) if t is not None and not t.static]
         first, last = (*places, -1)[0], (-1, *places)[-1]
 
-        def by_shape(*inputs: Any) -> Any:
+        def by_shape(*inputs: RunValue) -> RunValue:
             key = inputs[first].shape
             return (get(key) or make(key, inputs))(*inputs)
 
-        def by_two(*inputs: Any) -> Any:
+        def by_two(*inputs: RunValue) -> RunValue:
             key = inputs[first].shape, inputs[last].shape
             return (get(key) or make(key, inputs))(*inputs)
 
-        def by_all(*inputs: Any) -> Any:
+        def by_all(*inputs: RunValue) -> RunValue:
             key = (*[inputs[i].shape for i in places], *[inputs[i].tobytes() for i in contents])
             return (get(key) or make(key, inputs))(*inputs)
 
@@ -213,7 +213,7 @@ class KernelCache:
         self._await(key, calls - 1)
         return True
 
-    def _make(self, key: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
+    def _make(self, key: Any, inputs: RunValues) -> Callable[..., RunValue]:
         """The function for inputs of shapes that have none yet: NumPy's as long as making another
         does not pay. Raises ``ShapeError`` where the shapes do not fit the operation."""
         size = sum([x.nbytes for x in inputs if x is not None])
@@ -253,7 +253,7 @@ class KernelCache:
         return function
 
 
-def _empty_results(node: Node) -> Callable[..., Any] | None:
+def _empty_results(node: Node) -> Callable[..., RunValue] | None:
     """A function that makes the outputs of a node, if none of them has elements."""
     types = [t for t in _types(node.outputs) if isinstance(t, TensorType) and t.static]
     if len(types) < len(node.outputs) or any(t.elements for t in types):

@@ -19,7 +19,7 @@ from typing import Any
 
 from penstock.backends.base import Backend, HostBackend, Where, copier, group_name
 from penstock.core.errors import InvalidInput
-from penstock.core.types import Type
+from penstock.core.types import RunValue, Type
 from penstock.ir.graph import Node
 from penstock.ir.kernel import DeviceWork, Kernel
 from penstock.ops.internal.transfer import HOST
@@ -82,10 +82,10 @@ class Group(HostBackend):
             return self._kernel(self._broadcast())
         return self._all_reduce(node, types)
 
-    def _kernel(self, function: Callable[..., Any]) -> Kernel:
+    def _kernel(self, function: Callable[..., RunValue]) -> Kernel:
         return Kernel(function, device=DeviceWork(self._devices, self.members))
 
-    def _broadcast(self) -> Callable[..., Any]:
+    def _broadcast(self) -> Callable[..., RunValue]:
         copies = [_copy(self.members[0], member) for member in self.members]
         return lambda x: tuple([copy(x) for copy in copies])
 
@@ -97,7 +97,7 @@ class Group(HostBackend):
         copies = [[_copy(source, target) for source in members] for target in members]
         functions = [kernel.function for kernel in kernels if kernel is not None]
 
-        def function(*inputs: Any) -> Any:
+        def function(*inputs: RunValue) -> RunValue:
             outputs = []
             for i, (combine, copy) in enumerate(zip(functions, copies, strict=True)):
                 operands = [x if k == i else copy[k](x) for k, x in enumerate(inputs)]

@@ -27,7 +27,7 @@ from penstock.core.errors import (
     wrong_type,
 )
 from penstock.core.records import dataclass
-from penstock.core.types import TensorType
+from penstock.core.types import RunValue, TensorType
 from penstock.host.fork import renewed
 from penstock.host.threads import report_thread_exception
 from penstock.ir.graph import Graph, GraphPart
@@ -394,7 +394,7 @@ class Cluster:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         raise TypeError("a cluster cannot be pickled: it has workers of this process")
 
     @property
@@ -585,7 +585,7 @@ class Cluster:
         """Replace the value of a variable."""
         self._ask(worker, "set_variable", store, name, value)
 
-    def _ask(self, worker: int, method: str, *arguments: Any) -> Any:
+    def _ask(self, worker: int, method: str, *arguments: RunValue) -> RunValue:
         """The answer of a worker, which has all of its parts then, also after it was lost."""
 
         def call() -> Any:

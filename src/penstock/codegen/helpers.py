@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import LimitExceeded
+from penstock.core.types import RunValue
 from penstock.host.current_run import copy_within_budget, keep
 from penstock.host.malloc import empty
 from penstock.host.native import contiguous, in_c_order, refilled
@@ -30,12 +31,12 @@ from penstock.ops.onnx.control_flow import (
 from penstock.plan.plan import Step
 
 
-def began(control: Any, step: Step, *inputs: Any) -> None:
+def began(control: Any, step: Step, *inputs: RunValue) -> None:
     """Tell the observer of a run that ``step`` begins."""
     control.observer.step_begin(control.run, step, inputs)
 
 
-def ended(control: Any, step: Step, *outputs: Any) -> None:
+def ended(control: Any, step: Step, *outputs: RunValue) -> None:
     """Tell the observer of a run that ``step`` has ended, and how much memory its outputs take."""
     observer, run = control.observer, control.run
     if is_transfer(step.node):
@@ -50,7 +51,7 @@ def ended(control: Any, step: Step, *outputs: Any) -> None:
             observer.allocation(run, nbytes)
 
 
-def begun(control: Any, begin: Callable[..., Any], *inputs: Any) -> Outcome:
+def begun(control: Any, begin: Callable[..., RunValue], *inputs: RunValue) -> Outcome:
     """Begin an asynchronous kernel; it ends, too, when the run is stopped."""
     outcome = Outcome(begin, inputs)
     control.add_listener(outcome.stop)
@@ -65,24 +66,24 @@ def awaited(control: Any, outcome: Outcome) -> Any:
         control.remove_listener(outcome.stop)
 
 
-def freed(control: Any, *values: Any) -> None:
+def freed(control: Any, *values: RunValue) -> None:
     """Tell the observer of a run that ``values``, which the run allocated, are released."""
     if nbytes := sum(map(_nbytes, values)):
         control.observer.allocation(control.run, -nbytes)
 
 
-def _nbytes(value: Any) -> int:
+def _nbytes(value: RunValue) -> int:
     if isinstance(value, list):
         return sum(map(_nbytes, value))
     return getattr(value, "nbytes", 0)
 
 
-def own(value: Any) -> Any:
+def own(value: RunValue) -> RunValue:
     """A copy of a tensor. Lists are shared: their elements never lie in an arena."""
     return value.copy() if isinstance(value, np.ndarray) else value
 
 
-def unshared(value: Any) -> Any:
+def unshared(value: RunValue) -> RunValue:
     """A deep copy of ``value``, so that the caller of a run shares no memory with the run."""
     if isinstance(value, np.ndarray):
         return copy_within_budget(value, in_c_order())
@@ -94,12 +95,12 @@ def unshared(value: Any) -> Any:
     return value if clone is None else clone()
 
 
-def sent(value: Any) -> Any:
+def sent(value: RunValue) -> RunValue:
     """A value that goes to another process, which copies it: a tensor in C order."""
     return contiguous()(value)
 
 
-def put(target: np.ndarray, value: Any) -> np.ndarray:
+def put(target: np.ndarray, value: RunValue) -> np.ndarray:
     """``target``, an array of the caller's, after ``value`` is copied into it."""
     np.copyto(target, value)
     return target

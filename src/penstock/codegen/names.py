@@ -41,7 +41,7 @@ from penstock.codegen.helpers import helpers
 from penstock.codegen.sequences import CallSequence, bound_sequence
 from penstock.core.checkpoints import with_checkpoints
 from penstock.core.records import NamedTuple, dataclass
-from penstock.core.types import TensorType
+from penstock.core.types import RunValue, RunValues, TensorType
 from penstock.ir.contract import Guard
 from penstock.ir.kernel import Kernel
 from penstock.ir.layout import RuntimeArray
@@ -209,7 +209,7 @@ def bind_names(
     host = memory.host
     namespace: dict[str, Any] = helpers()
     ahead: dict[str, int] = defaultdict(int)
-    values: list[Any] = []
+    values: list[RunValue] = []
     for index, slot in enumerate(with_checkpoints(plan.slots)):
         name = names.slots[index]
         if slot.kind in (SlotKind.DYNAMIC, SlotKind.CONSTANT):
@@ -258,7 +258,7 @@ def bind_names(
     return namespace
 
 
-def _bound(plan: Plan, values: Sequence[Any], step: Step) -> Any:
+def _bound(plan: Plan, values: RunValues, step: Step) -> Any:
     """The bound form of the kernel of ``step``, on the memory of its slots."""
     kernel = step.kernel
     assert kernel is not None
@@ -285,7 +285,7 @@ def _function_of(
     is_counted: bool,
     workspace: Any,
     ahead: dict[str, int] | None,
-) -> Callable[..., Any]:
+) -> Callable[..., RunValue]:
     """The value of ``name``: the function of a kernel that does not prepare its arguments.
     ``ahead``: how many kernels the host is ahead of each device, by backend, outside of streams."""
     function = kernel.begin or (kernel.into if step.into else kernel.function)
@@ -307,10 +307,10 @@ def _function_of(
 
 def _synchronizing(
     step: Step,
-    function: Callable[..., Any],
+    function: Callable[..., RunValue],
     synchronize: Callable[[Any], object],
     ahead: dict[str, int],
-) -> Callable[..., Any]:
+) -> Callable[..., RunValue]:
     """``function``, which waits for one of its results if the host is far ahead of the device; one
     that is large, and takes long to read, only if it is very far ahead."""
     backend, several = step.backend, len(step.outputs) > 1
@@ -320,7 +320,7 @@ def _synchronizing(
     # A read waits for all kernels before it, and a large result for its copy as well.
     most = MOST_AHEAD if smallest <= _SMALL_BYTES else 2 * MOST_AHEAD
 
-    def call(*inputs: Any, **options: Any) -> Any:
+    def call(*inputs: RunValue, **options: Any) -> Any:
         result = function(*inputs, **options)
         ahead[backend] += 1
         if ahead[backend] >= most:
@@ -342,14 +342,14 @@ def _replace(name: str, guard: Guard) -> None:
 
 
 def _with_prepared(
-    function: Callable[..., Any], arguments: Sequence[Any], runtime: Sequence[Any]
-) -> Callable[..., Any]:
+    function: Callable[..., RunValue], arguments: RunValues, runtime: RunValues
+) -> Callable[..., RunValue]:
     """``function`` as a function of the arrays known only during the run, in the order of the call,
     where ``arguments`` has other values among them, or has them in another order."""
     place = {id(argument): i for i, argument in enumerate(runtime)}
     places = [place.get(id(argument), -1) for argument in arguments]
 
-    def call(*arrays: Any) -> Any:
+    def call(*arrays: RunValue) -> RunValue:
         values = zip(places, arguments, strict=True)
         return function(*[argument if i < 0 else arrays[i] for i, argument in values])
 

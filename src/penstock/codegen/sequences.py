@@ -11,9 +11,9 @@ between one another. The writer gathers them, and writes one call, with what it 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 from penstock.core.records import dataclass
+from penstock.core.types import RunValue, RunValues
 from penstock.plan.plan import Step
 
 
@@ -65,8 +65,8 @@ def is_joinable(step: Step) -> bool:
 
 def bound_sequence(
     sequence: CallSequence,
-    values: Sequence[Any],
-    bind: Callable[[Step], tuple[Callable[..., Any], tuple[Any, ...]]],
+    values: RunValues,
+    bind: Callable[[Step], tuple[Callable[..., RunValue], tuple[RunValue, ...]]],
 ) -> Callable[..., None]:
     """The function of a sequence in one arena. ``bind`` binds the kernel of a step; ``values[i]``
     stands for the array of slot i in what it returns, if that is known only during the run."""

@@ -45,6 +45,7 @@ from penstock.codegen.steps import ProgramForm, StepWriter, printable
 from penstock.core.checkpoints import checkpoint, with_checkpoints
 from penstock.core.limits import DEFAULT_LIMITS, Limits
 from penstock.core.records import dataclass, field, replace
+from penstock.core.types import RunValue
 from penstock.host.on_demand import imported
 from penstock.plan.allocations import Allocations, allocations
 from penstock.plan.arena_layout import ArenaPlan
@@ -134,7 +135,7 @@ class Program:
         streams: Mapping[str, Any] | None = None,
         workspaces: Mapping[Step, Any] | None = None,
         remote: Mapping[str, Any] | None = None,
-    ) -> list[Callable[..., Any]]:
+    ) -> list[Callable[..., RunValue]]:
         """The ``functions`` in the arena ``memory`` (uint8, of the size planned). ``streams``: the
         device streams that tasks put their steps on, by name; ``workspaces``: what kernels there
         get as ``workspace=``; ``remote``: the arenas in other memories, by default new ones."""

@@ -18,6 +18,7 @@ from penstock.core.checkpoints import (
 )
 from penstock.core.errors import InvalidInput, InvalidModel, wrong_type
 from penstock.core.records import replace
+from penstock.core.types import RunValue, RunValues
 from penstock.executors.base import Executor
 from penstock.host.on_demand import imported
 from penstock.ir.graph import Graph, is_framed
@@ -32,7 +33,7 @@ Stage = Callable[[Any, CompileContext], Any]
 
 # Stages that a plan that was saved does not need are imported where they run.
 _optimize: Stage = imported("penstock.compiler.lowering.optimize_for_shapes")
-_lower_graph: Callable[..., Any] = imported("penstock.compiler.lowering.lower_graph")
+_lower_graph: Callable[..., RunValue] = imported("penstock.compiler.lowering.lower_graph")
 _schedule_step_by_step: Stage = imported("penstock.compiler.scheduling.schedule_step_by_step")
 _schedule_tasks: Stage = imported("penstock.compiler.scheduling.schedule_tasks")
 _schedule_streams: Stage = imported("penstock.compiler.scheduling.schedule_streams")
@@ -150,7 +151,7 @@ class Compiler:
     def compile(
         self,
         subgraph: Subgraph,
-        values: Sequence[Any] = (),
+        values: RunValues = (),
         open_types: OpenTypes | None = None,
     ) -> Executor:
         """The executor of ``subgraph`` for values of these shapes, or of ``open_types``.
@@ -177,7 +178,7 @@ class Compiler:
         """A compiler that knows that these nodes take long, which estimates do not say."""
         return Compiler(replace(self.context, long=long))
 
-    def forecast_on_cluster(self, subgraph: Subgraph, values: Sequence[Any]) -> ClusterForecast:
+    def forecast_on_cluster(self, subgraph: Subgraph, values: RunValues) -> ClusterForecast:
         """What runs of ``subgraph`` on the workers of ``cluster=`` are expected to take."""
         from penstock.compiler.cluster import forecast_on_cluster
 
@@ -185,7 +186,7 @@ class Compiler:
         line = (stages.specialize,) if framed else _FOR_SHAPES
         return self._run((*line, _structure_for_workers, forecast_on_cluster), subgraph, values)
 
-    def restore(self, saved: SavedPlan, values: Sequence[Any]) -> Executor:
+    def restore(self, saved: SavedPlan, values: RunValues) -> Executor:
         """The executor of a plan that was saved, for values of the shapes that it is for."""
         line = AFTER_LOWERING[self._executor]
         # The order was chosen before it was saved, so that nothing is scheduled; if it was only
@@ -199,7 +200,7 @@ class Compiler:
         self,
         line: Sequence[Stage],
         subgraph: Subgraph,
-        values: Sequence[Any],
+        values: RunValues,
         open_types: OpenTypes | None = None,
     ) -> Any:
         """The record at the end of a line of stages."""
@@ -238,7 +239,7 @@ class Compiler:
             report_progress("compiled", len(line), len(line))
         return record
 
-    def measure(self, subgraph: Subgraph, values: Sequence[Any], runs: int) -> None:
+    def measure(self, subgraph: Subgraph, values: RunValues, runs: int) -> None:
         """Measure the nodes of ``subgraph`` on each backend in ``runs`` runs, and keep the costs;
         first as they are, then with chains fused, as plans have them."""
         from penstock.backends.kernels import KernelTable

@@ -24,6 +24,7 @@ from penstock.core.errors import OptionError, check_choice, check_count, wrong_t
 from penstock.core.limits import Limits
 from penstock.core.option_records import option, option_names
 from penstock.core.records import KW_ONLY, dataclass, fields, replace
+from penstock.core.types import NamedValues
 from penstock.observers.base import Observer
 
 if TYPE_CHECKING:
@@ -348,7 +349,7 @@ class CompileOptions:
         """The value of an option, of those in ``expert``, too."""
         return getattr(self.expert if name in EXPERT else self, name)
 
-    def filled(self, values: Mapping[str, Any]) -> CompileOptions:
+    def filled(self, values: NamedValues) -> CompileOptions:
         """These options with ``values``, of options in ``expert``, too, for those that were not
         given. None is never given."""
         # Whoever is asked first decides: the caller, then the model's file, then the environment.
@@ -375,7 +376,7 @@ class RunOptions:
     """What a run takes: ``Session.run``, ``submit``, ``run_async`` and ``arun``, and
     ``Stream.run``."""
 
-    feeds: Mapping[str, Any] | None = option(
+    feeds: NamedValues | None = option(
         None,
         "Values by name: arrays (anything with __array__ or __dlpack__), lists and numbers of the "
         "input's dtype and shape; tensors on the device of a backend are read there. "

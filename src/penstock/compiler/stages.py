@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property, partial
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -38,7 +38,7 @@ from penstock.compiler.options import CompileOptions
 from penstock.core import capability
 from penstock.core.limits import DEFAULT_LIMITS, Limits
 from penstock.core.records import dataclass, field, replace
-from penstock.core.types import OptionalType, TensorType, Type
+from penstock.core.types import OptionalType, RunValues, TensorType, Type
 from penstock.executors.base import Executor
 from penstock.executors.linear import LinearExecutor
 from penstock.host.threads import OVERHEADS, Workers, core_budget, pool
@@ -170,7 +170,7 @@ class Feeds:
     the right shape."""
 
     graph: Graph
-    values: Sequence[Any]
+    values: RunValues
     unraised: Sequence[Unraised] = ()
     """TensorFlow's primitives that structured control flow could not replace."""
     refined: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock.core.errors import InvalidInput, LimitExceeded
 from penstock.core.records import NamedTuple, dataclass
-from penstock.core.types import STRING, TensorType, Type
+from penstock.core.types import STRING, NamedValues, RunValues, TensorType, Type
 from penstock.executors.base import Executor
 from penstock.host import gc_pause
 from penstock.host.native import library
@@ -133,7 +133,7 @@ class Subgraph:
         """Name, type, and the dtype of arrays that are fed as they are, of each input."""
         return self._ports
 
-    def values(self, feeds: Mapping[str, Any]) -> list[Any]:
+    def values(self, feeds: NamedValues) -> list[Any]:
         """The fed values in order, checked and converted. Raises ``KeyError`` for other names."""
         values = []
         for name, input_type, dtype in self._ports:
@@ -154,7 +154,7 @@ class Subgraph:
             raise KeyError
         return values
 
-    def key(self, values: Sequence[Any]) -> tuple[Hashable, ...]:
+    def key(self, values: RunValues) -> tuple[Hashable, ...]:
         """What a plan depends on of the fed values: their shapes, and dtypes left open."""
         if len(values) == 1 and values[0].__class__ is _ndarray and not self.depends_on_dtypes:
             return (values[0].shape,)  # of most models
@@ -162,7 +162,7 @@ class Subgraph:
             return tuple([(x.shape, x.dtype) if x.__class__ is _ndarray else None for x in values])
         return tuple([x.shape if x.__class__ is _ndarray else None for x in values])
 
-    def placeholders(self, values: Sequence[Any]) -> Sequence[Any]:
+    def placeholders(self, values: RunValues) -> RunValues:
         """What stands for fed values where a plan is compiled: themselves, if they are arrays."""
         return values
 

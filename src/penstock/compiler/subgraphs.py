@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.compiler.subgraph import Extract, Subgraph, compile_guard
 from penstock.core.errors import MAX_PROBLEMS, InvalidInput, quoted, suggest
 from penstock.core.records import NamedTuple
-from penstock.core.types import ANY, AnyType, TensorType, Type
+from penstock.core.types import ANY, AnyType, NamedValues, RunValue, RunValues, TensorType, Type
 from penstock.ir.graph import Graph, Node, Value, captures, clone, is_framed
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Request(NamedTuple):
     subgraph: Subgraph
     names: tuple[str, ...]
 
-    def named(self, outputs: Sequence[Any]) -> dict[str, Any]:
+    def named(self, outputs: RunValues) -> dict[str, RunValue]:
         """The outputs of a run by name."""
         own = self.subgraph.outputs
         by_name = dict(zip(own, outputs, strict=False))  # outputs of targets follow
@@ -98,7 +98,7 @@ class Subgraphs:
 
     def resolve(
         self,
-        feeds: Mapping[str, Any] | None,
+        feeds: NamedValues | None,
         fetches: Sequence[str] | None,
         targets: Sequence[str] | None,
         stay: bool = False,
@@ -147,7 +147,7 @@ class Subgraphs:
         )
 
     def _request(
-        self, feeds: Mapping[str, Any], fetches: Sequence[str] | None, targets: Sequence[str] | None
+        self, feeds: NamedValues, fetches: Sequence[str] | None, targets: Sequence[str] | None
     ) -> Request:
         for option, names in (("fetches", fetches), ("targets", targets)):
             if isinstance(names, str):
@@ -257,7 +257,7 @@ class Subgraphs:
                 raise InvalidInput(f"no target is {quoted(name)}: {hint}")
         return values, nodes
 
-    def _without_aliases(self, feeds: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _without_aliases(self, feeds: NamedValues) -> Mapping[str, Any]:
         """Feeds by the names of their values. Raises ``InvalidInput`` if a value is fed twice."""
         aliases = self._aliases
         if aliases.keys().isdisjoint(feeds):

@@ -27,10 +27,10 @@ compiled and fewer runs have found one, the dims in which the last shapes differ
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from penstock.core.records import dataclass
-from penstock.core.types import Dim, TensorType, Type
+from penstock.core.types import Dim, RunValues, TensorType, Type
 from penstock.ir.graph import Value
 
 Shapes: TypeAlias = tuple[tuple[int, ...] | None, ...]
@@ -91,7 +91,7 @@ class OpenShapes:
                         return False
         return True
 
-    def types(self, inputs: Sequence[Value], values: Sequence[Any]) -> OpenTypes:
+    def types(self, inputs: Sequence[Value], values: RunValues) -> OpenTypes:
         """The types of ``inputs`` for these values, with open dims as the inputs declare them."""
         types: list[Type] = []
         for value, shape, array in zip(inputs, self.shapes, values, strict=True):
@@ -103,7 +103,7 @@ class OpenShapes:
             types.append(type_)
         return OpenTypes(types, self._later(inputs, values) if self.expects else ())
 
-    def _later(self, inputs: Sequence[Value], values: Sequence[Any]) -> list[list[Type]]:
+    def _later(self, inputs: Sequence[Value], values: RunValues) -> list[list[Type]]:
         """The types of ``inputs`` after some more runs; open dims that do not grow are others."""
         sampled = []
         for runs in _SAMPLE_RUNS:

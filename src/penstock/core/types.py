@@ -19,10 +19,6 @@ from penstock.core.records import dataclass, replace
 Dim: TypeAlias = int | str | None
 Shape: TypeAlias = tuple[Dim, ...]
 
-RuntimeValue: TypeAlias = Any
-"""A value of a run: an array of NumPy's or of a backend, which has a class of its own for these, a
-list, a dict or None"""
-
 STRING = np.dtype(object)
 INT64 = np.dtype(np.int64)
 BOOL = np.dtype(np.bool_)

@@ -124,7 +124,7 @@ class CompiledExecutor:
     """
 
     _arenas: Arenas[Any]
-    _arguments: tuple[Any, ...]
+    _arguments: tuple[RunValue, ...]
     """what it was made with, beside the program"""
     sampler: Sampler | None = None
     """what runs it in its own way, if anything"""
@@ -307,7 +307,7 @@ class PerThreadCount(dict[int, T]):
 _QUIET: list[contextvars.Context] = []
 
 
-def quiet(function: Callable[..., Any], *arguments: object) -> Any:
+def quiet(function: Callable[..., RunValue], *arguments: object) -> Any:
     """Call ``function`` with NumPy's floating-point warnings off.
 
     NumPy keeps that setting in a context variable. Entering a prepared context costs a twentieth of

@@ -14,6 +14,8 @@ from penstock.core.types import (
     AnyType,
     MapType,
     OptionalType,
+    RunValue,
+    RunValues,
     SequenceType,
     TensorType,
     Type,
@@ -23,7 +25,7 @@ from penstock.host.native import are_strings
 from penstock.ir.graph import Value
 
 
-def convert(name: str, value: Any, input_type: Type) -> Any:
+def convert(name: str, value: RunValue, input_type: Type) -> RunValue:
     """``value``, converted to ``input_type`` for input ``name``; raises ``InvalidInput``."""
     if isinstance(input_type, AnyType):
         return _of_any_type(name, value)
@@ -66,7 +68,7 @@ def convert(name: str, value: Any, input_type: Type) -> Any:
     return array
 
 
-def _refuse_masks(name: str, value: Any) -> None:
+def _refuse_masks(name: str, value: RunValue) -> None:
     """Refuse a masked array, or a list with one inside, that has masked elements."""
     if isinstance(value, list | tuple):
         for element in value:
@@ -111,7 +113,7 @@ def _map(name: str, value: dict[Any, Any], input_type: MapType) -> dict[Any, Any
     return {key: _text(name, x) for key, x in value.items()} if of_strings else value
 
 
-def _inner(name: str, value: Any, input_type: Type) -> Any:
+def _inner(name: str, value: RunValue, input_type: Type) -> RunValue:
     """As ``convert``, for an element: plans depend on the types of elements, so these are checked
     in each run."""
     inner = convert(name, value, input_type)
@@ -120,7 +122,7 @@ def _inner(name: str, value: Any, input_type: Type) -> Any:
     return inner
 
 
-def _of_any_type(name: str, value: Any) -> Any:
+def _of_any_type(name: str, value: RunValue) -> RunValue:
     """A value for an input without a declared type: the type is the value's own."""
     if isinstance(value, list | tuple):
         return [_of_any_type(f"{name}[{i}]", x) for i, x in enumerate(value)]
@@ -129,7 +131,7 @@ def _of_any_type(name: str, value: Any) -> Any:
     return convert(name, value, TensorType())
 
 
-def from_python(value: Any, dtype: np.dtype) -> np.ndarray:
+def from_python(value: RunValue, dtype: np.dtype) -> np.ndarray:
     """An array of lists and numbers, which have no dtype of their own. Raises ``TypeError`` and
     ``OverflowError`` for what does not fit."""
     array = np.asarray(value, STRING if dtype == STRING else None)
@@ -145,13 +147,13 @@ def from_python(value: Any, dtype: np.dtype) -> np.ndarray:
     return np.asarray(value, dtype)
 
 
-def _what(value: Any) -> str:
+def _what(value: RunValue) -> str:
     if isinstance(value, np.ndarray):
         return f"an array of {dtype_name(value.dtype)} and shape {value.shape}"
     return f"a {type(value).__name__}"
 
 
-def check_dims(inputs: Sequence[Value], values: Sequence[Any]) -> None:
+def check_dims(inputs: Sequence[Value], values: RunValues) -> None:
     """Check that ranks and dims fit the declared ones, and that dims of one name are equal. Raises
     ``InvalidInput``."""
     bound: dict[str, tuple[int, str]] = {}
@@ -160,7 +162,7 @@ def check_dims(inputs: Sequence[Value], values: Sequence[Any]) -> None:
             _check_shape(declared.name, declared.type, value, bound)
 
 
-def feeds_fit(inputs: Sequence[Value], values: Sequence[Any]) -> bool:
+def feeds_fit(inputs: Sequence[Value], values: RunValues) -> bool:
     """Whether ranks and dims fit the declared ones."""
     try:
         check_dims(inputs, values)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from penstock.analysis.interpreter import Interpreter, evaluate
 from penstock.backends.base import Backend
@@ -89,7 +88,7 @@ class InterpretExecutor(InlineExecutor):
             raise run_error("the outputs", lack) from lack
 
 
-def _awaited(control: Control, begin: Callable[..., Any], *inputs: RunValue) -> RunValue:
+def _awaited(control: Control, begin: Callable[..., RunValue], *inputs: RunValue) -> RunValue:
     return awaited(control, begun(control, begin, *inputs))
 
 

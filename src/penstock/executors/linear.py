@@ -69,7 +69,7 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
     ) -> None:
         super().__init__(program, name, hosts, threads, fixed_threads=fixed_threads)
         self._arguments = hosts, limits, threads, name, fixed_threads
-        self.fallback: Callable[[Sequence[Any], Control], tuple[Any, ...]] | None = None
+        self.fallback: Callable[[RunValues, Control], tuple[Any, ...]] | None = None
         """runs what has other dims than the plan was compiled for"""
         self._core_seconds = 0.0
         """what a run takes on one core; 0 before the first, and of runs that do not wait in line"""

@@ -29,7 +29,7 @@ from penstock.executors.task_loop import Flow, Queue, TaskRun
 from penstock.plan.plan import Step
 
 
-class _Functions(list[Callable[..., Any]]):
+class _Functions(list[Callable[..., RunValue]]):
     """The functions of a program's tasks in one arena, and last the one that returns the outputs;
     ``streams`` are those of the tasks on devices."""
 
@@ -62,7 +62,7 @@ def _bind_tasks(
     remote: Mapping[str, Any],
 ) -> _Functions:
     names = {f"d{s}": stream for s, stream in enumerate(streams)}
-    bound: Sequence[Callable[..., Any]] = program.bind(memory, names, workspaces, remote)
+    bound: Sequence[Callable[..., RunValue]] = program.bind(memory, names, workspaces, remote)
     for scope in program.plan.scopes:
         bound = [_scoped(scope, function) for function in bound]
     functions = _Functions(bound)
@@ -70,7 +70,9 @@ def _bind_tasks(
     return functions
 
 
-def _scoped(scope: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+def _scoped(
+    scope: Callable[..., RunValue], function: Callable[..., RunValue]
+) -> Callable[..., RunValue]:
     """The function of a task in a setting of a backend (``Backend.in_runs``), which a task that
     steps aside leaves meanwhile: the setting is one of the thread."""
     if not isgeneratorfunction(function):

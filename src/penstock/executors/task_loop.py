@@ -168,7 +168,7 @@ class TaskRun:
     def __init__(
         self,
         flow: Flow,
-        functions: Sequence[Callable[..., Any]],
+        functions: Sequence[Callable[..., RunValue]],
         V: list[RunValue],
         control: Control,
         *,
@@ -402,7 +402,7 @@ class TaskRun:
             if not own.workers or own.worthwhile:
                 self._wake(queue)
 
-    def _arguments(self) -> tuple[Any, ...]:
+    def _arguments(self) -> tuple[RunValue, ...]:
         """The arguments of the functions of tasks."""
         if self.flow.signals:
             return self.control, self.V, self.S, self._emit

@@ -12,7 +12,15 @@ import numpy as np
 
 from penstock.core.errors import InvalidInput, shortened, wrong_type
 from penstock.core.limits import DEFAULT_LIMITS, Limits
-from penstock.core.types import ShapeError, TensorType, Type, accepts, type_of
+from penstock.core.types import (
+    NamedValues,
+    RunValue,
+    ShapeError,
+    TensorType,
+    Type,
+    accepts,
+    type_of,
+)
 from penstock.executors.feeds import from_python
 from penstock.ir.tables import DisplayTable, show_html, show_text
 from penstock.ops.tensorflow.state import Store, declared_variables
@@ -73,7 +81,7 @@ class Variables(Mapping[str, np.ndarray]):
         """A copy of a value; ``default`` where there is none."""
         return self[name] if name in self and self._variable(name).value is not None else default
 
-    def __setitem__(self, name: str, value: Any) -> None:
+    def __setitem__(self, name: str, value: RunValue) -> None:
         self.update({name: value})
 
     def __contains__(self, name: object) -> bool:
@@ -85,7 +93,7 @@ class Variables(Mapping[str, np.ndarray]):
     def __len__(self) -> int:
         return len(self._places)
 
-    def update(self, values: Mapping[str, Any]) -> None:
+    def update(self, values: NamedValues) -> None:
         """Set variables by name, all or, where one does not fit, none. Raises ``InvalidInput``."""
         arrays = {name: self._array(name, value) for name, value in values.items()}
         for name, array in arrays.items():
@@ -177,7 +185,7 @@ class Variables(Mapping[str, np.ndarray]):
         store, own_name = place
         return store.variable(own_name, TensorType())
 
-    def _array(self, name: str, value: Any) -> np.ndarray:
+    def _array(self, name: str, value: RunValue) -> np.ndarray:
         """``value`` for a variable. Raises ``InvalidInput``."""
         declared = self._variable(name).type
         if self._places[name][0].constant:

@@ -22,7 +22,7 @@ from penstock.core.types import (
     AnyType,
     MapType,
     OptionalType,
-    RuntimeValue,
+    RunValue,
     SequenceType,
     TensorType,
     Type,
@@ -58,7 +58,7 @@ class Contract:
     backend: str
     types: tuple[Type | None, ...] | None
 
-    def check(self, result: RuntimeValue) -> None:
+    def check(self, result: RunValue) -> None:
         """Raise ``InternalError`` if a kernel's function must not give this ``result``."""
         results: Any = (result,)
         count = len(self.node.outputs)
@@ -147,22 +147,22 @@ class Guard:
     __slots__ = ("_asynchronous", "_contract", "function", "replace")
 
     def __init__(
-        self, contract: Contract, function: Callable[..., RuntimeValue], asynchronous: bool
+        self, contract: Contract, function: Callable[..., RunValue], asynchronous: bool
     ) -> None:
         self.function = function
         self.replace: Callable[[Guard], object] | None = None
         self._contract = contract
         self._asynchronous = asynchronous
 
-    def __call__(self, *arguments: RuntimeValue) -> RuntimeValue:
+    def __call__(self, *arguments: RunValue) -> RunValue:
         if self._asynchronous:
             return self._begin(*arguments)
         result = self.function(*arguments)
         self._pass(result)
         return result
 
-    def _begin(self, done: Callable[..., object], *inputs: RuntimeValue) -> RuntimeValue:
-        def checked(outputs: RuntimeValue = None, error: BaseException | None = None) -> None:
+    def _begin(self, done: Callable[..., object], *inputs: RunValue) -> RunValue:
+        def checked(outputs: RunValue = None, error: BaseException | None = None) -> None:
             if error is None:
                 try:
                     self._pass(outputs)
@@ -173,7 +173,7 @@ class Guard:
 
         return self.function(checked, *inputs)
 
-    def _pass(self, result: RuntimeValue) -> None:
+    def _pass(self, result: RunValue) -> None:
         self._contract.check(result)
         if self.replace is not None:
             self.replace(self)
@@ -186,7 +186,7 @@ def guarded(contract: Contract, kernel: Kernel) -> Kernel:
     return replace(kernel, function=Guard(contract, kernel.function, asynchronous=False))
 
 
-def _fits(wanted: Type, value: RuntimeValue) -> bool:
+def _fits(wanted: Type, value: RunValue) -> bool:
     """Whether ``value`` is a run-time value of a type."""
     if isinstance(value, np.ndarray | np.generic):
         held = TensorType(value.dtype, value.shape)

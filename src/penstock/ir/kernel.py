@@ -19,11 +19,11 @@ import numpy as np
 
 from penstock.core.checkpoints import WAKE_S
 from penstock.core.records import dataclass
-from penstock.core.types import RuntimeValue
+from penstock.core.types import RunValue
 
-BoundCall = tuple[Callable[..., Any], tuple[Any, ...]]
+BoundCall = tuple[Callable[..., RunValue], tuple[RunValue, ...]]
 """a function and the arguments to call it with"""
-CompiledCall = Callable[[Callable[..., Any], tuple[Any, ...]], Any]
+CompiledCall = Callable[[Callable[..., RunValue], tuple[Any, ...]], Any]
 """a function that compiled code calls in the place of a ``BoundCall``"""
 StatusCheck = Callable[[Any], object]
 """raises for the status that a library has returned"""
@@ -55,8 +55,8 @@ class Binder:
 
     def bind(
         self,
-        inputs: Sequence[RuntimeValue],
-        outputs: Sequence[RuntimeValue],
+        inputs: Sequence[RunValue],
+        outputs: Sequence[RunValue],
         workspace: np.ndarray | None,
     ) -> BoundCall:
         """As ``Kernel.bind``.
@@ -122,7 +122,7 @@ class DeviceWork:
     """
 
     devices: tuple[Any, ...] = ()
-    backends_of_values: tuple[Any, ...] = ()
+    backends_of_values: tuple[RunValue, ...] = ()
     host_inputs: tuple[int, ...] = ()
     host_outputs: bool = False
     synchronize: Callable[[Any], object] | None = None
@@ -192,8 +192,8 @@ class Kernel:
     ``operand_dtype``: the dtype to which it rounds the operands of products, "" if it does not.
     """
 
-    function: Callable[..., Any]
-    into: Callable[..., Any] | None = None
+    function: Callable[..., RunValue]
+    into: Callable[..., RunValue] | None = None
     binder: Binder | None = None
     inplace: tuple[int, ...] = ()
     workspace: int = 0
@@ -206,13 +206,13 @@ class Kernel:
     memory: MemoryUse = NO_MEMORY_USE
     shapes: RuntimeShapes = NO_RUNTIME_SHAPES
 
-    def __call__(self, *inputs: RuntimeValue) -> RuntimeValue:
+    def __call__(self, *inputs: RunValue) -> RunValue:
         return self.function(*inputs)
 
     def bind(
         self,
-        inputs: Sequence[RuntimeValue],
-        outputs: Sequence[RuntimeValue],
+        inputs: Sequence[RunValue],
+        outputs: Sequence[RunValue],
         workspace: np.ndarray | None,
     ) -> BoundCall:
         """Return the function and the arguments that compute ``outputs`` from ``inputs``.
@@ -231,7 +231,7 @@ class Kernel:
         return self.into, (*inputs, *outputs, *extra)
 
 
-def returning(function: Callable[..., RuntimeValue], *, view: bool = False) -> Kernel:
+def returning(function: Callable[..., RunValue], *, view: bool = False) -> Kernel:
     """Return the kernel of a function with one result, which ``into`` copies.
 
     Args:
@@ -262,7 +262,7 @@ def asynchronous(begin: Callable[..., Callable[[], object] | None]) -> Kernel:
         begin: Starts the work: ``begin(done, *inputs)``.
     """
 
-    def function(*inputs: RuntimeValue) -> RuntimeValue:
+    def function(*inputs: RunValue) -> RunValue:
         return Outcome(begin, inputs).wait()
 
     return Kernel(function, begin=begin)
@@ -271,7 +271,7 @@ def asynchronous(begin: Callable[..., Callable[[], object] | None]) -> Kernel:
 class Outcome:
     """The outcome of an asynchronous kernel, for whatever waits for it."""
 
-    def __init__(self, begin: Callable[..., RuntimeValue], inputs: Sequence[RuntimeValue]) -> None:
+    def __init__(self, begin: Callable[..., RunValue], inputs: Sequence[RunValue]) -> None:
         from concurrent.futures import Future
 
         self._future: Future[Any] = Future()
@@ -279,7 +279,7 @@ class Outcome:
         self._done = _Done(self)
         self._cancel = begin(self._done, *inputs)  # may call done at once, on this thread
 
-    def end(self, outputs: RuntimeValue = None, error: BaseException | None = None) -> None:
+    def end(self, outputs: RunValue = None, error: BaseException | None = None) -> None:
         """The work has ended with ``outputs``, or failed with ``error``."""
         from concurrent.futures import InvalidStateError
 
@@ -306,7 +306,7 @@ class Outcome:
         pending = [function]  # which the future would hold for as long as it lives
         self._future.add_done_callback(lambda _: pending.pop()())
 
-    def wait(self) -> RuntimeValue:
+    def wait(self) -> RunValue:
         """Wait for the outputs; raise the error if the work failed."""
         try:
             while not self._future.done():
@@ -328,13 +328,13 @@ class _Done:
     def __init__(self, outcome: Outcome) -> None:
         self.outcome: Outcome | None = outcome
 
-    def __call__(self, outputs: RuntimeValue = None, error: BaseException | None = None) -> None:
+    def __call__(self, outputs: RunValue = None, error: BaseException | None = None) -> None:
         outcome, self.outcome = self.outcome, None
         if outcome is not None:
             outcome.end(outputs, error)
 
 
-def array_of(value: RuntimeValue) -> RuntimeValue:
+def array_of(value: RunValue) -> RunValue:
     """Return a kernel's result as a run-time value: NumPy may return a scalar for rank 0."""
     if isinstance(value, np.generic):
         return np.asarray(value)

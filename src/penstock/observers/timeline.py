@@ -11,6 +11,7 @@ from itertools import chain, count
 from typing import Any, TypeAlias
 
 from penstock.core.records import dataclass, field
+from penstock.core.types import RunValues
 from penstock.observers.base import ObservedRun
 from penstock.plan.plan import Step, StepTable
 
@@ -30,8 +31,8 @@ class Span:
     thread: int
     begin: int
     first: int
-    inputs: Sequence[Any] = ()
-    outputs: Sequence[Any] = ()
+    inputs: RunValues = ()
+    outputs: RunValues = ()
     end: int = -1
     last: int = -1
     moved: bool = False

@@ -7,7 +7,6 @@ the first execution counts.
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import numpy as np
 
@@ -59,7 +58,7 @@ def difference(one: np.ndarray, other: np.ndarray) -> Difference:
     )
 
 
-def abs_or_real(x: Any) -> float:
+def abs_or_real(x: RunValue) -> float:
     """A real number as it is, the absolute value of a complex one."""
     return float(abs(x)) if isinstance(x, complex) else float(x)
 

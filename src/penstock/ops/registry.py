@@ -32,7 +32,7 @@ import numpy as np
 
 from penstock.core.errors import InternalError, shortened
 from penstock.core.records import replace as replaced
-from penstock.core.types import STRING, ShapeError, Type
+from penstock.core.types import STRING, RunValue, ShapeError, Type
 from penstock.ir.contract import is_own
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel, returning
@@ -53,7 +53,7 @@ Prepared = Mapping[str, Callable[[Node], Any]]
 """Computes values once, when a node is compiled, by the names of the parameters that take them."""
 OUTPUT_COUNT: Prepared = {"count": lambda node: len(node.outputs)}
 
-ArrayFunction: TypeAlias = Callable[..., Any]
+ArrayFunction: TypeAlias = Callable[..., RunValue]
 """A function of arrays, the function or the ``into`` of kernels and parts of them."""
 Function = TypeVar("Function", bound=ArrayFunction)
 
@@ -95,7 +95,7 @@ def _numeric(compile: Compile) -> Compile:
             return kernel
 
         def guarded(function: ArrayFunction) -> ArrayFunction:
-            def call(*arguments: Any) -> Any:
+            def call(*arguments: RunValue) -> RunValue:
                 for x in arguments:
                     if isinstance(x, np.ndarray) and x.dtype.hasobject:
                         raise ShapeError(f"{node.op.name} takes no strings")
@@ -115,7 +115,7 @@ def _unchecked(function: ArrayFunction) -> ArrayFunction:
     code reads may be missing or of a wrong type."""
 
     @wraps(function)
-    def checked(*arguments: Any) -> Any:
+    def checked(*arguments: RunValue) -> RunValue:
         try:
             return function(*arguments)
         except ShapeError:

@@ -13,12 +13,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from sys import getsizeof
-from typing import Any
 
 import numpy as np
 
 from penstock.core.checkpoints import THREAD
-from penstock.core.types import STRING, TensorType, Type, type_of
+from penstock.core.types import STRING, RunValue, RunValues, TensorType, Type, type_of
 from penstock.host.current_run import Budget, BudgetError, reserve
 from penstock.ir.graph import Node, Value
 
@@ -44,7 +43,9 @@ _SCALES = frozenset({"Range", "Resize", "Upsample"})
 _ndarray = np.ndarray
 
 
-def counted(node: Node, function: Callable[..., Any], reserves: bool = False) -> Callable[..., Any]:
+def counted(
+    node: Node, function: Callable[..., RunValue], reserves: bool = False
+) -> Callable[..., RunValue]:
     """``function``, a kernel's, with its results counted against the budget of the current run; it
     ``reserves`` them if it asks for them itself."""
     factor = _ITEM * _growth_of_attributes(node)
@@ -55,7 +56,7 @@ def counted(node: Node, function: Callable[..., Any], reserves: bool = False) ->
     # Text counts where it is made.
     text = not node.op.moves and not all(map(_is_number, node.outputs))
 
-    def call(*inputs: Any) -> Any:
+    def call(*inputs: RunValue) -> RunValue:
         run = THREAD.run
         if run is None:
             return function(*inputs)
@@ -95,7 +96,7 @@ def _is_number(value: Value | None) -> bool:
     return value is None or (dtype is not None and dtype != STRING)
 
 
-def _count(budget: Budget, result: np.ndarray, inputs: Sequence[Any], text: bool) -> None:
+def _count(budget: Budget, result: np.ndarray, inputs: RunValues, text: bool) -> None:
     """Count a result, with its ``text``, unless it is a view of an input."""
     if result.ndim > budget.max_dims:
         dims = f"{result.ndim} dims, more than Limits.max_dims = {budget.max_dims}"
@@ -111,7 +112,7 @@ def _count(budget: Budget, result: np.ndarray, inputs: Sequence[Any], text: bool
     budget.keep(result, nbytes)
 
 
-def result_bytes(node: Node, inputs: Sequence[Any]) -> int:
+def result_bytes(node: Node, inputs: RunValues) -> int:
     """Bytes of the outputs of ``node`` for these inputs, as far as types and contents say; 0 if the
     kernel will refuse the inputs."""
     if any(x.__class__ is list for x in inputs):

@@ -7,8 +7,7 @@ once must give what they give one by one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 
@@ -80,7 +79,7 @@ def _close(value: RunValue, other: RunValue) -> bool:
     return np.allclose(value, other, _TOLERANCE, _TOLERANCE * largest, equal_nan=True)
 
 
-def kind(feeds: Mapping[str, np.ndarray]) -> tuple[Any, ...]:
+def kind(feeds: Mapping[str, np.ndarray]) -> tuple[Hashable, ...]:
     """The key of requests that may be joined: the dtypes of their feeds, and dims but the first."""
     return tuple([(name, x.dtype, x.shape[1:]) for name, x in sorted(feeds.items())])
 

@@ -36,7 +36,7 @@ from penstock.core.errors import (
     wrong_type,
 )
 from penstock.core.records import dataclass, replace
-from penstock.core.types import NamedValues, RunValue
+from penstock.core.types import NamedValues, RunValue, RunValues
 from penstock.executors.control import NEVER, CancelToken, Control, begin_run, end_run
 from penstock.executors.feeds import convert
 from penstock.host.threads import Workers, pool
@@ -622,7 +622,7 @@ class Replicas:
     ) -> None:
         """A replica has ended a batch."""
         requests = batch.requests
-        parts: Sequence[Any] | None = [outputs]
+        parts: RunValues | None = [outputs]
         if len(requests) > 1:
             parts = None if outputs is None else split(outputs, [r.rows for r in requests])
         with self._lock:

@@ -22,7 +22,7 @@ from penstock.compiler.stages import CompileContext, SavedPlan
 from penstock.compiler.subgraph import Subgraph
 from penstock.core import capability
 from penstock.core.errors import InternalError, warn
-from penstock.core.types import Type, type_of
+from penstock.core.types import JsonObject, RunValue, Type, type_of
 from penstock.executors.base import Executor
 from penstock.frontends.artifact.importer import FUNCTION, GRAPH
 from penstock.host.threads import core_budget
@@ -46,7 +46,7 @@ _SAVED_OPTIONS: Mapping[str, type] = {
 but the last one."""
 
 
-def basis(context: CompileContext) -> dict[str, Any]:
+def basis(context: CompileContext) -> JsonObject:
     """The settings that plans depend on, beside graph, shapes of inputs and libraries."""
     options = context.options
     return {
@@ -122,7 +122,7 @@ def save_session(
 
 def _plan_document(
     executor: Executor, context: CompileContext, writer: ArtifactWriter
-) -> dict[str, Any] | None:
+) -> dict[str, RunValue] | None:
     """The document of a plan; None if it does not say what it was compiled from."""
     from penstock.artifact.encode import encode_graphs
 

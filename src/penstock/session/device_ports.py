@@ -22,7 +22,7 @@ from penstock.compiler.subgraphs import Request
 from penstock.core import capability
 from penstock.core.errors import InvalidInput, PenstockError
 from penstock.core.records import NamedTuple
-from penstock.core.types import TensorType, dtype_name
+from penstock.core.types import NamedValues, RunValue, RunValues, TensorType, dtype_name
 from penstock.executors.base import Executor
 from penstock.executors.linear import LinearExecutor
 from penstock.ops.internal.transfer import HOST, Place, Ports
@@ -68,7 +68,7 @@ class DeviceOrder:
 class Fed(NamedTuple):
     """A value in the memory of a backend, and its type."""
 
-    value: Any
+    value: RunValue
     type: TensorType
     backend: Backend
 
@@ -102,7 +102,7 @@ class DevicePorts:
         events = () if ordered else [device.current().record() for device in devices]
         return DeviceOrder(devices, events, ordered)
 
-    def fed(self, feeds: Mapping[str, Any]) -> dict[str, Fed]:
+    def fed(self, feeds: NamedValues) -> dict[str, Fed]:
         """The feeds that are on devices."""
         fed = {}
         for name, value in feeds.items():
@@ -118,7 +118,7 @@ class DevicePorts:
         return fed
 
     def variant(
-        self, subgraph: Subgraph, feeds: Mapping[str, Any], fed: Mapping[str, Fed], stay: bool
+        self, subgraph: Subgraph, feeds: NamedValues, fed: Mapping[str, Fed], stay: bool
     ) -> tuple[Subgraph, Mapping[str, Any]]:
         """The subgraph for feeds of which some are on devices, and for results that ``stay``; with
         the feeds as it takes them."""
@@ -160,7 +160,7 @@ class DeviceSubgraph(Subgraph):
     def base(self) -> Subgraph | None:
         return self._base()
 
-    def values(self, feeds: Mapping[str, Any]) -> list[Any]:
+    def values(self, feeds: NamedValues) -> list[Any]:
         """The values in order. Those on devices are checked like arrays, and taken as they are."""
         fed = {name: value for name, value in feeds.items() if value.__class__ is Fed}
         for name, type_, _ in self._ports:
@@ -174,10 +174,10 @@ class DeviceSubgraph(Subgraph):
             for name, value in zip(self.names, values, strict=True)
         ]
 
-    def key(self, values: Sequence[Any]) -> tuple[Hashable, ...]:
+    def key(self, values: RunValues) -> tuple[Hashable, ...]:
         return super().key(self.placeholders(values))
 
-    def placeholders(self, values: Sequence[Any]) -> Sequence[Any]:
+    def placeholders(self, values: RunValues) -> RunValues:
         """Arrays without contents in place of the values that are on devices."""
         assert self.ports is not None
         stand_ins = list(values)
@@ -207,7 +207,7 @@ class Returned:
         self._order = order
         self._executor = executor
 
-    def named(self, outputs: Sequence[Any]) -> dict[str, Any]:
+    def named(self, outputs: RunValues) -> dict[str, RunValue]:
         give = self._backend.give
         if self._order is not None:
             self._order.end(self._executor)

@@ -23,6 +23,7 @@ from typing import Any
 from penstock.compiler.options import RunOptions
 from penstock.core.errors import PenstockError
 from penstock.core.records import replace
+from penstock.core.types import RunValue, RunValues
 from penstock.executors.turn import Turn
 from penstock.host.event_watch import EVENTS
 from penstock.host.threads import Workers, pool
@@ -71,11 +72,11 @@ class DeviceLine:
         )
 
     def run(
-        self, session: Session, options: RunOptions, future: Future[dict[str, Any]]
+        self, session: Session, options: RunOptions, future: Future[dict[str, RunValue]]
     ) -> tuple[Callable[[], None], Callable[[Exception], object]]:
         """What puts a run on the stream, and what ends it with an error if that never comes."""
         backend = self.backend_of(session)
-        launched: Future[dict[str, Any]] = Future()
+        launched: Future[dict[str, RunValue]] = Future()
         # Results are brought to the host on the stream, so that no thread waits for them here.
         on_device = replace(options, returns="torch", out=None)
         if options.out is not None:
@@ -131,7 +132,7 @@ class _LineTurn(Turn):
         self.handed_over = False
 
     @property
-    def behind(self) -> Sequence[Any]:
+    def behind(self) -> RunValues:
         return self._before
 
     def hand_over(self, events: Sequence[Any]) -> None:
@@ -152,5 +153,5 @@ def _finish(launched: Future[Any], future: Future[Any], bring: Callable[[Any], A
     future.set_exception(error)
 
 
-def _as_it_is(value: Any) -> Any:
+def _as_it_is(value: RunValue) -> RunValue:
     return value

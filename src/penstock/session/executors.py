@@ -17,7 +17,7 @@ from penstock.compiler.subgraph import Subgraph
 from penstock.compiler.subgraphs import Subgraphs
 from penstock.core.errors import InvalidInput, InvalidModel, PenstockError, Unsupported, warn
 from penstock.core.records import replace
-from penstock.core.types import TensorType, Type, type_of
+from penstock.core.types import RunValue, RunValues, TensorType, Type, type_of
 from penstock.executors.base import CompiledExecutor, Executor
 from penstock.executors.control import Control
 from penstock.executors.linear import LinearExecutor
@@ -145,7 +145,7 @@ class Executors:
         return values
 
     def get(
-        self, subgraph: Subgraph, key: tuple[Any, ...], values: Sequence[Any], exact: bool = False
+        self, subgraph: Subgraph, key: tuple[Any, ...], values: RunValues, exact: bool = False
     ) -> Executor:
         """The executor for these values, compiled if it is new; if ``exact``, one for no others."""
         values = subgraph.placeholders(values)
@@ -177,7 +177,7 @@ class Executors:
         return executor
 
     def _open_shapes(
-        self, subgraph: Subgraph, key: tuple[Any, ...], values: Sequence[Any]
+        self, subgraph: Subgraph, key: tuple[Any, ...], values: RunValues
     ) -> OpenShapes | None:
         """The shapes of a plan that serves these values and others; None for a plan of their own.
         Raises ``InvalidInput`` where such a plan serves and the dims are not as declared."""
@@ -304,8 +304,8 @@ class Executors:
                 log(DEBUG, "%s on %s: %d steps", operation, backend, count)
 
     def _expect_nothing(
-        self, subgraph: Subgraph, values: Sequence[Any], control: Control
-    ) -> tuple[Any, ...]:
+        self, subgraph: Subgraph, values: RunValues, control: Control
+    ) -> tuple[RunValue, ...]:
         """Run with a plan that takes no dims for known that inference leaves open."""
         # Dims that were expected have changed once and may again.
         subgraph.varying.forget()
@@ -359,12 +359,14 @@ class Executors:
         give_back_memory()
 
 
-def _anew(method: WeakMethod[Any], subgraph: ref[Subgraph], *arguments: Any) -> tuple[Any, ...]:
+def _anew(
+    method: WeakMethod[Any], subgraph: ref[Subgraph], *arguments: RunValue
+) -> tuple[RunValue, ...]:
     """Call a method of a session that still exists, as all sessions with runs do."""
     begin, own = method(), subgraph()
     if begin is None or own is None:
         raise PenstockError("the session is closed")
-    outputs: tuple[Any, ...] = begin(own, *arguments)
+    outputs: tuple[RunValue, ...] = begin(own, *arguments)
     return outputs
 
 

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.compiler.compiler import Compiler
@@ -12,6 +12,7 @@ from penstock.compiler.options import CompileOptions, InputShapes
 from penstock.compiler.subgraphs import Subgraphs
 from penstock.core.errors import PenstockError, check_count, wrong_type
 from penstock.core.records import NamedTuple
+from penstock.core.types import JsonObject, NamedValues, RunValues
 from penstock.executors.base import Executor
 from penstock.host.threads import Places
 from penstock.ir.graph import Model
@@ -53,7 +54,7 @@ class SessionParts(NamedTuple):
         context = self.compiler.context
         return Reasons(context.backends, context.options.place or {}, context.costs)
 
-    def watched(self, feeds: Mapping[str, Any] | None) -> tuple[Executor, Executor, Sequence[Any]]:
+    def watched(self, feeds: NamedValues | None) -> tuple[Executor, Executor, RunValues]:
         """The executor for these feeds, one of the same plan that tells observers of its steps, and
         the values that they take."""
         if self.plans.closed:
@@ -157,7 +158,7 @@ class Inspection:
         table, arena_plan, tasks = executor.table, executor.arena_plan, executor.tasks
         return format_plan(table, arena_plan, tasks, sequences, about, reason)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         """The last plan as plain data, for machines: what was asked for and what was effective, its
         memory, the graphs of devices that it is captured into, or why not, and each step with the
         ``nodes`` of the model that it computes, its backend, the reason for it, types, operations
@@ -185,7 +186,7 @@ class Inspection:
 
     def report(
         self,
-        feeds: Mapping[str, Any] | None = None,
+        feeds: NamedValues | None = None,
         *,
         runs: int = 5,
         against: Inspectable | None = None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from heapq import nlargest
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from penstock.compiler.options import CompileOptions
 from penstock.core import VERSION
 from penstock.core.errors import InvalidInput
-from penstock.core.types import type_of
+from penstock.core.types import NamedValues, RunValues, type_of
 from penstock.executors.base import Executor
 from penstock.executors.control import compile_run
 from penstock.inspect.report_document import Observation, comparison_document, report_document
@@ -38,7 +37,7 @@ class ReportedSession(Protocol):
     @property
     def options(self) -> CompileOptions: ...
 
-    def watched(self, feeds: Mapping[str, Any] | None) -> tuple[Executor, Executor, Sequence[Any]]:
+    def watched(self, feeds: NamedValues | None) -> tuple[Executor, Executor, RunValues]:
         """The executor for these feeds, one of the same plan that tells observers of its steps, and
         the values that they take."""
 
@@ -57,7 +56,7 @@ _MOST_REASONS = 300
 class _Watched:
     """A session with the executors of its plan for some feeds, and what it computes for them."""
 
-    def __init__(self, session: ReportedSession, feeds: Mapping[str, Any] | None) -> None:
+    def __init__(self, session: ReportedSession, feeds: NamedValues | None) -> None:
         self.session = session
         self.executor, self.observed, self.values = session.watched(feeds)
 
@@ -99,7 +98,7 @@ def run(observed: Executor, values: Any, *observers: Observer) -> None:
 
 def make_report(
     session: ReportedSession,
-    feeds: Mapping[str, Any] | None,
+    feeds: NamedValues | None,
     runs: int,
     against: ReportedSession | None,
 ) -> Report:

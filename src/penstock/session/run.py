@@ -6,9 +6,9 @@ outputs that it writes into arrays of the caller's (``run(feeds, out={...})``)."
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from penstock.compiler.options import RunOptions
 from penstock.compiler.subgraphs import Request
 from penstock.core.checkpoints import cancelled_by
 from penstock.core.errors import InvalidInput, suggest
-from penstock.core.types import TensorType, Type, dtype_name
+from penstock.core.types import RunValue, RunValues, TensorType, Type, dtype_name
 from penstock.executors.base import Done, Executor
 from penstock.executors.control import Control, begin_run, end_run
 from penstock.executors.linear import LinearExecutor
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 class Answers(Protocol):
     """Names the outputs of a run."""
 
-    def named(self, outputs: Sequence[Any]) -> dict[str, Any]: ...
+    def named(self, outputs: RunValues) -> dict[str, RunValue]: ...
 
 
-PreparedRun = tuple[Executor, Sequence[Any], Answers]
+PreparedRun = tuple[Executor, RunValues, Answers]
 """What a run needs: an executor, the values fed, and the names of its outputs."""
 
 
@@ -83,7 +83,7 @@ class Run:
         if self._began:
             self.control.observer.run_end(self.control.run, error)
 
-    def run_inline(self, executor: Executor, values: Sequence[Any]) -> tuple[Any, ...]:
+    def run_inline(self, executor: Executor, values: RunValues) -> tuple[RunValue, ...]:
         """Run on the calling thread, to the end."""
         error: BaseException | None = None
         try:
@@ -113,7 +113,7 @@ class Job:
         self,
         run: Run,
         prepare: Callable[[bool], PreparedRun],
-        future: Future[dict[str, Any]],
+        future: Future[dict[str, RunValue]],
     ) -> None:
         self.turn: Turn | None = None  # on a user stream
         self._future = future
@@ -159,7 +159,7 @@ class Job:
                 future.set_exception(error)
             run.end(error)
 
-    def _done(self, outputs: tuple[Any, ...] | None, error: BaseException | None) -> None:
+    def _done(self, outputs: tuple[RunValue, ...] | None, error: BaseException | None) -> None:
         control, future = self._run.control, self._future
         # A run that ends late has not met its deadline.
         error = error or control.late()
@@ -182,7 +182,7 @@ def _once(done: Done) -> Done:
     that has the error."""
     pending = [done]
 
-    def call(outputs: tuple[Any, ...] | None, error: BaseException | None) -> None:
+    def call(outputs: tuple[RunValue, ...] | None, error: BaseException | None) -> None:
         try:
             pending.pop()(outputs, error)
         finally:
@@ -210,7 +210,7 @@ class GivenOutputs:
         request: Request,
         out: Mapping[str, np.ndarray],
         executor: Executor,
-        values: Sequence[Any],
+        values: RunValues,
     ) -> None:
         self._request = request
         self._out = dict(out)
@@ -236,7 +236,7 @@ class GivenOutputs:
             )
         self.arrays = [out[names[i]] for i in self.direct]
 
-    def _can_be_written(self, array: np.ndarray, name: str, values: Sequence[Any]) -> bool:
+    def _can_be_written(self, array: np.ndarray, name: str, values: RunValues) -> bool:
         """Whether kernels can write into an array while they read the feeds and other outputs."""
         others = [*values, *(x for other, x in self._out.items() if other != name)]
         arrays = [x for x in others if isinstance(x, np.ndarray)]
@@ -246,7 +246,7 @@ class GivenOutputs:
             and not any(np.may_share_memory(array, other) for other in arrays)
         )
 
-    def named(self, outputs: Sequence[Any]) -> dict[str, Any]:
+    def named(self, outputs: RunValues) -> dict[str, RunValue]:
         """The outputs of a run by name, of those given the caller's arrays."""
         by_name = self._request.named(outputs)
         for name, array in self._out.items():

@@ -35,6 +35,7 @@ from penstock.core.errors import (
 from penstock.core.limits import DEFAULT_LIMITS
 from penstock.core.option_records import takes
 from penstock.core.records import fields, replace
+from penstock.core.types import NamedValues, RunValue
 from penstock.executors.control import NEVER, CancelToken, Control
 from penstock.executors.linear import LinearExecutor
 from penstock.frontends.load import is_artifact
@@ -128,11 +129,11 @@ class Session:
     @takes(RunOptions)
     def run(
         self,
-        feeds: Mapping[str, Any] | None = None,
+        feeds: NamedValues | None = None,
         fetches: Sequence[str] | None = None,
         targets: Sequence[str] | None = None,
         **options: Any,
-    ) -> dict[str, Any]:
+    ) -> dict[str, RunValue]:
         """Run the model and return what was fetched, by name.
 
         Only the part of the model that the fetches and targets need is run. Raises ``InvalidInput``
@@ -147,7 +148,7 @@ class Session:
                 values = self._functions.taken(expected, feeds)
                 if values is not None:  # as in most calls of most programs
                     outputs = last.run(values, NEVER)
-                    named: dict[str, Any] = self._functions.named(self._main.outputs, outputs)
+                    named: dict[str, RunValue] = self._functions.named(self._main.outputs, outputs)
                     return named
         self._plans.look_up()
         if self._closed:
@@ -167,9 +168,9 @@ class Session:
     def _run_under(
         self,
         control: Control,
-        feeds: Mapping[str, Any],
+        feeds: NamedValues,
         fetches: Sequence[str] | None = None,
-    ) -> dict[str, Any]:
+    ) -> dict[str, RunValue]:
         """``run`` under a control that the caller has begun (``begin_run``), and ends.
 
         Args:
@@ -190,11 +191,11 @@ class Session:
                     outputs = last.run(values, control)
                     if control.late() is not None:
                         control.stop()
-                    named: dict[str, Any] = self._functions.named(self._main.outputs, outputs)
+                    named: dict[str, RunValue] = self._functions.named(self._main.outputs, outputs)
                     return named
         return self._run(RunOptions(feeds, fetches), control)
 
-    def _run(self, options: RunOptions, control: Control | None = None) -> dict[str, Any]:
+    def _run(self, options: RunOptions, control: Control | None = None) -> dict[str, RunValue]:
         """Run on the calling thread, stopped or observed as the options say."""
         self._plans.look_up()
         if self._closed:
@@ -205,7 +206,7 @@ class Session:
         executor, values, request = run.prepare(partial(self._prepare, options))
         return request.named(run.run_inline(executor, values))
 
-    def __call__(self, *inputs: Any) -> Any:
+    def __call__(self, *inputs: RunValue) -> RunValue:
         """Run with inputs by position: the array of one output, a tuple of several."""
         names = self._subgraphs.main.names
         if len(inputs) != len(names):
@@ -215,7 +216,7 @@ class Session:
         return outputs[0] if len(outputs) == 1 else outputs
 
     @takes(RunOptions)
-    def submit(self, *arguments: Any, **options: Any) -> Future[dict[str, Any]]:
+    def submit(self, *arguments: Any, **options: Any) -> Future[dict[str, RunValue]]:
         """``run`` on a thread of the pool; returns at once, unless ``max_pending`` runs have been
         submitted and have not ended: then it waits for one of them to end.
 
@@ -224,7 +225,7 @@ class Session:
         """
         from concurrent.futures import Future
 
-        future: Future[dict[str, Any]] = Future()
+        future: Future[dict[str, RunValue]] = Future()
         record = make(RunOptions, "submit", *arguments, **options)
         job = self._job(record, future)
         places = self._places
@@ -238,8 +239,8 @@ class Session:
         return self._enqueue(job, future)
 
     def _enqueue(
-        self, job: Job, future: Future[dict[str, Any]], workers: Workers | None = None
-    ) -> Future[dict[str, Any]]:
+        self, job: Job, future: Future[dict[str, RunValue]], workers: Workers | None = None
+    ) -> Future[dict[str, RunValue]]:
         try:
             (workers or self.options.expert.pool or pool()).submit(job)
         except RuntimeError as error:  # the process ends
@@ -274,15 +275,15 @@ class Session:
             # A worker that waited for its own pool would wait for itself.
             workers.refuse_reentry()
 
-        def tell(future: Future[dict[str, Any]]) -> None:
+        def tell(future: Future[dict[str, RunValue]]) -> None:
             error = future.exception()
             done(None if error else future.result(), error)
 
-        future: Future[dict[str, Any]] = Future()
+        future: Future[dict[str, RunValue]] = Future()
         self._enqueue(self._job(options, future), future, workers).add_done_callback(tell)
 
     def _job(
-        self, options: RunOptions, future: Future[dict[str, Any]], ordered: bool = False
+        self, options: RunOptions, future: Future[dict[str, RunValue]], ordered: bool = False
     ) -> Job:
         """A run to be called later, on a thread that may do its work: see ``submit``. ``ordered``:
         the caller sees to it that it is in order with other work on devices."""
@@ -300,7 +301,7 @@ class Session:
         return Job(Run(options), partial(self._prepare, options, order=order), future)
 
     @takes(RunOptions)
-    async def arun(self, *arguments: Any, **options: Any) -> dict[str, Any]:
+    async def arun(self, *arguments: Any, **options: Any) -> dict[str, RunValue]:
         """``run`` for asyncio: the event loop goes on meanwhile, also while the queue of submitted
         runs is full; cancelling it cancels the run."""
         import asyncio
@@ -317,7 +318,7 @@ class Session:
 
     def profile(
         self,
-        feeds: Mapping[str, Any] | None = None,
+        feeds: NamedValues | None = None,
         *,
         runs: int = 10,
         progress: bool | Progress = False,
@@ -475,7 +476,7 @@ class Session:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Sessions are pickled as the path of their model, or else as ``save`` writes them, with
         their options, and the values of variables that have changed."""
         model, contents = self.model, []

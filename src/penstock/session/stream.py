@@ -23,6 +23,7 @@ from penstock.compiler.options import RunOptions, make
 from penstock.core.errors import PenstockError, RunError
 from penstock.core.option_records import takes
 from penstock.core.records import NamedTuple
+from penstock.core.types import RunValue
 from penstock.executors.turn import Turn
 from penstock.host.fork import renewed
 from penstock.host.on_demand import imported
@@ -148,7 +149,7 @@ class Stream:
         self._turn: Turn | None = None  # of the latest run
 
     @takes(RunOptions, after=(Session,))
-    def run(self, session: Session, *arguments: Any, **options: Any) -> Future[dict[str, Any]]:
+    def run(self, session: Session, *arguments: Any, **options: Any) -> Future[dict[str, RunValue]]:
         """Put a run of ``session`` on the stream, as ``session.submit`` puts it on its pool. The
         arrays that are fed are read when the run's turn comes. If that pool is closed by then, the
         future has a ``RunError``.
@@ -156,7 +157,7 @@ class Stream:
         Args:
             session: The session that runs, any one.
         """
-        future: Future[dict[str, Any]] = Future()
+        future: Future[dict[str, RunValue]] = Future()
         if self._line is not None:
             record = make(RunOptions, "run", *arguments, **options)
             put, refuse = self._line.run(session, record, future)

@@ -15,6 +15,7 @@ from penstock.backends.kernels import KernelTable
 from penstock.core.checkpoints import report_progress
 from penstock.core.errors import PenstockError
 from penstock.core.records import NamedTuple
+from penstock.core.types import RunValues
 from penstock.executors.base import Executor
 from penstock.host.thread_share import ThreadShare
 from penstock.ir.graph import Graph, Node, clone
@@ -225,7 +226,7 @@ class GraphProfiler:
         self,
         graph: Graph,
         costs: CostModel,
-        values: Sequence[Any],
+        values: RunValues,
         kernels: KernelTable,
         observed: Measurable,
     ) -> None:
@@ -370,7 +371,7 @@ class GraphProfiler:
 def profile_plan(
     executor: Executor,
     observed: Executor,
-    values: Sequence[Any],
+    values: RunValues,
     runs: int,
     backends: Sequence[Backend],
 ) -> Profile:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from penstock.core.records import dataclass
-from penstock.core.types import STRING, TensorType, dtype_name
+from penstock.core.types import STRING, RunValue, TensorType, dtype_name
 from penstock.ir.graph import Node, Value
 
 # Characters of a part of a signature; longer ones end in a digest.
@@ -80,6 +78,6 @@ def _digest(text: str) -> str:
     return blake2b(text.encode(errors="replace"), digest_size=16).hexdigest()
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: RunValue) -> bool:
     values = value if isinstance(value, list | tuple) else (value,)
     return all(isinstance(x, bool | int | float | str) for x in values)

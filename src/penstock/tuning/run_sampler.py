@@ -19,7 +19,7 @@ nothing is left in a run.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from functools import partial
 from math import inf
 from time import perf_counter
@@ -27,6 +27,7 @@ from typing import Any, Protocol
 from weakref import ref
 
 from penstock.core.records import dataclass
+from penstock.core.types import RunValue, RunValues
 from penstock.executors.base import CompiledExecutor, Executor
 from penstock.executors.control import Control
 from penstock.host.threads import OVERHEADS, Workers, fulfil
@@ -110,7 +111,7 @@ class RunSampler:
         self._trial = trial(switch, reschedule)
         self._next = next(self._trial)
 
-    def run(self, executor: Executor, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
+    def run(self, executor: Executor, inputs: RunValues, control: Control) -> tuple[RunValue, ...]:
         if not self._lock.acquire(blocking=False):
             return as_usual(executor, inputs, control)
         try:
@@ -215,7 +216,7 @@ def sampled(choice: Choice, switch: Switch, reschedule: Reschedule) -> Trial:
 
 
 def _measured(
-    observed: Executor, profile: Profile, _: Executor, inputs: Sequence[Any], control: Control
+    observed: Executor, profile: Profile, _: Executor, inputs: RunValues, control: Control
 ) -> Any:
     """Run ``observed`` with ``profile`` as its only observer."""
     outer = control.observer, control.run

@@ -22,6 +22,7 @@ import numpy as np
 
 from penstock.core.checkpoints import report_progress
 from penstock.core.errors import PenstockError
+from penstock.core.types import RunValues
 from penstock.executors.base import Executor
 from penstock.executors.control import Control, compile_run
 from penstock.executors.linear import LinearExecutor
@@ -31,7 +32,7 @@ from penstock.observers.base import ObservedRun
 if TYPE_CHECKING:
     from penstock.observers.profile import Profile
 
-Inputs = Sequence[Any]
+Inputs = RunValues
 Outputs = tuple[Any, ...]
 
 BUDGET = 3

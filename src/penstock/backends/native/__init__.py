@@ -26,7 +26,7 @@ from penstock.backends.native.kernel import NativeCall, Site
 from penstock.backends.numpy import NumpyBackend
 from penstock.core.errors import InternalError
 from penstock.core.records import dataclass, replace
-from penstock.core.types import TensorType, Type
+from penstock.core.types import RunValue, TensorType, Type
 from penstock.host.native import NativeLibrary
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
@@ -36,11 +36,11 @@ from penstock.ops.work_estimate import Rates, RateTable, Workload, estimate, par
 WorkloadOf: TypeAlias = Callable[[Node], Workload | None]
 Static: TypeAlias = Callable[[Site], NativeCall | None]
 AnyShape: TypeAlias = Callable[[NativeLibrary, Node, Sequence[Type | None]], Kernel | None]
-AnyShapeCall: TypeAlias = tuple[Callable[..., Any], object]
+AnyShapeCall: TypeAlias = tuple[Callable[..., RunValue], object]
 """a compiled function that takes another function, a checkpoint, settings and arrays of any shapes;
 and the settings"""
 AheadOfCache: TypeAlias = Callable[[Site], AnyShapeCall | None]
-Chooser = TypeVar("Chooser", bound=Callable[..., Any])
+Chooser = TypeVar("Chooser", bound=Callable[..., RunValue])
 
 INDEX = os.path.join(os.path.dirname(__file__), "families.txt")
 

@@ -12,7 +12,7 @@ from penstock.backends.native import family, of_any_shape, rows_ns
 from penstock.backends.native.growable import GrowableBuffers
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, native_kernel, site_of
 from penstock.core.records import dataclass, replace
-from penstock.core.types import ShapeError, TensorType, Type
+from penstock.core.types import RunValue, RunValues, ShapeError, TensorType, Type
 from penstock.host.native import NativeLibrary
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Binder, BoundCall, CompiledCall, Kernel, LayoutHints, MemoryUse
@@ -35,7 +35,7 @@ def _concat(library: NativeLibrary, node: Node, types: Sequence[Type | None]) ->
         return None
     axis, concatenated = node.attrs.get("axis", 1), library.functions.concatenated
 
-    def into(*arrays: Any) -> None:
+    def into(*arrays: RunValue) -> None:
         concatenated(axis, arrays[-1], *arrays[:-1])
 
     return Kernel(partial(concatenated, axis, None), into)
@@ -102,14 +102,14 @@ def _reorder(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -
 class _VariableBinder(Binder):
     """Binds functions of variables, which are called as Python calls them, in a sequence too."""
 
-    into: Callable[..., Any]
+    into: Callable[..., RunValue]
 
     @property
     def compiled_call(self) -> CompiledCall:
         return lambda function, arguments: None
 
     def bind(
-        self, inputs: Sequence[Any], outputs: Sequence[Any], workspace: np.ndarray | None
+        self, inputs: RunValues, outputs: RunValues, workspace: np.ndarray | None
     ) -> BoundCall:
         return self.into, (*inputs, *outputs)
 

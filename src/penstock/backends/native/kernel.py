@@ -11,7 +11,7 @@ import numpy as np
 from penstock.core.checkpoints import checkpoint
 from penstock.core.errors import InternalError
 from penstock.core.records import dataclass, field, replace
-from penstock.core.types import INT64, TensorType, Type
+from penstock.core.types import INT64, RunValue, RunValues, TensorType, Type
 from penstock.host.native import NativeLibrary
 from penstock.ir.graph import Contents, Node
 from penstock.ir.kernel import (
@@ -125,7 +125,7 @@ class Finish:
     outputs whose shapes depend on data of arrays that are large enough."""
 
     writes: tuple[TensorType, ...]
-    function: Callable[..., Any]
+    function: Callable[..., RunValue]
 
 
 def texts_of(site: Site, texts: np.ndarray | None) -> Finish | None:
@@ -186,8 +186,8 @@ def native_kernel(site: Site, call: NativeCall) -> Kernel:
     count, tensors = len(site.node.inputs), site.tensors
     runtime: tuple[Any, ...] = (_RUNTIME,) * len(tensors)
     call_given = binder.call(runtime, _RUNTIME if call.workspace else None, every=True)
-    into: Callable[..., Any] = call_given.run
-    function: Callable[..., Any] = call_given.make
+    into: Callable[..., RunValue] = call_given.run
+    function: Callable[..., RunValue] = call_given.make
     # No closures, whose cells Python's collector would walk for as long as plans live.
     if call.restrided is not None or call.workspace:
         into = partial(_run_given, binder, call_given.run)
@@ -288,7 +288,7 @@ class _CallBinder(Binder):
         return self.site.library.call_of
 
     def bind(
-        self, inputs: Sequence[Any], outputs: Sequence[Any], workspace: np.ndarray | None
+        self, inputs: RunValues, outputs: RunValues, workspace: np.ndarray | None
     ) -> BoundCall:
         arrays = (*inputs, *outputs)
         native, usable = self.native, _is_dense
@@ -309,7 +309,7 @@ class _CallBinder(Binder):
         return function, tuple([arrays[i] for i in runtime])
 
     def _bind_copy(
-        self, inputs: Sequence[Any], outputs: Sequence[Any], workspace: np.ndarray | None
+        self, inputs: RunValues, outputs: RunValues, workspace: np.ndarray | None
     ) -> BoundCall:
         """As ``bind``, for strides that the kernel does not know: inputs are copied at each call,
         and outputs computed without gaps and then copied."""
@@ -317,7 +317,7 @@ class _CallBinder(Binder):
         plain = _CallBinder(self.site, replace(self.native, restrided=None))
         call, runtime = plain.bind(inputs, dense, workspace)
 
-        def run(*arrays: Any) -> None:
+        def run(*arrays: RunValue) -> None:
             call(*arrays)
             for y, result in zip(outputs, dense, strict=True):
                 if result is not y:
@@ -327,7 +327,7 @@ class _CallBinder(Binder):
 
     def call(
         self,
-        arrays: Sequence[Any],
+        arrays: RunValues,
         workspace: Any,
         runtime: Sequence[int] = (),
         *,
@@ -340,7 +340,7 @@ class _CallBinder(Binder):
         words: list[Any] = list(native.words)
         given = range(behind + (1 if native.workspace else 0)) if every else runtime
         places: dict[int, int] = {}  # bits of the words that a tensor is
-        of_call: Sequence[Any] = native.words
+        of_call: RunValues = native.words
         for place, word in enumerate(of_call):
             if word.__class__ is Tensor:
                 index = word.index
@@ -375,7 +375,7 @@ def _read(call: NativeCall) -> set[int]:
     return {word.index for word in tensors}
 
 
-def _arrays(values: Sequence[Any]) -> list[np.ndarray]:
+def _arrays(values: RunValues) -> list[np.ndarray]:
     return [x for x in values if isinstance(x, np.ndarray)]
 
 
@@ -384,7 +384,7 @@ def _in_order(
 ) -> Callable[..., None]:
     """``run`` of arrays with their dims in these orders."""
 
-    def function(*arrays: Any) -> None:
+    def function(*arrays: RunValue) -> None:
         pairs = zip(arrays, orders, strict=True)
         run(*[x.transpose(order) if order else x for x, order in pairs])
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.backends.native import of_any_shape
 from penstock.core.checkpoints import checkpoint
-from penstock.core.types import FLOAT32, INT64, STRING, ShapeError, TensorType, Type
+from penstock.core.types import FLOAT32, INT64, STRING, RunValue, ShapeError, TensorType, Type
 from penstock.host.current_run import reserve
 from penstock.host.native import NativeLibrary
 from penstock.ir.graph import Node
@@ -21,7 +21,7 @@ from penstock.ops.microsoft.text import check_tokenizer
 from penstock.ops.onnx.text import NgramPool, weighted
 from penstock.ops.onnx_ml.features import categories, category_names, encoded_labels, one_of
 
-Function = Callable[..., Any]
+Function = Callable[..., RunValue]
 Maker = TypeVar("Maker", bound=Callable[[Any, Attrs], Function | None])
 _HASHED = tuple(map(np.dtype, ("int32", "uint32", "int64", "uint64", "float32", "float64")))
 _MOST_SPAN = 1 << 20  # of integers that a table numbers

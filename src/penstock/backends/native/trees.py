@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 
 from penstock.backends.native import family, rows_ns
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, texts_of
 from penstock.core.records import dataclass
-from penstock.core.types import STRING
+from penstock.core.types import STRING, RunValue
 from penstock.ops.common.constant_cache import shared
 from penstock.ops.common.dtypes import FLOAT64
 from penstock.ops.onnx_ml import trees
@@ -45,7 +44,7 @@ class _Packed:
     base: np.ndarray | None
 
 
-_READERS: Mapping[str, Callable[..., Any]] = {
+_READERS: Mapping[str, Callable[..., RunValue]] = {
     "TreeEnsemble": trees.ensemble,
     "TreeEnsembleClassifier": trees.classifier,
     "TreeEnsembleRegressor": trees.regressor,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from penstock.backends.onednn.eltwise_algorithms import BINARY, ELTWISE, is_eltw
 from penstock.backends.onednn.library import DnnlError, Library, library
 from penstock.core.errors import PenstockError
 from penstock.core.records import replace
-from penstock.core.types import ANY, FLOAT32, TensorType, Type
+from penstock.core.types import ANY, FLOAT32, RunValue, TensorType, Type
 from penstock.host.on_demand import imported
 from penstock.host.threads import core_budget
 from penstock.ir.graph import Node
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 Family = Callable[["OpDesc"], "PrimitiveSpec | None"]
 
 
-def _of(name: str) -> Callable[..., Any]:
+def _of(name: str) -> Callable[..., RunValue]:
     """A function of a module of this folder, which is imported when the function is called."""
     return imported(f"penstock.backends.onednn.{name}")
 

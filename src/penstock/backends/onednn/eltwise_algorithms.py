@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
 from penstock.backends.onednn.library import Library
 from penstock.core.records import NamedTuple
+from penstock.core.types import RunValue
 from penstock.ir.graph import Node
 
 
@@ -19,7 +19,7 @@ class Eltwise(NamedTuple):
     alpha: float = 0.0
     beta: float = 0.0
 
-    def call(self, library: Library) -> tuple[Any, ...]:
+    def call(self, library: Library) -> tuple[RunValue, ...]:
         """The post-op for ``append_post_ops``."""
         return "eltwise", library.constant(f"eltwise_{self.name}"), self.alpha, self.beta
 

@@ -26,7 +26,7 @@ from penstock.backends.onednn.primitive import (
 )
 from penstock.backends.onednn.spec import BoundPrimitive, PrimitiveSpec, SpecContext, Strides
 from penstock.core.records import NamedTuple, dataclass
-from penstock.core.types import TensorType
+from penstock.core.types import RunValue, RunValues, TensorType
 from penstock.ir.kernel import (
     Binder,
     CompiledCall,
@@ -44,7 +44,7 @@ _MOST_HANDLES = 4
 # Primitives that one kernel keeps, for different strides and numbers of threads.
 _MOST_PRIMITIVES = 16
 
-Call = tuple[Callable[..., Any], tuple[Any, ...]]
+Call = tuple[Callable[..., RunValue], tuple[RunValue, ...]]
 
 
 def kernel_of(library: Library, spec: PrimitiveSpec) -> Kernel:
@@ -86,13 +86,13 @@ class _UnboundCalls:
         self._idle: dict[int, deque[Call]] = {}
         self._threads = primitives.library.lib.omp_get_max_threads
 
-    def function(self, *inputs: Any) -> Any:
+    def function(self, *inputs: RunValue) -> RunValue:
         """The outputs, in new memory."""
         outputs = [None if result is None else np.empty(*result) for result in self._results]
         self._call((*inputs, *outputs))
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
-    def into(self, *arrays: Any) -> None:
+    def into(self, *arrays: RunValue) -> None:
         """Write into the last of ``arrays``."""
         tensors = arrays[: self._count + len(self._results)]
         if all(x is None or x.flags.c_contiguous for x in tensors[self._count :]):
@@ -162,9 +162,7 @@ class PrimitiveCache(_CallBinder):
         """oneDNN's name of the code that it chose for tensors without gaps."""
         return self.packed.primitive.implementation
 
-    def bind(
-        self, inputs: Sequence[Any], outputs: Sequence[Any], workspace: np.ndarray | None
-    ) -> Call:
+    def bind(self, inputs: RunValues, outputs: RunValues, workspace: np.ndarray | None) -> Call:
         return self.call((*inputs, *outputs), workspace)
 
     def release(self) -> dict[int, Callable[[], np.ndarray]]:
@@ -207,7 +205,7 @@ class PrimitiveCache(_CallBinder):
                 self._primitives.popitem(last=False)
         return bound
 
-    def call(self, tensors: Sequence[Any], workspace: np.ndarray | None) -> Call:
+    def call(self, tensors: RunValues, workspace: np.ndarray | None) -> Call:
         """The function and the arguments that run the node on ``tensors``, inputs and then outputs.
         Anything that is no array stands for an array that is given during the run."""
         strides: list[tuple[int, ...] | None] = []
@@ -229,7 +227,7 @@ class PrimitiveCache(_CallBinder):
         return self._call(bound, tensors, workspace)
 
     def _call(
-        self, bound: BoundPrimitive, tensors: Sequence[Any], workspace: np.ndarray | None
+        self, bound: BoundPrimitive, tensors: RunValues, workspace: np.ndarray | None
     ) -> Call:
         """The call of the primitives that were created for these tensors."""
         # The arrays that are given during the run, each with what sets its address.
@@ -249,7 +247,7 @@ class PrimitiveCache(_CallBinder):
     def _calls(
         self,
         bound: BoundPrimitive,
-        tensors: Sequence[Any],
+        tensors: RunValues,
         workspace: np.ndarray | None,
         late: list[tuple[Any, _Handle]],
     ) -> list[Call]:
@@ -279,7 +277,7 @@ class PrimitiveCache(_CallBinder):
         memories[SCRATCHPAD] = primitive.scratch_memory(workspace)
         return [*calls, primitive.call(memories)]
 
-    def _call_on_copies(self, tensors: Sequence[Any], workspace: np.ndarray | None) -> Call:
+    def _call_on_copies(self, tensors: RunValues, workspace: np.ndarray | None) -> Call:
         """As ``call``, on copies without gaps, where oneDNN has no primitive for the tensors."""
         desc = self.spec.desc
         packed = list(tensors)
@@ -308,7 +306,7 @@ class PrimitiveCache(_CallBinder):
         function, arguments = self._call(bound, packed, workspace)
         check = self.library.check
 
-        def run(*arrays: Any) -> None:
+        def run(*arrays: RunValue) -> None:
             for copy, x in before:
                 np.copyto(copy, arrays[x] if isinstance(x, int) else x)
             check(function(*arguments) or 0)
@@ -317,7 +315,7 @@ class PrimitiveCache(_CallBinder):
 
         return run, tuple(late)
 
-    def _is_sum(self, tensors: Sequence[Any]) -> bool:
+    def _is_sum(self, tensors: RunValues) -> bool:
         """Whether the tensor that is added to the result lies where the result is written."""
         summed = self.spec.summed
         if summed < 0:
@@ -361,8 +359,8 @@ class _HandleCall:
     """A call with some addresses set each time; of tensors that are read, also of copies."""
 
     library: Library
-    function: Callable[..., Any]
-    arguments: tuple[Any, ...]
+    function: Callable[..., RunValue]
+    arguments: tuple[RunValue, ...]
     handles: Sequence[_Handle]
 
     def __call__(self, *arrays: np.ndarray) -> None:
@@ -389,8 +387,8 @@ class _HandleCall:
 
 
 def _compiled_call(
-    library: Library, function: Callable[..., Any], arguments: tuple[Any, ...]
-) -> tuple[Any, ...] | None:
+    library: Library, function: Callable[..., RunValue], arguments: tuple[RunValue, ...]
+) -> tuple[RunValue, ...] | None:
     """The addresses of ``dnnl_primitive_execute`` and its arguments, if that is ``function``, or
     what that calls with handles set: of each, the addresses of what sets it and of the memory, and
     the order of the array's dims in memory."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from penstock.core.errors import PenstockError
 from penstock.core.records import dataclass
+from penstock.core.types import RunValue
 from penstock.host.native import adopt, openmp_settings
 
 _WHEEL = "onednn-cpu-gomp"
@@ -74,7 +75,7 @@ class Library:
         """The value of the constant ``dnnl_<name>``."""
         return int(getattr(self.lib, f"dnnl_{name}"))
 
-    def new(self, name: str, create: Any, *arguments: Any, keep: Any = None) -> Any:
+    def new(self, name: str, create: Any, *arguments: RunValue, keep: Any = None) -> Any:
         """A new ``dnnl_<name>_t``, created by ``create(handle, *arguments)`` and destroyed with the
         last reference to it; ``keep`` lives as long. Raises ``DnnlError``."""
         handle = self.ffi.new(f"dnnl_{name}_t *")

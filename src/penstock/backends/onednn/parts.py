@@ -21,6 +21,7 @@ from penstock.backends.onednn.op_desc import OpDesc
 from penstock.backends.onednn.spec import PrimitiveSpec
 from penstock.core.checkpoints import checkpoint
 from penstock.core.records import NamedTuple, dataclass, replace
+from penstock.core.types import RunValue, RunValues
 from penstock.ir.graph import Node
 from penstock.ir.kernel import (
     NO_PACKED_CONSTANTS,
@@ -169,7 +170,7 @@ class PartsBinder(Binder):
             binder.packed.fixed()
 
     def bind(
-        self, inputs: Sequence[Any], outputs: Sequence[Any], workspace: np.ndarray | None
+        self, inputs: RunValues, outputs: RunValues, workspace: np.ndarray | None
     ) -> BoundCall:
         self.fixed()
         given = [None if i in self.packed_inputs else x for i, x in enumerate(inputs)]
@@ -182,7 +183,7 @@ def _joined(
     """The kernel that makes the calls of the parts."""
     count = len(spec.desc.tensors) - len(spec.desc.outputs)
 
-    def into(*arrays: Any) -> None:
+    def into(*arrays: RunValue) -> None:
         for kernel, cuts in calls:
             checkpoint()
             views = [
@@ -196,7 +197,7 @@ def _joined(
 
     output, packed_inputs = spec.desc.output, tuple(spec.weights)
 
-    def function(*inputs: Any) -> Any:
+    def function(*inputs: RunValue) -> RunValue:
         result = np.empty(output.dims, output.dtype)
         into(*inputs, result)
         return result

@@ -21,7 +21,7 @@ from penstock.ops.common.shape_rules import normalize_axes
 from penstock.ops.onnx.shape import flatten_axis, reshaped_dims
 
 
-def _viewing(function: Callable[..., Any], *host_inputs: int) -> Kernel:
+def _viewing(function: Callable[..., RunValue], *host_inputs: int) -> Kernel:
     """The kernel of a view."""
     return Kernel(function, view=True, device=DeviceWork(host_inputs=host_inputs))
 

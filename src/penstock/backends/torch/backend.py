@@ -194,7 +194,7 @@ class TorchBackend(HostBackend):
 
     gives = "torch"
 
-    def copy_from(self, source: Any) -> Callable[[Any], Any] | None:
+    def copy_from(self, source: RunValue) -> Callable[[Any], Any] | None:
         """The function that copies values from another backend of torch, from device to device."""
         if not isinstance(source, TorchBackend):
             return None
@@ -244,13 +244,13 @@ class TorchBackend(HostBackend):
         return part.view(dtype).as_strided(dims, steps)
 
     @property
-    def captured(self) -> Callable[..., Any] | None:
+    def captured(self) -> Callable[..., RunValue] | None:
         """The class that captures a function into a graph; None on a device without streams."""
         streams = self._streams
         return None if streams is None else partial(CapturedCalls, device=streams)
 
     @staticmethod
-    def in_runs(function: Callable[..., Any]) -> Callable[..., Any]:
+    def in_runs(function: Callable[..., RunValue]) -> Callable[..., RunValue]:
         """``function`` as runs call it: torch keeps no track of what they compute."""
         enter = torch.inference_mode
 
@@ -261,7 +261,7 @@ class TorchBackend(HostBackend):
         return call
 
     @property
-    def bounded(self) -> Callable[..., Any] | None:
+    def bounded(self) -> Callable[..., RunValue] | None:
         """The function that bounds the threads of another; None where kernels run on a GPU."""
         return BOUND.bounded if self._memory.on_host else None
 

@@ -47,7 +47,7 @@ class CapturedCalls:
         self._warm_ups = WARM_UPS
         self._graph: Any = None
         self._inputs: list[torch.Tensor] = []
-        self._outputs: tuple[Any, ...] = ()
+        self._outputs: tuple[RunValue, ...] = ()
         self._lock = threading.Lock()
 
     def __call__(self, *inputs: RunValue) -> tuple[RunValue, ...]:

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import torch
 
 from penstock.core.errors import PenstockError, wrong_type
+from penstock.core.types import RunValue
 
 TorchHandle: TypeAlias = Any
 """a stream, event or graph of the runtime: an object of torch, which has no types of its own"""
@@ -113,7 +114,7 @@ class TorchStream:
         self.torch = stream
         self._keep = device.runtime.keep
 
-    def call(self, function: Callable[..., Any], *arguments: object) -> Any:
+    def call(self, function: Callable[..., RunValue], *arguments: object) -> Any:
         """Call ``function``, whose kernels go to this stream. Memory that torch's allocator lent to
         another stream is kept from being lent again until this one has read it."""
         stream, keep, here = self.torch, self._keep, self.device.torch_device

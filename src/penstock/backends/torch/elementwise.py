@@ -19,7 +19,9 @@ _nn = torch._C._nn
 BOOLEANS = frozenset({torch.bool})
 
 
-def writing(function: Callable[..., Any], count: int, *, inplace: tuple[int, ...] = ()) -> Kernel:
+def writing(
+    function: Callable[..., RunValue], count: int, *, inplace: tuple[int, ...] = ()
+) -> Kernel:
     """The kernel of a function of ``count`` tensors with a parameter ``out=``."""
     if count == 1:
 
@@ -203,7 +205,7 @@ def binary(site: TorchSite) -> Kernel | None:
 BINARY = (*_BINARY, *_COMPARISONS, "Div", "Mod", "PRelu")
 
 
-_VARIADIC: Mapping[str, Callable[..., Any]] = {
+_VARIADIC: Mapping[str, Callable[..., RunValue]] = {
     "Max": torch.maximum,
     "Mean": torch.add,
     "Min": torch.minimum,

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from penstock.backends.torch.site import TorchSite
 from penstock.backends.torch.windows import Padding
+from penstock.core.types import RunValue
 from penstock.ir.kernel import Kernel
 from penstock.ops.common.windows import kernel_shape
 
-_MAX: Mapping[int, Callable[..., Any]] = {
+_MAX: Mapping[int, Callable[..., RunValue]] = {
     1: torch.max_pool1d,
     2: torch.max_pool2d,
     3: torch.max_pool3d,
 }
-_AVERAGE: Mapping[int, Callable[..., Any]] = {
+_AVERAGE: Mapping[int, Callable[..., RunValue]] = {
     1: torch.nn.functional.avg_pool1d,
     2: torch.nn.functional.avg_pool2d,
     3: torch.nn.functional.avg_pool3d,

@@ -14,7 +14,7 @@ from penstock.core.types import RunValue
 from penstock.ir.kernel import Kernel
 
 
-def rounding(site: TorchSite, function: Callable[..., Any]) -> Callable[..., Any]:
+def rounding(site: TorchSite, function: Callable[..., RunValue]) -> Callable[..., RunValue]:
     """``function``, with operands of products rounded to TensorFloat-32 on a GPU if the session
     allows that. torch has one flag for the process: it is set for the call, and put back."""
     if not site.tf32 or site.memory.on_host:

@@ -68,7 +68,9 @@ def recurrent(site: TorchSite) -> Kernel | None:
     name, backward = site.node.op.name, site.text("direction") == "reverse"
     flat = [tensor for tensors in weights for tensor in tensors]
     directions, hidden = len(weights), weights[0][1].shape[1]
-    layer: Callable[..., Any] = {"LSTM": torch.lstm, "GRU": torch.gru, "RNN": torch.rnn_tanh}[name]
+    layer: Callable[..., RunValue] = {"LSTM": torch.lstm, "GRU": torch.gru, "RNN": torch.rnn_tanh}[
+        name
+    ]
     run = partial(
         layer,
         params=flat,

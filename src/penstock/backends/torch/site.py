@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 
 from penstock.backends.torch.memory import TORCH_DTYPES, TorchMemory
-from penstock.core.types import TensorType, Type
+from penstock.core.types import RunValue, RunValues, TensorType, Type
 from penstock.ir.graph import Node, Value
 
 HELD = frozenset(TORCH_DTYPES.values())
@@ -97,12 +96,12 @@ class TorchSite:
         dtypes = {self.dtype(i) for i in indices if self.given(i)}
         return len(dtypes) == 1 and dtypes <= FLOATS
 
-    def tensor(self, array: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
+    def tensor(self, array: RunValue, dtype: torch.dtype | None = None) -> torch.Tensor:
         """A copy of an array on the device."""
         tensor: torch.Tensor = self.memory.from_host(np.asarray(array))
         return tensor if dtype is None else tensor.to(dtype)
 
 
-def _known(shape: Sequence[Any] | None) -> tuple[int, ...] | None:
+def _known(shape: RunValues | None) -> tuple[int, ...] | None:
     dims = tuple([dim for dim in shape or () if isinstance(dim, int)])
     return dims if shape is not None and len(dims) == len(shape) else None

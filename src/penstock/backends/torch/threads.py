@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from penstock.core.types import RunValue
+
 
 class ThreadBound:
     """Bounds torch's threads for calls. Of calls that overlap, the lowest bound holds for all:
@@ -20,7 +22,7 @@ class ThreadBound:
         self._bounds: Counter[int] = Counter()
         self._before = 0
 
-    def bounded(self, threads: int, function: Callable[..., Any]) -> Callable[..., Any]:
+    def bounded(self, threads: int, function: Callable[..., RunValue]) -> Callable[..., RunValue]:
         """``function`` with at most this number of torch's threads."""
 
         def call(*arguments: object) -> Any:

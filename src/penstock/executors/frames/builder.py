@@ -10,7 +10,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from penstock.analysis.frames import Frames
 from penstock.codegen.helpers import too_many
 from penstock.core.limits import Limits
 from penstock.core.records import dataclass, replace
-from penstock.core.types import RunValue, TensorType
+from penstock.core.types import RunValue, RunValues, TensorType
 from penstock.executors.base import Done, Executor
 from penstock.executors.control import Control
 from penstock.executors.errors import explained
@@ -198,13 +197,13 @@ class FrameGraphBuilder:
 
         def call(*inputs: RunValue) -> CallSteps:
             requests = steps(node, inputs[:own])
-            results: Sequence[Any] | None = None
+            results: RunValues | None = None
             count = 0
             while True:
                 try:
                     graph, arguments = requests.send(results)  # type: ignore[arg-type]
                 except StopIteration as end:
-                    outputs: Sequence[Any] = end.value
+                    outputs: RunValues = end.value
                     return outputs
                 # The branch of an If, which has no inputs, is no iteration.
                 if most is not None and count >= most and graph.inputs:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from penstock.codegen.helpers import sent, unshared
 from penstock.core.checkpoints import await_release
@@ -202,7 +201,7 @@ class FramesExecutor:
                 raise error
             finally:
                 del error, run, runs  # the traceback holds this frame
-        outputs: list[Any] = [None] * len(self.table.outputs)
+        outputs: list[RunValue] = [None] * len(self.table.outputs)
         # A value may be memory of a feed, a constant or another output, so that the caller gets
         # a copy. To another process it is copied by being sent.
         own = sent if barrier.is_remote else unshared

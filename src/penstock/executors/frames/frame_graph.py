@@ -30,6 +30,7 @@ import numpy as np
 from penstock.core.checkpoints import with_checkpoints
 from penstock.core.errors import PenstockError
 from penstock.core.records import dataclass, field, replace
+from penstock.core.types import RunValue, RunValues
 from penstock.executors.frames.rendezvous import edge_key
 from penstock.ir.contract import Guard
 from penstock.ir.graph import FramePath, Graph, Node, Value, captures, clone, is_framed
@@ -127,7 +128,7 @@ class FrameNode:
     child: StaticFrame | None = None
     constant: bool = False
     key: str = ""
-    function: Callable[..., Any] | None = None
+    function: Callable[..., RunValue] | None = None
     nested: bool = False
     varies: bool = False
     explain: Explain | None = None
@@ -159,7 +160,7 @@ class StaticFrame:
     """
 
     name: str
-    inputs: list[Any] = field(default_factory=list)
+    inputs: list[RunValue] = field(default_factory=list)
     waits: list[int] = field(default_factory=list)
     enters: int = 0
     parallel: int = 1
@@ -257,7 +258,7 @@ class ValueNumbers:
         return StepTable(name, tuple(steps), tuple(slots), begin, end, tuple(constants))
 
 
-CallSteps: TypeAlias = "Generator[tuple[FrameGraph, Sequence[Any]], Sequence[Any], Sequence[Any]]"
+CallSteps: TypeAlias = "Generator[tuple[FrameGraph, RunValues], RunValues, RunValues]"
 """A call in progress: yields the next graph to run and its inputs, is sent the outputs of that, and
 returns the outputs of the node."""
 StartCall: TypeAlias = Callable[..., CallSteps]

@@ -12,7 +12,7 @@ send.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -52,7 +52,7 @@ _SEND, _RECV, _ASYNCHRONOUS = TokenRule.SEND, TokenRule.RECV, TokenRule.ASYNCHRO
 
 _ndarray = np.ndarray  # a global is faster to read than an attribute of a module
 
-Outputs = Sequence[Any]
+Outputs = RunValues
 
 # Kernels that take longer than this, in seconds, run on another thread. A hand-over and the way
 # back wake a thread each, tens of us, which a shorter kernel would not be worth.
@@ -588,7 +588,7 @@ class FramesRun:
         call.results[node.port] = value
 
 
-def _key(node: FrameNode, iteration: IterationState) -> tuple[Any, ...]:
+def _key(node: FrameNode, iteration: IterationState) -> tuple[Hashable, ...]:
     """The rendezvous key of a value that goes from one part to another."""
     frame = iteration.frame
     return node.key, frame.id or frame.name(), iteration.number

@@ -70,7 +70,7 @@ class IterationState:
 
     frame: FrameInstance
     number: int
-    inputs: list[Any]
+    inputs: list[RunValue]
     waits: list[int]
     tokens: int = 0
     children: dict[str, FrameInstance] | None = None
@@ -133,7 +133,7 @@ class CallInstance(FrameInstance):
         self.frame_graph = frame_graph
         self.node = node
         self.steps = steps
-        self.results: list[Any] = [MISSING] * len(frame_graph.fetches)
+        self.results: list[RunValue] = [MISSING] * len(frame_graph.fetches)
         self.depth: int = 0
         if around is not None:
             self.depth = enclosing_call(around.frame).depth + bool(frame_graph.function)

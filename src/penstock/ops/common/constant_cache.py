@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary, ref
 import numpy as np
 
 from penstock.core.records import NamedTuple
-from penstock.core.types import TensorType, type_of
+from penstock.core.types import RunValue, TensorType, type_of
 from penstock.ir.graph import Node, Value
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Types
@@ -201,7 +201,7 @@ def copies_of(constant: np.ndarray) -> dict[str, np.ndarray]:
     }
 
 
-def by_attributes(make: Callable[[Attrs], Callable[..., Any]]) -> Compile:
+def by_attributes(make: Callable[[Attrs], Callable[..., RunValue]]) -> Compile:
     """The compile function of kernels that depend on attributes only, such as those of forests and
     dictionaries: ``make`` returns their function.
 

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from penstock.core.types import MAX_DATA, Dim, TensorType, Type
+from penstock.core.types import MAX_DATA, Dim, RunValue, TensorType, Type
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Infer, Types
 from penstock.ops.common.dtypes import is_float, is_small, wide
@@ -38,7 +38,7 @@ it is several times faster than ``np.maximum`` and ``np.minimum`` with scalars."
 
 BLOCK = 32768  # elements of a block: a formula's five float32 arrays of it take 640 KiB
 
-Body: TypeAlias = Callable[..., Any]
+Body: TypeAlias = Callable[..., RunValue]
 """``body(*inputs, out, *scratch)``, all of one dtype. ``out`` may be one of the inputs: once the
 body has written to it, it reads no input, except elementwise while writing."""
 
@@ -52,7 +52,7 @@ def minimum(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.n
     return np.minimum(a, b, out=out)
 
 
-def typed_scalar(value: Any, dtype: np.dtype) -> np.ndarray:
+def typed_scalar(value: RunValue, dtype: np.dtype) -> np.ndarray:
     """A constant of a formula."""
     return np.array(value, dtype)
 
@@ -130,7 +130,7 @@ def formula(
             body(*values, out, *_rows(scratch, out.shape, computed, work))
         return out
 
-    into: Callable[..., Any] = run
+    into: Callable[..., RunValue] = run
     workspace = 0
     input_types = [tensor(types, i) for i in range(inputs)]
     shape = broadcast_shapes([type_.shape for type_ in input_types])

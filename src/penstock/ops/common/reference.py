@@ -5,14 +5,13 @@ Slow but exact. Nothing is known of their outputs before the run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 
-from penstock.core.types import ShapeError
+from penstock.core.types import RunValue, RunValues, ShapeError
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Op, Types
@@ -71,7 +70,7 @@ def _compiler(implementation: Any, domain: str, version: int) -> Compile:
         settings |= {"verbose": 0, "new_ops": None, "existing_functions": {}, "evaluator_cls": None}
         run = implementation(proto, settings)
 
-        def function(*values: Any) -> Any:
+        def function(*values: RunValue) -> RunValue:
             results = run.run(*values)
             results = tuple(_unshared(x, values) for x in results[: len(outputs)])
             if len(results) < len(outputs):
@@ -83,7 +82,7 @@ def _compiler(implementation: Any, domain: str, version: int) -> Compile:
     return compile
 
 
-def _unshared(result: Any, inputs: Sequence[Any]) -> Any:
+def _unshared(result: RunValue, inputs: RunValues) -> RunValue:
     """A copy of the result if it shares memory with an input, as references may return these."""
     if isinstance(result, np.ndarray) and any(
         isinstance(x, np.ndarray) and np.may_share_memory(result, x) for x in inputs

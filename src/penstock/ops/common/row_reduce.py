@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
+from penstock.core.types import RunValue
+
 # Called as (x, axis, dtype, out, keepdims, initial): keywords cost as much as a short row.
-_add: Callable[..., Any] = np.add.reduce
-_maximum: Callable[..., Any] = np.maximum.reduce
+_add: Callable[..., RunValue] = np.add.reduce
+_maximum: Callable[..., RunValue] = np.maximum.reduce
 
 MANY = 4  # rows
 SHORT = 2048  # elements

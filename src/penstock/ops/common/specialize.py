@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from penstock.core.records import NamedTuple
-from penstock.core.types import FLOAT32, ShapeError, TensorType
+from penstock.core.types import FLOAT32, RunValue, ShapeError, TensorType
 from penstock.host.current_run import reserve
 from penstock.ir.graph import Node
 from penstock.ir.kernel import NO_LAYOUT_HINTS, Kernel, LayoutHints
@@ -36,7 +36,7 @@ class Routine(NamedTuple):
     were prepared when the routine was made.
     """
 
-    into: Callable[..., Any]
+    into: Callable[..., RunValue]
     workspace: int = 0
     prepared: tuple[int, ...] = ()
     kept: Any = None
@@ -116,7 +116,7 @@ def specialized(node: Node, types: Types, make: Make, **options: Unpack[_Options
             return _padded(complete, arity, inputs, outputs, consts), outputs
         return complete(inputs, outputs, consts), outputs
 
-    def function(*inputs: Any) -> Any:
+    def function(*inputs: RunValue) -> RunValue:
         key = [None if x is None else TensorType(x.dtype, x.shape) for x in inputs]
         for i in values:
             if i < len(inputs) and inputs[i] is not None:
@@ -194,7 +194,7 @@ def _padded(
     routine = make([*inputs, *before], [*outputs, *after], [*consts, *before])
     inner = routine.into
 
-    def into(*arrays: Any) -> None:
+    def into(*arrays: RunValue) -> None:
         inner(*arrays[:first], *before, *arrays[first:last], *after, *arrays[last:])
 
     return routine._replace(into=into)
@@ -254,7 +254,7 @@ def _widened(make: Make, inputs: Tensors, outputs: Tensors, consts: Consts) -> R
     results = fields(outputs, wide_outputs, ())
     start = len(inputs)
 
-    def into(*arguments: Any) -> None:
+    def into(*arguments: RunValue) -> None:
         *arrays, workspace = arguments
         for i, field in converted:
             wide = field(workspace)

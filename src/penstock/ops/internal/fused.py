@@ -7,10 +7,9 @@ these nodes where a backend accepts them. The nodes in its region define what on
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from penstock.core.records import dataclass
-from penstock.core.types import ANY, Type
+from penstock.core.types import ANY, RunValue, Type
 from penstock.ir.graph import Node, Value
 from penstock.ir.kernel import Kernel, returning
 from penstock.ir.op import Attrs, Consts, Op, Types
@@ -102,7 +101,7 @@ def _compile(node: Node, types: Types) -> Kernel:
         assert output is not None
         place[output] = len(place)
 
-    def function(*inputs: Any) -> Any:
+    def function(*inputs: RunValue) -> RunValue:
         values = list(inputs)
         for call, arguments in calls:
             values.append(call(*[None if i < 0 else values[i] for i in arguments]))

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.records import NamedTuple
-from penstock.core.types import BOOL, FLOAT32, INT64, ShapeError, TensorType, Type
+from penstock.core.types import BOOL, FLOAT32, INT64, RunValue, ShapeError, TensorType, Type
 from penstock.host.current_run import reserve
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
@@ -62,7 +62,7 @@ def _compile_start(node: Node, types: Types) -> Kernel:
         max_length: np.ndarray,
         num_beams: np.ndarray | None,
         mask: np.ndarray | None,
-    ) -> tuple[Any, ...]:
+    ) -> tuple[RunValue, ...]:
         beams, length = _scalar(num_beams, 1), _scalar(max_length, 0)
         if ids.ndim != 2 or not ids.shape[1] or beams < 1 or length < ids.shape[1]:
             raise ShapeError(f"{beams} beams of length {length} cannot begin with ids {ids.shape}")
@@ -260,7 +260,7 @@ def _compile_step(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
     pad, eos, beam_search = attrs["pad_token_id"], attrs["eos_token_id"], attrs["beam_search"]
 
-    def function(logits: np.ndarray, *arguments: Any) -> tuple[Any, ...]:
+    def function(logits: np.ndarray, *arguments: RunValue) -> tuple[RunValue, ...]:
         _, positions, mask, sequences, *rest = arguments[:STATE]
         prompt, min_length, length_penalty, repetition_penalty, *masks = arguments[STATE:-3]
         presence_mask, seed, processor = arguments[-3:]
@@ -319,7 +319,7 @@ def _infer_end(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 def _compile_end(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
 
-    def function(sequences: np.ndarray, *arguments: Any) -> Any:
+    def function(sequences: np.ndarray, *arguments: RunValue) -> RunValue:
         scores, *rest, length_penalty, returned, steps, prompt = arguments
         state, length = _Beams(attrs, scores, *rest), sequences.shape[1]
         if not attrs["beam_search"]:

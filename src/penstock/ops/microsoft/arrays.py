@@ -11,7 +11,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from penstock.core.checkpoints import checkpoint
 from penstock.core.records import dataclass
-from penstock.core.types import FLOAT32, INT64, ShapeError, TensorType, Type
+from penstock.core.types import FLOAT32, INT64, RunValue, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Types
@@ -380,7 +380,7 @@ def packed_ngram_hash_mapping(node: Node, types: Types) -> Kernel:
 
     def run(
         ids: np.ndarray, factors: np.ndarray, sizes: np.ndarray, bounds: np.ndarray, *rest: Any
-    ) -> tuple[Any, ...]:
+    ) -> tuple[RunValue, ...]:
         past, offsets, eos, segments, past_segments, counts = rules.pad_with_none(rest, 6)
         mapping = _NGramHash(node.attrs, factors, sizes, offsets, eos)
         before, count = mapping.before, len(bounds) - 1

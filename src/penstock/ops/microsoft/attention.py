@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.records import NamedTuple
-from penstock.core.types import Dim, Shape, ShapeError, TensorType, Type
+from penstock.core.types import Dim, RunValue, RunValues, Shape, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.products import product_in_parts
@@ -200,7 +200,7 @@ def attention(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> 
     attend = _Attend(layout, heads, dtype, node, past, [own, own])
     ends = q_size, q_size + k_size, total
 
-    def into(*arguments: Any) -> None:
+    def into(*arguments: RunValue) -> None:
         x, w, b, mask, old, added, _, y, present, workspace = arguments
         qkv = projected(workspace)
         product_in_parts(x.reshape(batch * length, width), w, qkv)
@@ -319,7 +319,7 @@ def _mha(node: Node, inputs: Tensors, outputs: Tensors) -> Routine:
             if i == 0 or x is None or len(x.dims) != 4:
                 sums[i] = layout.field((heads.batch, count, *rows[i]), dtype)
 
-    def into(*arguments: Any) -> None:
+    def into(*arguments: RunValue) -> None:
         q, k, v, bias, mask, added, old_k, old_v, length, beams = arguments[:10]
         y, *presents, show, workspace = arguments[10:]
         parts, start = _unpack(count, q, k, v), 0
@@ -347,7 +347,7 @@ def multi_head_attention(node: Node, inputs: Tensors, outputs: Tensors, consts: 
 # DecoderMaskedMultiHeadAttention: the same for one query of each sample, with inputs in their order
 
 
-def _reordered(inputs: Sequence[Any]) -> list[Any]:
+def _reordered(inputs: RunValues) -> list[Any]:
     order = (0, 1, 2, 10, 3, 4, 5, 6, 7, 9)
     return [inputs[i] if i < len(inputs) else None for i in order]
 
@@ -362,7 +362,7 @@ def _infer_decoder(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]
 def decoder_attention(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     routine = _mha(node, _reordered(inputs), outputs)
 
-    def into(*arguments: Any) -> None:
+    def into(*arguments: RunValue) -> None:
         routine.into(*_reordered(arguments[:11]), *arguments[11:])
 
     return routine._replace(into=into)

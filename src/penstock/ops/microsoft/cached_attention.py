@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from penstock.core.records import NamedTuple
-from penstock.core.types import FLOAT32, Dim, ShapeError, TensorType, Type
+from penstock.core.types import FLOAT32, Dim, RunValue, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Dims, Types
 from penstock.ops.common import shape_rules as rules
@@ -404,7 +403,7 @@ def group_query_attention(node: Node, inputs: Tensors, outputs: Tensors, consts:
     attend = _CachedAttention(layout, node, sizes, dtype, inputs, outputs)
     smooth = np.zeros(_heads_of(attrs)[0], dtype) if attrs.get("smooth_softmax", -1) == 1 else None
 
-    def into(*arguments: Any) -> None:
+    def into(*arguments: RunValue) -> None:
         q, k, v, old_k, old_v, lengths, _, cos, sin, places, bias, sink, k_scale, v_scale = (
             arguments[:14]
         )
@@ -484,7 +483,7 @@ def sparse_attention(node: Node, inputs: Tensors, outputs: Tensors, consts: Cons
     attend = _CachedAttention(layout, node, sizes, dtype, inputs, outputs)
     heads = attend.heads
 
-    def into(*arguments: Any) -> None:
+    def into(*arguments: RunValue) -> None:
         q, k, v, old_k, old_v, starts, columns, _, ends, cos, sin = arguments[:11]
         y, new_k, new_v, workspace = arguments[11:]
         blocks = _hidden_blocks(starts, columns)

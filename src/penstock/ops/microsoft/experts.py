@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.records import NamedTuple
-from penstock.core.types import FLOAT32, Dim, ShapeError, Type, dtype_name
+from penstock.core.types import FLOAT32, Dim, RunValue, RunValues, ShapeError, Type, dtype_name
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Dims, Types
 from penstock.ops.common import shape_rules as rules
@@ -100,7 +100,7 @@ class _Weights:
                     *arrays,
                 )
 
-    def of(self, expert: int, inputs: Sequence[Any]) -> np.ndarray:
+    def of(self, expert: int, inputs: RunValues) -> np.ndarray:
         if self.fixed is not None:
             weights: np.ndarray = self.fixed.value[expert]
             return weights
@@ -216,14 +216,14 @@ def mixture_of_experts(node: Node, inputs: Tensors, outputs: Tensors, consts: Co
     name = attrs.get("activation_type", "relu")
     normalized = bool(attrs.get("normalize_routing_weights", 0))
 
-    def layer(at: int, expert: int, x: np.ndarray, arguments: Sequence[Any]) -> np.ndarray:
+    def layer(at: int, expert: int, x: np.ndarray, arguments: RunValues) -> np.ndarray:
         weights = stacks[at].of(expert, arguments).T
         y = np.empty((len(x), weights.shape[1]), FLOAT32)
         product_in_parts(x, weights, y)
         bias = arguments[layers[at].bias]
         return y if bias is None else y + bias[expert].astype(FLOAT32, copy=False)
 
-    def run(expert: int, x: np.ndarray, arguments: Sequence[Any]) -> np.ndarray:
+    def run(expert: int, x: np.ndarray, arguments: RunValues) -> np.ndarray:
         y = layer(0, expert, x, arguments)
         if fused:
             gate, y = (y[:, ::2], y[:, 1::2]) if fused == 1 else np.split(y, 2, axis=1)
@@ -236,7 +236,7 @@ def mixture_of_experts(node: Node, inputs: Tensors, outputs: Tensors, consts: Co
                 y = y * layer(2, expert, x, arguments)
         return layer(1, expert, y, arguments)
 
-    def into(*arguments: Any) -> None:
+    def into(*arguments: RunValue) -> None:
         x = arguments[0].reshape(-1, hidden).astype(FLOAT32, copy=False)
         scores = arguments[1].astype(FLOAT32, copy=False)
         # Of equal scores the last comes first, as in ONNX Runtime.

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.types import FLOAT32, Shape, TensorType, Type
+from penstock.core.types import FLOAT32, RunValues, Shape, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Types
@@ -75,7 +75,7 @@ def _infer_quantized_lstm(types: Types, attrs: Attrs, consts: Consts) -> Sequenc
     return [TensorType(FLOAT32, shape) for shape in shapes]
 
 
-def _weights(layer: recurrent.Layer, inputs: Sequence[Any]) -> list[recurrent.CellWeights]:
+def _weights(layer: recurrent.Layer, inputs: RunValues) -> list[recurrent.CellWeights]:
     """The weights of each direction."""
     directions = []
     for d in range(len(layer.reverse)):
@@ -110,7 +110,7 @@ def dynamic_quantize_lstm(node: Node, types: Types) -> Kernel:
         name = "DynamicQuantizeLSTM", layer.halved
         prepared = shared(name, lambda: _weights(layer, consts), *[consts[i] for i in ours])
 
-    def weigh(inputs: Sequence[Any], single: bool) -> list[recurrent.CellWeights]:
+    def weigh(inputs: RunValues, single: bool) -> list[recurrent.CellWeights]:
         return _weights(layer, inputs) if prepared is None else prepared.value
 
     def make(inputs: Tensors, outputs: Tensors, _: Consts) -> Routine:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.types import ShapeError, TensorType, Type, constant_type, dtype_name
+from penstock.core.types import RunValue, ShapeError, TensorType, Type, constant_type, dtype_name
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Types
@@ -143,7 +143,7 @@ def matmul_nbits(node: Node, types: Types) -> Kernel:
         )
     step = max(1, PANEL // packed.k)
 
-    def into(a: np.ndarray, *arguments: Any) -> None:
+    def into(a: np.ndarray, *arguments: RunValue) -> None:
         b, scales, zeros, g_idx, bias, out = arguments
         left, result = a.reshape(-1, packed.k), out.reshape(-1, packed.n)
         if fixed is not None:
@@ -245,7 +245,7 @@ def gather_blocks(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts)
     if not count:
         raise ShapeError(f"nothing can be gathered along axis {axis} of {dims}")
 
-    def into(data: np.ndarray, *arguments: Any) -> None:
+    def into(data: np.ndarray, *arguments: RunValue) -> None:
         indices, scales, zeros, out = arguments
         outside = (indices < -count) | (indices >= count)
         where = np.where(outside, 0, np.where(indices < 0, indices + count, indices))

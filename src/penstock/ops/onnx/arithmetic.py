@@ -7,11 +7,10 @@ exponents. Sums of 16-bit floats are taken in float32, however many there are, a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
-from penstock.core.types import FLOAT32, Dim, ShapeError, TensorType, Type
+from penstock.core.types import FLOAT32, Dim, RunValue, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Infer, Trait, Types
@@ -80,7 +79,7 @@ def _signed_quotient(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None
     return np.floor_divide(np.subtract(a, np.fmod(a, b)), b, out)
 
 
-_QUOTIENTS: dict[str, Callable[..., Any]] = {"i": _signed_quotient, "u": np.floor_divide}
+_QUOTIENTS: dict[str, Callable[..., RunValue]] = {"i": _signed_quotient, "u": np.floor_divide}
 
 
 @operator("Div", since=7, infer=_infer_div, elementwise=True, traits={"fails on integers"})
@@ -402,7 +401,7 @@ def clip_operator(node: Node, types: Types) -> Kernel:
 
             return ufunc(clipped, 1)
 
-    def run(*arguments: Any) -> np.ndarray:
+    def run(*arguments: RunValue) -> np.ndarray:
         x, *bounds = arguments[:n]
         out = arguments[n] if len(arguments) > n else np.empty(x.shape, x.dtype)
         for function, bound in zip((np.maximum, np.minimum), bounds, strict=False):

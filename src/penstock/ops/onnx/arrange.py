@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.checkpoints import with_checkpoints
-from penstock.core.types import MAX_DATA, Dim, Shape, ShapeError, TensorType, Type
+from penstock.core.types import MAX_DATA, Dim, RunValue, Shape, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Infer, Types
@@ -203,7 +203,7 @@ def split(node: Node, types: Types) -> Kernel:
             pieces = parts(x.shape, fixed_sizes if sizes is None or fixed_sizes else sizes.tolist())
         return tuple([x[part] for part in pieces]) if count != 1 else x[pieces[0]]
 
-    def into(*arrays: Any) -> None:
+    def into(*arrays: RunValue) -> None:
         views = run(*arrays[:-count])
         for out, part in zip(arrays[-count:], views if count != 1 else (views,), strict=True):
             if out is not None:

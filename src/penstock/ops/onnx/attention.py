@@ -17,7 +17,7 @@ import numpy as np
 
 from penstock.core.checkpoints import checkpoint
 from penstock.core.records import NamedTuple
-from penstock.core.types import BOOL, Dim, Shape, ShapeError, TensorType, Type, dtype_name
+from penstock.core.types import BOOL, Dim, RunValue, Shape, ShapeError, TensorType, Type, dtype_name
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import row_reduce
@@ -386,7 +386,7 @@ def attention(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> 
     if mask is not None:
         check_mask(mask.dims, heads)
 
-    def into(*arguments: Any) -> None:
+    def into(*arguments: RunValue) -> None:
         q, k, v, mask, old_k, old_v, lengths, y, new_k, new_v, show, workspace = arguments
         q = split_heads(q, heads.heads)
         k = caches[0].join(split_heads(k, heads.kv_heads), old_k, new_k, workspace)

@@ -9,21 +9,21 @@ Attributes: ``then_branch`` and ``else_branch`` of If; ``body`` of Loop, Scan an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from itertools import count
 from typing import Any
 
 import numpy as np
 
 from penstock.core.errors import InternalError
-from penstock.core.types import ShapeError, TensorType, Type
+from penstock.core.types import RunValue, RunValues, ShapeError, TensorType, Type
 from penstock.host.current_run import keep, reserve
 from penstock.ir.graph import Graph, Node
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Role, Types
 from penstock.ops.registry import operator
 
-Steps = Generator[tuple[Graph, Sequence[Any]], Sequence[Any], list[Any]]
+Steps = Generator[tuple[Graph, RunValues], RunValues, list[Any]]
 
 # Rows that a loop gathers between two looks at the budget of the run; what a row costs in a list.
 _UNASKED, _REFERENCE_BYTES = 1024, 8
@@ -62,13 +62,13 @@ def collects_rows(node: Node) -> bool:
     return loop_carried(node)[1].stop < len(node.attrs["body"].outputs)
 
 
-def _run_if(node: Node, inputs: Sequence[Any]) -> Steps:
+def _run_if(node: Node, inputs: RunValues) -> Steps:
     """ONNX If: one of two graphs without inputs, by a condition of one element."""
     branch = "then_branch" if truth(inputs[0]) else "else_branch"
     return list((yield node.attrs[branch], ()))
 
 
-def _run_loop(node: Node, inputs: Sequence[Any]) -> Steps:
+def _run_loop(node: Node, inputs: RunValues) -> Steps:
     """ONNX Loop: ``body(iteration, condition, *carried) -> (condition, *carried, *scanned)``."""
     limit, condition, *carried = inputs
     body: Graph = node.attrs["body"]
@@ -86,7 +86,7 @@ def _run_loop(node: Node, inputs: Sequence[Any]) -> Steps:
     return [*carried, *(stack(r, 0, 0, v.type) for r, v in zip(scanned, outputs, strict=True))]
 
 
-def _run_scan(node: Node, inputs: Sequence[Any]) -> Steps:
+def _run_scan(node: Node, inputs: RunValues) -> Steps:
     """ONNX Scan: ``body(*states, *slices) -> (*states, *slices)`` along axes of the scan inputs."""
     body: Graph = node.attrs["body"]
     layout = ScanLayout(node)
@@ -103,11 +103,11 @@ def _run_scan(node: Node, inputs: Sequence[Any]) -> Steps:
     return [*states, *(stack(*output) for output in outputs)]
 
 
-def _run_sequence_map(node: Node, inputs: Sequence[Any]) -> Steps:
+def _run_sequence_map(node: Node, inputs: RunValues) -> Steps:
     """ONNX SequenceMap: the body over the elements of one sequence, or of several in step."""
     body: Graph = node.attrs["body"]
     first, *others = inputs
-    results: list[Any] = [[] for _ in body.outputs]
+    results: list[RunValue] = [[] for _ in body.outputs]
     for i, element in enumerate(first):
         rest = (element_of(x, i) for x in others)
         for rows, row in zip(results, (yield body, (element, *rest)), strict=True):
@@ -115,7 +115,7 @@ def _run_sequence_map(node: Node, inputs: Sequence[Any]) -> Steps:
     return results
 
 
-def element_of(value: Any, index: int) -> Any:
+def element_of(value: RunValue, index: int) -> RunValue:
     """Element ``index`` of a sequence; a tensor is the same in every step."""
     if not isinstance(value, list):
         return value
@@ -176,7 +176,7 @@ def add_row(rows: list[Any], row: Any) -> None:
         reserve(len(rows) * (row.nbytes + _REFERENCE_BYTES))
 
 
-def stack(rows: Sequence[Any], axis: int, backward: int, type_: Type) -> np.ndarray:
+def stack(rows: RunValues, axis: int, backward: int, type_: Type) -> np.ndarray:
     """Scanned rows as one tensor; without rows it is empty, and unknown dims of ``type_`` are 0."""
     if rows:
         reserve(len(rows) * rows[0].nbytes)
@@ -194,14 +194,14 @@ def truth(condition: np.ndarray) -> bool:
     return bool(condition.reshape(-1)[0])
 
 
-def read_trip_count(value: Any) -> int:
+def read_trip_count(value: RunValue) -> int:
     """A trip count: a tensor of one whole number."""
     if value.size != 1 or value.dtype.kind not in "iu":
         raise ShapeError(f"a trip count must be one integer, not {value.dtype}{list(value.shape)}")
     return int(value.item())
 
 
-CONTROL: dict[Role | None, Callable[[Node, Sequence[Any]], Steps]] = {
+CONTROL: dict[Role | None, Callable[[Node, RunValues], Steps]] = {
     Role.IF: _run_if,
     Role.LOOP: _run_loop,
     Role.SCAN: _run_scan,

@@ -17,14 +17,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from math import prod
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from penstock.core.checkpoints import checkpoint
 from penstock.core.records import NamedTuple, replace
-from penstock.core.types import Shape, ShapeError, TensorType, Type
+from penstock.core.types import RunValue, Shape, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
@@ -106,7 +106,7 @@ def _pointwise(
     n, m, depth, positions = x.dims[0], w.dims[0], w.dims[1], prod(x.dims[2:])
     assert x.dtype is not None
     is_slow = is_long(2 * n * m * depth * positions, x.dtype)
-    multiply: Callable[..., Any] = product_in_parts if is_slow else np.matmul
+    multiply: Callable[..., RunValue] = product_in_parts if is_slow else np.matmul
     shape_w: tuple[int, ...] = (group, m // group, depth)
     shape_x: tuple[int, ...] = (n, group, depth, positions)
     shape_out: tuple[int, ...] = (n, group, m // group, positions)
@@ -334,7 +334,7 @@ def _shifted(
     n, m, depth, dtype = x.dims[0], w.dims[0], w.dims[1], x.dtype
     assert dtype is not None
     filters = m // group
-    multiply: Callable[..., Any] = np.multiply if depth == 1 else np.matmul
+    multiply: Callable[..., RunValue] = np.multiply if depth == 1 else np.matmul
     by_channel, groups, rows = _shift_blocks(axes, group, filters, depth, dtype)
     pieces = _pieces(axes, rows)
     layout = Scratch()
@@ -477,7 +477,7 @@ def causal_conv(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -
     routine = convolution_routine(TensorType(dtype, joined.shape), w_type, attrs, consts[1])
     inner = layout.field((routine.workspace,), UINT8)
 
-    def into(*arguments: Any) -> None:
+    def into(*arguments: RunValue) -> None:
         x, w, bias, past, out, present, workspace = arguments
         sequence = joined(workspace)
         sequence[..., :state] = 0 if past is None else past

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from penstock.core.checkpoints import checkpoint
-from penstock.core.types import STRING, Dim, ShapeError, TensorType, Type
+from penstock.core.types import STRING, Dim, RunValue, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.shape_rules import check_shape, dim_product, ints, same_dtype, tensor
@@ -138,7 +138,7 @@ def conv_transpose(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts
 
     ready = None if consts[1] is None else matrices(consts[1])
 
-    def into(x: np.ndarray, *arguments: Any) -> None:
+    def into(x: np.ndarray, *arguments: RunValue) -> None:
         w, bias, out, workspace = arguments
         matrix = matrices(w) if ready is None else ready
         out[...] = 0 if bias is None else bias.reshape(column)

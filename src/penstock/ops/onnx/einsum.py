@@ -11,7 +11,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from penstock.core.records import NamedTuple
-from penstock.core.types import Dim, Shape, ShapeError, TensorType, Type
+from penstock.core.types import Dim, RunValue, Shape, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.products import is_long, product_in_parts
@@ -173,7 +173,7 @@ class EinsumLowering:
     def routine(self) -> Routine:
         steps, size = self.steps, self.layout.size
 
-        def into(*arguments: Any) -> None:
+        def into(*arguments: RunValue) -> None:
             workspace = arguments[-1] if size else None
             *values, out = arguments[:-1] if size else arguments
             for step in steps:

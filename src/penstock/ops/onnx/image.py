@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from penstock.core.checkpoints import checkpoint
-from penstock.core.types import INT64, STRING, Dim, ShapeError, TensorType, Type
+from penstock.core.types import INT64, STRING, Dim, RunValue, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Types
@@ -131,7 +131,7 @@ def grid_sample(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -
     # Objects must not live in raw memory.
     fields = None if wide == STRING else [layout.field((block,), wide) for _ in range(2)]
 
-    def sample(image: np.ndarray, grid: np.ndarray, total: np.ndarray, value: Any) -> None:
+    def sample(image: np.ndarray, grid: np.ndarray, total: np.ndarray, value: RunValue) -> None:
         # The grid counts axes from the last.
         taps = [list(axis.taps(grid[:, -1 - i])) for i, axis in enumerate(axes)]
         for number, corner in enumerate(choices(*taps)):

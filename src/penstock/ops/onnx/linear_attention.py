@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-from penstock.core.types import FLOAT32, ShapeError, TensorType, Type
+from penstock.core.types import FLOAT32, RunValue, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.shape_rules import check_shape, choice, dim_product, given, tensor
@@ -64,7 +63,7 @@ def linear_attention(node: Node, inputs: Tensors, outputs: Tensors, consts: Cons
     state_field, update_field = layout.field(shape, FLOAT32), layout.field(shape, FLOAT32)
     value_field = layout.field((batch, kv_heads, 1, value_size), FLOAT32)
 
-    def into(*arguments: Any) -> None:
+    def into(*arguments: RunValue) -> None:
         q, k, v, past, decay, beta, y, present, workspace = arguments
         state, update = state_field(workspace), update_field(workspace)
         correction = value_field(workspace)

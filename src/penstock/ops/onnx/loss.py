@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.types import ShapeError, TensorType, Type
+from penstock.core.types import RunValue, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.shape_rules import check_shape, choice, tensor
@@ -74,7 +74,7 @@ def loss(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routi
         exponentials = layout.field(*type_)
         own = layout.field(*type_) if outputs[1] is None else None
 
-    def into(x: np.ndarray, *arguments: Any) -> None:
+    def into(x: np.ndarray, *arguments: RunValue) -> None:
         target, weight, out, log_prob, *scratch = arguments
         if exponentials is not None:
             log_prob = log_prob if own is None else own(*scratch)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
-from penstock.core.types import FLOAT32, ShapeError, TensorType, Type
+from penstock.core.types import FLOAT32, RunValue, RunValues, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
@@ -98,7 +98,7 @@ def batch_normalization(node: Node, inputs: Tensors, outputs: Tensors, consts: C
         return _batch_training(x.dims, len(outputs), epsilon, attrs.get("momentum", 0.9))
     shape = (-1, *(1,) * (len(x.dims) - 2))
 
-    def fold(parameters: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
+    def fold(parameters: RunValues) -> tuple[np.ndarray, np.ndarray]:
         """``a`` and ``b`` of ``x * a + b``."""
         scale, bias, mean, variance = parameters
         a = scale / np.sqrt(variance + epsilon)
@@ -122,7 +122,7 @@ def _batch_training(dims: tuple[int, ...], count: int, epsilon: float, momentum:
     if any(dims[axis] == 0 for axis in axes):
         raise ShapeError(f"nothing to take the mean of in shape {dims}")
 
-    def into(x: np.ndarray, *arguments: Any) -> None:
+    def into(x: np.ndarray, *arguments: RunValue) -> None:
         scale, bias, mean, variance, *rest = arguments
         out, *others = rest[:count]
         own_mean = x.mean(axes)

@@ -19,7 +19,16 @@ import numpy as np
 
 from penstock.core.checkpoints import checkpoint
 from penstock.core.records import NamedTuple
-from penstock.core.types import INT64, Dim, Shape, ShapeError, TensorType, Type, dtype_name
+from penstock.core.types import (
+    INT64,
+    Dim,
+    RunValue,
+    Shape,
+    ShapeError,
+    TensorType,
+    Type,
+    dtype_name,
+)
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.dtypes import UINT8, is_float, is_half
@@ -112,7 +121,7 @@ class _Rows(NamedTuple):
     the ends of rows come to is left out when the result is copied.
     """
 
-    combine: Callable[..., Any]
+    combine: Callable[..., RunValue]
     identity: float | np.ndarray
     pitch: int  # elements of a row with its padding
     inside: slice  # the row in it

@@ -19,6 +19,7 @@ import numpy as np
 from penstock.core.records import NamedTuple
 from penstock.core.types import (
     FLOAT32,
+    RunValue,
     Shape,
     ShapeError,
     TensorType,
@@ -294,7 +295,7 @@ def quantize_linear(node: Node, inputs: Tensors, outputs: Tensors, consts: Const
     precision = _precision(static_type(inputs, 1)[1], node.attrs)
     work = FLOAT64 if precision == FLOAT64 else FLOAT32
 
-    def quantize(x: np.ndarray, scale: np.ndarray, *arguments: Any) -> None:
+    def quantize(x: np.ndarray, scale: np.ndarray, *arguments: RunValue) -> None:
         zero, values, out = arguments
         if precision == work:
             np.divide(x, scale, out=values, dtype=work, casting="unsafe")
@@ -323,7 +324,7 @@ def dequantize_linear(node: Node, inputs: Tensors, outputs: Tensors, consts: Con
     """Computed in float32 and rounded once. That is the product in float16 or bfloat16 too: their
     products fit float32 exactly."""
 
-    def dequantize(x: np.ndarray, scale: np.ndarray, *arguments: Any) -> None:
+    def dequantize(x: np.ndarray, scale: np.ndarray, *arguments: RunValue) -> None:
         zero, values, out = arguments
         target = out if values is None else values
         subtract_zero_point(x, zero, target)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.types import FLOAT32, Shape, ShapeError, TensorType, Type
+from penstock.core.types import FLOAT32, RunValue, Shape, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Infer, Types
 from penstock.ops.common import shape_rules as rules
@@ -246,7 +246,7 @@ def requantize(
 def matmul_integer(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     product = _Product(node, inputs, (0, 2), (1, 3))
 
-    def into(*arguments: Any) -> None:
+    def into(*arguments: RunValue) -> None:
         a, b, a_zero, b_zero, out, workspace = arguments
         product.fill(a, a_zero, workspace)
         product(b, b_zero, out, workspace)
@@ -271,7 +271,7 @@ def qlinear_matmul(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts
     scales: Any = [constant_or_left_out(node, i)[1] for i in (1, 4, 6)]
     constant_factor = None if any(s is None for s in scales) else factor_of(*scales)
 
-    def into(*arguments: Any) -> None:
+    def into(*arguments: RunValue) -> None:
         a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero, out, workspace = arguments
         product.fill(a, a_zero, workspace)
         total, real = product(b, b_zero, None, workspace), product.values(workspace)
@@ -308,7 +308,7 @@ def qgemm(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Rout
     # The bias is added to integers: the sum may be beyond what float32 holds.
     product = _Product(node, inputs, (0, 2), (3, 5), transposed, rules.given(inputs, 6))
 
-    def into(*arguments: Any) -> None:
+    def into(*arguments: RunValue) -> None:
         a, a_scale, a_zero, b, b_scale, b_zero, c, y_scale, y_zero, out, workspace = arguments
         product.fill(a, a_zero, workspace)
         total, real = product(b, b_zero, None, workspace), product.values(workspace)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.records import NamedTuple
-from penstock.core.types import FLOAT32, Shape, TensorType, Type
+from penstock.core.types import FLOAT32, RunValue, Shape, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.constant_cache import Shared, shared
@@ -126,7 +126,7 @@ class _Convolution:
         room = max(routine.workspace for routine in self.routines)
         self.scratch = layout.field((room,), UINT8) if room else None
 
-    def __call__(self, *arguments: Any) -> np.ndarray:
+    def __call__(self, *arguments: RunValue) -> np.ndarray:
         """The result with channels first: int32 in ``out``, if given, else int32 or float."""
         x, x_zero, w, w_zero, out, workspace = arguments
         left, values = self.left(workspace), self.values(workspace)
@@ -222,7 +222,7 @@ def qlinear_conv(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) 
     real = values if convolve.dtype == FLOAT32 else layout.field(values.shape, FLOAT32)
     spatial = len(values.shape) - 1
 
-    def into(*arguments: Any) -> None:
+    def into(*arguments: RunValue) -> None:
         x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias, out, workspace = arguments
         total = convolve(x, x_zero, w, w_zero, None, workspace)
         if bias is not None:

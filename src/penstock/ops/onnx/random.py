@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
-from penstock.core.types import BOOL, FLOAT32, Shape, ShapeError, TensorType, Type
+from penstock.core.types import BOOL, FLOAT32, RunValue, Shape, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel, returning
 from penstock.ir.op import Attrs, Consts, Types
@@ -61,7 +60,7 @@ def _draw(method: ArrayFunction, scale: float, offset: float, out: np.ndarray) -
 
 
 def _random(node: Node, method: str, scale: float, offset: float) -> Kernel:
-    draw: Callable[..., Any] = getattr(_generator(node.attrs), method)
+    draw: Callable[..., RunValue] = getattr(_generator(node.attrs), method)
     dtype, inputs = dtype_attribute(node.attrs, "dtype"), len(node.inputs)
     shape = () if inputs else _given_shape(node.attrs)
 
@@ -150,7 +149,7 @@ def dropout(node: Node, types: Types) -> Kernel:
     seed = node.attrs.get("seed")
     state = np.random.RandomState(None if seed is None else seed % 2**32)
 
-    def drop(x: np.ndarray, *arguments: Any) -> None:
+    def drop(x: np.ndarray, *arguments: RunValue) -> None:
         ratio, training, out, mask = arguments
         dropped = 0.5 if ratio is None else float(one_element(ratio, "ratio"))
         if not _truth(training) or dropped == 0:

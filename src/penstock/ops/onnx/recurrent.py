@@ -19,7 +19,16 @@ import numpy as np
 
 from penstock.core.checkpoints import checkpoint
 from penstock.core.records import NamedTuple
-from penstock.core.types import FLOAT32, Dim, Shape, ShapeError, TensorType, Type
+from penstock.core.types import (
+    FLOAT32,
+    Dim,
+    RunValue,
+    RunValues,
+    Shape,
+    ShapeError,
+    TensorType,
+    Type,
+)
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Infer, Types
@@ -167,7 +176,7 @@ class CellWeights(NamedTuple):
     peepholes: np.ndarray | None  # [3 * hidden]
 
 
-def _weights(layer: Layer, inputs: Sequence[Any], single: bool) -> list[CellWeights]:
+def _weights(layer: Layer, inputs: RunValues, single: bool) -> list[CellWeights]:
     """The weights of each direction; ``single`` if each step will multiply a vector with them."""
     ws, rs, bs, ps = (repeat(None) if inputs[i] is None else inputs[i] for i in (1, 2, 3, 7))
     directions = []
@@ -372,7 +381,7 @@ def _buffered(
     return h
 
 
-Weigh: TypeAlias = Callable[[Sequence[Any], bool], Sequence[CellWeights]]
+Weigh: TypeAlias = Callable[[RunValues, bool], Sequence[CellWeights]]
 """``weigh(inputs, single)``: the weights of each direction; ``single``: the batch is 1."""
 
 
@@ -410,7 +419,7 @@ class _LayerRun:
         # The sequences that have ended are masked, also where there is no cell state.
         self.c_next = layout.field(state if self.lstm else (batch, 0), dtype)
 
-    def __call__(self, *arguments: Any) -> None:
+    def __call__(self, *arguments: RunValue) -> None:
         batch, (*values, y, y_h, y_c, workspace) = self.batch, arguments
         x, _, _, _, lengths, h0, c0, _ = values[:8]
         product = self.product(workspace)
@@ -484,7 +493,7 @@ def _compile(node: Node, types: Types) -> Kernel:
         name = layer.cell, single, layer.halved, layer.linear_before_reset
         return shared(name, make, *[consts[i] for i in weights])
 
-    def weigh(inputs: Sequence[Any], single: bool) -> list[CellWeights]:
+    def weigh(inputs: RunValues, single: bool) -> list[CellWeights]:
         return prepared(single).value if fixed else _weights(layer, inputs, single)
 
     def make(inputs: Tensors, outputs: Tensors, _: Consts) -> Routine:

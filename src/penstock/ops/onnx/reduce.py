@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from penstock.core.records import NamedTuple
-from penstock.core.types import FLOAT32, Dim, ShapeError, TensorType, Type
+from penstock.core.types import FLOAT32, Dim, RunValue, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Infer, Types
@@ -64,10 +64,10 @@ Reduce: TypeAlias = Callable[[np.ndarray, _Form, np.ndarray | None], Any]
 """``reduce(x, form, out)`` gives an array of shape ``form.kept``, ``out`` if that is one."""
 
 # Called as (x, axes, dtype, out, keepdims, initial).
-_add: Callable[..., Any] = np.add.reduce
-_multiply: Callable[..., Any] = np.multiply.reduce
-_maximum: Callable[..., Any] = np.maximum.reduce
-_minimum: Callable[..., Any] = np.minimum.reduce
+_add: Callable[..., RunValue] = np.add.reduce
+_multiply: Callable[..., RunValue] = np.multiply.reduce
+_maximum: Callable[..., RunValue] = np.maximum.reduce
+_minimum: Callable[..., RunValue] = np.minimum.reduce
 
 
 def _total(x: np.ndarray, form: _Form, out: np.ndarray | None = None) -> np.ndarray:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.checkpoints import checkpoint
-from penstock.core.types import Dim, ShapeError, TensorType, Type
+from penstock.core.types import Dim, RunValue, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
@@ -256,7 +256,7 @@ def deform_conv(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -
     pitch = [prod(sizes[i + 1 :]) for i in range(rank)]
     step = max(BLOCK_BYTES // max(channels * taps * dtype.itemsize, 1), MIN_BLOCK)
 
-    def into(x: np.ndarray, *arguments: Any) -> None:
+    def into(x: np.ndarray, *arguments: RunValue) -> None:
         w, offset, bias, mask, y = arguments
         out = y.reshape(n, group, filters // group, positions)
         matrix = w.reshape(group, filters // group, depth * taps)

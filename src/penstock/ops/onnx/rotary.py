@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.types import Dim, ShapeError, Type
+from penstock.core.types import Dim, RunValue, ShapeError, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Op, Types
 from penstock.ops.common.shape_rules import all_known, check_shape, given, tensor
@@ -151,7 +151,7 @@ def rotary_embedding(node: Node, inputs: Tensors, outputs: Tensors, consts: Cons
     rotation = Rotation(layout, (batch, heads, length), half, x.dtype, interleaved)
     streams = _streams(attrs, half) if "mrope_section" in attrs else None
 
-    def into(x: np.ndarray, *arguments: Any) -> None:
+    def into(x: np.ndarray, *arguments: RunValue) -> None:
         cos, sin, positions = (arguments[i - 1] for i in order)
         out, workspace = arguments[-2:]
         if not four:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
-from penstock.core.types import Type
+from penstock.core.types import RunValue, Type
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Trait, Types
@@ -24,8 +24,8 @@ from penstock.ops.registry import operator
 
 BLOCK = 1 << 17  # elements, in whole rows
 # Called as (x, axis, dtype, out, keepdims, initial): keywords cost as much as a short sum.
-_add: Callable[..., Any] = np.add.reduce
-_maximum: Callable[..., Any] = np.maximum.reduce
+_add: Callable[..., RunValue] = np.add.reduce
+_maximum: Callable[..., RunValue] = np.maximum.reduce
 
 Normalize: TypeAlias = Callable[[np.ndarray, int, np.ndarray], None]
 """From an array of float32 or float64, along an axis, into another, or into the same one."""

@@ -19,6 +19,7 @@ from penstock.core.types import (
     STRING,
     Dim,
     MapType,
+    RunValue,
     SequenceType,
     ShapeError,
     TensorType,
@@ -335,7 +336,7 @@ def dict_vectorizer(node: Node, types: Types) -> Kernel:
     return Kernel(run)
 
 
-def _dtype_of(value: Any) -> np.dtype:
+def _dtype_of(value: RunValue) -> np.dtype:
     """The element type of a map whose values are Python's or NumPy's scalars."""
     if isinstance(value, (np.generic, np.ndarray)):
         return value.dtype

@@ -10,7 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.types import BOOL, INT64, Dim, Shape, ShapeError, TensorType, Type, constant_type
+from penstock.core.types import (
+    BOOL,
+    INT64,
+    Dim,
+    RunValue,
+    Shape,
+    ShapeError,
+    TensorType,
+    Type,
+    constant_type,
+)
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel, returning
 from penstock.ir.op import Attrs, Consts, Types
@@ -405,7 +415,7 @@ def concat_offset(axis: np.ndarray, *shapes: np.ndarray) -> common.Outputs:
     strings=True,
     infer=lambda types, attrs, consts: [TensorType() if t is None else t for t in types],
 )
-def identity_n(*inputs: Any) -> common.Outputs:
+def identity_n(*inputs: RunValue) -> common.Outputs:
     """Copies, not views: the outputs of one node are all live or all dead."""
     return common.outputs([x.copy() if isinstance(x, np.ndarray) else x for x in inputs])
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from penstock.core.checkpoints import checkpoint
-from penstock.core.types import INT64, STRING, ShapeError, TensorType, Type
+from penstock.core.types import INT64, STRING, RunValues, ShapeError, TensorType, Type
 from penstock.host.current_run import reserve
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
@@ -36,7 +35,7 @@ def _sparse_rows(indices: np.ndarray, values: np.ndarray, shape: np.ndarray) -> 
     return np.split(values, np.searchsorted(rows, np.arange(1, count))) if count else []
 
 
-def _columns(node: Node, inputs: Sequence[Any]) -> list[list[np.ndarray]]:
+def _columns(node: Node, inputs: RunValues) -> list[list[np.ndarray]]:
     """The features of each column, row by row: those of sparse matrices, and of dense ones."""
     count = node.attrs["N"]
     parts = [inputs[count * i : count * (i + 1)] for i in range(3)]

@@ -7,11 +7,11 @@ functions take what the function gave (``y``) or took, and what flows back (``dy
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
-from penstock.core.types import BOOL, FLOAT32, ShapeError, TensorType, Type
+from penstock.core.types import BOOL, FLOAT32, RunValue, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Types
@@ -20,7 +20,7 @@ from penstock.ops.common.dtypes import INT32
 from penstock.ops.common.elementwise import infer_unary, ufunc
 from penstock.ops.tensorflow.common import array_operator, operator
 
-Arithmetic = Callable[..., Any]
+Arithmetic = Callable[..., RunValue]
 Numbers: TypeAlias = float | np.ndarray
 
 

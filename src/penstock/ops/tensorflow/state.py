@@ -10,12 +10,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from penstock.core.records import dataclass, field
-from penstock.core.types import ANY, BOOL, ShapeError, TensorType, Type, accepts, dtypes, type_of
+from penstock.core.types import (
+    ANY,
+    BOOL,
+    RunValue,
+    ShapeError,
+    TensorType,
+    Type,
+    accepts,
+    dtypes,
+    type_of,
+)
 from penstock.ir.graph import Graph, Node, clone
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Trait, Types
@@ -67,7 +76,7 @@ class _Variable:
             self.value = _kept(function(old, value))
 
 
-def _kept(value: Any) -> np.ndarray:
+def _kept(value: RunValue) -> np.ndarray:
     array = np.array(value)
     array.setflags(write=False)
     return array

@@ -19,6 +19,7 @@ from penstock.core.types import (
     ANY,
     FLOAT32,
     INT64,
+    RunValue,
     Shape,
     ShapeError,
     TensorType,
@@ -60,7 +61,7 @@ class _Stack:
 
     dtype: np.dtype | None
     limit: int
-    values: list[Any] = field(default_factory=list)
+    values: list[RunValue] = field(default_factory=list)
 
 
 _stack = handle(_Stack, "stack")

@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from penstock.core.types import Dim, ShapeError, TensorType, Type
+from penstock.core.types import Dim, RunValue, ShapeError, TensorType, Type
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops import registry
 from penstock.ops.common import shape_rules as rules
@@ -103,7 +103,7 @@ def sparse_to_dense(
     return out
 
 
-_Reduce = Callable[..., Any]
+_Reduce = Callable[..., RunValue]
 _REDUCTIONS: dict[str, tuple[_Reduce, Callable[[np.dtype], Any]]] = {
     "sum": (np.add, lambda dtype: 0),
     "prod": (np.multiply, lambda dtype: 1),

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.types import ShapeError, TensorType, Type
+from penstock.core.types import RunValue, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Types
@@ -64,7 +64,7 @@ def lstm(node: Node, types: Types) -> Kernel:
     if activate is None:
         raise ShapeError(f"there is no activation number {node.attrs['activation']}")
 
-    def function(*inputs: Any) -> Any:
+    def function(*inputs: RunValue) -> RunValue:
         match_dims(_PATTERNS, [None if x is None else x.shape for x in inputs])
         x, h, c = inputs[0], inputs[18], inputs[19]
         outputs = np.empty((*x.shape[:2], h.shape[1]), x.dtype)
