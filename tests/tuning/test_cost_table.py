@@ -430,6 +430,16 @@ def test_names_that_are_not_unicode_do_not_fail(table, path):
     assert CostTable(path, "here").lookup("numpy", sized(16), 1) == 1.0
 
 
+@pytest.mark.parametrize("name", ["a b", "50%", "%41", "q?mode=ro", "c#1", "\u00e4", "\udcff"])
+def test_file_of_any_name_is_found_again(tmp_path, name):
+    path = tmp_path / name / "costs.sqlite"
+    table = CostTable(path, "here")
+    table.record("numpy", sized(100), 1, 0.5)
+    table.save()
+    assert path.stat().st_size
+    assert CostTable(path, "here").lookup("numpy", sized(100), 1) == 0.5
+
+
 def test_folder_in_place_of_file_is_ignored_with_warning(path):
     path.mkdir(parents=True)
     table = CostTable(path, "here")

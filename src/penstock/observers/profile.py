@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
@@ -62,6 +61,8 @@ class StepRow:
 
     def describe(self, runs: int) -> JsonObject:
         """The step as JSON has it: its facts, and milliseconds a run."""
+        from dataclasses import asdict  # which no run needs
+
         return {
             **asdict(self.facts),
             "threads": self.threads,

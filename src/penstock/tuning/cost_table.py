@@ -318,9 +318,10 @@ def _transaction(path: str, patience_s: float, *, create: bool) -> Iterator[Conn
         if status.st_size > _MOST_BYTES:
             raise ValueError(f"it has more than {_MOST_BYTES} bytes")
     import sqlite3  # takes 2 MB, which a process without a table does without
-    from pathlib import Path
 
-    uri = f"{Path(path).absolute().as_uri()}?mode={'rwc' if create else 'rw'}"
+    # Every byte is escaped: no name of a file can look like a part of the URI.
+    location = os.fsencode(os.path.abspath(path)).hex("%")
+    uri = f"file:%{location}?mode={'rwc' if create else 'rw'}"
     try:
         with closing(
             sqlite3.connect(uri, timeout=patience_s, isolation_level=None, uri=True)

@@ -171,8 +171,6 @@ class Choice:
 def sampled(choice: Choice, switch: Switch, reschedule: Reschedule) -> Trial:
     """Measure steps in runs, and try what their costs speak for (``reschedule``); ``switch`` uses
     it, if it is faster."""
-    from concurrent.futures import Future
-
     serial = inf
     for _ in range(_TIMED):
         serial = min(serial, (yield as_usual))
@@ -191,6 +189,8 @@ def sampled(choice: Choice, switch: Switch, reschedule: Reschedule) -> Trial:
         choice.costs.record(profile, True)
         choice.costs.save()
         return reschedule(MeasuredRuns(choice.plan, choice.costs, serial, profile))
+
+    from concurrent.futures import Future  # with logging, which a first run does without
 
     decision: Future[Executor | None] = Future()
     try:
