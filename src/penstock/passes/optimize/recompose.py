@@ -262,7 +262,7 @@ def _onto_normalization(node: Node) -> Match | None:
         scale = None if normal is None else normal.const(1)
         if normal is None or scale is None or operand is None or operand.const is None:
             continue
-        # Behind a bias, another factor or summand no longer is the scale or the bias.
+        # Behind a bias, a factor would multiply that as well.
         if len(normal.inputs) != 2 or operand.const.shape != scale.shape:
             continue
         if node.op.name == "Mul" and np.all(scale == 1):

@@ -220,7 +220,7 @@ def _reduction(node: Node, sources: Sequence[Value | None], rank: int) -> _Moved
 def _conversion(node: Node, sources: Sequence[Value | None], rank: int) -> _Moved | None:
     """A QuantizeLinear or DequantizeLinear of all elements, or along an axis, as one."""
     axis = _axes(np.array([node.attrs.get("axis", 1)]), _last(rank))
-    # Blocks of scales have a rank of their own, whose axes would have to be moved as well.
+    # Scales of blocks have all axes of the input, which would have to be moved as well.
     if sources[0] is None or axis is None or node.attrs.get("block_size"):
         return None
     return _Moved([sources[0], *node.inputs[1:]], _last(rank), {"axis": axis[0]})

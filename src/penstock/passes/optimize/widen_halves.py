@@ -130,7 +130,6 @@ class _Widening:
         consts = [None if v is None or _is_half(v) else v.const for v in node.inputs]
         try:
             results = node.op.infer(types, node.attrs, consts)
-        # Not all operations take float32 for what they take in 16 bits.
         except ShapeError:
             return False
         wanted = [None if value is None else _in_float32(value) for value in node.outputs]

@@ -63,8 +63,7 @@ def raise_control_flow(
         unraised: list[Unraised] = []
         retracted: dict[tuple[int, str], Unraised] = {}
         # The copies have their graphs in the same order each time.
-        # Nested graphs come first: a graph around them may be raised only with what they have
-        # become.
+        # Nested graphs come first: how deep a loop nests counts what they have become.
         for number, inner in reversed(list(enumerate(attempt.graphs()))):
             if any(node.op.role in FRAMED for node in inner.nodes):
                 own = {name: r for (at, name), r in retracted_before.items() if at == number}
