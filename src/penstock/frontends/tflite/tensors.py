@@ -218,6 +218,8 @@ def _children(
     ends = begins + counts
     if np.any((begins < 0) | (counts < 0) | (ends > indices.size)) or counts.sum() > most:
         raise TensorError("is sparse with segments out of range")
+    # Children are counted through all entries: a child's own number is that less its siblings'
+    # first.
     numbers = np.repeat(begins - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
     return counts, (indices[numbers], numbers)
 

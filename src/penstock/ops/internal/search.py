@@ -254,6 +254,7 @@ class _Beams:
                     break
             worst, first = self.ended_scores[sample].min(), flat[sample, best[sample, 0]]
             early = self.attrs["early_stopping"] or worst >= first / length**length_penalty
+            # While fewer sequences have ended than there are beams, any further one is kept.
             self.done[sample] = worst > -np.inf and early
         self.scores = scores
         return tokens.reshape(-1), sources.reshape(-1)

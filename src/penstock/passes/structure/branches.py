@@ -152,6 +152,7 @@ class _BlockBuilder:
             self.pending[node] = len(sources)
             for source in sources:
                 self.followers[source].append(node)
+        # Of the nodes that are ready, the first in the graph comes first: their order is kept.
         at = branches.position
         self.ready = [at[node] for node in nodes if not self.pending[node]]
         heapify(self.ready)
@@ -307,6 +308,7 @@ class _BlockBuilder:
         # A branch may read what is computed in the blocks around it, as ONNX's branches capture.
         block = self.branches.block(region, nodes, [value for _, value in inputs], self.readable)
         for merge, value in inputs:
+            # The second output of a Merge says which of its inputs lived.
             index = np.array(merge.inputs.index(value), np.int32)
             block.outputs.append(Value(f"{merge.name}#{index}", const=index))
         return block

@@ -126,6 +126,7 @@ def _replace(graph: Graph, groups: Sequence[Sequence[Node]]) -> dict[Node, Node]
         node.control_inputs = [source for source in before if source is not node]
     graph.nodes = nodes
     graph.targets = list(dict.fromkeys(moved.get(node, node) for node in graph.targets))
+    # A segment stands where its first node stood, but reads what its others read.
     sort(graph)
     return {segment: node for node, segment in segments.items()}
 
