@@ -186,6 +186,7 @@ class OnnxSchema:
         ):
             if not least <= count <= most:
                 allowed = f"{least}" if least == most else f"{least} to {most}"
+                # Schemas have the largest int32 for any number.
                 if most > 2**30:
                     allowed = f"at least {least}"
                 yield f"has {count} {role}, but {self} has {allowed}"

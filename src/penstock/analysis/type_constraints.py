@@ -217,6 +217,7 @@ class _Checker:
                 types[value] = names[0]
             else:
                 types.update(zip(outputs, names, strict=True))
+                # An output that is left out has set it.
                 types[None] = None
             if faults:
                 self._report(node, faults)

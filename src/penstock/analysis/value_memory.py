@@ -330,6 +330,7 @@ class _Annotator:
             self.memory.invalid[node] = ShapeError(str(error)) if rejected else error
             return
         arrays = arrays if len(node.outputs) != 1 else (arrays,)
+        # NumPy copies where no strides have the elements in the order that is asked for.
         if not all(array.size == 0 or np.may_share_memory(array, dummy) for array in arrays):
             if not self.remote(node):
                 self._copy(node)
@@ -341,6 +342,7 @@ class _Annotator:
     def _place_view(self, value: Value, array: np.ndarray, source: Value, dummy: RunValue) -> None:
         around = self.memory.views.get(source)
         base, offset = (source, 0) if around is None else (around.base, around.offset)
+        # The address of an array without elements means nothing.
         if array.size:
             offset += address(array) - address(dummy)
         # The view may be more precise than type inference.

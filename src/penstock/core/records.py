@@ -187,11 +187,13 @@ def _defined(
         methods["__repr__"] = _repr([f.name for f in specs if f.repr])
     if eq:
         methods["__eq__"] = _eq(_values([f.name for f in specs if f.compare]))
+        # As in ``dataclasses``, what compares by value and may change has no hash.
         if own.get("__hash__") is None:
             hashed = [f.name for f in specs if (f.compare if f.hash is None else f.hash)]
             methods["__hash__"] = _hash(_values(hashed)) if frozen else None
     if frozen:
         methods |= {"__setattr__": _refuse_change, "__delattr__": _refuse_change}
+        # Unpickling sets the slots, which a frozen class refuses.
         if slots:
             methods |= {"__getstate__": _state, "__setstate__": _set_state}
     for name, method in methods.items():

@@ -291,6 +291,7 @@ class Graph:
                     stack.extend([iter(graph.nodes) for _, graph in reversed(node.graphs)])
                     break
             else:
+                # A slice of nodes may end before the nodes do.
                 if not length_hint(stack[-1]):
                     stack.pop()
 

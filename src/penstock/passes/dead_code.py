@@ -79,6 +79,7 @@ def _drop_unread(node: Node, needed: set[Value | None]) -> bool:
     if all(read):
         return False
     for _, inner in node.graphs:
+        # A Loop's body returns its condition first, which is no output of the Loop.
         before = len(inner.outputs) - len(node.outputs)  # the condition of a Loop
         inner.outputs[before:] = compress(inner.outputs[before:], read)
     for name in ("scan_output_axes", "scan_output_directions"):
@@ -97,6 +98,7 @@ def _drop_carried(node: Node, needed: set[Value | None]) -> bool:
     if all(value in needed for value in finals):
         return False
     own, updates = set(body.nodes), dict(zip(inside, updated, strict=True))
+    # The condition and collected rows are results of the loop, whatever it carries.
     left: list[Value | None] = [*body.outputs[: leaving.start], *body.outputs[leaving.stop :]]
     left += [value for value, final in zip(inside, finals, strict=True) if final in needed]
     waiting, seen = list(body.targets), set[Value | Node | None]()

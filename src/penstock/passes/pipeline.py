@@ -286,6 +286,7 @@ STRUCTURE: tuple[Pass, ...] = (raise_control_flow, RelaxControlEdges())
 
 OPTIMIZE: tuple[Pass, ...] = (
     DeadCode(),
+    # All that follow ask for types, which this one infers.
     FoldConstants(),
     WidenHalves(),
     Simplify(),
@@ -298,6 +299,7 @@ OPTIMIZE: tuple[Pass, ...] = (
     split_reductions,
     recompose,
     recompose_cells,
+    # A GRU is recognized by the nodes that recompose_cells writes for it.
     hoist_recurrences,
     recompose_experts,
     fold_padding,
@@ -309,13 +311,16 @@ OPTIMIZE: tuple[Pass, ...] = (
 LOWER: tuple[Pass, ...] = (
     split_quantized_weights,
     quantize,
+    # Until here weights stay codes, so that quantize can find them.
     FoldQuantizedWeights(),
     hoist_scales,
     recognize_attention,
     bind_variables,
     grow_caches,
     Fuse(),
+    # A fused node has one backend: chains are fused before nodes are placed.
     AssignBackends(),
+    # What moves values needs to know in whose memory they are.
     InsertTransfers(),
     AssignLayouts(),
 )

@@ -159,6 +159,7 @@ class Substitution:
 
     def drop(self, node: Node, instead: Sequence[Node] = ()) -> None:
         """Remove ``node``; the nodes ``instead`` run in its place."""
+        # What waited for the node waited for its producers with it.
         sources = [p for v in node.inputs if v is not None and (p := v.producer) is not None]
         self.pending = True
         self._removed[node] = (*node.control_inputs, *sources, *instead)

@@ -158,8 +158,10 @@ class _Memory:
             self.written,
         )
         places, at = self.places[memory], self.at[memory]
+        # A slot without bytes takes the memory of none.
         if begin < end:
             low = high = bisect_left(places, begin)
+            # The slot that begins before may reach into this one.
             if low and self.end[at[low - 1]] > begin:
                 low -= 1
             while places[high] < end:
@@ -482,6 +484,7 @@ def _check_tasks(plan: Plan, memory: _Memory, tasks: Tasks, order: _Order) -> No
             _require(sure, "{} may run before {} is written", step, plan.slots[i])
     among = sorted((memory.begin[i], i) for i in memory.end if i in touched and i in writers)
     for number, (_, a) in enumerate(with_checkpoints(among)):
+        # They are sorted by where they begin: no later one reaches into this one.
         for at, b in among[number + 1 :]:
             if at >= memory.end[a]:
                 break
@@ -555,6 +558,7 @@ class _Order:
                 ready += [] if waits[step] else [step]
         _require(len(ran) == len(steps), "steps of tasks wait for one another in a circle")
         self.sorted.append(ran)
+        # Backwards, so that all that follows a step is known when the step is reached.
         for step in reversed(ran):
             bits = 0
             for after in following[step]:

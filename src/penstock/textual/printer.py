@@ -300,6 +300,7 @@ def _constants_by_graph(root: Graph) -> dict[Graph, list[Value]]:
         for value in chain(*(node.inputs for node in graph.nodes), graph.outputs):
             if value is None or value.const is None:
                 continue
+            # The innermost graph around both uses: of two graphs, the deeper one is left.
             a, b = home.get(value, graph), graph
             while a is not b:
                 if depth[a] < depth[b]:

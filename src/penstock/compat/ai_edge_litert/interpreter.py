@@ -173,6 +173,7 @@ class Interpreter:
             )
         self._shapes[int(input_index)] = size
         self._fed.pop(int(input_index), None)
+        # LiteRT wants ``allocate_tensors`` anew after that.
         self._allocated = False
 
     def set_tensor(self, tensor_index: int, value: RunValue) -> None:
@@ -184,6 +185,7 @@ class Interpreter:
             value: An array.
         """
         details, array = self._input(tensor_index), np.asarray(value)
+        # LiteRT has strings as bytes.
         if details["dtype"] is np.bytes_:
             array = array.astype(STRING)
         elif array.dtype != details["dtype"]:

@@ -80,6 +80,7 @@ class InferenceSession:
         _set_initializers(model, options.initializers)
         parallel = options.execution_mode == ExecutionMode.ORT_PARALLEL
         threads = options.intra_op_num_threads
+        # Penstock has one pool of threads, where ONNX Runtime has one within and one between nodes.
         threads = max(threads, options.inter_op_num_threads) if threads and parallel else threads
         with translated(otherwise=Fail):
             self._session = compile(
@@ -178,6 +179,7 @@ class InferenceSession:
         out: dict[str, RunValue] | None = None,
     ) -> dict[str, RunValue]:
         feeds = self._checked(names, feeds)
+        # A run of all outputs need not look for the part of the model that they need.
         fetches = None if names == self._outputs else names
         more: dict[str, Any] = {"out": out} if out else {}
         with translated():

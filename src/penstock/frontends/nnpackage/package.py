@@ -62,6 +62,7 @@ def load_package(
     if path.is_dir() and path is source:
         return _Package(path, partial(open_inside, path), limits, map_weights).model()
     with _opened(source) as file, zipfile.ZipFile(file) as archive:
+        # Programs that unpack such a file do not agree on which of them counts.
         if len(archive.infolist()) > len(archive.NameToInfo):
             raise InvalidModel(f"the package {path.name!r} has several files of one name")
         opened = partial(_open_entry, archive, _top(archive) or "")
@@ -91,6 +92,7 @@ def _open_entry(archive: zipfile.ZipFile, top: str, name: str) -> BinaryIO:
         raise ValueError("there is no such file")
     if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ValueError("that is compressed by another method than deflate")
+    # The upper half is the mode of Unix, 0 where the archive was made elsewhere.
     if (entry.external_attr >> 16) & 0o170000 not in (0, 0o100000):
         raise ValueError("that is a symbolic link or no regular file; pack the file")
     if entry.file_size > _MAX_GROWTH * (entry.compress_size + 1):

@@ -297,6 +297,7 @@ class _Importer:
         name = node.name
         origin = f"{shortened(name)} in {context.where}"
         names, scope = context.scope.names, context.scope
+        # ONNX writes an empty name for an input that is left out.
         inputs = [(names[i] if i in names else scope.find(i)) if i else None for i in proto.input]
         if self.functions.table:
             function = self.functions.find(proto)

@@ -94,11 +94,13 @@ def _sum(b: NodeUpgrade, *terms: Value | None) -> Value:
 
 @rewrites("GatherND")
 def gather_nd(b: NodeUpgrade) -> None:
+    # ONNX Runtime's operation takes int32 indices as well, ONNX's takes int64 alone.
     b.become("GatherND", [b.input(0), b.cast(b.input(1), "int64")])
 
 
 @rewrites("ExpandDims")
 def expand_dims(b: NodeUpgrade) -> None:
+    # The axis is a scalar, where Unsqueeze takes a vector of int64.
     axis = b.emit("Reshape", [b.cast(b.input(1), "int64"), [-1]])
     b.become("Unsqueeze", [b.input(0), axis])
 
@@ -107,18 +109,21 @@ def expand_dims(b: NodeUpgrade) -> None:
 def range_(b: NodeUpgrade) -> None:
     bounds = [_scalar(b, b.input(i)) for i in (0, 1)]
     delta = b.optional(2)
+    # ONNX Runtime lets delta be left out, which is 1.
     b.become("Range", [*bounds, b.like(1, bounds[0]) if delta is None else _scalar(b, delta)])
 
 
 @rewrites("Unique")
 def unique(b: NodeUpgrade) -> None:
     y, *others = b.outputs
+    # ONNX's second output, the first places of elements, is the one that this operation lacks.
     b.become("Unique", [b.input(0)], {"sorted": 0}, [y, None, *others])
 
 
 @rewrites("Pad")
 def pad(b: NodeUpgrade) -> None:
     value = b.optional(2)
+    # The amounts may be a matrix of one row.
     borders = b.emit("Reshape", [b.input(1), [-1]])
     b.become("Pad", [b.input(0), borders, None if value is None else _scalar(b, value)], b.attrs)
 
@@ -161,6 +166,7 @@ def crop(b: NodeUpgrade) -> None:
     left, top, right, bottom = b.attrs["border"]
     starts = b.constant([top, left])
     if b.attrs.get("scale"):
+        # Despite its name, ``scale`` is the height and width of the result.
         ends = b.emit("Add", [starts, b.attrs["scale"]])
     else:
         size = b.emit("Shape", [b.input(0)], start=2)
@@ -264,6 +270,7 @@ def conv_transpose(b: NodeUpgrade) -> None:
     rank = b.emit("Shape", [b.emit("Shape", [y])])
     spatial = b.emit("Sub", [rank, [2]])
     starts = b.emit("Slice", [pads, [0], spatial, [0]])
+    # Slice takes an end behind the last element as the last one.
     ends = b.emit("Slice", [pads, spatial, [2**31], [0]])
     axes = b.emit("Range", [2, _scalar(b, rank), 1])
     b.become("Slice", [y, starts, b.emit("Sub", [shape, ends]), axes])
@@ -310,6 +317,7 @@ def cdist(b: NodeUpgrade) -> None:
     product = b.emit("MatMul", [x, b.emit("Transpose", [y], flipped)])
     ours, theirs = (b.emit("ReduceSumSquare", [operand, [1]]) for operand in (x, y))
     total = b.emit("Add", [ours, b.emit("Transpose", [theirs], flipped)])
+    # Rounding may make the difference of equal points a little negative, of which Sqrt is NaN.
     squares = b.emit("Sub", [total, b.emit("Mul", [product, b.like(2, product)])])
     positive = [squares, b.like(0, squares)]
     if metric == "euclidean":
@@ -365,6 +373,7 @@ def matmul_bnb4(b: NodeUpgrade) -> None:
     codes = b.emit("Gather", [pairs, b.cast(b.input(1), "int32")])
     codes = b.emit("Reshape", [codes, [-1]])
     places = b.emit("Range", [0, n * k, 1])
+    # Of integers Div gives the number of the block.
     scales = b.emit("Gather", [b.input(2), b.emit("Div", [places, block])])
     codes = b.emit("Slice", [codes, [0], [n * k], [0]])
     weights = b.emit("Reshape", [b.emit("Mul", [codes, scales]), [n, k]])
@@ -385,9 +394,11 @@ def matmul_fp_q4(b: NodeUpgrade) -> None:
     def part(start: int, end: int, dtype: str) -> Value:
         return b.cast(b.emit("Slice", [blocks, [start], [end], [2]]), dtype)
 
+    # The bytes of a scale are those of a float32, lowest first.
     places = b.constant([1, 1 << 8, 1 << 16, 1 << 24], np.dtype(np.uint32))
     bits = b.emit("ReduceSum", [b.emit("Mul", [part(0, 4, "uint32"), places]), [2]])
     scales = b.emit("BitCast", [bits], to=element_number("float32"))
+    # Codes without a zero point stand for -8 to 7.
     zero = part(4, 5, "float32") if zeros else b.constant(8, FLOAT32)
     codes, four = part(4 + zeros, 20 + zeros, "uint8"), b.constant(4, np.dtype(np.uint8))
     high = b.emit("BitShift", [codes, four], direction="RIGHT")
@@ -443,6 +454,8 @@ def _become_normalized(
 ) -> None:
     """Become the normalization of a sum of terms, which is itself the output at ``place``."""
     total = _sum(b, *terms)
+    # ONNX's LayerNormalization has the mean and the inverse deviation as outputs as well, in the
+    # same places; EmbedLayerNormalization has others there.
     outputs = b.outputs[:1] if op == "RMSNormalization" or place < 3 else b.outputs[:3]
     if len(b.outputs) > place and b.outputs[place] is not None:
         b.give([b.outputs[place]], "Identity", [total])
@@ -593,8 +606,10 @@ def _mask(b: NodeUpgrade, index: int, scores: Value) -> Value | None:
         seen = b.emit("Less", [keys, b.emit("Unsqueeze", [mask, [1]])])
     else:
         seen = b.emit("Greater", [mask, b.constant(0, _INT32)])
+    # -10000 is ONNX Runtime's default: hidden keys get a weight of almost 0, not exactly 0.
     added = b.emit(
         "Where",
         [seen, b.like(0, scores), b.like(b.attrs.get("mask_filter_value", -10000.0), scores)],
     )
+    # A mask of rank 3 has a row for each query; others serve all queries, and both all heads.
     return b.emit("Unsqueeze", [added, [1] if rank == 3 else [1, 2]])

@@ -148,6 +148,7 @@ def _may_be_cut(node: Node, readers: Readers) -> bool:
     """Whether a Conv may compute only the channels that a ReorderOutput keeps."""
     output = node.outputs[0]
     alone = output is not None and len(readers.get(output, ())) == 1
+    # The channels of groups, and those of a tensor that is added, would have to be cut as well.
     return alone and node.attrs.get("group", 1) == 1 and node.input(3) is None
 
 

@@ -169,6 +169,7 @@ class TensorReader(ConstantBudget):
                 f"it takes {count * dtype.itemsize} bytes in dense form, more than {most}; "
                 "raise Limits.max_constant_bytes if you trust the model"
             )
+        # ONNX gives places as numbers in the flat tensor, or as rows of coordinates.
         bounds = np.array([count] if indices.ndim == 1 else dims, np.int64)
         table = indices.reshape(values.size, bounds.size)
         if np.any((table < 0) | (table >= bounds)):
@@ -228,6 +229,7 @@ def _natural(entries: Mapping[str, str], key: str, default: int) -> int:
     value = entries.get(key)
     if value is None:
         return default
+    # 19 digits hold all of int64; int() of any text would take much time for a long one.
     if not (value.isascii() and value.isdigit()) or len(value) > 19:
         raise TensorError(f"has {value[:40]!r} as the {key} of its external data, not a number")
     return int(value)
@@ -286,6 +288,7 @@ def _typed(proto: TensorProto, code: int, dtype: np.dtype, count: int) -> np.nda
     if bits is not None:
         codes = array.astype(np.uint8)
         return (codes & 0x3F if bits == 6 else _unpacked(codes, bits, count)).view(dtype)
+    # float16 and smaller types are stored as their bits, not as their numbers.
     if field == "int32_data" and is_float(dtype):
         return array.astype(f"u{dtype.itemsize}").view(dtype)
     return array.astype(dtype, copy=False)

@@ -113,12 +113,16 @@ def attributes_to_inputs(old: NodeUpgrade) -> None:
         entries = attrs.get(key)
         if entries is None and key == "shape":
             raise NodeError("lacks attribute 'shape'; add it")
+        # Unsqueeze must have axes: an empty list of them means that no dim is added.
         if entries is None or (not entries and key in ("axes", "value") and old.op != "Unsqueeze"):
             inputs.append(None)
+        # Bounds and values of padding have the type of the data, where attributes are float32
+        # alone.
         elif isinstance(entries, float):
             inputs.append(old.like(entries, x))
         else:
             inputs.append(old.constant(entries if isinstance(entries, list) else [entries]))
+    # Inputs that are left out at the end are dropped, as the schemas allow fewer inputs than names.
     while inputs[-1] is None:
         inputs.pop()
     old.become(old.op, inputs, attrs)
@@ -129,6 +133,7 @@ def attributes_to_inputs(old: NodeUpgrade) -> None:
 def legacy_broadcast(old: NodeUpgrade) -> None:
     """Binary operations before NumPy's broadcasting: ``axis`` says where B's dims stand in A's. A
     PRelu has one slope, or one for each channel."""
+    # Without ``axis`` B's dims stand at the end of A's, as in NumPy.
     axis = old.attrs.get("axis") if old.attrs.get("broadcast") else None
     axis = 1 if old.op == "PRelu" else axis
     old.become(old.op, [old.input(0), old.input(1) if axis is None else aligned(old, axis)])
@@ -139,6 +144,7 @@ def aligned(old: NodeUpgrade, axis: int) -> Value:
     a, b = old.input(0), old.input(1)
     rank_a, rank_b = old.rank(0), old.rank(1)
     if rank_b is not None and (rank_a is not None or axis < 0):
+        # A negative axis counts from the end of A, so that the rank of A need not be known.
         end = -axis if axis < 0 else rank_a - axis  # type: ignore[operator]
         if end <= rank_b:
             return b
@@ -230,6 +236,7 @@ def group_normalization(old: NodeUpgrade) -> None:
     """Scale and bias were per group: groups are the channels of an InstanceNormalization."""
     x = old.input(0)
     groups = old.attrs["num_groups"]
+    # A dim of 0 is that of the input, the batch, whose size need not be known.
     split = old.emit("Reshape", [x, [0, groups, -1]])
     inputs = [split, old.input(1), old.input(2)]
     result = old.emit("InstanceNormalization", inputs, epsilon=old.attrs["epsilon"])
@@ -249,6 +256,7 @@ def resample(old: NodeUpgrade) -> None:
     mode = "nearest" if old.attrs["mode"] == "nearest" else "linear"
     common = {"mode": mode, "coordinate_transformation_mode": "asymmetric"}
     fixed = scales.const
+    # The two roundings differ only for the nearest element.
     if mode == "linear" or (fixed is not None and np.all(fixed >= 1)):
         old.become("Resize", [x, None, scales], {**common, "nearest_mode": "floor"})
         return
@@ -306,6 +314,7 @@ def tile(old: NodeUpgrade) -> None:
     x, one = old.input(0), old.constant([1])
     numbers = [old.cast(old.input(i), "int64") for i in (1, 2)]
     count, axis = (old.emit("Reshape", [number, one]) for number in numbers)
+    # The shape of a shape is the rank, known in a run only.
     ones = old.emit("Expand", [one, old.emit("Shape", [old.emit("Shape", [x])])])
     old.become("Tile", [x, old.emit("ScatterElements", [ones, axis, count])])
 

@@ -140,6 +140,7 @@ class Importer(ConversionContext):
         """Import the nodes of a graph or of the body of a function."""
         self.diagnostics.count_nodes(len(protos))
         importable = [proto for proto in with_checkpoints(protos) if self.declare(scope, proto)]
+        # Rules ask for the types and constants of inputs, which must have been converted.
         for proto in with_checkpoints(producers_first(importable)):
             self.convert(scope, proto)
         scope.connect()
@@ -270,6 +271,7 @@ def _inputs(
             else:
                 controls.append(source)
             continue
+        # The format of GraphDefs has control inputs behind all others.
         if controls:
             faults.append(f"reads {text!r} behind its control inputs, which come last")
         try:
@@ -295,6 +297,7 @@ def _results(scope: GraphScope) -> list[Value]:
         values = declared.values
         if values is None or name in scope.read or declared.proto.op in _NO_RESULTS:
             continue
+        # Handles and references are values of this process alone, which no caller could use.
         if not any(value.type == ANY for value in values):
             results += [value for value in values if value.producer is not None]
     return results

@@ -128,6 +128,7 @@ def relu6(c: Conversion) -> None:
 
 @rule("ClipByValue")
 def clip_by_value(c: Conversion) -> None:
+    # TensorFlow's bounds may be tensors, those of ONNX's Clip are scalars.
     low = c.emit("Max", c.inputs[:2])
     c.emit_final("Min", [low, c.inputs[2]])
 

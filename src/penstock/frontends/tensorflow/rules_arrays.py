@@ -36,6 +36,7 @@ _VECTOR_INPUT = {
 def vector_input(c: Conversion) -> None:
     attrs = {}
     if "keep_dims" in c.attrs:
+        # TensorFlow reduces nothing along no axes, where ONNX by default reduces all.
         attrs = {"keepdims": int(c.attrs["keep_dims"]), "noop_with_empty_axes": 1}
     c.emit_final(_VECTOR_INPUT[c.op], [c.inputs[0], c.vector(1)], attrs)
 
@@ -48,6 +49,7 @@ def arg(c: Conversion) -> None:
         c.emit_final(c.op, c.inputs[:1], attrs)
         return
     index = c.emit(c.op, c.inputs[:1], attrs)
+    # ONNX's ArgMax and ArgMin give int64 alone.
     c.emit_final("Cast", [index], {"to": element_number(c.attrs["output_type"])})
 
 
@@ -58,6 +60,7 @@ def top_k(c: Conversion) -> None:
     values, indices = c.outputs
     raw = Value(f"{c.stem}#indices", indices.type)
     c.emit_final("TopK", [c.inputs[0], count], attrs, outputs=[values, raw])
+    # ONNX's TopK gives indices of int64 alone.
     number = element_number(c.attrs.get("index_type", "int32"))
     c.emit_extra_output(indices, "Cast", [raw], {"to": number})
 
@@ -207,6 +210,7 @@ def matrix_diag_v2(c: Conversion) -> None:
 
 @rule("MatrixDiagPart", "MatrixSetDiag")
 def main_diagonal(c: Conversion) -> None:
+    # The first versions know the main diagonal alone, which is number 0 of the third.
     inputs = [*c.inputs, c.constant(0, INT32)]
     if c.op == "MatrixDiagPart":
         inputs.append(c.like(0, c.inputs[0]))
@@ -216,6 +220,7 @@ def main_diagonal(c: Conversion) -> None:
 @rule("Squeeze")
 def squeeze(c: Conversion) -> None:
     axes = c.attrs["squeeze_dims"]
+    # An empty list stands for all dims of 1, for which ONNX leaves the axes out.
     c.emit_final("Squeeze", [c.inputs[0], c.constant(axes)] if axes else [c.inputs[0]])
 
 
@@ -234,6 +239,7 @@ def concat(c: Conversion) -> None:
     values = c.inputs[:-1] if c.op == "ConcatV2" else c.inputs[1:]
     axis = c.integer(position)
     if axis is None:
+        # ONNX has the axis as an attribute, which must be known now.
         c.emit_final("ConcatV2", [*values, c.inputs[position]], domain=TENSORFLOW)
     else:
         c.emit_final("Concat", values, {"axis": axis})
@@ -247,6 +253,7 @@ def split(c: Conversion) -> None:
 
 @rule("Pad", "PadV2")
 def pad(c: Conversion) -> None:
+    # TensorFlow has a row for each axis, ONNX all beginnings before all ends.
     inputs = [c.inputs[0], c.vector(1, transposed=True), *c.inputs[2:]]
     c.emit_final("Pad", inputs, {"mode": "constant"})
 
@@ -256,6 +263,7 @@ def mirror_pad(c: Conversion) -> None:
     if c.attrs.get("mode") == "REFLECT":
         c.emit_final("Pad", [c.inputs[0], c.vector(1, transposed=True)], {"mode": "reflect"})
     else:
+        # SYMMETRIC repeats the border itself, for which ONNX has no mode.
         c.emit_same_op({"mode"})
 
 

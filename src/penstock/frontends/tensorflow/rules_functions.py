@@ -119,6 +119,7 @@ class FunctionExpansion:
         c = self.c
         copies = [c.emit("Identity", [value], type_=value.type) for value in values]
         self.starts = list(c.nodes)
+        # A body without arguments would run at once, before what the call waits for.
         if not copies and c.controls:
             self.starts.append(c.append("NoOp", TENSORFLOW, [], [], None, f"{c.stem}#start"))
         return copies
@@ -234,6 +235,7 @@ def case(c: Conversion) -> None:
     branch = c.emit("BranchIndex", [index], attrs, domain=TENSORFLOW, type_=TensorType(INT32, ()))
     if len(graphs) == 1:
         c.scope.nodes += graphs[0].nodes
+        # BranchIndex checks the index's type, and has to run though nothing reads it.
         expansion.starts = [c.nodes[-1]]
         expansion.finish(graphs[0].outputs, graphs[0].targets)
         return

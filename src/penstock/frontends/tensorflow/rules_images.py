@@ -51,6 +51,7 @@ class ImageFormat:
             return {"pads": [int(paddings[2 * i + end]) for end in (0, 1) for i in self.axes]}
         if padding not in ("SAME", "VALID"):
             raise NodeError(f"has padding {padding!r}, which is not SAME, VALID or EXPLICIT")
+        # TensorFlow pads an odd number of elements with one more at the end.
         return {"auto_pad": "SAME_UPPER" if padding == "SAME" else "VALID"}
 
     def conv_attrs(self) -> AttrDict:
@@ -188,6 +189,7 @@ def batch_norm(c: Conversion) -> None:
 @rule("LRN")
 def lrn(c: Conversion) -> None:
     image_format = ImageFormat(c, 2)
+    # ONNX divides alpha by the size of the window, TensorFlow does not.
     size = 2 * c.attrs["depth_radius"] + 1
     attrs = {
         "size": size,

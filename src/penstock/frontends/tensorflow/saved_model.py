@@ -105,6 +105,7 @@ class _Reader:
         nodes = 0
         uses = min(len(signatures), _MAX_USES)
         metadata = {"tensorflow_version": self.proto.meta_info_def.tensorflow_version}
+        # The entry comes first: if it cannot be imported, no other signature is imported in vain.
         for name in sorted(signatures, key=lambda name: name != entry):
             diagnostics = Diagnostics(
                 self.folder.name, self.limits, lambda: uses * self.proto.ByteSize(), nodes
@@ -201,6 +202,7 @@ class _Reader:
         )
         for key, info in sorted(signature.outputs.items()):
             value = self.value(scope, info, f"signature {name!r}")
+            # An output that is an input of the same name needs no second name.
             outputs.append(value if key in signature.inputs else _named(value, key, scope))
         return Graph(inputs, outputs, scope.nodes, name)
 

@@ -134,6 +134,7 @@ def _filling_functions(library: FunctionLibrary) -> set[str]:
             for callee in called_functions(node):
                 callers.setdefault(callee, []).append(name)
     filling: set[str] = set()
+    # A table that a recursive function fills could not be followed to an end.
     while found:
         name = found.pop()
         if name not in filling and name not in library.recursive:
@@ -253,6 +254,7 @@ def _column(lines: list[bytes], index: int, delimiter: bytes, dtype: np.dtype) -
         if index < 0 or any(len(row) <= index for row in rows):
             raise ValueError(f"a line of it has no part {index}")
         parts = [row[index] for row in rows]
+    # Files that were written on Windows end their lines with \r\n.
     texts = [decode_text(part.removesuffix(b"\r")) for part in parts]
     if dtype == STRING:
         return vector_of(texts, STRING)

@@ -104,6 +104,7 @@ class OperatorConversion(NodeBuilder):
     options: FlatTable | None = field(init=False)
 
     def __post_init__(self) -> None:
+        # Operators that came later, those of StableHLO, have their options in a second union.
         options = self.operator.builtin_options
         self.options = self.operator.builtin_options2 if options is None else options
 
@@ -135,6 +136,7 @@ class OperatorConversion(NodeBuilder):
         node = value.producer
         if node is None or node.op.name != "DequantizeLinear":
             return self.emit("Reshape", [value, shape], allowzero=1)
+        # The conversion stays next to the operation that reads it, where later passes look for it.
         codes, *scales = node.inputs
         codes = self.emit("Reshape", [codes, shape], allowzero=1)
         return self.emit("DequantizeLinear", [codes, *scales], node.attrs)
@@ -277,6 +279,7 @@ def dequantized(b: NodeBuilder, value: Value, given: Quantization) -> Value:
         if given.per_channel and given.axis:
             raise InexpressibleError("it has int64 codes with a scale for each channel")
         return b.emit("Mul", [b.cast(value, "float32"), scale])
+    # ONNX's DequantizeLinear takes no zero point for int32.
     zero = None if dtype == np.int32 else b.constant(point, dtype)
     return b.emit("DequantizeLinear", [value, scale, zero], attrs)
 

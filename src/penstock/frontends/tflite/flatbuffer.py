@@ -148,6 +148,7 @@ class FlatTable:
         return buffer.value(field.type, at, self._depth)
 
     def _check(self, offset: int, size: int) -> None:
+        # The first four bytes of a table are the offset of its vtable.
         if offset < 4 or offset + size > self._size:
             self._buffer.damaged("a field outside of its table")
 
@@ -228,6 +229,7 @@ class FlatBuffer:
         width = 4 if scalar is None else scalar.size
         at += 4
         self.check(at, length * width, "a vector")
+        # Weights are such vectors, too large to be read before they are asked for.
         if kind == "uint8":
             return Bytes(at, length)
         self._spend(length * width)

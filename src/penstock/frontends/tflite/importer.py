@@ -198,9 +198,13 @@ class SubgraphImporter:
             if value is None:
                 self.unwritten(scope, index, f"output {position} of {scope.where}")
                 continue
+            # One value cannot be two outputs with names of their own, and an input keeps the name
+            # that it has.
             shared = value in results or (own and value.producer is None)
             if shared or value.const is not None or scope.effect is not None:
                 name = own or self.names.unique(value.name)
+                # The output is known by the tensor's name, so that the value before it gives that
+                # up.
                 if scope.effect is not None and value.producer is not None and not own:
                     name, value.name = value.name, name
                 output = Value(name, value.type)
@@ -361,6 +365,7 @@ class SubgraphImporter:
         """The options of a custom operator, which may be outside of the flatbuffer. Raises
         ``NodeError``."""
         offset, size = operator.large_custom_options_offset, operator.large_custom_options_size
+        # TFLite takes only offsets above 1 for places behind the flatbuffer.
         if offset <= 1:
             return operator.content("custom_options")
         if offset + size > self.reader.weights.size:
@@ -405,7 +410,9 @@ class SubgraphImporter:
         inputs: list[Value | None] = []
         faults = []
         for i, index in enumerate(operator.inputs):
+            # TFLite writes -1 for an input that is left out.
             value = None if index == -1 else self.value(scope, index)
+            # A variable may be read before it is written: it starts with zeros.
             if value is None and index != -1 and not self.tensor(scope, index).is_variable:
                 faults.append(f"reads tensor {index} as input {i}, which nothing has written")
             inputs.append(value)
@@ -418,6 +425,7 @@ class SubgraphImporter:
             outputs.append(value)
         if faults:
             self.diagnostics.problem(*[f"{origin} {fault}" for fault in faults])
+            # Operators that read these outputs have no fault of their own to report.
             scope.values.update(zip(operator.outputs, outputs, strict=True))  # type: ignore[arg-type]
             return
         dtypes = [dtype_of(self.tensor(scope, index)) for index in operator.outputs]

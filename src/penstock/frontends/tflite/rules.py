@@ -132,6 +132,7 @@ for _operator, _entry in _PLAIN.items():
 @operator_rule("ADD", "SUB", "MUL")
 def arithmetic(c: OperatorConversion) -> None:
     dtype = c.dtype(0)
+    # ONNX's operations have no complex numbers.
     if c.op == "MUL" and dtype is not None and dtype.kind == "c":
         c.emit_final("ComplexMul", c.take(2), domain=TFLITE)
     else:
@@ -195,6 +196,7 @@ def softmax(c: OperatorConversion) -> None:
 def l2_normalization(c: OperatorConversion) -> None:
     (x,) = c.take(1)
     norm = c.emit("ReduceL2", [x, [-1]], keepdims=1)
+    # TFLite's kernel divides by at least 1e-6, so that zeros stay zeros.
     c.emit_activated("Div", [x, c.emit("Max", [norm, c.like(1e-6, x)])], kind="L2NormOptions")
 
 
@@ -217,6 +219,7 @@ def fully_connected(c: OperatorConversion) -> None:
     if matrix:
         c.emit_activated("Gemm", [x, weights, bias], {"transB": 1}, kind="FullyConnectedOptions")
         return
+    # ONNX's Gemm takes matrices alone.
     columns = c.transposed(weights, [1, 0])
     op, inputs = "MatMul", [x, columns]
     if bias is not None:

@@ -25,8 +25,10 @@ _SPARSE, _DENSE = 1, 2  # kinds of LSH_PROJECTION
 @operator_rule(*_REDUCTIONS)
 def reduction(c: OperatorConversion) -> None:
     x, _ = c.take(2)
+    # Along no axes TFLite reduces nothing, where ONNX by default reduces all.
     attrs = {"keepdims": int(c.option("keep_dims", "ReducerOptions")), "noop_with_empty_axes": 1}
     dtype = c.dtype(0)
+    # ONNX's sums, means and products take no integers of 8 or 16 bits.
     if dtype is not None and dtype.kind in "iu" and dtype.itemsize < 4:
         wide = c.emit(_REDUCTIONS[c.op], [c.cast(x, "int32"), c.vector(1)], attrs)
         c.cast_final(wide, dtype)
@@ -41,6 +43,7 @@ def arg(c: OperatorConversion) -> None:
     op = "ArgMax" if c.op == "ARG_MAX" else "ArgMin"
     (dtype,) = c.output_dtypes
     attrs = {"axis": axis, "keepdims": 0}
+    # ONNX's operations give int64 alone.
     if dtype == INT64:
         c.emit_final(op, [x], attrs)
     else:
@@ -179,6 +182,7 @@ def unique(c: OperatorConversion) -> None:
 def reverse_sequence(c: OperatorConversion) -> None:
     x, lengths = c.take(2)
     time, batch = c.option("seq_dim"), c.option("batch_dim")
+    # ONNX's ReverseSequence has no other axes than the first two.
     if {time, batch} != {0, 1}:
         raise InexpressibleError(f"its dims of time and batch are {time} and {batch}, not 0 and 1")
     attrs = {"batch_axis": batch, "time_axis": time}

@@ -67,6 +67,7 @@ def if_(c: OperatorConversion) -> None:
 def _emit_if(c: OperatorConversion, condition: Value, branches: dict[str, Graph]) -> None:
     """Emit the final node, an If, which has one output at least: it must not be without."""
     outputs = c.outputs
+    # The If is wanted for its effects, but ONNX's must have an output.
     if not outputs:
         outputs = [Value(c.fresh("ended"))]
         for graph in branches.values():
@@ -111,6 +112,7 @@ def while_(c: OperatorConversion) -> None:
     going = Value(f"{prefix}#going", _TRUTH)
     once = _used(c, "body_subgraph_index", inside, "body/", len(c.outputs))
     after = _condition(c, list(once.outputs))
+    # What is emitted from here on belongs to the body, and not to the graph around it.
     emitted = len(c.nodes)
     proceed = _truth(c, after.outputs[0])
     if proceed.producer is None:  # a constant condition, or a value of the graph around
@@ -159,6 +161,7 @@ def call_once(c: OperatorConversion) -> None:
         names = (variable_name(attrs, "") for attrs in handles)
         c.context.initial.update(zip(names, constants, strict=True))  # type: ignore[arg-type]
         return
+    # The first variable stands for all: they are assigned together, by the first run.
     container, name = handles[0]["container"], handles[0]["shared_name"]
     first = c.emit("VarHandleOp", [], c.variable_attrs(container, name), domain=TENSORFLOW)
     done = c.emit("VarIsInitializedOp", [first], domain=TENSORFLOW, type_=_TRUTH)
@@ -207,6 +210,7 @@ class State:
         zeros = c.context.zeros(c.scope, place)
         self.quantization = c.context.quantization(c.scope, place)
         if self.quantization is not None:
+            # The real number 0 is the code of the zero point.
             zeros = zeros + self.quantization.zero_point.astype(zeros.dtype)[0]
         self.dtype = zeros.dtype
         name = f"state {c.scope.index}:{place}"

@@ -114,6 +114,7 @@ def conv_transpose(c: OperatorConversion) -> None:
         op, domain = "ConvTranspose", ""
     else:
         order = c.constant([0, rank - 1, *range(1, rank - 1)])
+        # The shape is that of an image with channels last, as all in the file.
         inputs.append(c.emit("Gather", [sizes, order], axis=0))
     activation = c.option("fused_activation_function")
     if bias is None:
@@ -163,6 +164,7 @@ def pool(c: OperatorConversion) -> None:
 
 @operator_rule("LOCAL_RESPONSE_NORMALIZATION")
 def lrn(c: OperatorConversion) -> None:
+    # ONNX divides alpha by the size of the window, TFLite does not.
     size = 2 * c.option("radius") + 1
     attrs = {"size": size, "bias": c.option("bias"), "beta": c.option("beta")}
     attrs["alpha"] = c.option("alpha") * size

@@ -74,8 +74,11 @@ def _lstm(
     h, cell = State(c, first_state), State(c, first_state + 1)
     options = {name: c.option(name) for name in ("cell_clip", "proj_clip")}
     activation = c.option("fused_activation_function")
+    # ONNX's LSTM has no clipping of the cell or of the projection alone.
     plain = not any(options.values()) and activation == _TANH
+    # Without weights of the input gate, its gate is coupled to that of forgetting.
     plain = plain and None not in (*given[1:9], *given[12:16])
+    # Inputs 16 and 17 are a projection, 20 to 23 normalize the gates: ONNX's LSTM has neither.
     if plain and all(value is None for value in (*given[16:18], *given[20:24])):
         y, y_h, y_c = _onnx_lstm(c, x, given, (h.value, cell.value), reverse)
     else:
@@ -108,6 +111,7 @@ def _onnx_lstm(
     attrs = {"hidden_size": _rows(c, given[8]), "direction": "reverse" if reverse else "forward"}
     peepholes = None
     if given[9] is not None and given[10] is not None and given[11] is not None:
+        # ONNX has peepholes for i, o, f; TFLite for i, f, o.
         joined = c.emit("Concat", [given[9], given[11], given[10]], axis=0)
         peepholes = c.emit("Unsqueeze", [joined, [0]])
     first = [c.emit("Unsqueeze", [state, [0]]) for state in states]
@@ -179,6 +183,7 @@ def _rnn(
         "direction": "reverse" if reverse else "forward",
     }
     if activation == "Affine":
+        # ONNX's RNN must have an activation; alpha x + beta with 1 and 0 is none.
         attrs |= {"activation_alpha": [1.0], "activation_beta": [0.0]}
     y, y_h = c.emit_several("RNN", [x, w, r, biases, None, first], attrs, count=2)
     hidden.write(c.emit("Squeeze", [y_h, [0]]))
@@ -220,6 +225,7 @@ def svdf(c: OperatorConversion) -> None:
     columns = c.emit("Reshape", [now, [-1, filters, 1]])
     past = c.emit("Reshape", [state.value, [-1, filters, steps]])
     rest = c.emit("Slice", [past, [1], [steps], [2]])
+    # The oldest step leaves the memory and the present one enters at its end.
     memory = c.emit("Concat", [rest, columns], axis=2)
     state.write(c.emit("Reshape", [memory, [-1, filters * steps]]))
     weighted = c.emit("ReduceSum", [c.emit("Mul", [memory, times]), [2]], keepdims=0)

@@ -81,6 +81,7 @@ def input_type(tensor: FlatTable) -> Type:
     if dtype is None:
         return ANY
     shape: Sequence[int] = tensor.shape_signature
+    # Files without unknown dims leave the signature out.
     if len(shape) != len(tensor.shape):
         shape = tensor.shape
     if not shape and tensor.has_rank is False:
@@ -130,6 +131,7 @@ class TensorContents(ConstantBudget):
         buffer = self.buffers[tensor.buffer]
         if buffer.data.size:
             return buffer.data
+        # TFLite takes only offsets above 1 for contents behind the flatbuffer.
         if buffer.offset <= 1 and not buffer.size:
             return None
         if buffer.offset + buffer.size > self.weights.size:
@@ -154,6 +156,7 @@ class TensorContents(ConstantBudget):
         if dtype == STRING:
             array = _strings(data, count)
         else:
+            # The shape says nothing of how many elements of a sparse tensor are stored.
             stored = count if tensor.sparsity is None else data.size // dtype.itemsize
             array = _elements(data, dtype, stored, _PACKED.get(tensor.type, 0))
             if tensor.sparsity is not None:
@@ -215,6 +218,8 @@ def _children(
     ends = begins + counts
     if np.any((begins < 0) | (counts < 0) | (ends > indices.size)) or counts.sum() > most:
         raise TensorError("is sparse with segments out of range")
+    # Children are counted through all entries: a child's own number is that less its siblings'
+    # first.
     numbers = np.repeat(begins - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
     return counts, (indices[numbers], numbers)
 

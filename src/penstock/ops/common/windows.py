@@ -118,6 +118,7 @@ def parse_axes(attrs: Attrs, rank: int) -> tuple[list[Axis], str]:
     strides = ints_of(attrs, "strides", rank, 1)
     dilations = ints_of(attrs, "dilations", rank, 1)
     pads = ints_of(attrs, "pads", 2 * rank, 0, low=0)
+    # ONNX has pads of their own for NOTSET alone.
     if auto_pad != "NOTSET":
         pads = [0] * (2 * rank)
     rows = zip(strides, dilations, pads[:rank], pads[rank:], strict=True)
@@ -170,6 +171,7 @@ def _window(axis: Axis, auto_pad: str, kernel: int, size: int, ceil: bool) -> Wi
     if auto_pad.startswith("SAME"):
         count = -(-size // axis.stride)
         total = max((count - 1) * axis.stride + span - size, 0)
+        # An odd number has one more at the end with SAME_UPPER, at the beginning with SAME_LOWER.
         begin = total // 2 if auto_pad == "SAME_UPPER" else total - total // 2
         end = total - begin
     else:

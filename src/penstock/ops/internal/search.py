@@ -117,6 +117,7 @@ def _penalize(
     if repetition_penalty != 1:
         seen = np.zeros(scores.shape, np.bool_)
         np.put_along_axis(seen, sequences, True, axis=1)
+        # To lower a negative score it is multiplied, where a positive one is divided.
         penalized = np.where(scores < 0, scores * repetition_penalty, scores / repetition_penalty)
         np.copyto(scores, penalized, where=seen)
     size = attrs["no_repeat_ngram_size"]
@@ -149,6 +150,7 @@ def _sample(
     probabilities = np.exp(ranked - ranked.max(axis=1, keepdims=True))
     total = np.cumsum(probabilities / probabilities.sum(axis=1, keepdims=True), axis=1)
     if custom:  # from the most probable one
+        # The token with which the sum passes the bound is one of the set.
         hidden = np.pad(total[:, :-1] > attrs["top_p"], ((0, 0), (1, 0)))
     else:  # from the least probable one
         hidden = total <= 1 - np.float32(attrs["top_p"])
@@ -231,6 +233,7 @@ class _Beams:
         with each token added."""
         words, length = totals.shape[1], sequences.shape[1]
         flat = totals.reshape(self.batch, -1)
+        # Each beam may end with one token, so that as many candidates again are left to go on with.
         best = np.argsort(-flat, axis=1, kind="stable")[:, : 2 * self.beams]
         tokens = np.full((self.batch, self.beams), self.attrs["pad_token_id"], np.int32)
         sources = np.arange(self.batch * self.beams).reshape(self.batch, self.beams)
@@ -251,6 +254,7 @@ class _Beams:
                     break
             worst, first = self.ended_scores[sample].min(), flat[sample, best[sample, 0]]
             early = self.attrs["early_stopping"] or worst >= first / length**length_penalty
+            # While fewer sequences have ended than there are beams, any further one is kept.
             self.done[sample] = worst > -np.inf and early
         self.scores = scores
         return tokens.reshape(-1), sources.reshape(-1)

@@ -42,6 +42,7 @@ def inverse(x: np.ndarray) -> np.ndarray:
     except np.linalg.LinAlgError:
         if x.ndim == 2:
             return np.full_like(x, np.nan)
+        # NumPy inverts no matrix of a stack in which one has no inverse.
         result = np.stack([inverse(part) for part in wide])
     return result.astype(x.dtype)
 

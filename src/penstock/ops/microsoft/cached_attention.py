@@ -108,6 +108,7 @@ def _cache_bits(types: Types, attrs: Attrs) -> int:
 
 def _window(attrs: Attrs) -> int:
     """The number of keys that a query sees at most; 0 for all of them."""
+    # -1 stands for no window.
     window = max(attrs.get("local_window_size", -1), 0)
     if window and not attrs.get("causal", 1):
         raise ShapeError("a local_window_size needs causal attention")
@@ -164,6 +165,7 @@ class _Store:
             if old is not None:
                 np.copyto(side[b, :, :cached], old[b, :, :cached])
             np.copyto(side[b, :, cached:end], new[b])
+            # A hidden key has a weight of 0, but 0 times the NaN that memory may hold is NaN.
             side[b, :, end:] = 0
             if present is not None and present is not side:
                 np.copyto(present[b, :, : end - start], side[b, :, start:end])
@@ -317,6 +319,7 @@ class _CachedAttention:
         if given is None:
             return offset[:, None] + places
         if self.heads.queries == self.total:
+            # Adding zeros gives each sample a row.
             return given[:1, :1] + places + 0 * offset[:, None]
         return given
 
@@ -398,9 +401,11 @@ def group_query_attention(node: Node, inputs: Tensors, outputs: Tensors, consts:
     bits, shown = _cache_bits(inputs, attrs), _shown(attrs, outputs)
     _, dtype = static_type(inputs, 0)
     if inputs[3] is not None and not bits and inputs[3].dtype != dtype:
+        # Of two types of floats, neither may hold the numbers of the other.
         dtype = FLOAT32
     sizes = _sizes(inputs, attrs, consts, 6)
     attend = _CachedAttention(layout, node, sizes, dtype, inputs, outputs)
+    # A smooth softmax has 1 more in its denominator, which a key with a score of 0 adds.
     smooth = np.zeros(_heads_of(attrs)[0], dtype) if attrs.get("smooth_softmax", -1) == 1 else None
 
     def into(*arguments: RunValue) -> None:
@@ -413,6 +418,7 @@ def group_query_attention(node: Node, inputs: Tensors, outputs: Tensors, consts:
         call = _Call(
             attend.split(q, k, v),
             ((old_k, new_k, k_scale), (old_v, new_v, v_scale)),
+            # ONNX Runtime gives the place of the last key, one less than the length.
             lengths.reshape(-1) + 1,
             (cos, sin, places),
             Sight((), () if bias is None else (bias,), smooth if sink is None else sink),

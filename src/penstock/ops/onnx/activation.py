@@ -107,6 +107,8 @@ def _celu(dtype: np.dtype, attrs: Attrs) -> Body:
 def leaky_relu(dtype: np.dtype, attrs: Attrs) -> Body:
     slope = float(attrs.get("alpha", 0.01))
     alpha, split = typed_scalar(slope, dtype), _prelu_formula(dtype)
+    # Of x and a negative multiple of it, neither the greater nor the lesser is the result
+    # throughout.
     if slope <= 0:
         return lambda x, out, t: split(x, alpha, out, t)
     choose = maximum if slope <= 1 else minimum
@@ -282,6 +284,7 @@ def applied(make: Formula, scratch: int, attrs: Attrs) -> Callable[[np.ndarray, 
 
     def function(x: np.ndarray, out: np.ndarray) -> None:
         # One block of a dtype that is not widened: without the overhead of the general case.
+        # Scratch of rank 0 would be unpacked to numbers, which cannot be written to.
         if x.size <= BLOCK and x.dtype == out.dtype == FLOAT32 and (not scratch or x.ndim):
             body(FLOAT32)(x, out, *(np.empty((scratch, *x.shape), FLOAT32) if scratch else ()))
         else:
@@ -396,6 +399,7 @@ def prelu(node: Node, types: Types) -> Kernel:
     dtype = rules.tensor(types, 0).dtype
     kernel = formula(_prelu_formula, types, inputs=2, scratch=1)
     if dtype is not None and not is_float(dtype):
+        # Formulas are for floats: their blocks and constants are those of one.
         kernel = returning(lambda x, slope: np.where(x < 0, x * slope, x))
     return _checked(kernel, _infer_like_first, types)
 

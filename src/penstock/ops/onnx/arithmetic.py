@@ -113,6 +113,7 @@ def _pow_type(types: Types, attrs: Attrs, consts: Consts) -> tuple[TensorType]:
 
 
 def _pow_element(a: Dim, b: Dim) -> Dim:
+    # Larger exponents would make integers that no dim can be, and of any length.
     if isinstance(a, int) and isinstance(b, int) and 0 <= b <= 64:
         return a**b
     return a if b == 1 else None
@@ -182,6 +183,7 @@ def power(node: Node, types: Types) -> Kernel:
     y = None if node.inputs[1] is None else node.inputs[1].const
     if base.dtype is None or not is_float(base.dtype):
         return ufunc(_power, 1)
+    # A constant of higher rank gives the result more axes than a function of the base has.
     if y is not None and y.size == 1 and (y.ndim == 0 or y.ndim <= (base.rank or 0)):
         number = float(y.reshape(()))
         if number in _POWER_UFUNCS:
@@ -311,6 +313,7 @@ def _chain(function: ArrayFunction, node: Node) -> Kernel:
         if n == 1:
             np.copyto(total, first)
         else:
+            # Of two operands of 16 bits NumPy would round the sum before it is widened.
             function(first, arguments[1], out=total, dtype=dtype)
         for value in arguments[2:n]:
             function(total, value, out=total)

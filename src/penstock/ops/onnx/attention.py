@@ -152,6 +152,7 @@ class Core:
                 width = bias.shape[3]
                 seen = scores[..., :width]
                 np.add(seen, bias[part], seen, casting="unsafe")
+                # ONNX pads a mask that is shorter than the keys with minus infinity.
                 scores[..., width:] = -np.inf
             for flags in blocked:
                 np.copyto(scores, -np.inf, where=flags[part])
@@ -163,6 +164,7 @@ class Core:
             part_sink = None if sink is None else sink[part[1], None, None]
             _exponentials(soft, total, masked, part_sink)
             if self.shown == SOFTMAX:
+                # Shown weights must add up to 1 now; divided again, they stay as they are.
                 np.divide(soft, total, soft)
                 total[...] = 1
                 self._show(SOFTMAX, soft, show, part)
@@ -207,6 +209,7 @@ def _exponentials(
     row_reduce.sums(matrix, column)
     if drained is not None:
         np.add(total, drained, total)
+    # All exponentials of such a row are 0, and so are the quotients by 1.
     if masked:
         np.copyto(total, 1, where=total == 0)
 
@@ -379,6 +382,7 @@ def attention(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> 
     caches = []
     for i, size in ((1, heads.size), (2, heads.value_size)):
         shape = (heads.batch, heads.kv_heads, heads.keys, size)
+        # With an output for the present, old and new positions are joined there.
         own = old is not None and outputs[i] is None
         room = layout.field(shape, rules.tensor(inputs, i).dtype) if own else None
         caches.append(Cache(past, room))
@@ -392,6 +396,7 @@ def attention(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> 
         k = caches[0].join(split_heads(k, heads.kv_heads), old_k, new_k, workspace)
         v = caches[1].join(split_heads(v, heads.kv_heads), old_v, new_v, workspace)
         blocked, biases = [fixed], []
+        # The last query is as far as the last key that is no padding, of each sample.
         if lengths is not None:
             ends = lengths.reshape(-1, 1, 1, 1)
             blocked += [np.arange(heads.keys) >= ends, unseen(heads, ends - heads.queries, attrs)]

@@ -59,6 +59,7 @@ def _infer_cast(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
             return None
         if dtype == BOOL:
             return tuple([int(d != 0) if isinstance(d, int) else None for d in x.data])
+        # Contents are whole numbers, which narrower integers may wrap, and floats are not.
         if dtype not in _WIDE_ENOUGH:
             return None
         info = np.iinfo(dtype)
@@ -141,9 +142,11 @@ def _to_powers_of_two(x: np.ndarray, saturate: bool, mode: str) -> np.ndarray:
     ignored. Out of range is the nearest power if ``saturate``, else not a number."""
     wide = np.abs(x if x.dtype == FLOAT64 else x.astype(np.float32))
     fraction, exponent = np.frexp(wide)  # fraction in [0.5, 1)
+    # The bias is 127, and frexp counts one power more than for a fraction in [1, 2).
     power = exponent.astype(np.int32) + 126
     if mode != "down":
         power += fraction > 0.5 if mode == "up" else fraction >= 0.75
+    # There is no code for 0: it is out of range, next to the lowest power.
     power[wide == 0] = -1
     if saturate:
         power[np.isinf(wide)] = 254

@@ -367,6 +367,8 @@ def _shifted(
                     target = partial
                     for i, (index, span) in enumerate(shifts.taps):
                         seen = planes[index, : used * depth, span].reshape(used, depth, length)
+                        # The first product is written to the sums themselves, which need no zeros
+                        # then.
                         multiply(factors[i, block], seen, target)
                         if i:
                             np.add(partial, scratch, partial)
@@ -482,6 +484,7 @@ def causal_conv(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -
         sequence = joined(workspace)
         sequence[..., :state] = 0 if past is None else past
         sequence[..., state:] = x
+        # A step of a decoder: each channel has one window, which is all of its sequence.
         if length == 1:
             np.vecdot(sequence, w[:, 0], out[..., 0])
         else:

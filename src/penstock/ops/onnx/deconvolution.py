@@ -49,10 +49,12 @@ def _transposed(axis: Axis, auto_pad: str, kernel: int, size: int, extra: int, w
     """The windows of a convolution whose input is our output: ``size`` of them."""
     full = axis.stride * (size - 1) + extra + (kernel - 1) * axis.dilation + 1
     begin, end = axis.begin, axis.end
+    # ONNX: with SAME the output is as many times larger as the stride says.
     if want is None and auto_pad.startswith("SAME"):
         want = size * axis.stride
     if want is not None:
         total = max(full - want, 0)
+        # ONNX has the odd element at the beginning here, unless auto_pad is SAME_UPPER.
         begin = total // 2 if auto_pad == "SAME_UPPER" else total - total // 2
         end = total - begin
     else:

@@ -43,6 +43,8 @@ class _Equation(NamedTuple):
                 raise ShapeError(f"the output of {self.text!r} lacks the ellipsis of its operands")
             return terms, _replace(self.output, max(extras))
         labels = [label for term in self.terms for label in term if label != "..."]
+        # Without an output, ONNX sums over what stands more than once; the rest follows the
+        # ellipsis in the order of the alphabet.
         once = sorted(label for label in labels if labels.count(label) == 1)
         return terms, (*_replace(("...",), max(extras)), *once)
 

@@ -211,6 +211,7 @@ def affine_grid(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -
 
     (batch, *sizes, rank), dtype = static_type(outputs, 0)
     mesh = np.meshgrid(*[pixel_centres(size, align_corners) for size in sizes], indexing="ij")
+    # A point has its coordinates in the order x, y, z, the last axis first.
     points = np.stack([*mesh[::-1], np.ones(sizes)], -1).reshape(-1, rank + 1).astype(dtype)
 
     def into(theta: np.ndarray, size: np.ndarray, y: np.ndarray) -> None:
@@ -246,6 +247,7 @@ def _overlaps(rows: np.ndarray, columns: np.ndarray, threshold: float) -> np.nda
     height = np.minimum(y1, columns[3]) - np.maximum(y0, columns[2])
     both = np.maximum(width, 0) * np.maximum(height, 0)
     share = both / (area + columns[4] - both)
+    # Two boxes without an area have a share of 0 / 0.
     return (share > threshold) & (area > 0) & (columns[4] > 0)
 
 
@@ -290,6 +292,7 @@ def non_max_suppression(node: Node, types: Types) -> Kernel:
             None if limit is None else rules.one_element(limit, name).item()
             for name, limit in zip(names, rules.pad_with_none(limits, 3), strict=True)
         )
+        # ONNX selects nothing by default.
         most, threshold = most or 0, threshold or 0.0
         if not 0 <= threshold <= 1:
             raise ShapeError(f"iou_threshold must lie in 0 to 1, it is {threshold}")
@@ -300,6 +303,7 @@ def non_max_suppression(node: Node, types: Types) -> Kernel:
             edges = box_edges(batch_boxes, center_point_box)
             for number, score in enumerate(batch_scores):
                 every = np.arange(len(score)) if least is None else np.flatnonzero(score > least)
+                # Of equal scores the first comes first, whatever algorithm sorts.
                 best = every[np.argsort(-score[every], kind="stable")]
                 kept = best[suppressed(edges[:, best], most, threshold)]
                 chosen = np.empty((len(kept), 3), np.int64)

@@ -127,6 +127,7 @@ def _gather_checked(constant: np.ndarray, axis: int, dim: int) -> Kernel:
     """Gather at indices that are in range, so that a run need not check them."""
     if constant.size:
         check_range(int(constant.min()), int(constant.max()), axis, dim)
+    # The run trusts these indices: "clip" spares the check, and the buffer for what is written.
     indices = np.where(constant < 0, constant + dim, constant).astype(np.intp)
     index = _index(axis, indices)
 
@@ -307,6 +308,7 @@ def _sliced_dim(dim: Dim, start: Dim, end: Dim, step: Dim) -> Dim:
     if dim == 0:
         return 0
     if start == 0 and step == 1 and dim is not None:
+        # ONNX recommends the largest integer for an end where the dim is not known.
         to_the_end = isinstance(end, int) and end >= 2**31 - 1
         return dim if to_the_end or end == dim else None
     return None
@@ -449,6 +451,7 @@ def unique(node: Node, types: Types) -> Kernel:
         except np.exceptions.AxisError as error:
             raise ShapeError(str(error)) from None
         inverse = inverse.reshape(-1)
+        # NumPy sorts what is distinct; unsorted, ONNX wants the order of first occurrence.
         if not ascending:
             begins = np.zeros(len(inverse), np.bool_)
             begins[first] = True

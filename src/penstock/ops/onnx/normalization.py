@@ -127,6 +127,7 @@ def _batch_training(dims: tuple[int, ...], count: int, epsilon: float, momentum:
         out, *others = rest[:count]
         own_mean = x.mean(axes)
         centred = x - own_mean.reshape(shape)
+        # ONNX has the variance of the population, which is divided by N.
         own_variance = np.square(centred).mean(axes)
         factor = scale / np.sqrt(own_variance + epsilon)
         np.multiply(centred, factor.reshape(shape), out)
@@ -134,6 +135,7 @@ def _batch_training(dims: tuple[int, ...], count: int, epsilon: float, momentum:
         statistics = (mean, own_mean), (variance, own_variance)
         for result, (running, own) in zip(others, statistics, strict=False):
             if result is not None:
+                # ONNX's momentum is the share of the old statistics.
                 np.copyto(result, running * momentum + own * (1 - momentum), casting="unsafe")
 
     return Routine(into)
@@ -260,6 +262,7 @@ def lrn(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routin
     x, layout = rules.tensor(inputs, 0), Scratch()
     squares, sums = layout.field(x.dims, x.dtype), layout.field(x.dims, x.dtype)
     c = x.dims[1]
+    # ONNX gives an even window one channel more behind than before.
     before, after = (size - 1) // 2, size // 2
     # Distances of neighbours, and the channels that have one there.
     shifts = [d for d in range(-min(before, c - 1), min(after, c - 1) + 1) if d]

@@ -68,6 +68,7 @@ def _mirrored(part: slice, inner: slice, mode: str) -> slice | np.ndarray:
     offset = np.arange(part.start, part.stop) - inner.start
     if mode == "wrap":
         return inner.start + offset % n
+    # Reflection does not repeat the border itself: there and back are twice one element less.
     period = max(2 * (n - 1), 1)
     offset %= period
     return inner.start + np.minimum(offset, period - offset) if n > 1 else inner.start + offset

@@ -236,6 +236,7 @@ def max_pool(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> R
 def _indexed(x: TensorType, axes: Sequence[Window], column_major: bool) -> Routine:
     """Maxima and where they are in the flattened input: the first of equal ones."""
     n, c, *spatial = x.dims
+    # With storage_order 1 ONNX counts the elements of an image column by column.
     where = np.arange(prod(spatial)).reshape(spatial, order="F" if column_major else "C")
     start = (np.arange(n * c) * prod(spatial)).reshape(n, c, *(1,) * len(spatial))
     taps: list[tuple[Any, tuple[Any, ...]]] = [
@@ -250,6 +251,7 @@ def _indexed(x: TensorType, axes: Sequence[Window], column_major: bool) -> Routi
     def into(x: np.ndarray, out: np.ndarray, indices: np.ndarray, workspace: np.ndarray) -> None:
         greater = mask(workspace)
         out.fill(low)
+        # No index so far: the first element is taken even if it equals the lowest number.
         indices.fill(-1)
         for seen, elements in taps:
             checkpoint()
@@ -319,6 +321,7 @@ def average_pool(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) 
     sums, size = _sums(x, axes)
     padding = bool(node.attrs.get("count_include_pad", 0))
     counts = prod(x.dims[2:]) if axes is None else _window_sizes(axes, padding)
+    # NumPy would divide float32 by integers in float64.
     if isinstance(counts, np.ndarray):
         counts = counts.astype(x.dtype)
 

@@ -170,6 +170,7 @@ def store(values: np.ndarray, zero: np.ndarray | None, out: np.ndarray, saturate
     if dtype in _INTS:
         low, high = _limits(dtype, values.dtype)
         clip(values, low, high, values)
+        # The minimum is NaN if one of the values is.
         lowest = np.minimum.reduce(values, axis=None, initial=0)  # far cheaper than fmax
         if lowest != lowest:
             np.fmax(values, low, values)
@@ -264,6 +265,7 @@ def _scaled(inputs: Tensors, consts: Consts, attrs: Attrs, scaling: _Scaling) ->
 def _infer_quantize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     _check_parameters(types, attrs)
     wanted = dtype_attribute(attrs, "output_dtype")
+    # ONNX: uint8 without an output_dtype and without a zero point.
     dtype = tensor(types, 2).dtype or wanted or (None if given(types, 2) else UINT8)
     if dtype is not None and dtype not in TARGETS:
         raise ShapeError(f"{dtype_name(dtype)} is no type to quantize to")

@@ -45,6 +45,7 @@ def reach(node: Node, types: Types, x: int, zero: int) -> int:
     low, high = quantization.bounds(dtype)
     is_known, point = constant_or_left_out(node, zero)
     if not is_known:
+        # A zero point that is not known may be at either end of the range.
         return int(high - low)
     if point is None or not point.size:
         return int(max(high, -low))

@@ -185,6 +185,8 @@ def _weights(layer: Layer, inputs: RunValues, single: bool) -> list[CellWeights]
         bias = r_bias = None
         if b is not None:
             bias = b[:n].copy()
+            # The bias of the state's product for the new gate is multiplied by the reset gate; all
+            # others only add up.
             if layer.linear_before_reset and layer.cell == "GRU":
                 bias[: n - hidden] += b[n : 2 * n - hidden]
                 r_bias = b[2 * n - hidden :]
@@ -322,6 +324,7 @@ def _lstm(layer: Layer, d: int, weights: CellWeights, gates: np.ndarray, state: 
     clip, input_forget = layer.clip, layer.input_forget
     act_f, act_g, act_h = layer.activations[d]
     p = weights.peepholes
+    # ONNX has peepholes in the order i, o, f.
     p_i, p_o, p_f = (None,) * 3 if p is None else np.split(p, 3)
 
     def gate(x: np.ndarray, peephole: np.ndarray | None, cell: np.ndarray, act: Activation) -> None:
@@ -343,6 +346,7 @@ def _lstm(layer: Layer, d: int, weights: CellWeights, gates: np.ndarray, state: 
         np.multiply(f, c, c_next)
         np.multiply(i, new, new)
         np.add(c_next, new, c_next)
+        # ONNX lets the output gate look at the next cell, the others at the cell before.
         gate(o, p_o, c_next, act_f)
         act_h(c_next, new)
         np.multiply(o, new, out)
@@ -376,6 +380,7 @@ def _buffered(
         np.copyto(h, spare, where=live)
         np.copyto(state.now, state.next, where=live)
         if y is not None:
+            # ONNX has zeros behind the end of a sequence.
             y[...] = 0
             np.copyto(y, spare, where=live)
     return h
@@ -445,6 +450,7 @@ class _LayerRun:
             if self.lstm:
                 c = self.c(workspace) if y_c is None else y_c[d]
                 np.copyto(c, 0 if c0 is None else c0[d])
+            # A sequence that has ended keeps its cell, so that the next one may not overwrite it.
             cell = _State(c, c_next if self.ends else c)
             step = _STEPS[self.layer.cell](self.layer, d, weights, self.gates(workspace), cell)
             every = slice(None, None, -1 if self.layer.reverse[d] else 1)

@@ -53,6 +53,7 @@ def reduction_form(
     count = math.prod(shape[i] for i in taken)
     if not rank:
         return _Form((0,), (1,), (), 1)
+    # BLAS has no integers, and NumPy no product of small floats by it.
     if dtype.kind != "f" or not taken or taken[-1] - taken[0] != len(taken) - 1 or not count:
         return _Form(taken, kept, final, count)
     group = math.prod(shape[: taken[0]]), count, math.prod(shape[taken[-1] + 1 :])
@@ -229,6 +230,7 @@ def _compile(node: Node, types: Types) -> Kernel:
 
     into: ArrayFunction = run
     type_ = rules.tensor(types, 0)
+    # With keepdims the output has the shape in which reductions write.
     if spelled is not None and type_.static and type_.rank and keepdims:
         assert type_.dtype is not None
         reduce, dtype = reduction.on(type_.dtype)

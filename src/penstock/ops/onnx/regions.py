@@ -63,6 +63,7 @@ class _Samples:
         self, start: np.floating, extent: np.floating, bins: int, ratio: int, size: int
     ) -> None:
         step = extent / bins
+        # With a ratio of 0, ONNX takes about as many samples of a bin as it has pixels.
         grid = ratio if ratio > 0 else max(int(np.ceil(step)), 0)
         if grid * bins > MAX_SAMPLES:
             raise ShapeError(f"a region of extent {extent} has too many samples")
@@ -70,6 +71,8 @@ class _Samples:
         bin_ = np.arange(bins).astype(step.dtype)[:, None]
         inner = np.arange(grid).astype(step.dtype) + step.dtype.type(0.5)
         at = start + bin_ * step + inner * step / max(grid, 1)
+        # A sample that is further outside than one pixel counts as 0; a nearer one takes the
+        # border.
         inside = (at >= -1) & (at <= size)
         at = np.maximum(at, 0)
         low = np.minimum(at, size - 1).astype(np.int64)
@@ -105,6 +108,7 @@ def roi_align(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> 
         x1, y1, x2, y2 = corners
         tables = []
         for start, end, count, size in ((y1, y2, bins[0], sizes[0]), (x1, x2, bins[1], sizes[1])):
+            # Without the half pixel, ONNX takes regions for at least one pixel high and wide.
             extent = end - start if shifted else np.maximum(end - start, one)
             tables.append(_Samples(start, extent, count, ratio, size))
         return tables
@@ -236,6 +240,7 @@ def _interpolate(
             place = low[i] + bit
             inside = (place >= 0) & (place < sizes[i])
             index = index + np.where(inside, place, 0).astype(np.int64) * pitch[i]
+            # Elements outside are read from a place inside, with a weight of 0.
             weight = weight * (fraction[i] if bit else 1 - fraction[i]) * inside
         total = total + image[:, index] * weight
     return np.asarray(total)

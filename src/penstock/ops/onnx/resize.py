@@ -51,6 +51,7 @@ def _floats(types: Types, consts: Consts, index: int) -> tuple[float, ...] | Non
     const = consts[index] if index < len(consts) else None
     if const is not None:
         return tuple(float(x) for x in const.reshape(-1))
+    # Up to opset 12 an input that is not used is an empty tensor.
     return () if tensor(types, index).shape == (0,) else None
 
 
@@ -99,6 +100,7 @@ def _by_sizes(
         return [(None, 1.0, 0.0)] * len(dims)
     choose = min if policy == "not_larger" else max
     scale = choose(size / dim for dim, size in zip(old, new, strict=True))
+    # ONNX rounds halves up here.
     return [(int(scale * dim + 0.5), scale, scale * dim) for dim in old]
 
 
@@ -160,17 +162,20 @@ def _every_axis(types: Types, attrs: Attrs, consts: Consts) -> list[_Axis]:
         assert isinstance(out, int)
         if out and not shape[axis]:
             raise ShapeError(f"axis {axis} is empty and cannot be resized to {out}")
+        # ONNX has all starts of the region first, then all ends.
         start, end = (roi[i], roi[len(axes) + i]) if roi else (0.0, 1.0)
         every.append(_Axis(axis, shape[axis], out, scale, width, start, end))
     return every
 
 
 def _corners(axis: _Axis, x: np.ndarray) -> np.ndarray:
+    # A single element has no two corners to align: ONNX takes the first.
     return x * 0.0 if axis.width == 1 else x * (axis.size - 1) / (axis.width - 1)
 
 
 def _crop(axis: _Axis, x: np.ndarray) -> np.ndarray:
     last, extent = axis.size - 1, axis.end - axis.start
+    # ONNX takes the middle of the region for a single element.
     if axis.out == 1:
         return x + 0.5 * (axis.start + axis.end) * last
     return axis.start * last + x * extent * last / (axis.width - 1)
@@ -285,9 +290,11 @@ def _taps(axis: _Axis, attrs: Attrs, mode: str, x: np.ndarray) -> tuple[np.ndarr
     left = np.floor(x)
     offsets = np.arange(1 - reach, 1 + reach)[:, None]
     weights = shape((offsets - (x - left)) * stretch, attrs.get("cubic_coeff_a", -0.75))
+    # Stretched, the weights at whole distances no longer add up to 1.
     if stretch != 1:
         weights = weights / weights.sum(0)
     indices = (left + offsets).astype(np.intp)
+    # ONNX gives elements outside a weight of 0, and scales the others to add up to 1.
     if attrs.get("exclude_outside"):
         weights = np.where((indices < 0) | (indices >= axis.size), 0.0, weights)
         total = weights.sum(0)
@@ -369,6 +376,7 @@ def _gatherer(shape: Sequence[int], tables: Sequence[Table], dtype: np.dtype) ->
     def run(x: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> None:
         for indices, axis, field in steps:
             checkpoint()
+            # Indices are in range; but in its mode "raise" NumPy would buffer what it writes.
             x = np.take(x, indices, axis, None if field is None else field(workspace), "clip")
         np.take(x, last_indices, last_axis, out, "clip")
 
@@ -440,6 +448,7 @@ def _interpolate(tables: Sequence[Table], shape: Sequence[int], dtype: np.dtype)
                 checkpoint()
                 np.add(target, other, target)
             x = target
+        # Cubic weights may be negative, so that results may lie beyond all elements.
         if limits is not None:
             np.rint(x, x)
             np.clip(x, limits.min, limits.max, x)
@@ -473,6 +482,7 @@ def _blocked(
         if count % block:
             start = count - count % block
             rest(x[start:], flat[start:], workspace)
+        # A reshape of what is not contiguous is a copy.
         if not np.may_share_memory(flat, out):
             np.copyto(out, flat.reshape(out.shape))
 

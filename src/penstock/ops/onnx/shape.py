@@ -155,6 +155,7 @@ def reshape(node: Node, types: Types) -> Kernel:
     if target is None:
         return Kernel(lambda x, shape: resolved(x, shape.tolist()), into, view=True)
     fixed: Any = target if dims is None else reshaped_dims(dims, target, allowzero)
+    # Which dims are copied is known in a run only.
     if dims is None and 0 in target and not allowzero:
         return Kernel(lambda x, _: resolved(x, fixed), into, view=True)
 
@@ -162,6 +163,7 @@ def reshape(node: Node, types: Types) -> Kernel:
         try:
             return x.reshape(fixed)
         except ValueError:
+            # NumPy's error does not say what does not fit.
             return resolved(x, fixed)
 
     return Kernel(run_fixed, into, view=True)

@@ -235,6 +235,7 @@ class VectorMachine:
         elif self.kernel == "RBF":
             # The square of a distance, but without the array of all differences.
             squares = np.square(x).sum(1)[:, None] + np.square(s).sum(1)
+            # Rounding may make the square of a small distance negative.
             products = np.exp(-gamma * np.maximum(squares - 2 * products, 0))
         return products @ self.weights.T + self.offsets
 
@@ -310,6 +311,7 @@ def linear_svm(attrs: Attrs) -> tuple[VectorMachine, float]:
     labels = class_labels(attrs, "classlabels_ints")
     rho = _first_rho(attrs)
     weights = _rows(attrs.get("coefficients"), len(labels), "coefficients").astype(np.float64)
+    # A score of 0.5 itself is enough.
     limit = np.nextafter(0.5, 0) if (weights >= 0).all() else 0.0
     return VectorMachine(weights, None, np.full(len(labels), rho)), limit
 
@@ -401,6 +403,7 @@ def _coupling(
 
     def couple(scores: np.ndarray) -> np.ndarray:
         versus = np.zeros((len(scores), classes, classes))
+        # As in LIBSVM, no class of a pair is certain.
         wins = np.clip(1 - _logistic(scores * a + b), 1e-7, 1 - 1e-7)
         versus[:, left, right] = wins
         versus[:, right, left] = 1 - wins
@@ -409,6 +412,7 @@ def _coupling(
         q[:, columns, columns] = np.square(versus).sum(1)
         p = np.full((len(scores), classes), 1 / classes)
         todo = np.arange(len(scores))
+        # The number of iterations and the error are those of LIBSVM.
         for _ in range(max(100, classes)):
             now, part = q[todo], p[todo]
             qp = np.matmul(now, part[..., None])[..., 0]
@@ -416,6 +420,7 @@ def _coupling(
             open_rows = np.abs(qp - pqp[:, None]).max(1, initial=0) >= 0.005 / classes
             if not open_rows.any():
                 break
+            # Rows that have converged stay as they are.
             todo, now, part = todo[open_rows], now[open_rows], part[open_rows]
             qp, pqp = qp[open_rows], pqp[open_rows]
             for t in range(classes):

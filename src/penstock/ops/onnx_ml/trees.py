@@ -193,6 +193,7 @@ class _Votes:
         sums = aggregate in ("SUM", "AVERAGE")
         # What leaves every aggregate as it is.
         neutral = {"MIN": np.inf, "MAX": -np.inf}.get(aggregate, 0.0)
+        # Each leaf votes once: a vector takes the place of a table of all leaves and targets.
         if len(np.unique(leaf)) == len(leaf) and (targets == 1 or sums):
             self.weight, self.target = np.full(nodes, neutral), np.zeros(nodes, np.intp)
             self.weight[leaf], self.target[leaf] = ensemble.weight, target
@@ -319,6 +320,7 @@ def _forest(attrs: Attrs) -> tuple[Forest, _Places]:
     roots = orphans[np.sort(np.unique(trees[orphans], return_index=True)[1])]
     if len(roots) != len(places.trees):
         raise ShapeError("a tree has no root: each of its nodes is the child of another")
+    # Leaves get the mode of another node, so that trees of one mode need a single comparison.
     usual = mode[inner][:1] if inner.any() else np.array([LESS | EQUAL], np.int8)
     nodes = TreeNodes(
         np.where(inner, _ints(attrs, "nodes_featureids", count), 0),
@@ -485,6 +487,7 @@ def _ensemble_forest(attrs: Attrs) -> Forest:
 
     itself = np.arange(total)
     mode = np.array(_BY_NUMBER, np.int8)[modes]
+    # As in ``_forest``, one mode for all nodes saves comparisons.
     mode = extended(mode, mode[0] if count else LESS)
     feature, threshold = extended(_ints(attrs, "nodes_featureids", count)), extended(threshold)
     missing = extended(_ints(attrs, "nodes_missing_value_tracks_true", count))
@@ -494,6 +497,7 @@ def _ensemble_forest(attrs: Attrs) -> Forest:
     at = count
     for node, members in zip(np.flatnonzero(modes == _MEMBER).tolist(), sets, strict=True):
         if not len(members):
+            # Nothing is a member, as nothing equals NaN.
             mode[node], threshold[node] = EQUAL, np.nan
             continue
         threshold[node] = members[0]

@@ -182,6 +182,7 @@ def _index(
             dims.append(slice(first, last, step))
     if dims.count(Ellipsis) > 1:
         raise ShapeError("a slice has one ellipsis at most")
+    # Dims that no entry speaks of stay whole.
     return tuple(dims) if Ellipsis in dims else (*dims, Ellipsis)
 
 
@@ -378,6 +379,7 @@ def split(x: np.ndarray, axis: np.ndarray, *, num_split: int) -> common.Outputs:
 def split_v(x: np.ndarray, sizes: np.ndarray, axis: np.ndarray) -> common.Outputs:
     place, counts = _axis(axis, x.ndim), sizes.tolist()
     if counts.count(-1) == 1:
+        # The sum of all sizes has the -1 in it.
         counts[counts.index(-1)] = x.shape[place] - sum(counts) - 1
     if sum(counts) != x.shape[place] or min(counts, default=0) < 0:
         raise ShapeError(f"sizes {sizes.tolist()} do not fit a dim of {x.shape[place]}")

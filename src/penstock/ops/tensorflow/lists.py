@@ -221,6 +221,7 @@ def scatter(
     value: np.ndarray, indices: np.ndarray, shape: np.ndarray, count: np.ndarray
 ) -> _TensorList:
     places = indices.reshape(-1).tolist()
+    # TensorFlow takes -1 for as many elements as the indices name.
     length = max([*places, -1]) + 1 if _count(count) == -1 else _count(count)
     if value.ndim < 1 or len(places) != len(value) or min(places, default=0) < 0:
         raise ShapeError(f"indices {places} do not fit a value of shape {value.shape}")

@@ -213,6 +213,7 @@ def _nudged(
     low: Numbers, high: Numbers, bits: int, narrow: bool
 ) -> tuple[Numbers, Numbers, Numbers]:
     """Range and step moved so that 0 is one of the numbers."""
+    # A narrow range leaves out the lowest code.
     first, last = np.float32(int(narrow)), np.float32(2**bits - 1)
     low, high = np.asarray(low, np.float32), np.asarray(high, np.float32)
     step = (high - low) / (last - first)
@@ -248,6 +249,7 @@ def broadcast_gradient(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.nda
     left, right = ([1] * (rank - x.size) + x.tolist() for x in (a, b))
     if any(x != y and 1 not in (x, y) for x, y in zip(left, right, strict=True)):
         raise ShapeError(f"shapes {a.tolist()} and {b.tolist()} do not broadcast")
+    # Operands of one shape are not broadcast, even along dims of 1.
     ones = ([i for i, dim in enumerate(x) if dim == 1 and left != right] for x in (left, right))
     first, second = (np.array(axes, a.dtype) for axes in ones)
     return first, second

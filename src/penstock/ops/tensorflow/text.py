@@ -122,6 +122,7 @@ def string_to_number(x: np.ndarray, *, dtype: np.dtype) -> np.ndarray:
     def number(text: str) -> int | float:
         bare = text.strip(_SPACE)
         if bounds is not None:
+            # Python refuses texts of more than 4300 digits with an error of its own.
             if _INTEGER.fullmatch(bare) and len(bare) < 4000:
                 value = int(bare)
                 signed = bounds.min < 0 or not bare.startswith("-")

@@ -24,6 +24,8 @@ from penstock.passes.loops.loop_rows import LoopRows
 from penstock.passes.loops.recompose_cells import begin_of, lstm_cells
 from penstock.passes.rewrite import argument, produced_by, swapped
 
+# A term that is added to itself counts twice at each level, so that the terms of n nodes may be
+# 2^n.
 _MOST_TERMS = 32
 
 
@@ -83,6 +85,7 @@ class CellMatcher:
             order = node.attrs["order"]
             if gates is not None and node.outputs[0] is not None:
                 i, f, o, n = (self._sum(gates, place * self.units) for place in order)
+                # LstmCell keeps the number that is added to its forget gate as an attribute.
                 bias = np.full(self.units, node.attrs["forget_bias"], FLOAT32)
                 if i and f and o and n:
                     f.constants.append(bias)
@@ -112,6 +115,7 @@ class CellMatcher:
             for a, b in zip(of_x[:2], of_h, strict=False)
         ]
         new, inner = of_x[2], of_h[2]
+        # ONNX's GRU with linear_before_reset multiplies its reset gate by H R + b alone, without x.
         if None in sums or new is None or inner is None or inner.rows:
             return None
         return CellGates("GRU", [*sums, new], inner)  # type: ignore[list-item]
@@ -124,6 +128,7 @@ class CellMatcher:
             of_x = self._sum(x, node.attrs["order"][0] * self.units)
             new = None if of_x is None else new.plus(of_x)
         z = self._gate(update, 0)
+        # In ONNX's GRU the new state depends on the old one through the reset gate only.
         if new is None or z is None or len(new.others) != 1 or new.weights:
             return None
         other, begin = new.others.pop()
@@ -139,6 +144,7 @@ class CellMatcher:
         r = self._reset(left)
         if r is None:
             return None
+        # With linear_before_reset=0 the gate is multiplied before the product, not behind it.
         new.weights.append(weights)
         new.constants.extend(bias)
         return CellGates("GRU", [z, r, new])
@@ -170,6 +176,8 @@ class CellMatcher:
                 else self._sum(x, order[2 + which] * self.units)
             )
             return None if total is None or of_x is None else total.plus(of_x)
+        # Sigmoid may be applied to all gates at once, before they are cut apart, or to each of
+        # them.
         part = _part_of(value)
         whole = argument(part.value, "Sigmoid")
         return None if whole is None else self._sum(whole, part.begin)
@@ -199,6 +207,7 @@ class CellMatcher:
         type_ = value.type
         if not isinstance(type_, TensorType) or not type_.static or type_.dtype != FLOAT32:
             return None
+        # The batch may have axes of length 1 beside it, as Gather of one index leaves them.
         if not type_.dims or type_.elements != self.batch * type_.dims[-1]:
             return None
         if (rows := self.rows.of(value)) is not None and not _adds_constant(value):
@@ -206,6 +215,8 @@ class CellMatcher:
             total.rows.append(Columns(self.rows.reshaped(rows, dims), begin))
             return []
         node = value.producer
+        # A value from outside is the same in all iterations, but a Recurrence takes constants
+        # alone.
         if node is None or value not in self.rows.own or node.control_inputs:
             return None
         return self._computed(node, columns, type_.dims, total)
@@ -219,6 +230,7 @@ class CellMatcher:
         name, x, last = node.op.full_name, node.input(0), len(dims) - 1
         if name == "Add":
             parts = [x for x in node.inputs if x is not None]
+            # An operand that Add broadcasts along the columns has none at ``begin``.
             wide = all(x.const is not None or _last(x) == dims[-1] for x in parts)
             return [Columns(x, begin) for x in parts] if wide else None
         if name in ("Split", "Slice"):
@@ -236,6 +248,7 @@ class CellMatcher:
         value, begin = columns
         added: list[Columns] = []
         if node.op.full_name == "Gemm" and self._has_summand(node):
+            # An operand that is broadcast has other columns than the sum, as for Add.
             summand = node.inputs[2]
             if summand is None or _last(summand) != _last(value):
                 return None
@@ -260,6 +273,7 @@ class CellMatcher:
             if x is None or not isinstance(width, int):
                 return None
             if begin < width:
+                # Columns that lie in two of the operands have no one source.
                 return [Columns(x, begin)] if begin + self.units <= width else None
             begin -= width
         return None
@@ -302,6 +316,7 @@ def _adds_constant(value: Value) -> bool:
 
 def row_of(const: np.ndarray, begin: int, width: int) -> np.ndarray | None:
     """Columns of a constant that is the same for all rows."""
+    # All axes but the last must have length 1, or rows would have different constants.
     if const.dtype != FLOAT32 or (const.ndim and const.size != const.shape[-1]):
         return None
     if const.size == 1:
@@ -324,6 +339,7 @@ def _part_of(value: Value) -> Columns:
         for output in node.outputs:
             if output is value:
                 return Columns(whole, begin)
+            # A Split may leave outputs out, whose widths are then not known.
             part = None if output is None else _last(output)
             if not isinstance(part, int):
                 break
@@ -331,5 +347,6 @@ def _part_of(value: Value) -> Columns:
     if node.op.full_name == "Slice":
         first, width = begin_of(node, value.rank), _last(whole)
         if first is not None and isinstance(width, int):
+            # ONNX counts a negative start from the end.
             return Columns(whole, first + width if first < 0 else first)
     return Columns(value, 0)

@@ -62,19 +62,23 @@ def _collect(
         if before is None or result is None or insert is None or before.producer is None:
             continue
         names = before.producer.op.full_name, insert.op.full_name
+        # With a position SequenceInsert may insert anywhere, not only at the end.
         if names != ("SequenceEmpty", "SequenceInsert") or insert.input(2) is not None:
             continue
         row = insert.inputs[1]
         alone = insert.inputs[0] is inside and len(readers.get(inside, ())) == 1
+        # Whatever else reads the sequence needs it as one.
         if not alone or len(readers.get(after, ())) != 1 or row is None:
             continue
         type_, joins = row.type, readers.get(result, [])
+        # A Loop stacks rows, which must have the same shape, where a sequence holds any shapes.
         if not isinstance(type_, TensorType) or not type_.static or insert.control_inputs:
             continue
         if not joins or any(n is None or n.op.full_name != "ConcatFromSequence" for n in joins):
             continue
         dims = trips_of(loop) or 0, *type_.dims
         rows = Value(new_name(f"{row.name}/rows", taken), TensorType(type_.dtype, dims))
+        # The rows come last, as ONNX has the scan outputs of a Loop behind the carried values.
         rows.producer = loop
         loop.outputs.append(rows)
         body.outputs.append(row)
@@ -90,6 +94,7 @@ def _joined(node: Node, rows: Value) -> list[Node]:
     expansion, (trips, *row) = Expansion(node), rows.type.dims
     new_axis = bool(node.attrs.get("new_axis", 0))
     axis = normalize_axis(node.attrs["axis"], len(row) + new_axis)
+    # The trips move next to the axis along which rows are joined, where Reshape merges both.
     order = [*range(1, axis + 1), 0, *range(axis + 1, len(row) + 1)]
     moved = expansion.transposed(rows, order)
     dims = [*row[:axis], trips, *row[axis:]]
@@ -97,5 +102,6 @@ def _joined(node: Node, rows: Value) -> list[Node]:
         dims[axis : axis + 2] = [trips * row[axis]]
     shape = expansion.constant(dims)
     y.type = TensorType(rows.dtype, tuple(dims))
+    # Without allowzero a dim of 0 would be copied from the input.
     expansion.finish("Reshape", [moved, shape], y, allowzero=1)
     return expansion.nodes

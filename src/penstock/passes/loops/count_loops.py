@@ -78,14 +78,18 @@ def _counted(node: Node) -> list[Node] | None:
     what its counters end with; None if that is not known."""
     limit, guard, *initial = node.inputs
     body: Graph = node.attrs["body"]
+    # TripCount knows counters only; a limit of the Loop's own could end it earlier.
     if limit is not None and not _is_endless(limit):
         return None
     bounds = _bounds(body.outputs[0])
     found = [counter for bound in bounds if (counter := _counter(node, bound)) is not None]
     if not bounds or len(found) < len(bounds) or node.control_inputs or None in initial:
         return None
+    # A guard that compares the initial counters the same way is what TripCount computes: zero
+    # trips.
     checked = guard is not None and _same(_bounds(guard), found)
     entered = guard is None or (guard.const is not None and bool(guard.const.all()))
+    # Unchecked, the first iteration runs and adds 1 even where the counter is past its limit.
     if not checked and any(not _may_grow(counter.start) for counter in found):
         return None
     least = 0 if checked else 1
@@ -94,8 +98,11 @@ def _counted(node: Node) -> list[Node] | None:
     before = node.derived(inputs, [trips], {"least": least}, op=TRIP_COUNT)
     before.origin, trips.type = node.origin, TRIP_COUNT.infer((), {}, ())[0]
     node.inputs[:2] = [trips, None if checked or entered else guard]
+    # The condition that the body gets is true in each iteration, so that it never ends the Loop.
     body.outputs[0] = body.inputs[1]
     nodes = [before, node]
+    # Of several counters, the limit of one ends the others at numbers between. A guard may keep the
+    # counter at its start.
     if len(found) == 1 and (checked or entered):
         nodes += _ends(node, found[0], least)
     return nodes
@@ -124,10 +131,14 @@ def _constant_trips(node: Node) -> int | None:
     conditions = _conditions(body.outputs[0], _is_number)
     for bound in conditions:
         count, end = count_of(node, bound.counter), bound.limit.const
+        # A counter that falls stays below its limit until it wraps around.
         if count is None or count.sign < 0 or end is None or abs(count.start) > _EXACT:
             return None
+        # The negation refuses NaN as well.
         if not abs(float(end.item())) <= _EXACT:
             return None
+        # An iteration computes the condition of its own counter at its end: one more runs than
+        # conditions hold.
         ends.append(max(math.ceil(float(end.item()) - count.start), 0) + 1)
     return min(ends) if conditions else None
 
@@ -149,6 +160,7 @@ def _conditions(condition: Value, fits: Callable[[Value], bool]) -> list[_Bound]
     left, seen = [condition], {condition}
     while left:
         node = left.pop().producer
+        # A condition that is And of itself, again and again, must not be walked through each time.
         if node is None or node.control_inputs or len(seen) > _MOST_CONDITIONS:
             return []
         operands = [value for value in node.inputs if value is not None]
@@ -194,6 +206,7 @@ def _counter(node: Node, bound: _Bound) -> _Counter | None:
             continue
         place = inside.index(value)
         start, limit = node.inputs[2 + place], bound.limit
+        # Converters carry the limit through the loop unchanged.
         if limit in inside and updated[inside.index(limit)] is limit:
             limit = node.inputs[2 + inside.index(limit)] or limit
         outside = limit not in body.inputs and limit.producer not in body.nodes
@@ -221,6 +234,7 @@ def _ends(node: Node, counter: _Counter, least: int) -> list[Node]:
     end, start = node.outputs[counter.place], counter.start
     if end is None:
         return []
+    # Max takes operands of one type.
     types_ = [without_data(value.type) for value in (start, counter.limit, end)]
     if types_ != types_[:1] * 3:
         return []

@@ -92,15 +92,19 @@ def _leave(loop: Node, taken: Counter[str]) -> list[Node]:
     at_least_once = _runs(loop)
     leaving: list[Node] = []
     for node in with_checkpoints(body.nodes):
+        # What nested graphs read takes a walk through them, so their owner's inputs are asked
+        # first.
         if not inside.isdisjoint(node.inputs) or not _may_move(node, body):
             continue
         if inside.isdisjoint(all_reads(node)) and (at_least_once or _cannot_fail(node)):
             leaving.append(node)
+            # What reads this node alone may leave behind it.
             inside.difference_update(node.outputs)
     if leaving:
         moved = set(leaving)
         body.nodes = [node for node in body.nodes if node not in moved]
         for node in body.nodes:
+            # A node before the loop has run when the body begins.
             node.control_inputs = [before for before in node.control_inputs if before not in moved]
         for node in leaving:
             _rename(node, taken)
@@ -120,11 +124,13 @@ def _runs(loop: Node) -> bool:
     if loop.op.role is Role.SCAN:
         layout = ScanLayout(loop)
         scans = zip(loop.inputs[layout.states :], layout.input_axes, strict=True)
+        # All scan inputs have the same length: one that is known is enough.
         lengths = [x.shape[axis] for x, axis in scans if x is not None and x.shape]
         return any(isinstance(length, int) and length > 0 for length in lengths)
     limit, guard = loop.inputs[:2]
     if guard is not None and (guard.const is None or not guard.const.all()):
         return False
+    # Without a limit only the condition ends a Loop, and that which it begins with is true.
     if limit is None:
         return True
     if limit.const is not None:
@@ -135,6 +141,7 @@ def _runs(loop: Node) -> bool:
 
 def _may_move(node: Node, body: Graph) -> bool:
     """Whether a node may be run once instead of several times, if it computes the same."""
+    # Targets must run in each iteration, though nothing reads them.
     if not node.op.pure or node.control_inputs or node in body.targets:
         return False
     if not all(isinstance(value.type, TensorType) for value in node.outputs if value is not None):

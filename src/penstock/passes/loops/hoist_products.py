@@ -108,6 +108,8 @@ class _Hoister:
             changed |= self._visit(node)
         self.body.nodes = self.nodes
         if changed and self.loop.op.role is Role.SCAN:
+            # A Loop captures what it reads slices of; a Scan alone has it as an input that may be
+            # left unread.
             self._drop_unread()
         return changed
 
@@ -136,6 +138,7 @@ class _Hoister:
         if product.other is None:
             self._compute(product, y, node)
             return True
+        # The summand of a Gemm may differ in each iteration, so it is added there.
         result = self._value(y, "product", y.type)
         self._compute(replace(product, other=None), result, node)
         self.nodes.append(node.derived([result, product.other], [y], {}, op=standard("Add")))
@@ -157,6 +160,7 @@ class _Hoister:
                 continue
             (y,), slice_ = node.outputs, self._slice(x)
             added = slice_ is not None and slice_.source.producer in self.before
+            # What else reads the product needs it without the bias, which would be hoisted twice.
             if slice_ is None or not added or y is None or len(self.readers.get(x, ())) > 1:
                 continue
             row = bias.const.size == bias.const.shape[-1:][0] if bias.const.ndim else False
@@ -190,6 +194,7 @@ class _Hoister:
         if len(dims) < 2:
             return None
         axis = normalize_axis(node.attrs.get("axis", 0), len(dims))
+        # A product sums along the last axis: slices along it are no rows of a product.
         if axis == len(dims) - 1 or not _is_real(x) or dims[axis] < _FEWEST_SLICES:
             return None
         if node.inputs[1] not in self.own:  # the same slice in all iterations
@@ -217,6 +222,7 @@ class _Hoister:
         if node is None or x not in self.own or "reshapes" not in node.op.traits:
             return None
         before = node.inputs[0]
+        # A view must keep the axis along which the product sums.
         if before is None or node.control_inputs or not _is_real(x) or not _is_real(before):
             return None
         alike = (
@@ -234,6 +240,7 @@ class _Hoister:
             or node.control_inputs
         ):
             return None
+        # Joined for another reader anyway, the parts would be multiplied in addition.
         if len(self.readers.get(x, ())) != 1 or x.rank is None or not 1 < len(node.inputs) <= 4:
             return None
         if normalize_axis(node.attrs["axis"], x.rank) != x.rank - 1:
@@ -298,6 +305,7 @@ class _Hoister:
         loop.attrs["scan_input_directions"] = [*layout.input_backward, backward]
         loop.attrs["num_scan_inputs"] += 1
         loop.inputs.append(every)
+        # The slice of the products is a scan input now, which no node of the body computes.
         y.producer = None
         self.body.inputs.append(y)
 
@@ -317,6 +325,7 @@ class _Hoister:
         for number, part in enumerate(parts):
             end = begin + _dims(part)[-1]
             result = self._value(y, f"part{number}", y.type)
+            # The bias goes with the first part, so that it is added once.
             self._compute(_Product(part, product.weights[begin:end], bias), result, beside)
             begin, bias = end, None
             if total is not None:

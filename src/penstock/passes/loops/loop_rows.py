@@ -37,6 +37,7 @@ def trips_of(loop: Node) -> int | None:
     """How often a Loop or Scan runs, if that is known and no condition ends it."""
     if loop.op.role is Role.SCAN:
         layout = ScanLayout(loop)
+        # ONNX demands the same length of all scan inputs: any known one will do.
         for x, axis in zip(loop.inputs[layout.states :], layout.input_axes, strict=True):
             length = x.shape[axis] if x is not None and x.shape else None
             if isinstance(length, int):
@@ -47,6 +48,7 @@ def trips_of(loop: Node) -> int | None:
     body: Graph = loop.attrs["body"]
     limit, entered = loop.inputs[:2]
     proceed = body.outputs[0]
+    # A body that hands on the condition it got never ends the loop.
     always = proceed is body.inputs[1] or (proceed.const is not None and bool(proceed.const.all()))
     begins = entered is None or (entered.const is not None and bool(entered.const.all()))
     if limit is None or limit.const is None or limit.const.size != 1 or not always or not begins:
@@ -85,6 +87,7 @@ def count_of(loop: Node, value: Value | None, depth: int = 8) -> Count | None:
             return None
         if node.op.full_name == "Add":
             return Count(count.sign, count.start + number)
+        # Sub is not commutative: a constant less the counter counts downwards.
         if x is node.inputs[0]:
             return Count(count.sign, count.start - number)
         return Count(-count.sign, number - count.start)
@@ -106,6 +109,7 @@ def _carried_count(loop: Node, value: Value) -> Count | None:
     for x, step in swapped(node) if node.op.full_name in ("Add", "Sub") else ():
         sign = 1 if node.op.full_name == "Add" else -1
         by = _whole(step)
+        # ``step - value`` changes its sign in each iteration and does not count.
         if x is value and (sign > 0 or x is node.inputs[0]) and by in (1, -1):
             return Count(sign * by, start)
     return None
@@ -172,11 +176,13 @@ class LoopRows(Expansion):
         if value in self.body.inputs:
             return self._scanned(value)
         node = value.producer
+        # A node with control inputs must run at its own time in each iteration.
         if node is None or node.control_inputs or len(node.outputs) != 1:
             return None
         if node.op.full_name == "Gather":
             return self._gathered(node, dims)
         if "reshapes" in node.op.traits and node.inputs[0] is not None:
+            # A target shape that the body computes may differ from iteration to iteration.
             if any(x in self.own for x in node.inputs[1:] if x is not None):
                 return None
             rows = self.of(node.inputs[0])
@@ -216,6 +222,8 @@ class LoopRows(Expansion):
             return None
         dims, dtype = dims_and_dtype(source)
         axis = normalize_axis(axis, len(dims))
+        # An index out of range must fail in its own iteration, and a negative one counts from the
+        # end, which a slice over all iterations cannot follow.
         ends = sorted((count.start, count.start + count.sign * (self.trips - 1)))
         if ends[0] < 0 or ends[1] >= dims[axis]:
             return None
@@ -234,6 +242,8 @@ class LoopRows(Expansion):
         if count == Count(1, 0) and dims[0] == self.trips:
             return source
         end = count.start + count.sign * self.trips
+        # Slice would count an end of -1 from the end; any end below -dim stands before the first
+        # element.
         bounds = count.start, end if end >= 0 else -dims[0] - 1, 0, count.sign
         numbers = [self.constant(np.array([number], np.int64)) for number in bounds]
         return self.emit("Slice", [source, *numbers], (self.trips, *dims[1:]), dtype)
@@ -241,10 +251,13 @@ class LoopRows(Expansion):
     def _elementwise(self, node: Node, dims: tuple[int, ...], dtype: np.dtype) -> Value | None:
         operands: list[Value | None] = []
         large = self.trips * math.prod(dims) * dtype.itemsize > MOST_BYTES
+        # A node that reads nothing of the body is the same in all iterations (see HoistInvariants).
         if large or self.own.isdisjoint(node.inputs):
             return None
         for x in node.inputs:
             if x is None or x not in self.own:
+                # The axis of trips stands in front, where an operand of higher rank has an axis of
+                # its own.
                 if x is not None and (x.rank is None or x.rank > len(dims)):
                     return None
                 operands.append(x)
@@ -253,6 +266,8 @@ class LoopRows(Expansion):
             if rows is None:
                 return None
             own, _ = dims_and_dtype(x)
+            # Broadcasting aligns the last axes: without ones behind it, the axis of trips would
+            # meet another.
             aligned = (self.trips, *[1] * (len(dims) - len(own)), *own)
             operands.append(self.reshaped(rows, aligned))
         result = self.value(node.op.name, (self.trips, *dims), dtype)

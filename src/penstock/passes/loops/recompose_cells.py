@@ -55,6 +55,8 @@ class RecomposeCells(Pass):
             blends: list[Node] = []
             own = set(inner.nodes)
             for node in with_checkpoints(inner.nodes):
+                # An LstmCell takes the place of the node of the next cell, which other nodes may
+                # read before that of the next state, and computes both.
                 if (found := _lstm(node)) is not None:
                     first, cell = found
                     if first not in cells and first in own:
@@ -80,6 +82,7 @@ def _lstm(node: Node) -> tuple[Node, Node] | None:
     """The sum that is the next cell, and an LstmCell in its place, if ``node`` computes the state
     from it."""
     for found in lstm_cells(node):
+        # TensorFlow's cells add forget_bias to this gate, by default 1.
         f, bias = _without_number(found.forget)
         gates, order = _split((found.input, f, found.output, found.new), 4)
         total = found.following.producer
@@ -126,6 +129,7 @@ def _gru(node: Node) -> Node | None:
                     for rx, rh in _operands_of(sums[1], "Add"):
                         x, order = _split((zx, rx, of_x), 3)
                         h, same = _split((zh, rh, of_h), 3)
+                        # GruCell has one order of gates for both of its inputs.
                         if x is None or h is None or order != same:
                             continue
                         if _alike([state, zx, zh, node.outputs[0]]):
@@ -157,6 +161,7 @@ def _gates_of(
     by_state: dict[Value | None, list[Node]] = {}
     for blend in blends:
         by_state.setdefault(blend.inputs[2], []).append(blend)
+    # The blends are new nodes: their places are those of the nodes that they replace.
     ahead = {id(cell): node for node, cell in cells.items()}
     places = {node: i for i, node in enumerate(graph.nodes)}
     gates: dict[Node, Node] = {}
@@ -164,10 +169,14 @@ def _gates_of(
         for reset, state in _operands_of(node, "Mul"):
             for blend in by_state.get(state, ()) if node not in gates else ():
                 update, inputs, order = blend.inputs[1], *_gate_parts(blend.inputs[1], reset)
+                # A GruGates stands in the place of the product, and the blend that reads its update
+                # must come later.
                 if not inputs or update is None or places[node] > places[ahead[id(blend)]]:
                     continue
                 if not _alike([update, reset, state, node.outputs[0]]):
                     continue
+                # Other nodes may read the old update, so its Sigmoid stays until pruning shows that
+                # none does.
                 own = Value(new_name(f"{update.name}/gate", taken), update.type)
                 arrays, attrs = [inputs[0], state, *inputs[1:]], {"order": order}
                 gates[node] = node.derived(arrays, [own, *node.outputs], attrs, op=GRU_GATES)
@@ -255,6 +264,7 @@ def _place(part: Value | None, count: int) -> tuple[Value | None, int]:
         if not width or node.inputs[0] is None or _width_of(node.inputs[0]) != count * width:
             return None, 0
         assert begin is not None
+        # ONNX counts a negative start from the end.
         begin += count * width if begin < 0 else 0
         return (None, 0) if begin < 0 or begin % width else (node.inputs[0], begin // width)
     split = node.op.full_name == "Split" and len(node.outputs) == count and _alike(node.outputs)
@@ -277,15 +287,18 @@ def begin_of(node: Node, rank: int) -> int | None:
     there is along other axes."""
     numbers = [node.const(i) for i in (1, 3, 4)]
     begins, axes, steps = ([] if n is None else n.reshape(-1).tolist() for n in numbers)
+    # ONNX: without axes, starts are those of the first axes.
     if node.input(3) is None:
         axes = list(range(len(begins)))
     x, (y,) = node.inputs[0], node.outputs
+    # Steps that are not constant are an empty set here and refused like others than 1.
     if len(axes) != len(begins) or (node.input(4) is not None and set(steps) != {1}):
         return None
     if x is None or y is None or x.shape is None or y.shape is None:
         return None
     axes = [axis % rank for axis in axes]
     others = [axis for axis in axes if axis != rank - 1]
+    # Two unknown dims compare as equal, though they need not be.
     if any(x.shape[axis] is None or x.shape[axis] != y.shape[axis] for axis in others):
         return None
     return int(begins[axes.index(rank - 1)]) if rank - 1 in axes else None
@@ -303,6 +316,7 @@ def _alike(values: Sequence[Value | None]) -> bool:
     first = types[0]
     if not isinstance(first, TensorType) or first.dtype != FLOAT32 or not first.shape:
         return False
+    # Unknown dims (None) compare as equal without being known to be; named ones are equal.
     known = all(dim is not None for dim in first.shape) and isinstance(first.shape[-1], int)
     return known and all(
         isinstance(t, TensorType) and t.dtype == FLOAT32 and t.shape == first.shape for t in types

@@ -39,6 +39,8 @@ def assign_devices(graph: Graph, devices: Sequence[str]) -> None:
     wanted = {node.device for node in graph.walk()}
     fitting = {name: _fitting(name, available) for name in wanted}
     missing: dict[str, list[str]] = {}
+    # All nodes are checked first, so that one error names all of them and no graph is half
+    # assigned.
     for node in graph.walk():
         if fitting[node.device] is None:
             missing.setdefault(node.device, []).append(node.label)

@@ -28,6 +28,7 @@ class BindVariables(Pass):
                 continue
             handle = None if node.inputs[0] is None else node.inputs[0].producer
             if handle is not None and handle.op.name == "VarHandleOp":
+                # TensorFlow names a variable by its node if shared_name is empty.
                 name = handle.attrs.get("shared_name") or handle.name
                 node.attrs = {**handle.attrs, **node.attrs, "shared_name": name}
                 node.inputs[0] = None

@@ -112,6 +112,7 @@ class _ChainSearch:
                 self.replacements[chain[length - 1]] = candidate
                 return
             chain = chain[:length]
+        # The nodes of a chain behind a heavy node may still be in a chain of light ones.
         if not heavy:
             self.left.update(chain)
 
@@ -172,6 +173,8 @@ class _ChainSearch:
         """
         low, best = (1, None) if pair is None else (2, pair)  # the longest with a kernel
         high = len(chain) + 1  # the shortest without
+        # The ends come first, the whole chain before its first two nodes: most chains have a kernel
+        # as a whole or not at all.
         likely = [2, len(chain)]
         while high - low > 1:
             length = likely.pop() if likely else (low + high) // 2
@@ -238,6 +241,8 @@ def _absorb(graph: Graph, policy: FusionPolicy) -> bool:
         if not all(_links(part) and part.op.domain in _DOMAINS for part in parts(node)):
             continue
         sources = dict.fromkeys([producer(value, "DequantizeLinear") for value in node.inputs])
+        # To convert codes anew for each element they are broadcast to costs more than to do it
+        # once.
         before = [s for s in sources if s in inside and not _grows(s.outputs[0], node.outputs[0])]
         if before and len(node.outputs) == 1:
             changed |= became(node, fused_copies([*before, node]), policy)

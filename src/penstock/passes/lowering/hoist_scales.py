@@ -61,6 +61,7 @@ def _unscale(node: Node, i: int, readers: Readers, inside: set[Node]) -> float:
             break
         if before not in inside or before.op.domain or before.control_inputs:
             break
+        # A factor for all elements may be applied before a view or behind it.
         if before.op.view:
             node, i = before, 0
             continue
@@ -70,6 +71,7 @@ def _unscale(node: Node, i: int, readers: Readers, inside: set[Node]) -> float:
             if x is None or const is None or const.size != 1 or const.dtype != FLOAT32:
                 continue
             number = float(const.reshape(()))
+            # A factor of higher rank than x would change the shape of the product.
             if not _SMALLEST < abs(number) < _LARGEST or x.shape is None or x.type != value.type:
                 continue
             readers[x] = [node if reader is before else reader for reader in readers[x]]

@@ -129,6 +129,7 @@ class _Transfers:
             (body,), ((start, stop), (before, _)) = graphs, map(_ends, loop_carried(node))
             for i in range(start, stop):
                 place = computed[0][i - start + before]
+                # Read elsewhere in the body, it would be copied there in each iteration anyway.
                 if place is not None and reading[0][body.inputs[i]] <= {place}:
                     entering[i] = self.places[body.inputs[i]] = place
             outputs = {i - start + before: (i - start, p) for i, p in entering.items()}
@@ -204,6 +205,8 @@ class _Transfers:
             for i, value in enumerate(node.inputs):
                 if value is not None:
                     places[value].add(others.get(i, self.placement.get(node, self.home)))
+        # What a nested graph returns leaves it in the host's memory unless ``leaving`` says
+        # otherwise.
         for inner in graph.graphs():
             for value in inner.outputs:
                 places[value].add(self.home)

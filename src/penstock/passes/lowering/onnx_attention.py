@@ -51,6 +51,7 @@ def attention_nodes(
 
 
 def _is_simple(node: Node) -> bool:
+    # The inputs behind the mask are the past, and the output behind keys and values is the scores.
     if any(value is not None for value in (*node.inputs[4:], *node.outputs[3:])):
         return False
     types = [None if value is None else value.type for value in node.inputs]
@@ -110,6 +111,7 @@ class _AttentionNodes(Expansion):
             y = self._steps(q, k, v, hidden, mask)
         output, first = node.outputs[0], node.inputs[0]
         assert output is not None and first is not None
+        # Inputs of rank 3 have all heads side by side, and ONNX gives the result as the inputs.
         if first.rank == 3:
             y = self.transposed(y, (0, 2, 1, 3))
             y = self.reshaped(y, (heads.batch, heads.queries, heads.heads * heads.value_size))
@@ -127,6 +129,7 @@ class _AttentionNodes(Expansion):
 
     def _scale(self) -> float:
         scale = self.node.attrs.get("scale")
+        # ONNX's default; a size of 0 would divide by zero.
         return float(1 / math.sqrt(max(self.heads.size, 1)) if scale is None else scale)
 
     def _split(self, index: int, heads: int) -> Value:
@@ -165,6 +168,7 @@ class _AttentionNodes(Expansion):
         if key not in self._biases:
             if mask.const is not None:
                 infinite = np.where(mask.const, np.float32(0), np.float32(-np.inf))
+                # -inf rather than a low number: Softmax must give hidden keys exactly 0.
                 self._biases[key] = self.constant(infinite)
             else:
                 numbers = [self.constant(np.float32(x)) for x in (0, -np.inf)]
@@ -181,6 +185,7 @@ class _AttentionNodes(Expansion):
     def _blind(self, bias: Value) -> Value | None:
         """Flags of the queries that see no key; None if there are none."""
         if bias.const is not None:
+            # In a constant bias blind queries are known now; without any the Where is not needed.
             flags = np.isneginf(bias.const).all(-1, keepdims=True)
             return self.constant(flags) if flags.any() else None
         key = "blind", bias
@@ -201,6 +206,7 @@ class _AttentionNodes(Expansion):
         q, k, v = self._share_keys(q, k, v, mask)
         operands = [q, self._as_columns(k)]
         scores = self._capped(self._float("MatMul", operands, (*_dims(q)[:3], heads.keys)))
+        # Queries of heads that share keys are rows of one product: each head hides the same keys.
         rows = _dims(q)[2] // heads.queries
         bias = None if hidden is None else self._infinite(np.tile(hidden, (rows, 1)))
         if bias is not None and mask is not None:
@@ -214,6 +220,7 @@ class _AttentionNodes(Expansion):
             scores = self._float("Add", [scores, bias], _dims(scores))
         weights = self._float("Softmax", [scores], _dims(scores), axis=-1)
         y = self._float("MatMul", [weights, v], (*_dims(q)[:3], heads.value_size))
+        # Softmax of scores that are all minus infinity is NaN.
         blind = None if bias is None else self._blind(bias)
         if blind is not None:
             y = self._float("Where", [blind, self.constant(np.float32(0)), y], _dims(y))
@@ -252,6 +259,7 @@ class _AttentionNodes(Expansion):
     def _capped(self, scores: Value) -> Value:
         """The scores times the scale, within the bounds of ``softcap``."""
         factor, cap, dims = self._scale(), self.node.attrs.get("softcap", 0.0), _dims(scores)
+        # ONNX: cap * tanh(scores / cap), with the scale in the first factor.
         if cap:
             scores = self._float("Mul", [scores, self.constant(np.float32(factor / cap))], dims)
             scores, factor = self._float("Tanh", [scores], dims), cap

@@ -204,6 +204,7 @@ class _Draft:
 
     def received_signal(self, node: Node) -> Value | None:
         """A received value that is alive if, and only if, ``node`` was; None if there is none."""
+        # A Switch that runs leaves one of its outputs dead.
         if node.op.role is Role.SWITCH:
             return None
         return next((v for v in node.outputs if v is not None and v in self.received), None)
@@ -232,6 +233,7 @@ class _Draft:
         self.add_copies()
         for node, own in self.node_of.items():
             own.control_inputs = [self.local_control_source(n) for n in node.control_inputs]
+        # A Recv reads nothing here: without a trigger it would run in the outermost frame, once.
         for need in self.received:
             frame = self.whole.after[_source(need)]
             if frame.parent is not None:
@@ -249,6 +251,7 @@ class _Draft:
             attrs = _transfer(self.whole.devices[source], self.device, name)
             if isinstance(need, Value):
                 attrs["type"] = need.type
+            # So the LoopCond is found when this part is partitioned again.
             if need is self.whole.pivots.get(self.whole.after[source]):
                 attrs["loop_cond"] = True
             origin = f"the transfer of {name!r}"
@@ -312,6 +315,8 @@ class _Draft:
             seen.add(node)
             if node not in self.node_of:
                 return False
+            # What comes from the iteration before keeps the LoopCond from running more than once in
+            # each.
             if node.op.role is Role.NEXT_ITERATION:
                 has_back_edge = True
             elif self.whole.frames[node] is frame:
@@ -322,6 +327,7 @@ class _Draft:
     def enter(self, frame: Frame) -> Node:
         """An Enter that enters ``frame`` whenever other parts do."""
         assert frame.parent is not None
+        # The outermost frame has no iterations and needs no trigger.
         around = [] if frame.parent.parent is None else [self.trigger(frame.parent)]
         attrs = {
             "frame_name": frame.name,
@@ -338,6 +344,7 @@ class _Draft:
         merge = self.primitive("Merge", frame, [*entered, again], ["merged", "index"])
         pivot = self.local_value(self.whole.pivot(frame))
         switch = self.primitive("Switch", frame, [merge.outputs[0], pivot], ["ended", "going"])
+        # The Merge reads what NextIteration computes, so that value was needed before its node.
         following = self.primitive("NextIteration", frame, [switch.outputs[1]], [])
         following.outputs.append(again)
         again.producer = following

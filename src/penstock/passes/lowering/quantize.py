@@ -68,6 +68,7 @@ class _Moving:
         self.awaited = _awaited(graph)
 
     def __call__(self, node: Node) -> Sequence[Value | None] | None:
+        # A node that others wait for must stay to be waited for.
         if not is_conversion(node, "QuantizeLinear") or node in self.awaited:
             return None
         value, output = node.inputs[0], node.outputs[0]
@@ -81,6 +82,7 @@ class _Moving:
         alone = len(self.readers.get(value, ())) == 1 and _is_alone(moving, self.awaited)
         if not alone or moving.op.traits.isdisjoint(("selects", "reshapes")):
             return None
+        # The other inputs of nodes that move elements are indices and shapes, which have no codes.
         count = len(moving.inputs) if moving.op.name == "Concat" else 1
         sources = [producer(operand, "DequantizeLinear") for operand in moving.inputs[:count]]
         if not all(source is not None and _are_inverse(source, node) for source in sources):
@@ -108,6 +110,7 @@ def _parameters(node: Node) -> tuple[float, int] | None:
     """The scale and zero point of a conversion, if both are constant and one for all elements."""
     scale, zero = [*node.inputs, None][1:3]
     scales = None if scale is None else scale.const
+    # ONNX: without a zero point it is 0.
     zeros = np.zeros(1) if zero is None else zero.const
     if scales is None or zeros is None or scales.dtype != FLOAT32:
         return None

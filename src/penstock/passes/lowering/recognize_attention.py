@@ -135,6 +135,7 @@ class _Search:
             return None
         behind = [softmax, guard, node] if guard is not None else [softmax, node]
         for before, reader in pairwise(behind):
+            # What else reads a value between needs it as a tensor.
             output = before.outputs[0]
             if output is None or self.readers.get(output) != [reader]:
                 return None
@@ -142,6 +143,8 @@ class _Search:
         if scores is None:
             return None
         pieces = [*scores.nodes, *behind]
+        # The nodes of an outer graph run once for all iterations of a body, and may not move into
+        # it.
         if not self.inside >= set(pieces) or not self.awaited.isdisjoint(pieces):
             return None
         return self._attention(node, scores, pieces)
@@ -157,10 +160,13 @@ class _Search:
         k, v = b if keys is None else keys, node.inputs[1]
         if q is None or k is None or v is None:
             return None
+        # Only behind a transposition is the factor taken out of the keys; here ``b`` still has it.
         if keys_last:
             factor = 1.0
         else:
             k, v = _repeated(k), _repeated(v)
+            # Attention takes as many heads of keys as of values: with other numbers both stay
+            # repeated.
             if len(k.shape or ()) == 4 and _dims(k)[1] != _dims(v)[1]:
                 k, v = keys, node.inputs[1]
         assert k is not None and v is not None
@@ -181,6 +187,8 @@ class _Search:
             return None
         inputs = [q, k, v, *[operand for operand, _, _ in scores.terms]]
         assert y is not None
+        # Whether it has a kernel is asked with an output of its own: ``y`` keeps its producer if
+        # not.
         candidate = node.derived(inputs, [Value(y.name, y.type)], attrs, op=ATTENTION)
         if not policy.is_faster(candidate, pieces) or not policy.has_kernel(candidate):
             return None
@@ -210,6 +218,7 @@ def _is_open(operands: _Operands, scores: _Scores) -> bool:
         return False
     if of_v[:3] != (batch, groups, None) or not of_v[3]:
         return False
+    # A bias that is broadcast to more scores than there are products would enlarge the result.
     if any(_dims(node.outputs[0])[:3] != (batch, heads, rows) for node in scores.nodes):
         return False
     return all(_is_bias(operand) for operand, _, _ in scores.terms)
@@ -260,6 +269,7 @@ def _softmax(node: Node) -> tuple[Node | None, Node | None]:
     else:
         guard = None
     softmax = _producer(value, "Softmax")
+    # Up to opset 12, ONNX's Softmax flattens all axes from ``axis`` on into one.
     if softmax is None or softmax.op.since < SINGLE_AXIS or value is None:
         return None, None
     last = softmax.attrs.get("axis", -1) in (-1, len(value.shape or ()) - 1)
@@ -290,6 +300,7 @@ def _chain(value: Value | None, readers: Readers, depth: int = 0) -> _Scores | N
         return _Scores((node,))
     if node.op.name == "Where":
         return _where(node, readers, depth)
+    # A number divided by scores is no factor of them.
     for i in (0, 1) if node.op.name != "Div" else (0,):
         x, other = node.inputs[i], node.inputs[1 - i]
         factor = None if node.op.name == "Add" else _factor(node, 1 - i)
@@ -311,6 +322,7 @@ def _where(node: Node, readers: Readers, depth: int) -> _Scores | None:
     condition, yes, no = node.inputs
     for x, other, holds in ((no, yes, True), (yes, no, False)):
         number = _number(other)
+        # The negation refuses NaN, which a lowest number must not be.
         if condition is None or number is None or not number <= _LOWEST:
             continue
         chain = _chain(x, readers, depth + 1)
@@ -324,6 +336,7 @@ def _where(node: Node, readers: Readers, depth: int) -> _Scores | None:
 def _transposed(value: Value | None) -> tuple[Value | None, float]:
     """Keys whose transposition ``value`` is, but for a factor, and the factor; else None."""
     factor, keys = 1.0, None
+    # A factor may stand before the transposition and behind it.
     for _ in range(3):
         node = _producer(value, "Mul", "Div", "Transpose")
         if node is None:
@@ -331,6 +344,7 @@ def _transposed(value: Value | None) -> tuple[Value | None, float]:
         if node.op.name == "Transpose":
             last = list(range(len(_dims(value))))
             last[-2:] = last[:-3:-1]
+            # ONNX's default permutation reverses all axes, which is another one for more than two.
             if keys is not None or list(node.attrs.get("perm", ())) != last:
                 break
             value = keys = node.inputs[0]
@@ -341,6 +355,7 @@ def _transposed(value: Value | None) -> tuple[Value | None, float]:
             break
         factor *= number
         value = node.inputs[1 - i]
+        # A factor without a transposition behind it belongs to keys as they are.
         keys = value if keys is not None else None
     return keys, factor
 
@@ -362,6 +377,7 @@ def _repeated(value: Value) -> Value:
     times = wide[2]
     if times is None or groups is None:
         return value
+    # Expand may broadcast axes of length 1 as well; only the new axis may grow.
     fits = wide[:2] == (batch, groups) and wide[4] == size and wide[3] in (None, keys)
     after_fits = after[:2] == (batch, groups * times) and after[3] == size
     return x if fits and after_fits and after[2] in (None, keys) else value
@@ -385,6 +401,8 @@ class _Bias:
         for operand, number, holds in terms:
             term = self._of_rank_4(operand)
             if number is not None:
+                # Where replaces the scores and what was added to them so far, so it must see that
+                # sum.
                 other = self._constant(0) if total is None else total
                 low = self._constant(_number(number))
                 choices = (low, other) if holds else (other, low)

@@ -93,6 +93,7 @@ def _of_quantized(node: Node, context: PassContext) -> _Split | None:
     if doubled is None:
         return None
     *values, concat = doubled
+    # Inputs that are left out at the end are omitted from the list; the zero point needs its place.
     inputs = [*node.inputs, *[None] * (zero + 1 - len(node.inputs))]
     for i, value in zip((x, w, zero), values, strict=True):
         inputs[i] = value
@@ -122,6 +123,7 @@ def _in_groups(source: Node, output: Value, context: PassContext) -> _Split | No
     weights = _weights(source.input(1), source.input(3), context)
     if weights is None or weights.const is None:
         return None
+    # Codes and their differences from a zero point are at most 255 in size.
     if weights.const[0].size * 255 * 255 > EXACT:
         return None
     before: list[Node] = []
@@ -145,9 +147,11 @@ def _in_real_numbers(node: Node) -> _Split | None:
         return None
     by_channel, name = (-1, *[1] * (w.ndim - 2)), output.name
     numbers = w.astype(np.int16) - zero.reshape((*by_channel, 1))
+    # One int8 tensor holds these: integer kernels take them as they are.
     if not numbers.size or (numbers.min() >= -128 and numbers.max() <= 127):
         return None
     added = np.zeros(len(w)) if node.input(8) is None else node.const(8)
+    # The bias is added to the same sums, which must stay exact.
     if added is None or w[0].size * 255 * 255 + np.abs(added.astype(float)).max() > EXACT:
         return None
     x_scale, w_scale, y_scale = (scale.reshape(by_channel) for scale in scales)
@@ -192,6 +196,8 @@ def _of_real_numbers(node: Node, context: PassContext) -> _Split | None:
     scale, scales = x.const(1), w.const(1)
     if scale is None or scales is None or scale.size > 1:
         return None
+    # Only scales of output channels, axis 0 of weights, leave the sums of a channel one factor;
+    # DequantizeLinear's axis is 1 by default.
     if scales.size > 1 and w.attrs.get("axis", 1) != 0:
         return None
     doubled = _doubled(node, x.inputs[0], w.inputs[0], w.input(2), context)
@@ -228,6 +234,7 @@ def _doubled(
     batch, channels, *spatial = type_.dims
     twice = Value(f"{name}/twice", TensorType(type_.dtype, (batch, 2 * channels, *spatial)))
     concat = node.derived([x, x], [twice], {"axis": 1}, op=standard("Concat"), name=twice.name)
+    # The codes less their zero point are split, so that zero is what both halves have.
     shape = () if zero is None or zero.const is None else zero.const.shape
     return twice, halves, Value(f"{name}/zero", const=np.zeros(shape, INT8)), concat
 
@@ -254,6 +261,7 @@ def _halves(weights: np.ndarray, zero: np.ndarray) -> np.ndarray | None:
     difference = weights.astype(np.int16) - along
     high = difference.clip(-128, 127)
     low = difference - high
+    # 255 - 127 is 128, which int8 does not hold; -255 + 128 is -127, which it does.
     if not np.any(low) or low.max() > 127:
         return None
     return np.concatenate([high, low], axis=1).astype(INT8)

@@ -65,6 +65,8 @@ class _Eliminator:
 
     def seen(self, node: Node) -> Node | None:
         """An equal node that was there before; else this one is from now on."""
+        # A node that waits for others may be meant to run behind them, where an equal one ran
+        # before.
         if not node.op.pure or node.control_inputs or node.graphs:
             return None
         inputs = [None if v is None or v.is_constant else v for v in node.inputs]
@@ -86,9 +88,11 @@ class _Eliminator:
 
     def key(self, node: Node) -> Hashable:
         """A key that equal nodes share."""
+        # A node whose output was left out cannot stand for one that is asked for it.
         present = tuple([value is not None for value in node.outputs])
         inputs = tuple([self.input_key(value) for value in node.inputs])
         attrs = node.attrs and tuple([(k, _frozen(v)) for k, v in sorted(node.attrs.items())])
+        # Nodes that name different devices have to compute on each of them.
         return node.op, inputs, attrs or (), present, node.device
 
     def input_key(self, value: Value | None) -> Hashable:

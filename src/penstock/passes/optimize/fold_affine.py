@@ -41,6 +41,7 @@ class FoldAffine(Pass):
                 return True
             for i, value in enumerate(node.inputs[:2]):
                 convolution = None if value is None else value.producer
+                # Another reader needs the result without the scale and shift.
                 if value is None or convolution is None or readers.get(value) != [node]:
                     continue
                 if convolution.op.full_name not in _CHANNELS or len(convolution.outputs) != 1:
@@ -76,6 +77,7 @@ def _normalization(node: Node, i: int) -> _Affine | None:
         return None
     scale, shift, mean, variance = (np.asarray(array, np.float64) for array in arrays)
     scale = scale / np.sqrt(variance + node.attrs.get("epsilon", 1e-5))
+    # A variance of -epsilon or less would write infinity or NaN into all weights of a channel.
     return (scale, shift - mean * scale) if np.all(np.isfinite(scale)) else None
 
 
@@ -84,9 +86,11 @@ def _arithmetic(node: Node, i: int) -> _Affine | None:
     const, value, output = _constant(node, 1 - i), node.inputs[i], node.outputs[0]
     if const is None or value is None or output is None or output.shape is None:
         return None
+    # A constant that broadcasts the result gives it axes that weights do not have.
     if value.shape != output.shape:
         return None
     dims = (1,) * (len(output.shape) - const.ndim) + const.shape
+    # ONNX has channels along axis 1.
     if const.size != 1 and any(n != 1 for axis, n in enumerate(dims) if axis != 1):
         return None
     operand, zero, one = const.reshape(-1).astype(np.float64), np.zeros(1), np.ones(1)
@@ -97,6 +101,7 @@ def _arithmetic(node: Node, i: int) -> _Affine | None:
             return (-one, operand) if i else (one, -operand)
         case "Mul":
             return operand, zero
+    # A constant divided by the result is no scale of it. Nor can weights be divided by zero.
     return None if i or not np.all(operand) else (1 / operand, zero)  # Div
 
 

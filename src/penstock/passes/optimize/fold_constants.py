@@ -149,6 +149,7 @@ class _Folder:
             const = None if results is None else results[i]
             if results is None and not self.framed:
                 const = _contents(type_)
+            # A node that waits for others stays as a node, so that readers wait for them as well.
             if const is None or node.control_inputs:
                 if value.type != type_:  # an equal one stays, so that no reader is asked again
                     value.type = type_
@@ -190,6 +191,7 @@ class _Folder:
             arrays = evaluate(node, consts, kernel)
         except Exception:
             return None  # the run raises the error, with the node and its inputs in the message
+        # A sequence or an optional is no constant that a value can hold.
         return arrays if all(isinstance(array, np.ndarray) for array in arrays) else None
 
     def is_constant(self, node: Node) -> bool:

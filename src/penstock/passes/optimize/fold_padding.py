@@ -34,6 +34,7 @@ class FoldPadding(Pass):
                     "auto_pad": "NOTSET",
                     "pads": [a + b for a, b in zip(own, borders, strict=True)],
                 }
+                # The elements of the Pad were part of the input, so that the mean counted them.
                 if node.op.name == "AveragePool":
                     node.attrs["count_include_pad"] = 1
                 node.inputs[0] = pad.inputs[0]
@@ -58,6 +59,7 @@ def _borders(pad: Node) -> list[int] | None:
     before, behind = [0] * x.rank, [0] * x.rank
     for i, axis in enumerate(padded):
         before[axis], behind[axis] = amounts[i], amounts[len(padded) + i]
+    # ONNX's pads are for spatial axes only, and never negative for convolutions and poolings.
     if any(before[:2] + behind[:2]) or min(before + behind, default=0) < 0:
         return None
     return before[2:] + behind[2:]

@@ -96,6 +96,8 @@ def _product(node: Node, most: int = 4) -> tuple[float, list[Value]] | None:
             number *= factor
         elif before is not None and before.op.name == "Mul":
             stack += before.inputs
+        # Only a number other than 0 can be divided by here; a Div by a tensor is a factor of its
+        # own.
         elif before is not None and (divisor := number_of(before.inputs[1])):
             number /= divisor
             stack.append(before.inputs[0])
@@ -115,6 +117,7 @@ def _activation(node: Node) -> Match | None:
     if len(values) != 2:
         return None
     for x, gate in (values, values[::-1]):
+        # Where the gate broadcasts x, the product has another shape than a function of x.
         if gate.producer is not None and _same_shape(x, node.outputs[0]):
             for rule in (_gelu, _swish, _hard_swish, _mish):
                 match = rule(x, gate, number)
@@ -159,6 +162,7 @@ def _hard_swish(x: Value, gate: Value, number: float) -> Match | None:
     """x max(0, min(1, x / 6 + 1 / 2))."""
     node = produced_by(gate, "HardSigmoid")
     if node is not None and number == 1:
+        # ONNX's defaults for HardSigmoid.
         alpha, beta = node.attrs.get("alpha", 0.2), node.attrs.get("beta", 0.5)
         if node.inputs[0] is x and _near(alpha, 1 / 6) and beta == 0.5:
             return Match(standard("HardSwish"), [x], {})
@@ -201,6 +205,7 @@ def _normalization(node: Node) -> Match | None:
         if epsilon is None or variance is None or not 0 < epsilon < 1:
             continue
         axis = _trailing(variance)
+        # Only the variance of what the quotient has on top makes it a normalization.
         if axis is None or not _is_square(variance.inputs[0], top):
             continue
         scale = _ones(top, axis)
@@ -228,8 +233,10 @@ def _is_square(value: Value | None, x: Value) -> bool:
 def _trailing(node: Node) -> int | None:
     """The first axis, from the end, of a reduction of all trailing axes that keeps dims."""
     x = node.inputs[0]
+    # Without keepdims the quotient would broadcast along other axes.
     if x is None or x.rank is None or not node.attrs.get("keepdims", 1):
         return None
+    # Since opset 18 the axes are an input of ReduceMean and no attribute.
     axes = node.attrs.get("axes") if node.input(1) is None else node.const(1)
     if axes is None or not np.size(axes):
         return None
@@ -255,6 +262,7 @@ def _onto_normalization(node: Node) -> Match | None:
         scale = None if normal is None else normal.const(1)
         if normal is None or scale is None or operand is None or operand.const is None:
             continue
+        # Behind a bias, a factor would multiply that as well.
         if len(normal.inputs) != 2 or operand.const.shape != scale.shape:
             continue
         if node.op.name == "Mul" and np.all(scale == 1):

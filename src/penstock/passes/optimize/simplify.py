@@ -91,6 +91,7 @@ def cast(node: Node, value: Value, output: Value) -> Replacement:
 
 def single(node: Node, value: Value, output: Value) -> Replacement:
     """Concat, Sum, Max, Min or Mean of one input."""
+    # Concat of opset 1 has axis 1 by default. An axis out of range is left to the kernel to report.
     axis, rank = node.attrs.get("axis", 1), value.rank or 0
     checked = node.op.name != "Concat" or -rank <= axis < rank
     return (value,) if len(node.inputs) == 1 and checked else None
@@ -102,6 +103,7 @@ def transpose(node: Node, value: Value, output: Value) -> Replacement | bool:
     before = value.producer
     if before is not None and before.op is node.op and not before.control_inputs:
         first, second = before.attrs.get("perm"), perm
+        # Reversed twice, axes of any number are as they were.
         if value.rank is None and first is None and second is None:
             return (before.inputs[0],)
         if value.rank is not None:
@@ -167,12 +169,14 @@ def _become_reshape(node: Node, source: Value | None, dims: Shape) -> bool:
 
 def times(node: Node, value: Value, output: Value) -> Replacement | bool:
     """Mul or Div by a constant of ones that does not broadcast its input."""
+    # One divided by x is not x.
     for i in (1, 0) if node.op.name == "Mul" else (1,):
         const, other = node.const(i), node.inputs[1 - i]
         if const is None or not 0 < const.size <= 1024 or const.dtype == object:
             continue
         if const.item(0) != 1 or not (const == 1).all():
             continue
+        # A constant of higher rank gives the result more axes.
         if other is None or other.shape is None or const.ndim > len(other.shape):
             continue
         same = isinstance(other.type, TensorType) and other.type.static
@@ -189,6 +193,7 @@ def rank_zero(node: Node, value: Value, output: Value) -> bool:
         const, operand, other = node.const(i), node.inputs[i], node.inputs[1 - i]
         if operand is None or const is None or const.size != 1 or const.ndim == 0 or other is None:
             continue
+        # The other operand alone gives the result its rank then.
         if (other.rank or 0) >= const.ndim:
             node.inputs[i] = Value(operand.name, const=const.reshape(()))
             changed = True

@@ -128,6 +128,7 @@ def _pointwise(node: Node, sources: Sequence[Value | None], rank: int) -> _Moved
         if value is None or source is not None:
             inputs.append(source)
         elif value.const is not None:
+            # A constant of higher rank gives the result axes that the Transpose does not move.
             if value.const.ndim > rank:
                 return None
             inputs.append(_constant(value.const, rank, _own(node, i)))
@@ -159,6 +160,8 @@ def _own(node: Node, i: int) -> str:
 def _constant(const: np.ndarray, rank: int, name: str) -> Value:
     """A constant with its channels at axis 1."""
     if const.ndim:
+        # Broadcasting aligns the last axes, so the axes in front have to exist before they are
+        # moved.
         whole = const.reshape((1,) * (rank - const.ndim) + const.shape)
         const = np.ascontiguousarray(whole.transpose(_first(rank)))
     return Value(name, const=const)
@@ -207,6 +210,7 @@ def _reduction(node: Node, sources: Sequence[Value | None], rank: int) -> _Moved
     # Channels are last, and next to each other: nothing is won where they are reduced.
     if reduced is None or min(reduced) < 2:
         return None
+    # Without keepdims the axes behind a reduced one have moved up.
     if not node.attrs.get("keepdims", 1):
         left = [axis for axis in range(rank) if axis not in reduced]
         perm = [left.index(axis) for axis in perm if axis in left]
@@ -216,6 +220,7 @@ def _reduction(node: Node, sources: Sequence[Value | None], rank: int) -> _Moved
 def _conversion(node: Node, sources: Sequence[Value | None], rank: int) -> _Moved | None:
     """A QuantizeLinear or DequantizeLinear of all elements, or along an axis, as one."""
     axis = _axes(np.array([node.attrs.get("axis", 1)]), _last(rank))
+    # Scales of blocks have all axes of the input, which would have to be moved as well.
     if sources[0] is None or axis is None or node.attrs.get("block_size"):
         return None
     return _Moved([sources[0], *node.inputs[1:]], _last(rank), {"axis": axis[0]})
@@ -240,6 +245,7 @@ def _before_pad(node: Node, readers: dict[Value, list[Node | None]]) -> Sequence
     if pad is None or padded is None or output is None:
         return None
     rank, source = len(perm), pad.inputs[0]
+    # What else reads the Pad expects its channels where they are.
     if perm != _first(rank) or source is None or len(readers.get(padded, ())) != 1:
         return None
     if pad.op.full_name != "Pad" or pad.control_inputs or source.rank != rank:
@@ -257,6 +263,7 @@ def _before_transpose(node: Node, readers: dict[Value, list[Node | None]]) -> Se
         return None
     value, output = node.inputs[0], node.outputs[0]
     transpose = None if value is None else value.producer
+    # Another reader needs the Transpose anyway, so that moving it saves nothing.
     if value is None or transpose is None or output is None or len(readers.get(value, ())) != 1:
         return None
     attrs, perm = dict(node.attrs), transpose.attrs.get("perm")
@@ -299,6 +306,7 @@ def _before_dequantization(node: Node) -> Sequence[Node] | None:
     if conversion.attrs.get("block_size") or not -len(perm) <= axis < len(perm):
         return None
     first = Value(f"{output.name}/codes", TensorType(codes.dtype, output.shape))
+    # The axis of scales is where the Transpose takes it from.
     attrs = {**conversion.attrs, "axis": perm.index(axis % len(perm))}
     converted = conversion.derived([first, *conversion.inputs[1:]], [output], attrs)
     return _transposed(codes, first, perm, node), converted

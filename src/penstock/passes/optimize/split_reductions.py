@@ -56,6 +56,7 @@ def _split(node: Node) -> Sequence[Node] | None:
         axes = sorted(normalize_axes(spelled.reshape(-1).tolist(), len(dims)))
     except ShapeError:  # the run raises it, if the node runs
         return None
+    # Axes of length 1 between others do not keep them from being adjacent in memory.
     large = [axis for axis in axes if dims[axis] > 1]
     starts = [b for a, b in pairwise(large) if any(dim > 1 for dim in dims[a + 1 : b])]
     if not starts:

@@ -96,6 +96,7 @@ class _Widening:
         before, after = node.inputs[0], node.outputs[0]
         if before is None or after is None or node.control_inputs:
             return False
+        # A Cast that the model has itself is a rounding that it asks for.
         if _is_half(after) and before.dtype == FLOAT32:
             self.inside[after] = before
             self.declared.add(after)
@@ -106,6 +107,7 @@ class _Widening:
         elif before in self.inside and before not in self.declared:
             node.inputs[0] = self.inside[before]
         else:
+            # A conversion in a nested graph cannot be read by the graphs around it.
             if self.home.get(before, self.outermost) is nodes:
                 self.loaded.setdefault(before, after)
             return False

@@ -147,10 +147,12 @@ class _BlockBuilder:
         self.followers: dict[Node, list[Node]] = {node: [] for node in nodes}
         self.pending: dict[Node, int] = {}
         for node in nodes:
+            # A node may read several values of another one, which is visited once.
             sources = [s for s in dict.fromkeys(branches.predecessors(node)) if s in self.followers]
             self.pending[node] = len(sources)
             for source in sources:
                 self.followers[source].append(node)
+        # Of the nodes that are ready, the first in the graph comes first: their order is kept.
         at = branches.position
         self.ready = [at[node] for node in nodes if not self.pending[node]]
         heapify(self.ready)
@@ -218,6 +220,7 @@ class _BlockBuilder:
         """The value that stands for ``value`` here; it must be produced here or around here."""
         source = self.branches.source(value)
         producer = source.producer
+        # A graph input lives wherever it is read.
         condition = self.condition if producer is None else self.deadness.conditions.get(producer)
         if condition is not None and condition not in self.readable:
             raise UnraisedError(reader, f"it reads {source.name!r}, which is in another branch")
@@ -302,8 +305,10 @@ class _BlockBuilder:
     ) -> RaisedBlock:
         """One branch; its outputs are the inputs of ``merges`` in it, and then their indices."""
         inputs = [(merge, self.deadness.joined[merge][1][choice]) for merge in merges]
+        # A branch may read what is computed in the blocks around it, as ONNX's branches capture.
         block = self.branches.block(region, nodes, [value for _, value in inputs], self.readable)
         for merge, value in inputs:
+            # The second output of a Merge says which of its inputs lived.
             index = np.array(merge.inputs.index(value), np.int32)
             block.outputs.append(Value(f"{merge.name}#{index}", const=index))
         return block
@@ -320,6 +325,7 @@ class _BlockBuilder:
             stack += deadness.waits[merge]
         while stack:
             node = stack.pop()
+            # Nodes of the blocks around this one are captured, and run before the If.
             if node not in self.followers or node in nodes or node is None:
                 continue
             if not region <= deadness.conditions[node]:

@@ -93,6 +93,7 @@ class Deadness:
     def _condition(self, node: Node) -> Condition:
         if node.op.role is Role.MERGE:
             return self._merge(node)
+        # In TensorFlow a ControlTrigger runs even if all of its control inputs are dead.
         if node.op.role is Role.CONTROL_TRIGGER:
             return ALWAYS
         choices = set[Choice]()
@@ -107,6 +108,8 @@ class Deadness:
         if len(inputs) == 2:
             first, second = (self.of(value) for value in inputs)
             apart = sorted(first ^ second, key=lambda choice: choice[1])
+            # The two conditions differ in nothing but the choice by one predicate, which is always
+            # made.
             if [side for _, side in apart] == [0, 1] and apart[0][0] is apart[1][0]:
                 predicate = apart[0][0]
                 assert isinstance(predicate, Value)

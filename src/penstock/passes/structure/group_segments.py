@@ -102,6 +102,8 @@ def group_segments(
     groups: dict[object, list[Node]] = defaultdict(list)
     for node in graph.nodes:
         groups[keys[node], levels[node]].append(node)
+    # A single node is none the faster for being a segment, and one without outputs computes
+    # nothing.
     chosen = [g for g in groups.values() if len(g) > 1 and any(node.outputs for node in g)]
     return _replace(graph, chosen)
 
@@ -124,6 +126,7 @@ def _replace(graph: Graph, groups: Sequence[Sequence[Node]]) -> dict[Node, Node]
         node.control_inputs = [source for source in before if source is not node]
     graph.nodes = nodes
     graph.targets = list(dict.fromkeys(moved.get(node, node) for node in graph.targets))
+    # A segment stands where its first node stood, but reads what its others read.
     sort(graph)
     return {segment: node for node, segment in segments.items()}
 
@@ -140,6 +143,7 @@ def _segment(nodes: Sequence[Node], read: set[Value]) -> Node:
     working = [node for node in nodes if node.outputs]
     body = clone(Graph([], [], working, last.name), inputs, [v for v in outputs if v is not None])
     for node in body.nodes:
+        # The segment waits, before any of its nodes runs, for what any of them waited for.
         node.control_inputs = []
         if node.op.role is Role.LOOP_COND:
             make_identity(node)
@@ -153,6 +157,8 @@ def _sources(node: Node) -> list[Node]:
     """The nodes that ``node`` waits for in its iteration."""
     producers = [v.producer for v in all_reads(node) if v.producer is not None]
     if node.op.role is Role.MERGE:
+        # A NextIteration comes before its Merge in the next iteration only; with it, the graph
+        # would be a cycle.
         producers = [p for p in producers if p.op.role is not Role.NEXT_ITERATION]
     return list(dict.fromkeys((*producers, *node.control_inputs)))
 
@@ -233,6 +239,7 @@ class _Presence(Deadness):
 
     def _condition(self, node: Node) -> Condition:
         waits = node.op.role is Role.MERGE and node.control_inputs
+        # Their tokens come at a time, or by a rule, that no choice of a Switch says.
         if waits or node.op.role in (Role.CONTROL_TRIGGER, Role.RECV):
             return frozenset({(node, LIVES)})
         return super()._condition(node)

@@ -74,6 +74,7 @@ class FrameLoop:
             back = [source for source in sources if source in next_iterations]
             if not entered and not back:
                 continue
+            # A Loop carries one initial and one next value for each variable.
             if len(node.inputs) != 2 or not entered or not back:
                 raise UnraisedError(node, "it does not merge one Enter and one NextIteration")
             if node.control_inputs:
@@ -128,6 +129,8 @@ class FrameLoop:
                 self.next_iterations[0], "its loop does not continue where a predicate holds"
             )
         for node in self.variables:
+            # The second output of a Merge is the index of its live input, for which a Loop has no
+            # value.
             if not read.isdisjoint(node.outputs[1:]):
                 raise UnraisedError(node, "a node reads whether this is its first iteration")
         for node in self.exits:
@@ -153,6 +156,8 @@ class FrameLoop:
             if continues in conditions[node]:
                 body_nodes.append(node)
             elif ends not in conditions[node]:
+                # Nodes of the condition run before the Loop and again in its body, once more than
+                # there are iterations.
                 always.append(node)
                 if self.deadness.has_side_effects(node):
                     raise UnraisedError(node, "it has an effect in the condition of a loop")
@@ -254,6 +259,7 @@ class FrameLoop:
         op, name = standard("Loop"), self.frame.name
         loop = first.derived([None, *entered], results, {"body": body}, op=op, name=name)
         source = Branches(self.deadness).source
+        # Behind those of the variables stand the results that are values of the condition.
         result = {v.merged: value for v, value in zip(variables, results, strict=False)}
         left = [result[source(node.inputs[0])] for node in self.exits]  # type: ignore[arg-type]
         self._leave(left)

@@ -50,6 +50,7 @@ def lower_control_flow(graph: Graph, apart: Callable[[Node], bool]) -> bool:
     stack = graph.nodes[::-1]
     while stack:
         node = stack.pop()
+        # A control edge needs one node that says that all has run, which a frame does not have.
         if node not in awaited and _has_primitives(node) and apart(node):
             stack += _Lowering(node, frames).nodes[::-1]
         else:
@@ -227,6 +228,7 @@ class _Lowering:
     def empty_list(self, row: Value) -> Value:
         """A list for rows of this type."""
         shape, dtype = _row(row)
+        # TensorFlow takes a max_num_elements of -1 for no limit.
         endless = Value("#endless", const=np.array(-1, np.int32))
         return self.add("EmptyTensorList", [shape, endless], 1, self.before, element_dtype=dtype)[0]
 
@@ -236,5 +238,6 @@ def _row(row: Value) -> tuple[Value, str]:
     type_ = row.type
     assert isinstance(type_, TensorType) and type_.dtype is not None
     dtype = "string" if type_.dtype == STRING else type_.dtype.name
+    # TensorFlow writes an unknown rank as a scalar of -1, an unknown dim as -1.
     dims = -1 if type_.shape is None else [d if isinstance(d, int) else -1 for d in type_.shape]
     return Value("#shape", const=np.array(dims, np.int32)), dtype

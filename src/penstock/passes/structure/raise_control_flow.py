@@ -63,6 +63,7 @@ def raise_control_flow(
         unraised: list[Unraised] = []
         retracted: dict[tuple[int, str], Unraised] = {}
         # The copies have their graphs in the same order each time.
+        # Nested graphs come first: how deep a loop nests counts what they have become.
         for number, inner in reversed(list(enumerate(attempt.graphs()))):
             if any(node.op.role in FRAMED for node in inner.nodes):
                 own = {name: r for (at, name), r in retracted_before.items() if at == number}
@@ -193,6 +194,7 @@ class _Raising:
             except UnraisedError as error:
                 self.unraised.append(error.unraised)
                 self.graph.nodes = nodes + self.remaining
+        # Nodes of frames that stay may read those of the root frame, and the other way round.
         if self.remaining:
             everywhere = [loop for loops in self.loops.values() for loop in loops]
             self.graph.nodes = self.ordered(self.graph.nodes, everywhere) or []
