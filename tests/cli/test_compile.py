@@ -57,10 +57,18 @@ def test_compiled_model_is_replaced_only_if_it_is_named_as_output(model):
     assert json.loads(done.output)["plans"] == [{"x": [1, 3], "z": [1, 3]}]
 
 
-def test_compile_needs_all_dims(model):
-    done = invoke(model, "--shape", "x=1x3")
-    assert done.exit_code == 1
-    assert "shapes= must say every dim" in done.stderr
+def test_compile_takes_an_open_first_dim_for_1_and_says_so(model):
+    done = invoke(model, "--shape", "x=1x3", "--shape", "x=2x3")
+    assert "x=1x3 z=1x3" in done.stdout and "x=2x3 z=1x3" in done.stdout
+    assert "input z: dim 0 of float32[M, 3] is taken for 1" in done.stdout
+
+
+def test_compile_takes_sizes_of_dims_by_their_names(model):
+    done = invoke(model, "--shape", "N=2", "--shape", "M=1", "--shape", "M=2", "--json")
+    assert json.loads(done.output)["plans"] == [
+        {"x": [2, 3], "z": [1, 3]},
+        {"x": [2, 3], "z": [2, 3]},
+    ]
 
 
 def test_other_commands_take_saved_sessions(model):

@@ -1,4 +1,4 @@
-"""Shared parts of the commands: errors, ``--json``, progress, tables, shapes, options."""
+"""Shared parts of the commands: errors, ``--json``, progress, tables, options."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from penstock.algorithms.arena import MEMORY_PLANNERS
 from penstock.cli.commands import main
 from penstock.compiler.options import EXECUTORS, EXPERT, CompileOptions, ExpertOptions
 from penstock.core.checkpoints import reporting
-from penstock.core.errors import InvalidInput, OptionError, PenstockError
+from penstock.core.errors import OptionError, PenstockError
 from penstock.core.option_records import help_of
-from penstock.core.types import JsonObject, TensorType
+from penstock.core.types import JsonObject
 from penstock.frontends.load import load
 from penstock.ir.graph import Model
 
@@ -126,13 +126,6 @@ def _progress(what: str, *, quiet: bool) -> Iterator[None]:
 
 
 MODEL = click.argument("model", type=click.Path())
-SHAPES = click.option(
-    "--shape",
-    "shapes",
-    multiple=True,
-    metavar="NAME=DIMS",
-    help="Dims of an input, as in --shape x=1x3x224x224. An unknown first dim counts as 1.",
-)
 
 
 def compile_option(name: str, **settings: Any) -> Decorator:
@@ -175,86 +168,6 @@ def read_model(
     model = load(path, signature=signature, limits=options.get("limits"), timeout=timeout)
     left = {} if timeout is None else {"timeout": timeout - (time.monotonic() - begin)}
     return model, {**options, **left}
-
-
-def read_dims(text: str) -> tuple[int, ...]:
-    dims = [dim for dim in text.replace(",", "x").split("x") if dim]
-    try:
-        if not all(dim.isdecimal() for dim in dims):
-            raise ValueError
-        return tuple(map(int, dims))
-    except ValueError:  # also of more digits than int reads
-        raise click.UsageError(f"dims must look like 1x3x224x224, not {text!r}") from None
-
-
-def known_dims(
-    name: str, type_: TensorType, assumed: dict[str, str] | None = None
-) -> tuple[int, ...]:
-    """The dims of an input; an unknown first one, which mostly is that of a batch, counts as 1,
-    and is noted in ``assumed``. Raises ``InvalidInput`` for other unknown dims: with 1 an image
-    would be of one pixel, and a text of one word."""
-    if type_.shape is None:
-        raise InvalidInput(f"input {name!r}: its rank is open; name its dims: --shape {name}=2x3")
-    dims = tuple([dim if isinstance(dim, int) else 1 for dim in type_.shape])
-    unknown = [i for i, dim in enumerate(type_.shape) if not isinstance(dim, int)]
-    if any(unknown):
-        example = "x".join(["64" if i in unknown and i else str(d) for i, d in enumerate(dims)])
-        raise InvalidInput(
-            f"input {name!r} of type {type_} has unknown dims; name all, as in "
-            f"--shape {name}={example}"
-        )
-    if unknown and assumed is not None:
-        assumed[name] = f"dim 0 of {type_} is taken for 1"
-    return dims
-
-
-def show_assumed(result: JsonObject) -> None:
-    """Say which shapes a result is for, and which dims were not named."""
-    for name, what in result["inputs"].items():
-        note = result["assumed"].get(name)
-        hint = f" ({note}; --shape names others)" if note else ""
-        click.echo(f"input {name}: {what}{hint}")
-
-
-def all_shapes(
-    model: Model, texts: Sequence[str], assumed: dict[str, str] | None = None
-) -> dict[str, tuple[int, ...]]:
-    """Dims of every input: those of ``--shape``, else as declared (``known_dims``)."""
-    given = {name: dims[-1] for name, dims in dims_by_input(model, texts).items()}
-    types = {value.name: value.type for value in model.graph.inputs}
-    shapes = {
-        name: known_dims(name, t, assumed)
-        for name, t in types.items()
-        if isinstance(t, TensorType) and name not in given
-    }
-    return shapes | given
-
-
-def read_shapes(model: Model, texts: Sequence[str]) -> list[dict[str, tuple[int, ...]]]:
-    """The dims of ``--shape``, by input, for as many plans as one input has dims; an input that has
-    fewer keeps its last ones."""
-    by_input = dims_by_input(model, texts)
-    return [
-        {name: dims[min(i, len(dims) - 1)] for name, dims in by_input.items()}
-        for i in range(max(map(len, by_input.values()), default=0))
-    ]
-
-
-def dims_by_input(model: Model, texts: Sequence[str]) -> dict[str, list[tuple[int, ...]]]:
-    """The dims of ``--shape`` by input, as often as each is named."""
-    names = {value.name for value in model.graph.inputs}
-    by_input: dict[str, list[tuple[int, ...]]] = {}
-    for text in texts:
-        name, equals, dims = text.rpartition("=")
-        if not equals:
-            raise click.UsageError(f"--shape must be NAME=DIMS, not {text!r}")
-        key = name if name in names else model.aliases.get(name, name)
-        if key not in names:
-            from penstock.core.errors import suggest
-
-            raise InvalidInput(f"--shape names no input {key!r}: {suggest(key, names)}")
-        by_input.setdefault(key, []).append(read_dims(dims))
-    return by_input
 
 
 def show_table(

@@ -12,9 +12,10 @@ from itertools import product
 import click
 import numpy as np
 
-from penstock.cli.base import CompileArguments, command, count_option, show_assumed, show_table
+from penstock.cli.base import CompileArguments, command, count_option, show_table
 from penstock.cli.options import compile_options, gathered
 from penstock.cli.run import ModelInputs, model_and_inputs
+from penstock.cli.shapes import show_assumed
 from penstock.compiler.options import EXECUTORS
 from penstock.core.records import dataclass
 from penstock.core.types import JsonObject, NamedValues

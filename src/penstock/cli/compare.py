@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import click
 
-from penstock.cli.base import CompileArguments, command, show_assumed, show_table
+from penstock.cli.base import CompileArguments, command, show_table
 from penstock.cli.options import changed, comparison_options, compile_options
 from penstock.cli.run import ModelInputs, model_and_inputs
+from penstock.cli.shapes import show_assumed
 from penstock.core.types import JsonObject
 from penstock.session.session import compile
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import click
 
-from penstock.cli.base import MODEL, SIGNATURE, CompileArguments, command, read_model, read_shapes
+from penstock.cli.base import MODEL, SIGNATURE, CompileArguments, command, read_model
 from penstock.cli.options import check_writable, compile_options, file_option
+from penstock.cli.shapes import Assumed, read_shapes, shape_option
 from penstock.core.types import JsonObject, TensorType
 from penstock.ir.describe import format_bytes
 from penstock.session import session as sessions
@@ -20,6 +21,8 @@ def _show_compiled(result: JsonObject) -> None:
     for shapes in result["plans"]:
         dims = [f"{name}={'x'.join(map(str, shape))}" for name, shape in shapes.items()]
         click.echo(f"  {' '.join(dims) or 'no inputs'}")
+    for name, note in result["assumed"].items():
+        click.echo(f"input {name}: {note}; --shape names others")
     if not result["plans"]:
         click.echo("  nothing yet: name dims with --shape")
 
@@ -43,13 +46,7 @@ def _beside(model: Path) -> Path:
     "-o",
     help="File to write. Default: MODEL.penstock beside the model.",
 )
-@click.option(
-    "--shape",
-    "shapes",
-    multiple=True,
-    metavar="NAME=DIMS",
-    help="Dims of an input, as in --shape x=1x3x224x224; several of one input are for plans each.",
-)
+@shape_option("Several for one name are for plans each. An unknown first dim counts as 1.")
 @compile_options()
 def compile(
     model: str,
@@ -66,15 +63,16 @@ def compile(
     loaded, options = read_model(model, signature, options)
     types = {value.name: value.type for value in loaded.graph.inputs}
     static = all(isinstance(t, TensorType) and t.static for t in types.values())
-    plans = read_shapes(loaded, shapes) if shapes else [{}] if static else []
+    assumed: Assumed = {}
+    given = read_shapes(loaded, shapes) if shapes or static else []
+    plans = [one.resolve(types, assumed) for one in given]
     begin = time.perf_counter()
     with sessions.compile(loaded, shapes=plans, **options) as session:
         session.save(path)
-    known = {name: t.shape or () for name, t in types.items() if isinstance(t, TensorType)}
-    dims = [{name: list(plan.get(name, known[name])) for name in known} for plan in plans]
     return {
         "output": str(path),
         "bytes": path.stat().st_size,
-        "plans": dims,
+        "plans": [{name: list(shape) for name, shape in plan.items()} for plan in plans],
+        "assumed": assumed,
         "seconds": time.perf_counter() - begin,
     }

@@ -13,16 +13,14 @@ import click
 import numpy as np
 
 from penstock.cli.base import (
-    SHAPES,
     SIGNATURE,
     CompileArguments,
-    all_shapes,
     command,
     read_model,
-    show_assumed,
     show_table,
 )
 from penstock.cli.options import compile_options
+from penstock.cli.shapes import SHAPES, all_shapes, show_assumed
 from penstock.core import VERSION
 from penstock.core.errors import InvalidInput, PenstockError
 from penstock.core.types import JsonObject

@@ -12,10 +12,8 @@ import click
 from penstock.algorithms.arena import MEMORY_PLANNERS
 from penstock.cli.base import (
     MODEL,
-    SHAPES,
     SIGNATURE,
     CompileArguments,
-    all_shapes,
     command,
     count_option,
     planner_option,
@@ -24,6 +22,7 @@ from penstock.cli.base import (
 )
 from penstock.cli.cluster import cluster_options, describe_forecast, show_forecast
 from penstock.cli.options import MAX_STREAMS, changed, compile_options, file_option, gathered
+from penstock.cli.shapes import SHAPES, all_shapes
 from penstock.cluster.simulated import SimulatedCluster
 from penstock.core.errors import InvalidInput, InvalidModel, Unsupported
 from penstock.core.limits import DEFAULT_LIMITS, Limits

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import click
 
-from penstock.cli.base import CompileArguments, command, show_assumed, show_table
+from penstock.cli.base import CompileArguments, command, show_table
 from penstock.cli.options import check_writable, compile_options, file_option
 from penstock.cli.run import ModelInputs, model_and_inputs, runs_option
+from penstock.cli.shapes import show_assumed
 from penstock.core.types import JsonObject
 from penstock.observers.profile import Row, StepRow
 from penstock.observers.trace import Trace

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from penstock.cli.base import CompileArguments, command, show_assumed
+from penstock.cli.base import CompileArguments, command
 from penstock.cli.options import (
     changed,
     check_writable,
@@ -15,6 +15,7 @@ from penstock.cli.options import (
     file_option,
 )
 from penstock.cli.run import ModelInputs, model_and_inputs, runs_option
+from penstock.cli.shapes import show_assumed
 from penstock.core.types import JsonObject
 from penstock.session.session import compile
 

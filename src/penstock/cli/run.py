@@ -7,6 +7,7 @@ import math
 import time
 import zipfile
 from collections.abc import Mapping, Sequence
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +17,18 @@ import numpy as np
 from penstock.analysis.frames import Frames
 from penstock.cli.base import (
     MODEL,
-    SHAPES,
     SIGNATURE,
     Command,
     CompileArguments,
     Decorator,
     command,
     count_option,
-    dims_by_input,
-    known_dims,
-    read_dims,
     read_model,
-    show_assumed,
     show_table,
 )
 from penstock.cli.options import compile_options, file_option, folder_option, gathered
-from penstock.core.errors import InvalidInput, suggest
+from penstock.cli.shapes import SHAPES, GivenShapes, read_dims, read_shapes, show_assumed
+from penstock.core.errors import InvalidInput, RunError, suggest
 from penstock.core.limits import DEFAULT_LIMITS
 from penstock.core.records import dataclass, field
 from penstock.core.types import (
@@ -63,7 +60,8 @@ SEED = click.option("--seed", default=0, show_default=True, help="Seed of random
 @dataclass(frozen=True)
 class ModelInputs:
     """A model and what it is fed with, as the command line has them. ``assumed`` gets a note for
-    each generated input with a dim that was not named."""
+    each generated input with a dim that was not named, ``integers`` the names of inputs that are
+    random whole numbers."""
 
     model: str
     signature: str | None
@@ -71,6 +69,7 @@ class ModelInputs:
     seed: int
     shapes: Sequence[str]
     assumed: dict[str, str] = field(init=False, default_factory=dict)
+    integers: list[str] = field(init=False, default_factory=list)
 
     def read(self, options: CompileArguments) -> tuple[Model, dict[str, Any]]:
         """The model, and the options of compiling it with the time that is left."""
@@ -85,8 +84,8 @@ class ModelInputs:
         ports = {port.name: port for port in session.inputs}
         aliases = {a: ports[name] for a, name in session.model.aliases.items() if name in ports}
         by_name = {**aliases, **ports}
-        named = {name: dims[-1] for name, dims in dims_by_input(session.model, self.shapes).items()}
-        generator = _Generator(np.random.default_rng(self.seed), named, self.assumed)
+        given = read_shapes(session.model, self.shapes)[-1]
+        generator = _Generator(np.random.default_rng(self.seed), given, self.assumed, self.integers)
         feeds: dict[str, Any] = {}
 
         def add(file: str) -> None:
@@ -110,17 +109,17 @@ class ModelInputs:
                 feeds[name if port is None else port.name] = _value(name, what, port, generator)
         missing = [port for port in ports.values() if port.name not in feeds]
         if fill:
+            # All at once, so that a message about unknown dims names those of all inputs.
+            given.resolve({port.name: port.type for port in missing}, {})
             for port in missing:
                 feeds[port.name] = generator.value(port.name, "random", "", port)
         elif missing and not feeds.keys() - ports.keys():
             hints = " ".join(f"--input {port.name}=random" for port in missing)
             names = ", ".join(map(str, missing))
             raise InvalidInput(f"no value for {names}; for a first look: {hints}")
-        for name, dims in named.items():
-            if name not in feeds or np.shape(feeds[name]) != dims:
-                raise InvalidInput(
-                    f"--shape {name} is not the shape of the value that --input gives it"
-                )
+        if given:
+            types = {port.name: port.type for port in ports.values()}
+            given.check(types, {name: np.shape(value) for name, value in feeds.items()})
         return feeds
 
     def describe(self, feeds: NamedValues) -> JsonObject:
@@ -131,11 +130,25 @@ class ModelInputs:
 
 def model_and_inputs(function: Command) -> Command:
     """Give a command a model, and the options for what it is fed with, which it takes as
-    ``source``."""
-    function = gathered("source", ModelInputs)(function)
+    ``source``. The error of a run on random integers says how to feed others."""
+
+    @wraps(function)
+    def with_hint(*arguments: object, source: ModelInputs, **options: object) -> JsonObject:
+        try:
+            return function(*arguments, source=source, **options)
+        except RunError as error:
+            if type(error) is not RunError or not source.integers:
+                raise
+            feed = " ".join(f"--input {name}=zeros" for name in source.integers)
+            raise RunError(
+                f"{error}\nintegers that are not given are random, 0 or 1; for others: {feed}, or "
+                "NAME=FILE.npy"
+            ) from error
+
+    declared: Command = gathered("source", ModelInputs)(with_hint)
     for declare in (SHAPES, SIGNATURE, SEED, INPUTS, MODEL):
-        function = declare(function)
-    return function
+        declared = declare(declared)
+    return declared
 
 
 def runs_option(default: int, text: str) -> Decorator:
@@ -258,12 +271,13 @@ def _value(name: str, what: str, port: Port | None, generator: _Generator) -> Ru
 
 @dataclass(frozen=True)
 class _Generator:
-    """Makes values of inputs, with the ``shapes`` that ``--shape`` names; other dims are as
-    declared, or noted in ``assumed``."""
+    """Makes values of inputs, with the shapes that ``--shape`` gives; other dims are as declared,
+    or noted in ``assumed``."""
 
     rng: np.random.Generator
-    shapes: Mapping[str, tuple[int, ...]]
+    shapes: GivenShapes
     assumed: dict[str, str]
+    integers: list[str]
 
     def value(self, name: str, word: str, dims: str, port: Port | None) -> np.ndarray:
         """A value of an input: "random" or "zeros", with these dims if any are given."""
@@ -276,10 +290,8 @@ class _Generator:
             raise InvalidInput(f"input {name!r}: strings cannot be {word}, give them in JSON")
         if dims:
             shape = read_dims(dims)
-        elif name in self.shapes:
-            shape = self.shapes[name]
         else:
-            shape = known_dims(name, type_, self.assumed)
+            shape = self.shapes.resolve({name: type_}, self.assumed)[name]
         max_bytes = DEFAULT_LIMITS.max_bytes
         if max_bytes is not None and math.prod(shape) * type_.dtype.itemsize > max_bytes:
             raise InvalidInput(
@@ -289,9 +301,12 @@ class _Generator:
         try:
             if word == "zeros":
                 return np.zeros(shape, type_.dtype)
-            end = {"b": 2, "i": 100, "u": 100}.get(type_.dtype.kind)
-            values = self.rng.integers(0, end, shape) if end else self.rng.standard_normal(shape)
-            return values.astype(type_.dtype)
+            if type_.dtype.kind not in "biu":
+                return self.rng.standard_normal(shape).astype(type_.dtype)
+            # Most are indices, masks or kinds of tokens: what each table has, and no more.
+            if type_.dtype.kind != "b":
+                self.integers.append(name)
+            return self.rng.integers(0, 2, shape).astype(type_.dtype)
         except (MemoryError, OverflowError, ValueError) as error:
             raise InvalidInput(f"input {name!r}: no array of shape {shape}: {error}") from error
 

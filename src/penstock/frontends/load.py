@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from penstock.analysis.verify import verify
 from penstock.artifact import MAGIC
@@ -13,6 +12,14 @@ from penstock.core.errors import InvalidInput, InvalidModel, wrong_type
 from penstock.core.limits import DEFAULT_LIMITS, Limits
 from penstock.core.records import replace
 from penstock.frontends.common.model_files import open_path
+from penstock.frontends.common.other_formats import (
+    HEAD_BYTES,
+    last_part,
+    raise_missing,
+    refuse_by_contents,
+    refuse_by_name,
+    refuse_zip,
+)
 from penstock.host import gc_pause
 from penstock.host.stop_condition import Cancellation, StopCondition
 from penstock.ir.graph import Model
@@ -58,7 +65,7 @@ def load(
         more = " (of an open file its read())" if hasattr(source, "read") else ""
         raise wrong_type("source", source, f"a path, bytes{more} or an onnx.ModelProto")
     if isinstance(source, str | os.PathLike) and not os.path.exists(source):
-        raise InvalidModel(f"there is no file {os.fspath(source)!r}; check the path")
+        raise_missing(os.fspath(source))
     stop = StopCondition(timeout, cancel, "loading the model")
     # A graph has no circles to collect, but many objects.
     with cancelled_by(stop), gc_pause.paused():
@@ -117,7 +124,7 @@ def _read(source: Any, limits: Limits, map_weights: bool, signature: str | None)
     is_path = isinstance(source, str | os.PathLike)
     is_folder = is_path and os.path.isdir(source)
     head = b"" if is_folder else _head(source)
-    if head == MAGIC:
+    if head.startswith(MAGIC):
         from penstock.frontends.artifact.importer import load_artifact
 
         return load_artifact(source, limits, map_weights)
@@ -133,14 +140,20 @@ def _read(source: Any, limits: Limits, map_weights: bool, signature: str | None)
             model = load_package(package, limits, map_weights)
             model.check_types = check_types
             return model
-    stem, suffix = os.path.splitext(_name(source)) if is_path else (None, None)
+    stem, suffix = os.path.splitext(last_part(source)) if is_path else (None, None)
     if is_folder or stem == "saved_model":
-        _refuse_other_formats(source)
+        if is_folder:
+            refuse_by_name(source)
         from penstock.frontends.tensorflow.saved_model import load_saved_model
 
         path = _path_or_bytes(source)
         folder = path if is_folder else path.parent
         return load_saved_model(folder, limits, map_weights, signature)
+    if is_path:
+        refuse_by_name(source)
+    if isinstance(source, str | bytes) and head[4:8] not in _TFLITE:
+        refuse_by_contents(source, head, text=suffix in _TEXT)
+        refuse_zip(source, head)
     graph_def = suffix in _TEXT
     if suffix == ".pb":
         graph_def = head[:1] in (b"", *_GRAPH_DEF)
@@ -150,17 +163,13 @@ def _read(source: Any, limits: Limits, map_weights: bool, signature: str | None)
         from penstock.frontends.tensorflow.importer import load_graph_def
 
         return load_graph_def(_path_or_bytes(source), limits)
-    if head[4:] in _TFLITE or (suffix or "").lower() in _TFLITE_SUFFIXES:
+    if head[4:8] in _TFLITE or (suffix or "").lower() in _TFLITE_SUFFIXES:
         from penstock.analysis.type_constraints import check_types
         from penstock.frontends.tflite.importer import load_tflite
 
         model = load_tflite(_path_or_bytes(source), limits, map_weights, signature)
         model.check_types = check_types  # of the ONNX operations that operators have become
         return model
-    if is_path:
-        _refuse_other_formats(source)
-    if isinstance(source, str | bytes):
-        _refuse_other_contents(source, head)
     from penstock.frontends.onnx.importer import load_onnx
 
     return load_onnx(source, limits, map_weights)
@@ -168,56 +177,21 @@ def _read(source: Any, limits: Limits, map_weights: bool, signature: str | None)
 
 def is_artifact(path: str | Path) -> bool:
     """Whether a file begins as a saved session does."""
-    return _head(path) == MAGIC
+    return _head(path).startswith(MAGIC)
 
 
 def _head(source: Any) -> bytes:
     """The first bytes of a file; none of a parsed model."""
     if isinstance(source, bytes):
-        return source[: len(MAGIC)]
+        return source[:HEAD_BYTES]
     if not isinstance(source, str | os.PathLike):
         return b""
     with open_path(os.fspath(source)) as file:
-        return file.read(len(MAGIC))
+        return file.read(HEAD_BYTES)
 
 
 _TFLITE = (b"TFL3", b"CIR0")  # behind four bytes
 _TFLITE_SUFFIXES = (".tflite", ".circle", ".lite")
-
-
-_EXPORT = "export it to ONNX, TFLite or a SavedModel"
-_TORCH = "a PyTorch file", "export the model with torch.onnx.export"
-_CHECKPOINT = "part of a TensorFlow checkpoint", "export the model to a SavedModel"
-_KERAS = "a Keras file", "export it to a SavedModel or to TFLite"
-_PICKLE = "a pickled object", "convert it with skl2onnx, or torch.onnx.export"
-_LLAMA = "a llama.cpp file", _EXPORT
-_OPENVINO = "an OpenVINO model", "load the model that it was converted from, or " + _EXPORT
-_ORT = "in ONNX Runtime's own format", "load the ONNX model that it was made from"
-_ZIP = "a zip file without metadata/MANIFEST", "give the path of the model in it"
-_OTHER_FORMATS = {
-    **dict.fromkeys((".h5", ".hdf5", ".keras"), _KERAS),
-    **dict.fromkeys((".pt", ".pth", ".pt2"), _TORCH),
-    **dict.fromkeys((".pkl", ".joblib"), _PICKLE),
-    **dict.fromkeys((".mlmodel", ".mlpackage"), ("a Core ML model", _EXPORT)),
-    **dict.fromkeys((".engine", ".plan"), ("a TensorRT engine", "load what it was built from")),
-    **dict.fromkeys((".gguf", ".ggml"), _LLAMA),
-    ".caffemodel": ("a Caffe model", _EXPORT),
-    ".pdmodel": ("a PaddlePaddle model", "convert it with paddle2onnx"),
-    ".ckpt": ("a checkpoint of PyTorch or TensorFlow", "export the model to ONNX or a SavedModel"),
-    ".safetensors": ("a file of weights without a graph", "export the model to ONNX"),
-    ".xml": _OPENVINO,
-    **dict.fromkeys((".index", ".meta", ".data"), _CHECKPOINT),
-    ".ort": _ORT,
-}
-_MEMBERS = (("data.pkl", _TORCH), (".weights.h5", _KERAS))
-"""files that tell the format of a zip file"""
-_HEADS = (
-    (0, b"\x89HDF", _KERAS),
-    (0, b"GGUF", _LLAMA),
-    (0, b"<?xml", _OPENVINO),
-    (0, b"\x80", _PICKLE),
-    (4, b"ORTM", _ORT),
-)
 
 
 def _path_or_bytes(source: Any) -> Any:
@@ -230,33 +204,3 @@ def _path_or_bytes(source: Any) -> Any:
 def _name(path: str) -> str:
     """The last part of a path."""
     return os.path.basename(path.rstrip(os.sep))
-
-
-def _refuse_other_formats(path: str) -> None:
-    """Raise ``InvalidModel`` for a file whose name says that it is of an unsupported format."""
-    suffix = os.path.splitext(_name(path))[1].lower().partition("-")[0]  # of .data-00000-of-00001
-    if suffix in _OTHER_FORMATS:
-        _refuse(path, *_OTHER_FORMATS[suffix])
-
-
-def _refuse_other_contents(source: str | bytes, head: bytes) -> None:
-    """Raise ``InvalidModel`` for a file that begins as one of an unsupported format does."""
-    for at, start, format in _HEADS:
-        if head[at:].startswith(start):
-            _refuse(source, *format)
-    if head.startswith(b"PK\3\4"):
-        import zipfile
-        from io import BytesIO
-
-        members: list[str] = []
-        with suppress(zipfile.BadZipFile, ValueError, NotImplementedError):
-            file = BytesIO(source) if isinstance(source, bytes) else open_path(source)
-            with file, zipfile.ZipFile(file) as archive:
-                members = archive.namelist()
-        found = [f for end, f in _MEMBERS if any(name.endswith(end) for name in members)]
-        _refuse(source, *[*found, _ZIP][0])
-
-
-def _refuse(source: str | bytes, form: str, advice: str) -> NoReturn:
-    name = "the model" if isinstance(source, bytes) else _name(source)
-    raise InvalidModel(f"{name} is {form}, which cannot be loaded: {advice}")

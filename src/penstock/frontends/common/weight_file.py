@@ -10,6 +10,8 @@ from typing import BinaryIO
 
 import numpy as np
 
+from penstock.frontends.common.other_formats import HEAD_BYTES, LFS_POINTER, is_pointer
+
 MAX_OVERLAP = 16
 
 
@@ -37,6 +39,9 @@ class WeightFile:
         with self._open() as file:
             self._identity = _identity(file)
             self.size = os.fstat(file.fileno()).st_size
+            head = file.read(HEAD_BYTES)
+            if is_pointer(head):
+                raise ValueError(LFS_POINTER)
             if mapped and self.size:
                 mapping = mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_READ)
                 self._whole = np.frombuffer(mapping, np.uint8)

@@ -10,6 +10,12 @@ from google.protobuf.message import DecodeError, Message  # type: ignore[import-
 
 from penstock.core.errors import InvalidModel
 from penstock.frontends.common.model_files import open_inside, open_path
+from penstock.frontends.common.other_formats import (
+    HEAD_BYTES,
+    cut_short,
+    no_model_folder,
+    refuse_by_contents,
+)
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import GraphDef, SavedModel
 from penstock.frontends.tensorflow.text_format import parse_text
 
@@ -30,10 +36,7 @@ def read_saved_model(folder: Path) -> SavedModel:
         if os.path.lexists(folder / name):
             with open_part(folder, name) as file:
                 return _contents(file, folder / name, SavedModel())
-    raise InvalidModel(
-        f"there is no saved_model.pb in {str(folder)!r}, nor metadata/MANIFEST: it is neither a "
-        "SavedModel nor an nnpackage"
-    )
+    raise no_model_folder(str(folder))
 
 
 def open_part(folder: Path, location: str) -> BinaryIO:
@@ -57,8 +60,11 @@ def parsed(data: bytes, message: Proto, where: str) -> Proto:
     try:
         message.ParseFromString(data)
     except (DecodeError, RecursionError) as error:
+        refuse_by_contents(where, data[:HEAD_BYTES])
+        cut = cut_short(data, message.DESCRIPTOR.fields_by_number)
         raise InvalidModel(
-            f"{where} is no {message.DESCRIPTOR.name}, or is damaged ({error}); export it again"
+            f"{where} is no {message.DESCRIPTOR.name}, or is damaged ({error}); "
+            f"{cut or 'export it again'}"
         ) from error
     return message
 
