@@ -39,7 +39,7 @@ OPTIONS = [
 SANITIZE = bool(os.environ.get("PENSTOCK_SANITIZE"))
 SANITIZERS = ["-fsanitize=address,undefined,float-cast-overflow", "-fno-sanitize-recover=undefined"]
 SANITIZERS = [*SANITIZERS, "-O1", "-g"] if SANITIZE else []
-# Nothing reads symbols and lines for debuggers, two thirds of a module's bytes: -g comes from Python.
+# Symbols and lines for debuggers are two thirds of a module's bytes. -g comes from Python's flags.
 STRIPPED = [] if SANITIZE else ["-g0"]
 X86 = {"x86-64-v4": "_x86_64_v4", "x86-64-v3": "_x86_64_v3", "x86-64-v2": "_x86_64_v2"}
 
