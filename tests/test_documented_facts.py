@@ -250,3 +250,22 @@ def test_makefile_help_names_every_target():
     assert helped == targets
     phony = re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
     assert phony is not None and set(phony[1].split()) == targets | {"help"}
+
+
+MEANS = [  # a sentence of the front page, the file that it names, and the mean as that file has it
+    ("one thread", "models", r"geometric mean of 25 of 25 \| 1 \|[ |]*(\d\.\d+)"),
+    ("two threads", "models", r"geometric mean of 25 of 25 \| 2 \|[ |]*(\d\.\d+)"),
+    ("exporters write", "zoo", r"\| all \| 1805 (?:\|[^|]*){4}\| (\d\.\d+)"),
+    ("TFLite models", "tflite", r"Geometric mean of the ratios: (\d\.\d+)"),
+    ("first answer", "start", r"\| geometric mean (?:\|[^|]*){9}\| (\d\.\d+)"),
+    ("saved session", "start", r"\| geometric mean (?:\|[^|]*){8}\| (\d\.\d+)"),
+]
+
+
+@pytest.mark.parametrize(("row", "page", "mean"), MEANS)
+def test_ratios_of_the_front_page_are_those_of_the_benchmarks(row, page, mean):
+    front = (ROOT / "README.md").read_text()
+    shown = re.search(rf"\|[^|\n]*{row}[^|\n]*\| (\d\.\d+) \| \[bench/{page}\.md\]", front)
+    (measured,) = re.findall(mean, (ROOT / "bench" / f"{page}.md").read_text())
+    assert shown is not None
+    assert float(shown[1]) == pytest.approx(float(measured), abs=0.005)
