@@ -62,6 +62,8 @@ def command(show: Show) -> Callable[[Command], click.Command]:
         def wrapped(*arguments: Any, as_json: bool, **options: Any) -> None:
             try:
                 with _progress(function.__name__, quiet=as_json), warnings.catch_warnings():
+                    # Python's own form shows a line of Penstock's source, which tells users
+                    # nothing.
                     warnings.showwarning = _show_warning
                     result = function(*arguments, **options)
             except OptionError as error:
@@ -121,6 +123,7 @@ def _progress(what: str, *, quiet: bool) -> Iterator[None]:
             yield
     finally:
         timer.cancel()
+        # A timer that has just fired could else start the bar after it was stopped.
         timer.join()
         progress.stop()
 
@@ -197,6 +200,7 @@ def known_dims(
         raise InvalidInput(f"input {name!r}: its rank is open; name its dims: --shape {name}=2x3")
     dims = tuple([dim if isinstance(dim, int) else 1 for dim in type_.shape])
     unknown = [i for i, dim in enumerate(type_.shape) if not isinstance(dim, int)]
+    # An index of 0 counts as false: only other dims than the first are refused.
     if any(unknown):
         example = "x".join(["64" if i in unknown and i else str(d) for i, d in enumerate(dims)])
         raise InvalidInput(
@@ -245,6 +249,7 @@ def dims_by_input(model: Model, texts: Sequence[str]) -> dict[str, list[tuple[in
     names = {value.name for value in model.graph.inputs}
     by_input: dict[str, list[tuple[int, ...]]] = {}
     for text in texts:
+        # Names may have an equals sign of their own, dims have none.
         name, equals, dims = text.rpartition("=")
         if not equals:
             raise click.UsageError(f"--shape must be NAME=DIMS, not {text!r}")
