@@ -101,6 +101,7 @@ def decode_type(entry: object, depth: int = 0) -> Type:
             (numbers,) = data
             contents = _dims(numbers, least=-(2**63))
             assert shape is not None and len(shape) <= 1 and dtype is not None
+            # A scalar has one number.
             assert [len(contents)] == [*shape, 1][:1] and dtype.kind in "iub"
             return TensorType(dtype, shape, contents)
         case {"sequence": element}:

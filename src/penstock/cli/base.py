@@ -62,6 +62,8 @@ def command(show: Show) -> Callable[[Command], click.Command]:
         def wrapped(*arguments: Any, as_json: bool, **options: Any) -> None:
             try:
                 with _progress(function.__name__, quiet=as_json), warnings.catch_warnings():
+                    # Python's own form shows a line of Penstock's source, which tells users
+                    # nothing.
                     warnings.showwarning = _show_warning
                     result = function(*arguments, **options)
             except OptionError as error:
@@ -121,6 +123,7 @@ def _progress(what: str, *, quiet: bool) -> Iterator[None]:
             yield
     finally:
         timer.cancel()
+        # A timer that has just fired could else start the bar after it was stopped.
         timer.join()
         progress.stop()
 

@@ -115,6 +115,7 @@ def bench(source: ModelInputs, options: CompileArguments, trials: _Trials) -> Js
     load_ms = 1e3 * (time.perf_counter() - begin)
     with compile(loaded, **options) as session:
         feeds = source.feeds(session)
+        # Lists are made arrays here, lest each run that is timed converts them anew.
         fed = {p.name: convert(p.name, feeds[p.name], p.type) for p in session.inputs}
     feeds |= fed
     tensors = all(isinstance(value, np.ndarray) for value in fed.values())
@@ -154,6 +155,7 @@ def _timed(
 ) -> tuple[list[float], float]:
     """The time of each run with this many concurrent clients, and of all together, in seconds."""
     times: list[float] = []
+    # The one more is this thread, whose clock begins when all clients do.
     ready = threading.Barrier(clients + 1)
 
     def client() -> None:
@@ -163,6 +165,7 @@ def _timed(
         while count < _MIN_RUNS or time.perf_counter() < end:
             begin = time.perf_counter()
             session.run(feeds)
+            # Clients share the list: an append of CPython is atomic.
             times.append(time.perf_counter() - begin)
             count += 1
 

@@ -40,6 +40,7 @@ def read_amount(kind: str, text: str) -> float:
     scale = _UNITS[kind].get(match[2]) if match else None
     try:
         amount = 0.0 if match is None or scale is None else float(match[1]) * scale
+    # The pattern lets two points in a number pass.
     except ValueError:
         amount = 0.0
     if not 0 < amount < float("inf"):
@@ -88,6 +89,7 @@ def cluster_options(function: Callable[..., object]) -> Callable[..., object]:
     """Give a command the options of a simulated cluster, which it takes as ``cluster``; None
     without ``--cluster``."""
     declared: Any = gathered("cluster", _simulated)(function)
+    # Help lists first what was declared last.
     for option in reversed(_OPTIONS):
         declared = option(declared)
     return declared

@@ -161,6 +161,7 @@ def _output_types(graph: Graph) -> dict[str, str]:
     """The types of a graph's outputs by name, as far as they follow from those of its inputs."""
     from penstock.analysis.type_inference import infer_types
 
+    # Types are inferred in place, and the result shows the graph as the file has it.
     copy = clone(graph)
     try:
         infer_types(copy)

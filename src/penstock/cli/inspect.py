@@ -80,6 +80,7 @@ def _show_plan(result: JsonObject) -> None:
         rows = []
         for name, size in result["arena_bytes"].items():
             bound = result["arena_lower_bound"][name]
+            # A model without values in the arena has a bound of 0.
             ratio = f"{size / (bound or 1):.3f}"
             rows.append((name, format_bytes(size), format_bytes(bound), ratio))
         show_table(("planner", "arena", "lower bound", "ratio"), rows)

@@ -56,6 +56,7 @@ def _pairs(texts: Iterable[str]) -> dict[str, str]:
     """The names before the last equals sign of each text, and the values behind it."""
     pairs = {}
     for text in texts:
+        # Names of nodes may have equals signs, values have none.
         name, equals, value = text.rpartition("=")
         if not equals or not name:
             raise click.BadParameter(f"{text!r} must be NAME=VALUE")
@@ -102,6 +103,7 @@ _OPTIONS: Mapping[str, Decorator] = {
     "limits": compile_option("limits", multiple=True, metavar="NAME=VALUE", callback=_limits),
     "devices": compile_option("devices", metavar="N or NAMES", callback=_devices),
     "max_streams": MAX_STREAMS,
+    # A flag that is not given must not override what a model's file or the environment says.
     "autotune": compile_option("autotune", is_flag=True, default=None),
     "timeout": compile_option("timeout", type=click.FloatRange(min=0)),
 }
@@ -146,6 +148,7 @@ def compile_options(*without: str) -> Decorator:
             given = {name: value for name, value in taken.items() if value is not None}
             return function(*arguments, options=changed({}, given), **values)
 
+        # Help lists first what was declared last.
         declared: Any = with_options
         for name in reversed(names):
             declared = _OPTIONS[name](declared)
@@ -210,10 +213,12 @@ def check_writable(path: Path) -> Path:
     """A path that can be written, as far as opening it shows."""
     existed = path.exists()
     try:
+        # Opened to append, a file that is there stays as it is.
         with path.open("ab"):
             pass
     except OSError as error:
         raise click.BadParameter(f"cannot write {path}: {error.strerror}") from error
+    # A command that fails later must not leave an empty file.
     if not existed:
         path.unlink()
     return path

@@ -108,6 +108,7 @@ def profile(
     session = compile(source.model, signature=source.signature, **options)
     feeds = source.feeds(session)
     measured = session.profile(feeds, runs=runs)
+    # A run of its own, as recording would slow down those that are measured.
     if trace is not None:
         recording = Trace()
         session.run(feeds, trace=recording)

@@ -314,6 +314,7 @@ class _Generator:
 def _read_arrays(path: str) -> dict[str, np.ndarray]:
     """The arrays of a .npz file by name, or the one of a .npy file."""
     try:
+        # A pickle could run any code.
         loaded = np.load(path, allow_pickle=False)
         if isinstance(loaded, np.ndarray):
             return {"": loaded}
@@ -325,6 +326,7 @@ def _read_arrays(path: str) -> dict[str, np.ndarray]:
 
 def _save(folder: Path, name: str, value: RunValue) -> Path:
     """Save a value as .npy (lists and strings as .json); names become safe file names."""
+    # Names of TensorFlow's nodes have slashes; a file whose name begins with a dot is hidden.
     safe = "".join(c if c.isalnum() or c in "._-" else "_" for c in name).lstrip(".") or "output"
     if isinstance(value, np.ndarray) and value.dtype != STRING:
         path = folder / f"{safe}.npy"
@@ -341,6 +343,7 @@ def _dump(path: Path, outputs: NamedValues) -> None:
         for name, value in outputs.items():
             if not isinstance(value, np.ndarray):
                 raise InvalidInput(f"{path} can have no {type(value).__name__}, as output {name!r}")
+            # The size is not known ahead, and without this an entry of more than 2 GiB is an error.
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                 np.lib.format.write_array(file, _storable(value), allow_pickle=False)
 
@@ -366,11 +369,14 @@ def _summary(value: RunValue) -> JsonObject:
         return {"type": type(value).__name__, "value": _plain(value)}
     summary: dict[str, Any] = {"dtype": dtype_name(value.dtype), "shape": list(value.shape)}
     if value.size and value.dtype.kind not in "OSU":
+        # The sum behind a mean could overflow in the own dtype of the values.
         wide = value.astype(np.complex128 if value.dtype.kind == "c" else np.float64)
         if value.dtype.kind != "c":
             statistics = {"min": wide.min(), "mean": wide.mean(), "max": wide.max()}
             summary.update(
-                (k, float(v) if np.isfinite(v) else str(v)) for k, v in statistics.items()
+                # JSON has neither NaN nor infinities.
+                (k, float(v) if np.isfinite(v) else str(v))
+                for k, v in statistics.items()
             )
     first = value.reshape(-1)[:8]
     summary["first"] = [x if isinstance(x, str) else _number(x) for x in first.tolist()]

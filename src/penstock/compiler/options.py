@@ -69,10 +69,12 @@ def _check_types(record: ExpertOptions | CompileOptions) -> None:
             raise wrong_type(own.name, value, str(own.type))
 
 
+# Comparisons of NumPy's arrays return bools of its own.
 def _is_flag(value: object) -> bool:
     return isinstance(value, bool | np.bool_)
 
 
+# A lone name would else pass as a list of names of one letter each.
 def _is_list(value: object) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
@@ -99,6 +101,7 @@ def _are_shapes(value: Any) -> bool:
     return by_name(value) or (_is_list(value) and all(map(by_name, value)))
 
 
+# Python's bools are ints as well.
 def _is_size(value: object) -> bool:
     return isinstance(value, int | np.integer) and not _is_flag(value)
 
@@ -165,6 +168,7 @@ class ExpertOptions:
 
     def __new__(cls, **options: object) -> Self:
         record = object.__new__(cls)
+        # Once __init__ has filled in the defaults, nothing tells what was given.
         object.__setattr__(record, "given", frozenset(options))
         return record
 

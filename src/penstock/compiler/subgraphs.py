@@ -196,6 +196,7 @@ class Subgraphs:
             excess = max(0, len(self._subgraphs) - MAX_SUBGRAPHS)
             evicted = [self._subgraphs.popitem(last=False)[1] for _ in range(excess)]
         for oldest in evicted:
+            # Some of them may be for the subgraph that is forgotten.
             self._requests.clear()
             self._on_evict(oldest)
         return subgraph

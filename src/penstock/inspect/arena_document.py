@@ -36,6 +36,7 @@ def arena_document(plan: Plan, arena_plan: ArenaPlan, number: Mapping[Step, int]
     change = [0] * (ticks + 1)
     for _, _, nbytes, first, last, _ in buffers:
         change[first] += nbytes
+        # The last tick is included.
         change[last + 1] -= nbytes
     live, now = [], 0
     for tick in range(ticks):

@@ -43,6 +43,7 @@ class _Row:
         return self.top + _TOP + _LANE * stream
 
     def holds(self, time: float) -> bool:
+        # A time between two rows is in the later one; the end of the chart has no later row.
         return self.begin <= time < self.end or (time == self.end == self.chart.makespan)
 
 
@@ -131,6 +132,7 @@ def _axis(row: _Row, y: float, bottom: float) -> Iterator[str]:
     if span <= 0:
         return
     step = _round_up(span / max(1.0, span * row.scale / _TICK_PIXELS))
+    # A tick at the very end is kept where rounding puts it beyond.
     for i in range(ceil(row.begin / step), floor(row.end / step + 1e-9) + 1):
         x = row.x(i * step)
         text = f"{float(f'{i * step * 1e6:.6g}'):g} us"
@@ -147,6 +149,7 @@ def _round_up(seconds: float) -> float:
 def _bar(bar: Bar, row: _Row, y: float, colour: str) -> Iterator[str]:
     label = f"{bar.number} {bar.operation}"
     begin, end = max(bar.start, row.begin), min(bar.finish, row.end)
+    # A step of no time would not be seen.
     x, wide = row.x(begin), max((end - begin) * row.scale, 1.0)
     times = f"{microseconds(bar.start)} to {microseconds(bar.finish)}"
     about = f"{label}, {bar.origin}: {times}, rank {microseconds(bar.rank)}"

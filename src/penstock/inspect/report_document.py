@@ -114,6 +114,7 @@ def _steps(seen: Observation, numbers: _Numbers, scopes: _Scopes) -> dict[str, l
         count, total = seconds.get(step, (0, 0.0))
         written = [i for i in step.outputs if i >= 0]
         row |= {
+            # In text, steps are numbered from 1.
             "parent": -1 if parent is None else parent - 1,
             "block": block or "",
             "scope": scopes.of.get(step, -1),
@@ -239,6 +240,7 @@ def comparison_document(
             row |= {k: _finite(v) for k, v in asdict(difference).items()}
             row["relative"] = difference.relative
         rows.append(row)
+    # Other shapes differ the most: False comes first.
     rows.sort(key=lambda row: (row["same_shape"], -row.get("relative", 0.0)))
     return {
         "labels": labels,
@@ -262,4 +264,5 @@ def _seconds(profile: Profile) -> dict[Step, float]:
 
 def _finite(value: RunValue) -> Any:
     """``value`` as JSON can have it."""
+    # NaN and infinities alone have another difference from themselves than 0.
     return str(value) if isinstance(value, float) and value - value != 0 else value

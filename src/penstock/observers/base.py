@@ -106,6 +106,7 @@ class Observers(Observer):
     def run_end(self, run: ObservedRun, error: BaseException | None) -> None:
         # Every observer is called, even if one of them raises.
         with suppress(*[Exception] if error else []), ExitStack() as stack:
+            # The stack calls them back in the reverse order.
             for observer in reversed(self.observers):
                 stack.callback(self._notify, observer, "run_end", run, error)
 

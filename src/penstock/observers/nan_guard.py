@@ -80,6 +80,7 @@ class NanGuard(Observer):
         if step.control:
             return
         state = self._runs[run]
+        # A step of an asynchronous kernel may end on another thread than it began on.
         inspections = state.begun.pop((step, threading.get_ident()), [None] * len(step.inputs))
         for slot, value in zip(step.outputs, outputs, strict=True):
             if slot >= 0 and (inspection := _inspect(value, self.infinities)).faults:

@@ -114,6 +114,7 @@ class Profile(Observer):
                 self.runs += 1
                 self.observed += (now - began) * 1e-9
                 return
+            # Steps of a run that failed may have begun and never end.
             for key in [key for key in self._begun if key[0] is run]:
                 del self._begun[key]
 
@@ -126,6 +127,7 @@ class Profile(Observer):
         if step.kernel is None:
             return
         with self._lock:
+            # Which of the executions that overlap ends does not matter to their sum.
             began = self._begun[run, step]
             seconds = (now - began.pop(0)) * 1e-9
             if not began:

@@ -95,6 +95,7 @@ class Ranges(Observer):
             key: np.array([getattr(range_, key) for range_ in ranges.values()], dtype)
             for key, dtype in _COLUMNS.items()
         }
+        # Given a path, np.savez would add an ending to one in capitals.
         with open(path, "wb") as file:
             np.savez(file, names=np.frombuffer(names, np.uint8), **columns)
 
@@ -179,6 +180,7 @@ def as_numbers(value: RunValue) -> np.ndarray | None:
     """``value`` in a dtype that NumPy computes with; None if it is not a numeric tensor."""
     if not isinstance(value, np.ndarray):
         return None
+    # The mark of dtypes that other packages register with NumPy.
     if value.dtype.isbuiltin == 2:
         # Small floats and integers of ml_dtypes: float32 represents all of them.
         with np.errstate(all="ignore"):
@@ -191,6 +193,7 @@ def range_of(numbers: np.ndarray) -> Range:
     if not numbers.size:
         return Range(count=1)
     with np.errstate(all="ignore"):
+        # NaN is passed on by both, so that finite ends prove that all is finite.
         low, high = float(numbers.min()), float(numbers.max())
         if math.isfinite(low) and math.isfinite(high):
             return Range(low, high, 1)

@@ -217,6 +217,7 @@ class Replay:
         spans = run.working.get(step)
         if not spans:
             return None
+        # On one thread executions nest: the last to begin is the first to end.
         return next((span for span in reversed(spans) if span.thread == thread), spans[0])
 
     def _finish(self, run: RunSpan, now: int, place: int, state: str) -> None:

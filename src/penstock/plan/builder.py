@@ -172,6 +172,7 @@ class _Builder:
     def steps(self, graph: Graph, *, certain: bool) -> tuple[Step, ...]:
         steps: list[Step | None] = []
         for node in with_checkpoints(graph.nodes):
+            # Control flow alone has no kernel.
             if node not in self.compiled:
                 steps.append(self.branches(node) if node.op.name == "If" else self.loop(node))
             elif self.compiled[node].kernel.view:
@@ -206,6 +207,7 @@ class _Builder:
                 raise InternalError(f"value {value.name!r} is used before it is computed")
             held = value.const if value.is_held else value
             assert held is not None
+            # The object is kept beside its slot, as the id of one that is gone could be another's.
             if id(held) not in self.constants:
                 slot = Slot(value.name, value.type, SlotKind.CONSTANT, value)
                 self.constants[id(held)] = self.add(slot), held
@@ -397,6 +399,7 @@ class _Builder:
             elif output is None or i >= len(pairs):
                 results.append(self.allocated(output))
             else:
+                # Without an iteration, or buffers, the result may be the initial value itself.
                 roots = pairs[i] or self.roots(initial[i])
                 results.append(self.define(output, SlotKind.DYNAMIC, roots=roots))
         carries = [
@@ -419,6 +422,7 @@ class _Builder:
         if not (self.planned and has_buffers(inside, updated)):
             return None
         producer = None if updated.producer is None else self.compiled.get(updated.producer)
+        # The buffers are in the arena of the host.
         if producer is not None and not producer.on_host:
             return None
         first, second = [

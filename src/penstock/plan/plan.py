@@ -242,6 +242,7 @@ class StepTable:
             if isinstance(constant, Value):
                 array = constant.held
                 if array is None and isinstance(constant.type, TensorType):  # held by kernels
+                    # Other keys are addresses, which are not negative.
                     seen[-1 - id(constant)] = constant.type.nbytes
             if isinstance(array, np.ndarray):
                 while isinstance(array.base, np.ndarray):
@@ -323,6 +324,7 @@ def step_edges(slots: Sequence[Slot], steps: Sequence[Step]) -> list[tuple[int, 
     effect = -1
     for i, step in enumerate(with_checkpoints(steps)):
         for slot in reads(step):
+            # A fixed view has no step: its value is there once that of its base is.
             source = producer.get(slot, producer.get(slots[slot].base, -1))
             if source >= 0 and source != i:
                 edges.append((source, i))
@@ -361,6 +363,7 @@ def reads(step: Step) -> Sequence[int]:
     """The slots that a step reads, and those that steps and outputs of its blocks read."""
     slots = [slot for slot in step.inputs if slot >= 0]
     for block in step.blocks:
+        # A branch may hand out a value from outside that no step in it reads.
         slots += block.outputs
     for block in step.blocks:
         for inner in block.steps:

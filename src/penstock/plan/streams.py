@@ -180,6 +180,7 @@ class StreamSchedules(Grouping):
         used = len(set(devices))
 
         def scheduled(most: int) -> BlockSchedule:
+            # Each device in use needs a stream of its own.
             schedule = assign_streams(
                 dag,
                 devices=devices,

@@ -199,6 +199,7 @@ class Artifact:
         plans = self._head.get("plans")
         if not isinstance(plans, list):
             raise self._file.damaged("it has no list of plans")
+        # In JSON keys are lists, by which nothing is found.
         self._plans = {str(key): i for i, key in enumerate(plans)}
         self.differences: list[str] = []
         """why its plans are not used"""
@@ -314,6 +315,7 @@ def saved_options(model: Model, options: CompileOptions) -> CompileOptions:
             texts = list(x) if isinstance(x, list | dict) else []
             for where in x.values() if isinstance(x, dict) else ():
                 texts += where if isinstance(where, list) else [where]
+            # A subclass will not do: true is an int in Python.
             if type(x) is not _SAVED_OPTIONS[name] or {*map(type, texts)} - {str}:
                 raise TypeError(f"{name} is {x!r:.80}")
         names = saved.get("backends", ())

@@ -115,6 +115,7 @@ class CacheEntry:
             "files": self._files,
             "machine": [VERSION, machine_name()],
             "options": {name: repr(self.options.get(name)) for name in _KEYED},
+            # Its options hold where the caller gives none.
             "environment": [os.environ.get(name, "") for name in VARIABLES],
             "backends": {str(b): describe(str(b)) for b in self.options.backends or available()},
         }

@@ -236,4 +236,5 @@ def _check_dtype(name: str, type_: TensorType, on: Fed) -> None:
 
 
 def _placeholder(type_: TensorType) -> np.ndarray:
+    # Of whatever dims, it takes the memory of one element.
     return np.broadcast_to(np.zeros((), type_.dtype), type_.dims)

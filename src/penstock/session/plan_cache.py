@@ -66,6 +66,7 @@ class PlanCache:
             try:
                 self._compiling.add(thread)
                 with hold_lock(subgraph.lock):
+                    # Another thread may have compiled it while this one waited.
                     executor = self._lookup(place)
                     if executor is None:
                         executor = compile()
@@ -196,6 +197,7 @@ class PlanCache:
         most = self._max_bytes
         executors = list(self._executors.values())
         held = sum(map(_nbytes, executors))
+        # The run that comes allocates its arenas again.
         if not last.arena_bytes:
             held += last.run_bytes
         if most is None:  # to count constants takes longer than a small run
@@ -227,4 +229,5 @@ def _nbytes(executor: Executor) -> int:
 
 def counter_value(counter: count[int]) -> int:
     """How often ``next`` was called for a counter that began with 0."""
+    # A count shows its value in its repr alone.
     return int(repr(counter)[len("count(") : -1])

@@ -285,6 +285,8 @@ class Stream:
                 if not self._commands:
                     self._busy = False
                     return
+                # It stays there meanwhile: the thread that made the stream busy alone takes
+                # commands.
                 command = self._commands[0]
             turn = self._turn
             # A run may begin once the one before has put its work on devices; all else waits for

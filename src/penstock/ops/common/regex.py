@@ -26,7 +26,9 @@ from penstock.core.checkpoints import checkpoint
 from penstock.core.records import NamedTuple
 
 MAX_PROGRAM = 20_000
+# RE2 has the same bound on the counts of repetitions.
 MAX_REPEAT = 1000
+# Groups are parsed and emitted by recursion, of which Python bounds the depth.
 MAX_DEPTH = 100
 MAX_TRANSITIONS = 50_000
 MAX_STATES_SIZE = 500_000
@@ -36,6 +38,7 @@ Flags: TypeAlias = frozenset[str]
 """i: ignore case; m: ``^`` and ``$`` match at lines; s: ``.`` matches line feeds"""
 
 _WORD = frozenset(string.ascii_letters + string.digits + "_")
+# Unlike [[:space:]], RE2's \s has no vertical tab.
 _PERL = {"d": string.digits, "s": "\t\n\f\r ", "w": _WORD}
 _POSIX: dict[str, Collection[str]] = {
     "alnum": string.ascii_letters + string.digits,
@@ -174,6 +177,7 @@ class _Parser:
             if self.repeated > MAX_PROGRAM:
                 raise self.too_large()
             if high is None:
+                # The part leads back to the fork, which thus has a number before it has targets.
                 loop = self.emit()
                 both = (part(loop), after)
                 self.program[loop] = _Instruction(both[::-1] if lazy else both)
@@ -237,8 +241,10 @@ class _Parser:
                 raise self.fail("bad repetition count")
         self.at = match.end()
         if _REPETITION.match(self.pattern, self.at):
+            # RE2 refuses these as well.
             raise self.fail("repetition of a repetition")
         lazy = len(match[0]) > 1 and match[0].endswith("?")
+        # Flag U swaps the meanings of x* and x*?.
         return self.repeat(part, low, high, lazy != ("U" in flags))
 
     def item(self, flags: Flags) -> Fragment:
@@ -261,6 +267,7 @@ class _Parser:
             raise self.fail("nothing to repeat")
         if char != "\\":
             return self.literal(char, flags)
+        # Without \E the quoted text goes on to the end of the pattern.
         if self.take("Q"):
             text, end, _ = self.pattern[self.at :].partition("\\E")
             self.at += len(text) + len(end)
@@ -280,6 +287,8 @@ class _Parser:
         code = _CODE.match(self.pattern, self.at)
         if code is not None:
             self.at = code.end()
+            # A digit alone would refer to a group; of two or three the code of a character is
+            # octal.
             if len(code[0]) == 1 and code[0] != "0":
                 raise self.fail("backreferences are not supported")
             return self.code(code[3], 8) if code[3] else self.code(code[1] or code[2], 16)
@@ -313,6 +322,7 @@ class _Parser:
     def char_class(self, flags: Flags) -> Predicate:
         negate = self.take("^")
         tests: list[Predicate] = []
+        # A bracket that comes first is a member of the class.
         while not tests or not self.peek("]"):
             if self.take("[:"):
                 name = self.until(":]")
@@ -335,6 +345,7 @@ class _Parser:
         self.at += 1
 
         def passes(char: str) -> bool:
+            # Case is folded before negation: with i, [^a] must not match A either.
             variants = _folded(char) if "i" in flags else char
             return any(test(c) for c in variants for test in tests) != negate
 
@@ -358,11 +369,14 @@ def _folded(char: str) -> frozenset[str]:
     """The characters that differ from ``char`` in nothing but case."""
     variants = {char, char.lower(), char.upper()}
     variants |= {c.lower() for c in variants} | {c.upper() for c in variants}
+    # The upper case of some characters, as of "ß", is two.
     return frozenset(c for c in variants if len(c) == 1)
 
 
 # Patterns that ``re`` matches in linear time, and alike: literals, and runs of one class.
 
+# Doubled, &, |, ~ and - may come to be set operations in re. \s is no item: that of re has the
+# vertical tab.
 _ITEM = r"\w-\w|[^\\\[\]^&|~-]|\\[wd.\-\[\]\\]"
 _CLASS = rf"(?:\[\^?(?:{_ITEM})+-?\]|\\w|\\d|\.)"
 _WORDS = r"(?:\\w|\[a-zA-Z0-9_\])"
@@ -375,6 +389,7 @@ _SIMPLE = re.compile(
 def simple_pattern(pattern: str) -> re.Pattern[str] | None:
     """The pattern for ``re``, if it is of a kind for which that finds the leftmost longest matches,
     none of them empty, and never tries again what has failed."""
+    # RE2's \w and \d are ASCII.
     return re.compile(pattern, re.ASCII) if _SIMPLE.fullmatch(pattern) else None
 
 
@@ -387,6 +402,7 @@ def members_of(pattern: str, separator: bool = False) -> tuple[np.ndarray, bool]
         re.fullmatch(one, pattern) or (separator and len(pattern) == 1 and simple_pattern(pattern))
     ):
         return None
+    # One character stands for all that are not ASCII, as no class of this kind tells them apart.
     single = re.compile(pattern, re.ASCII)
     members = [single.fullmatch(char) is not None for char in (*map(chr, range(128)), "\xe9")]
     return np.array(members[:-1]) ^ separator, members[-1] ^ separator
@@ -454,6 +470,7 @@ class Regex:
 
     def _category(self, char: str) -> str:
         """The kind of character that assertions look at: "w" of a word, " " other, "" for none."""
+        # Fewer categories are fewer states: only assertions tell them apart.
         if not self._looks_back or not char or char == "\n":
             return char if self._looks_back else " "
         return "w" if char in _WORD else " "
@@ -509,6 +526,7 @@ class Groups(Regex):
         found: tuple[int, ...] | None = None
         for at in range(start, len(text) + 1):
             checkpoint()
+            # A match that begins later is not the leftmost.
             if found is None:
                 ends = (at, -1) + (-1,) * (2 * self.groups)
                 self._follow(threads, seen, self._first, ends, text, at)
@@ -548,9 +566,11 @@ class Groups(Regex):
             elif assertion is None or assertion(before, after):
                 if slot is not None:
                     ends = (*ends[:slot], at, *ends[slot + 1 :])
+                # The target on top is followed first, and so is the preferred one.
                 stack += [(target, ends) for target in reversed(targets)]
 
 
+# Moves are bytes, and 0 is for those that are not known.
 _MOST_STATES = 255
 _MOST_STATE_SIZE = 1000
 
@@ -597,5 +617,6 @@ class Automaton(Regex):
         elif len(following[1]) <= _MOST_STATE_SIZE:
             if len(self._states) < _MOST_STATES - 1:
                 self._states.setdefault(following, len(self._states) + 1)
+            # A state without a row makes the move 0: not known.
             self.moves[row, column] = self._states.get(following, -1) + 1
         return move

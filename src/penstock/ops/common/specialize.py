@@ -211,6 +211,7 @@ def _static(
             continue
         if not isinstance(type_, TensorType) or not type_.static:
             return None
+        # Contents of other inputs would make different keys for the same routine.
         if i not in values:
             static.append(type_.without_data())
         elif given[i] is not None:

@@ -54,6 +54,7 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
 
 _ACTIVATIONS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "relu": lambda x: np.maximum(x, 0),
+    # As tanh(u) is 2 sigmoid(2 u) - 1; the factor is 2 sqrt(2 / pi).
     "gelu": lambda x: x * _sigmoid(1.5957691216 * (x + 0.044715 * x**3)),  # with tanh
     "silu": lambda x: x * _sigmoid(x),
     "identity": lambda x: x,

@@ -91,9 +91,11 @@ class PackedWeights:
         else:  # an element's scale is that of the group it names, wherever it stands
             weights = weights.reshape(high - low, -1)[:, : self.k]
             index = (slice(None), g_idx[: self.k])
+        # Without zero points codes stand for numbers around the middle of their range.
         zero: Any = np.float32(1 << (self.bits - 1))
         if zeros is not None:
             zero = zeros.reshape(self.n, -1)[low:high]
+            # Zero points of floats are not packed.
             if zeros.dtype == UINT8:
                 zero = unpack(zero, self.bits)
             zero = zero[:, : self.blocks].astype(np.float32, copy=False)[index]

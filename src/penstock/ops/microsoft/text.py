@@ -53,6 +53,7 @@ def _matches(least: int, token: str) -> Callable[[str], Iterable[str]]:
         start = 0
         while (match := pattern.search(text, start)) is not None:
             begin, end = match
+            # A match that is too short may hide a longer one that begins inside of it.
             start = begin + 1
             if end - begin >= least:
                 yield text[begin:end]
@@ -133,14 +134,17 @@ def _rotated(x: np.ndarray, bits: int) -> np.ndarray:
 def _hashes(texts: np.ndarray, seed: int) -> np.ndarray:
     """The hash of each row of bytes: MurmurHash3_x86_32 (Appleby, 2011)."""
     length = texts.shape[1]
+    # MurmurHash3 takes the bytes that are no whole word for one with zeros.
     words = np.pad(texts, ((0, 0), (0, -length % 4))).view("<u4").T
     words = _rotated(words * np.uint32(0xCC9E2D51), 15) * np.uint32(0x1B873593)
     result = np.full(len(texts), seed, UINT32)
     for i, word in enumerate(with_checkpoints(words)):
         result ^= word
+        # Such a last word is not mixed into those behind it.
         if 4 * i + 4 <= length:
             result = _rotated(result, 13) * np.uint32(5) + np.uint32(0xE6546B64)
     result ^= np.uint32(length)
+    # The third step does not multiply.
     for bits, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
         result ^= result >> np.uint32(bits)
         result *= np.uint32(factor)

@@ -96,6 +96,7 @@ def where(node: Node, types: Types) -> Kernel:
 
 
 def _select(c: np.ndarray, x: np.ndarray, y: np.ndarray, out: np.ndarray) -> None:
+    # The output may be in the memory of y, but never in that of x.
     np.copyto(out, y)
     np.copyto(out, x, where=c)
 

@@ -78,6 +78,7 @@ def _run_loop(node: Node, inputs: RunValues) -> Steps:
     for i in count() if limit is None else range(read_trip_count(limit)):
         if not go_on:
             break
+        # The body runs only where its condition holds.
         proceed, *results = yield body, (np.array(i, np.int64), np.array(True), *carried)
         go_on = truth(proceed)
         carried = results[: len(carried)]

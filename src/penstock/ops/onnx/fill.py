@@ -66,6 +66,7 @@ _DOUBLE = 11  # the number of float64 among ONNX's element types
 def _range_length(start: float, limit: float, delta: float) -> int:
     if delta == 0:
         raise ShapeError("the delta of Range must not be 0")
+    # Division of floats would round beyond 2**53.
     if isinstance(start, int) and isinstance(limit, int) and isinstance(delta, int):
         return max(-((start - limit) // delta), 0)
     try:
@@ -108,6 +109,7 @@ def range_(
         return np.arange(first, first + n * step, step, dtype=dtype)
     single = is_half(dtype) and stash_type != _DOUBLE
     steps: Any = np.arange(n, dtype=np.float32 if single else np.float64)
+    # As ONNX says; np.arange would take the rounded difference of the first two elements for delta.
     return (steps * step + first).astype(dtype, copy=False)
 
 

@@ -26,6 +26,7 @@ def matmul_shape(a: Shape | None, b: Shape | None) -> Shape | None:
             raise ShapeError("matrix products take no scalars")
     if a is None or b is None:
         return None
+    # A vector on the right has its only dim there.
     rules.same_dim(a[-1], b[-2:][0], "inner dims of a matrix product")
     batch = rules.broadcast_shapes([a[:-2], b[:-2]])
     assert batch is not None
@@ -115,6 +116,7 @@ def gemm(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routi
     has_c = rules.given(inputs, 2) and beta != 0
     scale, scale_c = alpha, beta
     integral = dtype.kind in "iu"
+    # NumPy writes no product of integers and a float into integers.
     if integral and alpha == int(alpha) and beta == int(beta):
         scale, scale_c, integral = int(alpha), int(beta), False
     weights = consts[1]

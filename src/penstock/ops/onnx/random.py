@@ -118,6 +118,7 @@ def multinomial(node: Node, types: Types) -> Kernel:
             raise ShapeError(f"the input must be [batch, classes], not of shape {list(x.shape)}")
         rows, classes = x.shape
         logits = x.astype(np.float64)
+        # Only differences count, and exp of large logits would overflow.
         weights = np.exp(logits - logits.max(axis=1, keepdims=True))
         upper = weights.cumsum(axis=1)
         upper /= upper[:, -1:]
@@ -126,6 +127,7 @@ def multinomial(node: Node, types: Types) -> Kernel:
         draws = generator.random((rows, size)) + row
         places = np.searchsorted((upper + row).reshape(-1), draws.reshape(-1), side="right")
         picked = places.reshape(rows, size) - row * classes
+        # A draw just below 1 may round up to the next row.
         return picked.clip(0, classes - 1).astype(dtype)
 
     return returning(run)
@@ -147,6 +149,7 @@ def dropout(node: Node, types: Types) -> Kernel:
     if inactive and len(node.outputs) == 1:
         return view_kernel(lambda x, *_: x)
     seed = node.attrs.get("seed")
+    # ONNX's reference implementation draws with it; its seeds have 32 bits.
     state = np.random.RandomState(None if seed is None else seed % 2**32)
 
     def drop(x: np.ndarray, *arguments: RunValue) -> None:

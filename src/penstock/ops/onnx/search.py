@@ -106,6 +106,7 @@ def sorted_keys(x: np.ndarray, k: int, largest: bool = False) -> np.ndarray:
 def _ordered(x: np.ndarray) -> np.ndarray:
     """Integers of at most 32 bits in the order of ``x``."""
     if x.dtype == np.uint32:
+        # With its highest bit inverted, an unsigned number orders as a signed one.
         return np.bitwise_xor(x, np.uint32(1 << 31)).view(np.int32)
     if x.dtype != FLOAT32:
         return x

@@ -101,6 +101,7 @@ def split_to_sequence(
             raise ShapeError(f"split {sizes} does not add up to dim {n}")
     reserve(_VIEW_BYTES * len(sizes))
     parts = [x[part] for part in with_checkpoints(cuts(axis, sizes))]
+    # ONNX ignores keepdims where a split is given.
     if split is not None or keepdims:
         return parts
     return [part.squeeze(axis) for part in with_checkpoints(parts)]
@@ -201,6 +202,7 @@ def concat_from_sequence(sequence: list[np.ndarray], *, axis: int, new_axis: int
     for begin in range(0, len(sequence), _MANY):
         checkpoint()
         parts.append(join(sequence[begin : begin + _MANY], axis))
+    # A new axis is there already, in each of the parts.
     return np.concatenate(parts, axis)
 
 

@@ -72,6 +72,7 @@ def _function(inverse: bool, onesided: bool) -> Callable[..., np.ndarray]:
 def _dft_sizes(version: int, types: Types, attrs: Attrs, consts: Consts) -> tuple[int | None, Dim]:
     """Axis (if known) and length of a DFT."""
     shape = rules.tensor(types, 0).shape
+    # Version 20 has an input in place of the attribute, with another default.
     at: Dim = attrs.get("axis", 1) if version == 17 else -2
     if rules.given(types, 2):
         at = rules.one_integer(types, consts, 2, "axis")
@@ -89,6 +90,7 @@ def _dft_sizes(version: int, types: Types, attrs: Attrs, consts: Consts) -> tupl
             axis %= rank
             length = shape[axis]
             if attrs.get("inverse") and attrs.get("onesided"):
+                # Half of a transform of n has n // 2 + 1 elements: n is taken to be even.
                 length = 2 * (length - 1) if isinstance(length, int) else None
     if rules.given(types, 1):
         length = rules.one_integer(types, consts, 1, "dft_length")
@@ -182,6 +184,7 @@ def stft(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routi
     def into(*arguments: np.ndarray) -> None:
         x = _values(arguments[0]) if last else arguments[0]
         strides = (x.strides[0], step * x.strides[1], x.strides[1])
+        # Frames overlap, and are not copied.
         every = np.lib.stride_tricks.as_strided(x, framed.shape, strides, writeable=False)
         if windowed:
             every = np.multiply(every, arguments[2], framed(arguments[-1]))
@@ -190,6 +193,7 @@ def stft(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routi
     return Routine(into, layout.size if windowed else 0, prepared=(1, 3))
 
 
+# ONNX defines Hamming's window with 25 / 46, not with the customary 0.54.
 _WINDOWS = {
     "HannWindow": (0.5, 0.5),
     "HammingWindow": (25 / 46, 21 / 46),

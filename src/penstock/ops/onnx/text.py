@@ -64,6 +64,7 @@ def _infer_split(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 @operator("StringSplit", since=20, infer=_infer_split, strings=True)
 def string_split(node: Node, types: Types) -> Kernel:
+    # In ONNX, an empty delimiter stands for any whitespace, too.
     delimiter, limit = node.attrs.get("delimiter") or None, node.attrs.get("maxsplit")
     limit = -1 if limit is None else limit
 
@@ -111,6 +112,7 @@ def string_normalizer(node: Node, types: Types) -> Kernel:
         texts = x.reshape(-1).tolist()
         if stop:
             texts = [text for text in texts if fold(text) not in stop]
+        # ONNX has one empty string where all words were dropped.
         kept = list(map(change, texts)) or [""]
         return strings(kept, (*(1,) * (x.ndim - 1), len(kept)))
 
@@ -162,6 +164,8 @@ class NgramPool:
                 if self.shortest <= length <= self.longest:
                     node = 0
                     for depth, token in enumerate(pool[first : first + length]):
+                        # Numbers of tokens are below the base, so that each pair has a key of its
+                        # own.
                         key = node * self.base + self.numbers[token]
                         node = edges[depth].setdefault(key, len(columns))
                         if node == len(columns):
@@ -214,6 +218,7 @@ def tfidf_vectorizer(attrs: Attrs) -> ArrayFunction:
         rows, length = tokens.shape
         cells = []
         first_cell = np.arange(rows)[:, None] * pool.width
+        # To skip s tokens is a distance of s + 1.
         for distance in range(1, min(skips + 1, max(length, 1)) + 1):
             nodes = np.zeros((rows, length), np.int64)
             for depth in range(pool.longest):
@@ -253,6 +258,7 @@ def weighted(attrs: Attrs, width: int) -> Callable[[np.ndarray], np.ndarray]:
     columns[indexes if weights else []] = weights or []
 
     def weigh(counts: np.ndarray) -> np.ndarray:
+        # ONNX counts an n-gram once for IDF, and has no weights for TF.
         if mode == "IDF":
             counts = np.minimum(counts, 1)
         return counts * columns if weights and mode != "TF" else counts

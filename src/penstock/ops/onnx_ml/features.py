@@ -92,6 +92,7 @@ def normalizer(node: Node, types: Types) -> Kernel:
             raise ShapeError(f"Normalizer takes shapes [C] and [N, C], not {x.shape}")
         wide = _wide(x)
         divisor = norm(wide)
+        # A row of zeros has no direction, and stays as it is.
         return (wide / np.where(divisor == 0, 1, divisor)).astype(np.float32)
 
     return Kernel(run)
@@ -115,6 +116,7 @@ def imputer(node: Node, types: Types) -> Kernel:
             raise ShapeError(f"the imputed values are {wanted}, the input is {dtype_name(x.dtype)}")
         imputed = _features(x, values, "the imputed values").astype(x.dtype)
         own = replaced if integers else x.dtype.type(replaced)  # an int may be out of range
+        # NaN is equal to nothing, not even to itself.
         missing = np.isnan(x) if replaced != replaced else x == own
         return np.asarray(np.where(missing, imputed, x)).reshape(x.shape)
 
@@ -258,8 +260,10 @@ def encoded_labels(attrs: Attrs) -> tuple[np.ndarray, np.ndarray, Any]:
     if default is not None:
         default = np.asarray(default).reshape(-1)[0]
     else:
+        # ONNX's own defaults; for floats it is a negative zero.
         defaults = {"O": ("string", "_Unused"), "f": ("float", -0.0)}
         name, default = defaults.get(values.dtype.kind, ("int64", -1))
+        # Values of a tensor have their default in default_tensor alone.
         if attrs.get("values_tensor") is None:
             default = attrs.get(f"default_{name}", default)
     return keys, values, default

@@ -42,6 +42,7 @@ def space_to_batch(x: np.ndarray, block: np.ndarray, pads: np.ndarray) -> np.nda
         raise ShapeError(f"shape {x.shape} is not made of blocks {sides}")
     inner = [part for d, s in zip(x.shape[1:], sides, strict=False) for part in (d // s, s)]
     split = x.reshape(x.shape[0], *inner, *x.shape[n + 1 :])
+    # TensorFlow has the place in a block before the image in the new batch.
     order = [*range(2, 2 * n + 1, 2), 0, *range(1, 2 * n, 2), *range(2 * n + 1, split.ndim)]
     return split.transpose(order).reshape(-1, *inner[::2], *x.shape[n + 1 :])
 
@@ -114,6 +115,7 @@ def _padded_dims(x: Sequence[int], pads: np.ndarray) -> list[int]:
 @array_operator("MirrorPad", infer=sized(_padded_dims, 1), strings=True)
 def mirror_pad(x: np.ndarray, pads: np.ndarray, *, mode: str = "SYMMETRIC") -> np.ndarray:
     reflects = mode == "REFLECT"
+    # REFLECT does not repeat the border.
     most = np.array(x.shape)[:, np.newaxis] - reflects
     if pads.shape != (x.ndim, 2) or (pads < 0).any() or (pads > most).any():
         raise ShapeError(f"padding {pads.tolist()} of shape {x.shape}, mirrored")
@@ -147,8 +149,10 @@ def fused_batch_norm(node: Node, types: Types) -> Kernel:
         y = y.astype(x.dtype)
         # The variance that is handed on is that of a sample.
         size = wide.size // max(wide.shape[-1], 1)
+        # TensorFlow divides by 1 for a batch of one value.
         given_var = own_var * np.float32(size / max(size - 1, 1))
         next_mean, next_var = own_mean, given_var
+        # With 1, what is given for the mean and the variance may be empty.
         if factor != 1:
             next_mean = mean * (1 - factor) + own_mean * factor
             next_var = var * (1 - factor) + given_var * factor

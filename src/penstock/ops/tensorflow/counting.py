@@ -60,6 +60,7 @@ def unique(
         first, numbers = _distinct_rows(x[:, np.newaxis])
     else:
         _, first, numbers = np.unique(x, return_index=True, return_inverse=True, equal_nan=False)
+        # NumPy has sorted the values, which TensorFlow does not.
         order = np.argsort(first)
         first, numbers = first[order], np.argsort(order)[numbers]
     counts = np.bincount(numbers, minlength=len(first)).astype(dtype)
@@ -84,6 +85,7 @@ def _distinct_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     numbers = np.empty(len(rows), np.int64)
     for i, row in enumerate(rows.tolist()):
         checkpoint()
+        # A NaN is an object of its own in each row, so that tuples with one are never equal.
         numbers[i] = places.setdefault(tuple(row), len(places))
         if len(places) > len(first):
             first.append(i)

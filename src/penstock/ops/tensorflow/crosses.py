@@ -93,6 +93,7 @@ def sparse_cross(node: Node, types: Types) -> Kernel:
         rows = []
         for row in zip(*columns, strict=True):
             checkpoint()
+            # In integers the product of many counts could overflow.
             reserve(8 * int(np.prod([len(features) for features in row], dtype=np.float64)))
             rows.append(hashes(row) if hashed else joined(row))
         indices, shape = sparse_layout(rows)

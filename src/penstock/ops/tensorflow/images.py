@@ -86,6 +86,7 @@ def _suppressed(
         shared = np.maximum(np.minimum(high, high[best]) - np.maximum(low, low[best]), 0)
         common = shared[:, 0] * shared[:, 1]
         together = areas + areas[best] - common
+        # Two boxes without an area have a share of 0 / 0.
         with np.errstate(invalid="ignore", divide="ignore"):
             iou = np.where((areas > 0) & (areas[best] > 0), common / together, 0)
         weight = np.where(iou <= overlap, np.exp(np.float32(-0.5 / sigma) * iou * iou), 0)

@@ -41,6 +41,7 @@ def _away_from_zero(x: np.ndarray) -> np.ndarray:
 def _upper_fraction(a: np.ndarray, x: np.ndarray) -> np.ndarray:
     """The upper function of x >= a + 1, by its continued fraction (Lentz's method)."""
     b = x + 1 - a
+    # The fraction begins with 0, in whose place Lentz's method has a tiny number.
     c, d = np.full_like(x, 1 / _TINY), 1 / _away_from_zero(b)
     result = d
     for n in range(1, _MOST_TERMS):
@@ -133,5 +134,6 @@ def betainc(a: np.ndarray, b: np.ndarray, x: np.ndarray) -> np.ndarray:
         out[low] = _beta_fraction(p[low], q[low], z[low])
     high = inside & ~low
     if high.any():
+        # By symmetry, from the side on which the fraction converges quickly.
         out[high] = 1 - _beta_fraction(q[high], p[high], 1 - z[high])
     return out.astype(x.dtype)

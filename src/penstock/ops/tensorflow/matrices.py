@@ -53,6 +53,8 @@ def _diag_dims(
         raise ShapeError(f"shape {tuple(x)} has no {band.count} diagonals")
     least = x[-1] - min(band.high, 0), x[-1] + max(band.low, 0)
     height, width = integer(rows, "num_rows"), integer(columns, "num_cols")
+    # TensorFlow's rule: with neither dim given the matrix is square, and a dim that is not given is
+    # the least that fits.
     if height == width == -1:
         height = width = max(least)
     height = least[0] if height == -1 else height

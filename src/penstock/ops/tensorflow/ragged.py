@@ -140,6 +140,7 @@ def string_ngrams(node: Node, types: Types) -> Kernel:
     def of_row(row: list[str]) -> list[str]:
         result: list[str] = []
         for width in widths:
+            # More pads than that would make n-grams without any value of the row.
             pads = width - 1 if most < 0 else min(most, width - 1)
             if len(row) + 2 * pads >= width:
                 result += grams(row, width, pads)

@@ -59,8 +59,10 @@ def _ratio(parts: tuple[tuple[float, ...], tuple[float, ...]], x: np.ndarray) ->
 def _quantile(centred: np.ndarray, tail: np.ndarray) -> np.ndarray:
     """The quantile of the normal distribution at ``0.5 + centred``; ``tail`` is the smaller one of
     the probabilities on both sides."""
+    # The middle ends at 0.425, of which this is the square.
     middle = centred * _ratio(_MIDDLE, 0.180625 - centred * centred)
     depth = np.sqrt(-np.log(tail))
+    # Beyond 27 are none but subnormal probabilities, and the infinite depth of 0.
     far = np.where(depth <= 5, _ratio(_TAIL, depth - 1.6), _ratio(_FAR, np.minimum(depth, 27) - 5))
     far = np.where(tail == 0, np.inf, far)
     return np.where(np.abs(centred) <= 0.425, middle, np.copysign(far, centred))
@@ -93,6 +95,7 @@ def log_gamma(x: np.ndarray) -> np.ndarray:
         y = np.where(low, y + 1, y)
     series = np.polyval(_STIRLING, 1 / (y * y)) / y
     logarithm = (y - 0.5) * np.log(y) - y + 0.5 * np.log(2 * np.pi) + series - np.log(product)
+    # The remainder is exact, whereas the product of a large x and pi has lost its fraction.
     sine = np.abs(np.sin(np.pi * np.fmod(x, 2)))
     mirrored = np.where(np.floor(x) == x, np.inf, np.log(np.pi / sine) - logarithm)
     return np.where(np.isinf(x), np.inf, np.where(reflected, mirrored, logarithm))
@@ -109,6 +112,7 @@ def _digamma(x: np.ndarray) -> np.ndarray:
         y = np.where(low, y + 1, y)
     inverse = 1 / (y * y)
     psi = np.log(y) - 0.5 / y - np.polyval(_PSI, inverse) * inverse - terms
+    # The remainder is exact, as above.
     mirrored = psi - np.pi / np.tan(np.pi * np.fmod(x, 1))
     psi = np.where(reflected, mirrored, psi)
     return np.where((x <= 0) & (np.floor(x) == x), np.nan, psi)

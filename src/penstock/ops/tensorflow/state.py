@@ -78,6 +78,7 @@ class _Variable:
 
 def _kept(value: RunValue) -> np.ndarray:
     array = np.array(value)
+    # Readers may keep the array: nobody may change it.
     array.setflags(write=False)
     return array
 
@@ -173,6 +174,7 @@ def _declared(attrs: Attrs) -> TensorType:
 
 def variable_name(attrs: Attrs, node_name: str) -> str:
     """The name, in its store, of the variable that a node with these attributes names."""
+    # TensorFlow's rule: without a shared name a variable has that of its node.
     return "/".join(filter(None, (attrs.get("container"), attrs.get("shared_name") or node_name)))
 
 
@@ -247,6 +249,7 @@ def assign_variable(node: Node, types: Types) -> Kernel:
 @array_operator("Assign", pure=False, traits={"forwards handle"})
 def assign(variable: object, value: np.ndarray, *, validate_shape: bool = True) -> _Variable:
     state = _variable(variable)
+    # Without the check, an assignment may give the variable another shape.
     state.assign(value, checked=validate_shape)
     return state
 

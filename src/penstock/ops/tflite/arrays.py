@@ -113,6 +113,7 @@ _REDUCTIONS: dict[str, tuple[_Reduce, Callable[[np.dtype], Any]]] = {
 
 
 def _bounds(dtype: np.dtype) -> Any:
+    # NumPy knows no limits of the types that ml_dtypes adds.
     about: Any = {"f": np.finfo, "i": np.iinfo, "u": np.iinfo}.get(dtype.kind, ml_dtypes.finfo)
     return about(dtype)
 
@@ -149,6 +150,7 @@ def segment(
         raise ShapeError(f"segments up to {places.max()} are not below {size}")
     out = np.full((size, rows.shape[1]), identity(x.dtype), rows.dtype)
     used = places >= 0
+    # Segments repeat in places: an indexed assignment would count each but once.
     function.at(out, places[used], rows[used])  # type: ignore[attr-defined]
     return out.reshape(size, *x.shape[segments.ndim :]).astype(x.dtype, copy=False)
 
