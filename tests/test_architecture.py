@@ -25,7 +25,7 @@ MAX_FUNCTION_LINES = 60
 # Today's figures of ``tools/ratchets.py``. A change that lowers one lowers its bound; none rises.
 BOUNDS = {
     "string_imports": 46,
-    "tabled_imports": 138,
+    "tabled_imports": 136,
     "backend_members": 0,
     "backend_lookups": 0,
     "kernel_fields": 8,
@@ -55,7 +55,9 @@ LEAST = {"comment_percent": 3.5, "comment_percent_in_hard_files": 12.5}
 # Third-party packages that only some modules may import.
 CONFINED = {
     "onnx": ("frontends.onnx.*", "ops.common.reference", "onnx_backend"),
-    "onnxruntime": (),
+    "onnxruntime": ("peers.engines",),
+    "openvino": ("peers.engines",),
+    "ai_edge_litert": ("peers.engines",),
     "tensorflow": (),
     "google_crc32c": ("artifact.container", "frontends.tensorflow.checkpoint"),
     "ray": ("cluster.*", "serving.ray_serve"),

@@ -43,7 +43,7 @@ ORDER = (
     *("passes",),
     *("backends", "plan", "observers", "codegen", "executors", "inspect"),
     *("tuning", "compiler", "session"),
-    *("cluster", "serving", "compat", "extend", "testing"),
+    *("cluster", "serving", "compat", "peers", "extend", "testing"),
     *("__init__", "cli", "onnx_backend"),
 )
 

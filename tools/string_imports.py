@@ -26,7 +26,7 @@ TABLES = {
     "BACKENDS": ("", r"^(.+)$"),
     "COMMANDS": (f"{PACKAGE}.cli.", r"^([a-z_]+)$"),  # the others are help
     "_FAMILIES": (f"{PACKAGE}.ops.", r"([\w.]+):"),
-    "_HOMES": ("", r"^(.+)$"),
+    "_HOMES": ("", rf"^({PACKAGE}\..+)$"),
     "_INTERNAL": (f"{PACKAGE}.ops.internal.", r"^(.+)$"),
     "_MODULES": (f"{PACKAGE}.compat.", r"^(.+)$"),
 }
@@ -36,6 +36,7 @@ OPEN = {
     "backends.native": "the modules of families that its families.txt names",
     "host.native": "the compiled kernels of a level of instructions",
     "cli.options": "modules that --import names",
+    "peers.process": "modules that --import names",
     "host.on_demand": "defines imported()",
     "ops.common.reference": "onnx.reference",
     "ops.registry": "what ops.families names",

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from penstock.observers.profile import Profile
     from penstock.observers.ranges import Ranges
     from penstock.observers.trace import Trace
+    from penstock.peers.comparison import Comparison, compare
     from penstock.serving.ray_serve import ray_deployment
     from penstock.serving.replicas import Replicas
     from penstock.session.facts import Stats
@@ -63,15 +64,13 @@ _HOMES = {
     "Profile": "penstock.observers.profile",
     "Ranges": "penstock.observers.ranges",
     "Replicas": "penstock.serving.replicas",
-    "Session": "penstock.session.session",
+    **dict.fromkeys(("Session", "compile", "open"), "penstock.session.session"),
+    **dict.fromkeys(("Comparison", "compare"), "penstock.peers.comparison"),
     "Stats": "penstock.session.facts",
-    "Signal": "penstock.session.stream",
+    **dict.fromkeys(("Signal", "Stream"), "penstock.session.stream"),
     "SimulatedCluster": "penstock.cluster.simulated",
-    "Stream": "penstock.session.stream",
     "TorchBackend": "penstock.backends.torch.backend",
     "Trace": "penstock.observers.trace",
-    "compile": "penstock.session.session",
-    "open": "penstock.session.session",
     "load": "penstock.frontends.load",
     "ray_deployment": "penstock.serving.ray_serve",
 }
@@ -81,6 +80,7 @@ __all__ = [
     "CancelToken",
     "Cancelled",
     "Cluster",
+    "Comparison",
     "DeadTensor",
     "DeadlineExceeded",
     "ExpertOptions",
@@ -105,6 +105,7 @@ __all__ = [
     "Trace",
     "Unsupported",
     "WorkerLost",
+    "compare",
     "compile",
     "load",
     "open",

@@ -99,3 +99,44 @@ def test_fetch_all_leaves_out_what_loops_of_frames_compute():
     outputs = {port.name for port in ps.compile(path).outputs}
     assert outputs <= fetched.keys()
     assert not any("while/Merge" in name for name in fetched)
+
+
+# Outputs of two models, and of two runtimes.
+
+SHIFTED = "g (float[3] x) => (float[3] z) <float[1] c = {0.1}> { a = Exp(x) b = Sin(a) d = Exp(b) z = Mul(d, c) }"
+
+
+def test_compare_of_two_models_shows_their_outputs(model, tmp_path):
+    other = str(tmp_path / "other.onnx")
+    onnx.save(model_from_text(SHIFTED), other)
+    (row,) = json.loads(call("compare", model, other, "--json").stdout)["outputs"]
+    assert (row["name"], row["other_name"], row["same_shape"]) == ("y", "z", True)
+    assert row["relative"] == pytest.approx(0.9)
+    result = call("compare", model, other, "--tolerance", "0.8")
+    assert result.exit_code == 1
+    assert "y and z: 0.9 of the largest element" in result.stdout
+    assert "outputs differ by more than 0.8" in result.stderr
+    assert call("compare", model, other, "--tolerance", "0.95").exit_code == 0
+
+
+def test_compare_of_two_models_compiles_the_second_with_other_options(model):
+    result = call(
+        "compare", model, model, "--backends", "native", "--against", "executor=interpret", "--json"
+    )
+    found = json.loads(result.stdout)
+    assert "linear" in found["first"] and "interpret" in found["second"]
+
+
+def test_compare_with_another_runtime_shows_outputs(model):
+    pytest.importorskip("onnxruntime")
+    result = call("compare", model, "--against", "onnxruntime", "--tolerance", "1e-5", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert "onnxruntime 1." in found["second"]
+    assert found["outputs"][0]["relative"] < 1e-5
+
+
+def test_compare_takes_one_runtime_alone(model):
+    result = call("compare", model, "--against", "onnxruntime", "--against", "threads=1")
+    assert result.exit_code == 2
+    assert "a runtime is named alone" in " ".join(result.stderr.split())

@@ -1,32 +1,38 @@
-"""``penstock bench``: the time of a model's runs, by executor and number of threads."""
+"""``penstock bench``: the time of a model's runs, by executor and number of threads, and that of
+other runtimes beside it."""
 
 from __future__ import annotations
 
+import math
 import statistics
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from itertools import product
 
 import click
 import numpy as np
 
 from penstock.cli.base import CompileArguments, command, count_option, show_table
-from penstock.cli.options import compile_options, gathered
+from penstock.cli.options import compile_options, gathered, imported_modules
 from penstock.cli.run import ModelInputs, model_and_inputs
 from penstock.cli.shapes import show_assumed
 from penstock.compiler.options import EXECUTORS
 from penstock.core.records import dataclass
-from penstock.core.types import JsonObject, NamedValues
+from penstock.core.types import JsonObject, NamedValues, RunValue
 from penstock.executors.feeds import convert
 from penstock.host.threads import core_budget
-from penstock.session.session import Session, compile
+from penstock.ir.graph import Model
+from penstock.peers.comparison import Comparison, compare_outputs
+from penstock.peers.engines import PEERS, PENSTOCK, EngineJob
+from penstock.peers.process import engine_processes
+from penstock.peers.timing import describe_times, time_runs
+from penstock.session.session import compile
 
 _WARM_UP_RUNS = 3
-_MIN_RUNS = 5
+_TURNS = 5
 
 _COLUMNS = (
+    ("runtime", "engine", ""),
     ("executor", "executor", ""),
     ("effective", "effective", ""),
     ("threads", "threads", ""),
@@ -34,43 +40,66 @@ _COLUMNS = (
     ("prepare", "prepare_ms", ".1f"),
     ("first", "first_ms", ".2f"),
     ("mean", "mean_ms", ".3f"),
+    ("median", "median_ms", ".3f"),
+    ("p95", "p95_ms", ".3f"),
+    ("p99", "p99_ms", ".3f"),
     ("min", "min_ms", ".3f"),
     ("max", "max_ms", ".3f"),
-    ("geomean", "geomean_ms", ".3f"),
     ("runs/s", "runs_per_s", ".0f"),
+    ("ratio", "ratio", ".2f"),
+    ("outputs", "relative", ".1e"),
 )  # title, key and format
-_STATISTICS: dict[str, Callable[[list[float]], float]] = {
-    "mean_ms": statistics.fmean,
-    "min_ms": min,
-    "max_ms": max,
-    "geomean_ms": statistics.geometric_mean,
-    "median_ms": statistics.median,
-}
+_OF_PEERS = ("runtime", "ratio", "outputs")
 
 
 def _show_bench(result: JsonObject) -> None:
     click.echo(f"{result['model']}: loaded in {result['load_ms']:.1f} ms")
     show_assumed(result)
-    several = any(row["clients"] > 1 for row in result["rows"])
-    columns = [column for column in _COLUMNS if several or column[0] != "clients"]
-    rows = [[format(row[key], form) for _, key, form in columns] for row in result["rows"]]
-    show_table([title for title, _, _ in columns], rows)
-    click.echo("times in ms")
+    rows, turns = result["rows"], result["turns"]
+    several = any(row["clients"] > 1 for row in rows)
+    columns = [
+        column
+        for column in _COLUMNS
+        if (several or column[0] != "clients") and (turns or column[0] not in _OF_PEERS)
+    ]
+    cells = [[_cell(row.get(key), form) for _, key, form in columns] for row in rows]
+    show_table([title for title, _, _ in columns], cells)
+    click.echo("times in ms; p95 and p99: the 95th and 99th percentile")
+    if turns:
+        click.echo(
+            f"ratio: Penstock's median over this runtime's, the median of {turns} turns: below 1 "
+            "Penstock is faster"
+        )
+        click.echo("outputs: the largest difference, as a share of the largest element")
+
+
+def _cell(value: float | str | None, form: str) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
+    return format(value, form)
 
 
 @dataclass(frozen=True)
 class _Trials:
-    """The combinations that are timed, each for this number of ``seconds``."""
+    """The combinations that are timed, each for this number of ``seconds``; with runtimes
+    ``against`` which they are timed, in ``turns``."""
 
     executors: Sequence[str]
     threads: Sequence[int]
     clients: Sequence[int]
     seconds: float
+    against: Sequence[str]
+    turns: int | None
 
     def __iter__(self) -> Iterator[tuple[str | None, int, int]]:
         """The executor (None: that of the options), the threads and the clients of each."""
         counts = sorted(set(self.threads) or {1, core_budget()})
         return product(self.executors or (None,), counts, self.clients or (1,))
+
+    def check(self) -> None:
+        """Refuse turns without runtimes to take them with."""
+        if self.turns is not None and not self.against:
+            raise click.UsageError("--turns is for --against")
 
 
 @command(_show_bench)
@@ -103,13 +132,26 @@ class _Trials:
     show_default=True,
     help="Seconds for which each combination runs, at least five times.",
 )
+@click.option(
+    "--against",
+    multiple=True,
+    type=click.Choice(PEERS),
+    help="Another runtime to time on the same model and inputs, if it is installed; may be "
+    "repeated. Each runs in a process of its own, in turn with Penstock.",
+)
+@count_option(
+    "--turns", help="With --against: turns into which the seconds of each are divided. Default: 5."
+)
 @gathered("trials", _Trials)
 def bench(source: ModelInputs, options: CompileArguments, trials: _Trials) -> JsonObject:
     """Time a model: loading, preparing (compiling a plan for the inputs), the first run, and the
-    mean, minimum, maximum, geometric mean and median of many runs.
+    mean, median, 95th and 99th percentiles, minimum and maximum of many runs.
 
-    Inputs that are not given are random; an unknown first dim of theirs is 1.
+    With --against, the same of other runtimes, whose preparing is all of loading the model, and the
+    difference of their outputs. Inputs that are not given are random; an unknown first dim of
+    theirs is 1.
     """
+    trials.check()
     begin = time.perf_counter()
     loaded, options = source.read(options)
     load_ms = 1e3 * (time.perf_counter() - begin)
@@ -117,62 +159,89 @@ def bench(source: ModelInputs, options: CompileArguments, trials: _Trials) -> Js
         feeds = source.feeds(session)
         # Lists are made arrays here, lest each run that is timed converts them anew.
         fed = {p.name: convert(p.name, feeds[p.name], p.type) for p in session.inputs}
+        outputs = [port.name for port in session.outputs]
     feeds |= fed
     tensors = all(isinstance(value, np.ndarray) for value in fed.values())
-    dims = {name: value.shape for name, value in fed.items()} if tensors else None
-    rows = []
+    ahead = {"shapes": {name: value.shape for name, value in fed.items()}} if tensors else {}
+    rows: list[JsonObject] = []
     for executor, count, clients in trials:
-        chosen = {**options, "threads": count}
+        chosen = {**options, **ahead, "threads": count}
         chosen |= {} if executor is None else {"executor": executor}
-        begin = time.perf_counter()
-        with compile(loaded, shapes=dims, **chosen) as session:
-            prepared = time.perf_counter()
+        if trials.against:
+            chosen |= {} if source.signature is None else {"signature": source.signature}
+            job = EngineJob(PENSTOCK, source.model, fed, count, chosen, imported_modules())
+            rows += _measured_in_turn(job, clients, trials, outputs)
+        else:
+            rows.append(_measured(loaded, feeds, clients, trials.seconds, chosen))
+    turns = (trials.turns or _TURNS) if trials.against else 0
+    return {**source.describe(feeds), "load_ms": load_ms, "turns": turns, "rows": rows}
+
+
+def _measured(
+    model: Model, feeds: NamedValues, clients: int, seconds: float, options: CompileArguments
+) -> JsonObject:
+    """A row for a model that is compiled with these options."""
+    begin = time.perf_counter()
+    with compile(model, **options) as session:
+        prepared = time.perf_counter()
+        session.run(feeds)
+        first = time.perf_counter()
+        # Not counted: caches are cold, and the number of threads may be tried out.
+        for _ in range(_WARM_UP_RUNS):
             session.run(feeds)
-            first = time.perf_counter()
-            # Not counted: caches are cold, and the number of threads may be tried out.
-            for _ in range(_WARM_UP_RUNS):
-                session.run(feeds)
-            times, elapsed = _timed(session, feeds, clients, trials.seconds)
-            effective = session.effective.executor
-        rows.append(
-            {
-                "executor": session.options.executor,
-                "effective": effective,
-                "threads": count,
-                "clients": clients,
-                "prepare_ms": 1e3 * (prepared - begin),
-                "first_ms": 1e3 * (first - prepared),
-                **{key: 1e3 * function(times) for key, function in _STATISTICS.items()},
-                "runs": len(times),
-                "runs_per_s": len(times) / elapsed,
-            }
-        )
-    return {**source.describe(feeds), "load_ms": load_ms, "rows": rows}
+        times, elapsed = time_runs(lambda: session.run(feeds), clients, seconds)
+        return {
+            "executor": session.options.executor,
+            "effective": session.effective.executor,
+            "threads": options["threads"],
+            "clients": clients,
+            "prepare_ms": 1e3 * (prepared - begin),
+            "first_ms": 1e3 * (first - prepared),
+            **describe_times(times, elapsed),
+        }
 
 
-def _timed(
-    session: Session, feeds: NamedValues, clients: int, seconds: float
-) -> tuple[list[float], float]:
-    """The time of each run with this many concurrent clients, and of all together, in seconds."""
-    times: list[float] = []
-    # The one more is this thread, whose clock begins when all clients do.
-    ready = threading.Barrier(clients + 1)
+def _measured_in_turn(
+    job: EngineJob, clients: int, trials: _Trials, outputs: Sequence[str]
+) -> list[JsonObject]:
+    """A row for a model on Penstock, as ``job`` says, and one for each of the other runtimes."""
+    turns = trials.turns or _TURNS
+    peers = [EngineJob(name, job.path, job.feeds, job.threads) for name in trials.against]
+    rows = []
+    with engine_processes([job, *peers]) as processes:
+        firsts = [process.run() for process in processes]
+        for process in processes:
+            process.time(clients, 0)  # not counted, as above
+        timed = [
+            [process.time(clients, trials.seconds / turns) for process in processes]
+            for _ in range(turns)
+        ]
+        effective = processes[0].describe()
+    medians = [[statistics.median(times) for times, _ in turn] for turn in timed]
+    for i, process in enumerate(processes):
+        times = [seconds for turn in timed for seconds in turn[i][0]]
+        row = {
+            "engine": process.engine,
+            "version": process.loaded.version,
+            "executor": None if i else job.options.get("executor", "auto"),
+            "effective": None if i else effective,
+            "threads": job.threads,
+            "clients": clients,
+            "prepare_ms": 1e3 * process.loaded.load_seconds,
+            "first_ms": 1e3 * firsts[i][1],
+            **describe_times(times, sum(turn[i][1] for turn in timed)),
+        }
+        if i:
+            row["ratio"] = statistics.median([turn[0] / turn[i] for turn in medians])
+            row["relative"] = _apart(outputs, firsts[0][0], firsts[i][0])
+        rows.append(row)
+    return rows
 
-    def client() -> None:
-        ready.wait()
-        end = time.perf_counter() + seconds
-        count = 0
-        while count < _MIN_RUNS or time.perf_counter() < end:
-            begin = time.perf_counter()
-            session.run(feeds)
-            # Clients share the list: an append of CPython is atomic.
-            times.append(time.perf_counter() - begin)
-            count += 1
 
-    with ThreadPoolExecutor(clients) as pool:
-        runs = [pool.submit(client) for _ in range(clients)]
-        ready.wait()
-        begin = time.perf_counter()
-        for run in runs:
-            run.result()
-        return times, time.perf_counter() - begin
+def _apart(
+    names: Sequence[str], first: Sequence[RunValue], second: Sequence[RunValue]
+) -> float | str:
+    """The largest relative difference of outputs, as JSON can have it."""
+    pairs = [dict(zip(names, values, strict=False)) for values in (first, second)]
+    relative = Comparison(("", ""), tuple(compare_outputs(*pairs))).relative
+    return relative if math.isfinite(relative) else "differ"

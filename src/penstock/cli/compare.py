@@ -1,15 +1,17 @@
-"""``penstock compare``: where the values of a model differ that is compiled in two ways."""
+"""``penstock compare``: where the values of a model differ that is compiled in two ways, and how
+far the outputs of two models or runtimes are apart."""
 
 from __future__ import annotations
 
 import click
 
-from penstock.cli.base import CompileArguments, command, show_table
-from penstock.cli.options import changed, comparison_options, compile_options
+from penstock.cli.base import CompileArguments, command, read_model, show_table
+from penstock.cli.options import changed, compile_options, runtime_or_options
 from penstock.cli.run import ModelInputs, model_and_inputs
 from penstock.cli.shapes import show_assumed
-from penstock.core.types import JsonObject
-from penstock.session.session import compile
+from penstock.core.types import JsonObject, NamedValues
+from penstock.peers import comparison
+from penstock.session.session import Session, compile
 
 # Rows shown of the table.
 _MAX_ROWS = 20
@@ -47,10 +49,21 @@ def _figures(row: JsonObject) -> tuple[str, ...]:
     return (*figures, at + nonfinite, *(f"{row[key]:.6g}" for key in ("one", "other")))
 
 
-@command(_show_comparison)
+def _show(result: JsonObject) -> None:
+    if "values" in result:
+        _show_comparison(result)
+        return
+    show_assumed(result)
+    click.echo(result["text"])
+    if not result["ok"]:
+        click.echo(f"outputs differ by more than {result['tolerance']:g} of their scale", err=True)
+
+
+@command(_show)
 @model_and_inputs
+@click.argument("other", required=False, type=click.Path())
 @compile_options()
-@comparison_options
+@runtime_or_options
 @click.option(
     "--tolerance",
     type=click.FloatRange(min=0),
@@ -59,28 +72,54 @@ def _figures(row: JsonObject) -> tuple[str, ...]:
 )
 def compare(
     source: ModelInputs,
+    other: str | None,
     options: CompileArguments,
-    against: CompileArguments,
+    against: str | CompileArguments,
     tolerance: float | None,
 ) -> JsonObject:
-    """Run a model that is compiled in two ways, and show how far each value is apart, the farthest
-    first. Inputs that are not given are random."""
-    if not against:
-        raise click.UsageError("name what to compare with, as in --against backends=numpy")
+    """Run a model in two ways, or two models, and show how far they are apart.
+
+    With options of compiling in --against, all values of MODEL are compared, the farthest first.
+    With another runtime in --against, or with OTHER, a second model, the outputs are compared.
+    Inputs that are not given are random.
+    """
+    if not against and other is None:
+        raise click.UsageError(
+            "name a second model, or what to compare with, as in --against onnxruntime or "
+            "--against backends=numpy"
+        )
     loaded, options = source.read(options)
     session = compile(loaded, **options)
     feeds = source.feeds(session)
-    other = compile(loaded, **changed(options, against))
-    compared = session.inspect.report(feeds, runs=1, against=other).document["comparison"]
-    values = compared["values"]
+    if other is None and not isinstance(against, str):
+        values = _compare_values(session, compile(loaded, **changed(options, against)), feeds)
+        ok = tolerance is None or all(_within(row, tolerance) for row in values["values"])
+        return {**source.describe(feeds), **values, "tolerance": tolerance, "ok": ok}
+    if isinstance(against, str):
+        compared = comparison.compare(session, other, feeds=feeds, against=against)
+    else:
+        model, others = read_model(other or source.model, None, changed(options, against))
+        second = compile(model, **others)
+        compared = comparison.compare(session, second, feeds=feeds)
     return {
         **source.describe(feeds),
+        "first": compared.labels[0],
+        "second": compared.labels[1],
+        "outputs": [output.describe() for output in compared.outputs],
+        "text": str(compared),
+        "tolerance": tolerance,
+        "ok": tolerance is None or compared.within(tolerance),
+    }
+
+
+def _compare_values(session: Session, other: Session, feeds: NamedValues) -> JsonObject:
+    """The values of a model in two sessions, the farthest first."""
+    compared = session.inspect.report(feeds, runs=1, against=other).document["comparison"]
+    return {
         "first": compared["labels"][0],
         "second": compared["labels"][1],
-        "values": values,
+        "values": compared["values"],
         "only": compared["only"],
-        "tolerance": tolerance,
-        "ok": tolerance is None or all(_within(row, tolerance) for row in values),
     }
 
 

@@ -14,10 +14,11 @@ from typing import Any
 import click
 
 from penstock.algorithms.arena import MEMORY_PLANNERS
-from penstock.cli.base import EXECUTOR, PLANNER, Decorator, compile_option
+from penstock.cli.base import EXECUTOR, PLANNER, CompileArguments, Decorator, compile_option
 from penstock.compiler.options import DEFAULT_EXPERT, EXECUTORS, EXPERT, PRECISIONS, ExpertOptions
 from penstock.core.limits import Limits
 from penstock.core.records import fields
+from penstock.peers.engines import PEERS
 
 
 def _backends(
@@ -75,11 +76,21 @@ def _devices(
 def _import_modules(context: click.Context, parameter: click.Parameter, names: Any) -> None:
     if names and "" not in sys.path:
         sys.path.insert(0, "")  # as ``python -m`` has it
+    context.meta[_MODULES_KEY] = tuple(names)
     for name in names:
         try:
             import_module(name)
         except ImportError as error:
             raise click.BadParameter(f"cannot import {name!r}: {error}") from error
+
+
+_MODULES_KEY = "penstock.modules"
+
+
+def imported_modules() -> tuple[str, ...]:
+    """The modules that the command line says to import first, for other processes."""
+    modules: tuple[str, ...] = click.get_current_context().meta.get(_MODULES_KEY, ())
+    return modules
 
 
 IMPORT = click.option(
@@ -190,6 +201,26 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _runtime_or_options(
+    context: click.Context, parameter: click.Parameter, texts: Sequence[str]
+) -> str | CompileArguments:
+    """The runtime that the texts name, or the options that they give."""
+    if not any(text in PEERS for text in texts):
+        return _compared_with(context, parameter, texts)
+    if len(texts) > 1:
+        raise click.BadParameter(f"{' and '.join(texts)}: a runtime is named alone")
+    return texts[0]
+
+
+runtime_or_options = click.option(
+    "--against",
+    multiple=True,
+    metavar="RUNTIME|OPTION=VALUE",
+    callback=_runtime_or_options,
+    help=f"How the second model runs: on another runtime, {', '.join(PEERS)}, or compiled with "
+    "another option, as in --against backends=numpy; of backends, executor, precision, planner, "
+    "threads. Options may be repeated.",
+)
 comparison_options = click.option(
     "--against",
     multiple=True,
