@@ -91,6 +91,7 @@ def _loop(node: Node, settled: Settled) -> Sequence[Type]:
     limit_type = _type(limit)
     if isinstance(limit_type, TensorType) and limit_type.static and limit_type.elements != 1:
         raise ShapeError(f"a trip count must be one integer, not {limit_type}")
+    # A condition may end the loop before its limit does.
     if limit is not None and limit.const is not None and _always(node):
         trips = max(0, read_trip_count(limit.const))
     collected = body.outputs[loop_carried(node)[1].stop :]

@@ -134,6 +134,7 @@ class SymbolicValue:
         Args:
             dims: The new dims; one may be -1, and follows from the others.
         """
+        # Else ONNX takes a dim of 0 for that of the input.
         return self.builder.single("Reshape", self, self.builder.constant(dims, INT64), allowzero=1)
 
     def transpose(self, *axes: int) -> SymbolicValue:
@@ -171,6 +172,7 @@ class SymbolicValue:
     __xor__ = __rxor__ = _logical("Xor")
 
     def __ne__(self, other: Operand) -> SymbolicValue:  # type: ignore[override]
+        # ONNX has no operation for it.
         return self.builder.single("Not", self == other)
 
     def __neg__(self) -> SymbolicValue:

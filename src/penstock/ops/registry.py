@@ -283,6 +283,7 @@ def find(name: str, domain: str = "", version: int | None = None) -> Op | None:
     key = domain, name
     if key in _PENDING:
         import_module(_PENDING[key])
+        # Only now: another thread that looks it up meanwhile must wait for the import.
         _PENDING.pop(key, None)
     elif key not in _REGISTRY and domain not in _OWN_DOMAINS:
         load_operations()

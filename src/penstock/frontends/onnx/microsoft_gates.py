@@ -144,6 +144,7 @@ def causal_conv_with_state(b: NodeUpgrade) -> None:
         single = b.emit("Unsqueeze", [w, [-1]])
         spaced = b.emit("Pad", [single, [0] * 7 + [dilation - 1]])
         taps = b.emit("Reshape", [spaced, [0, 0, -1]])
+        # The zeros behind the last weight are cut off again.
         bounds = ([0], [1 - dilation], [2])
         w = b.emit("Slice", [taps, *map(b.constant, bounds)])
     if not attrs.get("channels_last"):

@@ -68,6 +68,7 @@ class AttributeType:
         """Raise ``ValueError`` unless the attribute can be ``value``."""
         is_list = type(value) is list
         for element in value if is_list else (value,):
+            # Not by isinstance: True is an int in Python.
             if type(element) not in self.types or is_list is not self.is_list:
                 raise ValueError(f"is {value!r:.100}, of another type")
             if self.allowed and element not in self.allowed:

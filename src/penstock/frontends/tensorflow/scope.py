@@ -95,6 +95,7 @@ class GraphScope:
         if declared.values is None:
             return None
         index = _number(rest[0] if rest else "0") if len(rest) <= 1 else -1
+        # In the body of a function, an input names an output by its argument and a number.
         if self.function and len(rest) == 2:
             index = declared.positions.get((rest[0], _number(rest[1])), -1)
         if not 0 <= index < len(declared.values):

@@ -142,6 +142,7 @@ def _open(stack: list[_Frame], field: _Field | None, opening: str, *, listed: bo
 def _close(stack: list[_Frame]) -> None:
     entry, _, _, field, _ = stack.pop()
     if field is not None and field.is_map:
+        # Only now: the key may stand behind the value.
         entries = getattr(stack[-1].message, field.name)
         if isinstance(entry.value, Message):
             entries[entry.key].CopyFrom(entry.value)
@@ -204,6 +205,7 @@ def _reader(field: FieldDescriptor) -> Callable[[str], Any]:
 
 
 def _integer(text: str) -> int:
+    # As in C, a zero at the front makes it octal.
     return int(text, 8 if _OCTAL.fullmatch(text) else 0)
 
 
@@ -211,6 +213,7 @@ def _float(text: str) -> float:
     if _OCTAL.match(text):
         raise ValueError("a number must not begin with 0")
     text = text.lower()
+    # The f behind a number of C is dropped, but for that of inf.
     return float(text if text.endswith("inf") else text.removesuffix("f"))
 
 

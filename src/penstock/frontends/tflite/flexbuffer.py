@@ -77,6 +77,7 @@ class _Decoder:
         ]
         if kind == _VECTOR:
             return values
+        # In front of a map stand the offset of its keys, their width, and its size.
         keys = self.target(at - 3 * inner, inner)
         key_width = int(self.number(at - 2 * inner, inner))
         texts = [self.text(self.target(keys + i * key_width, key_width)) for i in range(size)]

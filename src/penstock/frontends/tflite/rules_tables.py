@@ -64,6 +64,7 @@ def hashtable_size(c: OperatorConversion) -> None:
 def _seed(c: OperatorConversion) -> dict[str, float]:
     """By seeds other than 0, sessions draw the same numbers."""
     one, other = c.option("seed", "RandomOptions"), c.option("seed2", "RandomOptions")
+    # A seed of ONNX is a float32, which holds whole numbers up to there.
     return {"seed": float((31 * one + other) % 2**24)} if one or other else {}
 
 
@@ -79,6 +80,7 @@ def random(c: OperatorConversion) -> None:
 def multinomial(c: OperatorConversion) -> None:
     x, _ = c.take(2)
     (count,) = c.constant_integers(1, "number of samples")
+    # ONNX's numbers of int64 and int32.
     number = 7 if c.output_dtypes[0] == INT64 else 6
     attrs = {"sample_size": count, "dtype": number, **_seed(c)}
     c.emit_final("Multinomial", [c.cast(x, "float32")], attrs)

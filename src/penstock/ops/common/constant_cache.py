@@ -73,6 +73,7 @@ _SAVED: WeakValueDictionary[tuple[str, int], SavedCopies] = WeakValueDictionary(
 def saved_copies(owner: str, constant: np.ndarray) -> Mapping[str, np.ndarray]:
     """The copies of a constant that were saved, by name."""
     saved = _SAVED.get((owner, id(constant)))
+    # The id may have been that of an array that is gone.
     return saved.copies if saved is not None and saved.constant is constant else {}
 
 
@@ -167,10 +168,12 @@ def reordered(
         constant = weights
     with _LOCK:
         entry = _REORDERED.get((id(constant), name))
+    # As above, the id may be of another array by now.
     if entry is None or entry.constant() is not constant:
         copies = saved_copies(REORDERED, constant)
         names = _names(name, len(types))
         arrays = tuple([copies[each] for each in names if each in copies])
+        # A file may have anything under these names.
         if [type_of(array) for array in arrays] != [*types]:
             arrays = make(constant)
         assert [type_of(array) for array in arrays] == [*types]

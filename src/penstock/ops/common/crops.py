@@ -38,6 +38,7 @@ def resized_crops(
     y = _positions(boxes[:, 0], boxes[:, 2], height, int(size[0]), exact_ends)
     x = _positions(boxes[:, 1], boxes[:, 3], width, int(size[1]), exact_ends)
     inside = ((y >= 0) & (y <= height - 1))[:, :, None] & ((x >= 0) & (x <= width - 1))[:, None]
+    # What lies outside is replaced, but needs some place to be read from.
     y = np.clip(np.nan_to_num(y), 0, height - 1)
     x = np.clip(np.nan_to_num(x), 0, width - 1)
     sampled = (_nearest if nearest else _bilinear)(image, which, y, x)

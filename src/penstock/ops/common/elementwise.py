@@ -77,6 +77,7 @@ def elementwise(function: ArrayFunction, types: Types, inputs: int = 1) -> Kerne
     if all(t.static for t in input_types) and max(t.elements for t in input_types) > 4096:
         dtype = input_types[0].dtype
         assert dtype is not None
+        # The kind of the types that ml_dtypes adds.
         if is_small(dtype) and dtype.kind == "V":
             return formula(lambda _: function, types, inputs=inputs)
     return ufunc(function, inputs)

@@ -284,6 +284,7 @@ def dim_product(dims: Iterable[Dim]) -> Dim:
         if isinstance(dim, int):
             constant *= dim
         elif dim is None or symbol is not None:
+            # No dim has an empty name: it stands for what one name cannot say.
             symbol = ""
         else:
             symbol = dim

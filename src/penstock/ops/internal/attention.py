@@ -41,6 +41,7 @@ def _compile(node: Node, types: Types) -> Kernel:
     ) -> np.ndarray:
         *lead, heads, rows, size = q.shape
         groups = k.shape[-3]
+        # Heads that share their keys are rows of one product.
         by_group = q.reshape(*lead, groups, heads // groups * rows, size)
         scores = by_group @ (k if keys_last else k.swapaxes(-1, -2))
         scores = scores.reshape(*lead, heads, rows, v.shape[-2]) * q.dtype.type(scale)
@@ -49,9 +50,11 @@ def _compile(node: Node, types: Types) -> Kernel:
         for bias in biases:
             if bias is not None:
                 scores = scores + bias
+        # There may be no positions at all.
         highest = scores.max(-1, keepdims=True, initial=-np.inf)
         if zeros == "unseen":
             unseen = np.isneginf(highest)
+            # Negative infinity less itself would be NaN.
             highest[unseen] = 0
         scores = np.exp(scores - highest)
         total = scores.sum(-1, keepdims=True)

@@ -124,6 +124,7 @@ def _compile(node: Node, types: Types) -> Kernel:
                 following = _masked(mask[t][:, None], following, (h, c))
             y[t], c = following
             h = y[t]
+        # Both are rows of y, with which outputs must not share memory.
         return (y, h.copy(), c.copy()) if attrs["cell"] == "LSTM" else (y, h.copy())
 
     return Kernel(function)

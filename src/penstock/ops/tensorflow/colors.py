@@ -40,6 +40,7 @@ def _hue(red: np.ndarray, green: np.ndarray, blue: np.ndarray) -> tuple[np.ndarr
         (green - blue) / spread,
         np.where(green == high, 2 + (blue - red) / spread, 4 + (red - green) / spread),
     )
+    # Greys have no hue, and above it is 0 / 0.
     hue = np.where(spread > 0, hue, hue.dtype.type(0))
     return np.where(hue < 0, hue + 6, hue), low, high
 

@@ -89,6 +89,7 @@ def _cubic_taps(before: int, after: int, scale: np.float32, centres: bool) -> Ta
     if centres:
         weights = np.where(places == bounded, weights, np.float32(0))
         total = weights.sum(axis=1, keepdims=True)
+        # TensorFlow's bound: weights that cancel out are not divided by their sum.
         small = np.abs(total) < 1000 * np.finfo(np.float32).tiny
         weights = np.where(small, weights, weights / total)
     return bounded, weights.astype(np.float32)

@@ -38,6 +38,7 @@ def backward_attrs(image: Sequence[int], window: Sequence[int], attrs: Attrs) ->
             count = (size + total - reach) // stride + 1
         begins.append(front)
         ends.append(total - front)
+        # Pixels behind the last window, which the convolution forward has not read.
         more.append(size - ((count - 1) * stride + reach - total))
     if min(more) < 0 or max(image) > 2**31:
         raise ShapeError(f"no convolution with a window of {list(window)} takes {list(image)}")

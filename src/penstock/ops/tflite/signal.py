@@ -83,6 +83,7 @@ def _mel_filters(bins: int, rate: int, low: int, high: int, channels: int) -> np
     """The weights of bins [bins, channels]: triangles between frequencies that are equally far
     apart in mels. A bin weighs 1 in all, in the two triangles that it lies in."""
     width = 0.5 * rate / (bins - 1)  # of a bin, in Hz
+    # LiteRT leaves the bin of 0 Hz out always, as HTK does.
     first, last = int(1.5 + low / width), int(high / width)
     if last >= bins:
         raise ShapeError(f"a spectrogram of {bins} bins at {rate} Hz ends below {high} Hz")
