@@ -93,6 +93,7 @@ class Overlaps:
         several, if carried values change places."""
         index = {carry.inside: j for j, carry in enumerate(carries)}
         streams = [set() if source is None else {self.on[source][0]} for source in sources]
+        # A stream passes through a chain of carried values in as many rounds at most.
         for _ in carries:
             for j, carry in enumerate(carries):
                 if carry.updated in index:

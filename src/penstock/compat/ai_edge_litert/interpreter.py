@@ -259,6 +259,7 @@ class Interpreter:
     def _value(self, index: int) -> np.ndarray:
         if index in self._results:
             value = self._results[index]
+            # LiteRT gives strings as bytes.
             strings = value.dtype == STRING
             return (
                 np.array([x.encode() for x in value.flat]).reshape(value.shape)

@@ -313,6 +313,7 @@ class _Package:
             builder.append("Cast", "", [real], [result], {"to": to}, name)
         else:
             emit_quantized(builder, real, wanted, result, wanted_dtype)
+        # Into any: the nodes of all models become those of one graph, which is sorted later.
         self.graphs[0].nodes += builder.nodes
         return result
 

@@ -84,6 +84,7 @@ def _weights(layer: recurrent.Layer, inputs: RunValues) -> list[recurrent.CellWe
             codes, scale, zero = inputs[i][d], inputs[at][d], inputs[at + 1]
             real = np.empty(codes.shape, np.float32)
             subtract_zero_point(codes, None if zero is None else zero_of(zero[d]), real)
+            # Memory of its own, as part of it is halved below.
             scales = np.array(np.broadcast_to(scale, codes.shape[1:]), np.float32)
             matrices.append(_Quantized(real, scales))
         n, hidden = len(matrices[0].scale), inputs[_R].shape[1]

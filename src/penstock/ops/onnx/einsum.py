@@ -219,6 +219,7 @@ class EinsumLowering:
 
         def step(values: list[np.ndarray], out: np.ndarray, workspace: np.ndarray) -> None:
             x = values[i]
+            # A diagonal steps along all of its axes at once.
             strides = [sum([x.strides[axis] for axis in group]) for group in groups]
             values[i] = as_strided(x, dims, strides)
 

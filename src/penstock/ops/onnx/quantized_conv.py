@@ -114,6 +114,7 @@ class _Convolution:
         self.values = layout.field(shape, self.dtype)
         """free for the caller after the convolution"""
         several = len(self.spans) > 1
+        # The sum of several parts may be more than float32 holds exactly.
         self.total = layout.field(shape, INT32) if several or integer else None
         self.parts = parts
         self.routines: list[Routine] = []
@@ -229,6 +230,7 @@ def qlinear_conv(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) 
             if fixed_bias is not None and total.dtype == FLOAT32:
                 bias = fixed_bias
             np.add(total, _per_filter(bias, spatial), total)
+        # Of scales of rank 0, NumPy's result is no array.
         factor = np.asarray(x_scale.reshape(()) * w_scale / y_scale.reshape(()), np.float32)
         target = np.moveaxis(out, -1, 1) if convolve.last else out
         zero = y_zero.reshape(())

@@ -46,6 +46,7 @@ def _total(x: np.ndarray, axis: int) -> np.ndarray:
 
 
 def _softmax(x: np.ndarray, axis: int, out: np.ndarray) -> None:
+    # Exponentials of numbers that are at most 0 do not overflow.
     np.subtract(x, _highest(x, axis), out)
     np.exp(out, out)
     np.divide(out, _total(out, axis), out)

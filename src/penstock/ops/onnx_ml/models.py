@@ -36,6 +36,7 @@ def _logistic(scores: np.ndarray) -> np.ndarray:
 def _softmax_zero(scores: np.ndarray) -> np.ndarray:
     """Softmax over the scores that are not 0, which stay 0."""
     powers = np.exp(scores - scores.max(1, keepdims=True, initial=-np.inf))
+    # ONNX Runtime takes smaller scores for 0.
     powers = np.where(np.abs(scores) > 1e-7, powers, 0)
     total = powers.sum(1, keepdims=True)
     return powers / np.where(total == 0, 1, total)

@@ -93,8 +93,10 @@ def ragged_to_dense(
         raise ShapeError(f"dims {wanted} for {len(rows) + 1} dims of rows of {inner}")
     shape = [int(first) if wanted[0] < 0 else wanted[0]]
     places = np.arange(int(first))
+    # Rows beyond the dims that are asked for are cut off.
     places[places >= shape[0]] = -1
     for numbers, size in zip(rows, wanted[1:], strict=False):
+        # Numbers of rows rise, so that bisection finds the first element of each.
         starts = np.searchsorted(numbers, numbers)
         columns = np.arange(len(numbers)) - starts
         width = int(columns.max(initial=-1)) + 1 if size < 0 else size
@@ -144,6 +146,7 @@ def string_ngrams(node: Node, types: Types) -> Kernel:
             pads = width - 1 if most < 0 else min(most, width - 1)
             if len(row) + 2 * pads >= width:
                 result += grams(row, width, pads)
+        # TensorFlow then makes one n-gram of the whole row.
         if not result and row and attrs["preserve_short_sequences"]:
             pads = max(most, 0)
             result = grams(row, len(row) + 2 * pads, pads)

@@ -81,6 +81,7 @@ def reduce_window(
     if any(len(n) != x.ndim or min(n, default=1) < 1 for n in numbers):
         raise ShapeError(f"windows {numbers[0]} with strides and dilations for {x.shape}")
     extents = [(size - 1) * step + 1 for size, step in zip(numbers[0], numbers[2], strict=True)]
+    # NumPy has no view of windows that are larger than the array.
     outside = any(extent > dim for extent, dim in zip(extents, x.shape, strict=True))
     if outside:
         counts = [
