@@ -6,6 +6,7 @@ import asyncio
 import pickle
 import subprocess
 import sys
+import textwrap
 import threading
 
 import numpy as np
@@ -13,6 +14,7 @@ import onnxruntime
 import pytest
 
 import penstock as ps
+from penstock.backends.numpy import NumpyBackend
 from penstock.cluster.members import Members
 from penstock.cluster.runs import ClusterRun
 from penstock.executors.control import NEVER
@@ -108,14 +110,56 @@ def test_observers_are_refused(session):
         session.run({"x": images()}, trace=ps.Trace())
 
 
-def test_backends_of_this_process_alone_are_refused(cluster):
-    from penstock.backends.numpy import NumpyBackend
+def test_backend_of_the_program_that_cannot_be_sent_is_refused(cluster):
+    backend = NumpyBackend()
+    backend.lock = threading.Lock()
+    with pytest.raises(ps.Unsupported, match=r"backend 'numpy'.*cannot be sent.*lock"):
+        answer(ps.compile(convnet(), cluster=cluster, backends=[backend]), images())
 
-    with pytest.raises(ps.Unsupported, match="object of this process"):
-        answer(ps.compile(convnet(), cluster=cluster, backends=[NumpyBackend()]), images())
+
+def test_operations_and_backends_of_the_program_run_on_workers():
+    """Of a program that workers could not import: those of its main module travel by value."""
+    program = textwrap.dedent("""
+        import os
+
+        os.environ["RAY_AUTH_MODE"] = "disabled"
+        import numpy as np
+        import penstock as ps
+        from penstock.build import GraphBuilder
+        from penstock.extend import HostBackend, Kernel, operator, same_type
+
+        @operator("Twice", domain="com.example", infer=same_type)
+        def twice(node, types):
+            return Kernel(lambda x: x + x)
+
+        class Offset(HostBackend):
+            name = "offset"
+            offset = 0.5
+
+            def kernel(self, node, types):
+                is_tanh = node.op.full_name == "Tanh"
+                return Kernel(lambda x: np.tanh(x) + np.float32(self.offset)) if is_tanh else None
+
+        b = GraphBuilder()
+        x = b.input("x", np.float32, [3])
+        with b.device("/job:worker/task:0"):
+            h = b.op("Twice", x, domain="com.example")
+        with b.device("/job:worker/task:1/device:CPU:1"):
+            b.output("y", b.op("Tanh", h))
+        model = b.model()
+        with ps.Cluster(2) as cluster:
+            own = {"backends": ["numpy", Offset()], "place": {"Tanh": "offset"}}
+            session = ps.compile(model, cluster=cluster, devices=2, **own)
+            print(session.run({"x": np.zeros(3, np.float32)})["y"])
+            devices = {"cpu:0": "numpy", "cpu:1": Offset()}
+            session = ps.compile(model, cluster=cluster, devices=devices)
+            print(session.run({"x": np.zeros(3, np.float32)})["y"])
+    """)
+    result = subprocess.run([sys.executable, "-"], input=program, capture_output=True, text=True)
+    assert result.stdout.splitlines() == 2 * ["[0.5 0.5 0.5]"], result.stderr
 
 
-@pytest.mark.parametrize("options", [{"executor": "linear"}, {"devices": 2}])
+@pytest.mark.parametrize("options", [{"executor": "linear"}, {"devices": ["cuda:0"]}])
 def test_options_that_a_cluster_does_not_go_with_are_refused(cluster, options):
     with pytest.raises(ValueError, match="cluster="):
         ps.compile(convnet(), cluster=cluster, **options)

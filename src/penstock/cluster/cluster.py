@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from penstock.cluster.links import Link, Message
     from penstock.cluster.members import Members
     from penstock.cluster.one_worker import OneWorker
-    from penstock.cluster.parts import PartOptions, RemotePart
+    from penstock.cluster.parts import RemotePart
     from penstock.cluster.variables import ClusterVariables
     from penstock.core.limits import Limits
     from penstock.ir.graph import Model
@@ -70,7 +70,7 @@ class _Registered:
     contents: Mapping[int, Any]
     digests: Mapping[int, bytes]
     nbytes: Mapping[int, int]
-    options: PartOptions
+    options: bytes
     parts: Mapping[int, RemotePart]
     stores: Mapping[int, list[int]]
     variables: Mapping[int, list[str]]
@@ -488,7 +488,8 @@ class Cluster:
                     self._contents[digests[worker]] = stored
             contents[worker] = stored
             nbytes[worker] = len(content)
-        options = PartOptions.of(context)
+        graphs = [*[part.graph for part in parts.values()], *context.functions.values()]
+        options = PartOptions.of(context, graphs).encode()
         remote = {part.worker: part for part in remote_parts(parts)}
         return _Registered(contents, digests, nbytes, options, remote, numbers, variables)
 

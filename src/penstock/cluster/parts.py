@@ -7,13 +7,14 @@ part by its handle.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from penstock.artifact.container import ArtifactFile, ArtifactWriter
 from penstock.artifact.decode import decode_graphs, decode_stores
 from penstock.artifact.encode import encode_graphs, encode_stores
-from penstock.backends.base import Where
+from penstock.backends.base import Backend, Where
 from penstock.backends.group import Group
 from penstock.backends.registry import backends_of
 from penstock.compiler.frames import build_part
@@ -23,8 +24,10 @@ from penstock.core.errors import Unsupported
 from penstock.core.limits import Limits
 from penstock.core.records import dataclass, replace
 from penstock.executors.frames.executor import FramesExecutor
+from penstock.ir.contract import is_own
 from penstock.ir.graph import Graph, GraphPart, Node, all_reads
-from penstock.ir.op import Role
+from penstock.ir.op import Op, Role
+from penstock.ops.registry import adopt_operations
 from penstock.ops.tensorflow.state import Store, variable_name
 
 _MAIN, _FUNCTION = "main", "function:"
@@ -74,26 +77,77 @@ def remote_parts(parts: Mapping[int, GraphPart]) -> list[RemotePart]:
 
 @dataclass(frozen=True)
 class PartOptions:
-    """The options with which a worker compiles a part, those of ``CompileOptions`` that matter."""
+    """The options with which a worker compiles a part, those of ``CompileOptions`` that matter.
+    ``devices``: those of all workers by their full names, with the backends that they stand for.
+    ``operations``: those that the program registered and the graph has."""
 
-    backends: tuple[str, ...]
+    backends: tuple[str | Backend, ...]
     precision: Precision
     memory_planner: MemoryPlanner
     place: Mapping[str, Where]
     limits: Limits
+    devices: Mapping[str, str | Backend | None]
+    operations: tuple[Op, ...] = ()
 
     @staticmethod
-    def of(context: CompileContext) -> PartOptions:
-        """Raises ``Unsupported`` for backends that exist in this process alone."""
+    def of(context: CompileContext, graphs: Iterable[Graph]) -> PartOptions:
+        """The options for the parts of a session, which these ``graphs`` are."""
         options = context.options
-        for backend in options.backends or ():
-            if not isinstance(backend, str):
-                reason = "a backend that is an object of this process; name one that workers have"
-                raise Unsupported.of([(type(backend).__name__, reason, "backends=")])
-        names = tuple([b.name for b in context.backends if not isinstance(b, Group)])
+        given = {b.name: b for b in options.backends or () if not isinstance(b, str)}
+        # By name where that will do: a worker may then share it among sessions.
+        named = [b.name for b in context.backends if not isinstance(b, Group)]
+        backends = tuple([given.get(name, name) for name in named])
         place = dict(options.place or {})
         planner = options.expert.memory_planner
-        return PartOptions(names, options.precision, planner, place, context.limits)
+        own = context.named_workers.devices
+        devices = {name: backend for each in own for name, backend in each.items()}
+        ops = {node.op: None for graph in graphs for node in graph.walk()}
+        registered = tuple([op for op in ops if not (is_own(op.compile) and is_own(op.infer))])
+        return PartOptions(
+            backends, options.precision, planner, place, context.limits, devices, registered
+        )
+
+    def encode(self) -> bytes:
+        """The options as bytes. Raises ``Unsupported`` where a backend or an operation of the
+        program's holds what only this process has, such as a lock or an open file."""
+        from ray import cloudpickle
+
+        # Each by itself: the error is to name the one at fault.
+        own: list[tuple[object, str]] = [
+            (backend, f"backend {backend.name!r}")
+            for backend in (*self.backends, *self.devices.values())
+            if backend is not None and not isinstance(backend, str)
+        ]
+        own += [(op, f"operation {op.full_name}") for op in self.operations]
+        for part, name in own:
+            try:
+                cloudpickle.dumps(part)
+            except Exception as error:
+                reason = f"it cannot be sent to the workers of a cluster: {error}"
+                raise Unsupported.of([(name, reason, "cluster=")]) from error
+        content: bytes = cloudpickle.dumps(self)
+        return content
+
+    @staticmethod
+    @lru_cache(maxsize=100)
+    def decode(content: bytes) -> PartOptions:
+        """The options of bytes: for equal bytes the same, so that parts share backends."""
+        from ray import cloudpickle
+
+        options: PartOptions = cloudpickle.loads(content)
+        return options
+
+    def devices_of(self, graph: Graph) -> Sequence[str] | Mapping[str, str | Backend] | None:
+        """The devices of the worker that the nodes of a part name, as ``compile`` takes them."""
+        tasks = {_task(node.device) for node in graph.nodes}
+        own = {name: which for name, which in self.devices.items() if _task(name) in tasks}
+        with_backends = {name: which for name, which in own.items() if which is not None}
+        return with_backends or [*own] or None
+
+
+def _task(device: str) -> str:
+    """The name of a device without its last part, the number of the device in its task."""
+    return device.rpartition("/")[0]
 
 
 def encode_part(part: GraphPart, functions: Mapping[str, Graph]) -> tuple[bytes, list[Store]]:
@@ -133,6 +187,7 @@ def compile_part(
 ) -> FramesExecutor:
     """The executor of a part. ``stores`` has the variables of this worker, by the ``numbers`` that
     the parts of a session have for them, and gets those that are new."""
+    adopt_operations(options.operations)
     file = ArtifactFile(content, "a part of a graph", options.limits)
     own = decode_stores(file)
     file.stores = [stores.setdefault(n, store) for n, store in zip(numbers, own, strict=True)]
@@ -148,6 +203,7 @@ def compile_part(
         place=options.place,
         threads=threads,
         limits=options.limits,
+        devices=options.devices_of(graphs[_MAIN]),
     )
     named = options.place.values()
     backends = tuple(backends_of(options.backends, options.precision, places=named))

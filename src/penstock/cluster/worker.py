@@ -61,10 +61,14 @@ class FarRendezvous(Rendezvous):
         self.received: dict[int, int] = {}
 
     def is_remote(self, key: Hashable) -> bool:
-        return True
+        assert isinstance(key, tuple)
+        return self._worker.leaves(key[0])
 
     def send(self, key: Hashable, value: RunValue, dead: bool = False) -> None:
         assert isinstance(key, tuple)
+        if not self._worker.leaves(key[0]):  # to another device of this worker
+            super().send(key, value, dead)
+            return
         target = self._worker.target(key[0])
         self.sent[target] = self.sent.get(target, 0) + 1
         try:
@@ -156,11 +160,12 @@ class Worker:
         handle: int,
         part: RemotePart,
         content: Any,
-        options: PartOptions,
+        options: bytes,
         stores: list[int],
     ) -> None:
         """Compile a part, which runs name by its handle from now on."""
-        compiled = compile_part(memoryview(content), options, self.threads, stores, self._stores)
+        chosen = PartOptions.decode(options)
+        compiled = compile_part(memoryview(content), chosen, self.threads, stores, self._stores)
         self._parts[handle] = compiled
         if part.passive:
             self._passive.add(handle)
@@ -348,6 +353,12 @@ class Worker:
             step.reported = counts
         else:
             self._answer(("waits", number, *counts))
+
+    def leaves(self, edge: str) -> bool:
+        """Whether the values of an edge go from worker to worker, not from device to device."""
+        # Parts of workers have the names of these, of which no worker has two.
+        source, target, _ = edge.split(";", 2)
+        return source in self._tasks and target in self._tasks
 
     def target(self, edge: str) -> int:
         """The worker that the values of an edge go to (``rendezvous.edge_key``)."""

@@ -8,26 +8,35 @@
     Feeds           the graph with types, and with the workers that nodes and ``place=`` name
     Executor        a worker for each node; a part for each worker, registered there
 
-A graph whose nodes name workers keeps its loops and conditions, as for ``devices=``: those that
-span workers run by tokens. Of other graphs all control flow is structured, and a loop is one node.
-What a worker makes of its part is what this process would make of it (``compiler.frames``).
+The graph is partitioned by worker, whatever the devices are that ``devices=`` gives a worker, which
+partitions its part again, by device. A graph whose nodes name workers keeps its loops and
+conditions, as for ``devices=``: those that span workers run by tokens. Of other graphs all control
+flow is structured, and a loop is one node. What a worker makes of its part is what this process
+would make of it (``compiler.frames``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import inf
 
 from penstock.analysis.frames import Frames
 from penstock.analysis.sizes import check_sizes
+from penstock.backends.base import Backend
 from penstock.compiler.lowering import pass_context
 from penstock.compiler.options import CompileOptions
 from penstock.compiler.stages import CompileContext, Feeds, NamedWorkers
-from penstock.core.errors import InvalidInput, InvalidModel, Unsupported
+from penstock.core.errors import (
+    InvalidInput,
+    InvalidModel,
+    OptionError,
+    Unsupported,
+    check_count,
+)
 from penstock.core.records import replace
 from penstock.executors.base import Executor
-from penstock.ir.device_name import LOCAL, DeviceName
+from penstock.ir.device_name import LOCAL, DeviceName, local
 from penstock.ir.graph import Graph, GraphPart, Model, Node, is_framed
 from penstock.ir.op import Role
 from penstock.ops.work_estimate import host_seconds
@@ -61,16 +70,77 @@ def names_task(device: str) -> bool:
 
 
 class WorkerPolicy(FramePolicy):
-    """Each worker of a cluster is a device with a part of its own."""
+    """Each worker of a cluster has a part of its own, with all of its devices.
+
+    ``own``: the devices of each worker, by their full names. A part has the name by which the
+    cluster knows its worker, which may be none of these.
+    """
 
     separates = True
 
-    def __init__(self, workers: WorkerPool) -> None:
+    def __init__(self, workers: WorkerPool, own: Sequence[Mapping[str, object]]) -> None:
         super().__init__()
-        self.devices = workers.devices
+        self._workers = workers
+        self._own = [[*names] for names in own] or [[name] for name in workers.devices]
+        self._worker = {name: i for i, names in enumerate(self._own) for name in names}
+        self.devices = [*self._worker]
 
     def runs_apart(self, node: Node) -> bool:
         return spans_devices(node)
+
+    def home(self, device: str) -> str:
+        return self._workers.devices[self._worker[device]]
+
+    def worker(self, device: str) -> int:
+        """The worker that has a device."""
+        return self._worker[device]
+
+    def first(self, worker: int) -> str:
+        """The device of a worker for nodes that name none."""
+        return self._own[worker][0]
+
+    def moved(self, device: str, worker: int) -> str:
+        """The device of a worker that corresponds to one of another, or its first one."""
+        name = DeviceName.parse(device)
+        wanted = DeviceName(kind=name.kind, index=name.index)
+        same = (own for own in self._own[worker] if DeviceName.parse(own).allows(wanted))
+        return next(same, self.first(worker))
+
+
+def devices_of_workers(
+    devices: int | Sequence[str] | Mapping[str, str | Backend], workers: Sequence[str]
+) -> list[dict[str, str | Backend | None]]:
+    """The devices of each worker by their full names, with the backend that a mapping gives each;
+    ``workers``: names of the workers. A name that leaves its worker open is a device of all, and a
+    worker without any has one CPU. Raises ``OptionError``."""
+    if isinstance(devices, int):
+        check_count("devices", devices, 10_000)
+        devices = [f"cpu:{i}" for i in range(devices)]
+    names = [*devices]
+    if not names:
+        raise OptionError(f'devices={devices!r}: give a number, or names such as ["cpu:0"]')
+    backends: Mapping[str, str | Backend] = devices if isinstance(devices, Mapping) else {}
+    own: list[dict[str, str | Backend | None]] = []
+    used: set[str] = set()
+    for worker in workers:
+        # Names without a number are refused below, not completed to CPU:0.
+        here = replace(DeviceName.parse(worker), index=None)
+        fitting = [name for name in names if _parsed(name).allows(here)]
+        used |= {*fitting}
+        full = local(fitting, here) if fitting else [worker]
+        keys: Sequence[str | None] = fitting or [None]
+        own.append({f: backends.get(k) if k else None for f, k in zip(full, keys, strict=True)})
+    for name in names:
+        if name not in used:
+            raise OptionError(f"devices= has {name!r}, and the cluster has no such worker")
+    return own
+
+
+def _parsed(name: str) -> DeviceName:
+    try:
+        return DeviceName.parse(name)
+    except InvalidModel as error:
+        raise OptionError(f"devices= has {name!r}, which is no device: {error}") from error
 
 
 def worker_places(options: CompileOptions, model: Model) -> tuple[CompileOptions, NamedWorkers]:
@@ -79,18 +149,21 @@ def worker_places(options: CompileOptions, model: Model) -> tuple[CompileOptions
     place, cluster = options.place or {}, options.cluster
     assert cluster is not None
     pins = {k: name for k, name in place.items() if isinstance(name, str) and "task:" in name}
-    available = [DeviceName.parse(device) for device in cluster.devices]
+    given = options.devices
+    own = [] if given is None else devices_of_workers(given, cluster.devices)
+    names = [name for each in own for name in each] or cluster.devices
+    available = [DeviceName.parse(device) for device in names]
     for key, name in pins.items():
         if not any(DeviceName.parse(name).allows(device) for device in available):
             raise InvalidInput(
                 f"place={{{key!r}: {name!r}}}: the cluster has no such worker, it has "
-                f"{', '.join(cluster.devices[:2])} and so on: {cluster.workers} in all"
+                f"{', '.join(names[:2])} and so on: {len(names)} in all"
             )
     # Keys that name backends are checked with the backends later.
     check_keys(pins, model.graph)
     rest = {key: name for key, name in place.items() if key not in pins}
     named = bool(pins) or any(names_task(node.device) for node in model.graph.walk())
-    return replace(options, place=rest or None), NamedWorkers(pins, named)
+    return replace(options, place=rest or None), NamedWorkers(pins, named, own)
 
 
 def structure_for_workers(feeds: Feeds, context: CompileContext) -> Feeds:
@@ -101,7 +174,8 @@ def structure_for_workers(feeds: Feeds, context: CompileContext) -> Feeds:
         node.device = next(iter(wanted(node, context.named_workers.by_key)), node.device)
     # A structured node runs as a whole on one worker, unless what is in it names several.
     inner = [n for node in graph.nodes for _, g in node.graphs for n in g.walk()]
-    spread = any(names_task(node.device) for node in inner)
+    has_devices = bool(context.named_workers.devices)
+    spread = any(node.device and (has_devices or names_task(node.device)) for node in inner)
     run_passes(DEVICES if spread else (InferTypes(),), graph, _passes(context))
     check_sizes(graph, context.limits)
     Frames(graph)
@@ -110,8 +184,9 @@ def structure_for_workers(feeds: Feeds, context: CompileContext) -> Feeds:
 
 def build_on_cluster(feeds: Feeds, context: CompileContext) -> Executor:
     """The executor of a graph on a cluster."""
-    graph, cluster, passes = feeds.graph, context.options.cluster, _passes(context)
+    graph, cluster, policy = feeds.graph, context.options.cluster, _policy(context)
     assert cluster is not None
+    passes = pass_context(context, frames=policy)
     if is_framed(graph):
         run_passes(ASSIGN, graph, passes)
     else:
@@ -119,9 +194,11 @@ def build_on_cluster(feeds: Feeds, context: CompileContext) -> Executor:
         # Without frames each node runs once in a run, so that its cost says what a run takes.
         workers = placement.best(cluster.objective)
         for node, worker in zip(graph.nodes, workers, strict=True):
-            node.device = cluster.devices[worker]
+            inner = [each for _, body in node.graphs for each in body.walk()]
+            for each in (node, *inner):
+                each.device = policy.moved(each.device, worker)
     run_passes((Partition(),), graph, passes)
-    return cluster.executor([_named(part, cluster) for part in passes.frames.parts], graph, context)
+    return cluster.executor([_named(part, policy) for part in policy.parts], graph, context)
 
 
 def forecast_on_cluster(feeds: Feeds, context: CompileContext) -> ClusterForecast:
@@ -139,32 +216,38 @@ def forecast_on_cluster(feeds: Feeds, context: CompileContext) -> ClusterForecas
     return placement.simulated(placement.best(cluster.objective))
 
 
-def _passes(context: CompileContext) -> PassContext:
-    """The context of passes over a graph for a cluster."""
+def _policy(context: CompileContext) -> WorkerPolicy:
+    """Where nodes may run on the workers of a cluster."""
     cluster = context.options.cluster
     assert cluster is not None
-    return pass_context(context, frames=WorkerPolicy(cluster))
+    return WorkerPolicy(cluster, context.named_workers.devices)
 
 
-def _named(part: GraphPart, cluster: WorkerPool) -> GraphPart:
+def _passes(context: CompileContext) -> PassContext:
+    """The context of passes over a graph for a cluster."""
+    return pass_context(context, frames=_policy(context))
+
+
+def _named(part: GraphPart, policy: WorkerPolicy) -> GraphPart:
     """A part with the worker of its nodes: of a part without nodes, the first one."""
     if part.device:  # else it has no nodes: the model fetches what it is fed
         return part
     nodes = part.graph.nodes
-    return replace(part, device=nodes[0].device if nodes else cluster.devices[0])
+    return replace(part, device=policy.home(nodes[0].device if nodes else policy.first(0)))
 
 
 def _placement(graph: Graph, cluster: WorkerPool, context: CompileContext) -> WorkerPlacement:
     """What chooses the workers of nodes by costs: but for those that name one, and for those with a
     state, which are on the first one."""
     # ``assign_devices`` overwrites the names that the model has, which tell pins from other nodes.
-    copy = {node: node.device for node in graph.nodes}
+    copy, policy = {node: node.device for node in graph.nodes}, _policy(context)
     for node in graph.nodes:
-        if not names_task(node.device):
-            node.device = cluster.devices[0]
-    run_passes((AssignDevices(),), graph, _passes(context))
+        # Without devices= a name such as cpu:1 means nothing here.
+        if not names_task(node.device) and not (node.device and context.named_workers.devices):
+            node.device = policy.first(0)
+    run_passes((AssignDevices(),), graph, pass_context(context, frames=policy))
     pins = {
-        node: cluster.devices.index(node.device)
+        node: policy.worker(node.device)
         for node in graph.nodes
         if names_task(copy[node]) or _has_state(node, context)
     }

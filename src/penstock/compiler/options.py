@@ -279,7 +279,8 @@ class CompileOptions:
         "each node on the device that it names. A mapping gives each device a backend, where its "
         "nodes run as far as that supports them. By default all nodes run on one device. A list of "
         'CUDA devices, ["cuda:0", "cuda:1"], has the torch backend on each, "torch" on the first, '
-        '"torch:1" and so on for place=, with any executor.',
+        '"torch:1" and so on for place=, with any executor. With cluster= they are devices of each '
+        "worker, or of one that their names say.",
         _are_devices,
     )
     cluster: WorkerPool | None = option(
@@ -330,8 +331,13 @@ class CompileOptions:
         frames = self.executor in ("auto", "frames")
         if self.devices is not None and not frames and not self.cuda_devices:
             raise OptionError(f'devices= are for executor="frames", not {self.executor!r}')
-        if self.cluster is not None and (self.executor != "auto" or self.devices is not None):
-            raise OptionError('cluster= goes with executor="auto" and without devices=')
+        if self.cluster is not None and self.executor != "auto":
+            raise OptionError('cluster= goes with executor="auto"')
+        if self.cluster is not None and self.cuda_devices:
+            raise OptionError(
+                f"devices={[*self.cuda_devices]} goes without cluster=, whose workers have devices "
+                'of their own: ["cpu:0", "cpu:1"], say, or {"cpu:0": "torch"} with backends'
+            )
         if self.cluster is not None and self.variables is not None:
             raise OptionError("variables= goes without cluster=, whose workers have the variables")
 

@@ -67,10 +67,12 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class NamedWorkers:
     """What names workers of a cluster: ``place=``, by its keys; ``used``: whether that does, or a
-    node of the model."""
+    node of the model. ``devices``: those of each worker by their full names, with the backends that
+    ``devices=`` gives them, if any; without ``devices=``, one of each worker."""
 
     by_key: Mapping[str, str] = field(default_factory=dict)
     used: bool = False
+    devices: Sequence[Mapping[str, str | Backend | None]] = ()
 
 
 @dataclass(frozen=True)
@@ -92,12 +94,13 @@ class CompileContext:
 
     @cached_property
     def devices(self) -> tuple[str, ...]:
-        """Full names of the virtual devices, if any."""
-        if self.options.devices is None or self.options.cuda_devices:
+        """Full names of the virtual devices of this process, if any."""
+        options = self.options
+        if options.devices is None or options.cuda_devices or options.cluster is not None:
             return ()
         from penstock.ir.device_name import local
 
-        return tuple(local(self.options.devices))
+        return tuple(local(options.devices))
 
     @property
     def executor(self) -> str:

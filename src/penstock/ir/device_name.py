@@ -104,10 +104,13 @@ class DeviceName:
         return DeviceName(*merged)
 
 
-def local(devices: int | Iterable[str]) -> tuple[str, ...]:
-    """Return the full names of virtual devices of this process: a number of CPUs, or those named;
-    parts that a name leaves open are those of this process's CPUs. Raises ``ValueError`` for an
-    empty list, a repeated name, and one that is not the name of one device."""
+_CPUS = DeviceName.parse(f"{LOCAL}/device:CPU:*")
+
+
+def local(devices: int | Iterable[str], here: DeviceName = _CPUS) -> tuple[str, ...]:
+    """Return the full names of virtual devices: a number of CPUs, or those named; parts that a name
+    leaves open are those of ``here``, this process's CPUs. Raises ``ValueError`` for an empty list,
+    a repeated name, and one that is not the name of one device."""
     if isinstance(devices, int):
         check_count("devices", devices, 10_000)
         devices = [f"cpu:{i}" for i in range(devices)]
@@ -115,8 +118,6 @@ def local(devices: int | Iterable[str]) -> tuple[str, ...]:
         raise OptionError(
             f'devices={devices!r}: give a number, or names such as ["cpu:0", "cpu:1"]'
         )
-    # Gives short names such as cpu:1 their other parts.
-    here = DeviceName.parse(f"{LOCAL}/device:CPU:*")
     names = []
     for device in devices:
         try:

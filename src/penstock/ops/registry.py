@@ -21,7 +21,7 @@ runs many times.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import cache, wraps
 from importlib import import_module
@@ -294,6 +294,18 @@ def find(name: str, domain: str = "", version: int | None = None) -> Op | None:
         if op.since <= version <= op.version:
             return op
     return None
+
+
+def adopt_operations(operations: Iterable[Op]) -> None:
+    """Register operations that users registered in another process, in place of those of the same
+    name, domain and versions."""
+    for op in operations:
+        entries = _REGISTRY.setdefault((op.domain, op.name), [])
+        if op not in entries:
+            entries[:] = [e for e in entries if op.version < e.since or e.version < op.since]
+            entries.append(op)
+            for forget in FORGET:
+                forget()
 
 
 @cache

@@ -137,6 +137,10 @@ class FramePolicy:
         self.parts: Sequence[GraphPart] = ()
         self.segments: dict[Node, Node] = {}
 
+    def home(self, device: str) -> str:
+        """The device whose part has the nodes of ``device``: it has one of its own."""
+        return device
+
     def in_parts(self, graph: Graph) -> bool:
         """Whether the nodes of a graph are on several devices that have parts of their own, or it
         is such a part."""

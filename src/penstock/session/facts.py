@@ -104,6 +104,8 @@ def effective_options(context: CompileContext, executor: Executor) -> EffectiveO
     names = [backend.name for backend in context.backends if backend.name in used]
     precision = effective_precision(context.options.precision, context.backends)
     devices = context.devices if executor.name == "frames" else ()
+    # On a cluster they are those of all workers.
+    devices = devices or tuple([n for own in context.named_workers.devices for n in own])
     return EffectiveOptions(executor.name, precision, devices, executor.threads, tuple(names))
 
 

@@ -49,7 +49,7 @@ class Partition(Pass):
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         frames, policy = Frames(graph), context.frames
-        devices = {node: node.device for node in graph.nodes}
+        devices = {node: policy.home(node.device) for node in graph.nodes}
         several = policy.separates and len({*devices.values()}) > 1
         policy.parts = partition(graph, frames, devices) if several else [_whole(graph, frames)]
         return several
