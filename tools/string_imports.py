@@ -28,11 +28,11 @@ TABLES = {
     "_FAMILIES": (f"{PACKAGE}.ops.", r"([\w.]+):"),
     "_HOMES": ("", rf"^({PACKAGE}\..+)$"),
     "_INTERNAL": (f"{PACKAGE}.ops.internal.", r"^(.+)$"),
-    "_MODULES": (f"{PACKAGE}.compat.", r"^(.+)$"),
 }
 
 # Modules that import what users, other packages or the processor name.
 OPEN = {
+    "compat": "the modules of its folders, and TensorFlow",
     "backends.native": "the modules of families that its families.txt names",
     "host.native": "the compiled kernels of a level of instructions",
     "cli.options": "modules that --import names",

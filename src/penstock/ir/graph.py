@@ -317,8 +317,9 @@ class Model:
     entries that the file has; ``structure`` has lines about its parts, by title; ``options`` are
     those of compiling that it wishes for; ``about`` what the file says of its producer and of the
     versions that it uses, in texts by name. ``scopes``: the modules around nodes, by their names,
-    with slashes between, where the file says them beside the names. ``artifact``: the file of a
-    saved session, which has plans for it.
+    with slashes between, where the file says them beside the names. ``output_dims``: the dims
+    of outputs that the file declares, to be shown alone, since they are not checked. ``artifact``:
+    the file of a saved session, which has plans for it.
     """
 
     graphs: Mapping[str, Graph]
@@ -334,6 +335,7 @@ class Model:
     options: dict[str, Any] = field(default_factory=dict)
     about: dict[str, str] = field(default_factory=dict)
     scopes: dict[str, str] = field(default_factory=dict)
+    output_dims: dict[str, tuple[int | str | None, ...]] = field(default_factory=dict)
     artifact: Any = None
 
     def __repr__(self) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.compat.onnxruntime.environment import OrtValueVector
 from penstock.compat.onnxruntime.values import OrtValue, check_device, dtype_of, plain_value
 from penstock.core.types import RunValue
 
@@ -112,6 +113,10 @@ class IOBinding:
     def get_outputs(self) -> list[OrtValue]:
         """The values of the outputs, in the order in which they were bound."""
         return [OrtValue(self.results[name]) for name in self.given if name in self.results]
+
+    def get_outputs_as_ortvaluevector(self) -> OrtValueVector:
+        """``get_outputs`` as another list."""
+        return OrtValueVector(self.get_outputs())
 
     def copy_outputs_to_cpu(self) -> list[RunValue]:
         """The outputs as arrays, in the order in which they were bound."""

@@ -1,16 +1,26 @@
 """Options of sessions and of runs, as ONNX Runtime has them.
 
 What has a counterpart takes effect: the numbers of threads, the execution mode, dims by name,
-profiles, termination. What steers ONNX Runtime's own allocators, optimizer and logs is kept and
-told back, and changes nothing (``docs/coming-from.md`` lists both).
+profiles, termination. What steers ONNX Runtime's own allocators and optimizer is kept and told
+back, and a session warns of it; logs are those of ``logging.getLogger("penstock")``
+(``docs/coming-from.md`` lists all).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, NoReturn
 
+from penstock.compat.onnxruntime.environment import (
+    OrtEpDevice,
+    OrtExecutionProviderDevicePolicy,
+)
+from penstock.compat.onnxruntime.unavailable import (
+    OF_RUN_OPTIONS,
+    OF_SESSION_OPTIONS,
+    lacking,
+)
 from penstock.executors.control import CancelToken
 
 if TYPE_CHECKING:
@@ -69,6 +79,23 @@ class _Configured:
         return self._entries[key]
 
 
+_IGNORED = (
+    "graph_optimization_level",
+    "execution_order",
+    "enable_cpu_mem_arena",
+    "enable_mem_pattern",
+    "enable_mem_reuse",
+    "use_deterministic_compute",
+    "use_per_session_threads",
+)
+# Penstock does as these say.
+_SATISFIED = {
+    ("session.intra_op.allow_spinning", "0"),
+    ("session.inter_op.allow_spinning", "0"),
+}
+
+
+@lacking(OF_SESSION_OPTIONS)
 class SessionOptions(_Configured):
     """Options of an ``InferenceSession``."""
 
@@ -97,6 +124,14 @@ class SessionOptions(_Configured):
         self.initializers: dict[str, OrtValue] = {}
         """values by name, of ``add_initializer``"""
         self._providers: list[str] = []
+        self._policy = OrtExecutionProviderDevicePolicy.DEFAULT
+
+    def _without_effect(self) -> list[str]:
+        """The options that have other values than by default, and change nothing."""
+        default = SessionOptions()
+        names = [name for name in _IGNORED if getattr(self, name) != getattr(default, name)]
+        names += ["set_provider_selection_policy"] if self._policy else []
+        return names + [key for key, x in self._entries.items() if (key, x) not in _SATISFIED]
 
     add_session_config_entry = _Configured._add_entry
     get_session_config_entry = _Configured._entry
@@ -118,6 +153,25 @@ class SessionOptions(_Configured):
             options: Not looked at.
         """
         self._providers.append(name)
+
+    def add_provider_for_devices(
+        self, devices: Sequence[OrtEpDevice], options: Mapping[str, str]
+    ) -> None:
+        """Ask for the provider of devices, as ``providers=`` of the session does.
+
+        Args:
+            devices: Of ``get_ep_devices``.
+            options: Not looked at.
+        """
+        self._providers += [device.ep_name for device in devices[:1]]
+
+    def set_provider_selection_policy(self, policy: OrtExecutionProviderDevicePolicy) -> None:
+        """Without effect, of which a session warns: there is one device.
+
+        Args:
+            policy: What to prefer.
+        """
+        self._policy = policy
 
     def has_providers(self) -> bool:
         """Whether ``add_provider`` was called."""
@@ -155,6 +209,7 @@ class SessionOptions(_Configured):
         self.initializers.update(zip(names, values, strict=True))
 
 
+@lacking(OF_RUN_OPTIONS)
 class RunOptions(_Configured):
     """Options of one run."""
 

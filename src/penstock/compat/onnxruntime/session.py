@@ -12,6 +12,12 @@ from typing import Any
 import numpy as np
 
 from penstock.compat.onnxruntime.binding import IOBinding
+from penstock.compat.onnxruntime.environment import (
+    HOST_MEMORY,
+    OrtEpDevice,
+    OrtMemoryInfo,
+    get_ep_devices,
+)
 from penstock.compat.onnxruntime.errors import (
     CodedError,
     Fail,
@@ -21,9 +27,11 @@ from penstock.compat.onnxruntime.errors import (
     translated,
 )
 from penstock.compat.onnxruntime.options import ExecutionMode, RunOptions, SessionOptions
+from penstock.compat.onnxruntime.unavailable import OF_SESSIONS, lacking
 from penstock.compat.onnxruntime.values import (
     ModelMetadata,
     NodeArg,
+    OrtDevice,
     OrtValue,
     node_arg,
     plain_value,
@@ -31,6 +39,7 @@ from penstock.compat.onnxruntime.values import (
 from penstock.core.errors import InvalidModel, warn
 from penstock.core.types import JsonObject, NamedValues, RunValue, TensorType, type_of
 from penstock.frontends.load import load
+from penstock.frontends.onnx.file import has_external_data
 from penstock.ir.graph import Model
 from penstock.observers.trace import Trace
 from penstock.session.session import compile
@@ -52,15 +61,16 @@ def get_device() -> str:
     return "CPU"
 
 
+@lacking(OF_SESSIONS)
 class InferenceSession:
-    """A model, compiled.
+    """A model, compiled. Warns of options that have no effect.
 
     Args:
         path_or_bytes: A model's file or its bytes.
         sess_options: Options; by default those of ``SessionOptions()``.
         providers: Names, or pairs of a name and options; others than the processor's are warned of.
-        provider_options: Not looked at.
-        kwargs: Not looked at: ONNX Runtime's own, as ``disabled_optimizers``.
+        provider_options: Without effect.
+        kwargs: Without effect: ONNX Runtime's own, as ``disabled_optimizers``.
     """
 
     def __init__(
@@ -75,6 +85,9 @@ class InferenceSession:
             raise TypeError(f"Unable to load from type '{type(path_or_bytes)}'")
         self._options = options = sess_options or SessionOptions()
         _check_providers(providers or ())
+        self._model_path = None if isinstance(path_or_bytes, bytes) else os.fspath(path_or_bytes)
+        given = any(provider_options or ()) or any(_has_options(name) for name in providers or ())
+        _warn_of([*options._without_effect(), *["provider_options"] * given, *kwargs])
         model = _loaded(path_or_bytes)
         _set_free_dims(model, options.free_dims)
         _set_initializers(model, options.initializers)
@@ -88,6 +101,8 @@ class InferenceSession:
                 threads=threads or None,
                 executor="parallel" if parallel else "auto",
             )
+        if options.optimized_model_filepath:
+            _write_model(path_or_bytes, options.optimized_model_filepath)
         self._trace = Trace() if options.enable_profiling else None
         self._began_ns = time.perf_counter_ns()
         self._outputs = [port.name for port in self._session.outputs]
@@ -100,8 +115,10 @@ class InferenceSession:
         return [node_arg(port) for port in self._session.inputs]
 
     def get_outputs(self) -> list[NodeArg]:
-        """Names, dims and types of the outputs."""
-        return [node_arg(port) for port in self._session.outputs]
+        """Names, dims and types of the outputs; dims that are open until a run are as the file
+        declares them."""
+        declared = self._session.model.output_dims
+        return [node_arg(port, declared.get(port.name)) for port in self._session.outputs]
 
     def get_overridable_initializers(self) -> list[NodeArg]:
         """None are listed: any value of a model may be fed."""
@@ -143,7 +160,7 @@ class InferenceSession:
         Args:
             providers: Names, or pairs of a name and options; others than the processor's are warned
                 of.
-            provider_options: Not looked at.
+            provider_options: Without effect.
         """
         _check_providers(providers or ())
 
@@ -188,6 +205,8 @@ class InferenceSession:
     def _observed(self, options: RunOptions | None) -> dict[str, Any]:
         """The options of a run: what ends it, and the trace that records it."""
         own: dict[str, Any] = {} if options is None else {"cancel": options.token}
+        if options is not None and options._entries:
+            _warn_of([*options._entries])
         return own if self._trace is None else {**own, "trace": self._trace}
 
     def _checked(self, names: Sequence[str], feeds: NamedValues) -> dict[str, RunValue]:
@@ -249,6 +268,40 @@ class InferenceSession:
         outputs = self.run(output_names, input_dict_ort_values, run_options)
         return [OrtValue(output) for output in outputs]
 
+    def run_with_ortvaluevector(
+        self,
+        run_options: RunOptions | None,
+        feed_names: Sequence[str],
+        feeds: Sequence[OrtValue],
+        fetch_names: Sequence[str],
+        fetches: list[OrtValue],
+        fetch_devices: Sequence[OrtDevice],
+    ) -> None:
+        """``run`` with lists of values.
+
+        Args:
+            run_options: Ends the run where ``terminate`` is set.
+            feed_names: Inputs.
+            feeds: Their values.
+            fetch_names: Outputs.
+            fetches: A list that gets their values.
+            fetch_devices: Not looked at: values are in the host's memory.
+        """
+        values = dict(zip(feed_names, feeds, strict=True))
+        fetches[:] = self.run_with_ort_values(fetch_names, values, run_options)
+
+    def get_input_epdevices(self) -> list[OrtEpDevice]:
+        """The device of each input."""
+        return get_ep_devices() * len(self._inputs)
+
+    def get_input_memory_infos(self) -> list[OrtMemoryInfo]:
+        """The memory of each input."""
+        return [HOST_MEMORY] * len(self._inputs)
+
+    def get_output_memory_infos(self) -> list[OrtMemoryInfo]:
+        """The memory of each output."""
+        return [HOST_MEMORY] * len(self._outputs)
+
     def io_binding(self) -> IOBinding:
         """A new binding of inputs and outputs."""
         return IOBinding(self)
@@ -298,6 +351,34 @@ def _profile_event(event: JsonObject) -> JsonObject:
         return {**event, "cat": "Session"}
     more = {"op_name": arguments["operation"], "provider": CPU}
     return {**event, "cat": "Node", "args": {**arguments, **more}}
+
+
+def _has_options(provider: str | tuple[str, Mapping[str, object]]) -> bool:
+    """Whether a provider that there is comes with options."""
+    return not isinstance(provider, str) and provider[0] == CPU and bool(provider[1])
+
+
+def _warn_of(ignored: Sequence[str]) -> None:
+    """Warn of options that change nothing."""
+    if ignored:
+        warn(f"options without effect on Penstock: {', '.join(ignored)}")
+
+
+def _write_model(source: str | bytes | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """Write the model as it was: Penstock's optimized graph has operations that ONNX lacks."""
+    data = source if isinstance(source, bytes) else Path(source).read_bytes()
+    apart = not isinstance(source, bytes) and Path(source).parent != Path(target).parent
+    if apart and has_external_data(data):
+        warn(
+            f"optimized_model_filepath: {os.fspath(target)} was not written, since the model has "
+            "external data beside it"
+        )
+        return
+    Path(target).write_bytes(data)
+    warn(
+        f"optimized_model_filepath: {os.fspath(target)} is the model as it was; what Penstock "
+        "makes of it, penstock.compile(path).save(...) keeps"
+    )
 
 
 def _check_providers(providers: Sequence[str | tuple[str, Mapping[str, object]]]) -> None:
@@ -351,6 +432,10 @@ def _set_free_dims(model: Model, dims: Mapping[str, int]) -> None:
     """Give dims of inputs sizes, by the names of the dims."""
     if not dims:
         return
+    for name, shape in model.output_dims.items():
+        model.output_dims[name] = tuple(
+            [dims.get(d, d) if isinstance(d, str) else d for d in shape]
+        )
     for value in model.graph.inputs:
         if isinstance(value.type, TensorType) and value.type.shape is not None:
             sizes = [dims.get(d, d) if isinstance(d, str) else d for d in value.type.shape]

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.compat.onnxruntime.unavailable import OF_VALUES, lacking
 from penstock.core.records import dataclass
 from penstock.core.types import (
     STRING,
@@ -59,6 +60,21 @@ def dtype_of(element: Any) -> np.dtype:
     return np.dtype(element)
 
 
+def dtype_of_text(text: str) -> np.dtype:
+    """The dtype of a type as ONNX Runtime writes it. Raises ``ValueError`` for other types."""
+    name = text.removeprefix("tensor(").removesuffix(")")
+    own = {theirs: ours for ours, theirs in _OWN_NAMES.items()}
+    if not text.startswith("tensor(") or own.get(name, name) not in _ELEMENTS:
+        raise ValueError(f"{text} is no type of a tensor")
+    return dtype_named(own.get(name, name))
+
+
+def element_number(dtype: np.dtype) -> int:
+    """The number of a dtype among ONNX's element types, 0 if it is none."""
+    name = dtype_name(dtype)
+    return 1 + _ELEMENTS.index(name) if name in _ELEMENTS else 0
+
+
 @dataclass(frozen=True, slots=True)
 class NodeArg:
     """An input or an output: its name, its dims, with names or None where they are open, and its
@@ -69,9 +85,16 @@ class NodeArg:
     shape: list[int | str | None]
 
 
-def node_arg(port: Port) -> NodeArg:
-    """An input or output as ONNX Runtime describes it."""
-    return NodeArg(port.name, type_text(port.type), list(port.shape or ()))
+def node_arg(port: Port, declared: Sequence[int | str | None] | None = None) -> NodeArg:
+    """An input or output as ONNX Runtime describes it, with the dims ``declared`` where no number
+    is known."""
+    shape = list(port.shape or declared or ())
+    if declared is not None and len(declared) == len(shape):
+        shape = [
+            dim if isinstance(dim, int) or other is None else other
+            for dim, other in zip(shape, declared, strict=True)
+        ]
+    return NodeArg(port.name, type_text(port.type), shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +119,12 @@ class OrtDevice:
     def device_type(self) -> str:
         return "cpu"
 
+    def device_vendor_id(self) -> int:
+        return 0
+
+    def device_mem_type(self) -> int:
+        return 0
+
     @staticmethod
     def make(name: str, device_id: int, vendor_id: int = -1) -> OrtDevice:
         """The device of this name; raises ``ValueError`` for another than the host."""
@@ -109,6 +138,7 @@ def check_device(name: str) -> None:
         raise ValueError(f"there is no device {name!r} here: values are in the host's memory")
 
 
+@lacking(OF_VALUES)
 class OrtValue:
     """A value that stays where it is: a tensor, or a sequence of tensors, of the host's memory.
 
@@ -139,6 +169,16 @@ class OrtValue:
         check_device(device_type)
         return OrtValue(np.empty(tuple(shape), dtype_of(element_type)))
 
+    @staticmethod
+    def ortvalue_from_numpy_with_onnx_type(data: np.ndarray, onnx_element_type: int) -> OrtValue:
+        """The value of an array whose bytes are of another type, as those of bfloat16.
+
+        Args:
+            data: An array with elements of as many bytes.
+            onnx_element_type: The number of the type among ONNX's.
+        """
+        return OrtValue(np.asarray(data).view(dtype_of(onnx_element_type)))
+
     @classmethod
     def from_dlpack(cls, data: RunValue, /) -> OrtValue:
         """The value of what another library hands over by DLPack."""
@@ -167,8 +207,7 @@ class OrtValue:
 
     def element_type(self) -> int:
         """The number of the element type among ONNX's."""
-        name = dtype_name(self.numpy().dtype)
-        return 1 + _ELEMENTS.index(name) if name in _ELEMENTS else 0
+        return element_number(self.numpy().dtype)
 
     def data_ptr(self) -> int:
         """The address of the first element."""

@@ -108,6 +108,12 @@ def _parsed(message_type: type[Message], data: bytes, name: str) -> Message:
     return message
 
 
+def has_external_data(data: bytes) -> bool:
+    """Whether initializers of an ONNX file are in other files. Raises ``InvalidModel``."""
+    graph = _parsed(ModelProto, data, "the model").graph
+    return any(x.data_location == TensorProto.EXTERNAL for x in graph.initializer)
+
+
 def _initializer(file: BinaryIO, start: int, end: int, name: str) -> TensorProto | Apart:
     """The initializer from ``start`` to ``end``, its raw data apart if it has them once."""
     try:

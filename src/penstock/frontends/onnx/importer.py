@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain, zip_longest
 
 import numpy as np
@@ -26,7 +27,7 @@ from penstock.core.checkpoints import checkpoint, with_checkpoints
 from penstock.core.errors import InvalidModel, shortened
 from penstock.core.limits import DEFAULT_LIMITS, Limits
 from penstock.core.records import replace
-from penstock.core.types import ANY, Type
+from penstock.core.types import ANY, TensorType, Type
 from penstock.frontends.common.builder import UniqueNames, short_name
 from penstock.frontends.common.diagnostics import (
     NO_KERNEL,
@@ -147,6 +148,7 @@ class _Importer:
             check_types=check_types,
             about=self.about(opsets),
             scopes=self.scopes,
+            output_dims=self.output_dims(),
         )
 
     def about(self, opsets: Mapping[str, int]) -> dict[str, str]:
@@ -164,6 +166,16 @@ class _Importer:
             "opset": ", ".join(opset),
         }
         return {name: text for name, text in texts.items() if text}
+
+    def output_dims(self) -> dict[str, tuple[int | str | None, ...]]:
+        """The dims that the file declares for its outputs."""
+        dims = {}
+        for info in self.proto.graph.output:
+            with suppress(InvalidModel):  # of a type that is not used
+                type_ = value_type(info.type)
+                if isinstance(type_, TensorType) and type_.shape is not None:
+                    dims[info.name] = type_.shape
+        return dims
 
     def value(self, name: str, context: ImportContext, type_: Type = ANY) -> Value:
         """A new value, with a unique name within functions, which may be expanded many times."""
