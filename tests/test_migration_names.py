@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,9 @@ def of_onnxruntime() -> set[str]:
     names = names_of([onnxruntime, onnxruntime.SessionOptions, onnxruntime.RunOptions])
     names |= names_of([onnxruntime.InferenceSession, onnxruntime.ExecutionMode])
     assert import_module("onnxruntime.quantization")
-    return names | {*onnxruntime.get_available_providers(), "quantization"}
+    assert find_spec("onnxruntime.transformers")  # which imports what is not installed
+    modules = {"quantization", "transformers"}
+    return names | {*onnxruntime.get_available_providers(), *modules}
 
 
 def of_openvino() -> set[str]:
@@ -101,9 +104,10 @@ def of_tensorflow() -> set[str]:
 
 
 def of_litert() -> set[str]:
-    from ai_edge_litert import interpreter
+    from ai_edge_litert import compiled_model, hardware_accelerator, interpreter
 
-    return names_of([interpreter, interpreter.Interpreter])
+    modules = [interpreter, compiled_model, hardware_accelerator]
+    return names_of([*modules, interpreter.Interpreter])
 
 
 RUNTIMES: dict[str, tuple[str, Callable[[], set[str]]]] = {

@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.onnx_text import model_from_text
 
+ROOT = Path(__file__).parents[2]
 HIDDEN = """
 from importlib.machinery import PathFinder
 find_spec = PathFinder.find_spec
@@ -104,3 +105,103 @@ import onnxruntime
 print(len(onnxruntime.__path__) == len(set(onnxruntime.__path__)), onnxruntime.SessionOptions.__module__)
 """
     assert result(program, dense) == "True penstock.compat.onnxruntime.options\n"
+
+
+# LiteRT.
+
+DOUBLE = """
+from tests.support.tflite_models import model, subgraph
+import numpy as np
+add = ("ADD", ["x", "x"], ["y"], ("AddOptions", {}))
+content = model([subgraph({"x": ("float32", [2])}, [add], ["y"])])
+
+def double(Interpreter):
+    interpreter = Interpreter(model_content=content)
+    interpreter.allocate_tensors()
+    interpreter.set_tensor(interpreter.get_input_details()[0]["index"], np.float32([1, 2]))
+    interpreter.invoke()
+    return interpreter.get_tensor(interpreter.get_output_details()[0]["index"]).tolist()
+
+import penstock.compat
+"""
+
+
+def in_tests(program: str, folder: Path, *, code: int = 0) -> str:
+    return result(
+        f"import sys\nsys.path.append({str(ROOT)!r})\n{DOUBLE}{program}", folder, code=code
+    )
+
+
+def test_tflite_runtime_is_replaced(tmp_path: Path) -> None:
+    program = """
+penstock.compat.install("tflite_runtime")
+import tflite_runtime.interpreter as tflite
+print(double(tflite.Interpreter), tflite.Interpreter.__module__)
+try:
+    tflite.load_delegate("libedgetpu.so.1")
+except ValueError as error:
+    print(error)
+"""
+    printed = in_tests(program, tmp_path)
+    assert printed.startswith(
+        "[2.0, 4.0] penstock.compat.ai_edge_litert.interpreter\nthere is no delegate"
+    )
+
+
+def test_ai_edge_litert_is_replaced_beside_its_modules_in_python(tmp_path: Path) -> None:
+    pytest.importorskip("ai_edge_litert.schema_py_generated")
+    program = """
+penstock.compat.install("ai_edge_litert")
+from ai_edge_litert.compiled_model import CompiledModel
+from ai_edge_litert.hardware_accelerator import HardwareAccelerator
+from ai_edge_litert import schema_py_generated
+model = CompiledModel.from_buffer(content, HardwareAccelerator.CPU)
+x, y = model.create_input_buffers(0), model.create_output_buffers(0)
+x[0].write(np.float32([1, 2]))
+model.run_by_index(0, x, y)
+print(y[0].read(2, np.float32).tolist(), CompiledModel.__module__, schema_py_generated.__name__)
+"""
+    want = "[2.0, 4.0] penstock.compat.ai_edge_litert.compiled_model ai_edge_litert.schema_py_generated\n"
+    assert in_tests(program, tmp_path) == want
+
+
+@pytest.fixture
+def tensorflow(tmp_path: Path) -> Path:
+    """A package with the names of TensorFlow that matter here."""
+    lite = "class Interpreter: pass\nclass OpResolverType: pass\ndef load_delegate(x): pass\n"
+    files = {
+        "__init__.py": "from tensorflow import lite\nversion = '2.20'\n",
+        "lite/__init__.py": f"from tensorflow.lite import experimental\n{lite}",
+        "lite/experimental.py": lite,
+        "lite/python/__init__.py": "",
+        "lite/python/interpreter.py": lite,
+    }
+    for name, text in files.items():
+        path = tmp_path / "tensorflow" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path
+
+
+def test_interpreter_of_tensorflow_is_replaced_alone(tensorflow: Path) -> None:
+    program = """
+penstock.compat.install("tensorflow.lite")
+import tensorflow as tf
+from tensorflow.lite.python.interpreter import Interpreter
+print(double(tf.lite.Interpreter), Interpreter is tf.lite.Interpreter, tf.version)
+print(tf.lite.experimental.load_delegate.__module__, tf.lite.experimental.OpResolverType.AUTO)
+"""
+    want = "[2.0, 4.0] True 2.20\npenstock.compat.ai_edge_litert.interpreter OpResolverType.AUTO\n"
+    assert in_tests(program, tensorflow) == want
+
+
+def test_missing_tensorflow_is_an_error(tmp_path: Path) -> None:
+    program = "sys.modules['tensorflow'] = None\npenstock.compat.install('tensorflow.lite')\n"
+    error = in_tests(program, tmp_path, code=1)
+    assert "TensorFlow is not installed" in error
+    assert "import penstock.compat.ai_edge_litert.interpreter instead" in error
+
+
+def test_unknown_package_is_refused(tmp_path: Path) -> None:
+    known = "'onnxruntime', 'ai_edge_litert', 'tflite_runtime', 'tensorflow.lite'"
+    assert f"there is {known}" in in_tests("penstock.compat.install('torch')", tmp_path, code=1)

@@ -14,7 +14,8 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import module_from_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -48,15 +49,15 @@ def install(name: str) -> None:
         known = ", ".join(map(repr, [*_FOLDERS, _TENSORFLOW]))
         raise ValueError(f"install({name!r}): there is {known}")
     modules = _own_modules(name)
-    for module, own in modules.items():
-        if sys.modules.get(module, own) is not own:
+    loaded = {key: sys.modules[key] for key in modules if key in sys.modules}
+    for key, module in loaded.items():
+        if getattr(module, "__file__", None) != modules[key].__file__:
             raise RuntimeError(
-                f"install({name!r}): {module} is imported already; call it before anything "
-                "imports that package"
+                f"install({name!r}): {key} is imported already; call it before anything imports "
+                "that package"
             )
-    if name not in sys.modules:
-        modules = _beside_installed(name, modules)
-    sys.modules.update(modules)
+    if not loaded:
+        sys.modules.update(_aliases(name, modules))
 
 
 def _own_modules(name: str) -> dict[str, ModuleType]:
@@ -72,20 +73,35 @@ def _own_modules(name: str) -> dict[str, ModuleType]:
     return modules
 
 
-def _beside_installed(name: str, modules: dict[str, ModuleType]) -> dict[str, ModuleType]:
-    """Let packages here look for modules of the package that is installed, if it is. The modules
-    that stand in its place are returned."""
+def _aliases(name: str, own: dict[str, ModuleType]) -> dict[str, ModuleType]:
+    """The modules that stand in the place of a package. Packages among them are modules of that
+    name, so that ``from onnxruntime import quantization`` and ``import onnxruntime.quantization``
+    are the same; they look for modules of the package that is installed, too."""
     spec = PathFinder.find_spec(name)
     folders = [] if spec is None else list(spec.submodule_search_locations or ())
-    if not folders:
-        return modules
-    kept = {key: own for key, own in modules.items() if not key.startswith(_FALLBACKS)}
-    for key, own in kept.items():
-        if hasattr(own, "__path__"):
+    aliases = {}
+    for key, module in own.items():
+        if folders and key.startswith(_FALLBACKS):
+            continue
+        if hasattr(module, "__path__"):
             parts = key.split(".")[1:]
-            theirs = [os.path.join(folder, *parts) for folder in folders]
-            own.__path__ = [*theirs, *own.__path__]
-    return kept
+            paths = [os.path.join(folder, *parts) for folder in folders] + list(module.__path__)
+            module = _package(key, module, paths)
+        aliases[key] = module
+        parent, _, child = key.rpartition(".")
+        if parent in aliases:
+            setattr(aliases[parent], child, module)
+    return aliases
+
+
+def _package(key: str, own: ModuleType, paths: list[str]) -> ModuleType:
+    """A package with the contents of another, which looks for its modules in these folders."""
+    spec = ModuleSpec(key, None, origin=own.__file__, is_package=True)
+    spec.submodule_search_locations = paths
+    package = module_from_spec(spec)
+    kept = ("__name__", "__package__", "__spec__", "__path__", "__loader__")
+    vars(package).update({name: x for name, x in vars(own).items() if name not in kept})
+    return package
 
 
 def _install_in_tensorflow() -> None:
