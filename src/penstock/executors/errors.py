@@ -68,7 +68,7 @@ def run_error(place: str, error: BaseException) -> RunError:
 
 def _explanation(node: Node, inputs: Sequence[str], error: BaseException) -> PenstockError:
     if isinstance(error, PenstockError):
-        error.add_note(f"The run had come to {node.op.name} ({node.label}).")
+        error.add_note(f"The run had come to {operation_name(node)} ({node.label}).")
         _tell_place(error, node, inputs)
         return error
     explanation: PenstockError = run_error(describe_node(node, inputs), error)
