@@ -1,8 +1,8 @@
 """The errors Penstock raises. Each names the place at fault and says what to do about it.
 
 ``InvalidModel`` and ``Unsupported`` are about a model, ``InvalidInput`` about the arguments of a
-run, ``RunError`` and its subclasses about a run that could not finish, ``InternalError`` about a
-bug of Penstock's own.
+run, ``RunError`` and its subclasses about a run that could not finish, ``ExtensionError`` about an
+operation, kernel or backend of the user's own, ``InternalError`` about a bug of Penstock's own.
 """
 
 from __future__ import annotations
@@ -232,6 +232,11 @@ class LimitExceeded(RunError):  # noqa: N818
 class Aborted(RunError):  # noqa: N818
     """Raised in a part of a run that waits when another part has failed; the run itself raises the
     other part's error."""
+
+
+class ExtensionError(PenstockError):
+    """An operation, a kernel or a backend of the user's own breaks a rule of its interface. The
+    message names it, the node and the rule."""
 
 
 class InternalError(PenstockError):
