@@ -14,6 +14,7 @@ from penstock.core.records import NamedTuple
 from penstock.core.types import (
     ANY,
     AnyType,
+    DataFrame,
     Feeds,
     NamedValues,
     RunValue,
@@ -140,7 +141,7 @@ class Subgraphs:
             values = request.subgraph.values(feeds)
         return request, request.subgraph.key(values), values
 
-    def _columns(self, table: Any) -> NamedValues:
+    def _columns(self, table: DataFrame) -> NamedValues:
         """The columns of a table (a DataFrame of pandas or polars) that are inputs of the model.
         Raises ``InvalidInput`` for other objects, and for columns that are missing."""
         if not hasattr(table, "columns"):

@@ -161,8 +161,8 @@ NamedValues: TypeAlias = Mapping[str, RunValue]
 """values by the names of inputs, outputs, or other values of a graph"""
 
 
-class Table(Protocol):
-    """A table whose columns are values by name, as a DataFrame of pandas or polars is."""
+class DataFrame(Protocol):
+    """A table whose columns are values by name, as a table of pandas or polars is."""
 
     @property
     def columns(self) -> Iterable[object]:
@@ -174,7 +174,7 @@ class Table(Protocol):
         ...
 
 
-Feeds: TypeAlias = NamedValues | Table
+Feeds: TypeAlias = NamedValues | DataFrame
 """values to feed by name"""
 JsonObject: TypeAlias = dict[str, Any]
 """an object as JSON has it"""

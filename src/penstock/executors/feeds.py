@@ -40,6 +40,11 @@ def convert(name: str, value: RunValue, input_type: Type) -> RunValue:
         if not isinstance(value, dict):
             raise InvalidInput(f"input {name!r} is a map, give a dict, not {_what(value)}")
         return _map(name, value, input_type)
+    return _tensor(name, value, input_type)
+
+
+def _tensor(name: str, value: RunValue, input_type: TensorType) -> RunValue:
+    """An array of the dtype of ``input_type``."""
     try:
         _refuse_masks(name, value)
         if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
