@@ -53,7 +53,7 @@ def test_infer_that_gives_no_types_is_named(types):
     def twice(node, inputs):
         return Kernel(lambda x: 2 * x)
 
-    with pytest.raises(ps.InternalError, match="the infer of the operation 'Twice' returned"):
+    with pytest.raises(ps.ExtensionError, match="the infer of the operation 'Twice' returned"):
         run()
 
 
@@ -68,10 +68,10 @@ def test_error_in_code_of_a_user_is_not_one_to_report():
         def kernel(self, node, types):
             raise RuntimeError("not today")
 
-    with pytest.raises(ps.InternalError, match="Correct the function that was registered"):
+    with pytest.raises(ps.ExtensionError, match="Correct the function that was registered"):
         run()
     register(2, replace=True)
-    with pytest.raises(ps.InternalError, match="Correct its kernel on the backend failing"):
+    with pytest.raises(ps.ExtensionError, match="Correct its kernel on the backend failing"):
         compile_text("g (float[2] x) => (float[2] y) { y = Neg(x) }", backends=[Failing()])(X)
 
 

@@ -72,7 +72,11 @@ def test_documented_blocks_run_in_order(paths, tmp_path):
     consoles = CONSOLE if any(kind == "console" for kind, _ in found) else ""
     parts = [f"{text}\nprint({END!r}, flush=True)\n" for text in runs]
     program.write_text("".join([consoles, *parts]))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
+        "COLUMNS": "100",
+    }
     environment["PENSTOCK_CACHE"] = str(tmp_path / "cache")  # what pages measure is theirs alone
     command = [sys.executable, "-W", "error", program.name]
     done = subprocess.run(

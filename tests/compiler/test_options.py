@@ -43,6 +43,36 @@ def model() -> ps.ir.graph.Model:
 
 
 @pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("providers", "penstock.compat.onnxruntime has ONNX Runtime's interface"),
+        ("device", r'backends=\["torch", "numpy"\] computes on a GPU'),
+        ("batch_size", "shapes= compiles some before the first run"),
+    ],
+)
+def test_option_of_other_libraries_is_refused_with_what_to_do(name, hint) -> None:
+    with pytest.raises(TypeError, match=rf"compile\(\) has no option '{name}'; .*{hint}"):
+        ps.compile(model(), **{name: "cuda"})
+    with pytest.raises(TypeError, match="it has feeds, fetches"):
+        ps.compile(model()).run({"x": [1, 2]}, **{name: "cuda"})
+
+
+@pytest.mark.parametrize(
+    ("precision", "hint"),
+    [
+        ("int8", "quantize the file first"),
+        ("fp16", "a model of float16 runs as it is"),
+        ("float16", "a model of float16 runs as it is"),
+        ("fp32", 'write "float32"'),
+        ("bfloat16", 'write "bf16"'),
+    ],
+)
+def test_precision_of_other_libraries_is_refused_with_what_to_do(precision, hint) -> None:
+    with pytest.raises(ps.core.errors.OptionError, match=f"tf32, bf16, strict; .*{hint}"):
+        ps.compile(model(), precision=precision)
+
+
+@pytest.mark.parametrize(
     ("function", "record"),
     [
         (ps.compile, CompileOptions),

@@ -117,6 +117,30 @@ def test_wrong_names_are_refused_with_a_hint(tree, feeds, fetches, targets, mess
         tree.resolve(feeds, fetches, targets)
 
 
+class Frame:
+    """What DataFrames of pandas and polars have in common."""
+
+    def __init__(self, **columns: np.ndarray) -> None:
+        self._columns = columns
+        self.columns = [*columns]
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._columns[name]
+
+
+def test_table_feeds_the_columns_that_are_inputs(tree):
+    request, _, values = tree.resolve(Frame(label=-X, x=X), None, None)
+    assert request is tree.all
+    assert values[0] is X and len(values) == 1
+
+
+def test_table_without_the_columns_is_refused_with_what_is_missing(tree):
+    with pytest.raises(
+        InvalidInput, match=r"Frame has no columns of the names .*: 'x'. For a model"
+    ):
+        tree.resolve(Frame(label=X), None, None)
+
+
 def test_subgraph_says_what_it_is_of_its_model(tree):
     request, _, _ = tree.resolve({"a": X}, ["y"], ["c"])
     assert request.subgraph.extract == Extract(("a",), ("y",), ("c",))

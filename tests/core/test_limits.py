@@ -38,3 +38,8 @@ def test_limit_of_another_type_is_refused(name, value, needed):
 
 def test_limits_may_be_fractions_where_they_are_ratios_and_none_where_they_say_so():
     assert ps.Limits(max_nodes_per_byte=0.5, max_bytes=None, max_dims=0).max_dims == 0
+
+
+def test_representation_has_the_limits_that_differ_from_the_default_ones():
+    assert repr(ps.Limits()) == "Limits()"
+    assert repr(ps.Limits(max_depth=3, max_nodes=None)) == "Limits(max_nodes=None, max_depth=3)"

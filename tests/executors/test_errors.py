@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.extend import Kernel, operator, same_type
 from tests.executors.test_run_ends import TWO, each_executor, feeds, session
 from tests.support.onnx_text import compile_text
 
@@ -29,3 +30,22 @@ def test_frames_of_a_failed_run_have_their_arguments(executor):
     for entry in raised.traceback:
         code = entry.frame.code.raw
         assert {*code.co_varnames[: code.co_argcount]} <= {*entry.frame.f_locals}, entry
+
+
+@pytest.mark.parametrize("executor", ["linear", "parallel", "frames", "interpret"])
+@pytest.mark.parametrize("error", [AssertionError("rows"), NameError("rows")])
+def test_error_of_kernel_of_user_is_a_run_error_that_is_not_to_be_reported(executor, error):
+    """As of Penstock's own kernels only bugs raise these, they are ``InternalError`` there."""
+
+    @operator("Raises", domain="test.errors", infer=same_type, replace=True)
+    def compile_raising(node, types):
+        def function(x):
+            raise error
+
+        return Kernel(function)
+
+    text = "g (float[2] x) => (float[2] y) { y = test.errors.Raises(x) }"
+    session = compile_text(text, domains={"test.errors": 1}, executor=executor, backends=["numpy"])
+    with pytest.raises(ps.RunError, match=r"^Raises \(.*rows") as caught:
+        session.run({"x": np.ones(2, np.float32)})
+    assert "report" not in str(caught.value)

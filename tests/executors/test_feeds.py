@@ -197,3 +197,57 @@ def test_array_of_float64_is_converted_where_an_input_is_no_tensor(input_type, e
     session = compile_text(text, executor=executor)
     with pytest.raises(InvalidInput, match=r"'x' (must be float32, not float64|is a sequence)"):
         session.run({"x": np.ones(2)})
+
+
+@pytest.mark.parametrize(
+    ("dims", "shape", "hint"),
+    [
+        ((None, 5, 3), (5, 3), "with a first dim of 1, array[np.newaxis], it would fit"),
+        (("N", 1), (5,), "with a last dim of 1, array[..., np.newaxis], it would fit"),
+        ((5, 3), (5, 1, 3), "without its dim of 1, array.squeeze(1), it would fit"),
+        ((5, 3), (2, 4, 3), None),
+        ((1, 5, 3), (1, 3, 5), "array.transpose(0, 2, 1), it would fit"),
+        (("N", 3, "H", "W"), (1, 8, 9, 3), "array.transpose(0, 3, 1, 2), it would fit"),
+        (("N", "H", "W", 3), (1, 3, 8, 9), "array.transpose(0, 2, 3, 1), it would fit"),
+        (("N", 2), (2, 3), "array.transpose(1, 0), it would fit"),
+        ((1, 5, 3), (1, 4, 5), None),
+    ],
+)
+def test_array_of_other_shape_is_refused_with_what_would_fit(dims, shape, hint):
+    declared = Value("x", TensorType(np.dtype(np.float32), dims))
+    with pytest.raises(InvalidInput) as caught:
+        check_dims([declared], [np.zeros(shape, np.float32)])
+    if hint is None:
+        assert str(caught.value).endswith("was given")
+    else:
+        assert str(caught.value).endswith(hint)
+
+
+class Column:
+    """A column of a DataFrame, as pandas and polars have it."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.dtype = values.dtype
+        self.values = values
+
+    def to_numpy(self) -> np.ndarray:
+        return self.values
+
+    def __array__(self, *arguments, **options):
+        return self.values
+
+
+def test_column_of_table_is_fed_as_a_matrix_of_one_column():
+    features = TensorType(np.dtype(np.float32), ("N", 1))
+    values = np.array([1, 2], np.float32)
+    assert convert("x", Column(values), features).tolist() == [[1], [2]]
+    assert convert("x", Column(values), FLOAT).tolist() == [1, 2]
+    texts = convert("x", Column(np.array(["a", "b"])), TensorType(STRING, (None, 1)))
+    assert texts.tolist() == [["a"], ["b"]]
+    # An array has the rank that its owner gave it.
+    assert convert("x", values, features).shape == (2,)
+
+
+def test_column_of_table_of_another_dtype_is_refused_as_an_array_is():
+    with pytest.raises(InvalidInput, match=r"'x' must be float32, not float64; .*astype"):
+        convert("x", Column(np.ones(2)), TensorType(np.dtype(np.float32), ("N", 1)))

@@ -7,7 +7,7 @@ import pytest
 
 import penstock as ps
 from penstock.backends.base import HostBackend
-from penstock.core.errors import InternalError
+from penstock.core.errors import ExtensionError
 from penstock.core.types import FLOAT32, STRING, SequenceType, TensorType
 from penstock.ir.graph import Graph, Model, Node, Value
 from penstock.ir.kernel import Binder, Kernel, asynchronous
@@ -68,7 +68,7 @@ def test_backend_that_breaks_a_rule_is_named_with_the_node_and_the_rule(breach, 
     function, message = BROKEN[breach]
     session = session_on(Kernel(function), executor)
     for _ in range(2):
-        with pytest.raises(InternalError, match=r"Sqrt \(.*" + message + ".*backend custom"):
+        with pytest.raises(ExtensionError, match=r"Sqrt \(.*" + message + ".*backend custom"):
             session.run({"x": X})
 
 
@@ -78,14 +78,14 @@ def test_backend_that_breaks_a_rule_in_a_loop_is_named(executor):
         body = b (int64 i, bool c, float[2] v) => (bool d, float[2] w) {
             d = Identity(c) w = Sqrt(v) }>"""
     session = session_on(Kernel(lambda x: np.sqrt(x, dtype=np.float64)), executor, text=text)
-    with pytest.raises(InternalError, match=r"Sqrt \(.*computed a float64\[2\] as"):
+    with pytest.raises(ExtensionError, match=r"Sqrt \(.*computed a float64\[2\] as"):
         session.run({"x": X})
 
 
 @pytest.mark.parametrize("executor", PLANNED)
 def test_asynchronous_kernel_that_breaks_a_rule_is_named(executor):
     kernel = asynchronous(lambda done, x: done(np.sqrt(x, dtype=np.float64)))
-    with pytest.raises(InternalError, match=r"Sqrt \(.*computed a float64\[2\] as"):
+    with pytest.raises(ExtensionError, match=r"Sqrt \(.*computed a float64\[2\] as"):
         session_on(kernel, executor).run({"x": X})
 
 
@@ -101,7 +101,7 @@ def test_asynchronous_kernel_that_breaks_a_rule_is_named(executor):
     ],
 )
 def test_backend_whose_answer_is_no_sound_kernel_is_named(answer, message, executor):
-    with pytest.raises(InternalError, match=rf"Sqrt \(.*{message}.*backend custom"):
+    with pytest.raises(ExtensionError, match=rf"Sqrt \(.*{message}.*backend custom"):
         session_on(answer, executor).run({"x": X})
 
 
@@ -117,7 +117,7 @@ class Unbound(Binder):
 @pytest.mark.parametrize("executor", ["linear", "parallel", "streams"])
 def test_binder_that_gives_no_function_with_arguments_is_named(executor):
     kernel = Kernel(np.sqrt, np.sqrt, binder=Unbound())
-    with pytest.raises(InternalError, match=r"Sqrt \(.* bound a ufunc"):
+    with pytest.raises(ExtensionError, match=r"Sqrt \(.* bound a ufunc"):
         session_on(kernel, executor, text="h = Sqrt(x) y = Neg(h)").run({"x": X})
 
 
@@ -129,7 +129,7 @@ def test_backend_that_allocates_other_memory_than_asked_for_is_named(memory, exe
             return memory
 
     text = "g (float[2] x) => (float[2] y) { h = Sqrt(x) y = Neg(h) }"
-    with pytest.raises(InternalError, match=r"allocate\(\d+\) of backend custom"):
+    with pytest.raises(ExtensionError, match=r"allocate\(\d+\) of backend custom"):
         compile_text(text, executor=executor, backends=[Short(None)]).run({"x": X})
 
 
@@ -179,7 +179,7 @@ FLOATS = TensorType(FLOAT32, (2,))
 )
 def test_operation_of_a_user_that_breaks_a_rule_is_named(function, types, message, executor):
     session = ps.compile(custom_model(function, types), executor=executor, backends=["numpy"])
-    with pytest.raises(InternalError, match=rf"Own \(mine\) .*{message}.*backend numpy"):
+    with pytest.raises(ExtensionError, match=rf"Own \(mine\) .*{message}.*backend numpy"):
         session.run({"x0": X})
 
 
@@ -189,7 +189,7 @@ def test_operation_of_a_user_of_constants_is_checked(executor):
     graph = model.graph
     graph.nodes[0].inputs[0] = Value("c", const=X)
     graph.inputs.clear()
-    with pytest.raises(InternalError, match=r"Own \(mine\).*computed a float64\[2\] as"):
+    with pytest.raises(ExtensionError, match=r"Own \(mine\).*computed a float64\[2\] as"):
         ps.compile(model, executor=executor, backends=["numpy"]).run({})
 
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 import threading
 
 import numpy as np
 import pytest
 
+import penstock as ps
 from penstock.core.errors import RunError
 from penstock.core.types import dtypes
 from penstock.observers.base import ObservedRun, Observer
 from penstock.observers.nan_guard import NanGuard
+from penstock.ops.internal.fused import fused
 from penstock.plan.plan import Plan
 from tests.observers.test_trace import drive, planned
+from tests.support.onnx_text import compile_text
 
 CHAIN = "g (float[2, 3] x) => (float[2, 3] y) { a = Abs(x) b = Sqrt(a) y = Neg(b) }"
 SQUARES = np.array([[0, 1, 4], [9, 16, 25]], np.float32)
@@ -193,3 +198,47 @@ def test_nan_guard_keeps_concurrent_runs_apart():
     assert len(failed) == 20
     assert all("input 'x' of the model" in message for message in failed)
     assert not guard._runs
+
+
+def fused_session() -> ps.Session:
+    """x -> MatMul -> Relu -> Sub -> Sqrt, one step on the default backends."""
+    session = compile_text(
+        "g (float[4, 4] x) => (float[4, 4] y) <float[4, 4] w = {"
+        + ", ".join(["1"] * 16)
+        + "}, float one = {1}> { a = MatMul(x, w) b = Relu(a) c = Sub(b, one) y = Sqrt(c) }"
+    )
+    assert len(session.inspect.plan.steps) == 1
+    return session
+
+
+def test_nan_guard_names_operation_inside_of_fused_step():
+    with pytest.raises(RunError) as caught:
+        fused_session().run({"x": np.zeros((4, 4), np.float32)}, observers=[NanGuard()])
+    message = str(caught.value)
+    assert re.match(r"Sqrt \(\S+.*\), fused with MatMul \(.*\), Relu \(.*\), Sub \(.*\), ", message)
+    assert message.endswith(
+        "makes NaN: output 'y', float32[4, 4], holds NaN in 16 of its 16 elements, first at "
+        "[0, 0], while its inputs hold none: 'c', float32[4, 4] from -1 to -1"
+    )
+    assert caught.value.operation == "Sqrt"
+    assert caught.value.inputs == ("c: float32[4, 4] from -1 to -1",)
+
+
+def test_nan_guard_names_all_operations_of_fused_step_that_hands_nan_on():
+    x = np.ones((4, 4), np.float32)
+    x[1, 2] = np.nan
+    with pytest.raises(RunError, match=r"^input 'x' of the model holds NaN in 1 .*: MatMul \(.*"):
+        fused_session().run({"x": x}, observers=[NanGuard()])
+
+
+def test_nan_guard_names_all_operations_if_none_makes_nan_on_numpy():
+    plan = planned("g (float[2] x) => (float[2] y) { a = Abs(x) y = Sqrt(a) }")
+    (first, second) = [step.node for step in plan.steps]
+    node = fused([first, second])
+    node.outputs[0].type = first.inputs[0].type
+    guard, run = NanGuard(), ObservedRun(plan, "driven")
+    step = dataclasses.replace(plan.steps[1], node=node, inputs=plan.steps[0].inputs)
+    guard.run_begin(run)
+    guard.step_begin(run, step, [np.ones(2, np.float32)])
+    with pytest.raises(RunError, match=r"^Abs \(.*\) \+ Sqrt \(.*\) makes NaN: output 'y'"):
+        guard.step_end(run, step, [np.array([1, np.nan], np.float32)])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.observers.base import ObservedRun
+from penstock.observers.base import ObservedRun, Observer
 from penstock.observers.profile import Profile
 from tests.support.onnx_text import compile_text
 
@@ -146,3 +146,10 @@ def test_session_profile_adds_up_to_runs_that_nothing_observes(executor):
     total = sum(row.seconds for row in profile.steps()) + profile.outside
     assert total == pytest.approx(sum(profile.alone))
     assert profile.observed > 0
+
+
+def test_completion_shows_what_users_call():
+    shown = {name for name in dir(Profile()) if not name.startswith("_")}
+    assert {"steps", "by_operation", "by_backend", "save", "wall", "runs"} <= shown
+    assert shown.isdisjoint({*vars(Observer), "settle", "alone"})
+    assert shown <= {*object.__dir__(Profile())}

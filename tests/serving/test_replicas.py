@@ -467,3 +467,10 @@ def test_dropped_replicas_and_requests_leave_nothing_behind():
         wait_until(lambda: not any(reference() for reference in references))
     finally:
         gc.enable()
+
+
+def test_representation_has_model_and_load():
+    with ps.Replicas(model_from_text(ROWS)) as served:
+        assert (
+            repr(served) == "Replicas('g', 1, max_batch=1: 0 requests run, 0 of at most 128 wait)"
+        )

@@ -12,6 +12,7 @@ import penstock as ps
 from penstock.backends.onednn.library import library
 from penstock.build import GraphBuilder
 from penstock.ops.internal.fused import is_fused
+from penstock.session.facts import Memory
 from tests.support import onnx_text
 from tests.support.onnx_text import compile_text
 
@@ -157,3 +158,15 @@ def test_nodes_of_the_model_are_in_steps_or_said_to_have_none():
     assert {"added", "exp"} <= {*computed}
     assert {"folded", "same", "unused"} <= {*described["nodes_without_step"]}
     assert not {*computed} & {*described["nodes_without_step"]}
+
+
+def test_facts_have_short_representations():
+    session = compile_text("g (float[N, 2] x) => (float[N, 2] y) { y = Neg(x) }")
+    session.run({"x": np.ones((1, 2), np.float32)})
+    assert repr(session.inputs) == "[Port(x: float32[N, 2])]"
+    assert repr(session.outputs) == "[Port(y: float32[N, 2])]"
+    assert repr(session.stats) == "Stats(plans_made=1, plans_kept=1, runs=1)"
+    memory = Memory(3 * 2**20, 0, 2048, 1)
+    assert (
+        repr(memory) == "Memory(1 plan: weights 3.00 MiB, arenas 0 B, plans 2.00 KiB, caches 0 B)"
+    )

@@ -37,6 +37,20 @@ def run(path: str) -> np.ndarray:
     return y
 
 
+class Frame:
+    """What DataFrames have in common."""
+
+    columns = ("x",)
+
+    def __getitem__(self, name: str) -> list[list[float]]:
+        return [[1, 2, 3]]
+
+
+def run_table(session: ps.Session) -> dict[str, object]:
+    """A run on the columns of a table."""
+    return session.run(Frame())
+
+
 async def serve(session: ps.Session) -> dict[str, object]:
     """A run for asyncio."""
     return await session.arun({"x": [[1, 2, 3]]}, timeout=0.5)

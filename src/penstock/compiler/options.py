@@ -24,7 +24,7 @@ from penstock.core.errors import OptionError, check_choice, check_count, wrong_t
 from penstock.core.limits import Limits
 from penstock.core.option_records import option, option_names
 from penstock.core.records import KW_ONLY, dataclass, fields, replace
-from penstock.core.types import NamedValues
+from penstock.core.types import Feeds, NamedValues
 from penstock.observers.base import Observer
 
 if TYPE_CHECKING:
@@ -47,6 +47,35 @@ ExecutorName: TypeAlias = Literal[
 Precision: TypeAlias = Literal["float32", "tf32", "bf16", "strict"]
 MemoryPlanner: TypeAlias = Literal["quick", "best", "wic", "first_fit", "bump"]
 InputShapes: TypeAlias = Mapping[str, Sequence[int] | int]
+_ELSEWHERE = {
+    "providers": (
+        'backends= chooses what computes, as in backends=["onednn", "numpy"]; '
+        "penstock.compat.onnxruntime has ONNX Runtime's interface, with providers"
+    ),
+    "device": (
+        'by default the CPU computes, and backends=["torch", "numpy"] computes on a GPU with '
+        "PyTorch; devices= are those that nodes of the model name"
+    ),
+    "batch_size": (
+        "a plan is compiled for each size that is fed; shapes= compiles some before the first run, "
+        'as in shapes={"x": [8, 3]}, and penstock.Replicas joins requests into batches'
+    ),
+}
+"""How to get what other libraries have as an option of this name."""
+_FLOAT16 = (
+    'a model of float16 runs as it is, computed in float32 or, with "strict", rounded after each '
+    'operation; "bf16" is faster on processors that support it'
+)
+_INT8 = (
+    "a quantized model runs as it is: quantize the file first, with onnxruntime.quantization, say"
+)
+_PRECISIONS_ELSEWHERE = {
+    **dict.fromkeys(("fp16", "float16", "half"), _FLOAT16),
+    **dict.fromkeys(("int8", "uint8", "int4"), _INT8),
+    "fp32": 'write "float32"',
+    "bfloat16": 'write "bf16"',
+}
+"""How to get precisions by the names that other libraries have for them."""
 EXECUTORS: tuple[ExecutorName, ...] = get_args(ExecutorName)
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 Returns: TypeAlias = Literal["numpy", "torch"]
@@ -323,7 +352,7 @@ class CompileOptions:
 
     def __post_init__(self) -> None:
         _check_types(self)
-        check_choice("precision", self.precision, PRECISIONS)
+        check_choice("precision", self.precision, PRECISIONS, _PRECISIONS_ELSEWHERE)
         check_choice("executor", self.executor, EXECUTORS)
         if self.threads is not None:
             check_count("threads", self.threads)
@@ -386,11 +415,12 @@ class RunOptions:
     """What a run takes: ``Session.run``, ``submit``, ``run_async`` and ``arun``, and
     ``Stream.run``."""
 
-    feeds: NamedValues | None = option(
+    feeds: Feeds | None = option(
         None,
         "Values by name: arrays (anything with __array__ or __dlpack__), lists and numbers of the "
         "input's dtype and shape; tensors on the device of a backend are read there. "
-        "Any value of the model may be fed.",
+        "Any value of the model may be fed. A DataFrame feeds its columns to the inputs of their "
+        "names; a column may be fed for [N, 1].",
     )
     fetches: Sequence[str] | None = option(
         None, "Names of the values to return, by default the model's outputs."
@@ -463,6 +493,8 @@ def _hint(name: str, value: object, names: Sequence[str]) -> str:
     if name in EXPERT and "expert" in names:
         text = repr(value) if isinstance(value, bool | int | str) else "..."
         return f"it is expert=penstock.ExpertOptions({name}={text})"
+    if name in _ELSEWHERE and "expert" in names:
+        return _ELSEWHERE[name]
     from difflib import get_close_matches
 
     close = get_close_matches(name, names, n=1)

@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Any
 from penstock.compiler.subgraph import Extract, Subgraph, compile_guard
 from penstock.core.errors import MAX_PROBLEMS, InvalidInput, quoted, suggest
 from penstock.core.records import NamedTuple
-from penstock.core.types import ANY, AnyType, NamedValues, RunValue, RunValues, TensorType, Type
+from penstock.core.types import (
+    ANY,
+    AnyType,
+    DataFrame,
+    Feeds,
+    NamedValues,
+    RunValue,
+    RunValues,
+    TensorType,
+    Type,
+)
 from penstock.ir.graph import Graph, Node, Value, captures, clone, is_framed
 
 if TYPE_CHECKING:
@@ -98,7 +108,7 @@ class Subgraphs:
 
     def resolve(
         self,
-        feeds: NamedValues | None,
+        feeds: Feeds | None,
         fetches: Sequence[str] | None,
         targets: Sequence[str] | None,
         stay: bool = False,
@@ -111,11 +121,7 @@ class Subgraphs:
             feeds = {}
         # A dict is a Mapping, and to compare classes takes a tenth of the time.
         if feeds.__class__ is not dict and not isinstance(feeds, Mapping):
-            raise InvalidInput(
-                f"feeds must map names to values, not be a {type(feeds).__name__}; write "
-                f"run({{{', '.join(f'{name!r}: ...' for name in self.main.names)}}}), or call the "
-                "session with inputs by position"
-            )
+            feeds = self._columns(feeds)
         if feeds and self._aliases:
             feeds = self._without_aliases(feeds)
         if self.devices is not None:
@@ -134,6 +140,24 @@ class Subgraphs:
             request = self._request(feeds, fetches, targets)
             values = request.subgraph.values(feeds)
         return request, request.subgraph.key(values), values
+
+    def _columns(self, table: DataFrame) -> NamedValues:
+        """The columns of a table (a DataFrame of pandas or polars) that are inputs of the model.
+        Raises ``InvalidInput`` for other objects, and for columns that are missing."""
+        if not hasattr(table, "columns"):
+            raise InvalidInput(
+                f"feeds must map names to values, not be a {type(table).__name__}; write "
+                f"run({{{', '.join(f'{name!r}: ...' for name in self.main.names)}}}), or call the "
+                "session with inputs by position"
+            )
+        columns = [*table.columns]
+        if missing := [name for name in self.main.names if name not in columns]:
+            raise InvalidInput(
+                f"the {type(table).__name__} has no columns of the names of these inputs: "
+                f"{', '.join(map(quoted, missing[:MAX_PROBLEMS]))}. For a model with one input, "
+                "call the session with the table, or feed it by the name of the input"
+            )
+        return {name: table[name] for name in self.main.names}
 
     @staticmethod
     def _swapped(feeds: Any, fetches: Mapping[str, Any]) -> str:

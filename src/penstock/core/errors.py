@@ -1,15 +1,15 @@
 """The errors Penstock raises. Each names the place at fault and says what to do about it.
 
 ``InvalidModel`` and ``Unsupported`` are about a model, ``InvalidInput`` about the arguments of a
-run, ``RunError`` and its subclasses about a run that could not finish, ``InternalError`` about a
-bug of Penstock's own.
+run, ``RunError`` and its subclasses about a run that could not finish, ``ExtensionError`` about an
+operation, kernel or backend of the user's own, ``InternalError`` about a bug of Penstock's own.
 """
 
 from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from numbers import Integral
 
@@ -79,13 +79,17 @@ def check_count(option: str, value: object, most: int | None = None, *, least: i
         raise OptionError(f"{option}={shortened(repr(value))}: {needed} is needed")
 
 
-def check_choice(option: str, value: object, choices: Sequence[str]) -> None:
+def check_choice(
+    option: str, value: object, choices: Sequence[str], hints: Mapping[str, str] | None = None
+) -> None:
     """Raise ``TypeError`` unless the value of an option is a string, and ``OptionError`` unless it
-    is one of ``choices``."""
+    is one of ``choices``. ``hints`` has what to do instead of asking for some others."""
     if not isinstance(value, str):
         raise wrong_type(option, value, f"one of {', '.join(choices)}")
     if value not in choices:
-        raise OptionError(f"{option} {shortened(value)!r} is not one of {', '.join(choices)}")
+        hint = (hints or {}).get(value)
+        names = f"{', '.join(choices)}{f'; {hint}' if hint else ''}"
+        raise OptionError(f"{option} {shortened(value)!r} is not one of {names}")
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
@@ -232,6 +236,11 @@ class LimitExceeded(RunError):  # noqa: N818
 class Aborted(RunError):  # noqa: N818
     """Raised in a part of a run that waits when another part has failed; the run itself raises the
     other part's error."""
+
+
+class ExtensionError(PenstockError):
+    """An operation, a kernel or a backend of the user's own breaks a rule of its interface. The
+    message names it, the node and the rule."""
 
 
 class InternalError(PenstockError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-from penstock.core.records import dataclass, field, fields
+from penstock.core.records import changed_fields, dataclass, field, fields
 
 _CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
@@ -71,6 +71,9 @@ class Limits:
                 raise TypeError(needed)
             if not value >= 0:
                 raise ValueError(needed)
+
+    def __repr__(self) -> str:
+        return changed_fields(self, DEFAULT_LIMITS)
 
     def beyond(self, name: str, amount: int) -> str:
         """The end of a sentence about an ``amount`` that is more than a limit allows, else ""."""

@@ -120,7 +120,7 @@ else:
         return FunctionType(code, globals(), "__new__", defaults)
 
 
-__all__ = ["KW_ONLY", "NamedTuple", "dataclass", "field", "fields", "replace"]
+__all__ = ["KW_ONLY", "NamedTuple", "changed_fields", "dataclass", "field", "fields", "replace"]
 
 _MISSING: Any = object()
 Reader = Callable[[object], object]
@@ -383,3 +383,14 @@ def _init(cls: Any, specs: list[RecordField], frozen: bool) -> Callable[..., Non
     init: Callable[..., None] = scope["__init__"]
     init.__qualname__ = f"{cls.__qualname__}.__init__"
     return init
+
+
+def changed_fields(record: object, usual: object) -> str:
+    """The representation of ``record`` with the fields alone that differ from those of ``usual``, a
+    record of the same class."""
+    own = [
+        f"{one.name}={getattr(record, one.name)!r}"
+        for one in fields(record)
+        if getattr(record, one.name) != getattr(usual, one.name)
+    ]
+    return f"{type(record).__name__}({', '.join(own)})"

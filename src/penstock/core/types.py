@@ -8,9 +8,9 @@ strings are ``object`` arrays of ``str``.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, reduce
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -159,6 +159,23 @@ RunValues: TypeAlias = Sequence[RunValue]
 """the inputs or outputs of a graph or of a node, in their order"""
 NamedValues: TypeAlias = Mapping[str, RunValue]
 """values by the names of inputs, outputs, or other values of a graph"""
+
+
+class DataFrame(Protocol):
+    """A table whose columns are values by name, as a table of pandas or polars is."""
+
+    @property
+    def columns(self) -> Iterable[object]:
+        """The names of the columns."""
+        ...
+
+    def __getitem__(self, name: str, /) -> object:
+        """The column of this name."""
+        ...
+
+
+Feeds: TypeAlias = NamedValues | DataFrame
+"""values to feed by name"""
 JsonObject: TypeAlias = dict[str, Any]
 """an object as JSON has it"""
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from penstock.backends.base import Backend
 from penstock.core.checkpoints import LOOK_S
-from penstock.core.errors import InternalError, LimitExceeded, PenstockError, RunError
+from penstock.core.errors import ExtensionError, LimitExceeded, PenstockError, RunError
 from penstock.core.limits import Limits
 from penstock.executors.control import Control
 from penstock.host.fork import renewed
@@ -204,11 +204,11 @@ class Arenas(Generic[T]):
 
 
 def _checked(host: Backend, memory: np.ndarray, size: int) -> np.ndarray:
-    """The memory that a backend has allocated; raises ``InternalError`` if no plan can use it."""
+    """The memory that a backend has allocated; raises ``ExtensionError`` if no plan can use it."""
     sound = isinstance(memory, np.ndarray) and memory.dtype == np.uint8 and memory.shape == (size,)
     aligned = not size or (sound and address(memory) % ALIGNMENT == 0)
     if not sound or not aligned or not memory.flags.writeable:
-        raise InternalError(
+        raise ExtensionError(
             f"allocate({size}) of backend {host.name} gave no {size} bytes of uint8 that can be "
             f"written, in one dim and aligned to {ALIGNMENT}"
         )

@@ -11,6 +11,7 @@ from penstock.codegen.writer import Program
 from penstock.core.errors import InternalError, LimitExceeded, PenstockError, RunError
 from penstock.core.types import RunValues, TensorType, type_of
 from penstock.host.current_run import BudgetError
+from penstock.ir.contract import is_own
 from penstock.ir.describe import describe_node
 from penstock.ir.graph import Node
 from penstock.ops.internal.fused import operation_name
@@ -40,7 +41,7 @@ def explained(error: Exception, program: Program) -> PenstockError:
     inputs = [
         "none" if i < 0 else f"{slots[i].name}: {types.get(i, slots[i].type)}" for i in step.inputs
     ]
-    return _explanation(step.node, inputs, error)
+    return _explanation(step.node, inputs, error, own=step.contract is None)
 
 
 def explained_at(node: Node, inputs: RunValues, error: BaseException) -> PenstockError:
@@ -49,7 +50,7 @@ def explained_at(node: Node, inputs: RunValues, error: BaseException) -> Penstoc
         "none" if value is None else f"{value.name}: {type_of(x)}"
         for value, x in zip(node.inputs, inputs, strict=False)  # captures come last
     ]
-    return _explanation(node, types, error)
+    return _explanation(node, types, error, own=is_own(node.op.compile))
 
 
 def run_error(place: str, error: BaseException) -> RunError:
@@ -66,14 +67,17 @@ def run_error(place: str, error: BaseException) -> RunError:
     return explanation
 
 
-def _explanation(node: Node, inputs: Sequence[str], error: BaseException) -> PenstockError:
+def _explanation(
+    node: Node, inputs: Sequence[str], error: BaseException, *, own: bool
+) -> PenstockError:
+    """The error to raise; ``own``: whether the kernel is one of Penstock's."""
     if isinstance(error, PenstockError):
-        error.add_note(f"The run had come to {node.op.name} ({node.label}).")
+        error.add_note(f"The run had come to {operation_name(node)} ({node.label}).")
         _tell_place(error, node, inputs)
         return error
     explanation: PenstockError = run_error(describe_node(node, inputs), error)
     # No input makes correct code use an undefined name or fail an assertion.
-    if isinstance(error, AssertionError | NameError):
+    if own and isinstance(error, AssertionError | NameError):
         explanation = InternalError(f"{explanation}. This is a bug in Penstock: please report it")
         explanation.__cause__ = error
     _tell_place(explanation, node, inputs)

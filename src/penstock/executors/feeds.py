@@ -17,6 +17,7 @@ from penstock.core.types import (
     RunValue,
     RunValues,
     SequenceType,
+    Shape,
     TensorType,
     Type,
     dtype_name,
@@ -39,6 +40,11 @@ def convert(name: str, value: RunValue, input_type: Type) -> RunValue:
         if not isinstance(value, dict):
             raise InvalidInput(f"input {name!r} is a map, give a dict, not {_what(value)}")
         return _map(name, value, input_type)
+    return _tensor(name, value, input_type)
+
+
+def _tensor(name: str, value: RunValue, input_type: TensorType) -> RunValue:
+    """An array of the dtype of ``input_type``."""
     try:
         _refuse_masks(name, value)
         if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
@@ -55,6 +61,9 @@ def convert(name: str, value: RunValue, input_type: Type) -> RunValue:
         raise InvalidInput(
             f"input {name!r} of type {input_type} cannot be made of {_what(value)}: {error}"
         ) from error
+    if array.ndim == 1 and not isinstance(value, np.ndarray) and _takes_columns(input_type):
+        # A column of a table, which has one dim of its own, and in a matrix of features two.
+        array = array[:, np.newaxis] if hasattr(value, "to_numpy") else array
     if (input_type.dtype or STRING) == STRING and array.dtype.kind in "USTO":
         return _strings(name, array)
     if not array.dtype.isnative:
@@ -66,6 +75,12 @@ def convert(name: str, value: RunValue, input_type: Type) -> RunValue:
             f"convert it with .astype({'str' if wanted == 'string' else wanted!r})"
         )
     return array
+
+
+def _takes_columns(input_type: TensorType) -> bool:
+    """Whether the shape is [N, 1], the column of a table."""
+    shape = input_type.shape
+    return shape is not None and len(shape) == 2 and shape[1] == 1
 
 
 def _refuse_masks(name: str, value: RunValue) -> None:
@@ -183,19 +198,53 @@ def _check_shape(
     if len(input_type.shape) != array.ndim:
         raise InvalidInput(
             f"input {name!r} has rank {len(input_type.shape)} ({input_type}), "
-            f"an array of shape {array.shape} was given"
+            f"an array of shape {array.shape} was given{_rank_hint(input_type.shape, array.shape)}"
         )
     for axis, (dim, size) in enumerate(zip(input_type.shape, array.shape, strict=True)):
         if isinstance(dim, int) and dim != size:
             raise InvalidInput(
                 f"input {name!r} must have {dim} at axis {axis} ({input_type}), "
                 f"an array of shape {array.shape} was given"
+                f"{_order_hint(input_type.shape, array.shape)}"
             )
         if isinstance(dim, str) and bound is not None:
             first, where = bound.setdefault(dim, (size, f"{name!r} axis {axis}"))
             if first != size:
                 message = f"input {name!r}: dim {dim!r} at axis {axis} is {size}"
                 raise InvalidInput(f"{message}, but {first} at {where}")
+
+
+def _fit(dims: Shape, shape: Sequence[int]) -> bool:
+    """Whether a shape has the declared dims, as far as these are known."""
+    return len(dims) == len(shape) and all(
+        not isinstance(dim, int) or dim == size for dim, size in zip(dims, shape, strict=True)
+    )
+
+
+def _rank_hint(dims: Shape, shape: Sequence[int]) -> str:
+    """What would make an array of a wrong rank fit, if one dim of 1 more or less does."""
+    if _fit(dims, [1, *shape]):
+        return "; with a first dim of 1, array[np.newaxis], it would fit"
+    if _fit(dims, [*shape, 1]):
+        return "; with a last dim of 1, array[..., np.newaxis], it would fit"
+    for axis, size in enumerate(shape):
+        if size == 1 and _fit(dims, [*shape[:axis], *shape[axis + 1 :]]):
+            return f"; without its dim of 1, array.squeeze({axis}), it would fit"
+    return ""
+
+
+def _order_hint(dims: Shape, shape: Sequence[int]) -> str:
+    """The order of axes in which an array would fit, if one with a single axis moved does: an
+    image whose channels come last, say."""
+    axes = range(len(shape))
+    # The first axis comes last: it mostly counts examples, and stays.
+    for source in sorted(axes, key=lambda axis: (axis == 0, -axis)):
+        others = [axis for axis in axes if axis != source]
+        for target in sorted(axes, key=lambda axis: axis == 0):
+            order = [*others[:target], source, *others[target:]]
+            if _fit(dims, [shape[axis] for axis in order]):
+                return f"; with its axes in another order, array.transpose{(*order,)}, it would fit"
+    return ""
 
 
 def checked(input_type: Type, *, inside: bool = False) -> Type:

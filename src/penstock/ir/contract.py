@@ -14,7 +14,7 @@ from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
-from penstock.core.errors import InternalError
+from penstock.core.errors import ExtensionError
 from penstock.core.records import dataclass, replace
 from penstock.core.types import (
     ANY,
@@ -59,7 +59,7 @@ class Contract:
     types: tuple[Type | None, ...] | None
 
     def check(self, result: RunValue) -> None:
-        """Raise ``InternalError`` if a kernel's function must not give this ``result``."""
+        """Raise ``ExtensionError`` if a kernel's function must not give this ``result``."""
         results: Any = (result,)
         count = len(self.node.outputs)
         if count != 1:
@@ -82,14 +82,14 @@ class Contract:
                 )
 
     def check_bound(self, bound: object) -> None:
-        """Raise ``InternalError`` if ``bind`` of a kernel must not give ``bound``."""
+        """Raise ``ExtensionError`` if ``bind`` of a kernel must not give ``bound``."""
         if not isinstance(bound, tuple) or len(bound) != 2 or not callable(bound[0]):
             self.fail(f"bound a {type(bound).__name__}; bind returns a function and its arguments")
 
     def fail(self, breach: str) -> NoReturn:
-        """Raise ``InternalError`` for a rule that the kernel broke."""
+        """Raise ``ExtensionError`` for a rule that the kernel broke."""
         node = f"{self.node.op.name} ({self.node.label})"
-        raise InternalError(f"{node} {breach}. Correct its kernel on the backend {self.backend}")
+        raise ExtensionError(f"{node} {breach}. Correct its kernel on the backend {self.backend}")
 
 
 def contract_of(
@@ -114,7 +114,7 @@ def contract_of(
 
 
 def checked_kernel(node: Node, kernel: object, backend: Named) -> Kernel | None:
-    """Return the answer of a backend for ``node``, checked. Raises ``InternalError``."""
+    """Return the answer of a backend for ``node``, checked. Raises ``ExtensionError``."""
     if kernel is None or (is_own(backend.__class__) and isinstance(kernel, Kernel)):
         return kernel
     contract = Contract(node, backend.name, None)
@@ -166,7 +166,7 @@ class Guard:
             if error is None:
                 try:
                     self._pass(outputs)
-                except InternalError as broken:
+                except ExtensionError as broken:
                     done(error=broken)
                     return
             done(outputs, error)

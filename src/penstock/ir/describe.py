@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from penstock.core.errors import (
     MAX_SENTENCE,
+    ExtensionError,
     InternalError,
     InvalidModel,
     LimitExceeded,
@@ -45,12 +46,13 @@ def compile_error(node: Node, error: Exception, backend: Named | None = None) ->
         return InvalidModel(f"{place} needs the attribute {key!r}")
     if isinstance(error, MemoryError):
         return LimitExceeded(f"{place}: there is not enough memory to compile it. {error}")
-    remedy = "Please report it"
+    failed = f"{place}: compiling it failed with {error!r}"
     if not is_own(node.op.compile):
         remedy = "Correct the function that was registered as this operation, or its infer"
-    elif backend is not None and not is_own(backend.__class__):
-        remedy = f"Correct its kernel on the backend {backend.name}"
-    return InternalError(f"{place}: compiling it failed with {error!r}. {remedy}")
+        return ExtensionError(f"{failed}. {remedy}")
+    if backend is not None and not is_own(backend.__class__):
+        return ExtensionError(f"{failed}. Correct its kernel on the backend {backend.name}")
+    return InternalError(f"{failed}. Please report it")
 
 
 def format_bytes(n: float) -> str:

@@ -252,6 +252,11 @@ class Profile(Observer):
         rows = [Row(key, *total) for key, total in totals.items()]
         return sorted(rows, key=lambda row: -row.seconds)
 
+    def __dir__(self) -> list[str]:
+        # Without what runs and ``Session.profile`` call: completion shows what users do.
+        called = {*vars(Observer), "alone", "entries", "executors", "observed", "settle"}
+        return [name for name in object.__dir__(self) if name[0] == "_" or name not in called]
+
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries.values())
 

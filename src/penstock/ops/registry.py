@@ -30,7 +30,7 @@ from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack
 
 import numpy as np
 
-from penstock.core.errors import InternalError, shortened
+from penstock.core.errors import ExtensionError, InternalError, shortened
 from penstock.core.records import replace as replaced
 from penstock.core.types import STRING, RunValue, ShapeError, Type
 from penstock.ir.contract import is_own
@@ -135,7 +135,7 @@ def _giving_types(name: str, infer: Infer) -> Infer:
         result = infer(types, attrs, consts)
         if isinstance(result, list | tuple) and all(isinstance(type_, Type) for type_ in result):
             return result
-        raise InternalError(
+        raise ExtensionError(
             f"the infer of the operation {name!r} returned {shortened(repr(result))}; it returns a "
             "list with the type of each output. Correct it"
         )

@@ -455,6 +455,13 @@ class Replicas:
 
         return await asyncio.wrap_future(self.submit(*arguments, **options))
 
+    def __repr__(self) -> str:
+        counts, model = self.counts, self.session.model
+        return (
+            f"Replicas({model.path or model.entry!r}, {self.count}, max_batch={self.max_batch}: "
+            f"{counts.running} requests run, {counts.queued} of at most {self._most} wait)"
+        )
+
     @property
     def counts(self) -> ReplicaCounts:
         """Counts of requests so far."""

@@ -12,9 +12,13 @@ from penstock.compiler.options import CompileOptions
 from penstock.compiler.stages import CompileContext
 from penstock.core import capability
 from penstock.core.errors import warn
-from penstock.core.records import dataclass
+from penstock.core.records import changed_fields, dataclass
 from penstock.core.types import TensorType, Type
 from penstock.executors.base import Executor
+from penstock.ir.describe import format_bytes
+
+_HELD = ("weights", "arenas", "plans", "caches")
+"""fields of ``Memory`` that are bytes"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,9 @@ class Port:
     def __str__(self) -> str:
         return f"{self.name}: {self.type}"
 
+    def __repr__(self) -> str:
+        return f"Port({self})"
+
 
 @dataclass(frozen=True, slots=True)
 class Memory:
@@ -51,6 +58,10 @@ class Memory:
     plans: int
     count: int
     caches: int = 0
+
+    def __repr__(self) -> str:
+        held = [f"{name} {format_bytes(getattr(self, name))}" for name in _HELD]
+        return f"Memory({self.count} plan{'s' * (self.count != 1)}: {', '.join(held)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +78,9 @@ class Stats:
     plans_kept: int
     runs: int
     pending: int
+
+    def __repr__(self) -> str:
+        return changed_fields(self, Stats(0, 0, 0, 0, 0, 0, 0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from penstock.compiler.options import CompileOptions, InputShapes
 from penstock.compiler.subgraphs import Subgraphs
 from penstock.core.errors import PenstockError, check_count, wrong_type
 from penstock.core.records import NamedTuple
-from penstock.core.types import JsonObject, NamedValues, RunValues
+from penstock.core.types import Feeds, JsonObject, RunValues
 from penstock.executors.base import Executor
 from penstock.host.threads import Places
 from penstock.ir.graph import Model
@@ -54,7 +54,7 @@ class SessionParts(NamedTuple):
         context = self.compiler.context
         return Reasons(context.backends, context.options.place or {}, context.costs)
 
-    def watched(self, feeds: NamedValues | None) -> tuple[Executor, Executor, RunValues]:
+    def watched(self, feeds: Feeds | None) -> tuple[Executor, Executor, RunValues]:
         """The executor for these feeds, one of the same plan that tells observers of its steps, and
         the values that they take."""
         if self.plans.closed:
@@ -186,7 +186,7 @@ class Inspection:
 
     def report(
         self,
-        feeds: NamedValues | None = None,
+        feeds: Feeds | None = None,
         *,
         runs: int = 5,
         against: Inspectable | None = None,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from penstock.compiler.options import CompileOptions
 from penstock.core import VERSION
 from penstock.core.errors import InvalidInput
-from penstock.core.types import NamedValues, RunValues, type_of
+from penstock.core.types import Feeds, RunValues, type_of
 from penstock.executors.base import Executor
 from penstock.executors.control import compile_run
 from penstock.inspect.report_document import Observation, comparison_document, report_document
@@ -37,7 +37,7 @@ class ReportedSession(Protocol):
     @property
     def options(self) -> CompileOptions: ...
 
-    def watched(self, feeds: NamedValues | None) -> tuple[Executor, Executor, RunValues]:
+    def watched(self, feeds: Feeds | None) -> tuple[Executor, Executor, RunValues]:
         """The executor for these feeds, one of the same plan that tells observers of its steps, and
         the values that they take."""
 
@@ -56,7 +56,7 @@ _MOST_REASONS = 300
 class _Watched:
     """A session with the executors of its plan for some feeds, and what it computes for them."""
 
-    def __init__(self, session: ReportedSession, feeds: NamedValues | None) -> None:
+    def __init__(self, session: ReportedSession, feeds: Feeds | None) -> None:
         self.session = session
         self.executor, self.observed, self.values = session.watched(feeds)
 
@@ -98,7 +98,7 @@ def run(observed: Executor, values: Any, *observers: Observer) -> None:
 
 def make_report(
     session: ReportedSession,
-    feeds: NamedValues | None,
+    feeds: Feeds | None,
     runs: int,
     against: ReportedSession | None,
 ) -> Report:
@@ -117,14 +117,16 @@ def make_report(
             )
     seen, effective = watched.observation(runs), session.effective
     peak = machine_peak(effective.threads).with_steps(seen.profile.steps())
-    path = session.model.path
+    path, table = session.model.path, watched.executor.table
+    names = [table.slots[slot].name for slot in table.inputs]
+    fed = zip(names, watched.values, strict=True)
     about: dict[str, Any] = {
         "format": 1,
         "version": VERSION,
         "title": Path(path).name if path else session.model.entry,
         "about": effective.line(session.options),
         "effective": asdict(effective),
-        "feeds": {name: str(type_of(value)) for name, value in (feeds or {}).items()},
+        "feeds": {name: str(type_of(value)) for name, value in fed},
         "peak": asdict(peak),
     }
     document = report_document(about, seen)

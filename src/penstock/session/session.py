@@ -35,7 +35,7 @@ from penstock.core.errors import (
 from penstock.core.limits import DEFAULT_LIMITS
 from penstock.core.option_records import takes
 from penstock.core.records import fields, replace
-from penstock.core.types import NamedValues, RunValue
+from penstock.core.types import Feeds, RunValue
 from penstock.executors.control import NEVER, CancelToken, Control
 from penstock.executors.linear import LinearExecutor
 from penstock.frontends.load import is_artifact
@@ -129,7 +129,7 @@ class Session:
     @takes(RunOptions)
     def run(
         self,
-        feeds: NamedValues | None = None,
+        feeds: Feeds | None = None,
         fetches: Sequence[str] | None = None,
         targets: Sequence[str] | None = None,
         **options: Any,
@@ -168,7 +168,7 @@ class Session:
     def _run_under(
         self,
         control: Control,
-        feeds: NamedValues,
+        feeds: Feeds,
         fetches: Sequence[str] | None = None,
     ) -> dict[str, RunValue]:
         """``run`` under a control that the caller has begun (``begin_run``), and ends.
@@ -318,7 +318,7 @@ class Session:
 
     def profile(
         self,
-        feeds: NamedValues | None = None,
+        feeds: Feeds | None = None,
         *,
         runs: int = 10,
         progress: bool | Progress = False,

@@ -157,8 +157,8 @@ def broken(error: Exception, *, infers: bool, domain: str = "") -> Graph:
     [
         (ShapeError("no such shape"), ps.InvalidModel),
         (MemoryError(), ps.LimitExceeded),
-        (KeyError("axis"), ps.InternalError),
-        (IndexError("list index out of range"), ps.InternalError),
+        (KeyError("axis"), ps.ExtensionError),
+        (IndexError("list index out of range"), ps.ExtensionError),
     ],
 )
 def test_whatever_an_operation_raises_names_its_node(raised, wanted, infers):
