@@ -81,8 +81,8 @@ _FAMILIES: Mapping[str, str] = {
         tensorflow.arrays: All Any BroadcastArgs ConcatOffset ConcatV2 Const EnsureShape Fill
             GatherV2 IdentityN InvertPermutation LinSpace MatrixTranspose NonNegative OneHot
             Pack Rank ReverseV2 Roll ScatterNd Select Shape ShapeN Size Slice Split SplitV
-            StridedSlice TensorScatterMax TensorScatterMin TensorScatterSub Transpose Unpack
-            Where
+            StridedSlice StridedSliceGrad TensorScatterMax TensorScatterMin TensorScatterSub
+            Transpose Unpack Where
         tensorflow.blocks: BatchToSpaceND DepthToSpace FusedBatchNorm MirrorPad
             SpaceToBatchND SpaceToDepth
         tensorflow.colors: AdjustHue AdjustSaturation HSVToRGB RGBToHSV
@@ -93,10 +93,12 @@ _FAMILIES: Mapping[str, str] = {
         tensorflow.crosses: SparseCross
         tensorflow.images: CombinedNonMaxSuppression CropAndResize NonMaxSuppression
         tensorflow.incomplete: Betainc Igamma Igammac
-        tensorflow.lists: EmptyTensorList TensorListConcatV2 TensorListElementShape
+        tensorflow.lists: AddVariants EmptyTensorList OptionalFromValue OptionalGetValue
+            OptionalHasValue OptionalNone TensorListConcatV2 TensorListElementShape
             TensorListFromTensor TensorListGather TensorListGetItem TensorListLength
             TensorListPopBack TensorListPushBack TensorListReserve TensorListResize
             TensorListScatterV2 TensorListSetItem TensorListSplit TensorListStack
+            ZerosLikeVariant
         tensorflow.math: ApproximateEqual Assert Atan2 BiasAddGrad BranchIndex
             BroadcastGradientArgs CheckNumerics ComplexAbs Conj Cross Div DivNoNan Expm1
             FakeQuantWithMinMaxArgs FakeQuantWithMinMaxVars
