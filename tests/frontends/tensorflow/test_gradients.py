@@ -15,9 +15,6 @@ from tests.support.sweeps import drawn
 
 LOOPS = Recorded([Path(__file__).parents[2] / "models" / "tf_gradients" / "loops.npz.xz"])
 OTHERS = ("dataflow", "parallel", "streams", "interpret")
-# Loops that frames alone can run.
-FRAMED = {"v1_branches_in_nested_loops", "v1_loop_in_branch"}
-RAISED = [name for name in LOOPS.names if name not in FRAMED]
 
 
 def check(session: ps.Session, name: str) -> None:
@@ -36,9 +33,16 @@ def test_gradient_matches_tensorflow(name: str, executor: str) -> None:
     check(session, name)  # nothing is left of the first run
 
 
-@pytest.mark.parametrize(("name", "executor"), drawn(product(RAISED, OTHERS), 20))
+@pytest.mark.parametrize(("name", "executor"), drawn(product(LOOPS.names, OTHERS), 20))
 def test_gradient_matches_tensorflow_on_other_executors(name: str, executor: str) -> None:
     check(ps.compile(LOOPS.graph(name), executor=executor), name)
+
+
+@pytest.mark.parametrize("name", LOOPS.names)
+def test_gradient_runs_without_frames(name: str) -> None:
+    session = ps.compile(LOOPS.graph(name))
+    check(session, name)  # the whole graph has outputs inside of frames
+    assert session.effective.executor == "linear"
 
 
 @pytest.mark.parametrize("name", ["v2_branches_in_nested_loops", "v2_nested_arrays"])

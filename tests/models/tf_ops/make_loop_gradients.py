@@ -98,6 +98,19 @@ def loop_in_branch(x: tf.Tensor) -> tf.Tensor:
     return tf.cond(x[0] > 0, lambda: _repeated(x, lambda i, a: tf.sin(a) * x), lambda: x * 2.0)
 
 
+def loop_in_other_branch(x: tf.Tensor) -> tf.Tensor:
+    """A loop that does not run."""
+    return tf.cond(x[0] > 1, lambda: _repeated(x, lambda i, a: tf.sin(a) * x), lambda: x * 2.0)
+
+
+def loops_in_both_branches(x: tf.Tensor) -> tf.Tensor:
+    return tf.cond(
+        x[0] > 0,
+        lambda: _repeated(x, lambda i, a: tf.sin(a) * x),
+        lambda: _repeated(x, lambda i, a: tf.cos(a) + x),
+    )
+
+
 def sliced(x: tf.Tensor) -> tf.Tensor:
     return _repeated(x, lambda i, a: tf.concat([a[1:] * x[:-1], a[:1] * a[::-1][0]], 0))
 
@@ -136,7 +149,8 @@ def taped(function: Callable[[tf.Tensor], tf.Tensor]) -> Callable[..., object]:
 
 FUNCTIONS = (
     *(mapped, folded, scanned, written, read, nested_arrays, nested_maps, branch_in_loop),
-    *(branches_in_nested_loops, switch_in_loop, loop_in_branch, sliced, recurrent),
+    *(branches_in_nested_loops, switch_in_loop, loop_in_branch, loop_in_other_branch),
+    *(loops_in_both_branches, sliced, recurrent),
 )
 
 
