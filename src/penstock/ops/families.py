@@ -81,10 +81,10 @@ _FAMILIES: Mapping[str, str] = {
         tensorflow.arrays: All Any BroadcastArgs ConcatOffset ConcatV2 Const EnsureShape Fill
             GatherV2 IdentityN InvertPermutation LinSpace MatrixTranspose NonNegative OneHot
             Pack Rank ReverseV2 Roll ScatterNd Select Shape ShapeN Size Slice Split SplitV
-            StridedSlice TensorScatterMax TensorScatterMin TensorScatterSub Transpose Unpack
-            Where
-        tensorflow.blocks: BatchToSpaceND DepthToSpace FusedBatchNorm MirrorPad
-            SpaceToBatchND SpaceToDepth
+            StridedSlice StridedSliceGrad TensorScatterMax TensorScatterMin TensorScatterSub
+            Transpose Unpack Where
+        tensorflow.blocks: BatchToSpaceND DepthToSpace FusedBatchNorm FusedBatchNormGrad
+            MirrorPad SpaceToBatchND SpaceToDepth
         tensorflow.colors: AdjustHue AdjustSaturation HSVToRGB RGBToHSV
         tensorflow.counting: DenseBincount InTopKV2 LowerBound RaggedBincount Unique
             UniqueWithCounts UpperBound
@@ -93,17 +93,21 @@ _FAMILIES: Mapping[str, str] = {
         tensorflow.crosses: SparseCross
         tensorflow.images: CombinedNonMaxSuppression CropAndResize NonMaxSuppression
         tensorflow.incomplete: Betainc Igamma Igammac
-        tensorflow.lists: EmptyTensorList TensorListConcatV2 TensorListElementShape
+        tensorflow.lists: AddVariants EmptyTensorList OptionalFromValue OptionalGetValue
+            OptionalHasValue OptionalNone TensorListConcatV2 TensorListElementShape
             TensorListFromTensor TensorListGather TensorListGetItem TensorListLength
             TensorListPopBack TensorListPushBack TensorListReserve TensorListResize
             TensorListScatterV2 TensorListSetItem TensorListSplit TensorListStack
+            ZerosLikeVariant
         tensorflow.math: ApproximateEqual Assert Atan2 BiasAddGrad BranchIndex
-            BroadcastGradientArgs CheckNumerics ComplexAbs Conj Cross Div DivNoNan Expm1
-            FakeQuantWithMinMaxArgs FakeQuantWithMinMaxVars
+            BroadcastGradientArgs CheckNumerics ComplexAbs Conj Cross Div DivNoNan EluGrad
+            Expm1 FakeQuantWithMinMaxArgs FakeQuantWithMinMaxVars
             FakeQuantWithMinMaxVarsPerChannel FloorDiv FloorMod Imag InvGrad IsFinite L2Loss
-            LeftShift Log1p MulNoNan NotEqual OnesLike Real ReciprocalGrad Relu6Grad
-            ReluGrad RightShift Rint Rsqrt RsqrtGrad SigmoidGrad SqrtGrad SquaredDifference
-            TanhGrad ToBool TruncateDiv TruncateMod Xdivy Xlogy ZerosLike
+            LeakyReluGrad LeftShift Log1p MulNoNan NotEqual OnesLike Real ReciprocalGrad
+            Relu6Grad ReluGrad RightShift Rint Rsqrt RsqrtGrad SeluGrad SigmoidGrad
+            SoftmaxCrossEntropyWithLogits SoftplusGrad SoftsignGrad
+            SparseSoftmaxCrossEntropyWithLogits SqrtGrad SquaredDifference TanhGrad ToBool
+            TruncateDiv TruncateMod Xdivy Xlogy ZerosLike
         tensorflow.matrices: MatrixBandPart MatrixDiag MatrixDiagPartV3 MatrixDiagV3
             MatrixSetDiagV3
         tensorflow.patches: ExtractImagePatches
@@ -114,7 +118,9 @@ _FAMILIES: Mapping[str, str] = {
         tensorflow.special: Digamma Erfinv Lgamma Ndtri
         tensorflow.state: Assign AssignAdd AssignAddVariableOp AssignSub AssignSubVariableOp
             AssignVariableOp DestroyResourceOp IsVariableInitialized ReadVariableOp
-            VarHandleOp VarIsInitializedOp VariableShape VariableV2
+            ResourceApplyAdam ResourceApplyGradientDescent ResourceApplyKerasMomentum
+            ResourceApplyMomentum ResourceApplyRMSProp VarHandleOp VarIsInitializedOp
+            VariableShape VariableV2
         tensorflow.tensor_arrays: StackCloseV2 StackPopV2 StackPushV2 StackV2
             TensorArrayCloseV3 TensorArrayConcatV3 TensorArrayGatherV3 TensorArrayGradV3
             TensorArrayReadV3 TensorArrayScatterV3 TensorArraySizeV3 TensorArraySplitV3
@@ -122,7 +128,8 @@ _FAMILIES: Mapping[str, str] = {
         tensorflow.text: AsString RegexReplace StringFormat StringJoin StringLength
             StringLower StringSplitV2 StringStrip StringToHashBucketFast
             StringToHashBucketStrong StringToNumber StringUpper Substr
-        tensorflow.windows: Conv2DBackpropInput Conv3DBackpropInputV2
+        tensorflow.windows: AvgPoolGrad Conv2DBackpropInput Conv3DBackpropInputV2
+            ConvBackpropFilter MaxPoolGrad
     """,
     "penstock": """
         penstock.collective: AllReduce Broadcast

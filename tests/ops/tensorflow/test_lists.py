@@ -1,4 +1,5 @@
-"""Lists of tensors: what TensorFlow computed, and the shapes of elements."""
+"""Lists of tensors and optionals: what TensorFlow computed, the shapes of elements, and what does not
+add up."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from tests.support.tf_graphs import Builder, Type
+from tests.support.tf_graphs import Builder, Shape, Type
 from tests.support.tf_operations import operation_tests
 
 test_operation_matches_tensorflow, test_reversed_nodes_match_tensorflow = operation_tests(
@@ -50,3 +51,87 @@ def test_list_elements_merge_known_dims() -> None:
 def test_list_element_of_another_shape_is_refused() -> None:
     with pytest.raises(ps.RunError, match=r"element 1 has shape \(2,\), which is not \(3,\)"):
         element([3]).run({"x": np.ones((3, 2), np.float32)}, ["y:0"])
+
+
+# Optionals, sums and lists of lists.
+
+
+def reading(g: Builder, variant: str) -> bytes:
+    """A graph that reads a float32[2] out of an optional."""
+    wanted = {"output_types": [Type("float32")], "output_shapes": [Shape((2,))]}
+    g.node("OptionalGetValue", variant, name="y", **wanted)
+    return g.bytes()
+
+
+def optional_of(g: Builder, x: str) -> str:
+    return g.node("OptionalFromValue", x, Toutput_types=[Type("float32")])
+
+
+def test_optional_value_is_declared_with_its_shape() -> None:
+    """What follows can then be planned."""
+    g = Builder()
+    session = ps.compile(reading(g, optional_of(g, g.placeholder("x", "float32", -1))))
+    assert [str(port.type) for port in session.outputs] == ["float32[2]"]
+    np.testing.assert_array_equal(session.run({"x": np.ones(2, np.float32)})["y:0"], [1, 1])
+    with pytest.raises(ps.RunError, match=r"the optional has float32\[3\], not float32\[2\]"):
+        session.run({"x": np.ones(3, np.float32)})
+
+
+def test_optional_without_value_has_none_to_get() -> None:
+    g = Builder()
+    with pytest.raises(ps.RunError, match="an optional without a value has none to get"):
+        ps.compile(reading(g, g.node("OptionalNone"))).run({})
+
+
+def test_optionals_with_and_without_value_do_not_add_up() -> None:
+    g = Builder()
+    x = g.placeholder("x", "float32", 2)
+    total = g.node("AddN", optional_of(g, x), g.node("OptionalNone"), N=2, T=Type("variant"))
+    with pytest.raises(ps.RunError, match="with a value and one with another do not add up"):
+        ps.compile(reading(g, total)).run({"x": np.ones(2, np.float32)})
+
+
+def test_optionals_of_different_shapes_do_not_add_up() -> None:
+    g = Builder()
+    x, y = g.placeholder("x", "float32", 2), g.placeholder("z", "float32", 1)
+    total = g.node("AddN", optional_of(g, x), optional_of(g, y), N=2, T=Type("variant"))
+    with pytest.raises(ps.RunError, match=r"float32\(2,\) and float32\(1,\) do not add up"):
+        ps.compile(reading(g, total)).run({"x": np.ones(2, np.float32), "z": np.ones(1, "f")})
+
+
+def test_lists_of_different_lengths_do_not_add_up() -> None:
+    g = Builder()
+    kinds = {"element_dtype": Type("float32"), "shape_type": Type("int32")}
+    shape = g.const(np.zeros(0, np.int32))
+    lists = [
+        g.node("TensorListFromTensor", g.placeholder(name, "float32", -1), shape, **kinds)
+        for name in ("x", "y")
+    ]
+    total = g.node("AddN", *lists, N=2, T=Type("variant"))
+    g.node("TensorListLength", total, name="n")
+    session = ps.compile(g.bytes())
+    assert session.run({"x": np.ones(2, np.float32), "y": np.ones(2, np.float32)})["n:0"] == 2
+    with pytest.raises(ps.RunError, match=r"2 elements.* and .*3 elements.* do not add up"):
+        session.run({"x": np.ones(2, np.float32), "y": np.ones(3, np.float32)})
+
+
+def test_list_of_variants_makes_no_tensor() -> None:
+    g = Builder()
+    shape, kind = g.const(np.zeros(0, np.int32)), Type("variant")
+    kinds = {"element_dtype": kind, "shape_type": Type("int32")}
+    empty = g.node("EmptyTensorList", shape, g.const(np.int32(-1)), **kinds)
+    handle = g.node("TensorListPushBack", empty, empty, element_dtype=kind)
+    g.node("TensorListStack", handle, shape, name="y", element_dtype=kind)
+    with pytest.raises(ps.RunError, match="variants do not make a tensor"):
+        ps.compile(g.bytes()).run({}, ["y:0"])
+
+
+def test_list_refuses_a_list_among_tensors() -> None:
+    g = Builder()
+    shape, kind = g.const(np.zeros(0, np.int32)), Type("float32")
+    kinds = {"element_dtype": kind, "shape_type": Type("int32")}
+    empty = g.node("EmptyTensorList", shape, g.const(np.int32(-1)), **kinds)
+    handle = g.node("TensorListPushBack", empty, empty, element_dtype=kind)
+    g.node("TensorListLength", handle, name="n")
+    with pytest.raises(ps.RunError, match="elements of float32, not of variant"):
+        ps.compile(g.bytes()).run({}, ["n:0"])

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.ir.graph import is_framed
 from tests.passes.structure.test_raise_control_flow import (
+    BOOL,
     INT,
     Loops,
     answers,
@@ -220,3 +223,70 @@ def test_inner_loop_of_a_loop_that_stays_is_raised() -> None:
     with pytest.raises(ps.Unsupported, match='"auto" runs it'):
         linear = ps.compile(g.bytes(), executor="linear", backends=["numpy"])
         linear.run({"x": np.int32(0), "most": np.int32(5)}, fetches)
+
+
+# Loops in a branch that choose by its predicate again, as gradients do for each of their stacks.
+
+
+def again_by(side: int) -> Callable[[Loops, str], str]:
+    """Adds 1 to what a Switch by the predicate of the branch passes on on this side."""
+
+    def inside(g: Loops, value: str) -> str:
+        attrs = {"frame_name": "f", "is_constant": True, "parallel_iterations": 10}
+        g.node("Enter", "p", name="f/p", T=BOOL, **attrs)
+        g.node("Switch", value, "f/p", name="f/again_switch", T=INT)
+        return g.again(f"f/again_switch:{side}")
+
+    return inside
+
+
+def in_branch(start: str, most: str, side: int = 1) -> Loops:
+    """A loop from ``start`` to ``most``, which may be dead unless ``p``, or else ``x`` itself."""
+    g = loops()
+    g.node("Switch", "x", "p", name="start", T=INT)
+    g.node("Switch", "most", "p", name="end", T=INT)
+    out = g.loop(start, most, inside=again_by(side))
+    g.node("Merge", "start:0", out, name="y", T=INT, N=2)
+    return g
+
+
+@pytest.mark.parametrize("most", ["end:1", "most"])
+def test_loop_in_a_branch_that_asks_its_predicate_again_is_raised(most: str) -> None:
+    g = in_branch("start:1", most)
+    made, stays = raised(g.bytes(), ["y"])
+    assert not stays
+    assert not is_framed(made)
+    assert answers(g, ["y"], fed(x=1, most=4)) == [5]
+    assert answers(g, ["y"], fed(x=1, most=4, p=False)) == [1]
+
+
+def test_loop_whose_limit_alone_is_dead_is_raised() -> None:
+    """Its variable lives, but nothing leaves without the predicate."""
+    g = in_branch("x", "end:1")
+    made, stays = raised(g.bytes(), ["y"])
+    assert not stays
+    assert not is_framed(made)
+    assert answers(g, ["y"], fed(x=1, most=4)) == [5]
+    assert answers(g, ["y"], fed(x=1, most=4, p=False)) == [1]
+
+
+def test_loop_that_runs_in_both_branches_asks_its_predicate_itself() -> None:
+    """Only a constant of its body may be dead: the loop ends where it runs no body."""
+
+    def inside(g: Loops, value: str) -> str:
+        g.enter("end:1", "f/end", constant=True)
+        g.node("AddV2", again_by(1)(g, value), "f/end", name="f/more", T=INT)
+        return "f/more"
+
+    g = loops()
+    g.node("Switch", "most", "p", name="end", T=INT)
+    out = g.loop("x", "most", inside=inside)
+    assert "may live and others be dead" in reasons(g, [out])
+    assert answers(g, [out], fed(x=1, most=4)) == [7]
+    assert answers(g, [out], fed(x=5, most=4, p=False)) == [5]
+
+
+def test_loop_that_goes_on_in_the_other_branch_is_left_to_frames() -> None:
+    g = in_branch("start:1", "end:1", side=0)
+    assert "no one predicate decides" in reasons(g, ["y"])
+    assert answers(g, ["y"], fed(x=1, most=1)) == [1]

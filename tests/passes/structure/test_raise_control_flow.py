@@ -35,7 +35,7 @@ SIDES = "not the two sides of one condition"
 STAYS: Mapping[str, tuple[tuple[int, ...], str]] = {
     "dev_control_edges": ((1, 2), ASKED),
     "feed_switch_output": ((0, 3), ASKED),
-    "loop_dead_limit": ((0, 1, 2), "may live and others be dead"),
+    "loop_dead_limit": ((2,), ASKED),
     "loop_dead_start": ((2,), ASKED),
     "loop_fetch_inside_error": ((0, 2, 3), "fetched from inside of a loop"),
     "loop_nonconstant_enter_late": ((0, 1, 2), "in the first iteration only"),

@@ -19,7 +19,7 @@ from penstock.ops.tensorflow.state import variable_of
 
 # Operations with the meaning of one of ONNX's, of the same name or that after "=", input for input.
 _AS_IN_ONNX = """
-    Abs AccumulateNV2=Sum Acos Acosh Add AddN=Sum AddV2=Add Asin Asinh Atan Atanh BitwiseAnd
+    Abs AccumulateNV2=Sum Acos Acosh Add AddV2=Add Asin Asinh Atan Atanh BitwiseAnd
     BitwiseOr BitwiseXor Ceil Cos Cosh Cumprod=CumProd Cumsum=CumSum Einsum Elu Equal Erf Exp Floor
     Greater GreaterEqual=GreaterOrEqual Identity Inv=Reciprocal Invert=BitwiseNot
     IsInf IsNan=IsNaN LeakyRelu Less LessEqual=LessOrEqual Log LogSoftmax LogicalAnd=And
@@ -70,6 +70,30 @@ _KEPT_ATTRIBUTES: dict[str, tuple[str, ...]] = {
 @rule(*_KEPT_ATTRIBUTES)
 def as_in_tensorflow(c: Conversion) -> None:
     c.emit_same_op(_KEPT_ATTRIBUTES[c.op])
+
+
+@rule("AddN", "ZerosLike")
+def tensors_or_variants(c: Conversion) -> None:
+    if c.attrs.get("T") == "variant":
+        c.emit_final("AddVariants" if c.op == "AddN" else "ZerosLikeVariant", domain=TENSORFLOW)
+    elif c.op == "AddN":
+        c.emit_final("Sum")
+    else:
+        c.emit_same_op(())
+
+
+@rule("OptionalGetValue")
+def optional_get_value(c: Conversion) -> None:
+    names, shapes = c.attrs["output_types"], c.attrs["output_shapes"]
+    if len(names) != len(shapes):
+        raise NodeError(f"declares {len(names)} output_types, but {len(shapes)} output_shapes")
+    types = [declared_type(name, shape) for name, shape in zip(names, shapes, strict=True)]
+    c.emit_same_op((), types=types)
+
+
+@rule("OptionalFromValue")
+def optional_from_value(c: Conversion) -> None:
+    c.emit_same_op(())
 
 
 # Values without inputs.

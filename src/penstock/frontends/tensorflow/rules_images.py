@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.core.types import FLOAT32, ShapeError
+from penstock.core.types import FLOAT32, Shape, ShapeError
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.tensorflow.conversion import Conversion, rule
 from penstock.ir.graph import Value
@@ -68,6 +68,22 @@ class ImageFormat:
             return value
         return self.c.emit("Transpose", [value], {"perm": self.channels_first_order()})
 
+    def channels_last_of(self, value: Value) -> Value:
+        """``value`` with its channels last."""
+        if self.channels_last:
+            return value
+        return self.c.emit("Transpose", [value], {"perm": [0, *range(2, self.rank), 1]})
+
+    def emit_final_channels_last(self, op: str, inputs: Sequence[Value], attrs: Attrs) -> None:
+        """Emit an operation of TensorFlow's with channels last, for the node's only output."""
+        if self.channels_last:
+            self.c.emit_final(op, inputs, attrs, domain=TENSORFLOW)
+            return
+        result = self.c.emit(op, inputs, attrs, domain=TENSORFLOW)
+        self.c.emit_final(
+            "Transpose", [result], {"perm": [0, self.rank - 1, *range(1, self.rank - 1)]}
+        )
+
     def emit_final(self, op: str, inputs: Sequence[Value], attrs: Attrs, domain: str = "") -> None:
         """Emit an operation with channels first, for the node's first output in its own order."""
         outputs = self.c.outputs[:1]
@@ -82,14 +98,14 @@ class ImageFormat:
 def conv(c: Conversion) -> None:
     n = 3 if c.op == "Conv3D" else 2
     image_format = ImageFormat(c, n)
-    attrs = {**image_format.conv_attrs(), "group": _groups(c, image_format)}
+    attrs = {**image_format.conv_attrs(), "group": _groups(c, image_format, c.shape(0))}
     weights = c.emit("Transpose", [c.inputs[1]], {"perm": [n + 1, n, *range(n)]})
     image_format.emit_final("Conv", [image_format.channels_first(c.inputs[0]), weights], attrs)
 
 
-def _groups(c: Conversion, image_format: ImageFormat) -> int:
+def _groups(c: Conversion, image_format: ImageFormat, image: Shape | None) -> int:
     """Channels of the image by those of the filter, if both can be inferred; else 1."""
-    image, filters = c.shape(0), c.shape(1)
+    filters = c.shape(1)
     if image is None or filters is None or len(image) != image_format.rank:
         return 1
     channels, per_group = image[-1 if image_format.channels_last else 1], filters[-2]
@@ -104,18 +120,23 @@ def _groups(c: Conversion, image_format: ImageFormat) -> int:
 def depthwise(c: Conversion) -> None:
     """A filter [H, W, C, M], with M outputs for each channel, is a convolution in C groups."""
     image_format = ImageFormat(c, 2)
+    weights, channels = _depthwise_weights(c)
+    attrs = {**image_format.conv_attrs(), "group": channels}
+    image_format.emit_final("Conv", [image_format.channels_first(c.inputs[0]), weights], attrs)
+
+
+def _depthwise_weights(c: Conversion) -> tuple[Value, int]:
+    """A filter [H, W, C, M] as weights [C * M, 1, H, W] of C groups, and C."""
     shape = c.static_shape(1, "the filter")
     if len(shape) != 4:
         raise NodeError(f"has a filter of shape {shape}, which must have four dims")
     height, width, channels, multiplier = shape
     flat = c.constant([height, width, 1, channels * multiplier])
     weights = c.emit("Reshape", [c.inputs[1], flat])
-    weights = c.emit("Transpose", [weights], {"perm": [3, 2, 0, 1]})
-    attrs = {**image_format.conv_attrs(), "group": channels}
-    image_format.emit_final("Conv", [image_format.channels_first(c.inputs[0]), weights], attrs)
+    return c.emit("Transpose", [weights], {"perm": [3, 2, 0, 1]}), channels
 
 
-@rule("Conv2DBackpropInput", "Conv3DBackpropInputV2")
+@rule("Conv2DBackpropInput", "Conv3DBackpropInputV2", "DepthwiseConv2dNativeBackpropInput")
 def conv_transpose(c: Conversion) -> None:
     """The gradient of a convolution. The image's size, an input, determines the padding."""
     n = 3 if c.op.startswith("Conv3D") else 2
@@ -127,9 +148,13 @@ def conv_transpose(c: Conversion) -> None:
         "padding": c.attrs["padding"],
         "pads": attrs.get("pads", []),
     }
-    weights = c.emit("Transpose", [c.inputs[1]], {"perm": [n + 1, n, *range(n)]})
-    inputs = [image_format.channels_first(c.inputs[2]), weights]
     sizes, window = c.elements(0), c.shape(1)
+    if c.op.startswith("Depthwise"):
+        weights, groups = _depthwise_weights(c)
+    else:
+        weights = c.emit("Transpose", [c.inputs[1]], {"perm": [n + 1, n, *range(n)]})
+        groups = _groups(c, image_format, None if sizes is None else tuple(sizes))
+    inputs = [image_format.channels_first(c.inputs[2]), weights]
     if sizes is not None and len(sizes) == n + 2:
         sizes = [sizes[i] for i in image_format.axes]
     image = None if sizes is None else all_known(sizes)
@@ -138,22 +163,41 @@ def conv_transpose(c: Conversion) -> None:
             attrs = backward_attrs(image, all_known(window) or (), attrs)
         except ShapeError as error:
             raise NodeError(str(error)) from error
-        image_format.emit_final("ConvTranspose", inputs, attrs)
+        image_format.emit_final("ConvTranspose", inputs, {**attrs, "group": groups})
         return
     # With channels first, the spatial dims stand last.
     order = c.constant(image_format.channels_first_order())
     size = c.emit("GatherV2", [c.inputs[0], order], {"batch_dims": 0}, domain=TENSORFLOW)
-    image_format.emit_final(c.op, [*inputs, size], attrs, domain=TENSORFLOW)
+    op = "Conv3DBackpropInputV2" if n == 3 else "Conv2DBackpropInput"
+    image_format.emit_final(op, [*inputs, size], attrs, domain=TENSORFLOW)
+
+
+_FILTER_GRADIENTS = (
+    *("Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "DepthwiseConv2dNativeBackpropFilter"),
+)
+
+
+@rule(*_FILTER_GRADIENTS)
+def conv_filter_gradient(c: Conversion) -> None:
+    image_format = ImageFormat(c, 3 if c.op.startswith("Conv3D") else 2)
+    attrs = {**image_format.conv_attrs(), "depthwise": c.op.startswith("Depthwise")}
+    x, sizes, dy = c.inputs
+    inputs = [image_format.channels_last_of(x), sizes, image_format.channels_last_of(dy)]
+    c.emit_final("ConvBackpropFilter", inputs, attrs, domain=TENSORFLOW)
+
+
+def _pool_attrs(image_format: ImageFormat) -> AttrDict:
+    return {
+        "kernel_shape": image_format.spatial_entries("ksize"),
+        "strides": image_format.spatial_entries("strides"),
+        **image_format.padding(),
+    }
 
 
 @rule("AvgPool", "AvgPool3D", "MaxPool", "MaxPool3D")
 def pool(c: Conversion) -> None:
     image_format = ImageFormat(c, 3 if c.op.endswith("3D") else 2)
-    attrs = {
-        "kernel_shape": image_format.spatial_entries("ksize"),
-        "strides": image_format.spatial_entries("strides"),
-        **image_format.padding(),
-    }
+    attrs = _pool_attrs(image_format)
     name = "MaxPool" if c.op.startswith("Max") else "AveragePool"
     image_format.emit_final(name, [image_format.channels_first(c.inputs[0])], attrs)
 
@@ -164,6 +208,28 @@ def max_pool_v2(c: Conversion) -> None:
     for i, name in ((1, "ksize"), (2, "strides")):
         c.attrs[name] = c.constant_integers(i, name)
     pool(c)
+
+
+@rule("MaxPoolGrad", "MaxPool3DGrad", "AvgPoolGrad", "AvgPool3DGrad")
+def pool_gradient(c: Conversion) -> None:
+    image_format = ImageFormat(c, 3 if "3D" in c.op else 2)
+    *first, dy = c.inputs
+    if c.op.startswith("Avg"):  # the size of the image, with its dims in the order of the image's
+        order = [0, *image_format.axes, image_format.rank - 1 if image_format.channels_last else 1]
+        attrs = {"batch_dims": 0}
+        first = [c.emit("GatherV2", [*first, c.constant(order)], attrs, domain=TENSORFLOW)]
+    else:
+        first = [image_format.channels_last_of(value) for value in first]
+    name = "MaxPoolGrad" if c.op.startswith("Max") else "AvgPoolGrad"
+    inputs = [*first, image_format.channels_last_of(dy)]
+    image_format.emit_final_channels_last(name, inputs, _pool_attrs(image_format))
+
+
+@rule("FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3")
+def batch_norm_gradient(c: Conversion) -> None:
+    attrs = {"epsilon": c.attrs["epsilon"], "training": c.attrs["is_training"]}
+    attrs["data_format"] = c.attrs["data_format"]
+    c.emit_final("FusedBatchNormGrad", c.inputs[:5], attrs, domain=TENSORFLOW)
 
 
 @rule("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")

@@ -40,7 +40,11 @@ from penstock.ops.tensorflow.state import Store, variable_name
 DEFAULT = "serving_default"
 _ASSIGN = frozenset({"Assign", "AssignVariableOp"})
 _CHANGES = frozenset(
-    {*_ASSIGN, "AssignAdd", "AssignSub", "AssignAddVariableOp", "AssignSubVariableOp"}
+    {
+        *(*_ASSIGN, "AssignAdd", "AssignSub", "AssignAddVariableOp", "AssignSubVariableOp"),
+        *(f"ResourceApply{name}" for name in ("Adam", "GradientDescent", "Momentum", "RMSProp")),
+        "ResourceApplyKerasMomentum",
+    }
 )
 _HANDLES = frozenset({"VarHandleOp", "VariableV2", "Variable"})
 # The most nodes of all signatures together: this number, and this many for each node of the file.

@@ -246,6 +246,31 @@ def strided_slice(node: Node, types: Types) -> Kernel:
     return Kernel(function, view=True)
 
 
+def _infer_strided_slice_grad(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    shape = common.lengths(rules.ints(types, consts, 0))
+    return (TensorType(rules.tensor(types, 4).dtype, shape),)
+
+
+@common.operator("StridedSliceGrad", infer=_infer_strided_slice_grad)
+def strided_slice_grad(node: Node, types: Types) -> Kernel:
+    """Zeros of a shape, but for the slice, which is what flows back."""
+    attrs = node.attrs
+
+    def function(
+        shape: np.ndarray, begin: np.ndarray, end: np.ndarray, strides: np.ndarray, dy: np.ndarray
+    ) -> np.ndarray:
+        _check_vectors(begin.ndim, end.ndim, strides.ndim)
+        index = _index(begin.tolist(), end.tolist(), strides.tolist(), attrs)
+        result = np.zeros(shape.tolist(), dy.dtype)
+        place = result[index]
+        if place.shape != dy.shape:
+            raise ShapeError(f"a gradient of shape {dy.shape} for a slice of {place.shape}")
+        result[index] = dy
+        return result
+
+    return Kernel(function)
+
+
 def _infer_slice(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = rules.tensor(types, 0)
     begin, sizes = (rules.all_known(rules.ints(types, consts, i)) for i in (1, 2))

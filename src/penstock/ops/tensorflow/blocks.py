@@ -161,3 +161,39 @@ def fused_batch_norm(node: Node, types: Types) -> Kernel:
         return results[:count]
 
     return Kernel(function)
+
+
+def _infer_batch_norm_grad(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x, vector = tensor(types, 1), TensorType(FLOAT32, tensor(types, 2).shape)
+    scalar = TensorType(FLOAT32, ())
+    return x.without_data(), vector, vector, scalar, scalar
+
+
+@operator("FusedBatchNormGrad", infer=_infer_batch_norm_grad)
+def fused_batch_norm_grad(node: Node, types: Types) -> Kernel:
+    """From the gradient, the images, the scale, and the mean and variance that were used: those of
+    the batch itself if ``training``, through which the gradient flows as well."""
+    epsilon, training = np.float32(node.attrs["epsilon"]), node.attrs["training"]
+    first, count = node.attrs["data_format"].startswith("NC"), len(node.outputs)
+
+    def function(
+        dy: np.ndarray, x: np.ndarray, scale: np.ndarray, mean: np.ndarray, var: np.ndarray
+    ) -> tuple[np.ndarray, ...]:
+        if dy.shape != x.shape:
+            raise ShapeError(f"a gradient of shape {dy.shape} for images of shape {x.shape}")
+        wide_dy, wide_x = (
+            (np.moveaxis(a, 1, -1) if first else a).astype(np.float32) for a in (dy, x)
+        )
+        axes = tuple(range(x.ndim - 1))
+        deviation = np.sqrt(var + epsilon)
+        normal = (wide_x - mean) / deviation
+        d_offset, d_scale = wide_dy.sum(axes), (wide_dy * normal).sum(axes)
+        if training:
+            size = np.float32(max(wide_x.size // max(wide_x.shape[-1], 1), 1))
+            wide_dy = wide_dy - (d_offset + normal * d_scale) / size
+        dx = (wide_dy * (scale / deviation)).astype(x.dtype)
+        dx = np.ascontiguousarray(np.moveaxis(dx, -1, 1)) if first else dx
+        zero = np.zeros((), np.float32)
+        return (dx, d_scale, d_offset, zero, zero)[:count]
+
+    return Kernel(function)

@@ -110,6 +110,7 @@ def handle(type_: type[T], name: str) -> Callable[..., T]:
     def checked(value: object, dtype: str = "") -> T:
         if not isinstance(value, type_):
             raise ShapeError(f"a handle of a {name} is needed, not a {type(value).__name__}")
+        # Handles have no dtype, so that they are elements of None.
         if dtype and dtypes().get(dtype) != value.dtype:  # type: ignore[attr-defined]
             raise ShapeError(f"the node is for elements of {dtype}, the {name} is not")
         return value

@@ -1,16 +1,33 @@
-"""Lists of tensors as values: no list is ever changed, each operation returns a new one."""
+"""Variants: lists of tensors and optionals as values.
+
+None is ever changed, each operation returns a new one. Elements may be variants themselves.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import reduce
 
 import numpy as np
 
 from penstock.core.checkpoints import with_checkpoints
 from penstock.core.records import dataclass, replace
-from penstock.core.types import ANY, Shape, ShapeError, TensorType, Type, dtypes
+from penstock.core.types import (
+    ANY,
+    BOOL,
+    STRING,
+    RunValue,
+    Shape,
+    ShapeError,
+    TensorType,
+    Type,
+    accepts,
+    dtypes,
+    type_of,
+)
 from penstock.host.current_run import copy_within_budget, keep, reserve
+from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Infer, Types
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.common.shape_rules import all_known, always, fits, ints, tensor
@@ -23,25 +40,51 @@ _PLACE_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class _TensorList:
-    """Tensors of one dtype, ``None`` where none is set yet, at most ``limit`` if not negative."""
+    """Tensors of one dtype (None: variants), ``None`` where none is set yet, at most ``limit`` if
+    not negative."""
 
-    dtype: np.dtype
+    dtype: np.dtype | None
     shape: Shape | None
-    items: tuple[np.ndarray | None, ...]
+    items: tuple[RunValue, ...]
     limit: int = -1
 
-    def checked(self, value: np.ndarray) -> np.ndarray:
+    def checked(self, value: RunValue) -> RunValue:
         """``value``, if it may stand in the list."""
-        if value.dtype != self.dtype:
-            raise ShapeError(f"the list has elements of {self.dtype}, not of {value.dtype}")
-        if not fits(value.shape, self.shape):
-            raise ShapeError(f"the list has elements of shape {self.shape}, not {value.shape}")
+        tensor = isinstance(value, np.ndarray)
+        dtype, shape = (value.dtype, value.shape) if tensor else (None, ())
+        if dtype != self.dtype:
+            raise ShapeError(f"the list has elements of {_name(self.dtype)}, not of {_name(dtype)}")
+        if not fits(shape, self.shape):
+            raise ShapeError(f"the list has elements of shape {self.shape}, not {shape}")
         reserve(_PLACE_BYTES * len(self.items))
         return keep(value)
 
-    def item(self, index: int, shape: Shape | None) -> np.ndarray:
+    def mapped(self, function: Callable[[RunValue], RunValue]) -> _TensorList:
+        """The list of ``function`` of each element that is set."""
+        reserve(_PLACE_BYTES * len(self.items))
+        items = [x if x is None else function(x) for x in with_checkpoints(self.items)]
+        return replace(self, items=tuple(items))
+
+    def combined(
+        self, other: _TensorList, function: Callable[[RunValue, RunValue], RunValue]
+    ) -> _TensorList:
+        """The list of ``function`` of the elements at each place of two lists, or of the element
+        that only one of them has."""
+        if self.dtype != other.dtype or len(self.items) != len(other.items):
+            raise ShapeError(f"{self} and {other} do not add up")
+        reserve(_PLACE_BYTES * len(self.items))
+        pairs = with_checkpoints(zip(self.items, other.items, strict=True))
+        items = [y if x is None else x if y is None else function(x, y) for x, y in pairs]
+        shape = tensor_arrays.merged(self.shape, other.shape)
+        return replace(self, shape=shape, items=tuple(items))
+
+    def item(self, index: int, shape: Shape | None) -> RunValue:
         """Element ``index``, of this shape; zeros if it is not set and its shape is known."""
         element = self.items[index]
+        if self.dtype is None:
+            if element is None:
+                raise ShapeError(f"element {index}, a variant, has not been written")
+            return element
         if element is not None:
             if not fits(element.shape, shape):
                 raise ShapeError(f"element {index} has shape {element.shape}, which is not {shape}")
@@ -53,13 +96,23 @@ class _TensorList:
         reserve(math.prod(dims) * self.dtype.itemsize)
         return keep(np.zeros(dims, self.dtype))
 
+    def tensor_dtype(self) -> np.dtype:
+        """The dtype of the tensor of all elements."""
+        if self.dtype is None:
+            raise ShapeError("variants do not make a tensor")
+        return self.dtype
+
     def _common(self) -> Shape | None:
         """The shape that all elements there are have."""
         shapes = {x.shape for x in self.items if x is not None}
         return shapes.pop() if len(shapes) == 1 else None
 
     def __repr__(self) -> str:
-        return f"TensorList({self.dtype}, {len(self.items)} elements)"
+        return f"TensorList({_name(self.dtype)}, {len(self.items)} elements)"
+
+
+def _name(dtype: np.dtype | None) -> str:
+    return "variant" if dtype is None else dtype.name
 
 
 _list = common.handle(_TensorList, "list of tensors")
@@ -105,16 +158,22 @@ def _place(list_: _TensorList, index: np.ndarray) -> int:
     return place
 
 
-_OF_ELEMENTS: Prepared = {"dtype": lambda node: common.named_dtype(node.attrs, "element_dtype")}
+def _element_dtype(node: Node) -> np.dtype | None:
+    if node.attrs.get("element_dtype") == "variant":
+        return None
+    return common.named_dtype(node.attrs, "element_dtype")
+
+
+_OF_ELEMENTS: Prepared = {"dtype": _element_dtype}
 
 
 @common.array_operator("EmptyTensorList", prepared=_OF_ELEMENTS)
-def empty(shape: np.ndarray, limit: np.ndarray, *, dtype: np.dtype) -> _TensorList:
+def empty(shape: np.ndarray, limit: np.ndarray, *, dtype: np.dtype | None) -> _TensorList:
     return _TensorList(dtype, _shape(shape), (), _count(limit))
 
 
 @common.array_operator("TensorListReserve", prepared=_OF_ELEMENTS)
-def reserved(shape: np.ndarray, count: np.ndarray, *, dtype: np.dtype) -> _TensorList:
+def reserved(shape: np.ndarray, count: np.ndarray, *, dtype: np.dtype | None) -> _TensorList:
     return _TensorList(dtype, _shape(shape), (None,) * _size(count))
 
 
@@ -183,9 +242,10 @@ def set_item(
 
 
 def _stacked(list_: _TensorList, places: Sequence[int], shape: Shape | None) -> np.ndarray:
+    dtype = list_.tensor_dtype()
     rows = [list_.item(place, shape) for place in with_checkpoints(places)]
     shape = None if rows else tensor_arrays.merged(list_.shape, shape)
-    return tensor_arrays.stacked(rows, shape, list_.dtype)
+    return tensor_arrays.stacked(rows, shape, dtype)
 
 
 @common.array_operator("TensorListStack", infer=_elements(1, 1))
@@ -262,8 +322,9 @@ def concat(
     handle: object, shape: np.ndarray, dims: np.ndarray, *, element_dtype: str = ""
 ) -> tuple[np.ndarray, np.ndarray]:
     list_, dims_ = _list(handle, element_dtype), _shape(shape)
+    dtype = list_.tensor_dtype()
     parts = [list_.item(i, dims_) for i in with_checkpoints(range(len(list_.items)))]
-    return tensor_arrays.concatenated(parts, dims_[1:] if dims_ else None, list_.dtype)
+    return tensor_arrays.concatenated(parts, dims_[1:] if dims_ else None, dtype)
 
 
 @common.array_operator("TensorListSplit", strings=True)
@@ -272,3 +333,82 @@ def split(value: np.ndarray, shape: np.ndarray, lengths: np.ndarray) -> _TensorL
     reserve(tensor_arrays.ELEMENT_BYTES * len(counts))
     parts = tuple(np.split(copy_within_budget(value), np.cumsum(counts)[:-1])) if counts else ()
     return _TensorList(value.dtype, _shape(shape), parts)
+
+
+# Optionals.
+
+
+@dataclass(frozen=True, slots=True)
+class _Optional:
+    """Tensors or variants, or none: ``components`` is ``None`` then."""
+
+    components: tuple[RunValue, ...] | None = None
+
+
+_optional = common.handle(_Optional, "list of tensors or an optional")
+
+
+@common.array_operator("OptionalNone")
+def optional_none() -> _Optional:
+    return _Optional()
+
+
+@common.array_operator("OptionalFromValue", strings=True)
+def optional_from_value(*components: RunValue) -> _Optional:
+    return _Optional(tuple(map(keep, components)))
+
+
+@common.array_operator("OptionalHasValue", infer=always(TensorType(BOOL, ())))
+def optional_has_value(value: object) -> np.ndarray:
+    return np.array(_optional(value).components is not None)
+
+
+@common.array_operator("OptionalGetValue", infer=lambda types, attrs, consts: attrs["types"])
+def optional_get_value(value: object, *, types: Sequence[Type]) -> RunValue:
+    """The components, which have to be of these types."""
+    components = _optional(value).components
+    if components is None:
+        raise ShapeError("an optional without a value has none to get")
+    if len(components) != len(types) or not all(map(accepts, types, map(type_of, components))):
+        given = ", ".join(str(type_of(component)) for component in components)
+        raise ShapeError(f"the optional has {given}, not {', '.join(map(str, types))}")
+    return common.outputs(components)
+
+
+# Sums and zeros of both, in which gradients begin and add up.
+
+
+def _zeros(value: object) -> RunValue:
+    """A value of the same structure, with zeros as its numbers."""
+    if isinstance(value, np.ndarray):
+        reserve(value.nbytes)
+        return keep(np.full_like(value, "") if value.dtype == STRING else np.zeros_like(value))
+    if isinstance(value, _TensorList):
+        return value.mapped(_zeros)
+    components = _optional(value).components
+    return _Optional(components and tuple(map(_zeros, components)))
+
+
+def _sum(a: object, b: object) -> RunValue:
+    """The sum of two values of one structure, number by number."""
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        if (a.dtype, a.shape) != (b.dtype, b.shape):
+            raise ShapeError(f"{a.dtype}{a.shape} and {b.dtype}{b.shape} do not add up")
+        reserve(a.nbytes)
+        return keep(np.asarray(a + b))
+    if isinstance(a, _TensorList) and isinstance(b, _TensorList):
+        return a.combined(b, _sum)
+    x, y = _optional(a).components, _optional(b).components
+    if x is None and y is None:
+        return _Optional()
+    if x is None or y is None or len(x) != len(y):
+        raise ShapeError("an optional with a value and one with another do not add up")
+    return _Optional(tuple(map(_sum, x, y)))
+
+
+common.array_operator("ZerosLikeVariant")(_zeros)
+
+
+@common.array_operator("AddVariants")
+def add_variants(*values: object) -> RunValue:
+    return reduce(_sum, values)

@@ -67,6 +67,9 @@ def _unless_zero(divisor: np.ndarray, x: np.ndarray, result: np.ndarray) -> np.n
     return np.where(divisor == 0, np.zeros((), x.dtype), result)
 
 
+# The constants of Selu.
+_SELU, _SELU_ALPHA = 1.0507009873554805, 1.6732632423543772
+
 _BINARY: dict[str, Arithmetic] = {
     "Atan2": np.arctan2,
     "DivNoNan": lambda x, y: _unless_zero(y, x, np.true_divide(x, y)),
@@ -86,12 +89,22 @@ _BINARY: dict[str, Arithmetic] = {
     # Gradients, from dy and x.
     "ReluGrad": lambda dy, x: np.where(x > 0, dy, np.zeros((), dy.dtype)),
     "Relu6Grad": lambda dy, x: np.where((x > 0) & (x < 6), dy, np.zeros((), dy.dtype)),
+    "SoftplusGrad": lambda dy, x: dy / (np.exp(-x) + 1),
+    "SoftsignGrad": lambda dy, x: dy / np.square(1 + np.abs(x)),
+    # Gradients, from dy and y.
+    "EluGrad": lambda dy, y: np.where(y < 0, dy * (y + 1), dy),
+    "SeluGrad": lambda dy, y: dy * np.where(y < 0, y + _SELU * _SELU_ALPHA, y.dtype.type(_SELU)),
 }
 
 
 @operator("NotEqual", infer=rules.broadcast_to(BOOL), strings=True)
 def not_equal(node: Node, types: Types) -> Kernel:
     return ufunc(np.not_equal, 2)
+
+
+@array_operator("LeakyReluGrad", infer=rules.broadcast_type)
+def leaky_relu_grad(dy: np.ndarray, x: np.ndarray, *, alpha: float) -> np.ndarray:
+    return np.where(x > 0, dy, dy * dy.dtype.type(alpha))
 
 
 @array_operator("ApproximateEqual", infer=rules.broadcast_to(BOOL))
@@ -137,6 +150,54 @@ def check_numerics(x: np.ndarray, *, message: str = "") -> np.ndarray:
 @array_operator("L2Loss", infer=lambda t, a, c: (TensorType(rules.tensor(t, 0).dtype, ()),))
 def l2_loss(x: np.ndarray) -> np.ndarray:
     return np.square(x).sum(dtype=x.dtype) * x.dtype.type(0.5)
+
+
+# Losses, each with its gradient for the scores.
+
+
+def _infer_cross_entropy(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    scores = rules.tensor(types, 0)
+    rows = None if scores.shape is None else scores.shape[:1]
+    return TensorType(scores.dtype, rows), TensorType(scores.dtype, scores.shape)
+
+
+def _log_softmax(scores: np.ndarray) -> np.ndarray:
+    """Of each row, in float32 at least."""
+    wide = scores.astype(np.result_type(scores.dtype, np.float32), copy=False)
+    shifted = wide - wide.max(1, keepdims=True, initial=-np.inf)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(1, keepdims=True)))
+
+
+@array_operator(
+    "SoftmaxCrossEntropyWithLogits",
+    infer=lambda types, attrs, consts: _infer_cross_entropy(
+        [TensorType(rules.same_dtype(types, (0, 1)), rules.broadcast_type(types, {}, ())[0].shape)],
+        attrs,
+        consts,
+    ),
+)
+def cross_entropy(scores: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of scores and probabilities [N, C], or of one row of either for all."""
+    if scores.ndim != 2 or labels.ndim != 2:
+        raise ShapeError(f"scores of shape {scores.shape} and labels of {labels.shape}, not [N, C]")
+    scores, labels = np.broadcast_arrays(scores, labels)
+    logs = _log_softmax(scores)
+    # A label of 0 counts nothing, be its probability 0.
+    loss = -np.where(labels == 0, np.float32(0), labels * logs).sum(1)
+    return loss.astype(scores.dtype), (np.exp(logs) - labels).astype(scores.dtype)
+
+
+@array_operator("SparseSoftmaxCrossEntropyWithLogits", infer=_infer_cross_entropy)
+def sparse_cross_entropy(scores: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of scores [N, C] and labels [N], each the number of a class."""
+    if scores.ndim != 2 or labels.shape != scores.shape[:1]:
+        raise ShapeError(f"scores of shape {scores.shape} and labels of {labels.shape}")
+    if labels.size and not 0 <= labels.min() <= labels.max() < scores.shape[1]:
+        raise ShapeError(f"a label is not one of {scores.shape[1]} classes, from 0 on")
+    logs, rows = _log_softmax(scores), np.arange(len(labels))
+    gradient = np.exp(logs)
+    gradient[rows, labels] -= 1
+    return (-logs[rows, labels]).astype(scores.dtype), gradient.astype(scores.dtype)
 
 
 def _infer_cross(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import TypeAlias
 
 import numpy as np
 
@@ -268,6 +270,73 @@ _updating("AssignAddVariableOp", np.add, gives=False)
 _updating("AssignSubVariableOp", np.subtract, gives=False)
 _updating("AssignAdd", np.add, gives=True)
 _updating("AssignSub", np.subtract, gives=True)
+
+
+# Steps of training: new values of a variable and of its slots, from them and a gradient.
+
+_Arrays: TypeAlias = Sequence[np.ndarray]
+
+
+def _applying(name: str, count: int, gradient: int, step: ArrayFunction) -> None:
+    """Register the operation whose first ``count`` inputs are variables, which take what ``step``
+    gives for their values and the other inputs. Input ``gradient`` has their shape, the others are
+    scalars."""
+
+    @array_operator(name, pure=False)
+    def apply(*inputs: RunValue, use_nesterov: bool = False) -> None:
+        variables = [_variable(x) for x in inputs[:count]]
+        for i, x in enumerate(inputs[count:], count):
+            if i != gradient and x.ndim:
+                raise ShapeError(f"input {i} of {name} must be a scalar, not of shape {x.shape}")
+        with ExitStack() as locks:
+            # In one order, so that no two nodes wait for each other.
+            for variable in sorted(variables, key=lambda variable: variable.name):
+                locks.enter_context(variable.lock)
+            values = [variable.read() for variable in variables]
+            shapes = [value.shape for value in values]
+            if shapes != [inputs[gradient].shape] * count:
+                raise ShapeError(
+                    f"variable {variables[0].name!r} and its slots have shapes {shapes}, and the "
+                    f"gradient has {inputs[gradient].shape}"
+                )
+            results = step(*values, *inputs[count:], use_nesterov)
+            for variable, result in zip(variables, results, strict=True):
+                variable.value = _kept(result)
+
+
+def _momentum(x: np.ndarray, slot: np.ndarray, *rest: RunValue) -> _Arrays:
+    rate, dx, factor, ahead = rest
+    slot = slot * factor + dx
+    return x - (dx + slot * factor if ahead else slot) * rate, slot
+
+
+def _keras_momentum(x: np.ndarray, slot: np.ndarray, *rest: RunValue) -> _Arrays:
+    """The slot holds steps, which the rate is a part of."""
+    rate, dx, factor, ahead = rest
+    slot = slot * factor - dx * rate
+    return x + (slot * factor - dx * rate if ahead else slot), slot
+
+
+def _adam(x: np.ndarray, m: np.ndarray, v: np.ndarray, *rest: RunValue) -> _Arrays:
+    power1, power2, rate, beta1, beta2, epsilon, dx, ahead = rest
+    rate = rate * np.sqrt(1 - power2) / (1 - power1)
+    m, v = m + (dx - m) * (1 - beta1), v + (dx * dx - v) * (1 - beta2)
+    way = dx * (1 - beta1) + m * beta1 if ahead else m
+    return x - way * rate / (np.sqrt(v) + epsilon), m, v
+
+
+def _rms_prop(x: np.ndarray, square: np.ndarray, slot: np.ndarray, *rest: RunValue) -> _Arrays:
+    rate, rho, factor, epsilon, dx, _ = rest
+    square = square + (dx * dx - square) * (1 - rho)
+    slot = slot * factor + dx * rate / np.sqrt(square + epsilon)
+    return x - slot, square, slot
+
+
+_applying("ResourceApplyGradientDescent", 1, 2, lambda x, rate, dx, _: [x - dx * rate])
+_applying("ResourceApplyMomentum", 2, 3, _momentum)
+_applying("ResourceApplyKerasMomentum", 2, 3, _keras_momentum)
+_applying("ResourceApplyAdam", 3, 9, _adam)
+_applying("ResourceApplyRMSProp", 3, 7, _rms_prop)
 
 
 @array_operator("DestroyResourceOp", pure=False)

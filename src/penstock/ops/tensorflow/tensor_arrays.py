@@ -82,7 +82,8 @@ def stack_push(handle: object, value: object) -> object:
     stack = _stack(handle)
     if 0 <= stack.limit <= len(stack.values):
         raise ShapeError(f"the stack overflowed its maximum size {stack.limit}")
-    if getattr(value, "dtype", None) != stack.dtype:
+    # A handle's dtype is that of its elements.
+    if (value.dtype if isinstance(value, np.ndarray) else None) != stack.dtype:
         raise ShapeError(f"the stack has elements of {stack.dtype}, not {type_of(value)}")
     if not isinstance(value, np.ndarray):
         stack.values.append(value)

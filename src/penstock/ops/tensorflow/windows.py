@@ -1,18 +1,27 @@
-"""The gradient of a convolution for its image, whose size only the run knows."""
+"""Gradients of convolution and pooling.
+
+That of a convolution for its image takes the size of the image, which only the run may know. All
+others have channels last, and go over the elements of windows: the k-th elements of all windows at
+once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
-from typing import Any
+from collections.abc import Iterator, Sequence
+from functools import lru_cache, reduce
+from itertools import product
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from penstock.core.types import ShapeError, TensorType, Type
+from penstock.core.checkpoints import with_checkpoints
+from penstock.core.types import RunValue, ShapeError, TensorType, Type
 from penstock.ir.graph import Node, Value
 from penstock.ir.kernel import Kernel
-from penstock.ir.op import Attrs, Consts, Types
-from penstock.ops.common.shape_rules import ints, tensor
+from penstock.ir.op import Attrs, Consts, Infer, Types
+from penstock.ops.common.dtypes import is_half
+from penstock.ops.common.shape_rules import ints, same_type, tensor
+from penstock.ops.common.windows import Window, windows
 from penstock.ops.registry import standard
 from penstock.ops.tensorflow.common import lengths, operator
 
@@ -61,7 +70,9 @@ def _infer_backward(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type
     sizes = lengths(ints(types, consts, 2))
     rank = len(attrs["strides"]) + 2
     batch = given.shape[0] if given.shape else None
-    channels = weights.shape[1] if weights.shape and len(weights.shape) == rank else None
+    channels = sizes[1] if sizes is not None and len(sizes) == rank else None
+    if channels is None and weights.shape and len(weights.shape) == rank:
+        channels = weights.shape[1] if sizes is not None else None
     image = _image(sizes, rank) if sizes is not None else [None] * (rank - 2)
     return (TensorType(given.dtype, (batch, channels, *image)),)
 
@@ -69,14 +80,14 @@ def _infer_backward(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type
 @operator("Conv2DBackpropInput", infer=_infer_backward)
 @operator("Conv3DBackpropInputV2", infer=_infer_backward)
 def conv_backward(node: Node, types: Types) -> Kernel:
-    """The gradient [N, O, h, w], weights [O, I, kh, kw], and the size [..., H, W] of the image,
-    channels first, or the same with depth; attributes as in ``backward_attrs``."""
+    """The gradient [N, O, h, w], weights [O, I / groups, kh, kw], and the size of the image, [H, W]
+    or [N, I, H, W], channels first, or the same with depth; attributes as in ``backward_attrs``."""
     rank = len(node.attrs["strides"]) + 2
     op = standard("ConvTranspose")
 
     @lru_cache(maxsize=8)
-    def kernel(image: tuple[int, ...], window: tuple[int, ...]) -> Kernel:
-        backward = backward_attrs(image, window, node.attrs)
+    def kernel(image: tuple[int, ...], window: tuple[int, ...], groups: int) -> Kernel:
+        backward = {**backward_attrs(image, window, node.attrs), "group": groups}
         inner = Node(op, [Value("x"), Value("w")], [Value("y")], backward, origin=node.origin)
         return op.compile(inner, [TensorType(), TensorType()])
 
@@ -84,6 +95,117 @@ def conv_backward(node: Node, types: Types) -> Kernel:
         if x.ndim != rank or weights.ndim != rank:
             raise ShapeError(f"images of {x.shape} with weights of {weights.shape}")
         image = tuple(_image(sizes.tolist(), rank))
-        return kernel(image, weights.shape[2:])(x, weights)
+        groups = sizes.tolist()[1] // max(weights.shape[1], 1) if sizes.size == rank else 1
+        return kernel(image, weights.shape[2:], groups)(x, weights)
+
+    return Kernel(function)
+
+
+# Gradients with channels last.
+
+
+_Index: TypeAlias = tuple[RunValue, ...]
+
+
+def _elements(axes: Sequence[Window]) -> Iterator[tuple[_Index, _Index, _Index]]:
+    """Where in the windows an element stands, the windows that have it, and what it is of each, as
+    indices of [N, ..., C]."""
+    whole = slice(None)
+    for taps in with_checkpoints(list(product(*(axis.taps() for axis in axes)))):
+        places, seen, elements = zip(*taps, strict=True)
+        yield places, (whole, *seen), (whole, *elements)
+
+
+def _axes(x: Sequence[int], kernel: Sequence[int], attrs: Attrs, dy: np.ndarray) -> list[Window]:
+    """The windows over images of shape ``x``, of which ``dy`` is the gradient."""
+    if len(x) != len(kernel) + 2 or min(x, default=0) < 0:
+        raise ShapeError(f"windows {list(kernel)} over an image of shape {list(x)}")
+    axes = list(windows(attrs, kernel, x[1:-1]))
+    if dy.shape[:-1] != (x[0], *(axis.count for axis in axes)):
+        raise ShapeError(f"a gradient of shape {dy.shape} for images of shape {list(x)}")
+    return axes
+
+
+def _wide(x: np.ndarray) -> np.ndarray:
+    """Half precision as float32, in which sums are kept."""
+    return x.astype(np.float32) if is_half(x.dtype) else x
+
+
+def _infer_sized(index: int, dtype: int) -> Infer:
+    """``infer``: one output whose shape are the contents of input ``index``."""
+
+    def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+        shape = lengths(ints(types, consts, index))
+        return (TensorType(tensor(types, dtype).dtype, shape),)
+
+    return infer
+
+
+@operator("ConvBackpropFilter", infer=_infer_sized(1, 2))
+def conv_filter_backward(node: Node, types: Types) -> Kernel:
+    """Images [N, ..., I], the shape of the filter, and the gradient [N, ..., O]. The filter has
+    shape [..., I / groups, O], or if ``depthwise`` [..., I, O / I]; the other attributes are those
+    of Conv."""
+    attrs, depthwise = node.attrs, node.attrs["depthwise"]
+
+    def function(x: np.ndarray, sizes: np.ndarray, dy: np.ndarray) -> np.ndarray:
+        *kernel, depth, last = sizes.tolist()
+        channels, filters = x.shape[-1], dy.shape[-1]
+        groups = depth if depthwise else channels // max(depth, 1)
+        wanted = (groups, groups * last) if depthwise else (groups * depth, last)
+        if groups < 1 or (channels, filters) != wanted or filters % groups:
+            raise ShapeError(f"a filter {sizes.tolist()} for {channels} and {filters} channels")
+        axes = _axes(x.shape, kernel, attrs, dy)
+        x, back = _wide(x), _wide(dy)
+        result = np.zeros((*kernel, groups, channels // groups, filters // groups), x.dtype)
+        for place, seen, elements in _elements(axes):
+            rows = x[elements].reshape(-1, groups, channels // groups)
+            result[place] = rows.transpose(1, 2, 0) @ back[seen].reshape(
+                len(rows), groups, filters // groups
+            ).transpose(1, 0, 2)
+        if not depthwise:  # the channels of all groups stand side by side
+            result = np.moveaxis(result, -3, -2)
+        return result.reshape(sizes.tolist()).astype(dy.dtype, copy=False)
+
+    return Kernel(function)
+
+
+@operator("MaxPoolGrad", infer=same_type)
+def max_pool_backward(node: Node, types: Types) -> Kernel:
+    """Images, their maxima and the gradient of these, which goes to the first of equal ones; the
+    attributes are those of MaxPool."""
+    attrs = node.attrs
+
+    def function(x: np.ndarray, y: np.ndarray, dy: np.ndarray) -> np.ndarray:
+        if y.shape != dy.shape:
+            raise ShapeError(f"a gradient of shape {dy.shape} for maxima of shape {y.shape}")
+        result = np.zeros(x.shape, _wide(dy[:0]).dtype)
+        left = np.ones(y.shape, np.bool_)
+        for _, seen, elements in _elements(_axes(x.shape, attrs["kernel_shape"], attrs, dy)):
+            chosen = left[seen] & (x[elements] == y[seen])
+            left[seen] ^= chosen
+            result[elements] += np.where(chosen, dy[seen], np.zeros((), dy.dtype))
+        return result.astype(dy.dtype, copy=False)
+
+    return Kernel(function)
+
+
+@operator("AvgPoolGrad", infer=_infer_sized(0, 1))
+def average_pool_backward(node: Node, types: Types) -> Kernel:
+    """The shape of the images, and the gradient of the means, of which each counts the elements
+    that are not padding; the attributes are those of AveragePool."""
+    attrs = node.attrs
+
+    def function(sizes: np.ndarray, dy: np.ndarray) -> np.ndarray:
+        axes = _axes(sizes.tolist(), attrs["kernel_shape"], attrs, dy)
+        counts = [np.zeros(axis.count, np.float32) for axis in axes]
+        for axis, count in zip(axes, counts, strict=True):
+            for _, covered, _ in axis.taps():
+                count[covered] += 1
+        share = _wide(dy) / reduce(np.multiply.outer, counts)[..., np.newaxis].astype(dy.dtype)
+        result = np.zeros(sizes.tolist(), share.dtype)
+        for _, seen, elements in _elements(axes):
+            result[elements] += share[seen]
+        return result.astype(dy.dtype, copy=False)
 
     return Kernel(function)

@@ -14,7 +14,8 @@ Switches by the predicates ``p`` and ``q``::
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from penstock.core.checkpoints import with_checkpoints
 from penstock.ir.graph import Node, Value, all_reads
@@ -40,12 +41,18 @@ def is_switch(node: Node) -> bool:
 class Deadness:
     """Conditions of the nodes of one frame, in one iteration of it; ``nodes`` must be sorted.
     ``running`` nodes always run. Values of nodes that are not among ``nodes`` live, but for those
-    that leave inner frames, and those of ``doubtful`` nodes."""
+    that leave inner frames, and those of ``doubtful`` nodes. ``known`` predicates are on one side
+    whenever the frame runs, so that a Switch by one of them is no choice."""
 
     def __init__(
-        self, nodes: Sequence[Node], running: Collection[Node] = (), doubtful: Collection[Node] = ()
+        self,
+        nodes: Sequence[Node],
+        running: Collection[Node] = (),
+        doubtful: Collection[Node] = (),
+        known: Mapping[Value, int] = MappingProxyType({}),
     ) -> None:
         self._doubtful = doubtful
+        self._known = known
         self.conditions: dict[Node, Condition] = {}
         self.joined: dict[Node, tuple[Value, tuple[Value, Value]]] = {}
         """of Merges of both sides of a predicate: that, and their inputs for each choice"""
@@ -69,20 +76,34 @@ class Deadness:
         if node is None:
             return ALWAYS
         if is_switch(node) and node in self.conditions:
-            choice = (self.predicate(node), node.outputs.index(value))
-            return self.conditions[node] | {choice}
+            predicate, side = self.predicate(node), node.outputs.index(value)
+            if self._known.get(predicate) == side:
+                return self.conditions[node]
+            return self.conditions[node] | {(predicate, side)}
         return self._of_node(node)
 
     def predicate(self, switch: Node) -> Value:
         """The predicate of a Switch, before LoopConds and Identities that pass it on."""
-        value = switch.inputs[1]
-        while value is not None and value.producer in self.conditions:
-            node = value.producer
+        assert switch.inputs[1] is not None
+        return self.origin(switch.inputs[1])
+
+    def origin(self, value: Value) -> Value:
+        """The value that LoopConds and Identities pass on as ``value``."""
+        source: Value | None = value
+        while source is not None and (node := source.producer) in self.conditions:
             if not node or (node.op.role is not Role.LOOP_COND and node.op.full_name != "Identity"):
                 break
-            value = node.inputs[0]
-        assert value is not None
-        return value
+            value, source = source, node.inputs[0]
+        return value if source is None else source
+
+    def choices_of(self, nodes: Iterable[Node]) -> dict[Value, int]:
+        """The predicates whose side is certain where all of ``nodes`` run."""
+        sides: dict[Value, int] = {}
+        for node in nodes:
+            for predicate, side in self.conditions.get(node, ALWAYS):
+                if isinstance(predicate, Value) and sides.setdefault(predicate, side) != side:
+                    return {}  # they never run together
+        return sides
 
     def _of_node(self, node: Node) -> Condition:
         if node in self.conditions:

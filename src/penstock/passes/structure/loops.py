@@ -15,7 +15,8 @@ iteration to the next, as the variables are.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 
 from penstock.analysis.frames import Frame
 from penstock.core.checkpoints import with_checkpoints
@@ -44,20 +45,26 @@ class LoopVariable:
 class FrameLoop:
     """The loop in a frame with the sorted ``nodes``: its variables by their Merges, the conditions
     of its nodes, and the ``predicate`` that decides, by its truth (``side`` 1) or its falsity (0),
-    whether it continues.
+    whether it continues. ``known`` has the sides of predicates that enter the frame, for the case
+    that all that enters it lives, which is for the caller to check.
 
     Raises ``UnraisedError`` where the frame is no such loop, so that in some iterations some of its
     variables could be live and others dead, or values could leave before the last one.
     """
 
-    def __init__(self, frame: Frame, nodes: Sequence[Node]) -> None:
+    def __init__(
+        self,
+        frame: Frame,
+        nodes: Sequence[Node],
+        known: Mapping[Value, int] = MappingProxyType({}),
+    ) -> None:
         self.frame = frame
         self.nodes = nodes
         self.exits = [node for node in nodes if node.op.role is Role.EXIT]
         self.next_iterations = [node for node in nodes if node.op.role is Role.NEXT_ITERATION]
         self.variables = self._variables()
         self._check_enters()
-        self.deadness = Deadness(nodes, self.variables)
+        self.deadness = Deadness(nodes, self.variables, known=known)
         self.predicate, self.side = self._predicate()
         for node in self.exits:
             if self.deadness.conditions[node] != {(self.predicate, 1 - self.side)}:
@@ -118,6 +125,23 @@ class FrameLoop:
                 self.next_iterations[0], "its loop does not continue by a predicate"
             )
         return predicate, side
+
+    def deciding_enters(self) -> list[Node]:
+        """The Enters without which the predicate has no value in the first iteration, and so no
+        node of the body and no Exit runs."""
+        seen = set[Node]()
+        stack = [self.predicate.producer]
+        while stack:
+            node = stack.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            if node in self.variables:
+                stack.append(self.variables[node].enter)
+            elif node in self.deadness.reads:
+                stack += [value.producer for value in self.deadness.reads[node]]
+                stack += node.control_inputs
+        return [enter for enter in self.frame.enters if enter in seen]
 
     def _check(self) -> None:
         """Check what a Loop has no form for."""

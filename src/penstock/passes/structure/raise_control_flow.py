@@ -22,11 +22,11 @@ from penstock.analysis.frames import Frame, Frames
 from penstock.core.errors import InvalidModel
 from penstock.core.limits import DEFAULT_LIMITS
 from penstock.core.records import dataclass
-from penstock.ir.graph import Graph, Node, circular, dependencies, is_framed, ordered
+from penstock.ir.graph import Graph, Node, Value, circular, dependencies, is_framed, ordered
 from penstock.ir.op import FRAMED, Role
 from penstock.passes.context import FramePolicy, Pass, PassContext, Property, Unraised
 from penstock.passes.structure.branches import Branches, UnraisedError
-from penstock.passes.structure.conditions import ALWAYS, Deadness
+from penstock.passes.structure.conditions import ALWAYS, Choice, Deadness, is_switch
 from penstock.passes.structure.loops import FrameLoop, make_identity
 
 
@@ -83,11 +83,11 @@ _MAX_ATTEMPTS = 16
 
 @dataclass(frozen=True, slots=True)
 class _Loop:
-    """A loop with its variables: the Enters of these (``starts``), the Merge of the first, and the
+    """A loop: the Enters that its predicate depends on, the Merge of its first variable, and the
     Loop that ``frame`` has become, if it was raised."""
 
     frame: Frame
-    starts: Sequence[Node]
+    deciding: Sequence[Node]
     merge: Node
     node: Node | None
 
@@ -95,7 +95,8 @@ class _Loop:
 class _Raising:
     """Raises one graph, without those nested in it. ``retracted_before``: frames that must stay, by
     name. ``nodes`` and ``loops`` are those of each frame, ``remaining`` the nodes of frames that
-    stay. ``retracted``: frames that were raised and must not be."""
+    stay. ``retracted``: frames that were raised and must not be. ``around``: conditions of frames
+    before the frames in them were raised."""
 
     def __init__(
         self, graph: Graph, retracted_before: Mapping[str, Unraised], policy: FramePolicy
@@ -108,6 +109,7 @@ class _Raising:
         self.nodes: dict[Frame, list[Node]] = defaultdict(list)
         self.loops: dict[Frame, list[_Loop]] = defaultdict(list)
         self.remaining: list[Node] = []
+        self.around: dict[Frame, Deadness] = {}
 
     def run(self) -> None:
         try:
@@ -135,7 +137,7 @@ class _Raising:
                 self.check_overlap(nodes, frame.parallel_iterations > 1)
                 self.inline_frame(frame, parent, nodes)
                 return
-            loop = FrameLoop(frame, nodes)
+            loop = FrameLoop(frame, nodes, self.known_predicates(frame, parent, nodes))
         except UnraisedError as error:
             # The frame stays, and it is not known when the values that enter it live.
             self.unraised.append(error.unraised)
@@ -143,6 +145,7 @@ class _Raising:
             self.remaining += nodes
             return
         self.check_loops(frame, loop.deadness)
+        deciding = loop.deciding_enters()
         try:
             self.check_fetches(frame, nodes)
             raised = self.as_node(loop)
@@ -150,9 +153,8 @@ class _Raising:
             self.unraised.append(error.unraised)
             self.remaining += nodes
             raised = []
-        starts = [variable.enter for variable in loop.variables.values()]
         merge = next(iter(loop.variables))
-        as_loop = _Loop(frame, starts, merge, raised[0] if raised else None)
+        as_loop = _Loop(frame, deciding, merge, raised[0] if raised else None)
         self.loops[parent].append(as_loop)
         if not raised:
             return
@@ -212,12 +214,33 @@ class _Raising:
         self.nodes[parent] += nodes
         self.loops[parent] += self.loops[frame]
 
+    def known_predicates(
+        self, frame: Frame, parent: Frame, nodes: Sequence[Node]
+    ) -> dict[Value, int]:
+        """Predicates that enter a frame, with the sides that their Switches around it have taken
+        where all that enters it lives, as it does if the frame is raised (``check_loops``).
+
+        A loop in a branch has an inner Switch of this kind for each stack of its gradient.
+        """
+        constant = {e.outputs[0]: e for e in frame.enters if e.attrs.get("is_constant", False)}
+        if not any(is_switch(node) and node.inputs[1] in constant for node in nodes):
+            return {}
+        if parent not in self.around:
+            self.around[parent] = Deadness(self.nodes[parent])
+        around, known = self.around[parent], dict[Value, int]()
+        sides = around.choices_of(frame.enters)
+        for inside, enter in constant.items():
+            outside = enter.inputs[0]
+            if inside is not None and outside is not None and around.origin(outside) in sides:
+                known[inside] = sides[around.origin(outside)]
+        return known
+
     def check_loops(self, frame: Frame, deadness: Deadness) -> None:
-        """Retract loops whose variables and constants do not live or die together."""
+        """Retract loops of which something that enters may be dead where the predicate lives. What
+        lives more often than the predicate makes no difference: nothing leaves without it."""
         for loop in self.loops[frame]:
-            first, *others = {deadness.conditions[enter] for enter in loop.starts}
-            entered = [deadness.conditions[enter] for enter in loop.frame.enters]
-            if others or not all(condition <= first for condition in entered):
+            deciding = frozenset[Choice]().union(*(deadness.conditions[n] for n in loop.deciding))
+            if not all(deadness.conditions[enter] <= deciding for enter in loop.frame.enters):
                 self.retract(loop, "some values that enter {!r} may live and others be dead")
 
     def retract(self, loop: _Loop, reason: str) -> None:
