@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from bench.cases import chain
-from penstock.cli.base import all_shapes
+from penstock.cli.shapes import all_shapes
 
 HERE = Path(__file__).parent
 REPORT = HERE / "open.md"
@@ -103,7 +103,7 @@ def opened(name: str) -> dict[str, float]:
         data = Path(name).read_bytes()
         model = ps.load(data)
         types = {value.name: value.type for value in model.graph.inputs}
-        dims = all_shapes(model, ())
+        dims = all_shapes(model, (), {})
         feeds = {key: np.ones(dims[key], types[key].dtype) for key in dims}
     else:
         with zipfile.ZipFile(SAMPLE) as archive:

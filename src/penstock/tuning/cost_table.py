@@ -319,9 +319,9 @@ def _transaction(path: str, patience_s: float, *, create: bool) -> Iterator[Conn
             raise ValueError(f"it has more than {_MOST_BYTES} bytes")
     import sqlite3  # takes 2 MB, which a process without a table does without
 
-    # Every byte is escaped: no name of a file can look like a part of the URI.
-    location = os.fsencode(os.path.abspath(path)).hex("%")
-    uri = f"file:%{location}?mode={'rwc' if create else 'rw'}"
+    # No name of a file may look like a part of the URI; "//" ends an empty authority.
+    location = os.path.abspath(path).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+    uri = f"file://{location}?mode={'rwc' if create else 'rw'}"
     try:
         with closing(
             sqlite3.connect(uri, timeout=patience_s, isolation_level=None, uri=True)
