@@ -49,8 +49,8 @@ BOUNDS = {
     "session_members": 18,
     "environment_variables": 9,
 }
-MOST = {"python_lines": 103_280, "c_lines": 12_800}
-LEAST = {"comment_percent": 3.5, "comment_percent_in_hard_files": 12.5}
+MOST = {"python_lines": 105_500, "c_lines": 12_800}
+LEAST = {"comment_percent": 4.3, "comment_percent_in_hard_files": 12.5}
 
 # Third-party packages that only some modules may import.
 CONFINED = {

@@ -370,11 +370,20 @@ class CompileOptions:
         if self.cluster is not None and self.variables is not None:
             raise OptionError("variables= goes without cluster=, whose workers have the variables")
 
-    def check_use(self) -> None:
+    def check_use(self, given: Collection[str]) -> None:
         """Raise ``OptionError`` for an option that would do nothing. To be asked once packages and
-        the environment have named theirs."""
+        the environment have named theirs; ``given`` are those of the caller."""
         if self.expert.max_streams is not None and self.executor != "streams":
             raise OptionError(f'max_streams= is for executor="streams", not {self.executor!r}')
+        if self.expert.grouping is not None and self.executor not in ("auto", "parallel"):
+            raise OptionError(
+                f'grouping= is for executor="parallel" or "auto", not {self.executor!r}'
+            )
+        # A package may name a planner, and the environment another executor than the package.
+        if "memory_planner" in given and self.executor in ("dataflow", "interpret"):
+            raise OptionError(
+                f"memory_planner= lays out an arena, and executor={self.executor!r} has none"
+            )
 
     @property
     def cuda_devices(self) -> tuple[str, ...]:

@@ -11,15 +11,7 @@ from penstock.core.checkpoints import cancelled_by
 from penstock.core.errors import InvalidInput, InvalidModel, wrong_type
 from penstock.core.limits import DEFAULT_LIMITS, Limits
 from penstock.core.records import replace
-from penstock.frontends.common.model_files import open_path
-from penstock.frontends.common.other_formats import (
-    HEAD_BYTES,
-    last_part,
-    raise_missing,
-    refuse_by_contents,
-    refuse_by_name,
-    refuse_zip,
-)
+from penstock.frontends.common.model_files import HEAD_BYTES, open_path
 from penstock.host import gc_pause
 from penstock.host.stop_condition import Cancellation, StopCondition
 from penstock.ir.graph import Model
@@ -65,6 +57,8 @@ def load(
         more = " (of an open file its read())" if hasattr(source, "read") else ""
         raise wrong_type("source", source, f"a path, bytes{more} or an onnx.ModelProto")
     if isinstance(source, str | os.PathLike) and not os.path.exists(source):
+        from penstock.frontends.common.other_formats import raise_missing
+
         raise_missing(os.fspath(source))
     stop = StopCondition(timeout, cancel, "loading the model")
     # A graph has no circles to collect, but many objects.
@@ -128,6 +122,14 @@ def _read(source: Any, limits: Limits, map_weights: bool, signature: str | None)
         from penstock.frontends.artifact.importer import load_artifact
 
         return load_artifact(source, limits, map_weights)
+    # What a saved session, which opens in a few milliseconds, needs not.
+    from penstock.frontends.common.other_formats import (
+        last_part,
+        refuse_by_contents,
+        refuse_by_name,
+        refuse_zip,
+    )
+
     if is_path:
         source = os.fspath(source)
     if is_folder or head.startswith(b"PK"):

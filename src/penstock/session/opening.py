@@ -44,7 +44,7 @@ def open_model(model: object, options: CompileOptions, limits: Limits) -> Opened
     """Read a model, unless it is one, and decide what its options are: those that are given, that
     its file wishes for, that it was saved with, or of the environment."""
     # With the options as they were given: what the model's file adds is in its digest.
-    entry = _cache_entry(model, options)
+    entry, given = _cache_entry(model, options), options.expert.given
     model = _loaded(model, options, limits, entry)
     if model.options:
         from penstock.frontends.nnpackage.options import package_options
@@ -57,7 +57,7 @@ def open_model(model: object, options: CompileOptions, limits: Limits) -> Opened
         options = saved_options(model, options)
     options, workers = _named_workers(with_environment(options, model), model)
     # Only now is it known which executor the options are for.
-    options.check_use()
+    options.check_use(given)
     backends = _backends(options, lazy=file is not None)
     stores: dict[Store, Store] = {} if options.variables is None else options.variables.of(model)
     functions, graph = _graphs(model, stores)

@@ -20,6 +20,9 @@ from penstock.core.errors import InvalidModel
 if TYPE_CHECKING:
     from pathlib import Path
 
+HEAD_BYTES = 512
+"""bytes of a file's beginning that tell its format"""
+
 _FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 # A FIFO may take a file's place after the check; opening it must not block.
 _CAREFUL = _FLAGS | getattr(os, "O_NONBLOCK", 0)

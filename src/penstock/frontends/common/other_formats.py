@@ -11,9 +11,6 @@ from penstock.core.errors import InvalidModel, shortened
 from penstock.frontends.common.encoding import read_varint
 from penstock.frontends.common.model_files import open_path
 
-HEAD_BYTES = 512
-"""bytes of a file's beginning that tell its format"""
-
 _EXPORT = "export it to ONNX, TFLite or a SavedModel"
 _TORCH = "a PyTorch file", "export the model with torch.onnx.export"
 _CHECKPOINT = "part of a TensorFlow checkpoint", "export the model to a SavedModel"

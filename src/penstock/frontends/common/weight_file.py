@@ -10,7 +10,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from penstock.frontends.common.other_formats import HEAD_BYTES, LFS_POINTER, is_pointer
+from penstock.frontends.common.model_files import HEAD_BYTES
+from penstock.frontends.common.other_formats import LFS_POINTER, is_pointer
 
 MAX_OVERLAP = 16
 

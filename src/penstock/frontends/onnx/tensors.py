@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -32,7 +33,6 @@ from penstock.frontends.common.constant_budget import ConstantBudget
 from penstock.frontends.common.diagnostics import TensorError
 from penstock.frontends.common.encoding import array_from_bytes, decode_text, vector_of
 from penstock.frontends.common.model_files import open_inside
-from penstock.frontends.common.weight_file import WeightFile
 from penstock.frontends.onnx.file import Apart
 from penstock.frontends.onnx.messages import (
     SparseTensorProto,
@@ -41,6 +41,9 @@ from penstock.frontends.onnx.messages import (
     TypeProto,
 )
 from penstock.ops.common.dtypes import SUB_BYTE, is_float
+
+if TYPE_CHECKING:
+    from penstock.frontends.common.weight_file import WeightFile
 
 MAX_DENSE_BYTES = 2**30
 """Bytes that a sparse tensor may take in dense form, unless ``Limits`` have another bound."""
@@ -202,7 +205,10 @@ class TensorReader(ConstantBudget):
                 f"is external data in {location!r}; load the model from its path, so that the file "
                 "can be found"
             )
+        # Few models have any; the others start without these.
         from pathlib import Path
+
+        from penstock.frontends.common.weight_file import WeightFile
 
         try:
             file = self.files.get(location)

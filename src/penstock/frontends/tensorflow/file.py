@@ -9,13 +9,8 @@ from typing import BinaryIO, TypeVar
 from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
 
 from penstock.core.errors import InvalidModel
-from penstock.frontends.common.model_files import open_inside, open_path
-from penstock.frontends.common.other_formats import (
-    HEAD_BYTES,
-    cut_short,
-    no_model_folder,
-    refuse_by_contents,
-)
+from penstock.frontends.common.model_files import HEAD_BYTES, open_inside, open_path
+from penstock.frontends.common.other_formats import cut_short, no_model_folder, refuse_by_contents
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import GraphDef, SavedModel
 from penstock.frontends.tensorflow.text_format import parse_text
 
