@@ -24,6 +24,7 @@ from penstock.compiler.options import (
     RunOptions,
     make,
 )
+from penstock.core.errors import OptionError
 from penstock.core.records import fields
 from penstock.host.threads import core_budget
 from penstock.ir.describe import format_bytes
@@ -279,3 +280,23 @@ def test_cost_model_decides_against_fused_nodes(autotune: bool) -> None:
 def test_choices_for_type_checkers_are_those_that_are_accepted():
     assert get_args(MemoryPlanner) == MEMORY_PLANNERS
     assert get_args(ExecutorName) == EXECUTORS and get_args(Precision) == PRECISIONS
+
+
+@pytest.mark.parametrize("executor", ["dataflow", "interpret"])
+def test_memory_planner_is_refused_where_there_is_no_arena(executor) -> None:
+    with pytest.raises(OptionError, match=f"memory_planner= .* executor='{executor}' has none"):
+        ps.compile(
+            model_from_text(PRODUCTS),
+            executor=executor,
+            expert=ps.ExpertOptions(memory_planner="wic"),
+        )
+
+
+@pytest.mark.parametrize("executor", ["linear", "dataflow", "frames", "streams", "interpret"])
+def test_grouping_is_refused_where_nothing_is_grouped(executor) -> None:
+    with pytest.raises(OptionError, match=f"grouping= .* not '{executor}'"):
+        ps.compile(
+            model_from_text(PRODUCTS),
+            executor=executor,
+            expert=ps.ExpertOptions(grouping=lambda steps, costs: None),
+        )
