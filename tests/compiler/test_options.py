@@ -30,6 +30,7 @@ from penstock.host.threads import core_budget
 from penstock.ir.describe import format_bytes
 from penstock.observers.trace import Trace
 from penstock.ops import find
+from penstock.plan.grouping import ClusteredGrouping
 from penstock.session.session import Session
 from penstock.tuning.measure import Cost
 from tests.support.cost_models import EqualCosts
@@ -298,5 +299,5 @@ def test_grouping_is_refused_where_nothing_is_grouped(executor) -> None:
         ps.compile(
             model_from_text(PRODUCTS),
             executor=executor,
-            expert=ps.ExpertOptions(grouping=lambda steps, costs: None),
+            expert=ps.ExpertOptions(grouping=ClusteredGrouping),
         )
