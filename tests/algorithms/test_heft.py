@@ -280,7 +280,7 @@ def test_placement_of_an_empty_graph_is_empty():
     for workers in (None, [], [2, 3]):
         assert place(Dag(0, []), [], None, workers) == WorkerSchedule((), (), (), ())
     assert place(Dag(0, []), []).makespan == 0.0
-    assert list_schedule(Dag(0, []), [], 3).makespan == bound(Dag(0, []), [], 3) == 0.0
+    assert list_schedule(Dag(0, []), [], [3]).makespan == bound(Dag(0, []), [], 3) == 0.0
 
 
 def test_times_are_floats_whatever_costs_are():
@@ -295,7 +295,7 @@ def test_a_placement_cannot_be_changed():
 
 def test_more_workers_than_nodes_take_no_room():
     assert place(Dag(3, []), on_one([1, 2, 3]), workers=[10**12]).makespan == 3
-    assert list_schedule(Dag(3, []), [1, 2, 3], 10**12).makespan == 3
+    assert list_schedule(Dag(3, []), [1, 2, 3], [10**12]).makespan == 3
 
 
 def test_place_asks_for_no_transfers_within_one_backend():
@@ -338,12 +338,12 @@ def test_placement_with_wrong_arguments_is_refused(method, problem, message):
         method(*problem)
 
 
-@pytest.mark.parametrize("measure", [bound, list_schedule])
-def test_wrong_costs_are_refused(measure):
+@pytest.mark.parametrize(("measure", "workers"), [(bound, 1), (list_schedule, [1])])
+def test_wrong_costs_are_refused(measure, workers):
     with pytest.raises(ValueError, match="cost has 1 entries for 2 nodes"):
-        measure(Dag(2, []), [1.0], 1)
+        measure(Dag(2, []), [1.0], workers)
     with pytest.raises(ValueError, match="negative cost -1"):
-        measure(Dag(2, []), [1.0, -1.0], 1)
+        measure(Dag(2, []), [1.0, -1.0], workers)
 
 
 # list_schedule
@@ -357,11 +357,11 @@ def test_workers_take_the_longest_chain_that_is_ready():
     #   worker 1  333444
     dag = Dag(5, [(0, 1), (1, 2)])
     cost = [2, 2, 2, 3, 3]
-    assert [list_schedule(dag, cost, n).makespan for n in (1, 2, 3, 4)] == [12, 6, 6, 6]
+    assert [list_schedule(dag, cost, [n]).makespan for n in (1, 2, 3, 4)] == [12, 6, 6, 6]
 
 
 def test_workers_take_the_longest_of_single_nodes():
-    assert list_schedule(Dag(3, []), [1, 1, 2], 2).makespan == 2
+    assert list_schedule(Dag(3, []), [1, 1, 2], [2]).makespan == 2
 
 
 # bound
@@ -458,7 +458,7 @@ def test_the_same_problem_has_the_same_placement(problem):
 def test_n_workers_take_no_longer_than_list_scheduling_can(problem, n):
     """Graham 1966: at most 2 - 1 / n times as long as need be."""
     dag, cost = problem.dag, cheapest(problem.cost)
-    makespan = list_schedule(dag, cost, n).makespan
+    makespan = list_schedule(dag, cost, [n]).makespan
     share, longest = sum(cost) / n, critical_path(dag, cost)
     assert max(share, longest) == pytest.approx(bound(dag, cost, n))
     assert bound(dag, cost, n) <= makespan * ROUNDING

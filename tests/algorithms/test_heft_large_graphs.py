@@ -263,7 +263,7 @@ def test_placement_of_a_chain_of_50_000_nodes_takes_seconds():
     assert placement.makespan == n / 2
     assert set(placement.worker) == {0}
     assert replay_makespan(dag, on_one([0.5] * n), placement) == n / 2
-    assert list_schedule(dag, [0.5] * n, 8).makespan == n / 2
+    assert list_schedule(dag, [0.5] * n, [8]).makespan == n / 2
 
 
 def test_placement_of_20_000_nodes_on_two_backends_takes_seconds():

@@ -77,7 +77,9 @@ def first_runs(executor: str, far: FarBackend, **options) -> tuple[Counter[str],
     return near.ran + far.ran, session
 
 
-@pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel", "streams", "auto"])
+@pytest.mark.parametrize(
+    "executor", ["linear", "dataflow", "parallel", "streams", "auto", "frames"]
+)
 def test_placing_in_several_memories_measures_three_runs_a_backend(executor, empty_costs) -> None:
     ran, session = first_runs(executor, FarThreads())
     # On each of two backends, and then the run itself.

@@ -111,7 +111,7 @@ def wide(n: int, letter: str, source: str = "x") -> dict[str, str]:
 
 
 def clustered(plan: Plan, workers: int = 2, **options) -> ClusteredGrouping:
-    return ClusteredGrouping(plan, seconds, workers, **options)
+    return ClusteredGrouping(plan, seconds, [workers, 1], **options)
 
 
 def members(tasks: Tasks, block: int = 0) -> list[set[str]]:
@@ -193,7 +193,7 @@ def test_one_worker_has_one_task(letter, n):
 
 def test_python_itself_runs_on_one_worker_at_a_time():
     plan = plan_of(wide(400, "H"))
-    grouping = ClusteredGrouping(plan, lambda step: 1e-5, 64)
+    grouping = ClusteredGrouping(plan, lambda step: 1e-5, [64])
     grouping.grains = [1e-5]
     assert grouping.makespan >= 401 * OVERHEADS.python_s
 
@@ -296,7 +296,7 @@ def test_random_plan_without_blocks_that_gain_is_not_expanded(seed, workers):
     optimize(graph)
     plan = compile_plan(graph, [NumpyBackend()])
     cost = {step: 10.0 ** -(3 + i * 7919 % 4) for i, step in enumerate(plan.walk())}
-    grouping = ClusteredGrouping(plan, lambda step: cost[step], workers)
+    grouping = ClusteredGrouping(plan, lambda step: cost[step], [workers])
     tasks = arrange(plan, grouping)
     assert sorted(id(s) for t in tasks.tasks for s in (t.steps if t.blocks else walk(t.steps))) == (
         sorted(map(id, plan.walk()))

@@ -162,7 +162,9 @@ def test_cost_table_is_not_read_for_a_chain(monkeypatch):
     compile_text(chain, backends=["numpy"]).run({"x": np.ones(2, np.float32)})
 
 
-@pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel", "streams", "auto"])
+@pytest.mark.parametrize(
+    "executor", ["linear", "dataflow", "parallel", "streams", "auto", "frames"]
+)
 def test_session_of_backends_off_the_host_runs_and_is_profiled(executor):
     far, other = FarBackend("far"), FarBackend("other", ["MatMul"])
     session = compiled(executor=executor, backends=[other, far], autotune=True)

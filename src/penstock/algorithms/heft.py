@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from math import dist, fsum, inf, sqrt
 from operator import attrgetter
 
@@ -103,33 +103,43 @@ def bound(dag: Dag, cost: Sequence[float], workers: int = 1) -> float:
 
 
 def list_schedule(
-    dag: Dag, cost: Sequence[float], workers: int, backend: int = 0
+    dag: Dag, cost: Sequence[float], workers: Sequence[int], backend: Sequence[int] | None = None
 ) -> WorkerSchedule:
-    """A schedule on workers that are alike: one that is idle runs the ready node with the longest
-    chain of nodes behind it (list scheduling, Graham 1966). Errors as for ``ranks``.
+    """A schedule of nodes whose backends are known, by default 0: a worker that is idle runs the
+    ready node of its backend with the longest chain of nodes behind it (list scheduling, Graham
+    1966). ``workers[b]`` is the number of workers of backend b. Errors as for ``ranks``.
     """
+    on = [0] * dag.n if backend is None else backend
     rank = [-(a + b) for a, b in zip(cost, ranks(dag, cost), strict=True)]
     waiting = [len(before) for before in dag.pred]
-    ready = [(rank[i], i) for i, count in enumerate(waiting) if not count]
-    heapify(ready)
-    idle = list(range(min(workers, dag.n)))
+    ready: list[list[tuple[float, int]]] = [[] for _ in workers]
+    for i, count in enumerate(waiting):
+        if not count:
+            heappush(ready[on[i]], (rank[i], i))
+    idle = [list(range(min(count, dag.n))) for count in workers]
     busy: list[tuple[float, int]] = []
     worker, start, finish = [0] * dag.n, [0.0] * dag.n, [0.0] * dag.n
     now = 0.0
-    while ready or busy:
-        while ready and idle:
-            i = heappop(ready)[1]
-            worker[i], start[i], finish[i] = heappop(idle), now, now + cost[i]
-            heappush(busy, (finish[i], i))
-        now = busy[0][0]
+    free: Iterable[int] = range(len(workers))  # the backends with new nodes or new idle workers
+    while True:
+        for b in free:
+            while ready[b] and idle[b]:
+                i = heappop(ready[b])[1]
+                worker[i], start[i], finish[i] = heappop(idle[b]), now, now + cost[i]
+                heappush(busy, (finish[i], i))
+        if not busy:
+            break
+        now, free = busy[0][0], set()
         while busy and busy[0][0] == now:
             i = heappop(busy)[1]
-            heappush(idle, worker[i])
+            heappush(idle[on[i]], worker[i])
+            free.add(on[i])
             for j in dag.succ[i]:
                 waiting[j] -= 1
                 if not waiting[j]:
-                    heappush(ready, (rank[j], j))
-    return WorkerSchedule((backend,) * dag.n, tuple(worker), tuple(start), tuple(finish))
+                    heappush(ready[on[j]], (rank[j], j))
+                    free.add(on[j])
+    return WorkerSchedule(tuple(on), tuple(worker), tuple(start), tuple(finish))
 
 
 def place_serial(dag: Dag, cost: Costs, transfer: Delivery | None = None) -> tuple[int, ...]:
@@ -288,7 +298,7 @@ def _improved(problem: _Problem, rival: WorkerSchedule | None) -> WorkerSchedule
     best = _insert(problem, problem.by_rank(spread=0.0))
     if len(used) == 1:
         (b,) = used
-        best = _shortest(best, list_schedule(problem.dag, least, problem.workers[b], b))
+        best = _shortest(best, list_schedule(problem.dag, least, problem.workers, [b] * len(least)))
     elif any(len(costs) > 1 for costs in problem.options):
         best = _shortest(best, _insert(problem, problem.by_rank(spread=1.0)))
     for _ in range(_ROUNDS):

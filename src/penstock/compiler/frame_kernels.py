@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -13,6 +14,7 @@ from penstock.backends.kernels import KernelTable
 from penstock.backends.registry import backend_of
 from penstock.compiler import stages
 from penstock.compiler.lowering import lower_graph, optimize_for_shapes, pass_context
+from penstock.compiler.scheduling import observed_executor, schedule_tasks
 from penstock.compiler.stages import CompileContext, Feeds
 from penstock.core import capability
 from penstock.core.checkpoints import checkpoint
@@ -21,6 +23,8 @@ from penstock.core.records import replace
 from penstock.core.types import TensorType
 from penstock.executors.base import Executor, may_use_threads
 from penstock.executors.frames.device_segment import DeviceSegment
+from penstock.executors.frames.frame_graph import isolate
+from penstock.host.threads import Workers
 from penstock.ir.contract import contract_of, guarded
 from penstock.ir.graph import Graph, Node, Value, clone
 from penstock.ir.kernel import Kernel
@@ -28,7 +32,10 @@ from penstock.ops.internal.transfer import HOST, Ports
 from penstock.passes.pipeline import run_passes
 from penstock.passes.structure.relax_control_edges import RelaxControlEdges
 from penstock.plan.builder import failing
+from penstock.tuning.measure import GraphProfiler
+from penstock.tuning.node_signature import NodeSignature, node_signature
 from penstock.tuning.placement import NODE, Placement
+from penstock.tuning.trial import BUDGET
 
 
 class FrameKernels:
@@ -38,11 +45,40 @@ class FrameKernels:
     ``contexts``: those of devices that stand for backends, by name."""
 
     def __init__(self, graph: Graph, context: CompileContext) -> None:
+        self.graph = graph
         self.context = context
         self.table = KernelTable()
         self.contexts = _contexts(graph, context, self.table)
         self._kept: dict[Node, tuple[Kernel, str]] = {}
         self._originals = WeakKeyDictionary[Node, Node]()
+
+    def measure(self) -> None:
+        """Measure the nodes of the graph, each alone, if the user asks for measurements, or where
+        memories are several and estimates of different makers would decide. What they compute on
+        are zeros, and so are nodes left out whose types are known to runs alone."""
+        options = self.context.options
+        wanted = options.autotune or not self.context.one_memory
+        if options.expert.cost_model is not None or not wanted:
+            return
+        measured = set[NodeSignature]()
+        for node in self.graph.nodes:
+            signature = node_signature(node)
+            if node.op.role is None and node.op.pure and signature and signature not in measured:
+                measured.add(signature)
+                self._measure(isolate(node)[0], self.context_of(node.device))
+
+    def _measure(self, graph: Graph, context: CompileContext) -> None:
+        values = [_placeholder(value) for value in graph.inputs]
+        profiler = GraphProfiler(
+            graph, context.costs, values, self.table, partial(observed_executor, context)
+        )
+        place = context.options.place or {}
+        placement = Placement(context.backends, place, self.table, context.costs)
+        profiler.allowed = placement.candidates(graph)
+        runs = None if context.options.autotune else BUDGET - 2
+        # Tokens are placed by the times with all threads, tasks of segments by those with one.
+        for single in (False,) if context.one_memory else (False, True):
+            profiler.complete(single_threaded=single, brief_runs=runs)
 
     def copy(self, graph: Graph, inputs: list[Value] | None = None) -> Graph:
         """A copy of a graph, of which the nodes with side effects keep their kernels."""
@@ -122,9 +158,13 @@ class FrameKernels:
         ports = Ports({}, stay=True) if on_streams else None
         feeds = Feeds(graph, values, refined=True, ports=ports)
         run_passes((RelaxControlEdges(),), graph, pass_context(context))
+        if not (context.one_memory or on_streams):
+            context = _on_far_workers(context)
         lowered = lower_graph(optimize_for_shapes(feeds, context), context)
         planned = stages.plan_slots(lowered, context, inner=True)  # errors are for runs to raise
-        programmed = stages.generate_program(stages.schedule_in_order(planned, context), context)
+        far = context.executor == "parallel"
+        schedule = schedule_tasks if far else stages.schedule_in_order
+        programmed = stages.generate_program(schedule(planned, context), context)
         executor = stages.bind(programmed, context)
         return DeviceSegment(executor, own) if on_streams else executor
 
@@ -151,6 +191,15 @@ def _contexts(
         others = {b.name: b for b in (*context.backends, *backends.values()) if b.name != own.name}
         contexts[name] = replace(context, backends=(own, *others.values()), options=options)
     return contexts
+
+
+def _on_far_workers(context: CompileContext) -> CompileContext:
+    """The context of a segment whose nodes may run at the same time, on the workers of backends
+    with memories of their own. On the host one does: the others have other tokens to run."""
+    options = context.options
+    expert = options.expert.changed(pool=Workers("segment", 1))
+    own = replace(options, executor="parallel", expert=expert, devices=None, cluster=None)
+    return replace(context, options=own)
 
 
 def _placeholder(value: Value) -> np.ndarray | None:

@@ -105,6 +105,7 @@ def structure_frames(feeds: Feeds, context: CompileContext) -> FramedGraph:
 def framed_graph(graph: Graph, context: CompileContext) -> FramedGraph:
     """The record of a graph whose types are known."""
     kernels = FrameKernels(graph, context)
+    kernels.measure()
     return FramedGraph(graph, kernels, SlowNodes(graph, kernels))
 
 

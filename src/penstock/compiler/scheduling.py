@@ -72,10 +72,8 @@ def _as_tasks(planned: Planned, context: CompileContext) -> Scheduled:
     in_order = partial(schedule_in_order, planned, context)
     if are_asynchronous(plan.steps):
         return in_order()
-    queue_of = queues_of(context, 1)[1]
-    one = context.seconds(costs, 1)
     # Most models end here, before anything is measured.
-    if not context.grouping(plan, one, context.workers, queue_of).promising:
+    if not _grouping(plan, context.seconds(costs, 1), context).promising:
         return replace(in_order(), unmeasured=True)
     # Where kernels have threads of their own, workers seldom gain: measure only if asked to.
     wanted = context.executor == "parallel" or context.options.autotune
@@ -119,6 +117,12 @@ def _as_streams(planned: Planned, context: CompileContext) -> Scheduled:
     return _schedule_measured(planned, context) or in_order()
 
 
+def _grouping(plan: StepTable, seconds: Seconds, context: CompileContext) -> ClusteredGrouping:
+    """How the steps of a plan form tasks for the workers of the session."""
+    queues, queue_of = queues_of(context, context.workers)
+    return context.grouping(plan, seconds, [queue.workers for queue in queues], queue_of)
+
+
 def _is_complete(planned: Planned) -> bool:
     """Whether there is nothing left to measure."""
     return planned.profiler is None or planned.profiler.complete_already()
@@ -152,14 +156,12 @@ def schedule_by_costs(
     """
     plan, costs, executor = planned.plan, planned.costs, context.executor
     one = context.seconds(costs, 1)
-    queue_of = queues_of(context, 1)[1]
     if serial is None:
         # In one order kernels have all threads, as tasks have not: each way is judged by its own
         # costs.
-        all_threads = context.seconds(costs, None)
-        serial = context.grouping(plan, all_threads, 1, queue_of).serial
+        serial = _grouping(plan, context.seconds(costs, None), context).serial
     most = _SIMULATED[executor] * serial
-    grouping = context.grouping(plan, one, context.workers, queue_of)
+    grouping = _grouping(plan, one, context)
     streams = stream_schedules(plan, one, context.options.expert.max_streams, context)
     on_streams = streams.of(plan.steps).makespan
     # Tasks are as fast by and large, and better where costs are wrong.

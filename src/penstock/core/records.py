@@ -385,7 +385,7 @@ def _init(cls: Any, specs: list[RecordField], frozen: bool) -> Callable[..., Non
     return init
 
 
-def changed_fields(record: object, usual: object) -> str:
+def changed_fields(record: Any, usual: Any) -> str:
     """The representation of ``record`` with the fields alone that differ from those of ``usual``, a
     record of the same class."""
     own = [

@@ -57,7 +57,7 @@ def forecast(
     check_static(plan)
     if workers < 1:
         raise ValueError(f"a machine with {workers} workers cannot run anything")
-    whole = ClusteredGrouping(plan, seconds, 1)
+    whole = ClusteredGrouping(plan, seconds, [1])
     dag = plan.dag
     single = [whole.seconds(step) for step in plan.steps]
     makespan = place(dag, [[seconds] for seconds in single], workers=[workers]).makespan

@@ -55,14 +55,19 @@ class OrderedGrouping(Grouping):
 
 class ClusteredGrouping(Grouping):
     """Tasks that are each worth a worker, if a simulated schedule is faster than one task.
-    ``seconds(step)`` is the time of a step with a kernel on one thread, ``workers`` the number that
-    run at once on the host; ``queues`` maps names of backends to queues, others have queue 0."""
+    ``seconds(step)`` is the time of a step with a kernel on one thread, ``workers[q]`` the number
+    of tasks of queue q that run at once; ``queues`` maps names of backends to queues, others have
+    queue 0, the host's."""
 
     hand_over_s = OVERHEADS.hand_over_s
     grains: Sequence[float] = (hand_over_s, 4 * hand_over_s, 16 * hand_over_s)
 
     def __init__(
-        self, plan: StepTable, seconds: Seconds, workers: int, queues: dict[str, int] | None = None
+        self,
+        plan: StepTable,
+        seconds: Seconds,
+        workers: Sequence[int],
+        queues: Mapping[str, int] | None = None,
     ) -> None:
         self.plan = plan
         self.workers = workers
@@ -100,7 +105,7 @@ class ClusteredGrouping(Grouping):
         steps = self.plan.steps
         if any(self.queue(step) for step in self.plan.walk()):
             return True
-        if self.workers == 1 or is_chain(self.plan) or self.serial < OVERHEADS.worth_s:
+        if self.workers[0] == 1 or is_chain(self.plan) or self.serial < OVERHEADS.worth_s:
             return False
         graphs = any(step.control for step in steps)
         longest = critical_path(self.plan.dag, list(map(self.seconds, steps)))
@@ -162,7 +167,8 @@ class ClusteredGrouping(Grouping):
             pairs = [(group_of[a], group_of[b]) for a, b in dag.edges]
             group_dag = Dag(len(groups), [(a, b) for a, b in pairs if a != b])
             total = [sum(cost[i] for i in group) + OVERHEADS.dispatch_s for group in groups]
-            schedule = list_schedule(group_dag, total, self.workers)
+            on = [max(0, classes[group[0]]) for group in groups]
+            schedule = list_schedule(group_dag, total, self.workers, on)
             makespan = max(schedule.makespan, floor) + OVERHEADS.hand_over_s
             if makespan < least:
                 best, least = groups, makespan
