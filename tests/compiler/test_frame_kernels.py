@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -24,6 +23,7 @@ from penstock.ir.kernel import Kernel
 from penstock.tuning.measure import Cost
 from tests.support.far_backend import FarBackend
 from tests.support.onnx_text import graph_from_text, model_from_text
+from tests.support.timing import slow
 
 
 def kernels_of(graph: Graph) -> FrameKernels:
@@ -105,7 +105,7 @@ class Sleeping(NumpyBackend):
 
         def function(*inputs: Any) -> Any:
             self.ran[node.op.name] += 1
-            time.sleep(self.slept)
+            slow(self.slept)
             return kernel.function(*inputs)
 
         return Kernel(function)

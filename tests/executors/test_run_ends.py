@@ -56,7 +56,9 @@ each_executor = pytest.mark.parametrize("executor", EXECUTORS)
 
 def session(text: str, executor: str, pool: Workers, **options: Any) -> ps.Session:
     """The parallel executor takes each step for a task."""
-    options |= {"cost_model": CostModel(), "pool": pool, "grouping": OfAllSteps}
+    options |= {"cost_model": CostModel(), "pool": pool}
+    if executor == "parallel":
+        options["grouping"] = OfAllSteps
     options.setdefault("backends", ["numpy"])
     return compile_text(text, executor=executor, **options)
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     import inspect
     from dataclasses import KW_ONLY, dataclass, field, fields, replace
     from typing import NamedTuple
+
+    from _typeshed import DataclassInstance
 else:
     KW_ONLY = "KW_ONLY"
 
@@ -385,7 +387,7 @@ def _init(cls: Any, specs: list[RecordField], frozen: bool) -> Callable[..., Non
     return init
 
 
-def changed_fields(record: Any, usual: Any) -> str:
+def changed_fields(record: DataclassInstance, usual: DataclassInstance) -> str:
     """The representation of ``record`` with the fields alone that differ from those of ``usual``, a
     record of the same class."""
     own = [

@@ -116,13 +116,19 @@ _TEXT = (".pbtxt", ".prototxt")
 def _read(source: Any, limits: Limits, map_weights: bool, signature: str | None) -> Model:
     """The model as the front end of its format reads it."""
     is_path = isinstance(source, str | os.PathLike)
-    is_folder = is_path and os.path.isdir(source)
-    head = b"" if is_folder else _head(source)
+    head = b"" if is_path and os.path.isdir(source) else _head(source)
     if head.startswith(MAGIC):
         from penstock.frontends.artifact.importer import load_artifact
 
         return load_artifact(source, limits, map_weights)
-    # What a saved session, which opens in a few milliseconds, needs not.
+    return _imported(os.fspath(source) if is_path else source, head, limits, map_weights, signature)
+
+
+def _imported(
+    source: Any, head: bytes, limits: Limits, map_weights: bool, signature: str | None
+) -> Model:
+    """The model, which no session has saved. ``head``: its first bytes, of a folder none."""
+    # What a saved session, which opens in a few milliseconds, does without.
     from penstock.frontends.common.other_formats import (
         last_part,
         refuse_by_contents,
@@ -130,8 +136,8 @@ def _read(source: Any, limits: Limits, map_weights: bool, signature: str | None)
         refuse_zip,
     )
 
-    if is_path:
-        source = os.fspath(source)
+    is_path = isinstance(source, str)
+    is_folder = is_path and os.path.isdir(source)
     if is_folder or head.startswith(b"PK"):
         from penstock.frontends.nnpackage.package import is_package, load_package
 
@@ -182,7 +188,7 @@ def is_artifact(path: str | Path) -> bool:
     return _head(path).startswith(MAGIC)
 
 
-def _head(source: Any) -> bytes:
+def _head(source: object) -> bytes:
     """The first bytes of a file; none of a parsed model."""
     if isinstance(source, bytes):
         return source[:HEAD_BYTES]
