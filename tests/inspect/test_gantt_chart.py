@@ -20,7 +20,7 @@ def nothing_measured(monkeypatch, tmp_path):
 def test_chart_text_lists_steps_under_their_stream():
     text = format_charts(compiled(DIAMOND).inspect.schedule(2))
     lines = text.splitlines()
-    assert lines[0].startswith("plan 'g': 2 streams, 2 signals, ")
+    assert lines[0].startswith("plan 'g', run by executor linear now: 2 streams, 2 signals, ")
     words = [line.split("rank")[1].split("#")[0].split()[1:] for line in lines if "rank" in line]
     assert words == [["Exp", "!0"], ["Sin"], ["Neg"], ["Add", "?1"], ["Cos", "?0", "!1"]]
     assert [line.strip() for line in lines if "stream" in line][1:] == ["stream 0", "stream 1"]

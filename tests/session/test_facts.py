@@ -66,7 +66,7 @@ def test_explain_says_backend_of_each_step_and_executor_asked_and_granted():
     session = compile_text(CONVOLUTION, backends=["numpy"], shapes={}, executor="streams")
     assert session.effective.backends == ("numpy",)
     line = session.explain().splitlines()[1]
-    assert line.startswith("executor streams, precision float32, up to")
+    assert line.startswith("executor linear (asked for: streams), precision float32, up to")
     steps = [line for line in session.explain().splitlines() if " in the model" in line]
     assert steps and all(" on numpy  # " in line for line in steps)
     auto = compile_text(CONVOLUTION, backends=["numpy"], shapes={}, threads=1)

@@ -94,17 +94,12 @@ def _with_rival(schedule: Scheduled, planned: Planned, context: CompileContext) 
     if schedule.margin == inf or planned.profiler is None:
         return schedule
     alone = Planned(planned.plan, planned.costs)
-    return replace(schedule, rival=schedule_in_order(alone, context, _name_in_order(context)))
-
-
-def _name_in_order(context: CompileContext) -> str:
-    """The name of the executor of a plan in one order."""
-    return "streams" if context.executor == "streams" else "linear"
+    return replace(schedule, rival=schedule_in_order(alone, context))
 
 
 def _as_streams(planned: Planned, context: CompileContext) -> Scheduled:
     plan, costs = planned.plan, planned.costs
-    in_order = partial(schedule_in_order, planned, context, "streams")
+    in_order = partial(schedule_in_order, planned, context)
     one, most = context.seconds(costs, 1), context.options.expert.max_streams
     streams, forced = stream_schedules(plan, one, most, context), most is not None
     # The user has decided: nothing is compared with it.
@@ -143,8 +138,7 @@ def _schedule_measured(planned: Planned, context: CompileContext) -> Scheduled |
         return schedule_by_costs(planned, context)
     serial = profiler.measure_briefly()
     if serial is None:
-        in_order = schedule_in_order(planned, context, _name_in_order(context))
-        return replace(in_order, unmeasured=True)
+        return replace(schedule_in_order(planned, context), unmeasured=True)
     return schedule_by_costs(planned, context, serial)
 
 

@@ -331,14 +331,14 @@ class Scheduled:
     unmeasured: bool = False
 
 
-def schedule_in_order(planned: Planned, context: CompileContext, name: str = "linear") -> Scheduled:
+def schedule_in_order(planned: Planned, context: CompileContext) -> Scheduled:
     """All steps in one order that keeps few bytes alive; as tasks, if one function cannot run them
     all (``in_one_function``)."""
     plan, planner = planned.plan, context.options.expert.memory_planner
     parallel = context.executor == "parallel" and are_asynchronous(plan.steps)
     if in_one_function(plan):
         arena = None if planned.arena is None else restored_arena(plan, planned.arena)
-        return Scheduled(plan, arena or plan_arena(plan, planner), planned.profiler, name)
+        return Scheduled(plan, arena or plan_arena(plan, planner), planned.profiler, "linear")
     # One function cannot wait for an asynchronous kernel without its thread, and CPython compiles
     # no block nested this deep.
     from penstock.plan.grouping import OrderedGrouping
@@ -349,17 +349,16 @@ def schedule_in_order(planned: Planned, context: CompileContext, name: str = "li
 
     tasks = arrange(plan, OrderedGrouping(plan, queue_of))
     arena_plan = plan_arena_for_tasks(plan, tasks, planner)
-    name, worthwhile = ("parallel", OVERHEADS.hand_over_s) if parallel else (name, inf)
+    name, worthwhile = ("parallel", OVERHEADS.hand_over_s) if parallel else ("linear", inf)
     return Scheduled(plan, arena_plan, planned.profiler, name, tasks, queues, worthwhile)
 
 
 def schedule_saved(planned: Planned, context: CompileContext) -> Scheduled:
     """The order that was chosen before the plan was saved. Where that was left to costs, runs may
     show that tasks are faster."""
-    streams = context.executor == "streams"
-    forced = streams and context.options.expert.max_streams is not None
+    forced = context.options.expert.max_streams is not None
     chosen = context.executor == "linear" or forced  # an order that needs no proof
-    in_order = schedule_in_order(planned, context, "streams" if streams else "linear")
+    in_order = schedule_in_order(planned, context)
     from penstock.plan.check import check_saved
 
     check_saved(in_order.plan, in_order.arena_plan, in_order.tasks)

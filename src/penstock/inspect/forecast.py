@@ -12,6 +12,9 @@ from penstock.ir.op import Role
 from penstock.plan.grouping import ClusteredGrouping, Seconds
 from penstock.plan.plan import Step, StepTable
 
+_CALLING = (Role.IF, Role.LOOP, Role.SCAN, Role.SEQUENCE_MAP, Role.FRAME)
+"""what has its graphs as blocks, unless tokens run them"""
+
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
@@ -34,13 +37,20 @@ class Forecast:
 
 def check_static(plan: StepTable) -> None:
     """Raise ``Unsupported`` for a plan that no schedule can be simulated of before a run. That is
-    one with loops of TensorFlow's frames, or with parts on several devices."""
+    one with loops of TensorFlow's frames, with parts on several devices, or with graphs that nodes
+    call."""
+    called = "how long the graph takes that it calls is known only during a run"
     reasons: dict[Role | None, str] = {
         Role.NEXT_ITERATION: "how often its loop runs is known only during a run",
         Role.RECV: "the parts of the graph on its devices wait for one another during a run",
+        **dict.fromkeys((Role.CALL, *_CALLING), called),
     }
     advice = "no schedule can be simulated; measure runs with profile() or a trace instead"
-    nodes = [step.node for step in plan.walk() if step.node.op.role in reasons]
+    nodes = [
+        step.node
+        for step in plan.walk()
+        if step.node.op.role in reasons and not (step.node.op.role in _CALLING and step.blocks)
+    ]
     if nodes:
         raise Unsupported.of(
             (node.op.full_name, f"{reasons[node.op.role]}: {advice}", node.label) for node in nodes

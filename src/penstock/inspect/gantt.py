@@ -45,9 +45,13 @@ class Schedule(tuple[Chart, ...]):
         return format_charts(self).rstrip("\n")
 
 
-def charts(plan: StepTable, schedules: StreamSchedules) -> Schedule:
-    """Charts of the plan's outermost block, and of inner blocks that have streams of their own."""
-    return Schedule(_charts(plan.steps, f"plan {plan.name!r}", schedules))
+def charts(plan: StepTable, schedules: StreamSchedules, executor: str) -> Schedule:
+    """Charts of the plan's outermost block, and of inner blocks that have streams of their own;
+    titles say which ``executor`` runs the plan, if that has no streams."""
+    name = f"plan {plan.name!r}"
+    if executor != "streams" and schedules.of(plan.steps).schedule.n_streams > 1:
+        name += f", run by executor {executor} now"
+    return Schedule(_charts(plan.steps, name, schedules))
 
 
 def _charts(steps: Sequence[Step], name: str, schedules: StreamSchedules) -> Iterator[Chart]:

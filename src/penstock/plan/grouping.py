@@ -11,6 +11,7 @@ from penstock.algorithms.dag import Dag
 from penstock.algorithms.ordering import critical_path
 from penstock.core.checkpoints import with_checkpoints
 from penstock.host.threads import OVERHEADS
+from penstock.ir.op import Role
 from penstock.plan.plan import Step, StepTable, step_dag, walk
 from penstock.plan.tasks import Grouping, are_asynchronous, nests_deep
 
@@ -84,7 +85,8 @@ class ClusteredGrouping(Grouping):
         """The time of a step whose blocks run one step after the other."""
         if step not in self._seconds:
             times = [sum(map(self.seconds, block.steps)) for block in step.blocks]
-            cost = control_flow_cost(self.plan, step, times) if times else self._of_kernel(step)
+            own = not (step.control or times)
+            cost = self._of_kernel(step) if own else control_flow_cost(self.plan, step, times)
             self._seconds[step] = cost
         return self._seconds[step]
 
@@ -176,10 +178,14 @@ class ClusteredGrouping(Grouping):
 
 
 def control_flow_cost(plan: StepTable, step: Step, block_seconds: Sequence[float]) -> float:
-    """Seconds that an If or a loop takes, from the seconds of each of its blocks."""
-    if step.node.op.name == "If":
+    """Seconds that a step without a kernel, or a segment, takes, from those of its blocks: an If as
+    much as the longest, a loop as many times as it has iterations."""
+    role = step.node.op.role
+    if role is Role.IF:
         return max(block_seconds)
-    return trip_count(plan, step) * block_seconds[0]
+    if role in (Role.LOOP, Role.SCAN, Role.SEQUENCE_MAP, Role.FRAME):
+        return trip_count(plan, step) * block_seconds[0]
+    return sum(block_seconds)  # of a token that only goes on, 0
 
 
 def trip_count(plan: StepTable, step: Step) -> int:

@@ -158,7 +158,7 @@ class StreamSchedules(Grouping):
             yield from pairwise([block.nodes[k] for k in program])
 
     def seconds(self, step: Step) -> float:
-        if not step.control:
+        if not (step.control or step.blocks):
             return self._of_kernel(step)
         times = [self.of(block.steps).makespan for block in step.blocks]
         return control_flow_cost(self.plan, step, times)

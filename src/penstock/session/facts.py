@@ -116,6 +116,7 @@ def effective_options(context: CompileContext, executor: Executor) -> EffectiveO
     """What the plan of ``executor`` runs with."""
     used = {step.backend for step in executor.table.walk() if step.backend}
     names = [backend.name for backend in context.backends if backend.name in used]
+    names += sorted(used.difference(names))  # those that devices= gives
     precision = effective_precision(context.options.precision, context.backends)
     devices = context.devices if executor.name == "frames" else ()
     # On a cluster they are those of all workers.

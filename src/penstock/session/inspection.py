@@ -247,7 +247,8 @@ class Inspection:
 
     def schedule(self, max_streams: int | None = None) -> Schedule:
         """The static schedule of the last plan on streams, and of its blocks with streams of their
-        own, by measured costs (``Session.profile``), or else estimated ones.
+        own, by measured costs (``Session.profile``), or else estimated ones. Its title says if
+        another executor runs the plan, as one order does where streams gain nothing.
 
         ``to_svg`` and ``to_html`` of the schedule draw it.
 
@@ -266,7 +267,8 @@ class Inspection:
         check_static(self.plan)
         context = self._parts.compiler.context
         seconds = context.seconds(context.costs, 1)
-        return charts(self.plan, stream_schedules(self.plan, seconds, max_streams, context))
+        streams = stream_schedules(self.plan, seconds, max_streams, context)
+        return charts(self.plan, streams, self.executor.name)
 
     def __repr__(self) -> str:
         return f"<inspection of {self._parts.model.entry!r}>"
