@@ -18,10 +18,11 @@ from onnx import ModelProto, numpy_helper
 import penstock as ps
 from penstock.artifact.container import HEADER
 from penstock.backends.registry import available
+from penstock.build import GraphBuilder
 from penstock.compiler import compiler, stages
 from penstock.core.types import TensorType
 from tests.support.cost_models import PreferredBackendCosts
-from tests.support.onnx_text import model_from_text
+from tests.support.onnx_text import compile_text, model_from_text
 from tests.support.tf_graphs import Flow, Func, Shape, Type
 from tests.support.tflite_cases import Case, cases, follow
 
@@ -71,6 +72,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "model.penstock"
 
 
+@pytest.mark.filterwarnings("ignore:plans in .*those of executor")
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_opened_session_gives_the_same_answers(path: Path, executor: str) -> None:
     session = net(executor=executor)
@@ -390,6 +392,35 @@ def test_frames_and_functions_survive_saving(path: Path) -> None:
     ps.compile(g.bytes(), executor="frames").save(path)
     opened = ps.open(path)
     assert opened.run({"x": np.int32(4)}, ["y"])["y"] == 8
+
+
+@pytest.mark.parametrize("executor", ["frames", "interpret"])
+def test_opening_says_which_plans_the_file_lacks(path: Path, executor: str) -> None:
+    text = "g (float[2] x) => (float[2] y) { y = Neg(x) }"
+    session = compile_text(text, executor=executor, shapes={})
+    session.save(path)
+    reason = f"those of executor '{executor}' are compiled when they are needed"
+    with pytest.warns(UserWarning, match=reason):
+        opened = ps.open(path)
+    assert [reason] == list(opened.inspect.stale)
+    assert opened(np.ones(2, np.float32)).tolist() == [-1, -1]
+    with pytest.raises(ps.PenstockError, match=reason):
+        ps.open(path, strict=True)
+
+
+def test_opening_says_that_the_plan_of_a_recursive_model_is_missing(path: Path) -> None:
+    builder = GraphBuilder()
+
+    def sum_to(n: Any) -> Any:
+        return builder.cond(n > 0, lambda: n + builder.call("sum_to", n - 1), lambda: n)
+
+    call = builder.function("sum_to", sum_to, (np.int64, []))
+    builder.output("y", call(builder.input("number", np.int64, [])))
+    session = ps.compile(builder.model(), backends=["numpy"])
+    assert session(np.int64(4)) == 10
+    session.save(path)
+    with pytest.raises(ps.PenstockError, match="those of executor 'frames'"):
+        ps.open(path, strict=True)
 
 
 def test_variables_are_saved_with_their_first_values(path: Path) -> None:

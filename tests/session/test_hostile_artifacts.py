@@ -446,7 +446,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "model.penstock"
 
 
-@pytest.mark.filterwarnings("ignore:the plans in")
+@pytest.mark.filterwarnings("ignore:(the )?plans in")
 @pytest.mark.parametrize("mapped", [True, False])
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_attack_is_refused_or_harmless(path: Path, attack: str, mapped: bool) -> None:
@@ -508,6 +508,7 @@ def test_copies_of_another_form_are_not_used(path: Path, attack: str, backend: s
         np.testing.assert_allclose(opened.run(x)["y"], expected["y"], rtol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:plans in .*those of executor")
 @pytest.mark.parametrize("names", [["model", "main", "plan 0"], ["model"], ["plan 0"]])
 @pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel", "streams", "frames"])
 @pytest.mark.parametrize("backend", available())

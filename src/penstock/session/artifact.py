@@ -77,9 +77,11 @@ def save_session(
     context: CompileContext,
     main: Subgraph,
     plans: Mapping[tuple[Any, ...], Executor],
+    others: Sequence[str],
     writer: ArtifactWriter,
 ) -> None:
-    """Add a session to a file: its model, and the ``plans`` of its main subgraph, by key."""
+    """Add a session to a file: its model, and the ``plans`` of its main subgraph, by key;
+    ``others``: the executors of plans that no file can have."""
     from penstock.artifact.encode import encode_graphs, encode_stores, encode_type
 
     graphs = {GRAPH + name: graph for name, graph in model.graphs.items()}
@@ -116,6 +118,7 @@ def save_session(
             for name, value in zip(main.outputs, main.results, strict=True)
         ],
         "plans": keys,
+        "others": list(others),
     }
     writer.document("head", head)
 
@@ -203,6 +206,13 @@ class Artifact:
         self._plans = {str(key): i for i, key in enumerate(plans)}
         self.differences: list[str] = []
         """why its plans are not used"""
+        others = self._head.get("others", [])
+        if not isinstance(others, list) or {*map(type, others)} - {str}:
+            raise self._file.damaged("it does not say which plans it lacks")
+        self.missing = [
+            f"those of executor {name!r} are compiled when they are needed" for name in others
+        ]
+        """which of its plans are not in the file, and why"""
         self._differ(saved, basis(context))
         # Libraries that take long to load are compared once a plan needs one.
         self._compared: set[str] = set()

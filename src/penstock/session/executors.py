@@ -73,8 +73,10 @@ class Executors:
 
     @property
     def stale(self) -> Sequence[str]:
-        """Why the plans that the session was saved with are not used."""
-        return () if self._artifact is None else self._artifact.differences
+        """Why plans that the session was saved with are not used, or not there."""
+        if self._artifact is None:
+            return ()
+        return [*self._artifact.differences, *self._artifact.missing]
 
     def compare_libraries(self) -> None:
         """Compare all libraries with those that saved plans were made for."""
@@ -319,10 +321,15 @@ class Executors:
 
         main, writer = self._subgraphs.main, ArtifactWriter()
         context = self._compiler.context
-        plans = self._plans.of(main) if context.executor in AFTER_LOWERING else {}
         # Whoever opens the session may never meet the shapes that grew in this process.
-        saved = {key: plan for key, plan in plans.items() if isinstance(key, tuple)}
-        save_session(self._model, context, main, saved, writer)
+        plans = {k: plan for k, plan in self._plans.of(main).items() if isinstance(k, tuple)}
+        saved = {
+            key: plan
+            for key, plan in plans.items()
+            if context.executor in AFTER_LOWERING and isinstance(plan, CompiledExecutor)
+        }
+        others = {plan.name for plan in plans.values()}.difference(p.name for p in saved.values())
+        save_session(self._model, context, main, saved, sorted(others), writer)
         write(writer)
         for executor in saved.values():  # which have given their constants back
             release_constants(executor.table)

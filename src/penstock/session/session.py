@@ -572,8 +572,9 @@ def open(path: str | Path, *, strict: bool = False, **options: Any) -> Session:
 
     It has the options that it was saved with, unless others are given, and maps the file, whose
     pages all sessions and processes share; with ``map_weights=False`` it reads the file. Plans that
-    were saved on another machine, or for other options, are compiled anew when they are needed, and
-    ``UserWarning`` says why, now or when a plan is the first to need oneDNN. Raises
+    were saved on another machine, or for other options, or run by "frames" or "interpret", are
+    compiled when they are needed, and ``UserWarning`` says why, now or when a plan is the first to
+    need oneDNN. Raises
     ``InvalidModel`` for a file that is no saved session, or is damaged.
 
     Args:
@@ -589,9 +590,9 @@ def open(path: str | Path, *, strict: bool = False, **options: Any) -> Session:
     if strict:
         session._executors.compare_libraries()
     if stale := session._executors.stale:
-        reason = f"the plans in {str(path)!r} are not used: {'; '.join(stale)}"
+        reason = f"plans in {str(path)!r} are not used: {'; '.join(stale)}"
         if strict:
-            raise PenstockError(f"{reason}. Save the session anew, or open it without strict=True")
+            raise PenstockError(f"{reason}. Save the session here, or open it without strict=True")
         warn(reason)
     return session
 
