@@ -7,6 +7,7 @@ import pytest
 
 import penstock as ps
 from tests.executors.conformance import ExecutorConformance
+from tests.executors.test_parallel import OfAllSteps
 from tests.support.cost_models import EqualCosts, ScatteredCosts
 from tests.support.onnx_text import compile_text
 from tests.support.torch_kernels import inference_modes, needs_torch
@@ -99,14 +100,16 @@ def test_tasks_run_in_inference_mode():
     backend = late()
     seen = inference_modes(backend)
     for executor in ("streams", "dataflow", "parallel"):
-        # Costs that are worth tasks, so that no trial makes one order of them, which is captured
-        # and then replayed without a kernel's function.
+        # Costs that are worth streams, and tasks that need none: one order would be captured, and
+        # then replayed without a kernel's function.
+        options = {"grouping": OfAllSteps} if executor == "parallel" else {}
         session = compile_text(
             TWO_BRANCHES,
             backends=[backend],
             executor=executor,
             cost_model=EqualCosts(),
             capture=False,
+            **options,
         )
         assert session.effective.executor == executor
         seen.clear()
