@@ -104,6 +104,7 @@ class ClusteredGrouping(Grouping):
             return False
         graphs = any(step.control for step in steps)
         longest = critical_path(self.plan.dag, list(map(self.seconds, steps)))
+        # No schedule is shorter than the longest chain, which takes less to find than a schedule.
         if not graphs and longest > _CHAIN * self.serial:
             return False
         return self.makespan < _CHAIN * self.serial
@@ -172,6 +173,7 @@ class ClusteredGrouping(Grouping):
 def control_flow_cost(plan: StepTable, step: Step, block_seconds: Sequence[float]) -> float:
     """Seconds that an If or a loop takes, from the seconds of each of its blocks."""
     if step.node.op.name == "If":
+        # Which branch a run takes is not known ahead.
         return max(block_seconds)
     return trip_count(plan, step) * block_seconds[0]
 
