@@ -47,12 +47,14 @@ def arena_size(buffers: Sequence[Buffer], offsets: Sequence[int]) -> int | None:
         return None
     live: list[tuple[int, int, Buffer]] = []
     for begin, end, buffer in with_checkpoints(sorted(places, key=lambda place: place[2].first)):
+        # Sorted by first use, what has ended once never overlaps again.
         live = [place for place in live if place[2].last >= buffer.first]
         if any(begin < other_end and other < end for other, other_end, _ in live):
             return None
         live.append((begin, end, buffer))
     size = max((end for _, end, _ in places), default=0)
     beside = sum(-(-buffer.size // ALIGNMENT) * ALIGNMENT for buffer in buffers)
+    # A planner that leaves gaps beyond that is at fault, and would cost memory unseen.
     return size if size <= beside else None
 
 

@@ -128,6 +128,7 @@ class _Blocks:
     def __init__(self, nbytes: Sequence[int]) -> None:
         self.nbytes = nbytes
         self.sizes = [-(-size // ALIGNMENT) * ALIGNMENT for size in nbytes]
+        # Empty buffers conflict with nothing, and would only make pairs to look at.
         self.filled = [i for i, size in enumerate(nbytes) if size]
 
     def arena(self, offsets: Sequence[int]) -> Arena:
@@ -159,6 +160,7 @@ class _Blocks:
             size = self.sizes[i]
             at = bisect_left(places, (size, -1))
             # Places that are large enough first, then smaller ones, which grow.
+            # A limit on both sides keeps the time linear, whatever the sizes.
             near = (*places[at : at + _PLACES], *reversed(places[max(0, at - _PLACES) : at]))
             for held, place in near:
                 if not conflicts(tenant[place], i):
@@ -212,6 +214,7 @@ class _Search:
 
     def run(self, best: Arena, bound: int, rounds: int = _ROUNDS) -> Arena:
         """``best`` or a smaller arena; stops at one of ``bound`` bytes or less."""
+        # No arena can be smaller: most networks need no search at all.
         if best.size <= bound:
             return best
         once = len(self.order) + sum(map(len, self.neighbours))
@@ -248,7 +251,10 @@ class _Search:
             offset = _lowest_gap(taken, sizes[i])
             if offset + sizes[i] > limit:
                 offset = self.weakest_spot(i, near, offsets, ends, limit)
+                # What has to eject others once is likely to be in their way again: it comes to rest
+                # first.
                 self.resistance[i] += len(self.neighbours[i])
+                # Each counts as eight visits: the weakest spot takes three sorts, and sums.
                 self.visits -= 8 * len(near)
                 for j in near:
                     if offsets[j] < offset + sizes[i] and offset < ends[j]:
@@ -284,6 +290,7 @@ class _Search:
 
         def resistance(spot: int) -> float:
             weight = started[bisect_left(starts, spot + size)] - ended[bisect_right(stops, spot)]
+            # Equal choices in a loop would eject the same buffers for ever.
             return weight * (1 + draw())
 
         return min((spot for spot in spots if spot + size <= limit), key=resistance)
@@ -302,6 +309,8 @@ def _best(buffers: Sequence[Buffer], blocks: _Blocks, rounds: int = _ROUNDS) -> 
         return _smallest([best, *(_sweep(buffers, blocks, *v) for v in variants)])
     neighbours = _overlaps(buffers)
     best = _smallest([best, blocks.bump(), blocks.place(_by_size(buffers), neighbours)])
+    # With sizes that are aligned, as those of the search are: unaligned ones might never be
+    # reached.
     bound = largest_load(zip(buffers, blocks.sizes, strict=True))
     return _Search(blocks, neighbours).run(best, bound, rounds)
 
@@ -363,6 +372,7 @@ def _sweep(
     last = [-b.first if backward else b.last for b in buffers]
     by_last = sorted(filled, key=last.__getitem__)
     offsets = [0] * len(buffers)
+    # Large enough for all of them beside one another, so that each claim finds a gap.
     gaps = _Gaps(sum(sizes))
     dead = 0
     for i in with_checkpoints(sorted(filled, key=first.__getitem__)):

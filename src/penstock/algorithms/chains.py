@@ -39,6 +39,7 @@ def implied_edges(order: Sequence[int], pred: Sequence[Sequence[int]]) -> set[tu
     until: dict[int, int] = {}
     for k, i in enumerate(with_checkpoints(order)):
         place[i] = k
+        # The only edge into a node is implied by no other path.
         if len(pred[i]) > 1:
             until.update(dict.fromkeys(pred[i], k))
     sources = sorted(until, key=place.__getitem__)
@@ -53,6 +54,7 @@ def implied_edges(order: Sequence[int], pred: Sequence[Sequence[int]]) -> set[tu
 def _implied_by(
     stretch: Sequence[int], pred: Sequence[Sequence[int]], batch: Sequence[int]
 ) -> set[tuple[int, int]]:
+    # Integers of any length: one operation joins the descendants of thousands of nodes.
     bit = {p: 1 << b for b, p in enumerate(batch)}
     reached_by: dict[int, int] = {}
     edges: set[tuple[int, int]] = set()

@@ -65,12 +65,14 @@ class _Clusters:
 
     def find(self, i: int) -> int:
         while self.leader[i] != i:
+            # Halving the path on the way keeps the look nearly constant (union-find).
             self.leader[i] = self.leader[self.leader[i]]
             i = self.leader[i]
         return i
 
     def merge(self, a: int, b: int) -> int:
         """Merge two groups; between them there must be no path other than an edge."""
+        # The one with fewer edges goes: each edge then moves a logarithmic number of times.
         a, b = sorted((a, b), key=lambda x: -len(self.succ[x]) - len(self.pred[x]))
         for forward, backward in ((self.succ, self.pred), (self.pred, self.succ)):
             for other in forward[b]:
@@ -108,6 +110,8 @@ class _Clusters:
                     continue
                 (other,) = near
                 small = self.cost[i]
+                # Bounded, or a node with many small neighbours would take in what could run beside
+                # it.
                 if self.kinds[other] == self.kinds[i] and self.taken[other] + small <= self.grain:
                     self.taken[other] += small
                     self.merge(other, i)

@@ -54,6 +54,7 @@ class Dag:
             if not (0 <= a < n and 0 <= b < n):
                 raise ValueError(f"edge {a} -> {b} leaves the graph, whose n is {n}")
             outgoing[a].append(b)
+        # Sorted, so that results do not follow from the order in which edges were found.
         succ = tuple([tuple(sorted(set(after))) for after in outgoing])
         incoming: list[list[int]] = [[] for _ in range(n)]
         for a, after in enumerate(with_checkpoints(succ)):

@@ -266,6 +266,7 @@ def _variants(problem: _Problem) -> Iterator[_Problem]:
         plans = [[min(costs, key=costs.__getitem__) for costs in problem.options]]
         plans += [[b] * problem.dag.n for b in sorted(common)]
         plans += [_near(problem, plan) for plan in plans]
+        # Plans are often equal, and each takes a schedule of all nodes.
         for plan in dict.fromkeys(map(tuple, plans)):
             chosen = zip(problem.options, plan, strict=True)
             yield replace(problem, options=[{b: costs[b]} for costs, b in chosen])
@@ -357,6 +358,7 @@ class _Idle:
             end, begin = self.blocks[k][at]
             gaps = [(start, begin), (end, finish)]
         block = self.blocks[k]
+        # No node fits into the others: searches would only pass them.
         kept = [gap for gap in gaps if gap[0] - gap[1] >= self.shortest]
         if kept or at < len(block):
             block[at : at + 1] = kept
@@ -382,6 +384,8 @@ def _insert(problem: _Problem, order: Iterable[int]) -> WorkerSchedule:
                 ready = max([finish[i] + t[backend[i]][b] for i, t in arrivals], default=0.0)
             for w, gaps in enumerate(idle[b]):
                 at, since, *gap = gaps.find(ready, cost)
+                # Of equal finishes, that with the least idle time before it: longer gaps stay for
+                # longer nodes.
                 if (at + cost, -since) < earliest:
                     earliest = (at + cost, -since)
                     backend[j], worker[j], start[j], best_slot = b, w, at, gap

@@ -73,6 +73,8 @@ class Series:
         plans = sorted([cheapest, *plans], key=self.time)
         small = self.dag.n <= _REGION
         order = topological_order(self.dag)
+        # A cut between two backends is the optimum wherever it begins, and in large graphs each
+        # start takes long.
         starts = plans if small and len(backends) > 2 else plans[:1]
         turns = 1 if small and len(backends) == 2 else _TURNS
         plans += [self.swapped(plan, order, backends, turns) for plan in starts]
@@ -134,6 +136,8 @@ class Series:
         least, best = self.time(plan), list(plan)
         for turn in range(turns):
             plan = best[:]
+            # Every other turn is shifted by half a region, so that borders do not stay where they
+            # are.
             for start in range(-(_REGION // 2) * (turn % 2), self.dag.n, _REGION):
                 region = order[max(start, 0) : start + _REGION]
                 for pair in combinations(backends, 2):
@@ -327,6 +331,7 @@ def minimum_cut(costs: Sequence[tuple[float, float]], terms: Iterable[OnceCost])
     network = _Network(n, n + 1, n + 2)
     for v, (in_0, in_1) in enumerate(costs):
         # State 0 is the source's side: it cuts the arc to the sink.
+        # What both states cost anyway needs no arc; and one of the two costs may be infinite.
         both = min(in_0, in_1)
         network.arc(n, v, in_1 - both)
         network.arc(v, n + 1, in_0 - both)
@@ -405,6 +410,7 @@ class _Network:
                     room[k ^ 1] += most
                     if full < 0 and room[k] <= least:
                         full = at
+                # Only from the first arc that is full on is the path of no use any more.
                 a = ends[path[full] ^ 1]
                 del path[full:]
             elif untried[a]:

@@ -37,6 +37,7 @@ def pipeline_cuts(cost: Sequence[float], crossing: Sequence[float], stages: int)
             last = until[j] - until[:j] + cut[:j] + cut[j]
             slowest = np.maximum(best[:j], last)
             i = int(slowest.argmin())
+            # A stage more must gain more than a rounding error.
             if slowest[i] < following[j] * (1 - 1e-12):
                 following[j], begins[j] = slowest[i], i
         chosen.append(begins)

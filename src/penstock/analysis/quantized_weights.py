@@ -22,6 +22,7 @@ def quantized_weights(graph: Graph) -> Collection[Node]:
         sources = [producer(_untransposed(value), "DequantizeLinear") for value in node.inputs]
         operands = [source for source in sources if source is not None]
         constant = [source for source in operands if _has_constant_inputs(source)]
+        # Of constants alone a run computes nothing: they are folded with what reads them.
         if len(constant) < len(operands):
             weights.update(constant)
     return weights

@@ -66,6 +66,8 @@ class ArtifactWriter:
 
     def array(self, array: np.ndarray) -> int:
         """The index of an array."""
+        # By identity: contents would take long to compare. ``_arrays`` keeps each array alive, so
+        # that no other gets its id.
         index = self._index.get(id(array))
         if index is None:
             index = self._index[id(array)] = len(self._arrays)
@@ -288,6 +290,7 @@ def _contents(file: BinaryIO, status: os.stat_result, *, mapped: bool) -> mmap.m
         content = _aligned_memory(status.st_size)
         count = file.readinto(content)  # type: ignore[attr-defined]
         return content[:count].toreadonly()
+    # A file that was replaced or written to since has another key, and so its own mapping.
     key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
     mapping = _MAPPED.get(key)
     if mapping is None:

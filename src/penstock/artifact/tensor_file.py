@@ -115,6 +115,7 @@ def _array(name: str, entry: Mapping[str, Any], content: bytes) -> np.ndarray:
     dtype = dtype_named(_DTYPES[entry["dtype"]])
     if end - begin != prod(shape) * dtype.itemsize:
         raise ValueError(f"{shortened(name)!r} has {end - begin} bytes, which do not fit its shape")
+    # A copy: bytes cannot be written to, and a view would keep those of the whole file.
     array = np.frombuffer(content, np.uint8, end - begin, begin).copy().view(dtype).reshape(shape)
     return _little_endian(array)
 

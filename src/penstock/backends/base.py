@@ -342,6 +342,7 @@ class HostBackend:
         Args:
             nbytes: Bytes of memory.
         """
+        # Large enough to begin at a multiple wherever NumPy's memory begins.
         memory = np.empty(nbytes + ALIGNMENT, np.uint8)
         start = -address(memory) % ALIGNMENT
         return memory[start : start + nbytes]

@@ -117,6 +117,7 @@ class SpecializingBackend(HostBackend, Backend):
         if self._uncounted < _UNCOUNTED_BYTES:
             return
         self._uncounted = 0
+        # References do not change while a collection drops caches.
         caches = [reference() for reference in self._caches.valuerefs()]
         held = {cache: cache.nbytes() for cache in caches if cache is not None}
         while sum(held.values()) > _MOST_BYTES:
@@ -161,6 +162,7 @@ class KernelCache:
 
     def nbytes(self) -> int:
         """About what the kernels take in memory."""
+        # A list, which one call makes: other threads may add to the dict meanwhile.
         return sum(list(self._bytes.values()))
 
     def drop(self, count: int) -> None:
@@ -173,6 +175,7 @@ class KernelCache:
     def function(self) -> Callable[..., RunValue]:
         """The function of the node's kernel."""
         get, make, contents = self.kernels.get, self._make, self.contents
+        # A look is paid in each run: keys are as small as the node allows.
         places = [i for i, t in enumerate(self.types) if t is not None and not t.static]
         first, last = (*places, -1)[0], (-1, *places)[-1]
 
@@ -224,6 +227,7 @@ class KernelCache:
             t if t is None or t.static else TensorType(t.dtype, x.shape)
             for t, x in zip(self.types, inputs, strict=True)
         ]
+        # Copies: kernels keep these as constants, and the arrays belong to the run.
         node = _typed(self.node, types, {i: np.array(inputs[i]) for i in self.contents})
         read = [
             x for x, t in zip(inputs, self.types, strict=True) if t is not None and not t.static
@@ -238,6 +242,8 @@ class KernelCache:
             self._await(key, self._estimate[1])
             return self._plain
         self._awaited.pop(key, None)
+        # Where NumPy's is the faster one, it is kept for these shapes, and no estimate is made
+        # again.
         kernel = self.backend.static_kernel(node, _types(node.inputs)) if gain > 0 else None
         function = self._plain if kernel is None else kernel.function
         if kernel is not None:

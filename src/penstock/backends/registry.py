@@ -109,6 +109,7 @@ def backend_of(chosen: str | Backend, precision: str = "float32", *, lazy: bool 
         return chosen
     if chosen not in BACKENDS:
         return _of_package(chosen)
+    # Asked ahead of the import, whose error would name a module and no remedy.
     if chosen == "torch" and (reason := missing(chosen)) is not None:
         raise PenstockError(f"backend 'torch': {reason}")
     cls = _backend_class(chosen)
@@ -189,5 +190,6 @@ def _on_cuda(devices: Sequence[str], precision: str) -> list[Backend]:
 def _fallback(name: str) -> Backend:
     """The backend of a name, which runs only what the others have no kernel for."""
     backend: Any = backend_of(name)
+    # Costs must not bring back to the host what the user wants on the device.
     backend.fallback_only = True
     return backend

@@ -212,6 +212,7 @@ def _measured_in_turn(
         firsts = [process.run() for process in processes]
         for process in processes:
             process.time(clients, 0)  # not counted, as above
+        # In turn, so that a machine that slows down meanwhile does so for all runtimes alike.
         timed = [
             [process.time(clients, trials.seconds / turns) for process in processes]
             for _ in range(turns)

@@ -235,6 +235,7 @@ class _LinkTimer:
             # The least: other work on the machine only adds to the time.
             seconds.append(min(times))
         small, large = seconds
+        # The small message takes the latency alone, which is a part of the large one's time.
         per_byte = max(large - small, 1e-9) / (_PROBES[1] - _PROBES[0])
         return LinkCost(1 / per_byte, small)
 

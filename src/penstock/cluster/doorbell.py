@@ -63,6 +63,7 @@ class Doorbell:
                 connection.settimeout(CONNECT_S)
                 with suppress(OSError, struct.error):
                     shown = connection.recv(_TOKEN_BYTES + _LINK.size, socket.MSG_WAITALL)
+                    # In a time that does not tell how much of a guess is right.
                     if hmac.compare_digest(shown[:_TOKEN_BYTES], self.address.token):
                         (number,) = _LINK.unpack(shown[_TOKEN_BYTES:])
                         connection.settimeout(None)
@@ -92,6 +93,7 @@ def connect(address: BellAddress, link: int) -> socket.socket:
     if connection is None:
         connection = socket.create_connection(address[:2], timeout=CONNECT_S)
         connection.settimeout(None)
+        # A ring is one byte, which TCP would hold back for more.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.sendall(address.token + _LINK.pack(link))
     return connection

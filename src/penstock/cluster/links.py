@@ -298,6 +298,7 @@ def _packed(message: Message) -> Any:
 def _unpacked(packed: Any) -> Message:
     """A message in memory of its own."""
     head, buffers = _ray.unpack_pickle5_buffers(packed)
+    # Ray gives the buffer to the next message as soon as nothing refers to it.
     own = [np.frombuffer(buffer, np.uint8).copy() for buffer in buffers]
     message: Message = pickle.loads(head, buffers=own)
     return message

@@ -106,6 +106,7 @@ class Members:
         self._lock = threading.RLock()
         self.members: list[Member] = []
         self._doorbell = Doorbell(ray.util.get_node_ip_address())
+        # It computes nothing, and must start where all cores are taken.
         proxy = ray.remote(num_cpus=0)(_Proxy).remote()
         self._actors = [proxy]
         try:
@@ -122,6 +123,7 @@ class Members:
         options: dict[str, Any] = {
             "num_cpus": self._threads,
             "max_concurrency": _CALLS,
+            # Ray would start it anew without its links and parts; `replace` gives it these.
             "max_restarts": 0,
             "concurrency_groups": CALLS_APART,
         }
@@ -144,6 +146,7 @@ class Members:
             channel = self.result(actor.open.remote(here, DRIVER, self._own, 0))
             take = partial(self._events.take, index)
             back = LinkReader(channel, take, str(index), self._doorbell.accept(here))
+            # Only now: whatever failed before must not leave a channel open.
             opened.pop_all()
         return Member(reader, process, link, back, actor.stay.remote().future())
 

@@ -115,6 +115,7 @@ def capture_groups(
     results count against the budget of a run."""
     group: list[Step] = []
     for step in with_checkpoints(steps):
+        # A replay allocates nothing that a budget could count.
         joins = step not in counted and is_capturable(plan, step)
         if group and not (joins and step.backend == group[0].backend):
             yield from _worth(group)

@@ -175,6 +175,7 @@ def _write_body(writer: StepWriter, step: Step, number: int = 0) -> None:
 
 def _condition(writer: StepWriter, slot: int) -> str:
     type_, name = writer.slots[slot].type, writer.name[slot]
+    # The truth of one element is that of its array, which spares a call in each iteration.
     single = isinstance(type_, TensorType) and type_.static and set(type_.dims) <= {1}
     return name if single else f"truth({name})"
 
@@ -187,6 +188,7 @@ def _is_true(writer: StepWriter, slot: int) -> bool:
 
 def _owned(writer: StepWriter, slot: int) -> str:
     """A value that outlives the iteration or the branch, as text."""
+    # Their elements never lie in an arena, so that nothing overwrites them.
     shared = isinstance(writer.slots[slot].type, SequenceType | MapType)
     if writer.slots[slot].owned or shared:
         return writer.name[slot]
@@ -254,6 +256,8 @@ def _end_carries(writer: StepWriter, step: Step) -> None:
     for carry in results:
         if carry.buffers is not None:
             inside, buffer = writer.name[carry.inside], writer.name[carry.buffers[0]]
+            # Without an iteration the value lies where it did before, which a later step may
+            # overwrite.
             text = f"if {inside} is {writer.name[carry.initial]}:"
             writer.line(f"{text} {inside} = copied({buffer}, {inside})", step)
     writer.assign([(writer.name[c.result], writer.name[c.inside]) for c in results], step)

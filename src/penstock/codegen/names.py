@@ -106,6 +106,7 @@ def program_names(
             key = view_key(arena_plan, slot, index, memory_name(plan, slot))
             name = first_name.setdefault(key, f"b{index}")
         slots.append(name)
+    # At index -1, which stands for a value that is left out.
     slots.append("None")
     calls: dict[Step, Call] = {}
     for number, step in enumerate(with_checkpoints(plan.walk())):
@@ -225,6 +226,7 @@ def bind_names(
                 namespace[name] = backend.view(memory.remote[place], *offset, slot.type, strides)
                 values.append(namespace[name])
                 continue
+            # Arenas of no bytes hold values of no elements, for which ndarray still wants a buffer.
             buffer, start = (host, offset) if host.size else (np.empty(dims, dtype), 0)
             namespace[name] = np.ndarray(dims, dtype, buffer, start, strides)
         values.append(namespace[name])
@@ -346,6 +348,7 @@ def _with_prepared(
 ) -> Callable[..., RunValue]:
     """``function`` as a function of the arrays known only during the run, in the order of the call,
     where ``arguments`` has other values among them, or has them in another order."""
+    # By identity: arrays would be compared element by element.
     place = {id(argument): i for i, argument in enumerate(runtime)}
     places = [place.get(id(argument), -1) for argument in arguments]
 

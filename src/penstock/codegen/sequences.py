@@ -46,6 +46,7 @@ class Gathering:
     def add(self, steps: Sequence[Step], slots: Iterable[int]) -> tuple[str, CallSequence]:
         """The sequence of ``steps``, which is given the arrays of ``slots``, and its name."""
         name = f"sequence_{len(self.sequences)}"
+        # A value that several steps read is one argument of the call.
         sequence = CallSequence(tuple(steps), tuple(dict.fromkeys(slots)))
         self.sequences[name] = sequence
         return name, sequence

@@ -249,6 +249,7 @@ class StepWriter:
         if step.into:
             check = None if kernel.binder is None else kernel.binder.check
             if check is not None:
+                # Most steps share one check: it has one name in the text.
                 name = self._checks.setdefault(check, f"check{len(self._checks)}")
                 self.constants[name] = check
                 call = f"if status := {call}: {name}(status)"
@@ -301,6 +302,7 @@ class StepWriter:
         streams of a device do so there."""
         signals = self.tasks.signals
         for signal in signals.waits.get(step, ()):
+            # The complement tells a signal from the number of a block, which a task yields, too.
             self.line(f"if not S[{signal}]: yield ~{signal}")
             if signal in signals.events and step not in signals.on:
                 self.line(f"if not S[{signal}].query(): yield S[{signal}]")

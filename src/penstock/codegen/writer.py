@@ -232,6 +232,7 @@ def _compiled(lines: Sequence[str], filename: str) -> Iterator[CodeType]:
     for end in range(1, len(lines) + 1):
         if end == len(lines) or (end - begin >= _MANY_LINES and lines[end].startswith("def ")):
             checkpoint()
+            # Empty lines before it, so that line numbers are those of the whole text.
             source = "\n" * begin + "\n".join(lines[begin:end]) + "\n"
             yield compile(source, filename, "exec", dont_inherit=True, optimize=2)
             begin = end

@@ -66,6 +66,7 @@ def _own_modules(name: str) -> dict[str, ModuleType]:
     assert package.__file__ is not None
     modules = {}
     folder = Path(package.__file__).parent
+    # Sorted, a package comes before its modules, which become attributes of it.
     for path in sorted(folder.rglob("*.py")):  # not by __path__, which may have more
         parts = path.relative_to(folder).with_suffix("").parts
         inner = ".".join(["", *parts]).removesuffix(".__init__")
@@ -99,6 +100,7 @@ def _package(key: str, own: ModuleType, paths: list[str]) -> ModuleType:
     spec = ModuleSpec(key, None, origin=own.__file__, is_package=True)
     spec.submodule_search_locations = paths
     package = module_from_spec(spec)
+    # Imports go by these, which must be those of the alias.
     kept = ("__name__", "__package__", "__spec__", "__path__", "__loader__")
     vars(package).update({name: x for name, x in vars(own).items() if name not in kept})
     return package

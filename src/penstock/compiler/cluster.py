@@ -178,6 +178,7 @@ def structure_for_workers(feeds: Feeds, context: CompileContext) -> Feeds:
     spread = any(node.device and (has_devices or names_task(node.device)) for node in inner)
     run_passes(DEVICES if spread else (InferTypes(),), graph, _passes(context))
     check_sizes(graph, context.limits)
+    # For its errors: a graph with invalid frames is refused before any worker gets a part of it.
     Frames(graph)
     return feeds
 

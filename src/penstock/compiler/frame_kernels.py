@@ -50,6 +50,7 @@ class FrameKernels:
         self.table = KernelTable()
         self.contexts = _contexts(graph, context, self.table)
         self._kept: dict[Node, tuple[Kernel, str]] = {}
+        # Weak: copies go with the form of the graph that they are of.
         self._originals = WeakKeyDictionary[Node, Node]()
 
     def measure(self) -> None:
@@ -207,4 +208,5 @@ def _placeholder(value: Value) -> np.ndarray | None:
     type_ = value.type
     if not isinstance(type_, TensorType) or not type_.static or type_.dtype is None:
         return None
+    # One element with strides of 0: the placeholder of a large value takes no memory.
     return np.broadcast_to(np.zeros((), type_.dtype), type_.dims)

@@ -298,6 +298,7 @@ def _run_sampler(programmed: Programmed, context: CompileContext) -> RunSampler 
     def may_pay(serial: float, profile: Profile) -> bool:
         if context.accelerators or _may_overlap(plan, context):
             return True
+        # The fastest execution of each, which other threads and processes have held up least.
         best = {entry.step.node: entry.best for entry in profile}
         least = least_makespan(plan, lambda step: best.get(step.node, 0.0), context.workers)
         return least <= _SIMULATED[context.executor] * serial

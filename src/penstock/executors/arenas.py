@@ -54,6 +54,7 @@ class Arenas(Generic[T]):
                 f"the plan needs an arena of {memories[largest]} bytes{where}, above the limit of "
                 f"{most} (Limits.max_bytes)"
             )
+        # By the memory that is full first: each run takes as much of every one.
         self._most = most // memories[largest] if most is not None and self.each else None
         self.free: deque[T] = deque()
         """arenas that no run holds; ``pop`` is the fast path of ``take``, and ``append``, with
@@ -97,6 +98,7 @@ class Arenas(Generic[T]):
             return arena
         try:
             self._refuse_reentry()
+            # The control has no way to wake a thread that waits for a lock.
             while not received.acquire(timeout=LOOK_S):
                 if control.stopped:
                     control.stop()

@@ -257,6 +257,7 @@ def may_use_threads(node: Node) -> bool:
     if node.op.work is not product_work or not isinstance(output, TensorType) or not output.static:
         return True
     of_vector = len(output.dims) < 2 or min(output.dims[-2:]) < 2
+    # BLAS has no products of integers.
     of_integers = output.dtype is not None and output.dtype.kind in "iu"
     return not of_integers and (of_vector or flops(node) >= _MANY_FOR_BLAS)
 
@@ -274,6 +275,7 @@ def share_of(
     threaded = {b.name for b in hosts if b.threads_of_caller}  # whatever they run
     for step in with_checkpoints(plan.walk()):
         work = 0 if step.node.op.view else flops(step.node)
+        # The shapes that the run will meet are guessed for kernels that look at them.
         late = 0 if step.kernel is None else step.kernel.shapes.flops
         most[step.backend] = max(work, late, most.get(step.backend, 0))
         moves = step.node.op.moves
@@ -281,11 +283,13 @@ def share_of(
         runs = {step.backend}
         if step.kernel is not None and step.kernel.shapes.cached_bytes is not None:
             runs.add("numpy")
+        # Estimates are asked for only as long as they can change the answer.
         if not moves and not runs <= threaded and may_use_threads(step.node):
             threaded |= runs
     own = [b for b in hosts if b.threads_of_caller and b.name in most]
     shared = [b for b in hosts if not b.threads_of_caller and b.name in threaded]
     worth = any(most[b.name] >= WORTH_THREADS for b in own)
+    # Kernels this short lose more to waking threads than these save.
     limit = threads if worth or not own else 1
     return ThreadShare([*own, *shared], streams if worth or shared else 0, limit, not fixed)
 
@@ -314,6 +318,7 @@ def quiet(function: Callable[..., RunValue], *arguments: object) -> Any:
     ``np.errstate``, and leaves the caller's setting alone.
     """
     try:
+        # One call of a list, so that it needs no lock: each thread has a context to itself.
         context = _QUIET.pop()
     except IndexError:
         context = silent()

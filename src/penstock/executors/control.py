@@ -49,6 +49,7 @@ class Control(StopCondition):
 
     def __init__(self, timeout: float | None = None, cancel: Cancellation | None = None) -> None:
         super().__init__(timeout, cancel)
+        # A plain attribute: generated code reads it in every iteration of every loop.
         self.stopped = False
         self.error: Exception | None = None
         self.listeners: set[StopListener] = set()
@@ -59,15 +60,18 @@ class Control(StopCondition):
     def set(self, error: Exception) -> None:
         """Ask the run to stop with ``error``; the first call wins."""
         if not self.stopped:
+            # Before the flag: a run that sees the flag raises this error.
             self.error = error
             self.stopped = True
             with ExitStack() as stack:  # every listener is called, even if one of them raises
+                # A copy: listeners remove themselves, and other threads add theirs.
                 for listener in list(self.listeners):
                     stack.callback(listener, error)
 
     def add_listener(self, listener: StopListener) -> None:
         """Let ``set`` call ``listener`` with the error, perhaps twice; call it now if the run was
         stopped before."""
+        # Added first, and then asked: the other way round a stop between the two would be missed.
         self.listeners.add(listener)
         if self.stopped and self.error is not None:
             listener(self.error)
@@ -127,6 +131,7 @@ class CancelToken:
         """Stop every run that holds this token, now and later, with ``Cancelled``."""
         with self._lock:
             self._cancelled = True
+            # Without the lock they are told: what they call may attach or detach runs.
             controls, self._controls = self._controls, set()
         with ExitStack() as stack:  # all runs are stopped, even if a listener raises
             for control in controls:
@@ -166,6 +171,7 @@ class Watchdog:
         self.thread: threading.Thread | None = None
 
     def add(self, control: Control) -> None:
+        # The number decides between equal deadlines: controls have no order.
         entry: _Entry = [control.deadline, next(self.numbers), control]
         with self.changed:
             if self.thread is None or not self.thread.is_alive():
@@ -175,6 +181,7 @@ class Watchdog:
                 self.thread.start()
             self.runs[control] = entry
             heapq.heappush(self.queue, entry)
+            # Only an earlier deadline than all others changes how long the thread sleeps.
             if self.queue[0] is entry:
                 self.changed.notify()
 
@@ -195,6 +202,7 @@ class Watchdog:
                 deadline, _, control = self.queue[0]
                 seconds_left = deadline - time.monotonic()
                 if seconds_left > 0:
+                    # Longer waits raise OverflowError.
                     self.changed.wait(min(seconds_left, threading.TIMEOUT_MAX))
                     continue
                 heapq.heappop(self.queue)
@@ -216,6 +224,7 @@ WATCHDOG = Watchdog()
 @in_child
 def _forget_runs() -> None:
     """A forked child inherits none of its parent's runs."""
+    # In place: other modules have the object itself as a default argument.
     WATCHDOG.__init__()  # type: ignore[misc]
 
 
@@ -225,6 +234,7 @@ def begin_run(
     """The control of a new run that may take ``timeout`` seconds and be cancelled by ``cancel``."""
     control = Control(timeout, cancel)
     if timeout is not None:
+        # Written so that NaN counts as passed.
         if not timeout > 0:
             control.set(control.timed_out())
         elif timeout < math.inf:

@@ -94,6 +94,7 @@ def _tell_place(error: PenstockError, node: Node, inputs: Sequence[str]) -> None
 def _step_at_fault(error: Exception, program: Program) -> tuple[Step | None, dict[int, str]]:
     """The step that raised, and by slot the types of those of its inputs that are variables."""
     trace = error.__traceback__
+    # Frames of the executor come first, and those of kernels behind the program's.
     while trace is not None and trace.tb_frame.f_code.co_filename != program.filename:
         trace = trace.tb_next
     step = None if trace is None else program.steps[trace.tb_lineno - 1]
@@ -105,6 +106,7 @@ def _step_at_fault(error: Exception, program: Program) -> tuple[Step | None, dic
             trace, step = inner, program.steps[inner.tb_lineno - 1] or step
         inner = inner.tb_next
     if not isinstance(step, Step):
+        # The line of a sequence stands for all of its steps; C notes in the error which one raised.
         step = step[getattr(error, "place_in_sequence", 0)]
     variables = trace.tb_frame.f_locals
     shared = variables.get("V", ())

@@ -66,6 +66,7 @@ def _tensor(name: str, value: RunValue, input_type: TensorType) -> RunValue:
         array = array[:, np.newaxis] if hasattr(value, "to_numpy") else array
     if (input_type.dtype or STRING) == STRING and array.dtype.kind in "USTO":
         return _strings(name, array)
+    # Compiled kernels read memory as it is, and know no order of bytes but the machine's.
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     if input_type.dtype is not None and array.dtype != input_type.dtype:

@@ -131,6 +131,8 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
             if self._program.observed:
                 control.observer.allocation(control.run, arenas.size)
             if share.single:
+                # OpenMP's number is a setting of the calling thread, which may be new, or have been
+                # in another run.
                 for set_threads in share.setters:
                     set_threads(1)
                 return arena[1](control, *inputs)
@@ -147,6 +149,7 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
             if self.fallback is None or not isinstance(error, UnexpectedDimsError):
                 throw(explained(error, self._program))
         finally:
+            # Written out instead of `arenas.give`, which would cost short runs a call.
             arenas.free.append(arena)
             if arenas.waiting:
                 arenas.serve()

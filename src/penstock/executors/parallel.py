@@ -129,6 +129,7 @@ class ParallelExecutor(CompiledExecutor):
         remote = Counter(program.arena_plan.remote)
         for device, nbytes in zip(tasks.signals.devices, tasks.signals.workspaces, strict=True):
             remote[memories.get(device, device)] += nbytes
+        # Without these, functions refer to nothing of one run, and all runs can share them.
         writes = self.arena_plan.size or any(step.into for step in program.plan.walk())
         shared = not (of_streams or writes)
         self._arenas = self._allocate(hosts[0], limits, bind, shared, remote)

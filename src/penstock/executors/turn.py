@@ -86,6 +86,7 @@ class Turn:
         with self._lock:
             self.ended, after = True, self._after[:]
             self._after.clear()
+        # A chain of turns would keep all runs of the queue alive.
         self.previous, self._events = None, ()
         self._begin_next()
         for function in after:

@@ -75,6 +75,7 @@ class Variables(Mapping[str, np.ndarray]):
             raise InvalidInput(
                 f"variable {name!r} has no value yet: set it, or run its initializer as a target"
             )
+        # What callers do to it must not change the variable.
         return value.copy()
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -95,6 +96,7 @@ class Variables(Mapping[str, np.ndarray]):
 
     def update(self, values: NamedValues) -> None:
         """Set variables by name, all or, where one does not fit, none. Raises ``InvalidInput``."""
+        # All are checked before the first is set.
         arrays = {name: self._array(name, value) for name, value in values.items()}
         for name, array in arrays.items():
             self._variable(name).assign(array)
@@ -162,6 +164,8 @@ class Variables(Mapping[str, np.ndarray]):
         changed = {}
         for name, (store, own_name) in self._places.items():
             value = self._variable(name).value
+            # By identity: equal values that were assigned are saved as well, and no array is
+            # compared.
             if value is not store.initial.get(own_name):
                 changed[name] = value
         return changed

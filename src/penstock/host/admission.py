@@ -152,6 +152,7 @@ class AdmissionQueue:
         with self._lock:
             if ticket.thread in inside:
                 return 0.0
+            # Most often nobody else runs: nothing is asked of the system then.
             if not inside:
                 inside[ticket.thread] = ticket
                 return 0.0
@@ -161,6 +162,7 @@ class AdmissionQueue:
                 self._move(ticket)
                 inside[ticket.thread] = ticket
                 return 0.0
+            # It would have ended by the time that it is woken.
             if seconds < SHORT_RUN_S:
                 return 0.0
             ticket.prepare()
@@ -207,6 +209,7 @@ class AdmissionQueue:
         taken, ticket.core = self._taken(), core_of_thread()
         free = self.cores - taken
         if ticket.core in taken and free:
+            # Sent away and allowed back: the system moves a thread at once only if it may not stay.
             allow(0, free)
             allow(0, self.cores)
             ticket.core = core_of_thread()

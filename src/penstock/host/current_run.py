@@ -100,6 +100,7 @@ class Budget:
         """Count ``array``, or the array that it is a view of, until it is freed; as ``nbytes``, if
         it leads to more than its own. Memory of others (``base``) that says it was ``counted`` is
         not counted again."""
+        # A view would be freed while what it shows lives on.
         while isinstance(array.base, np.ndarray):
             array = array.base
         if getattr(array.base, "counted", False):
@@ -108,6 +109,7 @@ class Budget:
             nbytes = array.nbytes + _ARRAY_BYTES
         # Without the lock: a count that is lost to another thread comes back with the next look.
         known = self._arrays.get(id(array))
+        # The same array may be kept twice, and an id may be that of one that was freed.
         if known is None or known[0]() is not array:
             if nbytes > self.left:
                 self.reserve(nbytes)
@@ -120,6 +122,7 @@ class Budget:
         """Forget the arrays that have been freed."""
         with self._lock:
             arrays, live = self._arrays, 0
+            # A copy, made by one call: other threads keep arrays meanwhile.
             for key, entry in list(arrays.items()):
                 if entry[0]() is not None:
                     live += entry[1]

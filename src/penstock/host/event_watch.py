@@ -67,6 +67,7 @@ class EventWatch:
             while new:
                 watched.append(new.popleft())
             left = _look(watched)
+            # Where one has come, others are likely to be near.
             pause = shortest if len(left) < len(watched) else pause
             watched = left
 

@@ -67,6 +67,7 @@ def new_bytes(nbytes: int) -> np.ndarray:
 
 
 def _take(nbytes: int) -> mmap.mmap | None:
+    # The smallest that fits, so that large ones stay for what needs them.
     for block in sorted(_kept, key=len):
         if nbytes <= len(block) <= nbytes * _SPARE:
             with suppress(ValueError):  # another thread has taken it
@@ -110,6 +111,7 @@ def _libc_function(name: str) -> Callable[..., int] | None:
 def keep_memory() -> None:
     """Reuse freed blocks of up to 32 MiB for later arrays, and share them among threads: use one
     arena for each core unless the environment has a number. Touches no memory."""
+    # Freed at once: that raises glibc's threshold.
     np.empty(_LARGEST, np.uint8)
     mallopt = _libc_function("mallopt")
     chosen = "MALLOC_ARENA_MAX" in os.environ or "arena_max" in os.environ.get("GLIBC_TUNABLES", "")

@@ -65,6 +65,8 @@ def library() -> NativeLibrary | None:
             f"{_CHOSEN}={chosen} is none of the instruction sets that kernels were compiled for "
             f"and this processor has: unset it, or name one of {', '.join(supported_levels())}"
         )
+    # A module refuses to load where the processor lacks its instructions: the first that loads is
+    # best.
     levels = [chosen] if chosen else LEVELS
     return next(filter(None, map(load_level, levels)), None)
 
@@ -84,6 +86,7 @@ def contiguous() -> Callable[[Any], Any]:
     loaded = library()
     if loaded is not None:
         return loaded.functions.contiguous
+    # ascontiguousarray makes one dim of none.
     return lambda x: np.ascontiguousarray(x) if isinstance(x, np.ndarray) and x.ndim else x
 
 

@@ -40,6 +40,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             if old is not None:
                 _take_over(descriptor, old)
+            # Before it gets the name: after a loss of power the name would lead to a file without
+            # its bytes.
             os.fsync(descriptor)
             with _named(path):
                 name = name or _give_name(descriptor, target)

@@ -83,6 +83,7 @@ def named_outputs(
 def _forwarded(name: str) -> Callable[..., None]:
     def notify(self: Observers, *event: object) -> None:
         for observer in self.observers:
+            # A failure ends the run, of which no events come then but its end.
             if not self._failed:
                 self._notify(observer, name, *event)
 

@@ -24,6 +24,7 @@ def check_graph(after: Pass, graph: Graph) -> None:
     except InvalidModel as error:
         raise InternalError(f"pass {after.name} left an invalid graph: {error}") from error
     _check_order(after, graph)
+    # Among frames a node that cannot run is no error, which strict inference would take it for.
     if not is_framed(graph):
         _check_types(after, graph)
 
@@ -54,6 +55,7 @@ def _check_order(after: Pass, graph: Graph) -> None:
 
 
 def _check_types(after: Pass, graph: Graph) -> None:
+    # Inference writes the types that it finds into the values, and a check must change nothing.
     copy = clone(graph)
     infer_types(copy)
     for node, inferred in zip(graph.walk(), copy.walk(), strict=True):

@@ -25,6 +25,8 @@ def prune(graph: Graph) -> bool:
     """Drop the nodes that no output needs, in nested graphs too; ``graph`` must be sorted. Outputs
     of nested graphs without readers are dropped as well, and what a loop carries for itself alone.
     """
+    # Over a back edge a node is needed by one that stands before it, which one walk backwards would
+    # miss.
     if Role.NEXT_ITERATION in [node.op.role for node in graph.nodes]:
         return _prune_cyclic(graph)
     changed = False
@@ -44,6 +46,7 @@ def prune(graph: Graph) -> bool:
         controls.update(node.control_inputs)
         for _, inner in node.graphs if node.nests else ():
             changed |= prune(inner)
+            # Behind the pruning: what only dead nodes of the graph read is not needed.
             needed.update(captures(inner))
     kept.reverse()
     graph.nodes = kept
@@ -82,6 +85,7 @@ def _drop_unread(node: Node, needed: set[Value | None]) -> bool:
         # A Loop's body returns its condition first, which is no output of the Loop.
         before = len(inner.outputs) - len(node.outputs)  # the condition of a Loop
         inner.outputs[before:] = compress(inner.outputs[before:], read)
+    # These have an element for each collected output, by its position.
     for name in ("scan_output_axes", "scan_output_directions"):
         if node.attrs.get(name):
             node.attrs[name] = list(compress(node.attrs[name], read[first:]))
@@ -114,6 +118,7 @@ def _drop_carried(node: Node, needed: set[Value | None]) -> bool:
         before = waiting.pop()
         if before not in seen:
             seen.add(before)
+            # A nested graph reads what its node has no input for.
             left += [*before.inputs, *[v for _, inner in before.graphs for v in captures(inner)]]
             waiting += before.control_inputs
     live = [value in seen for value in inside]

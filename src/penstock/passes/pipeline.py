@@ -93,6 +93,8 @@ class FoldQuantizedWeights(Pass):
     operations = frozenset({"DequantizeLinear"})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
+        # Weights are folded already, or there are none: further rounds would cost and change
+        # nothing.
         if context.fold_quantized_weights or not has_quantized_weights(graph):
             return False
         return optimize(graph, replace(context, fold_quantized_weights=True))
@@ -351,6 +353,8 @@ PASSES = {step.name: step for step in (*STRUCTURE, *OPTIMIZE, *LOWER, *DEVICES, 
 def optimize(graph: Graph, context: PassContext | None = None) -> bool:
     """Run the passes of OPTIMIZE in turn until none of them changes ``graph`` any more. The graph
     is simplified as far as the types of its inputs allow, whose dims may be symbolic."""
+    # Ended by idle passes and not by idle rounds: once as many in a row as there are have changed
+    # nothing, none of them will.
     return run_passes(OPTIMIZE * _MAX_ROUNDS, graph, context or PassContext(), len(OPTIMIZE))
 
 
@@ -366,6 +370,7 @@ def run_passes(
     present: set[Any] = set()
     graphs: Sequence[Graph] = (graph,)
     for step in passes:
+        # The operations of a graph are collected anew only behind a pass that has changed it.
         if step.operations and not present:
             nodes = [node for each in graphs for node in each.walk()]
             present = {key for node in nodes for key in (node.op.name, node.op.role)}
@@ -376,10 +381,14 @@ def run_passes(
                 for each in graphs:
                     _INFER_TYPES.run(each, context)
                 outdated = False
+            # A list and no generator: a pass has to run on each graph, also behind one that it has
+            # changed.
             changes = True in [step.run(each, context) for each in graphs]
             graphs = [left for each in graphs for left in step.graphs(each, context)]
         if changes:
             present, outdated = set(), outdated or Property.TYPED in step.invalidates
+            # Under checks each pass runs, and so betrays operations that are missing in its set,
+            # for lack of which it would be skipped otherwise.
             if not concerned:
                 raise InternalError(f"pass {step.name} changed a graph without its operations")
         for each in graphs:

@@ -116,6 +116,7 @@ class Expansion:
         if known == tuple(dims):
             return value
         shape = self.constant(np.array(dims, np.int64))
+        # Without allowzero ONNX copies a dim of the input where the shape has a 0.
         return self.emit("Reshape", [value, shape], dims, dtype, allowzero=1)
 
 
@@ -193,6 +194,7 @@ class Substitution:
 
     def _without_removed(self, nodes: Sequence[Node]) -> list[Node]:
         """``nodes``, with each removed node replaced by the nodes that it depended on."""
+        # A dict and no set, whose order would be another one in each process.
         remaining: dict[Node, None] = {}
         seen: set[Node] = set()
         stack = list(reversed(nodes))
@@ -235,6 +237,7 @@ def new_name(name: str, taken: Counter[str]) -> str:
 def produced_by(value: Value | None, *names: str) -> Node | None:
     """The producer of ``value``, if it is one of these operations and has one output."""
     node = None if value is None else value.producer
+    # What waits for other nodes must not be taken into a node that does not.
     if node is None or node.op.full_name not in names or node.control_inputs:
         return None
     return node if len(node.outputs) == 1 else None

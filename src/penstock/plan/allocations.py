@@ -47,6 +47,7 @@ def allocations(plan: Plan, arena_bytes: int, limits: Limits) -> Allocations:
     fits = limits.max_bytes is None or total <= limits.max_bytes
     if fits and not unknown and all(map(_is_sized, copies)):
         return Allocations()
+    # What is known is added up already, so that runs count only the rest.
     if fits:
         return Allocations(True, taken, frozenset(unknown))
     return Allocations(True, arena_bytes, frozenset(unknown.union(known)))

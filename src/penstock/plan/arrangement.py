@@ -139,6 +139,7 @@ class Arranger:
         for draft in with_checkpoints(self.drafts):
             for step in draft.steps:
                 for i in touches(step, inside=step not in self.expanded):
+                    # Values in the arena have fixed places, which all tasks know.
                     dynamic = slots[i].kind is SlotKind.DYNAMIC
                     if dynamic and first.setdefault(i, draft) is not draft:
                         shared.add(i)

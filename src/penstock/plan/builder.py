@@ -205,6 +205,8 @@ class _Builder:
         if value not in self.slot_of:
             if not value.is_constant:
                 raise InternalError(f"value {value.name!r} is used before it is computed")
+            # To read a constant that is held elsewhere would give it back, so that its value stands
+            # for it.
             held = value.const if value.is_held else value
             assert held is not None
             # The object is kept beside its slot, as the id of one that is gone could be another's.
@@ -255,6 +257,7 @@ class _Builder:
         outputs = tuple([self.written(v) if into else self.allocated(v) for v in node.outputs])
         workspace = -1
         if into and kernel.workspace:
+            # As a slot of the arena, it shares memory with values that are not live meanwhile.
             type_ = TensorType(np.dtype(np.uint8), (kernel.workspace,))
             workspace = self.add(Slot(f"{node.name}/workspace", type_, SlotKind.ARENA))
         copied: tuple[int, ...] = ()

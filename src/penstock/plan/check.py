@@ -140,6 +140,7 @@ class _Memory:
         self.written: dict[int, int] = {}
         self.begin, self.end = begin, end
         self.memory = {i: plan.slots[i].memory for i in end}
+        # Behind all places, infinity: searches need no test for the end.
         self.places: dict[str, list[float]] = {memory: [inf] for memory in self.memory.values()}
         self.at: dict[str, list[int]] = {memory: [-1] for memory in self.places}
         self.either: set[int] = set()

@@ -111,6 +111,7 @@ class ClusteredGrouping(Grouping):
             return False
         graphs = any(step.control for step in steps)
         longest = critical_path(self.plan.dag, list(map(self.seconds, steps)))
+        # No schedule is shorter than the longest chain, which takes less to find than a schedule.
         if not graphs and longest > _CHAIN * self.serial:
             return False
         return self.makespan < _CHAIN * self.serial
@@ -182,6 +183,7 @@ def control_flow_cost(plan: StepTable, step: Step, block_seconds: Sequence[float
     much as the longest, a loop as many times as it has iterations."""
     role = step.node.op.role
     if role is Role.IF:
+        # Which branch a run takes is not known ahead.
         return max(block_seconds)
     if role in (Role.LOOP, Role.SCAN, Role.SEQUENCE_MAP, Role.FRAME):
         return trip_count(plan, step) * block_seconds[0]

@@ -314,6 +314,7 @@ class Server:
                         return self._infer_here(
                             model, decode_request(body, length, self.shared), cancel, late
                         )
+                # The repository has the new replicas by then; unloaded, `find` raises.
                 except ReplicasClosed:
                     continue
         except Exception as error:
@@ -375,6 +376,7 @@ class Server:
     def _decompressed(self, body: bytes) -> bytes:
         decompressor = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)  # gzip, or zlib
         try:
+            # Bounded by what is made of it: few bytes may decompress to any number.
             content = decompressor.decompress(body, self.max_bytes + 1)
         except zlib.error as error:
             raise InvalidInput(f"the body is not compressed as it says: {error}") from error

@@ -60,6 +60,7 @@ def _varied(
 ) -> np.ndarray:
     """A row of a batch; like ``given``, if there is one, in another order of its elements."""
     if given is not None:
+        # Numbers of the sample: made up ones may be no indices that the model takes.
         return rng.permuted(given.reshape(1, -1), axis=1).reshape(given.shape)
     if dtype == STRING:
         return rng.choice(np.array(["a", "b"], object), dims)
@@ -74,6 +75,7 @@ def _close(value: RunValue, other: RunValue) -> bool:
     if value.dtype.kind not in "fcV":
         return bool((value == other).all())
     wide = np.complex128 if value.dtype.kind == "c" else np.float64
+    # Differences of 16-bit floats would be rounded themselves.
     value, other = value.astype(wide), other.astype(wide)
     largest = np.abs(value[np.isfinite(value)]).max(initial=0.0)
     return np.allclose(value, other, _TOLERANCE, _TOLERANCE * largest, equal_nan=True)

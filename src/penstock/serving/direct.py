@@ -288,6 +288,7 @@ class _Request:
         if name == b"content-length":
             self.body_size = int(value)  # the parser refuses what is no number
         elif name == _LENGTH:
+            # Given twice, two readers of the request may take different ones.
             self.ordinary &= self.header_length is None
             self.header_length = value.decode("latin-1")
         elif name in _ODD_HEADERS:

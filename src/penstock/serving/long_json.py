@@ -152,6 +152,7 @@ class _Reader:
         text, depth, cuts = self.text, 0, [self.at]
         depths: set[int] = set()  # at which there are elements
         while True:
+            # Bounded to a piece: a match holds Python's lock to its end.
             run = _RUN.match(text, self.at)
             assert run is not None
             begin, self.at = run.span()
@@ -198,6 +199,7 @@ class _Reader:
                 self.at = len(text)
                 self.fail("a string has no end")
             before = self.at
+            # An odd number of them escapes the quote.
             while text[before - 1] == _BACKSLASH:
                 before -= 1
             if not (self.at - before) % 2:

@@ -139,6 +139,7 @@ def decode_request(
     text = bytes(body[:end])
     header = _header_again(text) if end <= _REMEMBERED else _header(text)
     feeds: dict[str, np.ndarray] = {}
+    # The body says nothing of their size, so that its limit does not bound them.
     left = 0 if shared is None else shared.max_bytes
     for of in header.inputs:
         if of.parameters is not None:
@@ -203,6 +204,7 @@ def _entry(name: str, datatype: str, shape: tuple[int, ...], **rest: Any) -> str
 
 def _entry_of_elements(name: str, datatype: str, value: np.ndarray) -> str:
     entry, flat = _entry(name, datatype, value.shape), value.reshape(-1)
+    # Each call of json.dumps holds Python's lock to its end.
     pieces = [flat[i : i + _PIECE] for i in range(0, len(flat), _PIECE)]
     data = ", ".join([json.dumps(_elements(piece))[1:-1] for piece in pieces])
     return f'{entry[:-1]}, "data": [{data}]}}'
@@ -403,6 +405,8 @@ def _strings(name: str, data: memoryview, count: int) -> np.ndarray:
     at = 0
     try:
         while at < len(data):
+            # Looked at before each: an empty string takes four bytes of the request, and more in
+            # memory.
             if len(texts) == count:
                 raise InvalidInput(f"input {name!r} has more than {count} strings")
             (size,) = _ITEM.unpack_from(data, at)

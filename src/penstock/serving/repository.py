@@ -163,6 +163,7 @@ class ModelRepository:
                 raise
             before = self._models.pop(name, {})
             self._models[name] = versions
+        # Without the lock: to close waits for what runs, and other models may be loaded meanwhile.
         _close(before)
 
     def unload(self, name: str) -> None:

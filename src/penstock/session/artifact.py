@@ -278,6 +278,7 @@ class Artifact:
                 return None
             saved = self._plan(document, list(map(type_of, values)))
             return compiler.restore(saved, values)
+        # Our own assertions among them: a file that was changed leads to what no compilation makes.
         except (InternalError, AssertionError, AttributeError, *_WRONG) as error:
             raise self._file.damaged(f"its plan {number}: {error!r}") from error
 

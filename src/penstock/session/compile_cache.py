@@ -164,6 +164,7 @@ class CacheEntry:
         try:
             if not self.path.is_file():
                 return None
+            # Mapping is safe here: entries are replaced by renaming, and never written in place.
             model = load_artifact(self.path, limits, map_weights=True)
             model.artifact.check(quick=True)  # what is damaged is made again
             beside = model.artifact.document("sources")
@@ -199,6 +200,7 @@ class CacheEntry:
         held = 0
         for path, status in entries(self.folder):
             held += status.st_size
+            # The one just saved stays, or a large model would be saved in vain by each process.
             if held > MOST_BYTES and path != self.path:
                 path.unlink(missing_ok=True)
 

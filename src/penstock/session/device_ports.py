@@ -143,6 +143,7 @@ class DevicePorts:
                 for name, on in tensors.items()
             }
             made = DeviceSubgraph(subgraph, key, Ports(places, stay))
+            # Another thread may have made it meanwhile; plans are kept by the subgraph itself.
             found = subgraph.variants.setdefault(key, made)
         return found, feeds
 
@@ -152,6 +153,7 @@ class DeviceSubgraph(Subgraph):
 
     def __init__(self, base: Subgraph, name: Hashable, ports: Ports) -> None:
         super().__init__(base.graph, base.outputs, base.unraised)
+        # Weak: the base has its variants, and subgraphs are freed by their last reference.
         self._base = ref(base)
         self.name = name
         self.ports = ports

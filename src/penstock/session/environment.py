@@ -98,6 +98,7 @@ def with_environment(options: CompileOptions, model: Model) -> CompileOptions:
 def trace() -> Trace | None:
     """The trace of the runs of this process, if the environment asks for one."""
     path = os.environ.get(TRACE, "").strip()
+    # By process: a forked child has a trace of its own, and a file if `%p` is in the name.
     return _trace(path, os.getpid()) if path else None
 
 

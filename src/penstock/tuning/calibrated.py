@@ -60,6 +60,7 @@ class CalibratedCosts:
         """The seconds of a node on one core: they compare backends, however many threads run."""
         table = self.rates.get(backend.name)
         if table is not None and isinstance(backend, HostBackend):
+            # A copy: the backend may belong to several sessions, with other costs.
             backend = copy(backend)
             backend.rates = {**backend.rates, **table}
         return Cost(backend.seconds(node))
@@ -68,6 +69,7 @@ class CalibratedCosts:
 def _rates_of(numbers: list[float]) -> Rates:
     """Rates that were read. Raises ``ValueError`` for what no machine has."""
     rates = Rates(*map(float, numbers))
+    # Work is divided by these three; the others are seconds.
     if not all(rate >= 0 for rate in rates) or 0 in rates[1:4]:
         raise ValueError(f"{numbers} are no rates")
     return rates

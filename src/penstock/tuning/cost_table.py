@@ -326,9 +326,13 @@ def _transaction(path: str, patience_s: float, *, create: bool) -> Iterator[Conn
         with closing(
             sqlite3.connect(uri, timeout=patience_s, isolation_level=None, uri=True)
         ) as file:
+            # Anything may stand in the file; text that is no UTF-8 matches nothing, and raises
+            # nothing.
             file.text_factory = lambda text: text.decode(errors="replace")
             # A file damaged by a power failure is replaced: cheaper than waiting for the disk.
             file.execute("PRAGMA synchronous = OFF")
+            # Overwrites what is deleted, such as the attributes of models that older versions
+            # wrote.
             file.execute("PRAGMA secure_delete = ON")
             file.execute("BEGIN IMMEDIATE" if create else "BEGIN")
             schema = [sql for (sql,) in file.execute("SELECT sql FROM sqlite_master")]
@@ -368,6 +372,7 @@ def _update(connection: Connection, machine: str, fresh: _Records) -> None:
         _merge(records, own)
         for group, new in own.items():
             for exact in new:
+                # Names of operations may have halves of surrogate pairs, which SQLite refuses.
                 key = [x.encode(errors="replace").decode() for x in (machine, *group, exact)]
                 connection.execute(_REPLACE, (*key, *records[group][exact]))
     (count,) = connection.execute("SELECT count(*) FROM costs").fetchone()

@@ -56,6 +56,7 @@ def machine_peak(threads: int) -> MachinePeak:
     source = np.zeros(_COPIED_BYTES, np.uint8)
     target = np.ones_like(source)
     copy_s = _fastest(lambda: np.copyto(target, source), _COPIES)
+    # A copy reads each byte and writes it.
     return MachinePeak(threads, threads * _flops_of_core(), 2 * _COPIED_BYTES / copy_s)
 
 

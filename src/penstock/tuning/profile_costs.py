@@ -69,6 +69,7 @@ class ProfileCosts:
             if not nodes:
                 beside += step.seconds
                 continue
+            # Views are estimated to take nothing, and a step may be made of views alone.
             weights = [max(estimate(node), 1e-12) for node in nodes]
             for node, weight in zip(nodes, weights, strict=True):
                 share = step.seconds * weight / math.fsum(weights)

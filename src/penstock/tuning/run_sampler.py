@@ -113,6 +113,7 @@ class RunSampler:
 
     def run(self, executor: Executor, inputs: RunValues, control: Control) -> tuple[RunValue, ...]:
         if not self._lock.acquire(blocking=False):
+            # Nor would its time say much, beside the run that is sampled.
             return as_usual(executor, inputs, control)
         try:
             self._used = ref(executor)

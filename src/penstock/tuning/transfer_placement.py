@@ -82,6 +82,7 @@ class TransferPlacement:
         stack = [(graph, self.home)]
         while stack:
             block, b = stack.pop()
+            # Behind the nodes are the ports, whose places were given.
             for node, at in zip(block.nodes, self.placed[block, b].where, strict=False):
                 if is_control(node):
                     stack += [(inner, at) for _, inner in node.graphs]

@@ -214,6 +214,7 @@ def family_of(node: Node) -> Family | None:
         return _family(name)
     names = [part.op.full_name for part in parts(node)]
     first = names[0]
+    # Elementwise chains may begin with it, too.
     if first == "DequantizeLinear" and not _is_product_of_codes(names):
         return _family(name)
     return _family(fused_with(first)) or _family(name)
@@ -225,9 +226,12 @@ def _is_product_of_codes(names: Sequence[str]) -> bool:
 
 
 def _family(name: str) -> Family | None:
+    # `REGISTERED` does not do: the file of another operation may have registered one form of this
+    # one, and a second file the other.
     complete = _COMPLETE.get(name)
     if complete is None:
         for module in _index().get(name, ()):
+            # Only now: a model needs few of the families, and each import delays its first run.
             import_module(f"{__name__}.{module}")
         complete = REGISTERED.get(name)
         if complete is not None:

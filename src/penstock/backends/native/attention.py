@@ -57,6 +57,7 @@ class _Sizes(NamedTuple):
     @property
     def block(self) -> int:
         """The most keys of a block; 0 if there is no room for the keys and values of any."""
+        # Copies of keys and of values have room for as many elements each.
         most = min(_KEYS, _COPIED // max(self.width, _padded(self.out)) // _LANES * _LANES)
         return most if self.out <= _KEYS else 0
 
@@ -82,6 +83,7 @@ def attention_workload(node: Node) -> Workload | None:
         return None
     queries, width, keys, out = sizes[2:]
     products = 2 * queries * _padded(keys) * width + 2 * queries * keys * _padded(out)
+    # A single block of keys stays copied for all parts of a head that a thread takes.
     copies = 1 if keys <= sizes.block else sizes.parts
     # In steps, a transposed operand would be copied, too: once.
     sources = [value and value.producer for value in node.inputs[1:3]]
@@ -152,9 +154,12 @@ def _call(site: Site, sizes: _Sizes, strides: Sequence[tuple[int, ...] | None]) 
             0 if n == 1 else step for n, step in zip(dims, [0] * missing + [*own], strict=True)
         ]
         if group > 1:
+            # Keys and values are shared by the heads of a group: the next head of it reads the
+            # same.
             inner = steps[-3] if dims[-3] == sizes.lead[-1] and i not in (1, 2) else 0
             steps[-3:-2] = [inner * group or steps[-3], inner]
         if i == 1 and not site.attr("keys_last", 0):
+            # The kernel takes rows of keys as columns: [width, keys].
             steps[-2:] = steps[:-3:-1]
         return steps
 
@@ -223,6 +228,7 @@ def cached_attention(
     grows = any(not t.static for t in read[3:] if t is not None)
     rooms = GrowableBuffers()
     settings = _ATTENTION.pack(*chosen, grows, scale, softcap), rooms
+    # For what C has no code for, such as many queries: it looks at the arrays of each call.
     otherwise = counted(node, node.op.compile(node, types).function)
     function = partial(library.functions.cached_attention, otherwise, checkpoint, settings)
     return Kernel(function, memory=MemoryUse(grows, rooms.nbytes))

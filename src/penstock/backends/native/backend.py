@@ -73,6 +73,7 @@ class NativeBackend(SpecializingBackend):
         if family.any_shape is not None:
             kernel = family.any_shape(self.library, node, types)
             if kernel is not None:
+                # With known shapes, a call that is bound ahead spares a look at these in each run.
                 static = self.static_kernel(node, types)
                 # Its own function takes inputs in one layout.
                 return kernel if static is None else replace(static, function=kernel.function)
@@ -81,6 +82,8 @@ class NativeBackend(SpecializingBackend):
         kernel = super().kernel(node, types)
         if family.ahead_of_cache is None or kernel is None or kernel.shapes.cached_bytes is None:
             return kernel
+        # It takes arrays of any shapes, so that new ones need no kernel of their own, nor an entry
+        # of a cache.
         call = family.ahead_of_cache(open_site(self.library, node, types))
         if call is None:
             return kernel

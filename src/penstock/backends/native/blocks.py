@@ -43,6 +43,7 @@ def block_product(site: Site) -> NativeCall | None:
         return None
     codes, factors = _codes_of(packed, b), _factors_of(packed, scales, zeros)
     rows, count = math.prod(x.dims[:-1]), math.ceil(packed.n / PANEL)
+    # The last panel has columns that the result lacks: they are computed beside it.
     border = rows * PANEL * 4 if packed.n % PANEL else 0
     return NativeCall(
         "block_product",
@@ -104,6 +105,8 @@ def experts_call(site: Site) -> NativeCall | None:
         item_ns=rows_ns(4 * hidden * inner * together * chosen / count),
         can_fail=True,  # without memory
         keep=keep,
+        # Each expert writes a row of its own for a token: threads add to no common result, and the
+        # sum has one order, whatever thread is first.
         finish=Finish(
             (TensorType(FLOAT32, (tokens, chosen, hidden)),),
             lambda results: results.sum(axis=1).reshape(x.dims),
@@ -157,6 +160,7 @@ def _panels(packed: PackedWeights, b: np.ndarray) -> np.ndarray:
     if bits < 8:
         codes = np.stack([codes >> i & (1 << bits) - 1 for i in range(0, 8, bits)], axis=-1)
     codes = codes.reshape(packed.n, -1)[:, :k]
+    # There is no code for 2 bits: as 4 bits, these take twice the memory and the same kernel.
     if bits < 4:
         codes = codes + _raised(bits)
     columns = _columns(codes)

@@ -79,8 +79,11 @@ def dense_call(site: Site) -> NativeCall | None:
         words, program_ns = program.words, program.item_ns * program.items / site.output().elements
     rows, inner, columns = dims
     panels = math.ceil(columns / _PANEL)
+    # The rows of an item are read again for each pass over a panel, and are to stay in a cache.
     blocks = max(math.ceil(rows / _BLOCK), math.ceil(rows * inner / _BLOCK_ELEMENTS))
     items = max(_LEAST_ITEMS, _ITEMS_OF_CORE * core_budget())
+    # Narrow matrices have fewer panels than threads: rows are divided as well, as long as enough
+    # are left to share what is read of a panel.
     blocks = max(blocks, min(math.ceil(items / panels), rows // _LEAST_BLOCK))
     block = math.ceil(rows / blocks)
     weights = _panels(w, layer.transposed)
@@ -188,16 +191,19 @@ def _layer(site: Site) -> _Layer | None:
         if const is not None and is_row and bias is None and addend is None:
             bias = const * FLOAT32.type(factor)
             return True
+        # A matrix is read while sums are stored, and has no factor there.
         if addend is None and factor == 1 and type_.dims == output.dims:
             addend = i
             return True
         return False
 
+    # As in the definition, a third input times 0 is not read: NaN there must not reach the result.
     third, factor = product.input(2), float(product.attrs.get("beta", 1.0))
     if third is not None and factor and not term(third, factor):
         return None
     for part in others:
         added = [value for value in part.inputs if value is not result]
+        # What begins with anything else is the program's, whose terms may have any form.
         if part.op.name != "Add" or len(added) != 1 or not term(added[0]):
             break
         result, first = part.outputs[0], first + 1
@@ -226,6 +232,7 @@ def _packed(transposed: bool, w: np.ndarray) -> tuple[np.ndarray]:
     matrix = in_c_order()(w.T) if transposed else w
     inner, columns = matrix.shape
     size = inner * _padded(columns)
+    # Aligned: a vector that lies across two lines of the cache is two loads.
     memory = np.empty(4 * size + ALIGNMENT, np.uint8)
     panels: np.ndarray = memory[-memory.ctypes.data % ALIGNMENT :][: 4 * size].view(FLOAT32)
     whole, last = _parts_of(panels, inner, columns)

@@ -150,6 +150,7 @@ def program_behind(site: Site, first: int) -> NativeCall | None:
         call = program.call(result, output, in_rows=True)
     except UnsupportedError:
         return None
+    # c/dense.c puts the address of its own result into both, whenever a few panels of it are ready.
     words = list(call.words)
     words[0] = words[_MOST_INPUTS] = None
     return replace(call, words=tuple(words))
@@ -195,12 +196,14 @@ class _Program:
         self.inputs: dict[Term, int] = {}
         # Of inputs that belong to an axis of the result: their shapes, to be broadcast.
         self.dims: dict[int, tuple[int, ...]] = {}
+        # For other strides the call is made again, and the table of all bytes stays the same.
         self.table: np.ndarray | None = None
 
         def value_of(i: int) -> Term | None:
             type_ = site.tensors[i]
             if type_ is None:
                 return None
+            # Formulas may depend on such a number, and its register is filled once for all tiles.
             constant = site.constants[i] if type_.elements == 1 else None
             name = _name(type_)
             narrow = _NARROW.get(name)
@@ -226,10 +229,14 @@ class _Program:
         known = dict(zip(node.attrs["region"].inputs, self.values, strict=True))
         value: Term | None = None
         if first:
+            # What the part before has written counts as an input: the program computes in place on
+            # it.
             self.inputs = {Term("f4"): len(site.node.inputs), **self.inputs}
             known[parts(node)[first - 1].outputs[0]] = next(iter(self.inputs))
         for part in parts(node)[first:]:
             value = self._apply(part, [None if v is None else known[v] for v in part.inputs])
+            # Inside of a chain, too: with precision="strict" fusing must change no bit of the
+            # result.
             known[part.outputs[0]] = _rounded(value, part.outputs[0])
         assert value is not None
         return value
@@ -247,6 +254,7 @@ class _Program:
             raise UnsupportedError
         while values and values[-1] is None:
             values = values[:-1]
+        # Clip alone may leave out an operand in the middle: it may have an upper bound only.
         if node.op.full_name != "Clip" and None in values:
             raise UnsupportedError
         if node.op.full_name not in QUANTIZED:
@@ -275,6 +283,8 @@ class _Program:
             return Term(kind, f"dequantize_{x.kind}", (x, scale, zeros))
         if x.kind != "f4" or scales.dtype != np.float32 or name not in QUANTIZED_KINDS:
             raise UnsupportedError
+        # The instruction inverts one scale for all elements. Quotients by scales along an axis are
+        # an instruction of their own, and leave it the scale 1.
         if scale.constant is None:
             x, scale = x / scale, Term("f4", constant=1.0)
         return Term(kind, f"quantize_{kind}", (x, scale, zeros))
@@ -287,6 +297,7 @@ class _Program:
         type_ = None if i is None else self.site.tensors[i]
         if i is None or type_ is None or len(type_.dims) != 1:
             raise UnsupportedError
+        # With dims of 1 behind it, it broadcasts from the right like any other operand.
         dims = (*type_.dims, *[1] * behind)
         if self.dims.setdefault(i, dims) != dims:
             raise UnsupportedError
@@ -357,6 +368,7 @@ class _Program:
             restrided=partial(self.call, result, output) if strides is None else None,
         )
         bytes_only = [_size(value.kind) for value in (*held, result)] == [1, 1]
+        # To fill the table, the program runs on 256 bytes, which results of fewer do not repay.
         if bytes_only and modes == [_DIRECT] and size > 256 and cost > _TABLE:
             return self._by_table(call, result, size)
         pair = _pair(result) if modes == [_DIRECT, _DIRECT] else None
@@ -439,11 +451,13 @@ class _Program:
             assert type_ is not None
             shape = self.dims.get(i, type_.dims)
             steps = _dense(shape) if given is None else (*given, *shape[len(given) :])
+            # The stride of a dim of 1 means nothing; as 0 it is that of a broadcast.
             own = [step if dim != 1 else 0 for dim, step in zip(shape, steps, strict=True)]
             rows.append([0] * (rank - len(own)) + own)
         axes = [axis for axis in range(rank) if output.dims[axis] != 1]
         axes.sort(key=lambda axis: -rows[-1][axis])
         ordered = [output.dims[axis] for axis in axes]
+        # Programs write the result from end to end, and know no strides of it.
         if [rows[-1][axis] for axis in axes] != _dense(ordered):
             raise UnsupportedError
         dims: list[int] = []
@@ -467,6 +481,8 @@ class _Program:
     ) -> tuple[dict[Term, int], list[tuple[int, ...]]]:
         """The register of each value, and the instructions."""
         numbers = self.site.library.operations
+        # Only results of instructions give their registers back. Constants, and inputs that are the
+        # same for all tiles, fill theirs once, ahead of the first tile.
         last_use = {argument: i for i, value in enumerate(order) for argument in value.arguments}
         registers: dict[Term, int] = {}
         free = list(range(_REGISTERS - 1, 0, -1))
@@ -481,6 +497,7 @@ class _Program:
                 raise UnsupportedError
             registers[value] = 0 if value is result else _taken(free)
             read = [registers[argument] for argument in value.arguments]
+            # The interpreter looks up three operands, whatever the operation reads.
             read += read[:1] * (3 - len(read))
             instructions.append((numbers[value.operation], registers[value], *read))
             ended = [x for x in dict.fromkeys(value.arguments) if last_use[x] == i and x.operation]
@@ -535,6 +552,7 @@ def _size(kind: str) -> int:
 def _in_order(result: Term) -> dict[Term, None]:
     """The values that ``result`` depends on, and itself, each behind those that it reads."""
     order: dict[Term, None] = {}
+    # Not recursive: chains may have more nodes than Python lets calls nest.
     stack = [(result, False)]
     while stack:
         value, ready = stack.pop()
@@ -553,6 +571,7 @@ def _constants(order: Iterable[Term], registers: Mapping[Term, int]) -> list[byt
     table = []
     for value in order:
         if value.constant is not None:
+            # Compiled code repeats these bits over a register without knowing their type.
             raw = np.array(value.constant).astype(_DTYPES[value.kind]).tobytes()
             table.append(_CONSTANT.pack(registers[value], _size(value.kind), raw))
     return table

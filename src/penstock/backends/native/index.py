@@ -65,6 +65,7 @@ def by_elements(site: Site) -> NativeCall | None:
             *(len(x.dims), length, steps[-1], x.dims[axis], strides[axis]),
             *(int(indices.dtype == INT64), rows, x.nbytes),
         ),
+        # One item: indices may name an element twice, and the last of the updates has to win.
         items=1 if scatters else rows,
         item_ns=item_ns,
         inplace=(0,) if scatters else (),
@@ -120,6 +121,7 @@ def by_tuples(site: Site) -> NativeCall | None:
             *(depth, size, math.prod(indices.dims[batch:-1]), math.prod(x.dims[batch:])),
             *(count, x.nbytes),
         ),
+        # As above: several tuples may name one slice.
         items=1 if scatters else count,
         item_ns=item_ns,
         inplace=(0,) if scatters else (),
@@ -135,6 +137,8 @@ def top_k_call(site: Site) -> NativeCall | None:
         return None
     k, axis = int(count.item()), normalize_axis(site.attr("axis", -1), len(x.dims))
     length, inner = x.dims[axis], math.prod(x.dims[axis + 1 :])
+    # A heap of k takes log k comparisons for what enters it; sorting by digits takes the same for
+    # all.
     few = max(_MOST_TOP, length // _PART) if inner == 1 else _MOST_TOP
     sorts = k > few and length > 2 * _MOST_TOP
     outputs = site.tensors[len(site.node.inputs) :]
@@ -142,6 +146,7 @@ def top_k_call(site: Site) -> NativeCall | None:
         return None
     if sorts:
         return _sort(site, x, k, axis)
+    # Places are numbers of 32 bits while they are sorted.
     if length >= 2**31:
         return None
     columns, comparisons = min(inner, _TOP_COLUMNS), length + 8 * k * math.log2(k + 1)

@@ -153,6 +153,7 @@ def _factors(site: Site, places: _Places, n: int) -> np.ndarray | None:
     factors = alpha * a.reshape(-1) * b.reshape(-1)
     if is_scaled:
         factors = factors / y.reshape(-1)
+    # An infinite factor times a sum of 0 is NaN, which is no code.
     if not np.all(np.isfinite(factors)):
         return None
     return np.ascontiguousarray(np.broadcast_to(factors.astype(FLOAT32), (n,)))
@@ -163,11 +164,13 @@ def integer_panels(weights: np.ndarray, zero: np.ndarray) -> IntegerPanels:
     k, n = weights.shape
     shift = 128 if weights.dtype == UINT8 else 0
     zeros = zero.astype(INT32) - shift
+    # int8 would overflow before the shift is taken off.
     signed = weights.astype(np.int16) - shift
     quads, panels = math.ceil(k / _QUAD), math.ceil(n / _PANEL)
     padded = np.zeros((quads * _QUAD, panels * _PANEL), INT8)
     padded[:k, :n] = signed
     packed = padded.reshape(quads, _QUAD, panels, _PANEL).transpose(2, 0, 3, 1)
+    # Whole tiles are loaded, also where K ends within one.
     tail = np.zeros(_TILE * _PANEL * _QUAD, INT8)
     sums = signed.sum(axis=0, dtype=np.int64) - k * zeros.astype(np.int64)
     return IntegerPanels(np.concatenate([packed.reshape(-1), tail]), sums.astype(INT32), zeros)

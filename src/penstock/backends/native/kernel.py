@@ -180,6 +180,8 @@ def native_kernel(site: Site, call: NativeCall) -> Kernel:
         return _finished_kernel(site, call, call.finish)
     if call.reordered:
         call = replace(call, reordered=_worth_packing(site, call))
+        # The call has these in an order of its own: a site that held them would keep both in
+        # memory.
         others = [None if i in call.reordered else v for i, v in enumerate(site.node.inputs)]
         site = replace(site, constants=Contents(others))
     binder = _CallBinder(site, call)
@@ -221,6 +223,7 @@ def _run_given(binder: _CallBinder, call: Callable[..., None], *arrays: np.ndarr
     site, nbytes = binder.site, binder.native.workspace
     count, end = len(site.node.inputs), len(site.tensors)
     work = arrays[end] if len(arrays) > end else None
+    # Only plans set workspace aside.
     if nbytes and work is None:
         work = np.empty(nbytes, np.uint8)
     if all(y is None or y.flags.c_contiguous for y in arrays[count:end]):
@@ -296,10 +299,14 @@ class _CallBinder(Binder):
         strides = list(map(_strides, arrays, self.site.tensors))
         if native.restrided is not None and any(strides):
             try:
+                # Code that is told the strides needs no more than whole elements at aligned
+                # addresses.
                 native, usable = native.restrided(strides), _is_aligned
             except UnsupportedError:
                 return self._bind_copy(inputs, outputs, workspace)
             orders = {i: x.order for i, x in enumerate(arrays) if isinstance(x, RuntimeArray)}
+        # Others are arguments of each call, which looks at them, and copies inputs that it cannot
+        # read.
         fixed = [isinstance(x, np.ndarray) and usable(x) for x in arrays]
         read = _read(native)
         runtime = [i for i in range(len(arrays)) if i in read and not fixed[i]]
@@ -339,6 +346,8 @@ class _CallBinder(Binder):
         count, behind = len(site.node.inputs), len(arrays)
         words: list[Any] = list(native.words)
         given = range(behind + (1 if native.workspace else 0)) if every else runtime
+        # Several words may be one tensor, which C then sets at once: a node may read an input
+        # twice.
         places: dict[int, int] = {}  # bits of the words that a tensor is
         of_call: RunValues = native.words
         for place, word in enumerate(of_call):
@@ -355,6 +364,7 @@ class _CallBinder(Binder):
                 words[place] = workspace if index == behind else arrays[index]
         sizes = [native.workspace if t is None else t.nbytes for t in (*site.tensors, None)]
         outputs = site.tensors[count:]
+        # C can make plain outputs itself, in less time than a call of NumPy's for each takes.
         makes = every and not native.workspace and None not in outputs
         return site.library.call(
             native.kernel,
@@ -427,10 +437,12 @@ class _Failed:
             arrays[i] = array
         node, count = self.site.node, len(self.site.node.inputs)
         inputs = arrays[:count]
+        # The call has no array for these; the value gives the constant back.
         for i in self.native.reordered:
             value = node.inputs[i]
             assert value is not None
             inputs[i] = value.const
+        # C reports a number only. The definition finds the fault again, and has words for it.
         node.op.compile(node, self.site.tensors[:count]).function(*inputs)
         raise InternalError(
             f"{self.native.kernel} reports status {status} for inputs that NumPy's kernel takes"

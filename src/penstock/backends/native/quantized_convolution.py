@@ -63,6 +63,7 @@ def code_workload(node: Node) -> Workload | None:
     w, result = tensors
     filters, elements = max(w.dims[0], 1), result.elements
     rows, pairs = math.prod(w.dims[2:-1]), -(-w.dims[-1] // 2)
+    # Depthwise code multiplies pairs of int16, at the same rate on all instruction sets.
     if conv.attrs.get("group", 1) > 1:
         stride = [1, *conv.attrs.get("strides", ())][-1]
         taps = elements * pairs
@@ -220,6 +221,7 @@ def _of_each_channel(
 
     def block_of(chunk: int) -> int:
         """Rows of the result that what is seen of ``chunk`` columns has room for."""
+        # The copy of what an item sees has a fixed size, which is on the thread's stack.
         seen = _PAIRS // (chunk * filters * pairs)
         return (seen - (rows.kernel - 1) * rows.dilation - 1) // rows.stride + 1
 
@@ -227,6 +229,7 @@ def _of_each_channel(
     while block_of(chunk) < 1 and chunk > 1:
         chunk = -(-chunk // 2)
     block = min(block_of(chunk), rows.count)
+    # Weights repeat until they fill whole vectors, so that any number of filters has no rest.
     period = math.lcm(filters, _PANEL)
     if block < 1 or filters > _MOST_CHANNELS or period > _MOST_CHANNELS * _PANEL:
         return None
@@ -295,6 +298,7 @@ def _chain(site: Site) -> _Chain | None:
         or x.zero.size != 1
     ):
         return None
+    # Codes less their zero points may need nine bits: those of int8 alone are multiplied.
     less = codes.astype(np.int32) - w.zero.reshape(-1, *[1] * (codes.ndim - 1))
     if less.min() < -128 or less.max() > 127 or y.zero.size != 1:
         return None
@@ -304,9 +308,11 @@ def _chain(site: Site) -> _Chain | None:
     count = (codes.shape[0],)
     factors = np.broadcast_to(x.scale * w.scale / y.scale, count).astype(FLOAT32)
     offsets = np.broadcast_to(bias / y.scale, count).astype(FLOAT32)
+    # float64 may hold what float32 cannot, and infinity times a sum of 0 would be NaN.
     if not np.all(np.isfinite(factors) & np.isfinite(offsets)):
         return None
     bounds = np.array([low, high, 0.0])
+    # The struct of C has two doubles and an integer.
     bounds.view(np.int64)[2] = zero
     return _Chain(conv, x, less.astype(INT8), (codes, w.zero), factors, offsets, bounds)
 
@@ -327,6 +333,7 @@ def _codes(site: Site, place: Mapping[Value | None, int], node: Node) -> _Quanti
         return None
     if zeros.dtype not in (INT8, UINT8, INT32) or max(scales.ndim, zeros.ndim) > 1:
         return None
+    # Filters are the first axis of weights: scales along another do not factor out of the sums.
     if (scales.size > 1 or zeros.size > 1) and node.attrs.get("axis", 1) != 0:
         return None
     if not np.all((scales > _LEAST) & (scales < _MOST)):

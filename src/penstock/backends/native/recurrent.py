@@ -215,6 +215,7 @@ def _has_result(site: Site, i: int) -> bool:
 def _parts(layer: Layer) -> tuple[int, ...]:
     """The gates whose weights of the state are together: the new values of a GRU may read another
     state than its gates."""
+    # Their product then waits for the reset gate, and is a stage of its own.
     split = layer.cell == "GRU" and not layer.linear_before_reset
     return (2, 1) if split else (layer.gates,)
 
@@ -240,6 +241,8 @@ def _sizes(
     if is_quantized:  # whose range is that of the whole batch
         rows = batch
     else:
+        # Each item reads all weights in each step. Where they come from far, more rows have to
+        # share that.
         rows = _even(batch, _MANY_ROWS if columns * hidden * 4 > _NEAR_BYTES else _ROWS)
     together = _CHUNK_ROWS if columns * width * 4 <= _FAR_BYTES else _MANY_CHUNK_ROWS
     chunk = min(steps, max(_CHUNK // (rows * columns), math.ceil(together / rows)))
@@ -253,6 +256,7 @@ def _sizes(
 
 
 def _work(node: Node, steps: int, rows: int) -> Workload:
+    # However few the rows, a step reads all weights.
     products = flops(node) * (rows + _WAIT_ROWS) / max(rows, 1)
     return Workload("recurrent", flops=products, items=steps)
 
@@ -261,6 +265,7 @@ def _held_weights(site: Site, cell: str, is_quantized: bool) -> _Held | None:
     """The packed weights of a layer, None if they are no constants of its type."""
     w, r, bias, *codes = (site.constant(i) for i in (1, 2, 3, 8, 9, 10, 11))
     given = [3, 7, *range(8, 12 * is_quantized)]
+    # All of them are packed when the plan is compiled.
     absent = [i for i in given if site.input(i) is not None and site.constant(i) is None]
     if w is None or r is None or absent or 0 in r.shape:
         return None
@@ -268,6 +273,7 @@ def _held_weights(site: Site, cell: str, is_quantized: bool) -> _Held | None:
         return None
     layer, peepholes = parse_layer(cell, site.node.attrs), site.constant(7)
     if peepholes is not None:
+        # As gates are padded: no loop over units has a rest.
         block = _CODE_UNITS if is_quantized else _UNITS
         peepholes = _padded(peepholes.reshape(len(r), 3, -1), block)
     if not is_quantized:
@@ -333,11 +339,13 @@ def _biases(
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """The sums of both biases, [directions, gates, units], and what a GRU adds before its reset
     gate, [directions, units]."""
+    # Compiled code always adds one, where it begins the sums.
     if bias is None:
         bias = np.zeros((directions, 2 * layer.gates * hidden), FLOAT32)
     of_w, of_r = bias.reshape(directions, 2, layer.gates, hidden).swapaxes(0, 1)
     if layer.cell != "GRU" or not layer.linear_before_reset:
         return _padded(of_w + of_r, block), None
+    # The reset gate multiplies the new values' bias of R, too: it cannot be added ahead.
     total = of_w.copy()
     total[:, :2] += of_r[:, :2]
     return _padded(total), _padded(of_r[:, 2])

@@ -62,6 +62,7 @@ def pad(site: Site) -> NativeCall | None:
     if site.attr("mode", "constant") == "constant":
         value = site.constant(2)
         value = np.zeros(1, x.dtype) if value is None else value
+        # Negative widths cut elements off, which this kernel does not.
         widths = pad_widths(x.dims, site.constants)
         if value.size != 1 or value.dtype != x.dtype or min(map(min, widths), default=0) < 0:
             return None
@@ -88,6 +89,7 @@ def _pad_call(
     x_strides = strides[0] or packed_strides(x.dims, 1)
     y_strides = strides[len(site.node.inputs)] or packed_strides(y.dims, 1)
     axes = [axis for axis in range(len(y.dims)) if y.dims[axis] > 1]
+    # By memory, not by number: images may have their channels innermost.
     axes.sort(key=lambda axis: -y_strides[axis])
     before, length, width = 0, 1, 1
     # Elements of a row, as long as these are adjacent in both.
@@ -223,6 +225,8 @@ def _chunks(indices: np.ndarray) -> tuple[int, np.ndarray]:
     chunk reads [chunks, 2]."""
     chunk, low, high = _CHUNK, indices.min(0), indices.max(0) + 1
     while chunk:
+        # A buffer of fixed size holds what a chunk reads; an axis that shrinks reads more than it
+        # writes.
         starts = np.arange(0, len(low), chunk)
         spans = np.stack([np.minimum.reduceat(low, starts), np.maximum.reduceat(high, starts)], 1)
         if (spans[:, 1] - spans[:, 0]).max() <= _SPAN:

@@ -108,6 +108,8 @@ def _pack(read: trees.Ensemble | tuple[trees.Ensemble, Labelling]) -> _Packed | 
     """None if the ensemble is too large."""
     ensemble, labelling = read if isinstance(read, tuple) else (read, None)
     forest, targets, base = ensemble.forest, ensemble.targets, ensemble.base
+    # Scores of an item lie on the stack. Nodes have 32 bits for the place of a child, of which
+    # there are more than tests, and for twice a feature.
     if targets > _SCORES or max(len(forest.feature), forest.features) >= 2**28:
         return None
     nodes, roots, place = _in_order(_Tests(forest), forest.roots)

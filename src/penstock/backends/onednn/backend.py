@@ -117,6 +117,7 @@ def _convolution(node: Node) -> Workload:
     if w is not None:
         transposed = first.op.name == "ConvTranspose"
         filters = w.shape[1] if transposed else w.shape[0] // group
+        # Vectors of depthwise code are filled with channels, not with filters of a group.
         if w.shape[0] == group > 1 and filters == 1:
             family, filters, work = "depthwise convolution", group, work * (1 + transposed)
         elif group > 1:
@@ -227,6 +228,7 @@ class OneDnnBackend(SpecializingBackend):
             return self.unbound_s
         tensors = [v.type for v in (*node.inputs[:2], node.outputs[0]) if v is not None]
         copied = sum([t.nbytes for t in tensors if isinstance(t, TensorType) and t.static])
+        # A copy reads each byte and writes it.
         return self.making_s + 2 * copied / RATES[""].bytes_per_s
 
     def work(self, node: Node) -> Workload | None:
@@ -242,7 +244,10 @@ class OneDnnBackend(SpecializingBackend):
                 return codes
         moved, work = moved_bytes(node), flops(node)
         if weights := _matrix_bytes(first):
+            # Rounded to two bytes, a matrix is read in half of the time, and multiplied in half of
+            # it.
             rounded = 1 + (self.narrow and work >= WORTH_ROUNDING)
+            # Small matrices stay in a cache from one run to the next.
             read = max(weights - _CACHED, 0) / rounded
             return Workload("product", moved, work / rounded, read)
         matrices = _matrices_of_codes(node)

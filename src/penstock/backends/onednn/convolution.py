@@ -124,6 +124,7 @@ class _DirectConvolution:
         result = context.descriptor(self.tensors[DST], self.seen(desc.output.dims))
         image = operand(source, self.seen(desc.dims(source)))
         layouts = [image, own, context.of(self.bias), result]
+        # oneDNN counts what lies between two elements of a kernel.
         steps = [[a.stride for a in axes], [a.dilation - 1 for a in axes]]
         direct = f"{self.name}_direct"
         arguments = [direct, *layouts, *steps, [a.begin for a in axes], behind(axes)]

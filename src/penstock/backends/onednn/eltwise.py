@@ -18,6 +18,7 @@ def eltwise(desc: OpDesc) -> PrimitiveSpec | None:
     chain = ELTWISE[desc.node.op.name](desc.node) if desc.node.op.name in ELTWISE else None
     if chain is None:
         return _binary(desc) if len(desc.inputs) == 2 else None
+    # The other input, if any, is a constant scalar, which has become a parameter of the algorithm.
     first = next((i for i in desc.inputs if i >= 0 and desc.constants[i] is None), -1)
     x = desc.tensors[first] if first >= 0 else None
     if x is None or x.dims != y.dims:

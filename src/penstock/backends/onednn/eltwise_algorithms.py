@@ -70,6 +70,7 @@ def _clip(node: Node) -> Chain:
             return None
         bounds.append(float(bound))
     low, high = bounds
+    # Where they cross, ONNX's result is the upper bound: left to kernels that know that.
     return (Eltwise("clip", low, high),) if low <= high else None
 
 

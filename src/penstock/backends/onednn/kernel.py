@@ -103,6 +103,7 @@ class _UnboundCalls:
 
     def _call(self, tensors: tuple[Any, ...]) -> None:
         count = self._threads()
+        # A primitive is compiled for a number of threads, which a run may change between two calls.
         calls = self._idle.get(count)
         if calls is None:
             calls = self._idle.setdefault(count, deque())
@@ -200,7 +201,9 @@ class PrimitiveCache(_CallBinder):
         if bound.is_reference_impl and not again:
             raise DnnlError(UNIMPLEMENTED)
         with self._lock:
+            # Another thread may have made the same one meanwhile, and may have bound it already.
             bound = self._primitives.setdefault(key, bound)
+            # Bound calls keep theirs alive: only what is looked up again must be made again.
             if len(self._primitives) > _MOST_PRIMITIVES:
                 self._primitives.popitem(last=False)
         return bound
@@ -215,6 +218,8 @@ class PrimitiveCache(_CallBinder):
                 continue
             dims, itemsize, order = type_.dims, _itemsize(type_), self.spec.dims_order
             if i in self.spec.weights:
+                # However the constant lies, weights are read from a copy in the primitive's own
+                # layout.
                 strides.append(self.packed_strides[i])
             elif isinstance(x, np.ndarray) or (isinstance(x, RuntimeArray) and x.strides):
                 strides.append(canonical_strides(dims, x.strides, order, itemsize))
@@ -223,6 +228,7 @@ class PrimitiveCache(_CallBinder):
         try:
             bound = self.get(tuple(strides), self._is_sum(tensors))
         except DnnlError:
+            # For some strides there is reference code at best, beside which copies take no time.
             return self._call_on_copies(tensors, workspace)
         return self._call(bound, tensors, workspace)
 
@@ -321,6 +327,7 @@ class PrimitiveCache(_CallBinder):
         if summed < 0:
             return False
         addend, output = tensors[summed], tensors[self.spec.desc.outputs[0]]
+        # What is given during the run may be anywhere.
         if not isinstance(addend, np.ndarray) or not isinstance(output, np.ndarray):
             return False
         return address(addend) == address(output) and addend.shape == output.shape

@@ -145,12 +145,14 @@ def _open(path: str) -> Library | None:
     from penstock.backends.onednn._dnnl import ffi
 
     try:
+        # libgomp reads these when it is loaded, and never again.
         with openmp_settings():
             lib: Any = ffi.dlopen(path)
             number = lib.dnnl_version()
     except (OSError, ffi.error):
         return None
     version = (number.major, number.minor, number.patch)
+    # Other versions have functions and structs that differ from the declarations.
     if version[0] != 3:
         return None
     team = adopt(int(ffi.cast("uintptr_t", ffi.addressof(lib, "dnnl_version"))))

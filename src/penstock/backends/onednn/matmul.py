@@ -54,10 +54,12 @@ def gemm(desc: OpDesc) -> PrimitiveSpec | None:
     terms: list[np.ndarray] = []
     weights, matrix = None, desc.constant(1)
     if matrix is not None:
+        # A factor of constant weights is multiplied once, when they are brought into their layout.
         form = partial(_factor, flipped[1], alpha)
         seen = Seen(("gemm", flipped[1], alpha), form, exact=alpha == 1)
         shape = matrix.shape[::-1] if flipped[1] else matrix.shape
         weights = weights_of(matrix, shape, seen)
+    # Ahead of all other post-ops: alpha is no factor of the third matrix.
     elif alpha != 1:
         first.append(PostOp(Eltwise("linear", alpha)))
     if c is not None and beta != 0:
@@ -139,6 +141,7 @@ def batched(desc: OpDesc, rank: int) -> PrimitiveSpec:
         ]
         return context.primitive("matmul", [source, other, None, target], tensors)
 
+    # Broadcast operands are read right in usual layouts alone (`SpecContext._operand`).
     any_layout = not any(desc.repeats(op.tensor) for op in desc.post_ops if op.binary)
     order = tuple(range(rank))
     return PrimitiveSpec(desc, create, order, desc.operands, any_layout=any_layout)

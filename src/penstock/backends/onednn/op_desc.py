@@ -64,6 +64,7 @@ class OpDesc:
         constants = list(self.constants)
         constant = constants[tensor]
         assert constant is not None
+        # Of the shape and dtype, as families ask for these, with one element in memory.
         constants[tensor] = np.broadcast_to(np.zeros((), constant.dtype), constant.shape)
         return replace(self, constants=tuple(constants))
 
@@ -88,6 +89,8 @@ class OpDesc:
         dims = padded(term.shape, len(result))
         if any(n > 1 for i, n in enumerate(dims) if i != axis % len(dims)):
             return None, self
+        # A bias of a primitive has an element for each channel, also where the model has one for
+        # all.
         bias = np.ascontiguousarray(np.broadcast_to(term.reshape(-1), result[axis]))
         return bias, replace(self, post_ops=self.post_ops[1:])
 

@@ -76,6 +76,7 @@ def kernel_in_parts(
     kernels: dict[Any, Kernel] = {}
     calls: list[tuple[Kernel, tuple[Cut, ...]]] = []
     for part in filter(None, parts):
+        # Parts between the first and the last are mostly equal, and one primitive serves them all.
         key = part.desc.tensors, str(part.desc.node.attrs.get("pads"))
         if key not in kernels:
             share = part.desc.output.elements / desc.output.elements
@@ -137,8 +138,10 @@ def _seen(desc: OpDesc, axis: int, span: Span) -> tuple[Node, Span]:
     low = span[0] * rows.stride - rows.begin
     high = (span[1] - 1) * rows.stride + rows.span - rows.begin
     begins, ends = [a.begin for a in axes], behind(axes)
+    # Within the image a part sees rows of its neighbours, where the whole has no padding.
     begins[axis - 2], ends[axis - 2] = max(-low, 0), max(high - size, 0)
     attrs = {**node.attrs, "pads": [*begins, *[max(end, 0) for end in ends]]}
+    # `pads` now says it all, and ONNX does not allow both.
     attrs.pop("auto_pad", None)
     return Node(node.op, node.inputs, (), attrs), (max(low, 0), min(high, size))
 
@@ -173,6 +176,7 @@ class PartsBinder(Binder):
         self, inputs: RunValues, outputs: RunValues, workspace: np.ndarray | None
     ) -> BoundCall:
         self.fixed()
+        # Weights live in layouts of the primitives; a bound call that held them would keep both.
         given = [None if i in self.packed_inputs else x for i, x in enumerate(inputs)]
         return self.into, (*given, *outputs)
 

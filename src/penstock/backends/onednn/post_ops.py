@@ -45,6 +45,7 @@ def post_ops_of(
     for node in nodes[1:]:
         (output,) = node.outputs
         assert value is not None and output is not None
+        # A post-op writes where the result lies: it may not broadcast that to another shape.
         if not isinstance(output.type, TensorType) or output.type.shape != type_.shape:
             return None
         chain = ELTWISE[node.op.name](node) if node.op.name in ELTWISE else None

@@ -75,6 +75,7 @@ class Primitive:
     ) -> None:
         lib, null = library.lib, library.ffi.NULL
         self.library = library
+        # Reorders have an engine behind each descriptor instead.
         leading = [library.engine] if name != "reorder" else []
         if name.endswith("_forward"):
             leading.append(lib.dnnl_forward_inference)
@@ -144,6 +145,8 @@ class Primitive:
         """Memory for argument SCRATCHPAD: on ``workspace`` if that is large enough, else on new
         memory."""
         if workspace is None or workspace.nbytes < self.scratchpad:
+            # What a plan sets aside is enough for packed tensors; for other strides more may be
+            # needed.
             workspace = np.empty(self.scratchpad, np.uint8)
         md = self.query(self.library.lib.dnnl_query_scratchpad_md)
         return memory(self.library, md, workspace if self.scratchpad else None)
@@ -165,6 +168,7 @@ def attributes(library: Library) -> Any:
     """Attributes of a primitive whose scratch memory the caller provides."""
     lib = library.lib
     attr = library.new("primitive_attr", lib.dnnl_primitive_attr_create)
+    # So that plans have scratch memory in their arena, where it is shared by steps.
     mode = lib.dnnl_scratchpad_mode_user
     library.check(lib.dnnl_primitive_attr_set_scratchpad_mode(attr, mode))
     return attr
@@ -251,6 +255,7 @@ def blocks_of(library: Library, descriptor: Any) -> Blocks | None:
 
     if number(lib.dnnl_query_format_kind) != lib.dnnl_blocked:
         return None
+    # `Blocks` has no place for where a part of a larger layout begins.
     if number(lib.dnnl_query_submemory_offset_s64):
         return None
     rank, blocks = number(lib.dnnl_query_ndims_s32), number(lib.dnnl_query_inner_nblks_s32)

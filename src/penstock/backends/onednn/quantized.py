@@ -100,9 +100,11 @@ def _weights(desc: OpDesc, codes: Codes, axis: int) -> MakeWeights | None:
     spread = zero.reshape(-1, *[1] * (constant.ndim - 1 - axis)) if zero.size > 1 else zero
     turned = constant.ndim == 2 and axis == 0
     name = "codes", axis, zero.tobytes()
+    # The constant is what is multiplied, so that its copies in layouts serve other kernels, too.
     if constant.dtype == INT8 and not np.any(zero):
         seen = Seen(name, np.transpose if turned else None)
         return partial(weights_of, constant, seen=seen)
+    # The difference of a byte and a zero point may take nine bits.
     if np.any(constant < spread - 128) or np.any(constant > spread + 127):
         return None
     form = partial(_less, spread, turned)
@@ -208,6 +210,7 @@ def _conv(desc: OpDesc, form: Form) -> OpDesc | None:
     weights, bias = _weights(desc, w, 0), _bias(desc, form)
     if not _is_read(desc, x) or weights is None or bias is None:
         return None
+    # With groups, oneDNN's filters are two axes of the weights: groups, and the filters of each.
     mask = 0b11 if form.node.attrs.get("group", 1) > 1 else 0b1
     bias = bias.reshape(-1, *[1] * (len(desc.dims(w.tensor)) - 2))
     return _scaled(desc, form, weights, mask, bias)
@@ -233,6 +236,7 @@ def _matrices(desc: OpDesc, form: Form) -> OpDesc | None:
     if not (_is_read(desc, x) and _is_read(desc, w)):
         return None
     ranks = [len(desc.dims(codes.tensor)) for codes in (x, w)]
+    # Conversions to int8 are kept by tensor: one that is both operands would be converted as both.
     if min(ranks) < 2 or max(ranks) > _MOST_DIMS or x.tensor == w.tensor:
         return None
     unsigned = _dtype(desc, w) == UINT8

@@ -89,6 +89,7 @@ class BoundPrimitive:
             self.always[argument] = weights.memory(
                 library, layout, self.rounded, self._reader if weights.is_signed else ""
             )
+        # Bound calls after the first find the memory in `always`.
         self.constants = {}
         return dict(self.always)
 
@@ -127,6 +128,8 @@ class SpecContext:
         own = descriptor(self.library, seen, self._dtype(tensor), strides)
         if self.desc.scaling is None or tensor not in self.desc.scaling.signed:
             return own
+        # oneDNN takes int8 alone as the second operand; less 128, codes and zero point keep their
+        # difference.
         taken = descriptor(self.library, seen, INT8, strides)
         self.converted[tensor] = Converted(own, taken, SIGNED)
         return taken
@@ -246,6 +249,7 @@ class SpecContext:
             if op.eltwise is not None:
                 calls.append(op.eltwise.call(library))
             elif self.summed and i == 0:
+                # The result then needs no memory beside that of the tensor that it is added to.
                 calls.append(("sum", 1.0, 0, library.lib.dnnl_data_type_undef))
             else:
                 constant, dims, steps = self._operand(op.tensor, view)

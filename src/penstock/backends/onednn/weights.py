@@ -53,6 +53,7 @@ def weights_of(
     key = (shape, seen.name)
     with _LOCK:
         weights = _ALL.get((id(constant), key))
+        # By now the id may be that of another array.
         if weights is None or weights.constant() is not constant:
             weights = Weights(constant, key, seen)
             _ALL[id(constant), key] = weights
@@ -210,5 +211,6 @@ class Weights:
             back.run({SRC: copy, DST: memory(library, target, seen)})
         if self._back is not None:
             array = self._back(seen)
+        # All readers share it, as they share any constant.
         array.flags.writeable = False
         return array

@@ -176,6 +176,7 @@ def split_kernel(site: TorchSite) -> Kernel | None:
         return None
     sizes = [shape[axis] for shape in dims if shape is not None]
     if count == 1:
+        # torch.split would return a list of one.
         return _viewing(lambda x, _=None: x, 1)
     return _viewing(lambda x, _=None: torch.split(x, sizes, axis), 1)
 
@@ -296,6 +297,7 @@ def range_(site: TorchSite) -> Kernel | None:
 
     def function(start: np.ndarray, limit: np.ndarray, step: np.ndarray) -> Tensor:
         first, last, width = start.item(), limit.item(), step.item()
+        # In Python's integers, rounded up: no number of a step can be off by a rounding.
         count = max(-(-(last - first) // width), 0) if width else 0
         if not width:
             raise ValueError("the step of a Range must not be 0")
@@ -323,6 +325,8 @@ def one_hot_kernel(site: TorchSite) -> Kernel | None:
         size = int(depth.reshape(-1)[0])
         numbers = torch.arange(size, device=indices.device)
         numbers = numbers.reshape([size if i == place else 1 for i in range(rank + 1)])
+        # torch's own one_hot has errors for indices out of range, where ONNX has rows of the off
+        # value.
         wrapped = torch.where(indices < 0, indices + size, indices).unsqueeze(place)
         return torch.where(wrapped == numbers, values[1], values[0])
 

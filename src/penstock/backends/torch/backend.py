@@ -203,6 +203,7 @@ class TorchBackend(HostBackend):
         def copy(value: torch.Tensor) -> torch.Tensor:
             if source._streams is not None and value.device.type != "cpu":
                 source._streams.keep_for_copy(value)
+            # The two may hold float32 in different types.
             dtype = own.width if value.dtype is other.width else value.dtype
             return value.to(own.device, dtype, non_blocking=True, copy=True)
 
@@ -237,6 +238,7 @@ class TorchBackend(HostBackend):
         if not type_.elements:
             return torch.empty(type_.dims, dtype=dtype, device=self.torch_device)
         dims = type_.dims
+        # Counted in elements: those of the device may have fewer bytes than NumPy's.
         steps = [s // size for s in (packed_strides(dims, size) if strides is None else strides)]
         elements = 1 + sum([(d - 1) * step for d, step in zip(dims, steps, strict=True)])
         first = start + offset // size * dtype.itemsize

@@ -51,6 +51,7 @@ class CapturedCalls:
         self._lock = threading.Lock()
 
     def __call__(self, *inputs: RunValue) -> tuple[RunValue, ...]:
+        # There is one set of memory: a second thread does not wait for it.
         if self._warm_ups < 0 or not self._lock.acquire(blocking=False):
             return self._body(*inputs)
         try:
@@ -60,9 +61,11 @@ class CapturedCalls:
             if self._graph is None and not self._capture(inputs):
                 return self._body(*inputs)
             for own, given in zip(self._inputs, inputs, strict=True):
+                # A graph reads and writes the addresses that it was captured with.
                 own.copy_(given, non_blocking=True)
             self._graph.replay()
             pairs = zip(self._outputs, self._fresh, strict=True)
+            # The next launch overwrites what this one has computed.
             return tuple([value.clone() if fresh else value for value, fresh in pairs])
         finally:
             self._lock.release()

@@ -30,6 +30,7 @@ class Runtime:
 
     def event(self) -> TorchHandle:
         """A new event, without times."""
+        # Nobody reads times, and recording them would take longer.
         return torch.cuda.Event(enable_timing=False)
 
     def current(self, device: torch.device) -> TorchHandle:
@@ -74,6 +75,7 @@ class TorchDevice:
     @contextmanager
     def on(self, stream: TorchHandle) -> Iterator[None]:
         """The calling thread puts its work on ``stream``, one of torch's."""
+        # Calls may nest: the inner one must not end the outer one.
         here, outer = self._here, self.in_call
         here.in_call = True
         try:

@@ -54,6 +54,7 @@ def _by_name(
 
 
 def _relu(x: Tensor, out: Tensor | None = None) -> Tensor:
+    # torch.relu has no parameter `out`.
     return torch.clamp_min(x, 0, out=out)
 
 
@@ -192,6 +193,7 @@ def binary(site: TorchSite) -> Kernel | None:
         return writing(function, 2, inplace=(0, 1)) if dtype in elements else None
     if name == "PRelu":
         own = dtype in FLOATS
+        # torch's own takes slopes for channels only, while ONNX's broadcast.
         return Kernel(lambda x, slope: torch.where(x < 0, x * slope, x)) if own else None
     if dtype is torch.bool or (dtype not in FLOATS and not _divisor_is_safe(site)):
         return None
@@ -224,6 +226,7 @@ def variadic(site: TorchSite) -> Kernel | None:
         own = site.dtype(0) in FLOATS
         return Kernel(lambda *x: reduce(torch.add, x) / count) if own else None
     if count == 1:
+        # Not the operand itself: its memory may be reused before that of the result.
         return Kernel(torch.clone)
     if count == 2:
         return writing(function, 2, inplace=(0, 1))

@@ -21,6 +21,7 @@ _REDUCED: Mapping[str, str] = {"mul": "prod", "max": "amax", "min": "amin", "add
 def _wrapped(site: TorchSite, index: int) -> Callable[[Tensor, int], Tensor]:
     """The function that makes indices of an input int64, and counts negative ones from the end."""
     const = site.const(index)
+    # Known at compile time, so that no run looks for negative ones.
     if const is not None and const.min(initial=0) >= 0:
         return lambda indices, size: indices.long()
     return lambda indices, size: torch.where(indices < 0, indices + size, indices).long()
@@ -35,6 +36,7 @@ def gather(site: TorchSite) -> Kernel | None:
     if not -rank <= axis < rank:
         return None  # the error is NumPy's
     axis, wrap, const = axis % rank, _wrapped(site, 1), site.const(1)
+    # One slice at a place that is known is a view, which copies nothing.
     if const is not None and const.ndim == 0:
         place = int(const)
         return Kernel(
@@ -45,6 +47,7 @@ def gather(site: TorchSite) -> Kernel | None:
         places = wrap(indices, x.shape[axis])
         if places.dim() == 1:
             return torch.index_select(x, axis, places)
+        # index_select takes indices of one dim alone.
         picked = torch.index_select(x, axis, places.reshape(-1))
         return picked.reshape((*x.shape[:axis], *places.shape, *x.shape[axis + 1 :]))
 
@@ -99,6 +102,7 @@ def scatter_nd(site: TorchSite) -> Kernel | None:
     def function(x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
         y = x.clone()
         places: Any = indices.long().unbind(-1)
+        # A tuple of no indices names all of x.
         return y.index_put_(places, updates, adds) if places else y.copy_(updates)
 
     return Kernel(function)

@@ -75,6 +75,8 @@ class TorchMemory:
             raise TypeError(f"torch's kernels take no elements of type {value.dtype}")
         streams = self._streams
         queued = streams is not None and streams.in_call
+        # In a call of a stream, what reads the copy is put behind it; elsewhere any stream may read
+        # at once.
         return self._pinned(value).to(self.device, dtype, non_blocking=queued)
 
     def to_host(self, value: RunValue) -> RunValue:
@@ -110,6 +112,7 @@ class TorchMemory:
             except (BufferError, RuntimeError, TypeError):  # such as strings, or read-only memory
                 return None
         name = _NAMES.get(value.dtype)
+        # Kernels take no sparse tensors.
         if name is None or value.layout is not torch.strided:
             return None
         dtype = dtype_named(name)
@@ -117,6 +120,7 @@ class TorchMemory:
         if held is None:
             return None
         type_ = TensorType(dtype, tuple(value.shape))
+        # Without the history of gradients, which would be kept with the value.
         return value.detach().to(self.device, held), type_
 
     def give(self, value: RunValue) -> RunValue:
@@ -145,6 +149,7 @@ def array_over(tensor: torch.Tensor) -> np.ndarray:
     if tensor.dtype is torch.bfloat16:
         import ml_dtypes
 
+        # torch gives no NumPy array of bfloat16, which NumPy has only by ml_dtypes.
         return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
     return tensor.numpy()
 

@@ -36,6 +36,7 @@ def _is_plain(site: TorchSite) -> bool:
     special = (attrs.get("clip"), attrs.get("input_forget"), attrs.get("layout"))
     if any(special) or site.given(4) or site.given(7):
         return False
+    # torch's reset gate acts on the product of the state, not on the state.
     return name != "GRU" or bool(attrs.get("linear_before_reset"))
 
 
@@ -48,6 +49,7 @@ def _weights(site: TorchSite) -> list[list[Tensor]] | None:
     directions, rows, _ = w.shape
     hidden = rows // len(order)
     if b is None:
+        # torch takes biases for all weights or for none, and so there is one form of its arguments.
         b = np.zeros((directions, 2 * rows), w.dtype)
 
     def ordered(array: np.ndarray) -> Tensor:

@@ -21,6 +21,7 @@ def _norm(order: float) -> Callable[..., Tensor]:
 
 
 def _sum(x: Tensor, axes: RunValue, keepdims: bool, out: Tensor | None = None) -> Tensor:
+    # Without a dtype, torch adds up integers as int64, whatever their own type is.
     return torch.sum(x, axes, keepdims, dtype=x.dtype, out=out)
 
 
@@ -100,6 +101,7 @@ def extreme_place(site: TorchSite) -> Kernel | None:
     rank, dims = site.rank(0), site.dims(0)
     if not rank or site.attrs.get("select_last_index"):
         return None
+    # torch refuses to look for a place among none.
     if dims is not None and 0 in dims:
         return None
     axis, keepdims = site.attrs.get("axis", 0), bool(site.attrs.get("keepdims", 1))
@@ -139,6 +141,7 @@ def running_sum(site: TorchSite) -> Kernel | None:
     def function(x: Tensor, _: RunValue = None) -> Tensor:
         if reverse:
             x = x.flip(along)
+        # The dtype is given as for sums: ONNX's result has that of x.
         y = torch.cumsum(x, along, dtype=x.dtype)
         if exclusive:
             y = y.roll(1, along)

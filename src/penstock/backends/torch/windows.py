@@ -25,6 +25,7 @@ class Padding:
         self.strides = [axis.stride for axis in axes]
         self.dilations = [axis.dilation for axis in axes]
         same = auto_pad.startswith("SAME")
+        # SAME depends on sizes of images, and may put one more at an end.
         even = not same and all(axis.begin == axis.end for axis in axes)
         self.alike = [axis.begin for axis in axes] if even else None
         self._widths = lru_cache(64)(self._compute)

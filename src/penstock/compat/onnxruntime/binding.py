@@ -140,6 +140,8 @@ def _at(pointer: int, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
     """The tensor at an address."""
     import ctypes
 
+    # With a dtype: NumPy's product of no dims is a float.
     size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    # As bytes: ctypes has no float16 or bfloat16.
     buffer = (ctypes.c_uint8 * size).from_address(pointer)
     return np.ctypeslib.as_array(buffer).view(dtype).reshape(tuple(shape))

@@ -237,4 +237,5 @@ class RunOptions(_Configured):
         if value:
             self.token.cancel()
         else:
+            # One that was cancelled stays so, and would end all later runs.
             self.token = CancelToken()

@@ -99,6 +99,7 @@ class FrameGraphBuilder:
     ) -> FrameGraph:
         """Compile a graph, or a part of it, and the functions that it calls."""
         frame_graph = self._compiled(graph, paths, numbers)
+        # A loop, not a recursion: functions may call one another in circles, and to any depth.
         while self._called:
             name, functions = self._called.pop(), self._inner.functions
             if name not in functions:

@@ -42,6 +42,7 @@ class DeviceSegment:
         except BaseException as error:
             done(None, error)
         else:
+            # One thread looks at the events of all runs: none has to wait for its own.
             EVENTS.add(event.query, partial(done, outputs, None))
 
     def _put(self, inputs: RunValues, control: Control) -> tuple[tuple[Any, ...], Any]:

@@ -258,6 +258,7 @@ class _FrameWriter:
     def switch(self, node: Node) -> None:
         self.pass_on(node)
         predicate, condition = self.form.predicate(node), self.conditions[node]
+        # The flag is there wherever the condition of an earlier Switch holds.
         if any(before <= condition for before in self.evaluated[predicate]):
             return
         self.evaluated[predicate].append(condition)

@@ -167,6 +167,7 @@ class AttributeReader:
             self.diagnostics.problem(f"{key} of {node.origin} is of kind {kinds}; write it as that")
             return None
         array = np.asarray(value, dtype)
+        # A constant of a function is one array for all of its calls.
         array.flags.writeable = False
         return array
 

@@ -338,6 +338,7 @@ class _Importer:
             unique = self.names.unique
             old = NodeUpgrade(name, inputs, outputs, attrs, types=self.types, unique=unique)
             old.op, old.origin = op_type, origin
+            # From the end, where the graphs of this node are since its attributes were read.
             old.contents = lambda graph: next(p for g, p, _ in self.pending[::-1] if g is graph)
             old.version = 1 if meaning.schema is None else meaning.schema.version
             try:

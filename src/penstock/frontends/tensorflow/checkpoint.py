@@ -149,6 +149,7 @@ def _items(data: bytes) -> Iterator[tuple[bytes, bytes]]:
             raise ValueError("its blocks overlap")
         end = offset + size
         for key, value in _entries(data, offset, size):
+            # In order no key comes twice, so that no entry takes the place of another.
             if last is not None and key <= last:
                 raise ValueError("its keys are not in order")
             last = key

@@ -152,6 +152,7 @@ class Conversion(NodeBuilder):
                 node.control_inputs += scope.anchors
         scope.nodes += self.nodes
         scope.final_nodes[self.own_name] = final
+        # Values inside of a function cannot be fetched.
         if scope.references and not scope.function:
             for value in self.outputs:
                 if value in scope.references and value.producer is not None:

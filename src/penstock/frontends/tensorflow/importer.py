@@ -109,6 +109,7 @@ class Importer(ConversionContext):
         scope = self.main()
         graph = Graph(scope.inputs, _results(scope), scope.nodes, "main")
         self.diagnostics.raise_collected()
+        # A reference is fetched as the value of its variable, which has the name without the mark.
         aliases = {
             name: declared.values[0].name.removesuffix("&")
             for name, declared in scope.declared.items()

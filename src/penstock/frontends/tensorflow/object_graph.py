@@ -36,6 +36,7 @@ class ObjectGraph:
             if called in self._proto.concrete_functions:
                 bound = self._proto.concrete_functions[called].bound_inputs
                 inputs = [text for text in node.input if not text.startswith("^")]
+                # What a function captures are the last of its arguments.
                 yield from zip(reversed(inputs), reversed(bound), strict=False)
 
     def key(self, number: int, most: int) -> str:

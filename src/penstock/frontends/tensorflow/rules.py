@@ -172,6 +172,7 @@ def mod(c: Conversion) -> None:
 @rule("Div")
 def div(c: Conversion) -> None:
     dtype = c.dtype(0)
+    # Of an unknown type, TensorFlow's operation, which looks at the elements in the run.
     integers = dtype is None or dtype.kind in "iu"
     c.emit_final("Div", domain=TENSORFLOW if integers else "")
 

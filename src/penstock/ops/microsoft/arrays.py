@@ -235,6 +235,7 @@ def bifurcation_detector(node: Node, types: Types) -> Kernel:
             rest = source[first:]
             if not 0 <= first <= len(source) or predicted.shape != (len(rest) + 1,):
                 raise ShapeError(f"{predicted.shape} predictions from {first} of {source.shape}")
+            # The appended True is the end of the source, for predictions that follow all of it.
             differs = np.flatnonzero(np.append(predicted[:-1] != rest, True))[0]
             tokens = np.concatenate([current, predicted[: differs + 1]])
         end = -1

@@ -177,6 +177,7 @@ class _Store:
         if self.bits == 8:
             np.copyto(real, keys)
         else:
+            # Codes of 4 bits are stored with 8 added, two in a byte, the first in the low bits.
             np.subtract(keys & 15, 8, real[..., ::2], dtype=real.dtype, casting="unsafe")
             np.subtract(keys >> 4, 8, real[..., 1::2], dtype=real.dtype, casting="unsafe")
         return np.multiply(real, self._scales(scale, real), real)

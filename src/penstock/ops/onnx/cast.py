@@ -165,6 +165,7 @@ def _to_strings(x: np.ndarray) -> np.ndarray:
     # Of a type that NumPy cannot print, the text is that of the same number in float32.
     wide = x if x.dtype.kind == "f" else x.astype(np.float32)
     text = wide.astype(str).astype(object)
+    # ONNX spells these three in its own way, and NumPy in another.
     text[np.isnan(wide)] = "NaN"
     text[wide == np.inf] = "INF"
     text[wide == -np.inf] = "-INF"
@@ -184,6 +185,7 @@ def _check_bit_cast(source: np.dtype | None, attrs: Attrs) -> np.dtype:
 def _from_strings(x: np.ndarray, dtype: np.dtype, saturate: bool, mode: str) -> np.ndarray:
     if dtype.kind in "iu":
         # It may be "2.5", or out of range.
+        # As integers first: float64 does not hold all digits of 64 bits.
         with suppress(ValueError, OverflowError):
             return x.astype(np.uint64 if dtype == np.uint64 else np.int64).astype(dtype)
     numbers = x.astype(np.float64)

@@ -105,6 +105,7 @@ def batch_normalization(node: Node, inputs: Tensors, outputs: Tensors, consts: C
         b = bias - mean * a
         return a.astype(x.dtype).reshape(shape), b.astype(x.dtype).reshape(shape)
 
+    # Parameters are constants in most models, and folded once for all runs then.
     ready = None if any(p is None for p in consts[1:5]) else fold(consts[1:5])
 
     def into(x: np.ndarray, *rest: np.ndarray) -> None:
@@ -344,6 +345,7 @@ def mean_variance(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts)
         np.add.reduce(square, axes, out=mean, keepdims=True)
         np.divide(mean, count, mean)
         np.sqrt(mean, mean)
+        # ONNX adds this to the deviation, and not to the variance as other normalizations do.
         np.add(mean, 1e-9, mean)
         np.divide(out, mean, out)
 

@@ -84,6 +84,7 @@ def _reduction(
 ) -> Callable[[np.ndarray, np.ndarray], None]:
     """``into(x, out)`` that combines windows along axis ``at`` by ``combine(a, b, out=out)``."""
     lead = (slice(None),) * at
+    # A single window is a plain reduction, which NumPy does in one call.
     if axis.count == 1 and isinstance(combine, np.ufunc):
         window = (*lead, axis.covered)
         settings: Any = {"axis": at, "keepdims": True, "initial": identity}
@@ -418,6 +419,7 @@ def max_unpool(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) ->
 
     def into(x: np.ndarray, indices: np.ndarray, *rest: np.ndarray) -> None:
         at, out = indices.reshape(-1), rest[-1]
+        # NumPy would count a negative index from the end.
         if at.size and (at.min() < 0 or at.max() >= size):
             raise ShapeError(f"an index is out of range for the {size} elements of {source}")
         if source != shape:

@@ -150,6 +150,7 @@ def _decoded(dtype: np.dtype) -> np.ndarray:
 def subtract_zero_point(x: np.ndarray, zero: np.ndarray | None, out: np.ndarray) -> None:
     """``x - zero`` in float32; ``zero`` is float32 and broadcasts, ``None`` means 0."""
     if x.dtype in _FLOATS:
+        # No byte is out of range; but in its mode "raise" NumPy would buffer what it writes.
         np.take(_decoded(x.dtype), x.view(np.uint8), out=out, mode="clip")
         if zero is not None:
             np.subtract(out, zero, out)

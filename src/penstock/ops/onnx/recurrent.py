@@ -184,6 +184,7 @@ def _weights(layer: Layer, inputs: RunValues, single: bool) -> list[CellWeights]
         n, hidden = r.shape
         bias = r_bias = None
         if b is not None:
+            # What is added and scaled below must not change the array of the model.
             bias = b[:n].copy()
             # The bias of the state's product for the new gate is multiplied by the reset gate; all
             # others only add up.
@@ -493,6 +494,7 @@ def _compile(node: Node, types: Types) -> Kernel:
     @cache
     def prepared(single: bool) -> Shared[list[CellWeights]]:
         def make() -> list[CellWeights]:
+            # Inputs of 16 bits are widened for each run, but constants need that only once.
             wide = [c.astype(FLOAT32) if c is not None and is_half(c.dtype) else c for c in consts]
             return _weights(layer, wide, single)
 

@@ -98,6 +98,7 @@ def _mean(x: np.ndarray, form: _Form, out: np.ndarray | None) -> np.ndarray:
 
 def _integer_mean(x: np.ndarray, form: _Form, out: np.ndarray | None) -> np.ndarray:
     """Towards zero, as division of integers is; 0 of nothing."""
+    # The sum of many small integers overflows their type, though their mean does not.
     dtype = np.dtype(np.uint64 if x.dtype.kind == "u" else np.int64)
     sums = _add(x, form.axes, dtype, None, True)
     count = np.array(form.terms, dtype)
@@ -208,6 +209,7 @@ def _compile(node: Node, types: Types) -> Kernel:
     count = len(node.inputs)
     spelled = rules.known_ints(node, (), 1) if rules.given(node.inputs, 1) else ()
     fixed = None if spelled is None else _known_axes(spelled, node.attrs)
+    # Most runs repeat the shapes of those before; each form has a vector of ones to be filled.
     forms = lru_cache(maxsize=16)(reduction_form)
 
     def run(*arguments: np.ndarray) -> np.ndarray:
@@ -320,6 +322,8 @@ def cumulative(node: Node, types: Types) -> Kernel:
         if exclusive:
             target[:1] = function.identity
             source, target = source[:-1], target[1:]
+        # A running sum in 16 bits stops to grow where its terms are less than half of its last
+        # digit.
         if is_small(x.dtype):
             np.copyto(target, function.accumulate(source, 0, FLOAT32), casting="unsafe")
         else:

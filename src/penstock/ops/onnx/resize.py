@@ -268,6 +268,8 @@ def _filtered(axis: _Axis, attrs: Attrs, mode: str, x: np.ndarray) -> tuple[np.n
     for start in range(0, max(len(x), 1), _POSITIONS):
         checkpoint()
         parts.append(_taps(axis, attrs, mode, x[start : start + _POSITIONS]))
+        # The first part tells the size of the whole, so that a table too large is refused before it
+        # is made.
         if not start:
             reserve(3 * sum(part.nbytes for part in parts[0]) * (len(x) // _POSITIONS))
     indices, weights = (np.concatenate(part, 1) for part in zip(*parts, strict=True))

@@ -55,6 +55,7 @@ def _onesided(x: np.ndarray, n: int, axis: int, out: np.ndarray | None = None) -
     """The first half of the transform: of real input, or of complex input cut off."""
     if x.dtype.kind != "c":
         return np.fft.rfft(x, n, axis, out=out)
+    # Only of real input one half of the transform follows from the other.
     half = np.fft.fft(x, n, axis)
     half = half[(*[slice(None)] * (axis % x.ndim), slice(n // 2 + 1))]
     if out is None:

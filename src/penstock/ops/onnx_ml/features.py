@@ -371,6 +371,7 @@ def cast_map(node: Node, types: Types) -> Kernel:
     sparse, width = _sparse(attrs), attrs.get("max_map", 1)
 
     def run(x: Mapping[int, Any]) -> np.ndarray:
+        # ONNX orders values by their keys, whatever order the map has.
         keys = sorted(x)
         places: Sequence[int] = range(len(keys))
         if sparse:

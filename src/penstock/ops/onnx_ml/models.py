@@ -25,6 +25,7 @@ from penstock.ops.registry import ArrayFunction
 
 
 def _softmax(scores: np.ndarray) -> np.ndarray:
+    # Relative to the largest score, of which the exponential might be infinite.
     powers = np.exp(scores - scores.max(1, keepdims=True, initial=-np.inf))
     return powers / powers.sum(1, keepdims=True)
 

@@ -224,6 +224,7 @@ def _sliced(dims: Shape, index: rules.Index) -> Shape:
         else:
             dim = left.pop(0)
             if isinstance(item, slice):
+                # A slice of everything has the length of its dim, also where that is not known.
                 everything = item == slice(None, None, item.step) and abs(item.step) == 1
                 length = len(range(*item.indices(dim))) if isinstance(dim, int) else None
                 result.append(dim if everything else length)
@@ -263,6 +264,7 @@ def strided_slice_grad(node: Node, types: Types) -> Kernel:
         index = _index(begin.tolist(), end.tolist(), strides.tolist(), attrs)
         result = np.zeros(shape.tolist(), dy.dtype)
         place = result[index]
+        # An assignment would broadcast a gradient of a smaller shape.
         if place.shape != dy.shape:
             raise ShapeError(f"a gradient of shape {dy.shape} for a slice of {place.shape}")
         result[index] = dy
@@ -490,6 +492,7 @@ def gather(
 ) -> np.ndarray:
     """Along the first axis if none is given."""
     place = 0 if axis is None else _axis(axis, x.ndim)
+    # NumPy would count negative indices from the end, which are errors in TensorFlow.
     if places.size and (places.min() < 0 or places.max() >= x.shape[place]):
         raise ShapeError(f"indices up to {places.max()} are not in [0, {x.shape[place]})")
     batch = _batch(batch_dims, places.shape)
@@ -521,6 +524,7 @@ def scatter_nd(indices: np.ndarray, updates: np.ndarray, dims: np.ndarray) -> np
     limits = np.array(out.shape[: indices.shape[-1]])
     if indices.size and ((indices < 0) | (indices >= limits)).any():
         raise ShapeError(f"indices are out of bounds for shape {out.shape}")
+    # A plain += adds once to a place that several indices name.
     np.add.at(out, tuple(np.moveaxis(indices, -1, 0)), updates)
     return out
 

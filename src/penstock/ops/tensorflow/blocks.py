@@ -69,6 +69,7 @@ def batch_to_space(x: np.ndarray, block: np.ndarray, crops: np.ndarray) -> np.nd
     whole = [dim * side for dim, side in zip(x.shape[1:], sides, strict=False)]
     joined = moved.reshape(x.shape[0] // size, *whole, *x.shape[n + 1 :])
     cut = [slice(a, d - b) for (a, b), d in zip(crops.tolist(), whole, strict=True)]
+    # A view would keep what is cropped away in memory.
     return joined[(slice(None), *cut)].copy()
 
 
@@ -143,6 +144,7 @@ def fused_batch_norm(node: Node, types: Types) -> Kernel:
     ) -> tuple[np.ndarray, ...]:
         moved = np.moveaxis(x, 1, -1) if first else x
         axes = tuple(range(moved.ndim - 1))
+        # TensorFlow, too, has the statistics of half-precision images in float32.
         wide = moved.astype(np.float32)
         own_mean, own_var = wide.mean(axes), wide.var(axes)
         y = (wide - own_mean) * (scale / np.sqrt(own_var + epsilon)) + offset

@@ -192,6 +192,7 @@ def in_top_k(predictions: np.ndarray, targets: np.ndarray, k: np.ndarray) -> np.
     known = (targets >= 0) & (targets < classes)
     if not classes:
         return known
+    # A target that is no class reads class 0 instead: its row is False, whatever that holds.
     own = predictions[np.arange(len(targets)), np.where(known, targets, 0)]
     ahead = (predictions > own[:, np.newaxis]).sum(axis=1)
     return known & np.isfinite(predictions).all(axis=1) & (ahead < most)

@@ -69,6 +69,7 @@ def _suppressed(
     alive = current > least
     if sigma <= 0:
         order = np.flatnonzero(alive)
+        # Stable, so that of boxes with equal scores the first one is the better one.
         order = order[np.argsort(-current[order], kind="stable")]
         best_ones = order[suppressed(box_edges(boxes[order]), most, boxes.dtype.type(overlap))]
         return best_ones.tolist(), current[best_ones].tolist()

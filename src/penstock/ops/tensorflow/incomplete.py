@@ -31,6 +31,8 @@ def _series(a: np.ndarray, x: np.ndarray) -> np.ndarray:
         total = total + term
         if (np.abs(term) <= np.abs(total) * _EPSILON).all():
             break
+    # By logarithms: powers and gamma functions of large parameters overflow where their quotient
+    # does not.
     return total * np.exp(a * np.log(x) - x - log_gamma(a))
 
 

@@ -56,6 +56,7 @@ class _TensorList:
             raise ShapeError(f"the list has elements of {_name(self.dtype)}, not of {_name(dtype)}")
         if not fits(shape, self.shape):
             raise ShapeError(f"the list has elements of shape {self.shape}, not {shape}")
+        # No list is ever changed, so that each write makes a new one with all of its places.
         reserve(_PLACE_BYTES * len(self.items))
         return keep(value)
 
@@ -192,6 +193,7 @@ def from_tensor(value: np.ndarray, shape: np.ndarray) -> _TensorList:
     if not fits(value.shape[1:], _shape(shape)):
         raise ShapeError(f"elements of shape {value.shape[1:]} are not of {shape.tolist()}")
     reserve(tensor_arrays.ELEMENT_BYTES * len(value))
+    # Views of one copy: the run may use the memory of ``value`` for something else.
     rows = tuple([np.asarray(row) for row in with_checkpoints(copy_within_budget(value))])
     return _TensorList(value.dtype, _shape(shape), rows)
 

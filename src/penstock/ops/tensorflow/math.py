@@ -37,6 +37,7 @@ def _whole(function: Arithmetic) -> Arithmetic:
 
 
 def _towards_zero(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    # NumPy's // rounds down. Without the remainder, which has the sign of x, the quotient is exact.
     return np.subtract(x, np.fmod(x, y)) // y
 
 
@@ -164,6 +165,7 @@ def _infer_cross_entropy(types: Types, attrs: Attrs, consts: Consts) -> Sequence
 def _log_softmax(scores: np.ndarray) -> np.ndarray:
     """Of each row, in float32 at least."""
     wide = scores.astype(np.result_type(scores.dtype, np.float32), copy=False)
+    # The exponential of a large score would overflow; relative to the largest one it is 1 at most.
     shifted = wide - wide.max(1, keepdims=True, initial=-np.inf)
     return np.asarray(shifted - np.log(np.exp(shifted).sum(1, keepdims=True)))
 

@@ -68,6 +68,7 @@ def extract_image_patches(
     dims = (x.shape[0], rows, columns, height * width * x.shape[3])
     if not rows * columns:
         return np.empty(dims, x.dtype)
+    # Patches overlap, so that they may take many times the memory of the images.
     reserve(x.itemsize * x.shape[0] * rows * columns * dims[3])
     image = np.pad(x, [(0, 0), *[pads[1:] for pads in along], (0, 0)])
     reaches = ((height - 1) * row_rate + 1, (width - 1) * column_rate + 1)

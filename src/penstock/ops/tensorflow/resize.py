@@ -81,6 +81,7 @@ def _cubic_taps(before: int, after: int, scale: np.float32, centres: bool) -> Ta
     at = np.arange(after, dtype=np.float32)
     at = (at + np.float32(0.5)) * scale - np.float32(0.5) if centres else at * scale
     first = np.floor(at)
+    # TensorFlow looks its weights up in a table: only equally rounded fractions give its results.
     offset = np.rint((at - first) * np.float32(_STEPS)) / np.float32(_STEPS)
 
     weights = np.stack(cubic_weights(offset, a), 1)

@@ -70,6 +70,7 @@ def segment(
     starts = np.flatnonzero(np.concatenate(([True], places[1:] != places[:-1])))
     # 16-bit floats are added up in 32 bits.
     wide = x.astype(np.float32) if is_half(x.dtype) else x
+    # Without the dtype, NumPy would add small integers up in 64 bits.
     rows = function.reduceat(wide, starts, axis=0, dtype=wide.dtype)
     if reduction in ("mean", "sqrtn"):
         counts = np.diff(starts, append=len(places)).astype(rows.real.dtype)

@@ -71,6 +71,7 @@ class _Variable:
 
     def update(self, function: ArrayFunction, value: np.ndarray) -> None:
         """Replace the value by ``function`` of it and ``value``."""
+        # Several nodes may update it at a time, of which none may get lost.
         with self.lock:
             old = self.read()
             if old.shape != value.shape:

@@ -94,6 +94,8 @@ class CellMatcher:
             sums = [self._sum(x) for x in (parts.input, parts.output, parts.forget, parts.new)]
             if all(sums):
                 yield CellGates("LSTM", sums), parts.cell, parts.following  # type: ignore[arg-type]
+        # A cell that mixes its new state with another value than the old one is no step of a
+        # recurrence.
         if node.op in (GRU_CELL, GRU_STATE) and node.inputs[2] is self.state:
             found = self._gru_of_two(node) if node.op is GRU_CELL else self._gru(node)
             if found is not None:

@@ -156,6 +156,7 @@ def _cannot_fail(node: Node) -> bool:
         return False
     if op.elementwise:
         kinds = [None if tensor.dtype is None else tensor.dtype.kind for tensor in tensors]
+        # Division by zero is infinite for floats, and an error for integers.
         if "fails on integers" in op.traits and ("i" in kinds or "u" in kinds):
             return False
         operands = [value.shape for value in node.inputs if value is not None]

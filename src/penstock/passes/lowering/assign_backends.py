@@ -14,6 +14,7 @@ class AssignBackends(Pass):
     establishes = frozenset({Property.PLACED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
+        # A copy, since what is asked may answer with the very mapping that is cleared next.
         chosen = dict(context.placing.chosen(graph))
         context.placing.placement.clear()
         context.placing.placement.update(chosen)

@@ -38,6 +38,7 @@ class AssignLayouts(Pass):
             answer = None if is_control(node) else context.placing.compiled(node)
             if answer is not None:
                 kernels[node] = answer[1]
+        # Where no kernel asks for a layout, those of all values need not be followed.
         if not any(kernel.layout.contiguous_inputs for kernel in kernels.values()):
             return False
         placement = context.placing.placement

@@ -33,6 +33,7 @@ class BindVariables(Pass):
                 node.attrs = {**handle.attrs, **node.attrs, "shared_name": name}
                 node.inputs[0] = None
                 changed = True
+        # Handles that nothing reads any more would still be made in each step.
         if changed:
             prune(graph)
         return changed

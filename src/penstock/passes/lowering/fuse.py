@@ -50,6 +50,7 @@ class Fuse(Pass):
         if context.fusion is None:
             return False
         changed = False
+        # Heavy beginnings get the nodes that light chains would take otherwise.
         for heavy in (True, False):
             readers = readers_of(graph)
             # A node with outgoing control edges must run at its own time.

@@ -18,6 +18,7 @@ from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.dead_code import prune
 
 _MOST_VIEWS = 8
+# Products of two such factors and of scores are far from what float32 rounds to 0 or infinity.
 _SMALLEST, _LARGEST = 1e-6, 1e6
 
 _FACTORS = {"Mul": (1, 0), "Div": (1,)}

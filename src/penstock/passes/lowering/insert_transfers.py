@@ -97,6 +97,7 @@ class _Transfers:
             return value
         remote = HOST not in (source.memory, there.memory)
         if remote and not self.placing.direct(source.backend, there.backend):
+            # By way of the host, where other devices that read the value find this copy as well.
             value, source = self.read(value, self.home), self.home
         key = (value, there.memory)
         if key not in self.moved:

@@ -198,6 +198,8 @@ class _Draft:
     def drive(self, frame: Frame, device: str) -> None:
         if frame.parent is not None and frame not in self.driven:
             self.driven[frame] = device
+            # The frame is entered once in each iteration of the one around it, which has to take
+            # place here, too.
             self.drive(frame.parent, device)
             if frame in self.whole.looping:
                 self.receive(self.whole.pivot(frame), device)

@@ -40,6 +40,8 @@ class Quantize(Pass):
         policy = context.fusion
         if policy is None or not any(is_conversion(n, "DequantizeLinear") for n in graph.walk()):
             return False
+        # Moves first: with codes on both sides of them, an operation and its conversions come to
+        # stand next to each other.
         changed = forward(graph, _Moving(graph))
         # An operation whose result is not quantized again may still have an integer kernel.
         for last in ({"QuantizeLinear"}, COMPUTING):

@@ -88,6 +88,7 @@ def _moved(
         assert result is not None
         result.type = TensorType(result.dtype, outside)
         value = result
+    # Kept up to date, for the next pair of reshapes behind this one in the same walk.
     readers[value] = readers.get(output, [])
     return (value,)
 
@@ -118,6 +119,7 @@ def _constants(node: Node, inside: Dims, outside: Dims) -> dict[int, Value] | No
 def _dims(value: Value) -> Dims | None:
     """The dims of a value, if they are known, and it has elements."""
     type_ = value.type
+    # Groups of dims are found by comparing products, which a 0 makes all alike.
     if not isinstance(type_, TensorType) or not type_.static or 0 in type_.dims:
         return None
     return type_.dims

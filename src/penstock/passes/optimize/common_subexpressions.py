@@ -72,6 +72,8 @@ class _Eliminator:
         inputs = [None if v is None or v.is_constant else v for v in node.inputs]
         rough, own = (node.op, *inputs), self.scopes[-1]
         same = [scope for scope in self.scopes if rough in scope.alone]
+        # Most nodes share operation and inputs with no other one: their attributes and constants,
+        # of which full keys are made, are never looked at.
         if not same:
             own.alone[rough] = node
             return None
@@ -103,6 +105,8 @@ class _Eliminator:
         const = value.const
         assert const is not None
         if value not in self.constants:
+            # With the array itself: the key of a large one is its id, which another array could get
+            # if this one was freed.
             self.constants[value] = _frozen(const), const
         return self.constants[value][0]
 

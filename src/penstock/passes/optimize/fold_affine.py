@@ -124,6 +124,7 @@ def _folded(node: Node, affine: _Affine) -> list[Value | None] | None:
         shift = shift + scale * bias.reshape(-1)
     name = node.outputs[0].name if node.outputs[0] is not None else node.name
     values = list(node.inputs[:2])
+    # A shift alone goes into the bias, and the weights need no copy.
     if np.any(scale != 1):
         values[1] = Value(f"{name}/weights", const=_scaled(weights, scale, axis, group))
     values.append(Value(f"{name}/bias", const=shift.astype(FLOAT32)))
@@ -155,6 +156,7 @@ def _folded_into_matmul(node: Node, readers: Mapping[Value, Sequence[Node | None
         assert between is not None
         between.type = value.type
         node.op, node.inputs, node.attrs = reshape.op, [between, *reshape.inputs[1:]], reshape.attrs
+        # Names and origins go with what each node does now, by which errors and profiles call it.
         node.name, reshape.name = reshape.name, node.name
         node.origin, reshape.origin = reshape.origin, node.origin
         node = reshape

@@ -38,6 +38,7 @@ class FoldConstants(Pass):
     def run(self, graph: Graph, context: PassContext) -> bool:
         kept = () if context.fold_quantized_weights else quantized_weights(graph)
         folder = _Folder(graph, context.limits, kept, context.framed, context.inferred)
+        # As in a run, infinity and NaN are results like others, and no cause for a warning.
         with np.errstate(all="ignore"):
             folder.run(graph, certain=not context.framed)
         return folder.changed or folder.substitution.used
@@ -132,6 +133,8 @@ class _Folder:
     def node(self, node: Node, *, certain: bool) -> bool:
         """Infer types of one node and fold it; return whether it stays."""
         known = self.inferred.get(node)
+        # Passes run in rounds, and most nodes of a later round are what they were in the one
+        # before: a comparison is cheaper than inference.
         if known is not None and _is_same(_basis(node), known):
             return True
         types = node_types(node, certain=certain)
@@ -158,6 +161,8 @@ class _Folder:
                 folded = self.substitution[value] = Value(value.name, const=const)
                 if self.readers is not None:
                     self.readers[folded] = self.readers[value]
+        # What a control node computes depends on graphs that may change while it stays the same;
+        # and a constant may be folded later, once nothing else reads its large inputs.
         if stays and not is_control(node) and not self.is_constant(node):
             self.inferred[node] = _basis(node)
         return stays

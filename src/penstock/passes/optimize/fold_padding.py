@@ -30,6 +30,7 @@ class FoldPadding(Pass):
             borders = None if pad is None else _borders(pad)
             if pad is not None and borders and _can_pad(node, pad, borders):
                 own = _own_pads(node, len(borders) // 2)
+                # ONNX does not allow pads beside another auto_pad, as VALID would be.
                 node.attrs |= {
                     "auto_pad": "NOTSET",
                     "pads": [a + b for a, b in zip(own, borders, strict=True)],

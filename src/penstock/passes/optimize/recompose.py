@@ -252,6 +252,7 @@ def _ones(x: Value, axis: int) -> Value | None:
     return Value(f"{x.name}/ones", const=np.ones(dims, FLOAT32))
 
 
+# ONNX requires a scale of its normalizations, so that one is made up, of at most 4 MiB.
 _MOST_ONES = 1 << 20
 
 

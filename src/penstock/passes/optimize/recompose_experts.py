@@ -80,6 +80,7 @@ def _chosen_by(value: Value | None) -> _Chosen | None:
         return None
     lead = indices.shape
     if gather.op.name == "GatherND":
+        # An index of several numbers chooses rows of matrices, or elements of them.
         if lead[-1:] != (1,):
             return None
         lead = lead[:-1]

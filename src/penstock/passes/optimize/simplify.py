@@ -174,6 +174,7 @@ def times(node: Node, value: Value, output: Value) -> Replacement | bool:
         const, other = node.const(i), node.inputs[1 - i]
         if const is None or not 0 < const.size <= 1024 or const.dtype == object:
             continue
+        # The first element says no for nearly all constants, without a look at the others.
         if const.item(0) != 1 or not (const == 1).all():
             continue
         # A constant of higher rank gives the result more axes.

@@ -67,6 +67,7 @@ def _split(node: Node) -> Sequence[Node] | None:
     inner_axes = Value(f"{y.name}/axes{starts[-1]}", const=np.array(inner))
     first, last = [standard(f"Reduce{part}") for part in _OPERATIONS[name]]
     return (
+        # With its dims kept, the axes that are left have the numbers that the node names.
         node.derived([x, inner_axes], [between], {**node.attrs, "keepdims": 1}, op=first),
         node.derived([between, *node.inputs[1:]], [y], op=last),
     )

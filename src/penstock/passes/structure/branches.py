@@ -168,6 +168,7 @@ class _BlockBuilder:
         while True:
             while self.ready:
                 self.visit(self.by_position[heappop(self.ready)])
+            # An If that was added meanwhile may contain some of them.
             self.forced = {node: None for node in self.forced if node not in self.place}
             if not self.reached and not self.forced:
                 break
@@ -334,6 +335,7 @@ class _BlockBuilder:
                 raise UnraisedError(node, "two conditions, one behind the other, have it in common")
             nodes.add(node)
             stack += self.branches.predecessors(node)
+        # Found from their ends: their effects have to happen in the order of the graph.
         return sorted(nodes, key=self.branches.position.__getitem__)
 
 

@@ -123,6 +123,7 @@ def _replace(graph: Graph, groups: Sequence[Sequence[Node]]) -> dict[Node, Node]
     nodes = [segments.get(node, node) for node in graph.nodes if first.get(node, node) is node]
     for node in nodes:
         before = dict.fromkeys(moved.get(source, source) for source in node.control_inputs)
+        # Edges between nodes of one segment would make it wait for itself.
         node.control_inputs = [source for source in before if source is not node]
     graph.nodes = nodes
     graph.targets = list(dict.fromkeys(moved.get(node, node) for node in graph.targets))
@@ -211,6 +212,8 @@ def _sends_behind(
     """The sends that wait for each node outside of loops: of more than a few, the first one."""
     behind = dict.fromkeys(nodes, frozenset[Node]())
     for node in with_checkpoints(nodes[::-1]):
+        # Sets of all sends would take the square of a graph's size; a set of the node itself keeps
+        # it apart from others.
         if len(behind[node]) > _MOST_SLOW:
             behind[node] = frozenset({node})
         own = behind[node] | {node} if node.op.role is Role.SEND else behind[node]

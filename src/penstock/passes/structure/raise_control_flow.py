@@ -119,6 +119,7 @@ class _Raising:
         for node, frame in frames.items():
             self.nodes[frame].append(node)
         inside = [frame for frame in self.nodes if frame.parent is not None]
+        # The deepest first: a frame is raised with what those inside of it have become.
         for frame in sorted(inside, key=lambda frame: -len(frame.path)):
             assert frame.parent is not None
             self.frame(frame, frame.parent)

@@ -71,6 +71,7 @@ class EffectOrder:
 
 def has_side_effects(node: Node) -> bool:
     """Whether it can be observed when, or whether, ``node`` runs."""
+    # These are not pure, since something may wait for them, but nothing can tell when they ran.
     if node.op.full_name == f"{TENSORFLOW}.NoOp" or node.op.role is Role.CONTROL_TRIGGER:
         return False
     nested = (inner for _, graph in node.graphs for inner in graph.walk())
