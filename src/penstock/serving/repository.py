@@ -17,6 +17,7 @@ from time import time
 
 from penstock.core.errors import PenstockError
 from penstock.core.types import JsonObject
+from penstock.serving.histogram import Histogram
 from penstock.serving.protocol import describe_port
 from penstock.serving.replicas import Replicas
 
@@ -100,7 +101,7 @@ class ServedModel:
         }
 
     def statistics(self) -> JsonObject:
-        counts = self.replicas.counts
+        counts, histograms = self.replicas.counts, self.replicas.histograms
         return {
             "name": self.name,
             "version": self.version,
@@ -110,8 +111,14 @@ class ServedModel:
             "inference_stats": {
                 "success": self.succeeded.describe(),
                 "fail": self.failed.describe(),
+                "queue": _durations(histograms.queue_seconds),
+                "compute_infer": _durations(histograms.compute_seconds),
             },
         }
+
+
+def _durations(of: Histogram) -> dict[str, int]:
+    return {"count": of.count, "ns": round(of.total * 1e9)}
 
 
 class ModelRepository:
