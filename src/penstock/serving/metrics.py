@@ -66,12 +66,8 @@ class Metrics:
                 yield metric
         histograms = {labels: one.histograms for labels, one in replicas.items()}
         for name, text in _HISTOGRAMS.items():
-            yield _family(
-                name,
-                text,
-                _LABELS,
-                {labels: getattr(of, name) for labels, of in histograms.items()},
-            )
+            values = {labels: getattr(of, name) for labels, of in histograms.items()}
+            yield _family(name, text, _LABELS, values)
 
     def text(self) -> tuple[bytes, str]:
         """All metrics in Prometheus's form, and its media type."""

@@ -8,6 +8,9 @@ tensors behind it, in the order in which the object names them::
 
 Elements of BYTES are preceded by their number of bytes, in four bytes. Tensors may also be in
 shared memory, at a place that their parameters name (``serving/shared_memory.py``).
+
+JSON has no numbers for NaN and infinities: they are the strings "NaN", "Infinity" and "-Infinity",
+as in the JSON of Protocol Buffers.
 """
 
 from __future__ import annotations
@@ -42,6 +45,7 @@ _DATATYPES: dict[str, np.dtype] = {
     "BYTES": STRING,
 }
 _NAMES = {dtype: name for name, dtype in _DATATYPES.items()}
+_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _ITEM = struct.Struct("<I")
 # Of lengths, and numbers of microseconds: Python refuses to read thousands.
 _MOST_DIGITS = 20
@@ -383,7 +387,11 @@ def _flat(name: str, elements: list[Any]) -> list[Any]:
 
 def _array(name: str, elements: list[Any], dtype: np.dtype) -> np.ndarray:
     allowed = {str} if dtype == STRING else {bool} if dtype.kind == "b" else {int, float, bool}
-    types = {*map(type, elements)}
+    types, infinities = {*map(type, elements)}, 0
+    if str in types and _is_float(dtype):
+        infinities = sum([elements.count(x) for x in ("Infinity", "-Infinity")])
+        elements = [_NOT_FINITE.get(x, x) if isinstance(x, str) else x for x in elements]
+        types = {*map(type, elements)}
     if not types <= allowed:
         wrong = next(x for x in elements if type(x) not in allowed)
         raise InvalidInput(f"input {name!r} has an element {wrong!r:.40}, not of {dtype}")
@@ -392,10 +400,13 @@ def _array(name: str, elements: list[Any], dtype: np.dtype) -> np.ndarray:
     try:
         if dtype == STRING:
             "".join(elements).encode()  # halves of surrogate pairs are no text
-        with np.errstate(over="raise"):  # a number that ``dtype`` has only infinity for
-            return np.array(elements, dtype)
-    except (OverflowError, ValueError, FloatingPointError) as error:
+        with np.errstate(over="ignore"):
+            values = np.array(elements, dtype)
+    except (OverflowError, ValueError) as error:
         raise InvalidInput(f"input {name!r}: {error}") from error
+    if _is_float(dtype) and np.count_nonzero(np.isinf(values)) != infinities:
+        raise InvalidInput(f"input {name!r} has a number that {_NAMES[dtype]} has no value for")
+    return values
 
 
 def _strings(name: str, data: memoryview, count: int) -> np.ndarray:
@@ -421,15 +432,22 @@ def _strings(name: str, data: memoryview, count: int) -> np.ndarray:
 
 
 def _elements(value: np.ndarray) -> list[Any]:
-    """The elements of a row as Python's JSON has them: NaN and infinities by their names."""
+    """The elements of a row as JSON has them."""
     if value.dtype == STRING:
         return [x.decode(errors="replace") if isinstance(x, bytes) else str(x) for x in value]
-    elements: list[Any] = value.astype(np.float64).tolist() if _is_float(value) else value.tolist()
+    if not _is_float(value.dtype):
+        integers: list[Any] = value.tolist()
+        return integers
+    numbers = value.astype(np.float64)
+    elements: list[Any] = numbers.tolist()
+    for i in np.flatnonzero(~np.isfinite(numbers)):
+        x = elements[i]
+        elements[i] = "NaN" if math.isnan(x) else "Infinity" if x > 0 else "-Infinity"
     return elements
 
 
-def _is_float(value: np.ndarray) -> bool:
-    return value.dtype.kind not in "biu"
+def _is_float(dtype: np.dtype) -> bool:
+    return dtype != STRING and dtype.kind not in "biu"
 
 
 def _bytes(value: np.ndarray) -> bytes | memoryview:
