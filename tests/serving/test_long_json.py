@@ -183,13 +183,13 @@ def test_long_request_has_the_elements_of_a_short_one(monkeypatch, data, datatyp
     [
         ([1.0] * 99, "FP32", [98], "has more elements"),
         ([1.0] * 99, "FP32", [100], "has 99 elements"),
-        ([1.0] * 99 + ["a"], "FP32", None, "an element 'a'"),
+        ([1.0] * 99 + ["a"], "FP32", None, 'an element "a"'),
         ([1] * 99 + [300], "INT8", None, "300"),
         ([1] * 99 + [0.5], "INT8", None, "not whole numbers"),
-        ([1.0] * 99 + [1e40], "FP32", None, "a number that FP32 has no value for"),
-        (["Infinity"] * 99 + [-1e6], "FP16", None, "a number that FP16 has no value for"),
-        ([1.0] * 99 + ["inf"], "FP32", None, "an element 'inf'"),
-        ([1] * 99 + ["NaN"], "INT8", None, "an element 'NaN'"),
+        ([1.0] * 99 + [1e40], "FP32", None, "a number, which FP32 has no value for"),
+        (["Infinity"] * 99 + [-1e6], "FP16", None, "a number, which FP16 has no value for"),
+        ([1.0] * 99 + ["inf"], "FP32", None, 'an element "inf"'),
+        ([1] * 99 + ["NaN"], "INT8", None, 'an element "NaN"'),
         (["a"] * 99 + ["\ud83d"], "BYTES", None, "surrogates not allowed"),
     ],
 )

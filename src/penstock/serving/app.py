@@ -39,6 +39,7 @@ from penstock.serving.protocol import (
     encode_response,
     json_bytes,
 )
+from penstock.serving.refusals import refusal
 from penstock.serving.replicas import ReplicasClosed
 from penstock.serving.repository import (
     PLATFORM,
@@ -271,11 +272,14 @@ class Server:
         short = len(body) < _LONG_BODY and self.shared is None
         short = short and json_bytes(body, length) <= _LONG_JSON
         asked = decode() if short else await asyncio.to_thread(decode)
-        run = asyncio.wrap_future(
-            model.replicas.submit(*self._run_of(model, asked), timeout=self._left(asked))
-        )
-        await _end_with_client(run, request)
-        outputs = run.result()
+        try:
+            run = asyncio.wrap_future(
+                model.replicas.submit(*self._run_of(model, asked), timeout=self._left(asked))
+            )
+            await _end_with_client(run, request)
+            outputs = run.result()
+        except InvalidInput as error:
+            raise refusal(error, model.replicas.session, asked) from error
         encode = partial(encode_response, asked, model.name, model.version, outputs)
         parts, header = encode() if _is_short(asked, outputs) else await asyncio.to_thread(encode)
         content = b"".join(parts)
@@ -326,12 +330,15 @@ class Server:
         cancel: CancelToken,
         late: Callable[[Answer], None],
     ) -> Answer:
-        outputs = model.replicas.run_here(
-            *self._run_of(model, asked),
-            timeout=self._left(asked),
-            cancel=cancel,
-            late=lambda error: late(_error_here(error)),
-        )
+        try:
+            outputs = model.replicas.run_here(
+                *self._run_of(model, asked),
+                timeout=self._left(asked),
+                cancel=cancel,
+                late=lambda error: late(_error_here(error)),
+            )
+        except InvalidInput as error:
+            raise refusal(error, model.replicas.session, asked) from error
         return Answer(200, *encode_response(asked, model.name, model.version, outputs))
 
     @contextmanager
@@ -418,6 +425,11 @@ def _is_short(asked: InferenceRequest, outputs: NamedValues) -> bool:
 def _described(error: Exception) -> tuple[str, int]:
     """The message and the status of an error."""
     status = next((code for of, code in _STATUS if isinstance(error, of)), 500)
+    if isinstance(error, QueueFull):
+        return (
+            "as many requests for the model wait as the server lets wait: try again later",
+            status,
+        )
     own = isinstance(error, PenstockError | OSError)
     return str(error) if own else f"{type(error).__name__}: {error}", status
 
