@@ -11,9 +11,10 @@ from typing import Any
 
 import click
 
-from penstock.cli.base import CompileArguments, command, count_option
+from penstock.cli.base import CompileArguments, command, count_option, read_model
 from penstock.cli.options import compile_options, gathered
-from penstock.core.errors import PenstockError
+from penstock.cli.shapes import names_in_model, read_shapes, shape_option
+from penstock.core.errors import InvalidInput, PenstockError
 from penstock.core.records import dataclass
 from penstock.core.types import JsonObject
 from penstock.host.threads import core_budget
@@ -56,6 +57,36 @@ class _ReplicaOptions:
             raise click.UsageError("--retries is for --cluster")
         queue = {"queue": self.queue, "max_batch": self.max_batch, "max_delay": self.max_delay}
         return {**options, **queue, "n": count}
+
+
+class _Plans:
+    """What is compiled, and run, before the server is ready."""
+
+    def __init__(self, shapes: Sequence[str], warm_up: bool) -> None:
+        self.shapes = shapes
+        self.warm_up = warm_up
+        self._used: set[str] = set()
+
+    def replicas(self, path: Path, options: CompileArguments) -> Replicas:
+        """The replicas of the model at a path, with plans for those shapes whose name it has."""
+        if not self.shapes and not self.warm_up and options["max_batch"] == 1:
+            return Replicas(path, **options)
+        # Read here, since names of dims are those of the model.
+        limits = {name: options[name] for name in ("limits",) if name in options}
+        model, _ = read_model(path, None, limits)
+        types = {value.name: value.type for value in model.graph.inputs}
+        own = [text for text in self.shapes if names_in_model(model, text)]
+        self._used.update(own)
+        shapes = [one.resolve(types, {}) for one in read_shapes(model, own)]
+        if own or self.warm_up:
+            options = {**options, "shapes": shapes}
+        return Replicas(model, warm_up=self.warm_up, **options)
+
+    def check(self) -> None:
+        """Refuse a shape that was for none of the models."""
+        for text in self.shapes:
+            if text not in self._used:
+                raise InvalidInput(f"--shape {text}: no model has an input or dim of that name")
 
 
 @command(_show_served)
@@ -105,13 +136,25 @@ class _ReplicaOptions:
     least=0,
     help="With --cluster: times that a request is tried again whose replica dies. Default: 1.",
 )
+@shape_option(
+    "A plan for it is compiled before the server is ready, for all models that have the name; "
+    "several for one name are for plans each. An unknown first dim counts as 1."
+)
+@click.option(
+    "--warm-up",
+    is_flag=True,
+    help="Run each --shape, or what a model says of its inputs, on values that are made up, and "
+    "batches of such requests, before the server is ready.",
+)
 @compile_options("timeout")
+@gathered("plans", _Plans)
 @gathered("pool", _ReplicaOptions)
 @gathered("http", _HttpOptions)
 def serve(
     models: Sequence[str],
     pool: _ReplicaOptions,
     http: _HttpOptions,
+    plans: _Plans,
     options: CompileArguments,
 ) -> JsonObject:
     """Answer requests for models over HTTP, by the Open Inference Protocol (version 2).
@@ -132,7 +175,8 @@ def serve(
     options = pool.of(options)
     with options.get("cluster", nullcontext()):
         try:
-            repository = ModelRepository(paths, partial(Replicas, **options))
+            repository = ModelRepository(paths, partial(plans.replicas, options=options))
+            plans.check()
         except ValueError as error:  # a model has variables, or cannot take batches
             raise PenstockError(str(error)) from error
         server = Server(

@@ -59,8 +59,9 @@ def _refuse_constant(name: str) -> NoReturn:
     )
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of these pairs. Which one of two with the same key counts differs by reader."""
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """An object of these pairs."""
+    # Which one of two values of a key counts differs by reader: a proxy may check the other one.
     result = dict(pairs)
     if len(result) < len(pairs):
         ((twice, _),) = Counter(key for key, _ in pairs).most_common(1)

@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.utils import floatToGoString
 
 from penstock.serving.histogram import Histogram
+from penstock.serving.replicas import Replicas
 from penstock.serving.repository import ModelRepository, ServedModel
 
 _LABELS = ("model", "version")
@@ -56,7 +57,9 @@ class Metrics:
         with self._lock:
             took = {key: histogram.copy() for key, histogram in self._took.items()}
         yield _family("request_seconds", text, _OUTCOMES, took)
-        replicas = {(m.name, m.version): m.replicas for m in self._repository.all()}
+        replicas: dict[tuple[str, ...], Replicas] = {
+            (m.name, m.version): m.replicas for m in self._repository.all()
+        }
         counts = {labels: one.counts for labels, one in replicas.items()}
         for names, family in ((_GAUGES, GaugeMetricFamily), (_COUNTERS, CounterMetricFamily)):
             for name, text in names.items():
@@ -75,7 +78,7 @@ class Metrics:
 
 
 def _family(
-    name: str, text: str, labels: Sequence[str], values: Mapping[Any, Histogram]
+    name: str, text: str, labels: Sequence[str], values: Mapping[tuple[str, ...], Histogram]
 ) -> HistogramMetricFamily:
     """Histograms by the values of their labels, as Prometheus has them."""
     metric = HistogramMetricFamily(f"penstock_{name}", text, labels=labels)

@@ -410,7 +410,7 @@ def _array(name: str, elements: list[Any], dtype: np.dtype) -> np.ndarray:
     try:
         if dtype == STRING:
             "".join(elements).encode()  # halves of surrogate pairs are no text
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore"):  # infinities are counted below
             values = np.array(elements, dtype)
     except ValueError as error:
         raise InvalidInput(f"input {name!r}: {error}") from error
@@ -421,7 +421,7 @@ def _array(name: str, elements: list[Any], dtype: np.dtype) -> np.ndarray:
     return values
 
 
-def _out_of_range(name: str, elements: list[Any], dtype: np.dtype) -> InvalidInput:
+def _out_of_range(name: str, elements: Sequence[float], dtype: np.dtype) -> InvalidInput:
     """The error about a number that a dtype has no value for."""
     what = "a number"
     if dtype.kind in "iu":

@@ -25,6 +25,7 @@ def refusal(error: InvalidInput, session: Session, request: InferenceRequest) ->
 
 
 def _reasons(session: Session, request: InferenceRequest) -> Iterator[str]:
+    # A client may feed any value, and fetch any: those between inputs and outputs, too.
     values = {value.name: value.type for value in session.values}
     inputs = {port.name: port.type for port in session.inputs}
     outputs = [port.name for port in session.outputs]
@@ -34,6 +35,7 @@ def _reasons(session: Session, request: InferenceRequest) -> Iterator[str]:
     for name in request.fetches or ():
         if name not in values:
             yield f'"outputs" has {name!r:.80}, which the model does not: it has {_names(outputs)}'
+    # What other fetches need is for the run to say.
     missing = inputs.keys() - request.feeds.keys()
     if missing and request.fetches is None:
         yield f'"inputs" lacks {_names([name for name in inputs if name in missing])}'

@@ -43,6 +43,7 @@ from penstock.host.threads import Workers, pool
 from penstock.ir.graph import Model
 from penstock.serving.batching import check_rows, joined, kind, split
 from penstock.serving.histogram import ROWS, Histogram
+from penstock.serving.warm_up import warm_up as run_ahead
 from penstock.session.artifact import has_state
 from penstock.session.session import RunDone, Session, compile
 
@@ -231,6 +232,10 @@ class Replicas:
         max_delay: Seconds that a request waits for others of its batch; a full batch begins as soon
             as a replica is free.
         sample: A request to try batches with, by names of inputs; by default one is made up.
+        warm_up: Whether to run, before the replicas are there, each shape of ``shapes=`` on values
+            that are made up, and with ``max_batch`` also batches of as many rows as requests of
+            that shape can have together. Raises ``InvalidInput`` if dims of inputs are open and
+            ``shapes=`` does not say them.
         options: Those of ``penstock.compile``, for a model that is no session. Replicas of a
             process that run at the same time divide its ``threads``.
     """
@@ -244,6 +249,7 @@ class Replicas:
         max_batch: int = 1,
         max_delay: float = 0.0,
         sample: NamedValues | None = None,
+        warm_up: bool = False,
         **options: Any,
     ) -> None:
         cluster = options.pop("cluster", None)
@@ -277,6 +283,8 @@ class Replicas:
             raise ValueError("a model with variables has no replicas: requests would share them")
         if max_batch > 1:
             check_rows(self.session, sample)
+        if warm_up:
+            run_ahead(self._sessions, max_batch)
         self.count = n
         self._most = queue
         self.max_batch = max_batch
