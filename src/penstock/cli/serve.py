@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -35,6 +36,8 @@ class _HttpOptions:
     timeout: float
     max_request: int
     shared_memory: bool
+    cors: Sequence[str]
+    access_log: Path | None
 
 
 @dataclass(frozen=True)
@@ -82,11 +85,26 @@ class _Plans:
             options = {**options, "shapes": shapes}
         return Replicas(model, warm_up=self.warm_up, **options)
 
-    def check(self) -> None:
-        """Refuse a shape that was for none of the models."""
+    def load(self, paths: Mapping[str, Path], options: CompileArguments) -> ModelRepository:
+        """The models at paths, by name. Refuses a shape that is for none of them."""
+        try:
+            repository = ModelRepository(paths, partial(self.replicas, options=options))
+        except ValueError as error:  # a model has variables, or cannot take batches
+            raise PenstockError(str(error)) from error
         for text in self.shapes:
             if text not in self._used:
                 raise InvalidInput(f"--shape {text}: no model has an input or dim of that name")
+        return repository
+
+
+def _origins(
+    context: click.Context, parameter: click.Parameter, texts: Sequence[str]
+) -> Sequence[str]:
+    """Origins as browsers send them; with a path or without a scheme none would ever match."""
+    for text in texts:
+        if text != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@]+", text):
+            raise click.BadParameter(f"{text!r} must look like https://example.com or be *")
+    return texts
 
 
 @command(_show_served)
@@ -124,6 +142,21 @@ class _Plans:
     is_flag=True,
     help="Take tensors in POSIX shared memory of this machine. Clients can read and write any "
     "segment that the server can.",
+)
+@click.option(
+    "--cors",
+    multiple=True,
+    metavar="ORIGIN",
+    callback=_origins,
+    help="Let pages of this origin, as in https://example.com, use the server from browsers; * is "
+    "all origins. May be repeated.",
+)
+@click.option(
+    "--access-log",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Append a line for each request to this file, in the Common Log Format; - is the standard "
+    "output.",
 )
 @click.option(
     "--cluster",
@@ -166,6 +199,7 @@ def serve(
     try:
         import uvicorn
 
+        from penstock.serving.access_log import logging_to
         from penstock.serving.app import Server
         from penstock.serving.connection import connections
         from penstock.serving.listener import Listener
@@ -173,17 +207,13 @@ def serve(
         raise PenstockError(f"serving needs penstock-runtime[serve]: {error}") from error
     paths = _named(models)
     options = pool.of(options)
-    with options.get("cluster", nullcontext()):
-        try:
-            repository = ModelRepository(paths, partial(plans.replicas, options=options))
-            plans.check()
-        except ValueError as error:  # a model has variables, or cannot take batches
-            raise PenstockError(str(error)) from error
+    with logging_to(http.access_log), options.get("cluster", nullcontext()):
         server = Server(
-            repository,
+            plans.load(paths, options),
             max_bytes=http.max_request,
             timeout=http.timeout,
             shared_memory=http.shared_memory,
+            cors=http.cors,
         )
         with Listener(http.host, http.port) as listener:
             address = "{}:{}".format(*listener.getsockname()[:2])

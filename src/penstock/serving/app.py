@@ -13,6 +13,8 @@ from time import perf_counter
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -27,6 +29,7 @@ from penstock.core.errors import (
 )
 from penstock.core.types import NamedValues
 from penstock.executors.control import CancelToken
+from penstock.serving.access_log import LoggedRequests
 from penstock.serving.direct import LOOK_S, Answer, DirectAnswers
 from penstock.serving.listener import LoopErrors
 from penstock.serving.metrics import Metrics
@@ -87,7 +90,8 @@ class Server:
     """Answers requests for the models of a repository. ``max_bytes``: of a request's body;
     ``timeout``: the seconds that it may take. ``app`` is the application; the repository is closed
     when it ends. ``direct`` has threads that connections may be lent to. With ``shared_memory``
-    tensors may be in segments of shared memory, any of which clients can then name."""
+    tensors may be in segments of shared memory, any of which clients can then name. Pages of the
+    origins ``cors`` ("*": all) may use the server from browsers."""
 
     def __init__(
         self,
@@ -96,6 +100,7 @@ class Server:
         max_bytes: int,
         timeout: float,
         shared_memory: bool = False,
+        cors: Sequence[str] = (),
     ) -> None:
         self.repository = repository
         self.max_bytes = max_bytes
@@ -108,8 +113,18 @@ class Server:
             Route(path, self._answer(handler), methods=methods.split())
             for methods, path, handler in self._endpoints()
         ]
+        middleware = [Middleware(LoggedRequests)]
+        if cors:
+            expose, methods = [HEADER_LENGTH], ["GET", "POST"]
+            options = {"allow_origins": [*cors], "allow_methods": methods, "allow_headers": ["*"]}
+            middleware.append(Middleware(CORSMiddleware, **options, expose_headers=expose))
         failures = dict.fromkeys((404, 405), _refuse)
-        self.app = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers=failures)
+        self.app = Starlette(
+            routes=routes,
+            middleware=middleware,
+            lifespan=self._lifespan,
+            exception_handlers=failures,
+        )
 
     def _endpoints(self) -> Iterator[tuple[str, str, Handler]]:
         """The methods, the path and the handler of each endpoint, in the order in which they are
@@ -121,6 +136,7 @@ class Server:
         yield "GET", "/v2", self.metadata
         yield "GET", "/v2/health/live", self.live
         yield "GET", "/v2/health/ready", self.is_ready
+        yield "GET", "/v2/models", self.models
         yield "GET", "/v2/models/stats", self.all_statistics
         yield "POST", "/v2/repository/index", self.index
         yield "POST", "/v2/repository/models/{model}/load", self.load
@@ -201,6 +217,11 @@ class Server:
 
     async def statistics(self, request: Request) -> Response:
         return JSONResponse({"model_stats": [self._model(request).statistics()]})
+
+    async def models(self, request: Request) -> Response:
+        """The names of the models that are ready."""
+        ready = dict.fromkeys(model.name for model in self.repository.all())
+        return JSONResponse({"models": [*ready]})
 
     async def all_statistics(self, request: Request) -> Response:
         models = self.repository.all()

@@ -288,7 +288,7 @@ class Replicas:
         self.count = n
         self._most = queue
         self.max_batch = max_batch
-        self._max_delay = max_delay
+        self.max_delay = max_delay
         sessions = self._sessions * (n // len(self._sessions))
         self._replicas = [SessionReplica(session, most, workers) for session in sessions]
         self._workers = workers
@@ -622,10 +622,10 @@ class Replicas:
     def _seconds_to_wait(self) -> float:
         """The time that the first request waits yet for others to be joined with."""
         first = self._queue[0]
-        if isinstance(first, _Turn) or first.key is None or not self._max_delay or self._closed:
+        if isinstance(first, _Turn) or first.key is None or not self.max_delay or self._closed:
             return 0.0
         rows = sum([request.rows for request in self._joinable(first)])
-        return 0.0 if rows >= self.max_batch else first.since + self._max_delay - monotonic()
+        return 0.0 if rows >= self.max_batch else first.since + self.max_delay - monotonic()
 
     def _waited(self, error: Exception) -> None:
         with self._lock:
