@@ -113,6 +113,17 @@ def datatype_of(dtype: np.dtype) -> str:
     return _NAMES.get(dtype, dtype.name)
 
 
+def datatypes() -> list[str]:
+    """The protocol's names of dtypes."""
+    return [*_DATATYPES]
+
+
+def element_bytes(datatype: str) -> int:
+    """The bytes of an element; of an empty string those of its length."""
+    dtype = _DATATYPES[datatype]
+    return _ITEM.size if dtype == STRING else dtype.itemsize
+
+
 def decode_options(body: bytes) -> JsonObject:
     """The JSON object of a request about models, which may be left out. Raises ``InvalidInput``."""
     if len(body) > _MOST_OPTIONS:
