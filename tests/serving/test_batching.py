@@ -30,9 +30,9 @@ def test_requests_beyond_the_queue_are_refused_and_late_ones_end(tmp_path):
     with serving({"g": path}, make) as (triton, _, server):
         counts = server.repository.find("g").replicas
         first = triton.async_infer("g", [x])
-        wait_until(lambda: gevent.sleep() or len(backend.shapes) == 1)  # the client's turn
+        wait_until(lambda: gevent.idle() or len(backend.shapes) == 1)  # the client's turn
         second = triton.async_infer("g", [x])
-        wait_until(lambda: gevent.sleep() or counts.counts.queued == 1)
+        wait_until(lambda: gevent.idle() or counts.counts.queued == 1)
         with pytest.raises(InferenceServerException, match="try again later") as refused:
             triton.infer("g", [x])
         assert refused.value.status() == "503"

@@ -91,6 +91,7 @@ class _Plans:
             repository = ModelRepository(paths, partial(self.replicas, options=options))
         except ValueError as error:  # a model has variables, or cannot take batches
             raise PenstockError(str(error)) from error
+        # Only now is it known which names all of the models have.
         for text in self.shapes:
             if text not in self._used:
                 raise InvalidInput(f"--shape {text}: no model has an input or dim of that name")

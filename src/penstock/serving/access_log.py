@@ -2,7 +2,7 @@
 
     127.0.0.1 - - [10/Oct/2026:13:55:36 +0000] "POST /v2/models/g/infer HTTP/1.1" 200 2326
 
-Lines go to the logger ``penstock.access`` at level INFO, on whatever thread answers.
+Lines go to the logger of this module at level INFO, on whatever thread answers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Message, Receive, Send], Awaitable[None]]
 
-LOGGER = logging.getLogger("penstock.access")
+LOGGER = logging.getLogger(__name__)
 # What would end the line, or the field, for who reads the log.
 _UNSAFE = re.compile(r"[^ !#-\[\]-~]")
 
@@ -32,6 +32,7 @@ def log_request(client: str, request: str, status: int, size: int) -> None:
     status and the bytes of the body of its response."""
     if not LOGGER.isEnabledFor(logging.INFO):
         return
+    # Of the answer, whose status it is; most tools take either.
     now = time.strftime("%d/%b/%Y:%H:%M:%S %z")
     line = _UNSAFE.sub(lambda found: f"\\x{ord(found.group()):02x}", request)
     LOGGER.info('%s - - [%s] "%s" %d %d', client, now, line, status, size)
@@ -76,7 +77,7 @@ def logging_to(path: Path | None) -> Iterator[None]:
     before = LOGGER.level, LOGGER.propagate
     LOGGER.addHandler(handler)
     LOGGER.setLevel(logging.INFO)
-    LOGGER.propagate = False
+    LOGGER.propagate = False  # a handler of the root logger would show each line again
     try:
         yield
     finally:

@@ -117,6 +117,7 @@ class Server:
         ]
         middleware = [Middleware(LoggedRequests)]
         if cors:
+            # Scripts read no other header of an answer, without which its bytes cannot be cut.
             expose, methods = [HEADER_LENGTH], ["GET", "POST"]
             options = {"allow_origins": [*cors], "allow_methods": methods, "allow_headers": ["*"]}
             middleware.append(Middleware(CORSMiddleware, **options, expose_headers=expose))
@@ -210,7 +211,7 @@ class Server:
         if self.shared is None:
             endpoints = [of for of in endpoints if not of[1].startswith(_SHARED)]
         names = dict.fromkeys(model.name for model in self.repository.all())
-        return JSONResponse(openapi.document(endpoints, map(self.repository.find, names)))
+        return JSONResponse(openapi.openapi_document(endpoints, map(self.repository.find, names)))
 
     async def show_metrics(self, request: Request) -> Response:
         """Show metrics for Prometheus."""

@@ -86,13 +86,14 @@ _MEDIA_TYPES = {"page": "text/html", "show_metrics": "text/plain"}
 _RESPONSES = {"infer": "InferenceResponse", "model_metadata": "Model"}
 
 
-def document(endpoints: Iterable[Endpoint], models: Iterable[ServedModel]) -> JsonObject:
+def openapi_document(endpoints: Iterable[Endpoint], models: Iterable[ServedModel]) -> JsonObject:
     """The description of endpoints, and of the inference of each model, with an example."""
     paths: dict[str, JsonObject] = {}
     for methods, path, handler in endpoints:
         own = paths.setdefault(path, {})
         for method in methods.split():
             own[method.lower()] = _operation(method, path, handler)
+    # The path with a parameter says nothing of inputs: forms of Swagger UI would be empty.
     infer = "/v2/models/{model}/infer"
     for number, model in enumerate(models):
         own_path = infer.replace("{model}", quote(model.name, safe=""))
@@ -147,6 +148,7 @@ def _operation(method: str, path: str, handler: Callable[..., object]) -> JsonOb
 def _of_model(model: ServedModel, infer: JsonObject) -> JsonObject:
     """The inference of one model, of which the path has no parameter."""
     content, example = _request_body(), example_request(model)
+    # One with bytes of tensors is no JSON, which alone can be an example here.
     if not example.zeros:
         content["application/json"]["example"] = example.document
     names = ", ".join(f"{of['name']}: {of['datatype']}{of['shape']}" for of in model.inputs)

@@ -61,5 +61,6 @@ def _table(title: str, ports: Sequence[JsonObject]) -> str:
     return f"<table>\n{head}\n{lines}\n</table>"
 
 
+# From the root of whatever host the page came by, which may be a proxy.
 def _link(path: str) -> str:
     return f'<a href="{escape(path)}">{escape(path)}</a>'

@@ -18,6 +18,7 @@ def warm_up(sessions: Sequence[Session], max_batch: int) -> None:
     rng = np.random.default_rng(0)
     for shapes in _shapes(sessions[0], max_batch):
         feeds = {name: made_up(x.shape, x.dtype, rng) for name, x in shapes.items()}
+        # Replicas of a process share a session, and those of a cluster have one each.
         for session in sessions:
             try:
                 session.run(feeds)
