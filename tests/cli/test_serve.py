@@ -35,7 +35,9 @@ def model(tmp_path: Path) -> Path:
 def test_serve_answers_until_it_is_told_to_end(model, tmp_path):
     saved = tmp_path / "saved.penstock"
     ps.compile(model).save(saved)
+    log = tmp_path / "access.log"
     options = ("--port", "0", "--replicas", "2", "--max-batch", "4", "--queue", "8")
+    options += ("--access-log", str(log), "--cors", "https://example.com", "--warm-up")
     command = [
         sys.executable,
         "-m",
@@ -58,8 +60,16 @@ def test_serve_answers_until_it_is_told_to_end(model, tmp_path):
                 ) as response:
                     (y,) = json.loads(response.read())["outputs"]
                 np.testing.assert_array_equal(y["data"], [2, 5])
+            page = urllib.request.Request(f"{url}/v2", headers={"Origin": "https://example.com"})
+            with urllib.request.urlopen(page, timeout=SOON) as response:
+                assert response.headers["access-control-allow-origin"] == "https://example.com"
             process.send_signal(signal.SIGTERM)
             assert process.wait(SOON) in (0, -signal.SIGTERM)
+            assert [line.split('"')[1].split()[1] for line in log.read_text().splitlines()] == [
+                "/v2/models/affine/infer",
+                "/v2/models/other/infer",
+                "/v2",
+            ]
             assert process.stderr.read() == ""
         finally:
             process.kill()
@@ -174,3 +184,52 @@ def test_serve_refuses_what_it_cannot_serve(model, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     extra = runner.invoke(main, ["serve", str(model)])
     assert (extra.exit_code, "needs penstock-runtime[serve]" in extra.output) == (1, True)
+
+
+OPEN = "g (float[N, M] x) => (float[N, M] y) { y = Sin(x) }"
+
+
+def test_serve_compiles_and_runs_shapes_before_it_is_ready(tmp_path, made):
+    path = tmp_path / "g.onnx"
+    onnx.save(model_from_text(OPEN), path)
+    command = ["serve", str(path), "--port", "0", "--shape", "M=4", "--shape", "M=7"]
+    assert CliRunner().invoke(main, command).exit_code == 0
+    assert (made[-1].session.stats.plans_kept, made[-1].session.stats.runs) == (2, 0)
+    warm = CliRunner().invoke(main, [*command, "--warm-up", "--max-batch", "3"])
+    assert warm.exit_code == 0, warm.output
+    session = made[-1].session
+    before = session.stats.plans_made
+    for rows in (1, 2, 3):
+        for width in (4, 7):
+            session.run({"x": np.ones((rows, width), np.float32)})
+    assert session.stats.plans_made == before
+    fixed = CliRunner().invoke(main, ["serve", str(path), "--shape", "x=1x3", "--warm-up"])
+    assert fixed.exit_code == 0, fixed.output
+    assert made[-1].session.stats.runs == 1
+
+
+@pytest.mark.parametrize("options", [["--warm-up"], ["--max-batch", "2"]])
+def test_open_dims_are_refused_with_the_option_that_says_them(tmp_path, made, options):
+    path = tmp_path / "g.onnx"
+    onnx.save(model_from_text(OPEN), path)
+    done = CliRunner().invoke(main, ["serve", str(path), "--port", "0", *options])
+    assert (done.exit_code, "--shape M=64" in done.output) == (1, True), done.output
+    assert "sample=" not in done.output
+
+
+def test_shapes_are_for_the_models_that_have_their_names(model, tmp_path):
+    other = tmp_path / "other.onnx"
+    onnx.save(model_from_text(OPEN), other)
+    command = ["serve", str(model), str(other), "--port", "0", "--shape", "M=4"]
+    wrong = CliRunner().invoke(main, [*command, "--shape", "K=4"])
+    assert (wrong.exit_code, "no model has an input or dim" in wrong.output) == (1, True)
+
+
+def test_wrong_origins_and_logs_are_refused(model, tmp_path, made):
+    for origin in ("example.com", "https://example.com/page", ""):
+        wrong = CliRunner().invoke(main, ["serve", str(model), "--cors", origin])
+        assert (wrong.exit_code, "https://example.com or be *" in wrong.output) == (2, True)
+    log = tmp_path / "no folder" / "access.log"
+    wrong = CliRunner().invoke(main, ["serve", str(model), "--access-log", str(log)])
+    assert (wrong.exit_code, "no folder" in wrong.output) == (1, True)
+    assert not made

@@ -16,7 +16,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from penstock.serving.listener import LoopErrors
+from penstock.core.errors import PenstockError
+from penstock.serving.listener import Listener, LoopErrors
 from tests.support.timing import SOON
 from tests.support.triton import AFFINE, save
 
@@ -27,6 +28,14 @@ def loop():
     loop.set_exception_handler(LoopErrors())
     yield loop
     loop.close()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "no such host"])
+def test_address_that_cannot_be_had_is_named(host):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(PenstockError, match=f"cannot listen at {host} port {port}: .*--port"):
+            Listener(host, port)
 
 
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE])

@@ -93,7 +93,8 @@ def test_damaged_document_is_refused_where_json_refuses_it(seed):
         else:
             text[at] = rng.choice(b'[]{},:"\\1e-. \xff')
     try:
-        wanted = json.loads(bytes(text))
+        wanted = json.loads(str(text, "utf-8"))
+        json.dumps(wanted, allow_nan=False)
     except ValueError:
         with pytest.raises(InvalidInput):
             value(read_document(bytes(text)))
@@ -122,8 +123,19 @@ def test_damaged_document_is_refused_where_json_refuses_it(seed):
         (b'{"inputs": [{"data": [1 2]}]}', "no JSON"),
         (b'{"inputs": [{"data": [1,]}]}', "no JSON"),
         (b'{"inputs": [{"data": [[1][2]]}]}', "no JSON"),
+        *[
+            (b'{"inputs": [{"data": [%b]}]}' % data, "no JSON")
+            for data in (b"[1,][2]", b"[1][,2]", b'["a",]["b"]', b"[1,2,3,4,5,6,7,8],", b",[1]")
+        ],
+        *[
+            (b"{%b}" % text, "'a' is there twice")
+            for text in (b'"a":1,"a":1', b'"b":{"a":1,"a":2}')
+        ],
+        (b'{"inputs": [{"data": [1, NaN]}]}', "NaN is no number in JSON"),
+        (b'{"parameters": {"x": -Infinity}}', "-Infinity is no number"),
         (b'{"id": "' + b"a" * (1 << 16) + b'"}', "more than 65536 bytes"),
         (b'{"id": "\xff"}', "utf-8"),
+        (b'\xef\xbb\xbf{"id": "a"}', "expected|no JSON"),
         (b"{1: 2}", "a key is no string"),
         (b'{"a" 2}', "expected"),
     ],
@@ -154,6 +166,7 @@ def request(data: Any, datatype: str = "FP32", shape: Any = None) -> bytes:
         ([2**64 - 1, 0] * 9000, "UINT64"),
         ([True, False] * 40_000, "BOOL"),
         (["a", "", "[,]"] * 20_000, "BYTES"),
+        ([0.5, "NaN", "Infinity", 1e-3, "-Infinity"] * 20, "FP32"),
     ],
 )
 def test_long_request_has_the_elements_of_a_short_one(monkeypatch, data, datatype):
@@ -170,10 +183,13 @@ def test_long_request_has_the_elements_of_a_short_one(monkeypatch, data, datatyp
     [
         ([1.0] * 99, "FP32", [98], "has more elements"),
         ([1.0] * 99, "FP32", [100], "has 99 elements"),
-        ([1.0] * 99 + ["a"], "FP32", None, "an element 'a'"),
+        ([1.0] * 99 + ["a"], "FP32", None, 'an element "a"'),
         ([1] * 99 + [300], "INT8", None, "300"),
         ([1] * 99 + [0.5], "INT8", None, "not whole numbers"),
-        ([1.0] * 99 + [1e40], "FP32", None, "overflow"),
+        ([1.0] * 99 + [1e40], "FP32", None, "a number, which FP32 has no value for"),
+        (["Infinity"] * 99 + [-1e6], "FP16", None, "a number, which FP16 has no value for"),
+        ([1.0] * 99 + ["inf"], "FP32", None, 'an element "inf"'),
+        ([1] * 99 + ["NaN"], "INT8", None, 'an element "NaN"'),
         (["a"] * 99 + ["\ud83d"], "BYTES", None, "surrogates not allowed"),
     ],
 )
@@ -188,11 +204,16 @@ def test_long_request_is_refused_like_a_short_one(monkeypatch, data, datatype, s
 def test_no_call_of_json_is_long(monkeypatch):
     """Python's lock is held for the whole of one: of 2 MB here, 64 KiB at a time."""
     monkeypatch.undo()
-    loads, dumps, longest = json.loads, json.dumps, [0]
+    decoder, dumps, longest = long_json._DECODER, json.dumps, [0]
 
-    def short(text: Any) -> Any:
-        longest[0] = max(longest[0], len(text))
-        return loads(text)
+    class Short(json.JSONDecoder):
+        def decode(self, text: Any, *more: Any) -> Any:
+            longest[0] = max(longest[0], len(text))
+            return decoder.decode(text, *more)
+
+        def raw_decode(self, text: Any, *more: Any) -> Any:
+            longest[0] = max(longest[0], len(text))
+            return decoder.raw_decode(text, *more)
 
     def short_dumps(x: Any) -> str:
         text = dumps(x)
@@ -202,7 +223,7 @@ def test_no_call_of_json_is_long(monkeypatch):
     data = [[x / 7, -x] for x in range(50_000)]
     text = request(data, shape=[50_000, 2])
     assert len(text) > 1 << 20
-    monkeypatch.setattr(json, "loads", short)
+    monkeypatch.setattr(long_json, "_DECODER", Short())
     monkeypatch.setattr(json, "dumps", short_dumps)
     asked = decode_request(text, None)
     np.testing.assert_array_equal(asked.feeds["x"], np.array(data, np.float32))

@@ -34,3 +34,10 @@ def test_statistics_and_metrics_count_requests(affine):
         labels = 'model="affine",outcome="success",version="1"'
         assert f"penstock_request_seconds_count{{{labels}}} 3.0" in text
         assert 'penstock_batches_total{model="affine",version="1"} 4.0' in text
+        assert f'penstock_request_seconds_bucket{{le="0.0001",{labels}}}' in text
+        of = 'model="affine",version="1"'
+        for name in ("queue_seconds", "compute_seconds", "batch_rows"):
+            assert f"penstock_{name}_count{{{of}}} 4.0" in text
+        assert f'penstock_batch_rows_bucket{{le="1.0",{of}}} 4.0' in text
+        for name in ("queue", "compute_infer"):
+            assert stats["inference_stats"][name]["count"] == 4

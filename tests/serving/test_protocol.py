@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import threading
+import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 
 import penstock as ps
 from penstock.core.errors import InvalidInput
-from penstock.serving import app
+from penstock.serving import app, protocol
 from penstock.serving.protocol import decode_request
 from tests.support.timing import SOON, wait_until
 from tests.support.triton import (
@@ -104,6 +105,7 @@ def check_every_datatype(tmp_path: Path, make: Callable[[Path], ps.Replicas]) ->
 
 
 X = {"name": "x", "shape": [1, 3], "datatype": "FP32"}
+TEXT = json.dumps({"inputs": [{**X, "data": [1, 2, 3]}]})
 
 
 @pytest.mark.parametrize(
@@ -113,29 +115,32 @@ X = {"name": "x", "shape": [1, 3], "datatype": "FP32"}
         ({"inputs": {}, "outputs": 1}, "must be a list of objects"),
         ({"inputs": [{**X, "data": [1, 2]}]}, "has 2 elements"),
         ({"inputs": [{**X, "data": [[1, 2], 3]}]}, "rows beside elements"),
-        ({"inputs": [{**X, "data": [1, 2, "a"]}]}, "an element 'a'"),
-        ({"inputs": [{**X, "data": [1, 2, None]}]}, "an element None"),
-        ({"inputs": [{**X, "datatype": "FP8", "data": [1, 2, 3]}]}, "'FP8', which there is not"),
-        ({"inputs": [{**X, "datatype": [], "data": [1, 2, 3]}]}, "which there is not"),
+        ({"inputs": [{**X, "data": [1, 2, "a"]}]}, 'an element "a"'),
+        ({"inputs": [{**X, "data": [1, 2, None]}]}, "an element null"),
+        ({"inputs": [{**X, "datatype": "FP8", "data": [1, 2, 3]}]}, '"FP8": it is one of'),
+        ({"inputs": [{**X, "datatype": [], "data": [1, 2, 3]}]}, "[]: it is one of"),
         ({"inputs": [{**X, "shape": [1, -3], "data": [1]}]}, "sizes is needed"),
         ({"inputs": [{**X, "shape": [2**62 + 1], "data": [1]}]}, "sizes is needed"),
         ({"inputs": [{**X, "shape": [1] * 65, "data": [1]}]}, "sizes is needed"),
         ({"inputs": [{**X, "shape": [2**62] * 64, "data": [1]}]}, "has 1 elements"),
         ({"inputs": [{**X, "datatype": "INT8", "data": [1, 2, 300]}]}, "300"),
         ({"inputs": [{**X, "datatype": "INT8", "data": [1, 2, 0.5]}]}, "not whole numbers"),
-        ({"inputs": [{**X, "datatype": "INT64", "data": [1, 2, 3]}]}, "int64"),
+        (
+            {"inputs": [{**X, "datatype": "INT64", "data": [1, 2, 3]}]},
+            "INT64: the model takes FP32",
+        ),
         ({"inputs": [{**X, "data": [1, 2, 3]}] * 2}, "given twice"),
-        ({"inputs": [X]}, "neither 'data'"),
+        ({"inputs": [X]}, 'neither "data"'),
         ({"inputs": [{**X, "parameters": {"binary_data_size": 12}}]}, "more than there are"),
         ({"inputs": [{**X, "parameters": {"binary_data_size": -1}}]}, "more than there are"),
-        ({"inputs": [{**X, "parameters": 3, "data": []}]}, "'parameters' must be an object"),
-        ({"inputs": [{**X, "name": "z", "data": [1, 2, 3]}]}, "no such value; it has 'x'"),
-        ({"inputs": [{**X, "name": 3, "data": [1, 2, 3]}]}, "has no name"),
+        ({"inputs": [{**X, "parameters": 3, "data": []}]}, "must be an object"),
+        ({"inputs": [{**X, "name": "z", "data": [1, 2, 3]}]}, "the model does not: it has 'x'"),
+        ({"inputs": [{**X, "name": 3, "data": [1, 2, 3]}]}, 'has no "name"'),
         ({"inputs": [{**X, "shape": [3], "data": [1, 2, 3]}]}, "x"),
         ({"inputs": [{**X, "data": [1, 2, 3]}], "outputs": [{"name": "z"}]}, "'z'"),
         ({"parameters": {"timeout": "soon"}}, "no number of microseconds"),
         ({"parameters": {"timeout": 10**400}}, "no number of microseconds"),
-        ({"inputs": [{**X, "data": [1, 2, 1e40]}]}, "overflow"),
+        ({"inputs": [{**X, "data": [1, 2, 1e40]}]}, "a number, which FP32 has no value for"),
         ({"outputs": [{"name": "y", "parameters": {"classification": 1}}]}, "not supported"),
     ],
 )
@@ -145,6 +150,45 @@ def test_wrong_request_is_refused_in_the_form_of_the_protocol(client, document, 
     assert status == 400
     assert list(answer) == ["error"]
     assert reason in answer["error"]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (TEXT.replace("2, 3", "2, NaN"), "NaN is no number in JSON: send"),
+        (TEXT.replace("2, 3", "2, -Infinity"), "-Infinity is no number in JSON"),
+        (TEXT.replace("2, 3", "2, 1e999"), "a number, which FP32 has no value for"),
+        (TEXT.replace("2, 3", "2, 3,"), "no JSON"),
+        (TEXT.replace("{", '{"inputs": [], ', 1), "the key 'inputs' is there twice"),
+        (TEXT.replace('"data"', '"shape"'), "the key 'shape' is there twice"),
+        (TEXT + "{}", "no JSON"),
+        (TEXT + "\0", "no JSON"),
+    ],
+)
+@pytest.mark.parametrize("most", [1 << 18, 16])
+def test_what_is_not_strictly_json_is_refused(client, monkeypatch, most, text, reason):
+    monkeypatch.setattr(protocol, "_MOST_AT_ONCE", most)
+    _, url = client
+    assert asked(f"{url}/v2/models/affine/infer", TEXT.encode())[0] == 200
+    for encoding in ("utf-8", "utf-16"):
+        status, answer = asked(f"{url}/v2/models/affine/infer", text.encode(encoding))
+        assert status == 400
+        assert (reason if encoding == "utf-8" else "no JSON") in answer["error"]
+
+
+def test_numbers_that_are_not_finite_are_strings_in_both_directions(client):
+    _, url = client
+    data = ["NaN", "Infinity", "-Infinity"]
+    body = json.dumps({"inputs": [{**X, "data": data}]}).encode()
+    with urllib.request.urlopen(f"{url}/v2/models/affine/infer", body, SOON) as response:
+        text = response.read().decode()
+    answer = json.loads(text, parse_constant=lambda name: pytest.fail(name))
+    assert answer["outputs"][0]["data"] == data
+    triton, _ = client
+    x = fed("x", np.array([[np.nan, np.inf, -np.inf]], np.float32), "FP32", binary=True)
+    wanted = [InferRequestedOutput("y", binary_data=False)]
+    y = triton.infer("affine", [x], outputs=wanted).as_numpy("y")
+    np.testing.assert_array_equal(y, [[np.nan, np.inf, -np.inf]])
 
 
 def test_body_that_is_no_request_is_refused(client):

@@ -474,3 +474,30 @@ def test_representation_has_model_and_load():
         assert (
             repr(served) == "Replicas('g', 1, max_batch=1: 0 requests run, 0 of at most 128 wait)"
         )
+
+
+@pytest.mark.parametrize("max_batch", [1, 8])
+@pytest.mark.parametrize("here", [False, True])
+def test_histograms_split_waiting_from_computing(monkeypatch, max_batch, here):
+    clock = [100.0]
+    monkeypatch.setattr("penstock.serving.replicas.monotonic", lambda: clock[0])
+    replicas, backend = held(max_batch=max_batch)
+    run = replicas.run_here if here else replicas.run
+    with ThreadPoolExecutor(3) as threads:
+        threads.submit(run, row(0))
+        wait_until(lambda: len(backend.shapes) == 1)
+        second = threads.submit(run, row(1, rows=2))
+        wait_until(lambda: replicas.counts.queued == 1)
+        third = threads.submit(run, row(2))
+        wait_until(lambda: replicas.counts.queued == 2)
+        clock[0] += 4.0
+        assert replicas.histograms.queue_seconds.count == 1
+        backend.opened.set()
+        for future in (second, third):
+            future.result(SOON)
+    replicas.close()
+    histograms = replicas.histograms
+    assert (histograms.queue_seconds.count, histograms.queue_seconds.total) == (3, 8.0)
+    assert (histograms.compute_seconds.count, histograms.compute_seconds.total) == (3, 4.0)
+    # Of 1 and of 2 + 1 rows; without batches a request counts as one row.
+    assert histograms.batch_rows.cumulative()[:3] == ([3, 3, 3] if max_batch == 1 else [1, 1, 2])

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import urllib.request
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import penstock as ps
 from penstock.serving.repository import ModelRepository
+from tests.support.timing import SOON
 from tests.support.triton import (
     AFFINE,
     InferenceServerException,
@@ -26,6 +31,38 @@ def test_configuration_is_that_of_the_model(client):
     assert configuration["instance_group"] == [{"count": 1, "kind": "KIND_CPU"}]
     with pytest.raises(InferenceServerException, match="'other' is not there"):
         triton.get_model_config("other")
+
+
+def test_configuration_says_how_requests_are_joined(affine, tmp_path):
+    path = save(tmp_path / "g.onnx", "g (float[N, 3] x) => (float[N, 3] y) { y = Sin(x) }")
+
+    def make(path: Path) -> ps.Replicas:
+        return ps.Replicas(path, max_batch=8, max_delay=0.002)
+
+    with serving({"g": path}, make) as (triton, _, _):
+        configuration = triton.get_model_config("g")
+        assert configuration["max_batch_size"] == 8
+        assert configuration["dynamic_batching"] == {"max_queue_delay_microseconds": 2000}
+        assert configuration["input"] == [{"name": "x", "data_type": "TYPE_FP32", "dims": [3]}]
+        assert configuration["output"] == [{"name": "y", "data_type": "TYPE_FP32", "dims": [3]}]
+        assert triton.get_model_metadata("g")["inputs"][0]["shape"] == [-1, 3]
+    with serving({"affine": affine}) as (triton, _, _):
+        configuration = triton.get_model_config("affine")
+        assert configuration["max_batch_size"] == 0
+        assert "dynamic_batching" not in configuration
+
+
+def test_models_that_are_ready_are_listed(affine):
+    with serving({"affine": affine, "other": affine}) as (triton, url, _):
+        assert listed(url) == ["affine", "other"]
+        triton.unload_model("affine")
+        assert listed(url) == ["other"]
+
+
+def listed(url: str) -> list[str]:
+    with urllib.request.urlopen(f"{url}/v2/models", timeout=SOON) as response:
+        names: list[str] = json.loads(response.read())["models"]
+    return names
 
 
 def test_model_is_not_loaded_in_another_configuration(client):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -11,9 +12,10 @@ from typing import Any
 
 import click
 
-from penstock.cli.base import CompileArguments, command, count_option
+from penstock.cli.base import CompileArguments, command, count_option, read_model
 from penstock.cli.options import compile_options, gathered
-from penstock.core.errors import PenstockError
+from penstock.cli.shapes import names_in_model, read_shapes, shape_option
+from penstock.core.errors import InvalidInput, PenstockError
 from penstock.core.records import dataclass
 from penstock.core.types import JsonObject
 from penstock.host.threads import core_budget
@@ -34,6 +36,8 @@ class _HttpOptions:
     timeout: float
     max_request: int
     shared_memory: bool
+    cors: Sequence[str]
+    access_log: Path | None
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,52 @@ class _ReplicaOptions:
             raise click.UsageError("--retries is for --cluster")
         queue = {"queue": self.queue, "max_batch": self.max_batch, "max_delay": self.max_delay}
         return {**options, **queue, "n": count}
+
+
+class _Plans:
+    """What is compiled, and run, before the server is ready."""
+
+    def __init__(self, shapes: Sequence[str], warm_up: bool) -> None:
+        self.shapes = shapes
+        self.warm_up = warm_up
+        self._used: set[str] = set()
+
+    def replicas(self, path: Path, options: CompileArguments) -> Replicas:
+        """The replicas of the model at a path, with plans for those shapes whose name it has."""
+        if not self.shapes and not self.warm_up and options["max_batch"] == 1:
+            return Replicas(path, **options)
+        # Read here, since names of dims are those of the model.
+        limits = {name: options[name] for name in ("limits",) if name in options}
+        model, _ = read_model(path, None, limits)
+        types = {value.name: value.type for value in model.graph.inputs}
+        own = [text for text in self.shapes if names_in_model(model, text)]
+        self._used.update(own)
+        shapes = [one.resolve(types, {}) for one in read_shapes(model, own)]
+        if own or self.warm_up:
+            options = {**options, "shapes": shapes}
+        return Replicas(model, warm_up=self.warm_up, **options)
+
+    def load(self, paths: Mapping[str, Path], options: CompileArguments) -> ModelRepository:
+        """The models at paths, by name. Refuses a shape that is for none of them."""
+        try:
+            repository = ModelRepository(paths, partial(self.replicas, options=options))
+        except ValueError as error:  # a model has variables, or cannot take batches
+            raise PenstockError(str(error)) from error
+        # Only now is it known which names all of the models have.
+        for text in self.shapes:
+            if text not in self._used:
+                raise InvalidInput(f"--shape {text}: no model has an input or dim of that name")
+        return repository
+
+
+def _origins(
+    context: click.Context, parameter: click.Parameter, texts: Sequence[str]
+) -> Sequence[str]:
+    """Origins as browsers send them; with a path or without a scheme none would ever match."""
+    for text in texts:
+        if text != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@]+", text):
+            raise click.BadParameter(f"{text!r} must look like https://example.com or be *")
+    return texts
 
 
 @command(_show_served)
@@ -95,6 +145,21 @@ class _ReplicaOptions:
     "segment that the server can.",
 )
 @click.option(
+    "--cors",
+    multiple=True,
+    metavar="ORIGIN",
+    callback=_origins,
+    help="Let pages of this origin, as in https://example.com, use the server from browsers; * is "
+    "all origins. May be repeated.",
+)
+@click.option(
+    "--access-log",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Append a line for each request to this file, in the Common Log Format; - is the standard "
+    "output.",
+)
+@click.option(
     "--cluster",
     is_flag=True,
     help="Let each replica be a process of Ray, with --threads threads (1), on this machine or at "
@@ -105,13 +170,25 @@ class _ReplicaOptions:
     least=0,
     help="With --cluster: times that a request is tried again whose replica dies. Default: 1.",
 )
+@shape_option(
+    "A plan for it is compiled before the server is ready, for all models that have the name; "
+    "several for one name are for plans each. An unknown first dim counts as 1."
+)
+@click.option(
+    "--warm-up",
+    is_flag=True,
+    help="Run each --shape, or what a model says of its inputs, on values that are made up, and "
+    "batches of such requests, before the server is ready.",
+)
 @compile_options("timeout")
+@gathered("plans", _Plans)
 @gathered("pool", _ReplicaOptions)
 @gathered("http", _HttpOptions)
 def serve(
     models: Sequence[str],
     pool: _ReplicaOptions,
     http: _HttpOptions,
+    plans: _Plans,
     options: CompileArguments,
 ) -> JsonObject:
     """Answer requests for models over HTTP, by the Open Inference Protocol (version 2).
@@ -123,6 +200,7 @@ def serve(
     try:
         import uvicorn
 
+        from penstock.serving.access_log import logging_to
         from penstock.serving.app import Server
         from penstock.serving.connection import connections
         from penstock.serving.listener import Listener
@@ -130,16 +208,13 @@ def serve(
         raise PenstockError(f"serving needs penstock-runtime[serve]: {error}") from error
     paths = _named(models)
     options = pool.of(options)
-    with options.get("cluster", nullcontext()):
-        try:
-            repository = ModelRepository(paths, partial(Replicas, **options))
-        except ValueError as error:  # a model has variables, or cannot take batches
-            raise PenstockError(str(error)) from error
+    with logging_to(http.access_log), options.get("cluster", nullcontext()):
         server = Server(
-            repository,
+            plans.load(paths, options),
             max_bytes=http.max_request,
             timeout=http.timeout,
             shared_memory=http.shared_memory,
+            cors=http.cors,
         )
         with Listener(http.host, http.port) as listener:
             address = "{}:{}".format(*listener.getsockname()[:2])

@@ -131,11 +131,23 @@ def read_dims(text: str) -> Shape:
         raise click.UsageError(f"dims must look like 1x3x224x224, not {text!r}") from None
 
 
+def names_in_model(model: Model, text: str) -> bool:
+    """Whether the name that a ``--shape`` is for is that of an input or a dim of a model."""
+    name = text.rpartition("=")[0]
+    types, dims = _types_and_dims(model)
+    return name in types or model.aliases.get(name) in types or name in dims
+
+
+def _types_and_dims(model: Model) -> tuple[dict[str, Type], set[object]]:
+    """The types of a model's inputs by name, and their dims."""
+    types = {value.name: value.type for value in model.graph.inputs}
+    return types, {d for t in types.values() if isinstance(t, TensorType) for d in t.shape or ()}
+
+
 def read_shapes(model: Model, texts: Sequence[str]) -> list[GivenShapes]:
     """The shapes of ``--shape`` for as many plans as one name has, at least one; a name that has
     fewer keeps its last."""
-    types = {value.name: value.type for value in model.graph.inputs}
-    dims = {d for t in types.values() if isinstance(t, TensorType) for d in t.shape or ()}
+    types, dims = _types_and_dims(model)
     inputs: dict[str, list[Shape]] = {}
     sizes: dict[str, list[int]] = {}
     for text in texts:

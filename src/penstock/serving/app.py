@@ -13,8 +13,10 @@ from time import perf_counter
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from penstock.core import VERSION
@@ -27,6 +29,8 @@ from penstock.core.errors import (
 )
 from penstock.core.types import NamedValues
 from penstock.executors.control import CancelToken
+from penstock.serving import openapi, page
+from penstock.serving.access_log import LoggedRequests
 from penstock.serving.direct import LOOK_S, Answer, DirectAnswers
 from penstock.serving.listener import LoopErrors
 from penstock.serving.metrics import Metrics
@@ -39,6 +43,7 @@ from penstock.serving.protocol import (
     encode_response,
     json_bytes,
 )
+from penstock.serving.refusals import refusal
 from penstock.serving.replicas import ReplicasClosed
 from penstock.serving.repository import (
     PLATFORM,
@@ -56,6 +61,7 @@ _UNSUPPORTED = (
     *("/v2/trace/setting", "/v2/models/{model}/trace/setting", "/v2/logging"),
     "/v2/cudasharedmemory/{rest:path}",
 )
+_SHARED = "/v2/systemsharedmemory"
 _INFER = re.compile(r"/v2/models/([^/%?]+)(?:/versions/([^/%?]+))?/infer")
 # Bytes of a body, and of JSON, beyond which it is read or written on a thread, so that others go on
 # meanwhile. Numbers in JSON take 10 to 14 ns a byte.
@@ -86,7 +92,8 @@ class Server:
     """Answers requests for the models of a repository. ``max_bytes``: of a request's body;
     ``timeout``: the seconds that it may take. ``app`` is the application; the repository is closed
     when it ends. ``direct`` has threads that connections may be lent to. With ``shared_memory``
-    tensors may be in segments of shared memory, any of which clients can then name."""
+    tensors may be in segments of shared memory, any of which clients can then name. Pages of the
+    origins ``cors`` ("*": all) may use the server from browsers."""
 
     def __init__(
         self,
@@ -95,6 +102,7 @@ class Server:
         max_bytes: int,
         timeout: float,
         shared_memory: bool = False,
+        cors: Sequence[str] = (),
     ) -> None:
         self.repository = repository
         self.max_bytes = max_bytes
@@ -107,34 +115,48 @@ class Server:
             Route(path, self._answer(handler), methods=methods.split())
             for methods, path, handler in self._endpoints()
         ]
+        middleware = [Middleware(LoggedRequests)]
+        if cors:
+            # Scripts read no other header of an answer, without which its bytes cannot be cut.
+            expose, methods = [HEADER_LENGTH], ["GET", "POST"]
+            options = {"allow_origins": [*cors], "allow_methods": methods, "allow_headers": ["*"]}
+            middleware.append(Middleware(CORSMiddleware, **options, expose_headers=expose))
         failures = dict.fromkeys((404, 405), _refuse)
-        self.app = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers=failures)
+        self.app = Starlette(
+            routes=routes,
+            middleware=middleware,
+            lifespan=self._lifespan,
+            exception_handlers=failures,
+        )
 
     def _endpoints(self) -> Iterator[tuple[str, str, Handler]]:
         """The methods, the path and the handler of each endpoint, in the order in which they are
         tried: what is asked for most comes first."""
         models = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
-        shared, region = "/v2/systemsharedmemory", "/v2/systemsharedmemory/region/{name}"
+        region = f"{_SHARED}/region/{{name}}"
         for path in models:
             yield "POST", f"{path}/infer", self.infer
         yield "GET", "/v2", self.metadata
         yield "GET", "/v2/health/live", self.live
         yield "GET", "/v2/health/ready", self.is_ready
+        yield "GET", "/v2/models", self.models
         yield "GET", "/v2/models/stats", self.all_statistics
         yield "POST", "/v2/repository/index", self.index
         yield "POST", "/v2/repository/models/{model}/load", self.load
         yield "POST", "/v2/repository/models/{model}/unload", self.unload
         yield "GET", "/metrics", self.show_metrics
+        yield "GET", "/", self.page
+        yield "GET", "/openapi.json", self.openapi
         for path in models:
             yield "GET", path, self.model_metadata
             yield "GET", f"{path}/config", self.configuration
             yield "GET", f"{path}/ready", self.model_is_ready
             yield "GET", f"{path}/stats", self.statistics
-        yield "GET", f"{shared}/status", self.regions
+        yield "GET", f"{_SHARED}/status", self.regions
         yield "GET", f"{region}/status", self.regions
         yield "POST", f"{region}/register", self.register
         yield "POST", f"{region}/unregister", self.unregister
-        yield "POST", f"{shared}/unregister", self.unregister
+        yield "POST", f"{_SHARED}/unregister", self.unregister
         for path in _UNSUPPORTED:
             yield "GET POST", path, self.unsupported
 
@@ -165,22 +187,41 @@ class Server:
     # The server.
 
     async def metadata(self, request: Request) -> Response:
+        """Describe the server."""
         extensions = [*EXTENSIONS, *(["system_shared_memory"] if self.shared else [])]
         return JSONResponse({"name": "penstock", "version": VERSION, "extensions": extensions})
 
     async def live(self, request: Request) -> Response:
+        """Say that the server lives."""
         return JSONResponse({"live": True})
 
     async def is_ready(self, request: Request) -> Response:
+        """Say whether the server takes requests."""
         return JSONResponse({"ready": self.ready}, 200 if self.ready else 503)
 
+    async def page(self, request: Request) -> Response:
+        """Show what the server has, and how to ask it."""
+        models = self.repository.all()
+        headers = {"content-security-policy": page.POLICY}
+        return HTMLResponse(page.page(models, str(request.base_url)), headers=headers)
+
+    async def openapi(self, request: Request) -> Response:
+        """Describe the endpoints in OpenAPI."""
+        endpoints = [of for of in self._endpoints() if of[2] != self.unsupported]
+        if self.shared is None:
+            endpoints = [of for of in endpoints if not of[1].startswith(_SHARED)]
+        names = dict.fromkeys(model.name for model in self.repository.all())
+        return JSONResponse(openapi.openapi_document(endpoints, map(self.repository.find, names)))
+
     async def show_metrics(self, request: Request) -> Response:
+        """Show metrics for Prometheus."""
         text, media_type = self.metrics.text()
         return Response(text, headers={"content-type": media_type})
 
     # Models.
 
     async def model_metadata(self, request: Request) -> Response:
+        """Describe the inputs and outputs of a model."""
         model = self._model(request)
         document = {
             "name": model.name,
@@ -192,25 +233,36 @@ class Server:
         return JSONResponse(document)
 
     async def configuration(self, request: Request) -> Response:
+        """Describe a model as Triton does."""
         return JSONResponse(self._model(request).configuration())
 
     async def model_is_ready(self, request: Request) -> Response:
+        """Say that a model is there."""
         model = self._model(request)
         return JSONResponse({"name": model.name, "ready": True})
 
     async def statistics(self, request: Request) -> Response:
+        """Count the requests of a model."""
         return JSONResponse({"model_stats": [self._model(request).statistics()]})
 
+    async def models(self, request: Request) -> Response:
+        """The names of the models that are ready."""
+        ready = dict.fromkeys(model.name for model in self.repository.all())
+        return JSONResponse({"models": [*ready]})
+
     async def all_statistics(self, request: Request) -> Response:
+        """Count the requests of all models."""
         models = self.repository.all()
         return JSONResponse({"model_stats": [model.statistics() for model in models]})
 
     async def index(self, request: Request) -> Response:
+        """List the models that the server has paths of, and their states."""
         wanted = decode_options(await self._body(request)).get("ready", False)
         entries = self.repository.index()
         return JSONResponse([e for e in entries if e["state"] == "READY" or not wanted])
 
     async def load(self, request: Request) -> Response:
+        """Load a model, or load it again."""
         given = decode_options(await self._body(request)).get("parameters")
         if given:
             names = ", ".join(map(repr, given))
@@ -219,6 +271,7 @@ class Server:
         return JSONResponse({})
 
     async def unload(self, request: Request) -> Response:
+        """Serve a model no longer."""
         given = decode_options(await self._body(request)).get("parameters") or {}
         if any(given.values()):  # "unload_dependents": false is what models do anyway
             names = ", ".join(map(repr, given))
@@ -234,14 +287,17 @@ class Server:
         return self.shared
 
     async def regions(self, request: Request) -> Response:
+        """List regions of shared memory."""
         return JSONResponse(self._shared().describe(request.path_params.get("name")))
 
     async def register(self, request: Request) -> Response:
+        """Register a region of shared memory."""
         document = decode_options(await self._body(request))
         self._shared().register(request.path_params["name"], document)
         return JSONResponse({})
 
     async def unregister(self, request: Request) -> Response:
+        """Forget a region of shared memory, or all of them."""
         self._shared().unregister(request.path_params.get("name"))
         return JSONResponse({})
 
@@ -254,6 +310,7 @@ class Server:
     # Inference.
 
     async def infer(self, request: Request) -> Response:
+        """Run a model on the tensors of a request."""
         begin = perf_counter()
         while True:
             model = self._model(request)
@@ -271,11 +328,14 @@ class Server:
         short = len(body) < _LONG_BODY and self.shared is None
         short = short and json_bytes(body, length) <= _LONG_JSON
         asked = decode() if short else await asyncio.to_thread(decode)
-        run = asyncio.wrap_future(
-            model.replicas.submit(*self._run_of(model, asked), timeout=self._left(asked))
-        )
-        await _end_with_client(run, request)
-        outputs = run.result()
+        try:
+            run = asyncio.wrap_future(
+                model.replicas.submit(*self._run_of(model, asked), timeout=self._left(asked))
+            )
+            await _end_with_client(run, request)
+            outputs = run.result()
+        except InvalidInput as error:
+            raise refusal(error, model.replicas.session, asked) from error
         encode = partial(encode_response, asked, model.name, model.version, outputs)
         parts, header = encode() if _is_short(asked, outputs) else await asyncio.to_thread(encode)
         content = b"".join(parts)
@@ -327,12 +387,15 @@ class Server:
         cancel: CancelToken,
         late: Callable[[Answer], None],
     ) -> Answer:
-        outputs = model.replicas.run_here(
-            *self._run_of(model, asked),
-            timeout=self._left(asked),
-            cancel=cancel,
-            late=lambda error: late(_error_here(error)),
-        )
+        try:
+            outputs = model.replicas.run_here(
+                *self._run_of(model, asked),
+                timeout=self._left(asked),
+                cancel=cancel,
+                late=lambda error: late(_error_here(error)),
+            )
+        except InvalidInput as error:
+            raise refusal(error, model.replicas.session, asked) from error
         return Answer(200, *encode_response(asked, model.name, model.version, outputs))
 
     @contextmanager
@@ -420,6 +483,11 @@ def _is_short(asked: InferenceRequest, outputs: NamedValues) -> bool:
 def _described(error: Exception) -> tuple[str, int]:
     """The message and the status of an error."""
     status = next((code for of, code in _STATUS if isinstance(error, of)), 500)
+    if isinstance(error, QueueFull):
+        return (
+            "as many requests for the model wait as the server lets wait: try again later",
+            status,
+        )
     own = isinstance(error, PenstockError | OSError)
     return str(error) if own else f"{type(error).__name__}: {error}", status
 

@@ -11,6 +11,7 @@ from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 
+from penstock.compiler.options import InputShapes
 from penstock.core.errors import PenstockError
 from penstock.core.types import STRING, NamedValues, RunValue, TensorType
 from penstock.executors.feeds import convert
@@ -23,9 +24,10 @@ _TOLERANCE = 1e-2
 
 def check_rows(session: Session, sample: NamedValues | None) -> None:
     """Raise ``ValueError`` unless ``session`` can take several rows at once: made of the first row
-    of ``sample``, or else of the types of its inputs."""
+    of ``sample``, or else of the shapes that it was compiled for, or of the types of its inputs."""
     rng = np.random.default_rng(0)
     rows: list[dict[str, np.ndarray]] = [{} for _ in range(_ROWS)]
+    first = next((session._values_of(shapes) for shapes in shapes_of(session)), {})
     for port in session.inputs:
         type_ = port.type
         if not isinstance(type_, TensorType) or type_.shape == () or _is_fixed(type_):
@@ -33,12 +35,23 @@ def check_rows(session: Session, sample: NamedValues | None) -> None:
         if sample is not None:
             given = convert(port.name, sample[port.name], type_)[:1]
             dims, dtype = given.shape[1:], given.dtype
+        elif first:
+            given, dims, dtype = None, first[port.name].shape[1:], first[port.name].dtype
         elif type_.shape is None or not all(isinstance(d, int) for d in type_.shape[1:]):
-            raise ValueError(f"input {port} has dims that are open: give a request as sample=")
+            raise ValueError(
+                f"input {port} has dims that are open: say them in shapes=, or give a request as "
+                "sample="
+            )
         else:
             given, dims, dtype = None, type_.shape[1:], type_.dtype or np.dtype(np.float32)
         for row in rows:
-            row[port.name] = _varied(given, (1, *dims), dtype, rng)
+            shape = (1, *dims)
+            row[port.name] = (
+                made_up(shape, dtype, rng)
+                if given is None
+                # Numbers of the sample: made up ones may be no indices that the model takes.
+                else rng.permuted(given.reshape(1, -1), axis=1).reshape(given.shape)
+            )
     try:
         alone = [session.run(row) for row in rows]
         together = split(session.run(joined(rows)), [1] * _ROWS)
@@ -55,13 +68,14 @@ def _is_fixed(type_: TensorType) -> bool:
     return type_.shape is not None and isinstance(type_.shape[0], int)
 
 
-def _varied(
-    given: np.ndarray | None, dims: tuple[int, ...], dtype: np.dtype, rng: np.random.Generator
-) -> np.ndarray:
-    """A row of a batch; like ``given``, if there is one, in another order of its elements."""
-    if given is not None:
-        # Numbers of the sample: made up ones may be no indices that the model takes.
-        return rng.permuted(given.reshape(1, -1), axis=1).reshape(given.shape)
+def shapes_of(session: Session) -> list[InputShapes]:
+    """The shapes that a session was compiled for."""
+    shapes = session.options.shapes
+    return [shapes] if isinstance(shapes, Mapping) else [*(shapes or ())]
+
+
+def made_up(dims: tuple[int, ...], dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
+    """Random values of an input; integers are 0 and 1, which are indices of most tables."""
     if dtype == STRING:
         return rng.choice(np.array(["a", "b"], object), dims)
     if dtype.kind in "iub":

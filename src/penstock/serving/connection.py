@@ -26,6 +26,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from penstock.executors.control import CancelToken
+from penstock.serving.access_log import log_request
 from penstock.serving.direct import LOOK_S, Answer, DirectAnswers
 from penstock.serving.protocol import HEADER_LENGTH
 
@@ -168,6 +169,7 @@ class Connection(HttpToolsProtocol):  # type: ignore[misc]
             body = json.dumps({"error": message}).encode()
             head = b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body)
             self.transport.write(STATUS_LINE[status] + head + b"connection: close\r\n\r\n" + body)
+            log_request(_host(self), "-", status, len(body))
         self.transport.close()
 
     def data_received(self, data: bytes) -> None:
@@ -277,12 +279,18 @@ class Connection(HttpToolsProtocol):  # type: ignore[misc]
             super().shutdown()
 
 
+def _host(connection: Connection) -> str:
+    """The address of a client, for logs."""
+    return str(connection.client[0]) if connection.client else "-"
+
+
 class Loan:
     """A connection that a thread has (``Borrowed``)."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self.socket = connection.transport.get_extra_info("socket")
+        self.client = _host(connection)
         self.ending = False
         self._run: CancelToken | None = None
         self._lock = threading.Lock()  # of who writes, while there is a run

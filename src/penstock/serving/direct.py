@@ -29,6 +29,7 @@ import numpy as np
 from penstock.core.records import dataclass
 from penstock.executors.control import CancelToken
 from penstock.host.threads import Workers
+from penstock.serving.access_log import log_request
 from penstock.serving.protocol import HEADER_LENGTH
 
 # Connections that are lent at once: each has a thread, with memory for a body.
@@ -41,7 +42,10 @@ _FIRST, _LONGEST = 1 << 14, 1 << 20
 REPORT_S = 60.0
 # Seconds between two looks whether the client of a run is still there.
 LOOK_S = 0.25
-_ODD_HEADERS = frozenset((b"content-encoding", b"expect", b"transfer-encoding", b"upgrade"))
+# A page of another origin may not be told the answer, which the event loop decides.
+_ODD_HEADERS = frozenset(
+    (b"content-encoding", b"expect", b"origin", b"transfer-encoding", b"upgrade")
+)
 _LENGTH = HEADER_LENGTH.encode()
 _MOST_DIGITS = 20
 # Bytes: that of the widest vectors.
@@ -65,6 +69,7 @@ class Borrowed(Protocol):
     """A connection whose socket a thread may use until it gives the connection back."""
 
     socket: Any
+    client: str
     ending: bool
 
     def begin(self) -> CancelToken:
@@ -145,6 +150,7 @@ class DirectAnswers:
         def late(answer: Answer) -> None:
             if claim.acquire(blocking=False):
                 connection.end()
+                _log(connection, request, answer)
                 unsent = b"".join([connection.head(answer), *answer.parts])
                 connection.give_back(b"", unsent, odd=False)
 
@@ -155,6 +161,7 @@ class DirectAnswers:
         if not claim.acquire(blocking=False):
             return False
         connection.end()
+        _log(connection, request, answer)
         unsent = _send(client, connection.head(answer), answer.parts)
         if unsent or connection.ending:
             connection.give_back(b"", unsent, odd=False)
@@ -299,6 +306,11 @@ class _Request:
 
     def on_message_complete(self) -> None:  # with no body, or none that has a length
         self.ordinary = False
+
+
+def _log(connection: Borrowed, request: _Request, answer: Answer) -> None:
+    line = f"POST {request.path} HTTP/1.1"
+    log_request(connection.client, line, answer.status, sum(map(len, answer.parts)))
 
 
 def _send(client: socket.socket, head: bytes, body: Sequence[bytes | memoryview]) -> bytes:

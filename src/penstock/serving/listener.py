@@ -14,6 +14,7 @@ import socket
 from time import monotonic
 from typing import Any
 
+from penstock.core.errors import PenstockError
 from penstock.serving.direct import REPORT_S
 
 _OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
@@ -26,16 +27,22 @@ class Listener(socket.socket):
 
     def __init__(self, host: str, port: int) -> None:
         of_tcp = {"type": socket.SOCK_STREAM, "proto": socket.IPPROTO_TCP}
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, **of_tcp)[0]
-        super().__init__(family, kind, protocol)
         self._failed = False
         try:
-            self.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self.bind(address)
-            self.listen(1024)
-        except BaseException:
-            self.close()
-            raise
+            family, kind, protocol, _, address = socket.getaddrinfo(host, port, **of_tcp)[0]
+            super().__init__(family, kind, protocol)
+            try:
+                self.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                self.bind(address)
+                self.listen(1024)
+            except BaseException:
+                self.close()
+                raise
+        except OSError as error:
+            raise PenstockError(
+                f"cannot listen at {host} port {port}: {error.strerror}; --host and --port name "
+                "another address"
+            ) from error
 
     def accept(self) -> tuple[socket.socket, Any]:
         """A connection that waits. Behind an error for want of a file comes ``BlockingIOError``, as

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import re
 from codecs import getincrementaldecoder
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
@@ -52,10 +53,30 @@ class LongData:
             yield loads(b"[%b]" % piece)
 
 
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(
+        f'{name} is no number in JSON: send "NaN", "Infinity" or "-Infinity" as a string, or bytes'
+    )
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """An object of these pairs."""
+    # Which one of two values of a key counts differs by reader: a proxy may check the other one.
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        ((twice, _),) = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"the key {twice!r:.40} is there twice")
+    return result
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_constant)
+
+
 def loads(text: bytes) -> Any:
-    """``json.loads``. Raises ``InvalidInput``."""
+    """Read JSON in UTF-8 as RFC 8259 has it: ``json.loads`` takes NaN and keys that are there
+    twice, too. Raises ``InvalidInput``."""
     try:
-        return json.loads(text)
+        return _DECODER.decode(str(text, "utf-8"))
     except (ValueError, RecursionError) as error:
         raise InvalidInput(f"the body is no JSON: {error}") from error
 
@@ -110,6 +131,8 @@ class _Reader:
             if not isinstance(key, str):
                 self.fail("a key is no string")
             self.take(b":")
+            if key in found:
+                self.fail(f"the key {key!r:.40} is there twice")
             found[key] = read.get(key, self.short)()
             if self.take(b",", b"}") == b"}":
                 return found
@@ -137,7 +160,7 @@ class _Reader:
         try:
             # The last character of the window may be cut off, which is no error.
             shown = getincrementaldecoder("utf-8")().decode(window)
-            value, end = json.JSONDecoder().raw_decode(shown)
+            value, end = _DECODER.raw_decode(shown)
         except (ValueError, RecursionError) as error:
             if len(window) < _MOST_SHORT:
                 self.fail(str(error))
@@ -151,16 +174,23 @@ class _Reader:
             return self.short()
         text, depth, cuts = self.text, 0, [self.at]
         depths: set[int] = set()  # at which there are elements
+        last = b"["  # byte that is no space
         while True:
             # Bounded to a piece: a match holds Python's lock to its end.
             run = _RUN.match(text, self.at)
             assert run is not None
             begin, self.at = run.span()
-            if run.group().strip(b" \t\n\r,"):
-                depths.add(depth)
+            if shown := run.group().strip(b" \t\n\r"):
+                if shown.strip(b" \t\n\r,"):
+                    depths.add(depth)
+                self._check_brackets(last, shown[:1])
+                last = shown[-1:]
             if self.at - cuts[-1] > _PIECE and (cut := text.rfind(b",", begin, self.at)) >= 0:
                 cuts.append(cut)
             byte = text[self.at : self.at + 1]
+            if byte and byte in b'[]"':
+                self._check_brackets(last, byte)
+                last = byte
             if byte == b'"':
                 depths.add(depth)
                 self._pass_string()
@@ -181,6 +211,16 @@ class _Reader:
         if len(depths) > 1:
             raise InvalidInput("data have rows beside elements")
         return LongData(text, [*cuts, self.at - 1]) if depths else []
+
+    def _check_brackets(self, last: bytes, byte: bytes) -> None:
+        """Refuse a byte behind the ``last`` one where a bracket is in the wrong place, which is no
+        longer there when the elements are read."""
+        if (
+            last + byte in (b"[,", b",]")
+            or (last == b"]" and byte not in b",]")
+            or (byte == b"[" and last not in b"[,")
+        ):
+            self.fail(f"{byte!r} is behind {last!r}")
 
     def _count(self) -> None:
         self._strings += 1

@@ -8,6 +8,9 @@ tensors behind it, in the order in which the object names them::
 
 Elements of BYTES are preceded by their number of bytes, in four bytes. Tensors may also be in
 shared memory, at a place that their parameters name (``serving/shared_memory.py``).
+
+JSON has no numbers for NaN and infinities: they are the strings "NaN", "Infinity" and "-Infinity",
+as in the JSON of Protocol Buffers.
 """
 
 from __future__ import annotations
@@ -42,6 +45,7 @@ _DATATYPES: dict[str, np.dtype] = {
     "BYTES": STRING,
 }
 _NAMES = {dtype: name for name, dtype in _DATATYPES.items()}
+_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _ITEM = struct.Struct("<I")
 # Of lengths, and numbers of microseconds: Python refuses to read thousands.
 _MOST_DIGITS = 20
@@ -102,6 +106,22 @@ def describe_port(name: str, type_: Type) -> JsonObject | None:
         return None
     dims = [d if isinstance(d, int) else -1 for d in type_.shape or ()]
     return {"name": name, "datatype": _NAMES[type_.dtype or STRING], "shape": dims}
+
+
+def datatype_of(dtype: np.dtype) -> str:
+    """The protocol's name of a dtype, or that of NumPy if it has none."""
+    return _NAMES.get(dtype, dtype.name)
+
+
+def datatypes() -> list[str]:
+    """The protocol's names of dtypes."""
+    return [*_DATATYPES]
+
+
+def element_bytes(datatype: str) -> int:
+    """The bytes of an element; of an empty string those of its length."""
+    dtype = _DATATYPES[datatype]
+    return _ITEM.size if dtype == STRING else dtype.itemsize
 
 
 def decode_options(body: bytes) -> JsonObject:
@@ -235,7 +255,7 @@ def _header(text: bytes) -> _Header:
         if "shared_memory_region" in of_output:
             places.append((_name(entry), of_output))
         if "classification" in of_output:
-            raise InvalidInput("outputs are tensors: 'classification' is not supported")
+            raise InvalidInput('outputs are tensors: "classification" is not supported')
         if "binary_data" in of_output:
             binary[_name(entry)] = bool(of_output["binary_data"])
     return _Header(
@@ -258,10 +278,13 @@ def _input(entry: JsonObject) -> _Input:
     name, shape, datatype = _name(entry), entry.get("shape"), entry.get("datatype")
     dtype = _DATATYPES.get(datatype) if isinstance(datatype, str) else None
     if dtype is None:
-        raise InvalidInput(f"input {name!r} has datatype {datatype!r:.40}, which there is not")
+        raise InvalidInput(
+            f'input {name!r} has "datatype" {_start(datatype)}: it is one of '
+            f"{', '.join(_DATATYPES)}"
+        )
     if not isinstance(shape, list) or len(shape) > _MOST_DIMS or not all(map(_is_count, shape)):
         raise InvalidInput(
-            f"input {name!r} has shape {_start(shape)}; "
+            f'input {name!r} has "shape" {_start(shape)}: '
             f"a list of at most {_MOST_DIMS} sizes is needed"
         )
     size, is_shared = parameters.get("binary_data_size"), "shared_memory_region" in parameters
@@ -280,7 +303,7 @@ def _start(value: object) -> str:
         return f"[{', '.join(first)}{', ...' * (len(value) > len(first))}]"
     if isinstance(value, int) and abs(value) > _LARGEST_DIM:
         return f"an integer of {value.bit_length()} bits"
-    return f"{value!r:.40}"
+    return f"{json.dumps(value):.40}"
 
 
 def _too_few(name: str, size: object) -> InvalidInput:
@@ -290,21 +313,21 @@ def _too_few(name: str, size: object) -> InvalidInput:
 def _objects(document: JsonObject, key: str) -> list[JsonObject]:
     entries = document.get(key) or []
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise InvalidInput(f"{key!r} must be a list of objects")
+        raise InvalidInput(f'"{key}" must be a list of objects')
     return entries
 
 
 def _parameters(entry: JsonObject) -> JsonObject:
     parameters = entry.get("parameters") or {}
     if not isinstance(parameters, dict):
-        raise InvalidInput("'parameters' must be an object")
+        raise InvalidInput('"parameters" must be an object')
     return parameters
 
 
 def _name(entry: JsonObject) -> str:
     name = entry.get("name")
     if not isinstance(name, str):
-        raise InvalidInput("an input or output has no name")
+        raise InvalidInput('an entry of "inputs" or "outputs" has no "name", a string')
     return name
 
 
@@ -313,7 +336,7 @@ def _seconds(timeout: object) -> float | None:
     if not timeout:
         return None
     if not _is_count(timeout):
-        raise InvalidInput(f"timeout {_start(timeout)} is no number of microseconds")
+        raise InvalidInput(f'"timeout" {_start(timeout)} is no number of microseconds')
     return timeout / 1e6
 
 
@@ -368,7 +391,9 @@ def _from_json(name: str, data: RunValue, dtype: np.dtype, shape: Sequence[int])
     elif isinstance(data, list):
         values = _array(name, _flat(name, data), dtype)
     else:
-        raise InvalidInput(f"input {name!r} has neither 'data', a list, nor bytes")
+        raise InvalidInput(
+            f'input {name!r} has neither "data", a list, nor the parameter "binary_data_size"'
+        )
     if len(values) != count:
         raise InvalidInput(f"input {name!r} of shape {shape} has {len(values)} elements")
     return _shaped(name, values, shape)
@@ -385,19 +410,37 @@ def _flat(name: str, elements: list[Any]) -> list[Any]:
 
 def _array(name: str, elements: list[Any], dtype: np.dtype) -> np.ndarray:
     allowed = {str} if dtype == STRING else {bool} if dtype.kind == "b" else {int, float, bool}
-    types = {*map(type, elements)}
+    types, infinities, datatype = {*map(type, elements)}, 0, _NAMES[dtype]
+    if str in types and _is_float(dtype):
+        infinities = sum([elements.count(x) for x in ("Infinity", "-Infinity")])
+        elements = [_NOT_FINITE.get(x, x) if isinstance(x, str) else x for x in elements]
+        types = {*map(type, elements)}
     if not types <= allowed:
         wrong = next(x for x in elements if type(x) not in allowed)
-        raise InvalidInput(f"input {name!r} has an element {wrong!r:.40}, not of {dtype}")
+        raise InvalidInput(f"input {name!r} has an element {_start(wrong)}, not of {datatype}")
     if dtype.kind in "iu" and float in types:
-        raise InvalidInput(f"input {name!r} of {dtype} has elements that are not whole numbers")
+        raise InvalidInput(f"input {name!r} of {datatype} has elements that are not whole numbers")
     try:
         if dtype == STRING:
             "".join(elements).encode()  # halves of surrogate pairs are no text
-        with np.errstate(over="raise"):  # a number that ``dtype`` has only infinity for
-            return np.array(elements, dtype)
-    except (OverflowError, ValueError, FloatingPointError) as error:
+        with np.errstate(over="ignore"):  # infinities are counted below
+            values = np.array(elements, dtype)
+    except ValueError as error:
         raise InvalidInput(f"input {name!r}: {error}") from error
+    except OverflowError as error:
+        raise _out_of_range(name, elements, dtype) from error
+    if _is_float(dtype) and np.count_nonzero(np.isinf(values)) != infinities:
+        raise _out_of_range(name, elements, dtype)
+    return values
+
+
+def _out_of_range(name: str, elements: Sequence[float], dtype: np.dtype) -> InvalidInput:
+    """The error about a number that a dtype has no value for."""
+    what = "a number"
+    if dtype.kind in "iu":
+        range_ = np.iinfo(dtype)
+        what = _start(next(x for x in elements if not range_.min <= x <= range_.max))
+    return InvalidInput(f"input {name!r} has {what}, which {_NAMES[dtype]} has no value for")
 
 
 def _strings(name: str, data: memoryview, count: int) -> np.ndarray:
@@ -425,15 +468,22 @@ def _strings(name: str, data: memoryview, count: int) -> np.ndarray:
 
 
 def _elements(value: np.ndarray) -> list[Any]:
-    """The elements of a row as Python's JSON has them: NaN and infinities by their names."""
+    """The elements of a row as JSON has them."""
     if value.dtype == STRING:
         return [x.decode(errors="replace") if isinstance(x, bytes) else str(x) for x in value]
-    elements: list[Any] = value.astype(np.float64).tolist() if _is_float(value) else value.tolist()
+    if not _is_float(value.dtype):
+        integers: list[Any] = value.tolist()
+        return integers
+    numbers = value.astype(np.float64)
+    elements: list[Any] = numbers.tolist()
+    for i in np.flatnonzero(~np.isfinite(numbers)):
+        x = elements[i]
+        elements[i] = "NaN" if math.isnan(x) else "Infinity" if x > 0 else "-Infinity"
     return elements
 
 
-def _is_float(value: np.ndarray) -> bool:
-    return value.dtype.kind not in "biu"
+def _is_float(dtype: np.dtype) -> bool:
+    return dtype != STRING and dtype.kind not in "biu"
 
 
 def _bytes(value: np.ndarray) -> bytes | memoryview:

@@ -35,13 +35,15 @@ from penstock.core.errors import (
     check_count,
     wrong_type,
 )
-from penstock.core.records import dataclass, replace
+from penstock.core.records import dataclass, field, replace
 from penstock.core.types import NamedValues, RunValue, RunValues
 from penstock.executors.control import NEVER, CancelToken, Control, begin_run, end_run
 from penstock.executors.feeds import convert
 from penstock.host.threads import Workers, pool
 from penstock.ir.graph import Model
 from penstock.serving.batching import check_rows, joined, kind, split
+from penstock.serving.histogram import ROWS, Histogram
+from penstock.serving.warm_up import warm_up as run_ahead
 from penstock.session.artifact import has_state
 from penstock.session.session import RunDone, Session, compile
 
@@ -105,6 +107,16 @@ class ReplicaCounts:
     rows: int = 0
 
 
+@dataclass(slots=True)
+class ReplicaHistograms:
+    """Of each request so far the seconds in the queue and in a replica, and of each batch its rows.
+    A request of a batch that failed, which runs again, counts twice."""
+
+    queue_seconds: Histogram = field(default_factory=Histogram)
+    compute_seconds: Histogram = field(default_factory=Histogram)
+    batch_rows: Histogram = field(default_factory=partial(Histogram, ROWS))
+
+
 class _Request:
     """One request. Its ``control`` is stopped at its deadline and when it is cancelled; the future
     ends then, whether the request is queued or runs. ``key`` is None if it is not joined."""
@@ -142,11 +154,12 @@ class _Turn:
     released when replica ``number`` is free for it, or it need not wait any longer, because of an
     ``error``."""
 
-    __slots__ = ("come", "error", "number")
+    __slots__ = ("come", "error", "number", "since")
 
     def __init__(self) -> None:
         self.come = threading.Lock()
         self.come.acquire()
+        self.since = monotonic()
         self.number: int | None = None
         self.error: BaseException | None = None
 
@@ -158,6 +171,8 @@ class _Batch:
         self.requests = requests
         self.left = len(requests)
         self.cancel = CancelToken()
+        self.since = 0.0
+        """when a replica was given the batch"""
 
 
 def _worker_sessions(
@@ -217,6 +232,10 @@ class Replicas:
         max_delay: Seconds that a request waits for others of its batch; a full batch begins as soon
             as a replica is free.
         sample: A request to try batches with, by names of inputs; by default one is made up.
+        warm_up: Whether to run, before the replicas are there, each shape of ``shapes=`` on values
+            that are made up, and with ``max_batch`` also batches of as many rows as requests of
+            that shape can have together. Raises ``InvalidInput`` if dims of inputs are open and
+            ``shapes=`` does not say them.
         options: Those of ``penstock.compile``, for a model that is no session. Replicas of a
             process that run at the same time divide its ``threads``.
     """
@@ -230,6 +249,7 @@ class Replicas:
         max_batch: int = 1,
         max_delay: float = 0.0,
         sample: NamedValues | None = None,
+        warm_up: bool = False,
         **options: Any,
     ) -> None:
         cluster = options.pop("cluster", None)
@@ -263,10 +283,12 @@ class Replicas:
             raise ValueError("a model with variables has no replicas: requests would share them")
         if max_batch > 1:
             check_rows(self.session, sample)
+        if warm_up:
+            run_ahead(self._sessions, max_batch)
         self.count = n
         self._most = queue
         self.max_batch = max_batch
-        self._max_delay = max_delay
+        self.max_delay = max_delay
         sessions = self._sessions * (n // len(self._sessions))
         self._replicas = [SessionReplica(session, most, workers) for session in sessions]
         self._workers = workers
@@ -275,6 +297,7 @@ class Replicas:
         self._idle = threading.Condition(self._lock)
         self._queue: deque[_Request | _Turn] = deque()
         self._counts = ReplicaCounts()
+        self._histograms = ReplicaHistograms()
         self._waits = self._closed = False
         self._here: set[int] = set()  # threads that call ``run_here``
 
@@ -342,13 +365,14 @@ class Replicas:
             if late is not None:
                 control.add_listener(late)
             number, ok = self._wait_for_turn(control), False
+            begin = monotonic()
             # From here on the replica is this thread's, and must be given back whatever happens.
             try:
                 outputs = self.session._run_under(control, feeds, fetches)
                 ok = True
                 return outputs
             finally:
-                self._end_turn(number, ok)
+                self._end_turn(number, ok, begin)
         finally:
             self._here.discard(me)
             end_run(control)
@@ -365,7 +389,7 @@ class Replicas:
             # First come, first served: a thread that comes back at once does not pass those that
             # wait, which would starve some of them for seconds (decision 64).
             if not self._queue and self._free():
-                return self._replica_for(1)
+                return self._replica_for([0.0])
             turn = _Turn()
             self._queue.append(turn)
         # After the lock: the listener is called at once for a run that was stopped, and releases
@@ -378,7 +402,7 @@ class Replicas:
             leave(error)
             # The turn may have come just before: then nobody else gives the replica back.
             if turn.number is not None:
-                self._end_turn(turn.number, False)
+                self._end_turn(turn.number, False, monotonic())
             raise
         control.remove_listener(leave)
         if turn.number is None:
@@ -400,8 +424,10 @@ class Replicas:
             self._idle.notify_all()
         turn.come.release()
 
-    def _end_turn(self, number: int, ok: bool) -> None:
+    def _end_turn(self, number: int, ok: bool, begin: float) -> None:
+        seconds = monotonic() - begin
         with self._lock:
+            self._histograms.compute_seconds.add(seconds)
             self._load[number] -= 1
             counts = self._counts
             counts.running -= 1
@@ -467,6 +493,14 @@ class Replicas:
         """Counts of requests so far."""
         with self._lock:
             return replace(self._counts, queued=len(self._queue))
+
+    @property
+    def histograms(self) -> ReplicaHistograms:
+        """Times and sizes so far, of requests whose run has begun or ended."""
+        of = self._histograms
+        with self._lock:
+            copies = [h.copy() for h in (of.queue_seconds, of.compute_seconds, of.batch_rows)]
+        return ReplicaHistograms(*copies)
 
     def close(self, *, wait: bool = True) -> None:
         """Take no more requests, and wait for those there are. A session that was made for the
@@ -560,31 +594,38 @@ class Replicas:
                     return
                 first = self._queue.popleft()
                 if isinstance(first, _Turn):
-                    first.number = self._replica_for(1)
+                    first.number = self._replica_for([monotonic() - first.since])
                     first.come.release()
                     continue
                 batch = self._take(first)
-                number = self._replica_for(len(batch.requests), sum(r.rows for r in batch.requests))
+                batch.since = now = monotonic()
+                waited = [now - request.since for request in batch.requests]
+                number = self._replica_for(waited, sum(r.rows for r in batch.requests))
             # Outside of the lock: joining copies, and a replica may call back before it returns.
             self._begin(number, batch)
 
-    def _replica_for(self, requests: int, rows: int = 1) -> int:
-        """Choose the replica with the least to do, and count what it is given."""
+    def _replica_for(self, waited: Sequence[float], rows: int = 1) -> int:
+        """Choose the replica with the least to do, and count what it is given: a batch whose
+        requests have ``waited`` for so many seconds."""
         number = min(range(len(self._load)), key=self._load.__getitem__)
         self._load[number] += 1
         counts = self._counts
-        counts.running += requests
+        counts.running += len(waited)
         counts.batches += 1
         counts.rows += rows
+        histograms = self._histograms
+        histograms.batch_rows.add(rows)
+        for seconds in waited:
+            histograms.queue_seconds.add(seconds)
         return number
 
     def _seconds_to_wait(self) -> float:
         """The time that the first request waits yet for others to be joined with."""
         first = self._queue[0]
-        if isinstance(first, _Turn) or first.key is None or not self._max_delay or self._closed:
+        if isinstance(first, _Turn) or first.key is None or not self.max_delay or self._closed:
             return 0.0
         rows = sum([request.rows for request in self._joinable(first)])
-        return 0.0 if rows >= self.max_batch else first.since + self._max_delay - monotonic()
+        return 0.0 if rows >= self.max_batch else first.since + self.max_delay - monotonic()
 
     def _waited(self, error: Exception) -> None:
         with self._lock:
@@ -632,14 +673,16 @@ class Replicas:
         parts: RunValues | None = [outputs]
         if len(requests) > 1:
             parts = None if outputs is None else split(outputs, [r.rows for r in requests])
+        seconds = monotonic() - batch.since
         with self._lock:
             self._load[number] -= 1
+            self._histograms.compute_seconds.add(seconds, len(requests))
             # Perhaps one of them is at fault, and the others are to have their outputs. Each runs
             # alone now, at the head of the queue, since they have waited once.
             if parts is None:
                 again = [request for request in requests if request.future is not None]
                 for request in again:
-                    request.key, request.batch = None, None
+                    request.key, request.batch, request.since = None, None, monotonic()
                 self._counts.running -= len(again)
                 self._queue.extendleft(reversed(again))
             self._idle.notify_all()

@@ -17,6 +17,7 @@ from time import time
 
 from penstock.core.errors import PenstockError
 from penstock.core.types import JsonObject
+from penstock.serving.histogram import Histogram
 from penstock.serving.protocol import describe_port
 from penstock.serving.replicas import Replicas
 
@@ -75,32 +76,35 @@ class ServedModel:
     def configuration(self) -> JsonObject:
         """The model as clients of Triton ask for it: its tensors, and how it is batched."""
         replicas = self.replicas
+        # Rows that are joined; dims are then those of one row, as Triton has them.
+        most = replicas.max_batch if replicas.max_batch > 1 else 0
 
         def ports(of: list[JsonObject]) -> list[JsonObject]:
             return [
                 {
                     "name": port["name"],
                     "data_type": "TYPE_" + port["datatype"].replace("BYTES", "STRING"),
-                    "dims": port["shape"],
+                    "dims": port["shape"][1:] if most else port["shape"],
                 }
                 for port in of
             ]
 
+        delay = round(replicas.max_delay * 1e6)
+        batching = {"dynamic_batching": {"max_queue_delay_microseconds": delay}} if most else {}
         return {
             "name": self.name,
             "platform": PLATFORM,
             "backend": PLATFORM,
             "version_policy": {"latest": {"num_versions": 1}},
-            # Dims have that of batches, too.
-            "max_batch_size": 0,
+            "max_batch_size": most,
             "input": ports(self.inputs),
             "output": ports(self.outputs),
             "instance_group": [{"count": replicas.count, "kind": "KIND_CPU"}],
-            "parameters": {"max_batch": {"string_value": str(replicas.max_batch)}},
+            **batching,
         }
 
     def statistics(self) -> JsonObject:
-        counts = self.replicas.counts
+        counts, histograms = self.replicas.counts, self.replicas.histograms
         return {
             "name": self.name,
             "version": self.version,
@@ -110,8 +114,14 @@ class ServedModel:
             "inference_stats": {
                 "success": self.succeeded.describe(),
                 "fail": self.failed.describe(),
+                "queue": _durations(histograms.queue_seconds),
+                "compute_infer": _durations(histograms.compute_seconds),
             },
         }
+
+
+def _durations(of: Histogram) -> dict[str, int]:
+    return {"count": of.count, "ns": round(of.total * 1e9)}
 
 
 class ModelRepository:

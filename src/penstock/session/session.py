@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from pathlib import Path
 
+    from penstock.compiler.options import InputShapes
     from penstock.executors.variables import Variables
     from penstock.ir.tables import DisplayTable
     from penstock.observers.profile import Profile
@@ -164,6 +165,10 @@ class Session:
     def _compile_ahead(self) -> bool:
         """``Executors.compile_fixed``, for servers."""
         return self._executors.compile_fixed()
+
+    def _values_of(self, shapes: InputShapes) -> dict[str, np.ndarray]:
+        """``Executors.values_of`` by name, for servers."""
+        return dict(zip(self._subgraphs.main.names, self._executors.values_of(shapes), strict=True))
 
     def _run_under(
         self,

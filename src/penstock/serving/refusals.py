@@ -1,0 +1,65 @@
+"""What is wrong with a request, in the terms of its JSON object.
+
+A run that refuses its feeds speaks of arrays and of Python's options. Only when it does, the
+request is compared with the model here, which costs the others nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+
+from penstock.core.errors import InvalidInput
+from penstock.core.types import STRING, TensorType, Type
+from penstock.serving.protocol import InferenceRequest, datatype_of
+from penstock.session.session import Session
+
+_MOST_NAMES = 16
+
+
+def refusal(error: InvalidInput, session: Session, request: InferenceRequest) -> InvalidInput:
+    """The first thing in a request that does not fit the model, or else ``error``."""
+    reason = next(_reasons(session, request), None)
+    return error if reason is None else InvalidInput(reason)
+
+
+def _reasons(session: Session, request: InferenceRequest) -> Iterator[str]:
+    # A client may feed any value, and fetch any: those between inputs and outputs, too.
+    values = {value.name: value.type for value in session.values}
+    inputs = {port.name: port.type for port in session.inputs}
+    outputs = [port.name for port in session.outputs]
+    for name in request.feeds:
+        if name not in values:
+            yield f'"inputs" has {name!r:.80}, which the model does not: it has {_names(inputs)}'
+    for name in request.fetches or ():
+        if name not in values:
+            yield f'"outputs" has {name!r:.80}, which the model does not: it has {_names(outputs)}'
+    # What other fetches need is for the run to say.
+    missing = inputs.keys() - request.feeds.keys()
+    if missing and request.fetches is None:
+        yield f'"inputs" lacks {_names([name for name in inputs if name in missing])}'
+    for name, x in request.feeds.items():
+        yield from _of_input(name, x, values)
+
+
+def _of_input(name: str, x: np.ndarray, values: Mapping[str, Type]) -> Iterator[str]:
+    type_ = values.get(name)
+    if not isinstance(type_, TensorType):
+        return
+    wanted, shape = datatype_of(type_.dtype or STRING), type_.shape
+    if type_.dtype is not None and wanted != (given := datatype_of(x.dtype)):
+        yield f'input {name!r:.80} has "datatype" {given}: the model takes {wanted}'
+    if shape is not None and not (len(shape) == x.ndim and all(map(_fits, shape, x.shape))):
+        dims = [dim if isinstance(dim, int) else -1 for dim in shape]
+        yield f'input {name!r:.80} has "shape" {[*x.shape]}: the model takes {dims}'
+
+
+def _fits(declared: object, dim: int) -> bool:
+    return not isinstance(declared, int) or declared == dim
+
+
+def _names(names: Iterable[str]) -> str:
+    shown = [*map(repr, names)]
+    more = f" and {len(shown) - _MOST_NAMES} more" if len(shown) > _MOST_NAMES else ""
+    return ", ".join(shown[:_MOST_NAMES]) + more
