@@ -119,7 +119,7 @@ class Compiler:
         from penstock.compiler.lowering import pass_context
         from penstock.passes.dead_code import DeadCode
         from penstock.passes.optimize.fold_constants import InferTypes
-        from penstock.passes.pipeline import STRUCTURE, optimize, run_passes
+        from penstock.passes.pipeline import ORDER, STRUCTURE, optimize, run_passes
 
         frames = None
         context = self.context
@@ -130,7 +130,9 @@ class Compiler:
 
             frames = OverlapPolicy(context.hosts, context.costs, context.workers, context.long)
         passes = pass_context(context, frames=frames)
-        if context.executor != "frames":
+        if context.executor == "frames":
+            run_passes(ORDER, graph, passes)
+        else:
             run_passes(STRUCTURE, graph, passes)
             framed = is_framed(graph)
             if not framed and context.executor == "interpret":

@@ -44,6 +44,7 @@ Trait: TypeAlias = Literal[
     "reshapes",
     "makes handle",
     "forwards handle",
+    "any order",
 ]
 """What else passes ask an operation for. What only a few operations have is no field of ``Op``, so
 that a further trait is a word here and where those operations are registered.
@@ -65,6 +66,9 @@ reshapes.
 ``moves``, too.
 
 ``makes handle``: output 0 is a new handle of a resource; ``forwards handle``: it is input 0.
+
+``any order``: it is not pure, but its nodes may run in any order, and at the same time: those of random
+numbers, say.
 """
 
 

@@ -2,7 +2,8 @@
 
 ::
 
-    STRUCTURE   once for each set of feeds and fetches; frames become If and Loop
+    STRUCTURE   once for each set of feeds and fetches; frames become If and Loop; ORDER alone where the
+                executor of frames runs the graph as it is
     OPTIMIZE    after that, and again for each set of input shapes, until nothing changes
     LOWER       once for each set of input shapes, for the backends at hand
 
@@ -40,6 +41,7 @@ from penstock.passes.optimize.common_subexpressions import CommonSubexpressions
 from penstock.passes.optimize.fold_constants import FoldConstants, InferTypes
 from penstock.passes.optimize.simplify import RESHAPES, Simplify
 from penstock.passes.optimize.widen_halves import WidenHalves
+from penstock.passes.structure.order_effects import OrderEffects
 from penstock.passes.structure.relax_control_edges import RelaxControlEdges
 
 CHECK_PASSES = "PENSTOCK_CHECK_PASSES"
@@ -284,7 +286,9 @@ def group_segments() -> type[Pass]:
 # Their order.
 
 
-STRUCTURE: tuple[Pass, ...] = (raise_control_flow, RelaxControlEdges())
+ORDER: tuple[Pass, ...] = (OrderEffects(),)
+
+STRUCTURE: tuple[Pass, ...] = (raise_control_flow, RelaxControlEdges(), *ORDER)
 
 OPTIMIZE: tuple[Pass, ...] = (
     DeadCode(),

@@ -131,11 +131,12 @@ class Substitution:
     control input (``Node.control_inputs``) that is removed is replaced by the nodes that it
     depended on."""
 
-    __slots__ = ("_removed", "_values", "pending", "used")
+    __slots__ = ("_removed", "_values", "_waiting", "pending", "used")
 
     def __init__(self) -> None:
         self._values: dict[Value, Value] = {}
         self._removed: dict[Node, Sequence[Node]] = {}
+        self._waiting: set[Node] = set()
         self.used = False
         """whether any value was replaced"""
         self.pending = False
@@ -174,13 +175,18 @@ class Substitution:
                 self.used = True
         if node.control_inputs and not self._removed.keys().isdisjoint(node.control_inputs):
             node.control_inputs = self._without_removed(node.control_inputs)
+            self._waiting.add(node)
 
     def apply_outputs(self, graph: Graph) -> None:
-        """Replace the outputs and the targets of ``graph``."""
-        if not self._removed.keys().isdisjoint(graph.targets):
-            # The replacement may be a node outside of this graph, which cannot be its target.
+        """Replace the outputs and the targets of ``graph``, whose nodes are final."""
+        if self._waiting or not self._removed.keys().isdisjoint(graph.targets):
+            # A replacement may be a node outside of this graph, which cannot be a target here, and
+            # for which the node with this graph waits.
             own = set(graph.nodes)
             graph.targets = [node for node in self._without_removed(graph.targets) if node in own]
+            for node in self._waiting & own:
+                node.control_inputs = [before for before in node.control_inputs if before in own]
+            self._waiting -= own
         if not self._values.keys().isdisjoint(graph.outputs):
             graph.outputs = [self.of(value) for value in graph.outputs]
             self.used = True

@@ -315,13 +315,11 @@ def step_dag(slots: Sequence[Slot], steps: Sequence[Step]) -> Dag:
 
 
 def step_edges(slots: Sequence[Slot], steps: Sequence[Step]) -> list[tuple[int, int]]:
-    """The dependencies between steps of one block, as pairs of indices, some more than once:
-    through slots, control inputs and effects. Those of asynchronous kernels come at any time, as
-    they do in frames."""
+    """The dependencies between steps of one block, through slots and control inputs, as pairs of
+    indices, some more than once."""
     producer = {slot: i for i, step in enumerate(steps) for slot in step.outputs if slot >= 0}
     place = {step.node: i for i, step in enumerate(steps)}
     edges = []
-    effect = -1
     for i, step in enumerate(with_checkpoints(steps)):
         for slot in reads(step):
             # A fixed view has no step: its value is there once that of its base is.
@@ -330,10 +328,6 @@ def step_edges(slots: Sequence[Slot], steps: Sequence[Step]) -> list[tuple[int, 
                 edges.append((source, i))
         if step.node.control_inputs:
             edges.extend((a, i) for a in _waits(step.node, place))
-        if has_effect(step) or (step.blocks and any(map(has_effect, walk((step,))))):
-            if effect >= 0:
-                edges.append((effect, i))
-            effect = i
     return edges
 
 

@@ -76,21 +76,21 @@ def _random(node: Node, method: str, scale: float, offset: float) -> Kernel:
     return Kernel(run, run)
 
 
-@operator("RandomNormal", infer=_infer_random, pure=False)
-@operator("RandomNormalLike", infer=_infer_random, pure=False, strings=True)
+@operator("RandomNormal", infer=_infer_random, pure=False, traits={"any order"})
+@operator("RandomNormalLike", infer=_infer_random, pure=False, strings=True, traits={"any order"})
 def random_normal(node: Node, types: Types) -> Kernel:
     scale, mean = node.attrs.get("scale", 1.0), node.attrs.get("mean", 0.0)
     return _random(node, "standard_normal", scale, mean)
 
 
-@operator("RandomUniform", infer=_infer_random, pure=False)
-@operator("RandomUniformLike", infer=_infer_random, pure=False, strings=True)
+@operator("RandomUniform", infer=_infer_random, pure=False, traits={"any order"})
+@operator("RandomUniformLike", infer=_infer_random, pure=False, strings=True, traits={"any order"})
 def random_uniform(node: Node, types: Types) -> Kernel:
     low, high = node.attrs.get("low", 0.0), node.attrs.get("high", 1.0)
     return _random(node, "random", high - low, low)
 
 
-@operator("Bernoulli", since=15, infer=_infer_random, pure=False)
+@operator("Bernoulli", since=15, infer=_infer_random, pure=False, traits={"any order"})
 def bernoulli(node: Node, types: Types) -> Kernel:
     generator, dtype = _generator(node.attrs), dtype_attribute(node.attrs, "dtype")
 
@@ -108,7 +108,7 @@ def _infer_multinomial(types: Types, attrs: Attrs, consts: Consts) -> Sequence[T
     return (TensorType(dtype_attribute(attrs, "dtype") or INT32, shape),)
 
 
-@operator("Multinomial", since=7, infer=_infer_multinomial, pure=False)
+@operator("Multinomial", since=7, infer=_infer_multinomial, pure=False, traits={"any order"})
 def multinomial(node: Node, types: Types) -> Kernel:
     generator, size = _generator(node.attrs), node.attrs.get("sample_size", 1)
     dtype = dtype_attribute(node.attrs, "dtype") or INT32
@@ -142,7 +142,7 @@ def _truth(x: np.ndarray | None) -> bool:
     return x is not None and bool(one_element(x, "training_mode"))
 
 
-@operator("Dropout", since=12, infer=_infer_dropout, pure=False)
+@operator("Dropout", since=12, infer=_infer_dropout, pure=False, traits={"any order"})
 def dropout(node: Node, types: Types) -> Kernel:
     mode = node.inputs[2] if len(node.inputs) > 2 else None
     inactive = mode is None or (mode.const is not None and not _truth(mode.const))

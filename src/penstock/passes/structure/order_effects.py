@@ -1,0 +1,56 @@
+"""Order the nodes with side effects as the model lists them.
+
+The nodes of an ONNX or TFLite model are listed in an order in which they can run, and so they run in
+the other runtimes. Control edges keep that order on every executor::
+
+    Log(a), y = Neg(b), Log(c)      becomes      Log(a) ──> Log(c)
+
+The pass comes after a graph was cut to what is fetched, so that an edge makes no node run. Control
+edges order within an iteration and a branch; structured loops run one iteration after the other.
+TensorFlow orders by edges alone: its operations, and graphs with frames, are left as they are.
+"""
+
+from __future__ import annotations
+
+from penstock.core.checkpoints import with_checkpoints
+from penstock.ir.graph import Graph, Node, is_framed
+from penstock.ir.op import Op
+from penstock.ops.registry import TENSORFLOW
+from penstock.passes.context import Pass, PassContext, Property
+
+
+class OrderEffects(Pass):
+    """Add control edges between nodes with side effects (see ``order_effects``)."""
+
+    name = "order_effects"
+    requires = frozenset({Property.STRUCTURED})
+
+    def run(self, graph: Graph, context: PassContext) -> bool:
+        return not is_framed(graph) and order_effects(graph)
+
+
+def order_effects(graph: Graph) -> bool:
+    """Let each node that ``keeps_order`` wait for the one before it in its graph, in nested graphs
+    too. ``graph`` must be sorted. Return whether anything changed."""
+    changed = False
+    if not any(_has_effect(node.op) for node in graph.walk()):
+        return changed
+    for inner in graph.graphs():
+        before = None
+        for node in with_checkpoints(inner.nodes):
+            if keeps_order(node):
+                if before is not None and before not in node.control_inputs:
+                    node.control_inputs.append(before)
+                    changed = True
+                before = node
+    return changed
+
+
+def keeps_order(node: Node) -> bool:
+    """Whether ``node``, or one in its graphs, has its place in the order of side effects."""
+    nested = (inner for _, graph in node.graphs for inner in graph.walk())
+    return _has_effect(node.op) or any(_has_effect(inner.op) for inner in nested)
+
+
+def _has_effect(op: Op) -> bool:
+    return not op.pure and op.domain != TENSORFLOW and "any order" not in op.traits
