@@ -55,6 +55,7 @@ from penstock.executors.control import Control
 from penstock.host.native import library
 from penstock.host.threads import usable_cores
 from penstock.plan.check import UnsoundPlanError, check_schedule
+from tools.fuzz import alike
 from tools.mutations import changed_artifact, changed_bytes, changed_plan
 from tools.schedule_mutations import changed_schedule
 
@@ -79,12 +80,13 @@ KINDS = ("saved", "schedule")
 
 @dataclass(frozen=True)
 class Subject:
-    """A model that was compiled, saved, and run with ``feeds``."""
+    """A model that was compiled, saved, and run with ``feeds``; ``answers`` has what it gave in two
+    runs, None if these differ, as those of a model with variables do."""
 
     name: str
     content: bytes
     feeds: Mapping[str, Any]
-    answers: Mapping[str, Any]
+    answers: dict[str, Any] | None
     schedule: Scheduled | None
     context: CompileContext | None
 
@@ -100,10 +102,11 @@ def subject(name: str, model: Any, options: Mapping[str, Any]) -> Subject:
         path = Path(folder, "model.penstock")
         with ps.compile(model, limits=LIMITS, **with_expert(options)) as session:
             feeds = feeds_of(session.inputs)
-            answers = session.run(feeds)
+            answers, again = session.run(feeds), session.run(feeds)
             session.save(path)
         schedule, context = recorded[-1] if recorded else (None, None)
-        return Subject(label, path.read_bytes(), feeds, answers, schedule, context)
+        stable = answers if alike(answers, again) else None
+        return Subject(label, path.read_bytes(), feeds, stable, schedule, context)
 
 
 @contextmanager
@@ -161,7 +164,7 @@ def saved_case(subject: Subject, draw: random.Random, path: Path) -> str:
         feeds = {port.name: x for port, x in zip(session.inputs, subject.feeds.values(), strict=False)}
         for _ in range(2):
             answers = session.run(feeds, timeout=TIMEOUT_S)
-    return _judged(answers, subject) if same else "harmless"
+    return _judged(answers, subject, same)
 
 
 def schedule_case(subject: Subject, draw: random.Random, path: Path) -> str:
@@ -178,13 +181,13 @@ def schedule_case(subject: Subject, draw: random.Random, path: Path) -> str:
     values = [np.asarray(x) if not isinstance(x, list) else x for x in subject.feeds.values()]
     for _ in range(2):
         outputs = executor.run(values, Control(TIMEOUT_S))
-    return _judged(dict(zip(subject.answers, outputs, strict=False)), subject) if same else "harmless"
+    return _judged(dict(zip(subject.answers or (), outputs, strict=False)), subject, same)
 
 
-def _judged(answers: Mapping[str, Any], subject: Subject) -> str:
-    from tools.fuzz import alike
-
-    return "the same answers" if alike(dict(answers), dict(subject.answers)) else "wrong: other answers"
+def _judged(answers: dict[str, Any], subject: Subject, same: bool) -> str:
+    if not same or subject.answers is None:
+        return "harmless"
+    return "the same answers" if alike(answers, subject.answers) else "wrong: other answers"
 
 
 CASES: Mapping[str, Callable[[Subject, random.Random, Path], str]] = {

@@ -254,7 +254,7 @@ def _change_copies(saved: SavedDocuments, plan: Any, draw: random.Random) -> Non
     if draw.random() < 0.5:
         names[key] = draw.choice([index, draw.randrange(len(saved.by_name["arrays"]))])
     else:
-        names[draw.choice(sorted(others))] = names.pop(key)
+        names[draw.choice([*sorted(others), ""])] = names.pop(key)
     return None
 
 
