@@ -45,7 +45,7 @@ from typing import Any
 
 import numpy as np
 from tests.support.expert import with_expert
-from tests.support.plan_models import feeds_of, plan_models
+from tests.support.plan_models import feeds_of, plan_models, suite_models
 
 import penstock as ps
 from penstock.compiler import compiler, stages
@@ -91,9 +91,14 @@ class Subject:
     context: CompileContext | None
 
 
-def subjects() -> list[Subject]:
-    """All models by all executors, but where an executor changes nothing."""
-    return [subject(name, model, options) for name, model in plan_models() for options in OPTIONS]
+def subjects(with_suite: bool = False) -> list[Subject]:
+    """All models by all executors; those of the ONNX suite, if wanted, in one order alone, as far as
+    they run with any feeds."""
+    made = [subject(name, model, options) for name, model in plan_models() for options in OPTIONS]
+    for name, model in suite_models() if with_suite else ():
+        with suppress(ps.PenstockError):
+            made.append(subject(name, model, OPTIONS[1]))
+    return made
 
 
 def subject(name: str, model: Any, options: Mapping[str, Any]) -> Subject:
@@ -262,9 +267,11 @@ def ended(child: Child, *, hung: bool) -> list[int]:
     return left[1:]
 
 
-def mutate(seed: str, numbers: Sequence[int], kinds: Sequence[str], jobs: int) -> Counter[str]:
+def mutate(
+    seed: str, numbers: Sequence[int], kinds: Sequence[str], jobs: int, with_suite: bool = False
+) -> Counter[str]:
     """Try cases; the outcomes. Prints findings, one of each sort."""
-    everything = subjects()
+    everything = subjects(with_suite)
     gc.collect()
     gc.freeze()
     counts: Counter[str] = Counter()
@@ -317,12 +324,13 @@ def main() -> None:
     parser.add_argument("--case", type=int, help="the number of one case to try again")
     parser.add_argument("--kind", choices=KINDS, help="try cases of this kind alone")
     parser.add_argument("--jobs", type=int, default=usable_cores(), help="processes at once")
+    parser.add_argument("--suite", action="store_true", help="models of the official ONNX suite too")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     seed = args.seed or secrets.token_hex(4)
     numbers = range(args.cases) if args.case is None else [args.case]
     begin = time.monotonic()
-    counts = mutate(seed, numbers, [args.kind] if args.kind else KINDS, args.jobs)
+    counts = mutate(seed, numbers, [args.kind] if args.kind else KINDS, args.jobs, args.suite)
     for outcome, count in counts.most_common():
         print(f"{count:8} {outcome}")
     found = {sort: n for sort, n in counts.items() if is_finding(sort)}

@@ -13,12 +13,15 @@ import re
 import struct
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import google_crc32c
 from google.protobuf.message import Message
 
 from penstock.artifact.container import HEADER, MAGIC, VERSION
+from penstock.ops.internal import DOMAIN, INTERNAL
+from penstock.ops.registry import registered
 
 # Values at which bounds, signs and sizes of numbers change.
 _INTS = [0, 1, -1, 2, -2, 3, 5, -9, 64, 255, 1000, 2**20, 2**31 - 1, 2**31, -(2**31), 2**32, 2**40]
@@ -151,7 +154,10 @@ def changed_plan(data: bytes, draw: random.Random) -> tuple[bytes, bool]:
     """One or two changes of what a saved session says of one of its plans; and whether the answers
     must stay, since only the order of steps or their places in the arena have changed."""
     saved = SavedDocuments(data)
-    plan = saved.by_name[draw.choice([name for name in saved.by_name if name.startswith("plan ")])]
+    plans = [content for name, content in saved.by_name.items() if name.startswith("plan ")]
+    if not plans:
+        return changed_artifact(data, draw), False
+    plan = draw.choice(plans)
     of_schedule = "arena" in plan and draw.random() < 0.3
     changes = [_change_arena] if of_schedule else [_change_node] * 4 + [_change_array] * 2
     changes += [] if of_schedule else [_change_placement, _change_copies, _change_input]
@@ -188,6 +194,8 @@ def _change_node(saved: SavedDocuments, plan: Any, draw: random.Random) -> None:
         operands.pop()
     elif chance < 0.7:
         node[0] = draw.randrange(len(plan["ops"]))
+        if draw.random() < 0.3:
+            plan["ops"][node[0]] = list(draw.choice(_operations()))
     elif attributes:
         # Of one node, or of another one with attributes of this name.
         key = draw.choice(sorted(attributes))
@@ -199,6 +207,13 @@ def _change_node(saved: SavedDocuments, plan: Any, draw: random.Random) -> None:
             near = container[k] + draw.choice([-1, 1])
             container[k] = draw.choice([near, near, 0, -container[k], *_INTS])
         attributes[key] = tree[0]
+
+
+@cache
+def _operations() -> Sequence[tuple[str, str, int]]:
+    """Domain, name and version of all operations."""
+    internal = [(DOMAIN, name, 1) for name in INTERNAL]
+    return sorted([(op.domain, op.name, op.version) for op in registered()] + internal * 20)
 
 
 def _nodes(graph: Any) -> Iterator[Any]:

@@ -3,18 +3,25 @@ changes plans of."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from onnx import numpy_helper
+from onnx.backend.test.loader import load_model_tests
 
-from penstock.core.types import Type
+from penstock.core.types import FLOAT32, INT64, TensorType, Type
+from penstock.ir.graph import Graph, Model, Node, Value
+from penstock.ir.op import Op
+from penstock.ops.internal.cells import GRU_CELL, GRU_GATES, GRU_STATE, LSTM_CELL
+from penstock.ops.internal.chosen_product import CHOSEN_MATMUL
+from penstock.ops.internal.recurrence import RECURRENCE
+from penstock.ops.registry import standard
 from tests.support import mutants
 from tests.support.onnx_text import model_from_text
 from tests.support.tflite_cases import FOLDER
 
-_CELLS = ("initial_h", "initial_c")
 _TEXTS: Mapping[str, str] = {
     "convolutions": """g (float[1, 3, 12, 12] x) => (float[1, 5] y) {
         a = Conv<pads=[1, 1, 1, 1]>(x, w_8_3_3_3, b_8) b = Relu(a) c = MaxPool<kernel_shape=[2, 2], strides=[2, 2]>(b)
@@ -75,12 +82,48 @@ def plan_models() -> Iterator[tuple[str, Any]]:
     """Models by name: ONNX models of each kind, TFLite networks, and those that ``mutants`` has."""
     for name, text in _TEXTS.items():
         yield name, _with_weights(text)
+    yield "cells", _cells()
     for name in _FILES:
         yield name, FOLDER / "net" / f"{name}.tflite"
     for name in ("if_nested", "while_nested", "while_converted_rnn"):
         yield name, FOLDER / "control" / f"{name}.tflite"
     for name, model in mutants.models().items():
         yield f"small {name}", model
+
+
+def suite_models() -> Iterator[tuple[str, Any]]:
+    """The models of the official ONNX suite, of which there is one or more for each operation."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for case in load_model_tests(kind="node"):
+            yield case.name, case.model
+
+
+def _cells() -> Model:
+    """Operations that only passes create, which no schema describes."""
+    shapes = {"g": (4, 32), "c": (4, 8), "x": (4, 24), "r": (4, 24), "p": (5, 4, 24), "i": (4, 1)}
+    inputs = {name: Value(name, TensorType(FLOAT32, shape)) for name, shape in shapes.items()}
+    inputs["i"].type = TensorType(INT64, (4, 1))
+    rng = np.random.default_rng(1)
+    weights = [rng.standard_normal(s).astype(np.float32) / 4 for s in ((1, 24, 8), (4, 8, 8))]
+    w, experts = (Value(f"w{i}", const=array) for i, array in enumerate(weights))
+    g, c, x, r, p, i = inputs.values()
+    entries: list[tuple[Op, list[Value | None], int, dict[str, Any]]] = [
+        (LSTM_CELL, [g, c], 2, {"order": (0, 2, 1, 3), "forget_bias": 1.0}),
+        (GRU_CELL, [x, r, c], 1, {"order": (0, 1, 2)}),
+        (GRU_GATES, [x, c, r], 2, {"order": (0, 1, 1, 2)}),
+        (GRU_STATE, [c, c, c, x], 1, {"order": (2,)}),
+        (RECURRENCE, [p, w], 2, {"cell": "GRU", "hidden_size": 8, "places": (0, 1, 2)}),
+        (CHOSEN_MATMUL, [x3 := Value("x3"), experts, i], 1, {"transposed": False, "columns": False}),
+        (CHOSEN_MATMUL, [x3, experts, i], 1, {"transposed": True, "columns": False}),
+    ]
+    nodes = [Node(standard("Unsqueeze"), [c, Value("one", const=np.array([1]))], [x3])]
+    for op, operands, count, attributes in entries:
+        outputs: list[Value | None] = [Value(f"y{len(nodes)}_{k}") for k in range(count)]
+        nodes.append(Node(op, operands, outputs, attributes, name=f"n{len(nodes)}"))
+    results = [value for node in nodes[1:] for value in node.outputs if value is not None]
+    graph = Graph([*inputs.values()], results, nodes, "cells")
+    return Model({"cells": graph}, "cells")
 
 
 def feeds_of(ports: Any, seed: int = 0) -> dict[str, Any]:
