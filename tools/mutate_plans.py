@@ -11,7 +11,7 @@ that one takes milliseconds. What must never happen is reported:
 
 - crash: the child has died, of a signal or as a sanitizer wants it;
 - hang: a case took more than 20 s;
-- wrong: a schedule that differs in order and places alone was let pass, and gave other answers;
+- wrong: what differs in order and places alone, or was let pass as a schedule, gave other answers;
 - foreign: an exception that is no ``PenstockError``, or an ``InternalError``.
 
 A case follows from the seed and its number, so that ``--seed N --case NUMBER`` repeats it. The exit
@@ -55,7 +55,7 @@ from penstock.executors.control import Control
 from penstock.host.native import library
 from penstock.host.threads import usable_cores
 from penstock.plan.check import UnsoundPlanError, check_schedule
-from tools.fuzz import alike
+from tools.fuzz import UNDEFINED, alike
 from tools.mutations import changed_artifact, changed_bytes, changed_plan
 from tools.schedule_mutations import changed_schedule
 
@@ -110,8 +110,9 @@ def subject(name: str, model: Any, options: Mapping[str, Any]) -> Subject:
             answers, again = session.run(feeds), session.run(feeds)
             session.save(path)
         schedule, context = recorded[-1] if recorded else (None, None)
-        stable = answers if alike(answers, again) else None
-        return Subject(label, path.read_bytes(), feeds, stable, schedule, context)
+        content = path.read_bytes()
+        stable = alike(answers, again) and not UNDEFINED.search(content)
+        return Subject(label, content, feeds, answers if stable else None, schedule, context)
 
 
 @contextmanager
@@ -169,14 +170,14 @@ def saved_case(subject: Subject, draw: random.Random, path: Path) -> str:
         feeds = {port.name: x for port, x in zip(session.inputs, subject.feeds.values(), strict=False)}
         for _ in range(2):
             answers = session.run(feeds, timeout=TIMEOUT_S)
-    return _judged(answers, subject, same)
+    return _judged(answers, subject, same=same)
 
 
 def schedule_case(subject: Subject, draw: random.Random, path: Path) -> str:
     """Check a schedule that was changed, and run it if it passes."""
     if subject.schedule is None or subject.context is None:
         return "without a schedule"
-    schedule, same = changed_schedule(subject.schedule, draw)
+    schedule = changed_schedule(subject.schedule, draw)
     try:
         check_schedule(schedule.plan, schedule.arena_plan, schedule.tasks)
     except UnsoundPlanError:
@@ -186,10 +187,10 @@ def schedule_case(subject: Subject, draw: random.Random, path: Path) -> str:
     values = [np.asarray(x) if not isinstance(x, list) else x for x in subject.feeds.values()]
     for _ in range(2):
         outputs = executor.run(values, Control(TIMEOUT_S))
-    return _judged(dict(zip(subject.answers or (), outputs, strict=False)), subject, same)
+    return _judged(dict(zip(subject.answers or (), outputs, strict=False)), subject, same=True)
 
 
-def _judged(answers: dict[str, Any], subject: Subject, same: bool) -> str:
+def _judged(answers: dict[str, Any], subject: Subject, *, same: bool) -> str:
     if not same or subject.answers is None:
         return "harmless"
     return "the same answers" if alike(answers, subject.answers) else "wrong: other answers"

@@ -15,7 +15,7 @@ from typing import Any
 from penstock.compiler.stages import Scheduled
 from penstock.core.records import replace
 from penstock.core.types import TensorType, dtypes
-from penstock.plan.plan import Block, Carry, Slot, SlotKind, Step
+from penstock.plan.plan import Block, Carry, Slot, SlotKind, Step, walk
 from penstock.plan.tasks import Signals, Tasks
 
 _OFFSETS = [-128, -64, 64, 128, 4]
@@ -55,7 +55,8 @@ class Draft:
 
     def alike(self, place: int) -> int:
         """Another slot of the type of this one, if there is one; -1 or one that there is not."""
-        same = [i for i, slot in enumerate(self.slots) if slot.type == self.slots[place].type]
+        type_ = self.slots[place % len(self.slots)].type
+        same = [i for i, slot in enumerate(self.slots) if slot.type == type_]
         return self.draw.choice([*same * 8, -1, len(self.slots)])
 
     def result(self) -> Scheduled:
@@ -97,9 +98,8 @@ def _with_steps(tasks: Tasks, moved: Callable[[Step], Step]) -> Tasks:
     )
 
 
-def changed_schedule(schedule: Scheduled, draw: random.Random) -> tuple[Scheduled, bool]:
-    """One or two changes; and whether the answers must stay, since only the order of steps or the
-    places of values have changed."""
+def changed_schedule(schedule: Scheduled, draw: random.Random) -> Scheduled:
+    """A schedule with one or two changes of order and places, or of steps and slots."""
     draft = Draft(schedule, draw)
     of_order = draw.random() < 0.5
     changes = [_change_offset] * 3 + [_change_order]
@@ -107,7 +107,7 @@ def changed_schedule(schedule: Scheduled, draw: random.Random) -> tuple[Schedule
     others = [_change_slot, _change_step, _change_step, _change_control, _change_ports]
     for _ in range(draw.choice([1, 1, 2])):
         draw.choice(changes if of_order else others)(draft, draw)
-    return draft.result(), of_order
+    return draft.result()
 
 
 def _change_offset(draft: Draft, draw: random.Random) -> None:
@@ -171,9 +171,8 @@ def _change_step(draft: Draft, draw: random.Random) -> None:
         {"into": not now.into},
         {"workspace": draw.choice([-1, draft.place(), draft.place()])},
         {"copied": draw.choice([(), tuple(range(len(now.inputs))), (99,)])},
-        {"kernel": other.kernel},
         {"node": other.node, "kernel": other.kernel, "into": other.into},
-        {"blocks": other.blocks, "carries": other.carries},
+        *[{"blocks": other.blocks, "carries": other.carries}] * (step not in walk((other,))),
         {"inputs": other.inputs, "outputs": other.outputs},
     ]
     draft.steps[step] = replace(now, **draw.choice(changes))
