@@ -177,7 +177,7 @@ def schedule_case(subject: Subject, draw: random.Random, path: Path) -> str:
     """Check a schedule that was changed, and run it if it passes."""
     if subject.schedule is None or subject.context is None:
         return "without a schedule"
-    schedule = changed_schedule(subject.schedule, draw)
+    schedule, same = changed_schedule(subject.schedule, draw)
     try:
         check_schedule(schedule.plan, schedule.arena_plan, schedule.tasks)
     except UnsoundPlanError:
@@ -187,7 +187,7 @@ def schedule_case(subject: Subject, draw: random.Random, path: Path) -> str:
     values = [np.asarray(x) if not isinstance(x, list) else x for x in subject.feeds.values()]
     for _ in range(2):
         outputs = executor.run(values, Control(TIMEOUT_S))
-    return _judged(dict(zip(subject.answers or (), outputs, strict=False)), subject, same=True)
+    return _judged(dict(zip(subject.answers or (), outputs, strict=False)), subject, same=same)
 
 
 def _judged(answers: dict[str, Any], subject: Subject, *, same: bool) -> str:

@@ -98,8 +98,10 @@ def _with_steps(tasks: Tasks, moved: Callable[[Step], Step]) -> Tasks:
     )
 
 
-def changed_schedule(schedule: Scheduled, draw: random.Random) -> Scheduled:
-    """A schedule with one or two changes of order and places, or of steps and slots."""
+def changed_schedule(schedule: Scheduled, draw: random.Random) -> tuple[Scheduled, bool]:
+    """A schedule with one or two changes of order and places, or of steps and slots; and whether
+    its answers must stay if it passes the check: which part of a value a view shows is known to
+    kernels alone."""
     draft = Draft(schedule, draw)
     of_order = draw.random() < 0.5
     changes = [_change_offset] * 3 + [_change_order]
@@ -107,7 +109,9 @@ def changed_schedule(schedule: Scheduled, draw: random.Random) -> Scheduled:
     others = [_change_slot, _change_step, _change_step, _change_control, _change_ports]
     for _ in range(draw.choice([1, 1, 2])):
         draw.choice(changes if of_order else others)(draft, draw)
-    return draft.result()
+    views = [i for i, slot in enumerate(draft.slots) if slot.kind is SlotKind.ALIAS]
+    same = all(draft.slots[i] is schedule.plan.slots[i] for i in views)
+    return draft.result(), same
 
 
 def _change_offset(draft: Draft, draw: random.Random) -> None:

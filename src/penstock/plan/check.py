@@ -29,6 +29,7 @@ from penstock.core.checkpoints import with_checkpoints
 from penstock.core.errors import InvalidModel
 from penstock.core.types import STRING, SequenceType, TensorType, Type
 from penstock.ir.graph import Graph, Node, Value
+from penstock.ir.kernel import NO_LAYOUT_HINTS
 from penstock.ir.op import Role
 from penstock.ops.internal.fused import FUSED
 from penstock.ops.internal.transfer import HOST
@@ -110,10 +111,13 @@ class _Places:
             first += size
         sizes, offsets, rooted = {**arena.remote, HOST: arena.size}, arena.offsets, self.rooted
         for i, slot in enumerate(with_checkpoints(plan.slots)):
-            kind = slot.kind
+            # Without calls where it can be, as the steps below.
+            kind, type_ = slot.kind, slot.type
             if kind is _ARENA:
                 rooted.append(i)
-                at, nbytes, memory = offsets.get(i, -1), _bytes(slot), slot.memory
+                plain = type_.__class__ is TensorType and type_.static and type_.dtype is not STRING  # type: ignore[union-attr]
+                nbytes = type_.nbytes if plain else _bytes(slot)  # type: ignore[union-attr]
+                at, memory = offsets.get(i, -1), slot.memory
                 if at < 0 or at % _ALIGNMENT or at + nbytes > sizes.get(memory, -1):
                     _require(False, "{} is outside of the arena", slot)
                 self.begin[i] = begin = at + start[memory]
@@ -131,7 +135,7 @@ class _Places:
                 self._check_view(slot)
             else:
                 rooted.append(-1)
-                if slot.roots or slot.base != -1:
+                if slot.roots or slot.base != -1 or slot.strides:
                     self._check_roots(i, slot)
         rooted.append(None)
 
@@ -140,9 +144,8 @@ class _Places:
         of_arena = base is not None and base.kind is _ARENA
         _require(of_arena, "{} views what is not in the arena", slot)
         low, high = _extent(slot)
-        type_ = slot.type
-        own = len(slot.strides) == (len(type_.dims) if isinstance(type_, TensorType) else -1)
-        _require(own and not slot.owned, "{} has strides of another rank", slot)
+        own = len(slot.strides) == _rank(slot) and not slot.owned
+        _require(own, "{} has strides of another rank", slot)
         fits = base is not None and slot.offset + low >= 0 <= _bytes(base) - slot.offset - high
         _require(fits, "{} is outside of what it views", slot)
 
@@ -150,9 +153,10 @@ class _Places:
         count, slots = len(self.slots), self.slots
         is_in = [0 <= r < count and slots[r].kind is _ARENA for r in slot.roots]
         _require(all(is_in), "{} is in slots that there are not", slot)
+        _require(len(slot.strides) in (0, _rank(slot)), "{} has strides of another rank", slot)
         if slot.base != -1:
             base = slots[slot.base] if 0 <= slot.base < count and slot.base != i else None
-            fits = base is not None and base.kind is _DYNAMIC and base.owned >= slot.owned
+            fits = base is not None and base.owned >= slot.owned
             _require(fits, "{} is in slots that there are not", slot)
 
     def overlaps(self, a: int, b: int) -> bool:
@@ -180,9 +184,13 @@ def _extent(slot: Slot) -> tuple[int, int]:
     if not slot.strides or not nbytes:
         return 0, nbytes
     _require(len(slot.strides) == len(type_.dims), "{} has strides of another rank", slot)
-    spans = [(n - 1) * stride for n, stride in zip(type_.dims, slot.strides, strict=True)]
-    itemsize = nbytes // type_.elements
-    return sum(min(span, 0) for span in spans), sum(max(span, 0) for span in spans) + itemsize
+    low, high = 0, nbytes // type_.elements
+    for n, stride in zip(type_.dims, slot.strides, strict=True):
+        if stride < 0:
+            low += (n - 1) * stride
+        else:
+            high += (n - 1) * stride
+    return low, high
 
 
 # Steps and memory.
@@ -257,6 +265,7 @@ class _Run:
 
     def __init__(self, plan: Plan, arena: ArenaPlan, memory: _Memory, order: _Order | None) -> None:
         self.plan, self.slots = plan, plan.slots
+        self.begin = memory.begin
         self.order = [plan.steps[i] for i in arena.order] if order is None else order.sorted[0]
         self.of_tasks = order
         self.memory, self.places = memory, memory.of_slots
@@ -304,7 +313,7 @@ class _Run:
     def steps(self, steps: Sequence[Step]) -> int:
         """Run the steps of a block; returns how many have effects."""
         written, rooted, value_of = self.memory.written, self.places.rooted, self.value_of
-        end, write = self.memory.end, self.memory.write
+        end, write, slots = self.memory.end, self.memory.write, self.slots
         effects: list[Step] = []
         for step in with_checkpoints(steps):
             # Without further calls where it can be: each step of a plan that is opened is checked.
@@ -328,7 +337,9 @@ class _Run:
                 self.kernel(step)
                 continue
             (value,) = node.outputs
-            if value_of[output] is not value:
+            if value_of.setdefault(output, value) is not value or (
+                value is None or slots[output].type is not value.type
+            ):
                 self.put(value, output)
             lost = write(output)
             if lost:
@@ -337,7 +348,9 @@ class _Run:
                 self.use_workspace(step)
             if node.op is FUSED:
                 _check_region(step)
-            if kernel.into is None or step.copied:
+            if kernel.layout is not NO_LAYOUT_HINTS:
+                self.check_layout(step)
+            if kernel.into is None or step.copied or step.blocks or step.carries:
                 _check_use(step)
         if len(effects) > 1 and self.of_tasks is None:
             _check_effects(effects, self.plan)
@@ -362,11 +375,8 @@ class _Run:
             _require(False, "{} lacks a value or a slot", i)
         elif slot.kind is _CONSTANT:
             # The same contents may be constants of several names, and have copies on devices.
-            constant = slot.constant
-            own = constant is value or (
-                constant is not None and value.is_constant and _are_same(constant, value)
-            )
-            _require(own and _is_type(slot.type, value.type), "{} is not the constant read", slot)
+            if slot.constant is not value or slot.type is not value.type:
+                _require(_is_constant(slot, value), "{} is not the constant that is read", slot)
             self.value_of[i] = value
         elif slot.kind is _ALIAS:
             of_base, source = self.value_of[slot.base], value
@@ -388,7 +398,9 @@ class _Run:
             has_value = root in written
         else:
             held = self.held.get(i)
-            has_value = held is not None and all(written.get(r) == n for r, n in held)
+            has_value = held is not None
+            for r, n in held or ():
+                has_value = has_value and written.get(r) == n
         if step is None:
             _require(has_value, "{} leaves the run, but has no value at its end", slot)
         else:
@@ -434,6 +446,8 @@ class _Run:
         self.use_workspace(step)
         if step.node.op is FUSED:
             _check_region(step)
+        if step.into and kernel.layout is not NO_LAYOUT_HINTS:
+            self.check_layout(step)
 
     def check_given(self, step: Step, i: int) -> None:
         """Check the memory of a result that is in no arena of its own, but written by its kernel."""
@@ -461,6 +475,26 @@ class _Run:
             holder = self.slots[source].base if self.slots[source].base >= 0 else source
             _require(holder == slot.base, "{} is a view of another value", slot)
 
+    def check_layout(self, step: Step) -> None:
+        """Check that the memory of a step is in the order in which its kernel works."""
+        kernel, slots = step.kernel, self.slots
+        layout = NO_LAYOUT_HINTS if kernel is None else kernel.layout
+        first = slots[step.outputs[0]] if step.outputs[0] >= 0 else None
+        order: Sequence[int] = layout.dims_order
+        if (order or layout.contiguous) and not layout.any_layout:
+            outputs = step.outputs if layout.contiguous and not order else step.outputs[:1]
+            for i in outputs:
+                fits = i < 0 or (not slots[i].strides and not order) or _is_dense(slots[i], order)
+                _require(fits, "{} writes dims in another order than its slot has", step)
+        elif first is not None and first.strides:
+            order = sorted(range(len(first.strides)), key=lambda k: -first.strides[k])
+        for k in layout.contiguous_inputs:
+            i = step.inputs[k] if k < len(step.inputs) else -1
+            if i >= 0 and slots[i].kind is not _CONSTANT and (order or slots[i].strides):
+                of_input = order if first is not None and _rank(first) == _rank(slots[i]) else ()
+                fits = slots[i].kind is _DYNAMIC or _is_dense(slots[i], of_input)
+                _require(fits, "{} reads {}, whose dims are in another order", step, slots[i])
+
     def use_workspace(self, step: Step) -> None:
         """Let the workspace of a step be written over."""
         kernel, i = step.kernel, step.workspace
@@ -468,11 +502,11 @@ class _Run:
         if not step.into:
             return
         has_place = i in self.memory.end and i not in self.value_of
-        nbytes = self.memory.end[i] - self.memory.begin[i] if has_place else 0
-        _require(has_place or i == -1, "{} has a workspace in no place of its own", step)
-        _require(nbytes >= kernel.workspace, "{} has too small a workspace", step)
-        if i >= 0:
-            lost = self.memory.write(i)
+        nbytes = self.memory.end[i] - self.begin[i] if has_place else 0
+        if not (has_place or i == -1) or nbytes < kernel.workspace:
+            _require(False, "{} has too small a workspace, or in no place of its own", step)
+        lost = self.memory.write(i) if i >= 0 else ()
+        if lost:
             apart = not any(j in lost for j in step.outputs)
             _require(apart, "{} has its workspace over its results", step)
             self.check_lost(step, i, lost)
@@ -480,17 +514,22 @@ class _Run:
     def check_lost(self, step: Step, i: int, lost: Sequence[int]) -> None:
         """A step has written slot ``i``, whose memory others have lost: none of its inputs, unless
         its kernel says so, and writes each element where it has read it."""
-        places, kernel = self.places, step.kernel
-        over = [k for k, j in enumerate(step.inputs) if j >= 0 and _is_in(places, j, lost)]
-        if not over or kernel is None:
+        inputs, rooted = step.inputs, self.places.rooted
+        over = []
+        for k, j in enumerate(inputs):
+            root = rooted[j]
+            if root in lost or (root == -1 and not {*self.slots[j].roots}.isdisjoint(lost)):
+                over.append(k)
+        if not over:
             return
-        same = {step.inputs[k] for k in over}
-        source, target = self.slots[step.inputs[over[0]]], self.slots[i]
-        starts = {places.begin.get(j) for j in (*same, i)}
-        alike = source.strides == target.strides and _alike(source, target)
-        fits = i == step.outputs[0] and {*over} <= {*kernel.inplace}
-        fits = fits and len(same) == len(starts) == 1 and alike
-        _require(fits, "{} writes {} over what it reads", step, target)
+        first, inplace = inputs[over[0]], step.kernel.inplace if step.kernel is not None else ()
+        source, target = self.slots[first], self.slots[i]
+        fits = i == step.outputs[0] and self.begin.get(first) == self.begin[i]
+        for k in over:
+            fits = fits and k in inplace and inputs[k] == first
+        alike = source.type is target.type or _alike(source, target)
+        if not fits or not alike or source.strides != target.strides:
+            _require(False, "{} writes {} over what it reads", step, target)
 
     # Control flow.
 
@@ -600,24 +639,38 @@ def _same(steps: Sequence[Step], wanted: Sequence[Step]) -> bool:
     return len(steps) == len(wanted) and {*steps} == {*wanted}
 
 
-def _is_in(places: _Places, i: int, lost: Sequence[int]) -> bool:
-    """Whether the value of a slot is in one of these slots of the arena."""
-    root = places.rooted[i]
-    if root is None or root >= 0:
-        return root in lost
-    return any(r in lost for r in places.slots[i].roots)
-
-
 def _is_type(of_slot: Type, of_value: Type) -> bool:
     """Whether the slot of a value has its type; what leaves a loop may be a list of its rows."""
     same = of_slot is of_value or of_slot == of_value
     return same or (isinstance(of_slot, SequenceType) and of_slot.element == of_value)
 
 
-def _are_same(a: Value, b: Value) -> bool:
-    """Whether two constants have the same contents, as far as these are held."""
-    x = a.held
-    return x is None or x is b.held or not isinstance(x, np.ndarray)
+def _is_constant(slot: Slot, value: Value) -> bool:
+    """Whether a slot has the contents of a constant, as far as these are held."""
+    held = None if slot.constant is None else slot.constant.held
+    same = held is None or held is value.held or not isinstance(held, np.ndarray)
+    return same and value.is_constant and _is_type(slot.type, value.type)
+
+
+def _rank(slot: Slot) -> int:
+    return len(slot.type.shape or ()) if isinstance(slot.type, TensorType) else -1
+
+
+def _is_dense(slot: Slot, order: Sequence[int]) -> bool:
+    """Whether a slot has its dims in this order, its own if that is of another rank, without gaps."""
+    type_, stride = slot.type, 1
+    assert isinstance(type_, TensorType)
+    dims, strides = type_.dims, slot.strides
+    own = range(len(dims))
+    order = order if len(order) == len(dims) else own
+    if not strides:
+        return list(order) == [*own] or not type_.nbytes
+    stride = type_.nbytes // max(type_.elements, 1)
+    for k in reversed(order):
+        if dims[k] != 1 and strides[k] != stride and type_.nbytes:
+            return False
+        stride *= dims[k]
+    return True
 
 
 def _alike(a: Slot, b: Slot) -> bool:
@@ -630,6 +683,7 @@ def _check_use(step: Step) -> None:
     """Check how a step calls its kernel."""
     can_write = not step.into or (step.kernel is not None and step.kernel.into is not None)
     _require(can_write, "{} cannot write to memory that it is given", step)
+    _require(not step.blocks and not step.carries, "{} has a kernel and blocks", step)
     fits = {*step.copied} <= {*range(len(step.inputs))}
     _require(fits, "{} copies inputs that it does not have", step)
 
@@ -742,7 +796,7 @@ def _check_tasks(plan: Plan, places: _Places, tasks: Tasks, order: _Order) -> No
 def _check_releases(plan: Plan, tasks: Tasks, order: _Order) -> None:
     """Check that values that tasks share are where all of these find them, until all have."""
     touching: dict[int, dict[Step, int]] = {}
-    for t, task in enumerate(tasks.tasks):
+    for t, task in enumerate(with_checkpoints(tasks.tasks)):
         for step in task.steps:
             for i, _ in _accesses(step, inside=step not in tasks.expanded):
                 if i >= 0 and plan.slots[i].kind is _DYNAMIC:
@@ -754,7 +808,7 @@ def _check_releases(plan: Plan, tasks: Tasks, order: _Order) -> None:
     for t in range(len(tasks.tasks)):
         for i in (*tasks.releases[t], *tasks.counted[t]):
             until.setdefault(i, []).append(t)
-    for i, last in until.items():
+    for i, last in with_checkpoints(until.items()):
         fits = len(last) == tasks.readers.get(i, 1) and i in shared - {*plan.outputs}
         _require(fits and (i in tasks.readers) is (len(last) > 1), "{} is not released once", i)
         ends_of = [tasks.tasks[t].steps[-1] for t in last]
@@ -785,11 +839,11 @@ def _check_numbers(tasks: Tasks) -> None:
         own = all(tasks.tasks[t].block == number for t in members)
         _require(own, "block {} has tasks of others", number)
     waits, parent = [0] * len(tasks.tasks), [-1] * len(tasks.blocks)
-    for task, consumers in zip(tasks.tasks, tasks.consumers, strict=True):
+    for task, consumers in with_checkpoints(zip(tasks.tasks, tasks.consumers, strict=True)):
         for c in consumers:
             waits[c] += 1
             _require(tasks.tasks[c].block == task.block, "tasks of several blocks wait")
-    for t, task in enumerate(tasks.tasks):
+    for t, task in enumerate(with_checkpoints(tasks.tasks)):
         inner = [b for step in task.steps for b in tasks.expanded.get(step, ())]
         _require(inner == [*task.blocks], "task {} has blocks of other steps", t)
         for b in inner:
