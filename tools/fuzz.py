@@ -90,7 +90,7 @@ SAVED_MODELS = tf_cases.FOLDER.parent / "tf_saved"
 MESSAGES: Mapping[str, type[Message]] = {"onnx": onnx.ModelProto, "pb": GraphDef}
 
 # Operations whose answers differ between runs, or whose order other than data decides.
-_UNDEFINED = re.compile(
+UNDEFINED = re.compile(
     rb"Random|Multinomial|Bernoulli|Dropout|Truncated|Variable|VarHandle|Assign|Stack|TensorArray"
 )
 
@@ -389,7 +389,7 @@ def disagreements(path: Path, outcomes: Mapping[str, Any]) -> list[tuple[str, st
     ran = {e: o for e, o in counted.items() if e not in refused}
     if path.suffix == ".penstock":
         return []  # a plan that was changed is another program than the graph beside it
-    if not ran or (path.is_file() and _UNDEFINED.search(path.read_bytes())):
+    if not ran or (path.is_file() and UNDEFINED.search(path.read_bytes())):
         return []
     if refused:
         error, *_ = refused.values()

@@ -13,12 +13,15 @@ import re
 import struct
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import google_crc32c
 from google.protobuf.message import Message
 
 from penstock.artifact.container import HEADER, MAGIC, VERSION
+from penstock.ops.internal import DOMAIN, INTERNAL
+from penstock.ops.registry import registered
 
 # Values at which bounds, signs and sizes of numbers change.
 _INTS = [0, 1, -1, 2, -2, 3, 5, -9, 64, 255, 1000, 2**20, 2**31 - 1, 2**31, -(2**31), 2**32, 2**40]
@@ -106,28 +109,180 @@ def changed_json(data: bytes, draw: random.Random, words: Sequence[Any]) -> byte
     return json.dumps(tree[0]).encode()
 
 
+class SavedDocuments:
+    """The documents of a saved session, parsed and by name, to be changed; "arrays" is the list of
+    arrays, ``content`` the bytes that these refer to. Bytes may take the place of a document."""
+
+    def __init__(self, data: bytes) -> None:
+        *_, offset, count = HEADER.unpack_from(data)
+        self._table = json.loads(data[offset : offset + count])
+        places = self._table["documents"]
+        self.by_name = {name: json.loads(data[o : o + n]) for name, (o, n, _) in places.items()}
+        self.by_name["arrays"] = self._table["arrays"]
+        self.content = bytearray(data[:offset])
+
+    def to_bytes(self) -> bytes:
+        """The saved session of the documents as they are now, with checksums that fit."""
+        documents = dict(self.by_name)
+        table = {**self._table, "arrays": documents.pop("arrays")}
+        content = bytearray(self.content)
+
+        def added(document: Any) -> list[int]:
+            text = document if isinstance(document, bytes) else json.dumps(document).encode()
+            content.extend(bytes(-len(content) % 64))
+            content.extend(text)
+            return [len(content) - len(text), len(text), google_crc32c.value(text)]
+
+        table["documents"] = {name: added(document) for name, document in documents.items()}
+        offset, count, checksum = added(table)
+        HEADER.pack_into(content, 0, MAGIC, VERSION, checksum, offset, count)
+        return bytes(content)
+
+
 def changed_artifact(data: bytes, draw: random.Random) -> bytes:
-    """A change of the documents of a saved session, or of its list of arrays, with checksums that
-    fit."""
-    *_, offset, count = HEADER.unpack_from(data)
-    table = json.loads(data[offset : offset + count])
-    documents = table["documents"]
-    name = draw.choice([*documents, *[name for name in documents if "plan" in name] * 2, "arrays"])
-    content = bytearray(data[:offset])
+    """A change of one document of a saved session, or of its list of arrays."""
+    saved = SavedDocuments(data)
+    names = [*saved.by_name]
+    name = draw.choice(names + [name for name in names if "plan" in name] * 2)
+    words = () if name == "arrays" else _INTS
+    changed = changed_json(json.dumps(saved.by_name[name]).encode(), draw, words)
+    saved.by_name[name] = json.loads(changed)
+    return saved.to_bytes()
 
-    def added(text: bytes) -> list[int]:
-        content.extend(bytes(-len(content) % 64))
-        content.extend(text)
-        return [len(content) - len(text), len(text), google_crc32c.value(text)]
 
-    if name == "arrays":
-        table["arrays"] = json.loads(changed_json(json.dumps(table["arrays"]).encode(), draw, ()))
+def changed_plan(data: bytes, draw: random.Random) -> tuple[bytes, bool]:
+    """One or two changes of what a saved session says of one of its plans; and whether the answers
+    must stay, since only the order of steps or their places in the arena have changed."""
+    saved = SavedDocuments(data)
+    plans = [content for name, content in saved.by_name.items() if name.startswith("plan ")]
+    if not plans:
+        return changed_artifact(data, draw), False
+    plan = draw.choice(plans)
+    of_schedule = "arena" in plan and draw.random() < 0.3
+    changes = [_change_arena] if of_schedule else [_change_node] * 4 + [_change_array] * 2
+    changes += [] if of_schedule else [_change_placement, _change_copies, _change_input]
+    for _ in range(draw.choice([1, 1, 2])):
+        draw.choice(changes)(saved, plan, draw)
+    return saved.to_bytes(), of_schedule
+
+
+def _change_arena(saved: SavedDocuments, plan: Any, draw: random.Random) -> None:
+    order, offsets, _ = plan["arena"]
+    if draw.random() < 0.3 and order:
+        i, j = draw.randrange(len(order)), draw.randrange(len(order))
+        order[i], order[j] = order[j], order[draw.choice([i, i, j])]
+    elif offsets:
+        place, other = draw.choice(offsets), draw.choice(offsets)
+        near = place[1] + draw.choice([-128, -64, 64, 128, 4])
+        place[draw.choice([1, 1, 1, 0])] = draw.choice([other[1], near, near, *_INTS])
+
+
+def _change_node(saved: SavedDocuments, plan: Any, draw: random.Random) -> None:
+    """Other operands, another operation, or another attribute, of a node at any depth."""
+    nodes = [node for graph in plan["graphs"].values() for node in _nodes(graph)]
+    if not nodes:
+        return
+    node, values = draw.choice(nodes), range(len(plan["values"]))
+    attributes = node[3] if len(node) > 3 else {}
+    chance, operands = draw.random(), node[draw.choice([1, 1, 1, 2])]
+    if chance < 0.5 and operands:
+        at = draw.randrange(len(operands))
+        operands[at] = draw.choice([*draw.choices(values, k=4), *draw.choice(nodes)[2], None])
+    elif chance < 0.55:
+        operands.append(draw.choice(values))
+    elif chance < 0.6 and operands:
+        operands.pop()
+    elif chance < 0.7:
+        node[0] = draw.randrange(len(plan["ops"]))
+        if draw.random() < 0.3:
+            plan["ops"][node[0]] = list(draw.choice(_operations()))
+    elif attributes:
+        # Of one node, or of another one with attributes of this name.
+        key = draw.choice(sorted(attributes))
+        alike = [n[3][key] for n in nodes if len(n) > 3 and key in n[3]]
+        tree = [copy.deepcopy(draw.choice([attributes[key], *alike]))]
+        places = [(c, k) for c, k in _json_places(tree) if isinstance(c[k], int | float)]
+        if places:
+            container, k = draw.choice(places)
+            near = container[k] + draw.choice([-1, 1])
+            container[k] = draw.choice([near, near, 0, -container[k], *_INTS])
+        attributes[key] = tree[0]
+
+
+@cache
+def _operations() -> Sequence[tuple[str, str, int]]:
+    """Domain, name and version of all operations."""
+    internal = [(DOMAIN, name, 1) for name in INTERNAL]
+    return sorted([(op.domain, op.name, op.version) for op in registered()] + internal * 20)
+
+
+def _nodes(graph: Any) -> Iterator[Any]:
+    """The nodes of a graph or region, and those among their attributes."""
+    for node in graph["nodes"]:
+        yield node
+        for attribute in node[3].values() if len(node) > 3 else ():
+            for key in ("graph", "region"):
+                if isinstance(attribute, dict) and key in attribute:
+                    yield from _nodes(attribute[key])
+
+
+def _change_array(saved: SavedDocuments, plan: Any, draw: random.Random) -> None:
+    """Other contents of an array, another type of the same bytes, or another array's place."""
+    arrays = [entry for entry in saved.by_name["arrays"] if entry[0] != "string"]
+    if not arrays:
+        return
+    entry, other = draw.choice(arrays), draw.choice(arrays)
+    name, shape, offset, count, _ = entry
+    chance = draw.random()
+    if chance < 0.6 and count:
+        size = draw.choice([1, 4, 8])
+        for _ in range(draw.choice([1, 1, 4])):
+            at = offset + draw.randrange(count) // size * size
+            word = draw.choice([*_INTS, draw.randrange(2**63)]) % 2 ** (8 * size)
+            saved.content[at : min(at + size, offset + count)] = word.to_bytes(size, "little")[
+                : offset + count - at
+            ]
+        entry[4] = google_crc32c.value(bytes(saved.content[offset : offset + count]))
+    elif chance < 0.75 and shape:
+        i, j = draw.randrange(len(shape)), draw.randrange(len(shape))
+        shape[i], shape[j] = shape[i] * shape[j], 1
+    elif chance < 0.85:
+        entry[0] = draw.choice([other[0], name.replace("float", "int"), "uint8", "float32"])
     else:
-        begin, length, _ = documents[name]
-        documents[name] = added(changed_json(data[begin : begin + length], draw, _INTS))
-    offset, count, checksum = added(json.dumps(table).encode())
-    HEADER.pack_into(content, 0, MAGIC, VERSION, checksum, offset, count)
-    return bytes(content)
+        entry[:] = other
+
+
+def _change_placement(saved: SavedDocuments, plan: Any, draw: random.Random) -> None:
+    placement = plan["placement"]
+    if placement:
+        at = draw.randrange(len(placement))
+        placement[at] = draw.choice([*placement, "numpy", "native", "onednn", ""])
+
+
+def _change_copies(saved: SavedDocuments, plan: Any, draw: random.Random) -> None:
+    """Packed constants of one kernel are another's, or arrays of other types."""
+    named = [names for _, _, names in plan["copies"] if names]
+    if not named:
+        return _change_array(saved, plan, draw)
+    names, others = draw.choice(named), draw.choice(named)
+    key, index = draw.choice(sorted(names)), draw.choice(sorted(others.values()))
+    if draw.random() < 0.5:
+        names[key] = draw.choice([index, draw.randrange(len(saved.by_name["arrays"]))])
+    else:
+        names[draw.choice([*sorted(others), ""])] = names.pop(key)
+    return None
+
+
+def _change_input(saved: SavedDocuments, plan: Any, draw: random.Random) -> None:
+    """Another type of an input, of the plan's graph or of one in it."""
+    typed = [value for value in plan["values"] if isinstance(value, list) and len(value) == 2]
+    shaped = [value[1] for value in typed if isinstance(value[1], list) and value[1][1]]
+    if shaped:
+        entry, other = draw.choice(shaped), draw.choice(shaped)
+        at = draw.randrange(len(entry[1]))
+        near = (entry[1][at] if isinstance(entry[1][at], int) else 1) + draw.choice([-1, 1])
+        entry[1][at] = draw.choice([near, near, None, "N", draw.choice(other[1]), 0])
+        entry[0] = draw.choice([entry[0], entry[0], other[0], "float64"])
 
 
 def _json_places(container: Any) -> Iterator[tuple[Any, Any]]:

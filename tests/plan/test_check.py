@@ -205,7 +205,9 @@ def test_task_that_does_not_wait_for_what_it_reads_is_refused() -> None:
 def test_tasks_that_wait_for_one_another_are_refused() -> None:
     plan, arena, tasks = as_tasks(CHAIN)
     circle = tuple([tuple({*c, 0}) for c in tasks.consumers])
-    refused(plan, arena, "in a circle", changed(tasks, consumers=circle))
+    refused(plan, arena, "other numbers of tasks", changed(tasks, consumers=circle))
+    waits = tuple([sum(t in consumers for consumers in circle) for t in range(len(circle))])
+    refused(plan, arena, "in a circle", changed(tasks, consumers=circle, waits=waits))
 
 
 def test_signal_that_never_comes_is_refused() -> None:

@@ -14,14 +14,13 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.artifact import MAGIC
-from penstock.artifact.container import HEADER, VERSION
 from penstock.backends.registry import available
 from tests.session.test_artifact import image, net, products
 from tests.support.onnx_text import compile_text
 from tests.support.tf_graphs import Flow
 from tests.support.tf_graphs import Shape as TfShape
 from tests.support.tf_graphs import Type as TfType
+from tools.mutations import SavedDocuments
 
 Documents = dict[str, Any]
 Edit = Callable[[Documents], object]
@@ -43,28 +42,10 @@ def saved(path: Path) -> dict[str, Any]:
 
 
 def rewritten(path: Path, edit: Edit) -> None:
-    """Let ``edit`` change the documents of a file, which are written with checksums that fit.
-    "arrays" is the list of arrays, and documents may be bytes."""
-    file = path.read_bytes()
-    *_, offset, count = HEADER.unpack_from(file)
-    table = json.loads(file[offset : offset + count])
-    places = table["documents"]
-    documents = {name: json.loads(file[o : o + n]) for name, (o, n, _) in places.items()}
-    documents["arrays"] = table["arrays"]
-    edit(documents)
-    table["arrays"] = documents.pop("arrays")
-    content = bytearray(file[:offset])
-
-    def added(document: Any) -> list[int]:
-        text = document if isinstance(document, bytes) else json.dumps(document).encode()
-        content.extend(bytes(-len(content) % 64))
-        content.extend(text)
-        return [len(content) - len(text), len(text), google_crc32c.value(text)]
-
-    table["documents"] = {name: added(document) for name, document in documents.items()}
-    offset, count, checksum = added(table)
-    HEADER.pack_into(content, 0, MAGIC, VERSION, checksum, offset, count)
-    path.write_bytes(content)
+    """Let ``edit`` change the documents of a file (``SavedDocuments.by_name``)."""
+    saved = SavedDocuments(path.read_bytes())
+    edit(saved.by_name)
+    path.write_bytes(saved.to_bytes())
 
 
 class Plan:

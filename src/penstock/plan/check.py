@@ -1,15 +1,15 @@
 """A checker of schedules, which shares no code with what makes them.
 
 A plan is right if, whatever order its steps run in, each reads what was written for it. That is
-checked by running the plan without its kernels::
+checked by running the plan without its kernels, beside the graph that it was compiled from::
 
     places      each slot of the arena lies within it; a view within what it views
-    steps       inputs are defined before, of the types of the node's values; blocks and carried
-                values fit their step
+    steps       each slot that a step reads has the value that its node reads there, of its type;
+                blocks and carried values are those of the node; effects keep their order
     memory      a step reads an arena slot that no other slot has been written over since, and
                 writes over none of its inputs, but where its kernel works in place
     tasks       what one task writes and another one reads, or writes over, has an order; nothing
-                waits for what never comes
+                waits for what never comes, and nothing is released before its last reader
 
 Bodies of loops run twice, since an iteration reads what the one before has left. Saved plans are
 checked when they are opened, and all plans of the tests.
@@ -23,17 +23,29 @@ from itertools import pairwise
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from penstock.core.checkpoints import with_checkpoints
 from penstock.core.errors import InvalidModel
-from penstock.core.types import STRING, TensorType
+from penstock.core.types import STRING, SequenceType, TensorType, Type
+from penstock.ir.graph import Graph, Node, Value
+from penstock.ir.kernel import NO_LAYOUT_HINTS
+from penstock.ir.op import Role
 from penstock.ops.internal.fused import FUSED
 from penstock.ops.internal.transfer import HOST
-from penstock.plan.plan import Carry, Plan, Slot, SlotKind, Step
+from penstock.plan.plan import Block, Carry, Plan, Slot, SlotKind, Step
 
 if TYPE_CHECKING:
     from penstock.plan.arena_layout import ArenaPlan
     from penstock.plan.tasks import Tasks
 
+# Names of the module are faster than attributes of a class.
+_ARENA, _ALIAS, _CONSTANT, _DYNAMIC = (
+    SlotKind.ARENA,
+    SlotKind.ALIAS,
+    SlotKind.CONSTANT,
+    SlotKind.DYNAMIC,
+)
 _ALIGNMENT = 64
 _Held = tuple[tuple[int, int], ...]
 """the arena slots that a value is in, each with the number of the write that put it there"""
@@ -46,11 +58,15 @@ class UnsoundPlanError(Exception):
 def check_schedule(plan: Plan, arena: ArenaPlan, tasks: Tasks | None = None) -> None:
     """Raise ``UnsoundPlanError`` unless the steps of ``plan`` can run in the order of ``arena``, or
     as ``tasks``, at its offsets."""
-    ends = _check_places(plan, arena)
-    order = None if tasks is None else _Order(tasks)
-    _Run(plan, arena, _Memory(plan, arena.offsets, ends), order).check()
-    if tasks is not None and order is not None and not plan.remote and not tasks.signals.devices:
-        _check_tasks(plan, _Memory(plan, arena.offsets, ends), tasks, order)
+    try:
+        places = _Places(plan, arena)
+        order = None if tasks is None else _Order(tasks)
+        _Run(plan, arena, _Memory(places), order).check()
+        if tasks is not None and order is not None:
+            _check_tasks(plan, places, tasks, order)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        # Numbers of slots and tasks are used before all of them have been looked at.
+        raise UnsoundPlanError(f"it has other slots than its nodes have values: {error!r}") from error
 
 
 def check_saved(plan: Plan, arena: ArenaPlan, tasks: Tasks | None) -> None:
@@ -78,40 +94,85 @@ def _name(place: Step | Slot | int) -> str:
 # Places.
 
 
-def _check_places(plan: Plan, arena: ArenaPlan) -> dict[int, int]:
-    """Check where slots are; returns where those of the arena end."""
-    sizes, offsets, ends = {**arena.remote, HOST: arena.size}, arena.offsets, {}
-    for i, slot in enumerate(with_checkpoints(plan.slots)):
-        if slot.kind is SlotKind.ARENA and i in offsets:
-            begin, nbytes = offsets[i], _bytes(slot)
-            ends[i] = begin + nbytes
-            inside = slot.memory in sizes and begin >= 0 and ends[i] <= sizes[slot.memory]
-            if not inside or begin % _ALIGNMENT:
-                _require(False, "{} is outside of the arena", slot)
-            if slot.strides:
-                low, high = _extent(slot)
-                fits = low >= 0 and high <= nbytes
-                _require(fits, "{} has strides beyond its bytes", slot)
-        elif slot.kind is SlotKind.ALIAS:
-            base = plan.slots[slot.base] if 0 <= slot.base < len(plan.slots) else None
-            of_arena = base is not None and base.kind is SlotKind.ARENA
-            _require(of_arena, "{} views what is not in the arena", slot)
-            low, high = _extent(slot)
-            fits = base is not None and slot.offset + low >= 0 <= _bytes(base) - slot.offset - high
-            _require(fits, "{} is outside of what it views", slot)
-        elif slot.kind is SlotKind.CONSTANT:
-            _require(slot.constant is not None, "{} has no contents", slot)
-        elif slot.roots or slot.base != -1:
-            roots = [r for r in (*slot.roots, slot.base) if not -1 <= r < len(plan.slots)]
-            _require(not roots, "{} is in slots that there are not", slot)
-    return ends
+class _Places:
+    """Where slots are, as numbers that are unlike in unlike memories: ``begin`` and ``end`` of those
+    in an arena. ``rooted`` has the arena slot that the value of each slot is in, -1 if that is known
+    only during a run, and None for constants, which are always there; and, at its end, for -1."""
+
+    def __init__(self, plan: Plan, arena: ArenaPlan) -> None:
+        self.slots = plan.slots
+        self.begin: dict[int, int] = {}
+        self.end: dict[int, int] = {}
+        self.rooted: list[int | None] = []
+        # Each memory has the numbers behind those of the ones before.
+        first, start = 0, {}
+        for memory, size in ((HOST, arena.size), *arena.remote.items()):
+            start[memory] = first
+            first += size
+        sizes, offsets, rooted = {**arena.remote, HOST: arena.size}, arena.offsets, self.rooted
+        for i, slot in enumerate(with_checkpoints(plan.slots)):
+            # Without calls where it can be, as the steps below.
+            kind, type_ = slot.kind, slot.type
+            if kind is _ARENA:
+                rooted.append(i)
+                plain = type_.__class__ is TensorType and type_.static and type_.dtype is not STRING  # type: ignore[union-attr]
+                nbytes = type_.nbytes if plain else _bytes(slot)  # type: ignore[union-attr]
+                at, memory = offsets.get(i, -1), slot.memory
+                if at < 0 or at % _ALIGNMENT or at + nbytes > sizes.get(memory, -1):
+                    _require(False, "{} is outside of the arena", slot)
+                self.begin[i] = begin = at + start[memory]
+                self.end[i] = begin + nbytes
+                if slot.strides or slot.offset or slot.owned:
+                    low, high = _extent(slot)
+                    fits = low >= 0 and high <= nbytes and not slot.offset and not slot.owned
+                    _require(fits, "{} has strides beyond its bytes", slot)
+            elif kind is _CONSTANT:
+                rooted.append(None)
+                if slot.constant is None or slot.owned:
+                    _require(False, "{} has no contents, or gives them away", slot)
+            elif kind is _ALIAS:
+                rooted.append(slot.base)
+                self._check_view(slot)
+            else:
+                rooted.append(-1)
+                if slot.roots or slot.base != -1 or slot.strides:
+                    self._check_roots(i, slot)
+        rooted.append(None)
+
+    def _check_view(self, slot: Slot) -> None:
+        base = self.slots[slot.base] if 0 <= slot.base < len(self.slots) else None
+        of_arena = base is not None and base.kind is _ARENA
+        _require(of_arena, "{} views what is not in the arena", slot)
+        low, high = _extent(slot)
+        own = len(slot.strides) == _rank(slot) and not slot.owned
+        _require(own, "{} has strides of another rank", slot)
+        fits = base is not None and slot.offset + low >= 0 <= _bytes(base) - slot.offset - high
+        _require(fits, "{} is outside of what it views", slot)
+
+    def _check_roots(self, i: int, slot: Slot) -> None:
+        count, slots = len(self.slots), self.slots
+        is_in = [0 <= r < count and slots[r].kind is _ARENA for r in slot.roots]
+        _require(all(is_in), "{} is in slots that there are not", slot)
+        _require(len(slot.strides) in (0, _rank(slot)), "{} has strides of another rank", slot)
+        if slot.base != -1:
+            base = slots[slot.base] if 0 <= slot.base < count and slot.base != i else None
+            fits = base is not None and base.owned >= slot.owned
+            _require(fits, "{} is in slots that there are not", slot)
+
+    def overlaps(self, a: int, b: int) -> bool:
+        return self.begin[a] < self.end[b] and self.begin[b] < self.end[a]
+
+    def roots(self, i: int) -> Sequence[int]:
+        """The arena slots that the value of a slot may be in."""
+        root = self.rooted[i]
+        return () if root is None else (root,) if root >= 0 else self.slots[i].roots
 
 
 def _bytes(slot: Slot) -> int:
     """The bytes of a slot whose size must be known."""
     type_ = slot.type
-    if type_.__class__ is TensorType and type_.static and type_.dtype is not STRING:
-        return type_.nbytes
+    if type_.__class__ is TensorType and type_.static and type_.dtype is not STRING:  # type: ignore[union-attr]
+        return type_.nbytes  # type: ignore[union-attr]
     raise UnsoundPlanError(f"{slot.name!r} is in the arena, but is {type_}")
 
 
@@ -123,9 +184,13 @@ def _extent(slot: Slot) -> tuple[int, int]:
     if not slot.strides or not nbytes:
         return 0, nbytes
     _require(len(slot.strides) == len(type_.dims), "{} has strides of another rank", slot)
-    spans = [(n - 1) * stride for n, stride in zip(type_.dims, slot.strides, strict=True)]
-    itemsize = nbytes // type_.elements
-    return sum(min(span, 0) for span in spans), sum(max(span, 0) for span in spans) + itemsize
+    low, high = 0, nbytes // type_.elements
+    for n, stride in zip(type_.dims, slot.strides, strict=True):
+        if stride < 0:
+            low += (n - 1) * stride
+        else:
+            high += (n - 1) * stride
+    return low, high
 
 
 # Steps and memory.
@@ -133,32 +198,23 @@ def _extent(slot: Slot) -> tuple[int, int]:
 
 class _Memory:
     """What the arena holds: for each of its slots that was not written over, the number of the
-    write. In each memory these are disjoint, the slots ``at`` places that are sorted, but for what
-    branches of one If have left, of which one has run: ``either``."""
+    write. These are disjoint, the slots ``at`` places that are sorted, but for what branches of one
+    If have left, of which one has run: ``either``."""
 
-    def __init__(self, plan: Plan, begin: Mapping[int, int], end: Mapping[int, int]) -> None:
+    def __init__(self, places: _Places) -> None:
+        self.of_slots = places
+        self.begin, self.end = places.begin, places.end
         self.written: dict[int, int] = {}
-        self.begin, self.end = begin, end
-        self.memory = {i: plan.slots[i].memory for i in end}
         # Behind all places, infinity: searches need no test for the end.
-        self.places: dict[str, list[float]] = {memory: [inf] for memory in self.memory.values()}
-        self.at: dict[str, list[int]] = {memory: [-1] for memory in self.places}
+        self.places: list[float] = [inf]
+        self.at: list[int] = [-1]
         self.either: set[int] = set()
         self.writes = 0
 
-    def overlaps(self, a: int, b: int) -> bool:
-        same = self.memory[a] == self.memory[b]
-        return same and self.begin[a] < self.end[b] and self.begin[b] < self.end[a]
-
-    def write(self, slot: int) -> None:
-        """Let a slot have a new value; those whose memory it takes have none."""
-        memory, begin, end, written = (
-            self.memory[slot],
-            self.begin[slot],
-            self.end[slot],
-            self.written,
-        )
-        places, at = self.places[memory], self.at[memory]
+    def write(self, slot: int) -> Sequence[int]:
+        """Let a slot have a new value; returns those whose memory it takes, which have none now."""
+        begin, end, places, at = self.begin[slot], self.end[slot], self.places, self.at
+        lost: Sequence[int] = ()
         # A slot without bytes takes the memory of none.
         if begin < end:
             low = high = bisect_left(places, begin)
@@ -167,14 +223,17 @@ class _Memory:
                 low -= 1
             while places[high] < end:
                 high += 1
-            for other in at[low:high]:
-                del written[other]
+            lost = at[low:high]
+            for other in lost:
+                del self.written[other]
             places[low:high], at[low:high] = [begin], [slot]
-        for other in [i for i in self.either if self.overlaps(i, slot)] if self.either else ():
-            self.either.remove(other)
-            written.pop(other, None)
+        if self.either:
+            over = [i for i in self.either if self.of_slots.overlaps(i, slot)]
+            self.either.difference_update(over)
+            lost = [*lost, *[i for i in over if self.written.pop(i, None) is not None]]
         self.writes += 1
-        written[slot] = self.writes
+        self.written[slot] = self.writes
+        return lost
 
     def restore(self, written: Mapping[int, int]) -> None:
         """Hold what was held before, or is held after one of several branches."""
@@ -182,17 +241,23 @@ class _Memory:
         self.written.clear()
         self.written.update(written)
         self.either.clear()
-        for memory in self.places:
-            among = sorted((self.begin[i], i) for i in written if self.memory[i] == memory)
-            places, at, behind = [], [], 0
-            for begin, i in among:
-                if begin < behind:
-                    self.either.add(i)
-                elif begin < self.end[i]:
-                    places.append(begin)
-                    at.append(i)
-                    behind = self.end[i]
-            self.places[memory][:], self.at[memory][:] = [*places, inf], [*at, -1]
+        places, at, behind = [], [], 0
+        for begin, i in sorted((self.begin[i], i) for i in written):
+            if begin < behind:
+                self.either.add(i)
+            elif begin < self.end[i]:
+                places.append(begin)
+                at.append(i)
+                behind = self.end[i]
+        self.places[:], self.at[:] = [*places, inf], [*at, -1]
+
+
+class _Values(dict[int, Value | None]):
+    """The value of the graph that each slot has. Slot -1 has what is left out; one without a value
+    has this class, which is the value of no node."""
+
+    def __missing__(self, slot: int) -> Any:
+        return _Values
 
 
 class _Run:
@@ -201,270 +266,499 @@ class _Run:
 
     def __init__(self, plan: Plan, arena: ArenaPlan, memory: _Memory, order: _Order | None) -> None:
         self.plan, self.slots = plan, plan.slots
+        self.begin = memory.begin
         self.order = [plan.steps[i] for i in arena.order] if order is None else order.sorted[0]
         self.of_tasks = order
-        self.memory = memory
-        self.values: dict[int, _Held] = {}  # of slots that are defined and not in the arena
-        # The arena slot that the value of each slot is in, if that is one and fixed; None for
-        # constants, which are always there.
-        self.rooted: dict[int, int | None] = {}
-        for i, slot in enumerate(plan.slots):
-            root: int | None = i if slot.kind is SlotKind.ARENA else slot.base
-            root = -1 if slot.kind is SlotKind.DYNAMIC else root
-            self.rooted[i] = None if slot.kind is SlotKind.CONSTANT else root
+        self.memory, self.places = memory, memory.of_slots
+        self.value_of = _Values({-1: None})
+        self.held: dict[int, _Held] = {}  # of slots that are defined and not in the arena
+        self.in_buffers: dict[int, tuple[int, ...]] = {}  # what loops are to carry
         # Whether a loop around is in its second iteration: those inside have shown theirs before,
         # and to run them twice again would take time without end where loops nest.
         self.again = False
 
     def check(self) -> None:
         plan = self.plan
-        whole = len(self.order) == len(plan.steps) and {*self.order} == {*plan.steps}
-        _require(whole, "the order does not have each step once")
+        _require(_same(self.order, plan.steps), "the order does not have each step once")
+        graph = plan.graph
+        if graph is not None:
+            self.enter(plan.inputs, graph.inputs)
+            self.check_nodes(plan.steps, graph)
         for i in plan.inputs:
-            self.define(i, ())
-        try:
-            self.steps(self.order)
-        except (KeyError, ValueError) as error:
-            problem = f"a step has other slots than its node has values: {error!r}"
-            raise UnsoundPlanError(problem) from error
+            self.held[i] = ()
+        self.steps(self.order)
+        _require(not self.in_buffers, "it has values in buffers that no loop carries on")
         for i in plan.outputs:
             self.read(i, None)
+        if graph is not None:
+            self.leave(plan.outputs, graph)
 
-    def steps(self, steps: Sequence[Step]) -> None:
-        written, rooted = self.memory.written, self.rooted
-        begin, end, slots = self.memory.begin, self.memory.end, self.slots
+    def check_nodes(self, steps: Sequence[Step], graph: Graph) -> None:
+        """Nodes of a graph have a step each, but for views."""
+        nodes = {step.node for step in steps}
+        fits = len(nodes) == len(steps) and nodes <= {*graph.nodes}
+        _require(fits, "it has steps of other nodes than the graph")
+
+    def enter(self, slots: Sequence[int], values: Sequence[Value]) -> None:
+        """Let the inputs of a graph have slots."""
+        for i, value in zip(slots, values, strict=True):
+            self.put(value, i)
+            _require(self.slots[i].kind is _DYNAMIC, "{} is fed, but planned", self.slots[i])
+
+    def leave(self, slots: Sequence[int], graph: Graph) -> None:
+        """Check that slots have the outputs of a graph."""
+        for i, value in zip(slots, graph.outputs, strict=True):
+            if self.value_of[i] is not value:
+                self.meet(value, i)
+
+    def steps(self, steps: Sequence[Step]) -> int:
+        """Run the steps of a block; returns how many have effects."""
+        written, rooted, value_of = self.memory.written, self.places.rooted, self.value_of
+        end, write, slots = self.memory.end, self.memory.write, self.slots
+        effects: list[Step] = []
         for step in with_checkpoints(steps):
             # Without further calls where it can be: each step of a plan that is opened is checked.
-            output = step.outputs[0] if step.into and step.workspace < 0 else -1
-            kernel, of_parts = step.kernel, step.node.op is FUSED
-            plain = kernel is not None and not kernel.workspace and output in begin and not of_parts
-            for k, (value, i) in enumerate(zip(step.node.inputs, step.inputs, strict=True)):
-                if i < 0 or value is None:
-                    _require(i < 0 and value is None, "{} lacks a value or a slot", step)
-                elif (root := rooted[i]) is None:
-                    continue
-                elif root not in written:
+            node, kernel, outputs = step.node, step.kernel, step.outputs
+            for value, i in zip(node.inputs, step.inputs, strict=True):
+                if value_of[i] is not value:
+                    self.meet(value, i)
+                root = rooted[i]
+                if root is not None and root not in written:
                     self.read(i, step)
-                elif plain and begin[root] < end[output] and begin[output] < end[root]:
-                    a: Any = slots[i].type
-                    b: Any = slots[output].type
-                    alike = a.dtype == b.dtype and a.shape == b.shape
-                    alike = alike and slots[i].strides == slots[output].strides
-                    taken = i == root and begin[i] == begin[output] and alike
-                    plain = taken and kernel is not None and k in kernel.inplace
-            if plain and step.outputs == (output,):
-                self.memory.write(output)
-            else:
-                self.step(step)
-
-    def step(self, step: Step) -> None:
-        """A step whose inputs have been read."""
-        _check_step(step, self.slots)
-        if step.kernel is not None:
-            self.kernel(step)
-        elif len(step.blocks) == 1:
-            self.loop(step)
-        else:
-            self.branches(step)
+            if node.control_inputs:
+                _check_control(step, steps)
+            if kernel is None:
+                inner = self.control(step)
+                effects += [step] if inner or not node.op.pure else []
+                continue
+            if not node.op.pure and kernel.begin is None:
+                effects.append(step)
+            output = outputs[0] if step.into and len(outputs) == 1 else -1
+            if output not in end:
+                self.kernel(step)
+                continue
+            (value,) = node.outputs
+            if value_of.setdefault(output, value) is not value or (
+                value is None or slots[output].type is not value.type
+            ):
+                self.put(value, output)
+            lost = write(output)
+            if lost:
+                self.check_lost(step, output, lost)
+            if step.workspace >= 0 or kernel.workspace:
+                self.use_workspace(step)
+            if node.op is FUSED:
+                _check_region(step)
+            if kernel.layout is not NO_LAYOUT_HINTS:
+                self.check_layout(step)
+            if kernel.into is None or step.copied or step.blocks or step.carries:
+                _check_use(step)
+        if len(effects) > 1 and self.of_tasks is None:
+            _check_effects(effects, self.plan)
+        return len(effects)
 
     # Values.
+
+    def put(self, value: Value | None, i: int) -> None:
+        """Let a slot have a value of the graph, whose type is the slot's: one for the whole plan."""
+        slot = self.slots[i] if 0 <= i < len(self.slots) else None
+        if value is None or slot is None:
+            _require(value is None and i == -1, "{} lacks a value or a slot", i)
+            return
+        own = self.value_of.setdefault(i, value) is value
+        _require(own, "{} has values of two nodes", slot)
+        _require(_is_type(slot.type, value.type), "{} has another type than its value", slot)
+
+    def meet(self, value: Value | None, i: int) -> None:
+        """A slot that no step has written is read for a value: it has a constant, or is a view."""
+        slot = self.slots[i] if 0 <= i < len(self.slots) else None
+        if value is None or slot is None:
+            _require(False, "{} lacks a value or a slot", i)
+        elif slot.kind is _CONSTANT:
+            # The same contents may be constants of several names, and have copies on devices.
+            if slot.constant is not value or slot.type is not value.type:
+                _require(_is_constant(slot, value), "{} is not the constant that is read", slot)
+            self.value_of[i] = value
+        elif slot.kind is _ALIAS:
+            of_base, source = self.value_of[slot.base], value
+            while source is not None and source is not of_base and source.producer is not None:
+                source = source.producer.inputs[0] if source.producer.inputs else None  # type: ignore[assignment]
+            _require(source is of_base, "{} views another value", slot)
+            self.put(value, i)
+        else:
+            _require(i in self.value_of, "{} is read, and has no value then", slot)
+            _require(False, "{} has another value than is read", slot)
 
     def read(self, i: int, step: Step | None) -> None:
         """Check that a slot has its value still."""
         slot, written = self.slots[i], self.memory.written
-        if slot.kind is SlotKind.CONSTANT:
+        root = self.places.rooted[i]
+        if root is None:
             return
-        if slot.kind in (SlotKind.ARENA, SlotKind.ALIAS):
-            has_value = (slot.base if slot.kind is SlotKind.ALIAS else i) in written
+        if root >= 0:
+            has_value = root in written
         else:
-            held = self.values.get(i)
-            has_value = held is not None and all(written.get(r) == n for r, n in held)
+            held = self.held.get(i)
+            has_value = held is not None
+            for r, n in held or ():
+                has_value = has_value and written.get(r) == n
         if step is None:
             _require(has_value, "{} leaves the run, but has no value at its end", slot)
         else:
             _require(has_value, "{} reads {}, which has no value then", step, slot)
 
-    def held(self, slots: Iterable[int]) -> _Held:
+    def held_in(self, slots: Iterable[int]) -> _Held:
         """Where values are that may be in the memory of these slots."""
-        roots = {r for i in slots for r in self.roots(i)}
+        roots = {r for i in slots if i >= 0 for r in self.places.roots(i)}
         written = self.memory.written
         return tuple([(root, written[root]) for root in roots if root in written])
-
-    def roots(self, i: int) -> Sequence[int]:
-        slot = self.slots[i]
-        if slot.kind is SlotKind.ARENA:
-            return (i,)
-        return (slot.base,) if slot.kind is SlotKind.ALIAS else slot.roots
 
     def define(self, i: int, held: _Held) -> None:
         """Let a slot outside of the arena have a value."""
         if i >= 0:
-            self.values[i] = held
+            _require(self.slots[i].kind is _DYNAMIC, "{} is no place of a result", self.slots[i])
+            self.held[i] = held
 
     # Steps.
 
     def kernel(self, step: Step) -> None:
-        written = [i for i in step.outputs if i >= 0 and self.slots[i].kind is SlotKind.ARENA]
-        _require(step.into or not written, "{} writes to no memory that it is given", step)
-        written += [step.workspace] if step.workspace >= 0 else []
-        for number, i in enumerate(written):
-            _require(i in self.memory.begin, "{} writes {} to no place", step, self.slots[i])
-            for j in written[:number]:
-                apart = not self.memory.overlaps(i, j)
-                _require(apart, "{} writes {} over its own results", step, self.slots[i])
-            over = []
-            for k, j in enumerate(step.inputs):
-                root = None if j < 0 else self.rooted[j]
-                if root is not None and self.is_over(
-                    i, (root,) if root >= 0 else self.slots[j].roots
-                ):
-                    over.append(k)
-            if over:
-                fits = i == step.outputs[0] and self.in_place(step, i, over)
-                _require(fits, "{} writes {} over what it reads", step, self.slots[i])
-        for i in step.outputs:
-            if i >= 0 and self.slots[i].kind is SlotKind.DYNAMIC:
-                if step.into:  # into a buffer of a loop, which nothing may have been written to
-                    free = all(root in self.memory.written for root in self.slots[i].roots)
-                    _require(free, "{} writes to a buffer that others have written to", step)
-                self.define(i, self.held(self.slots[i].roots))
-        for i in written:
-            self.memory.write(i)
+        """A step of any number of outputs, whose inputs have been read."""
+        kernel, slots = step.kernel, self.slots
+        assert kernel is not None
+        planned: list[int] = []
+        for value, i in zip(step.node.outputs, step.outputs, strict=True):
+            self.put(value, i)
+            if i >= 0 and slots[i].kind is _ARENA:
+                planned.append(i)
+                continue
+            if i >= 0 and step.into:
+                self.check_given(step, i)
+            elif i >= 0:
+                self.check_shared(step, i)
+            self.define(i, self.held_in((i,)))
+        _require(step.into or not planned, "{} writes to no memory that it is given", step)
+        _check_use(step)
+        for number, i in enumerate(planned):
+            _require(i in self.memory.begin, "{} writes {} to no place", step, slots[i])
+            lost = self.memory.write(i)
+            for j in planned[:number]:
+                _require(j not in lost, "{} writes {} over its own results", step, slots[i])
+            self.check_lost(step, i, lost)
+        self.use_workspace(step)
+        if step.node.op is FUSED:
+            _check_region(step)
+        if step.into and kernel.layout is not NO_LAYOUT_HINTS:
+            self.check_layout(step)
 
-    def is_over(self, slot: int, roots: Iterable[int]) -> bool:
-        """Whether a slot is in memory that one of these has its value in."""
-        memory = self.memory
-        return any(root in memory.written and memory.overlaps(slot, root) for root in roots)
+    def check_given(self, step: Step, i: int) -> None:
+        """Check the memory of a result that is in no arena of its own, but written by its kernel."""
+        slot = self.slots[i]
+        if slot.roots:  # in a buffer of a loop, which nothing may have been written to
+            free = all(root in self.memory.written for root in slot.roots)
+            _require(free, "{} writes to a buffer that others have written to", step)
+            self.in_buffers[i] = slot.roots
+        else:  # in memory that the program allocates
+            _require(slot.owned and _bytes(slot) >= 0, "{} is allocated by nothing", slot)
 
-    def in_place(self, step: Step, output: int, over: Sequence[int]) -> bool:
-        """Whether a kernel may write over these inputs: it says so, and each element is written
-        where it was read."""
-        assert step.kernel is not None
-        same = {step.inputs[k] for k in over}
-        source, target = self.slots[step.inputs[over[0]]], self.slots[output]
-        starts = {self.memory.begin.get(i) for i in (*same, output)}
-        alike = source.strides == target.strides and _alike(source, target)
-        return set(over) <= set(step.kernel.inplace) and len(same) == len(starts) == 1 and alike
+    def check_shared(self, step: Step, i: int) -> None:
+        """Check what a slot says of the memory that an allocated result may share."""
+        kernel, slot = step.kernel, self.slots[i]
+        assert kernel is not None
+        if kernel.begin is not None or not (kernel.view or isinstance(slot.type, TensorType)):
+            # A list keeps the tensors that it is made of.
+            kept = [k for k, j in enumerate(step.inputs) if j >= 0 and self.places.roots(j)]
+            _require({*kept} <= {*step.copied}, "{} keeps what it does not copy", step)
+        if kernel.view and step.inputs and step.inputs[0] >= 0 and not slot.owned:
+            roots = {*self.places.roots(step.inputs[0])}
+            _require(roots <= {*slot.roots}, "{} is in memory that it does not name", slot)
+        elif kernel.view and step.inputs and slot.base >= 0:
+            source = step.inputs[0]
+            holder = self.slots[source].base if self.slots[source].base >= 0 else source
+            _require(holder == slot.base, "{} is a view of another value", slot)
+
+    def check_layout(self, step: Step) -> None:
+        """Check that the memory of a step is in the order in which its kernel works."""
+        kernel, slots = step.kernel, self.slots
+        layout = NO_LAYOUT_HINTS if kernel is None else kernel.layout
+        first = slots[step.outputs[0]] if step.outputs[0] >= 0 else None
+        order: Sequence[int] = layout.dims_order
+        if (order or layout.contiguous) and not layout.any_layout:
+            outputs = step.outputs if layout.contiguous and not order else step.outputs[:1]
+            for i in outputs:
+                fits = i < 0 or (not slots[i].strides and not order) or _is_dense(slots[i], order)
+                _require(fits, "{} writes dims in another order than its slot has", step)
+        elif first is not None and first.strides:
+            order = sorted(range(len(first.strides)), key=lambda k: -first.strides[k])
+        for k in layout.contiguous_inputs:
+            i = step.inputs[k] if k < len(step.inputs) else -1
+            if i >= 0 and slots[i].kind is not _CONSTANT and (order or slots[i].strides):
+                of_input = order if first is not None and _rank(first) == _rank(slots[i]) else ()
+                fits = slots[i].kind is _DYNAMIC or _is_dense(slots[i], of_input)
+                _require(fits, "{} reads {}, whose dims are in another order", step, slots[i])
+
+    def use_workspace(self, step: Step) -> None:
+        """Let the workspace of a step be written over."""
+        kernel, i = step.kernel, step.workspace
+        assert kernel is not None
+        if not step.into:
+            return
+        has_place = i in self.memory.end and i not in self.value_of
+        nbytes = self.memory.end[i] - self.begin[i] if has_place else 0
+        if not (has_place or i == -1) or nbytes < kernel.workspace:
+            _require(False, "{} has too small a workspace, or in no place of its own", step)
+        lost = self.memory.write(i) if i >= 0 else ()
+        if lost:
+            apart = not any(j in lost for j in step.outputs)
+            _require(apart, "{} has its workspace over its results", step)
+            self.check_lost(step, i, lost)
+
+    def check_lost(self, step: Step, i: int, lost: Sequence[int]) -> None:
+        """A step has written slot ``i``, whose memory others have lost: none of its inputs, unless
+        its kernel says so, and writes each element where it has read it."""
+        inputs, rooted = step.inputs, self.places.rooted
+        over = []
+        for k, j in enumerate(inputs):
+            root = rooted[j]
+            if root in lost or (root == -1 and not {*self.slots[j].roots}.isdisjoint(lost)):
+                over.append(k)
+        if not over:
+            return
+        first, inplace = inputs[over[0]], step.kernel.inplace if step.kernel is not None else ()
+        source, target = self.slots[first], self.slots[i]
+        fits = i == step.outputs[0] and self.begin.get(first) == self.begin[i]
+        for k in over:
+            fits = fits and k in inplace and inputs[k] == first
+        alike = source.type is target.type or _alike(source, target)
+        if not fits or not alike or source.strides != target.strides:
+            _require(False, "{} writes {} over what it reads", step, target)
+
+    # Control flow.
+
+    def control(self, step: Step) -> int:
+        """An If or a loop; returns how many steps in it have effects."""
+        plain = step.workspace == -1 and not step.into and not step.copied
+        _require(plain, "{} has no kernel to use memory", step)
+        role = step.node.op.role
+        if role is Role.IF:
+            return self.branches(step)
+        _require(role in _LOOPS, "{} has neither a kernel nor blocks", step)
+        return self.loop(step, role is Role.LOOP)
 
     def inside(self, step: Step) -> Sequence[Sequence[Step]]:
         """The steps of each block of a step."""
         expanded = () if self.of_tasks is None else self.of_tasks.expanded.get(step, ())
         if self.of_tasks is None or not expanded:
             return [block.steps for block in step.blocks]
-        return [self.of_tasks.sorted[number] for number in expanded]
+        lists = [self.of_tasks.sorted[number] for number in expanded]
+        same = [_same(a, b.steps) for a, b in zip(lists, step.blocks, strict=True)]
+        _require(all(same), "{} has other steps in tasks than in its blocks", step)
+        return lists
 
-    def branches(self, step: Step) -> None:
-        before, values = dict(self.memory.written), dict(self.values)
+    def branches(self, step: Step) -> int:
+        before, held = dict(self.memory.written), dict(self.held)
         after: list[dict[int, int]] = []
         results: list[list[_Held]] = []
-        for block, steps in zip(step.blocks, self.inside(step), strict=True):
+        attrs, effects = step.node.attrs, 0
+        graphs = [attrs["then_branch"], attrs["else_branch"]]
+        _require(not step.carries, "{} carries values, but is no loop", step)
+        for block, graph, steps in zip(step.blocks, graphs, self.inside(step), strict=True):
+            self.check_nodes(block.steps, graph)
             self.memory.restore(before)
-            self.values = dict(values)
-            self.steps(steps)
+            self.held = dict(held)
+            effects += self.steps(steps)
             for i in block.outputs:
                 self.read(i, step)
-            results.append([self.held((i,)) for i in block.outputs])
+            self.leave(block.outputs, graph)
+            results.append([self.held_in((i,)) for i in block.outputs])
             after.append(dict(self.memory.written))
         # What held before must hold after each branch; of what a branch has written, any may.
         merged = {i: n for i, n in before.items() if all(w.get(i) == n for w in after)}
         merged |= {i: n for w in after for i, n in w.items() if before.get(i) != n}
         self.memory.restore(merged)
-        self.values = values
-        for number, i in enumerate(step.outputs):
+        self.held = held
+        for number, (value, i) in enumerate(zip(step.node.outputs, step.outputs, strict=True)):
+            self.put(value, i)
             owned = i >= 0 and self.slots[i].owned
             self.define(i, () if owned else tuple([x for held in results for x in held[number]]))
+            if i >= 0 and not owned:
+                roots = {r for b in step.blocks for r in self.places.roots(b.outputs[number])}
+                _require(roots <= {*self.slots[i].roots}, "{} is in other memory", self.slots[i])
+        return effects
 
-    def loop(self, step: Step) -> None:
-        (block,), (steps,), values = step.blocks, self.inside(step), dict(self.values)
+    def loop(self, step: Step, is_loop: bool) -> int:
+        (block,), (steps,), held = step.blocks, self.inside(step), dict(self.held)
+        body = step.node.attrs["body"]
+        self.check_nodes(block.steps, body)
+        self.enter(block.inputs, body.inputs)
+        _check_carries(step, block, self.slots, is_loop)
         carried = {carry.inside for carry in step.carries}
         for carry in step.carries:
             for i in carry.buffers or ():
+                _require(i not in self.value_of, "{} is a buffer and has a value", self.slots[i])
                 self.memory.write(i)
-            self.define(carry.inside, self.held((carry.initial,)))
+            self.define(carry.inside, self.held_in((carry.initial,)))
         for i in block.inputs:
             if i not in carried:
-                self.define(i, self.held(self.slots[i].roots))
+                self.define(i, self.held_in((i,)))
         entered = dict(self.memory.written)
-        again = self.again
+        again, effects = self.again, 0
         for self.again in (True,) if again else (False, True):
-            self.steps(steps)
+            effects = self.steps(steps)
             for i in block.outputs:
                 self.read(i, step)
             for carry in step.carries:
                 self.hand_on(carry, step)
+        self.leave(block.outputs, body)
         self.again = again
         # Without an iteration all is as it was; buffers are of the loop alone.
         merged = {i: n for i, n in entered.items() if self.memory.written.get(i) == n}
         self.memory.restore(merged)
-        self.values = values
-        for number, i in enumerate(step.outputs):
+        self.held = held
+        for number, (value, i) in enumerate(zip(step.node.outputs, step.outputs, strict=True)):
+            self.put(value, i)
             buffers = next((c.buffers for c in step.carries[number : number + 1]), None) or ()
             lost = [b for b in buffers if b not in self.memory.written]
             _require(not lost, "{} lets its body write over a carried value", step)
-            self.define(i, self.held(buffers))
+            self.define(i, self.held_in(buffers))
+        return effects
 
     def hand_on(self, carry: Carry, step: Step) -> None:
         """The end of an iteration: the next one reads what this one has computed."""
+        written = self.in_buffers.pop(carry.updated, None)
+        fits = written == (carry.buffers if carry.direct else None)
+        _require(fits, "{} carries what is not written to its buffers", step)
         self.read(carry.updated, step)
         if carry.updated != carry.inside:
-            self.define(carry.inside, self.held(carry.buffers or ()))
+            self.define(carry.inside, self.held_in(carry.buffers or ()))
+
+
+_LOOPS = (Role.LOOP, Role.SCAN, Role.SEQUENCE_MAP)
+
+
+def _same(steps: Sequence[Step], wanted: Sequence[Step]) -> bool:
+    """Whether two lists have the same steps, each once."""
+    return len(steps) == len(wanted) and {*steps} == {*wanted}
+
+
+def _is_type(of_slot: Type, of_value: Type) -> bool:
+    """Whether the slot of a value has its type; what leaves a loop may be a list of its rows."""
+    same = of_slot is of_value or of_slot == of_value
+    return same or (isinstance(of_slot, SequenceType) and of_slot.element == of_value)
+
+
+def _is_constant(slot: Slot, value: Value) -> bool:
+    """Whether a slot has the contents of a constant, as far as these are held."""
+    held = None if slot.constant is None else slot.constant.held
+    same = held is None or held is value.held or not isinstance(held, np.ndarray)
+    return same and value.is_constant and _is_type(slot.type, value.type)
+
+
+def _rank(slot: Slot) -> int:
+    return len(slot.type.shape or ()) if isinstance(slot.type, TensorType) else -1
+
+
+def _is_dense(slot: Slot, order: Sequence[int]) -> bool:
+    """Whether a slot has its dims in this order, its own if that is of another rank, without gaps."""
+    type_, stride = slot.type, 1
+    assert isinstance(type_, TensorType)
+    dims, strides = type_.dims, slot.strides
+    own = range(len(dims))
+    order = order if len(order) == len(dims) else own
+    if not strides:
+        return list(order) == [*own] or not type_.nbytes
+    stride = type_.nbytes // max(type_.elements, 1)
+    for k in reversed(order):
+        if dims[k] != 1 and strides[k] != stride and type_.nbytes:
+            return False
+        stride *= dims[k]
+    return True
 
 
 def _alike(a: Slot, b: Slot) -> bool:
     x, y = a.type, b.type
     tensors = isinstance(x, TensorType) and isinstance(y, TensorType)
-    return tensors and (x.dims, x.dtype) == (y.dims, y.dtype)  # type: ignore[union-attr]
+    return tensors and (x.shape, x.dtype) == (y.shape, y.dtype)  # type: ignore[union-attr]
 
 
-def _check_step(step: Step, slots: Sequence[Slot]) -> None:
-    """Check what a step says of itself, apart from when it runs."""
+def _check_use(step: Step) -> None:
+    """Check how a step calls its kernel."""
+    can_write = not step.into or (step.kernel is not None and step.kernel.into is not None)
+    _require(can_write, "{} cannot write to memory that it is given", step)
+    _require(not step.blocks and not step.carries, "{} has a kernel and blocks", step)
+    fits = {*step.copied} <= {*range(len(step.inputs))}
+    _require(fits, "{} copies inputs that it does not have", step)
+
+
+def _check_control(step: Step, steps: Sequence[Step]) -> None:
+    """Check that the nodes that a node waits for come before it in their block."""
+    place = {other.node: k for k, other in enumerate(steps)}
+    for node in step.node.control_inputs:
+        _require(place.get(node, -1) < place[step.node], "{} comes before what it waits for", step)
+
+
+def _check_effects(effects: Sequence[Step], plan: Plan) -> None:
+    """Check that steps with effects come in the order of the plan's."""
+    place = {step: k for k, step in enumerate(plan.walk())}
+    for a, b in pairwise(effects):
+        _require(place[a] < place[b], "{} has an effect before an earlier one", b)
+
+
+def _check_carries(step: Step, block: Block, slots: Sequence[Slot], is_loop: bool) -> None:
+    """Check that a loop carries the values that its node says."""
     node = step.node
-    outputs = [i for i in (*step.outputs, step.workspace) if not -1 <= i < len(slots)]
-    _require(not outputs, "{} writes slots that there are not", step)
-    fits = len(step.inputs) == len(node.inputs) and len(step.outputs) == len(node.outputs)
-    _require(fits, "{} has other numbers of slots than its node of values", step)
-    for value, i in zip(node.outputs, step.outputs, strict=True):
-        _require((value is None) == (i < 0), "{} lacks a value or a slot", step)
-    kernel = step.kernel
-    if kernel is not None:
-        _require(not step.blocks and not step.carries, "{} has a kernel and blocks", step)
-        size = slots[step.workspace].nbytes if step.workspace >= 0 else 0
-        enough = not step.into or size >= kernel.workspace
-        _require(enough, "{} has too small a workspace", step)
-    if node.op is FUSED:
-        _check_region(step, slots)
-    for block in step.blocks if len(step.blocks) > 1 else ():
-        _require(len(block.outputs) == len(step.outputs), "{} has another number of results", step)
-    for carry in step.carries:
-        for i in carry.buffers or ():
-            alike = _alike(slots[i], slots[carry.inside]) and _alike(slots[i], slots[carry.updated])
-            _require(alike, "{} has a buffer of another type than the value in it", step)
+    count = len(node.inputs) - (2 if is_loop else node.attrs.get("num_scan_inputs", len(node.inputs)))
+    first, ahead = (2, 1) if is_loop else (0, 0)
+    _require(len(step.carries) == count, "{} carries other values than its node", step)
+    results = [*step.outputs, *[-1] * count]
+    for k, carry in enumerate(step.carries):
+        own = (carry.initial, carry.inside, carry.updated, carry.result) == (
+            step.inputs[first + k],
+            block.inputs[first + k],
+            block.outputs[ahead + k],
+            results[k],
+        )
+        _require(own, "{} carries other values than its node", step)
+        _check_buffers(step, carry, slots)
 
 
-def _check_region(step: Step, slots: Sequence[Slot]) -> None:
+def _check_buffers(step: Step, carry: Carry, slots: Sequence[Slot]) -> None:
+    """Check the memory that a carried value is in."""
+    if carry.buffers is None:
+        _require(not carry.direct, "{} writes to buffers that there are not", step)
+        return
+    a, b = carry.buffers
+    inside, updated = slots[carry.inside], slots[carry.updated]
+    for i in (a, b):
+        alike = slots[i].kind is _ARENA and _alike(slots[i], inside) and _alike(slots[i], updated)
+        _require(alike, "{} has a buffer of another type than the value in it", step)
+    _require(a != b and {a, b} <= {*inside.roots}, "{} has a buffer for two values", step)
+
+
+def _check_region(step: Step) -> None:
     """Check the formula of a fused node: each part reads inputs, constants and parts before it."""
-    region = step.node.attrs["region"]
-    known = set(region.inputs)
-    _require(len(region.inputs) == len(step.inputs), "{} has other inputs than its parts", step)
+    node = step.node
+    region = node.attrs["region"]
+    known = {None, *region.inputs}
+    for own, value in zip(region.inputs, node.inputs, strict=True):
+        if value is None or (own.type is not value.type and own.type != value.type):
+            _require(False, "{} has inputs of other types than its parts", step)
     for part in region.nodes:
         for value in part.inputs:
-            if value is not None and value not in known and not value.is_constant:
+            if value not in known and not value.is_constant:
                 _require(False, "{} has a part that reads what none before has computed", step)
-        for value in part.outputs:
-            known.add(value)
-    results = [value for value in region.nodes[-1].outputs if value is not None]
-    output, types = slots[step.outputs[0]], [value.type for value in results]
-    alike = isinstance(output.type, TensorType) and len(types) == 1
-    found = types[0] if alike else None
-    fits = isinstance(found, TensorType) and found.dtype == output.type.dtype  # type: ignore[union-attr]
+        known.update(part.outputs)
+    (result,), (value,) = region.nodes[-1].outputs, node.outputs
+    found, wanted = result.type, value.type
+    fits = found is wanted or found == wanted
     _require(fits, "{} has a result of another type than its last part", step)
 
 
 # Tasks.
 
 
-def _check_tasks(plan: Plan, memory: _Memory, tasks: Tasks, order: _Order) -> None:
-    """Check that what tasks share has an order that is sure before the run."""
+def _check_tasks(plan: Plan, places: _Places, tasks: Tasks, order: _Order) -> None:
+    """Check that what tasks share has an order that is sure before the run, and is released after
+    its last reader."""
     touched: dict[int, list[tuple[Step, bool]]] = {}
     writers: dict[int, Step] = {}
     for task in with_checkpoints(tasks.tasks):
@@ -475,21 +769,24 @@ def _check_tasks(plan: Plan, memory: _Memory, tasks: Tasks, order: _Order) -> No
                 if writes:
                     writers.setdefault(i, step)
                 slot = plan.slots[i]
-                roots = (slot.base,) if slot.kind is SlotKind.ALIAS else (i, *slot.roots)
+                roots = (slot.base,) if slot.kind is _ALIAS else (i, *slot.roots)
                 for root in roots:
                     touched.setdefault(root, []).append((step, writes))
+    if plan.remote or tasks.signals.devices:
+        return  # what runs on streams of devices is ordered there
+    _check_releases(plan, tasks, order)
     for i, accesses in with_checkpoints(touched.items()):
         writer = writers.get(i)
         for step, _ in accesses if writer is not None else ():
             sure = step is writer or order.precedes(writer, step)  # type: ignore[arg-type]
             _require(sure, "{} may run before {} is written", step, plan.slots[i])
-    among = sorted((memory.begin[i], i) for i in memory.end if i in touched and i in writers)
+    among = sorted((places.begin[i], i) for i in places.end if i in touched and i in writers)
     for number, (_, a) in enumerate(with_checkpoints(among)):
         # They are sorted by where they begin: no later one reaches into this one.
         for at, b in among[number + 1 :]:
-            if at >= memory.end[a]:
+            if at >= places.end[a]:
                 break
-            if memory.overlaps(a, b):
+            if places.overlaps(a, b):
                 apart = order.all_before(touched[a], writers[b]) or order.all_before(
                     touched[b], writers[a]
                 )
@@ -497,17 +794,68 @@ def _check_tasks(plan: Plan, memory: _Memory, tasks: Tasks, order: _Order) -> No
                 _require(apart, text, plan.slots[a], plan.slots[b])
 
 
+def _check_releases(plan: Plan, tasks: Tasks, order: _Order) -> None:
+    """Check that values that tasks share are where all of these find them, until all have."""
+    touching: dict[int, dict[Step, int]] = {}
+    for t, task in enumerate(with_checkpoints(tasks.tasks)):
+        for step in task.steps:
+            for i, _ in _accesses(step, inside=step not in tasks.expanded):
+                if i >= 0 and plan.slots[i].kind is _DYNAMIC:
+                    touching.setdefault(i, {})[step] = t
+    shared = {i for i, steps in touching.items() if len({*steps.values()}) > 1}
+    ends = {i for i in (*plan.inputs, *plan.outputs) if plan.slots[i].kind is _DYNAMIC}
+    _require(tasks.shared == shared | ends, "tasks share other slots than they touch")
+    until: dict[int, list[int]] = {}
+    for t in range(len(tasks.tasks)):
+        for i in (*tasks.releases[t], *tasks.counted[t]):
+            until.setdefault(i, []).append(t)
+    for i, last in with_checkpoints(until.items()):
+        fits = len(last) == tasks.readers.get(i, 1) and i in shared - {*plan.outputs}
+        _require(fits and (i in tasks.readers) is (len(last) > 1), "{} is not released once", i)
+        ends_of = [tasks.tasks[t].steps[-1] for t in last]
+        for step in touching.get(i, ()):
+            in_time = any(order.precedes(step, end) for end in ends_of)
+            _require(in_time, "{} is released before {} has it", i, step)
+
+
 def _accesses(step: Step, *, inside: bool) -> Iterator[tuple[int, bool]]:
     """The slots that a step touches, and whether it writes them."""
     yield from ((i, False) for i in step.inputs)
     yield from ((i, True) for i in (*step.outputs, step.workspace))
     for carry in step.carries:
-        yield from ((i, True) for i in carry.buffers or ())
+        yield from ((i, True) for i in (*(carry.buffers or ()), carry.inside))
         yield from ((i, False) for i in (carry.initial, carry.updated))
     for block in step.blocks:
+        yield from ((i, True) for i in block.inputs)
         yield from ((i, False) for i in block.outputs)
         for inner in block.steps if inside else ():
             yield from _accesses(inner, inside=True)
+
+
+def _check_numbers(tasks: Tasks) -> None:
+    """Check what tasks say of one another by numbers."""
+    listed = [t for members in tasks.blocks for t in members]
+    _require(sorted(listed) == [*range(len(tasks.tasks))], "a task is not in one block")
+    for number, members in enumerate(tasks.blocks):
+        own = all(tasks.tasks[t].block == number for t in members)
+        _require(own, "block {} has tasks of others", number)
+    waits, parent = [0] * len(tasks.tasks), [-1] * len(tasks.blocks)
+    for task, consumers in with_checkpoints(zip(tasks.tasks, tasks.consumers, strict=True)):
+        for c in consumers:
+            waits[c] += 1
+            _require(tasks.tasks[c].block == task.block, "tasks of several blocks wait")
+    for t, task in enumerate(with_checkpoints(tasks.tasks)):
+        inner = [b for step in task.steps for b in tasks.expanded.get(step, ())]
+        _require(inner == [*task.blocks], "task {} has blocks of other steps", t)
+        for b in inner:
+            parent[b] = t
+    _require(waits == [*tasks.waits], "tasks wait for other numbers of tasks than end before them")
+    _require(parent == [*tasks.parent], "blocks are of other tasks than those that run them")
+    emitted = [s for emits in tasks.signals.emits.values() for s in emits]
+    _require(len({*emitted}) == len(emitted), "a signal is emitted by two steps")
+    for step, waited in tasks.signals.waits.items():
+        _require({*waited} <= {*emitted}, "{} waits for a signal that never comes", step)
+    _require(all(0 <= s < tasks.signals.count for s in emitted), "there are less signals")
 
 
 class _Order:
@@ -522,6 +870,7 @@ class _Order:
         self.block: dict[Step, int] = {}
         self.after: dict[Step, int] = {}
         self.number: dict[Step, int] = {}
+        _check_numbers(tasks)
         around: dict[int, Step] = {b: step for step, of in tasks.expanded.items() for b in of}
         for number, members in enumerate(tasks.blocks):
             outer = around.get(number)

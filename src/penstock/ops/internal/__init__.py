@@ -7,7 +7,7 @@ from importlib import import_module
 from penstock.ir.op import Op
 
 DOMAIN = "penstock"
-_INTERNAL = {
+INTERNAL = {
     "Append": "append.APPEND",
     "Attention": "attention.ATTENTION",
     "Case": "case.CASE",
@@ -32,8 +32,8 @@ _INTERNAL = {
 
 def internal_operation(name: str, domain: str) -> Op | None:
     """The operation of Penstock's own domain with this name; None if there is none."""
-    if domain != DOMAIN or name not in _INTERNAL:
+    if domain != DOMAIN or name not in INTERNAL:
         return None
-    module, _, constant = _INTERNAL[name].partition(".")
+    module, _, constant = INTERNAL[name].partition(".")
     operation: Op = getattr(import_module(f"penstock.ops.internal.{module}"), constant)
     return operation

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.core.types import TensorType, Type
+from penstock.core.types import ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Dims, Op, Types
@@ -26,9 +26,22 @@ from penstock.ops.common.work import attention_work
 
 
 def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    q, v = rules.tensor(types, 0), rules.tensor(types, 2)
-    shape = None if q.shape is None or v.shape is None else (*q.shape[:-1], v.shape[-1])
-    return (TensorType(q.dtype, shape),)
+    q, k, v = [rules.tensor(types, i) for i in range(3)]
+    if q.shape is None or k.shape is None or v.shape is None:
+        return (TensorType(q.dtype),)
+    # Kernels trust these dims, and saved plans may hold any.
+    if not len(q.shape) == len(k.shape) == len(v.shape) >= 3:
+        raise ShapeError(f"queries {q.shape}, keys {k.shape} and values {v.shape} differ in rank")
+    *lead, heads, rows, size = q.shape
+    *_, groups, positions, value_size = v.shape
+    keys = (size, positions) if attrs.get("keys_last", 0) else (positions, size)
+    rules.check_shape("keys", k.shape, (*lead, groups, *keys))
+    rules.check_shape("values", v.shape, (*lead, groups, positions, value_size))
+    if isinstance(heads, int) and isinstance(groups, int) and groups and heads % groups:
+        raise ShapeError(f"{heads} heads are no multiple of {groups} groups of keys")
+    for i in range(3, len(types)):
+        rules.check_broadcasts("bias", rules.tensor(types, i).shape, (*lead, heads, rows, positions))
+    return (TensorType(q.dtype, (*q.shape[:-1], value_size)),)
 
 
 def _compile(node: Node, types: Types) -> Kernel:

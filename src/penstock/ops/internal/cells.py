@@ -36,7 +36,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.ir.op import Infer, Op
+from penstock.core.types import ShapeError, TensorType, Type
+from penstock.ir.op import Attrs, Consts, Op, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.registry import array_kernel
 
@@ -48,9 +49,61 @@ def logistic(x: np.ndarray) -> np.ndarray:
     return y
 
 
-def _outputs(*inputs: int) -> Infer:
-    """``infer``: outputs of the types of these inputs."""
-    return lambda types, attrs, consts: [rules.tensor(types, i) for i in inputs]
+def check_places(places: object, count: int, parts: int) -> None:
+    """Raise ``ShapeError`` unless ``places`` has so many places of ``parts``: kernels read there."""
+    listed = list(places) if isinstance(places, list | tuple) else []
+    if len(listed) != count or not all(type(i) is int and 0 <= i < parts for i in listed):
+        raise ShapeError(f"{places!r:.80} are no {count} places of {parts} parts")
+
+
+def _check_parts(
+    name: str, types: Types, index: int, like: TensorType, places: object, count: int
+) -> None:
+    """Raise ``ShapeError`` unless input ``index`` has ``count`` parts of the shape of ``like`` at
+    ``places`` of its last dim."""
+    whole = rules.tensor(types, index)
+    if whole.shape is None or like.shape is None:
+        return
+    if not like.shape:
+        raise ShapeError("a state has no units")
+    rules.check_shape(name, whole.shape, (*like.shape[:-1], None))
+    width, units = whole.shape[-1], like.shape[-1]
+    known = isinstance(width, int) and isinstance(units, int) and units
+    check_places(places, count, width // units if known else count)  # type: ignore[operator]
+
+
+def _infer_lstm(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    rules.same_dtype(types, range(2))
+    cell = rules.tensor(types, 1)
+    _check_parts("gates", types, 0, cell, attrs["order"], 4)
+    return cell, cell
+
+
+def _infer_gru(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    rules.same_dtype(types, range(3))
+    state = rules.tensor(types, 2)
+    for index, name in enumerate(("x", "h")):
+        _check_parts(name, types, index, state, attrs["order"], 3)
+    return (state,)
+
+
+def _infer_gru_gates(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    rules.same_dtype(types, range(len(types)))
+    state, order = rules.tensor(types, 1), attrs["order"]
+    _check_parts("h", types, 0, state, order[:2], 2)
+    if rules.given(types, 2):
+        _check_parts("x", types, 2, state, order[2:], 2)
+    return state, state
+
+
+def _infer_gru_state(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    rules.same_dtype(types, range(len(types)))
+    state = rules.tensor(types, 2)
+    for index, name in enumerate(("product", "update")):
+        rules.check_shape(name, rules.tensor(types, index).shape, state.shape)
+    if rules.given(types, 3):
+        _check_parts("x", types, 3, state, attrs["order"], 1)
+    return (state,)
 
 
 def _lstm(
@@ -99,8 +152,8 @@ def _gru_state(
     return following
 
 
-LSTM_CELL = Op("LstmCell", "penstock", 1, 1, _outputs(1, 1), array_kernel(_lstm))
-GRU_CELL = Op("GruCell", "penstock", 1, 1, _outputs(2), array_kernel(_gru))
-GRU_GATES = Op("GruGates", "penstock", 1, 1, _outputs(1, 1), array_kernel(_gru_gates))
-GRU_STATE = Op("GruState", "penstock", 1, 1, _outputs(2), array_kernel(_gru_state))
+LSTM_CELL = Op("LstmCell", "penstock", 1, 1, _infer_lstm, array_kernel(_lstm))
+GRU_CELL = Op("GruCell", "penstock", 1, 1, _infer_gru, array_kernel(_gru))
+GRU_GATES = Op("GruGates", "penstock", 1, 1, _infer_gru_gates, array_kernel(_gru_gates))
+GRU_STATE = Op("GruState", "penstock", 1, 1, _infer_gru_state, array_kernel(_gru_state))
 CELLS = LSTM_CELL, GRU_CELL, GRU_GATES, GRU_STATE

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.core.checkpoints import checkpoint
-from penstock.core.types import TensorType, Type
+from penstock.core.types import ShapeError, TensorType, Type
 from penstock.ir.op import Attrs, Consts, Dims, Op, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.onnx.index import check_range
@@ -31,9 +31,15 @@ def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x, matrices, indices = (rules.tensor(types, i).shape for i in range(3))
     if x is None or matrices is None or indices is None:
         return (TensorType(dtype),)
-    width = matrices[1 if attrs["transposed"] else 2]
+    if len(x) < 2 or len(matrices) != 3:
+        raise ShapeError(f"x of shape {x} and matrices of shape {matrices} have no product")
+    inner, width = matrices[1:][::-1] if attrs["transposed"] else matrices[1:]
+    rules.check_shape("x", x[-2:], (inner, 1) if attrs["columns"] else (x[-2], inner))
+    lead = indices[: len(x) - 2]
+    rules.check_shape("indices", indices, lead, (*lead, 1))
+    rules.check_broadcasts("x", x[:-2], lead)
     end = (width, 1) if attrs["columns"] else (x[-2], width)
-    return (TensorType(dtype, (*indices[: len(x) - 2], *end)),)
+    return (TensorType(dtype, (*lead, *end)),)
 
 
 def _work(attrs: Attrs, inputs: Dims, output: tuple[int, ...]) -> int:

@@ -28,7 +28,7 @@ from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Dims, Op, Types
 from penstock.ops.common import shape_rules as rules
-from penstock.ops.internal.cells import logistic
+from penstock.ops.internal.cells import check_places, logistic
 from penstock.ops.onnx.recurrent import parse_layer
 
 Arrays: TypeAlias = Sequence[np.ndarray]
@@ -38,12 +38,20 @@ Advance: TypeAlias = Callable[[Arrays, np.ndarray, np.ndarray], tuple[np.ndarray
 
 def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     products = rules.tensor(types, 0)
+    gates, units, has_cell = len(attrs["places"]), attrs["hidden_size"], attrs["cell"] == "LSTM"
+    rules.same_dtype(types, [i for i in (0, 1, 2, 4, 5) if i < len(types)])
+    check_places(attrs["places"], {"RNN": 1, "GRU": 3, "LSTM": 4}[attrs["cell"]], gates)
     if products.shape is None:
-        return [TensorType(products.dtype)] * (3 if attrs["cell"] == "LSTM" else 2)
+        return [TensorType(products.dtype)] * (3 if has_cell else 2)
+    rules.check_shape("products", products.shape, (None, None, gates * units))
     steps, batch, _ = products.shape
-    units = attrs["hidden_size"]
+    wanted = [(1, gates * units, units), (1, 2 * gates * units), (steps, batch)]
+    wanted += [(batch, units)] * 2
+    for i, shape in enumerate(wanted[: len(types) - 1], 1):
+        if rules.given(types, i):
+            rules.check_shape(f"input {i}", rules.tensor(types, i).shape, shape)
     state = TensorType(products.dtype, (batch, units))
-    states = [state] * (2 if attrs["cell"] == "LSTM" else 1)
+    states = [state] * (2 if has_cell else 1)
     return TensorType(products.dtype, (steps, batch, units)), *states
 
 
