@@ -92,6 +92,13 @@ def test_placing_in_several_memories_measures_three_runs_a_backend(executor, emp
     session.close()
 
 
+@pytest.mark.parametrize("executor", ["dataflow", "parallel"])
+def test_placing_measures_long_runs_once(executor, empty_costs, monkeypatch) -> None:
+    monkeypatch.setattr("penstock.tuning.trial.MOST_SECONDS", 0.0)
+    ran, _ = first_runs(executor, FarThreads())
+    assert max(ran.values()) == 1 + 2  # on each of two backends, and then the run itself
+
+
 def test_autotune_measures_in_more_runs_in_several_memories(empty_costs) -> None:
     ran, _ = first_runs("parallel", FarThreads(), autotune=True)
     assert min(ran.values()) > 1 + 2 * BUDGET
