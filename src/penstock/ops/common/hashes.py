@@ -114,6 +114,7 @@ def _halves(keys: np.ndarray, at: int, a: np.ndarray, b: np.ndarray) -> _Pair:
 
 def _word(keys: np.ndarray, at: int, size: int = 8) -> np.ndarray:
     """The little-endian number in some bytes of each key."""
+    # A view as other numbers needs the bytes of a key side by side.
     part = np.ascontiguousarray(keys[:, at : at + size])
     return part.view(f"<u{size}")[:, 0].astype(np.uint64)
 

@@ -20,10 +20,12 @@ def is_long(flops: float, dtype: np.dtype) -> bool:
 def product_in_parts(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
     """``np.matmul(a, b, out)``; of operands of two dims or more halved as long as it is large."""
     work = 2 * out.size * a.shape[-1]
+    # A single sum has no axis of the result to halve.
     if not is_long(work, out.dtype) or out.size == 1 or min(a.ndim, b.ndim) < 2:
         checkpoint()
         np.matmul(a, b, out)
         return
+    # The longest: the squarer the parts are, the fewer times the operands are read.
     axis = int(np.argmax(out.shape)) - out.ndim
     middle = out.shape[axis] // 2
     for half in (slice(middle), slice(middle, None)):

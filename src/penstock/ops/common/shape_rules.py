@@ -325,6 +325,7 @@ def broadcast_type(types: Types, attrs: Attrs, consts: Consts) -> tuple[TensorTy
         and first.data is None
         and all(isinstance(t, TensorType) and t.without_data() == first for t in types)
     ):
+        # Most often all inputs are of one type, which then need not be made again.
         return (first,)
     every = range(len(types))
     shape = broadcast_shapes([tensor(types, i).shape for i in every])

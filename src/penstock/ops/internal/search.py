@@ -159,6 +159,7 @@ def _sample(
     scores[rows, order[rows, ranks]] = attrs["filter_value"]
     weights = np.cumsum(np.exp(scores.astype(np.float64) - scores.max(axis=1, keepdims=True)), 1)
     places = [
+        # To the right, so that a token of no probability, whose interval is empty, is never drawn.
         np.searchsorted(row, _uniform(seed, step * len(scores) + i) * row[-1], side="right")
         for i, row in enumerate(weights)
     ]
@@ -196,6 +197,7 @@ def _keep_timestamps(scores: np.ndarray, sequences: np.ndarray, attrs: Attrs) ->
         if times.any():
             row[first : int(tokens[times][-1]) + (0 if last and not before else 1)] = _LOWEST
         if len(tokens) == begin:
+            # Whisper counts in steps of 0.02 s: these are the 51 from 0 to 1 s.
             row[first + 51 :] = _LOWEST
         allowed = row[first:][row[first:] > _LOWEST]
         if allowed.size and np.logaddexp.reduce(allowed) > row[:first].max():
@@ -216,6 +218,7 @@ class _Beams:
         self.attrs = attrs
         self.batch, self.beams, _ = ended.shape
         self.scores = scores.reshape(self.batch, self.beams)
+        # The state of the step before may still be read by others.
         self.ended, self.ended_scores, self.done = ended.copy(), ended_scores.copy(), done.copy()
 
     def add(self, sample: int, tokens: np.ndarray, score: float) -> None:
@@ -244,6 +247,8 @@ class _Beams:
                 beam, token = divmod(place, words)
                 source, score = sample * self.beams + beam, flat[sample, place]
                 if token == self.attrs["eos_token_id"]:
+                    # As in Hugging Face's search: an end that is not among the best, as many as
+                    # beams, is dropped.
                     if rank < self.beams:
                         self.add(sample, sequences[source], score / length**length_penalty)
                     continue
@@ -273,6 +278,7 @@ def _compile_step(node: Node, types: Types) -> Kernel:
         if len(last) != len(sequences):  # the first run may be of samples, not of beams
             last = np.repeat(last, state.beams, axis=0)
         if beam_search:
+            # Logarithms of a softmax; with the largest at 0 no exponential overflows.
             last -= last.max(axis=1, keepdims=True)
             last -= np.log(np.exp(last).sum(axis=1, keepdims=True))
         first = sequences.shape[1] == prompt.shape[1]

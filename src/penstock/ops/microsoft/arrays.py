@@ -155,6 +155,7 @@ def dynamic_time_warping(costs: np.ndarray) -> np.ndarray:
     total = np.full((rows + 1, columns + 1), np.inf, np.float32)
     steps = np.empty((rows + 1, columns + 1), np.int8)
     total[0, 0] = 0
+    # Places on one anti-diagonal depend on the two before it alone, and so come all at once.
     for diagonal in range(2, rows + columns + 1):
         checkpoint()
         i = np.arange(max(1, diagonal - columns), min(rows, diagonal - 1) + 1)

@@ -216,6 +216,8 @@ def _unfolded(
             view = as_strided(image, shape, _window_strides(image.strides, axes))
         else:
             padded = block.padded(workspace)
+            # The workspace holds what the block before has left there, and what nothing is copied
+            # to is the padding.
             padded.fill(0)
             np.copyto(padded[block.inner], image)
             view = np.ndarray(shape, padded.dtype, workspace, block.padded.offset, block.strides)
@@ -355,6 +357,8 @@ def _shifted(
             planes, sums, terms = planes.swapaxes(1, 2), sums.T, terms.T
         for image, result in zip(x, out.reshape(shape_out), strict=True):
             for where, shifts in pieces:
+                # What no element is copied to is padding, and the piece before has used the same
+                # memory.
                 planes.fill(0)
                 length = shifts.length
                 for low in range(0, group, groups):

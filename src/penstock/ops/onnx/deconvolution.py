@@ -143,6 +143,7 @@ def conv_transpose(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts
     def into(x: np.ndarray, *arguments: RunValue) -> None:
         w, bias, out, workspace = arguments
         matrix = matrices(w) if ready is None else ready
+        # Windows overlap and are added to what is there, which so begins with the bias.
         out[...] = 0 if bias is None else bias.reshape(column)
         for image, result in zip(x.reshape(shape_x), out, strict=True):
             for where, size, shape, moves in blocks:

@@ -50,6 +50,8 @@ class _Equation(NamedTuple):
 
 
 def _replace(term: Labels, extra: int) -> Labels:
+    # Numbered from the back, since dims under ellipses broadcast as all dims do, aligned at the
+    # last.
     dots = tuple(f".{i}" for i in reversed(range(extra)))
     at = term.index("...") if "..." in term else len(term)
     return (*term[:at], *dots, *term[at + 1 :])
@@ -60,6 +62,7 @@ def parse_equation(text: str, operands: int) -> _Equation:
 
     def labels(term: str) -> Labels:
         before, dots, after = term.partition("...")
+        # With a letter added: a scalar has no labels, of which ``isalpha`` says no.
         if not (before + after + "a").isascii() or not (before + after + "a").isalpha():
             raise ShapeError(f"term {term!r} of {text!r} is not of letters and one ellipsis")
         return (*before, *([dots] if dots else ()), *after)
@@ -102,6 +105,7 @@ def _infer_einsum(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 Step: TypeAlias = Callable[[list[Any], Any, Any], None]
 """``step(values, out, workspace)`` replaces a value, appends one, or writes ``out``"""
 
+# Every contraction looks at all pairs of what is left: the cube of the operands in all.
 GREEDY = 16  # operands; beyond that they are contracted from left to right
 
 

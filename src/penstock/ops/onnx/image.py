@@ -144,6 +144,7 @@ def grid_sample(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -
                 if within is not None:
                     inside = within if inside is None else inside & within
             target = value if number else total
+            # All indices are in range; to raise for others NumPy would buffer the target.
             np.take(image, index, 1, target, "clip")
             if inside is not None and not inside.all():
                 np.copyto(target, zero, where=~inside)

@@ -107,6 +107,7 @@ def _basic_index(indices: np.ndarray, dim: Dim) -> int | slice | None:
     # One sign throughout, so that the slice counts from one end.
     if step < 1 or (first < 0) != (last < 0) or (np.diff(indices) != step).any():
         return None
+    # Behind -1, an end of 0 would be the beginning of the axis.
     return slice(first, last + 1 if last != -1 else None, step)
 
 
@@ -341,6 +342,7 @@ def slice_(node: Node, types: Types) -> Kernel:
             dim = dims[i]
             if not isinstance(dim, int) and step < 0 and start < -1:
                 return None  # depends on the dim
+            # What would depend on a dim that is unknown has been given up above.
             limit = dim if isinstance(dim, int) else sys.maxsize
             result[i] = slice(*_clamped(start, end, step, limit))
         return (*result, ...)

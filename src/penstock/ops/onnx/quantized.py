@@ -75,6 +75,7 @@ def pieces(length: int, a_reach: int, b_reach: int, b: np.ndarray | None) -> lis
         while -(-length // count) > safe:
             size = -(-length // count)
             starts = range(0, length, size)
+            # Not in float32, in which the very sums that are looked for would be rounded.
             sums = np.add.reduceat(sizes, starts, axis=-2, dtype=np.float64)
             if a_reach * float(sums.max()) <= EXACT:
                 step = size
@@ -119,6 +120,7 @@ class _Product:
                 side = np.ascontiguousarray(side)
                 return side, pieces(side.shape[-2], reach_a, reach_b, side)
 
+            # Where it is cut depends on how far both sides reach, which other zero points change.
             name = "right side", self.transpose_b, reach_a, reach_b
             self._fixed = shared(name, prepared, weights, b_zero)
             self.spans = self._fixed.value[1]

@@ -87,6 +87,7 @@ class _Samples:
         dense = np.zeros((self.samples[0], size), np.float64)
         rows = np.arange(len(dense))[:, None]
         for elements, weights in self.neighbours:
+            # Samples of a bin may share a pixel, of which ``+=`` would add one alone.
             np.add.at(dense, (rows, elements), weights)
         return dense.astype(dtype)
 
@@ -125,7 +126,10 @@ def roi_align(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> 
             if highest:
                 np.copyto(result, _highest(x[image], rows, columns), casting="unsafe")
                 continue
+            # A bin without samples is 0, and not 0 / 0.
             count = max(rows.samples[1] * columns.samples[1], 1)
+            # Weights are products of those along either axis, and so are their sums: two products
+            # of matrices take the place of a sum over the samples of each bin.
             across = np.matmul(x[image], columns.matrix(sizes[1], dtype).T)
             np.matmul(rows.matrix(sizes[0], dtype) / dtype.type(count), across, result)
 

@@ -26,6 +26,7 @@ def angles(cache: np.ndarray, positions: np.ndarray, streams: Any = None) -> np.
     ``streams`` [half]: which of several positions of a token, [stream, batch, sequence], an angle
     belongs to.
     """
+    # Negative ones, too: NumPy would count them from the end of the cache.
     if positions.size and (positions.min() < 0 or positions.max() >= len(cache)):
         raise ShapeError(f"positions up to {positions.max()} do not fit a cache of {len(cache)}")
     if streams is None:

@@ -66,6 +66,7 @@ def _accumulate(
     depth = len(index)
     dims, block = out.shape[:depth], math.prod(out.shape[depth:])
     try:
+        # ONNX counts negative indices from the end of an axis; NumPy's function takes none.
         positions = np.ravel_multi_index(
             [np.where(i < 0, i + n, i) for i, n in zip(index, dims, strict=True)], dims
         )

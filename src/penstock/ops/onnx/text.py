@@ -31,9 +31,11 @@ def strings(values: Sequence[str], shape: tuple[int, ...]) -> np.ndarray:
 
 @array_operator("StringConcat", since=20, infer=broadcast_to(STRING), strings=True)
 def string_concat(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    # Without broadcasting, the result has no more characters than the operands together.
     if x.shape != y.shape:
         _reserve_joined(x, y)
     joined = np.add(x, y)
+    # Of operands of rank 0, NumPy's result is the string itself.
     return joined if isinstance(joined, np.ndarray) else strings([joined], ())
 
 

@@ -42,6 +42,7 @@ def _table(keys: np.ndarray, values: np.ndarray) -> dict[Any, Any]:
     """Values by keys, of equal ones the first."""
     if keys.size != values.size:
         raise ShapeError(f"a table of {keys.size} keys and {values.size} values")
+    # From behind, since of equal keys a dict keeps the last.
     return dict(
         zip(reversed(keys.reshape(-1).tolist()), reversed(values.reshape(-1).tolist()), strict=True)
     )
@@ -84,11 +85,13 @@ def embedding_lookup_sparse(
     rows = np.ravel_multi_index(tuple(places), dims) if dims else np.zeros(ids.size, np.int64)
     count = int(np.prod(dims, dtype=np.int64))
     out = np.zeros((count, *table.shape[1:]), table.dtype)
+    # Several ids may belong to one row, of which ``+=`` would add one alone.
     np.add.at(out, rows, table[ids] * weights.reshape(-1, *[1] * (table.ndim - 1)))
     if combiner:
         totals = np.zeros(count, table.dtype)
         np.add.at(totals, rows, weights if combiner == 1 else weights * weights)
         totals = totals if combiner == 1 else np.sqrt(totals)
+        # Rows without ids stay 0, and are not 0 / 0.
         used = np.unique(rows)
         out[used] /= totals[used].reshape(-1, *[1] * (table.ndim - 1))
     return out.reshape([*dims, *table.shape[1:]])
@@ -143,6 +146,7 @@ def rng_bit_generator(
     """The next state and random bits: Salmon et al., Parallel random numbers: as easy as 1, 2, 3
     (SC 2011). ``algorithm``: 2 for Threefry, of a key and a counter, or else Philox."""
     out_dtype = dtypes()[dtype]
+    # In 64 bits, which a product of two words needs; sums are cut to 32.
     words = state.view(np.uint32).astype(np.uint64)
     threefry = algorithm == 2
     if state.dtype != np.uint64 or state.shape not in ((2,), (2 if threefry else 3,)):
@@ -164,6 +168,7 @@ def rng_bit_generator(
 
 
 def _threefry(k0: np.uint64, k1: np.uint64, x0: np.ndarray, x1: np.ndarray) -> list[np.ndarray]:
+    # The constant is that of Threefry's key schedule for words of 32 bits.
     keys = (k0, k1, k0 ^ k1 ^ np.uint64(0x1BD11BDA))
     x0, x1 = (x0 + k0) & _MASK, (x1 + k1) & _MASK
     for group in range(5):
@@ -186,5 +191,6 @@ def _philox(k0: np.uint64, k1: np.uint64, counter: list[np.ndarray]) -> list[np.
             (first >> np.uint64(32)) ^ counter[3] ^ k1,
             first & _MASK,
         ]
+        # Weyl sequences of the golden ratio and of sqrt(3) - 1, as Philox has them.
         k0, k1 = (k0 + np.uint64(0x9E3779B9)) & _MASK, (k1 + np.uint64(0xBB67AE85)) & _MASK
     return counter

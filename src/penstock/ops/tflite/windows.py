@@ -164,6 +164,7 @@ def scatter(
     out = x.copy()
     target = tuple(place[inside] for place in places)
     if reduction:
+        # Updates of several slices may meet in one place, and each of them counts.
         _REDUCTIONS[reduction].at(out, target, values[inside])
     else:
         out[target] = values[inside]
