@@ -428,6 +428,7 @@ def stack_kernel(node: Node, backend: Backend) -> Kernel:
     type_ = row_type(rows.type, axis)
 
     def function(rows: RunValues) -> Any:
+        # Libraries cannot tell the type and the shape of rows that there are none of.
         if not rows:
             return backend.from_host(stack((), axis, backward, type_))
         return join(rows[::-1] if backward else rows, axis)

@@ -148,6 +148,7 @@ def _of_all_channels(
         matrix = panels.swapaxes(0, 1).reshape(k, every)[:, :filters].reshape(last)
         return np.ascontiguousarray(np.moveaxis(matrix, (-1, -2), (0, 1)))
 
+    # The rows that are copied lie in an array of fixed size on the stack of the compiled function.
     if k > _COPIED:
         return None
     panels = TensorType(FLOAT32, (every // _PANEL, k, _PANEL))
@@ -175,6 +176,8 @@ def _of_each_channel(
 ) -> NativeCall | None:
     channels, x = w.shape[0], site.input(chain.x)
     assert x is not None
+    # Vectors run on into the channels of adjacent positions, so that weights repeat themselves
+    # where a vector begins with the first channel.
     taps, period = rows.kernel * columns.kernel, math.lcm(channels, _PANEL)
     reach = (columns.kernel - 1) * columns.dilation // columns.stride
 
@@ -183,6 +186,7 @@ def _of_each_channel(
         seen = _COPIED // (columns.stride * (chunk + reach) * channels)
         return (seen - (rows.kernel - 1) * rows.dilation - 1) // rows.stride + 1
 
+    # Columns are divided before rows are, of which several are computed together.
     chunk = columns.count
     while block_of(chunk) < min(_LINES, rows.count) and chunk > 1:
         chunk = -(-chunk // 2)

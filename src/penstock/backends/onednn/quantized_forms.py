@@ -117,6 +117,7 @@ def _operation(output: tuple[int, int], bias: int = -1) -> Callable[[OpDesc], Fo
         term = desc.constant(bias)
         if term is None:
             return None
+        # The bias is in units of both scales. float64 holds an int32 exactly, float32 does not.
         factor = attrs.get("alpha", 1.0) * x.scale.astype(np.float64) * w.scale
         return Form(desc.node, (x, w), y, bias=term * factor)
 

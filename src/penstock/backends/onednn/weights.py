@@ -141,6 +141,7 @@ class Weights:
                 seen = self._seen(array)
                 if not lib.dnnl_memory_desc_equal(descriptor_of(library, seen), layout):
                     ordered = reordered(library, seen, layout)
+                # The form is a copy, in this very layout: a second one would be of no use.
                 elif not np.may_share_memory(seen, array):
                     ordered = seen.reshape(-1).view(np.uint8)
             if ordered is None:  # no copy is needed
@@ -148,6 +149,7 @@ class Weights:
                 self._exact = self._exact and self._back is not None
             else:
                 filled = memory(library, layout, ordered)
+            # From elements that were rounded the constant cannot be given back.
             if not rounded:
                 self._source = library, layout, filled, ordered
             self._copies.append(_Copy(layout, filled, ordered, name))

@@ -184,6 +184,7 @@ def device_of(device: str | torch.device | None) -> torch.device:
     except RuntimeError as error:
         raise PenstockError(f"device={device!r} is no device of torch: {error}") from error
     if chosen.type == "cpu":
+        # Without its number: torch takes "cpu" and "cpu:0" for two devices.
         return torch.device("cpu")
     if chosen.type != "cuda":
         raise PenstockError(f"device={device!r}: the torch backend runs on cpu and cuda devices")
@@ -193,4 +194,5 @@ def device_of(device: str | torch.device | None) -> torch.device:
         index = torch.cuda.current_device()
     if index is None or index >= count:
         raise PenstockError(f"device={device!r}: torch finds {count} CUDA devices here")
+    # With its number, as tensors there have it: torch takes "cuda" and "cuda:0" for two.
     return torch.device("cuda", index)
