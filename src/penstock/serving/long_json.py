@@ -29,6 +29,7 @@ _MOST_SHORT, _MOST_TENSORS, _MOST_STRINGS = 1 << 16, 1 << 12, 1 << 20
 
 _SPACE = re.compile(rb"[ \t\n\r]*")
 _RUN = re.compile(rb'[^\[\]{}"]{0,%d}' % _PIECE)
+# Strings come first: a bracket in one is none of a row.
 _STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]]')
 _BRACKETS_TO_SPACES = bytes.maketrans(b"[]", b"  ")
 _QUOTE, _BACKSLASH = b'"'[0], b"\\"[0]
@@ -185,6 +186,7 @@ class _Reader:
                     depths.add(depth)
                 self._check_brackets(last, shown[:1])
                 last = shown[-1:]
+            # A run has no quotes, so that a comma in it is between two elements.
             if self.at - cuts[-1] > _PIECE and (cut := text.rfind(b",", begin, self.at)) >= 0:
                 cuts.append(cut)
             byte = text[self.at : self.at + 1]

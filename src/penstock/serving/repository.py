@@ -71,6 +71,7 @@ class ServedModel:
         """Count a request that has ended."""
         with self._lock:
             (self.succeeded if ok else self.failed).add(seconds)
+            # In milliseconds since 1970, as Triton's statistics have it.
             self.last = round(time() * 1000)
 
     def configuration(self) -> JsonObject:
@@ -138,6 +139,7 @@ class ModelRepository:
 
     def find(self, name: str, version: str | None = None) -> ServedModel:
         """A version of a model, by default the highest. Raises ``UnknownModel``."""
+        # Without the lock: versions of a model are replaced as a whole, and never changed.
         versions = self._models.get(name)
         if not versions:
             have = ", ".join(map(repr, self._models)) or "none"
@@ -155,6 +157,7 @@ class ModelRepository:
 
     def all(self) -> list[ServedModel]:
         """Every version of every model that is there."""
+        # A copy of the list, since models may be loaded meanwhile.
         return [model for versions in list(self._models.values()) for model in versions.values()]
 
     def load(self, name: str) -> None:

@@ -119,6 +119,7 @@ class CacheEntry:
             "environment": [os.environ.get(name, "") for name in VARIABLES],
             "backends": {str(b): describe(str(b)) for b in self.options.backends or available()},
         }
+        # Sorted: the name must not depend on the order in which keys were added.
         text = json.dumps(keyed, sort_keys=True).encode()
         return self.folder / f"{hashlib.blake2b(text, digest_size=16).hexdigest()}.penstock"
 

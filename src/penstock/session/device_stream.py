@@ -108,6 +108,7 @@ class DeviceLine:
 
     def _end(self, launched: Future[Any], future: Future[Any], bring: Callable[[Any], Any]) -> None:
         """End ``future`` when the results, which are on the stream, are there."""
+        # Together with ``future``, which so has ended.
         if launched.cancelled():
             return
         error = launched.exception()

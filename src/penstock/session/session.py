@@ -144,6 +144,7 @@ class Session:
         if options or self._traced:  # a run that can be stopped or observed
             return self._run(make(RunOptions, "run", feeds, fetches, targets, **options))
         if fetches is None and targets is None:
+            # One tuple, read once: other threads replace it while they compile.
             _, last, expected = self._main.last
             if expected is not None and last is not None:
                 values = self._functions.taken(expected, feeds)
@@ -194,6 +195,7 @@ class Session:
                 values = self._functions.taken(expected, feeds)
                 if values is not None:
                     outputs = last.run(values, control)
+                    # A run that ends late has not met its deadline, as in ``Run.run_inline``.
                     if control.late() is not None:
                         control.stop()
                     named: dict[str, RunValue] = self._functions.named(self._main.outputs, outputs)
@@ -240,6 +242,7 @@ class Session:
             reason = f"the queue is full: max_pending={most} submitted runs have not ended"
             job.refuse(DeadlineExceeded(reason))
             return future
+        # The future ends whatever becomes of the run, also if it is cancelled in the queue.
         future.add_done_callback(lambda _: places.give())
         return self._enqueue(job, future)
 

@@ -65,6 +65,8 @@ class _Mark:
     def reach(self) -> None:
         with self._lock:
             self._passed = True
+            # Called without the lock: they go on with streams, and return when the next command has
+            # to wait.
             callbacks, self._callbacks = self._callbacks, []
         for function in callbacks:
             function(self)
@@ -95,6 +97,7 @@ class Signal:
 
     def query(self) -> bool:
         """Whether all work before the signal on its stream has ended."""
+        # Read once: another thread may emit the signal again.
         mark = self._mark
         return mark is None or mark.done()
 

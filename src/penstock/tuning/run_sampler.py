@@ -98,6 +98,7 @@ class RunSampler:
     def begin(self, trial: Callable[[Switch, Reschedule], Trial]) -> None:
         """Begin ``trial``, which is given what lets another executor be used, and what compiles the
         plan anew."""
+        # The trial belongs to this sampler, and would keep it alive.
         own = ref(self)
 
         def reschedule(measured: MeasuredRuns) -> Executor | None:

@@ -60,6 +60,7 @@ class TransferPlacement:
         self.seconds = seconds
         self.transfer = transfer
         self.parallel = parallel
+        # From behind, so that of each memory the backend that was named first stays.
         memories = {backend.memory: b for b, backend in reversed(list(enumerate(backends)))}
         self.memories = sorted(memories.values())
         self.home = memories.get(HOST, 0)
@@ -111,6 +112,7 @@ class TransferPlacement:
             schedule = place(dag, cost, lambda i, j, x, y: moved(i, x, y), workers)
             return _Placed(schedule.makespan, schedule.backend)
         where = place_serial(dag, cost, moved)
+        # A value goes to a backend once, however many of its readers are there.
         copies = {(i, where[j]) for i, j in dag.edges if where[i] != where[j]}
         times = [row[at] or 0.0 for row, at in zip(cost, where, strict=True)]
         return _Placed(fsum([*times, *[moved(i, where[i], at) for i, at in copies]]), where)
@@ -154,6 +156,7 @@ class TransferPlacement:
             graphs = [self.placed.get((graph, b)) for _, graph in node.graphs]
             times = [graph.seconds for graph in graphs if graph is not None]
             if times:
+                # Of an If the branch that takes longer: only a run knows which one it takes.
                 row[b] = max(times) * _trips(node)
         return row
 

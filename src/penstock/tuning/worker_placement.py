@@ -265,6 +265,7 @@ class _Simulation:
                     self.waiting.clear()
                     given = self.end(ended, now)
                 touched |= self.give(given)
+            # They take cores in this order: equal placements are to have equal forecasts.
             for worker in sorted(touched):
                 self.start(worker, now)
         nodes = Counter(self.workers)
@@ -297,6 +298,7 @@ class _Simulation:
 
     def later(self, when: float, nodes: Sequence[int], ended: int | None = None) -> None:
         """Nodes get one of the values that they wait for; or a node ends."""
+        # The number keeps events of one moment in the order in which they were made.
         heappush(self.events, (when, next(self.number), nodes, ended))
 
     def sent(self, source: int, target: int, values: Collection[Value]) -> float:
