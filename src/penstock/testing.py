@@ -164,6 +164,8 @@ def check_into(node: Node, values: RunValues, results: RunValues) -> None:
 def _check_memory(kernel: Kernel, values: RunValues, results: RunValues) -> None:
     """Check that results are views of the first input, or share no memory with any."""
     if kernel.view:
+        # A view of memory in another order may need a copy, and an array without elements shares
+        # nothing.
         assert not isinstance(values[0], np.ndarray) or (
             np.shares_memory(results[0], values[0])
             or np.asarray(results[0]).size == 0
@@ -235,6 +237,7 @@ def _captured(*functions: Any) -> list[np.ndarray]:
         value = stack.pop()
         if id(value) in seen:
             continue
+        # Kept until the end: the id of an object that was freed may be that of the next one.
         seen[id(value)] = value
         if isinstance(value, (list, tuple)):
             stack.extend(value)
@@ -291,6 +294,7 @@ def _copied(layout: Callable[[np.ndarray], np.ndarray], value: RunValue) -> Any:
 def _read_only(value: RunValue) -> RunValue:
     if not isinstance(value, np.ndarray):
         return value
+    # The flag is one of the view: the caller's own array stays as it is.
     view = value[...]
     view.flags.writeable = False
     return view
@@ -307,6 +311,7 @@ def _fill(array: np.ndarray, byte: int) -> np.ndarray:
 
 
 def _workspace(size: int, byte: int) -> np.ndarray:
+    # Kernels may rely on the alignment that arenas have.
     raw = np.full(size + 64, byte, np.uint8)
     start = -raw.ctypes.data % 64
     return raw[start : start + size]

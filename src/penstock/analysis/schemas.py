@@ -250,6 +250,7 @@ def find_schema(name: str, domain: str, opset: int) -> OnnxSchema | None:
 def _read(name: str, domain: str, opset: int) -> OnnxSchema | None:
     """The newest version of an operation up to that of an opset."""
     lines, sets, _ = _table()
+    # A line at a time: a model has some 30 of the operations that the table lists.
     versions = json.loads(lines.get((domain, name), "[]"))
     for version, *numbers, attributes, inputs, outputs in versions:
         if version <= opset:

@@ -47,6 +47,7 @@ VERSION = 4
 HEADER = struct.Struct("<8sIIQQ")
 _ALIGNMENT = 64
 _PIECE = 16 << 20  # bytes that are written or checked between two looks at the control
+# Checksums are computed at 1 GB/s: over all weights that takes longer than the rest of opening.
 _LARGE = 64 << 10  # bytes of an array from which on it is not checked if it is mapped
 
 _MAPPED: WeakValueDictionary[tuple[int, ...], mmap.mmap] = WeakValueDictionary()

@@ -79,6 +79,7 @@ def load_arrays(
     another format, or has more bytes than ``limits`` allow, ``OSError``."""
     with open(path, "rb", opener=_without_waiting) as file:
         status = os.fstat(file.fileno())
+        # Of a device or a pipe no size bounds what would be read.
         if not stat.S_ISREG(status.st_mode):
             raise InvalidInput(f"{str(path)!r} is no file")
         if excess := limits.beyond("max_bytes", status.st_size):
@@ -96,6 +97,7 @@ def load_arrays(
             raise TypeError("its metadata are no texts")
         places = sorted((*entry["data_offsets"], name) for name, entry in header.items())
         ends = [0, *[end for _, end, _ in places]]  # each array begins where the one before it ends
+        # The format has no holes, so that a file cannot be one of another format as well.
         if [begin for begin, _, _ in places] != ends[:-1] or ends[-1] != len(content):
             raise ValueError("its arrays leave gaps, share bytes or end elsewhere than the file")
         return {name: _array(name, entry, content) for name, entry in header.items()}, texts
@@ -106,6 +108,7 @@ def load_arrays(
 def _array(name: str, entry: Mapping[str, Any], content: bytes) -> np.ndarray:
     """An array that may be written to."""
     shape, (begin, end) = entry["shape"], entry["data_offsets"]
+    # True is an int in Python, but no dim; NumPy's arrays have at most 64 dims.
     if not all(type(x) is int and 0 <= x < 2**62 for x in (*shape, begin, end)) or len(shape) > 64:
         raise ValueError(f"{shortened(name)!r} has no shape")
     if entry["dtype"] not in _DTYPES:
@@ -127,6 +130,7 @@ def _little_endian(array: np.ndarray) -> np.ndarray:
 
 def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
     names = dict(pairs)
+    # The format forbids it, since readers differ in which of the two they take.
     if len(names) < len(pairs):
         raise ValueError("two of its entries have one name")
     return names

@@ -64,6 +64,7 @@ else:
             defaults = {each: members.pop(each) for each in names if each in members}
             members["__new__"] = _constructor(names, (*defaults.values(),))
             for i, each in enumerate(names):
+                # As in ``collections``: it reads an element without a call of Python.
                 members[each] = _tuplegetter(i, "")
             members |= {"_fields": names, "_field_defaults": defaults, "__match_args__": names}
             return type(name, (_Tuple,), {**members, "__slots__": ()})
@@ -90,6 +91,8 @@ else:
             return made
 
         def __getnewargs__(self) -> tuple[object, ...]:
+            # For pickle and copy. That of a tuple gives the whole tuple as the one argument of a
+            # constructor, which takes the elements here.
             return tuple(self)
 
         def __repr__(self) -> str:
@@ -208,6 +211,8 @@ def _declared(cls: Any, kw_only: bool) -> dict[str, RecordField]:
     """Return the fields that the class itself declares; its attributes become their defaults."""
     own, declared = cls.__dict__, {}
     for name, text in own.get("__annotations__", {}).items():
+        # Annotations are texts. Evaluated, they would need what is imported for type checkers
+        # alone.
         if "ClassVar" in str(text):
             continue
         if "KW_ONLY" in str(text):

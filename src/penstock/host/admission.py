@@ -128,6 +128,7 @@ class AdmissionQueue:
 
     def forked(self) -> None:
         """In a forked child no run is inside, not even the one that has forked it."""
+        # Reentrant, since a signal handler may run a session while the thread has the lock.
         self._lock = threading.RLock()
         self._inside: dict[int, Ticket] = {}  # by thread
         self._waiting: deque[Ticket] = deque()
@@ -163,6 +164,7 @@ class AdmissionQueue:
                 inside[ticket.thread] = ticket
                 return 0.0
             # It would have ended by the time that it is woken.
+            # Where runs of 3 ms waited, four clients made 0.88 to 0.94 of the runs (decision 64).
             if seconds < SHORT_RUN_S:
                 return 0.0
             ticket.prepare()
@@ -219,6 +221,7 @@ class AdmissionQueue:
         return {ticket.core for ticket in self._inside.values()}
 
 
+# Not OMP_NUM_THREADS: who sets that to 1 and starts a thread for each core means all cores.
 ADMISSIONS = AdmissionQueue(usable_cores())
 """the queue of all runs of the process"""
 

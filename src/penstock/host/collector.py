@@ -48,9 +48,12 @@ _ALLOW: tuple[type, ...] = (
     BuiltinFunctionType,
     type(RLock()),
 )
+# These unlink themselves from the collector's list without a look: untracked, they crash when they
+# are freed.
 _WALKED: tuple[type, ...] = (FunctionType, CellType, MethodType)
 # Young objects above which to list them takes too long: where users have turned the collector off.
 _MOST_YOUNG = 1 << 20
+# Which deallocators look first is no promise of Python's: a test frees objects of each type.
 _TESTED = (3, 11) <= sys.version_info < (3, 14)
 
 

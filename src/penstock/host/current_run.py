@@ -113,6 +113,8 @@ class Budget:
         if known is None or known[0]() is not array:
             if nbytes > self.left:
                 self.reserve(nbytes)
+            # Programs, lists and frames let go of values in many places, and none of them tells the
+            # run.
             self._arrays[id(array)] = weakref.ref(array), nbytes
             self.left -= nbytes
             if len(self._arrays) > self._most:

@@ -42,8 +42,11 @@ _kept: list[mmap.mmap] = []
 def empty(dims: Sequence[int], dtype: np.dtype) -> np.ndarray:
     """As ``np.empty``; a large array is in memory of one that was freed, if that fits."""
     nbytes = math.prod(dims) * dtype.itemsize
+    # References are counted: old bytes in reused memory would be taken for some that are to be let
+    # go. Windows has no private mappings.
     if nbytes <= _LARGEST or dtype.hasobject or not hasattr(mmap, "MAP_PRIVATE"):
         return np.empty(dims, dtype)
+    # To clear new pages took the system 3.5 of the 5.2 ms of a Resize to 33.5 MB (decision 50).
     block = _take(nbytes)
     if block is None:
         block = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

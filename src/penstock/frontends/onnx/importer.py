@@ -212,6 +212,8 @@ class _Importer:
             type_ = self.input_type(info, context) if entry else ANY
             value = names[info.name] = self.value(info.name, context, type_)
             graph.inputs.append(value)
+        # Types that the file declares for values in between are not read: memory is planned from
+        # types, and a wrong one would mean writing past a buffer (decision 14).
         body = self.declare(proto.node, context, {})
         graph.outputs += [self.output(info.name, context) for info in proto.output]
         self.expand(graph.nodes, body)

@@ -99,6 +99,7 @@ def conv(c: Conversion) -> None:
     n = 3 if c.op == "Conv3D" else 2
     image_format = ImageFormat(c, n)
     attrs = {**image_format.conv_attrs(), "group": _groups(c, image_format, c.shape(0))}
+    # TensorFlow's filters are [H, W, I, O], those of ONNX [O, I, H, W].
     weights = c.emit("Transpose", [c.inputs[1]], {"perm": [n + 1, n, *range(n)]})
     image_format.emit_final("Conv", [image_format.channels_first(c.inputs[0]), weights], attrs)
 
@@ -152,6 +153,7 @@ def conv_transpose(c: Conversion) -> None:
     if c.op.startswith("Depthwise"):
         weights, groups = _depthwise_weights(c)
     else:
+        # What the convolution forward gives is what this one takes: its O are ONNX's C.
         weights = c.emit("Transpose", [c.inputs[1]], {"perm": [n + 1, n, *range(n)]})
         groups = _groups(c, image_format, None if sizes is None else tuple(sizes))
     inputs = [image_format.channels_first(c.inputs[2]), weights]

@@ -168,6 +168,7 @@ class OperatorConversion(NodeBuilder):
 
     def activation(self, number: int, value: Value) -> tuple[str, list[Value]]:
         """The operation and the inputs of an activation, by its number in the schema."""
+        # ActivationFunctionType of TFLite's schema: RELU, RELU_N1_TO_1, RELU6 and TANH, from 1 on.
         if number == 1:
             return "Relu", [value]
         if number in (2, 3):

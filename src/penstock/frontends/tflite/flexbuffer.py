@@ -13,6 +13,8 @@ _NULL, _INT, _UINT, _FLOAT, _KEY, _STRING = range(6)
 _MAP, _VECTOR, _BLOB, _BOOL = 9, 10, 25, 26
 _TYPED = {11: _INT, 12: _UINT, 13: _FLOAT, 14: _KEY, 15: _STRING, 36: _BOOL}
 _INDIRECT = {6: _INT, 7: _UINT, 8: _FLOAT}
+# Of all vectors together: they are referred to by offsets, so that a few bytes could name one
+# vector again and again.
 _MAX_VALUES = 100_000
 _MAX_DEPTH = 32
 

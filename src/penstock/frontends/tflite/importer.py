@@ -343,6 +343,7 @@ class SubgraphImporter:
             parameters.append(value.const.reshape(-1, 1))
         if not codes.shape or codes.shape[-1] % size:
             raise TensorError(f"has blocks of {size}, but rows of shape {codes.shape}")
+        # As float32 they take more memory than the file has bytes, and so count for the limit.
         self.reader.spend(4 * codes.size)
         numbers = codes.reshape(-1, size).astype(np.float32)
         numbers = numbers - parameters[1] if parameters[1:] else numbers
