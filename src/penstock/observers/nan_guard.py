@@ -84,6 +84,7 @@ class NanGuard(Observer):
         key = step, threading.get_ident()
         state.begun[key] = inspections
         if is_fused(step.node):
+            # Kernels may work in place, but never on what was fed, nor on constants.
             state.copies[key] = [
                 value.copy() if isinstance(value, np.ndarray) and slot not in state.fixed else value
                 for slot, value in zip(step.inputs, inputs, strict=True)

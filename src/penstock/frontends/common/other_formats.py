@@ -65,10 +65,12 @@ _MEMBERS = (("data.pkl", _TORCH), (".weights.h5", _KERAS))
 _HEADS = (
     (0, b"\x89HDF", _KERAS),
     (0, b"GGUF", _LLAMA),
+    # The opcode with which pickles begin from protocol 2 on.
     (0, b"\x80", _PICKLE),
     (4, b"ORTM", _ORT),
     (0, b"ML\xefR", _MLIR),
     (0, b"CBM1", _CATBOOST),
+    # UBJSON: an object, whose first key has its length before it, as an int64.
     (0, b"{L\0\0\0\0\0\0\0\x07learner", _XGBOOST),
     (0, b"{L\0\0\0\0\0\0\0\x06Config", _XGBOOST),
 )

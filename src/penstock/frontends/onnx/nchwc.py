@@ -192,9 +192,12 @@ def _write_conv(b: NodeUpgrade, blocks: _Blocks) -> None:
         raise InexpressibleError("its weights are not constant")
     size, (filters, inner, *kernel) = blocks.size, weights.shape
     if x in blocks.values and inner > 1:
+        # ONNX Runtime's order: blocks of filters and of channels, the kernel, and then the channels
+        # and filters of a block.
         parts = weights.reshape(filters // size, inner // size, *kernel, size, size)
         weights = parts.transpose(0, 5, 1, 4, 2, 3)
     else:
+        # The image itself is not in blocks, nor are its channels here.
         parts = weights.reshape(filters // size, inner, *kernel, size)
         weights = parts.transpose(0, 4, 1, 2, 3)
     weights = weights.reshape(filters, inner, *kernel)

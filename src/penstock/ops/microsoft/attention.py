@@ -137,6 +137,7 @@ def _follow(beams: np.ndarray, cache: np.ndarray, past: int) -> np.ndarray:
     first = np.arange(batch)[:, None, None] * width
     sources = np.tile(np.arange(len(cache))[:, None], cache.shape[2])
     sources[:, :past] = (beams[..., :past] + first).reshape(batch * width, -1)
+    # NumPy puts axes of indices first that stand on both sides of a slice.
     return cache[sources, :, np.arange(cache.shape[2])].swapaxes(1, 2)
 
 

@@ -95,6 +95,7 @@ def _run_scan(node: Node, inputs: RunValues) -> Steps:
     scanned: list[list[Any]] = [[] for _ in layout.output_axes]
     views = list(map(rows_of, scans, layout.input_axes, layout.input_backward))
     for i in range(same_length(*views)):
+        # With the ellipsis, an element of a vector is an array still.
         results = yield body, (*states, *(view[i, ...] for view in views))
         states = list(results[: layout.states])
         for rows, row in zip(scanned, results[layout.states :], strict=True):

@@ -24,6 +24,7 @@ def view_kernel(view: ArrayFunction) -> Kernel:
 
 def _refill(x: np.ndarray, out: np.ndarray) -> None:
     """Copy the elements of ``x`` in order to ``out``, which has another shape."""
+    # Of another output, ``reshape`` would be a copy, and what is written there lost.
     if out.flags.c_contiguous:
         out.reshape(x.shape)[...] = x
     else:

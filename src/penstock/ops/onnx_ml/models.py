@@ -351,6 +351,8 @@ def svm_classification(attrs: Attrs) -> VectorMachine:
     own = [slice(sum(counts[:i]), sum(counts[: i + 1])) for i in range(classes)]
     decisions = np.zeros((len(pairs), total))
     for row, (i, j) in zip(decisions, pairs, strict=True):
+        # As LIBSVM has it: vectors of a class have a coefficient for each other class, in their
+        # order.
         row[own[i]] = duals[j - 1, own[i]]
         row[own[j]] = duals[i, own[j]]
     return VectorMachine(vectors, decisions, rho, *kernel)

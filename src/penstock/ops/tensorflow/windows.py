@@ -184,6 +184,7 @@ def max_pool_backward(node: Node, types: Types) -> Kernel:
         for _, seen, elements in _elements(_axes(x.shape, attrs["kernel_shape"], attrs, dy)):
             chosen = left[seen] & (x[elements] == y[seen])
             left[seen] ^= chosen
+            # The k-th elements of two windows are never the same, so that this counts each of them.
             result[elements] += np.where(chosen, dy[seen], np.zeros((), dy.dtype))
         return result.astype(dy.dtype, copy=False)
 

@@ -183,5 +183,6 @@ def view_as(x: np.ndarray, *, dtype: np.dtype) -> np.ndarray:
     larger = dtype.itemsize // x.itemsize
     if larger > 1 and x.shape[-1:] != (larger,):
         raise ShapeError(f"elements of {dtype.itemsize} bytes out of {x.dtype}{[*x.shape]}")
+    # NumPy views only a contiguous last axis as elements of another size.
     x = np.ascontiguousarray(x if larger else x[..., np.newaxis])
     return x.view(dtype)[..., 0] if larger > 1 else x.view(dtype)
