@@ -233,6 +233,7 @@ def _measured_in_turn(
             **describe_times(times, sum(turn[i][1] for turn in timed)),
         }
         if i:
+            # Of each turn by itself: what slows the machine down for a while does so to both in it.
             row["ratio"] = statistics.median([turn[0] / turn[i] for turn in medians])
             row["relative"] = _apart(outputs, firsts[0][0], firsts[i][0])
         rows.append(row)

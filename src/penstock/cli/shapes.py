@@ -151,6 +151,7 @@ def read_shapes(model: Model, texts: Sequence[str]) -> list[GivenShapes]:
     inputs: dict[str, list[Shape]] = {}
     sizes: dict[str, list[int]] = {}
     for text in texts:
+        # From the right: names of inputs may have the sign in them, and dims do not.
         name, equals, value = text.rpartition("=")
         if not equals:
             raise click.UsageError(f"--shape must be NAME=DIMS, not {text!r}")

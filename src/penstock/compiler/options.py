@@ -94,6 +94,7 @@ def _check_types(record: ExpertOptions | CompileOptions) -> None:
     """Raise ``TypeError`` for an option of a type that its field does not declare."""
     for own in fields(record):
         value, allowed = getattr(record, own.name), own.metadata["allowed"]
+        # The default of most is None, which stands for no value of their types.
         if allowed is not None and value is not own.default and not allowed(value):
             raise wrong_type(own.name, value, str(own.type))
 

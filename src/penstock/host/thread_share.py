@@ -147,6 +147,7 @@ def announce(streams: int) -> None:
     """Count ``streams`` that are about to begin as if they were inside, so that the first of them
     takes no more than its share. Each is announced as -1 when it begins, before it enters."""
     with _process.lock:
+        # A child that was forked in between has forgotten what its parent had announced.
         _process.streams = max(0, _process.streams + streams)
 
 

@@ -107,6 +107,8 @@ class _OpenVino(_Peer):
         self._core = openvino.Core()
 
     def load(self, job: EngineJob) -> Run:
+        # Where the processor has bfloat16, it would round to it by default, which is another
+        # comparison.
         config = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
         if job.threads is not None:
             config["INFERENCE_NUM_THREADS"] = str(job.threads)

@@ -179,6 +179,7 @@ class SpecContext:
         if not self.narrow:
             return own
         _, strides = self._seen(tensor, dims)
+        # Strides are in bytes, and bfloat16 has half of those of float32.
         taken = descriptor(
             self.library, dims, dtype_named("bfloat16"), [step // 2 for step in strides]
         )

@@ -26,6 +26,7 @@ def maxima(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         # NumPy finds the place of a maximum of a short row faster than the maximum itself.
         places = x.argmax(1)
         places += np.arange(0, x.size, width)
+        # All places are in range; to raise for others NumPy would buffer the output.
         np.take(x.reshape(-1), places, None, out[:, 0], "clip")
     else:
         _maximum(x, 1, None, out, True, -math.inf)

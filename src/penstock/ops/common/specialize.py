@@ -74,6 +74,8 @@ class Scratch:
             raise ShapeError("the operation takes numbers, not strings")
         field = Field(tuple(shape), dtype, self.size)
         count = dtype.itemsize * math.prod(shape)
+        # At least one unit: with a size of 0 a routine would get no workspace to find its empty
+        # fields in.
         self.size += max(-(-count // ALIGNMENT), 1) * ALIGNMENT
         return field
 
@@ -104,6 +106,7 @@ def specialized(node: Node, types: Types, make: Make, **options: Unpack[_Options
     arity, values = options.get("arity", (0, 0)), options.get("values", ())
     complete = partial(_widened, make) if options.get("widen", True) else make
 
+    # Bounded, since shapes that runs bring may be other ones each time.
     @lru_cache(maxsize=128)
     def build(inputs: tuple[TensorType | None, ...]) -> tuple[Routine, list[TensorType | None]]:
         consts = list(given)

@@ -39,6 +39,7 @@ def _negative_log_likelihood(
     reduction, ignore = attrs.get("reduction", "mean"), attrs.get("ignore_index")
     classes = x.shape[1]
     ignored = None if ignore is None else target == ignore
+    # What is ignored may name no class, and reads class 0, which then counts for nothing.
     index = target if ignored is None else np.where(ignored, 0, target)
     if index.size and not (ignored is not None and ignored.all()):
         low, high = index.min(), index.max()

@@ -178,6 +178,7 @@ def group_normalization(node: Node, inputs: Tensors, outputs: Tensors, consts: C
         matrix = np.ascontiguousarray(x).reshape(rows, columns)
         _, _, inverse = statistics.centre(matrix, out.reshape(rows, columns), workspace)
         factor = factors(workspace)
+        # Deviation and scale become one factor, so that the image is gone through once less.
         np.multiply(inverse.reshape(n, count, 1), scale.reshape(parts), factor)
         image = out.reshape(n, c, positions)
         np.multiply(image, factor.reshape(n, c, 1), image)

@@ -262,9 +262,11 @@ def _indexed(x: TensorType, axes: Sequence[Window], column_major: bool) -> Routi
             np.less_equal(values, part, out=better)
             np.logical_not(better, out=better)
             np.logical_or(better, at < 0, out=better)
+            # A NaN that was taken before stays, whatever comes behind it.
             np.logical_and(better, part == part, out=better)
             np.copyto(part, values, where=better)
             np.copyto(at, where[elements], where=better)
+        # A window of padding alone has its maximum nowhere, and keeps -1.
         np.add(indices, start, out=indices, where=indices >= 0)
 
     return Routine(into, layout.size)

@@ -49,6 +49,7 @@ def _given_shape(attrs: Attrs) -> tuple[int, ...]:
 def _draw(method: ArrayFunction, scale: float, offset: float, out: np.ndarray) -> np.ndarray:
     """Fill ``out`` with ``scale * draws + offset``."""
     native = out.dtype in _NATIVE
+    # NumPy's generators write into contiguous arrays alone.
     direct = native and out.flags.c_contiguous
     dtype = out.dtype if native else FLOAT32
     draws = method(out.shape, dtype, out if direct else None)

@@ -47,6 +47,7 @@ def arg_extreme(node: Node, types: Types) -> Kernel:
             return zero
         if not x.shape[axis]:
             raise ShapeError(f"axis {axis} of shape {x.shape} has no elements to choose from")
+        # NumPy takes the first of equal ones, which is the last of them once the axis is turned.
         if last:
             x = np.flip(x, axis)
         result = method(x, axis, out, keepdims=keepdims)

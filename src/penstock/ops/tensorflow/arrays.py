@@ -198,6 +198,7 @@ def _infer_strided_slice(types: Types, attrs: Attrs, consts: Consts) -> Sequence
     dims = _sliced(x.shape, index)
     data: tuple[Dim, ...] | None = None
     if x.data is not None and len(x.shape) == 1 and len(dims) <= 1 and np.newaxis not in index:
+        # As objects, since contents may be names of dims.
         taken: Any = np.array(x.data, object)[index]
         data = tuple(taken.reshape(-1).tolist())
     return (TensorType(x.dtype, dims, data),)

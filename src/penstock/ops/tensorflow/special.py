@@ -88,6 +88,7 @@ def log_gamma(x: np.ndarray) -> np.ndarray:
     """The logarithm of the absolute value. Below 1/2 by reflection."""
     reflected = x < 0.5
     y = np.where(reflected, 1 - x, x)
+    # By Gamma(y) = Gamma(y + 1) / y small arguments are led to where the series is exact.
     product = np.ones_like(y)
     for _ in range(_SHIFT):
         low = y < _SHIFT
@@ -105,6 +106,7 @@ def _digamma(x: np.ndarray) -> np.ndarray:
     """The derivative of ``log_gamma``. NaN at its poles."""
     reflected = x < 0
     y = np.where(reflected, 1 - x, x)
+    # As above, by psi(y) = psi(y + 1) - 1 / y.
     terms = np.zeros_like(y)
     for _ in range(_SHIFT):
         low = y < _SHIFT

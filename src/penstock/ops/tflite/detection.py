@@ -65,6 +65,7 @@ def _decoded(offsets: np.ndarray, anchors: np.ndarray) -> np.ndarray:
 def _chosen(boxes: np.ndarray, scores: np.ndarray, most: int, attrs: Attrs) -> np.ndarray:
     """The boxes with the highest scores that overlap none that was chosen before."""
     order = np.flatnonzero(scores >= attrs["nms_score_threshold"])
+    # Other algorithms of NumPy order equal scores by the instructions that the processor has.
     order = order[np.argsort(-scores[order], kind="stable")]
     threshold = boxes.dtype.type(attrs["nms_iou_threshold"])
     return order[suppressed(box_edges(boxes[order]), most, threshold)]

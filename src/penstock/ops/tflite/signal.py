@@ -108,6 +108,7 @@ def hadamard_rotation(
     if size < 1 or size & (size - 1) or not x.ndim or x.shape[-1] % size:
         raise ShapeError(f"a rotation of {size} for shape {x.shape}")
     out, half = x.reshape(-1, size), 1
+    # Sums and differences of halves: log2(size) passes, instead of a product with the whole matrix.
     while half < size:
         pairs = out.reshape(-1, size // (2 * half), 2, half)
         first, second = pairs[:, :, 0], pairs[:, :, 1]
