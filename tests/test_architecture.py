@@ -50,7 +50,7 @@ BOUNDS = {
     "environment_variables": 9,
 }
 MOST = {"python_lines": 105_560, "c_lines": 12_800}
-LEAST = {"comment_percent": 4.3, "comment_percent_in_hard_files": 12.5}
+LEAST = {"comment_percent": 5.0, "comment_percent_in_hard_files": 12.5}
 
 # Third-party packages that only some modules may import.
 CONFINED = {
