@@ -477,3 +477,14 @@ def test_streams_of_many_nodes_with_long_edges_are_few(n):
     schedule = large(n, edges)
     assert n - len({a for a, _ in edges}) <= schedule.n_streams <= 0.4 * n
     assert schedule.n_signals <= n
+
+
+def test_device_has_no_more_streams_than_it_is_given():
+    #   0 -> 1, 2, 3, on device 1; 1, 2 and 3 at once take three streams
+    dag = Dag(4, [(0, 1), (0, 2), (0, 3)])
+    devices = [0, 1, 1, 1]
+    assert assign_streams(dag, devices=devices).device_of == (0, 1, 1, 1)
+    assert assign_streams(dag, devices=devices, most={1: 2}).device_of == (0, 1, 1)
+    assert assign_streams(dag, devices=devices, most={1: 9}).device_of == (0, 1, 1, 1)
+    with pytest.raises(ValueError, match="a device needs a stream"):
+        assign_streams(dag, devices=devices, most={1: 0})

@@ -11,6 +11,7 @@ from penstock.build import GraphBuilder
 from penstock.ir.graph import Node
 from penstock.tuning.measure import Cost
 from tests.support.expert import with_expert
+from tests.support.far_backend import FarBackend
 from tests.support.onnx_text import compile_text
 
 
@@ -62,3 +63,34 @@ def test_streams_share_work_by_what_was_measured_not_by_rounded_costs() -> None:
     streams = streams_of(costs, "Sin", "Cos", "Tan", "Atan")
     lanes = [streams[name] for name in ("sin", "cos", "tan", "atan")]
     assert sorted(lanes) == [0, 0, 1, 1]
+
+
+class TanhIsFar(NoisyCosts):
+    """Tanh takes a millisecond on a far backend, and ten times as long on the host."""
+
+    def cost(self, node: Node, backend: Backend, threads: int | None) -> Cost:
+        far = node.op.name == "Tanh" and backend.name != "numpy"
+        return Cost(1e-3 if far else 1e-2 if node.op.name == "Tanh" else 1e-5)
+
+    def transfer(self, source: str, target: str, nbytes: int) -> float:
+        return 1e-6
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_far_backends_have_streams_of_their_own_as_many_as_workers(workers: int) -> None:
+    far = [FarBackend(name, ["Tanh"], workers=workers) for name in ("one", "two")]
+    b = GraphBuilder()
+    inputs = [b.input(f"x{i}", np.float32, [4]) for i in range(8)]
+    b.output("y", b.op("Sum", *[b.op("Tanh", x) for x in inputs]))
+    options = {"executor": "streams", "backends": [*far, "numpy"], "cost_model": TanhIsFar()}
+    session = ps.compile(b.model(), **with_expert(options))
+    x = np.ones(4, np.float32)
+    for _ in range(3):
+        y = session.run({f"x{i}": i * x for i in range(8)})["y"]
+        np.testing.assert_allclose(y, sum(np.tanh(i * x) for i in range(8)), rtol=1e-6)
+    assert session.inspect.effective.executor == "streams"
+    devices = session.inspect.schedule()[0].devices
+    assert [devices.count(name) for name in ("one", "two")] == [workers, workers]
+    # Their kernels keep the threads of the backend's own workers, not those of the host.
+    for backend in far:
+        assert all(backend.name in thread for thread in backend.on_threads), backend.on_threads

@@ -114,7 +114,12 @@ def _cells() -> Model:
         (GRU_GATES, [x, c, r], 2, {"order": (0, 1, 1, 2)}),
         (GRU_STATE, [c, c, c, x], 1, {"order": (2,)}),
         (RECURRENCE, [p, w], 2, {"cell": "GRU", "hidden_size": 8, "places": (0, 1, 2)}),
-        (CHOSEN_MATMUL, [x3 := Value("x3"), experts, i], 1, {"transposed": False, "columns": False}),
+        (
+            CHOSEN_MATMUL,
+            [x3 := Value("x3"), experts, i],
+            1,
+            {"transposed": False, "columns": False},
+        ),
         (CHOSEN_MATMUL, [x3, experts, i], 1, {"transposed": True, "columns": False}),
     ]
     nodes = [Node(standard("Unsqueeze"), [c, Value("one", const=np.array([1]))], [x3])]

@@ -13,7 +13,7 @@ width of the graph, which following the longest chains alone does not ensure.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from heapq import heappop, heappush
 from itertools import chain
 
@@ -72,6 +72,7 @@ def assign_streams(
     cost: Sequence[float] | None = None,
     time: Sequence[float] | None = None,
     max_streams: int = 0,
+    most: Mapping[int, int] | None = None,
 ) -> StreamSchedule:
     """Assign the nodes of ``dag`` to streams, and the signals that they need; deterministic.
 
@@ -84,8 +85,8 @@ def assign_streams(
 
     On each device, there are no more streams than nodes that can run at once in any order of the
     graph; nodes of one stream then depend on each other. ``max_streams``, if not 0, bounds the
-    streams of all devices together, at least one for each. If it is less, independent paths share
-    streams: they are taken by the length of the chain that they begin, longest first, and one that
+    streams of all devices together, at least one for each, and ``most[d]`` those of device d. If
+    that is less, independent paths share streams: they are taken by the length of the chain that they begin, longest first, and one that
     does not follow another goes where it could start first, if node i takes ``time[i]``, by default
     ``cost[i]``; or where its command ran last, if that is later by at most a tenth of its time.
 
@@ -94,7 +95,7 @@ def assign_streams(
     Raises:
         ValueError: ``devices``, ``commands``, ``cost`` or ``time`` does not have one entry per
             node; a cost or a time is negative or not a number; ``max_streams`` is negative, or less
-            than the devices used.
+            than the devices used; an entry of ``most`` is not positive.
     """
     devices = [0] * dag.n if devices is None else devices
     commands = [None] * dag.n if commands is None else commands
@@ -106,6 +107,8 @@ def assign_streams(
     used = list(dict.fromkeys(devices))
     if max_streams < 0 or 0 < max_streams < len(used):
         raise ValueError(f"max_streams is {max_streams}, for nodes on {len(used)} devices")
+    if most and min(most.values()) < 1:
+        raise ValueError(f"most is {most}: a device needs a stream")
     dag = transitive_reduction(dag)
     behind = ranks(dag, cost)
     order = _chain_order(dag)
@@ -117,10 +120,12 @@ def assign_streams(
         chains = fewest_chains(dag, order, paths)
         width[d] = max(chains) + 1
         stream = [s if c == _NONE else c for s, c in zip(stream, chains, strict=True)]
-    if 0 < max_streams < sum(width.values()):
+    fewer = {d: min(n, (most or {}).get(d, n)) for d, n in width.items()}
+    allowed = min(max_streams or dag.n, sum(fewer.values()))
+    if allowed < sum(width.values()):
         # The length of the longest chain that begins with each node.
         order = topological_order(dag, [a + b for a, b in zip(cost, behind, strict=True)])
-        stream = _share(dag, order, _Work(devices, commands, time), stream, width, max_streams)
+        stream = _share(dag, order, _Work(devices, commands, time), stream, fewer, allowed)
     return _schedule(dag, order, stream, devices)
 
 

@@ -192,8 +192,24 @@ def stream_schedules(
     """The schedule of a plan on streams: on as many as pay off, or on up to ``most``."""
     from penstock.plan.streams import StreamSchedules
 
-    bound, devices = most or context.workers, context.accelerators
-    return StreamSchedules(plan, seconds, bound, forced=most is not None, devices=devices)
+    queues, queue_of = _stream_queues(context)
+    workers = [queue.workers for queue in queues]
+    return StreamSchedules(
+        plan,
+        seconds,
+        most or sum(workers),
+        forced=most is not None,
+        devices=context.accelerators,
+        queues=queue_of,
+        workers=workers,
+    )
+
+
+def _stream_queues(context: CompileContext) -> tuple[list[Queue], dict[str, int]]:
+    """The queues of streams: of the host, and of backends that are far but have no device, whose
+    kernels keep a thread until they have ended."""
+    far = [backend for backend in context.backends if backend.device is None]
+    return queues_of(context, context.workers, far)
 
 
 def _on_streams(planned: Planned, context: CompileContext, streams: StreamSchedules) -> Scheduled:
@@ -206,7 +222,7 @@ def _on_streams(planned: Planned, context: CompileContext, streams: StreamSchedu
         planned.profiler,
         "streams",
         stream_programs(plan, streams),
-        [Queue(context.workers, context.pool)],
+        _stream_queues(context)[0],
         0.0 if streams.forced else OVERHEADS.hand_over_s,
         streams.devices,
         inf if streams.forced or streams.devices else TRIED[context.executor],

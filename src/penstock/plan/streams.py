@@ -80,6 +80,8 @@ class StreamSchedules(Grouping):
     ``seconds(step)`` is the time of a step with a kernel on one thread. A block has at most
     ``most`` streams; one if several would take no less time, unless ``forced``. Steps on one of
     ``devices``, by backend, or on those that their kernels name, have streams of their own there.
+    So have steps on the backends of ``queues``, which have numbers there, at most ``workers[q]`` at
+    once in queue q; the others, of the host, are in queue 0.
     """
 
     def __init__(
@@ -90,9 +92,14 @@ class StreamSchedules(Grouping):
         *,
         forced: bool = False,
         devices: Mapping[str, Device] | None = None,
+        queues: Mapping[str, int] | None = None,
+        workers: Sequence[int] = (),
     ) -> None:
         self.plan = plan
         self.most = most
+        self.queues = dict(queues or {})
+        # Of a far backend, streams beyond its workers would only wait. Devices have none.
+        self._most_of = dict(enumerate(workers)) if self.queues else {}
         self.forced = forced
         self.devices = dict(devices or {})
         """by name: that of the backend, with a number if its kernels name the device"""
@@ -126,7 +133,7 @@ class StreamSchedules(Grouping):
     @property
     def names(self) -> list[str]:
         """The names of the devices of schedules, by number; "" is the host."""
-        return ["", *self.devices]
+        return ["", *self.queues, *self.devices]
 
     def places(self, step: Step) -> tuple[str, ...]:
         """The names of a step's devices. A transfer runs on its target, so that one to the host
@@ -138,7 +145,7 @@ class StreamSchedules(Grouping):
                 [self._name(step.backend, device) for device in step.kernel.device.devices]
             )
         name = step.node.attrs["target"] if is_transfer(step.node) else step.backend
-        return (name if name in self._of_backend else "",)
+        return (name if name in self.queues or name in self._of_backend else "",)
 
     def _name(self, backend: str, device: Device) -> str:
         for name, other in self.devices.items():
@@ -188,6 +195,7 @@ class StreamSchedules(Grouping):
                 cost=rough,
                 time=cost,
                 max_streams=max(most, used),
+                most=self._most_of,
             )
             times = simulate_streams(dag, schedule, cost, OVERHEADS.hand_over_s)
             return BlockSchedule(
@@ -273,7 +281,9 @@ class _StreamArranger(Arranger):
             for segment in segments:
                 self._signals(steps, block, segment, first, waited, stream)
             run = tuple([steps[block.nodes[k]] for k in chain(*segments)])
-            draft = Draft(run, number, 0, sum(map(self.schedules.seconds, run)))
+            (first_place, *_) = self.schedules.places(run[0])
+            queue = self.schedules.queues.get(first_place, 0)
+            draft = Draft(run, number, queue, sum(map(self.schedules.seconds, run)))
             if run[0] in self.on:
                 self.of_draft[draft] = tuple(sorted({n for step in run for n in self.on[step]}))
             drafts.append(draft)
@@ -306,7 +316,9 @@ class _StreamArranger(Arranger):
         names, stream = self.schedules.names, {}
         number = {
             s: len(self.devices) + n
-            for n, s in enumerate([s for s, d in enumerate(schedule.device_of) if d])
+            for n, s in enumerate(
+                [s for s, d in enumerate(schedule.device_of) if names[d] in self.schedules.devices]
+            )
         }
         self.devices += [names[schedule.device_of[s]] for s in number]
         for k, s in enumerate(schedule.stream):
