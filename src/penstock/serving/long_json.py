@@ -198,6 +198,7 @@ class _Reader:
                 self._check_brackets(last, shown[:1])
                 last = shown[-1:]
             self._check_element(cuts[-1])
+            # A run has no quotes, so that a comma in it is between two elements.
             if self.at - cuts[-1] > _PIECE and (cut := text.rfind(b",", begin, self.at)) >= 0:
                 cuts.append(cut)
             byte = text[self.at : self.at + 1]
