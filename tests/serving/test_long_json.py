@@ -201,37 +201,94 @@ def test_long_request_is_refused_like_a_short_one(monkeypatch, data, datatype, s
             decode_request(request(data, datatype, shape), None)
 
 
-def test_no_call_of_json_is_long(monkeypatch):
-    """Python's lock is held for the whole of one: of 2 MB here, 64 KiB at a time."""
+LONG_STRINGS = ["a" * 3_000_000, "\\" * 1_000_000, "ä[" * 500_000, '"' * 700_000] * 2
+
+
+@pytest.mark.parametrize(
+    ("data", "datatype", "most"),
+    [
+        ([[x / 7, -x] for x in range(50_000)], "FP64", 1 << 19),
+        ([["ab", "[,"] for _ in range(100_000)], "BYTES", 1 << 19),
+        # An element is read in one call, but is written in several.
+        ([[text, text] for text in LONG_STRINGS], "BYTES", 1 << 23),
+    ],
+    ids=["numbers", "strings", "long strings"],
+)
+def test_no_call_of_json_is_long(monkeypatch, data, datatype, most):
+    """Python's lock is held for the whole of one: of megabytes here, 64 KiB at a time."""
     monkeypatch.undo()
-    decoder, dumps, longest = long_json._DECODER, json.dumps, [0]
+    decoder, dumps, longest = long_json._DECODER, json.dumps, {"read": 0, "written": 0}
+
+    def measured(what: str, text: str) -> str:
+        longest[what] = max(longest[what], len(text))
+        return text
 
     class Short(json.JSONDecoder):
         def decode(self, text: Any, *more: Any) -> Any:
-            longest[0] = max(longest[0], len(text))
-            return decoder.decode(text, *more)
+            return decoder.decode(measured("read", text), *more)
 
         def raw_decode(self, text: Any, *more: Any) -> Any:
-            longest[0] = max(longest[0], len(text))
-            return decoder.raw_decode(text, *more)
+            return decoder.raw_decode(measured("read", text), *more)
 
-    def short_dumps(x: Any) -> str:
-        text = dumps(x)
-        longest[0] = max(longest[0], len(text))
-        return text
-
-    data = [[x / 7, -x] for x in range(50_000)]
-    text = request(data, shape=[50_000, 2])
+    text = request(data, datatype, shape=[len(data), 2])
     assert len(text) > 1 << 20
     monkeypatch.setattr(long_json, "_DECODER", Short())
-    monkeypatch.setattr(json, "dumps", short_dumps)
+    monkeypatch.setattr(json, "dumps", lambda x: measured("written", dumps(x)))
     asked = decode_request(text, None)
-    np.testing.assert_array_equal(asked.feeds["x"], np.array(data, np.float32))
-    parts, _ = encode_response(asked, "m", "1", {"y": asked.feeds["x"].astype(np.float64)})
-    assert 1 << 12 < longest[0] < 1 << 19
+    x = asked.feeds["x"]
+    np.testing.assert_array_equal(x, np.array(data, x.dtype))
+    parts, _ = encode_response(asked, "m", "1", {"y": x})
+    assert max(map(len, parts)) < 1 << 20
+    assert 1 << 12 < longest["read"] < most
+    assert longest["written"] < 1 << 19
     monkeypatch.undo()
     (output,) = json.loads(b"".join(parts))["outputs"]
-    np.testing.assert_array_equal(np.reshape(output["data"], (-1, 2)), asked.feeds["x"])
+    np.testing.assert_array_equal(np.reshape(output["data"], (-1, 2)), x)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'"' + b"a" * (1 << 23) + b'"',
+        b'"' + b'\\"' * (1 << 22) + b'"',
+        b"1" * (1 << 23),
+        b"1" + b" " * (1 << 23),
+    ],
+    ids=["string", "quotes", "digits", "spaces"],
+)
+def test_element_that_is_long_is_refused_before_it_is_read(data):
+    """One of 57 MB took 26 s in one call."""
+    body = b'{"inputs": [{"name": "x", "shape": [1], "datatype": "BYTES", "data": [%b]}]}' % data
+    with pytest.raises(InvalidInput, match="an element of a tensor has more than 4194304 bytes"):
+        decode_request(body, None)
+
+
+def test_spaces_are_passed_by_some_at_a_time(monkeypatch):
+    """A regular expression that matches megabytes of them holds Python's lock meanwhile."""
+    monkeypatch.undo()
+    most = long_json._SPACE.match(b" " * (1 << 20))
+    assert most is not None
+    assert most.end() <= 1 << 16
+    assert read_document(b" " * (1 << 20) + b'{ "a" : 1 }' + b"\n" * (1 << 20)) == {"a": 1}
+
+
+def test_keys_of_an_object_are_bounded():
+    """Each takes microseconds, since a value may be long: of 7 million keys minutes."""
+    keys = ",".join(f'"{i}": 1' for i in range(100))
+    for body in (f"{{{keys}}}", f'{{"inputs": [{{{keys}}}]}}'):
+        with pytest.raises(InvalidInput, match="more than 64 keys"):
+            read_document(body.encode())
+
+
+@pytest.mark.parametrize("element", [b"\xe2\x82\xac", "€", b"a\xff"])
+@pytest.mark.parametrize("count", [1, 5000, 40_000])
+def test_string_is_written_alike_however_long_it_is(element, count):
+    asked = decode_request(b"{}", None)
+    value = np.array([element * count, "b", element], object)
+    parts, _ = encode_response(asked, "m", "1", {"y": value})
+    (output,) = json.loads(b"".join(parts))["outputs"]
+    shown = element.decode(errors="replace") if isinstance(element, bytes) else element
+    assert output["data"] == [shown * count, "b", shown]
 
 
 def test_objects_are_refused_before_they_are_read():

@@ -264,6 +264,13 @@ def test_halves_of_surrogate_pairs_are_no_strings(tmp_path):
             assert "surrogates not allowed" in answer["error"]
 
 
+def test_response_with_strings_is_not_written_on_the_event_loop():
+    """Their array has their addresses alone, and does not say how long they are."""
+    asked = decode_request(b"{}", None)
+    assert not app._is_short(asked, {"y": np.array(["a"], object)})
+    assert app._is_short(asked, {"y": np.ones(3, np.float32)})
+
+
 @pytest.mark.parametrize("length", [3, 3000])
 def test_long_json_is_read_and_written_while_others_are_answered(monkeypatch, affine, length):
     """Long JSON waits until the server has said that it lives: on its event loop, each would wait

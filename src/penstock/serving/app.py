@@ -27,7 +27,7 @@ from penstock.core.errors import (
     PenstockError,
     QueueFull,
 )
-from penstock.core.types import NamedValues
+from penstock.core.types import STRING, NamedValues
 from penstock.executors.control import CancelToken
 from penstock.serving import openapi, page
 from penstock.serving.access_log import LoggedRequests
@@ -336,9 +336,13 @@ class Server:
             outputs = run.result()
         except InvalidInput as error:
             raise refusal(error, model.replicas.session, asked) from error
-        encode = partial(encode_response, asked, model.name, model.version, outputs)
-        parts, header = encode() if _is_short(asked, outputs) else await asyncio.to_thread(encode)
-        content = b"".join(parts)
+
+        def encode() -> tuple[bytes, int | None]:
+            parts, header = encode_response(asked, model.name, model.version, outputs)
+            return b"".join(parts), header
+
+        short = _is_short(asked, outputs)
+        content, header = encode() if short else await asyncio.to_thread(encode)
         if header is None:
             return Response(content, media_type="application/json")
         headers = {HEADER_LENGTH: str(header), "content-type": "application/octet-stream"}
@@ -474,6 +478,8 @@ def _is_short(asked: InferenceRequest, outputs: NamedValues) -> bool:
     size = _LONG_BODY * bool(asked.places)
     numbers = 0
     for name, value in outputs.items():
+        if getattr(value, "dtype", None) == STRING:
+            return False  # of any length, which takes time to find out
         size += getattr(value, "nbytes", 0)
         if not asked.binary.get(name, asked.binary_by_default):
             numbers += getattr(value, "size", 0)

@@ -18,7 +18,8 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from codecs import getincrementaldecoder
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeGuard
 
@@ -196,38 +197,48 @@ def encode_response(
     """The body of a response, in parts, which may be views of outputs, and the length of its JSON
     object if bytes follow it. Writes outputs that are wanted in shared memory there. Raises
     ``InvalidInput`` for those that do not fit, or have no type in the protocol."""
-    entries, tails = [], []
+    texts: list[str] = []
+    tails: list[bytes | memoryview] = []
+    named = {"model_name": model, "model_version": version}
+    if request.id:
+        named["id"] = request.id
+    before = f'{json.dumps(named)[:-1]}, "outputs": ['
     for name, value in outputs.items():
         if not isinstance(value, np.ndarray) or value.dtype not in _NAMES:
             kind = value.dtype if isinstance(value, np.ndarray) else type(value).__name__
             raise InvalidInput(f"output {name!r} is a {kind}, which the protocol has no type for")
         datatype = _NAMES[value.dtype]
+        texts.append(before)
         if (place := request.places.get(name)) is not None:
             parameters = place.parameters(place.write(_bytes(value)))
-            entries.append(_entry(name, datatype, value.shape, parameters=parameters))
+            texts.append(_entry(name, datatype, value.shape, parameters=parameters))
         elif request.binary.get(name, request.binary_by_default):
             tails.append(_bytes(value))
-            entries.append(_entry_of_bytes(name, datatype, value.shape, len(tails[-1])))
+            texts.append(_entry_of_bytes(name, datatype, value.shape, len(tails[-1])))
         else:
-            entries.append(_entry_of_elements(name, datatype, value))
-    named = {"model_name": model, "model_version": version}
-    if request.id:
-        named["id"] = request.id
-    text = f'{json.dumps(named)[:-1]}, "outputs": [{", ".join(entries)}]}}'.encode()
-    return [text, *tails], len(text) if tails else None
+            texts += [_entry(name, datatype, value.shape)[:-1], ', "data": [']
+            texts += _texts(value.reshape(-1)) if value.dtype == STRING else _numbers(value)
+            texts.append("]}")
+        before = ", "
+    texts.append("]}" if outputs else before + "]}")
+    parts = _joined(texts)
+    return [*parts, *tails], sum(map(len, parts)) if tails else None
+
+
+def _joined(texts: Sequence[str]) -> list[bytes]:
+    """Texts as bytes, joined to pieces: of all texts together copies take long."""
+    parts, begin, size = [], 0, 0
+    for i, text in enumerate(texts):
+        size += len(text)
+        if size >= _MOST_AT_ONCE or i == len(texts) - 1:
+            parts.append("".join(texts[begin : i + 1]).encode())
+            begin, size = i + 1, 0
+    return parts
 
 
 def _entry(name: str, datatype: str, shape: tuple[int, ...], **rest: Any) -> str:
     """The entry of an output in the JSON object of a response."""
     return json.dumps({"name": name, "datatype": datatype, "shape": shape, **rest})
-
-
-def _entry_of_elements(name: str, datatype: str, value: np.ndarray) -> str:
-    entry, flat = _entry(name, datatype, value.shape), value.reshape(-1)
-    # Each call of json.dumps holds Python's lock to its end.
-    pieces = [flat[i : i + _PIECE] for i in range(0, len(flat), _PIECE)]
-    data = ", ".join([json.dumps(_elements(piece))[1:-1] for piece in pieces])
-    return f'{entry[:-1]}, "data": [{data}]}}'
 
 
 @lru_cache(_MOST_REMEMBERED)
@@ -467,10 +478,40 @@ def _strings(name: str, data: memoryview, count: int) -> np.ndarray:
 # Responses.
 
 
-def _elements(value: np.ndarray) -> list[Any]:
-    """The elements of a row as JSON has them."""
-    if value.dtype == STRING:
-        return [x.decode(errors="replace") if isinstance(x, bytes) else str(x) for x in value]
+def _texts(strings: Iterable[object]) -> Iterator[str]:
+    """The elements of a row of strings in JSON; a long one is decoded and written in pieces."""
+    quote = '"'
+    for element in strings:
+        if len(element if isinstance(element, bytes) else str(element)) <= _PIECE:
+            text = element.decode(errors="replace") if isinstance(element, bytes) else str(element)
+            yield f"{quote}{json.dumps(text)[1:]}"
+        else:
+            yield quote
+            for piece in _pieces(element):
+                yield json.dumps(piece)[1:-1]
+            yield '"'
+        quote = ', "'
+
+
+def _pieces(element: object) -> Iterator[str]:
+    decoder = getincrementaldecoder("utf-8")("replace")
+    text = element if isinstance(element, bytes) else str(element)
+    for i in range(0, len(text), _PIECE):
+        piece, ends = text[i : i + _PIECE], i + _PIECE >= len(text)
+        yield decoder.decode(piece, ends) if isinstance(piece, bytes) else piece
+
+
+def _numbers(value: np.ndarray) -> Iterator[str]:
+    """The elements of an array in JSON."""
+    flat, before = value.reshape(-1), ""
+    # Each call of json.dumps holds Python's lock to its end.
+    for i in range(0, len(flat), _PIECE):
+        yield f"{before}{json.dumps(_finite(flat[i : i + _PIECE]))[1:-1]}"
+        before = ", "
+
+
+def _finite(value: np.ndarray) -> list[Any]:
+    """Numbers, and the names of those that are not finite."""
     if not _is_float(value.dtype):
         integers: list[Any] = value.tolist()
         return integers
