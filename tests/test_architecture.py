@@ -6,6 +6,7 @@ name of one its places. ``BOUNDS`` holds those that may only fall.
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from fnmatch import fnmatch
@@ -15,7 +16,7 @@ import pytest
 from tools import architecture, ratchets
 from tools.architecture import own_imports
 from tools.code_style import MEASURES, complexity, length
-from tools.source_tree import SOURCE, functions, modules, top
+from tools.source_tree import SOURCE, functions, modules, top, tree
 from tools.string_imports import all_string_imports, unread
 
 MAX_TOP_MODULES = 4
@@ -206,3 +207,30 @@ def test_importing_penstock_imports_no_parser(package: str) -> None:
         f"'import penstock' imports {package}: import it inside the function that needs it, or "
         "import the module that needs it lazily"
     )
+
+
+def test_modules_assign_each_name_once() -> None:
+    """A function sees the last value of a name, whichever stands above it."""
+    twice = []
+    for module in modules():
+        names = [
+            target.id
+            for statement in tree(module).body
+            if isinstance(statement, ast.Assign)
+            for target in statement.targets
+            if isinstance(target, ast.Name)
+        ]
+        twice += [(module, name) for name in {*names} if names.count(name) > 1]
+    assert twice == []
+
+
+def test_what_reads_saved_sessions_asserts_nothing() -> None:
+    """``python -O`` leaves assertions out, and the file may be made to do harm."""
+    found = [
+        (module, node.lineno)
+        for module in modules()
+        if module.startswith("artifact.")
+        for node in ast.walk(tree(module))
+        if isinstance(node, ast.Assert)
+    ]
+    assert found == []

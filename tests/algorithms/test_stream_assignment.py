@@ -484,7 +484,7 @@ def test_device_has_no_more_streams_than_it_is_given():
     dag = Dag(4, [(0, 1), (0, 2), (0, 3)])
     devices = [0, 1, 1, 1]
     assert assign_streams(dag, devices=devices).device_of == (0, 1, 1, 1)
-    assert assign_streams(dag, devices=devices, most={1: 2}).device_of == (0, 1, 1)
-    assert assign_streams(dag, devices=devices, most={1: 9}).device_of == (0, 1, 1, 1)
-    with pytest.raises(ValueError, match="a device needs a stream"):
-        assign_streams(dag, devices=devices, most={1: 0})
+    assert assign_streams(dag, devices=devices, max_streams={1: 2}).device_of == (0, 1, 1)
+    assert assign_streams(dag, devices=devices, max_streams={1: 9}).device_of == (0, 1, 1, 1)
+    with pytest.raises(ValueError, match="max_streams is"):
+        assign_streams(dag, devices=devices, max_streams={1: 0})

@@ -71,8 +71,7 @@ def assign_streams(
     commands: Sequence[Hashable] | None = None,
     cost: Sequence[float] | None = None,
     time: Sequence[float] | None = None,
-    max_streams: int = 0,
-    most: Mapping[int, int] | None = None,
+    max_streams: int | Mapping[int, int] = 0,
 ) -> StreamSchedule:
     """Assign the nodes of ``dag`` to streams, and the signals that they need; deterministic.
 
@@ -85,17 +84,18 @@ def assign_streams(
 
     On each device, there are no more streams than nodes that can run at once in any order of the
     graph; nodes of one stream then depend on each other. ``max_streams``, if not 0, bounds the
-    streams of all devices together, at least one for each, and ``most[d]`` those of device d. If
-    that is less, independent paths share streams: they are taken by the length of the chain that they begin, longest first, and one that
-    does not follow another goes where it could start first, if node i takes ``time[i]``, by default
-    ``cost[i]``; or where its command ran last, if that is later by at most a tenth of its time.
+    streams of all devices together, at least one for each; or those of each device in it. If that
+    is less, independent paths share streams: they are taken by the length of the chain that they
+    begin, longest first, and one that does not follow another goes where it could start first, if
+    node i takes ``time[i]``, by default ``cost[i]``; or where its command ran last, if that is
+    later by at most a tenth of its time.
 
     Time is nearly linear in nodes and mostly local edges, times devices; memory is linear.
 
     Raises:
         ValueError: ``devices``, ``commands``, ``cost`` or ``time`` does not have one entry per
             node; a cost or a time is negative or not a number; ``max_streams`` is negative, or less
-            than the devices used; an entry of ``most`` is not positive.
+            than the devices used, or less than one for a device.
     """
     devices = [0] * dag.n if devices is None else devices
     commands = [None] * dag.n if commands is None else commands
@@ -105,10 +105,9 @@ def assign_streams(
     _expect_costs(cost)
     _expect_costs(time)
     used = list(dict.fromkeys(devices))
-    if max_streams < 0 or 0 < max_streams < len(used):
+    total, of_device = (max_streams, {}) if isinstance(max_streams, int) else (0, max_streams)
+    if total < 0 or 0 < total < len(used) or min(of_device.values(), default=1) < 1:
         raise ValueError(f"max_streams is {max_streams}, for nodes on {len(used)} devices")
-    if most and min(most.values()) < 1:
-        raise ValueError(f"most is {most}: a device needs a stream")
     dag = transitive_reduction(dag)
     behind = ranks(dag, cost)
     order = _chain_order(dag)
@@ -120,8 +119,8 @@ def assign_streams(
         chains = fewest_chains(dag, order, paths)
         width[d] = max(chains) + 1
         stream = [s if c == _NONE else c for s, c in zip(stream, chains, strict=True)]
-    fewer = {d: min(n, (most or {}).get(d, n)) for d, n in width.items()}
-    allowed = min(max_streams or dag.n, sum(fewer.values()))
+    fewer = {d: min(n, of_device.get(d, n)) for d, n in width.items()}
+    allowed = min(total or dag.n, sum(fewer.values()))
     if allowed < sum(width.values()):
         # The length of the longest chain that begins with each node.
         order = topological_order(dag, [a + b for a, b in zip(cost, behind, strict=True)])

@@ -100,9 +100,10 @@ def decode_type(entry: object, depth: int = 0) -> Type:
             # The contents, where they may take part in the arithmetic of shapes.
             (numbers,) = data
             contents = _dims(numbers, least=-(2**63))
-            assert shape is not None and len(shape) <= 1 and dtype is not None
+            if shape is None or len(shape) > 1 or dtype is None or dtype.kind not in "iub":
+                raise ValueError(f"{entry!r:.80} cannot have contents")
             # A scalar has one number.
-            assert [len(contents)] == [*shape, 1][:1] and dtype.kind in "iub"
+            _expect([len(contents)] == [*shape, 1][:1], f"{entry!r:.80} has other contents")
             return TensorType(dtype, shape, contents)
         case {"sequence": element}:
             return SequenceType(decode_type(element, depth + 1))
@@ -115,10 +116,17 @@ def decode_type(entry: object, depth: int = 0) -> Type:
 
 def _dims(entry: object, least: int = 0) -> tuple[int | str | None, ...]:
     dims = _typed(entry, list)
-    assert len(dims) <= 128
+    _expect(len(dims) <= 128, "a shape has more than 128 dims")
     for dim in dims:
-        assert dim is None or type(dim) is str or (type(dim) is int and least <= dim < 2**63)
+        if not (dim is None or type(dim) is str or (type(dim) is int and least <= dim < 2**63)):
+            raise ValueError(f"{dim!r:.80} is no dim")
     return tuple(dims)
+
+
+def _expect(holds: bool, reason: str) -> None:
+    # No assertion, which ``python -O`` leaves out: the file may be made to do harm.
+    if not holds:
+        raise ValueError(reason)
 
 
 def _typed(x: object, type_: type[T]) -> T:
@@ -182,7 +190,7 @@ class _Decoder:
 
     def graph(self, entry: dict[str, Any]) -> Graph:
         self.depth += 1
-        assert self.depth <= _MOST_NESTED, "graphs nest too deep"
+        _expect(self.depth <= _MOST_NESTED, "graphs nest too deep")
         inputs, outputs = self.all_of(entry["inputs"]), self.all_of(entry["outputs"])
         entries = _typed(entry["nodes"], list)
         nodes = [self.node(node) for node in with_checkpoints(entries)]
@@ -212,12 +220,13 @@ class _Decoder:
         node.name, node.device, node.origin = name, device, origin
         if op is REORDER:
             order = _typed(attrs["order"], tuple)
-            assert sorted(order) == list(range(len(order)))
+            _expect(sorted(order) == list(range(len(order))), "an order of dims has gaps")
         region = attrs.get("region")
-        assert (op is FUSED) == isinstance(region, Region)
+        _expect((op is FUSED) == isinstance(region, Region), "a region is of a fused node")
         if isinstance(region, Region):  # of constants, kernels look at those inside
             pairs = zip(region.inputs, node.inputs, strict=True)
-            assert all(v.const is None or (w is not None and w.const is v.const) for v, w in pairs)
+            same = all(v.const is None or (w is not None and w.const is v.const) for v, w in pairs)
+            _expect(same, "a region has other constants than its node")
         return node
 
     @staticmethod
@@ -242,7 +251,7 @@ class _Decoder:
     def attribute(self, x: object, depth: int = 0) -> object:
         """An attribute, or an element of a list, inside of ``depth`` lists."""
         if type(x) is list:
-            assert depth < _MOST_NESTED, "lists nest too deep"
+            _expect(depth < _MOST_NESTED, "lists nest too deep")
             return [self.attribute(element, depth + 1) for element in x]
         if type(x) is not dict:
             return x
@@ -253,23 +262,26 @@ class _Decoder:
 
     def region(self, entry: dict[str, Any]) -> Region:
         self.depth += 1
-        assert self.depth <= _MOST_NESTED, "graphs nest too deep"
+        _expect(self.depth <= _MOST_NESTED, "graphs nest too deep")
         nodes = tuple([self.node(node) for node in _typed(entry["nodes"], list)])
         listed = self.all_of(entry["inputs"])
         # Values of its own: what is inferred in a region must not change types outside of it.
         own: dict[Value | None, Value | None] = {
             v: Value(v.name) if v.const is None else v for v in listed
         }
-        assert nodes and len(own) == len(listed)
+        _expect(
+            bool(nodes) and len(own) == len(listed), "a region has other inputs than values"
+        )
         inputs = tuple([own[v] or v for v in listed])
         for node in nodes:
-            # Regions do not nest: nothing recurses into them.
-            assert not node.graphs and node.op is not FUSED
-            assert all(v is None or v.const is not None or v in own for v in node.inputs)
+            # Nothing recurses into them.
+            _expect(not node.graphs and node.op is not FUSED, "regions nest")
+            known = all(v is None or v.const is not None or v in own for v in node.inputs)
+            _expect(known, "a region reads a value from outside")
             node.inputs = [own.get(v, v) for v in node.inputs]
             (output,) = node.outputs
-            # Each is made once.
-            assert output is not None and output.const is None and output not in own
+            if output is None or output.const is not None or output in own:
+                raise ValueError("a region makes a value twice")
             own[output] = Value(output.name, producer=node)
             node.outputs = [own[output]]
         self.depth -= 1
@@ -281,9 +293,9 @@ class _Decoder:
 
     def numbers(self, array: np.ndarray) -> list[float]:
         """A list of numbers; all together take no more bytes in the file than that has."""
-        assert array.ndim == 1 and array.dtype.kind in "if"
+        _expect(array.ndim == 1 and array.dtype.kind in "if", "a list is of no numbers")
         self.room -= array.nbytes
-        assert self.room >= 0, "lists share their numbers"
+        _expect(self.room >= 0, "lists share their numbers")
         return list(array.tolist())
 
     kinds: Mapping[str, Callable[[_Decoder, Any], Any]] = {

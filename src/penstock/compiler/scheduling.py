@@ -193,15 +193,15 @@ def stream_schedules(
     from penstock.plan.streams import StreamSchedules
 
     queues, queue_of = _stream_queues(context)
-    workers = [queue.workers for queue in queues]
+    # Of a far backend, streams beyond its workers would only wait.
+    of_each = {q: queue.workers for q, queue in enumerate(queues)} if queue_of else context.workers
     return StreamSchedules(
         plan,
         seconds,
-        most or sum(workers),
+        most or of_each,
         forced=most is not None,
         devices=context.accelerators,
         queues=queue_of,
-        workers=workers,
     )
 
 

@@ -120,7 +120,8 @@ class Profile(Observer):
 
     def step_begin(self, run: ObservedRun, step: Step, inputs: RunValues) -> None:
         if step.kernel is not None:
-            self._begun.setdefault((run, step), []).append(perf_counter_ns())
+            with self._lock:
+                self._begun.setdefault((run, step), []).append(perf_counter_ns())
 
     def step_end(self, run: ObservedRun, step: Step, outputs: RunValues) -> None:
         now = perf_counter_ns()

@@ -78,28 +78,25 @@ class StreamSchedules(Grouping):
     """The schedules of a plan's blocks, computed on demand.
 
     ``seconds(step)`` is the time of a step with a kernel on one thread. A block has at most
-    ``most`` streams; one if several would take no less time, unless ``forced``. Steps on one of
-    ``devices``, by backend, or on those that their kernels name, have streams of their own there.
-    So have steps on the backends of ``queues``, which have numbers there, at most ``workers[q]`` at
-    once in queue q; the others, of the host, are in queue 0.
+    ``most`` streams, or so many on each of ``names``, by number; one if several would take no less
+    time, unless ``forced``. Steps on one of ``devices``, by backend, or on those that their kernels
+    name, have streams of their own there. So have steps on the backends of ``queues``, by the
+    number of their queue; the others, of the host, are in queue 0.
     """
 
     def __init__(
         self,
         plan: StepTable,
         seconds: Seconds,
-        most: int,
+        most: int | Mapping[int, int],
         *,
         forced: bool = False,
         devices: Mapping[str, Device] | None = None,
         queues: Mapping[str, int] | None = None,
-        workers: Sequence[int] = (),
     ) -> None:
         self.plan = plan
         self.most = most
         self.queues = dict(queues or {})
-        # Of a far backend, streams beyond its workers would only wait. Devices have none.
-        self._most_of = dict(enumerate(workers)) if self.queues else {}
         self.forced = forced
         self.devices = dict(devices or {})
         """by name: that of the backend, with a number if its kernels name the device"""
@@ -186,16 +183,15 @@ class StreamSchedules(Grouping):
         commands = [None if steps[i].blocks else steps[i].node.op.full_name for i in nodes]
         used = len(set(devices))
 
-        def scheduled(most: int) -> BlockSchedule:
-            # Each device in use needs a stream of its own.
+        def scheduled(most: int | Mapping[int, int]) -> BlockSchedule:
             schedule = assign_streams(
                 dag,
                 devices=devices,
                 commands=commands,
                 cost=rough,
                 time=cost,
-                max_streams=max(most, used),
-                most=self._most_of,
+                # Each device in use needs a stream of its own.
+                max_streams=max(most, used) if isinstance(most, int) else most,
             )
             times = simulate_streams(dag, schedule, cost, OVERHEADS.hand_over_s)
             return BlockSchedule(

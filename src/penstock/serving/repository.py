@@ -174,8 +174,8 @@ class ModelRepository:
             except BaseException:
                 _close(versions)
                 raise
-            before = self._models.pop(name, {})
-            self._models[name] = versions
+            # In one step: ``find`` looks without the lock.
+            before, self._models[name] = self._models.get(name, {}), versions
         # Without the lock: to close waits for what runs, and other models may be loaded meanwhile.
         _close(before)
 

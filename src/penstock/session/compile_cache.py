@@ -117,7 +117,8 @@ class CacheEntry:
             "options": {name: repr(self.options.get(name)) for name in _KEYED},
             # Its options hold where the caller gives none.
             "environment": [os.environ.get(name, "") for name in VARIABLES],
-            "backends": {str(b): describe(str(b)) for b in self.options.backends or available()},
+            # In their order, by which plans prefer them.
+            "backends": [[b, describe(str(b))] for b in self.options.backends or available()],
         }
         # Sorted: the name must not depend on the order in which keys were added.
         text = json.dumps(keyed, sort_keys=True).encode()

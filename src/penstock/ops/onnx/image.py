@@ -252,7 +252,7 @@ def _overlaps(rows: np.ndarray, columns: np.ndarray, threshold: float) -> np.nda
     return (share > threshold) & (area > 0) & (columns[4] > 0)
 
 
-_BLOCK = 96
+_BOXES = 96
 
 
 def suppressed(edges: np.ndarray, most: int, threshold: float) -> list[int]:
@@ -263,9 +263,9 @@ def suppressed(edges: np.ndarray, most: int, threshold: float) -> list[int]:
     the boxes of the block suppress one another in their order.
     """
     kept: list[int] = []
-    for start in range(0, edges.shape[1] if most > 0 else 0, _BLOCK):
+    for start in range(0, edges.shape[1] if most > 0 else 0, _BOXES):
         checkpoint()
-        block = edges[:, start : start + _BLOCK]
+        block = edges[:, start : start + _BOXES]
         alive = np.arange(start, start + block.shape[1])
         if kept:
             alive = alive[~_overlaps(edges[:, kept], block, threshold).any(0)]
