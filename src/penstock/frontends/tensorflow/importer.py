@@ -44,8 +44,8 @@ from penstock.frontends.tensorflow.conversion import RULES, Conversion, Conversi
 from penstock.frontends.tensorflow.file import read_graph
 from penstock.frontends.tensorflow.function_library import FunctionLibrary
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import NodeDef
-from penstock.frontends.tensorflow.schemas import TfSchema, schemas
 from penstock.frontends.tensorflow.reference_reads import late_reads
+from penstock.frontends.tensorflow.schemas import TfSchema, schemas
 from penstock.frontends.tensorflow.scope import (
     DeclaredNode,
     GraphScope,

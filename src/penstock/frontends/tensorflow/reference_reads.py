@@ -135,9 +135,7 @@ class _LateReads:
         self, node: Node, op: Op, inputs: Sequence[Value | None], outputs: Sequence[Value | None]
     ) -> None:
         name, before = f"{node.name}#handle", node.control_inputs
-        self.nodes.append(
-            node.derived(inputs, outputs, op=op, name=name, control_inputs=before)
-        )
+        self.nodes.append(node.derived(inputs, outputs, op=op, name=name, control_inputs=before))
 
     def _read_late(self, node: Node, index: int, read: Node) -> None:
         """Let ``node`` read the variable itself, after all else that it waits for."""
