@@ -37,7 +37,7 @@ class Asked:
 ASKED: queue.Queue[Asked] = queue.Queue()
 
 
-@operator("Ask", domain="com.example", infer=same_type, pure=False)
+@operator("Ask", domain="com.example", infer=same_type, pure=False, traits={"any order"})
 def ask(node, types) -> Kernel:
     def begin(done, x):
         asked = Asked(done, x)

@@ -21,6 +21,7 @@ from penstock.core.types import TensorType
 from penstock.ir.graph import Graph, clone
 from penstock.ops import find
 from penstock.passes.pipeline import optimize
+from penstock.passes.structure.order_effects import order_effects
 from penstock.plan.arena_layout import (
     ArenaPlan,
     plan_arena,
@@ -283,7 +284,9 @@ def noisy(*, inner: bool = False) -> Graph:
 
 @pytest.mark.parametrize("inner", [False, True])
 def test_effects_keep_their_order(inner):
-    plan = plan_of(noisy(inner=inner))
+    graph = noisy(inner=inner)
+    order_effects(graph)
+    plan = plan_of(graph)
     assert step_dag(plan.slots, plan.steps).edges == ((0, 1),)
 
 

@@ -28,6 +28,7 @@ from penstock.executors.task_loop import Queue
 from penstock.ir.graph import Graph, Node, Value, clone
 from penstock.ops import find
 from penstock.passes.pipeline import optimize
+from penstock.passes.structure.order_effects import order_effects
 from penstock.plan.arena_layout import plan_arena_for_tasks
 from penstock.plan.arrangement import arrange, touches
 from penstock.plan.builder import compile_plan
@@ -423,14 +424,15 @@ def test_tasks_of_nested_blocks_have_their_own_block():
         assert_equal(walk.run([x, np.array(n), np.array(True)])[0], -x if n % 2 else x)
 
 
-def test_effects_run_in_the_order_of_the_plan_in_whatever_tasks():
+def test_effects_run_in_the_order_of_the_graph_in_whatever_tasks():
     #   A, B and C read nothing of each other, but each has an effect
     x = Value("x", TensorType(np.dtype(np.float32), (4,)))
     op = replace(find("Neg"), pure=False)
     outputs = [Value(name) for name in "abc"]
     nodes = [Node(op, [x], [value], name=value.name.upper()) for value in outputs]
-    plan = plan_of(Graph([x], outputs, nodes, "noisy"))
-    tasks = arrange(plan, Grouping())
+    graph = Graph([x], outputs, nodes, "noisy")
+    order_effects(graph)
+    tasks = arrange(plan_of(graph), Grouping())
     assert [task.steps[0].node.name for task in tasks.tasks] == ["A", "B", "C"]
     assert tasks.waits == (0, 1, 1)
 

@@ -67,8 +67,8 @@ reshapes.
 
 ``makes handle``: output 0 is a new handle of a resource; ``forwards handle``: it is input 0.
 
-``any order``: it is not pure, but its nodes may run in any order, and at the same time: those of random
-numbers, say.
+``any order``: it is not pure, but its nodes may run in any order, and at the same time, such as
+those of random numbers.
 """
 
 

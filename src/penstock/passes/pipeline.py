@@ -2,8 +2,8 @@
 
 ::
 
-    STRUCTURE   once for each set of feeds and fetches; frames become If and Loop; ORDER alone where the
-                executor of frames runs the graph as it is
+    STRUCTURE   once for each set of feeds and fetches; frames become If and Loop, but with the
+                executor "frames", for which ORDER runs alone
     OPTIMIZE    after that, and again for each set of input shapes, until nothing changes
     LOWER       once for each set of input shapes, for the backends at hand
 

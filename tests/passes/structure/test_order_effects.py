@@ -13,15 +13,15 @@ import pytest
 
 import penstock as ps
 from penstock.build import GraphBuilder
-from penstock.core.types import FLOAT32, INT64, TensorType
 from penstock.host.threads import Workers
-from penstock.ir.graph import Graph, Node, Value
+from penstock.ir.graph import Node
 from penstock.ops.common.shape_rules import same_type
-from penstock.ops.registry import operator, standard
+from penstock.ops.registry import TENSORFLOW, find, operator
 from penstock.passes.structure.order_effects import order_effects
 from tests.executors.test_parallel import OfAllSteps
 from tests.support.cost_models import EqualCosts
 from tests.support.expert import with_expert
+from tests.support.random_frames import RandomGraph
 from tests.support.tf_graphs import Builder, Type
 
 DOMAIN = "com.example"
@@ -43,7 +43,7 @@ def _recorded(x: np.ndarray, label: int = 0) -> np.ndarray:
     with _lock:
         _count -= 1
         LOG.append(label)
-    return x + np.float32(0)
+    return x.copy()
 
 
 @operator("LogEffect", domain=DOMAIN, infer=same_type, pure=False)
@@ -148,4 +148,152 @@ def test_effects_of_random_models_run_one_by_one_in_the_order_of_the_file(execut
             LOG.clear()
             session.run(feeds)
             assert effects.expected == LOG, seed
+    assert max(RUNNING) == 1
+
+
+@operator("TfLogEffect", domain=TENSORFLOW, infer=same_type, pure=False)
+def tf_log_effect(node: Node, types: Any) -> ps.ops.Kernel:
+    label = node.attrs["label"]
+    return ps.ops.Kernel(lambda x: _recorded(x, label))
+
+
+class EffectsOfTensorFlow(RandomGraph):
+    """A random graph of branches in which each value is computed, and each branch ended, by a node
+    with an effect, some of which wait for others by control edges: an Abs in the file."""
+
+    def __init__(self, seed: int) -> None:
+        self.labels = 0
+        super().__init__(seed, uneven=False)
+
+    def block(self, known: Any, depth: int, length: int) -> list[str]:
+        return super().block(known, min(depth, 2), min(length, 4))
+
+    def compute(self, values: Any, depth: int) -> str:
+        return self.log(super().compute(values, depth))
+
+    def log(self, *inputs: str) -> str:
+        self.labels += 1
+        return self.b.node("Abs", *inputs, name=f"log{self.labels}", T=Type("int32"))
+
+    def constant(self, values: Any, depth: int) -> str:
+        return self.log(self.some(values, 1)[0], f"^{self.some(values, 1)[0].split(':')[0]}")
+
+    trigger = constant
+
+    def loop(self, values: Any, depth: int) -> str:
+        return self.branch(values, depth)
+
+    def before(self, label: int, ran: set[int]) -> set[int]:
+        """The effects that must come before one in a run in which those of ``ran`` came."""
+        nodes = {node.name: node for node in self.b.proto.node}
+        stack, found, seen = list(nodes[f"log{label}"].input), set[int](), set[str]()
+        while stack:
+            node = nodes[stack.pop().lstrip("^").partition(":")[0]]
+            if node.name in seen:
+                continue
+            seen.add(node.name)
+            taken = [name for name in node.input if node.op != "Merge" or int(name[3:]) in ran]
+            stack += taken
+            found |= {int(node.name[3:])} if node.op == "Abs" else set()
+        return found
+
+
+def with_effects(graph_def: bytes) -> ps.ir.graph.Model:
+    """The model of a GraphDef, in which each Abs is a TfLogEffect."""
+    model, op = ps.load(graph_def), find("TfLogEffect", TENSORFLOW)
+    for node in model.graph.walk():
+        if node.op.name == "Abs":
+            node.op, node.attrs = op, {"label": int(node.name[3:])}
+    return model
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_effects_of_tensorflow_obey_data_and_control_edges(executor, pool):
+    ran = 0
+    for seed in range(30):
+        effects = EffectsOfTensorFlow(seed)
+        session = compiled(with_effects(effects.b.bytes()), executor, pool)
+        for x in (3, -50):
+            LOG.clear()
+            try:
+                session.run({"x": np.int32(x)}, effects.fetches)
+            except ps.Unsupported as error:  # not raised
+                assert "it has an effect in a branch" in str(error)
+                continue
+            ran += 1
+            for i, label in enumerate(LOG):
+                assert effects.before(label, set(LOG)) <= set(LOG[:i]), (seed, x)
+    assert ran > 10
+
+
+@pytest.mark.parametrize("executor", ["parallel", "frames"])
+@pytest.mark.parametrize("operation", ["DrawEffect", "TfLogEffect"])
+def test_effects_without_an_order_run_at_the_same_time(executor, operation, pool):
+    if operation == "TfLogEffect":
+        b, shape = Builder(), ()
+        b.placeholder("x", "float32")
+        T = Type("float32")
+        names = [b.node("Abs", "x", name=f"log{i}", T=T) for i in range(8)]
+        b.node("AddN", *names, name="y", N=8, T=T)
+        session = compiled(with_effects(b.bytes()), executor, pool)
+    else:
+        onnx, shape = GraphBuilder(), (2,)
+        x = onnx.input("x", np.float32, [2])
+        values = [onnx.op(operation, x * float(i), domain=DOMAIN) for i in range(8)]
+        onnx.output("y", onnx.op("Sum", *values))
+        session = compiled(onnx.model(), executor, pool)
+    for _ in range(5):
+        session.run({"x": np.ones(shape, np.float32)}, ["y"])
+    assert max(RUNNING) > 1
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_effects_that_are_not_fetched_do_not_run(executor, pool):
+    b = GraphBuilder()
+    x = b.input("x", np.float32, [2])
+    for label, name in enumerate("abc"):
+        b.output(name, b.op("LogEffect", x, domain=DOMAIN, label=label))
+    session = compiled(b.model(), executor, pool)
+    session.run({"x": np.ones(2, np.float32)}, ["a", "c"])
+    assert LOG == [0, 2]
+
+
+def test_effect_waits_for_the_one_before_it_in_its_graph() -> None:
+    b = GraphBuilder()
+    x, flag = b.input("x", np.float32, [2]), b.input("flag", bool, [])
+
+    def log(label: int) -> Any:
+        return b.op("LogEffect", x, domain=DOMAIN, label=label)
+
+    first = log(0)
+    chosen = b.cond(flag, lambda: log(1) + log(2), lambda: x)
+    b.output("y", b.op("Sum", first, chosen, log(3), b.op("DrawEffect", x, domain=DOMAIN)))
+    graph = b.model().graph
+    assert order_effects(graph)
+    assert not order_effects(graph)
+    waits = {
+        node.attrs.get("label", node.op.name): [n.attrs.get("label", n.op.name) for n in before]
+        for node in graph.walk()
+        if (before := node.control_inputs)
+    }
+    assert waits == {2: [1], "If": [0], 3: ["If"]}
+
+
+@pytest.mark.parametrize("executor", ["auto", "frames"])
+def test_loop_over_several_devices_has_its_effects_in_order(executor, pool):
+    b = GraphBuilder()
+    x = b.input("x", np.float32, [2])
+
+    def body(i: Any, carried: Any) -> Any:
+        first, second = (b.op("LogEffect", x, domain=DOMAIN, label=i) for i in range(2))
+        return b.op("Sum", carried, first, second)
+
+    b.output("y", b.loop(body, x, times=4))
+    model = b.model()
+    for i, node in enumerate(model.graph.walk()):
+        node.device = f"/device:CPU:{i % 2}"
+    options = {"devices": {"cpu:0": "numpy", "cpu:1": "numpy"}, "pool": pool}
+    session = ps.compile(model, **with_expert({"executor": executor, **options}))
+    session.run({"x": np.ones(2, np.float32)})
+    assert LOG == [0, 1] * 4
     assert max(RUNNING) == 1

@@ -44,6 +44,7 @@ from penstock.frontends.tensorflow.conversion import RULES, Conversion, Conversi
 from penstock.frontends.tensorflow.file import read_graph
 from penstock.frontends.tensorflow.function_library import FunctionLibrary
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import NodeDef
+from penstock.frontends.tensorflow.reference_reads import late_reads
 from penstock.frontends.tensorflow.schemas import TfSchema, schemas
 from penstock.frontends.tensorflow.scope import (
     DeclaredNode,
@@ -130,6 +131,8 @@ class Importer(ConversionContext):
         expanded = self.library.expanded_nodes(self.nodes)
         self.diagnostics.check_nodes(self.diagnostics.nodes + expanded)
         self.import_nodes(scope, self.nodes)
+        if scope.references:
+            scope.nodes += late_reads(scope.nodes)
         while self.library.called:  # functions may call others that remain, too
             name, function = self.library.called.popitem()
             graph = rules_functions.remaining_function(self, name, function)

@@ -27,6 +27,7 @@ from penstock.ops.onnx.control_flow import collects_rows
 from penstock.ops.registry import TENSORFLOW, standard
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.structure.branches import substitute
+from penstock.passes.structure.order_effects import keeps_order
 
 
 class LowerControlFlow(Pass):
@@ -159,7 +160,9 @@ class _Lowering:
         node, body = self.node, self.node.attrs["body"]
         limit, condition, *start = node.inputs
         # A Loop that the frame may be raised to has outputs of other names than this one.
-        frame = {"frame_name": f"{self.name}/frame", "parallel_iterations": 10}
+        # The effects of an iteration come before those of the next one.
+        parallel = 1 if keeps_order(node) else 10
+        frame = {"frame_name": f"{self.name}/frame", "parallel_iterations": parallel}
         read = {value for inner in body.walk() for value in inner.inputs} | {*body.outputs}
         counted = limit is not None or body.inputs[0] in read
         if condition is None:

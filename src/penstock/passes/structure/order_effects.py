@@ -1,7 +1,7 @@
 """Order the nodes with side effects as the model lists them.
 
-The nodes of an ONNX or TFLite model are listed in an order in which they can run, and so they run in
-the other runtimes. Control edges keep that order on every executor::
+The nodes of an ONNX or TFLite model are listed in an order in which they can run, and so they run
+in other runtimes. Control edges keep that order on every executor::
 
     Log(a), y = Neg(b), Log(c)      becomes      Log(a) ──> Log(c)
 
