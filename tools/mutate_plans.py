@@ -14,9 +14,9 @@ that one takes milliseconds. What must never happen is reported:
 - wrong: what differs in order and places alone, or was let pass as a schedule, gave other answers;
 - foreign: an exception that is no ``PenstockError``, or an ``InternalError``.
 
-A case follows from the seed and its number, so that ``--seed N --case NUMBER`` repeats it. The exit
-code is 1 if anything was found. CONTRIBUTING.md says how to compile the kernels for sanitizers, which
-see what stays within no array, but harms nothing that would be noticed.
+A case follows from the seed and its number, so that ``--seed N --case NUMBER`` repeats it. The
+exit code is 1 if anything was found. CONTRIBUTING.md says how to compile the kernels for
+sanitizers, which see reads and writes beyond arrays that would mostly go unnoticed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ import faulthandler
 import gc
 import json
 import os
-import pickle
 import random
 import secrets
 import select
@@ -92,8 +91,8 @@ class Subject:
 
 
 def subjects(with_suite: bool = False) -> list[Subject]:
-    """All models by all executors; those of the ONNX suite, if wanted, in one order alone, as far as
-    they run with any feeds."""
+    """All models by all executors; if wanted, those of the ONNX suite that run with any feeds, in
+    one order alone."""
     made = [subject(name, model, options) for name, model in plan_models() for options in OPTIONS]
     for name, model in suite_models() if with_suite else ():
         with suppress(ps.PenstockError):
@@ -167,7 +166,9 @@ def saved_case(subject: Subject, draw: random.Random, path: Path) -> str:
     path.unlink(missing_ok=True)  # a session that holds the file may still be there
     path.write_bytes(content)
     with ps.open(path, limits=LIMITS, map_weights=draw.random() < 0.5) as session:
-        feeds = {port.name: x for port, x in zip(session.inputs, subject.feeds.values(), strict=False)}
+        feeds = {
+            port.name: x for port, x in zip(session.inputs, subject.feeds.values(), strict=False)
+        }
         for _ in range(2):
             answers = session.run(feeds, timeout=TIMEOUT_S)
     return _judged(answers, subject, same=same)
@@ -252,7 +253,7 @@ def forked(numbers: list[int], one: Callable[[int], str]) -> Child:
 
 
 def ended(child: Child, *, hung: bool) -> list[int]:
-    """Take leave of a child; the cases that it has not come to. The one that it died of has failed."""
+    """Take leave of a child; returns the cases behind the one that it died of, which has failed."""
     if hung:
         os.kill(child.process, signal.SIGKILL)
     status = os.waitpid(child.process, 0)[1]
@@ -276,14 +277,20 @@ def mutate(
     gc.collect()
     gc.freeze()
     counts: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
+    with tempfile.TemporaryDirectory(
+        dir="/dev/shm" if os.path.isdir("/dev/shm") else None
+    ) as folder:
 
         def one(number: int) -> str:
             draw = random.Random(f"{seed} {number}")
             subject, kind = draw.choice(everything), draw.choice(kinds)
             path = Path(folder, f"{os.getpid()}.penstock")
             outcome = outcome_of(lambda: CASES[kind](subject, draw, path))
-            return f"{outcome}\n  {kind}, {subject.name}" if is_finding(outcome) else f"{kind}: {outcome}"
+            return (
+                f"{outcome}\n  {kind}, {subject.name}"
+                if is_finding(outcome)
+                else f"{kind}: {outcome}"
+            )
 
         batches = [list(numbers[i : i + BATCH]) for i in range(0, len(numbers), BATCH)]
         children: list[Child] = []
@@ -325,7 +332,9 @@ def main() -> None:
     parser.add_argument("--case", type=int, help="the number of one case to try again")
     parser.add_argument("--kind", choices=KINDS, help="try cases of this kind alone")
     parser.add_argument("--jobs", type=int, default=usable_cores(), help="processes at once")
-    parser.add_argument("--suite", action="store_true", help="models of the official ONNX suite too")
+    parser.add_argument(
+        "--suite", action="store_true", help="models of the official ONNX suite too"
+    )
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     seed = args.seed or secrets.token_hex(4)

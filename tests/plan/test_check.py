@@ -268,12 +268,13 @@ def test_unsound_plan_of_a_file_is_an_invalid_model() -> None:
         check_saved(plan, replaced_offset(arena, slot(plan, "a"), arena.size), None)
 
 
+@pytest.mark.parametrize("executor", ["linear", "dataflow"])
 def test_saved_plans_are_checked_outside_of_tests(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any, executor: str
 ) -> None:
     monkeypatch.setattr(stages, "ALWAYS_CHECKED", False)
     feeds = FEEDS
-    with compile_text(CHAIN, executor="linear") as session:
+    with compile_text(CHAIN, executor=executor) as session:
         session.run(feeds)
         session.save(tmp_path / "g.penstock")
     monkeypatch.setattr("penstock.plan.check.check_schedule", lambda *_: fail())

@@ -21,15 +21,15 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from penstock.core.checkpoints import with_checkpoints
 from penstock.core.errors import InvalidModel
 from penstock.core.types import STRING, SequenceType, TensorType, Type
-from penstock.ir.graph import Graph, Node, Value
-from penstock.ir.kernel import NO_LAYOUT_HINTS
+from penstock.ir.graph import Graph, Value
+from penstock.ir.kernel import NO_LAYOUT_HINTS, Kernel
 from penstock.ir.op import Role
 from penstock.ops.internal.fused import FUSED
 from penstock.ops.internal.transfer import HOST
@@ -66,7 +66,9 @@ def check_schedule(plan: Plan, arena: ArenaPlan, tasks: Tasks | None = None) -> 
             _check_tasks(plan, places, tasks, order)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         # Numbers of slots and tasks are used before all of them have been looked at.
-        raise UnsoundPlanError(f"it has other slots than its nodes have values: {error!r}") from error
+        raise UnsoundPlanError(
+            f"it has other slots than its nodes have values: {error!r}"
+        ) from error
 
 
 def check_saved(plan: Plan, arena: ArenaPlan, tasks: Tasks | None) -> None:
@@ -95,9 +97,9 @@ def _name(place: Step | Slot | int) -> str:
 
 
 class _Places:
-    """Where slots are, as numbers that are unlike in unlike memories: ``begin`` and ``end`` of those
-    in an arena. ``rooted`` has the arena slot that the value of each slot is in, -1 if that is known
-    only during a run, and None for constants, which are always there; and, at its end, for -1."""
+    """Where slots are: ``begin`` and ``end`` of those in an arena, each memory with numbers of its
+    own. ``rooted`` has the arena slot that the value of each slot is in, -1 if that is known only
+    during a run, and None for constants, which are always there; and, at its end, for -1."""
 
     def __init__(self, plan: Plan, arena: ArenaPlan) -> None:
         self.slots = plan.slots
@@ -115,7 +117,7 @@ class _Places:
             kind, type_ = slot.kind, slot.type
             if kind is _ARENA:
                 rooted.append(i)
-                plain = type_.__class__ is TensorType and type_.static and type_.dtype is not STRING  # type: ignore[union-attr]
+                plain = type_.__class__ is TensorType and type_.static and type_.dtype is not STRING
                 nbytes = type_.nbytes if plain else _bytes(slot)  # type: ignore[union-attr]
                 at, memory = offsets.get(i, -1), slot.memory
                 if at < 0 or at % _ALIGNMENT or at + nbytes > sizes.get(memory, -1):
@@ -171,8 +173,8 @@ class _Places:
 def _bytes(slot: Slot) -> int:
     """The bytes of a slot whose size must be known."""
     type_ = slot.type
-    if type_.__class__ is TensorType and type_.static and type_.dtype is not STRING:  # type: ignore[union-attr]
-        return type_.nbytes  # type: ignore[union-attr]
+    if type_.__class__ is TensorType and type_.static and type_.dtype is not STRING:
+        return type_.nbytes
     raise UnsoundPlanError(f"{slot.name!r} is in the arena, but is {type_}")
 
 
@@ -256,7 +258,7 @@ class _Values(dict[int, Value | None]):
     """The value of the graph that each slot has. Slot -1 has what is left out; one without a value
     has this class, which is the value of no node."""
 
-    def __missing__(self, slot: int) -> Any:
+    def __missing__(self, slot: int) -> type[_Values]:
         return _Values
 
 
@@ -345,14 +347,7 @@ class _Run:
             lost = write(output)
             if lost:
                 self.check_lost(step, output, lost)
-            if step.workspace >= 0 or kernel.workspace:
-                self.use_workspace(step)
-            if node.op is FUSED:
-                _check_region(step)
-            if kernel.layout is not NO_LAYOUT_HINTS:
-                self.check_layout(step)
-            if kernel.into is None or step.copied or step.blocks or step.carries:
-                _check_use(step)
+            self.check_call(step, kernel)
         if len(effects) > 1 and self.of_tasks is None:
             _check_effects(effects, self.plan)
         return len(effects)
@@ -360,7 +355,7 @@ class _Run:
     # Values.
 
     def put(self, value: Value | None, i: int) -> None:
-        """Let a slot have a value of the graph, whose type is the slot's: one for the whole plan."""
+        """Let a slot have a value of the graph, of its type: one for the whole plan."""
         slot = self.slots[i] if 0 <= i < len(self.slots) else None
         if value is None or slot is None:
             _require(value is None and i == -1, "{} lacks a value or a slot", i)
@@ -437,21 +432,16 @@ class _Run:
                 self.check_shared(step, i)
             self.define(i, self.held_in((i,)))
         _require(step.into or not planned, "{} writes to no memory that it is given", step)
-        _check_use(step)
         for number, i in enumerate(planned):
             _require(i in self.memory.begin, "{} writes {} to no place", step, slots[i])
             lost = self.memory.write(i)
             for j in planned[:number]:
                 _require(j not in lost, "{} writes {} over its own results", step, slots[i])
             self.check_lost(step, i, lost)
-        self.use_workspace(step)
-        if step.node.op is FUSED:
-            _check_region(step)
-        if step.into and kernel.layout is not NO_LAYOUT_HINTS:
-            self.check_layout(step)
+        self.check_call(step, kernel)
 
     def check_given(self, step: Step, i: int) -> None:
-        """Check the memory of a result that is in no arena of its own, but written by its kernel."""
+        """Check the memory of a result that its kernel writes, but that is no slot of the arena."""
         slot = self.slots[i]
         if slot.roots:  # in a buffer of a loop, which nothing may have been written to
             free = all(root in self.memory.written for root in slot.roots)
@@ -475,6 +465,21 @@ class _Run:
             source = step.inputs[0]
             holder = self.slots[source].base if self.slots[source].base >= 0 else source
             _require(holder == slot.base, "{} is a view of another value", slot)
+
+    def check_call(self, step: Step, kernel: Kernel) -> None:
+        """Check what a step gives to its kernel beside inputs and outputs."""
+        if step.into:
+            if step.workspace >= 0 or kernel.workspace:
+                self.use_workspace(step)
+            if kernel.layout is not NO_LAYOUT_HINTS:
+                self.check_layout(step)
+            _require(kernel.into is not None, "{} cannot write to memory that it is given", step)
+        if step.node.op is FUSED:
+            _check_region(step)
+        if step.copied or step.blocks or step.carries:
+            fits = {*step.copied} <= {*range(len(step.inputs))}
+            fits = fits and not step.blocks and not step.carries
+            _require(fits, "{} copies inputs that it does not have, or has blocks", step)
 
     def check_layout(self, step: Step) -> None:
         """Check that the memory of a step is in the order in which its kernel works."""
@@ -500,8 +505,6 @@ class _Run:
         """Let the workspace of a step be written over."""
         kernel, i = step.kernel, step.workspace
         assert kernel is not None
-        if not step.into:
-            return
         has_place = i in self.memory.end and i not in self.value_of
         nbytes = self.memory.end[i] - self.begin[i] if has_place else 0
         if not (has_place or i == -1) or nbytes < kernel.workspace:
@@ -658,8 +661,9 @@ def _rank(slot: Slot) -> int:
 
 
 def _is_dense(slot: Slot, order: Sequence[int]) -> bool:
-    """Whether a slot has its dims in this order, its own if that is of another rank, without gaps."""
-    type_, stride = slot.type, 1
+    """Whether a slot has its dims in this order, without gaps; in their own if that is of another
+    rank."""
+    type_ = slot.type
     assert isinstance(type_, TensorType)
     dims, strides = type_.dims, slot.strides
     own = range(len(dims))
@@ -680,15 +684,6 @@ def _alike(a: Slot, b: Slot) -> bool:
     return tensors and (x.shape, x.dtype) == (y.shape, y.dtype)  # type: ignore[union-attr]
 
 
-def _check_use(step: Step) -> None:
-    """Check how a step calls its kernel."""
-    can_write = not step.into or (step.kernel is not None and step.kernel.into is not None)
-    _require(can_write, "{} cannot write to memory that it is given", step)
-    _require(not step.blocks and not step.carries, "{} has a kernel and blocks", step)
-    fits = {*step.copied} <= {*range(len(step.inputs))}
-    _require(fits, "{} copies inputs that it does not have", step)
-
-
 def _check_control(step: Step, steps: Sequence[Step]) -> None:
     """Check that the nodes that a node waits for come before it in their block."""
     place = {other.node: k for k, other in enumerate(steps)}
@@ -706,7 +701,9 @@ def _check_effects(effects: Sequence[Step], plan: Plan) -> None:
 def _check_carries(step: Step, block: Block, slots: Sequence[Slot], is_loop: bool) -> None:
     """Check that a loop carries the values that its node says."""
     node = step.node
-    count = len(node.inputs) - (2 if is_loop else node.attrs.get("num_scan_inputs", len(node.inputs)))
+    count = len(node.inputs) - (
+        2 if is_loop else node.attrs.get("num_scan_inputs", len(node.inputs))
+    )
     first, ahead = (2, 1) if is_loop else (0, 0)
     _require(len(step.carries) == count, "{} carries other values than its node", step)
     results = [*step.outputs, *[-1] * count]
@@ -748,8 +745,7 @@ def _check_region(step: Step) -> None:
                 _require(False, "{} has a part that reads what none before has computed", step)
         known.update(part.outputs)
     (result,), (value,) = region.nodes[-1].outputs, node.outputs
-    found, wanted = result.type, value.type
-    fits = found is wanted or found == wanted
+    fits = value is not None and (result.type is value.type or result.type == value.type)
     _require(fits, "{} has a result of another type than its last part", step)
 
 
@@ -805,12 +801,16 @@ def _check_releases(plan: Plan, tasks: Tasks, order: _Order) -> None:
     shared = {i for i, steps in touching.items() if len({*steps.values()}) > 1}
     ends = {i for i in (*plan.inputs, *plan.outputs) if plan.slots[i].kind is _DYNAMIC}
     _require(tasks.shared == shared | ends, "tasks share other slots than they touch")
+    kept = {0: plan.outputs}  # by block
+    for step, numbers in tasks.expanded.items():
+        kept |= {b: block.outputs for b, block in zip(numbers, step.blocks, strict=True)}
     until: dict[int, list[int]] = {}
     for t in range(len(tasks.tasks)):
         for i in (*tasks.releases[t], *tasks.counted[t]):
             until.setdefault(i, []).append(t)
     for i, last in with_checkpoints(until.items()):
-        fits = len(last) == tasks.readers.get(i, 1) and i in shared - {*plan.outputs}
+        fits = len(last) == tasks.readers.get(i, 1) and i in shared
+        fits = fits and not any(i in kept[tasks.tasks[t].block] for t in last)
         _require(fits and (i in tasks.readers) is (len(last) > 1), "{} is not released once", i)
         ends_of = [tasks.tasks[t].steps[-1] for t in last]
         for step in touching.get(i, ()):

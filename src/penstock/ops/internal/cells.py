@@ -50,7 +50,7 @@ def logistic(x: np.ndarray) -> np.ndarray:
 
 
 def check_places(places: object, count: int, parts: int) -> None:
-    """Raise ``ShapeError`` unless ``places`` has so many places of ``parts``: kernels read there."""
+    """Raise ``ShapeError`` unless ``places`` are ``count`` of ``parts``: kernels read there."""
     listed = list(places) if isinstance(places, list | tuple) else []
     if len(listed) != count or not all(type(i) is int and 0 <= i < parts for i in listed):
         raise ShapeError(f"{places!r:.80} are no {count} places of {parts} parts")
