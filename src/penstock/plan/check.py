@@ -106,6 +106,7 @@ class _Places:
         self.begin: dict[int, int] = {}
         self.end: dict[int, int] = {}
         self.rooted: list[int | None] = []
+        self.strided: set[int] = set()  # slots outside of the arena that say what strides they have
         # Each memory has the numbers behind those of the ones before.
         first, start = 0, {}
         for memory, size in ((HOST, arena.size), *arena.remote.items()):
@@ -155,7 +156,8 @@ class _Places:
         count, slots = len(self.slots), self.slots
         is_in = [0 <= r < count and slots[r].kind is _ARENA for r in slot.roots]
         _require(all(is_in), "{} is in slots that there are not", slot)
-        _require(len(slot.strides) in (0, _rank(slot)), "{} has strides of another rank", slot)
+        if slot.strides:
+            self.strided.add(i)
         if slot.base != -1:
             base = slots[slot.base] if 0 <= slot.base < count and slot.base != i else None
             fits = base is not None and base.owned >= slot.owned
@@ -289,6 +291,7 @@ class _Run:
         for i in plan.inputs:
             self.held[i] = ()
         self.steps(self.order)
+        _require(not self.places.strided, "it has values of strides that no step gives them")
         _require(not self.in_buffers, "it has values in buffers that no loop carries on")
         for i in plan.outputs:
             self.read(i, None)
@@ -458,6 +461,13 @@ class _Run:
             # A list keeps the tensors that it is made of.
             kept = [k for k, j in enumerate(step.inputs) if j >= 0 and self.places.roots(j)]
             _require({*kept} <= {*step.copied}, "{} keeps what it does not copy", step)
+        if slot.strides:
+            # Kernels are bound to these strides before the run.
+            perm = step.node.attrs.get("perm", ()) if step.node.op.name == "Transpose" else ()
+            order = sorted(range(len(perm)), key=perm.__getitem__)
+            fits = len(perm) == len(slot.strides) and _is_dense(slot, order)
+            _require(fits, "{} has strides that its node does not give it", slot)
+            self.places.strided.discard(i)
         if kernel.view and step.inputs and step.inputs[0] >= 0 and not slot.owned:
             roots = {*self.places.roots(step.inputs[0])}
             _require(roots <= {*slot.roots}, "{} is in memory that it does not name", slot)
