@@ -126,6 +126,35 @@ def test_slot_over_a_value_that_the_next_iteration_reads_is_refused() -> None:
         refused(plan, replaced_offset(arena, m, arena.offsets[i]), "over|no value|carried|buffer")
 
 
+def test_buffer_over_the_initial_value_of_a_loop_is_refused() -> None:
+    # Nothing reads "a" later than the loop does.
+    alone = compiled(LOOP.replace("Mul(e, a)", "Sin(e)").replace("Add(m, a)", "Sin(m)"))
+    arena = plan_arena(alone, "bump")
+    a = slot(alone, "a")
+    (loop,) = [step for step in alone.steps if step.blocks]
+    for i in (i for carry in loop.carries for i in carry.buffers or ()):
+        refused(alone, replaced_offset(arena, i, arena.offsets[a]), "reads 'a' .* no value")
+
+
+SCAN = """
+g (float[2] s, float[3, 2] x) => (float[2] y, float[3, 2] z) {
+    a = Exp(x)
+    y, z = Scan(s, a) <num_scan_inputs = 1, body = b (float[2] c, float[2] r) => (float[2] o, float[2] p) {
+        o = Add(c, r) p = Neg(r) }>
+}
+"""
+
+
+def test_buffer_over_what_a_loop_scans_is_refused() -> None:
+    plan, arena = in_branches(compiled(SCAN))
+    (scan,) = [step for step in plan.steps if step.blocks]
+    buffers = [i for carry in scan.carries for i in carry.buffers or ()]
+    assert buffers
+    for i in buffers:
+        moved = replaced_offset(arena, i, arena.offsets[slot(plan, "a")])
+        refused(plan, moved, "reads 'a' .* no value")
+
+
 def test_order_in_which_a_step_comes_too_early_is_refused() -> None:
     plan, arena = in_branches(compiled(CHAIN))
     refused(plan, changed(arena, order=arena.order[::-1]), "no value")

@@ -126,9 +126,8 @@ class _Places:
                 self.begin[i] = begin = at + start[memory]
                 self.end[i] = begin + nbytes
                 if slot.strides or slot.offset or slot.owned:
-                    low, high = _extent(slot)
-                    fits = low >= 0 and high <= nbytes and not slot.offset and not slot.owned
-                    _require(fits, "{} has strides beyond its bytes", slot)
+                    fits = _has_own_places(slot) and not slot.offset and not slot.owned
+                    _require(fits, "{} has strides with which elements share bytes", slot)
             elif kind is _CONSTANT:
                 rooted.append(None)
                 if slot.constant is None or slot.owned:
@@ -609,13 +608,19 @@ class _Run:
             for i in carry.buffers or ():
                 _require(i not in self.value_of, "{} is a buffer and has a value", self.slots[i])
                 self.memory.write(i)
+        for carry in step.carries:
+            self.read(carry.initial, step)
             self.define(carry.inside, self.held_in((carry.initial,)))
+        # What is scanned is read in each iteration.
+        scanned = () if is_loop else step.inputs[len(step.carries) :]
         for i in block.inputs:
             if i not in carried:
                 self.define(i, self.held_in((i,)))
         entered = dict(self.memory.written)
         again, effects = self.again, 0
         for self.again in (True,) if again else (False, True):
+            for i in scanned:
+                self.read(i, step)
             effects = self.steps(steps)
             for i in block.outputs:
                 self.read(i, step)
@@ -686,6 +691,13 @@ def _is_dense(slot: Slot, order: Sequence[int]) -> bool:
             return False
         stride *= dims[k]
     return True
+
+
+def _has_own_places(slot: Slot) -> bool:
+    """Whether each element of a slot of the arena has bytes of its own, and there are no others."""
+    if not slot.strides or len(slot.strides) != _rank(slot):
+        return not slot.strides
+    return _is_dense(slot, sorted(range(_rank(slot)), key=lambda k: -slot.strides[k]))
 
 
 def _alike(a: Slot, b: Slot) -> bool:
