@@ -126,5 +126,5 @@ def test_child_that_dies_or_hangs_is_a_finding() -> None:
         text=True,
         check=True,
     )
-    fine = {number: "fine" for number in range(8)}
+    fine = dict.fromkeys(range(8), "fine")
     assert done.stdout.strip() == str({**fine, 3: "crash", 5: "hang"})
