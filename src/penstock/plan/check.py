@@ -106,6 +106,7 @@ class _Places:
         self.begin: dict[int, int] = {}
         self.end: dict[int, int] = {}
         self.rooted: list[int | None] = []
+        self.order: dict[int, list[int] | None] = {}  # of dims, where they are not in their own
         self.strided: set[int] = set()  # slots outside of the arena that say what strides they have
         # Each memory has the numbers behind those of the ones before.
         first, start = 0, {}
@@ -126,8 +127,11 @@ class _Places:
                 self.begin[i] = begin = at + start[memory]
                 self.end[i] = begin + nbytes
                 if slot.strides or slot.offset or slot.owned:
-                    fits = _has_own_places(slot) and not slot.offset and not slot.owned
-                    _require(fits, "{} has strides with which elements share bytes", slot)
+                    own = _order(slot) if slot.strides else []
+                    if own is None or slot.offset or slot.owned:
+                        _require(False, "{} has strides with which elements share bytes", slot)
+                    elif slot.strides:
+                        self.order[i] = own
             elif kind is _CONSTANT:
                 rooted.append(None)
                 if slot.constant is None or slot.owned:
@@ -143,18 +147,19 @@ class _Places:
 
     def _check_view(self, slot: Slot) -> None:
         base = self.slots[slot.base] if 0 <= slot.base < len(self.slots) else None
-        of_arena = base is not None and base.kind is _ARENA
-        _require(of_arena, "{} views what is not in the arena", slot)
+        if base is None or base.kind is not _ARENA:
+            raise UnsoundPlanError(f"{_name(slot)} views what is not in the arena")
+        if len(slot.strides) != _rank(slot) or slot.owned:
+            _require(False, "{} has strides of another rank", slot)
         low, high = _extent(slot)
-        own = len(slot.strides) == _rank(slot) and not slot.owned
-        _require(own, "{} has strides of another rank", slot)
-        fits = base is not None and slot.offset + low >= 0 <= _bytes(base) - slot.offset - high
-        _require(fits, "{} is outside of what it views", slot)
+        if slot.offset + low < 0 or slot.offset + high > _bytes(base):
+            _require(False, "{} is outside of what it views", slot)
 
     def _check_roots(self, i: int, slot: Slot) -> None:
         count, slots = len(self.slots), self.slots
-        is_in = [0 <= r < count and slots[r].kind is _ARENA for r in slot.roots]
-        _require(all(is_in), "{} is in slots that there are not", slot)
+        for r in slot.roots:
+            if not 0 <= r < count or slots[r].kind is not _ARENA:
+                _require(False, "{} is in slots that there are not", slot)
         if slot.strides:
             self.strided.add(i)
         if slot.base != -1:
@@ -307,7 +312,8 @@ class _Run:
         """Let the inputs of a graph have slots."""
         for i, value in zip(slots, values, strict=True):
             self.put(value, i)
-            _require(self.slots[i].kind is _DYNAMIC, "{} is fed, but planned", self.slots[i])
+            if self.slots[i].kind is not _DYNAMIC:
+                _require(False, "{} is fed, but planned", self.slots[i])
 
     def leave(self, slots: Sequence[int], graph: Graph) -> None:
         """Check that slots have the outputs of a graph."""
@@ -362,9 +368,10 @@ class _Run:
         if value is None or slot is None:
             _require(value is None and i == -1, "{} lacks a value or a slot", i)
             return
-        own = self.value_of.setdefault(i, value) is value
-        _require(own, "{} has values of two nodes", slot)
-        _require(_is_type(slot.type, value.type), "{} has another type than its value", slot)
+        if self.value_of.setdefault(i, value) is not value:
+            _require(False, "{} has values of two nodes", slot)
+        if slot.type is not value.type and not _is_type(slot.type, value.type):
+            _require(False, "{} has another type than its value", slot)
 
     def meet(self, value: Value | None, i: int) -> None:
         """A slot that no step has written is read for a value: it has a constant, or is a view."""
@@ -380,7 +387,8 @@ class _Run:
             of_base, source = self.value_of[slot.base], value
             while source is not None and source is not of_base and source.producer is not None:
                 source = source.producer.inputs[0] if source.producer.inputs else None  # type: ignore[assignment]
-            _require(source is of_base, "{} views another value", slot)
+            if source is not of_base:
+                _require(False, "{} views another value", slot)
             self.put(value, i)
         else:
             _require(i in self.value_of, "{} is read, and has no value then", slot)
@@ -399,10 +407,10 @@ class _Run:
             has_value = held is not None
             for r, n in held or ():
                 has_value = has_value and written.get(r) == n
-        if step is None:
-            _require(has_value, "{} leaves the run, but has no value at its end", slot)
-        else:
-            _require(has_value, "{} reads {}, which has no value then", step, slot)
+        if not has_value and step is None:
+            _require(False, "{} leaves the run, but has no value at its end", slot)
+        elif not has_value:
+            _require(False, "{} reads {}, which has no value then", step or i, slot)
 
     def held_in(self, slots: Iterable[int]) -> _Held:
         """Where values are that may be in the memory of these slots."""
@@ -413,7 +421,8 @@ class _Run:
     def define(self, i: int, held: _Held) -> None:
         """Let a slot outside of the arena have a value."""
         if i >= 0:
-            _require(self.slots[i].kind is _DYNAMIC, "{} is no place of a result", self.slots[i])
+            if self.slots[i].kind is not _DYNAMIC:
+                _require(False, "{} is no place of a result", self.slots[i])
             self.held[i] = held
 
     # Steps.
@@ -433,7 +442,8 @@ class _Run:
             elif i >= 0:
                 self.check_shared(step, i)
             self.define(i, self.held_in((i,)))
-        _require(step.into or not planned, "{} writes to no memory that it is given", step)
+        if planned and not step.into:
+            _require(False, "{} writes to no memory that it is given", step)
         for number, i in enumerate(planned):
             _require(i in self.memory.begin, "{} writes {} to no place", step, slots[i])
             lost = self.memory.write(i)
@@ -463,13 +473,14 @@ class _Run:
         if slot.strides:
             # Kernels are bound to these strides before the run.
             perm = step.node.attrs.get("perm", ()) if step.node.op.name == "Transpose" else ()
-            order = sorted(range(len(perm)), key=perm.__getitem__)
-            fits = len(perm) == len(slot.strides) and _is_dense(slot, order)
+            dims = slot.type.dims if isinstance(slot.type, TensorType) else ()
+            order = [k for k in sorted(range(len(perm)), key=perm.__getitem__) if dims[k] != 1]
+            fits = len(perm) == len(slot.strides) and _order(slot) == order
             _require(fits, "{} has strides that its node does not give it", slot)
             self.places.strided.discard(i)
         if kernel.view and step.inputs and step.inputs[0] >= 0 and not slot.owned:
-            roots = {*self.places.roots(step.inputs[0])}
-            _require(roots <= {*slot.roots}, "{} is in memory that it does not name", slot)
+            if not {*self.places.roots(step.inputs[0])} <= {*slot.roots}:
+                _require(False, "{} is in memory that it does not name", slot)
         elif kernel.view and step.inputs and slot.base >= 0:
             source = step.inputs[0]
             holder = self.slots[source].base if self.slots[source].base >= 0 else source
@@ -480,9 +491,16 @@ class _Run:
         if step.into:
             if step.workspace >= 0 or kernel.workspace:
                 self.use_workspace(step)
-            if kernel.layout is not NO_LAYOUT_HINTS:
+            layout = kernel.layout
+            if layout is not NO_LAYOUT_HINTS and (
+                layout.dims_order
+                or layout.contiguous_inputs
+                or len(step.outputs) > 1
+                or self.slots[step.outputs[0]].strides
+            ):
                 self.check_layout(step)
-            _require(kernel.into is not None, "{} cannot write to memory that it is given", step)
+            if kernel.into is None:
+                _require(False, "{} cannot write to memory that it is given", step)
         if step.node.op is FUSED:
             _check_region(step)
         if step.copied or step.blocks or step.carries:
@@ -492,23 +510,35 @@ class _Run:
 
     def check_layout(self, step: Step) -> None:
         """Check that the memory of a step is in the order in which its kernel works."""
-        kernel, slots = step.kernel, self.slots
-        layout = NO_LAYOUT_HINTS if kernel is None else kernel.layout
-        first = slots[step.outputs[0]] if step.outputs[0] >= 0 else None
+        layout = NO_LAYOUT_HINTS if step.kernel is None else step.kernel.layout
+        first, slots = self.slots[step.outputs[0]], self.slots
         order: Sequence[int] = layout.dims_order
-        if (order or layout.contiguous) and not layout.any_layout:
-            outputs = step.outputs if layout.contiguous and not order else step.outputs[:1]
-            for i in outputs:
-                fits = i < 0 or (not slots[i].strides and not order) or _is_dense(slots[i], order)
-                _require(fits, "{} writes dims in another order than its slot has", step)
-        elif first is not None and first.strides:
-            order = sorted(range(len(first.strides)), key=lambda k: -first.strides[k])
+        if layout.any_layout or not order:
+            order = _by_strides(first.strides)
+            outputs = step.outputs if layout.contiguous and not layout.any_layout else ()
+        else:
+            outputs = step.outputs[:1]
+        for i in outputs:
+            if i >= 0 and not self.has_order(i, layout.dims_order):
+                _require(False, "{} writes dims in another order than its slot has", step)
         for k in layout.contiguous_inputs:
-            i = step.inputs[k] if k < len(step.inputs) else -1
-            if i >= 0 and slots[i].kind is not _CONSTANT and (order or slots[i].strides):
-                of_input = order if first is not None and _rank(first) == _rank(slots[i]) else ()
-                fits = slots[i].kind is _DYNAMIC or _is_dense(slots[i], of_input)
-                _require(fits, "{} reads {}, whose dims are in another order", step, slots[i])
+            i = step.inputs[k]
+            if i >= 0 and slots[i].kind in (_ARENA, _ALIAS) and not self.has_order(i, order):
+                _require(False, "{} reads {}, whose dims are in another order", step, slots[i])
+
+    def has_order(self, i: int, order: Sequence[int]) -> bool:
+        """Whether a slot has its dims in this order, without gaps; in their own if that is of
+        another rank."""
+        type_, own = self.slots[i].type, self.places.order.get(i)
+        if own is None and self.slots[i].kind is _ALIAS:
+            own = self.places.order[i] = _order(self.slots[i])
+        if not isinstance(type_, TensorType) or (own is None and self.slots[i].strides):
+            return False
+        dims = type_.dims
+        wanted = [k for k in order if dims[k] != 1] if len(order) == len(dims) else []
+        return not type_.nbytes or (sorted(wanted) if own is None else own) == (
+            wanted or sorted(own or ())
+        )
 
     def use_workspace(self, step: Step) -> None:
         """Let the workspace of a step be written over."""
@@ -520,8 +550,8 @@ class _Run:
             _require(False, "{} has too small a workspace, or in no place of its own", step)
         lost = self.memory.write(i) if i >= 0 else ()
         if lost:
-            apart = not any(j in lost for j in step.outputs)
-            _require(apart, "{} has its workspace over its results", step)
+            if not {*lost}.isdisjoint(step.outputs):
+                _require(False, "{} has its workspace over its results", step)
             self.check_lost(step, i, lost)
 
     def check_lost(self, step: Step, i: int, lost: Sequence[int]) -> None:
@@ -675,29 +705,25 @@ def _rank(slot: Slot) -> int:
     return len(slot.type.shape or ()) if isinstance(slot.type, TensorType) else -1
 
 
-def _is_dense(slot: Slot, order: Sequence[int]) -> bool:
-    """Whether a slot has its dims in this order, without gaps; in their own if that is of another
-    rank."""
-    type_ = slot.type
-    assert isinstance(type_, TensorType)
-    dims, strides = type_.dims, slot.strides
-    own = range(len(dims))
-    order = order if len(order) == len(dims) else own
-    if not strides:
-        return list(order) == [*own] or not type_.nbytes
+def _by_strides(strides: Sequence[int]) -> Sequence[int]:
+    """Dims, the outermost in memory first."""
+    return sorted(range(len(strides)), key=[-stride for stride in strides].__getitem__)
+
+
+def _order(slot: Slot) -> list[int] | None:
+    """The dims of a slot that are not 1, the outermost in memory first; None if elements share
+    bytes, or have others between them."""
+    type_, strides = slot.type, slot.strides
+    if not isinstance(type_, TensorType) or len(strides) != len(type_.dims):
+        return None
+    dims = type_.dims
+    order = [k for k in _by_strides(strides) if dims[k] != 1]
     stride = type_.nbytes // max(type_.elements, 1)
     for k in reversed(order):
-        if dims[k] != 1 and strides[k] != stride and type_.nbytes:
-            return False
+        if strides[k] != stride and type_.nbytes:
+            return None
         stride *= dims[k]
-    return True
-
-
-def _has_own_places(slot: Slot) -> bool:
-    """Whether each element of a slot of the arena has bytes of its own, and there are no others."""
-    if not slot.strides or len(slot.strides) != _rank(slot):
-        return not slot.strides
-    return _is_dense(slot, sorted(range(_rank(slot)), key=lambda k: -slot.strides[k]))
+    return order
 
 
 def _alike(a: Slot, b: Slot) -> bool:
@@ -768,7 +794,8 @@ def _check_region(step: Step) -> None:
         known.update(part.outputs)
     (result,), (value,) = region.nodes[-1].outputs, node.outputs
     fits = value is not None and (result.type is value.type or result.type == value.type)
-    _require(fits, "{} has a result of another type than its last part", step)
+    if not fits:
+        _require(False, "{} has a result of another type than its last part", step)
 
 
 # Tasks.
