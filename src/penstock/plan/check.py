@@ -29,7 +29,7 @@ from penstock.core.checkpoints import with_checkpoints
 from penstock.core.errors import InvalidModel
 from penstock.core.types import STRING, SequenceType, TensorType, Type
 from penstock.ir.graph import Graph, Value
-from penstock.ir.kernel import NO_LAYOUT_HINTS, Kernel
+from penstock.ir.kernel import Kernel, LayoutHints
 from penstock.ir.op import Role
 from penstock.ops.internal.fused import FUSED
 from penstock.ops.internal.transfer import HOST
@@ -106,7 +106,7 @@ class _Places:
         self.begin: dict[int, int] = {}
         self.end: dict[int, int] = {}
         self.rooted: list[int | None] = []
-        self.order: dict[int, list[int] | None] = {}  # of dims, where they are not in their own
+        self.order: dict[int, list[int]] = {}  # of dims, where they are not in their own
         self.strided: set[int] = set()  # slots outside of the arena that say what strides they have
         # Each memory has the numbers behind those of the ones before.
         first, start = 0, {}
@@ -492,13 +492,8 @@ class _Run:
             if step.workspace >= 0 or kernel.workspace:
                 self.use_workspace(step)
             layout = kernel.layout
-            if layout is not NO_LAYOUT_HINTS and (
-                layout.dims_order
-                or layout.contiguous_inputs
-                or len(step.outputs) > 1
-                or self.slots[step.outputs[0]].strides
-            ):
-                self.check_layout(step)
+            if (layout.dims_order or layout.contiguous) and not layout.any_layout:
+                self.check_layout(step, layout)
             if kernel.into is None:
                 _require(False, "{} cannot write to memory that it is given", step)
         if step.node.op is FUSED:
@@ -508,31 +503,17 @@ class _Run:
             fits = fits and not step.blocks and not step.carries
             _require(fits, "{} copies inputs that it does not have, or has blocks", step)
 
-    def check_layout(self, step: Step) -> None:
-        """Check that the memory of a step is in the order in which its kernel works."""
-        layout = NO_LAYOUT_HINTS if step.kernel is None else step.kernel.layout
-        first, slots = self.slots[step.outputs[0]], self.slots
-        order: Sequence[int] = layout.dims_order
-        if layout.any_layout or not order:
-            order = _by_strides(first.strides)
-            outputs = step.outputs if layout.contiguous and not layout.any_layout else ()
-        else:
-            outputs = step.outputs[:1]
-        for i in outputs:
-            if i >= 0 and not self.has_order(i, layout.dims_order):
+    def check_layout(self, step: Step, layout: LayoutHints) -> None:
+        """Check that results are in memory in the order in which their kernel writes them."""
+        for i in step.outputs[:1] if layout.dims_order else step.outputs:
+            if i >= 0 and self.slots[i].kind is _ARENA and not self.has_order(i, layout.dims_order):
                 _require(False, "{} writes dims in another order than its slot has", step)
-        for k in layout.contiguous_inputs:
-            i = step.inputs[k]
-            if i >= 0 and slots[i].kind in (_ARENA, _ALIAS) and not self.has_order(i, order):
-                _require(False, "{} reads {}, whose dims are in another order", step, slots[i])
 
     def has_order(self, i: int, order: Sequence[int]) -> bool:
         """Whether a slot has its dims in this order, without gaps; in their own if that is of
         another rank."""
         type_, own = self.slots[i].type, self.places.order.get(i)
-        if own is None and self.slots[i].kind is _ALIAS:
-            own = self.places.order[i] = _order(self.slots[i])
-        if not isinstance(type_, TensorType) or (own is None and self.slots[i].strides):
+        if not isinstance(type_, TensorType):
             return False
         dims = type_.dims
         wanted = [k for k in order if dims[k] != 1] if len(order) == len(dims) else []
