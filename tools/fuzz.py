@@ -13,8 +13,8 @@ it under ``--out``:
 - disagreement: executors differ in what they answer, or in whether they do.
 
 A case follows from the seed and its number, so that ``--seed N --case NUMBER`` repeats it;
-``--file PATH`` tries a file, ``--kind artifact`` saved sessions alone. The exit code is 1 if
-anything was found.
+``--file PATH`` tries a file. The exit code is 1 if anything was found. Saved sessions are for
+``tools/mutate_plans.py``.
 """
 
 from __future__ import annotations
@@ -67,7 +67,6 @@ from penstock.ops.registry import registered
 from penstock.textual.printer import format_model
 from tools.mutations import (
     change_message,
-    changed_artifact,
     changed_bytes,
     changed_json,
     changed_numbers,
@@ -264,46 +263,19 @@ def text_case(draw: random.Random, _: bool) -> Case:
     return Case("model.txt", {"": changed_text(text, draw).encode(errors="replace")})
 
 
-@cache
-def artifacts() -> Sequence[bytes]:
-    """Saved sessions of small models, with a plan each, for the executors that look at them."""
-    graphs = [seeded(number, 8) for number in range(12)]
-    models: list[Any] = [Model({graph.name: graph}, graph.name) for graph in graphs]
-    saved = []
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.penstock"
-        for model in (*models, *mutants.models().values()):
-            for options in ({"executor": "linear", "backends": ["numpy"]}, {}):
-                session = ps.compile(model, limits=LIMITS, **options)
-                with suppress(ps.PenstockError):
-                    for feeds, fetches, targets in runs_of(path, session, np.random.default_rng(0)):
-                        session.run(feeds, fetches, targets, timeout=TIMEOUT_S)
-                session.save(path)
-                saved.append(path.read_bytes())
-    return saved
-
-
-def artifact_case(draw: random.Random, _: bool) -> Case:
-    change = draw.choice([changed_artifact, changed_artifact, changed_artifact, changed_bytes])
-    return Case("model.penstock", {"": change(draw.choice(artifacts()), draw)})
-
-
 _CASES = (
     *(onnx_case,) * 5,
     *(graph_def_case,) * 4,
     *(tflite_case,) * 3,
     *(package_case,) * 2,
-    *(artifact_case,) * 2,
     saved_model_case,
     text_case,
 )
 
-_KINDS = {case.__name__.removesuffix("_case"): case for case in _CASES}
 
-
-def drawn(seed: str, number: int, with_suite: bool, kind: str | None = None) -> Case:
+def drawn(seed: str, number: int, with_suite: bool) -> Case:
     draw = random.Random(f"{seed} {number}")
-    return (_KINDS[kind] if kind else draw.choice(_CASES))(draw, with_suite)
+    return draw.choice(_CASES)(draw, with_suite)
 
 
 # In the worker.
@@ -387,8 +359,6 @@ def disagreements(path: Path, outcomes: Mapping[str, Any]) -> list[tuple[str, st
     }
     refused = {e: o for e, o in counted.items() if isinstance(o, ps.PenstockError)}
     ran = {e: o for e, o in counted.items() if e not in refused}
-    if path.suffix == ".penstock":
-        return []  # a plan that was changed is another program than the graph beside it
     if not ran or (path.is_file() and UNDEFINED.search(path.read_bytes())):
         return []
     if refused:
@@ -614,7 +584,7 @@ def fuzz(seed: str, numbers: Iterable[int], out: Path | None, args: Any) -> int:
                     number = next(untried, None)
                 if number is None:
                     return
-                case = drawn(seed, number, args.suite, args.kind)
+                case = drawn(seed, number, args.suite)
                 next(tries)
                 path = case.write(Path(folder))
                 for finding in worker.findings(path):
@@ -634,7 +604,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", default=None, help="by default a new one, which is printed")
     parser.add_argument("--cases", type=int, default=10**9, help="the most cases to try")
-    parser.add_argument("--kind", choices=sorted(_KINDS), help="try cases of this kind alone")
     parser.add_argument("--case", type=int, help="the number of one case to try again")
     parser.add_argument("--file", type=Path, help="a file or folder to try")
     parser.add_argument("--out", type=Path, help="a folder for files with findings")

@@ -11,12 +11,13 @@ that one takes milliseconds. What must never happen is reported:
 
 - crash: the child has died, of a signal or as a sanitizer wants it;
 - hang: a case took more than 20 s;
+- memory: the child took more than twice ``max_bytes`` and 1 GiB;
 - wrong: what differs in order and places alone, or was let pass as a schedule, gave other answers;
 - foreign: an exception that is no ``PenstockError``, or an ``InternalError``.
 
-A case follows from the seed and its number, so that ``--seed N --case NUMBER`` repeats it. The exit
-code is 1 if anything was found. CONTRIBUTING.md says how to compile the kernels for sanitizers, which
-see what stays within no array, but harms nothing that would be noticed.
+A case follows from the seed and its number, so that ``--seed N --case NUMBER`` repeats it. The
+exit code is 1 if anything was found. CONTRIBUTING.md says how to compile the kernels for
+sanitizers, which see reads and writes beyond arrays that would mostly go unnoticed.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ import faulthandler
 import gc
 import json
 import os
-import pickle
 import random
 import secrets
 import select
@@ -65,6 +65,7 @@ LIMITS = ps.Limits(
 )
 TIMEOUT_S = 2.0
 HANG_S = 20.0
+MEMORY = 2 * MAX_BYTES + 2**30
 BATCH = 200
 """Cases of a child, after which another one is forked"""
 
@@ -91,10 +92,11 @@ class Subject:
     context: CompileContext | None
 
 
-def subjects(with_suite: bool = False) -> list[Subject]:
-    """All models by all executors; those of the ONNX suite, if wanted, in one order alone, as far as
-    they run with any feeds."""
-    made = [subject(name, model, options) for name, model in plan_models() for options in OPTIONS]
+def subjects(with_suite: bool = False, step: int = 1) -> list[Subject]:
+    """All models by all executors; if wanted, those of the ONNX suite that run with any feeds, in
+    one order alone. Of all but these, each ``step``-th is made."""
+    pairs = [(name, model, options) for name, model in plan_models() for options in OPTIONS]
+    made = [subject(*pair) for pair in pairs[::step]]
     for name, model in suite_models() if with_suite else ():
         with suppress(ps.PenstockError):
             made.append(subject(name, model, OPTIONS[1]))
@@ -167,7 +169,9 @@ def saved_case(subject: Subject, draw: random.Random, path: Path) -> str:
     path.unlink(missing_ok=True)  # a session that holds the file may still be there
     path.write_bytes(content)
     with ps.open(path, limits=LIMITS, map_weights=draw.random() < 0.5) as session:
-        feeds = {port.name: x for port, x in zip(session.inputs, subject.feeds.values(), strict=False)}
+        feeds = {
+            port.name: x for port, x in zip(session.inputs, subject.feeds.values(), strict=False)
+        }
         for _ in range(2):
             answers = session.run(feeds, timeout=TIMEOUT_S)
     return _judged(answers, subject, same=same)
@@ -203,7 +207,7 @@ CASES: Mapping[str, Callable[[Subject, random.Random, Path], str]] = {
 
 
 def is_finding(outcome: str) -> bool:
-    return outcome.startswith(("crash", "hang", "wrong", "foreign"))
+    return outcome.startswith(("crash", "hang", "memory", "wrong", "foreign"))
 
 
 # Children.
@@ -252,7 +256,7 @@ def forked(numbers: list[int], one: Callable[[int], str]) -> Child:
 
 
 def ended(child: Child, *, hung: bool) -> list[int]:
-    """Take leave of a child; the cases that it has not come to. The one that it died of has failed."""
+    """Take leave of a child; returns the cases behind the one that it died of, which has failed."""
     if hung:
         os.kill(child.process, signal.SIGKILL)
     status = os.waitpid(child.process, 0)[1]
@@ -269,21 +273,30 @@ def ended(child: Child, *, hung: bool) -> list[int]:
 
 
 def mutate(
-    seed: str, numbers: Sequence[int], kinds: Sequence[str], jobs: int, with_suite: bool = False
+    seed: str, numbers: Sequence[int], kinds: Sequence[str], jobs: int, everything: list[Subject]
 ) -> Counter[str]:
     """Try cases; the outcomes. Prints findings, one of each sort."""
-    everything = subjects(with_suite)
     gc.collect()
     gc.freeze()
     counts: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
+    with tempfile.TemporaryDirectory(
+        dir="/dev/shm" if os.path.isdir("/dev/shm") else None
+    ) as folder:
 
         def one(number: int) -> str:
             draw = random.Random(f"{seed} {number}")
             subject, kind = draw.choice(everything), draw.choice(kinds)
             path = Path(folder, f"{os.getpid()}.penstock")
+            Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
             outcome = outcome_of(lambda: CASES[kind](subject, draw, path))
-            return f"{outcome}\n  {kind}, {subject.name}" if is_finding(outcome) else f"{kind}: {outcome}"
+            status = Path("/proc/self/status").read_text()
+            peak = int(status.partition("VmHWM:")[2].split()[0]) * 1024
+            outcome = outcome if peak < MEMORY else f"memory: {peak >> 20} MiB"
+            return (
+                f"{outcome}\n  {kind}, {subject.name}"
+                if is_finding(outcome)
+                else f"{kind}: {outcome}"
+            )
 
         batches = [list(numbers[i : i + BATCH]) for i in range(0, len(numbers), BATCH)]
         children: list[Child] = []
@@ -324,14 +337,18 @@ def main() -> None:
     parser.add_argument("--seed", default=None, help="by default a new one, which is printed")
     parser.add_argument("--case", type=int, help="the number of one case to try again")
     parser.add_argument("--kind", choices=KINDS, help="try cases of this kind alone")
+    parser.add_argument("--step", type=int, default=1, help="use each so-manieth model alone")
     parser.add_argument("--jobs", type=int, default=usable_cores(), help="processes at once")
-    parser.add_argument("--suite", action="store_true", help="models of the official ONNX suite too")
+    parser.add_argument(
+        "--suite", action="store_true", help="models of the official ONNX suite too"
+    )
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     seed = args.seed or secrets.token_hex(4)
     numbers = range(args.cases) if args.case is None else [args.case]
     begin = time.monotonic()
-    counts = mutate(seed, numbers, [args.kind] if args.kind else KINDS, args.jobs, args.suite)
+    kinds = [args.kind] if args.kind else KINDS
+    counts = mutate(seed, numbers, kinds, args.jobs, subjects(args.suite, args.step))
     for outcome, count in counts.most_common():
         print(f"{count:8} {outcome}")
     found = {sort: n for sort, n in counts.items() if is_finding(sort)}

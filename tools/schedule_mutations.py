@@ -50,7 +50,9 @@ class Draft:
             changed.pop(draw.randrange(len(changed)))
         else:
             near = draw.choice(changed)
-            changed[draw.randrange(len(changed))] = draw.choice([self.place(), near, self.alike(near)])
+            changed[draw.randrange(len(changed))] = draw.choice(
+                [self.place(), near, self.alike(near)]
+            )
         return tuple(changed)
 
     def alike(self, place: int) -> int:
@@ -210,7 +212,9 @@ def _changed_carry(draft: Draft, carry: Carry, draw: random.Random) -> Carry:
         {"buffers": None if carry.buffers else (draft.place(), draft.place())},
     ]
     if carry.buffers is not None:
-        changes.append({"buffers": draw.choice([carry.buffers[:1] * 2, draft.others(carry.buffers)])})
+        changes.append(
+            {"buffers": draw.choice([carry.buffers[:1] * 2, draft.others(carry.buffers)])}
+        )
     return replace(carry, **draw.choice(changes))
 
 
@@ -260,7 +264,9 @@ def _change_tasks(draft: Draft, draw: random.Random) -> None:
     ]
     if tasks.readers:
         slot = draw.choice(sorted(tasks.readers))
-        changes.append({"readers": {**tasks.readers, slot: tasks.readers[slot] + draw.choice([-1, 1])}})
+        changes.append(
+            {"readers": {**tasks.readers, slot: tasks.readers[slot] + draw.choice([-1, 1])}}
+        )
     steps = tasks.tasks[t].steps
     shuffled = tuple(draw.sample(steps, len(steps)))
     changes.append({"tasks": _with(tasks.tasks, t, replace(tasks.tasks[t], steps=shuffled))})

@@ -27,7 +27,7 @@ TABLES = {
     "COMMANDS": (f"{PACKAGE}.cli.", r"^([a-z_]+)$"),  # the others are help
     "_FAMILIES": (f"{PACKAGE}.ops.", r"([\w.]+):"),
     "_HOMES": ("", rf"^({PACKAGE}\..+)$"),
-    "_INTERNAL": (f"{PACKAGE}.ops.internal.", r"^(.+)$"),
+    "INTERNAL": (f"{PACKAGE}.ops.internal.", r"^(.+)$"),
 }
 
 # Modules that import what users, other packages or the processor name.

@@ -16,7 +16,8 @@ from penstock.compiler import stages
 from penstock.core.errors import InvalidModel
 from penstock.core.records import replace as changed
 from penstock.core.types import FLOAT32, TensorType
-from penstock.ir.graph import Graph, clone
+from penstock.ir.graph import Graph, Node, Value, clone
+from penstock.ops.registry import standard
 from penstock.passes.pipeline import optimize
 from penstock.plan.arena_layout import ArenaPlan, plan_arena, plan_arena_for_tasks
 from penstock.plan.arrangement import arrange
@@ -126,6 +127,35 @@ def test_slot_over_a_value_that_the_next_iteration_reads_is_refused() -> None:
         refused(plan, replaced_offset(arena, m, arena.offsets[i]), "over|no value|carried|buffer")
 
 
+def test_buffer_over_the_initial_value_of_a_loop_is_refused() -> None:
+    # Nothing reads "a" later than the loop does.
+    alone = compiled(LOOP.replace("Mul(e, a)", "Sin(e)").replace("Add(m, a)", "Sin(m)"))
+    arena = plan_arena(alone, "bump")
+    a = slot(alone, "a")
+    (loop,) = [step for step in alone.steps if step.blocks]
+    for i in (i for carry in loop.carries for i in carry.buffers or ()):
+        refused(alone, replaced_offset(arena, i, arena.offsets[a]), "reads 'a' .* no value")
+
+
+SCAN = """
+g (float[2] s, float[3, 2] x) => (float[2] y, float[3, 2] z) {
+    a = Exp(x)
+    y, z = Scan(s, a) <num_scan_inputs = 1, body = b (float[2] c, float[2] r) => (float[2] o, float[2] p) {
+        o = Add(c, r) p = Neg(r) }>
+}
+"""
+
+
+def test_buffer_over_what_a_loop_scans_is_refused() -> None:
+    plan, arena = in_branches(compiled(SCAN))
+    (scan,) = [step for step in plan.steps if step.blocks]
+    buffers = [i for carry in scan.carries for i in carry.buffers or ()]
+    assert buffers
+    for i in buffers:
+        moved = replaced_offset(arena, i, arena.offsets[slot(plan, "a")])
+        refused(plan, moved, "reads 'a' .* no value")
+
+
 def test_order_in_which_a_step_comes_too_early_is_refused() -> None:
     plan, arena = in_branches(compiled(CHAIN))
     refused(plan, changed(arena, order=arena.order[::-1]), "no value")
@@ -185,6 +215,102 @@ def test_view_beyond_what_it_views_is_refused() -> None:
     refused(replace_plan(plan, slots=slots), arena, "views what is not in the arena")
 
 
+def replaced_step(plan: Plan, place: int, **changes: Any) -> Plan:
+    step = changed(plan.steps[place], **changes)
+    return replace_plan(plan, steps=(*plan.steps[:place], step, *plan.steps[place + 1 :]))
+
+
+def replaced_slot(plan: Plan, i: int, **changes: Any) -> Plan:
+    slots = (*plan.slots[:i], changed(plan.slots[i], **changes), *plan.slots[i + 1 :])
+    return replace_plan(plan, slots=slots)
+
+
+def test_operand_of_another_value_of_the_same_type_is_refused() -> None:
+    plan, arena = in_branches(compiled(CHAIN))
+    (place,) = [k for k, step in enumerate(plan.steps) if step.node.op.name == "Sin"]
+    swapped = replaced_step(plan, place, inputs=(slot(plan, "a"),))
+    refused(swapped, arena, "'a' .* another value than is read")
+
+
+def test_results_of_two_nodes_in_one_slot_are_refused() -> None:
+    plan, arena = in_branches(compiled(CHAIN))
+    (place,) = [k for k, step in enumerate(plan.steps) if step.node.op.name == "Sin"]
+    shared = replaced_step(plan, place, outputs=(slot(plan, "b"),))
+    refused(shared, arena, "'b' .* values of two nodes|over what it reads")
+
+
+def test_slot_of_another_type_than_its_value_is_refused() -> None:
+    plan, arena = in_branches(compiled(CHAIN))
+    for type_ in (TensorType(FLOAT32, (4,)), TensorType(np.dtype(np.int32), (8,))):
+        refused(replaced_slot(plan, slot(plan, "a"), type=type_), arena, "'a' .* another type")
+
+
+def test_constant_in_the_place_of_another_is_refused() -> None:
+    text = """g (float[2] x) => (float[2] y) <float[2] k = {1, 2}, float[2] l = {3, 4}> {
+        a = Mul(x, k) y = Add(a, l) }"""
+    plan, arena = in_branches(compiled(text))
+    i, other = [i for i, s in enumerate(plan.slots) if s.kind is SlotKind.CONSTANT]
+    mutant = replaced_slot(plan, i, constant=plan.slots[other].constant)
+    refused(mutant, arena, "not the constant that is read")
+
+
+def test_graph_that_gives_another_value_is_refused() -> None:
+    text = "g (float[8] x) => (float[8] y, float[8] z) { y = Exp(x) z = Sin(x) }"
+    plan, arena = in_branches(compiled(text))
+    refused(replace_plan(plan, outputs=plan.outputs[::-1]), arena, "another value than is read")
+
+
+def test_values_that_loops_carry_from_one_to_another_are_refused() -> None:
+    plan, arena = in_branches(compiled(LOOP))
+    (place,) = [k for k, step in enumerate(plan.steps) if step.blocks]
+    (carry,) = plan.steps[place].carries
+    for change in (
+        {"initial": 2},
+        {"inside": carry.updated},
+        {"updated": carry.inside},
+        {"result": -1},
+        {"direct": not carry.direct},
+        {"buffers": None},
+        {"buffers": (carry.buffers or (0,))[:1] * 2},
+    ):
+        mutant = replaced_step(plan, place, carries=(changed(carry, **change),))
+        refused(mutant, arena, "carr|buffer|no value")
+    refused(replaced_step(plan, place, carries=()), arena, "carries other values")
+
+
+def test_steps_of_other_nodes_than_the_graph_has_are_refused() -> None:
+    plan, arena = in_branches(compiled(CHAIN))
+    other = compiled(CHAIN.replace("Sin", "Cos"))
+    (place,) = [k for k, step in enumerate(plan.steps) if step.node.op.name == "Sin"]
+    (cos,) = [step for step in other.steps if step.node.op.name == "Cos"]
+    mutant = replaced_step(plan, place, node=cos.node, kernel=cos.kernel)
+    refused(mutant, arena, "other nodes than the graph")
+    for change in ({"copied": (5,)}, {"blocks": other.steps[0].blocks or ((),)}):
+        refused(replaced_step(plan, place, **change), arena, "does not have|other slots")
+
+
+def test_elements_that_share_bytes_are_refused() -> None:
+    text = "g (float[4, 8] x) => (float[4, 8] y) { a = Exp(x) y = Sin(a) }"
+    plan, arena = in_branches(compiled(text))
+    i = slot(plan, "a")
+    check_schedule(replaced_slot(plan, i, strides=(32, 4)), arena)
+    for strides in ((4, 4), (16, 4), (32, 8), (0, 4), (-32, 4), (4,)):
+        refused(replaced_slot(plan, i, strides=strides), arena, "share bytes")
+    refused(replaced_slot(plan, i, offset=64), arena, "share bytes")
+    refused(replaced_slot(plan, 0, strides=(4, 16)), arena, "strides that no step gives")
+
+
+def test_effects_in_another_order_are_refused() -> None:
+    x = Value("x", TensorType(FLOAT32, (4,)))
+    noisy = changed(standard("Neg"), pure=False)
+    outputs = [Value(name, TensorType(FLOAT32, (4,))) for name in "ab"]
+    nodes = [Node(noisy, [x], [value], name=value.name) for value in outputs]
+    plan = compile_plan(Graph([x], outputs, nodes, "noisy"), [NumpyBackend()])
+    arena = plan_arena(plan)
+    check_schedule(plan, arena)
+    refused(plan, changed(arena, order=(1, 0)), "effect before an earlier one")
+
+
 # Tasks.
 
 
@@ -222,6 +348,39 @@ def test_tasks_without_an_order_that_share_memory_are_refused() -> None:
     check_schedule(plan, arena, tasks)
     b, c = slot(plan, "b"), slot(plan, "c")
     refused(plan, replaced_offset(arena, c, arena.offsets[b]), "at the same time|no value", tasks)
+
+
+def replaced_entry(entries: tuple[Any, ...], at: int, entry: Any) -> tuple[Any, ...]:
+    return (*entries[:at], entry, *entries[at + 1 :])
+
+
+def test_tasks_that_say_other_than_they_do_are_refused() -> None:
+    plan, arena, tasks = as_tasks(CHAIN)
+    assert tasks.waits[1]
+    for reason, change in {
+        "other numbers of tasks": {"waits": replaced_entry(tasks.waits, 1, tasks.waits[1] + 1)},
+        "not in one block": {"blocks": (tasks.blocks[0][1:],)},
+        "blocks are of other tasks": {"parent": (0,)},
+        "other slots than they touch": {"shared": tasks.shared ^ {plan.inputs[0]}},
+    }.items():
+        refused(plan, arena, reason, changed(tasks, **change))
+
+
+def test_value_that_is_released_before_its_last_reader_is_refused() -> None:
+    text = """g (string[4] s) => (string[4] y, string[4] z) {
+        a = StringConcat(s, s) b = StringConcat(a, s) y = StringConcat(a, b) z = StringConcat(b, b) }"""
+    plan, arena, tasks = as_tasks(text)
+    check_schedule(plan, arena, tasks)
+    (i, count) = next(iter(tasks.readers.items()))
+    refused(plan, arena, "not released once", changed(tasks, readers={**tasks.readers, i: 1}))
+    refused(plan, arena, "not released once", changed(tasks, readers={}))
+    t = next(t for t, slots in enumerate(tasks.counted) if i in slots)
+    early = replaced_entry(tasks.counted, t, tuple([k for k in tasks.counted[t] if k != i]))
+    refused(plan, arena, "not released once|before", changed(tasks, counted=early))
+    (first, *_) = tasks.blocks[0]
+    given_back = replaced_entry(tasks.releases, first, (plan.outputs[0],))
+    refused(plan, arena, "not released once", changed(tasks, releases=given_back))
+    assert count > 1
 
 
 # All changes of places.
@@ -268,12 +427,13 @@ def test_unsound_plan_of_a_file_is_an_invalid_model() -> None:
         check_saved(plan, replaced_offset(arena, slot(plan, "a"), arena.size), None)
 
 
+@pytest.mark.parametrize("executor", ["linear", "dataflow"])
 def test_saved_plans_are_checked_outside_of_tests(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any, executor: str
 ) -> None:
     monkeypatch.setattr(stages, "ALWAYS_CHECKED", False)
     feeds = FEEDS
-    with compile_text(CHAIN, executor="linear") as session:
+    with compile_text(CHAIN, executor=executor) as session:
         session.run(feeds)
         session.save(tmp_path / "g.penstock")
     monkeypatch.setattr("penstock.plan.check.check_schedule", lambda *_: fail())

@@ -14,11 +14,15 @@ from onnx import TensorProto, helper
 
 import penstock as ps
 from penstock.compiler import stages
+from tests.support import mutants
+from tests.support.tflite_cases import FOLDER
 
 MOST_CALLS = 330
 """for each node of a chain"""
 MOST_CALLS_OF_SAVED = 132
 """the same of a session that was saved"""
+MOST_OF_CHECKING = 0.03
+"""the part of the calls of opening a session that may check its plan"""
 
 
 def calls_of(function: Callable[..., Any], *arguments: Any) -> int:
@@ -95,6 +99,24 @@ def test_calls_for_each_node_of_a_saved_chain_are_few(
         session.save(tmp_path / f"{length}.penstock")
     counts = [calls_of(open_saved, tmp_path / f"{n}.penstock", feeds) for n in (20, 20, 120)]
     assert counts[2] - counts[1] <= 100 * MOST_CALLS_OF_SAVED
+
+
+@pytest.mark.parametrize("model", ["chain", "mini_detector", "mini_mobilenet_v2"])
+def test_checking_a_plan_takes_few_of_the_calls_of_opening(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: str
+) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path))
+    monkeypatch.setattr(stages, "ALWAYS_CHECKED", False)
+    source = chain(120).SerializeToString() if model == "chain" else FOLDER / f"net/{model}.tflite"
+    path, rng = tmp_path / "model.penstock", np.random.default_rng(0)
+    with ps.compile(source, threads=1) as session:
+        feeds = {port.name: mutants.feed(port.type, rng) for port in session.inputs}
+        session.run(feeds)
+        session.save(path)
+    open_saved(path, feeds)
+    checked = calls_of(open_saved, path, feeds)
+    monkeypatch.setattr("penstock.plan.check.check_saved", lambda *_: None)
+    assert checked - calls_of(open_saved, path, feeds) <= MOST_OF_CHECKING * checked
 
 
 def test_calls_for_each_node_of_a_chain_are_few(

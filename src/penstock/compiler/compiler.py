@@ -196,6 +196,8 @@ class Compiler:
         if saved.arena is not None:
             bound = _SAMPLED if self.context.workers > 1 else _BOUND
             line = (stages.plan_slots, stages.schedule_saved, *bound)
+        at = line.index(stages.generate_program)
+        line = (*line[:at], stages.generate_saved, *line[at + 1 :])
         return self._through((stages.restore_lowered, *line), saved, Feeds(saved.graph, values))
 
     def _run(

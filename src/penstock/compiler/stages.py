@@ -359,9 +359,6 @@ def schedule_saved(planned: Planned, context: CompileContext) -> Scheduled:
     forced = context.options.expert.max_streams is not None
     chosen = context.executor == "linear" or forced  # an order that needs no proof
     in_order = schedule_in_order(planned, context)
-    from penstock.plan.check import check_saved
-
-    check_saved(in_order.plan, in_order.arena_plan, in_order.tasks)
     return replace(in_order, unmeasured=not chosen)
 
 
@@ -419,6 +416,15 @@ def generate_program(
     # Text first, memory last: what is bound holds an arena.
     rival = None if schedule.rival is None else generate_program(schedule.rival, context)
     return Programmed(schedule, program, rival)
+
+
+def generate_saved(schedule: Scheduled, context: CompileContext) -> Programmed:
+    """``generate_program`` of a graph from a file, which says what it wants: its plan is checked
+    whether its schedule is from the file, too, or was chosen here."""
+    from penstock.plan.check import check_saved
+
+    check_saved(schedule.plan, schedule.arena_plan, schedule.tasks)
+    return generate_program(schedule, context)
 
 
 def bind(programmed: Programmed, context: CompileContext) -> Executor:

@@ -21,15 +21,15 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from penstock.core.checkpoints import with_checkpoints
 from penstock.core.errors import InvalidModel
 from penstock.core.types import STRING, SequenceType, TensorType, Type
-from penstock.ir.graph import Graph, Node, Value
-from penstock.ir.kernel import NO_LAYOUT_HINTS
+from penstock.ir.graph import Graph, Value
+from penstock.ir.kernel import Kernel, LayoutHints
 from penstock.ir.op import Role
 from penstock.ops.internal.fused import FUSED
 from penstock.ops.internal.transfer import HOST
@@ -66,7 +66,9 @@ def check_schedule(plan: Plan, arena: ArenaPlan, tasks: Tasks | None = None) -> 
             _check_tasks(plan, places, tasks, order)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         # Numbers of slots and tasks are used before all of them have been looked at.
-        raise UnsoundPlanError(f"it has other slots than its nodes have values: {error!r}") from error
+        raise UnsoundPlanError(
+            f"it has other slots than its nodes have values: {error!r}"
+        ) from error
 
 
 def check_saved(plan: Plan, arena: ArenaPlan, tasks: Tasks | None) -> None:
@@ -95,15 +97,17 @@ def _name(place: Step | Slot | int) -> str:
 
 
 class _Places:
-    """Where slots are, as numbers that are unlike in unlike memories: ``begin`` and ``end`` of those
-    in an arena. ``rooted`` has the arena slot that the value of each slot is in, -1 if that is known
-    only during a run, and None for constants, which are always there; and, at its end, for -1."""
+    """Where slots are: ``begin`` and ``end`` of those in an arena, each memory with numbers of its
+    own. ``rooted`` has the arena slot that the value of each slot is in, -1 if that is known only
+    during a run, and None for constants, which are always there; and, at its end, for -1."""
 
     def __init__(self, plan: Plan, arena: ArenaPlan) -> None:
         self.slots = plan.slots
         self.begin: dict[int, int] = {}
         self.end: dict[int, int] = {}
         self.rooted: list[int | None] = []
+        self.order: dict[int, list[int]] = {}  # of dims, where they are not in their own
+        self.strided: set[int] = set()  # slots outside of the arena that say what strides they have
         # Each memory has the numbers behind those of the ones before.
         first, start = 0, {}
         for memory, size in ((HOST, arena.size), *arena.remote.items()):
@@ -115,7 +119,7 @@ class _Places:
             kind, type_ = slot.kind, slot.type
             if kind is _ARENA:
                 rooted.append(i)
-                plain = type_.__class__ is TensorType and type_.static and type_.dtype is not STRING  # type: ignore[union-attr]
+                plain = type_.__class__ is TensorType and type_.static and type_.dtype is not STRING
                 nbytes = type_.nbytes if plain else _bytes(slot)  # type: ignore[union-attr]
                 at, memory = offsets.get(i, -1), slot.memory
                 if at < 0 or at % _ALIGNMENT or at + nbytes > sizes.get(memory, -1):
@@ -123,9 +127,11 @@ class _Places:
                 self.begin[i] = begin = at + start[memory]
                 self.end[i] = begin + nbytes
                 if slot.strides or slot.offset or slot.owned:
-                    low, high = _extent(slot)
-                    fits = low >= 0 and high <= nbytes and not slot.offset and not slot.owned
-                    _require(fits, "{} has strides beyond its bytes", slot)
+                    own = _order(slot) if slot.strides else []
+                    if own is None or slot.offset or slot.owned:
+                        _require(False, "{} has strides with which elements share bytes", slot)
+                    elif slot.strides:
+                        self.order[i] = own
             elif kind is _CONSTANT:
                 rooted.append(None)
                 if slot.constant is None or slot.owned:
@@ -141,19 +147,21 @@ class _Places:
 
     def _check_view(self, slot: Slot) -> None:
         base = self.slots[slot.base] if 0 <= slot.base < len(self.slots) else None
-        of_arena = base is not None and base.kind is _ARENA
-        _require(of_arena, "{} views what is not in the arena", slot)
+        if base is None or base.kind is not _ARENA:
+            raise UnsoundPlanError(f"{_name(slot)} views what is not in the arena")
+        if len(slot.strides) != _rank(slot) or slot.owned:
+            _require(False, "{} has strides of another rank", slot)
         low, high = _extent(slot)
-        own = len(slot.strides) == _rank(slot) and not slot.owned
-        _require(own, "{} has strides of another rank", slot)
-        fits = base is not None and slot.offset + low >= 0 <= _bytes(base) - slot.offset - high
-        _require(fits, "{} is outside of what it views", slot)
+        if slot.offset + low < 0 or slot.offset + high > _bytes(base):
+            _require(False, "{} is outside of what it views", slot)
 
     def _check_roots(self, i: int, slot: Slot) -> None:
         count, slots = len(self.slots), self.slots
-        is_in = [0 <= r < count and slots[r].kind is _ARENA for r in slot.roots]
-        _require(all(is_in), "{} is in slots that there are not", slot)
-        _require(len(slot.strides) in (0, _rank(slot)), "{} has strides of another rank", slot)
+        for r in slot.roots:
+            if not 0 <= r < count or slots[r].kind is not _ARENA:
+                _require(False, "{} is in slots that there are not", slot)
+        if slot.strides:
+            self.strided.add(i)
         if slot.base != -1:
             base = slots[slot.base] if 0 <= slot.base < count and slot.base != i else None
             fits = base is not None and base.owned >= slot.owned
@@ -171,8 +179,8 @@ class _Places:
 def _bytes(slot: Slot) -> int:
     """The bytes of a slot whose size must be known."""
     type_ = slot.type
-    if type_.__class__ is TensorType and type_.static and type_.dtype is not STRING:  # type: ignore[union-attr]
-        return type_.nbytes  # type: ignore[union-attr]
+    if type_.__class__ is TensorType and type_.static and type_.dtype is not STRING:
+        return type_.nbytes
     raise UnsoundPlanError(f"{slot.name!r} is in the arena, but is {type_}")
 
 
@@ -256,7 +264,7 @@ class _Values(dict[int, Value | None]):
     """The value of the graph that each slot has. Slot -1 has what is left out; one without a value
     has this class, which is the value of no node."""
 
-    def __missing__(self, slot: int) -> Any:
+    def __missing__(self, slot: int) -> type[_Values]:
         return _Values
 
 
@@ -287,6 +295,7 @@ class _Run:
         for i in plan.inputs:
             self.held[i] = ()
         self.steps(self.order)
+        _require(not self.places.strided, "it has values of strides that no step gives them")
         _require(not self.in_buffers, "it has values in buffers that no loop carries on")
         for i in plan.outputs:
             self.read(i, None)
@@ -303,7 +312,8 @@ class _Run:
         """Let the inputs of a graph have slots."""
         for i, value in zip(slots, values, strict=True):
             self.put(value, i)
-            _require(self.slots[i].kind is _DYNAMIC, "{} is fed, but planned", self.slots[i])
+            if self.slots[i].kind is not _DYNAMIC:
+                _require(False, "{} is fed, but planned", self.slots[i])
 
     def leave(self, slots: Sequence[int], graph: Graph) -> None:
         """Check that slots have the outputs of a graph."""
@@ -345,14 +355,7 @@ class _Run:
             lost = write(output)
             if lost:
                 self.check_lost(step, output, lost)
-            if step.workspace >= 0 or kernel.workspace:
-                self.use_workspace(step)
-            if node.op is FUSED:
-                _check_region(step)
-            if kernel.layout is not NO_LAYOUT_HINTS:
-                self.check_layout(step)
-            if kernel.into is None or step.copied or step.blocks or step.carries:
-                _check_use(step)
+            self.check_call(step, kernel)
         if len(effects) > 1 and self.of_tasks is None:
             _check_effects(effects, self.plan)
         return len(effects)
@@ -360,14 +363,15 @@ class _Run:
     # Values.
 
     def put(self, value: Value | None, i: int) -> None:
-        """Let a slot have a value of the graph, whose type is the slot's: one for the whole plan."""
+        """Let a slot have a value of the graph, of its type: one for the whole plan."""
         slot = self.slots[i] if 0 <= i < len(self.slots) else None
         if value is None or slot is None:
             _require(value is None and i == -1, "{} lacks a value or a slot", i)
             return
-        own = self.value_of.setdefault(i, value) is value
-        _require(own, "{} has values of two nodes", slot)
-        _require(_is_type(slot.type, value.type), "{} has another type than its value", slot)
+        if self.value_of.setdefault(i, value) is not value:
+            _require(False, "{} has values of two nodes", slot)
+        if slot.type is not value.type and not _is_type(slot.type, value.type):
+            _require(False, "{} has another type than its value", slot)
 
     def meet(self, value: Value | None, i: int) -> None:
         """A slot that no step has written is read for a value: it has a constant, or is a view."""
@@ -383,7 +387,8 @@ class _Run:
             of_base, source = self.value_of[slot.base], value
             while source is not None and source is not of_base and source.producer is not None:
                 source = source.producer.inputs[0] if source.producer.inputs else None  # type: ignore[assignment]
-            _require(source is of_base, "{} views another value", slot)
+            if source is not of_base:
+                _require(False, "{} views another value", slot)
             self.put(value, i)
         else:
             _require(i in self.value_of, "{} is read, and has no value then", slot)
@@ -402,10 +407,10 @@ class _Run:
             has_value = held is not None
             for r, n in held or ():
                 has_value = has_value and written.get(r) == n
-        if step is None:
-            _require(has_value, "{} leaves the run, but has no value at its end", slot)
-        else:
-            _require(has_value, "{} reads {}, which has no value then", step, slot)
+        if not has_value and step is None:
+            _require(False, "{} leaves the run, but has no value at its end", slot)
+        elif not has_value:
+            _require(False, "{} reads {}, which has no value then", step or i, slot)
 
     def held_in(self, slots: Iterable[int]) -> _Held:
         """Where values are that may be in the memory of these slots."""
@@ -416,7 +421,8 @@ class _Run:
     def define(self, i: int, held: _Held) -> None:
         """Let a slot outside of the arena have a value."""
         if i >= 0:
-            _require(self.slots[i].kind is _DYNAMIC, "{} is no place of a result", self.slots[i])
+            if self.slots[i].kind is not _DYNAMIC:
+                _require(False, "{} is no place of a result", self.slots[i])
             self.held[i] = held
 
     # Steps.
@@ -436,22 +442,18 @@ class _Run:
             elif i >= 0:
                 self.check_shared(step, i)
             self.define(i, self.held_in((i,)))
-        _require(step.into or not planned, "{} writes to no memory that it is given", step)
-        _check_use(step)
+        if planned and not step.into:
+            _require(False, "{} writes to no memory that it is given", step)
         for number, i in enumerate(planned):
             _require(i in self.memory.begin, "{} writes {} to no place", step, slots[i])
             lost = self.memory.write(i)
             for j in planned[:number]:
                 _require(j not in lost, "{} writes {} over its own results", step, slots[i])
             self.check_lost(step, i, lost)
-        self.use_workspace(step)
-        if step.node.op is FUSED:
-            _check_region(step)
-        if step.into and kernel.layout is not NO_LAYOUT_HINTS:
-            self.check_layout(step)
+        self.check_call(step, kernel)
 
     def check_given(self, step: Step, i: int) -> None:
-        """Check the memory of a result that is in no arena of its own, but written by its kernel."""
+        """Check the memory of a result that its kernel writes, but that is no slot of the arena."""
         slot = self.slots[i]
         if slot.roots:  # in a buffer of a loop, which nothing may have been written to
             free = all(root in self.memory.written for root in slot.roots)
@@ -468,48 +470,69 @@ class _Run:
             # A list keeps the tensors that it is made of.
             kept = [k for k, j in enumerate(step.inputs) if j >= 0 and self.places.roots(j)]
             _require({*kept} <= {*step.copied}, "{} keeps what it does not copy", step)
+        if slot.strides:
+            # Kernels are bound to these strides before the run.
+            perm = step.node.attrs.get("perm", ()) if step.node.op.name == "Transpose" else ()
+            dims = slot.type.dims if isinstance(slot.type, TensorType) else ()
+            order = [k for k in sorted(range(len(perm)), key=perm.__getitem__) if dims[k] != 1]
+            fits = len(perm) == len(slot.strides) and _order(slot) == order
+            _require(fits, "{} has strides that its node does not give it", slot)
+            self.places.strided.discard(i)
         if kernel.view and step.inputs and step.inputs[0] >= 0 and not slot.owned:
-            roots = {*self.places.roots(step.inputs[0])}
-            _require(roots <= {*slot.roots}, "{} is in memory that it does not name", slot)
+            if not {*self.places.roots(step.inputs[0])} <= {*slot.roots}:
+                _require(False, "{} is in memory that it does not name", slot)
         elif kernel.view and step.inputs and slot.base >= 0:
             source = step.inputs[0]
             holder = self.slots[source].base if self.slots[source].base >= 0 else source
             _require(holder == slot.base, "{} is a view of another value", slot)
 
-    def check_layout(self, step: Step) -> None:
-        """Check that the memory of a step is in the order in which its kernel works."""
-        kernel, slots = step.kernel, self.slots
-        layout = NO_LAYOUT_HINTS if kernel is None else kernel.layout
-        first = slots[step.outputs[0]] if step.outputs[0] >= 0 else None
-        order: Sequence[int] = layout.dims_order
-        if (order or layout.contiguous) and not layout.any_layout:
-            outputs = step.outputs if layout.contiguous and not order else step.outputs[:1]
-            for i in outputs:
-                fits = i < 0 or (not slots[i].strides and not order) or _is_dense(slots[i], order)
-                _require(fits, "{} writes dims in another order than its slot has", step)
-        elif first is not None and first.strides:
-            order = sorted(range(len(first.strides)), key=lambda k: -first.strides[k])
-        for k in layout.contiguous_inputs:
-            i = step.inputs[k] if k < len(step.inputs) else -1
-            if i >= 0 and slots[i].kind is not _CONSTANT and (order or slots[i].strides):
-                of_input = order if first is not None and _rank(first) == _rank(slots[i]) else ()
-                fits = slots[i].kind is _DYNAMIC or _is_dense(slots[i], of_input)
-                _require(fits, "{} reads {}, whose dims are in another order", step, slots[i])
+    def check_call(self, step: Step, kernel: Kernel) -> None:
+        """Check what a step gives to its kernel beside inputs and outputs."""
+        if step.into:
+            if step.workspace >= 0 or kernel.workspace:
+                self.use_workspace(step)
+            layout = kernel.layout
+            if (layout.dims_order or layout.contiguous) and not layout.any_layout:
+                self.check_layout(step, layout)
+            if kernel.into is None:
+                _require(False, "{} cannot write to memory that it is given", step)
+        if step.node.op is FUSED:
+            _check_region(step)
+        if step.copied or step.blocks or step.carries:
+            fits = {*step.copied} <= {*range(len(step.inputs))}
+            fits = fits and not step.blocks and not step.carries
+            _require(fits, "{} copies inputs that it does not have, or has blocks", step)
+
+    def check_layout(self, step: Step, layout: LayoutHints) -> None:
+        """Check that results are in memory in the order in which their kernel writes them."""
+        for i in step.outputs[:1] if layout.dims_order else step.outputs:
+            if i >= 0 and self.slots[i].kind is _ARENA and not self.has_order(i, layout.dims_order):
+                _require(False, "{} writes dims in another order than its slot has", step)
+
+    def has_order(self, i: int, order: Sequence[int]) -> bool:
+        """Whether a slot has its dims in this order, without gaps; in their own if that is of
+        another rank."""
+        type_, own = self.slots[i].type, self.places.order.get(i)
+        if not isinstance(type_, TensorType):
+            return False
+        dims = type_.dims
+        wanted = [k for k in order if dims[k] != 1] if len(order) == len(dims) else []
+        return not type_.nbytes or (sorted(wanted) if own is None else own) == (
+            wanted or sorted(own or ())
+        )
 
     def use_workspace(self, step: Step) -> None:
         """Let the workspace of a step be written over."""
         kernel, i = step.kernel, step.workspace
         assert kernel is not None
-        if not step.into:
-            return
         has_place = i in self.memory.end and i not in self.value_of
         nbytes = self.memory.end[i] - self.begin[i] if has_place else 0
         if not (has_place or i == -1) or nbytes < kernel.workspace:
             _require(False, "{} has too small a workspace, or in no place of its own", step)
         lost = self.memory.write(i) if i >= 0 else ()
         if lost:
-            apart = not any(j in lost for j in step.outputs)
-            _require(apart, "{} has its workspace over its results", step)
+            if not {*lost}.isdisjoint(step.outputs):
+                _require(False, "{} has its workspace over its results", step)
             self.check_lost(step, i, lost)
 
     def check_lost(self, step: Step, i: int, lost: Sequence[int]) -> None:
@@ -596,13 +619,19 @@ class _Run:
             for i in carry.buffers or ():
                 _require(i not in self.value_of, "{} is a buffer and has a value", self.slots[i])
                 self.memory.write(i)
+        for carry in step.carries:
+            self.read(carry.initial, step)
             self.define(carry.inside, self.held_in((carry.initial,)))
+        # What is scanned is read in each iteration.
+        scanned = () if is_loop else step.inputs[len(step.carries) :]
         for i in block.inputs:
             if i not in carried:
                 self.define(i, self.held_in((i,)))
         entered = dict(self.memory.written)
         again, effects = self.again, 0
         for self.again in (True,) if again else (False, True):
+            for i in scanned:
+                self.read(i, step)
             effects = self.steps(steps)
             for i in block.outputs:
                 self.read(i, step)
@@ -657,36 +686,31 @@ def _rank(slot: Slot) -> int:
     return len(slot.type.shape or ()) if isinstance(slot.type, TensorType) else -1
 
 
-def _is_dense(slot: Slot, order: Sequence[int]) -> bool:
-    """Whether a slot has its dims in this order, its own if that is of another rank, without gaps."""
-    type_, stride = slot.type, 1
-    assert isinstance(type_, TensorType)
-    dims, strides = type_.dims, slot.strides
-    own = range(len(dims))
-    order = order if len(order) == len(dims) else own
-    if not strides:
-        return list(order) == [*own] or not type_.nbytes
+def _by_strides(strides: Sequence[int]) -> Sequence[int]:
+    """Dims, the outermost in memory first."""
+    return sorted(range(len(strides)), key=[-stride for stride in strides].__getitem__)
+
+
+def _order(slot: Slot) -> list[int] | None:
+    """The dims of a slot that are not 1, the outermost in memory first; None if elements share
+    bytes, or have others between them."""
+    type_, strides = slot.type, slot.strides
+    if not isinstance(type_, TensorType) or len(strides) != len(type_.dims):
+        return None
+    dims = type_.dims
+    order = [k for k in _by_strides(strides) if dims[k] != 1]
     stride = type_.nbytes // max(type_.elements, 1)
     for k in reversed(order):
-        if dims[k] != 1 and strides[k] != stride and type_.nbytes:
-            return False
+        if strides[k] != stride and type_.nbytes:
+            return None
         stride *= dims[k]
-    return True
+    return order
 
 
 def _alike(a: Slot, b: Slot) -> bool:
     x, y = a.type, b.type
     tensors = isinstance(x, TensorType) and isinstance(y, TensorType)
     return tensors and (x.shape, x.dtype) == (y.shape, y.dtype)  # type: ignore[union-attr]
-
-
-def _check_use(step: Step) -> None:
-    """Check how a step calls its kernel."""
-    can_write = not step.into or (step.kernel is not None and step.kernel.into is not None)
-    _require(can_write, "{} cannot write to memory that it is given", step)
-    _require(not step.blocks and not step.carries, "{} has a kernel and blocks", step)
-    fits = {*step.copied} <= {*range(len(step.inputs))}
-    _require(fits, "{} copies inputs that it does not have", step)
 
 
 def _check_control(step: Step, steps: Sequence[Step]) -> None:
@@ -706,7 +730,9 @@ def _check_effects(effects: Sequence[Step], plan: Plan) -> None:
 def _check_carries(step: Step, block: Block, slots: Sequence[Slot], is_loop: bool) -> None:
     """Check that a loop carries the values that its node says."""
     node = step.node
-    count = len(node.inputs) - (2 if is_loop else node.attrs.get("num_scan_inputs", len(node.inputs)))
+    count = len(node.inputs) - (
+        2 if is_loop else node.attrs.get("num_scan_inputs", len(node.inputs))
+    )
     first, ahead = (2, 1) if is_loop else (0, 0)
     _require(len(step.carries) == count, "{} carries other values than its node", step)
     results = [*step.outputs, *[-1] * count]
@@ -748,9 +774,9 @@ def _check_region(step: Step) -> None:
                 _require(False, "{} has a part that reads what none before has computed", step)
         known.update(part.outputs)
     (result,), (value,) = region.nodes[-1].outputs, node.outputs
-    found, wanted = result.type, value.type
-    fits = found is wanted or found == wanted
-    _require(fits, "{} has a result of another type than its last part", step)
+    fits = value is not None and (result.type is value.type or result.type == value.type)
+    if not fits:
+        _require(False, "{} has a result of another type than its last part", step)
 
 
 # Tasks.
@@ -805,12 +831,16 @@ def _check_releases(plan: Plan, tasks: Tasks, order: _Order) -> None:
     shared = {i for i, steps in touching.items() if len({*steps.values()}) > 1}
     ends = {i for i in (*plan.inputs, *plan.outputs) if plan.slots[i].kind is _DYNAMIC}
     _require(tasks.shared == shared | ends, "tasks share other slots than they touch")
+    kept = {0: plan.outputs}  # by block
+    for step, numbers in tasks.expanded.items():
+        kept |= {b: block.outputs for b, block in zip(numbers, step.blocks, strict=True)}
     until: dict[int, list[int]] = {}
     for t in range(len(tasks.tasks)):
         for i in (*tasks.releases[t], *tasks.counted[t]):
             until.setdefault(i, []).append(t)
     for i, last in with_checkpoints(until.items()):
-        fits = len(last) == tasks.readers.get(i, 1) and i in shared - {*plan.outputs}
+        fits = len(last) == tasks.readers.get(i, 1) and i in shared
+        fits = fits and not any(i in kept[tasks.tasks[t].block] for t in last)
         _require(fits and (i in tasks.readers) is (len(last) > 1), "{} is not released once", i)
         ends_of = [tasks.tasks[t].steps[-1] for t in last]
         for step in touching.get(i, ()):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.backends.native.attention import few_queries
-from penstock.core.types import TensorType
+from penstock.core.types import ShapeError, TensorType
 from penstock.ir.graph import Node, Value
 from penstock.ops.internal.attention import ATTENTION
 from tests.support.native_kernels import LIBRARIES
@@ -158,3 +158,30 @@ def test_nan_and_unseen_rows_are_told_apart():
         np.testing.assert_array_equal(y[0, 0, 0], first)
         np.testing.assert_array_equal(y[0, 0, 1], 0)
         assert np.isfinite(y[0, 1, 0]).all()
+
+
+SHAPES = {"q": (2, 4, 6, 8), "k": (2, 2, 5, 8), "v": (2, 2, 5, 3), "bias": (4, 1, 5)}
+UNFIT = {
+    "rank": {"k": (2, 5, 8)},
+    "batch": {"v": (1, 2, 5, 3)},
+    "groups": {"k": (2, 1, 5, 8)},
+    "heads": {"k": (2, 3, 5, 8), "v": (2, 3, 5, 3)},
+    "size": {"k": (2, 2, 5, 6)},
+    "positions": {"v": (2, 2, 6, 3)},
+    "bias": {"bias": (4, 2, 5)},
+}
+
+
+@pytest.mark.parametrize("unfit", UNFIT)
+def test_operands_whose_dims_do_not_fit_are_refused(unfit: str) -> None:
+    def infer(shapes, **attrs):
+        types = [TensorType(np.dtype("float32"), shape) for shape in shapes.values()]
+        (type_,) = ATTENTION.infer(types, {"scale": 0.5, **attrs}, [None] * len(types))
+        return type_.shape
+
+    assert infer(SHAPES) == (2, 4, 6, 3)
+    assert infer({**SHAPES, "k": (2, 2, 8, 5)}, keys_last=1) == (2, 4, 6, 3)
+    with pytest.raises(ShapeError):
+        infer({**SHAPES, **UNFIT[unfit]})
+    with pytest.raises(ShapeError, match="keys"):
+        infer(SHAPES, keys_last=1)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.backends.native.backend import NativeBackend
-from penstock.core.types import TensorType
+from penstock.core.types import ShapeError, TensorType
 from penstock.ir.graph import Node, Value
 from penstock.ops.internal.cells import GRU_CELL, GRU_GATES, GRU_STATE, LSTM_CELL
 from tests.support.native_kernels import LIBRARIES
@@ -206,3 +206,29 @@ def test_cell_in_a_model_of_open_dims_equals_onnxruntime(text):
         step for step in session.inspect.executor.table.walk() if step.node.op.name.endswith("Cell")
     ]
     assert len(cells) == 1
+
+
+ORDERS = {
+    LSTM_CELL: ([(2, 12), (2, 3)], {"order": (0, 1, 2, 3), "forget_bias": 0.0}),
+    GRU_CELL: ([(2, 9), (2, 9), (2, 3)], {"order": (0, 1, 2)}),
+    GRU_GATES: ([(2, 6), (2, 3), (2, 9)], {"order": (0, 1, 1, 2)}),
+    GRU_STATE: ([(2, 3), (2, 3), (2, 3), (2, 9)], {"order": (2,)}),
+}
+
+
+@pytest.mark.parametrize("op", ORDERS, ids=[op.name for op in ORDERS])
+def test_parts_that_are_not_in_their_tensor_are_refused(op):
+    def infer(shapes, **attrs):
+        types = [TensorType(np.dtype("float32"), shape) for shape in shapes]
+        return op.infer(types, {**given_attrs, **attrs}, [None] * len(types))
+
+    shapes, given_attrs = ORDERS[op]
+    assert infer(shapes)[0].shape == (2, 3)
+    order = given_attrs["order"]
+    for wrong in ((*order[:-1], 4), (-1, *order[1:]), (0.5, *order[1:]), order[:-1], (*order, 0)):
+        with pytest.raises(ShapeError):
+            infer(shapes, order=wrong)
+    for i, shape in enumerate(shapes):
+        for other in ((1, shape[1]), (2, 2) if op in (LSTM_CELL, GRU_CELL) else (3, shape[1])):
+            with pytest.raises(ShapeError):
+                infer([*shapes[:i], other, *shapes[i + 1 :]])

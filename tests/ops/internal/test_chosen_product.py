@@ -9,7 +9,7 @@ import pytest
 
 import penstock as ps
 from penstock.backends.native.backend import NativeBackend
-from penstock.core.types import TensorType
+from penstock.core.types import ShapeError, TensorType
 from penstock.ir.graph import Node, Value
 from penstock.ops.internal.chosen_product import CHOSEN_MATMUL
 from penstock.passes.pipeline import optimize
@@ -135,3 +135,27 @@ def test_kernels_equal_products_of_copies(dtype, transposed, columns):
         got = kernel.function(*arrays)
         assert got.shape == inferred.shape
         np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_operands_whose_dims_do_not_fit_are_refused() -> None:
+    def infer(x, matrices, indices, **attrs):
+        dtypes = np.dtype("float32"), np.dtype("float32"), np.dtype("int64")
+        pairs = zip(dtypes, (x, matrices, indices), strict=True)
+        types = [TensorType(dtype, shape) for dtype, shape in pairs]
+        given = {"transposed": False, "columns": False, **attrs}
+        return CHOSEN_MATMUL.infer(types, given, [None] * 3)[0].shape
+
+    assert infer((5, 1, 40), (4, 40, 70), (5,)) == (5, 1, 70)
+    for x, matrices, indices in (
+        ((5, 1, 41), (4, 40, 70), (5,)),
+        ((5, 1, 40), (40, 70), (5,)),
+        ((5, 1, 40), (4, 40, 70), (5, 2)),
+        ((4, 1, 40), (4, 40, 70), (5,)),
+        ((40,), (4, 40, 70), (5,)),
+    ):
+        with pytest.raises(ShapeError):
+            infer(x, matrices, indices)
+    with pytest.raises(ShapeError, match="x"):
+        infer((5, 1, 40), (4, 40, 70), (5,), transposed=True)
+    with pytest.raises(ShapeError, match="x"):
+        infer((5, 2, 40), (4, 40, 70), (5,), columns=True)

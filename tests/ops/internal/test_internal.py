@@ -8,7 +8,7 @@ from penstock.ops import internal
 from penstock.ops.internal import internal_operation
 
 
-@pytest.mark.parametrize("name", sorted(internal._INTERNAL))
+@pytest.mark.parametrize("name", sorted(internal.INTERNAL))
 def test_internal_operation_has_the_name_it_is_found_by(name: str) -> None:
     operation = internal_operation(name, "penstock")
     assert operation is not None

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 import penstock as ps
+from penstock.core.types import ShapeError, TensorType
+from penstock.ops.internal.recurrence import RECURRENCE
 from penstock.passes.pipeline import optimize
 from tests.passes.loops.test_hoist_recurrences import Form
 
@@ -29,3 +32,34 @@ def test_recurrence_is_read_back_from_its_text():
     text = format_graph(graph)
     assert "Recurrence" in text
     assert format_graph(parse_graph(text)) == text
+
+
+RECURRENT = {
+    "products": (5, 2, 9),
+    "weights": (1, 9, 3),
+    "bias": (1, 18),
+    "mask": (5, 2),
+    "state": (2, 3),
+}
+UNFIT = {
+    "products": (5, 2, 6),
+    "weights": (1, 6, 3),
+    "bias": (1, 9),
+    "mask": (5, 1),
+    "state": (2, 4),
+}
+
+
+@pytest.mark.parametrize("unfit", UNFIT)
+def test_operands_whose_dims_do_not_fit_are_refused(unfit):
+    def infer(shapes, **attrs):
+        types = [TensorType(np.dtype("float32"), shape) for shape in shapes.values()]
+        given = {"cell": "GRU", "hidden_size": 3, "places": (0, 1, 2), **attrs}
+        return [type_.shape for type_ in RECURRENCE.infer(types, given, [None] * len(types))]
+
+    assert infer(RECURRENT) == [(5, 2, 3), (2, 3)]
+    with pytest.raises(ShapeError):
+        infer({**RECURRENT, unfit: UNFIT[unfit]})
+    for attrs in ({"hidden_size": 4}, {"places": (0, 1, 3)}, {"places": (0, 1)}, {"cell": "LSTM"}):
+        with pytest.raises(ShapeError):
+            infer(RECURRENT, **attrs)

@@ -40,7 +40,9 @@ def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     if isinstance(heads, int) and isinstance(groups, int) and groups and heads % groups:
         raise ShapeError(f"{heads} heads are no multiple of {groups} groups of keys")
     for i in range(3, len(types)):
-        rules.check_broadcasts("bias", rules.tensor(types, i).shape, (*lead, heads, rows, positions))
+        rules.check_broadcasts(
+            "bias", rules.tensor(types, i).shape, (*lead, heads, rows, positions)
+        )
     return (TensorType(q.dtype, (*q.shape[:-1], value_size)),)
 
 

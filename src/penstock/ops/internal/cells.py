@@ -36,7 +36,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.core.types import ShapeError, TensorType, Type
+from penstock.core.types import Shape, ShapeError, TensorType, Type
 from penstock.ir.op import Attrs, Consts, Op, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.registry import array_kernel
@@ -50,7 +50,7 @@ def logistic(x: np.ndarray) -> np.ndarray:
 
 
 def check_places(places: object, count: int, parts: int) -> None:
-    """Raise ``ShapeError`` unless ``places`` has so many places of ``parts``: kernels read there."""
+    """Raise ``ShapeError`` unless ``places`` are ``count`` of ``parts``: kernels read there."""
     listed = list(places) if isinstance(places, list | tuple) else []
     if len(listed) != count or not all(type(i) is int and 0 <= i < parts for i in listed):
         raise ShapeError(f"{places!r:.80} are no {count} places of {parts} parts")
@@ -72,18 +72,29 @@ def _check_parts(
     check_places(places, count, width // units if known else count)  # type: ignore[operator]
 
 
+def _of_parts(like: TensorType, count: int) -> Shape | None:
+    """The shape of ``count`` parts of the shape of ``like`` side by side."""
+    if like.shape is None:
+        return None
+    if not like.shape:
+        raise ShapeError("a state has no units")
+    return (*like.shape[:-1], rules.dim_product([count, like.shape[-1]]))
+
+
 def _infer_lstm(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     rules.same_dtype(types, range(2))
     cell = rules.tensor(types, 1)
-    _check_parts("gates", types, 0, cell, attrs["order"], 4)
+    check_places(attrs["order"], 4, 4)
+    rules.check_shape("gates", rules.tensor(types, 0).shape, _of_parts(cell, 4))
     return cell, cell
 
 
 def _infer_gru(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     rules.same_dtype(types, range(3))
     state = rules.tensor(types, 2)
+    check_places(attrs["order"], 3, 3)
     for index, name in enumerate(("x", "h")):
-        _check_parts(name, types, index, state, attrs["order"], 3)
+        rules.check_shape(name, rules.tensor(types, index).shape, _of_parts(state, 3))
     return (state,)
 
 
