@@ -269,9 +269,7 @@ class _Decoder:
         own: dict[Value | None, Value | None] = {
             v: Value(v.name) if v.const is None else v for v in listed
         }
-        _expect(
-            bool(nodes) and len(own) == len(listed), "a region has other inputs than values"
-        )
+        _expect(bool(nodes) and len(own) == len(listed), "a region has other inputs than values")
         inputs = tuple([own[v] or v for v in listed])
         for node in nodes:
             # Nothing recurses into them.
