@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +10,6 @@ import numpy as np
 
 import penstock as ps
 from penstock.analysis.type_inference import infer_types
-from penstock.backends.base import Backend
 from penstock.backends.numpy import NumpyBackend
 from penstock.compiler.frame_kernels import FrameKernels
 from penstock.compiler.options import CompileOptions
@@ -20,8 +18,7 @@ from penstock.core.types import Type
 from penstock.executors.control import NEVER
 from penstock.ir.graph import Graph, Node
 from penstock.ir.kernel import Kernel
-from penstock.tuning.measure import Cost
-from tests.support.far_backend import FarBackend
+from tests.support.far_backend import MeetingBackend, TanhIsFar
 from tests.support.onnx_text import graph_from_text, model_from_text
 from tests.support.timing import slow
 
@@ -46,36 +43,9 @@ def test_frame_kernels_executor_of_a_segment_runs_it() -> None:
     assert y.tolist() == [1, 2]
 
 
-class Waiting(FarBackend):
-    """A far backend whose Tanh waits until another one runs as well."""
-
-    together = threading.Barrier(2, timeout=20)
-
-    def kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
-        kernel = super().kernel(node, types)
-        if kernel is None:
-            return None
-
-        def function(x: Any) -> Any:
-            self.together.wait()
-            return kernel.function(x)
-
-        return Kernel(function)
-
-
-class TanhIsFar:
-    """Costs by which Tanh belongs on a far backend."""
-
-    def cost(self, node: Node, backend: Backend, threads: int | None) -> Cost:
-        return Cost(1.0 if node.op.name == "Tanh" and backend.name == "numpy" else 1e-3)
-
-    def transfer(self, source: str, target: str, nbytes: int) -> float:
-        return 1e-6
-
-
 def test_frame_kernels_of_far_backends_run_at_the_same_time() -> None:
     text = "g (float[2] x, float[2] z) => (float[2] y) { b = Tanh(x) c = Tanh(z) y = Add(b, c) }"
-    far = [Waiting(name, ["Tanh"]) for name in ("one", "two")]
+    far = [MeetingBackend(name, ["Tanh"]) for name in ("one", "two")]
     session = ps.compile(
         model_from_text(text),
         executor="frames",

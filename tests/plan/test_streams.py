@@ -11,7 +11,7 @@ from penstock.build import GraphBuilder
 from penstock.ir.graph import Node
 from penstock.tuning.measure import Cost
 from tests.support.expert import with_expert
-from tests.support.far_backend import FarBackend
+from tests.support.far_backend import FarBackend, TanhIsFar
 from tests.support.onnx_text import compile_text
 
 
@@ -63,17 +63,6 @@ def test_streams_share_work_by_what_was_measured_not_by_rounded_costs() -> None:
     streams = streams_of(costs, "Sin", "Cos", "Tan", "Atan")
     lanes = [streams[name] for name in ("sin", "cos", "tan", "atan")]
     assert sorted(lanes) == [0, 0, 1, 1]
-
-
-class TanhIsFar(NoisyCosts):
-    """Tanh takes a millisecond on a far backend, and ten times as long on the host."""
-
-    def cost(self, node: Node, backend: Backend, threads: int | None) -> Cost:
-        far = node.op.name == "Tanh" and backend.name != "numpy"
-        return Cost(1e-3 if far else 1e-2 if node.op.name == "Tanh" else 1e-5)
-
-    def transfer(self, source: str, target: str, nbytes: int) -> float:
-        return 1e-6
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -362,6 +362,9 @@ def schedule_saved(planned: Planned, context: CompileContext) -> Scheduled:
     return replace(in_order, unmeasured=not chosen)
 
 
+_RUNS_AT_ONCE = 16  # that have workers of their own on a far backend
+
+
 def queues_of(
     context: CompileContext, workers: int, backends: Sequence[Backend] | None = None
 ) -> tuple[list[Queue], dict[str, int]]:
@@ -370,7 +373,8 @@ def queues_of(
     from penstock.executors.task_loop import Queue
 
     remote = [b for b in (context.backends if backends is None else backends) if b.memory != HOST]
-    queues = [Queue(b.workers, pool(b.name, b.workers)) for b in remote]
+    # Each run may have so many, and their threads only wait for the backend.
+    queues = [Queue(b.workers, pool(b.name, _RUNS_AT_ONCE * b.workers)) for b in remote]
     return [Queue(workers, context.pool), *queues], {b.name: i for i, b in enumerate(remote, 1)}
 
 
