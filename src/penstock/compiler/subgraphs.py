@@ -74,7 +74,8 @@ class Subgraphs:
         self._subgraphs: OrderedDict[Any, Subgraph] = OrderedDict()
         if main is None:
             fed = tuple([value.name for value in self.graph.inputs])
-            fetched = tuple([value.name for value in self.graph.outputs])
+            names = {value: name for name, value in self._shared.items()}
+            fetched = tuple([names.get(value.name, value.name) for value in self.graph.outputs])
             main = self.extracted(Extract(fed, fetched), compiler)
         self.main = main
         self._main_key = (frozenset(main.names), frozenset(main.outputs), frozenset[str]())
@@ -89,6 +90,14 @@ class Subgraphs:
     def values(self) -> dict[str, Value]:
         """Every value that can be fed or fetched, by name."""
         return _values_by_name(self.graph)
+
+    @cached_property
+    def _shared(self) -> dict[str, str]:
+        """The names of inputs that are aliases of outputs: what they name depends on whether it is
+        fed or fetched."""
+        outputs = {value.name for value in self.graph.outputs}
+        aliases = {value.name: self._aliases.get(value.name, "") for value in self.graph.inputs}
+        return {name: value for name, value in aliases.items() if value in outputs}
 
     def __len__(self) -> int:
         """The number of subgraphs remembered beside the main one."""
@@ -297,7 +306,8 @@ class Subgraphs:
 
     def value(self, name: str, role: str) -> Value:
         """The value of this name or alias, to "feed" or "fetch" it. Raises ``InvalidInput``."""
-        value = self.values.get(name) or self.values.get(self._aliases.get(name, name))
+        own = self._shared.get(name, name) if role == "fetch" else name
+        value = self.values.get(own) or self.values.get(self._aliases.get(name, name))
         if value is None:
             ports = self.graph.inputs if role == "feed" else self.graph.outputs
             hint = suggest(name, [*self.values, *self._aliases], [v.name for v in ports])

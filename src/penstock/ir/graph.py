@@ -311,7 +311,8 @@ class Graph:
 class Model:
     """Graphs, of which ``graphs[entry]`` runs; the ``functions`` that nodes call; metadata.
 
-    ``aliases`` are further names by which values of the entry can be fed and fetched.
+    ``aliases`` are further names by which values of the entry can be fed and fetched; that of an
+    output may be the name of an input, and then is the output's where values are fetched.
     ``check_types`` is the format's own check of types, for the entry and for types of values that
     are fed, by name, if the format has one; it raises ``InvalidModel``. ``signatures`` are names of
     entries that the file has; ``structure`` has lines about its parts, by title; ``options`` are

@@ -427,7 +427,7 @@ class Session:
         but not those of sub-graphs), with their types as far as they are known before a run."""
         from penstock.session.facts import Port
 
-        known = {port.name: port.type for port in (*self.inputs, *self.outputs)}
+        known = {port.name: port.type for port in (*self.outputs, *self.inputs)}
         values = self._subgraphs.values
         return [Port(name, known.get(name, value.type)) for name, value in values.items()]
 

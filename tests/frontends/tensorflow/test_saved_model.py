@@ -188,6 +188,36 @@ def saved(folder: Path, g: Builder, **outputs: str) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("opened", [False, True])
+def test_output_with_the_name_of_an_input_keeps_it(tmp_path: Path, opened: bool) -> None:
+    g = Builder()
+    for name in ("x", "y"):
+        g.placeholder(name, "float32")
+    g.node("Neg", "x", name="negative", T=Type("float32"))
+    folder = saved(tmp_path, g)
+    proto = SavedModel.FromString((folder / "saved_model.pb").read_bytes())
+    signature = proto.meta_graphs[0].signature_def["serving_default"]
+    for name in ("x", "y"):
+        signature.inputs[name].name = f"{name}:0"
+    for name, tensor in {"x": "negative", "y": "x", "z": "y"}.items():
+        signature.outputs[name].name = f"{tensor}:0"
+    for info in (*signature.inputs.values(), *signature.outputs.values()):
+        info.dtype = 1
+    (folder / "saved_model.pb").write_bytes(proto.SerializeToString())
+    session = ps.compile(folder)
+    if opened:
+        session.save(tmp_path / "saved.penstock")
+        session = ps.open(tmp_path / "saved.penstock")
+    feeds = {"x": np.float32(3), "y": np.float32(5)}
+    expected = {"x": -3, "y": 3, "z": 5}
+    assert [port.name for port in session.inputs] == ["x", "y"]
+    assert [port.name for port in session.outputs] == ["x", "y", "z"]
+    assert session.run(feeds) == expected
+    assert session.run(feeds, ["z", "x"]) == {"z": 5, "x": -3}
+    assert session.run({"x": np.float32(3)}, ["x"]) == {"x": -3}
+    assert session.run({"negative:0": np.float32(7)}, ["x"]) == {"x": 7}
+
+
 def test_signature_without_kernels_is_left_out(tmp_path: Path) -> None:
     g = Builder()
     g.placeholder("in", "float32")

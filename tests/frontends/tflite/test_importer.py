@@ -105,6 +105,21 @@ def test_names_of_signatures_stand_for_those_of_tensors() -> None:
     assert session.model.signatures == ["serving_default"]
 
 
+def test_output_with_the_name_of_an_input_keeps_it() -> None:
+    signature = {
+        "inputs": [{"name": "image", "tensor_index": 0}],
+        "outputs": [{"name": "image", "tensor_index": 1}],
+        "signature_key": "flip",
+    }
+    file = model([subgraph(X, [("NEG", ["x"], ["y"], None)], ["y"])], signature_defs=[signature])
+    session = ps.compile(file, signature="flip")
+    assert [port.name for port in session.outputs] == ["image"]
+    for fetches in (None, ["image"]):
+        out = session.run({"image": ONE}, fetches)
+        assert list(out) == ["image"]
+        np.testing.assert_array_equal(out["image"], -ONE)
+
+
 def test_output_that_is_listed_twice_or_is_an_input_or_a_constant_has_a_name() -> None:
     graph = subgraph(X, [("NEG", ["x"], ["y"], None)], ["y", "y", "x", "c"], {"c": ONE})
     out = ps.compile(model([graph])).run({"x": ONE})

@@ -206,8 +206,11 @@ class _Reader:
         )
         for key, info in sorted(signature.outputs.items()):
             value = self.value(scope, info, f"signature {name!r}")
+            own = key
+            if key in signature.inputs and value.name != key:
+                own = aliases[key] = f"{key}#fetched"
             # An output that is an input of the same name needs no second name.
-            outputs.append(value if key in signature.inputs else _named(value, key, scope))
+            outputs.append(value if value.name == own else _named(value, own, scope))
         return Graph(inputs, outputs, scope.nodes, name)
 
     def value(self, scope: GraphScope, info: TensorInfo, where: str) -> Value:

@@ -144,9 +144,13 @@ class SubgraphImporter:
                 inputs.append(value)
             else:
                 self.fault(f"{self.where} lists input {tensor.name!r} twice")
-        wanted = [(index, "") for index in scope.table.outputs]
+        wanted, aliases = [(index, "") for index in scope.table.outputs], {}
         if entry is not None:
             wanted = [(x.tensor_index, self.names.unique(x.name)) for x in entry.outputs]
+            # An output that has the name of an input is known by it where it is fetched.
+            shared = {x.name for x in entry.outputs} & {value.name for value in inputs}
+            pairs = zip(entry.outputs, wanted, strict=True)
+            aliases = {x.name: own for x, (_, own) in pairs if x.name in shared}
         self.run(scope)
         outputs = self.results(scope, wanted)
         self.diagnostics.raise_collected()
@@ -157,7 +161,7 @@ class SubgraphImporter:
             name,
             metadata={"description": self.table.description} if self.table.description else {},
             path=None if path is None else str(path),
-            aliases=self.aliases(graph) if entry is None else {},
+            aliases=self.aliases(graph) if entry is None else aliases,
             signatures=keys,
             structure=self.structure(),
             resizable=True,
