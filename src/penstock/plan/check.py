@@ -348,9 +348,8 @@ class _Run:
                 self.kernel(step)
                 continue
             (value,) = node.outputs
-            if value_of.setdefault(output, value) is not value or (
-                value is None or slots[output].type is not value.type
-            ):
+            own = value_of.setdefault(output, value) is value and value is not None
+            if not own or slots[output].type is not value.type:  # type: ignore[union-attr]
                 self.put(value, output)
             lost = write(output)
             if lost:
@@ -492,7 +491,8 @@ class _Run:
             if step.workspace >= 0 or kernel.workspace:
                 self.use_workspace(step)
             layout = kernel.layout
-            if (layout.dims_order or layout.contiguous) and not layout.any_layout:
+            ordered = layout.dims_order or (layout.contiguous and self.places.order)
+            if ordered and not layout.any_layout:
                 self.check_layout(step, layout)
             if kernel.into is None:
                 _require(False, "{} cannot write to memory that it is given", step)
