@@ -107,6 +107,7 @@ class _Places:
         self.end: dict[int, int] = {}
         self.rooted: list[int | None] = []
         self.order: dict[int, list[int]] = {}  # of dims, where they are not in their own
+        self.constants: dict[int, Value] = {}  # that have the types of their slots
         self.strided: set[int] = set()  # slots outside of the arena that say what strides they have
         # Each memory has the numbers behind those of the ones before.
         first, start = 0, {}
@@ -127,15 +128,14 @@ class _Places:
                 self.begin[i] = begin = at + start[memory]
                 self.end[i] = begin + nbytes
                 if slot.strides or slot.offset or slot.owned:
-                    own = _order(slot) if slot.strides else []
-                    if own is None or slot.offset or slot.owned:
-                        _require(False, "{} has strides with which elements share bytes", slot)
-                    elif slot.strides:
-                        self.order[i] = own
+                    self._check_strides(i, slot)
             elif kind is _CONSTANT:
                 rooted.append(None)
-                if slot.constant is None or slot.owned:
+                constant = slot.constant
+                if constant is None or slot.owned:
                     _require(False, "{} has no contents, or gives them away", slot)
+                elif constant.type is type_:
+                    self.constants[i] = constant
             elif kind is _ALIAS:
                 rooted.append(slot.base)
                 self._check_view(slot)
@@ -144,6 +144,12 @@ class _Places:
                 if slot.roots or slot.base != -1 or slot.strides:
                     self._check_roots(i, slot)
         rooted.append(None)
+
+    def _check_strides(self, i: int, slot: Slot) -> None:
+        order = _order(slot) if slot.strides else []
+        if order is None or slot.offset or slot.owned:
+            raise UnsoundPlanError(f"{_name(slot)} has strides with which elements share bytes")
+        self.order |= {i: order} if slot.strides else {}
 
     def _check_view(self, slot: Slot) -> None:
         base = self.slots[slot.base] if 0 <= slot.base < len(self.slots) else None
@@ -260,12 +266,8 @@ class _Memory:
         self.places[:], self.at[:] = [*places, inf], [*at, -1]
 
 
-class _Values(dict[int, Value | None]):
-    """The value of the graph that each slot has. Slot -1 has what is left out; one without a value
-    has this class, which is the value of no node."""
-
-    def __missing__(self, slot: int) -> type[_Values]:
-        return _Values
+_ABSENT = object()
+"""stands for the value of a slot that has none yet"""
 
 
 class _Run:
@@ -278,7 +280,8 @@ class _Run:
         self.order = [plan.steps[i] for i in arena.order] if order is None else order.sorted[0]
         self.of_tasks = order
         self.memory, self.places = memory, memory.of_slots
-        self.value_of = _Values({-1: None})
+        # The value of the graph that each slot has; slot -1 has what is left out.
+        self.value_of: dict[int, Value | None] = {-1: None, **self.places.constants}
         self.held: dict[int, _Held] = {}  # of slots that are defined and not in the arena
         self.in_buffers: dict[int, tuple[int, ...]] = {}  # what loops are to carry
         # Whether a loop around is in its second iteration: those inside have shown theirs before,
@@ -318,19 +321,20 @@ class _Run:
     def leave(self, slots: Sequence[int], graph: Graph) -> None:
         """Check that slots have the outputs of a graph."""
         for i, value in zip(slots, graph.outputs, strict=True):
-            if self.value_of[i] is not value:
+            if self.value_of.get(i, _ABSENT) is not value:
                 self.meet(value, i)
 
     def steps(self, steps: Sequence[Step]) -> int:
         """Run the steps of a block; returns how many have effects."""
         written, rooted, value_of = self.memory.written, self.places.rooted, self.value_of
+        value_in = value_of.get
         end, write, slots = self.memory.end, self.memory.write, self.slots
         effects: list[Step] = []
         for step in with_checkpoints(steps):
             # Without further calls where it can be: each step of a plan that is opened is checked.
             node, kernel, outputs = step.node, step.kernel, step.outputs
             for value, i in zip(node.inputs, step.inputs, strict=True):
-                if value_of[i] is not value:
+                if value_in(i, _ABSENT) is not value:
                     self.meet(value, i)
                 root = rooted[i]
                 if root is not None and root not in written:
@@ -348,9 +352,8 @@ class _Run:
                 self.kernel(step)
                 continue
             (value,) = node.outputs
-            if value_of.setdefault(output, value) is not value or (
-                value is None or slots[output].type is not value.type
-            ):
+            own = value_of.setdefault(output, value) is value and value is not None
+            if not own or slots[output].type is not value.type:  # type: ignore[union-attr]
                 self.put(value, output)
             lost = write(output)
             if lost:
@@ -384,7 +387,7 @@ class _Run:
                 _require(_is_constant(slot, value), "{} is not the constant that is read", slot)
             self.value_of[i] = value
         elif slot.kind is _ALIAS:
-            of_base, source = self.value_of[slot.base], value
+            of_base, source = self.value_of.get(slot.base, _ABSENT), value
             while source is not None and source is not of_base and source.producer is not None:
                 source = source.producer.inputs[0] if source.producer.inputs else None  # type: ignore[assignment]
             if source is not of_base:
@@ -492,7 +495,8 @@ class _Run:
             if step.workspace >= 0 or kernel.workspace:
                 self.use_workspace(step)
             layout = kernel.layout
-            if (layout.dims_order or layout.contiguous) and not layout.any_layout:
+            ordered = layout.dims_order or (layout.contiguous and self.places.order)
+            if ordered and not layout.any_layout:
                 self.check_layout(step, layout)
             if kernel.into is None:
                 _require(False, "{} cannot write to memory that it is given", step)
