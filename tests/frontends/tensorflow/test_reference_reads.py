@@ -125,3 +125,30 @@ def test_graph_whose_reads_see_no_assignment_is_left_as_it_is() -> None:
     add(v.b, v.read, v.b.const(np.int32(1)))
     names = [node.name for node in ps.load(v.b.bytes()).graph.nodes]
     assert not any("#late" in name or "#handle" in name for name in names)
+
+
+def test_loop_whose_condition_reads_the_variable_ends() -> None:
+    v = Variable()
+    read, reference = (
+        v.entered(),
+        v.b.node(
+            *("RefEnter", "v"), T=INT, frame_name="loop", is_constant=True, parallel_iterations=1
+        ),
+    )
+
+    def below(variables: Names) -> str:
+        return v.b.node("Less", read, const(v.b, 9, variables[0]), T=INT)
+
+    def body(variables: Names) -> Names:
+        one = const(v.b, 1, variables[0])
+        return [add(v.b, variables[0], const(v.b, 1, v.b.node("AssignAdd", reference, one, T=INT)))]
+
+    (count,) = while_loop(v.b, "loop", [v.b.const(np.int32(0))], below, body, 1)
+    for executor in EXECUTORS:
+        session = ps.compile(v.b.bytes(), executor=executor)
+        session.run({}, [], ["init"])
+        if executor in ("auto", "frames"):
+            assert session.run({}, [count], timeout=60)[count] == 5
+        else:
+            with pytest.raises(ps.Unsupported, match="in the condition of a loop"):
+                session.run({}, [count], timeout=60)
