@@ -411,6 +411,7 @@ def test_a_long_chain_of_equal_buffers_takes_two_of_them(planner):
     assert plan_memory(buffers, planner).size == 8192
 
 
+@pytest.mark.full
 def test_a_long_chain_of_unequal_buffers_takes_the_lower_bound():
     draw = random.Random(0)
     buffers = [Buffer(64 * draw.randrange(1, 1 << 14), i, i + 1) for i in range(MANY)]

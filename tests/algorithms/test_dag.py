@@ -158,6 +158,7 @@ def test_a_graph_is_refused_exactly_if_it_has_a_cycle(edges):
         assert set(Dag(8, edges).edges) == set(edges)
 
 
+@pytest.mark.full
 def test_dag_of_100_000_nodes_and_a_million_edges_is_built():
     n = 100_000
     draw = random.Random(0)

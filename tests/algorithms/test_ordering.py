@@ -439,6 +439,7 @@ def test_memory_order_of_a_chain_of_100_000_nodes_takes_seconds():
     assert memory_order(dag, one_buffer_each(dag, [8] * n)) == backward
 
 
+@pytest.mark.full
 def test_memory_order_of_a_graph_of_100_000_nodes_takes_seconds():
     dag = long_graph(100_000)
     draw = random.Random(0)

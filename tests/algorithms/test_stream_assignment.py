@@ -391,6 +391,7 @@ def test_streams_of_a_chain_of_100_000_nodes_take_seconds():
     assert schedule.order == list(range(n))
 
 
+@pytest.mark.full
 def test_streams_of_a_chain_read_by_its_last_node_take_seconds():
     n = 100_000
     schedule = large(n, [*pairwise(range(n)), *((i, n - 1) for i in range(n - 2))])

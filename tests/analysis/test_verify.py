@@ -588,6 +588,7 @@ def test_verify_refuses_a_graph_in_two_places() -> None:
     assert "the else_branch of choice in m.onnx is a graph that also stands" in problem(broken)
 
 
+@pytest.mark.full
 def test_verify_accepts_a_long_chain_of_nodes_in_any_order() -> None:
     long = chain(100_000)
     verify(Model({"chain": long}, "chain"))

@@ -104,6 +104,7 @@ with ps.Cluster(2) as cluster:
     assert printed == "False\nWorkerLost Ray was shut down, and all workers with it\n1.0\n"
 
 
+@pytest.mark.full
 def test_forked_child_is_refused_and_leaves_its_parent_the_workers():
     printed = program(
         """
@@ -173,7 +174,7 @@ except ps.PenstockError as error:
         ("nothing", "host:port"),
     ],
 )
-@pytest.mark.parametrize("way", ["address", "RAY_ADDRESS"])
+@pytest.mark.parametrize("way", sweep(["address", "RAY_ADDRESS"], 1))
 def test_address_where_no_ray_is_is_refused(address, said, way):
     code, env = ADDRESS, {**os.environ}
     env.pop("RAY_ADDRESS", None)
@@ -189,6 +190,7 @@ def test_address_where_no_ray_is_is_refused(address, said, way):
     assert said in run.stdout
 
 
+@pytest.mark.full
 def test_address_of_another_ray_than_the_one_in_use_is_refused(ray_started):
     own = ray.get_runtime_context().gcs_address
     with ps.Cluster(1, address=own) as cluster:
@@ -197,6 +199,7 @@ def test_address_of_another_ray_than_the_one_in_use_is_refused(ray_started):
         ps.Cluster(1, address="127.0.0.1:1").start()
 
 
+@pytest.mark.full
 def test_ray_that_is_shut_down_while_a_part_is_registered_ends_the_run():
     printed = program(
         """

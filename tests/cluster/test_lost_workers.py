@@ -35,6 +35,7 @@ def on_workers(source: bytes) -> Model:
     return model
 
 
+@pytest.mark.full
 def test_runs_of_a_lost_worker_are_tried_again_and_end_once(ray_started):
     clients, each, kills = 20, 15, 3
     source = convnet(4)
@@ -90,6 +91,7 @@ def test_run_without_retries_names_the_lost_part_and_later_runs_go_on(ray_starte
         assert session.run({"n": np.int32(4)}, [total], timeout=SOON)[total] == 6
 
 
+@pytest.mark.full
 def test_lost_variables_are_declared_once(ray_started):
     with ps.Cluster(2, retries=5) as cluster:
         session = ps.compile(counter(0), cluster=cluster)
@@ -104,6 +106,7 @@ def test_lost_variables_are_declared_once(ray_started):
         assert session.run(fetches=["read:0"], timeout=SOON)["read:0"] == 1
 
 
+@pytest.mark.full
 def test_variables_of_a_lost_worker_are_restored_from_a_checkpoint(ray_started, tmp_path):
     path = tmp_path / "v.safetensors"
     with ps.Cluster(2) as cluster:

@@ -18,6 +18,7 @@ from tests.support.processes import stop
 from tests.support.timing import SOON
 
 
+@pytest.mark.full
 def test_worker_that_dies_before_it_compiles_a_part_is_replaced(ray_started):
     source = convnet(2)
     x = images()
@@ -60,6 +61,7 @@ def test_worker_that_dies_while_it_compiles_a_part_gets_it_again(ray_started, mo
         assert killed[0] not in cluster.processes
 
 
+@pytest.mark.full
 def test_graph_that_no_worker_can_compile_is_forgotten_and_does_not_stop_recovery(
     ray_started, monkeypatch
 ):
@@ -82,6 +84,7 @@ def test_graph_that_no_worker_can_compile_is_forgotten_and_does_not_stop_recover
         assert len(cluster._graphs) == 1
 
 
+@pytest.mark.full
 def test_worker_answers_that_it_lives_while_it_compiles_many_parts(ray_started):
     with ps.Cluster(1, worker_timeout=1.0) as cluster:
         cluster.start()

@@ -143,6 +143,7 @@ def test_replica_that_dies_is_replaced_and_the_others_go_on(ray_started):
     assert counts.succeeded == sum(answers.values())
 
 
+@pytest.mark.full
 def test_requests_of_a_replica_that_dies_fail_without_retries(ray_started):
     token = CancelToken()
     with ps.Cluster(2) as cluster, ps.Replicas(model_from_text(LOOP), cluster=cluster) as many:

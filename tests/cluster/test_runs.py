@@ -94,6 +94,7 @@ def test_storm_of_deadlines_and_cancellations_leaves_nothing_behind(cluster):
     assert session.run({"n": np.int32(4)}, [total], timeout=SOON)[total] == 6
 
 
+@pytest.mark.full
 def test_cluster_that_many_threads_close_during_runs_ends_each_run_once(ray_started):
     source, total = endless()
     ended: list[type] = []
@@ -118,6 +119,7 @@ def test_cluster_that_many_threads_close_during_runs_ends_each_run_once(ray_star
     assert ended == [ps.WorkerLost] * 10
 
 
+@pytest.mark.full
 def test_deadline_ends_a_run_whose_parts_are_being_registered(ray_started):
     source = convnet(2)
     with ps.Cluster(2, worker_timeout=SOON) as cluster:

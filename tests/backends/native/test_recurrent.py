@@ -26,6 +26,7 @@ from tests.support.native_kernels import (  # noqa: F401
     pytestmark,
     threads_of,
 )
+from tests.support.sweeps import sweep
 
 RANDOM = np.random.default_rng(5)
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
@@ -250,7 +251,7 @@ def test_threads_that_share_a_layer_refuse_lengths_beyond_the_steps():
             kernel.function(*inputs)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", sweep([1, 2], 1))
 def test_long_layer_looks_between_its_steps_whether_the_run_must_stop(threads):
     inputs = layer_inputs("GRU", 1500, 1, 256, 1024)
     node = node_of("GRU", inputs, [1, 2], 1, hidden_size=1024)
@@ -307,7 +308,7 @@ def test_recurrence_equals_numpy(cell, linear, places, sizes, mask, given):
     check(node, inputs, LOOSE)
 
 
-@pytest.mark.parametrize("direction", ["forward", "reverse"])
-@pytest.mark.parametrize("batch", [4, 16])
-def test_layer_whose_weights_are_far_equals_numpy(batch, direction):
+@pytest.mark.parametrize("case", sweep(product([4, 16], ["forward", "reverse"]), 1))
+def test_layer_whose_weights_are_far_equals_numpy(case):
+    batch, direction = case
     check_layer("LSTM", (3, batch, 24, 1024), ("B", "h", "c"), direction=direction)

@@ -183,6 +183,7 @@ def test_regex_full_match_equals_numpy(dims, pattern):
     matched(pattern, some([*TEXTS, "\U0001f600 is", "\ud800", "日" * 9, "It is."], dims))
 
 
+@pytest.mark.full
 def test_regex_of_more_states_or_characters_than_tables_hold_equals_numpy():
     letters = np.random.default_rng(2).choice(list("ab"), (400, 15))
     matched("(a|b)*a(a|b){9}", np.array(["".join(row) for row in letters], STRING))

@@ -207,7 +207,7 @@ def official_cases():
         return load_model_tests(kind="node")
 
 
-@pytest.mark.parametrize("op", sweep([op for op in sorted(FAMILIES) if find(op) is not None], 12))
+@pytest.mark.parametrize("op", sweep([op for op in sorted(FAMILIES) if find(op) is not None], 4))
 def test_official_onnx_cases_pass(op):
     ran = 0
     for case in official_cases():

@@ -60,6 +60,7 @@ print(resident() - before)
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_session_of_many_shapes_stays_within_its_memory():
     assert int(end_of(GROWTH)) < 8 << 20

@@ -20,6 +20,7 @@ from tests.backends.onednn.quantized_nets import (
     restart_rng,
     rng,
 )
+from tests.support.sweeps import sweep
 
 pytestmark = needs_int8
 
@@ -63,7 +64,7 @@ def net(case: str, weights: str, source: tuple[Any, int]) -> tuple[Net, str, np.
     return made, made.quantize(made.add(op, [x, read], **attrs), 0.5, U8(127)), w
 
 
-@pytest.mark.parametrize("source", [(U8, 119), (U8, 0), (I8, -11), (I8, 0)])
+@pytest.mark.parametrize("source", sweep([(U8, 119), (U8, 0), (I8, -11), (I8, 0)], 1))
 @pytest.mark.parametrize("weights", SHIFTED)
 @pytest.mark.parametrize("case", CASES)
 def test_codes_are_given_back_bit_by_bit(case: str, weights: str, source: tuple[Any, int]) -> None:

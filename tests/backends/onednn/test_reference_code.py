@@ -98,18 +98,18 @@ def test_library_tells_what_it_executes():
     assert executed(RUN, "nets.windows(1)")
 
 
-@pytest.mark.parametrize("net", drawn(NETS, 4))
+@pytest.mark.parametrize("net", drawn(NETS, 1))
 def test_networks_run_no_reference_code(net):
     assert not reference_code(executed(RUN, net))
 
 
-@pytest.mark.parametrize("case", sweep(product(FORMS, (1, 2)), 5), ids=str)
+@pytest.mark.parametrize("case", sweep(product(FORMS, (1, 2)), 1), ids=str)
 def test_quantized_networks_run_no_reference_code(case):
     assert not reference_code(executed(RUN_QUANTIZED, *case))
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("name", drawn([model.name for model in models()], 3))
+@pytest.mark.parametrize("name", drawn([model.name for model in models()], 1))
 def test_benchmark_models_run_no_reference_code(name, threads):
     model = next(model for model in models() if model.name == name)
     try:

@@ -60,7 +60,7 @@ FRAMED = [case for case in cases() if not case.structured]
 EXECUTORS = ["linear", "dataflow", "parallel", "streams"]
 
 
-PAIRS = sweep(product(FRAMED, EXECUTORS), len(FRAMED) * len(EXECUTORS) // 3)
+PAIRS = sweep(product(FRAMED, EXECUTORS), len(FRAMED))
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: f"{pair[0].name}-{pair[1]}")
