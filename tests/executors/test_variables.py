@@ -71,6 +71,20 @@ def test_value_that_is_set_is_what_the_next_run_reads(executor: str) -> None:
     assert add(session, 0) == 10
 
 
+def test_variables_that_are_reset_have_their_first_values() -> None:
+    session = counter()
+    add(session, 3)
+    session.variables["b"] = np.full(4, 9, np.float32)
+    session.variables.reset(["n"])
+    assert add(session, 1) == 1
+    assert session.variables["b"][0] == 9
+    session.variables.reset()
+    np.testing.assert_array_equal(session.variables["b"], [0, 1, 2, 3])
+    assert add(session, 2) == 2
+    with pytest.raises(ps.InvalidInput, match="no variable 'm'"):
+        session.variables.reset(["m"])
+
+
 def test_value_that_is_read_is_a_copy() -> None:
     variables = counter().variables
     variables["b"][:] = 7

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,6 +100,17 @@ class Variables(Mapping[str, np.ndarray]):
         arrays = {name: self._array(name, value) for name, value in values.items()}
         for name, array in arrays.items():
             self._variable(name).assign(array)
+
+    def reset(self, names: Iterable[str] | None = None) -> None:
+        """Give variables the values that they begin with.
+
+        Args:
+            names: Their names, by default all. Raises ``InvalidInput`` for others.
+        """
+        for name in list(self) if names is None else names:
+            variable = self._variable(name)
+            store, own_name = self._places[name]
+            variable.value = store.initial.get(own_name)
 
     def save(self, path: str | Path) -> None:
         """Write the values to a file of the safetensors format, in the place of what is there.

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.compat.ai_edge_litert import interpreter as ours
 from tests.cli.test_formats import two_signatures
-from tests.support.tflite_cases import FOLDER
+from tests.support.tflite_cases import FOLDER, cases
 from tests.support.tflite_models import model, subgraph
 
 theirs = pytest.importorskip("ai_edge_litert.interpreter")
@@ -176,6 +176,30 @@ def test_signatures_share_the_variables_of_their_interpreter(runtime):
         np.testing.assert_array_equal(get()["y"], 10 + times * x)
     other = runtime.Interpreter(model_content=with_a_variable())
     np.testing.assert_array_equal(other.get_signature_runner("get")()["y"], [10, 10])
+
+
+@BOTH
+def test_reset_clears_what_recurrent_layers_keep_and_no_variable_of_the_model(runtime):
+    (case,) = [c for c in cases("op") if c.name == "unidirectional_sequence_lstm_state_kept"]
+    interpreter = runtime.Interpreter(model_path=str(case.path))
+    interpreter.allocate_tensors()
+
+    def ran() -> np.ndarray:
+        for details in interpreter.get_input_details():
+            x = np.full(details["shape"], 0.3, details["dtype"])
+            interpreter.set_tensor(details["index"], x)
+        interpreter.invoke()
+        return interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
+
+    first, second = ran(), ran()
+    assert not np.allclose(first, second)
+    interpreter.reset_all_variables()
+    np.testing.assert_array_equal(ran(), first)
+    other = runtime.Interpreter(model_content=with_a_variable())
+    add, get = (other.get_signature_runner(key) for key in ("add", "get"))
+    added = add(x=np.array([1, 2], np.float32))["y"]
+    other.reset_all_variables()
+    np.testing.assert_array_equal(get()["y"], added)
 
 
 def test_tensor_of_another_subgraph_is_refused_rather_than_one_of_the_first():

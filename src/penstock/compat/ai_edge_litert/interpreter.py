@@ -276,8 +276,12 @@ class Interpreter:
         )
 
     def reset_all_variables(self) -> None:
-        """Let variables have the values that they start with."""
-        self._session = self._compiled(None)
+        """Set what recurrent layers keep to zero. Variables that the model assigns stay, as they do
+        in LiteRT."""
+        from penstock.frontends.tflite.rules_control import STATE
+
+        variables = self._session.variables
+        variables.reset([name for name in variables if name.startswith(STATE)])
 
     # Signatures.
 

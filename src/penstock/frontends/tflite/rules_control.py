@@ -193,6 +193,10 @@ def assign_variable(c: OperatorConversion) -> None:
     c.effect(c.emit_final("AssignVariableOp", c.take(2), outputs=[], domain=TENSORFLOW))
 
 
+STATE = "state "
+"""how the names of variables begin that are tensors of the file"""
+
+
 class State:
     """An input of an operator that it reads and writes as real numbers: a variable, zero at first.
     Elsewhere than in variables, the state is a value that is only read."""
@@ -213,7 +217,7 @@ class State:
             # The real number 0 is the code of the zero point.
             zeros = zeros + self.quantization.zero_point.astype(zeros.dtype)[0]
         self.dtype = zeros.dtype
-        name = f"state {c.scope.index}:{place}"
+        name = f"{STATE}{c.scope.index}:{place}"
         c.context.initial[name] = zeros
         self.handle = c.emit("VarHandleOp", [], c.variable_attrs("", name), domain=TENSORFLOW)
         attrs = {"dtype": zeros.dtype.name, "shape": list(zeros.shape)}
