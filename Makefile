@@ -159,6 +159,9 @@ $(VENV)/.installed: pyproject.toml $(KERNELS)
 	@$(INSTALL) .
 	@touch $@
 
+# Tests run the kernels of all instruction sets that this machine has.
+$(VENV)/.installed-test: export PENSTOCK_ALL_LEVELS := 1
+
 $(VENV)/.installed-%: pyproject.toml | $(VENV)/.installed
 	@echo "installing what $* needs into $(VENV)"
 	@$(INSTALL) '.[$*]'

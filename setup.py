@@ -69,6 +69,18 @@ def own_options(source: Path) -> list[str]:
     return [option for line in lines for option in line.split()]
 
 
+def best_level() -> str | None:
+    """The name of the module that this machine loads, as far as Linux tells what it can do."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return None
+    flags = set(text.partition("flags")[2].partition("\n")[0].split())
+    if {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"} <= flags:
+        return X86["x86-64-v4"]
+    return X86["x86-64-v3"] if {"avx2", "fma", "bmi2", "f16c"} <= flags else None
+
+
 def levels() -> dict[str, list[str]]:
     """The compiler's options of each extension module."""
     if platform.machine().lower() in ("x86_64", "amd64") and sys.maxsize > 2**32:
@@ -80,6 +92,14 @@ class BuildKernels(build_ext):
     """Compiles each C file with the options of the module, if it has changed since; without OpenMP
     where the compiler has none. Object files stay in ``build/kernels-*`` for the next
     installation, of whichever kind."""
+
+    def run(self) -> None:
+        # A checkout runs on the machine that it is installed on; PENSTOCK_ALL_LEVELS is for tests.
+        best = f"{PACKAGE}.{best_level()}"
+        chosen = [ext for ext in self.extensions if ext.name == best]
+        if self.editable_mode and chosen and not os.environ.get("PENSTOCK_ALL_LEVELS"):
+            self.extensions = chosen
+        super().run()
 
     def build_extension(self, ext: Extension) -> None:
         Path(self.get_ext_fullpath(ext.name)).unlink(missing_ok=True)  # where this build fails
