@@ -6,7 +6,8 @@ import atexit
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from hashlib import blake2b
 from itertools import count
@@ -26,12 +27,13 @@ from penstock.core.errors import (
     check_count,
     wrong_type,
 )
-from penstock.core.records import dataclass
+from penstock.core.records import dataclass, field, replace
 from penstock.core.types import RunValue, TensorType
 from penstock.host.fork import renewed
 from penstock.host.threads import report_thread_exception
 from penstock.ir.graph import Graph, GraphPart
 from penstock.ir.op import Role
+from penstock.observers.profile import StepRow
 from penstock.plan.plan import Slot, SlotKind, StepTable
 from penstock.tuning.profile_costs import ProfileCosts
 
@@ -65,7 +67,7 @@ _MOST_REPLACEMENTS = 5
 class _Registered:
     """A graph: the contents of its part for each worker, as a reference of Ray, their digests and
     bytes, and what workers need to compile it. ``variables``: the names of those that each worker
-    has."""
+    has; ``backends``: of those that steps run on, as workers have said."""
 
     contents: Mapping[int, Any]
     digests: Mapping[int, bytes]
@@ -74,6 +76,7 @@ class _Registered:
     parts: Mapping[int, RemotePart]
     stores: Mapping[int, list[int]]
     variables: Mapping[int, list[str]]
+    backends: set[str] = field(default_factory=set)
 
 
 class _Wholeness:
@@ -445,8 +448,9 @@ class Cluster:
         # A run that has changed variables must not do so again.
         stateful = any(registered.stores.values())
         retries, loss = (0, self.undeclared_loss) if stateful else (self.retries, None)
-        whole = RemoteGraph(handle, remote, _table(graph), _source(parts))
-        executor = ClusterExecutor(self._runs, whole, retries, loss, self.threads)
+        whole = RemoteGraph(handle, remote, _table(graph), _source(parts), registered.backends)
+        observe = partial(self._observe, handle, workers)
+        executor = ClusterExecutor(self._runs, whole, retries, loss, self.threads, observe)
         # Garbage is collected in threads that hold locks, or wait for nothing but Ray.
         weakref.finalize(executor, self._forgotten.append, handle)
         return executor
@@ -505,7 +509,7 @@ class Cluster:
         part = registered.parts[worker]
         call = actor.register.remote(handle, part, content, registered.options, stores)
         try:
-            self._members.result(call, timeout)
+            registered.backends.update(self._members.result(call, timeout))
         except (Cancelled, DeadlineExceeded, KeyboardInterrupt):
             # The worker is to give up the part, once it has it.
             # Ray cannot take back a call that has begun.
@@ -571,6 +575,19 @@ class Cluster:
         home = self.home(store, name)
         if home is not None and value is not store.model.initial.get(name):
             self.set_variable(*home, name, value)
+
+    @contextmanager
+    def _observe(self, handle: int, workers: Sequence[int]) -> Iterator[list[StepRow]]:
+        """Let workers measure the steps of a graph in this block; the list has them behind it."""
+        rows: list[StepRow] = []
+        for worker in workers:
+            self._ask(worker, "observe", handle)
+        try:
+            yield rows
+        finally:
+            for worker in workers:
+                own: Any = self._ask(worker, "observed", handle)
+                rows += [replace(row, worker=self.devices[worker]) for row in own]
 
     def home(self, store: Store, name: str) -> tuple[int, int] | None:
         """The worker that has a variable, and the number of its store there; None if no graph that

@@ -4,8 +4,10 @@ and gets outputs; what the parts exchange does not pass through here."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 from penstock.cluster.parts import RemotePart
@@ -15,8 +17,9 @@ from penstock.core.errors import Cancelled, Unsupported, WorkerLost
 from penstock.core.records import dataclass
 from penstock.core.types import RunValue, RunValues
 from penstock.executors.base import Done, Executor
-from penstock.executors.control import NEVER, Control
+from penstock.executors.control import NEVER, Control, compile_run
 from penstock.host.threads import pool
+from penstock.observers.profile import Profile, StepRow
 from penstock.plan.plan import StepTable
 
 # Bytes that a part takes in this process, about.
@@ -26,17 +29,20 @@ _PART_BYTES = 1000
 @dataclass(frozen=True, eq=False)
 class RemoteGraph:
     """A graph whose ``parts`` are registered with workers under its ``handle``. ``table`` has its
-    ports, but no steps: workers plan their own. ``source``: its nodes, as text."""
+    ports, but no steps: workers plan their own. ``source``: its nodes, as text; ``backends``: the
+    names of those that steps run on."""
 
     handle: int
     parts: Sequence[RemotePart]
     table: StepTable
     source: str
+    backends: Collection[str]
 
 
 class ClusterExecutor:
     """Runs a graph on workers. ``retries``: how often a run is tried again. ``loss``, of a graph
-    with variables: the loss of some that no run was told of. ``threads``: of a worker."""
+    with variables: the loss of some that no run was told of. ``threads``: of a worker.
+    ``observe``: lets workers measure their steps."""
 
     name = "cluster"
     hands_over = False
@@ -52,11 +58,14 @@ class ClusterExecutor:
         retries: int,
         loss: Callable[[int], WorkerLost | None] | None,
         threads: int,
+        observe: Callable[[], AbstractContextManager[Sequence[StepRow]]],
     ) -> None:
         self.threads = threads
+        self._observe = observe
         self.parts = graph.parts
         self.table = graph.table
         self.source = graph.source
+        self.backends = graph.backends
         self._retries = retries
         self._loss = loss
         self._runs = runs
@@ -69,10 +78,32 @@ class ClusterExecutor:
     def observed(self) -> Executor:
         reason = (
             "steps run on the workers of a cluster, which tell nobody of them: neither observers "
-            "nor PENSTOCK_TRACE see them; observe runs of a session that is compiled without "
-            "cluster="
+            "nor PENSTOCK_TRACE see them; session.profile() lets workers measure their steps, and "
+            "runs of a session that is compiled without cluster= can be observed"
         )
         raise Unsupported.of([("observers", reason, "run")])
+
+    def profile(self, inputs: RunValues, runs: int) -> Profile:
+        """Where the time of ``runs`` runs goes, by the steps of all workers."""
+        from penstock.cluster.profile import ClusterProfile
+
+        self._seconds(inputs, 1)  # to warm up
+        alone = self._seconds(inputs, runs)
+        with self._observe():
+            self._seconds(inputs, 1)
+        with self._observe() as rows:
+            observed = self._seconds(inputs, runs)
+        return ClusterProfile(rows, runs, sum(observed), alone)
+
+    def _seconds(self, inputs: RunValues, runs: int) -> list[float]:
+        """The seconds of each of so many runs."""
+        seconds = []
+        for _ in range(runs):
+            with compile_run() as control:
+                begin = perf_counter()
+                self.run(inputs, control)
+                seconds.append(perf_counter() - begin)
+        return seconds
 
     def trim(self) -> None:
         """Nothing is held here."""

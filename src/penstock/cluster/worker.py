@@ -36,6 +36,8 @@ from penstock.executors.frames.barrier import Barrier
 from penstock.executors.frames.executor import FramesExecutor
 from penstock.executors.frames.rendezvous import Rendezvous
 from penstock.host.threads import report_thread_exception
+from penstock.observers.base import ObservedRun
+from penstock.observers.profile import Profile, StepRow
 
 # Steps that have ended of which all are remembered, at least: values may come for those that were
 # stopped.
@@ -110,6 +112,8 @@ class Worker:
         self._readers: dict[int, LinkReader] = {}
         self._driver: Link | None = None
         self._parts: dict[int, FramesExecutor] = {}
+        # Executors of parts for observers, and the profiles of those that are observed now.
+        self._observed: dict[int, tuple[FramesExecutor, Profile | None]] = {}
         self._stores: dict[int, Any] = {}
         self._passive: set[int] = set()
         self._silent: set[int] = set()
@@ -162,8 +166,9 @@ class Worker:
         content: Any,
         options: bytes,
         stores: list[int],
-    ) -> None:
-        """Compile a part, which runs name by its handle from now on."""
+    ) -> list[str]:
+        """Compile a part, which runs name by its handle from now on; returns the names of the
+        backends that its steps run on."""
         chosen = PartOptions.decode(options)
         compiled = compile_part(memoryview(content), chosen, self.threads, stores, self._stores)
         self._parts[handle] = compiled
@@ -171,11 +176,24 @@ class Worker:
             self._passive.add(handle)
         if part.silent:
             self._silent.add(handle)
+        return [step.backend for step in compiled.table.walk() if step.backend]
+
+    def observe(self, handle: int) -> None:
+        """Measure the steps of a part in the runs to come, until ``observed`` is asked."""
+        part, _ = self._observed.get(handle, (None, None))
+        self._observed[handle] = part or self._parts[handle].observed(), Profile()
+
+    def observed(self, handle: int) -> list[StepRow]:
+        """The steps of a part since it was observed."""
+        part, profile = self._observed[handle]
+        self._observed[handle] = part, None
+        return [] if profile is None else profile.steps()
 
     def forget(self, handles: Sequence[int], stores: Sequence[int]) -> None:
         """Give up parts, and the variables of stores, by their numbers."""
         for handle in handles:
             self._parts.pop(handle, None)
+            self._observed.pop(handle, None)
             self._passive.discard(handle)
             self._silent.discard(handle)
         for number in stores:
@@ -297,6 +315,11 @@ class Worker:
         if is_over:  # it was stopped just now
             end_run(step.control)
             return
+        watched, profile = self._observed.get(handle, (None, None))
+        if watched is not None and profile is not None:
+            part = watched
+            step.control.observer = profile
+            step.control.run = ObservedRun(part.table, part.name, part.threads)
         done = partial(self._done, handle, number)
         if part is None:
             done(None, PenstockError(f"worker {self.index} knows no part with handle {handle}"))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from sys import maxsize
-from typing import Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import numpy as np
 
@@ -27,7 +27,21 @@ from penstock.plan.arena_layout import ArenaPlan
 from penstock.plan.plan import Plan, StepTable
 from penstock.plan.tasks import Tasks
 
+if TYPE_CHECKING:
+    from penstock.observers.profile import Profile
+
 T = TypeVar("T")
+
+
+class OnWorkers(Protocol):
+    """What an executor has whose steps are on workers, which plan and measure them."""
+
+    @property
+    def backends(self) -> Collection[str]:
+        """The names of the backends that steps run on."""
+
+    def profile(self, inputs: RunValues, runs: int) -> Profile:
+        """Where the time of so many runs goes."""
 
 
 class Executor(Protocol):

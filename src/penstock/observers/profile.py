@@ -12,7 +12,6 @@ from penstock.core.types import JsonObject, RunValues
 from penstock.host.on_demand import imported
 from penstock.ir.graph import Node
 from penstock.observers.base import ObservedRun, Observer
-from penstock.ops.internal.fused import operation_name
 from penstock.plan.plan import Step
 from penstock.plan.step_facts import StepFacts, step_facts
 
@@ -50,7 +49,8 @@ class Row:
 class StepRow:
     """A step in a table: what it is, the most ``threads`` of its kernel, the number of executions
     in all runs, their ``seconds`` in total, those of the fastest one, and its ``share`` of the
-    seconds of all steps. ``flops_per_s`` and ``bytes_per_s`` are those of the mean execution."""
+    seconds of all steps; of a cluster, the ``worker`` that ran it. ``flops_per_s`` and
+    ``bytes_per_s`` are those of the mean execution."""
 
     facts: StepFacts
     threads: int
@@ -58,6 +58,7 @@ class StepRow:
     seconds: float
     best: float
     share: float
+    worker: str = ""
 
     def describe(self, runs: int) -> JsonObject:
         """The step as JSON has it: its facts, and milliseconds a run."""
@@ -65,6 +66,7 @@ class StepRow:
 
         return {
             **asdict(self.facts),
+            **({"worker": self.worker} if self.worker else {}),
             "threads": self.threads,
             "count": self.count,
             "ms": self.seconds / runs * 1e3,
@@ -236,20 +238,20 @@ class Profile(Observer):
         Path(path).write_text(json.dumps(document, indent=2), encoding="utf-8")
 
     def by_node(self) -> list[Row]:
-        return self._rows(lambda step: f"{operation_name(step.node)} ({step.node.label})")
+        return self._rows(lambda step: f"{step.facts.operation} ({step.facts.origin})")
 
     def by_operation(self) -> list[Row]:
-        return self._rows(lambda step: operation_name(step.node))
+        return self._rows(lambda step: step.facts.operation)
 
     def by_backend(self) -> list[Row]:
-        return self._rows(lambda step: step.backend)
+        return self._rows(lambda step: step.facts.backend)
 
-    def _rows(self, name: Callable[[Step], str]) -> list[Row]:
+    def _rows(self, name: Callable[[StepRow], str]) -> list[Row]:
         totals: dict[str, tuple[int, float]] = {}
-        for entry in self:
-            key = name(entry.step)
+        for step in self.steps():
+            key = name(step)
             count, seconds = totals.get(key, (0, 0.0))
-            totals[key] = count + entry.count, seconds + entry.total
+            totals[key] = count + step.count, seconds + step.seconds
         rows = [Row(key, *total) for key, total in totals.items()]
         return sorted(rows, key=lambda row: -row.seconds)
 
@@ -267,22 +269,24 @@ class Profile(Observer):
     def _as_table(self) -> DisplayTable:
         from penstock.ir.tables import DisplayTable
 
-        count = self.runs or 1
-        rows = [
+        count, steps = self.runs or 1, self.steps()
+        where = ("worker",) if any(row.worker for row in steps) else ()
+        rows: list[tuple[str | int, ...]] = [
             (
                 row.facts.operation,
                 row.facts.origin,
+                *[row.worker for _ in where],
                 row.facts.backend,
                 row.count,
                 f"{row.seconds / count * 1e3:.3f}",
                 f"{row.share:.1%}",
             )
-            for row in self.steps()
+            for row in steps
         ]
-        titles = ("operation", "step", "backend", "times", "ms a run", "share")
+        titles = ("operation", "step", *where, "backend", "times", "ms a run", "share")
         return DisplayTable(
             f"{self.runs} runs, {self.wall / count * 1e3:.3f} ms each", titles, rows
         )
 
     def __repr__(self) -> str:
-        return f"Profile({self.runs} runs, {len(self.entries)} steps, {self.wall:.6f} s)"
+        return f"Profile({self.runs} runs, {len(self.steps())} steps, {self.wall:.6f} s)"

@@ -41,7 +41,7 @@ def step_facts(step: Step) -> StepFacts:
         node.name or node.label,
         tuple([part.name or part.label for part in parts(node)]),
         operation_name(node),
-        node.origin or node.name or node.op.name,
+        node.label,
         step.backend,
         dtype,
         rounded or dtype,

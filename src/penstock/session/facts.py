@@ -14,7 +14,7 @@ from penstock.core import capability
 from penstock.core.errors import warn
 from penstock.core.records import changed_fields, dataclass
 from penstock.core.types import TensorType, Type
-from penstock.executors.base import Executor
+from penstock.executors.base import Executor, OnWorkers
 from penstock.ir.describe import format_bytes
 
 _HELD = ("weights", "arenas", "plans", "caches")
@@ -115,6 +115,8 @@ def _asked(asked: str, effective: str) -> str:
 def effective_options(context: CompileContext, executor: Executor) -> EffectiveOptions:
     """What the plan of ``executor`` runs with."""
     used = {step.backend for step in executor.table.walk() if step.backend}
+    on_workers = capability(executor, OnWorkers)
+    used.update(() if on_workers is None else on_workers.backends)
     names = [backend.name for backend in context.backends if backend.name in used]
     names += sorted(used.difference(names))  # those that devices= gives
     precision = effective_precision(context.options.precision, context.backends)

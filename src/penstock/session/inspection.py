@@ -4,16 +4,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.compiler.compiler import Compiler
 from penstock.compiler.options import CompileOptions, InputShapes
 from penstock.compiler.subgraphs import Subgraphs
+from penstock.core import capability
 from penstock.core.errors import PenstockError, check_count, wrong_type
 from penstock.core.records import NamedTuple
 from penstock.core.types import Feeds, JsonObject, RunValues
-from penstock.executors.base import Executor
+from penstock.executors.base import Executor, OnWorkers
 from penstock.host.threads import Places
 from penstock.ir.graph import Model
 from penstock.plan.plan import Step, StepTable
@@ -23,9 +24,11 @@ from penstock.session.plan_cache import PlanCache, counter_value
 
 if TYPE_CHECKING:
     from penstock.backends.base import Backend
+    from penstock.compiler.subgraph import Subgraph
     from penstock.inspect.forecast import Forecast
     from penstock.inspect.gantt import Schedule
     from penstock.inspect.report_page import Report
+    from penstock.observers.profile import Profile
     from penstock.tuning.reasons import Reasons
     from penstock.tuning.worker_placement import ClusterForecast
 
@@ -59,10 +62,26 @@ class SessionParts(NamedTuple):
         the values that they take."""
         if self.plans.closed:
             raise PenstockError("the session is closed")
+        executor, subgraph, key, values = self._chosen(feeds)
+        observed = self.plans.get(subgraph, key, True, executor.observed)
+        return executor, observed, values
+
+    def profile(self, feeds: Feeds | None, runs: int) -> Profile:
+        """Where the time of the plan for these feeds goes."""
+        from penstock.tuning.measure import profile_plan
+
+        executor, _, _, values = self._chosen(feeds)
+        if (on_workers := capability(executor, OnWorkers)) is not None:
+            return on_workers.profile(values, runs)
+        executor, observed, values = self.watched(feeds)
+        return profile_plan(executor, observed, values, runs, self.compiler.context.backends)
+
+    def _chosen(
+        self, feeds: Feeds | None
+    ) -> tuple[Executor, Subgraph, tuple[Hashable, ...], RunValues]:
         request, key, values = self.subgraphs.resolve(feeds, None, None)
         executor = self.executors.get(request.subgraph, key, values, exact=True)
-        observed = self.plans.get(request.subgraph, key, True, executor.observed)
-        return executor, observed, values
+        return executor, request.subgraph, key, values
 
 
 class Inspectable(Protocol):
@@ -228,7 +247,7 @@ class Inspection:
             backend = by_name.get(step.backend)
             return backend is not None and costs.is_measured(step.node, backend, 1)
 
-        return forecast(self.plan, context.seconds(costs, 1), workers, is_measured)
+        return forecast(self._own_plan, context.seconds(costs, 1), workers, is_measured)
 
     def forecast_on_cluster(self, shapes: InputShapes | None = None) -> ClusterForecast:
         """What runs on the workers of ``cluster=`` are expected to take: nodes as they are placed
@@ -264,11 +283,21 @@ class Inspection:
             max_streams = self._parts.options.expert.max_streams
         else:
             check_count("max_streams", max_streams)
-        check_static(self.plan)
+        plan = self._own_plan
+        check_static(plan)
         context = self._parts.compiler.context
         seconds = context.seconds(context.costs, 1)
-        streams = stream_schedules(self.plan, seconds, max_streams, context)
-        return charts(self.plan, streams, self.executor.name)
+        streams = stream_schedules(plan, seconds, max_streams, context)
+        return charts(plan, streams, self.executor.name)
+
+    @property
+    def _own_plan(self) -> StepTable:
+        if capability(self.executor, OnWorkers) is not None:
+            raise PenstockError(
+                "the workers of a cluster plan its steps: inspect.forecast_on_cluster() simulates "
+                "them, and profile() measures them"
+            )
+        return self.plan
 
     def __repr__(self) -> str:
         return f"<inspection of {self._parts.model.entry!r}>"

@@ -345,17 +345,13 @@ class Session:
         """
         if self._closed:
             raise PenstockError("the session is closed")
-        from penstock.tuning.measure import profile_plan
-
         check_count("runs", runs)
         request, _, values = self._subgraphs.resolve(feeds, None, None)
         with reporting(progress_of(progress)):
-            if not request.subgraph.framed:
+            if not request.subgraph.framed and self.options.cluster is None:
                 self._compiler.measure(request.subgraph, values, runs)
                 self._plans.drop(request.subgraph)
-            executor, observed, taken = self._parts().watched(feeds)
-            backends = self._compiler.context.backends
-            return profile_plan(executor, observed, taken, runs, backends)
+            return self._parts().profile(feeds, runs)
 
     @property
     def inspect(self) -> Inspection:

@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import cache, cached_property
 from itertools import chain
+from typing import TYPE_CHECKING
 
 from penstock.analysis.schemas import OnnxSchema
 from penstock.core.errors import InvalidModel, shortened
 from penstock.core.records import dataclass
 from penstock.frontends.common.diagnostics import Diagnostics
 from penstock.frontends.common.encoding import decode_text
-from penstock.frontends.common.expansion import Census, expanded_size, expanded_sizes
 from penstock.frontends.onnx.messages import (
     AttributeProto,
     FunctionProto,
@@ -29,6 +29,9 @@ from penstock.frontends.onnx.schema_protos import default_protos, definition
 
 Key = tuple[str, str, str]
 """Domain, name and overload."""
+
+if TYPE_CHECKING:
+    from penstock.frontends.common.expansion import Census
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +84,10 @@ class FunctionTable:
     def check(self, graph: GraphProto, diagnostics: Diagnostics) -> None:
         """Raise ``InvalidModel`` where functions call each other in a circle, or where expanding
         them would make more nodes than a model may have."""
+        # Of models with functions, which are few.
         from graphlib import CycleError
+
+        from penstock.frontends.common.expansion import expanded_size, expanded_sizes
 
         functions = {key: self.census(function.proto.node) for key, function in self.table.items()}
         try:
