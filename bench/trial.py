@@ -65,8 +65,8 @@ class Trial:
     session, ``first`` of its first run. ``median`` and ``minimum`` are of ``samples`` samples after
     a warm-up, per run, and so is ``late``, the 99th percentile, where runs are timed one by one.
     ``peak`` is the most resident memory after the import, over that before
-    loading. ``inside`` is the time of a run in kernels, where the engine can tell. ``error`` says
-    why there is no more.
+    loading. ``inside`` is the time of a run in kernels, where the engine can tell, and ``flops``
+    their floating-point operations. ``error`` says why there is no more.
     """
 
     imported: float | None = None
@@ -78,6 +78,7 @@ class Trial:
     samples: int = 0
     peak: int | None = None
     inside: float | None = None
+    flops: int | None = None
     rate: float | None = None
     error: str | None = None
 
