@@ -97,6 +97,9 @@ class Figures:
         return self.flops / seconds if counted and seconds else None
 
     def ratio_to(self, engine: str) -> float | None:
+        """A run on our kernels to one on another engine."""
+        if engine == ONEDNN and ONEDNN not in self.kernels:
+            return None
         return _ratio(self.runs.get(NATIVE), self.runs.get(engine))
 
 
@@ -124,12 +127,15 @@ def trial_of(outcome: Outcome, engine: str) -> Trial:
     is that of its kernels, if it is they that compute the operation."""
     if outcome.error:
         return Trial(error=outcome.error)
-    spent = [each for each in outcome.spent.get("case", ()) if each.operation != LAYOUT]
+    every, run = outcome.spent.get("case", ()), outcome.runs["case"]
+    spent = [each for each in every if each.operation != LAYOUT]
     wanted = BACKENDS.get(engine)
     is_own = bool(spent) and all(wanted in (None, each.backend) for each in spent)
+    inside, whole = (sum(each.seconds for each in steps) for steps in (spent, every))
     return Trial(
-        minimum=outcome.runs["case"],
-        inside=sum(each.seconds for each in spent) if is_own else None,
+        minimum=run,
+        # Short steps take longer while they are observed, and others interrupt long ones.
+        inside=inside * min(1, run / whole) if is_own else None,
         flops=sum(each.flops for each in spent) or None,
     )
 
@@ -164,6 +170,7 @@ class Sweep:
                 SECONDS,
                 profiled=engine not in PEERS,
                 loads=1,
+                of_processor=row.threads == 1,
             )
             trials.append(trial_of(self.workers[engine, row.threads].work(job), engine))
         if not turn:
@@ -198,7 +205,8 @@ def markdown(rows: Rows, cases: Sequence[Case], peak: float, busy: float) -> lis
         "# Kernels",
         "",
         f"Measured on {date.today().isoformat()} by `python -m bench.kernels`: {described()}.",
-        "Engines in turn, each in its own process; times are the least of all turns. "
+        "Engines in turn, each in its own process; times are the least of all turns, of the "
+        "processor where there is one thread: the machine was not idle. "
         f"{turns_of_all(rows, keys)} Load average at the end: {busy:.1f}.",
         f"Peak of a core: {peak / 1e9:.0f} GFLOP/s in float32.",
     ]
@@ -213,20 +221,20 @@ def markdown(rows: Rows, cases: Sequence[Case], peak: float, busy: float) -> lis
 
 def family_table(every: Sequence[Figures], threads: int, peak: float) -> list[str]:
     """A line for each family, and one for all."""
-    peers = [engine for engine in PEERS if any(engine in f.runs for f in every)]
+    others = [e for e in (ONEDNN, OURS, *PEERS) if any(e in f.runs for f in every)]
     lines = heading(
         f"Threads: {threads}. Geometric means of the time of native kernels to oneDNN's, and of a "
         "run on them to one of the others; behind them, the share of the cases whose ratio is at "
         f"most {MOST:g}. The share of the peak is the median of the family's.",
         ["family", "cases", "oneDNN computes", "kernel to oneDNN's", f"<= {MOST:g}"]
-        + [f"run to {engine}" for engine in (OURS, *peers)]
+        + [f"run to {engine}" for engine in others]
         + ["run to best peer", f"<= {MOST:g}", "share of peak"],
     )
     names = [name for name in SHARES if any(f.case.family == name for f in every)]
     groups = {name: [f for f in every if f.case.family == name] for name in names}
     for name, group in [*groups.items(), ("all", list(every))]:
         onednn = [f.to_onednn for f in group]
-        others = [[f.ratio_to(engine) for f in group] for engine in (OURS, *peers)]
+        runs = [[f.ratio_to(engine) for f in group] for engine in others]
         best = [f.to_peer for f in group]
         lines.append(
             line(
@@ -235,7 +243,7 @@ def family_table(every: Sequence[Figures], threads: int, peak: float) -> list[st
                 len(onednn) - onednn.count(None),
                 _mean(onednn),
                 _share(onednn),
-                *map(_mean, others),
+                *map(_mean, runs),
                 _mean(best),
                 _share(best),
                 "-" if name == "all" else _of_peak(group, peak),
@@ -264,7 +272,7 @@ def worst_table(group: Sequence[Figures], name: str, peak: float) -> list[str]:
 
 def problem_table(group: Sequence[Figures], rows: Rows) -> list[str]:
     """Cases that native kernels do not compute, whose outputs differ, or that an engine refuses."""
-    lines = heading("Not as expected.", ["operation", "what"])
+    lines, found = heading("Not as expected.", ["operation", "what"]), False
     for f in group:
         coded = any(dtype.itemsize == 1 for dtype, _ in f.case.types.values())
         most = TOLERANCE_OF_CODES if coded else TOLERANCE
@@ -276,8 +284,9 @@ def problem_table(group: Sequence[Figures], rows: Rows) -> list[str]:
         trials = rows[key_of(f.case, f.threads)].trials
         problems += [f"{e}: {t[0].error}" for e, t in trials.items() if t and t[0].error]
         if problems:
+            found = True
             lines.append(line(f.case.described(), "; ".join(problems).replace("|", "/")))
-    return lines if lines[-1].startswith("| ") and len(lines) > 5 else []
+    return lines if found else []
 
 
 def _of_peak(group: Iterable[Figures], peak: float) -> str:

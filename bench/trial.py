@@ -158,17 +158,21 @@ def warm_up(run: Callable[[], Any], seconds: float = WARM_UP_SECONDS) -> None:
         runs += 1
 
 
-def sample(run: Callable[[], Any], seconds: float = SECONDS) -> list[float]:
+def sample(
+    run: Callable[[], Any],
+    seconds: float = SECONDS,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[float]:
     """Seconds of a run, several times; where runs are short, each the mean of some in a row."""
     _, once = timed(run)
     number = max(1, math.ceil(LEAST_SAMPLE / once))
     times: list[float] = []
     end = time.perf_counter() + seconds
     while len(times) < LEAST_SAMPLES or (len(times) < MOST_SAMPLES and time.perf_counter() < end):
-        start = time.perf_counter()
+        start = clock()
         for _ in range(number):
             run()
-        times.append((time.perf_counter() - start) / number)
+        times.append((clock() - start) / number)
     return times
 
 

@@ -39,7 +39,8 @@ class Job:
 
     Outputs are written to the folder ``outputs``, if there is one. Each case is then timed for
     ``seconds``, if that is not 0. ``profiled``: also tell which steps take the time. The model is
-    loaded up to ``loads`` times.
+    loaded up to ``loads`` times. ``of_processor``: runs, which must have one thread, are timed by
+    the processor's seconds, in which no other process has its turn.
     """
 
     path: str
@@ -49,6 +50,7 @@ class Job:
     seconds: float = 0.0
     profiled: bool = False
     loads: int = MOST_LOADS
+    of_processor: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,8 @@ class Spent:
 
 @dataclass
 class Outcome:
-    """Seconds of the processor from the path of the model to the outputs of its first case, and of
-    the clock for the fastest run, by case; where that takes its time, if Penstock was asked for it.
+    """Seconds of the processor from the path of the model to the outputs of its first case, and
+    those of the fastest run, by case; where that takes its time, if Penstock was asked for it.
     ``error`` says what it could not do."""
 
     loaded: float | None = None
@@ -142,7 +144,7 @@ def do(engine: Engine, job: Job) -> Outcome:
                 save_arrays(Path(job.outputs, f"{name}.npz"), output=outputs)
         for name, feeds in cases.items():
             if job.seconds:
-                outcome.runs[name] = _time(partial(run, feeds), job.seconds)
+                outcome.runs[name] = _time(partial(run, feeds), job)
             if job.profiled:
                 outcome.spent[name] = _spent(engine, feeds, job.seconds)
     except Exception as error:
@@ -163,12 +165,13 @@ def _load(engine: Engine, path: Path, feeds: Feeds, most: int) -> tuple[Run, flo
     return run, min(times)
 
 
-def _time(run: Callable[[], Any], seconds: float) -> float:
-    warm_up(run, seconds / 4)
+def _time(run: Callable[[], Any], job: Job) -> float:
+    warm_up(run, job.seconds / 4)
+    clock = time.process_time if job.of_processor else time.perf_counter
     gc.disable()
     try:
         # The least: what others do on the machine slows the longer runs down most.
-        return min(sample(run, seconds))
+        return min(sample(run, job.seconds, clock))
     finally:
         gc.enable()
 
