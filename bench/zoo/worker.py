@@ -7,6 +7,7 @@ model. ``Worker`` starts such a process, and another if that dies or takes too l
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import os
@@ -31,6 +32,7 @@ TIMEOUT = 120  # seconds that a job may take
 MOST_LOADS, LOADING_SECONDS = 6, 0.15
 MOST_JOBS = 100  # of one process, so that nothing that it keeps adds up
 PROFILED_RUNS = 6
+_PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
 @dataclass(frozen=True)
@@ -193,7 +195,15 @@ def _spent(engine: Any, feeds: Feeds, seconds: float) -> list[Spent]:
     return [Spent(*key, *both) for key, both in sums.items()]
 
 
+def _end_with_parent() -> None:
+    """Have the system end this process with the one that started it: a stopped process would not
+    notice that its standard input is closed."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def main() -> None:
+    _end_with_parent()
     name, threads = sys.argv[1:]
     # Libraries may print: their lines must not get among the answers.
     answers = os.fdopen(os.dup(1), "w")
