@@ -32,6 +32,7 @@ from onnx import helper, numpy_helper
 FILE = Path(__file__).with_name("kernels.json")
 TOTAL = 500
 FEW_CHANNELS, FEW_ROWS = 4, 8
+_BEFORE = "before"  # what a Relu writes in ``Case.within``
 HELPERS = {"DequantizeLinear", "QuantizeLinear", "Transpose"}
 # Shares of a draw. Families of fewer cases than their share leave the rest to others.
 SHARES = {
@@ -148,6 +149,24 @@ class Case:
             array = drawn(name, *self.types[name], 0.1, rng)
             model.graph.initializer.append(numpy_helper.from_array(array, name))
         return model
+
+    def within(self) -> onnx.ModelProto:
+        """The model as part of a network: a Relu writes each image of float32 that it reads, and so
+        decides about the layout. Kernels are chosen otherwise for what enters a graph."""
+        model = self.model()
+        graph = model.graph
+        for value in list(graph.input):
+            dtype, dims = self.types[value.name]
+            if dtype == np.float32 and len(dims) > 2:
+                for node in graph.node:
+                    node.input[:] = [_BEFORE if i == value.name else i for i in node.input]
+                graph.node.insert(0, helper.make_node("Relu", [value.name], [_BEFORE]))
+        return model
+
+    @property
+    def has_layout(self) -> bool:
+        """Whether the operation is one whose kernels have layouts of their own."""
+        return self.main.op_type in {"Conv", "ConvTranspose"} and not _in_8_bits(self)
 
     def feeds(self) -> dict[str, np.ndarray]:
         """Inputs by name, the same each time."""

@@ -12,9 +12,10 @@ of the zoo's exporters writes them, or any others:
 
     python -m bench.kernels --collect .cache/models .cache/zoo-1/torchvision
 
-oneDNN is Penstock with the backends onednn and numpy; cases that NumPy computes there have no
-ratio. A kernel's time is that of its step, without what brings tensors into another layout: in a
-network the kernel before writes the layout that is wanted.
+"penstock-native" has the backends native and numpy, "penstock-onednn" onednn and numpy; cases that
+oneDNN does not compute have no ratio to it. A kernel's time is that of its step without steps that
+bring tensors into another layout: in a network the kernel before writes the layout that is wanted.
+Convolutions are timed behind another operation for that. Runs are of the operation alone.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import sys
 import tempfile
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from itertools import product
 from pathlib import Path
@@ -49,7 +50,7 @@ REFERENCE = "onnxruntime"  # whose outputs ours are compared with
 PEERS = (REFERENCE, "openvino")
 ENGINES = (NATIVE, ONEDNN, OURS, *PEERS)
 BACKENDS = {NATIVE: "native", ONEDNN: "onednn"}
-LAYOUT = "Reorder"
+LAYOUT, BEFORE = "Reorder", "Relu"  # steps that are not the kernel
 PAGE = "kernels.md"
 THREADS = (1, 2)
 TURNS = 3
@@ -62,13 +63,15 @@ _COUNTED = ("conv", "product", "attention", "recurrent")
 
 @dataclass(frozen=True)
 class Figures:
-    """What a row says: seconds of a run by engine, and of the kernels by engine of ours."""
+    """What a row says: seconds of a run by engine, and of the kernels by engine of ours;
+    ``is_numpy``: no native kernel is available, and NumPy's is timed in its place."""
 
     case: Case
     threads: int
     runs: dict[str, float]
     kernels: dict[str, float]
     flops: int
+    is_numpy: bool
     difference: float | None
 
     @property
@@ -115,28 +118,40 @@ def figures(case: Case, row: Row) -> Figures:
         if times:
             runs[engine] = min(times)
         inside = [t.inside for t in trials if t.inside is not None]
-        if inside:
+        # What NumPy computes beside oneDNN is no figure of oneDNN's; beside ours it is what is left
+        # when oneDNN is gone.
+        if inside and (engine != ONEDNN or trials[-1].backends == [BACKENDS[ONEDNN]]):
             kernels[engine] = min(inside)
-    flops = [trial.flops for trial in row.trials.get(NATIVE, ()) if trial.flops]
-    difference = row.differences.get(NATIVE, (None,))[0]
-    return Figures(case, row.threads, runs, kernels, max(flops, default=0), difference)
+    own = row.trials.get(NATIVE, ())
+    return Figures(
+        case,
+        row.threads,
+        runs,
+        kernels,
+        max((trial.flops or 0 for trial in own), default=0),
+        any(trial.backends not in (None, [BACKENDS[NATIVE]]) for trial in own),
+        row.differences.get(NATIVE, (None,))[0],
+    )
 
 
-def trial_of(outcome: Outcome, engine: str) -> Trial:
-    """What a turn of an engine measured. Of an engine of ours that is one backend, the time inside
-    is that of its kernels, if it is they that compute the operation."""
-    if outcome.error:
-        return Trial(error=outcome.error)
-    every, run = outcome.spent.get("case", ()), outcome.runs["case"]
-    spent = [each for each in every if each.operation != LAYOUT]
-    wanted = BACKENDS.get(engine)
-    is_own = bool(spent) and all(wanted in (None, each.backend) for each in spent)
+def trial_of(run: Outcome, within: Outcome, has_layout: bool) -> Trial:
+    """What a turn of an engine measured: a run, and the time inside of kernels, which is that of
+    the model ``within`` which they were observed. With ``has_layout`` that has another operation
+    before."""
+    if run.error or within.error:
+        return Trial(error=run.error or within.error)
+    every = within.spent.get("case", ())
+    others = {LAYOUT, BEFORE} if has_layout else {LAYOUT}
+    spent = [each for each in every if each.operation not in others]
+    if not spent:
+        return Trial(minimum=run.runs["case"])
     inside, whole = (sum(each.seconds for each in steps) for steps in (spent, every))
     return Trial(
-        minimum=run,
+        minimum=run.runs["case"],
         # Short steps take longer while they are observed, and others interrupt long ones.
-        inside=inside * min(1, run / whole) if is_own else None,
-        flops=sum(each.flops for each in spent) or None,
+        inside=inside * min(1, within.runs["case"] / whole),
+        flops=sum(each.flops for each in spent),
+        backends=sorted({each.backend for each in spent}),
     )
 
 
@@ -152,27 +167,33 @@ class Sweep:
 
     def add(self, case: Case, row: Row) -> None:
         """Add a turn of each engine; the first compares outputs as well."""
-        turn = turns_of(row)
-        path, feeds, inputs = self.folder / "case.onnx", self.folder / "case.npz", case.feeds()
-        onnx.save(case.model(), path)
-        save_arrays(feeds, feed=inputs.values())
+        turn, inputs = turns_of(row), case.feeds()
+        save_arrays(self.folder / "case.npz", feed=inputs.values())
+        models = {"run": case.model(), **({"within": case.within()} if case.has_layout else {})}
+        for name, model in models.items():
+            onnx.save(model, self.folder / f"{name}.onnx")
         for engine, trials in row.trials.items():
             if trials and trials[-1].error:
                 trials.append(trials[-1])
                 continue
-            outputs = self.folder / engine
-            outputs.mkdir(exist_ok=True)
-            job = Job(
-                str(path),
+            (self.folder / engine).mkdir(exist_ok=True)
+            outputs = None if turn else str(self.folder / engine)
+            run = Job(
+                str(self.folder / "run.onnx"),
                 list(inputs),
-                {"case": str(feeds)},
-                None if turn else str(outputs),
+                {"case": str(self.folder / "case.npz")},
+                outputs,
                 SECONDS,
-                profiled=engine not in PEERS,
+                profiled=engine in BACKENDS,
                 loads=1,
                 of_processor=row.threads == 1,
             )
-            trials.append(trial_of(self.workers[engine, row.threads].work(job), engine))
+            worker = self.workers[engine, row.threads]
+            outcome = within = worker.work(run)
+            if run.profiled and case.has_layout:
+                path = str(self.folder / "within.onnx")
+                within = worker.work(replace(run, path=path, outputs=None))
+            trials.append(trial_of(outcome, within, case.has_layout))
         if not turn:
             self._compare(row)
 
@@ -226,7 +247,7 @@ def family_table(every: Sequence[Figures], threads: int, peak: float) -> list[st
         f"Threads: {threads}. Geometric means of the time of native kernels to oneDNN's, and of a "
         "run on them to one of the others; behind them, the share of the cases whose ratio is at "
         f"most {MOST:g}. The share of the peak is the median of the family's.",
-        ["family", "cases", "oneDNN computes", "kernel to oneDNN's", f"<= {MOST:g}"]
+        ["family", "cases", "by NumPy", "by oneDNN", "kernel to oneDNN's", f"<= {MOST:g}"]
         + [f"run to {engine}" for engine in others]
         + ["run to best peer", f"<= {MOST:g}", "share of peak"],
     )
@@ -240,6 +261,7 @@ def family_table(every: Sequence[Figures], threads: int, peak: float) -> list[st
             line(
                 name,
                 len(group),
+                sum(f.is_numpy for f in group),
                 len(onednn) - onednn.count(None),
                 _mean(onednn),
                 _share(onednn),
@@ -277,7 +299,7 @@ def problem_table(group: Sequence[Figures], rows: Rows) -> list[str]:
         coded = any(dtype.itemsize == 1 for dtype, _ in f.case.types.values())
         most = TOLERANCE_OF_CODES if coded else TOLERANCE
         problems = []
-        if NATIVE in f.runs and NATIVE not in f.kernels:
+        if f.is_numpy:
             problems.append("no native kernel")
         if f.difference is not None and not f.difference <= most:
             problems.append(f"differs from {REFERENCE} by {f.difference:.1e}")

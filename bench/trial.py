@@ -65,8 +65,9 @@ class Trial:
     session, ``first`` of its first run. ``median`` and ``minimum`` are of ``samples`` samples after
     a warm-up, per run, and so is ``late``, the 99th percentile, where runs are timed one by one.
     ``peak`` is the most resident memory after the import, over that before
-    loading. ``inside`` is the time of a run in kernels, where the engine can tell, and ``flops``
-    their floating-point operations. ``error`` says why there is no more.
+    loading. ``inside`` is the time of a run in kernels, where the engine can tell, ``flops`` their
+    floating-point operations, and ``backends`` those that they are of. ``error`` says why there is
+    no more.
     """
 
     imported: float | None = None
@@ -79,6 +80,7 @@ class Trial:
     peak: int | None = None
     inside: float | None = None
     flops: int | None = None
+    backends: list[str] | None = None
     rate: float | None = None
     error: str | None = None
 

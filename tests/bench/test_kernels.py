@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +64,22 @@ def test_cases_of_a_family_are_valid_models_that_numpy_runs(name):
             dtype, dims = drawn_case.types[port.name]
             assert (outputs[port.name].dtype, outputs[port.name].shape) == (dtype, dims)
             assert np.isfinite(outputs[port.name]).all()
+
+
+def test_case_within_a_network_reads_what_a_relu_writes():
+    (first,) = [c for c in CASES if c.family == "conv few output channels"][:1]
+    model = first.within()
+    onnx.checker.check_model(model, full_check=True)
+    assert [node.op_type for node in model.graph.node] == ["Relu", "Conv"]
+    feeds = first.feeds()
+    negative = {name: -np.abs(array) for name, array in feeds.items()}
+    (bias,) = (
+        ps.compile(first.model(), backends=["numpy"])
+        .run({name: np.zeros_like(array) for name, array in feeds.items()})
+        .values()
+    )
+    (y,) = ps.compile(model, backends=["numpy"]).run(negative).values()
+    np.testing.assert_allclose(y, bias)
 
 
 def test_every_case_says_what_it_is():
@@ -278,27 +295,45 @@ def outcome(*spent: Spent, run: float = 10e-6) -> Outcome:
 
 def test_time_of_a_kernel_is_without_reorders_and_within_the_run():
     reorder, step = Spent("onednn", "Reorder", 2e-6, 0), Spent("onednn", "Conv", 6e-6, 1000)
-    trial = trial_of(outcome(reorder, step), ONEDNN)
-    assert trial.inside == pytest.approx(6e-6)
+    alone = outcome(run=3e-6)
+    trial = trial_of(alone, outcome(reorder, step), True)
+    assert (trial.minimum, trial.inside) == (pytest.approx(3e-6), pytest.approx(6e-6))
+    assert (trial.flops, trial.backends) == (1000, ["onednn"])
     # Observed, both steps take twice as long as a run that nothing observes.
-    assert trial_of(outcome(reorder, step, run=4e-6), ONEDNN).inside == pytest.approx(3e-6)
-    assert trial.flops == 1000
+    assert trial_of(alone, outcome(reorder, step, run=4e-6), True).inside == pytest.approx(3e-6)
 
 
-def test_kernel_of_another_backend_has_no_time():
-    assert trial_of(outcome(Spent("numpy", "Conv", 6e-6, 1)), ONEDNN).inside is None
-    assert trial_of(outcome(Spent("numpy", "Conv", 6e-6, 1)), NATIVE).inside is None
-    assert trial_of(outcome(Spent("native", "Conv", 6e-6, 1)), NATIVE).inside is not None
-    assert trial_of(Outcome(error="no"), NATIVE).error == "no"
+def test_time_of_a_kernel_is_without_the_operation_before():
+    relu, step = Spent("native", "Relu", 2e-6, 50), Spent("native", "Conv", 6e-6, 1000)
+    trial = trial_of(outcome(), outcome(relu, step), True)
+    assert (trial.inside, trial.flops) == (pytest.approx(6e-6), 1000)
+    assert trial_of(outcome(), outcome(relu), False).inside == pytest.approx(2e-6)
+
+
+def test_trial_of_a_peer_and_of_a_failure_has_no_kernels():
+    assert trial_of(outcome(), outcome(), False) == Trial(minimum=10e-6)
+    assert trial_of(Outcome(error="no"), outcome(), False).error == "no"
+    assert trial_of(outcome(), Outcome(error="no"), False).error == "no"
+
+
+def test_numpy_counts_as_native_and_not_as_onednn():
+    found = row(9e-6, 5e-6, 3e-6)
+    for engine in (NATIVE, ONEDNN):
+        found.trials[engine] = [replace(t, backends=["numpy"]) for t in found.trials[engine]]
+    says = figures(FAST, found)
+    assert says.is_numpy and not figures(FAST, row(9e-6, 5e-6, 3e-6)).is_numpy
+    assert says.kernels == {NATIVE: pytest.approx(8e-6)}
 
 
 def row(native: float, onednn: float | None, peer: float, flops: int = 0) -> Row:
-    """Two turns; kernels take a microsecond less than runs, in microseconds."""
+    """Two turns; kernels take a microsecond less than runs."""
+
+    def of(backend: str, seconds: float) -> Trial:
+        return Trial(minimum=seconds, inside=seconds - 1e-6, flops=flops, backends=[backend])
+
     trials = {
-        NATIVE: [Trial(minimum=t, inside=t - 1e-6, flops=flops) for t in (native, native * 2)],
-        ONEDNN: [Trial(minimum=onednn, inside=onednn - 1e-6)]
-        if onednn
-        else [Trial(minimum=native)],
+        NATIVE: [of("native", native), of("native", native * 2)],
+        ONEDNN: [of("onednn", onednn) if onednn else of("numpy", native)],
         OURS: [Trial(minimum=native)],
         "onnxruntime": [Trial(minimum=peer * 2), Trial(minimum=peer)],
     }
@@ -328,8 +363,8 @@ def test_table_of_families_follows_from_the_times():
     # Kernels 1 / 4 and 8 / 2; runs 2 / 5 and 9 / 3, as placed 1, to the peer 2 / 4 and 9 / 4.5;
     # both 1e8 operations a second, half of the peak.
     ratios = "| 1.00 | 50% | 1.10 | 1.00 | 1.00 | 1.00 | 50% | 50% |"
-    assert found == f"| conv 1x1 | 2 | 2 {ratios}"
-    assert [text for text in lines if text.startswith("| all | 2 | 2 |")]
+    assert found == f"| conv 1x1 | 2 | 0 | 2 {ratios}"
+    assert [text for text in lines if text.startswith("| all | 2 | 0 | 2 |")]
 
 
 def test_worst_rows_are_those_that_are_slower_the_slowest_first():
@@ -353,7 +388,7 @@ def test_problems_are_told():
     failed = row(9e-6, 3e-6, 4e-6)
     failed.trials["onnxruntime"] = [Trial(error="a | b")]
     failed.differences[NATIVE] = (math.inf, math.inf)
-    failed.trials[NATIVE] = [Trial(minimum=9e-6)]
+    failed.trials[NATIVE] = [Trial(minimum=9e-6, backends=["numpy"])]
     lines = page({FAST: failed})
     assert lines[-1] == (
         "| Conv 1x8x9x9, 8x8x1x1 | no native kernel; differs from onnxruntime by inf; "
