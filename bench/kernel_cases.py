@@ -165,8 +165,12 @@ class Case:
 
     @property
     def has_layout(self) -> bool:
-        """Whether the operation is one whose kernels have layouts of their own."""
-        return self.main.op_type in {"Conv", "ConvTranspose"} and not _in_8_bits(self)
+        """Whether the operation is one whose kernels have layouts of their own. Images of few
+        channels enter a network, in the order of dims that they have outside of it."""
+        ops = {"Conv", "ConvTranspose"}
+        return (
+            self.main.op_type in ops and not _in_8_bits(self) and _dims(self, 0)[1] > FEW_CHANNELS
+        )
 
     def feeds(self) -> dict[str, np.ndarray]:
         """Inputs by name, the same each time."""

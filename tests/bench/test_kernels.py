@@ -82,6 +82,13 @@ def test_case_within_a_network_reads_what_a_relu_writes():
     np.testing.assert_allclose(y, bias)
 
 
+def test_images_of_few_channels_are_not_timed_within_a_network():
+    assert conv("1, 8, 9, 9", "8, 8, 3, 3").has_layout
+    assert not conv("1, 3, 9, 9", "8, 3, 3, 3").has_layout
+    assert not relus(1)[0].has_layout
+    assert not any(c.has_layout for c in CASES if c.family == "conv 8-bit")
+
+
 def test_every_case_says_what_it_is():
     assert all(c.main.op_type in c.described() for c in CASES)
     strided = conv("1, 3, 8, 8", "4, 3, 3, 3", "strides = [2, 2]")
