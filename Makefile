@@ -14,7 +14,7 @@ SECONDS ?= 60
 .NOTPARALLEL:
 # Bytecode is kept in any case: tests start hundreds of processes, which would compile all they import.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help setup kernels demo docs test test-changed test-full lint fuzz bench bench-full bench-tf bench-tflite bench-zoo bench-open bench-sequences bench-disturbed bench-start proto wheels clean
+.PHONY: help setup kernels demo docs test test-changed test-full lint fuzz bench bench-full bench-tf bench-tflite bench-zoo bench-open bench-sequences bench-kernels bench-disturbed bench-start proto wheels clean
 
 # Another Python than the environment's, if it is asked for on the command line, replaces that.
 ifeq ($(origin PYTHON),command line)
@@ -36,6 +36,7 @@ help:
 	@echo "make bench-tflite  measure TFLite models against LiteRT and onert, write bench/tflite.md"
 	@echo "make bench-open  measure where opening small models spends its time, write bench/open.md"
 	@echo "make bench-sequences  measure attention, decoding and loops, write bench/sequences.md"
+	@echo "make bench-kernels  measure single operations of models, write bench/kernels.md"
 	@echo "make bench-disturbed  measure runs while another process takes a core, write bench/disturbed.md"
 	@echo "make bench-start  measure processes from start to first answer, write bench/start.md"
 	@echo "make bench-tf  measure control flow against TensorFlow, write bench/frames.md"
@@ -87,6 +88,9 @@ bench-open: $(VENV)/.installed
 
 bench-sequences: $(VENV)/.installed-bench-full
 	$(RUN) -m bench.sequences
+
+bench-kernels: $(VENV)/.installed-bench-full
+	$(RUN) -m bench.kernels
 
 bench-disturbed: $(VENV)/.installed-bench-full
 	$(RUN) -m bench.disturbed

@@ -90,6 +90,18 @@ class PenstockNumpy(Penstock):
     backends: ClassVar[list[str] | None] = ["numpy"]
 
 
+class PenstockNative(Penstock):
+    """Compiled kernels alone."""
+
+    backends: ClassVar[list[str] | None] = ["native", "numpy"]
+
+
+class PenstockOneDnn(Penstock):
+    """oneDNN wherever it has a primitive."""
+
+    backends: ClassVar[list[str] | None] = ["onednn", "numpy"]
+
+
 class OnnxRuntime:
     module = "onnxruntime"
     reads_files = True
@@ -179,6 +191,8 @@ class TorchCompiled(Torch):
 ENGINES: dict[str, type[Engine]] = {
     "penstock": Penstock,
     "penstock-numpy": PenstockNumpy,
+    "penstock-native": PenstockNative,
+    "penstock-onednn": PenstockOneDnn,
     "penstock-shapes": PenstockOfManyShapes,
     "onnxruntime": OnnxRuntime,
     "openvino": OpenVino,

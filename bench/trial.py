@@ -65,8 +65,9 @@ class Trial:
     session, ``first`` of its first run. ``median`` and ``minimum`` are of ``samples`` samples after
     a warm-up, per run, and so is ``late``, the 99th percentile, where runs are timed one by one.
     ``peak`` is the most resident memory after the import, over that before
-    loading. ``inside`` is the time of a run in kernels, where the engine can tell. ``error`` says
-    why there is no more.
+    loading. ``inside`` is the time of a run in kernels, where the engine can tell, ``flops`` their
+    floating-point operations, and ``backends`` those that they are of. ``error`` says why there is
+    no more.
     """
 
     imported: float | None = None
@@ -78,6 +79,8 @@ class Trial:
     samples: int = 0
     peak: int | None = None
     inside: float | None = None
+    flops: int | None = None
+    backends: list[str] | None = None
     rate: float | None = None
     error: str | None = None
 
@@ -157,17 +160,21 @@ def warm_up(run: Callable[[], Any], seconds: float = WARM_UP_SECONDS) -> None:
         runs += 1
 
 
-def sample(run: Callable[[], Any], seconds: float = SECONDS) -> list[float]:
+def sample(
+    run: Callable[[], Any],
+    seconds: float = SECONDS,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[float]:
     """Seconds of a run, several times; where runs are short, each the mean of some in a row."""
     _, once = timed(run)
     number = max(1, math.ceil(LEAST_SAMPLE / once))
     times: list[float] = []
     end = time.perf_counter() + seconds
     while len(times) < LEAST_SAMPLES or (len(times) < MOST_SAMPLES and time.perf_counter() < end):
-        start = time.perf_counter()
+        start = clock()
         for _ in range(number):
             run()
-        times.append((time.perf_counter() - start) / number)
+        times.append((clock() - start) / number)
     return times
 
 

@@ -15,6 +15,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,8 @@ from bench.tables import Row, disagreement
 from bench.trial import Job, Trial, measure
 
 Rows = dict[str, Row]  # by what tells a row from the others of its table
+SAVING_S = 5.0  # writing many rows takes as long as a short row
+SAVING_S = 5.0  # between two writes of the file, which many rows make long
 UNFINISHED = 75  # exit status: turns are missing, call again (EX_TEMPFAIL of sysexits.h)
 
 
@@ -129,9 +132,9 @@ class Pieces:
     def measure(self, keys: Sequence[str], add: Callable[[str, Rows], None]) -> bool:
         """Call ``add`` for a turn of a row, which is to be in ``rows`` then, until all rows of
         ``keys`` have had theirs: True; or until there is no time left for another: False."""
-        begin, longest = time.monotonic(), 0.0
-        for turn in range(1, self._turns + 1):
-            for key in keys:
+        begin, longest, saved = time.monotonic(), 0.0, -SAVING_S
+        try:
+            for turn, key in product(range(1, self._turns + 1), keys):
                 if key in self.rows and turns_of(self.rows[key]) >= turn:
                     continue
                 now = time.monotonic()
@@ -139,9 +142,16 @@ class Pieces:
                     return False
                 add(key, self.rows)
                 longest = max(longest, time.monotonic() - now)
-                if self.file:
-                    write(self.rows, self.file)
-        return True
+                if now - saved >= SAVING_S:
+                    self._save()
+                    saved = now
+            return True
+        finally:
+            self._save()
+
+    def _save(self) -> None:
+        if self.file:
+            write(self.rows, self.file)
 
     def complete(self, threads: Mapping[str, int], engines: Collection[str]) -> bool:
         """Whether each of these rows has all its turns, with this number of threads and with these

@@ -11,6 +11,7 @@ import json
 import math
 import statistics
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ import numpy as np
 
 from bench.tables import LOADING_PEER, OURS, disagreement
 from bench.zoo.store import CACHE, Entry, load_arrays
-from bench.zoo.worker import Job, Outcome, Worker
+from bench.zoo.worker import Job, Outcome, Spent, Worker
 
 FINDINGS = CACHE / "findings.jsonl"
 SECONDS = 0.03  # of timing of each case, engine and turn
@@ -107,7 +108,8 @@ class Check:
         }
         finding = Finding(entry.group, entry.name, errors.get(OURS), errors.get(LOADING_PEER))
         finding.tolerance = entry.tolerance
-        finding.steps = outcomes[OURS, 1][0].steps
+        first = outcomes[OURS, 1][0]
+        finding.steps = {c: longest(spent, first.runs[c]) for c, spent in first.spent.items()}
         self._compare_answers(entry, finding)
         if self.seconds and not finding.refused and not finding.peer_refused:
             self._compare_times(entry.cases, outcomes, finding)
@@ -185,6 +187,16 @@ def difference(
         elif a.size:
             worst = max(worst, float(np.mean(a.astype(str) != b.astype(str))))
     return worst
+
+
+def longest(spent: Iterable[Spent], seconds: float) -> str:
+    """The operations that take longest, and their parts of a run, which takes ``seconds``."""
+    parts: dict[str, float] = defaultdict(float)
+    for each in spent:
+        parts[each.operation] += each.seconds / seconds
+    parts["between steps"] = max(0.0, 1 - sum(parts.values()))
+    names = sorted(parts, key=lambda name: -parts[name])[:3]
+    return ", ".join(f"{name} {parts[name]:.0%}" for name in names if parts[name] >= 0.1)
 
 
 def check(

@@ -7,10 +7,12 @@ model. ``Worker`` starts such a process, and another if that dies or takes too l
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,6 +32,7 @@ TIMEOUT = 120  # seconds that a job may take
 MOST_LOADS, LOADING_SECONDS = 6, 0.15
 MOST_JOBS = 100  # of one process, so that nothing that it keeps adds up
 PROFILED_RUNS = 6
+_PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,9 @@ class Job:
     """Load the model of ``path``, and run it once on each of ``cases``, files of feeds by name.
 
     Outputs are written to the folder ``outputs``, if there is one. Each case is then timed for
-    ``seconds``, if that is not 0. ``profiled``: also tell which steps take the time.
+    ``seconds``, if that is not 0. ``profiled``: also tell which steps take the time. The model is
+    loaded up to ``loads`` times. ``of_processor``: runs, which must have one thread, are timed by
+    the processor's seconds, in which no other process has its turn.
     """
 
     path: str
@@ -46,21 +51,43 @@ class Job:
     outputs: str | None = None
     seconds: float = 0.0
     profiled: bool = False
+    loads: int = MOST_LOADS
+    of_processor: bool = False
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What the steps of a backend that are one operation do in a run: their seconds, each at its
+    best, and floating-point operations."""
+
+    backend: str
+    operation: str
+    seconds: float
+    flops: int
 
 
 @dataclass
 class Outcome:
-    """Seconds of the processor from the path of the model to the outputs of its first case, and of
-    the clock for the fastest run, by case; the steps that take longest, with their parts of it. ``error`` says what it could not do."""
+    """Seconds of the processor from the path of the model to the outputs of its first case, and
+    those of the fastest run, by case; where that takes its time, if Penstock was asked for it.
+    ``error`` says what it could not do."""
 
     loaded: float | None = None
     runs: dict[str, float] = field(default_factory=dict)
-    steps: dict[str, str] = field(default_factory=dict)
+    spent: dict[str, list[Spent]] = field(default_factory=dict)
     error: str | None = None
+
+    @classmethod
+    def read(cls, line: str) -> Outcome:
+        """The outcome of a line of JSON."""
+        outcome = cls(**json.loads(line))
+        outcome.spent = {c: [Spent(**s) for s in each] for c, each in outcome.spent.items()}
+        return outcome
 
 
 class Worker:
-    """A process that does jobs with one engine."""
+    """A process that does jobs with one engine. It is stopped while it has none: the threads of some
+    libraries wait for work by spinning, on a core that another engine is timed on."""
 
     def __init__(self, engine: str, threads: int, cache: Path) -> None:
         self.command = [sys.executable, "-m", "bench.zoo.worker", engine, str(threads)]
@@ -73,12 +100,14 @@ class Worker:
             self.restart()
         assert self.process is not None and self.process.stdin and self.process.stdout
         self.jobs += 1
+        self.process.send_signal(signal.SIGCONT)
         self.process.stdin.write(json.dumps(asdict(job)) + "\n")
         self.process.stdin.flush()
         ready, _, _ = select.select([self.process.stdout], [], [], TIMEOUT)
         line = self.process.stdout.readline() if ready else ""
         if line:
-            return Outcome(**json.loads(line))
+            self.process.send_signal(signal.SIGSTOP)
+            return Outcome.read(line)
         error = f"took more than {TIMEOUT} s" if not ready else "the process died"
         self.close()
         return Outcome(error=error)
@@ -97,7 +126,7 @@ class Worker:
 
     def close(self) -> None:
         if self.process is not None:
-            self.process.kill()
+            self.process.kill()  # which ends a stopped process as well
             self.process.communicate()
             self.costs.cleanup()
         self.process = None
@@ -109,27 +138,28 @@ def do(engine: Engine, job: Job) -> Outcome:
     cases = {name: read_feeds(job.inputs, Path(path)) for name, path in job.cases.items()}
     gc.collect()
     try:
-        run, outcome.loaded = _load(engine, Path(job.path), next(iter(cases.values())))
+        first = next(iter(cases.values()))
+        run, outcome.loaded = _load(engine, Path(job.path), first, job.loads)
         for name, feeds in cases.items():
             outputs = run(feeds)
             if job.outputs:
                 save_arrays(Path(job.outputs, f"{name}.npz"), output=outputs)
         for name, feeds in cases.items():
             if job.seconds:
-                outcome.runs[name] = _time(partial(run, feeds), job.seconds)
+                outcome.runs[name] = _time(partial(run, feeds), job)
             if job.profiled:
-                outcome.steps[name] = _longest_steps(engine, feeds, outcome.runs[name])
+                outcome.spent[name] = _spent(engine, feeds, job.seconds)
     except Exception as error:
         outcome.error = shortened(error)
     return outcome
 
 
-def _load(engine: Engine, path: Path, feeds: Feeds) -> tuple[Run, float]:
-    """The model, loaded and run once, a few times where that is quick; with the least seconds of
+def _load(engine: Engine, path: Path, feeds: Feeds, most: int) -> tuple[Run, float]:
+    """The model, loaded and run once, up to ``most`` times where that is quick; with the least seconds of
     the processor. Others on the machine interrupt what takes longer than a time slice, so that the
     clock would compare how often an engine was interrupted."""
     times: list[float] = []
-    while len(times) < MOST_LOADS and sum(times) < LOADING_SECONDS:
+    while len(times) < most and sum(times) < LOADING_SECONDS:
         begin = time.process_time()
         run = engine.load(path)
         run(feeds)
@@ -137,34 +167,43 @@ def _load(engine: Engine, path: Path, feeds: Feeds) -> tuple[Run, float]:
     return run, min(times)
 
 
-def _time(run: Callable[[], Any], seconds: float) -> float:
-    warm_up(run, seconds / 4)
+def _time(run: Callable[[], Any], job: Job) -> float:
+    warm_up(run, job.seconds / 4)
+    clock = time.process_time if job.of_processor else time.perf_counter
     gc.disable()
     try:
         # The least: what others do on the machine slows the longer runs down most.
-        return min(sample(run, seconds))
+        return min(sample(run, job.seconds, clock))
     finally:
         gc.enable()
 
 
-def _longest_steps(engine: Any, feeds: Feeds, seconds: float) -> str:
-    """The operations that take longest, each step at its best, and their parts of a run, which
-    takes ``seconds``."""
+def _spent(engine: Any, feeds: Feeds, seconds: float) -> list[Spent]:
+    """Where runs that take ``seconds`` together, or a few runs, spend their time."""
     from penstock.observers.profile import Profile
+    from penstock.plan.step_facts import step_facts
 
-    profile = Profile()
-    for _ in range(PROFILED_RUNS):
+    profile, end = Profile(), time.perf_counter() + seconds
+    while profile.runs < PROFILED_RUNS or time.perf_counter() < end:
         engine.session.run(feeds, observers=[profile])
-    parts: dict[str, float] = defaultdict(float)
+    sums: dict[tuple[str, str], tuple[float, int]] = defaultdict(lambda: (0.0, 0))
     for entry in profile:
-        name = entry.step.node.op.full_name
-        parts[name] += entry.best * entry.count / PROFILED_RUNS / seconds
-    parts["between steps"] = max(0.0, 1 - sum(parts.values()))
-    longest = sorted(parts, key=lambda name: -parts[name])[:3]
-    return ", ".join(f"{name} {parts[name]:.0%}" for name in longest if parts[name] >= 0.1)
+        facts, times = step_facts(entry.step), entry.count / profile.runs
+        key = facts.backend, entry.step.node.op.full_name
+        spent, flops = sums[key]
+        sums[key] = spent + entry.best * times, flops + round(facts.flops * times)
+    return [Spent(*key, *both) for key, both in sums.items()]
+
+
+def _end_with_parent() -> None:
+    """Have the system end this process with the one that started it: a stopped process would not
+    notice that its standard input is closed."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def main() -> None:
+    _end_with_parent()
     name, threads = sys.argv[1:]
     # Libraries may print: their lines must not get among the answers.
     answers = os.fdopen(os.dup(1), "w")

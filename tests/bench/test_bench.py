@@ -225,7 +225,13 @@ def test_generated_model_takes_its_feeds():
 
 
 def test_engines_are_all_peers_without_telemetry():
-    others = {OURS + "-shapes", REFERENCE, "openvino-throughput"}
+    others = {
+        OURS + "-native",
+        OURS + "-onednn",
+        OURS + "-shapes",
+        REFERENCE,
+        "openvino-throughput",
+    }
     assert {OURS, *others, *PEERS} == set(ENGINES)
     assert installed(OURS)
     assert environment(Path("cache"))["ORT_DISABLE_TELEMETRY"] == "1"
