@@ -300,15 +300,20 @@ def test_elements_that_share_bytes_are_refused() -> None:
     refused(replaced_slot(plan, 0, strides=(4, 16)), arena, "strides that no step gives")
 
 
-def test_effects_in_another_order_are_refused() -> None:
+@pytest.mark.parametrize("through_a_view", [False, True])
+def test_node_before_what_it_waits_for_is_refused(through_a_view: bool) -> None:
     x = Value("x", TensorType(FLOAT32, (4,)))
     noisy = changed(standard("Neg"), pure=False)
     outputs = [Value(name, TensorType(FLOAT32, (4,))) for name in "ab"]
     nodes = [Node(noisy, [x], [value], name=value.name) for value in outputs]
+    waits = (
+        [Node(standard("Identity"), [outputs[0]], [Value("v")])] if through_a_view else nodes[:1]
+    )
+    nodes[1].control_inputs = waits
     plan = compile_plan(Graph([x], outputs, nodes, "noisy"), [NumpyBackend()])
     arena = plan_arena(plan)
     check_schedule(plan, arena)
-    refused(plan, changed(arena, order=(1, 0)), "effect before an earlier one")
+    refused(plan, changed(arena, order=(1, 0)), "comes before what it waits for")
 
 
 # Tasks.

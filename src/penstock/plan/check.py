@@ -5,7 +5,7 @@ checked by running the plan without its kernels, beside the graph that it was co
 
     places      each slot of the arena lies within it; a view within what it views
     steps       each slot that a step reads has the value that its node reads there, of its type;
-                blocks and carried values are those of the node; effects keep their order
+                blocks and carried values are those of the node; control edges hold
     memory      a step reads an arena slot that no other slot has been written over since, and
                 writes over none of its inputs, but where its kernel works in place
     tasks       what one task writes and another one reads, or writes over, has an order; nothing
@@ -324,12 +324,11 @@ class _Run:
             if self.value_of.get(i, _ABSENT) is not value:
                 self.meet(value, i)
 
-    def steps(self, steps: Sequence[Step]) -> int:
-        """Run the steps of a block; returns how many have effects."""
+    def steps(self, steps: Sequence[Step]) -> None:
+        """Run the steps of a block."""
         written, rooted, value_of = self.memory.written, self.places.rooted, self.value_of
         value_in = value_of.get
         end, write, slots = self.memory.end, self.memory.write, self.slots
-        effects: list[Step] = []
         for step in with_checkpoints(steps):
             # Without further calls where it can be: each step of a plan that is opened is checked.
             node, kernel, outputs = step.node, step.kernel, step.outputs
@@ -342,11 +341,8 @@ class _Run:
             if node.control_inputs:
                 _check_control(step, steps)
             if kernel is None:
-                inner = self.control(step)
-                effects += [step] if inner or not node.op.pure else []
+                self.control(step)
                 continue
-            if not node.op.pure and kernel.begin is None:
-                effects.append(step)
             output = outputs[0] if step.into and len(outputs) == 1 else -1
             if output not in end:
                 self.kernel(step)
@@ -359,9 +355,6 @@ class _Run:
             if lost:
                 self.check_lost(step, output, lost)
             self.check_call(step, kernel)
-        if len(effects) > 1 and self.of_tasks is None:
-            _check_effects(effects, self.plan)
-        return len(effects)
 
     # Values.
 
@@ -561,15 +554,16 @@ class _Run:
 
     # Control flow.
 
-    def control(self, step: Step) -> int:
-        """An If or a loop; returns how many steps in it have effects."""
+    def control(self, step: Step) -> None:
+        """An If or a loop."""
         plain = step.workspace == -1 and not step.into and not step.copied
         _require(plain, "{} has no kernel to use memory", step)
         role = step.node.op.role
+        _require(role in (Role.IF, *_LOOPS), "{} has neither a kernel nor blocks", step)
         if role is Role.IF:
-            return self.branches(step)
-        _require(role in _LOOPS, "{} has neither a kernel nor blocks", step)
-        return self.loop(step, role is Role.LOOP)
+            self.branches(step)
+        else:
+            self.loop(step, role is Role.LOOP)
 
     def inside(self, step: Step) -> Sequence[Sequence[Step]]:
         """The steps of each block of a step."""
@@ -581,18 +575,18 @@ class _Run:
         _require(all(same), "{} has other steps in tasks than in its blocks", step)
         return lists
 
-    def branches(self, step: Step) -> int:
+    def branches(self, step: Step) -> None:
         before, held = dict(self.memory.written), dict(self.held)
         after: list[dict[int, int]] = []
         results: list[list[_Held]] = []
-        attrs, effects = step.node.attrs, 0
+        attrs = step.node.attrs
         graphs = [attrs["then_branch"], attrs["else_branch"]]
         _require(not step.carries, "{} carries values, but is no loop", step)
         for block, graph, steps in zip(step.blocks, graphs, self.inside(step), strict=True):
             self.check_nodes(block.steps, graph)
             self.memory.restore(before)
             self.held = dict(held)
-            effects += self.steps(steps)
+            self.steps(steps)
             for i in block.outputs:
                 self.read(i, step)
             self.leave(block.outputs, graph)
@@ -610,9 +604,8 @@ class _Run:
             if i >= 0 and not owned:
                 roots = {r for b in step.blocks for r in self.places.roots(b.outputs[number])}
                 _require(roots <= {*self.slots[i].roots}, "{} is in other memory", self.slots[i])
-        return effects
 
-    def loop(self, step: Step, is_loop: bool) -> int:
+    def loop(self, step: Step, is_loop: bool) -> None:
         (block,), (steps,), held = step.blocks, self.inside(step), dict(self.held)
         body = step.node.attrs["body"]
         self.check_nodes(block.steps, body)
@@ -632,11 +625,11 @@ class _Run:
             if i not in carried:
                 self.define(i, self.held_in((i,)))
         entered = dict(self.memory.written)
-        again, effects = self.again, 0
+        again = self.again
         for self.again in (True,) if again else (False, True):
             for i in scanned:
                 self.read(i, step)
-            effects = self.steps(steps)
+            self.steps(steps)
             for i in block.outputs:
                 self.read(i, step)
             for carry in step.carries:
@@ -653,7 +646,6 @@ class _Run:
             lost = [b for b in buffers if b not in self.memory.written]
             _require(not lost, "{} lets its body write over a carried value", step)
             self.define(i, self.held_in(buffers))
-        return effects
 
     def hand_on(self, carry: Carry, step: Step) -> None:
         """The end of an iteration: the next one reads what this one has computed."""
@@ -718,17 +710,19 @@ def _alike(a: Slot, b: Slot) -> bool:
 
 
 def _check_control(step: Step, steps: Sequence[Step]) -> None:
-    """Check that the nodes that a node waits for come before it in their block."""
+    """Check that what a node waits for comes before it in its block: a node, or what one without a
+    step reads and waits for."""
     place = {other.node: k for k, other in enumerate(steps)}
-    for node in step.node.control_inputs:
-        _require(place.get(node, -1) < place[step.node], "{} comes before what it waits for", step)
-
-
-def _check_effects(effects: Sequence[Step], plan: Plan) -> None:
-    """Check that steps with effects come in the order of the plan's."""
-    place = {step: k for k, step in enumerate(plan.walk())}
-    for a, b in pairwise(effects):
-        _require(place[a] < place[b], "{} has an effect before an earlier one", b)
+    waits, seen = list(step.node.control_inputs), set(step.node.control_inputs)
+    while waits:
+        node = waits.pop()
+        if node in place:
+            _require(place[node] < place[step.node], "{} comes before what it waits for", step)
+            continue
+        read = [v.producer for v in node.inputs if v is not None and v.producer is not None]
+        further = {*read, *node.control_inputs} - seen
+        seen |= further
+        waits += further
 
 
 def _check_carries(step: Step, block: Block, slots: Sequence[Slot], is_loop: bool) -> None:
