@@ -43,6 +43,7 @@ from bench.turns import UNFINISHED, Pieces, Rows, add_options, turns_of, turns_o
 from bench.versus import HERE, described
 from bench.zoo.store import load_arrays, save_arrays
 from bench.zoo.worker import Job, Outcome, Worker
+from penstock.ops.internal.transfer import REORDER
 from penstock.tuning.machine_peak import machine_peak
 
 NATIVE, ONEDNN = "penstock-native", "penstock-onednn"
@@ -50,7 +51,7 @@ REFERENCE = "onnxruntime"  # whose outputs ours are compared with
 PEERS = (REFERENCE, "openvino")
 ENGINES = (NATIVE, ONEDNN, OURS, *PEERS)
 BACKENDS = {NATIVE: "native", ONEDNN: "onednn"}
-LAYOUT, BEFORE = "Reorder", "Relu"  # steps that are not the kernel
+LAYOUT, BEFORE = REORDER.full_name, "Relu"  # steps that are not the kernel
 PAGE = "kernels.md"
 THREADS = (1, 2)
 TURNS = 3
@@ -286,6 +287,7 @@ def worst_table(group: Sequence[Figures], name: str, peak: float) -> list[str]:
     for f in slow:
         own = [_pair(f.kernels.get(e), f.runs.get(e)) for e in (NATIVE, ONEDNN)]
         peers = [_pair(None, f.runs.get(engine)) for engine in PEERS]
+        own[0] = f"NumPy: {own[0]}" if f.is_numpy else own[0]
         ratios = [_shown(f.to_onednn), _shown(f.to_peer)]
         cells = [f.case.count, *own, *peers, *ratios, _of_peak([f], peak)]
         lines.append(line(f.case.described(), *cells))

@@ -15,13 +15,16 @@ import pytest
 from bench.kernel_cases import FILE, SHARES, TOTAL, Case, compact, draw, drawn, read, write
 from bench.kernel_collect import ATTENTION, attention, cases_of, collect, known_feeds, model_paths
 from bench.kernels import NATIVE, ONEDNN, figures, key_of, markdown, trial_of
+from bench.peers import ENGINES
 from bench.tables import OURS, Row
 from bench.trial import Trial
-from bench.zoo.worker import Outcome, Spent
+from bench.zoo.store import save_arrays
+from bench.zoo.worker import Job, Outcome, Spent, do
 from onnx import numpy_helper
 
 import penstock as ps
 from bench import kernels
+from penstock.ops.internal.transfer import REORDER
 
 CASES = read()
 
@@ -301,7 +304,7 @@ def outcome(*spent: Spent, run: float = 10e-6) -> Outcome:
 
 
 def test_time_of_a_kernel_is_without_reorders_and_within_the_run():
-    reorder, step = Spent("onednn", "Reorder", 2e-6, 0), Spent("onednn", "Conv", 6e-6, 1000)
+    reorder, step = Spent("onednn", REORDER.full_name, 2e-6, 0), Spent("onednn", "Conv", 6e-6, 1000)
     alone = outcome(run=3e-6)
     trial = trial_of(alone, outcome(reorder, step), True)
     assert (trial.minimum, trial.inside) == (pytest.approx(3e-6), pytest.approx(6e-6))
@@ -402,6 +405,24 @@ def test_problems_are_told():
         "onnxruntime: a / b |"
     )
     assert "Not as expected." not in page({FAST: row(2e-6, 5e-6, 4e-6)})
+
+
+def test_kernel_of_a_convolution_within_a_network_is_its_step_alone(tmp_path: Path):
+    sample = case(
+        "Y = Conv(X, W)",
+        *("float[1, 256, 14, 14] X", "float[1, 64, 14, 14] Y", "float[64, 256, 1, 1] W"),
+    )
+    onnx.save(sample.within(), tmp_path / "case.onnx")
+    save_arrays(tmp_path / "case.npz", feed=sample.feeds().values())
+    paths = str(tmp_path / "case.onnx"), ["X"], {"case": str(tmp_path / "case.npz")}
+    engine = ENGINES[NATIVE](1)
+    measured = do(engine, Job(*paths, seconds=1e-3, profiled=True, loads=1, of_processor=True))
+    assert measured.error is None
+    seconds = {each.operation: each.seconds for each in measured.spent["case"]}
+    assert seconds.keys() == {"Relu", REORDER.full_name, "Conv"}
+    trial = trial_of(measured, measured, True)
+    assert trial.inside is not None and trial.inside <= seconds["Conv"]
+    assert (trial.flops, trial.backends) == (2 * 64 * 256 * 14 * 14, ["native"])
 
 
 @pytest.mark.timeout(120)
