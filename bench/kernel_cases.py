@@ -32,7 +32,6 @@ from onnx import helper, numpy_helper
 FILE = Path(__file__).with_name("kernels.json")
 TOTAL = 500
 FEW_CHANNELS, FEW_ROWS = 4, 8
-_BEFORE = "before"  # what a Relu writes in ``Case.within``
 HELPERS = {"DequantizeLinear", "QuantizeLinear", "Transpose"}
 # Shares of a draw. Families of fewer cases than their share leave the rest to others.
 SHARES = {
@@ -87,6 +86,7 @@ _FAMILIES = {
 }
 CONVOLUTIONS = {"Conv", "ConvTranspose", "QLinearConv", "ConvInteger"}
 PRODUCTS = {"MatMul", "Gemm", "QLinearMatMul", "MatMulInteger"}
+_OF_IMAGES = {"AveragePool", "BatchNormalization", "LRN", "MaxPool", "Resize", "Upsample"}
 OPERATIONS = {*_FAMILIES, *CONVOLUTIONS, *PRODUCTS}
 # Sizes of what a constant of this name holds; others are weights, about 0.1.
 _CODE_SCALE, _RESULT_SCALE, _ZERO = 0.02, 0.5, 128
@@ -150,27 +150,39 @@ class Case:
             model.graph.initializer.append(numpy_helper.from_array(array, name))
         return model
 
-    def within(self) -> onnx.ModelProto:
-        """The model as part of a network: a Relu writes each image of float32 that it reads, and so
-        decides about the layout. Kernels are chosen otherwise for what enters a graph."""
-        model = self.model()
+    def within(self) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+        """The model as part of a network, and its inputs: images of it come and go with their
+        channels innermost, and transposing them is a matter of strides."""
+        model, feeds = self.model(), self.feeds()
         graph = model.graph
-        for value in list(graph.input):
-            dtype, dims = self.types[value.name]
-            if dtype == np.float32 and len(dims) > 2:
-                for node in graph.node:
-                    node.input[:] = [_BEFORE if i == value.name else i for i in node.input]
-                graph.node.insert(0, helper.make_node("Relu", [value.name], [_BEFORE]))
-        return model
+        for port in [*graph.input, *graph.output]:
+            dtype, dims = self.types[port.name]
+            if len(dims) <= 2:
+                continue
+            inner, last = f"inner_{port.name}", len(dims) - 1
+            for node in graph.node:
+                node.input[:] = [inner if name == port.name else name for name in node.input]
+                node.output[:] = [inner if name == port.name else name for name in node.output]
+            if port.name in feeds:
+                back = [0, last, *range(1, last)]
+                graph.node.insert(0, helper.make_node("Transpose", [port.name], [inner], perm=back))
+                feeds[port.name] = np.ascontiguousarray(np.moveaxis(feeds[port.name], 1, -1))
+            else:
+                there = [0, *range(2, last + 1), 1]
+                graph.node.append(helper.make_node("Transpose", [inner], [port.name], perm=there))
+            elem = helper.np_dtype_to_tensor_dtype(dtype)
+            shape = [dims[0], *dims[2:], dims[1]]
+            port.CopyFrom(helper.make_tensor_value_info(port.name, elem, shape))
+        return model, feeds
 
     @property
     def has_layout(self) -> bool:
         """Whether the operation is one whose kernels have layouts of their own. Images of few
         channels enter a network, in the order of dims that they have outside of it."""
-        ops = {"Conv", "ConvTranspose"}
-        return (
-            self.main.op_type in ops and not _in_8_bits(self) and _dims(self, 0)[1] > FEW_CHANNELS
-        )
+        if self.main.op_type not in CONVOLUTIONS | _OF_IMAGES:
+            return False
+        dims = _dims(self, 0)
+        return len(dims) > 2 and dims[1] > FEW_CHANNELS
 
     def feeds(self) -> dict[str, np.ndarray]:
         """Inputs by name, the same each time."""

@@ -15,7 +15,9 @@ of the zoo's exporters writes them, or any others:
 "penstock-native" has the backends native and numpy, "penstock-onednn" onednn and numpy; cases that
 oneDNN does not compute have no ratio to it. A kernel's time is that of its step without steps that
 bring tensors into another layout: in a network the kernel before writes the layout that is wanted.
-Convolutions are timed behind another operation for that. Runs are of the operation alone.
+Convolutions and other operations on images are therefore timed on images with their channels
+innermost, which Penstock's kernels prefer as well as oneDNN's. Runs are of the operation alone, on
+images with their channels before their rows.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from datetime import date
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import onnx
 
 from bench import kernel_collect
@@ -43,6 +46,7 @@ from bench.turns import UNFINISHED, Pieces, Rows, add_options, turns_of, turns_o
 from bench.versus import HERE, described
 from bench.zoo.store import load_arrays, save_arrays
 from bench.zoo.worker import Job, Outcome, Worker
+from penstock.ops.internal.transfer import REORDER
 from penstock.tuning.machine_peak import machine_peak
 
 NATIVE, ONEDNN = "penstock-native", "penstock-onednn"
@@ -50,7 +54,7 @@ REFERENCE = "onnxruntime"  # whose outputs ours are compared with
 PEERS = (REFERENCE, "openvino")
 ENGINES = (NATIVE, ONEDNN, OURS, *PEERS)
 BACKENDS = {NATIVE: "native", ONEDNN: "onednn"}
-LAYOUT, BEFORE = "Reorder", "Relu"  # steps that are not the kernel
+LAYOUT, TRANSPOSE = REORDER.full_name, "Transpose"  # steps that are not the kernel
 PAGE = "kernels.md"
 THREADS = (1, 2)
 TURNS = 3
@@ -136,12 +140,11 @@ def figures(case: Case, row: Row) -> Figures:
 
 def trial_of(run: Outcome, within: Outcome, has_layout: bool) -> Trial:
     """What a turn of an engine measured: a run, and the time inside of kernels, which is that of
-    the model ``within`` which they were observed. With ``has_layout`` that has another operation
-    before."""
+    the model ``within`` which they were observed. With ``has_layout`` that transposes images."""
     if run.error or within.error:
         return Trial(error=run.error or within.error)
     every = within.spent.get("case", ())
-    others = {LAYOUT, BEFORE} if has_layout else {LAYOUT}
+    others = {LAYOUT, TRANSPOSE} if has_layout else {LAYOUT}
     spent = [each for each in every if each.operation not in others]
     if not spent:
         return Trial(minimum=run.runs["case"])
@@ -167,35 +170,38 @@ class Sweep:
 
     def add(self, case: Case, row: Row) -> None:
         """Add a turn of each engine; the first compares outputs as well."""
-        turn, inputs = turns_of(row), case.feeds()
-        save_arrays(self.folder / "case.npz", feed=inputs.values())
-        models = {"run": case.model(), **({"within": case.within()} if case.has_layout else {})}
-        for name, model in models.items():
-            onnx.save(model, self.folder / f"{name}.onnx")
+        turn = turns_of(row)
+        alone = self._job("run", case.model(), case.feeds(), row.threads)
+        within = self._job("within", *case.within(), row.threads) if case.has_layout else alone
         for engine, trials in row.trials.items():
             if trials and trials[-1].error:
                 trials.append(trials[-1])
                 continue
             (self.folder / engine).mkdir(exist_ok=True)
+            profiled, worker = engine in BACKENDS, self.workers[engine, row.threads]
             outputs = None if turn else str(self.folder / engine)
-            run = Job(
-                str(self.folder / "run.onnx"),
-                list(inputs),
-                {"case": str(self.folder / "case.npz")},
-                outputs,
-                SECONDS,
-                profiled=engine in BACKENDS,
-                loads=1,
-                of_processor=row.threads == 1,
-            )
-            worker = self.workers[engine, row.threads]
-            outcome = within = worker.work(run)
-            if run.profiled and case.has_layout:
-                path = str(self.folder / "within.onnx")
-                within = worker.work(replace(run, path=path, outputs=None))
-            trials.append(trial_of(outcome, within, case.has_layout))
+            run = observed = worker.work(replace(alone, outputs=outputs, profiled=profiled))
+            if profiled and case.has_layout:
+                observed = worker.work(replace(within, profiled=True))
+            trials.append(trial_of(run, observed, case.has_layout))
         if not turn:
             self._compare(row)
+
+    def _job(
+        self, name: str, model: onnx.ModelProto, feeds: dict[str, np.ndarray], threads: int
+    ) -> Job:
+        """A job for any engine, and its files."""
+        path, inputs = self.folder / f"{name}.onnx", self.folder / f"{name}.npz"
+        onnx.save(model, path)
+        save_arrays(inputs, feed=feeds.values())
+        return Job(
+            str(path),
+            list(feeds),
+            {"case": str(inputs)},
+            seconds=SECONDS,
+            loads=1,
+            of_processor=threads == 1,
+        )
 
     def _compare(self, row: Row) -> None:
         right = [e for e, trials in row.trials.items() if not trials[-1].error]
@@ -286,6 +292,7 @@ def worst_table(group: Sequence[Figures], name: str, peak: float) -> list[str]:
     for f in slow:
         own = [_pair(f.kernels.get(e), f.runs.get(e)) for e in (NATIVE, ONEDNN)]
         peers = [_pair(None, f.runs.get(engine)) for engine in PEERS]
+        own[0] = f"NumPy: {own[0]}" if f.is_numpy else own[0]
         ratios = [_shown(f.to_onednn), _shown(f.to_peer)]
         cells = [f.case.count, *own, *peers, *ratios, _of_peak([f], peak)]
         lines.append(line(f.case.described(), *cells))

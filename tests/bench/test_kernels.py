@@ -15,13 +15,16 @@ import pytest
 from bench.kernel_cases import FILE, SHARES, TOTAL, Case, compact, draw, drawn, read, write
 from bench.kernel_collect import ATTENTION, attention, cases_of, collect, known_feeds, model_paths
 from bench.kernels import NATIVE, ONEDNN, figures, key_of, markdown, trial_of
+from bench.peers import ENGINES
 from bench.tables import OURS, Row
 from bench.trial import Trial
-from bench.zoo.worker import Outcome, Spent
+from bench.zoo.store import save_arrays
+from bench.zoo.worker import Job, Outcome, Spent, do
 from onnx import numpy_helper
 
 import penstock as ps
 from bench import kernels
+from penstock.ops.internal.transfer import REORDER
 
 CASES = read()
 
@@ -66,27 +69,24 @@ def test_cases_of_a_family_are_valid_models_that_numpy_runs(name):
             assert np.isfinite(outputs[port.name]).all()
 
 
-def test_case_within_a_network_reads_what_a_relu_writes():
-    (first,) = [c for c in CASES if c.family == "conv few output channels"][:1]
-    model = first.within()
+@pytest.mark.parametrize("name", ["conv few output channels", "conv 8-bit", "conv 1-D", "LRN"])
+def test_case_within_a_network_computes_the_same_with_channels_innermost(name):
+    first = next(c for c in CASES if c.family == name and c.has_layout)
+    model, feeds = first.within()
     onnx.checker.check_model(model, full_check=True)
-    assert [node.op_type for node in model.graph.node] == ["Relu", "Conv"]
-    feeds = first.feeds()
-    negative = {name: -np.abs(array) for name, array in feeds.items()}
-    (bias,) = (
-        ps.compile(first.model(), backends=["numpy"])
-        .run({name: np.zeros_like(array) for name, array in feeds.items()})
-        .values()
-    )
-    (y,) = ps.compile(model, backends=["numpy"]).run(negative).values()
-    np.testing.assert_allclose(y, bias)
+    assert {array.shape[1:] for array in feeds.values()} != {
+        array.shape[1:] for array in first.feeds().values()
+    }
+    (want,) = ps.compile(first.model(), backends=["numpy"]).run(first.feeds()).values()
+    (got,) = ps.compile(model, backends=["numpy"]).run(feeds).values()
+    np.testing.assert_allclose(np.moveaxis(got, -1, 1), want, rtol=1e-5, atol=1e-5)
 
 
 def test_images_of_few_channels_are_not_timed_within_a_network():
     assert conv("1, 8, 9, 9", "8, 8, 3, 3").has_layout
     assert not conv("1, 3, 9, 9", "8, 3, 3, 3").has_layout
     assert not relus(1)[0].has_layout
-    assert not any(c.has_layout for c in CASES if c.family == "conv 8-bit")
+    assert not attention(2, 4, 8).has_layout
 
 
 def test_every_case_says_what_it_is():
@@ -301,7 +301,7 @@ def outcome(*spent: Spent, run: float = 10e-6) -> Outcome:
 
 
 def test_time_of_a_kernel_is_without_reorders_and_within_the_run():
-    reorder, step = Spent("onednn", "Reorder", 2e-6, 0), Spent("onednn", "Conv", 6e-6, 1000)
+    reorder, step = Spent("onednn", REORDER.full_name, 2e-6, 0), Spent("onednn", "Conv", 6e-6, 1000)
     alone = outcome(run=3e-6)
     trial = trial_of(alone, outcome(reorder, step), True)
     assert (trial.minimum, trial.inside) == (pytest.approx(3e-6), pytest.approx(6e-6))
@@ -310,11 +310,12 @@ def test_time_of_a_kernel_is_without_reorders_and_within_the_run():
     assert trial_of(alone, outcome(reorder, step, run=4e-6), True).inside == pytest.approx(3e-6)
 
 
-def test_time_of_a_kernel_is_without_the_operation_before():
-    relu, step = Spent("native", "Relu", 2e-6, 50), Spent("native", "Conv", 6e-6, 1000)
-    trial = trial_of(outcome(), outcome(relu, step), True)
+def test_time_of_a_kernel_is_without_what_transposes_images():
+    turn, step = Spent("numpy", "Transpose", 2e-6, 50), Spent("native", "Conv", 6e-6, 1000)
+    trial = trial_of(outcome(), outcome(turn, step), True)
     assert (trial.inside, trial.flops) == (pytest.approx(6e-6), 1000)
-    assert trial_of(outcome(), outcome(relu), False).inside == pytest.approx(2e-6)
+    assert trial.backends == ["native"]
+    assert trial_of(outcome(), outcome(turn), False).inside == pytest.approx(2e-6)
 
 
 def test_trial_of_a_peer_and_of_a_failure_has_no_kernels():
@@ -402,6 +403,25 @@ def test_problems_are_told():
         "onnxruntime: a / b |"
     )
     assert "Not as expected." not in page({FAST: row(2e-6, 5e-6, 4e-6)})
+
+
+def test_kernel_of_a_convolution_within_a_network_is_its_step_alone(tmp_path: Path):
+    sample = case(
+        "Y = Conv(X, W)",
+        *("float[1, 256, 14, 14] X", "float[1, 64, 14, 14] Y", "float[64, 256, 1, 1] W"),
+    )
+    model, feeds = sample.within()
+    onnx.save(model, tmp_path / "case.onnx")
+    save_arrays(tmp_path / "case.npz", feed=feeds.values())
+    paths = str(tmp_path / "case.onnx"), ["X"], {"case": str(tmp_path / "case.npz")}
+    engine = ENGINES[NATIVE](1)
+    measured = do(engine, Job(*paths, seconds=1e-3, profiled=True, loads=1, of_processor=True))
+    assert measured.error is None
+    seconds = {each.operation: each.seconds for each in measured.spent["case"]}
+    assert seconds.keys() == {"Transpose", "Conv"}
+    trial = trial_of(measured, measured, True)
+    assert trial.inside is not None and trial.inside <= seconds["Conv"]
+    assert (trial.flops, trial.backends) == (2 * 64 * 256 * 14 * 14, ["native"])
 
 
 @pytest.mark.timeout(120)
