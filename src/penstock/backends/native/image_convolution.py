@@ -7,10 +7,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from penstock.backends.native import family, fused_with, part_ns, rows_ns
+from penstock.backends.native import family, fused_with, part_ns
+from penstock.backends.native.dense import (
+    BLOCK,
+    GRAIN,
+    PANEL,
+    blocks_of_rows,
+    packed_panels,
+    padded,
+    unpacked_panels,
+)
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.core.records import NamedTuple, replace
 from penstock.core.types import FLOAT32, TensorType
@@ -22,8 +32,10 @@ from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.work_estimate import Workload, flops, layout_seconds
 
 # As in c/image_convolution.c.
-_PANEL, _COPIED, _MOST_TAPS, _LINES = 16, 14336, 256, 4
-_ROWS, _MOST_WEIGHTS = 64, 1 << 18  # positions of an item; elements, of which caches have more
+_COPIED, _MOST_CHANNELS, _ADDRESSES = 14336, 8192, 4096
+_CACHED = 1152  # elements
+# Channels below which taps are read together, and positions of an item that are enough for them.
+_FEW_CHANNELS, _LEAST_BLOCK = 32, 24
 _FOLLOWERS = frozenset({"Add", "Clip", "LeakyRelu", "Relu"})
 
 
@@ -54,13 +66,19 @@ def image_workload(node: Node) -> Workload | None:
     if not _FOLLOWERS.issuperset([p.op.name for p in others]):
         return None
     x, w, y = tensors
-    kernel, filters, copies_s = w.dims[2:], max(w.dims[0], 1), layout_seconds(node)[0]
-    if conv.attrs.get("group", 1) == 1:
-        positions, padded = y.elements // filters, math.ceil(w.dims[0] / _PANEL) * _PANEL
-        lines = math.prod(kernel[:-1]) if math.prod(kernel) > 1 else 0
-        products, elements = flops(node) * padded / filters, positions * padded
-        return Workload("image", 0, products, 0, elements, positions * lines, copies_s)
-    return Workload("depthwise image", x.nbytes, flops(node), beside_s=copies_s)
+    given, filters, taps = conv.attrs.get("group", 1), max(w.dims[0], 1), math.prod(w.dims[2:])
+    positions, copies_s = y.elements // filters, layout_seconds(node)[0]
+    if 1 < given == filters == x.dims[1]:
+        lines = positions * taps
+        return Workload("depthwise image", x.nbytes + y.nbytes, flops(node), 0, 0, lines, copies_s)
+    groups = _merged(given, max(filters // given, 1))
+    elements = positions * groups * padded(filters // groups)
+    products = 2 * elements * w.dims[1] * (given // groups) * taps
+    # Where each tap sees an image is found for all filters at once.
+    parts_ = taps if x.dims[1] >= _FEW_CHANNELS else math.prod(w.dims[2:-1])
+    return Workload(
+        "image", x.nbytes + y.nbytes, products, 0, elements, positions * parts_, copies_s
+    )
 
 
 @family(fused_with("Conv"), work=image_workload)
@@ -75,16 +93,15 @@ def image_convolution(site: Site) -> NativeCall | None:
     sizes, group = x.dims[2:], chain.conv.attrs.get("group", 1)
     if not 1 <= len(sizes) <= 2 or 0 in (*x.dims, *site.output().dims, *w.shape):
         return None
-    if w.size > _MOST_WEIGHTS or (group != 1 and not group == w.shape[0] == x.dims[1]):
-        return None
     axes = [Window(1, 1, 1)] * (2 - len(sizes))
     axes += list(windows(chain.conv.attrs, w.shape[2:], sizes))
     if not all(axis.addressable for axis in axes):
         return None
-    build = _of_all_channels if group == 1 else _of_each_channel
-    call = build(site, chain, w, *axes)
+    is_depthwise = group == w.shape[0] == x.dims[1] > 1
+    build = _of_each_channel if is_depthwise else _of_all_channels
+    calls = build(site, chain, w, *axes)
     images = chain.x, chain.addend, len(site.node.inputs)
-    return None if call is None else of_any_strides(site, call, images, turned=False)
+    return None if calls is None else of_any_strides(site, *calls, images, turned=False)
 
 
 def _chain(site: Site) -> _Chain | None:
@@ -131,102 +148,145 @@ def _aligned(array: np.ndarray) -> np.ndarray:
 
 def _of_all_channels(
     site: Site, chain: _Chain, w: ConstantRef, rows: Window, columns: Window
-) -> NativeCall | None:
-    filters, x = w.shape[0], site.input(chain.x)
+) -> tuple[NativeCall, NativeCall] | None:
+    """The calls for images with their channels innermost, and for others, of which all that a
+    position sees is copied."""
+    x, given = site.input(chain.x), chain.conv.attrs.get("group", 1)
     assert x is not None
-    k = math.prod(w.shape[1:])
-    every = -(-filters // _PANEL) * _PANEL
-
-    last = *w.shape[2:], w.shape[1], filters  # the dims of a matrix of [k, filters]
+    # Narrow groups are computed together, as one whose other weights are zeros.
+    groups = _merged(given, w.shape[0] // given)
+    filters, channels = w.shape[0] // groups, x.dims[1] // groups
+    taps, shape = rows.kernel * columns.kernel, w.shape
+    k, every = taps * channels, padded(filters)
+    # Rows of a kernel, if these see adjacent elements that are few.
+    is_run = groups == 1 and columns.dilation == 1 and channels < _FEW_CHANNELS
+    together = columns.kernel if is_run and k <= _COPIED // _LEAST_BLOCK else 1
+    addresses = taps // together
+    if max(x.dims[1], together * channels) > _MOST_CHANNELS or addresses > _ADDRESSES:
+        return None
 
     def packed(w: np.ndarray) -> tuple[np.ndarray]:
-        matrix = np.zeros((k, every), FLOAT32)
-        matrix[:, :filters] = np.moveaxis(w, (0, 1), (-1, -2)).reshape(k, filters)
-        return (_aligned(matrix.reshape(k, -1, _PANEL).swapaxes(0, 1)),)
+        return (_panels_of_groups(w, given, groups),)
 
     def back(panels: np.ndarray) -> np.ndarray:
-        matrix = panels.swapaxes(0, 1).reshape(k, every)[:, :filters].reshape(last)
-        return np.ascontiguousarray(np.moveaxis(matrix, (-1, -2), (0, 1)))
+        return _filters_of_panels(panels, shape, given, groups)
 
-    # The rows that are copied lie in an array of fixed size on the stack of the compiled function.
-    if k > _COPIED:
-        return None
-    panels = TensorType(FLOAT32, (every // _PANEL, k, _PANEL))
-    weights = reordered("native image", w, packed, back, [panels])
+    panels = TensorType(FLOAT32, (groups * k * every,))
+    weights = reordered(("native image", given), w, packed, back, [panels])
     positions = x.dims[0] * rows.count * columns.count
-    block = min(_COPIED // k, _ROWS)
-    products = Workload("image", flops=2 * k * every * block)
-    bias = np.zeros(every, FLOAT32)
-    bias[:filters] = 0 if chain.bias is None else chain.bias
-    return NativeCall(
-        "image_convolution",
-        (
-            *_words(chain, site, bias, *weights.arrays),
-            *(axis_words(rows), axis_words(columns), *chain[-3:]),
-            *(x.dims[0], x.dims[1], filters, block, None, None, None),
-        ),
-        items=-(-positions // block),
-        item_ns=rows_ns(0, rows=5) + part_ns(products),
-        reordered={chain.w: weights},
-    )
+    bias = np.zeros((groups, every), FLOAT32)
+    bias[:, :filters] = 0 if chain.bias is None else chain.bias.reshape(groups, filters)
+
+    def of_block(most: int) -> NativeCall:
+        panels = math.ceil(every / PANEL) * groups
+        blocks = blocks_of_rows(positions, panels, min(most, BLOCK))
+        block = math.ceil(positions / blocks)
+        return NativeCall(
+            "image_convolution",
+            (
+                *_words(chain, site, bias, *weights.arrays),
+                *(axis_words(rows), axis_words(columns), *chain[-3:], x.dims[0], groups),
+                *(channels, filters, block, together, None, None, None),
+            ),
+            items=math.ceil(positions / block) * panels,
+            item_ns=part_ns(Workload("image", flops=2 * k * min(every, PANEL) * block)),
+            reordered={chain.w: weights},
+        )
+
+    copied, addressed = _COPIED // (taps * channels), _ADDRESSES // addresses
+    copied = min(copied, addressed)
+    if not copied:
+        return None
+    if together > 1:
+        return of_block(copied), of_block(copied)
+    return of_block(addressed), of_block(copied)
+
+
+def _merged(groups: int, filters: int) -> int:
+    """The number of groups if adjacent ones are merged as long as a panel is no wider for it."""
+    most = max(GRAIN // filters, 1)
+    return groups // max(m for m in range(1, most + 1) if groups % m == 0)
+
+
+def _panels_of_groups(w: np.ndarray, given: int, groups: int) -> np.ndarray:
+    """The panels of each of ``groups`` merged groups, of ``given`` ones."""
+    each, taps = given // groups, math.prod(w.shape[2:])
+    own = w.reshape(groups, each, w.shape[0] // given, w.shape[1], taps)
+    matrices = np.zeros((groups, taps, each, w.shape[1], each, own.shape[2]), FLOAT32)
+    for i in range(each):
+        matrices[:, :, i, :, i] = own[:, i].transpose(0, 3, 2, 1)
+    rows = matrices.reshape(groups, taps * each * w.shape[1], -1)
+    return _aligned(np.concatenate([packed_panels(matrix) for matrix in rows]))
+
+
+def _filters_of_panels(panels: np.ndarray, shape: tuple[int, ...], given: int, groups: int) -> Any:
+    """The filters of this shape that ``_panels_of_groups`` has made panels of."""
+    each, taps, filters = given // groups, math.prod(shape[2:]), shape[0] // given
+    own = np.empty((groups, each, filters, shape[1], taps), FLOAT32)
+    dims = taps * each * shape[1], each * filters
+    for group, part in zip(own, panels.reshape(groups, -1), strict=True):
+        matrix = unpacked_panels(dims, part).reshape(taps, each, shape[1], each, filters)
+        for i in range(each):
+            group[i] = matrix[:, i, :, i].transpose(2, 1, 0)
+    return own.reshape(shape)
 
 
 def _of_each_channel(
     site: Site, chain: _Chain, w: ConstantRef, rows: Window, columns: Window
-) -> NativeCall | None:
+) -> tuple[NativeCall, NativeCall] | None:
     channels, x = w.shape[0], site.input(chain.x)
     assert x is not None
-    # Vectors run on into the channels of adjacent positions, so that weights repeat themselves
-    # where a vector begins with the first channel.
-    taps, period = rows.kernel * columns.kernel, math.lcm(channels, _PANEL)
-    reach = (columns.kernel - 1) * columns.dilation // columns.stride
-
-    def block_of(chunk: int) -> int:
-        """Rows of the result that the copy of what ``chunk`` columns see has room for."""
-        seen = _COPIED // (columns.stride * (chunk + reach) * channels)
-        return (seen - (rows.kernel - 1) * rows.dilation - 1) // rows.stride + 1
-
-    # Columns are divided before rows are, of which several are computed together.
-    chunk = columns.count
-    while block_of(chunk) < min(_LINES, rows.count) and chunk > 1:
-        chunk = -(-chunk // 2)
-    block = min(block_of(chunk), rows.count)
-    block -= block % _LINES if block > _LINES else 0
-    if block < 1 or taps > _MOST_TAPS or taps * period > _COPIED:
+    taps, positions = rows.kernel * columns.kernel, x.dims[0] * rows.count * columns.count
+    if taps > _ADDRESSES or channels > _MOST_CHANNELS or taps > _COPIED:
         return None
 
     def packed(w: np.ndarray) -> tuple[np.ndarray]:
-        return (_aligned(np.tile(w.reshape(channels, taps).T, (1, period // channels))),)
+        return (_aligned(w.reshape(channels, taps).T),)
 
     def back(rows: np.ndarray, shape: tuple[int, ...] = w.shape) -> np.ndarray:
-        return np.ascontiguousarray(rows[:, :channels].T).reshape(shape)
+        return np.ascontiguousarray(rows.T).reshape(shape)
 
-    tiled = TensorType(FLOAT32, (taps, period))
-    weights = reordered("native depthwise images", w, packed, back, [tiled])
-    products = Workload("depthwise image", flops=2 * block * chunk * channels * taps)
-    bias = np.zeros(channels, FLOAT32) if chain.bias is None else chain.bias
-    items = x.dims[0] * -(-rows.count // block) * -(-columns.count // chunk)
-    return NativeCall(
-        "image_depthwise",
-        (
-            *_words(chain, site, np.tile(bias, period // channels), *weights.arrays),
-            *(axis_words(rows), axis_words(columns), *chain[-3:], x.dims[0], channels),
-            *(period, block, chunk, reach, None, None, None),
-        ),
-        items=items,
-        item_ns=rows_ns(0, rows=5) + part_ns(products),
-        reordered={chain.w: weights},
+    weights = reordered(
+        "native depthwise images", w, packed, back, [TensorType(FLOAT32, (taps, channels))]
     )
+    bias = np.zeros(channels, FLOAT32) if chain.bias is None else chain.bias
+
+    def of_chunk(chunk: int, most: int) -> NativeCall:
+        chunks = math.ceil(channels / chunk)
+        block = math.ceil(positions / blocks_of_rows(positions, chunks, min(most, BLOCK)))
+        return NativeCall(
+            "image_depthwise",
+            (
+                *_words(chain, site, bias, *weights.arrays),
+                *(axis_words(rows), axis_words(columns), *chain[-3:], x.dims[0], 1),
+                *(channels, chunk, block, 1, None, None, None),
+            ),
+            items=math.ceil(positions / block) * chunks,
+            item_ns=part_ns(Workload("depthwise image", flops=2 * block * chunk * taps)),
+            reordered={chain.w: weights},
+        )
+
+    # The weights of some channels, and what a few positions see of them, stay in the nearest cache.
+    most, addressed = max(_CACHED // taps // PANEL, 1) * PANEL, _ADDRESSES // taps
+    chunk = min(channels, PANEL, _COPIED // taps)
+    copied = min(_COPIED // (taps * chunk), addressed)
+    return of_chunk(min(channels, most), addressed), of_chunk(chunk, copied)
 
 
 def of_any_strides(
-    site: Site, call: NativeCall, images: Sequence[int | None], *, turned: bool
+    site: Site,
+    call: NativeCall,
+    otherwise: NativeCall,
+    images: Sequence[int | None],
+    *,
+    turned: bool,
 ) -> NativeCall:
-    """``call``, whose last words are the steps of these ``images``, for any strides of them.
-    ``turned``: rows and columns change places."""
+    """A call for any strides of the ``images``, whose steps are its last words: ``call`` where the
+    images have their channels innermost, else ``otherwise``. ``turned``: rows and columns change
+    places."""
 
     def restrided(strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
-        words = list(call.words[: -len(images)])
+        words: list[np.ndarray | None] = []
         for i in images:
             type_ = None if i is None else site.tensors[i]
             if i is None or type_ is None:
@@ -234,9 +294,12 @@ def of_any_strides(
                 continue
             image, channel, *spatial = strides[i] or packed_strides(type_.dims, 1)
             spatial = [image] * (2 - len(spatial)) + spatial
+            channel = 1 if type_.dims[1] == 1 else channel
             steps = [image, channel, *(spatial[::-1] if turned else spatial)]
             words.append(np.array(steps, np.int64))
-        return replace(call, words=tuple(words))
+        dense = all(steps is None or steps[1] == 1 for steps in words)
+        chosen = call if dense else otherwise
+        return replace(chosen, words=(*chosen.words[: -len(images)], *words))
 
     plain = restrided([None] * len(site.tensors))
     order = channels_last(len(site.output().dims))

@@ -3,6 +3,9 @@
 #define PENSTOCK_FLOATS_H
 
 #include <string.h>
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
 #include "native.h"
 #include "vectors.h"
 
@@ -15,6 +18,55 @@ static inline vector loaded(const float *from)
     vector v;
     memcpy(&v, from, sizeof v);
     return v;
+}
+
+/* For fewer floats than are worth a call of memcpy. */
+static inline void copy_floats(float *restrict to, const float *restrict from, int64_t count)
+{
+    for (; count >= LANES; count -= LANES, to += LANES, from += LANES)
+        memcpy(to, from, VECTOR_BYTES);
+#if defined(__AVX512F__)
+    const __mmask16 some = (__mmask16)((1u << count) - 1);
+    _mm512_mask_storeu_ps(to, some, _mm512_maskz_loadu_ps(some, from));
+#else
+    for (; count >= 4; count -= 4, to += 4, from += 4)
+        memcpy(to, from, 16);
+    for (; count > 0; count--)
+        *to++ = *from++;
+#endif
+}
+
+/* The first `count` lanes. */
+INLINED vector load_some(const float *from, int64_t count)
+{
+    vector v = {0};
+    if (count >= LANES)
+        memcpy(&v, from, VECTOR_BYTES);
+    else {
+#if defined(__AVX512F__)
+        v = (vector)_mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1), from);
+#else
+        float part[LANES] = {0};
+        copy_floats(part, from, count);
+        memcpy(&v, part, VECTOR_BYTES);
+#endif
+    }
+    return v;
+}
+
+static inline void store_some(float *to, vector v, int64_t count)
+{
+    if (count >= LANES)
+        memcpy(to, &v, VECTOR_BYTES);
+    else {
+#if defined(__AVX512F__)
+        _mm512_mask_storeu_ps(to, (__mmask16)((1u << count) - 1), (__m512)v);
+#else
+        float part[LANES];
+        memcpy(part, &v, VECTOR_BYTES);
+        copy_floats(to, part, count);
+#endif
+    }
 }
 
 #endif
