@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import penstock as ps
@@ -34,6 +36,14 @@ AFTER = {
     "bounded slope of a sum": "s = Add(a, c) l = LeakyRelu(s) y = Clip(l, low, high)",
     "sum": "y = Add(a, c)",
     "bounded sum": "s = Add(c, a) y = Clip(s, low, high)",
+    "slopes of channels": "s = Add(c, a) y = PRelu(s, slopes)",
+    "one slope": "y = PRelu(c, high)",
+    "the larger": "l = LeakyRelu(c) y = Max(low, l)",
+    "the smaller": "y = Min(c, high)",
+    "a program": "y = HardSwish(c)",
+    "a program of scalars": "h = HardSwish(c) m = Mul(h, high) y = Add(m, low)",
+    "a program of channels": "s = Sigmoid(c) y = Mul(s, slopes)",
+    "a program of a sum": "s = Add(c, a) t = Tanh(s) y = Mul(t, a)",
 }
 
 
@@ -46,16 +56,22 @@ def convolution(
     bias: bool = True,
 ) -> tuple[Node, list[np.ndarray]]:
     """A convolution with what follows it, as one node, and random images for it."""
-    more = f", float{['n'] * len(x_dims)} a".replace("'", "") if "sum" in after else ""
+    text = AFTER.get(after, after)
+    more = (
+        f", float{['n'] * len(x_dims)} a".replace("'", "") if "a" in re.split(r"\W+", text) else ""
+    )
+    slopes = (w_dims[0], *[1] * (len(x_dims) - 2))
     numbers = {"w": RNG.standard_normal(w_dims), "b": RNG.standard_normal(w_dims[0])}
+    numbers["s"] = RNG.standard_normal(slopes)
     texts = {name: ", ".join(map(str, x.reshape(-1))) for name, x in numbers.items()}
     result = f"float{['n'] * len(x_dims)} y".replace("'", "")
     model = model_from_text(
         f"""g (float{list(x_dims)} x{more}) => ({result})
         <float{list(w_dims)} w = {{{texts["w"]}}}, float[{w_dims[0]}] b = {{{texts["b"]}}},
+         float{list(slopes)} slopes = {{{texts["s"]}}},
          float low = {{-0.5}}, float high = {{2}}>
         {{ i = Identity(x) c = Conv {attrs} (i, w{", b" * bias})
-           {AFTER.get(after, after)} }}""",
+           {text} }}""",
         opset=21,
     )
     graph = ps.load(model).graph
@@ -102,18 +118,25 @@ SHAPES = {
 }
 
 
+def close_to(w_dims: tuple[int, ...]) -> dict[str, float]:
+    """Tolerances for sums with such weights: NumPy's are of float32, too."""
+    return {**CLOSE, "atol": 2e-7 * max(float(np.prod(w_dims[1:])), 50)}
+
+
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("after", ["relu", "bounded sum"])
 def test_convolution_of_channels_innermost_agrees_with_numpy(name, after):
-    terms = np.prod(SHAPES[name][1][1:])
-    # NumPy's sums are of float32, too.
-    close = {**CLOSE, "atol": 2e-7 * max(terms, 50)}
-    check(*convolution(*SHAPES[name], after=after), close)
+    check(*convolution(*SHAPES[name], after=after), close_to(SHAPES[name][1]))
 
 
 @pytest.mark.parametrize("after", AFTER)
-def test_convolution_of_positions_and_what_follows_agrees_with_numpy(after):
-    check(*convolution((1, 16, 3, 5), (24, 16, 1, 1), after=after, bias=False), CLOSE)
+@pytest.mark.parametrize(
+    "name", ["positions", "wide groups", "each of odd channels", "an image", "a signal", "deep"]
+)
+def test_convolution_and_what_follows_agrees_with_numpy(name, after):
+    # "deep": results are longer than a tile of a program.
+    x_dims, w_dims, attrs = SHAPES.get(name, ((2, 16, 3, 5), (600, 16, 1, 1), ""))
+    check(*convolution(x_dims, w_dims, attrs, after=after, bias=False), close_to(w_dims))
 
 
 @pytest.mark.parametrize("name", ["positions", "each channel"])
@@ -152,6 +175,12 @@ def cases(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...], dict[str, 
 
 
 @given(cases(), st.integers(0, 2**32 - 1))
+# Windows that lie inside of the image, but are copied where it has gaps; and more than there is
+# room for at once.
+@example(((1, 8, 24, 24), (4, 8, 5, 5), {"group": 1}), 1)
+@example(((2, 3, 40, 31), (70, 3, 3, 3), {"pads": [1, 1, 1, 1], "strides": [2, 2]}), 2)
+@example(((1, 300, 3, 3), (5, 300, 3, 3), {"pads": [1, 1, 1, 1]}), 3)
+@example(((1, 600, 4, 4), (600, 1, 5, 5), {"pads": [2, 2, 2, 2], "group": 600}), 4)
 def test_sums_of_convolutions_are_within_the_bound_of_float32(case, seed):
     x_dims, w_dims, attrs = case
     rng = np.random.default_rng(seed)

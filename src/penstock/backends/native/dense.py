@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.backends.native import AnyShapeCall, ahead_of_cache, family, fused_with, part_ns
 from penstock.backends.native.elementwise import program_behind
-from penstock.backends.native.kernel import NativeCall, Site, Tensor, Word
+from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError, Word
 from penstock.core.records import NamedTuple
 from penstock.core.types import FLOAT32, TensorType
 from penstock.host.native import in_c_order
@@ -25,7 +25,7 @@ from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.work_estimate import Workload
 
 PANEL, GRAIN, BLOCK = 64, 16, 192  # as in c/panels.h
-_PROGRAM_WORDS = 30  # of struct elementwise
+NO_PROGRAM: tuple[Word, ...] = (None,) * 30  # of struct elementwise
 _BLOCK_ELEMENTS = 1 << 19  # of the rows of an item, at most
 # Of a product, and of each core, for threads; and rows of an item that is divided for them.
 _LEAST_ITEMS, _ITEMS_OF_CORE, _LEAST_BLOCK = 8, 2, 24
@@ -70,11 +70,12 @@ def dense_call(site: Site) -> NativeCall | None:
     w = None if layer is None else site.weights(layer.w)
     if dims is None or layer is None or w is None:
         return None
-    words: tuple[Word, ...] = (None,) * _PROGRAM_WORDS
+    words = NO_PROGRAM
     program_ns, count = 0.0, len(parts(site.node))
     if layer.first < count:
-        program = program_behind(site, layer.first)
-        if program is None:
+        try:
+            program = program_behind(site, layer.first, site.output().dims[-1])
+        except UnsupportedError:
             return None
         words, program_ns = program.words, program.item_ns * program.items / site.output().elements
     rows, inner, columns = dims

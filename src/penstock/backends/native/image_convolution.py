@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -15,13 +14,15 @@ from penstock.backends.native import family, fused_with, part_ns
 from penstock.backends.native.dense import (
     BLOCK,
     GRAIN,
+    NO_PROGRAM,
     PANEL,
     blocks_of_rows,
     packed_panels,
     padded,
     unpacked_panels,
 )
-from penstock.backends.native.kernel import NativeCall, Site, Tensor
+from penstock.backends.native.elementwise import additions_of, program_behind
+from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
 from penstock.core.records import NamedTuple, replace
 from penstock.core.types import FLOAT32, TensorType
 from penstock.ir.graph import Node, Value
@@ -36,11 +37,11 @@ _COPIED, _MOST_CHANNELS, _ADDRESSES = 14336, 8192, 4096
 _CACHED = 1152  # elements
 # Channels below which taps are read together, and positions of an item that are enough for them.
 _FEW_CHANNELS, _LEAST_BLOCK = 32, 24
-_FOLLOWERS = frozenset({"Add", "Clip", "LeakyRelu", "Relu"})
+_FOLLOWERS = frozenset({"Add", "Clip", "LeakyRelu", "Max", "Min", "PRelu", "Relu"})
 
 
 class _Chain(NamedTuple):
-    """A convolution, the tensors that it reads and adds to its result, the slope below 0 of what
+    """A convolution, the tensors that it reads and adds to its result, the slopes below 0 of what
     that gives, and its bounds."""
 
     conv: Node
@@ -48,43 +49,47 @@ class _Chain(NamedTuple):
     w: int
     bias: np.ndarray | None
     addend: int | None
-    slope: float = 1.0
+    slopes: np.ndarray | None = None
     low: float = -math.inf
     high: float = math.inf
+    first: int = 0
+    """the first part of a program behind these, 0 if there is none"""
 
 
 def image_workload(node: Node) -> Workload | None:
-    """The work of a convolution; None where there is no kernel, and for images that enter the
-    graph, with their channels first."""
+    """The work of a convolution; None where there is no kernel."""
     conv, *others = parts(node)
     values = *conv.inputs[:2], node.outputs[0]
     types = [v.type for v in values if v]
     tensors = [t for t in types if isinstance(t, TensorType) and t.static]
-    source = None if node.inputs[0] is None else node.inputs[0].producer
-    if source is None or len(tensors) < 3:
+    if len(tensors) < 3:
         return None
-    if not _FOLLOWERS.issuperset([p.op.name for p in others]):
+    # Those of programs; others cost next to nothing where sums are written.
+    additions = [0 if p.op.name in _FOLLOWERS else additions_of(p) for p in others]
+    if None in additions:
         return None
     x, w, y = tensors
+    source = None if node.inputs[0] is None else node.inputs[0].producer
+    if source is None and conv.attrs.get("group", 1) > 1:
+        return None  # too little work for a copy of the image
     given, filters, taps = conv.attrs.get("group", 1), max(w.dims[0], 1), math.prod(w.dims[2:])
-    positions, copies_s = y.elements // filters, layout_seconds(node)[0]
+    positions, moved = y.elements // filters, x.nbytes + y.nbytes
+    more, copies_s = y.elements * sum(map(float, filter(None, additions))), layout_seconds(node)[0]
     if 1 < given == filters == x.dims[1]:
         lines = positions * taps
-        return Workload("depthwise image", x.nbytes + y.nbytes, flops(node), 0, 0, lines, copies_s)
+        return Workload("depthwise image", moved, flops(conv), 0, more, lines, copies_s)
     groups = _merged(given, max(filters // given, 1))
     elements = positions * groups * padded(filters // groups)
     products = 2 * elements * w.dims[1] * (given // groups) * taps
-    # Where each tap sees an image is found for all filters at once.
-    parts_ = taps if x.dims[1] >= _FEW_CHANNELS else math.prod(w.dims[2:-1])
-    return Workload(
-        "image", x.nbytes + y.nbytes, products, 0, elements, positions * parts_, copies_s
-    )
+    # Where each tap, or row of taps, sees an image is found for all filters at once.
+    lines = positions * (taps if x.dims[1] >= _FEW_CHANNELS else math.prod(w.dims[2:-1]))
+    return Workload("image", moved, products, 0, elements + more, lines, copies_s)
 
 
 @family(fused_with("Conv"), work=image_workload)
 def image_convolution(site: Site) -> NativeCall | None:
     """Conv over one or two axes with constant weights, by all channels or by one each, with an Add
-    of another image, LeakyRelu, Relu and Clip behind it."""
+    of another image and elementwise operations behind it."""
     chain = _chain(site)
     w = None if chain is None else site.weights(chain.w)
     x = None if chain is None else site.input(chain.x)
@@ -101,7 +106,12 @@ def image_convolution(site: Site) -> NativeCall | None:
     build = _of_each_channel if is_depthwise else _of_all_channels
     calls = build(site, chain, w, *axes)
     images = chain.x, chain.addend, len(site.node.inputs)
-    return None if calls is None else of_any_strides(site, *calls, images, turned=False)
+    if calls is None:
+        return None
+    try:
+        return of_any_strides(site, *calls, images, first=chain.first)
+    except UnsupportedError:
+        return None
 
 
 def _chain(site: Site) -> _Chain | None:
@@ -111,30 +121,57 @@ def _chain(site: Site) -> _Chain | None:
         if len(site.node.inputs) > 2 and site.node.inputs[2] is not None and bias is None:
             return None
         return _Chain(site.node, 0, 1, bias, None)
-    region = site.node.attrs["region"]
+    region, output = site.node.attrs["region"], site.output()
+    if any(v is None or v.type != output for part in region.nodes for v in part.outputs):
+        return None
     place: dict[Value | None, int] = {value: i for i, value in enumerate(region.inputs)}
     conv, *others = region.nodes
-    addend = None
-    if others and others[0].op.name == "Add":
-        add, *others = others
-        (other,) = [v for v in add.inputs if v is not conv.outputs[0]] or [None]
-        addend = place.get(other)
-        if addend is None or site.tensors[addend] != site.output():
-            return None
-    slope = 1.0
-    if others and others[0].op.name == "LeakyRelu":
-        slope = others.pop(0).attrs.get("alpha", 0.01)
-    limits = bounds_of(site, place, others)
     bias = None if conv.input(2) is None else site.constant(place[conv.input(2)])
-    if limits is None or (bias is None) != (conv.input(2) is None) or not 0 < slope <= 1:
+    if (bias is None) != (conv.input(2) is None):
         return None
     x, w, *_ = conv.inputs
-    return _Chain(conv, place[x], place[w], bias, addend, slope, *limits)
+    chain = _Chain(conv, place[x], place[w], bias, None)
+    if others[0].op.name == "Add":
+        (other,) = [v for v in others[0].inputs if v is not conv.outputs[0]] or [None]
+        addend = place.get(other)
+        # Others, such as rows that are broadcast, are the program's.
+        if addend is not None and site.tensors[addend] == output:
+            chain, others = chain._replace(addend=addend), others[1:]
+    first, slopes = len(parts(site.node)) - len(others), None
+    if others and others[0].op.name in ("LeakyRelu", "PRelu"):
+        slopes = _slopes(site, place, others[0])
+        others = others if slopes is None else others[1:]
+    limits = bounds_of(site, place, others)
+    if limits is None:
+        return chain._replace(first=first)
+    return chain._replace(slopes=slopes, low=limits[0], high=limits[1])
 
 
-def _words(chain: _Chain, site: Site, bias: np.ndarray, weights: np.ndarray) -> tuple:
+def _slopes(site: Site, place: Mapping[Value | None, int], node: Node) -> np.ndarray | None:
+    """The slopes of a LeakyRelu or PRelu for each channel; None if they are no such constants."""
+    shape = (1, site.output().dims[1], *[1] * (len(site.output().dims) - 2))
+    if node.op.name == "LeakyRelu":
+        return np.full(shape[1], node.attrs.get("alpha", 0.01), FLOAT32)
+    slopes = site.constant(place[node.inputs[1]]) if node.inputs[1] in place else None
+    if slopes is None or np.broadcast_shapes(slopes.shape, shape) != shape:
+        return None
+    return np.broadcast_to(slopes, shape).reshape(-1)
+
+
+def _words(chain: _Chain, site: Site, weights: np.ndarray, groups: int, every: int) -> tuple:
+    """The first arguments of a call; bias and slopes are of ``every`` filters in each group."""
+    bias = _of_filters(np.zeros(1, FLOAT32) if chain.bias is None else chain.bias, groups, every)
+    slopes = None if chain.slopes is None else _of_filters(chain.slopes, groups, every)
     addend = None if chain.addend is None else Tensor(chain.addend)
-    return Tensor(chain.x), weights, bias, addend, site.result()
+    return Tensor(chain.x), weights, bias, slopes, addend, site.result()
+
+
+def _of_filters(numbers: np.ndarray, groups: int, every: int) -> np.ndarray:
+    """``numbers``, one or as many as filters, with zeros behind those of each group."""
+    own = numbers.reshape(-1 if numbers.size == 1 else groups, numbers.size // groups or 1)
+    result = np.zeros((groups, every), FLOAT32)
+    result[:, : own.shape[1] if numbers.size > 1 else every] = own
+    return result
 
 
 def _aligned(array: np.ndarray) -> np.ndarray:
@@ -158,9 +195,13 @@ def _of_all_channels(
     filters, channels = w.shape[0] // groups, x.dims[1] // groups
     taps, shape = rows.kernel * columns.kernel, w.shape
     k, every = taps * channels, padded(filters)
-    # Rows of a kernel, if these see adjacent elements that are few.
+    # Taps of a row are read together if they see adjacent elements that are few. Where rows may be
+    # partly outside, there must be room for copies.
     is_run = groups == 1 and columns.dilation == 1 and channels < _FEW_CHANNELS
-    together = columns.kernel if is_run and k <= _COPIED // _LEAST_BLOCK else 1
+    reach = (columns.count - 1) * columns.stride + columns.kernel - columns.begin
+    is_inside = columns.begin <= 0 and reach <= columns.size
+    is_run = is_run and (is_inside or k <= _COPIED // _LEAST_BLOCK)
+    together = columns.kernel if is_run else 1
     addresses = taps // together
     if max(x.dims[1], together * channels) > _MOST_CHANNELS or addresses > _ADDRESSES:
         return None
@@ -174,8 +215,6 @@ def _of_all_channels(
     panels = TensorType(FLOAT32, (groups * k * every,))
     weights = reordered(("native image", given), w, packed, back, [panels])
     positions = x.dims[0] * rows.count * columns.count
-    bias = np.zeros((groups, every), FLOAT32)
-    bias[:, :filters] = 0 if chain.bias is None else chain.bias.reshape(groups, filters)
 
     def of_block(most: int) -> NativeCall:
         panels = math.ceil(every / PANEL) * groups
@@ -184,8 +223,9 @@ def _of_all_channels(
         return NativeCall(
             "image_convolution",
             (
-                *_words(chain, site, bias, *weights.arrays),
-                *(axis_words(rows), axis_words(columns), *chain[-3:], x.dims[0], groups),
+                *_words(chain, site, weights.arrays[0], groups, every),
+                *(axis_words(rows), axis_words(columns), chain.low, chain.high),
+                *(x.dims[0], groups),
                 *(channels, filters, block, together, None, None, None),
             ),
             items=math.ceil(positions / block) * panels,
@@ -197,9 +237,7 @@ def _of_all_channels(
     copied = min(copied, addressed)
     if not copied:
         return None
-    if together > 1:
-        return of_block(copied), of_block(copied)
-    return of_block(addressed), of_block(copied)
+    return of_block(addressed if is_inside or together == 1 else copied), of_block(copied)
 
 
 def _merged(groups: int, filters: int) -> int:
@@ -219,7 +257,9 @@ def _panels_of_groups(w: np.ndarray, given: int, groups: int) -> np.ndarray:
     return _aligned(np.concatenate([packed_panels(matrix) for matrix in rows]))
 
 
-def _filters_of_panels(panels: np.ndarray, shape: tuple[int, ...], given: int, groups: int) -> Any:
+def _filters_of_panels(
+    panels: np.ndarray, shape: tuple[int, ...], given: int, groups: int
+) -> np.ndarray:
     """The filters of this shape that ``_panels_of_groups`` has made panels of."""
     each, taps, filters = given // groups, math.prod(shape[2:]), shape[0] // given
     own = np.empty((groups, each, filters, shape[1], taps), FLOAT32)
@@ -228,7 +268,8 @@ def _filters_of_panels(panels: np.ndarray, shape: tuple[int, ...], given: int, g
         matrix = unpacked_panels(dims, part).reshape(taps, each, shape[1], each, filters)
         for i in range(each):
             group[i] = matrix[:, i, :, i].transpose(2, 1, 0)
-    return own.reshape(shape)
+    filters_: np.ndarray = own.reshape(shape)
+    return filters_
 
 
 def _of_each_channel(
@@ -249,7 +290,6 @@ def _of_each_channel(
     weights = reordered(
         "native depthwise images", w, packed, back, [TensorType(FLOAT32, (taps, channels))]
     )
-    bias = np.zeros(channels, FLOAT32) if chain.bias is None else chain.bias
 
     def of_chunk(chunk: int, most: int) -> NativeCall:
         chunks = math.ceil(channels / chunk)
@@ -257,8 +297,8 @@ def _of_each_channel(
         return NativeCall(
             "image_depthwise",
             (
-                *_words(chain, site, bias, *weights.arrays),
-                *(axis_words(rows), axis_words(columns), *chain[-3:], x.dims[0], 1),
+                *_words(chain, site, weights.arrays[0], 1, channels),
+                *(axis_words(rows), axis_words(columns), chain.low, chain.high, x.dims[0], 1),
                 *(channels, chunk, block, 1, None, None, None),
             ),
             items=math.ceil(positions / block) * chunks,
@@ -267,7 +307,9 @@ def _of_each_channel(
         )
 
     # The weights of some channels, and what a few positions see of them, stay in the nearest cache.
-    most, addressed = max(_CACHED // taps // PANEL, 1) * PANEL, _ADDRESSES // taps
+    addressed = _ADDRESSES // taps
+    most = max(_CACHED // taps // PANEL, 1) * PANEL
+    most = math.ceil(channels / max(round(channels / most), 1) / GRAIN) * GRAIN
     chunk = min(channels, PANEL, _COPIED // taps)
     copied = min(_COPIED // (taps * chunk), addressed)
     return of_chunk(min(channels, most), addressed), of_chunk(chunk, copied)
@@ -279,31 +321,53 @@ def of_any_strides(
     otherwise: NativeCall,
     images: Sequence[int | None],
     *,
-    turned: bool,
+    turned: bool = False,
+    first: int | None = None,
 ) -> NativeCall:
-    """A call for any strides of the ``images``, whose steps are its last words: ``call`` where the
-    images have their channels innermost, else ``otherwise``. ``turned``: rows and columns change
-    places."""
+    """A call for any strides of the ``images``, whose steps are its last words: ``call`` where all
+    have their channels innermost, and columns of the first no gaps between them, else
+    ``otherwise``. ``turned``: rows and columns change places. ``first``, if not None: the kernel
+    takes a program of the parts from there on, 0 for none. Raises ``UnsupportedError`` where there
+    is none."""
+    output = site.output().dims
 
     def restrided(strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
-        words: list[np.ndarray | None] = []
+        steps: list[np.ndarray | None] = []
         for i in images:
             type_ = None if i is None else site.tensors[i]
-            if i is None or type_ is None:
-                words.append(None)
-                continue
-            image, channel, *spatial = strides[i] or packed_strides(type_.dims, 1)
-            spatial = [image] * (2 - len(spatial)) + spatial
-            channel = 1 if type_.dims[1] == 1 else channel
-            steps = [image, channel, *(spatial[::-1] if turned else spatial)]
-            words.append(np.array(steps, np.int64))
-        dense = all(steps is None or steps[1] == 1 for steps in words)
-        chosen = call if dense else otherwise
-        return replace(chosen, words=(*chosen.words[: -len(images)], *words))
+            own = None if i is None or type_ is None else steps_of(type_.dims, strides[i], turned)
+            steps.append(own)
+        innermost = all(own is None or own[1] == 1 for own in steps)
+        x = site.tensors[images[0] or 0]
+        gaps = steps[0] is None or x is None or steps[0][3] != x.dims[1]
+        chosen, program = call if innermost and not gaps else otherwise, NO_PROGRAM
+        ns = chosen.item_ns
+        if first:
+            is_flat = steps[-1] is not None and steps[-1][1] == 1
+            row = output[1] if is_flat else math.prod(output[2:])
+            behind = program_behind(site, first, row, strides)
+            program = behind.words
+            ns += behind.item_ns * behind.items / chosen.items
+        words = (*chosen.words[: -len(images)], *steps)
+        words = words if first is None else (*words, int(bool(first)), *program)
+        return replace(chosen, words=words, item_ns=ns)
 
     plain = restrided([None] * len(site.tensors))
-    order = channels_last(len(site.output().dims))
-    return replace(plain, restrided=restrided, dims_order=order)
+    return replace(plain, restrided=restrided, dims_order=channels_last(len(output)))
+
+
+def steps_of(dims: Sequence[int], strides: Sequence[int] | None, turned: bool) -> np.ndarray:
+    """The steps of an image with its dims in order, as compiled code takes them. Those along dims
+    of 1, which mean nothing, are as they would be with channels innermost."""
+    image, channel, *spatial = strides or packed_strides(dims, 1)
+    channel = 1 if dims[1] == 1 else channel
+    inner = channel * dims[1]
+    for i in range(len(spatial) - 1, -1, -1):
+        spatial[i] = inner if dims[2 + i] == 1 else spatial[i]
+        inner = spatial[i] * dims[2 + i]
+    image = inner if dims[0] == 1 else image
+    rows, columns = [inner] * (2 - len(spatial)) + list(spatial)
+    return np.array([image, channel, *((columns, rows) if turned else (rows, columns))], np.int64)
 
 
 def bounds_of(
@@ -315,6 +379,12 @@ def bounds_of(
         least, most = -math.inf, math.inf
         if node.op.name == "Relu":
             least = 0.0
+        elif node.op.name in ("Max", "Min") and len(node.inputs) == 2:
+            ends = [site.constant(place[v]) for v in node.inputs if v in place]
+            if len(ends) != 1 or ends[0] is None or ends[0].size != 1 or np.isnan(ends[0]).any():
+                return None
+            bound = float(ends[0].item())
+            least, most = (bound, most) if node.op.name == "Max" else (least, bound)
         elif node.op.name == "Clip":
             ends = [
                 None if v is None else site.constant(place[v])

@@ -36,37 +36,30 @@ static inline void copy_floats(float *restrict to, const float *restrict from, i
 #endif
 }
 
-/* The first `count` lanes. */
+/* The first `count` lanes; all of a vector if these are more. */
 INLINED vector load_some(const float *from, int64_t count)
 {
-    vector v = {0};
     if (count >= LANES)
-        memcpy(&v, from, VECTOR_BYTES);
-    else {
+        return loaded(from);
 #if defined(__AVX512F__)
-        v = (vector)_mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1), from);
+    return (vector)_mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1), from);
 #else
-        float part[LANES] = {0};
-        copy_floats(part, from, count);
-        memcpy(&v, part, VECTOR_BYTES);
-#endif
-    }
+    vector v = {0};
+    copy_floats((float *)&v, from, count);
     return v;
+#endif
 }
 
 static inline void store_some(float *to, vector v, int64_t count)
 {
     if (count >= LANES)
-        memcpy(to, &v, VECTOR_BYTES);
-    else {
+        memcpy(to, &v, sizeof v);
+    else
 #if defined(__AVX512F__)
         _mm512_mask_storeu_ps(to, (__mmask16)((1u << count) - 1), (__m512)v);
 #else
-        float part[LANES];
-        memcpy(part, &v, VECTOR_BYTES);
-        copy_floats(to, part, count);
+        copy_floats(to, (const float *)&v, count);
 #endif
-    }
 }
 
 #endif

@@ -13,6 +13,7 @@
 // Compiler options: -ffp-contract=fast -fno-tree-loop-distribute-patterns
 #include "images.h"
 #include "panels.h"
+#include "programs.h"
 
 enum { COPIED = 14336, MOST_CHANNELS = 8192, ADDRESSES = 4096 };
 enum { TILE = 6, WIDE = BY_WIDTH(4, 2, 2) }; /* positions and vectors that are computed together */
@@ -20,24 +21,17 @@ enum { TILE = 6, WIDE = BY_WIDTH(4, 2, 2) }; /* positions and vectors that are c
 /* Of both kernels. */
 struct image_convolution {
     const float *x, *weights, *bias;
-    const float *addend; /* or NULL */
+    const float *slopes, *addend; /* or NULL */
     float *y;
     const axis *rows, *columns;
-    double slope, low, high;
+    double low, high;
     int64_t images, groups, channels, filters; /* channels and filters of a group */
     int64_t block;                             /* positions of an item */
     int64_t together; /* taps that are seen as one part: those of a row of the kernel, or 1 */
     const steps *x_steps, *addend_steps, *y_steps;
+    int64_t follows;            /* whether there is a program */
+    struct elementwise program; /* of y, in place; rows are of filters, or of positions if it has gaps */
 };
-
-static inline void fill_zeros(float *restrict to, int64_t count)
-{
-    const vector none = {0};
-    for (; count >= LANES; count -= LANES, to += LANES)
-        memcpy(to, &none, VECTOR_BYTES);
-    for (; count > 0; count--)
-        *to++ = 0;
-}
 
 /* What is outside of an image. */
 static float zeros[MOST_CHANNELS];
@@ -58,13 +52,12 @@ static const float *copy_part(const struct image_convolution *a, const float *li
     for (int64_t k = 0; k < a->together; k++, column++, seen->copy += channels) {
         float *restrict to = seen->copy;
         const float *from = line + column * a->x_steps->column;
-        if (column < 0 || column >= a->columns->size)
-            fill_zeros(to, channels);
-        else if (step == 1)
+        const int outside = column < 0 || column >= a->columns->size;
+        if (step == 1 && !outside)
             copy_floats(to, from, channels);
         else
             for (int64_t i = 0; i < channels; i++)
-                to[i] = from[i * step];
+                to[i] = outside ? 0 : from[i * step];
     }
     return part;
 }
@@ -124,37 +117,56 @@ static int64_t step_of(const steps *x, int64_t rows, int64_t columns)
 
 /* Write the sums of `rows` positions from `first` on, of some filters, to an image of any strides. */
 static void put_positions(const struct image_convolution *a, int64_t first, int64_t rows, int64_t filter,
-                          const float *sums, int64_t width, int64_t count)
+                          const float *sums, activation f, int64_t count)
 {
     const int64_t height = a->rows->count, columns = a->columns->count;
-    const activation f = {(float)a->slope, (float)a->low, (float)a->high};
     const steps *of_y = a->y_steps, *of_addend = a->addend_steps;
-    for (int64_t r = 0; r < rows; r++, sums += width) {
+    float addend[PANEL], part[PANEL];
+    for (int64_t r = 0; r < rows; r++, sums += PANEL) {
         const int64_t j = (first + r) % columns, i = (first + r) / columns % height;
         const int64_t n = (first + r) / columns / height;
+        const float *added = a->addend;
+        for (int64_t e = 0; added && e < count; e++)
+            addend[e] = added[n * of_addend->image + i * of_addend->row + j * of_addend->column +
+                              (filter + e) * of_addend->channel];
+        put_floats((target){part, 0, NULL, added ? addend : NULL, 0, f}, sums, count);
         float *y = a->y + n * of_y->image + i * of_y->row + j * of_y->column + filter * of_y->channel;
-        const float *addend = a->addend;
-        if (addend)
-            addend += n * of_addend->image + i * of_addend->row + j * of_addend->column +
-                      filter * of_addend->channel;
         for (int64_t e = 0; e < count; e++)
-            y[e * of_y->channel] =
-                activated(addend ? sums[e] + addend[e * of_addend->channel] : sums[e], f);
+            y[e * of_y->channel] = part[e];
     }
 }
 
-/* Where the result's positions from `first` on are, from `filter` on; `y` is NULL for images with gaps. */
-static target target_of(const struct image_convolution *a, int64_t first, int64_t filter,
-                        const float *bias, const activation *f)
+/* Where the result's positions from `first` on are, from `filter` on, whose bias and slopes are at `column`;
+   `y` is NULL for images with gaps. */
+static target target_of(const struct image_convolution *a, int64_t first, int64_t filter, int64_t column)
 {
     const int64_t height = a->rows->count, width = a->columns->count;
     const int64_t step = step_of(a->y_steps, height, width);
     const int64_t addend_step = a->addend ? step_of(a->addend_steps, height, width) : 0;
-    const int used = f->slope != 1 || f->low > -INFINITY || f->high < INFINITY;
-    if (!step || (a->addend && !addend_step))
-        return (target){NULL, PANEL, bias, NULL, 0, NULL};
-    return (target){a->y + first * step + filter, step,        bias,
-                    moved(a->addend, first * addend_step + filter), addend_step, used ? f : NULL};
+    const int direct = step && (!a->addend || addend_step);
+    return (target){
+        .y = direct ? a->y + first * step + filter : NULL,
+        .step = step,
+        .bias = a->bias + column,
+        .addend = moved(a->addend, first * addend_step + filter),
+        .addend_step = addend_step,
+        .activation = {moved(a->slopes, column), (float)a->low, (float)a->high},
+    };
+}
+
+/* Run the program behind for some positions and filters of the result. */
+static void follow(const struct image_convolution *a, int direct, int64_t first, int64_t count,
+                   int64_t filter, int64_t filters, int64_t all)
+{
+    const int64_t plane = a->rows->count * a->columns->count;
+    struct elementwise program = a->program;
+    program.inputs[0] = program.output = a->y;
+    if (direct)
+        run_in_rows(&program, first, count, filter, filter + filters);
+    for (int64_t p = first, some; p < first + count && !direct; p += some) {
+        some = smaller(first + count - p, plane - p % plane);
+        run_in_rows(&program, p / plane * all + filter, filters, p % plane, p % plane + some);
+    }
 }
 
 static int image_convolution(const void *arguments, int64_t begin, int64_t end)
@@ -166,10 +178,9 @@ static int image_convolution(const void *arguments, int64_t begin, int64_t end)
     const int64_t k = parts * depth, panels = (filters + PANEL - 1) / PANEL;
     const int64_t padded = (filters + GRAIN - 1) / GRAIN * GRAIN;
     const int dense = a->x_steps->channel == 1;
-    const activation f = {(float)a->slope, (float)a->low, (float)a->high};
     _Alignas(64) float copy[COPIED], sums[BLOCK * PANEL];
     const float *rows[ADDRESSES];
-    int64_t known = -1; /* which rows have been found */
+    int64_t known = -1, seen = 0; /* which rows have been found; filters before those to follow */
     for (int64_t item = begin; item < end; item++) {
         const int64_t panel = item % panels, group = item / panels % a->groups;
         const int64_t first = item / panels / a->groups * a->block;
@@ -183,46 +194,52 @@ static int image_convolution(const void *arguments, int64_t begin, int64_t end)
             find_rows(a, first, count,
                       (view){dense ? 0 : channel, a->channels, a->block, rows, copy});
         known = of;
-        target y = target_of(a, first, filter, a->bias + group * padded + column, &f);
+        const target y = target_of(a, first, filter, group * padded + column);
+        const target apart = {sums, PANEL, y.bias, NULL, 0, NO_ACTIVATION};
         const int direct = y.y != NULL;
-        y.y = direct ? y.y : sums;
         multiply_panel((operands){rows, a->block, parts, dense ? channel : 0, depth}, count, w, width,
-                       item + 1 < end ? w + width * k : a->weights, &y, some);
+                       item + 1 < end ? w + width * k : a->weights, direct ? &y : &apart, some);
         if (!direct)
-            put_positions(a, first, count, filter, sums, PANEL, some);
+            put_positions(a, first, count, filter, sums, y.activation, some);
+        const int64_t ready = filter + some;
+        seen = panel && item > begin ? seen : filter;
+        if (a->follows && (panel + 1 == panels || item + 1 == end || ready - seen == a->program.tile)) {
+            follow(a, direct, first, count, seen, ready - seen, a->groups * filters);
+            seen = ready;
+        }
     }
     return 0;
 }
 
-/* The sums of some channels, `vectors` vectors of them or, as one, `count`; of `positions`, which see them
-   from `from` on. These numbers are constants, but for `count` of one vector and `from`. */
+/* The sums of channels from `c` on, `vectors` vectors of them or, as one, `count`; of `positions`, which see
+   channel 0 at `from`. Positions and vectors are constants. */
 INLINED void add_taps(const float *const *rows, int64_t apart, int64_t n_taps, int64_t from,
-                      const float *w, int64_t channels, int64_t count, target to, int positions,
-                      int vectors)
+                      const float *w, int64_t channels, int64_t c, int64_t count, const target *to,
+                      int positions, int vectors)
 {
     vector sums[TILE * WIDE];
 #define EACH                                                                                       \
     _Pragma("GCC unroll 8") for (int p = 0; p < positions; p++)                                    \
         _Pragma("GCC unroll 4") for (int j = 0; j < vectors; j++)
 #define LOADED(from) (vectors == 1 ? load_some(from, count) : loaded((from) + j * LANES))
-    EACH sums[p * vectors + j] = LOADED(to.bias);
+    EACH sums[p * vectors + j] = LOADED(to->bias + c);
     for (int64_t t = 0; t < n_taps; t++, w += channels, rows += apart) {
         vector weights[WIDE];
 #pragma GCC unroll 4
         for (int j = 0; j < vectors; j++)
-            weights[j] = LOADED(w);
-        EACH sums[p * vectors + j] += LOADED(rows[p] + from) * weights[j];
+            weights[j] = LOADED(w + c);
+        EACH sums[p * vectors + j] += LOADED(rows[p] + from + c) * weights[j];
     }
-    if (to.addend)
-        EACH sums[p * vectors + j] += LOADED(to.addend + p * to.addend_step);
-    if (to.activation) {
-        const activation f = *to.activation;
-        if (f.slope != 1)
-            EACH sums[p * vectors + j] = sloped(sums[p * vectors + j], f.slope);
+    if (to->addend)
+        EACH sums[p * vectors + j] += LOADED(to->addend + p * to->addend_step + c);
+    const activation f = to->activation;
+    if (f.slopes)
+        EACH sums[p * vectors + j] = sloped(sums[p * vectors + j], LOADED(f.slopes + c));
+    if (f.low > -INFINITY || f.high < INFINITY)
         EACH sums[p * vectors + j] = bounded(sums[p * vectors + j], f.low, f.high);
-    }
-    EACH store_some(to.y + p * to.step + j * LANES, sums[p * vectors + j],
-                    vectors == 1 ? count : LANES);
+    float *const y = to->y + c;
+    const int64_t step = to->step;
+    EACH store_some(y + p * step + j * LANES, sums[p * vectors + j], vectors == 1 ? count : LANES);
 #undef EACH
 #undef LOADED
 }
@@ -238,14 +255,12 @@ INLINED void add_channels(const float *const *rows, int64_t apart, int64_t n_tap
                : count >= 2 * LANES && left > LANES                  ? 2 * LANES
                                                                      : smaller(count, LANES);
         c = smaller(c, count - some);
-        const target y = {to->y + c, to->step, to->bias + c, moved(to->addend, c), to->addend_step,
-                          to->activation};
         if (some > 2 * LANES)
-            add_taps(rows, apart, n_taps, from + c, w + c, channels, some, y, positions, WIDE);
+            add_taps(rows, apart, n_taps, from, w, channels, c, some, to, positions, WIDE);
         else if (some == 2 * LANES)
-            add_taps(rows, apart, n_taps, from + c, w + c, channels, some, y, positions, 2);
+            add_taps(rows, apart, n_taps, from, w, channels, c, some, to, positions, 2);
         else
-            add_taps(rows, apart, n_taps, from + c, w + c, channels, some, y, positions, 1);
+            add_taps(rows, apart, n_taps, from, w, channels, c, some, to, positions, 1);
     }
 }
 
@@ -257,7 +272,6 @@ static int image_depthwise(const void *arguments, int64_t begin, int64_t end)
     const int64_t channels = a->channels, chunks = (channels + a->filters - 1) / a->filters;
     const int64_t positions = a->images * u->count * v->count, n_taps = u->kernel * v->kernel;
     const int dense = a->x_steps->channel == 1;
-    const activation f = {(float)a->slope, (float)a->low, (float)a->high};
     _Alignas(64) float copy[COPIED], sums[TILE * PANEL];
     const float *rows[ADDRESSES];
     int64_t known = -1;
@@ -269,24 +283,27 @@ static int image_depthwise(const void *arguments, int64_t begin, int64_t end)
         if (of != known)
             find_rows(a, first, count, (view){dense ? 0 : channel, some, a->block, rows, copy});
         known = of;
-        const target all = target_of(a, first, channel, a->bias + channel, &f);
+        const target all = target_of(a, first, channel, channel);
         const int64_t once = all.y ? some : smaller(some, PANEL);
         for (int64_t c = 0, now = 0; c < some; c += now)
             /* The last tile may have some positions of the one before again. */
             for (int64_t p = 0, tile; p < count; p += tile) {
                 tile = count < TILE ? 1 : TILE;
                 p = smaller(p, count - tile), now = smaller(once, some - c);
-                target y = part_of(&all, p, c);
-                y.y = all.y ? y.y : sums;
+                const target direct = part_of(&all, p, c);
+                const target apart = {sums, PANEL, direct.bias, NULL, 0, NO_ACTIVATION};
+                const target *y = all.y ? &direct : &apart;
                 const int64_t from = (dense ? channel : 0) + c;
                 const float *w = a->weights + channel + c;
                 if (tile == 1)
-                    add_channels(rows + p, a->block, n_taps, from, w, channels, now, &y, 1);
+                    add_channels(rows + p, a->block, n_taps, from, w, channels, now, y, 1);
                 else
-                    add_channels(rows + p, a->block, n_taps, from, w, channels, now, &y, TILE);
+                    add_channels(rows + p, a->block, n_taps, from, w, channels, now, y, TILE);
                 if (!all.y)
-                    put_positions(a, first + p, tile, channel + c, sums, PANEL, now);
+                    put_positions(a, first + p, tile, channel + c, sums, direct.activation, now);
             }
+        if (a->follows)
+            follow(a, all.y != NULL, first, count, channel, some, channels);
     }
     return 0;
 }

@@ -82,12 +82,11 @@ INLINED void multiply(const operands *x, const float *w, int64_t width, earlier 
         EACH(own[r * vectors + j] += loaded(to->bias + j * LANES));
     if (addend)
         EACH(own[r * vectors + j] += loaded(addend + r * addend_step + j * LANES));
-    if (to->activation) {
-        const activation f = *to->activation;
-        if (f.slope != 1)
-            EACH(own[r * vectors + j] = sloped(own[r * vectors + j], f.slope));
-        EACH(own[r * vectors + j] = bounded(own[r * vectors + j], f.low, f.high));
-    }
+    const activation last = to->activation;
+    if (last.slopes)
+        EACH(own[r * vectors + j] = sloped(own[r * vectors + j], loaded(last.slopes + j * LANES)));
+    if (last.low > -INFINITY || last.high < INFINITY)
+        EACH(own[r * vectors + j] = bounded(own[r * vectors + j], last.low, last.high));
     EACH(memcpy(y + r * step + j * LANES, &own[r * vectors + j], sizeof(vector)));
 #undef EACH
 }
@@ -102,14 +101,8 @@ INLINED void multiply_rows(const operands *x, const float *w, int64_t width, ear
             multiply(x, w, width, before, to, f, number, vectors);          \
         break;
     switch (rows) {
-        OF_ROWS(1)
-        OF_ROWS(2)
-        OF_ROWS(3)
-        OF_ROWS(4)
-        OF_ROWS(5)
-        OF_ROWS(6)
-        OF_ROWS(7)
-        OF_ROWS(8)
+        OF_ROWS(1) OF_ROWS(2) OF_ROWS(3) OF_ROWS(4)
+        OF_ROWS(5) OF_ROWS(6) OF_ROWS(7) OF_ROWS(8)
     }
 #undef OF_ROWS
 }
@@ -141,14 +134,15 @@ static inline void fetch_rows(const target *to, int64_t rows, int64_t vectors)
         }
 }
 
+/* As `multiply_panel`, of whole vectors: `used` columns. */
 static void multiply_whole(operands x, int64_t rows, const float *w, int64_t width, const float *next,
-                           float *sums, const target *y)
+                           float *sums, const target *y, int64_t used)
 {
-    const int64_t vectors = smaller(width, TOGETHER) / LANES;
+    const int64_t vectors = smaller(used, TOGETHER) / LANES;
     const int64_t most = smaller(ROWS, SUMS / (vectors > 1 ? vectors : 2));
-    const int64_t tiles = (rows + most - 1) / most, passes = tiles * ((width + TOGETHER - 1) / TOGETHER);
+    const int64_t tiles = (rows + most - 1) / most, passes = tiles * ((used + TOGETHER - 1) / TOGETHER);
     const int64_t end = x.begin + x.depth, inner = x.parts * x.depth;
-    const target unfinished = {sums, width, NULL, NULL, 0, NULL};
+    const target unfinished = {sums, width, NULL, NULL, 0, NO_ACTIVATION};
     /* Several parts of the rows, or a piece of one. */
     const int64_t most_parts = x.depth < DEPTH ? DEPTH / x.depth : 1;
     for (int64_t k = 0, part = 0, depth; k < inner; k += depth) {
@@ -162,10 +156,10 @@ static void multiply_whole(operands x, int64_t rows, const float *w, int64_t wid
         int64_t left = passes > 1 ? depth / 4 * lines : 0;
         for (int64_t row = 0, tile = tiles, count; row < rows; row += count, tile--) {
             count = (rows - row + tile - 1) / tile;
-            for (int64_t column = 0; column < width; column += TOGETHER) {
+            for (int64_t column = 0; column < used; column += TOGETHER) {
                 const target to = part_of(last ? y : &unfinished, row, column);
                 const earlier before = {k ? sums + row * width + column : NULL, width};
-                const int64_t wide = smaller(TOGETHER, width - column) / LANES;
+                const int64_t wide = smaller(TOGETHER, used - column) / LANES;
                 f.lines = left > 0 ? f.lines : 0;
                 if (last)
                     fetch_rows(&to, count, wide);
@@ -189,9 +183,9 @@ void multiply_panel(operands x, int64_t rows, const float *w, int64_t width, con
                     const target *y, int64_t count)
 {
     _Alignas(64) float sums[BLOCK * PANEL];
-    const target whole = {sums, width, y->bias, NULL, 0, NULL};
-    multiply_whole(x, rows, w, width, next, sums, count == width ? y : &whole);
-    for (int64_t r = 0; r < rows && count < width; r++)
-        put_floats(y->y + r * y->step, moved(y->addend, r * y->addend_step), sums + r * width, count,
-                   y->activation ? *y->activation : (activation){1, -INFINITY, INFINITY});
+    const target whole = {sums, width, y->bias, NULL, 0, NO_ACTIVATION};
+    const int64_t used = (count + LANES - 1) / LANES * LANES;
+    multiply_whole(x, rows, w, width, next, sums, count == used ? y : &whole, used);
+    for (int64_t r = 0; r < rows && count < used; r++)
+        put_floats(part_of(y, r, 0), sums + r * width, count);
 }

@@ -19,10 +19,14 @@ typedef struct {
     int64_t apart, parts, begin, depth;
 } operands;
 
-/* Values below 0 are multiplied by a slope of at most 1, all are bounded. NaN stays. */
+/* Values below 0 are multiplied by the slope of their column, if there are slopes; all are bounded. NaN
+   stays. */
 typedef struct {
-    float slope, low, high;
+    const float *slopes;
+    float low, high;
 } activation;
+
+#define NO_ACTIVATION ((activation){NULL, -INFINITY, INFINITY})
 
 /* Where sums go, and what happens to them before: a row and a matrix are added, and an activation. */
 typedef struct {
@@ -30,15 +34,8 @@ typedef struct {
     int64_t step;
     const float *bias, *addend; /* or NULL; addend as y, but for its own step */
     int64_t addend_step;
-    const activation *activation; /* or NULL */
+    activation activation;
 } target;
-
-static inline float activated(float x, activation f)
-{
-    x = x < 0 ? x * f.slope : x;
-    x = x < f.low ? f.low : x;
-    return x > f.high ? f.high : x;
-}
 
 #if defined(__AVX512F__)
 #define LARGER(a, b) (vector) _mm512_max_ps((__m512)(a), (__m512)(b))
@@ -61,29 +58,16 @@ INLINED vector one_of(vector a, vector b, int smaller)
 #define LESSER(a, b) one_of(a, b, 1)
 #endif
 
-static inline vector sloped(vector v, float slope)
+static inline vector sloped(vector v, vector slopes)
 {
-    return LARGER(v * slope, v);
+    const vector none = {0};
+    return LARGER(none, v) + LESSER(none, v) * slopes;
 }
 
 static inline vector bounded(vector v, float low, float high)
 {
     const vector least = (vector){0} + low, most = (vector){0} + high;
     return LESSER(most, LARGER(least, v));
-}
-
-/* Write `count` adjacent sums, with what is added to them. */
-static inline void put_floats(float *y, const float *addend, const float *sums, int64_t count,
-                              activation f)
-{
-    for (; count > 0; count -= LANES, y += LANES, sums += LANES) {
-        vector value = load_some(sums, count);
-        if (addend) {
-            value += load_some(addend, count);
-            addend += LANES;
-        }
-        store_some(y, bounded(sloped(value, f.slope), f.low, f.high), count);
-    }
 }
 
 static inline const float *moved(const float *from, int64_t count)
@@ -94,12 +78,27 @@ static inline const float *moved(const float *from, int64_t count)
 /* Rows and columns of the result from these on. */
 static inline target part_of(const target *y, int64_t row, int64_t column)
 {
-    return (target){y->y + row * y->step + column,
-                    y->step,
-                    moved(y->bias, column),
-                    moved(y->addend, row * y->addend_step + column),
-                    y->addend_step,
-                    y->activation};
+    target part = *y;
+    part.y = y->y ? y->y + row * y->step + column : NULL;
+    part.bias = moved(y->bias, column);
+    part.addend = moved(y->addend, row * y->addend_step + column);
+    part.activation.slopes = moved(y->activation.slopes, column);
+    return part;
+}
+
+/* Write `count` adjacent sums of the first row of `to` on from its first column, with what is added to them
+   but for the bias. */
+static inline void put_floats(target to, const float *sums, int64_t count)
+{
+    for (int64_t i = 0; i < count; i += LANES) {
+        const int64_t some = count - i;
+        vector value = load_some(sums + i, some);
+        if (to.addend)
+            value += load_some(to.addend + i, some);
+        if (to.activation.slopes)
+            value = sloped(value, load_some(to.activation.slopes + i, some));
+        store_some(to.y + i, bounded(value, to.activation.low, to.activation.high), some);
+    }
 }
 
 #pragma GCC visibility push(hidden)
