@@ -133,7 +133,7 @@ def part_seconds(rates: RateTable, work: Workload) -> float:
 HOST_RATES: RateTable = {"": Rates(1e-6, 5e9, 20e9)}
 # Of copies with channels innermost, or behind, for images of several channels and of few: measured
 # with oneDNN's reorders on images of 1 KiB to 4 MiB, on an Intel Xeon of the generation of 2023.
-_COPIES: RateTable = {"": Rates(0.25e-6, 16e9), "few channels": Rates(0.25e-6, 6e9)}
+_COPIES: RateTable = {"": Rates(0.25e-6, 16e9), "few channels": Rates(0.25e-6, 12e9)}
 _FEW_CHANNELS = 16
 
 # Operations whose results have their dims in their own order in memory.

@@ -75,9 +75,9 @@ RATES: RateTable = {
     # by loads.
     "planes": Rates(0.5e-6, flops_per_s=140e9, element_s=0.17e-9, item_s=0.1e-6),
     "planes, one filter": Rates(0.5e-6, flops_per_s=100e9, element_s=0.17e-9, item_s=0.1e-6),
-    # Channels innermost: elements of whole panels; items are lines of what a position sees.
-    "image": Rates(flops_per_s=150e9, element_s=1.5e-9 / 16, item_s=4e-9),
-    "depthwise image": Rates(bytes_per_s=40e9, flops_per_s=50e9),
+    # Channels innermost: elements of whole vectors; items are addresses that are looked up.
+    "image": Rates(0.24e-6, 350e9, 200e9, element_s=0.05e-9, item_s=1.65e-9),
+    "depthwise image": Rates(0.24e-6, 130e9, 110e9, element_s=0.05e-9, item_s=0.6e-9),
     # As images; bytes are codes to copy. Calls take less than oneDNN's by as much as they do alone.
     "codes image": Rates(1.6e-6, 47e9, 2e9, 60e9, 10.4e-9 / 32, 6.9e-9),
     "codes layer": Rates(0.6e-6, 47e9, 2e9, 60e9, 10.4e-9 / 32, 6.9e-9),

@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.backends.native import AnyShapeCall, ahead_of_cache, family, fused_with, part_ns
 from penstock.backends.native.elementwise import program_behind
-from penstock.backends.native.kernel import NativeCall, Site, Tensor, Word
+from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError, Word
 from penstock.core.records import NamedTuple
 from penstock.core.types import FLOAT32, TensorType
 from penstock.host.native import in_c_order
@@ -24,8 +24,8 @@ from penstock.ops.common.constant_cache import ConstantRef, Reordered, reordered
 from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.work_estimate import Workload
 
-_PANEL, _GRAIN, _BLOCK = 64, 16, 192  # as in c/dense.c
-_PROGRAM_WORDS = 30  # of struct elementwise
+PANEL, GRAIN, BLOCK = 64, 16, 192  # as in c/panels.h
+NO_PROGRAM: tuple[Word, ...] = (None,) * 30  # of struct elementwise
 _BLOCK_ELEMENTS = 1 << 19  # of the rows of an item, at most
 # Of a product, and of each core, for threads; and rows of an item that is divided for them.
 _LEAST_ITEMS, _ITEMS_OF_CORE, _LEAST_BLOCK = 8, 2, 24
@@ -56,9 +56,9 @@ def dense_workload(node: Node) -> Workload | None:
     if dims is None:
         return None
     rows, inner, columns = dims
-    odd = rows * columns if columns % _GRAIN else 0
+    odd = rows * columns if columns % GRAIN else 0
     # No backend's estimate has the time that reading the matrix takes.
-    return Workload("dense", flops=2 * rows * inner * _padded(columns), elements=odd)
+    return Workload("dense", flops=2 * rows * inner * padded(columns), elements=odd)
 
 
 @family(fused_with("Gemm"), fused_with("MatMul"), work=dense_workload)
@@ -70,26 +70,24 @@ def dense_call(site: Site) -> NativeCall | None:
     w = None if layer is None else site.weights(layer.w)
     if dims is None or layer is None or w is None:
         return None
-    words: tuple[Word, ...] = (None,) * _PROGRAM_WORDS
+    words = NO_PROGRAM
     program_ns, count = 0.0, len(parts(site.node))
     if layer.first < count:
-        program = program_behind(site, layer.first)
-        if program is None:
+        try:
+            program = program_behind(site, layer.first, site.output().dims[-1])
+        except UnsupportedError:
             return None
         words, program_ns = program.words, program.item_ns * program.items / site.output().elements
     rows, inner, columns = dims
-    panels = math.ceil(columns / _PANEL)
+    panels = math.ceil(columns / PANEL)
     # The rows of an item are read again for each pass over a panel, and are to stay in a cache.
-    blocks = max(math.ceil(rows / _BLOCK), math.ceil(rows * inner / _BLOCK_ELEMENTS))
-    items = max(_LEAST_ITEMS, _ITEMS_OF_CORE * core_budget())
-    # Narrow matrices have fewer panels than threads: rows are divided as well, as long as enough
-    # are left to share what is read of a panel.
-    blocks = max(blocks, min(math.ceil(items / panels), rows // _LEAST_BLOCK))
+    most = min(BLOCK, max(_BLOCK_ELEMENTS // inner, 1))
+    blocks = blocks_of_rows(rows, panels, most)
     block = math.ceil(rows / blocks)
     weights = _panels(w, layer.transposed)
     bias = None
     if layer.bias is not None:
-        bias = np.zeros(panels * _PANEL, FLOAT32)
+        bias = np.zeros(panels * PANEL, FLOAT32)
         bias[:columns] = layer.bias
     # The matrix is read while it is multiplied, and one of the two takes longer.
     multiplied, read = (
@@ -105,9 +103,17 @@ def dense_call(site: Site) -> NativeCall | None:
             *(rows, inner, columns, block, int(layer.first < count), *words),
         ),
         items=math.ceil(rows / block) * panels,
-        item_ns=inner * columns / panels * element_ns + block * _PANEL * program_ns,
+        item_ns=inner * columns / panels * element_ns + block * PANEL * program_ns,
         reordered={layer.w: weights},
     )
+
+
+def blocks_of_rows(rows: int, panels: int, most: int) -> int:
+    """Into how many blocks of at most so many rows to divide a product with this many panels."""
+    items = max(_LEAST_ITEMS, _ITEMS_OF_CORE * core_budget())
+    # Narrow matrices have fewer panels than threads: rows are divided as well, as long as enough
+    # are left to share what is read of a panel.
+    return max(math.ceil(rows / most), min(math.ceil(items / panels), rows // _LEAST_BLOCK))
 
 
 def _product_workload(node: Node) -> Workload | None:
@@ -138,8 +144,9 @@ def product_of_any_shape(site: Site) -> AnyShapeCall | None:
     return (site.library.functions.product, None) if is_real else None
 
 
-def _padded(columns: int) -> int:
-    return math.ceil(columns / _GRAIN) * _GRAIN
+def padded(columns: int) -> int:
+    """The columns of whole vectors."""
+    return math.ceil(columns / GRAIN) * GRAIN
 
 
 def _dims(node: Node) -> _Dims | None:
@@ -162,7 +169,7 @@ def _dims(node: Node) -> _Dims | None:
     inner, columns = matrix.dims[::-1] if attrs.get("transB", 0) else matrix.dims
     if inner != left.dims[-1] or not columns:
         return None
-    if _padded(columns) > 2 * columns and inner * _padded(columns) > _MOST_PADDING:
+    if padded(columns) > 2 * columns and inner * padded(columns) > _MOST_PADDING:
         return None
     return _Dims(left.elements // inner, inner, columns)
 
@@ -215,39 +222,49 @@ def _layer(site: Site) -> _Layer | None:
 def _panels(w: ConstantRef, transposed: bool) -> Reordered:
     """The panels of a matrix."""
     inner, columns = w.shape[::-1] if transposed else w.shape
-    type_ = TensorType(FLOAT32, (inner * _padded(columns),))
+    type_ = TensorType(FLOAT32, (inner * padded(columns),))
     back = partial(_unpacked, w.shape, transposed)
     return reordered(("dense", transposed), w, partial(_packed, transposed), back, [type_])
 
 
 def _parts_of(panels: np.ndarray, inner: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
     """Views of the panels of 64 columns, as [inner, panel, 64], and of the last one."""
-    whole = (columns - 1) // _PANEL
-    split = whole * inner * _PANEL
-    first = panels[:split].reshape(whole, inner, _PANEL).swapaxes(0, 1)
+    whole = (columns - 1) // PANEL
+    split = whole * inner * PANEL
+    first = panels[:split].reshape(whole, inner, PANEL).swapaxes(0, 1)
     return first, panels[split:].reshape(inner, -1)
 
 
 def _packed(transposed: bool, w: np.ndarray) -> tuple[np.ndarray]:
-    matrix = in_c_order()(w.T) if transposed else w
+    return (packed_panels(in_c_order()(w.T) if transposed else w),)
+
+
+def packed_panels(matrix: np.ndarray) -> np.ndarray:
+    """The panels of a matrix, aligned: a vector that lies across two lines of the cache is two
+    loads."""
     inner, columns = matrix.shape
-    size = inner * _padded(columns)
-    # Aligned: a vector that lies across two lines of the cache is two loads.
+    size = inner * padded(columns)
     memory = np.empty(4 * size + ALIGNMENT, np.uint8)
     panels: np.ndarray = memory[-memory.ctypes.data % ALIGNMENT :][: 4 * size].view(FLOAT32)
     whole, last = _parts_of(panels, inner, columns)
-    count = whole.shape[1] * _PANEL
+    count = whole.shape[1] * PANEL
     whole[...] = matrix[:, :count].reshape(whole.shape)
     last[:, : columns - count] = matrix[:, count:]
     last[:, columns - count :] = 0
-    return (panels,)
+    return panels
 
 
 def _unpacked(shape: tuple[int, ...], transposed: bool, panels: np.ndarray) -> np.ndarray:
-    inner, columns = shape[::-1] if transposed else shape
+    matrix = unpacked_panels(shape[::-1] if transposed else shape, panels)
+    return np.ascontiguousarray(matrix.T) if transposed else matrix
+
+
+def unpacked_panels(shape: tuple[int, ...], panels: np.ndarray) -> np.ndarray:
+    """The matrix of this shape that panels were made of."""
+    inner, columns = shape
     whole, last = _parts_of(panels, inner, columns)
-    count = whole.shape[1] * _PANEL
+    count = whole.shape[1] * PANEL
     matrix = np.empty((inner, columns), FLOAT32)
     matrix[:, :count].reshape(whole.shape)[...] = whole
     matrix[:, count:] = last[:, : columns - count]
-    return np.ascontiguousarray(matrix.T) if transposed else matrix
+    return matrix

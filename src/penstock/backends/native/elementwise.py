@@ -139,18 +139,17 @@ def elementwise_of_any_shape(site: Site) -> AnyShapeCall | None:
     return site.library.functions.elementwise, settings
 
 
-def program_behind(site: Site, first: int) -> NativeCall | None:
+def program_behind(
+    site: Site, first: int, row: int, strides: Sequence[tuple[int, ...] | None] | None = None
+) -> NativeCall:
     """The call of the parts of a fused node from ``first`` on, in place on its result, which has
-    what the part before computes; None if there is none. Input 0 of the program and its output are
-    left out. An item is a part of a row."""
-    output = site.output()
-    try:
-        program = _Program(site)
-        result = program.finished(program.result(first), output)
-        call = program.call(result, output, in_rows=True)
-    except UnsupportedError:
-        return None
-    # c/dense.c puts the address of its own result into both, whenever a few panels of it are ready.
+    what the part before computes, in rows of ``row`` elements that are adjacent in memory; of
+    tensors with these ``strides``. Raises ``UnsupportedError`` if there is none. Input 0 of the
+    program and its output are left out. An item is a part of a row."""
+    output, program = site.output(), _Program(site)
+    result = program.finished(program.result(first), output)
+    call = program.call(result, output, strides, row=row)
+    # Kernels put the address of their own result into both, whenever a part of it is ready.
     words = list(call.words)
     words[0] = words[_MOST_INPUTS] = None
     return replace(call, words=tuple(words))
@@ -317,11 +316,11 @@ class _Program:
         output: TensorType,
         strides: Sequence[Any] | None = None,
         *,
-        in_rows: bool = False,
+        row: int = 0,
     ) -> NativeCall:
         """The call of the program that computes ``result``; of tensors with these ``strides``, in
-        elements, None for those that are dense with their dims in order. ``in_rows``: tiles are
-        parts of rows."""
+        elements, None for those that are dense with their dims in order. ``row``, if not 0: tiles
+        are parts of rows of as many elements."""
         order = _in_order(result)
         held = [value for value in self.inputs if value in order]
         operands = [self.inputs[value] for value in held]
@@ -334,10 +333,9 @@ class _Program:
         widest = max(_size(value.kind) for value in order)
         registers, instructions = self._allocate(order, result)
         most = _REGISTER_BYTES // widest
-        if in_rows:
-            dims, steps = _with_rows(dims, steps, output.dims[-1])
-            tile, modes, row = most, _modes_of_rows(dims, steps), dims[-1]
-            items = -(-size // tile)
+        if row:
+            dims, steps = _with_rows(dims, steps, row)
+            tile, modes, items = most, _modes_of_rows(dims, steps), -(-size // most)
         else:
             tile, modes, row, items = _tiles(dims, steps, most, len(instructions))
         unused = [0] * (_MOST_RANK - len(dims))
@@ -627,10 +625,10 @@ def _modes_of_rows(dims: Sequence[int], strides: Sequence[Sequence[int]]) -> lis
 def _with_rows(
     dims: list[int], strides: Sequence[list[int]], row: int
 ) -> tuple[list[int], list[list[int]]]:
-    """``dims`` and ``strides`` with ``row``, of which the last dim is a multiple, as the last."""
-    if dims[-1] == row:
+    """``dims`` and ``strides`` with ``row`` as the last, unless rows need not be told apart."""
+    if dims[-1] == row or (len(dims) == 1 and dims[0] % row == 0):
         return dims, list(strides)
-    if len(dims) == _MOST_RANK:
+    if len(dims) == _MOST_RANK or dims[-1] % row:
         raise UnsupportedError
     apart = [[*own[:-1], own[-1] * row, own[-1]] for own in strides]
     return [*dims[:-1], dims[-1] // row, row], apart

@@ -10,8 +10,19 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from penstock.backends.native import family, fused_with, part_ns, rows_ns
-from penstock.backends.native.kernel import NativeCall, Site, Tensor
+from penstock.backends.native import family, fused_with, part_ns
+from penstock.backends.native.dense import (
+    BLOCK,
+    GRAIN,
+    NO_PROGRAM,
+    PANEL,
+    blocks_of_rows,
+    packed_panels,
+    padded,
+    unpacked_panels,
+)
+from penstock.backends.native.elementwise import additions_of, program_behind
+from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
 from penstock.core.records import NamedTuple, replace
 from penstock.core.types import FLOAT32, TensorType
 from penstock.ir.graph import Node, Value
@@ -22,13 +33,15 @@ from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.work_estimate import Workload, flops, layout_seconds
 
 # As in c/image_convolution.c.
-_PANEL, _COPIED, _MOST_TAPS, _LINES = 16, 14336, 256, 4
-_ROWS, _MOST_WEIGHTS = 64, 1 << 18  # positions of an item; elements, of which caches have more
-_FOLLOWERS = frozenset({"Add", "Clip", "LeakyRelu", "Relu"})
+_COPIED, _MOST_CHANNELS, _ADDRESSES = 14336, 8192, 4096
+_CACHED = 1152  # elements
+# Channels below which taps are read together, and positions of an item that are enough for them.
+_FEW_CHANNELS, _LEAST_BLOCK = 32, 24
+_FOLLOWERS = frozenset({"Add", "Clip", "LeakyRelu", "Max", "Min", "PRelu", "Relu"})
 
 
 class _Chain(NamedTuple):
-    """A convolution, the tensors that it reads and adds to its result, the slope below 0 of what
+    """A convolution, the tensors that it reads and adds to its result, the slopes below 0 of what
     that gives, and its bounds."""
 
     conv: Node
@@ -36,37 +49,47 @@ class _Chain(NamedTuple):
     w: int
     bias: np.ndarray | None
     addend: int | None
-    slope: float = 1.0
+    slopes: np.ndarray | None = None
     low: float = -math.inf
     high: float = math.inf
+    first: int = 0
+    """the first part of a program behind these, 0 if there is none"""
 
 
 def image_workload(node: Node) -> Workload | None:
-    """The work of a convolution; None where there is no kernel, and for images that enter the
-    graph, with their channels first."""
+    """The work of a convolution; None where there is no kernel."""
     conv, *others = parts(node)
     values = *conv.inputs[:2], node.outputs[0]
     types = [v.type for v in values if v]
     tensors = [t for t in types if isinstance(t, TensorType) and t.static]
-    source = None if node.inputs[0] is None else node.inputs[0].producer
-    if source is None or len(tensors) < 3:
+    if len(tensors) < 3:
         return None
-    if not _FOLLOWERS.issuperset([p.op.name for p in others]):
+    # Those of programs; others cost next to nothing where sums are written.
+    additions = [0 if p.op.name in _FOLLOWERS else additions_of(p) for p in others]
+    if None in additions:
         return None
     x, w, y = tensors
-    kernel, filters, copies_s = w.dims[2:], max(w.dims[0], 1), layout_seconds(node)[0]
-    if conv.attrs.get("group", 1) == 1:
-        positions, padded = y.elements // filters, math.ceil(w.dims[0] / _PANEL) * _PANEL
-        lines = math.prod(kernel[:-1]) if math.prod(kernel) > 1 else 0
-        products, elements = flops(node) * padded / filters, positions * padded
-        return Workload("image", 0, products, 0, elements, positions * lines, copies_s)
-    return Workload("depthwise image", x.nbytes, flops(node), beside_s=copies_s)
+    source = None if node.inputs[0] is None else node.inputs[0].producer
+    if source is None and conv.attrs.get("group", 1) > 1:
+        return None  # too little work for a copy of the image
+    given, filters, taps = conv.attrs.get("group", 1), max(w.dims[0], 1), math.prod(w.dims[2:])
+    positions, moved = y.elements // filters, x.nbytes + y.nbytes
+    more, copies_s = y.elements * sum(map(float, filter(None, additions))), layout_seconds(node)[0]
+    if 1 < given == filters == x.dims[1]:
+        lines = positions * taps
+        return Workload("depthwise image", moved, flops(conv), 0, more, lines, copies_s)
+    groups = _merged(given, max(filters // given, 1))
+    elements = positions * groups * padded(filters // groups)
+    products = 2 * elements * w.dims[1] * (given // groups) * taps
+    # Where each tap, or row of taps, sees an image is found for all filters at once.
+    lines = positions * (taps if x.dims[1] >= _FEW_CHANNELS else math.prod(w.dims[2:-1]))
+    return Workload("image", moved, products, 0, elements + more, lines, copies_s)
 
 
 @family(fused_with("Conv"), work=image_workload)
 def image_convolution(site: Site) -> NativeCall | None:
     """Conv over one or two axes with constant weights, by all channels or by one each, with an Add
-    of another image, LeakyRelu, Relu and Clip behind it."""
+    of another image and elementwise operations behind it."""
     chain = _chain(site)
     w = None if chain is None else site.weights(chain.w)
     x = None if chain is None else site.input(chain.x)
@@ -75,16 +98,20 @@ def image_convolution(site: Site) -> NativeCall | None:
     sizes, group = x.dims[2:], chain.conv.attrs.get("group", 1)
     if not 1 <= len(sizes) <= 2 or 0 in (*x.dims, *site.output().dims, *w.shape):
         return None
-    if w.size > _MOST_WEIGHTS or (group != 1 and not group == w.shape[0] == x.dims[1]):
-        return None
     axes = [Window(1, 1, 1)] * (2 - len(sizes))
     axes += list(windows(chain.conv.attrs, w.shape[2:], sizes))
     if not all(axis.addressable for axis in axes):
         return None
-    build = _of_all_channels if group == 1 else _of_each_channel
-    call = build(site, chain, w, *axes)
+    is_depthwise = group == w.shape[0] == x.dims[1] > 1
+    build = _of_each_channel if is_depthwise else _of_all_channels
+    calls = build(site, chain, w, *axes)
     images = chain.x, chain.addend, len(site.node.inputs)
-    return None if call is None else of_any_strides(site, call, images, turned=False)
+    if calls is None:
+        return None
+    try:
+        return of_any_strides(site, *calls, images, first=chain.first)
+    except UnsupportedError:
+        return None
 
 
 def _chain(site: Site) -> _Chain | None:
@@ -94,30 +121,57 @@ def _chain(site: Site) -> _Chain | None:
         if len(site.node.inputs) > 2 and site.node.inputs[2] is not None and bias is None:
             return None
         return _Chain(site.node, 0, 1, bias, None)
-    region = site.node.attrs["region"]
+    region, output = site.node.attrs["region"], site.output()
+    if any(v is None or v.type != output for part in region.nodes for v in part.outputs):
+        return None
     place: dict[Value | None, int] = {value: i for i, value in enumerate(region.inputs)}
     conv, *others = region.nodes
-    addend = None
-    if others and others[0].op.name == "Add":
-        add, *others = others
-        (other,) = [v for v in add.inputs if v is not conv.outputs[0]] or [None]
-        addend = place.get(other)
-        if addend is None or site.tensors[addend] != site.output():
-            return None
-    slope = 1.0
-    if others and others[0].op.name == "LeakyRelu":
-        slope = others.pop(0).attrs.get("alpha", 0.01)
-    limits = bounds_of(site, place, others)
     bias = None if conv.input(2) is None else site.constant(place[conv.input(2)])
-    if limits is None or (bias is None) != (conv.input(2) is None) or not 0 < slope <= 1:
+    if (bias is None) != (conv.input(2) is None):
         return None
     x, w, *_ = conv.inputs
-    return _Chain(conv, place[x], place[w], bias, addend, slope, *limits)
+    chain = _Chain(conv, place[x], place[w], bias, None)
+    if others[0].op.name == "Add":
+        (other,) = [v for v in others[0].inputs if v is not conv.outputs[0]] or [None]
+        addend = place.get(other)
+        # Others, such as rows that are broadcast, are the program's.
+        if addend is not None and site.tensors[addend] == output:
+            chain, others = chain._replace(addend=addend), others[1:]
+    first, slopes = len(parts(site.node)) - len(others), None
+    if others and others[0].op.name in ("LeakyRelu", "PRelu"):
+        slopes = _slopes(site, place, others[0])
+        others = others if slopes is None else others[1:]
+    limits = bounds_of(site, place, others)
+    if limits is None:
+        return chain._replace(first=first)
+    return chain._replace(slopes=slopes, low=limits[0], high=limits[1])
 
 
-def _words(chain: _Chain, site: Site, bias: np.ndarray, weights: np.ndarray) -> tuple:
+def _slopes(site: Site, place: Mapping[Value | None, int], node: Node) -> np.ndarray | None:
+    """The slopes of a LeakyRelu or PRelu for each channel; None if they are no such constants."""
+    shape = (1, site.output().dims[1], *[1] * (len(site.output().dims) - 2))
+    if node.op.name == "LeakyRelu":
+        return np.full(shape[1], node.attrs.get("alpha", 0.01), FLOAT32)
+    slopes = site.constant(place[node.inputs[1]]) if node.inputs[1] in place else None
+    if slopes is None or np.broadcast_shapes(slopes.shape, shape) != shape:
+        return None
+    return np.broadcast_to(slopes, shape).reshape(-1)
+
+
+def _words(chain: _Chain, site: Site, weights: np.ndarray, groups: int, every: int) -> tuple:
+    """The first arguments of a call; bias and slopes are of ``every`` filters in each group."""
+    bias = _of_filters(np.zeros(1, FLOAT32) if chain.bias is None else chain.bias, groups, every)
+    slopes = None if chain.slopes is None else _of_filters(chain.slopes, groups, every)
     addend = None if chain.addend is None else Tensor(chain.addend)
-    return Tensor(chain.x), weights, bias, addend, site.result()
+    return Tensor(chain.x), weights, bias, slopes, addend, site.result()
+
+
+def _of_filters(numbers: np.ndarray, groups: int, every: int) -> np.ndarray:
+    """``numbers``, one or as many as filters, with zeros behind those of each group."""
+    own = numbers.reshape(-1 if numbers.size == 1 else groups, numbers.size // groups or 1)
+    result = np.zeros((groups, every), FLOAT32)
+    result[:, : own.shape[1] if numbers.size > 1 else every] = own
+    return result
 
 
 def _aligned(array: np.ndarray) -> np.ndarray:
@@ -131,116 +185,189 @@ def _aligned(array: np.ndarray) -> np.ndarray:
 
 def _of_all_channels(
     site: Site, chain: _Chain, w: ConstantRef, rows: Window, columns: Window
-) -> NativeCall | None:
-    filters, x = w.shape[0], site.input(chain.x)
+) -> tuple[NativeCall, NativeCall] | None:
+    """The calls for images with their channels innermost, and for others, of which all that a
+    position sees is copied."""
+    x, given = site.input(chain.x), chain.conv.attrs.get("group", 1)
     assert x is not None
-    k = math.prod(w.shape[1:])
-    every = -(-filters // _PANEL) * _PANEL
-
-    last = *w.shape[2:], w.shape[1], filters  # the dims of a matrix of [k, filters]
+    # Narrow groups are computed together, as one whose other weights are zeros.
+    groups = _merged(given, w.shape[0] // given)
+    filters, channels = w.shape[0] // groups, x.dims[1] // groups
+    taps, shape = rows.kernel * columns.kernel, w.shape
+    k, every = taps * channels, padded(filters)
+    # Taps of a row are read together if they see adjacent elements that are few. Where rows may be
+    # partly outside, there must be room for copies.
+    is_run = groups == 1 and columns.dilation == 1 and channels < _FEW_CHANNELS
+    reach = (columns.count - 1) * columns.stride + columns.kernel - columns.begin
+    is_inside = columns.begin <= 0 and reach <= columns.size
+    is_run = is_run and (is_inside or k <= _COPIED // _LEAST_BLOCK)
+    together = columns.kernel if is_run else 1
+    addresses = taps // together
+    if max(x.dims[1], together * channels) > _MOST_CHANNELS or addresses > _ADDRESSES:
+        return None
 
     def packed(w: np.ndarray) -> tuple[np.ndarray]:
-        matrix = np.zeros((k, every), FLOAT32)
-        matrix[:, :filters] = np.moveaxis(w, (0, 1), (-1, -2)).reshape(k, filters)
-        return (_aligned(matrix.reshape(k, -1, _PANEL).swapaxes(0, 1)),)
+        return (_panels_of_groups(w, given, groups),)
 
     def back(panels: np.ndarray) -> np.ndarray:
-        matrix = panels.swapaxes(0, 1).reshape(k, every)[:, :filters].reshape(last)
-        return np.ascontiguousarray(np.moveaxis(matrix, (-1, -2), (0, 1)))
+        return _filters_of_panels(panels, shape, given, groups)
 
-    # The rows that are copied lie in an array of fixed size on the stack of the compiled function.
-    if k > _COPIED:
-        return None
-    panels = TensorType(FLOAT32, (every // _PANEL, k, _PANEL))
-    weights = reordered("native image", w, packed, back, [panels])
+    panels = TensorType(FLOAT32, (groups * k * every,))
+    weights = reordered(("native image", given), w, packed, back, [panels])
     positions = x.dims[0] * rows.count * columns.count
-    block = min(_COPIED // k, _ROWS)
-    products = Workload("image", flops=2 * k * every * block)
-    bias = np.zeros(every, FLOAT32)
-    bias[:filters] = 0 if chain.bias is None else chain.bias
-    return NativeCall(
-        "image_convolution",
-        (
-            *_words(chain, site, bias, *weights.arrays),
-            *(axis_words(rows), axis_words(columns), *chain[-3:]),
-            *(x.dims[0], x.dims[1], filters, block, None, None, None),
-        ),
-        items=-(-positions // block),
-        item_ns=rows_ns(0, rows=5) + part_ns(products),
-        reordered={chain.w: weights},
-    )
+
+    def of_block(most: int) -> NativeCall:
+        panels = math.ceil(every / PANEL) * groups
+        blocks = blocks_of_rows(positions, panels, min(most, BLOCK))
+        block = math.ceil(positions / blocks)
+        return NativeCall(
+            "image_convolution",
+            (
+                *_words(chain, site, weights.arrays[0], groups, every),
+                *(axis_words(rows), axis_words(columns), chain.low, chain.high),
+                *(x.dims[0], groups),
+                *(channels, filters, block, together, None, None, None),
+            ),
+            items=math.ceil(positions / block) * panels,
+            item_ns=part_ns(Workload("image", flops=2 * k * min(every, PANEL) * block)),
+            reordered={chain.w: weights},
+        )
+
+    copied, addressed = _COPIED // (taps * channels), _ADDRESSES // addresses
+    copied = min(copied, addressed)
+    if not copied:
+        return None
+    return of_block(addressed if is_inside or together == 1 else copied), of_block(copied)
+
+
+def _merged(groups: int, filters: int) -> int:
+    """The number of groups if adjacent ones are merged as long as a panel is no wider for it."""
+    most = max(GRAIN // filters, 1)
+    return groups // max(m for m in range(1, most + 1) if groups % m == 0)
+
+
+def _panels_of_groups(w: np.ndarray, given: int, groups: int) -> np.ndarray:
+    """The panels of each of ``groups`` merged groups, of ``given`` ones."""
+    each, taps = given // groups, math.prod(w.shape[2:])
+    own = w.reshape(groups, each, w.shape[0] // given, w.shape[1], taps)
+    matrices = np.zeros((groups, taps, each, w.shape[1], each, own.shape[2]), FLOAT32)
+    for i in range(each):
+        matrices[:, :, i, :, i] = own[:, i].transpose(0, 3, 2, 1)
+    rows = matrices.reshape(groups, taps * each * w.shape[1], -1)
+    return _aligned(np.concatenate([packed_panels(matrix) for matrix in rows]))
+
+
+def _filters_of_panels(
+    panels: np.ndarray, shape: tuple[int, ...], given: int, groups: int
+) -> np.ndarray:
+    """The filters of this shape that ``_panels_of_groups`` has made panels of."""
+    each, taps, filters = given // groups, math.prod(shape[2:]), shape[0] // given
+    own = np.empty((groups, each, filters, shape[1], taps), FLOAT32)
+    dims = taps * each * shape[1], each * filters
+    for group, part in zip(own, panels.reshape(groups, -1), strict=True):
+        matrix = unpacked_panels(dims, part).reshape(taps, each, shape[1], each, filters)
+        for i in range(each):
+            group[i] = matrix[:, i, :, i].transpose(2, 1, 0)
+    filters_: np.ndarray = own.reshape(shape)
+    return filters_
 
 
 def _of_each_channel(
     site: Site, chain: _Chain, w: ConstantRef, rows: Window, columns: Window
-) -> NativeCall | None:
+) -> tuple[NativeCall, NativeCall] | None:
     channels, x = w.shape[0], site.input(chain.x)
     assert x is not None
-    # Vectors run on into the channels of adjacent positions, so that weights repeat themselves
-    # where a vector begins with the first channel.
-    taps, period = rows.kernel * columns.kernel, math.lcm(channels, _PANEL)
-    reach = (columns.kernel - 1) * columns.dilation // columns.stride
-
-    def block_of(chunk: int) -> int:
-        """Rows of the result that the copy of what ``chunk`` columns see has room for."""
-        seen = _COPIED // (columns.stride * (chunk + reach) * channels)
-        return (seen - (rows.kernel - 1) * rows.dilation - 1) // rows.stride + 1
-
-    # Columns are divided before rows are, of which several are computed together.
-    chunk = columns.count
-    while block_of(chunk) < min(_LINES, rows.count) and chunk > 1:
-        chunk = -(-chunk // 2)
-    block = min(block_of(chunk), rows.count)
-    block -= block % _LINES if block > _LINES else 0
-    if block < 1 or taps > _MOST_TAPS or taps * period > _COPIED:
+    taps, positions = rows.kernel * columns.kernel, x.dims[0] * rows.count * columns.count
+    if taps > _ADDRESSES or channels > _MOST_CHANNELS or taps > _COPIED:
         return None
 
     def packed(w: np.ndarray) -> tuple[np.ndarray]:
-        return (_aligned(np.tile(w.reshape(channels, taps).T, (1, period // channels))),)
+        return (_aligned(w.reshape(channels, taps).T),)
 
     def back(rows: np.ndarray, shape: tuple[int, ...] = w.shape) -> np.ndarray:
-        return np.ascontiguousarray(rows[:, :channels].T).reshape(shape)
+        return np.ascontiguousarray(rows.T).reshape(shape)
 
-    tiled = TensorType(FLOAT32, (taps, period))
-    weights = reordered("native depthwise images", w, packed, back, [tiled])
-    products = Workload("depthwise image", flops=2 * block * chunk * channels * taps)
-    bias = np.zeros(channels, FLOAT32) if chain.bias is None else chain.bias
-    items = x.dims[0] * -(-rows.count // block) * -(-columns.count // chunk)
-    return NativeCall(
-        "image_depthwise",
-        (
-            *_words(chain, site, np.tile(bias, period // channels), *weights.arrays),
-            *(axis_words(rows), axis_words(columns), *chain[-3:], x.dims[0], channels),
-            *(period, block, chunk, reach, None, None, None),
-        ),
-        items=items,
-        item_ns=rows_ns(0, rows=5) + part_ns(products),
-        reordered={chain.w: weights},
+    weights = reordered(
+        "native depthwise images", w, packed, back, [TensorType(FLOAT32, (taps, channels))]
     )
+
+    def of_chunk(chunk: int, most: int) -> NativeCall:
+        chunks = math.ceil(channels / chunk)
+        block = math.ceil(positions / blocks_of_rows(positions, chunks, min(most, BLOCK)))
+        return NativeCall(
+            "image_depthwise",
+            (
+                *_words(chain, site, weights.arrays[0], 1, channels),
+                *(axis_words(rows), axis_words(columns), chain.low, chain.high, x.dims[0], 1),
+                *(channels, chunk, block, 1, None, None, None),
+            ),
+            items=math.ceil(positions / block) * chunks,
+            item_ns=part_ns(Workload("depthwise image", flops=2 * block * chunk * taps)),
+            reordered={chain.w: weights},
+        )
+
+    # The weights of some channels, and what a few positions see of them, stay in the nearest cache.
+    addressed = _ADDRESSES // taps
+    most = max(_CACHED // taps // PANEL, 1) * PANEL
+    most = math.ceil(channels / max(round(channels / most), 1) / GRAIN) * GRAIN
+    chunk = min(channels, PANEL, _COPIED // taps)
+    copied = min(_COPIED // (taps * chunk), addressed)
+    return of_chunk(min(channels, most), addressed), of_chunk(chunk, copied)
 
 
 def of_any_strides(
-    site: Site, call: NativeCall, images: Sequence[int | None], *, turned: bool
+    site: Site,
+    call: NativeCall,
+    otherwise: NativeCall,
+    images: Sequence[int | None],
+    *,
+    turned: bool = False,
+    first: int | None = None,
 ) -> NativeCall:
-    """``call``, whose last words are the steps of these ``images``, for any strides of them.
-    ``turned``: rows and columns change places."""
+    """A call for any strides of the ``images``, whose steps are its last words: ``call`` where all
+    have their channels innermost, and columns of the first no gaps between them, else
+    ``otherwise``. ``turned``: rows and columns change places. ``first``, if not None: the kernel
+    takes a program of the parts from there on, 0 for none. Raises ``UnsupportedError`` where there
+    is none."""
+    output = site.output().dims
 
     def restrided(strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
-        words = list(call.words[: -len(images)])
+        steps: list[np.ndarray | None] = []
         for i in images:
             type_ = None if i is None else site.tensors[i]
-            if i is None or type_ is None:
-                words.append(None)
-                continue
-            image, channel, *spatial = strides[i] or packed_strides(type_.dims, 1)
-            spatial = [image] * (2 - len(spatial)) + spatial
-            steps = [image, channel, *(spatial[::-1] if turned else spatial)]
-            words.append(np.array(steps, np.int64))
-        return replace(call, words=tuple(words))
+            own = None if i is None or type_ is None else steps_of(type_.dims, strides[i], turned)
+            steps.append(own)
+        innermost = all(own is None or own[1] == 1 for own in steps)
+        x = site.tensors[images[0] or 0]
+        gaps = steps[0] is None or x is None or steps[0][3] != x.dims[1]
+        chosen, program = call if innermost and not gaps else otherwise, NO_PROGRAM
+        ns = chosen.item_ns
+        if first:
+            is_flat = steps[-1] is not None and steps[-1][1] == 1
+            row = output[1] if is_flat else math.prod(output[2:])
+            behind = program_behind(site, first, row, strides)
+            program = behind.words
+            ns += behind.item_ns * behind.items / chosen.items
+        words = (*chosen.words[: -len(images)], *steps)
+        words = words if first is None else (*words, int(bool(first)), *program)
+        return replace(chosen, words=words, item_ns=ns)
 
     plain = restrided([None] * len(site.tensors))
-    order = channels_last(len(site.output().dims))
-    return replace(plain, restrided=restrided, dims_order=order)
+    return replace(plain, restrided=restrided, dims_order=channels_last(len(output)))
+
+
+def steps_of(dims: Sequence[int], strides: Sequence[int] | None, turned: bool) -> np.ndarray:
+    """The steps of an image with its dims in order, as compiled code takes them. Those along dims
+    of 1, which mean nothing, are as they would be with channels innermost."""
+    image, channel, *spatial = strides or packed_strides(dims, 1)
+    channel = 1 if dims[1] == 1 else channel
+    inner = channel * dims[1]
+    for i in range(len(spatial) - 1, -1, -1):
+        spatial[i] = inner if dims[2 + i] == 1 else spatial[i]
+        inner = spatial[i] * dims[2 + i]
+    image = inner if dims[0] == 1 else image
+    rows, columns = [inner] * (2 - len(spatial)) + list(spatial)
+    return np.array([image, channel, *((columns, rows) if turned else (rows, columns))], np.int64)
 
 
 def bounds_of(
@@ -252,6 +379,12 @@ def bounds_of(
         least, most = -math.inf, math.inf
         if node.op.name == "Relu":
             least = 0.0
+        elif node.op.name in ("Max", "Min") and len(node.inputs) == 2:
+            ends = [site.constant(place[v]) for v in node.inputs if v in place]
+            if len(ends) != 1 or ends[0] is None or ends[0].size != 1 or np.isnan(ends[0]).any():
+                return None
+            bound = float(ends[0].item())
+            least, most = (bound, most) if node.op.name == "Max" else (least, bound)
         elif node.op.name == "Clip":
             ends = [
                 None if v is None else site.constant(place[v])

@@ -101,7 +101,7 @@ def quantized_convolution(site: Site) -> NativeCall | None:
         call = _of_each_channel(site, chain, dense, rows, columns)
     if call is None:
         return None
-    return of_any_strides(site, call, (chain.x.tensor, len(site.node.inputs)), turned=turned)
+    return of_any_strides(site, call, call, (chain.x.tensor, len(site.node.inputs)), turned=turned)
 
 
 @family("ConvInteger", work=code_workload)
@@ -136,7 +136,7 @@ def integer_convolution(site: Site) -> NativeCall | None:
     call = _products(site, 0, packed, int(zero[0]), (rows, columns))
     if call is None:
         return None
-    return of_any_strides(site, call, (0, len(site.node.inputs)), turned=turned)
+    return of_any_strides(site, call, call, (0, len(site.node.inputs)), turned=turned)
 
 
 def _axes(site: Site, node: Node, tensor: int, w: np.ndarray) -> tuple[Window, Window, bool] | None:

@@ -108,8 +108,9 @@ _PRODUCTS = ("Gemm", "MatMul")
 _ROUNDED = ("Conv", *_PRODUCTS)
 
 
-def _convolution(node: Node) -> Workload:
-    """The work of a convolution, or a chain that begins with one."""
+def _convolution(node: Node, rounded: float) -> Workload:
+    """The work of a convolution, or a chain that begins with one; ``rounded`` times as many
+    operations are computed in the time of one."""
     first = parts(node)[0]
     w, group = weights_of(first.input(1)), first.attrs.get("group", 1)
     family, filters, taps, work = "convolution", _FILTERS, 0, flops(node)
@@ -126,7 +127,7 @@ def _convolution(node: Node) -> Workload:
             positions = _positions(node, w.shape[2:])
     if node.inputs[0] is None or node.inputs[0].producer is None:
         family = f"first {family}"
-    computed = work * math.ceil(filters / _FILTERS) * _FILTERS / max(filters, 1)
+    computed = work * math.ceil(filters / _FILTERS) * _FILTERS / max(filters, 1) / rounded
     copies_s = layout_seconds(node)[0]
     return Workload(family, moved_bytes(node), computed, 0, positions, taps, copies_s)
 
@@ -236,17 +237,16 @@ class OneDnnBackend(SpecializingBackend):
         if name not in FAMILIES and name not in _OF_CODES and not is_fused(node):
             return None
         first = parts(node)[0]
+        # Rounded to two bytes, operands are read in half of the time, and multiplied in half of it.
+        rounded = 1 + (self.narrow and flops(node) >= WORTH_ROUNDING)
         if first.op.full_name in ("Conv", "ConvTranspose"):
-            return _convolution(node)
+            return _convolution(node, rounded)
         if name not in FAMILIES and is_fused(node):
             codes = _codes_convolution(node, "AMX" in self.library.isa)
             if codes is not None:
                 return codes
         moved, work = moved_bytes(node), flops(node)
         if weights := _matrix_bytes(first):
-            # Rounded to two bytes, a matrix is read in half of the time, and multiplied in half of
-            # it.
-            rounded = 1 + (self.narrow and work >= WORTH_ROUNDING)
             # Small matrices stay in a cache from one run to the next.
             read = max(weights - _CACHED, 0) / rounded
             return Workload("product", moved, work / rounded, read)

@@ -421,10 +421,17 @@ void run_in_rows(const struct elementwise *a, int64_t first, int64_t rows, int64
     registers r;
     int64_t index[PROGRAM_RANK];
     begin_program(a, &r);
+    const int64_t last = a->rank - 1, length = end - begin;
+    /* Whole rows that no operand tells apart are one after the other. */
+    if (!last && length == a->row) {
+        for (index[0] = first * length; index[0] < (first + rows) * length; index[0] += a->tile)
+            run_tile(a, &r, index, index[0], smaller(a->tile, (first + rows) * length - index[0]));
+        return;
+    }
     for (int64_t row = first; row < first + rows; row++) {
         find_row(a, row, index);
-        index[a->rank - 1] = begin;
-        run_tile(a, &r, index, row * a->row + begin, end - begin);
+        index[last] = begin + (last ? 0 : row * a->row);
+        run_tile(a, &r, index, row * a->row + begin, length);
     }
 }
 

@@ -3,6 +3,9 @@
 #define PENSTOCK_FLOATS_H
 
 #include <string.h>
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
 #include "native.h"
 #include "vectors.h"
 
@@ -15,6 +18,48 @@ static inline vector loaded(const float *from)
     vector v;
     memcpy(&v, from, sizeof v);
     return v;
+}
+
+/* For fewer floats than are worth a call of memcpy. */
+static inline void copy_floats(float *restrict to, const float *restrict from, int64_t count)
+{
+    for (; count >= LANES; count -= LANES, to += LANES, from += LANES)
+        memcpy(to, from, VECTOR_BYTES);
+#if defined(__AVX512F__)
+    const __mmask16 some = (__mmask16)((1u << count) - 1);
+    _mm512_mask_storeu_ps(to, some, _mm512_maskz_loadu_ps(some, from));
+#else
+    for (; count >= 4; count -= 4, to += 4, from += 4)
+        memcpy(to, from, 16);
+    for (; count > 0; count--)
+        *to++ = *from++;
+#endif
+}
+
+/* The first `count` lanes; all of a vector if these are more. */
+INLINED vector load_some(const float *from, int64_t count)
+{
+    if (count >= LANES)
+        return loaded(from);
+#if defined(__AVX512F__)
+    return (vector)_mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1), from);
+#else
+    vector v = {0};
+    copy_floats((float *)&v, from, count);
+    return v;
+#endif
+}
+
+static inline void store_some(float *to, vector v, int64_t count)
+{
+    if (count >= LANES)
+        memcpy(to, &v, sizeof v);
+    else
+#if defined(__AVX512F__)
+        _mm512_mask_storeu_ps(to, (__mmask16)((1u << count) - 1), (__m512)v);
+#else
+        copy_floats(to, (const float *)&v, count);
+#endif
 }
 
 #endif

@@ -1,266 +1,171 @@
 /* Convolutions of images with their channels innermost, by all channels or by one each, and what
    follows them: a tensor that is added, a slope below 0, and bounds.
 
-   Images may have any strides; they are read fast where their channels are innermost. Weights are in
-   panels of PANEL filters on every instruction set. Compiled with contraction to fused multiply-add.
+   A convolution by all channels is the product of panels.c, whose rows are what positions of the result
+   see. These are not copied: for each tap of the kernel, or each row of taps where channels are few, a
+   table has the address of what a position sees, or of zeros outside of the image. In one by each channel,
+   each vector of channels is multiplied by one of weights, at the same addresses. What has gaps in memory,
+   or a row of taps that is partly outside, is copied first.
 
-   Convolutions of all channels copy what each position of a block sees into a row of a matrix, unless
-   the image is that matrix. Those of each channel copy the rows that a block sees, with zeros around
-   them, divided by strides into splits, so that what a tap sees of adjacent positions is adjacent, and
-   channels of adjacent positions are computed together, whatever their number: weights repeat
-   themselves after `period` of them, a multiple of PANEL:
-
-       stride 2, 1 zero before, of x0 x1 x2 x3 x4:    0  x1 x3    x0 x2 x4 */
+   Compiled with contraction to fused multiply-add. */
 
 // Its copies are too short for calls of memcpy and memset.
 // Compiler options: -ffp-contract=fast -fno-tree-loop-distribute-patterns
-#if defined(__SSE2__)
-#include <immintrin.h>
-#endif
-#include "floats.h"
 #include "images.h"
+#include "panels.h"
+#include "programs.h"
 
-enum { PANEL = 16, COPIED = 14336, MOST_TAPS = 256, ROWS = BY_WIDTH(8, 4, 2), PANELS = BY_WIDTH(2, 1, 1) };
-enum { VECTORS = PANEL / LANES, LINES = VECTORS > 2 ? 2 : 4 };
+enum { COPIED = 14336, MOST_CHANNELS = 8192, ADDRESSES = 4096 };
+enum { TILE = 6, WIDE = BY_WIDTH(4, 2, 2) }; /* positions and vectors that are computed together */
 
+/* Of both kernels. */
 struct image_convolution {
-    const float *x, *weights, *bias; /* panels; a row of the matrix is of rows, columns, channels */
-    const float *addend;             /* or NULL */
+    const float *x, *weights, *bias;
+    const float *slopes, *addend; /* or NULL */
     float *y;
     const axis *rows, *columns;
-    double slope, low, high;
-    int64_t images, channels, filters, block;
+    double low, high;
+    int64_t images, groups, channels, filters; /* channels and filters of a group */
+    int64_t block;                             /* positions of an item */
+    int64_t together; /* taps that are seen as one part: those of a row of the kernel, or 1 */
     const steps *x_steps, *addend_steps, *y_steps;
+    int64_t follows;            /* whether there is a program */
+    struct elementwise program; /* of y, in place; rows are of filters, or of positions if it has gaps */
 };
 
-struct image_depthwise {
-    const float *x, *weights, *bias; /* [row][column][period] */
-    const float *addend;
-    float *y;
-    const axis *rows, *columns;
-    double slope, low, high;
-    int64_t images, channels, period, block, chunk, reach; /* what a split has beside a chunk */
-    const steps *x_steps, *addend_steps, *y_steps;
-};
+/* What is outside of an image. */
+static float zeros[MOST_CHANNELS];
 
-static inline void copy_floats(float *restrict to, const float *restrict from, int64_t count)
-{
-    for (; count >= LANES; count -= LANES, to += LANES, from += LANES)
-        memcpy(to, from, VECTOR_BYTES);
-#if defined(__AVX512F__)
-    const __mmask16 some = (__mmask16)((1u << count) - 1);
-    _mm512_mask_storeu_ps(to, some, _mm512_maskz_loadu_ps(some, from));
-#else
-    for (; count >= 4; count -= 4, to += 4, from += 4)
-        memcpy(to, from, 16);
-    for (; count > 0; count--)
-        *to++ = *from++;
-#endif
-}
-
-/* Returns the end of what is filled. */
-static inline float *fill_zeros(float *restrict to, int64_t count)
-{
-    const vector zeros = {0};
-    for (; count >= LANES; count -= LANES, to += LANES)
-        memcpy(to, &zeros, VECTOR_BYTES);
-    for (; count > 0; count--)
-        *to++ = 0;
-    return to;
-}
-
-/* What is done with sums: those below 0 are multiplied by a slope of at most 1, all are bounded. */
+/* Some channels of what positions see: where each part of it lies, [part][apart]. */
 typedef struct {
-    float slope, low, high;
-} activation;
+    int64_t first, channels, apart;
+    const float **rows;
+    float *copy; /* where parts are copied to that have gaps, or are partly outside of the image */
+} view;
 
-/* NaN stays. */
-static inline float activated(float x, activation f)
+/* Copy the part of a window that is seen in an image's row from `column` on; returns where. */
+static const float *copy_part(const struct image_convolution *a, const float *line, int64_t column,
+                              view *seen)
 {
-    x = x < 0 ? x * f.slope : x;
-    x = x < f.low ? f.low : x;
-    return x > f.high ? f.high : x;
-}
-
-static inline vector all_activated(vector v, activation f)
-{
-#if defined(__AVX512F__)
-#define LARGER(a, b) (vector) _mm512_max_ps((__m512)(a), (__m512)(b))
-#define LESSER(a, b) (vector) _mm512_min_ps((__m512)(a), (__m512)(b))
-#elif defined(__AVX__)
-#define LARGER(a, b) (vector) _mm256_max_ps((__m256)(a), (__m256)(b))
-#define LESSER(a, b) (vector) _mm256_min_ps((__m256)(a), (__m256)(b))
-#elif defined(__SSE2__)
-#define LARGER(a, b) (vector) _mm_max_ps((__m128)(a), (__m128)(b))
-#define LESSER(a, b) (vector) _mm_min_ps((__m128)(a), (__m128)(b))
-#endif
-#ifdef LARGER
-    const vector least = (vector){0} + f.low, most = (vector){0} + f.high;
-    return LESSER(most, LARGER(least, LARGER(v * f.slope, v)));
-#else
-    for (int i = 0; i < LANES; i++)
-        v[i] = activated(v[i], f);
-    return v;
-#endif
-}
-
-/* The first `count` lanes. */
-static inline vector load_some(const float *from, int64_t count)
-{
-    vector v = {0};
-    if (count >= LANES)
-        memcpy(&v, from, VECTOR_BYTES);
-    else {
-#if defined(__AVX512F__)
-        v = (vector)_mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1), from);
-#else
-        float part[LANES] = {0};
-        copy_floats(part, from, count);
-        memcpy(&v, part, VECTOR_BYTES);
-#endif
+    const int64_t step = a->x_steps->channel, channels = seen->channels;
+    const float *const part = seen->copy;
+    for (int64_t k = 0; k < a->together; k++, column++, seen->copy += channels) {
+        float *restrict to = seen->copy;
+        const float *from = line + column * a->x_steps->column;
+        const int outside = column < 0 || column >= a->columns->size;
+        if (step == 1 && !outside)
+            copy_floats(to, from, channels);
+        else
+            for (int64_t i = 0; i < channels; i++)
+                to[i] = outside ? 0 : from[i * step];
     }
-    return v;
+    return part;
 }
 
-static inline void store_some(float *to, vector v, int64_t count)
+/* Of `count` positions from column `j` of the result on, those that see the image with a tap, or with all of
+   a row of the kernel, and where the first would see it. */
+typedef struct {
+    int64_t start, low, high;
+} stretch;
+
+static inline stretch inside(const struct image_convolution *a, int64_t tap, int64_t j, int64_t count)
 {
-    if (count >= LANES)
-        memcpy(to, &v, VECTOR_BYTES);
-    else {
-#if defined(__AVX512F__)
-        _mm512_mask_storeu_ps(to, (__mmask16)((1u << count) - 1), (__m512)v);
-#else
-        float part[LANES];
-        memcpy(part, &v, VECTOR_BYTES);
-        copy_floats(to, part, count);
-#endif
-    }
+    const axis *v = a->columns;
+    const int dense =
+        a->x_steps->channel == 1 && (a->together == 1 || a->x_steps->column == a->channels);
+    const int64_t start = j * v->stride - v->begin + tap * v->dilation, step = v->stride;
+    const int64_t room = v->size - a->together - start, before = start < 0 ? -start : 0;
+    const int64_t low = smaller(step == 1 ? before : (before + step - 1) / step, count);
+    int64_t high = dense && room >= 0 ? smaller((step == 1 ? room : room / step) + 1, count) : 0;
+    return (stretch){start, low, high < low ? low : high};
 }
 
-/* Write sums of `count` adjacent elements, at most PANEL, with what is added to them. */
-static inline void put(float *y, const float *addend, const vector *sums, int64_t count, activation f)
-{
-    for (int v = 0; v < VECTORS && count > 0; v++, count -= LANES) {
-        const vector value = addend ? sums[v] + load_some(addend + v * LANES, count) : sums[v];
-        store_some(y + v * LANES, all_activated(value, f), count);
-    }
-}
-
-/* As `put`, for elements that are `step` and `addend_step` apart. */
-static void put_apart(float *y, int64_t step, const float *addend, int64_t addend_step,
-                      const vector *sums, int64_t count, activation f)
-{
-    float part[PANEL];
-    memcpy(part, sums, sizeof part);
-    for (int64_t i = 0; i < count; i++)
-        y[i * step] = activated(addend ? part[i] + addend[i * addend_step] : part[i], f);
-}
-
-/* What a position of the result sees of an image. */
-static void copy_window(const struct image_convolution *a, const float *image, int64_t row,
-                        int64_t column, float *restrict to)
+/* Find where each part of what `count` positions from `first` on see lies. */
+static void find_rows(const struct image_convolution *a, int64_t first, int64_t count, view seen)
 {
     const axis *u = a->rows, *v = a->columns;
-    const int64_t channels = a->channels, step = a->x_steps->channel;
-    const int64_t width = v->kernel * channels, first = column * v->stride - v->begin;
-    const int dense = step == 1 && a->x_steps->column == channels && v->dilation == 1;
-    const int64_t low = smaller(first < 0 ? -first : 0, v->kernel);
-    int64_t high = smaller(v->size - first, v->kernel);
-    high = high < low ? low : high;
-    for (int64_t ky = 0; ky < u->kernel; ky++) {
-        const int64_t r = row * u->stride - u->begin + ky * u->dilation;
-        const float *line = image + r * a->x_steps->row;
-        if (r < 0 || r >= u->size)
-            to = fill_zeros(to, width);
-        else if (dense) {
-            to = low ? fill_zeros(to, low * channels) : to;
-            copy_floats(to, line + (first + low) * channels, (high - low) * channels);
-            to += (high - low) * channels;
-            to = high < v->kernel ? fill_zeros(to, (v->kernel - high) * channels) : to;
-        }
-        else
-            for (int64_t kx = 0; kx < v->kernel; kx++, to += channels) {
-                const int64_t c = first + kx * v->dilation;
-                const int inside = c >= 0 && c < v->size;
-                for (int64_t i = 0; i < channels; i++)
-                    to[i] = inside ? line[c * a->x_steps->column + i * step] : 0;
+    const int64_t parts = v->kernel / a->together, step = v->stride * a->x_steps->column;
+    const int copied = a->together > 1 || a->x_steps->channel != 1;
+    for (int64_t r = 0, some; r < count; r += some) {
+        const int64_t j = (first + r) % v->count, i = (first + r) / v->count;
+        const float *image =
+            a->x + i / u->count * a->x_steps->image + seen.first * a->x_steps->channel;
+        const int64_t above = i % u->count * u->stride - u->begin;
+        some = smaller(v->count - j, count - r);
+        for (int64_t tap = 0; tap < parts; tap++) {
+            const stretch s = inside(a, tap, j, some);
+            for (int64_t ky = 0, row = above; ky < u->kernel; ky++, row += u->dilation) {
+                const float **to = seen.rows + (ky * parts + tap) * seen.apart + r;
+                const int missing = row < 0 || row >= u->size;
+                const float *line = image + row * a->x_steps->row;
+                const int64_t low = missing ? some : s.low, high = missing ? some : s.high;
+                for (int64_t p = low; p < high; p++)
+                    to[p] = line + s.start * a->x_steps->column + p * step;
+                for (int64_t p = low > 0 ? 0 : high; p < some; p = p + 1 == low ? high : p + 1)
+                    to[p] = copied && !missing ? copy_part(a, line, s.start + p * v->stride, &seen)
+                                               : zeros;
             }
+        }
     }
 }
 
-/* Whether an image has its positions one after the other. */
-static int is_flat(const steps *x, int64_t rows, int64_t columns, int64_t channels)
+/* Elements from one position of an image to the next; 0 if not all are so far apart. */
+static int64_t step_of(const steps *x, int64_t rows, int64_t columns)
 {
-    return x->channel == 1 && x->column == channels && x->row == columns * x->column &&
-           x->image == rows * x->row;
+    return x->channel == 1 && x->row == columns * x->column && x->image == rows * x->row ? x->column : 0;
 }
 
-/* Whether each position sees itself alone. */
-static int is_pointwise(const axis *u, const axis *v)
+/* Write the sums of `rows` positions from `first` on, of some filters, to an image of any strides. */
+static void put_positions(const struct image_convolution *a, int64_t first, int64_t rows, int64_t filter,
+                          const float *sums, activation f, int64_t count)
 {
-    return u->kernel == 1 && v->kernel == 1 && u->stride == 1 && v->stride == 1 && !u->begin &&
-           !v->begin && u->count == u->size && v->count == v->size;
-}
-
-/* The sums of `panels` panels for `rows` rows of a matrix, by row; both numbers are constants. */
-INLINED void multiply(const float *x, int64_t k, const float *w, const float *bias, vector *sums,
-                      int rows, int panels)
-{
-    const int width = panels * VECTORS;
-    vector own[ROWS * PANELS * VECTORS];
-#pragma GCC unroll 32
-    for (int i = 0; i < rows * width; i++)
-        memcpy(&own[i], bias + i % width * LANES, VECTOR_BYTES);
-    for (int64_t i = 0; i < k; i++, w += PANEL) {
-        vector weights[PANELS * VECTORS];
-        for (int p = 0; p < panels; p++)
-            memcpy(weights + p * VECTORS, w + p * k * PANEL, PANEL * sizeof *w);
-#pragma GCC unroll 32
-        for (int n = 0; n < rows * width; n++)
-            own[n] += x[n / width * k + i] * weights[n % width];
+    const int64_t height = a->rows->count, columns = a->columns->count;
+    const steps *of_y = a->y_steps, *of_addend = a->addend_steps;
+    float addend[PANEL], part[PANEL];
+    for (int64_t r = 0; r < rows; r++, sums += PANEL) {
+        const int64_t j = (first + r) % columns, i = (first + r) / columns % height;
+        const int64_t n = (first + r) / columns / height;
+        const float *added = a->addend;
+        for (int64_t e = 0; added && e < count; e++)
+            addend[e] = added[n * of_addend->image + i * of_addend->row + j * of_addend->column +
+                              (filter + e) * of_addend->channel];
+        put_floats((target){part, 0, NULL, added ? addend : NULL, 0, f}, sums, count);
+        float *y = a->y + n * of_y->image + i * of_y->row + j * of_y->column + filter * of_y->channel;
+        for (int64_t e = 0; e < count; e++)
+            y[e * of_y->channel] = part[e];
     }
-#pragma GCC unroll 32
-    for (int i = 0; i < rows * width; i++)
-        sums[i] = own[i];
 }
 
-/* As `multiply`, for as many rows as it takes at once; returns their number. */
-static int64_t multiply_some(const float *x, int64_t k, const float *w, const float *bias,
-                             vector *sums, int64_t rows, int64_t panels)
-{
-#define MULTIPLY(number)                                       \
-    if (number <= ROWS && rows >= number) {                    \
-        if (panels < PANELS)                                   \
-            multiply(x, k, w, bias, sums, number, 1);          \
-        else                                                   \
-            multiply(x, k, w, bias, sums, number, PANELS);     \
-        return number;                                         \
-    }
-    MULTIPLY(8)
-    MULTIPLY(4)
-    MULTIPLY(2)
-    MULTIPLY(1)
-    return 0;
-}
-
-/* Write the sums of `rows` positions from `first` on, of one panel; a row has `vectors`. */
-static void put_positions(const struct image_convolution *a, int64_t first, int64_t rows,
-                          int64_t filter, const vector *sums, int64_t vectors)
+/* Where the result's positions from `first` on are, from `filter` on, whose bias and slopes are at `column`;
+   `y` is NULL for images with gaps. */
+static target target_of(const struct image_convolution *a, int64_t first, int64_t filter, int64_t column)
 {
     const int64_t height = a->rows->count, width = a->columns->count;
-    const int64_t count = smaller(PANEL, a->filters - filter);
-    const activation f = {(float)a->slope, (float)a->low, (float)a->high};
-    const steps *of_y = a->y_steps, *of_addend = a->addend_steps;
-    for (int64_t r = 0; r < rows; r++, sums += vectors) {
-        const int64_t j = (first + r) % width, i = (first + r) / width % height;
-        const int64_t n = (first + r) / width / height;
-        float *y = a->y + n * of_y->image + i * of_y->row + j * of_y->column;
-        const float *addend = a->addend;
-        if (addend)
-            addend += n * of_addend->image + i * of_addend->row + j * of_addend->column +
-                      filter * of_addend->channel;
-        put_apart(y + filter * of_y->channel, of_y->channel, addend,
-                  addend ? of_addend->channel : 0, sums, count, f);
+    const int64_t step = step_of(a->y_steps, height, width);
+    const int64_t addend_step = a->addend ? step_of(a->addend_steps, height, width) : 0;
+    const int direct = step && (!a->addend || addend_step);
+    return (target){
+        .y = direct ? a->y + first * step + filter : NULL,
+        .step = step,
+        .bias = a->bias + column,
+        .addend = moved(a->addend, first * addend_step + filter),
+        .addend_step = addend_step,
+        .activation = {moved(a->slopes, column), (float)a->low, (float)a->high},
+    };
+}
+
+/* Run the program behind for some positions and filters of the result. */
+static void follow(const struct image_convolution *a, int direct, int64_t first, int64_t count,
+                   int64_t filter, int64_t filters, int64_t all)
+{
+    const int64_t plane = a->rows->count * a->columns->count;
+    struct elementwise program = a->program;
+    program.inputs[0] = program.output = a->y;
+    if (direct)
+        run_in_rows(&program, first, count, filter, filter + filters);
+    for (int64_t p = first, some; p < first + count && !direct; p += some) {
+        some = smaller(first + count - p, plane - p % plane);
+        run_in_rows(&program, p / plane * all + filter, filters, p % plane, p % plane + some);
     }
 }
 
@@ -269,169 +174,142 @@ static int image_convolution(const void *arguments, int64_t begin, int64_t end)
     const struct image_convolution *a = arguments;
     const axis *u = a->rows, *v = a->columns;
     const int64_t filters = a->filters, positions = a->images * u->count * v->count;
-    const int64_t k = u->kernel * v->kernel * a->channels;
-    const activation f = {(float)a->slope, (float)a->low, (float)a->high};
-    const int matrix = is_pointwise(u, v) && is_flat(a->x_steps, u->size, v->size, a->channels);
-    const int flat = is_flat(a->y_steps, u->count, v->count, filters) &&
-                     (!a->addend || is_flat(a->addend_steps, u->count, v->count, filters));
-    _Alignas(64) float copy[COPIED];
-    vector sums[ROWS * PANELS * VECTORS];
+    const int64_t parts = u->kernel * v->kernel / a->together, depth = a->together * a->channels;
+    const int64_t k = parts * depth, panels = (filters + PANEL - 1) / PANEL;
+    const int64_t padded = (filters + GRAIN - 1) / GRAIN * GRAIN;
+    const int dense = a->x_steps->channel == 1;
+    _Alignas(64) float copy[COPIED], sums[BLOCK * PANEL];
+    const float *rows[ADDRESSES];
+    int64_t known = -1, seen = 0; /* which rows have been found; filters before those to follow */
     for (int64_t item = begin; item < end; item++) {
-        const int64_t first = item * a->block, rows = smaller(a->block, positions - first);
-        int64_t column = first % v->count, row = first / v->count % u->count;
-        const float *x = a->x + first / v->count / u->count * a->x_steps->image;
-        for (int64_t r = 0; r < rows && !matrix; r++) {
-            copy_window(a, x, row, column, copy + r * k);
-            if (++column == v->count && (column = 0, ++row == u->count))
-                row = 0, x += a->x_steps->image;
+        const int64_t panel = item % panels, group = item / panels % a->groups;
+        const int64_t first = item / panels / a->groups * a->block;
+        const int64_t count = smaller(a->block, positions - first), column = panel * PANEL;
+        const int64_t width = smaller(PANEL, padded - column);
+        const int64_t some = smaller(width, filters - column), filter = group * filters + column;
+        const float *w = a->weights + (group * padded + column) * k;
+        /* Copies are of one group, addresses are those of the first one. */
+        const int64_t channel = group * a->channels, of = dense ? first : first * a->groups + group;
+        if (of != known)
+            find_rows(a, first, count,
+                      (view){dense ? 0 : channel, a->channels, a->block, rows, copy});
+        known = of;
+        const target y = target_of(a, first, filter, group * padded + column);
+        const target apart = {sums, PANEL, y.bias, NULL, 0, NO_ACTIVATION};
+        const int direct = y.y != NULL;
+        multiply_panel((operands){rows, a->block, parts, dense ? channel : 0, depth}, count, w, width,
+                       item + 1 < end ? w + width * k : a->weights, direct ? &y : &apart, some);
+        if (!direct)
+            put_positions(a, first, count, filter, sums, y.activation, some);
+        const int64_t ready = filter + some;
+        seen = panel && item > begin ? seen : filter;
+        if (a->follows && (panel + 1 == panels || item + 1 == end || ready - seen == a->program.tile)) {
+            follow(a, direct, first, count, seen, ready - seen, a->groups * filters);
+            seen = ready;
         }
-        const float *from = matrix ? a->x + first * k : copy;
-        for (int64_t r = 0, some = 0; r < rows; r += some)
-            for (int64_t filter = 0, panels; filter < filters; filter += panels * PANEL) {
-                panels = filters - filter > (PANELS - 1) * PANEL ? PANELS : 1;
-                some = multiply_some(from + r * k, k, a->weights + filter * k, a->bias + filter, sums,
-                                     rows - r, panels);
-                for (int64_t p = 0, at = filter; p < panels; p++, at += PANEL) {
-                    const vector *own = sums + p * VECTORS;
-                    const int64_t count = smaller(PANEL, filters - at);
-                    const int64_t place = (first + r) * filters + at;
-                    if (!flat)
-                        put_positions(a, first + r, some, at, own, panels * VECTORS);
-                    else
-                        for (int64_t i = 0; i < some; i++, own += panels * VECTORS)
-                            put(a->y + place + i * filters,
-                                a->addend ? a->addend + place + i * filters : NULL, own, count, f);
-                }
-            }
     }
     return 0;
 }
 
-/* What the splits of a row have for `length` positions from column `first` on. */
-static void copy_line(const struct image_depthwise *a, const float *line, int64_t first,
-                      int64_t length, float *restrict to)
+/* The sums of channels from `c` on, `vectors` vectors of them or, as one, `count`; of `positions`, which see
+   channel 0 at `from`. Positions and vectors are constants. */
+INLINED void add_taps(const float *const *rows, int64_t apart, int64_t n_taps, int64_t from,
+                      const float *w, int64_t channels, int64_t c, int64_t count, const target *to,
+                      int positions, int vectors)
 {
-    const axis *v = a->columns;
-    const int64_t channels = a->channels, step = a->x_steps->channel, column = a->x_steps->column;
-    for (int64_t q = 0; q < v->stride; q++) {
-        const int64_t start = first * v->stride + q - v->begin;
-        int64_t low = start < 0 ? (-start + v->stride - 1) / v->stride : 0;
-        int64_t high = v->size > start ? (v->size - start + v->stride - 1) / v->stride : 0;
-        low = smaller(low, length), high = smaller(high, length);
-        high = high < low ? low : high;
-        to = fill_zeros(to, low * channels);
-        if (v->stride == 1 && step == 1 && column == channels) {
-            copy_floats(to, line + (start + low) * channels, (high - low) * channels);
-            to += (high - low) * channels;
-        }
+    vector sums[TILE * WIDE];
+#define EACH                                                                                       \
+    _Pragma("GCC unroll 8") for (int p = 0; p < positions; p++)                                    \
+        _Pragma("GCC unroll 4") for (int j = 0; j < vectors; j++)
+#define LOADED(from) (vectors == 1 ? load_some(from, count) : loaded((from) + j * LANES))
+    EACH sums[p * vectors + j] = LOADED(to->bias + c);
+    for (int64_t t = 0; t < n_taps; t++, w += channels, rows += apart) {
+        vector weights[WIDE];
+#pragma GCC unroll 4
+        for (int j = 0; j < vectors; j++)
+            weights[j] = LOADED(w + c);
+        EACH sums[p * vectors + j] += LOADED(rows[p] + from + c) * weights[j];
+    }
+    if (to->addend)
+        EACH sums[p * vectors + j] += LOADED(to->addend + p * to->addend_step + c);
+    const activation f = to->activation;
+    if (f.slopes)
+        EACH sums[p * vectors + j] = sloped(sums[p * vectors + j], LOADED(f.slopes + c));
+    if (f.low > -INFINITY || f.high < INFINITY)
+        EACH sums[p * vectors + j] = bounded(sums[p * vectors + j], f.low, f.high);
+    float *const y = to->y + c;
+    const int64_t step = to->step;
+    EACH store_some(y + p * step + j * LANES, sums[p * vectors + j], vectors == 1 ? count : LANES);
+#undef EACH
+#undef LOADED
+}
+
+/* As `add_taps`, for any number of channels: the last vectors may have some of those before again. */
+INLINED void add_channels(const float *const *rows, int64_t apart, int64_t n_taps, int64_t from,
+                          const float *w, int64_t channels, int64_t count, const target *to,
+                          int positions)
+{
+    for (int64_t c = 0, some; c < count; c += some) {
+        const int64_t left = count - c;
+        some = WIDE > 2 && count >= WIDE * LANES && left > 2 * LANES ? WIDE * LANES
+               : count >= 2 * LANES && left > LANES                  ? 2 * LANES
+                                                                     : smaller(count, LANES);
+        c = smaller(c, count - some);
+        if (some > 2 * LANES)
+            add_taps(rows, apart, n_taps, from, w, channels, c, some, to, positions, WIDE);
+        else if (some == 2 * LANES)
+            add_taps(rows, apart, n_taps, from, w, channels, c, some, to, positions, 2);
         else
-            for (int64_t j = low; j < high; j++, to += channels) {
-                const float *from = line + (start + j * v->stride) * column;
-                if (step == 1)
-                    copy_floats(to, from, channels);
-                else
-                    for (int64_t i = 0; i < channels; i++)
-                        to[i] = from[i * step];
-            }
-        to = fill_zeros(to, (length - high) * channels);
+            add_taps(rows, apart, n_taps, from, w, channels, c, some, to, positions, 1);
     }
 }
 
-/* The sums of PANEL elements of `lines` lines of the result, which see what is `apart` in the copy;
-   their number is a constant. */
-INLINED void add_taps(const float *x, int64_t apart, const int64_t *taps, int64_t n_taps,
-                      const float *w, int64_t period, const float *bias, vector *sums, int lines)
-{
-    vector own[LINES * VECTORS];
-#pragma GCC unroll 16
-    for (int i = 0; i < lines * VECTORS; i++)
-        memcpy(&own[i], bias + i % VECTORS * LANES, VECTOR_BYTES);
-    for (int64_t t = 0; t < n_taps; t++, w += period) {
-        vector weights[VECTORS];
-        memcpy(weights, w, sizeof weights);
-#pragma GCC unroll 16
-        for (int i = 0; i < lines * VECTORS; i++) {
-            vector seen;
-            memcpy(&seen, x + taps[t] + i / VECTORS * apart + i % VECTORS * LANES, VECTOR_BYTES);
-            own[i] += seen * weights[i % VECTORS];
-        }
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < lines * VECTORS; i++)
-        sums[i] = own[i];
-}
-
+/* Here `filters` are the channels of an item; weights are [tap][channel]. */
 static int image_depthwise(const void *arguments, int64_t begin, int64_t end)
 {
-    const struct image_depthwise *a = arguments;
+    const struct image_convolution *a = arguments;
     const axis *u = a->rows, *v = a->columns;
-    const steps *of_y = a->y_steps, *of_addend = a->addend_steps;
-    const int64_t chunks = (v->count + a->chunk - 1) / a->chunk, channels = a->channels;
-    const int64_t blocks = (u->count + a->block - 1) / a->block, n_taps = u->kernel * v->kernel;
-    const activation f = {(float)a->slope, (float)a->low, (float)a->high};
-    const int dense = of_y->channel == 1 && of_y->column == channels &&
-                      (!a->addend || (of_addend->channel == 1 && of_addend->column == channels));
-    _Alignas(64) float copy[COPIED + PANEL];
-    vector sums[LINES * VECTORS];
-    int64_t taps[MOST_TAPS];
+    const int64_t channels = a->channels, chunks = (channels + a->filters - 1) / a->filters;
+    const int64_t positions = a->images * u->count * v->count, n_taps = u->kernel * v->kernel;
+    const int dense = a->x_steps->channel == 1;
+    _Alignas(64) float copy[COPIED], sums[TILE * PANEL];
+    const float *rows[ADDRESSES];
+    int64_t known = -1;
     for (int64_t item = begin; item < end; item++) {
-        const int64_t column = item % chunks * a->chunk, first = item / chunks % blocks * a->block;
-        const int64_t image = item / chunks / blocks, columns = smaller(a->chunk, v->count - column);
-        const int64_t rows = smaller(a->block, u->count - first), above = first * u->stride - u->begin;
-        const int64_t tall = (rows - 1) * u->stride + (u->kernel - 1) * u->dilation + 1;
-        const int64_t length = columns + a->reach, line = v->stride * length * channels;
-        for (int64_t r = 0; r < tall; r++) {
-            const float *x = a->x + image * a->x_steps->image + (above + r) * a->x_steps->row;
-            if (above + r < 0 || above + r >= u->size)
-                fill_zeros(copy + r * line, line);
-            else
-                copy_line(a, x, column, length, copy + r * line);
-        }
-        fill_zeros(copy + tall * line, PANEL); /* which the last sums see, and leave out */
-        for (int64_t ky = 0, t = 0; ky < u->kernel; ky++)
-            for (int64_t kx = 0; kx < v->kernel; kx++, t++) {
-                const int64_t at = kx * v->dilation;
-                taps[t] = ky * u->dilation * line +
-                          (at % v->stride * length + at / v->stride) * channels;
-            }
-        for (int64_t r = 0, lines; r < rows; r += lines) {
-            lines = rows - r >= LINES ? LINES : 1;
-            for (int64_t i = 0, at = 0; i < columns * channels; i += PANEL, at += PANEL) {
-                at = at < a->period ? at : 0;
-                const float *x = copy + r * u->stride * line + i;
-                if (lines == LINES)
-                    add_taps(x, u->stride * line, taps, n_taps, a->weights + at, a->period,
-                             a->bias + at, sums, LINES);
+        const int64_t channel = item % chunks * a->filters, first = item / chunks * a->block;
+        const int64_t some = smaller(a->filters, channels - channel);
+        const int64_t count = smaller(a->block, positions - first);
+        const int64_t of = dense ? first : item;
+        if (of != known)
+            find_rows(a, first, count, (view){dense ? 0 : channel, some, a->block, rows, copy});
+        known = of;
+        const target all = target_of(a, first, channel, channel);
+        const int64_t once = all.y ? some : smaller(some, PANEL);
+        for (int64_t c = 0, now = 0; c < some; c += now)
+            /* The last tile may have some positions of the one before again. */
+            for (int64_t p = 0, tile; p < count; p += tile) {
+                tile = count < TILE ? 1 : TILE;
+                p = smaller(p, count - tile), now = smaller(once, some - c);
+                const target direct = part_of(&all, p, c);
+                const target apart = {sums, PANEL, direct.bias, NULL, 0, NO_ACTIVATION};
+                const target *y = all.y ? &direct : &apart;
+                const int64_t from = (dense ? channel : 0) + c;
+                const float *w = a->weights + channel + c;
+                if (tile == 1)
+                    add_channels(rows + p, a->block, n_taps, from, w, channels, now, y, 1);
                 else
-                    add_taps(x, 0, taps, n_taps, a->weights + at, a->period, a->bias + at, sums, 1);
-                const int64_t count = smaller(PANEL, columns * channels - i);
-                for (int64_t l = 0; l < lines; l++) {
-                    float *y = a->y + image * of_y->image + (first + r + l) * of_y->row +
-                               column * of_y->column;
-                    const float *addend = a->addend;
-                    if (addend)
-                        addend += image * of_addend->image + (first + r + l) * of_addend->row +
-                                  column * of_addend->column;
-                    if (dense)
-                        put(y + i, addend ? addend + i : NULL, sums + l * VECTORS, count, f);
-                    else
-                        for (int64_t e = i; e < i + count; e++) {
-                            const int64_t j = e / channels, c = e % channels;
-                            const float more =
-                                addend ? addend[j * of_addend->column + c * of_addend->channel] : 0;
-                            const float sum = ((const float *)(sums + l * VECTORS))[e - i];
-                            y[j * of_y->column + c * of_y->channel] =
-                                activated(addend ? sum + more : sum, f);
-                        }
-                }
+                    add_channels(rows + p, a->block, n_taps, from, w, channels, now, y, TILE);
+                if (!all.y)
+                    put_positions(a, first + p, tile, channel + c, sums, direct.activation, now);
             }
-        }
+        if (a->follows)
+            follow(a, all.y != NULL, first, count, channel, some, channels);
     }
     return 0;
 }
 
 const kernel_entry image_convolution_kernels[] = {
     KERNEL(image_convolution, image_convolution),
-    KERNEL(image_depthwise, image_depthwise),
+    KERNEL(image_depthwise, image_convolution),
     END_OF_KERNELS,
 };

@@ -1,0 +1,111 @@
+/* Products of rows, which may lie anywhere, with a constant matrix: what dense layers and convolutions
+   have in common.
+
+   The matrix is in panels of 64 columns, [panel][inner][64]; the last one has as few as hold what is left,
+   a multiple of GRAIN, with zeros behind it. A row of x has several parts of equal depth, such as what
+   each tap of a convolution's kernel sees, and each part has an address of its own. */
+#ifndef PENSTOCK_PANELS_H
+#define PENSTOCK_PANELS_H
+
+#include <math.h>
+#include <stdint.h>
+#include "floats.h"
+
+enum { PANEL = 64, GRAIN = 16, BLOCK = 192 }; /* BLOCK: rows of a product, at most */
+
+/* Rows of x: the addresses of each part of them, [part][apart], and where in a part to begin. */
+typedef struct {
+    const float *const *rows;
+    int64_t apart, parts, begin, depth;
+} operands;
+
+/* Values below 0 are multiplied by the slope of their column, if there are slopes; all are bounded. NaN
+   stays. */
+typedef struct {
+    const float *slopes;
+    float low, high;
+} activation;
+
+#define NO_ACTIVATION ((activation){NULL, -INFINITY, INFINITY})
+
+/* Where sums go, and what happens to them before: a row and a matrix are added, and an activation. */
+typedef struct {
+    float *y;
+    int64_t step;
+    const float *bias, *addend; /* or NULL; addend as y, but for its own step */
+    int64_t addend_step;
+    activation activation;
+} target;
+
+#if defined(__AVX512F__)
+#define LARGER(a, b) (vector) _mm512_max_ps((__m512)(a), (__m512)(b))
+#define LESSER(a, b) (vector) _mm512_min_ps((__m512)(a), (__m512)(b))
+#elif defined(__AVX__)
+#define LARGER(a, b) (vector) _mm256_max_ps((__m256)(a), (__m256)(b))
+#define LESSER(a, b) (vector) _mm256_min_ps((__m256)(a), (__m256)(b))
+#elif defined(__SSE2__)
+#define LARGER(a, b) (vector) _mm_max_ps((__m128)(a), (__m128)(b))
+#define LESSER(a, b) (vector) _mm_min_ps((__m128)(a), (__m128)(b))
+#else
+/* The second of two that are not in order, as with the instructions above. */
+INLINED vector one_of(vector a, vector b, int smaller)
+{
+    for (int i = 0; i < LANES; i++)
+        a[i] = (smaller ? a[i] < b[i] : a[i] > b[i]) ? a[i] : b[i];
+    return a;
+}
+#define LARGER(a, b) one_of(a, b, 0)
+#define LESSER(a, b) one_of(a, b, 1)
+#endif
+
+static inline vector sloped(vector v, vector slopes)
+{
+    const vector none = {0};
+    return LARGER(none, v) + LESSER(none, v) * slopes;
+}
+
+static inline vector bounded(vector v, float low, float high)
+{
+    const vector least = (vector){0} + low, most = (vector){0} + high;
+    return LESSER(most, LARGER(least, v));
+}
+
+static inline const float *moved(const float *from, int64_t count)
+{
+    return from ? from + count : NULL;
+}
+
+/* Rows and columns of the result from these on. */
+static inline target part_of(const target *y, int64_t row, int64_t column)
+{
+    target part = *y;
+    part.y = y->y ? y->y + row * y->step + column : NULL;
+    part.bias = moved(y->bias, column);
+    part.addend = moved(y->addend, row * y->addend_step + column);
+    part.activation.slopes = moved(y->activation.slopes, column);
+    return part;
+}
+
+/* Write `count` adjacent sums of the first row of `to` on from its first column, with what is added to them
+   but for the bias. */
+static inline void put_floats(target to, const float *sums, int64_t count)
+{
+    for (int64_t i = 0; i < count; i += LANES) {
+        const int64_t some = count - i;
+        vector value = load_some(sums + i, some);
+        if (to.addend)
+            value += load_some(to.addend + i, some);
+        if (to.activation.slopes)
+            value = sloped(value, load_some(to.activation.slopes + i, some));
+        store_some(to.y + i, bounded(value, to.activation.low, to.activation.high), some);
+    }
+}
+
+#pragma GCC visibility push(hidden)
+/* The first `count` columns of y = x w, for at most BLOCK rows and a panel of `width` columns; `next` is
+   what is read after it. */
+void multiply_panel(operands x, int64_t rows, const float *w, int64_t width, const float *next,
+                    const target *y, int64_t count);
+#pragma GCC visibility pop
+
+#endif
