@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from tests.support.native_kernels import (  # noqa: F401
     LIBRARIES,
     check,
     expected,
+    kernel_of,
     node_of,
     pytestmark,
 )
@@ -40,8 +42,12 @@ AFTER = {
     "one slope": "y = PRelu(c, high)",
     "the larger": "l = LeakyRelu(c) y = Max(low, l)",
     "the smaller": "y = Min(c, high)",
-    "a program": "y = HardSwish(c)",
-    "a program of scalars": "h = HardSwish(c) m = Mul(h, high) y = Add(m, low)",
+    "a gate": "y = HardSwish(c)",
+    "a scaled gate": "s = Add(c, a) h = HardSwish(s) m = Mul(h, high) y = Add(m, low)",
+    "a shifted gate": "h = HardSwish(c) s = Add(low, h) y = Relu(s)",
+    "a program": "y = Gelu(c)",
+    "a program of scalars": "h = HardSwish(c) m = Mul(h, high) t = Tanh(m) y = Add(t, low)",
+    "a program of a sum behind": "r = Relu(c) y = Add(r, a)",
     "a program of channels": "s = Sigmoid(c) y = Mul(s, slopes)",
     "a program of a sum": "s = Add(c, a) t = Tanh(s) y = Mul(t, a)",
 }
@@ -114,6 +120,8 @@ SHAPES = {
     "a deep window": ((1, 130, 6, 6), (70, 130, 3, 3), "<pads = [1, 1, 1, 1]>"),
     "a deep position": ((1, 530, 2, 3), (65, 530, 1, 1), ""),
     "a wide window": ((1, 3, 12, 13), (17, 3, 7, 7), "<strides = [2, 2], pads = [3, 3, 3, 3]>"),
+    "low images": ((1, 20, 2, 30), (20, 1, 5, 5), "<group = 20, pads = [2, 2, 2, 2]>"),
+    "low images, all channels": ((1, 20, 1, 30), (9, 20, 3, 3), "<pads = [1, 1, 1, 1]>"),
     "padding alone": ((1, 4, 2, 2), (5, 4, 3, 3), "<pads = [3, 3, 3, 3]>"),
 }
 
@@ -137,6 +145,23 @@ def test_convolution_and_what_follows_agrees_with_numpy(name, after):
     # "deep": results are longer than a tile of a program.
     x_dims, w_dims, attrs = SHAPES.get(name, ((2, 16, 3, 5), (600, 16, 1, 1), ""))
     check(*convolution(x_dims, w_dims, attrs, after=after, bias=False), close_to(w_dims))
+
+
+@pytest.mark.parametrize("name", ["positions", "each of odd channels", "a signal"])
+@pytest.mark.parametrize(
+    "orders", list(product(["channels first", "channels innermost"], repeat=3))
+)
+def test_images_and_result_may_have_their_dims_in_unlike_orders(name, orders):
+    node, inputs = convolution(*SHAPES[name], after="a program of a sum")
+    (wanted,) = expected(node, inputs)
+    of_x, of_y, of_added = orders
+    given = [laid_out(inputs[0], of_x), *inputs[1:]]
+    given = [laid_out(v, of_added) if v.shape == wanted.shape else v for v in given]
+    for library in LIBRARIES:
+        y = laid_out(np.full_like(wanted, np.nan), of_y)
+        function, late = kernel_of(node, library).bind(given, [y], None)
+        function(*late)
+        np.testing.assert_allclose(y, wanted, **CLOSE)
 
 
 @pytest.mark.parametrize("name", ["positions", "each channel"])

@@ -37,7 +37,9 @@ _COPIED, _MOST_CHANNELS, _ADDRESSES = 14336, 8192, 4096
 _CACHED = 1152  # elements
 # Channels below which taps are read together, and positions of an item that are enough for them.
 _FEW_CHANNELS, _LEAST_BLOCK = 32, 24
-_FOLLOWERS = frozenset({"Add", "Clip", "LeakyRelu", "Max", "Min", "PRelu", "Relu"})
+_FOLLOWERS = frozenset(
+    {"Add", "Clip", "HardSwish", "LeakyRelu", "Max", "Min", "Mul", "PRelu", "Relu"}
+)
 
 
 class _Chain(NamedTuple):
@@ -50,6 +52,8 @@ class _Chain(NamedTuple):
     bias: np.ndarray | None
     addend: int | None
     slopes: np.ndarray | None = None
+    gate: tuple[float, ...] = (0.0, 0.0, 1.0, 0.0)
+    """of HardSwish: x * min(max(x * gate[0] + gate[1], 0), 1) * gate[2] + gate[3]"""
     low: float = -math.inf
     high: float = math.inf
     first: int = 0
@@ -137,14 +141,37 @@ def _chain(site: Site) -> _Chain | None:
         # Others, such as rows that are broadcast, are the program's.
         if addend is not None and site.tensors[addend] == output:
             chain, others = chain._replace(addend=addend), others[1:]
-    first, slopes = len(parts(site.node)) - len(others), None
-    if others and others[0].op.name in ("LeakyRelu", "PRelu"):
-        slopes = _slopes(site, place, others[0])
-        others = others if slopes is None else others[1:]
-    limits = bounds_of(site, place, others)
+    active, rest = _activated(site, place, chain, others)
+    limits = bounds_of(site, place, rest)
     if limits is None:
-        return chain._replace(first=first)
-    return chain._replace(slopes=slopes, low=limits[0], high=limits[1])
+        return chain._replace(first=len(parts(site.node)) - len(others))
+    return active._replace(low=limits[0], high=limits[1])
+
+
+def _activated(
+    site: Site, place: Mapping[Value | None, int], chain: _Chain, nodes: Sequence[Node]
+) -> tuple[_Chain, Sequence[Node]]:
+    """``chain`` with the slopes or the gate that ``nodes`` begin with, and the rest of them."""
+    name = nodes[0].op.name if nodes else ""
+    if name in ("LeakyRelu", "PRelu"):
+        slopes = _slopes(site, place, nodes[0])
+        return (chain, nodes) if slopes is None else (chain._replace(slopes=slopes), nodes[1:])
+    if name != "HardSwish":
+        return chain, nodes
+    gate, nodes = [1 / 6, 0.5, 1.0, 0.0], nodes[1:]
+    for name, i in (("Mul", 2), ("Add", 3)):
+        number = _number(site, place, nodes[0]) if nodes and nodes[0].op.name == name else None
+        if number is not None:
+            gate[i], nodes = number, nodes[1:]
+    return chain._replace(gate=tuple(gate)), nodes
+
+
+def _number(site: Site, place: Mapping[Value | None, int], node: Node) -> float | None:
+    """The number that an operation of two operands has as one; None if it has none."""
+    ends = [site.constant(place[v]) for v in node.inputs if v in place]
+    if len(node.inputs) != 2 or len(ends) != 1 or ends[0] is None or ends[0].size != 1:
+        return None
+    return float(ends[0].item())
 
 
 def _slopes(site: Site, place: Mapping[Value | None, int], node: Node) -> np.ndarray | None:
@@ -224,7 +251,8 @@ def _of_all_channels(
             "image_convolution",
             (
                 *_words(chain, site, weights.arrays[0], groups, every),
-                *(axis_words(rows), axis_words(columns), chain.low, chain.high),
+                *(axis_words(rows), axis_words(columns)),
+                *(*chain.gate, chain.low, chain.high),
                 *(x.dims[0], groups),
                 *(channels, filters, block, together, None, None, None),
             ),
@@ -298,7 +326,9 @@ def _of_each_channel(
             "image_depthwise",
             (
                 *_words(chain, site, weights.arrays[0], 1, channels),
-                *(axis_words(rows), axis_words(columns), chain.low, chain.high, x.dims[0], 1),
+                *(axis_words(rows), axis_words(columns)),
+                *(*chain.gate, chain.low, chain.high),
+                *(x.dims[0], 1),
                 *(channels, chunk, block, 1, None, None, None),
             ),
             items=math.ceil(positions / block) * chunks,
@@ -342,14 +372,20 @@ def of_any_strides(
         gaps = steps[0] is None or x is None or steps[0][3] != x.dims[1]
         chosen, program = call if innermost and not gaps else otherwise, NO_PROGRAM
         ns = chosen.item_ns
+        rows = 0
         if first:
-            is_flat = steps[-1] is not None and steps[-1][1] == 1
-            row = output[1] if is_flat else math.prod(output[2:])
+            order = channels_last(len(output))
+            last = steps_of(output, packed_strides(output, 1, order), turned)
+            # Of filters, or of the positions of a filter.
+            rows = 1 if steps[-1] is not None and steps[-1].tolist() == last.tolist() else 2
+            if rows == 2 and strides[len(site.node.inputs)] is not None:
+                raise UnsupportedError
+            row = output[1] if rows == 1 else math.prod(output[2:])
             behind = program_behind(site, first, row, strides)
             program = behind.words
             ns += behind.item_ns * behind.items / chosen.items
         words = (*chosen.words[: -len(images)], *steps)
-        words = words if first is None else (*words, int(bool(first)), *program)
+        words = words if first is None else (*words, rows, *program)
         return replace(chosen, words=words, item_ns=ns)
 
     plain = restrided([None] * len(site.tensors))
@@ -379,11 +415,10 @@ def bounds_of(
         least, most = -math.inf, math.inf
         if node.op.name == "Relu":
             least = 0.0
-        elif node.op.name in ("Max", "Min") and len(node.inputs) == 2:
-            ends = [site.constant(place[v]) for v in node.inputs if v in place]
-            if len(ends) != 1 or ends[0] is None or ends[0].size != 1 or np.isnan(ends[0]).any():
+        elif node.op.name in ("Max", "Min"):
+            bound = _number(site, place, node)
+            if bound is None or math.isnan(bound):
                 return None
-            bound = float(ends[0].item())
             least, most = (bound, most) if node.op.name == "Max" else (least, bound)
         elif node.op.name == "Clip":
             ends = [

@@ -24,13 +24,13 @@ struct image_convolution {
     const float *slopes, *addend; /* or NULL */
     float *y;
     const axis *rows, *columns;
-    double low, high;
+    double gate, offset, factor, term, low, high;
     int64_t images, groups, channels, filters; /* channels and filters of a group */
     int64_t block;                             /* positions of an item */
     int64_t together; /* taps that are seen as one part: those of a row of the kernel, or 1 */
     const steps *x_steps, *addend_steps, *y_steps;
-    int64_t follows;            /* whether there is a program */
-    struct elementwise program; /* of y, in place; rows are of filters, or of positions if it has gaps */
+    int64_t follows;            /* a program: 1, whose rows are filters; 2, positions of one; 0, none */
+    struct elementwise program; /* of y, in place */
 };
 
 /* What is outside of an image. */
@@ -125,11 +125,10 @@ static void put_positions(const struct image_convolution *a, int64_t first, int6
     for (int64_t r = 0; r < rows; r++, sums += PANEL) {
         const int64_t j = (first + r) % columns, i = (first + r) / columns % height;
         const int64_t n = (first + r) / columns / height;
-        const float *added = a->addend;
-        for (int64_t e = 0; added && e < count; e++)
-            addend[e] = added[n * of_addend->image + i * of_addend->row + j * of_addend->column +
-                              (filter + e) * of_addend->channel];
-        put_floats((target){part, 0, NULL, added ? addend : NULL, 0, f}, sums, count);
+        for (int64_t e = 0; a->addend && e < count; e++)
+            addend[e] = a->addend[n * of_addend->image + i * of_addend->row + j * of_addend->column +
+                                  (filter + e) * of_addend->channel];
+        put_floats((target){part, 0, NULL, a->addend ? addend : NULL, 0, f}, sums, count);
         float *y = a->y + n * of_y->image + i * of_y->row + j * of_y->column + filter * of_y->channel;
         for (int64_t e = 0; e < count; e++)
             y[e * of_y->channel] = part[e];
@@ -144,26 +143,22 @@ static target target_of(const struct image_convolution *a, int64_t first, int64_
     const int64_t step = step_of(a->y_steps, height, width);
     const int64_t addend_step = a->addend ? step_of(a->addend_steps, height, width) : 0;
     const int direct = step && (!a->addend || addend_step);
-    return (target){
-        .y = direct ? a->y + first * step + filter : NULL,
-        .step = step,
-        .bias = a->bias + column,
-        .addend = moved(a->addend, first * addend_step + filter),
-        .addend_step = addend_step,
-        .activation = {moved(a->slopes, column), (float)a->low, (float)a->high},
-    };
+    const activation f = {moved(a->slopes, column), (float)a->gate, (float)a->offset, (float)a->factor,
+                          (float)a->term, (float)a->low, (float)a->high};
+    return (target){direct ? a->y + first * step + filter : NULL, step, a->bias + column,
+                    moved(a->addend, first * addend_step + filter), addend_step, f};
 }
 
 /* Run the program behind for some positions and filters of the result. */
-static void follow(const struct image_convolution *a, int direct, int64_t first, int64_t count,
-                   int64_t filter, int64_t filters, int64_t all)
+static void follow(const struct image_convolution *a, int64_t first, int64_t count, int64_t filter,
+                   int64_t filters, int64_t all)
 {
     const int64_t plane = a->rows->count * a->columns->count;
     struct elementwise program = a->program;
     program.inputs[0] = program.output = a->y;
-    if (direct)
+    if (a->follows == 1)
         run_in_rows(&program, first, count, filter, filter + filters);
-    for (int64_t p = first, some; p < first + count && !direct; p += some) {
+    for (int64_t p = first, some; p < first + count && a->follows == 2; p += some) {
         some = smaller(first + count - p, plane - p % plane);
         run_in_rows(&program, p / plane * all + filter, filters, p % plane, p % plane + some);
     }
@@ -197,14 +192,14 @@ static int image_convolution(const void *arguments, int64_t begin, int64_t end)
         const target y = target_of(a, first, filter, group * padded + column);
         const target apart = {sums, PANEL, y.bias, NULL, 0, NO_ACTIVATION};
         const int direct = y.y != NULL;
-        multiply_panel((operands){rows, a->block, parts, dense ? channel : 0, depth}, count, w, width,
+        multiply_panel((operands){rows, zeros, a->block, parts, dense ? channel : 0, depth}, count, w, width,
                        item + 1 < end ? w + width * k : a->weights, direct ? &y : &apart, some);
         if (!direct)
             put_positions(a, first, count, filter, sums, y.activation, some);
         const int64_t ready = filter + some;
         seen = panel && item > begin ? seen : filter;
         if (a->follows && (panel + 1 == panels || item + 1 == end || ready - seen == a->program.tile)) {
-            follow(a, direct, first, count, seen, ready - seen, a->groups * filters);
+            follow(a, first, count, seen, ready - seen, a->groups * filters);
             seen = ready;
         }
     }
@@ -224,6 +219,8 @@ INLINED void add_taps(const float *const *rows, int64_t apart, int64_t n_taps, i
 #define LOADED(from) (vectors == 1 ? load_some(from, count) : loaded((from) + j * LANES))
     EACH sums[p * vectors + j] = LOADED(to->bias + c);
     for (int64_t t = 0; t < n_taps; t++, w += channels, rows += apart) {
+        if (all_at(zeros, rows, positions))
+            continue;
         vector weights[WIDE];
 #pragma GCC unroll 4
         for (int j = 0; j < vectors; j++)
@@ -235,6 +232,8 @@ INLINED void add_taps(const float *const *rows, int64_t apart, int64_t n_taps, i
     const activation f = to->activation;
     if (f.slopes)
         EACH sums[p * vectors + j] = sloped(sums[p * vectors + j], LOADED(f.slopes + c));
+    if (f.gate)
+        EACH sums[p * vectors + j] = gated(sums[p * vectors + j], f);
     if (f.low > -INFINITY || f.high < INFINITY)
         EACH sums[p * vectors + j] = bounded(sums[p * vectors + j], f.low, f.high);
     float *const y = to->y + c;
@@ -303,7 +302,7 @@ static int image_depthwise(const void *arguments, int64_t begin, int64_t end)
                     put_positions(a, first + p, tile, channel + c, sums, direct.activation, now);
             }
         if (a->follows)
-            follow(a, all.y != NULL, first, count, channel, some, channels);
+            follow(a, first, count, channel, some, channels);
     }
     return 0;
 }

@@ -19,15 +19,9 @@ typedef struct {
     int64_t lines;
 } fetching;
 
-/* Sums of the products before, which a pass continues. */
-typedef struct {
-    const float *sums; /* or NULL */
-    int64_t step;
-} earlier;
-
 /* The product of `rows` rows of x with `vectors` vectors of a panel's columns; both numbers are
-   constants. */
-INLINED void multiply(const operands *x, const float *w, int64_t width, earlier before,
+   constants. `before`, if not NULL, are sums of products before. */
+INLINED void multiply(const operands *x, const float *w, int64_t width, const float *before,
                       const target *to, fetching f, int rows, int vectors)
 {
     /* A single vector has two sums of each row, since one would wait for the multiplication before. */
@@ -49,10 +43,14 @@ INLINED void multiply(const operands *x, const float *w, int64_t width, earlier 
     }
     const int64_t depth = x->depth;
     for (int64_t part = 0; part < x->parts; part++) {
-        const float *at[ROWS];
+        const float *const *of_part = x->rows + part * x->apart, *at[ROWS];
+        if (all_at(x->zeros, of_part, rows)) {
+            w += depth * width;
+            continue;
+        }
 #pragma GCC unroll 16
         for (int r = 0; r < rows; r++)
-            at[r] = x->rows[part * x->apart + r] + x->begin;
+            at[r] = of_part[r] + x->begin;
         int64_t k = 0;
         for (; k + 4 <= depth; k += 4) {
             for (int64_t i = 0; i < f.lines; i++, f.next += LINE)
@@ -76,8 +74,8 @@ INLINED void multiply(const operands *x, const float *w, int64_t width, earlier 
 #define EACH(expression)                                                                           \
     _Pragma("GCC unroll 16") for (int r = 0; r < rows; r++)                                        \
         _Pragma("GCC unroll 4") for (int j = 0; j < vectors; j++) expression
-    if (before.sums)
-        EACH(own[r * vectors + j] += loaded(before.sums + r * before.step + j * LANES));
+    if (before)
+        EACH(own[r * vectors + j] += loaded(before + r * width + j * LANES));
     if (to->bias)
         EACH(own[r * vectors + j] += loaded(to->bias + j * LANES));
     if (addend)
@@ -85,42 +83,30 @@ INLINED void multiply(const operands *x, const float *w, int64_t width, earlier 
     const activation last = to->activation;
     if (last.slopes)
         EACH(own[r * vectors + j] = sloped(own[r * vectors + j], loaded(last.slopes + j * LANES)));
+    if (last.gate)
+        EACH(own[r * vectors + j] = gated(own[r * vectors + j], last));
     if (last.low > -INFINITY || last.high < INFINITY)
         EACH(own[r * vectors + j] = bounded(own[r * vectors + j], last.low, last.high));
     EACH(memcpy(y + r * step + j * LANES, &own[r * vectors + j], sizeof(vector)));
 #undef EACH
 }
 
-/* As `multiply`, for any number of rows whose sums registers have room for. */
-INLINED void multiply_rows(const operands *x, const float *w, int64_t width, earlier before,
-                           const target *to, fetching f, int64_t rows, int vectors)
+/* As `multiply`, for any numbers that registers have room for. */
+static void multiply_some(const operands *x, const float *w, int64_t width, const float *before,
+                          const target *to, fetching f, int64_t rows, int64_t vectors)
 {
-#define OF_ROWS(number)                                                     \
-    case number:                                                            \
-        if (number * (vectors > 1 ? vectors : 2) <= SUMS)                                       \
-            multiply(x, w, width, before, to, f, number, vectors);          \
+#define OF(rows, vectors)                                                                          \
+    case rows * 8 + vectors:                                                                       \
+        if (rows * (vectors > 1 ? vectors : 2) <= SUMS && vectors <= MOST_VECTORS)                 \
+            multiply(x, w, width, before, to, f, rows, vectors);                                   \
         break;
-    switch (rows) {
+#define OF_ROWS(rows) OF(rows, 1) OF(rows, 2) OF(rows, 3) OF(rows, 4)
+    switch (rows * 8 + vectors) {
         OF_ROWS(1) OF_ROWS(2) OF_ROWS(3) OF_ROWS(4)
         OF_ROWS(5) OF_ROWS(6) OF_ROWS(7) OF_ROWS(8)
     }
+#undef OF
 #undef OF_ROWS
-}
-
-/* As `multiply_rows`, for any number of vectors up to MOST_VECTORS. */
-static void multiply_some(const operands *x, const float *w, int64_t width, earlier before,
-                          const target *to, fetching f, int64_t rows, int64_t vectors)
-{
-    if (vectors == 1)
-        multiply_rows(x, w, width, before, to, f, rows, 1);
-    else if (vectors == 2)
-        multiply_rows(x, w, width, before, to, f, rows, 2);
-#if defined(__AVX512F__)
-    else if (vectors == 3)
-        multiply_rows(x, w, width, before, to, f, rows, 3);
-    else
-        multiply_rows(x, w, width, before, to, f, rows, 4);
-#endif
 }
 
 /* Fetch some vectors of the rows that a pass is to write, and of what it adds to them. */
@@ -158,7 +144,7 @@ static void multiply_whole(operands x, int64_t rows, const float *w, int64_t wid
             count = (rows - row + tile - 1) / tile;
             for (int64_t column = 0; column < used; column += TOGETHER) {
                 const target to = part_of(last ? y : &unfinished, row, column);
-                const earlier before = {k ? sums + row * width + column : NULL, width};
+                const float *before = k ? sums + row * width + column : NULL;
                 const int64_t wide = smaller(TOGETHER, used - column) / LANES;
                 f.lines = left > 0 ? f.lines : 0;
                 if (last)

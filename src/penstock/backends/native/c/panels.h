@@ -13,20 +13,21 @@
 
 enum { PANEL = 64, GRAIN = 16, BLOCK = 192 }; /* BLOCK: rows of a product, at most */
 
-/* Rows of x: the addresses of each part of them, [part][apart], and where in a part to begin. */
+/* Rows of x: the addresses of each part of them, [part][apart], and where in a part to begin; parts at `zeros`
+   need not be multiplied. */
 typedef struct {
-    const float *const *rows;
+    const float *const *rows, *zeros;
     int64_t apart, parts, begin, depth;
 } operands;
 
-/* Values below 0 are multiplied by the slope of their column, if there are slopes; all are bounded. NaN
-   stays. */
+/* Values below 0 are multiplied by the slope of their column, if there are slopes; all by a bounded linear
+   function of themselves, if `gate` is not 0, as HardSwish does; and are bounded. NaN stays. */
 typedef struct {
     const float *slopes;
-    float low, high;
+    float gate, offset, factor, term, low, high;
 } activation;
 
-#define NO_ACTIVATION ((activation){NULL, -INFINITY, INFINITY})
+#define NO_ACTIVATION ((activation){NULL, 0, 0, 1, 0, -INFINITY, INFINITY})
 
 /* Where sums go, and what happens to them before: a row and a matrix are added, and an activation. */
 typedef struct {
@@ -70,6 +71,11 @@ static inline vector bounded(vector v, float low, float high)
     return LESSER(most, LARGER(least, v));
 }
 
+static inline vector gated(vector v, activation f)
+{
+    return v * bounded(v * f.gate + f.offset, 0, 1) * f.factor + f.term;
+}
+
 static inline const float *moved(const float *from, int64_t count)
 {
     return from ? from + count : NULL;
@@ -86,6 +92,14 @@ static inline target part_of(const target *y, int64_t row, int64_t column)
     return part;
 }
 
+/* Whether `count` rows all begin at `place`. */
+static inline int all_at(const float *place, const float *const *rows, int count)
+{
+    for (; count > 0 && *rows == place; rows++)
+        count--;
+    return !count;
+}
+
 /* Write `count` adjacent sums of the first row of `to` on from its first column, with what is added to them
    but for the bias. */
 static inline void put_floats(target to, const float *sums, int64_t count)
@@ -97,6 +111,8 @@ static inline void put_floats(target to, const float *sums, int64_t count)
             value += load_some(to.addend + i, some);
         if (to.activation.slopes)
             value = sloped(value, load_some(to.activation.slopes + i, some));
+        if (to.activation.gate)
+            value = gated(value, to.activation);
         store_some(to.y + i, bounded(value, to.activation.low, to.activation.high), some);
     }
 }
