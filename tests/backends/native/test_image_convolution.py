@@ -26,6 +26,7 @@ from tests.support.native_kernels import (  # noqa: F401
     kernel_of,
     node_of,
     pytestmark,
+    threads_of,
 )
 from tests.support.onnx_text import model_from_text
 
@@ -162,6 +163,30 @@ def test_images_and_result_may_have_their_dims_in_unlike_orders(name, orders):
         function, late = kernel_of(node, library).bind(given, [y], None)
         function(*late)
         np.testing.assert_allclose(y, wanted, **CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("x_dims", "w_dims", "attrs"),
+    [
+        ((2, 32, 24, 23), (600, 32, 1, 1), ""),
+        ((1, 64, 30, 30), (64, 32, 3, 3), "<group = 2>"),
+        ((1, 480, 28, 28), (480, 1, 5, 5), "<group = 480, pads = [2, 2, 2, 2]>"),
+    ],
+)
+def test_results_do_not_depend_on_the_number_of_threads(x_dims, w_dims, attrs):
+    node, inputs = convolution(x_dims, w_dims, attrs, after="a program")
+    for library in LIBRARIES:
+        results = []
+        for count in (1, 2, 3):
+            with threads_of(library, count):
+                given = [laid_out(inputs[0], "channels innermost"), *inputs[1:]]
+                shape = node.outputs[0].type.dims
+                y = laid_out(np.full(shape, np.nan, np.float32), "channels innermost")
+                function, late = kernel_of(node, library).bind(given, [y], None)
+                function(*late)
+                results.append(y)
+        for y in results[1:]:
+            np.testing.assert_array_equal(y, results[0])
 
 
 @pytest.mark.parametrize("name", ["positions", "each channel"])
