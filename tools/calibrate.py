@@ -84,6 +84,10 @@ def _convolution(group: int) -> Case:
     return case
 
 
+def _transposed_convolution(b: GraphBuilder, n: int) -> object:
+    return b.op("ConvTranspose", b.input("x", np.float32, [1, 32, n, n]), _halves(32, 32, 3, 3))
+
+
 def _pooling(b: GraphBuilder, n: int) -> object:
     x = b.input("x", np.float32, [1, 16, n, n])
     return b.op("AveragePool", x, kernel_shape=[2, 2], strides=[2, 2])
@@ -101,7 +105,7 @@ CASES: Mapping[str, Mapping[str, Case]] = {
         "": _elementwise("Add", 2),
         "dense": _product,
         "other": _running_sum,
-        "planes": _convolution(1),
+        "planes": _transposed_convolution,
         "product float32": _small_product,
     },
     "onednn": {
