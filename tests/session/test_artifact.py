@@ -190,7 +190,6 @@ def no_panels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from penstock.backends.native import (
         blocks,
         convolution,
-        integers,
         matmul,
         quantized_convolution,
         recurrent,
@@ -203,9 +202,8 @@ def no_panels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         for module, name in (
             (blocks, "_panels"),
             (quantized_convolution, "integer_panels"),
-            (quantized_convolution, "_pairs_of_taps"),
+            (quantized_convolution, "_fours_of_taps"),
             (convolution, "_packed"),
-            (integers, "integer_panels"),
             (matmul, "_padded"),
             (recurrent, "_blocks"),
         ):

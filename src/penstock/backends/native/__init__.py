@@ -78,24 +78,24 @@ RATES: RateTable = {
     # Channels innermost: elements of whole vectors; items are addresses that are looked up.
     "image": Rates(0.24e-6, 350e9, 200e9, element_s=0.05e-9, item_s=1.65e-9),
     "depthwise image": Rates(0.24e-6, 130e9, 110e9, element_s=0.05e-9, item_s=0.6e-9),
-    # As images; bytes are codes to copy. Calls take less than oneDNN's by as much as they do alone.
-    "codes image": Rates(1.6e-6, 47e9, 2e9, 60e9, 10.4e-9 / 32, 6.9e-9),
-    "codes layer": Rates(0.6e-6, 47e9, 2e9, 60e9, 10.4e-9 / 32, 6.9e-9),
-    # Groups of one filter: items are pairs of taps to copy, operations pairs to multiply.
+    # As images; bytes are codes to copy, elements are sums that become codes.
+    "codes image": Rates(0.4e-6, 20e9, 4e9, 60e9, 0.11e-9),
+    "codes layer": Rates(0.3e-6, 20e9, 4e9, 100e9, 0.11e-9),
+    # Groups of one filter: operations are fours of taps, items codes to copy.
     "depthwise codes image": Rates(
-        1.6e-6, flops_per_s=1 / 0.074e-9, element_s=0.55e-9, item_s=0.13e-9
+        0.4e-6, flops_per_s=1 / 0.012e-9, element_s=0.11e-9, item_s=0.03e-9
     ),
     # Parts of calls, where threads were divided by other measurements.
     "recurrent, a part": Rates(flops_per_s=100e9),
     "planes, a part": Rates(flops_per_s=40e9, item_s=100e-9),
-    "codes image, a part": Rates(bytes_per_s=16e9, flops_per_s=200e9, item_s=50e-9),
-    "depthwise codes image, a part": Rates(flops_per_s=64e9, element_s=50e-9, item_s=1 / 16e9),
+    "codes image, a part": Rates(bytes_per_s=20e9, flops_per_s=4e9, element_s=0.11e-9),
     # Pixels that are gathered for each term, and products of them.
     "deformable": Rates(flops_per_s=1 / 0.03e-9, item_s=1.5e-9),
 }
 """``""`` is for families without a row"""
 
 _NUMPY = NumpyBackend()
+_PRODUCTS = frozenset({"Conv", "Gemm", "MatMul"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +222,7 @@ def family_of(node: Node) -> Family | None:
 
 def _is_product_of_codes(names: Sequence[str]) -> bool:
     """Whether parts of a fused node that begin with DequantizeLinear compute codes from codes."""
-    return names[-1] == "QuantizeLinear" and ("Conv" in names or "Gemm" in names)
+    return names[-1] == "QuantizeLinear" and not _PRODUCTS.isdisjoint(names)
 
 
 def _family(name: str) -> Family | None:

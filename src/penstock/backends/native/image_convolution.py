@@ -201,7 +201,7 @@ def _of_filters(numbers: np.ndarray, groups: int, every: int) -> np.ndarray:
     return result
 
 
-def _aligned(array: np.ndarray) -> np.ndarray:
+def line_aligned(array: np.ndarray) -> np.ndarray:
     """A copy whose vectors never lie in two lines of the cache."""
     memory = np.empty(array.nbytes + ALIGNMENT, np.uint8)
     memory = memory[-memory.ctypes.data % ALIGNMENT :][: array.nbytes]
@@ -282,7 +282,7 @@ def _panels_of_groups(w: np.ndarray, given: int, groups: int) -> np.ndarray:
     for i in range(each):
         matrices[:, :, i, :, i] = own[:, i].transpose(0, 3, 2, 1)
     rows = matrices.reshape(groups, taps * each * w.shape[1], -1)
-    return _aligned(np.concatenate([packed_panels(matrix) for matrix in rows]))
+    return line_aligned(np.concatenate([packed_panels(matrix) for matrix in rows]))
 
 
 def _filters_of_panels(
@@ -310,7 +310,7 @@ def _of_each_channel(
         return None
 
     def packed(w: np.ndarray) -> tuple[np.ndarray]:
-        return (_aligned(w.reshape(channels, taps).T),)
+        return (line_aligned(w.reshape(channels, taps).T),)
 
     def back(rows: np.ndarray, shape: tuple[int, ...] = w.shape) -> np.ndarray:
         return np.ascontiguousarray(rows.T).reshape(shape)

@@ -7,18 +7,22 @@ from functools import partial
 
 import numpy as np
 
-from penstock.backends.native import by_memory, family, part_ns, rows_ns
+from penstock.backends.native import by_memory, family, rows_ns
+from penstock.backends.native.integer_panels import unpacked
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, Word
-from penstock.core.records import NamedTuple
+from penstock.backends.native.quantized_convolution import (
+    CodeWeights,
+    Rescaling,
+    code_bounds,
+    products_of_rows,
+)
+from penstock.core.records import NamedTuple, replace
 from penstock.core.types import FLOAT32, TensorType
 from penstock.host.native import NativeLibrary, library
 from penstock.ir.graph import Node
-from penstock.ops.common.constant_cache import reordered
 from penstock.ops.common.dtypes import INT8, INT32, UINT8
 from penstock.ops.work_estimate import Workload, flops
 
-# As in c/integers.c.
-_PANEL, _QUAD, _GROUP, _BLOCK, _TILE = 32, 4, 4, 64, 16
 _RESULTS = (INT32, FLOAT32, UINT8, INT8)
 
 # Operations at once that weights of a cache allow: of one row, and for each further one.
@@ -39,15 +43,6 @@ _OPERATIONS = {
     "QGemm": _Places((0, 1, 2), (3, 4, 5), (7, 8), 6),
     "QLinearMatMul": _Places((0, 1, 2), (3, 4, 5), (6, 7)),
 }
-
-
-class IntegerPanels(NamedTuple):
-    """Weights as compiled code reads them (``c/integers.h``), sums of columns less what zero points
-    add, and zero points less what is taken off uint8."""
-
-    panels: np.ndarray
-    sums: np.ndarray
-    zeros: np.ndarray
 
 
 def integer_workload(node: Node) -> Workload | None:
@@ -81,34 +76,25 @@ def integer_product(site: Site) -> NativeCall | None:
         return None
     if x_zero is not None and (x_zero.elements != 1 or x_zero.dtype != x.dtype):
         return None
-    held = reordered(
-        ("native integers", zero.tobytes(), flipped),
+    turned = (lambda codes: codes) if flipped else (lambda codes: codes.T)
+    held = CodeWeights(
         weights,
-        lambda codes: integer_panels(codes.T if flipped else codes, zero),
-        partial(_codes, (k, n), weights.dtype, flipped),
-        panel_types(k, n),
+        (n, k, 1, 1),
+        turned,
+        zero,
+        ("native integers", flipped, zero.tobytes()),
+        lambda size: partial(unpacked, (k, n), size, weights.dtype, flipped),
     )
-    packed = IntegerPanels(*held.arrays)
-    rows = x.elements // k
-    blocks, groups = math.ceil(rows / _BLOCK), math.ceil(n / (_PANEL * _GROUP))
-    columns = min(n, _PANEL * _GROUP)
-    # A model's weights may be larger than the caches: threads that are worth it then cost little
-    # where they are not.
-    products = 2 * k * min(rows, _BLOCK) * columns / _speed(site.library, rows)
-    multiplied = part_ns(Workload("codes product", flops=products, items=1))
-    read = part_ns(Workload("codes product", weights=k * columns, items=1))
-    return NativeCall(
-        "integer_product",
-        (
-            *(Tensor(places.x[0]), None if x_zero is None else Tensor(places.x[2]), *packed[:2]),
-            packed.zeros if np.any(packed.zeros) else None,
-            *(terms.astype(INT32) if np.any(terms) else None, factors, site.result()),
-            *(rows, k, n, x.dtype == INT8, _RESULTS.index(result.dtype), int(y_zero[0])),
-        ),
-        items=blocks * groups,
-        item_ns=max(multiplied, read),
-        reordered={places.w[0]: held},
-    )
+    bounds = None
+    if result.dtype in (INT8, UINT8):
+        bounds = code_bounds(result.dtype, int(y_zero[0]))
+    offsets = None if bounds is None else np.zeros(n, FLOAT32)
+    if result.dtype == INT32:
+        factors = None
+    rescaling = Rescaling(terms.astype(INT32), factors, offsets, bounds)
+    late = 0 if x_zero is None else Tensor(places.x[2])
+    call = products_of_rows(site, places.x[0], late, held, rescaling)
+    return None if call is None else replace(call, reordered={places.w[0]: call.keep})
 
 
 @family("DynamicQuantizeLinear", work=by_memory)
@@ -157,42 +143,3 @@ def _factors(site: Site, places: _Places, n: int) -> np.ndarray | None:
     if not np.all(np.isfinite(factors)):
         return None
     return np.ascontiguousarray(np.broadcast_to(factors.astype(FLOAT32), (n,)))
-
-
-def integer_panels(weights: np.ndarray, zero: np.ndarray) -> IntegerPanels:
-    """Pack a matrix [k, n] of codes with a zero point for each column."""
-    k, n = weights.shape
-    shift = 128 if weights.dtype == UINT8 else 0
-    zeros = zero.astype(INT32) - shift
-    # int8 would overflow before the shift is taken off.
-    signed = weights.astype(np.int16) - shift
-    quads, panels = math.ceil(k / _QUAD), math.ceil(n / _PANEL)
-    padded = np.zeros((quads * _QUAD, panels * _PANEL), INT8)
-    padded[:k, :n] = signed
-    packed = padded.reshape(quads, _QUAD, panels, _PANEL).transpose(2, 0, 3, 1)
-    # Whole tiles are loaded, also where K ends within one.
-    tail = np.zeros(_TILE * _PANEL * _QUAD, INT8)
-    sums = signed.sum(axis=0, dtype=np.int64) - k * zeros.astype(np.int64)
-    return IntegerPanels(np.concatenate([packed.reshape(-1), tail]), sums.astype(INT32), zeros)
-
-
-def panel_types(k: int, n: int) -> list[TensorType]:
-    """The types of what ``integer_panels`` makes."""
-    elements = (math.ceil(k / _QUAD) * math.ceil(n / _PANEL) + _TILE) * _QUAD * _PANEL
-    return [TensorType(INT8, (elements,)), *[TensorType(INT32, (n,))] * 2]
-
-
-def _codes(
-    dims: tuple[int, int],
-    dtype: np.dtype,
-    flipped: bool,
-    packed: np.ndarray,
-    *others: np.ndarray,
-) -> np.ndarray:
-    """The matrix of these ``dims`` that panels were made of."""
-    k, n = dims
-    quads, panels = math.ceil(k / _QUAD), math.ceil(n / _PANEL)
-    tiles = packed[: quads * panels * _QUAD * _PANEL].reshape(panels, quads, _PANEL, _QUAD)
-    codes = tiles.transpose(1, 3, 0, 2).reshape(quads * _QUAD, -1)[:k, :n].view(np.uint8)
-    codes = (codes ^ (128 if dtype == UINT8 else 0)).view(dtype)
-    return np.ascontiguousarray(codes.T if flipped else codes)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.backends.native import family, part_ns
-from penstock.backends.native.integers import integer_panels
+from penstock.backends.native.integer_panels import integer_panels
 from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor
 from penstock.core.records import NamedTuple
 from penstock.core.types import BOOL, FLOAT32, TensorType

@@ -18,64 +18,100 @@ enum { PANEL = 32 };
 #endif
 enum { GROUP = 4, QUAD = 4, PANEL_BYTES = PANEL * QUAD, TAIL = 16 * PANEL_BYTES };
 
-/* c += x w, for `rows` rows of x and `panels` panels of `quads` quads. c has rows of GROUP panels; other
-   steps are in bytes. */
-typedef void product(int32_t *c, const uint8_t *x, int64_t x_step, const int8_t *w, int64_t w_step,
-                     int64_t quads, int64_t rows, int64_t panels);
+/* c = start + x w. A row of x has several parts, at these places from its beginning, of as many quads
+   each; w has panels of all of them. Tiles take `deep` quads at once, which divide those of a part; of one
+   part alone that is whatever is left, and x and w may be read beyond: x is padded with zeros to quads of
+   whole tiles there. Halves of panels that rows of c have no room for are not written. Steps of c and start
+   are elements, others bytes. */
+typedef struct {
+    int32_t *c;
+    int64_t c_step;
+    const int32_t *start;
+    int64_t start_step;
+    const uint8_t *x;
+    int64_t x_step;
+    const int64_t *places;
+    int64_t parts, quads, deep;
+    const int8_t *w;
+    int64_t w_step, rows, columns;
+} multiplication;
+
+typedef void product(const multiplication *m);
+
+enum { TILE = 16 };
+static const int64_t ONE_PART[1] = {0};
+
+/* The vectors of the instruction set. */
+#if defined(__AVX512BW__)
+typedef __m512i bytes;
+#define V(name) _mm512_##name
+#elif defined(__AVX2__)
+typedef __m256i bytes;
+#define V(name) _mm256_##name
+#elif defined(__SSE2__)
+typedef __m128i bytes;
+#define V(name) _mm_##name
+#endif
+#if defined(__SSE2__)
+enum { BYTES = sizeof(bytes), LANES_OF_SUMS = BYTES / 4 };
+#endif
 
 /* A product with vectors of some bytes, in blocks of `most` rows, or of one row and `wide` panels. */
 #define PRODUCT(name, attribute, bytes, most, wide)                                               \
     typedef int32_t name##_sums __attribute__((vector_size(bytes)));                              \
                                                                                                   \
-    attribute INLINED void name##_block(int32_t *c, const uint8_t *x, int64_t x_step, const int8_t *w, \
-                                        int64_t w_step, int64_t quads, const int rows,            \
-                                        const int panels)                                         \
+    attribute INLINED void name##_block(const multiplication *m, int64_t row, int64_t panel,      \
+                                        const int rows, const int panels)                         \
     {                                                                                             \
         enum { LANES = bytes / 4, VECTORS = PANEL / LANES };                                      \
         name##_sums sums[(most > wide ? most : wide) * VECTORS];                                  \
+        const int32_t *start = m->start + row * m->start_step + panel * PANEL;                    \
+        const int8_t *w = m->w + panel * m->w_step;                                               \
+        int32_t *c = m->c + row * m->c_step + panel * PANEL;                                        \
         _Pragma("GCC unroll 32") for (int i = 0; i < rows * panels * VECTORS; i++)                \
             memcpy(sums + i,                                                                      \
-                   c + i / (panels * VECTORS) * GROUP * PANEL + i % (panels * VECTORS) * LANES,   \
+                   start + i / (panels * VECTORS) * m->start_step + i % (panels * VECTORS) * LANES, \
                    bytes);                                                                        \
-        for (int64_t q = 0; q < quads; q++)                                                       \
-            _Pragma("GCC unroll 32") for (int j = 0; j < panels * VECTORS; j++)                   \
-            {                                                                                     \
-                name##_sums column;                                                               \
-                memcpy(&column,                                                                   \
-                       w + j / VECTORS * w_step + q * PANEL_BYTES + j % VECTORS * bytes, bytes);  \
-                _Pragma("GCC unroll 32") for (int i = 0; i < rows; i++)                           \
+        for (int64_t part = 0; part < m->parts; part++) {                                         \
+            const uint8_t *x = m->x + row * m->x_step + m->places[part];                          \
+            for (int64_t q = 0; q < m->quads; q++, w += PANEL_BYTES)                              \
+                _Pragma("GCC unroll 32") for (int j = 0; j < panels * VECTORS; j++)               \
                 {                                                                                 \
-                    int32_t four;                                                                 \
-                    memcpy(&four, x + i * x_step + q * QUAD, QUAD);                               \
-                    name##_sums *sum = sums + i * panels * VECTORS + j;                           \
-                    *sum = name##_dot(*sum, (name##_sums){0} + four, column);                     \
+                    name##_sums column;                                                           \
+                    memcpy(&column, w + j / VECTORS * m->w_step + j % VECTORS * bytes, bytes);    \
+                    _Pragma("GCC unroll 32") for (int i = 0; i < rows; i++)                       \
+                    {                                                                             \
+                        int32_t four;                                                             \
+                        memcpy(&four, x + i * m->x_step + q * QUAD, QUAD);                        \
+                        name##_sums *sum = sums + i * panels * VECTORS + j;                       \
+                        *sum = name##_dot(*sum, (name##_sums){0} + four, column);                 \
+                    }                                                                             \
                 }                                                                                 \
-            }                                                                                     \
+        }                                                                                         \
         _Pragma("GCC unroll 32") for (int i = 0; i < rows * panels * VECTORS; i++)                \
-            memcpy(c + i / (panels * VECTORS) * GROUP * PANEL + i % (panels * VECTORS) * LANES,   \
-                   sums + i, bytes);                                                              \
+        {                                                                                         \
+            const int64_t j = i % (panels * VECTORS) * LANES;                                     \
+            if (panel * PANEL + j < m->c_step)                                                    \
+                memcpy(c + i / (panels * VECTORS) * m->c_step + j, sums + i, bytes);              \
+        }                                                                                         \
     }                                                                                             \
                                                                                                   \
-    attribute static void name(int32_t *c, const uint8_t *x, int64_t x_step, const int8_t *w,     \
-                               int64_t w_step, int64_t quads, int64_t rows, int64_t panels)       \
+    attribute static void name(const multiplication *m)                                           \
     {                                                                                             \
+        const int64_t panels = (m->columns + PANEL - 1) / PANEL;                                  \
         int64_t row = 0;                                                                          \
-        for (; most > 1 && row + most <= rows; row += most)                                       \
+        for (; most > 1 && row + most <= m->rows; row += most)                                    \
             for (int64_t p = 0; p < panels; p++)                                                  \
-                name##_block(c + (row * GROUP + p) * PANEL, x + row * x_step, x_step,             \
-                             w + p * w_step, w_step, quads, most, 1);                             \
-        for (; most > 4 && row + 4 <= rows; row += 4)                                             \
+                name##_block(m, row, p, most, 1);                                                 \
+        for (; most > 4 && row + 4 <= m->rows; row += 4)                                          \
             for (int64_t p = 0; p < panels; p++)                                                  \
-                name##_block(c + (row * GROUP + p) * PANEL, x + row * x_step, x_step,             \
-                             w + p * w_step, w_step, quads, 4, 1);                                \
-        for (; row < rows; row++) {                                                               \
+                name##_block(m, row, p, 4, 1);                                                    \
+        for (; row < m->rows; row++) {                                                            \
             int64_t p = 0;                                                                        \
             for (; p + wide <= panels; p += wide)                                                 \
-                name##_block(c + (row * GROUP + p) * PANEL, x + row * x_step, x_step,             \
-                             w + p * w_step, w_step, quads, 1, wide);                             \
+                name##_block(m, row, p, 1, wide);                                                 \
             for (; p < panels; p++)                                                               \
-                name##_block(c + (row * GROUP + p) * PANEL, x + row * x_step, x_step,             \
-                             w + p * w_step, w_step, quads, 1, 1);                                \
+                name##_block(m, row, p, 1, 1);                                                    \
         }                                                                                         \
     }
 
@@ -93,38 +129,26 @@ PRODUCT(vnni, VNNI, 64, 12, 4)
 PRODUCT(vnni, VNNI, 32, 3, 2)
 #endif
 
-#if defined(__AVX2__)
-typedef __m256i pairs;
-#define MADD(x, w) _mm256_madd_epi16(x, w)
-#define LOW(x) _mm256_and_si256(x, _mm256_set1_epi16(255))
-#define HIGH(x) _mm256_srli_epi16(x, 8)
-#define SIGNED_LOW(w) _mm256_srai_epi16(_mm256_slli_epi16(w, 8), 8)
-#define SIGNED_HIGH(w) _mm256_srai_epi16(w, 8)
-enum { PAIRS = 32 };
-#elif defined(__SSE2__)
-typedef __m128i pairs;
-#define MADD(x, w) _mm_madd_epi16(x, w)
-#define LOW(x) _mm_and_si128(x, _mm_set1_epi16(255))
-#define HIGH(x) _mm_srli_epi16(x, 8)
-#define SIGNED_LOW(w) _mm_srai_epi16(_mm_slli_epi16(w, 8), 8)
-#define SIGNED_HIGH(w) _mm_srai_epi16(w, 8)
-enum { PAIRS = 16 };
-#endif
-
 #if defined(__SSE2__)
 #define plain_dot(sum, x, w)                                                                      \
-    ((sum) + (plain_sums)MADD(LOW((pairs)(x)), SIGNED_LOW((pairs)(w))) +                          \
-     (plain_sums)MADD(HIGH((pairs)(x)), SIGNED_HIGH((pairs)(w))))
-PRODUCT(plain, , PAIRS, 2, 2)
+    ((sum) +                                                                                      \
+     (plain_sums)V(madd_epi16)((bytes)(x)&V(set1_epi16)(255),                                     \
+                               V(srai_epi16)(V(slli_epi16)((bytes)(w), 8), 8)) +                  \
+     (plain_sums)V(madd_epi16)(V(srli_epi16)((bytes)(x), 8), V(srai_epi16)((bytes)(w), 8)))
+PRODUCT(plain, , BYTES, 2, 2)
 #else
-static void plain(int32_t *c, const uint8_t *x, int64_t x_step, const int8_t *w, int64_t w_step,
-                  int64_t quads, int64_t rows, int64_t panels)
+static void plain(const multiplication *m)
 {
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t p = 0; p < panels; p++)
-            for (int64_t i = 0; i < quads * PANEL_BYTES; i++)
-                c[(r * GROUP + p) * PANEL + i % PANEL_BYTES / QUAD] +=
-                    x[r * x_step + i / PANEL_BYTES * QUAD + i % QUAD] * w[p * w_step + i];
+    for (int64_t r = 0; r < m->rows; r++)
+        for (int64_t j = 0; j < m->columns; j++) {
+            const int8_t *w = m->w + j / PANEL * m->w_step + j % PANEL * QUAD;
+            int32_t sum = m->start[r * m->start_step + j];
+            for (int64_t part = 0; part < m->parts; part++)
+                for (int64_t i = 0; i < m->quads * QUAD; i++)
+                    sum += m->x[r * m->x_step + m->places[part] + i] *
+                           w[(part * m->quads + i / QUAD) * PANEL_BYTES + i % QUAD];
+            m->c[r * m->c_step + j] = sum;
+        }
 }
 #endif
 
@@ -134,7 +158,7 @@ static void plain(int32_t *c, const uint8_t *x, int64_t x_step, const int8_t *w,
 
 long syscall(long number, ...); /* of unistd.h, with extensions of GNU alone */
 
-enum { TILE = 16, REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
+enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
 
 static int has_tiles(void)
 {
@@ -147,54 +171,104 @@ static int has_tiles(void)
     return __atomic_load_n(&known, __ATOMIC_RELAXED) == 1;
 }
 
-/* x is padded with zeros to quads of whole tiles. */
-__attribute__((target("amx-tile,amx-int8"))) static void tiles(
-    int32_t *c, const uint8_t *x, int64_t x_step, const int8_t *w, int64_t w_step, int64_t quads,
-    int64_t rows, int64_t panels)
+/* Shapes of tiles, as the processor reads them. */
+typedef struct {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t bytes[16];
+    uint8_t rows[16];
+} shapes;
+
+/* Tiles of sums: two by two, or without a `right` or `lower` half, or a `tall` column of four. */
+#define EACH_TILE(X) X(0) X(1) X(2) X(3)
+#define IS_USED(t) (tall || ((lower || t < 2) && (right || t % 2 == 0)))
+#define PLACE(t, from, step) (from) + TILE * (tall ? t * (step) : t / 2 * (step) + t % 2)
+#define LOAD(t) if (IS_USED(t)) _tile_loadd(t, PLACE(t, start, m->start_step), m->start_step * 4);
+#define STORE(t) if (IS_USED(t)) _tile_stored(t, PLACE(t, c, m->c_step), m->c_step * 4);
+
+__attribute__((target("amx-tile,amx-int8"))) INLINED void tiles_of(
+    const multiplication *m, int64_t row, int64_t panel, const int lower, const int right, const int tall)
 {
-    enum { C_STEP = GROUP * PANEL * 4 };
-    struct {
-        uint8_t palette, start_row, reserved[14];
-        uint16_t bytes[16];
-        uint8_t rows[16];
-    } shapes = {.palette = 1};
-    for (; rows > 0; rows -= 2 * TILE, c += 2 * TILE * GROUP * PANEL, x += 2 * TILE * x_step) {
-        int64_t upper = rows < TILE ? rows : TILE, lower = rows - upper < TILE ? rows - upper : TILE;
-        for (int i = 0; i < 8; i++) {
-            shapes.bytes[i] = 64;
-            shapes.rows[i] = i == 2 || i == 3 || i == 5 ? lower + !lower : i < 6 ? upper : TILE;
-        }
-        _tile_loadconfig(&shapes);
-        for (int64_t p = 0; p < panels; p++) {
-            int32_t *above = c + p * PANEL, *below = above + TILE * GROUP * PANEL;
-            const int8_t *panel = w + p * w_step;
-            _tile_loadd(0, above, C_STEP);
-            _tile_loadd(1, above + TILE, C_STEP);
-            if (lower) {
-                _tile_loadd(2, below, C_STEP);
-                _tile_loadd(3, below + TILE, C_STEP);
+    const int32_t *start = m->start + row * m->start_step + panel * PANEL;
+    const int64_t below = TILE * m->x_step;
+    int32_t *c = m->c + row * m->c_step + panel * PANEL;
+    const int8_t *w = m->w + panel * m->w_step;
+    EACH_TILE(LOAD)
+    for (int64_t part = 0; part < m->parts; part++) {
+        const uint8_t *x = m->x + row * m->x_step + m->places[part];
+        const uint8_t *end = x + m->quads * QUAD;
+        for (; x < end; x += m->deep * QUAD, w += m->deep * PANEL_BYTES) {
+            _tile_loadd(6, w, PANEL_BYTES);
+            _tile_loadd(4, x, m->x_step);
+            _tile_dpbusd(0, 4, 6);
+            if (lower)
+                _tile_loadd(5, x + below, m->x_step);
+            if (tall) {
+                _tile_dpbusd(1, 5, 6);
+                _tile_loadd(4, x + 2 * below, m->x_step);
+                _tile_dpbusd(2, 4, 6);
+                _tile_loadd(5, x + 3 * below, m->x_step);
+                _tile_dpbusd(3, 5, 6);
+                continue;
             }
-            for (int64_t q = 0; q < quads; q += TILE) {
-                _tile_loadd(4, x + q * QUAD, x_step);
-                _tile_loadd(6, panel + q * PANEL_BYTES, PANEL_BYTES);
-                _tile_loadd(7, panel + q * PANEL_BYTES + 64, PANEL_BYTES);
-                _tile_dpbusd(0, 4, 6);
+            if (lower)
+                _tile_dpbusd(2, 5, 6);
+            if (right)
+                _tile_loadd(7, w + 64, PANEL_BYTES);
+            if (right)
                 _tile_dpbusd(1, 4, 7);
-                if (lower) {
-                    _tile_loadd(5, x + TILE * x_step + q * QUAD, x_step);
-                    _tile_dpbusd(2, 5, 6);
-                    _tile_dpbusd(3, 5, 7);
-                }
-            }
-            _tile_stored(0, above, C_STEP);
-            _tile_stored(1, above + TILE, C_STEP);
-            if (lower) {
-                _tile_stored(2, below, C_STEP);
-                _tile_stored(3, below + TILE, C_STEP);
-            }
+            if (lower && right)
+                _tile_dpbusd(3, 5, 7);
+        }
+    }
+    EACH_TILE(STORE)
+}
+
+__attribute__((target("amx-tile,amx-int8"))) static void tiles(const multiplication *m)
+{
+    shapes shapes = {.palette = 1};
+    int64_t configured = 0;
+    for (int64_t row = 0; row < m->rows; row += 2 * TILE) {
+        const int64_t rows = smaller(2 * TILE, m->rows - row), upper = smaller(rows, TILE);
+        const int64_t lower = rows - upper;
+        for (int i = 0; i < 8 && rows != configured; i++) {
+            const int x = i == 4 || i == 5;
+            shapes.bytes[i] = x ? m->deep * QUAD : 64;
+            shapes.rows[i] = i > 5 ? m->deep : i == 2 || i == 3 || i == 5 ? lower + !lower : upper;
+        }
+        if (rows != configured) {
+            __asm__ volatile("" ::"m"(shapes)); /* GCC takes only 8 bytes of it to be read */
+            _tile_loadconfig(&shapes);
+        }
+        configured = rows;
+        if (m->columns <= TILE && m->rows - row >= 4 * TILE) {
+            tiles_of(m, row, 0, 1, 0, 1);
+            row += 2 * TILE;
+            continue;
+        }
+        for (int64_t p = 0; p * PANEL < m->columns; p++) {
+            const int right = m->columns - p * PANEL > TILE;
+            if (lower && right)
+                tiles_of(m, row, p, 1, 1, 0);
+            else if (lower)
+                tiles_of(m, row, p, 1, 0, 0);
+            else if (right)
+                tiles_of(m, row, p, 0, 1, 0);
+            else
+                tiles_of(m, row, p, 0, 0, 0);
         }
     }
     _tile_release();
+}
+#endif
+
+#if defined(VNNI)
+static int has_vnni(void)
+{
+#if defined(__AVX512BW__)
+    return __builtin_cpu_supports("avx512vnni") != 0;
+#else
+    return __builtin_cpu_supports("avxvnni") != 0;
+#endif
 }
 #endif
 
@@ -204,11 +278,8 @@ static product *product_for(int64_t rows)
     if (rows > 4 && has_tiles())
         return tiles;
 #endif
-#if defined(__AVX512BW__)
-    if (__builtin_cpu_supports("avx512vnni"))
-        return vnni;
-#elif defined(__AVX2__)
-    if (__builtin_cpu_supports("avxvnni"))
+#if defined(VNNI)
+    if (has_vnni())
         return vnni;
 #endif
     return plain;
@@ -229,18 +300,16 @@ static inline int32_t sum_of(const uint8_t *x, int64_t count)
 }
 
 /* Codes of at most GROUP * PANEL numbers x, which are lost; NaN becomes the lowest. In loops of their
-   own, which the compiler vectorizes. Both kinds of codes have the same lowest bits. */
-INLINED void store_codes(uint8_t *restrict y, float *restrict x, int64_t count, float zero,
-                         int is_signed)
+   own, which the compiler vectorizes. */
+INLINED void store_codes(uint8_t *restrict y, float *restrict x, int64_t count, float zero)
 {
-    float low = is_signed ? -128 : 0, high = low + 255;
     int32_t codes[GROUP * PANEL];
     for (int64_t i = 0; i < count; i++)
         x[i] = rintf(x[i]) + zero;
     for (int64_t i = 0; i < count; i++)
-        x[i] = x[i] > low ? x[i] : low;
+        x[i] = x[i] > 0 ? x[i] : 0;
     for (int64_t i = 0; i < count; i++)
-        x[i] = x[i] < high ? x[i] : high;
+        x[i] = x[i] < 255 ? x[i] : 255;
     for (int64_t i = 0; i < count; i++)
         codes[i] = (int32_t)x[i];
     for (int64_t i = 0; i < count; i++)
@@ -285,11 +354,11 @@ static inline int32_t to_codes(uint8_t *restrict y, const float *restrict x, int
     for (int64_t i = 0; i < whole; i += WIDTH) {
         for (int j = 0; j < WIDTH; j++)
             numbers[j] = x[i + j] / scale;
-        store_codes(y + i, numbers, WIDTH, zero, 0);
+        store_codes(y + i, numbers, WIDTH, zero);
     }
     for (int64_t i = whole; i < count; i++)
         numbers[i - whole] = x[i] / scale;
-    store_codes(y + whole, numbers, count - whole, zero, 0);
+    store_codes(y + whole, numbers, count - whole, zero);
     *scale_of = scale;
     return (int32_t)zero;
 }

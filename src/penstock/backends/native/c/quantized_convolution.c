@@ -1,290 +1,463 @@
 /* Convolutions of 8-bit codes with constant weights, as bounded codes; those of all channels also as
-   sums, and of weights of any zero point (integers.c has the formula).
+   sums or real numbers, and of weights of any zero point. Products with a matrix are those of an image of
+   one row. Zero points a of x and b of weights are taken off the sums:
 
-   Images may have any strides; they are read fast where their channels are innermost. An item is a
-   block of positions of the result. Convolutions of all channels copy what each position sees into
-   a row of a matrix, with the zero point for padding, which the products of integers.h multiply.
+       sum (x - a) (w - b) = sum x w - a (sum w - K b) - b sum x
 
-   Depthwise ones copy each row that is seen, less the zero point, once for two taps of a kernel's row,
-   so that all rows of the kernel find pairs of int16 at the same place. Channels of adjacent positions
-   are adjacent, and so are computed together, whatever their number: weights and factors repeat
-   themselves after `period` of them, a multiple of PANEL:
+   Images may have any strides. The rows that are seen are copied with the zero point around them, so that
+   what a position sees are parts, one for each row of the kernel, at places that are the same for all.
+   Rows a stride apart become adjacent: positions then are equally far from one another also at the end
+   of a row, with a few between that are computed for nothing. Where nothing is seen outside of an image
+   whose channels are innermost, it is read as it lies. An item is a block of rows and columns of the
+   result and some of the filters; products are those of integers.h.
 
-       columns x0 x1 x2 x3, taps 0 1 2:    (x0 x1) (x1 x2)    (x2 0) (x3 0) */
+   Depthwise ones copy rows so, too; with strides, their columns a stride apart become adjacent. Channels of adjacent
+   positions are adjacent then, and are computed CHUNK at a time, whatever their number: weights,
+   factors and offsets repeat themselves after `period` of them, a multiple of CHUNK. Four taps of a
+   kernel's row are brought side by side for each channel as vectors interleave bytes, which orders
+   channels of a CHUNK, and with them all that repeats, by vector (0 to 3), lane of 16 bytes and number. */
 #include "images.h"
 #include "integers.h"
 #include "native.h"
 
-enum { COPY = 65536, ROWS = 64, PAIRS_COPIED = 32768, MOST_CHANNELS = 4096 };
+enum { SUMS = 32 * GROUP * PANEL, CHUNK = 64, COPIED = 65536, MOST_TAPS = 256, LINES = 4 };
 
-/* How sums become codes: zero + rint(sum * factor + offset), with that within low and high. */
+/* How sums become codes: rint(sum * factor + offset), at most `high`, plus zero, at least `low`; all as
+   for uint8, and ^ change for int8. */
 typedef struct {
-    double low, high;
-    int64_t zero;
+    double high;
+    int64_t zero, low, change;
 } bounds;
 
 struct quantized_convolution {
     const uint8_t *x;
-    const int8_t *weights; /* panels; a row of the matrix is of rows, columns and channels */
-    const int32_t *terms, *zeros; /* by filter: what the sums begin with; zero points, null for 0 */
-    const float *factors, *offsets; /* null for sums */
-    void *y;                        /* codes, or sums in int32 */
+    const int8_t *weights; /* panels; a row of the matrix is of parts */
+    const uint8_t *x_zero; /* null for `zero` */
+    const int32_t *sums, *terms, *zeros; /* by filter: of weights, what is added, zero points; or null */
+    const float *factors, *offsets;      /* null for sums; offsets are so for real numbers */
+    void *y;
     const axis *rows, *columns;
     const bounds *bounds;
-    int64_t images, channels, filters, block, change, zero; /* codes are uint8 after ^ change */
+    int64_t images, channels, filters;
+    int64_t quads, deep;                /* of a part; of a tile */
+    int64_t block, chunk, reach, group; /* of an item: rows, columns, more that are seen; panels */
+    int64_t change, zero;               /* codes are uint8 after ^ change */
     const steps *x_steps, *y_steps;
 };
 
 struct code_depthwise {
     const uint8_t *x;
-    const int32_t *weights; /* [row][pair of columns][period], two int16 in each */
+    const int8_t *weights; /* [row][four columns][period][4] */
+    const int32_t *terms;
     const float *factors, *offsets;
     uint8_t *y;
     const axis *rows, *columns;
     const bounds *bounds;
-    int64_t images, filters, multiplier, period, block, chunk, change, zero;
+    int64_t images, filters, multiplier, period, block, chunk, reach, change, zero;
     const steps *x_steps, *y_steps;
 };
 
-static inline int64_t seen(const axis *v, int64_t o, int64_t k)
+#if defined(__SSE2__)
+/* The codes of four vectors of sums, whose factors and offsets are `step` apart. */
+INLINED bytes codes_of_vectors(const bytes *sums, const float *factors, const float *offsets, int step,
+                               const bounds *b)
 {
-    int64_t at = o * v->stride - v->begin + k * v->dilation;
-    return at < v->size ? at : -1;
+    bytes whole[4];
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; v++)
+        whole[v] = V(cvtps_epi32)(V(min_ps)(
+            V(add_ps)(V(mul_ps)(V(cvtepi32_ps)(sums[v]), V(loadu_ps)(factors + v * step)),
+                      V(loadu_ps)(offsets + v * step)),
+            V(set1_ps)((float)b->high)));
+    const bytes zero = V(set1_epi16)((int16_t)b->zero);
+    bytes codes = V(packus_epi16)(V(adds_epi16)(V(packs_epi32)(whole[0], whole[1]), zero),
+                                  V(adds_epi16)(V(packs_epi32)(whole[2], whole[3]), zero));
+    return V(max_epu8)(codes, V(set1_epi8)((char)b->low)) ^ V(set1_epi8)((char)b->change);
 }
+#endif
 
-/* The codes of PANEL sums. Loops that the compiler vectorizes have more than 16 iterations. */
-static inline void codes_of(uint8_t *restrict codes, const int32_t *restrict sums,
-                            const float *restrict factors, const float *restrict offsets,
-                            const bounds *b)
+/* The codes of CHUNK sums in their own order. */
+INLINED void codes_of(uint8_t *restrict codes, const int32_t *restrict sums,
+                      const float *restrict factors, const float *restrict offsets, const bounds *b)
 {
-    const float low = (float)b->low, high = (float)b->high;
-    const int32_t zero = (int32_t)b->zero;
-    int32_t whole[PANEL];
-    for (int i = 0; i < PANEL; i++) {
+#if defined(__SSE2__)
+    for (int i = 0; i < CHUNK; i += BYTES) {
+        bytes four[4];
+#pragma GCC unroll 4
+        for (int v = 0; v < 4; v++) /* not all at once, which is done in shorter vectors */
+            memcpy(four + v, sums + i + v * LANES_OF_SUMS, BYTES);
+        bytes packed = codes_of_vectors(four, factors + i, offsets + i, LANES_OF_SUMS, b);
+#if defined(__AVX512BW__)
+        packed = V(permutexvar_epi32)(
+            V(set_epi32)(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0), packed);
+#elif defined(__AVX2__)
+        packed = V(permutevar8x32_epi32)(packed, V(set_epi32)(7, 3, 6, 2, 5, 1, 4, 0));
+#endif
+        memcpy(codes + i, &packed, BYTES);
+    }
+#else
+    for (int i = 0; i < CHUNK; i++) {
         float number = (float)sums[i] * factors[i] + offsets[i];
-        number = number > low ? number : low;
-        number = number < high ? number : high;
-        whole[i] = (int32_t)rintf(number) + zero;
+        number = number < b->high ? number : (float)b->high;
+        number = rintf(number > -512 ? number : -512) + (float)b->zero;
+        codes[i] = (uint8_t)(number > b->low ? number : b->low) ^ (uint8_t)b->change;
     }
-    for (int i = 0; i < PANEL; i++)
-        codes[i] = (uint8_t)whole[i];
+#endif
 }
 
-static inline void put(uint8_t *restrict y, const uint8_t *restrict codes, int64_t count)
-{
-    int64_t i = 0;
-    if (count == PANEL) {
-        memcpy(y, codes, PANEL);
-        return;
+/* Copy codes ^ change; the last ones once more where that fills vectors. */
+#define COPY_OF(type)                                                                             \
+    if (count >= (int64_t)sizeof(type)) {                                                         \
+        for (int64_t i = 0; i < count; i += sizeof(type)) {                                       \
+            type codes;                                                                           \
+            i = smaller(i, count - (int64_t)sizeof codes);                                        \
+            memcpy(&codes, from + i, sizeof codes);                                               \
+            codes ^= (type){0} + change;                                                          \
+            memcpy(to + i, &codes, sizeof codes);                                                 \
+        }                                                                                         \
+        return;                                                                                   \
     }
-    for (; i + 8 <= count; i += 8)
-        memcpy(y + i, codes + i, 8);
-    for (; i < count; i++)
-        y[i] = codes[i];
-}
 
-static inline void copy_few(uint8_t *restrict to, const uint8_t *restrict from, int64_t count)
+typedef uint8_t eight_codes __attribute__((vector_size(8)));
+typedef uint8_t sixteen_codes __attribute__((vector_size(16)));
+typedef uint8_t many_codes __attribute__((vector_size(64)));
+
+static inline void copy_changed(uint8_t *restrict to, const uint8_t *restrict from, int64_t count,
+                                uint8_t change)
 {
-    for (; count >= 16; count -= 16, to += 16, from += 16)
-        memcpy(to, from, 16);
-    if (count & 8)
-        memcpy(to, from, 8), to += 8, from += 8;
-    if (count & 4)
-        memcpy(to, from, 4), to += 4, from += 4;
-    for (count &= 3; count > 0; count--)
-        *to++ = *from++;
+    COPY_OF(many_codes)
+    COPY_OF(sixteen_codes)
+    COPY_OF(eight_codes)
+    for (int64_t i = 0; i < count; i++)
+        to[i] = from[i] ^ change;
 }
 
-static inline uint8_t *fill_few(uint8_t *to, uint8_t value, int64_t count)
+/* Rows of images, whose columns that are `phases` apart are to become adjacent, and each channel
+   `multiplier` of them. */
+typedef struct {
+    const steps *steps;
+    int64_t size, channels, multiplier, phases;
+    uint8_t change, zero; /* codes ^ change are copied, and zero around them */
+} source;
+
+/* Copy what is seen of a row, null for one outside: columns from `first` on, `length` of each phase. */
+static void copy_row(const source *s, const uint8_t *line, int64_t first, int64_t length,
+                     uint8_t *restrict to)
 {
-    if (count > 64)
-        memset(to, value, count);
-    else
-        for (int64_t i = 0; i < count; i++)
-            to[i] = value;
-    return to + count;
+    const int64_t channels = s->channels * s->multiplier, step = s->steps->channel;
+    const int simple = step == 1 && s->multiplier == 1;
+    const int flat = simple && s->phases == 1 && s->steps->column == channels;
+    for (int64_t phase = 0; phase < s->phases; phase++)
+        for (int64_t i = 0, n; i < length; i += n, to += n * channels) {
+            const int64_t column = first + phase + i * s->phases;
+            n = 1;
+            if (!line || column < 0 || column >= s->size) {
+                n = s->phases > 1 ? 1 : !line || column >= s->size ? length - i : smaller(-column, length - i);
+                memset(to, s->zero, n * channels);
+            }
+            else if (simple) {
+                n = flat ? smaller(length - i, s->size - column) : 1;
+                copy_changed(to, line + column * s->steps->column, n * channels, s->change);
+            }
+            else
+                for (int64_t e = 0; e < channels; e++)
+                    to[e] = line[column * s->steps->column + e / s->multiplier * step] ^ s->change;
+        }
 }
 
-/* What a position of the result sees of an image. */
-static void copy_window(const struct quantized_convolution *a, const uint8_t *image, int64_t row,
-                        int64_t column, uint8_t *restrict to)
+/* What an item computes, and how its positions, `apart` of them in a row, see the image. */
+typedef struct {
+    int64_t image, row, rows, column, columns;
+    const uint8_t *x;
+    int64_t step, apart, places[MOST_TAPS], parts, bytes;
+} view;
+
+/* Set the places of parts in rows of `wide` bytes; those that are `phases` apart are adjacent, `plane`
+   bytes from one phase to the next. */
+static void set_places(const struct quantized_convolution *a, view *s, int64_t wide, int64_t phases,
+                       int64_t plane)
 {
     const axis *u = a->rows, *v = a->columns;
-    const int64_t channels = a->channels, width = v->kernel * channels;
-    const int64_t step = a->x_steps->channel, first = column * v->stride - v->begin;
-    const uint8_t zero = (uint8_t)a->zero;
-    const int dense = step == 1 && a->x_steps->column == channels && v->dilation == 1;
-    const int64_t low = smaller(first < 0 ? -first : 0, v->kernel);
-    int64_t high = smaller(v->size - first, v->kernel);
-    high = high < low ? low : high;
-    for (int64_t ky = 0; ky < u->kernel; ky++) {
-        const int64_t r = seen(u, row, ky);
-        const uint8_t *line = image + r * a->x_steps->row;
-        if (r < 0)
-            to = fill_few(to, zero, width);
-        else if (dense) {
-            to = low ? fill_few(to, zero, low * channels) : to;
-            copy_few(to, line + (first + low) * channels, (high - low) * channels);
-            to += (high - low) * channels;
-            to = high < v->kernel ? fill_few(to, zero, (v->kernel - high) * channels) : to;
+    const int64_t taps = v->dilation > 1 ? v->kernel : 1;
+    s->parts = 0;
+    s->bytes = v->kernel / taps * a->channels;
+    for (int64_t ky = 0; ky < u->kernel; ky++)
+        for (int64_t kx = 0; kx < taps; kx++) {
+            const int64_t tap = ky * u->dilation;
+            s->places[s->parts++] = tap % phases * plane + tap / phases * wide + kx * v->dilation * a->channels;
         }
-        else
-            for (int64_t kx = 0; kx < v->kernel; kx++, to += channels) {
-                const int64_t c = seen(v, column, kx);
-                for (int64_t i = 0; i < channels; i++)
-                    to[i] = c < 0 ? zero : line[c * a->x_steps->column + i * step];
-            }
-    }
 }
 
-/* Whether each position sees itself alone, and what all of them see lies in memory as they do. */
-static int is_matrix(const struct quantized_convolution *a)
+/* Look at the image itself, if nothing but it is seen. Return whether that is so. */
+static int look_at_image(const struct quantized_convolution *a, view *s)
 {
     const axis *u = a->rows, *v = a->columns;
     const steps *x = a->x_steps;
-    return u->kernel == 1 && v->kernel == 1 && u->stride == 1 && v->stride == 1 && !u->begin &&
-           !v->begin && u->count == u->size && v->count == v->size && x->channel == 1 &&
-           x->column == a->channels && x->row == v->size * x->column &&
-           x->image == u->size * x->row;
+    const int64_t far = u->stride * x->row;
+    if (a->change || x->channel != 1 || x->column != a->channels || u->begin || v->begin ||
+        (u->count - 1) * u->stride + (u->kernel - 1) * u->dilation >= u->size ||
+        (v->count - 1) * v->stride + (v->kernel - 1) * v->dilation >= v->size)
+        return 0;
+    s->step = v->stride * a->channels;
+    s->apart = s->rows > 1 ? far / s->step : s->columns;
+    if (s->rows > 1 && (far % s->step || s->apart >= 2 * s->columns || s->apart < s->columns))
+        return 0;
+    set_places(a, s, x->row, 1, 0);
+    s->x = a->x + s->image * x->image + s->row * far + s->column * v->stride * x->column;
+    return s->bytes == a->quads * QUAD;
 }
 
-/* Sums of `count` filters from `filter` on at a position, of which the codes it sees have this sum. */
-static inline void put_sums(const struct quantized_convolution *a, int32_t *restrict y, int32_t *restrict c,
-                            int32_t of_codes, int64_t filter, int64_t count)
+static void look_at_copy(const struct quantized_convolution *a, view *s, uint8_t zero, uint8_t *copy)
 {
-    if (of_codes)
-        for (int64_t e = 0; e < count; e++)
-            c[e] -= of_codes * a->zeros[filter + e];
-    if (a->y_steps->channel == 1)
-        memcpy(y, c, count * sizeof *y);
+    const axis *u = a->rows, *v = a->columns;
+    const source source = {a->x_steps, v->size, a->channels, 1, 1, (uint8_t)a->change, zero};
+    const int64_t tall = s->rows + (u->kernel - 1) * u->dilation / u->stride;
+    const int64_t length = (s->columns + a->reach) * v->stride, wide = length * a->channels;
+    for (int64_t t = 0; t < tall * u->stride; t++) {
+        const int64_t r = s->row * u->stride - u->begin + t;
+        const uint8_t *line = a->x + s->image * a->x_steps->image + r * a->x_steps->row;
+        if (t <= (s->rows - 1) * u->stride + (u->kernel - 1) * u->dilation && (u->dilation > 1 || t % u->stride < u->kernel))
+            copy_row(&source, r < 0 || r >= u->size ? NULL : line, s->column * v->stride - v->begin, length,
+                     copy + (t % u->stride * tall + t / u->stride) * wide);
+    }
+    set_places(a, s, wide, u->stride, tall * wide);
+    s->x = copy;
+    s->step = v->stride * a->channels;
+    s->apart = s->columns + a->reach;
+}
+
+static inline void put_codes(uint8_t *restrict y, int64_t step, const uint8_t *restrict codes, int64_t count)
+{
+    if (step == 1)
+        copy_changed(y, codes, count, 0);
     else
-        for (int64_t e = 0; e < count; e++)
-            y[e * a->y_steps->channel] = c[e];
+        for (int64_t i = 0; i < count; i++)
+            y[i * step] = codes[i];
+}
+
+/* Take zero points of weights off the sums. */
+static void take_off(const struct quantized_convolution *a, const view *s, const multiplication *m,
+                     int64_t filter)
+{
+    for (int64_t p = 0; p < m->rows; p++) {
+        int32_t sum = 0;
+        for (int64_t i = 0; i < s->parts; i++)
+            sum += sum_of(m->x + p * s->step + s->places[i], s->bytes);
+        for (int64_t f = 0; f < m->columns; f++)
+            m->c[p * m->c_step + f] -= sum * a->zeros[filter + f];
+    }
+}
+
+/* Write what the sums m of some filters, from `filter` on, are, of the positions from `first` on. Rows of
+   sums follow one another, and factors repeat themselves until they fill whole chunks. */
+static void finish(const struct quantized_convolution *a, const view *s, const multiplication *m,
+                   int64_t first, int64_t filter)
+{
+    const steps *to = a->y_steps;
+    const int64_t filters = m->columns, c_step = m->c_step, positions = m->rows;
+    const int64_t period = c_step % CHUNK == 0 ? c_step : c_step % 32 == 0 ? 2 * c_step : 4 * c_step;
+    uint8_t codes[SUMS + CHUNK];
+    for (int64_t i = 0, at = 0; a->offsets && i < positions * c_step; i += CHUNK, at += CHUNK) {
+        at = at < period ? at : 0;
+        codes_of(codes + i, m->c + i, a->factors + filter + at, a->offsets + filter + at, a->bounds);
+    }
+    const int dense = to->channel == 1 && to->column == filters && c_step == filters;
+    int64_t row = first / s->apart, column = first % s->apart;
+    for (int64_t p = 0, n; p < positions; p += n, row++, column = 0) {
+        n = smaller(positions - p, s->apart - column);
+        const int64_t count = smaller(n, s->columns - column);
+        const int64_t place = s->image * to->image + (s->row + row) * to->row +
+                              (s->column + column) * to->column + filter * to->channel;
+        if (a->offsets && dense) {
+            copy_changed((uint8_t *)a->y + place, codes + p * c_step, count * filters, 0);
+            continue;
+        }
+        for (int64_t i = 0; i < count; i++) {
+            const int64_t at = place + i * to->column, from = (p + i) * c_step;
+            if (a->offsets)
+                put_codes((uint8_t *)a->y + at, to->channel, codes + from, filters);
+            else if (a->factors)
+                for (int64_t f = 0; f < filters; f++)
+                    ((float *)a->y)[at + f * to->channel] = (float)m->c[from + f] * a->factors[filter + f];
+            else
+                for (int64_t f = 0; f < filters; f++)
+                    ((int32_t *)a->y)[at + f * to->channel] = m->c[from + f];
+        }
+    }
 }
 
 static int quantized_convolution(const void *arguments, int64_t begin, int64_t end)
 {
     const struct quantized_convolution *a = arguments;
     const axis *u = a->rows, *v = a->columns;
-    const int64_t k = u->kernel * v->kernel * a->channels, quads = (k + QUAD - 1) / QUAD;
-    const int64_t unit = k < 64 ? QUAD : 64, step = (k + unit - 1) / unit * unit;
-    const int64_t panels = (a->filters + PANEL - 1) / PANEL, positions = a->images * u->count * v->count;
-    const int matrix = is_matrix(a) && step == k;
-    uint8_t copy[COPY + ROWS], codes[PANEL];
-    int32_t c[ROWS * GROUP * PANEL], seen_sums[ROWS];
+    const int64_t blocks = (u->count + a->block - 1) / a->block, chunks = (v->count + a->chunk - 1) / a->chunk;
+    const int64_t panels = (a->filters + PANEL - 1) / PANEL;
+    uint8_t copy[COPIED + CHUNK];
+    const uint8_t zero = (a->x_zero ? *a->x_zero : (uint8_t)a->zero) ^ (uint8_t)a->change;
+    int32_t c[SUMS + CHUNK], start[GROUP * PANEL];
+    view s;
     for (int64_t item = begin; item < end; item++) {
-        const int64_t first = item * a->block, rows = smaller(a->block, positions - first);
-        const int64_t column = first % v->count, row = first / v->count % u->count;
-        const int64_t image = first / v->count / u->count;
-        const uint8_t *x = a->x + image * a->x_steps->image;
-        for (int64_t r = 0, i = row, j = column; r < rows && !matrix; r++) {
-            copy_window(a, x, i, j, copy + r * step);
-            if (++j == v->count && (j = 0, ++i == u->count)) {
-                i = 0;
-                x += a->x_steps->image;
-            }
-        }
-        const uint8_t *from = matrix ? a->x + first * k : copy;
-        if (a->change)
-            for (int64_t i = 0; i < rows * step; i++)
-                copy[i] = from[i] ^ 128;
-        for (int64_t r = 0; r < rows && step > k && k > 64; r++)
-            memset(copy + r * step + k, 0, step - k); /* tiles read on */
-        for (int64_t r = 0; r < rows && a->zeros; r++)
-            seen_sums[r] = sum_of((a->change ? copy : from) + r * step, k);
-        product *multiply = product_for(k < 64 ? 1 : rows);
-        for (int64_t panel = 0; panel < panels; panel += GROUP) {
-            const int64_t group = smaller(GROUP, panels - panel);
-            for (int64_t r = 0; r < rows; r++)
-                memcpy(c + r * GROUP * PANEL, a->terms + panel * PANEL, group * PANEL * sizeof *c);
-            multiply(c, a->change ? copy : from, step, a->weights + panel * quads * PANEL_BYTES, quads * PANEL_BYTES,
-                     quads, rows, group);
-            int64_t of_image = image * a->y_steps->image;
-            for (int64_t r = 0, i = row, j = column; r < rows; r++) {
-                const int64_t place = of_image + i * a->y_steps->row + j * a->y_steps->column;
-                uint8_t *y = (uint8_t *)a->y + place;
-                for (int64_t p = 0; p < group; p++) {
-                    const int64_t filter = (panel + p) * PANEL;
-                    const int64_t count = smaller(PANEL, a->filters - filter);
-                    if (!a->factors) {
-                        put_sums(a, (int32_t *)a->y + place + filter * a->y_steps->channel,
-                                 c + (r * GROUP + p) * PANEL, a->zeros ? seen_sums[r] : 0, filter,
-                                 count);
-                        continue;
-                    }
-                    codes_of(codes, c + (r * GROUP + p) * PANEL, a->factors + filter,
-                             a->offsets + filter, a->bounds);
-                    if (a->y_steps->channel == 1)
-                        put(y + filter, codes, count);
-                    else
-                        for (int64_t e = 0; e < count; e++)
-                            y[(filter + e) * a->y_steps->channel] = codes[e];
-                }
-                if (++j == v->count && (j = 0, ++i == u->count)) {
-                    i = 0;
-                    of_image += a->y_steps->image;
-                }
+        s.column = item % chunks * a->chunk;
+        s.row = item / chunks % blocks * a->block;
+        s.image = item / chunks / blocks % a->images;
+        const int64_t low = item / chunks / blocks / a->images * a->group;
+        s.columns = smaller(a->chunk, v->count - s.column);
+        s.rows = smaller(a->block, u->count - s.row);
+        if (!look_at_image(a, &s))
+            look_at_copy(a, &s, zero, copy);
+        const int64_t positions = (s.rows - 1) * s.apart + s.columns;
+        for (int64_t panel = low, group; panel < smaller(low + a->group, panels); panel += group) {
+            group = smaller(GROUP, smaller(low + a->group, panels) - panel);
+            const int64_t step = s.parts * a->quads * PANEL_BYTES;
+            const int64_t filter = panel * PANEL, columns = smaller(group * PANEL, a->filters - filter);
+            multiplication m = {c, (columns + TILE - 1) / TILE * TILE, start, 0, NULL, s.step, s.places, s.parts,
+                                a->quads, a->deep, a->weights + panel * step, step, 0, columns};
+            for (int64_t f = 0; f < group * PANEL; f++)
+                start[f] = (a->terms ? a->terms[filter + f] : 0) - zero * a->sums[filter + f];
+            const int64_t most = SUMS / m.c_step;
+            for (int64_t p = 0; p < positions; p += most) {
+                m.rows = smaller(most, positions - p);
+                m.x = s.x + p * s.step;
+                product_for(m.rows)(&m);
+                if (a->zeros)
+                    take_off(a, &s, &m, filter);
+                finish(a, &s, &m, p, filter);
             }
         }
     }
     return 0;
 }
 
-/* Pairs of what two taps see of `columns` positions of a row from `column` on. Without a second tap,
-   whose weights are 0, it may be anything. */
-static void copy_pairs(const struct code_depthwise *a, const uint8_t *line, int64_t column,
-                       int64_t columns, int64_t k, const uint8_t *padding, int32_t *restrict to)
+/* What each tap of a row of the kernel sees, from what the first one does; taps that fill up four see
+   as the last. `above`: the bytes of a row of the copy. */
+typedef struct {
+    int64_t above, quads, taps[MOST_TAPS];
+} sight;
+
+/* The row of the kernel with which row `row` of the result sees row t of the copy; -1 for none. */
+INLINED int64_t kernel_row(const axis *u, int64_t row, int64_t t)
 {
-    const axis *v = a->columns;
-    const uint8_t change = (uint8_t)a->change;
-    const int32_t zero = (uint8_t)a->zero ^ change;
-    const int64_t filters = a->filters, step = a->x_steps->channel, multiplier = a->multiplier;
-    const int simple = step == 1 && multiplier == 1;
-    const int flat = simple && v->stride == 1 && a->x_steps->column == filters;
-    for (int64_t o = column, n; o < column + columns; o += n, to += n * filters) {
-        const int64_t p = seen(v, o, k), q = k + 1 < v->kernel ? seen(v, o, k + 1) : p;
-        const uint8_t *x = p < 0 ? padding : line + p * a->x_steps->column;
-        const uint8_t *y = q < 0 ? padding : line + q * a->x_steps->column;
-        n = flat && p >= 0 && q >= 0 ? smaller(column + columns - o, v->size - q) : 1;
-        if (simple)
-            for (int64_t i = 0; i < n * filters; i++)
-                to[i] = (((x[i] ^ change) - zero) & 0xffff) |
-                        (int32_t)((uint32_t)((y[i] ^ change) - zero) << 16);
-        else
-            for (int64_t i = 0; i < filters; i++) {
-                const int64_t at = i / multiplier * step;
-                const int32_t low = p < 0 ? 0 : (x[at] ^ change) - zero;
-                const int32_t high = q < 0 ? 0 : (y[at] ^ change) - zero;
-                to[i] = (low & 0xffff) | (int32_t)((uint32_t)high << 16);
-            }
-    }
+    const int64_t at = t - row * u->stride;
+    if (at < 0 || at > (u->kernel - 1) * u->dilation)
+        return -1;
+    return u->dilation == 1 ? at : at % u->dilation ? -1 : at / u->dilation;
 }
 
-/* The sums of PANEL elements. Rows of x are `row` pairs apart, and pairs of columns `length`. */
-static inline void add_pairs(const struct code_depthwise *a, const int32_t *x, int64_t row,
-                             int64_t length, const int32_t *w, int32_t *restrict sums)
-{
-    const int64_t rows = a->rows->kernel, pairs_of_row = (a->columns->kernel + 1) / 2;
+/* The codes of a CHUNK of channels, whose weights begin with the one `at`, of `rows` rows, which are
+   CHUNK apart. x: the copy of what they see. */
+#define DEPTHWISE(name, attribute)                                                                \
+    attribute INLINED void name##_channels(const struct code_depthwise *a, const sight *seen,     \
+                                           const uint8_t *x, int64_t at, uint8_t *codes,          \
+                                           const int rows)                                        \
+    {                                                                                             \
+        const axis *u = a->rows;                                                                  \
+        const int64_t tall = (rows - 1) * u->stride + (u->kernel - 1) * u->dilation + 1;          \
+        for (int i = 0; i < CHUNK; i += BYTES) {                                                  \
+            name##_sums sums[LINES * 4];                                                          \
+            _Pragma("GCC unroll 16") for (int j = 0; j < rows * 4; j++)                           \
+                memcpy(sums + j, a->terms + at + j % 4 * (CHUNK / 4) + i / 4, BYTES);             \
+            for (int64_t t = 0; t < tall; t++)                                                    \
+                for (int64_t q = 0; q < seen->quads; q++) {                                       \
+                    bytes s[4];                                                                   \
+                    _Pragma("GCC unroll 4") for (int j = 0; j < 4; j++)                           \
+                        memcpy(s + j, x + t * seen->above + i + seen->taps[4 * q + j], BYTES);    \
+                    const bytes low = V(unpacklo_epi8)(s[0], s[1]);                               \
+                    const bytes high = V(unpackhi_epi8)(s[0], s[1]);                              \
+                    const bytes low2 = V(unpacklo_epi8)(s[2], s[3]);                              \
+                    const bytes high2 = V(unpackhi_epi8)(s[2], s[3]);                             \
+                    s[0] = V(unpacklo_epi16)(low, low2), s[1] = V(unpackhi_epi16)(low, low2);     \
+                    s[2] = V(unpacklo_epi16)(high, high2), s[3] = V(unpackhi_epi16)(high, high2); \
+                    _Pragma("GCC unroll 4") for (int r = 0; r < rows; r++)                        \
+                    {                                                                             \
+                        const int64_t ky = kernel_row(u, r, t);                                   \
+                        if (ky < 0)                                                               \
+                            continue;                                                             \
+                        const int8_t *w = a->weights + i +                                        \
+                                          ((ky * seen->quads + q) * a->period + at) * QUAD;       \
+                        _Pragma("GCC unroll 4") for (int j = 0; j < 4; j++)                       \
+                        {                                                                         \
+                            bytes four;                                                           \
+                            memcpy(&four, w + j * CHUNK, BYTES);                                  \
+                            sums[4 * r + j] = name##_dot(sums[4 * r + j], s[j], four);            \
+                        }                                                                         \
+                    }                                                                             \
+                }                                                                                 \
+            _Pragma("GCC unroll 4") for (int r = 0; r < rows; r++)                                \
+            {                                                                                     \
+                const int64_t first = at + i / 4;                                                 \
+                const bytes packed =                                                              \
+                    codes_of_vectors((const bytes *)sums + 4 * r, a->factors + first,             \
+                                     a->offsets + first, CHUNK / 4, a->bounds);                   \
+                memcpy(codes + r * CHUNK + i, &packed, BYTES);                                    \
+            }                                                                                     \
+        }                                                                                         \
+    }                                                                                             \
+                                                                                                  \
+    attribute static void name##_depthwise(const struct code_depthwise *a, const sight *seen,     \
+                                           const uint8_t *x, int64_t at, uint8_t *codes,          \
+                                           int64_t rows)                                          \
+    {                                                                                             \
+        if (rows == LINES)                                                                        \
+            name##_channels(a, seen, x, at, codes, LINES);                                        \
+        else                                                                                      \
+            for (int64_t r = 0; r < rows; r++)                                                    \
+                name##_channels(a, seen, x + r * a->rows->stride * seen->above, at,               \
+                                codes + r * CHUNK, 1);                                            \
+    }
+
 #if defined(__SSE2__)
-    plain_sums s[PANEL * 4 / PAIRS] = {{0}};
-    for (int64_t ky = 0; ky < rows; ky++)
-        for (int64_t j = 0; j < pairs_of_row; j++, w += a->period)
-            _Pragma("GCC unroll 8") for (int i = 0; i < PANEL * 4 / PAIRS; i++)
-            {
-                pairs from, weight;
-                memcpy(&from, (const char *)(x + ky * row + j * length) + i * PAIRS, PAIRS);
-                memcpy(&weight, (const char *)w + i * PAIRS, PAIRS);
-                s[i] += (plain_sums)MADD(from, weight);
-            }
-    memcpy(sums, s, sizeof s);
+DEPTHWISE(plain, )
 #else
-    memset(sums, 0, PANEL * sizeof *sums);
-    for (int64_t ky = 0; ky < rows; ky++)
-        for (int64_t j = 0; j < pairs_of_row; j++, w += a->period)
-            for (int64_t i = 0; i < 2 * PANEL; i++)
-                sums[i / 2] += ((const int16_t *)(x + ky * row + j * length))[i] *
-                               ((const int16_t *)w)[i];
+static inline int64_t channel_of(int64_t i)
+{
+    return i / 4 % 4 * 16 + i / 16 * 4 + i % 4;
+}
+
+static void plain_depthwise(const struct code_depthwise *a, const sight *seen, const uint8_t *x, int64_t at,
+                            uint8_t *codes, int64_t rows)
+{
+    for (int64_t r = 0; r < rows; r++) {
+        int32_t sums[CHUNK];
+        uint8_t ordered[CHUNK];
+        memcpy(sums, a->terms + at, sizeof sums);
+        for (int64_t ky = 0; ky < a->rows->kernel; ky++)
+            for (int64_t q = 0; q < seen->quads * CHUNK * QUAD; q++) {
+                const int64_t i = q / QUAD % CHUNK, quad = q / QUAD / CHUNK;
+                const uint8_t *from = x + (r * a->rows->stride + ky * a->rows->dilation) * seen->above;
+                sums[i] += from[channel_of(i) + seen->taps[quad * QUAD + q % QUAD]] *
+                           a->weights[((ky * seen->quads + quad) * a->period + at + i) * QUAD + q % QUAD];
+            }
+        codes_of(ordered, sums, a->factors + at, a->offsets + at, a->bounds);
+        for (int i = 0; i < CHUNK; i++)
+            codes[r * CHUNK + channel_of(i)] = ordered[i];
+    }
+}
 #endif
+#if defined(VNNI)
+DEPTHWISE(vnni, VNNI)
+#endif
+
+typedef void depthwise(const struct code_depthwise *, const sight *, const uint8_t *, int64_t, uint8_t *,
+                       int64_t);
+
+static depthwise *depthwise_for(void)
+{
+#if defined(VNNI)
+    if (has_vnni())
+        return vnni_depthwise;
+#endif
+    return plain_depthwise;
+}
+
+/* Write `count` codes of positions of a row of the result, from element i of these on. */
+static inline void put_channels(const struct code_depthwise *a, uint8_t *y, const uint8_t *codes, int64_t i,
+                                int64_t count)
+{
+    if (a->y_steps->channel == 1 && a->y_steps->column == a->filters)
+        copy_changed(y + i, codes, count, 0);
+    else
+        for (int64_t e = i; e < i + count; e++)
+            y[e / a->filters * a->y_steps->column + e % a->filters * a->y_steps->channel] = codes[e - i];
 }
 
 static int code_depthwise(const void *arguments, int64_t begin, int64_t end)
@@ -292,50 +465,81 @@ static int code_depthwise(const void *arguments, int64_t begin, int64_t end)
     const struct code_depthwise *a = arguments;
     const axis *u = a->rows, *v = a->columns;
     const int64_t chunks = (v->count + a->chunk - 1) / a->chunk;
-    const int64_t blocks = (u->count + a->block - 1) / a->block;
-    const int64_t lines = (v->kernel + 1) / 2, filters = a->filters;
-    int32_t copy[PAIRS_COPIED + PANEL], sums[PANEL];
-    uint8_t padding[MOST_CHANNELS], codes[PANEL];
-    memset(padding, (uint8_t)a->zero, filters);
-    memset(copy + PAIRS_COPIED, 0, PANEL * sizeof *copy);
+    const int64_t blocks = (u->count + a->block - 1) / a->block, filters = a->filters;
+    uint8_t copy[COPIED + CHUNK], codes[LINES * CHUNK];
+    sight seen = {.quads = (v->kernel + QUAD - 1) / QUAD};
+    const uint8_t change = (uint8_t)a->change;
+    const source source = {a->x_steps, v->size, filters / a->multiplier, a->multiplier, v->stride,
+                           change, (uint8_t)a->zero ^ change};
+    memset(copy + COPIED, 0, CHUNK);
     for (int64_t item = begin; item < end; item++) {
         const int64_t column = item % chunks * a->chunk, first = item / chunks % blocks * a->block;
         const int64_t image = item / chunks / blocks, columns = smaller(a->chunk, v->count - column);
         const int64_t rows = smaller(a->block, u->count - first), length = columns * filters;
         const int64_t above = first * u->stride - u->begin;
         const int64_t tall = (rows - 1) * u->stride + (u->kernel - 1) * u->dilation + 1;
-        for (int64_t r = 0; r < tall; r++)
-            for (int64_t j = 0; j < lines; j++) {
-                int32_t *to = copy + (r * lines + j) * length;
-                const uint8_t *x = a->x + image * a->x_steps->image + (above + r) * a->x_steps->row;
-                if (above + r < 0 || above + r >= u->size)
-                    memset(to, 0, length * sizeof *to);
-                else
-                    copy_pairs(a, x, column, columns, 2 * j, padding, to);
-            }
-        for (int64_t r = 0; r < rows; r++) {
+        seen.above = v->stride * (columns + a->reach) * filters;
+        for (int64_t k = 0; k < seen.quads * QUAD; k++) {
+            const int64_t tap = smaller(k, v->kernel - 1) * v->dilation;
+            seen.taps[k] = (tap % v->stride * (columns + a->reach) + tap / v->stride) * filters;
+        }
+        for (int64_t r = above; r < above + tall; r++) {
+            const uint8_t *x = a->x + image * a->x_steps->image + r * a->x_steps->row;
+            copy_row(&source, r < 0 || r >= u->size ? NULL : x, column * v->stride - v->begin,
+                     columns + a->reach, copy + (r - above) * seen.above);
+        }
+        for (int64_t r = 0, n; r < rows; r += n) {
+            n = rows - r < LINES ? 1 : LINES;
             uint8_t *y = a->y + image * a->y_steps->image + (first + r) * a->y_steps->row +
                          column * a->y_steps->column;
-            for (int64_t i = 0, at = 0; i < length; i += PANEL, at += PANEL) {
+            for (int64_t i = 0, at = 0; i < length; i += CHUNK, at += CHUNK) {
                 at = at < a->period ? at : 0;
-                add_pairs(a, copy + r * u->stride * lines * length + i,
-                          u->dilation * lines * length, length, a->weights + at, sums);
-                const int64_t count = smaller(PANEL, length - i);
-                codes_of(codes, sums, a->factors + at, a->offsets + at, a->bounds);
-                if (a->y_steps->channel == 1 && a->y_steps->column == filters)
-                    put(y + i, codes, count);
-                else
-                    for (int64_t e = i; e < i + count; e++)
-                        y[e / filters * a->y_steps->column + e % filters * a->y_steps->channel] =
-                            codes[e - i];
+                depthwise_for()(a, &seen, copy + r * u->stride * seen.above + i, at, codes, n);
+                for (int64_t line = 0; line < n; line++)
+                    put_channels(a, y + line * a->y_steps->row, codes + line * CHUNK, i,
+                                 smaller(CHUNK, length - i));
             }
         }
     }
     return 0;
 }
 
+/* Codes of real numbers over their own range, 0 included: one item. */
+struct dynamically_quantized {
+    const float *x;
+    uint8_t *y;
+    float *scale;
+    uint8_t *zero;
+    int64_t count;
+};
+
+static int dynamically_quantized(const void *arguments, int64_t begin, int64_t end)
+{
+    const struct dynamically_quantized *a = arguments;
+    *a->zero = (uint8_t)to_codes(a->y, a->x, a->count, a->scale);
+    return 0;
+}
+
+/* Operations that products of many rows make in a nanosecond, about: a multiplication and an addition
+   are two. */
+int integer_speed(void)
+{
+#if defined(__AVX512BW__) && defined(__linux__)
+    if (product_for(TILE) == tiles)
+        return 1000;
+#endif
+#if defined(__AVX2__)
+    if (product_for(TILE) == vnni)
+        return 250;
+    return 80;
+#else
+    return 40;
+#endif
+}
+
 const kernel_entry quantized_convolution_kernels[] = {
     KERNEL(quantized_convolution, quantized_convolution),
     KERNEL(code_depthwise, code_depthwise),
+    KERNEL(dynamically_quantized, dynamically_quantized),
     END_OF_KERNELS,
 };

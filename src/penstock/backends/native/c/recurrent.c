@@ -26,7 +26,7 @@ typedef struct {
     double alpha, beta;
 } activation;
 
-/* Weights of codes by direction: sums, zero points and scales are of columns, as in integers.c. */
+/* Weights of codes by direction: sums, zero points and scales are of columns, as in quantized_convolution.c. */
 typedef struct {
     const int8_t *panels; /* null: the weights are real numbers */
     const int32_t *sums, *zeros;
@@ -176,8 +176,9 @@ static void add_code_panels(const struct recurrent *a, const code_matrix *m, int
         for (int64_t p = low; p < high; p += GROUP) {
             int64_t group = high - p < GROUP ? high - p : GROUP, at = d * columns + p * PANEL;
             memset(c, 0, some * GROUP * PANEL * sizeof *c);
-            product_for(some)(c, x, apart * q->step, weights + p * quads * PANEL_BYTES,
-                              quads * PANEL_BYTES, quads, some, group);
+            product_for(some)(&(multiplication){
+                c, GROUP * PANEL, c, GROUP * PANEL, x, apart * q->step, ONE_PART, 1, quads, TILE,
+                weights + p * quads * PANEL_BYTES, quads * PANEL_BYTES, some, group * PANEL});
             for (int64_t r = 0; r < some; r++) {
                 const int32_t *restrict from = c + r * GROUP * PANEL;
                 const int32_t *restrict column_sums = m->sums + at, *restrict zeros = m->zeros + at;

@@ -1,0 +1,69 @@
+"""Matrices of 8-bit integers as compiled code reads them (``c/integers.h``)."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from penstock.backends.native.image_convolution import line_aligned
+from penstock.core.records import NamedTuple
+from penstock.core.types import TensorType
+from penstock.ops.common.dtypes import INT8, INT32, UINT8
+
+# As in c/integers.h.
+_PANEL, _QUAD, _TILE = 32, 4, 16
+
+
+class IntegerPanels(NamedTuple):
+    """Weights in panels, sums of columns less what zero points
+    add, and zero points less what is taken off uint8."""
+
+    panels: np.ndarray
+    sums: np.ndarray
+    zeros: np.ndarray
+
+
+def integer_panels(
+    weights: np.ndarray, zero: np.ndarray, parts: tuple[int, int] | None = None
+) -> IntegerPanels:
+    """Pack a matrix [k, n] of codes with a zero point for each column. ``parts``: the size of the
+    parts of k, and the multiple of 4 to which each is padded with zeros."""
+    k, n = weights.shape
+    shift = 128 if weights.dtype == UINT8 else 0
+    zeros = zero.astype(INT32) - shift
+    # int8 would overflow before the shift is taken off.
+    signed = weights.astype(np.int16) - shift
+    part, size = parts or (k, math.ceil(k / _QUAD) * _QUAD)
+    quads, panels = k // part * size // _QUAD, math.ceil(n / _PANEL)
+    padded = np.zeros((quads * _QUAD, panels * _PANEL), INT8)
+    padded.reshape(k // part, size, -1)[:, :part, :n] = signed.reshape(-1, part, n)
+    packed = padded.reshape(quads, _QUAD, panels, _PANEL).transpose(2, 0, 3, 1)
+    # Whole tiles are loaded, also where K ends within one.
+    tail = np.zeros(_TILE * _PANEL * _QUAD, INT8)
+    sums = signed.sum(axis=0, dtype=np.int64) - k * zeros.astype(np.int64)
+    codes = line_aligned(np.concatenate([packed.reshape(-1), tail]))
+    return IntegerPanels(codes, sums.astype(INT32), zeros)
+
+
+def panel_types(k: int, n: int) -> list[TensorType]:
+    """The types of what ``integer_panels`` makes."""
+    elements = (math.ceil(k / _QUAD) * math.ceil(n / _PANEL) + _TILE) * _QUAD * _PANEL
+    return [TensorType(INT8, (elements,)), *[TensorType(INT32, (n,))] * 2]
+
+
+def unpacked(
+    dims: tuple[int, int],
+    size: int,
+    dtype: np.dtype,
+    flipped: bool,
+    packed: np.ndarray,
+    *others: np.ndarray,
+) -> np.ndarray:
+    """The matrix of these ``dims`` that panels were made of, of one part of ``size``."""
+    k, n = dims
+    quads, panels = size // _QUAD, math.ceil(n / _PANEL)
+    tiles = packed[: quads * panels * _QUAD * _PANEL].reshape(panels, quads, _PANEL, _QUAD)
+    codes = tiles.transpose(1, 3, 0, 2).reshape(quads * _QUAD, -1)[:k, :n].view(np.uint8)
+    codes = (codes ^ (128 if dtype == UINT8 else 0)).view(dtype)
+    return np.ascontiguousarray(codes.T if flipped else codes)
