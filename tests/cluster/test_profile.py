@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.observers.profile import Profile
 from tests.cluster.test_cluster import answer, convnet, halves, images
 from tests.support.tf_graphs import Builder
 from tests.support.tf_loops import counting
@@ -29,6 +30,7 @@ def test_profile_has_the_steps_of_all_workers(session, cluster, tmp_path: Path) 
     assert by_worker == dict.fromkeys(cluster.devices, 3 * 6)
     assert {row.name: row.count for row in profile.by_operation()} == {"Conv": 18, "Relu": 18}
     assert sum(row.share for row in profile.steps()) == pytest.approx(1)
+    assert {row.threads for row in profile.steps()} == {cluster.threads}
     assert profile.inside == pytest.approx(sum(row.seconds for row in profile.steps()))
     assert ">worker<" in profile._repr_html_()
     profile.save(tmp_path / "profile.json")
@@ -60,3 +62,15 @@ def test_simulations_of_the_plan_name_what_to_ask_on_a_cluster(session) -> None:
     for simulate in (session.inspect.schedule, lambda: session.inspect.forecast(2)):
         with pytest.raises(ps.PenstockError, match=r"forecast_on_cluster\(\) .* profile\(\)"):
             simulate()
+
+
+def test_profiles_of_a_cluster_add_up_and_have_no_steps_of_this_process(session) -> None:
+    one, other = (session.profile({"x": images()}, runs=runs) for runs in (1, 2))
+    seconds = one.inside + other.inside
+    one.add(other)
+    assert one.runs == len(one.alone) == 3
+    assert {row.count for row in one.steps()} == {3} and len(one.steps()) == 12
+    assert one.inside == pytest.approx(seconds)
+    for add in (lambda: one.add(Profile()), lambda: Profile().add(one)):
+        with pytest.raises(TypeError):
+            add()

@@ -406,6 +406,18 @@ def test_opening_says_which_plans_the_file_lacks(path: Path, executor: str) -> N
         ps.open(path, strict=True)
 
 
+def test_opening_says_that_plans_for_values_that_are_no_tensors_are_missing(path: Path) -> None:
+    text = (
+        "g (seq(float[2]) x) => (float[2] y) { i = Constant<value_int = 0>() y = SequenceAt(x, i) }"
+    )
+    session = compile_text(text, executor="linear")
+    x = np.ones(2, np.float32)
+    session.run({"x": [x]})
+    session.save(path)
+    with pytest.warns(UserWarning, match="those of executor 'linear'"):
+        assert ps.open(path).run({"x": [x]})["y"].tolist() == [1, 1]
+
+
 def test_opening_says_that_the_plan_of_a_recursive_model_is_missing(path: Path) -> None:
     builder = GraphBuilder()
 

@@ -96,7 +96,7 @@ class ClusterExecutor:
         return ClusterProfile(rows, runs, sum(observed), alone)
 
     def _seconds(self, inputs: RunValues, runs: int) -> list[float]:
-        """The seconds of each of so many runs."""
+        """The seconds of each of ``runs`` runs."""
         seconds = []
         for _ in range(runs):
             with compile_run() as control:

@@ -86,12 +86,14 @@ class FarRendezvous(Rendezvous):
 
 
 class RemoteStep:
-    """A run of a part. ``control`` and ``barrier`` are None until its feeds have come."""
+    """A run of a part. ``control`` and ``barrier`` are None until its feeds have come; ``observed``
+    is the run as observers know it, if its steps are measured."""
 
     def __init__(self, worker: Worker, number: int) -> None:
         self.rendezvous = FarRendezvous(worker, number)
         self.control: Control | None = None
         self.barrier: Barrier | None = None
+        self.observed: ObservedRun | None = None
         self.reported: tuple[dict[int, int], dict[int, int]] | None = None
 
     def counts(self) -> tuple[dict[int, int], dict[int, int]]:
@@ -184,10 +186,13 @@ class Worker:
         self._observed[handle] = part or self._parts[handle].observed(), Profile()
 
     def observed(self, handle: int) -> list[StepRow]:
-        """The steps of a part since it was observed."""
-        part, profile = self._observed[handle]
+        """The steps of a part since it was observed; none if this worker has replaced the one that
+        observed it."""
+        part, profile = self._observed.get(handle, (None, None))
+        if part is None or profile is None:
+            return []
         self._observed[handle] = part, None
-        return [] if profile is None else profile.steps()
+        return profile.steps()
 
     def forget(self, handles: Sequence[int], stores: Sequence[int]) -> None:
         """Give up parts, and the variables of stores, by their numbers."""
@@ -319,7 +324,8 @@ class Worker:
         if watched is not None and profile is not None:
             part = watched
             step.control.observer = profile
-            step.control.run = ObservedRun(part.table, part.name, part.threads)
+            step.observed = step.control.run = ObservedRun(part.table, part.name, part.threads)
+            profile.run_begin(step.observed)
         done = partial(self._done, handle, number)
         if part is None:
             done(None, PenstockError(f"worker {self.index} knows no part with handle {handle}"))
@@ -354,6 +360,8 @@ class Worker:
         if step is not None:
             counts = step.counts()
             if step.control is not None:
+                if step.observed is not None:
+                    step.control.observer.run_end(step.observed, error)
                 end_run(step.control)
         if error is None and handle in self._silent:
             self._ended.append((number, *counts))

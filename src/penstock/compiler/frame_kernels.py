@@ -37,6 +37,9 @@ from penstock.tuning.node_signature import NodeSignature, node_signature
 from penstock.tuning.placement import NODE, Placement
 from penstock.tuning.trial import BUDGET
 
+_CALLER = Workers("segment", 1)
+"""the pool of tasks of segments on the host: the thread that runs the segment, and no other"""
+
 
 class FrameKernels:
     """Compiles the nodes of one graph, whose types are known, for both of its forms: for runs with
@@ -54,9 +57,9 @@ class FrameKernels:
         self._originals = WeakKeyDictionary[Node, Node]()
 
     def measure(self) -> None:
-        """Measure the nodes of the graph, each alone, if the user asks for measurements, or where
-        memories are several and estimates of different makers would decide. What they compute on
-        are zeros, and so are nodes left out whose types are known to runs alone."""
+        """Measure the nodes of the graph, each alone and on zeros, if the user asks for
+        measurements or backends have memories of their own: estimates of different authors do not
+        compare. Nodes whose types only runs know are left out."""
         options = self.context.options
         wanted = options.autotune or not self.context.one_memory
         if options.expert.cost_model is not None or not wanted:
@@ -159,12 +162,11 @@ class FrameKernels:
         ports = Ports({}, stay=True) if on_streams else None
         feeds = Feeds(graph, values, refined=True, ports=ports)
         run_passes((RelaxControlEdges(),), graph, pass_context(context))
+        schedule = stages.schedule_in_order
         if not (context.one_memory or on_streams):
-            context = _on_far_workers(context)
+            context, schedule = _on_far_workers(context), schedule_tasks
         lowered = lower_graph(optimize_for_shapes(feeds, context), context)
         planned = stages.plan_slots(lowered, context, inner=True)  # errors are for runs to raise
-        far = context.executor == "parallel"
-        schedule = schedule_tasks if far else stages.schedule_in_order
         programmed = stages.generate_program(schedule(planned, context), context)
         executor = stages.bind(programmed, context)
         return DeviceSegment(executor, own) if on_streams else executor
@@ -198,7 +200,7 @@ def _on_far_workers(context: CompileContext) -> CompileContext:
     """The context of a segment whose nodes may run at the same time, on the workers of backends
     with memories of their own. On the host one does: the others have other tokens to run."""
     options = context.options
-    expert = options.expert.changed(pool=Workers("segment", 1))
+    expert = options.expert.changed(pool=_CALLER)
     own = replace(options, executor="parallel", expert=expert, devices=None, cluster=None)
     return replace(context, options=own)
 

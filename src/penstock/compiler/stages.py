@@ -373,7 +373,7 @@ def queues_of(
     from penstock.executors.task_loop import Queue
 
     remote = [b for b in (context.backends if backends is None else backends) if b.memory != HOST]
-    # Each run may have so many, and their threads only wait for the backend.
+    # The contract allows each run this number of workers; their threads only wait for the backend.
     queues = [Queue(b.workers, pool(b.name, _RUNS_AT_ONCE * b.workers)) for b in remote]
     return [Queue(workers, context.pool), *queues], {b.name: i for i, b in enumerate(remote, 1)}
 

@@ -41,7 +41,7 @@ class OnWorkers(Protocol):
         """The names of the backends that steps run on."""
 
     def profile(self, inputs: RunValues, runs: int) -> Profile:
-        """Where the time of so many runs goes."""
+        """Measure ``runs`` runs: where their time goes, by step."""
 
 
 class Executor(Protocol):

@@ -261,7 +261,8 @@ class Profile(Observer):
         return [name for name in object.__dir__(self) if name[0] == "_" or name not in called]
 
     def __iter__(self) -> Iterator[Entry]:
-        return iter(self.entries.values())
+        # A copy: other threads may run meanwhile.
+        return iter(list(self.entries.values()))
 
     _repr_html_ = imported("penstock.ir.tables.show_html")
     _repr_pretty_ = imported("penstock.ir.tables.show_text")

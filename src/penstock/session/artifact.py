@@ -16,7 +16,7 @@ from penstock.artifact.decode import decode_graph, decode_type
 from penstock.backends.base import PacksConstants
 from penstock.backends.numpy import NumpyBackend
 from penstock.backends.registry import BACKENDS, LAZY, describe
-from penstock.compiler.compiler import Compiler
+from penstock.compiler.compiler import AFTER_LOWERING, Compiler
 from penstock.compiler.options import DEFAULTS, CompileOptions
 from penstock.compiler.stages import CompileContext, SavedPlan
 from penstock.compiler.subgraph import Subgraph
@@ -77,23 +77,26 @@ def save_session(
     context: CompileContext,
     main: Subgraph,
     plans: Mapping[tuple[Any, ...], Executor],
-    others: Sequence[str],
     writer: ArtifactWriter,
 ) -> None:
-    """Add a session to a file: its model, and the ``plans`` of its main subgraph, by key;
-    ``others``: the executors of plans that no file can have."""
+    """Add a session to a file: its model, and the ``plans`` of its main subgraph, by key.
+    It names the executors of those that no file can have."""
     from penstock.artifact.encode import encode_graphs, encode_stores, encode_type
 
     graphs = {GRAPH + name: graph for name, graph in model.graphs.items()}
     graphs |= {FUNCTION + name: graph for name, graph in model.functions.items()}
     writer.document("model", encode_graphs(graphs, writer))
     keys: list[Any] = []
+    unsaved: set[str] = set()
     writer.document("main", encode_graphs({"main": main.graph}, writer))
     for key, executor in plans.items():
         # A plan for values that are no tensors has no shapes to be found by.
-        if None not in key and (document := _plan_document(executor, context, writer)):
+        found = context.executor in AFTER_LOWERING and None not in key
+        if found and (document := _plan_document(executor, context, writer)):
             writer.document(f"plan {len(keys)}", document)
             keys.append(encode_key(key))
+        else:
+            unsaved.add(executor.name)
     writer.document("stores", encode_stores(writer))
     options = {name: context.options.get(name) for name in _SAVED_OPTIONS}
     # Objects of this process cannot be named in a file.
@@ -118,7 +121,7 @@ def save_session(
             for name, value in zip(main.outputs, main.results, strict=True)
         ],
         "plans": keys,
-        "others": list(others),
+        "unsaved": sorted(unsaved),
     }
     writer.document("head", head)
 
@@ -206,11 +209,11 @@ class Artifact:
         self._plans = {str(key): i for i, key in enumerate(plans)}
         self.differences: list[str] = []
         """why its plans are not used"""
-        others = self._head.get("others", [])
-        if not isinstance(others, list) or {*map(type, others)} - {str}:
+        unsaved = self._head.get("unsaved", [])
+        if not isinstance(unsaved, list) or {*map(type, unsaved)} - {str}:
             raise self._file.damaged("it does not say which plans it lacks")
         self.missing = [
-            f"those of executor {name!r} are compiled when they are needed" for name in others
+            f"those of executor {name!r:.80} are compiled when they are needed" for name in unsaved
         ]
         """which of its plans are not in the file, and why"""
         self._differ(saved, basis(context))

@@ -324,16 +324,11 @@ class Executors:
         context = self._compiler.context
         # Whoever opens the session may never meet the shapes that grew in this process.
         plans = {k: plan for k, plan in self._plans.of(main).items() if isinstance(k, tuple)}
-        saved = {
-            key: plan
-            for key, plan in plans.items()
-            if context.executor in AFTER_LOWERING and isinstance(plan, CompiledExecutor)
-        }
-        others = {plan.name for plan in plans.values()}.difference(p.name for p in saved.values())
-        save_session(self._model, context, main, saved, sorted(others), writer)
+        save_session(self._model, context, main, plans, writer)
         write(writer)
-        for executor in saved.values():  # which have given their constants back
-            release_constants(executor.table)
+        if context.executor in AFTER_LOWERING:
+            for executor in plans.values():  # which have given their constants back
+                release_constants(executor.table)
 
     def keep(self) -> None:
         """Keep the session where ``cache=`` says, if it can be kept."""

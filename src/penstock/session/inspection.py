@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.compiler.compiler import Compiler
@@ -24,7 +25,6 @@ from penstock.session.plan_cache import PlanCache, counter_value
 
 if TYPE_CHECKING:
     from penstock.backends.base import Backend
-    from penstock.compiler.subgraph import Subgraph
     from penstock.inspect.forecast import Forecast
     from penstock.inspect.gantt import Schedule
     from penstock.inspect.report_page import Report
@@ -60,28 +60,27 @@ class SessionParts(NamedTuple):
     def watched(self, feeds: Feeds | None) -> tuple[Executor, Executor, RunValues]:
         """The executor for these feeds, one of the same plan that tells observers of its steps, and
         the values that they take."""
-        if self.plans.closed:
-            raise PenstockError("the session is closed")
-        executor, subgraph, key, values = self._chosen(feeds)
-        observed = self.plans.get(subgraph, key, True, executor.observed)
-        return executor, observed, values
+        executor, observe, values = self._chosen(feeds)
+        return executor, observe(), values
 
     def profile(self, feeds: Feeds | None, runs: int) -> Profile:
         """Where the time of the plan for these feeds goes."""
         from penstock.tuning.measure import profile_plan
 
-        executor, _, _, values = self._chosen(feeds)
+        executor, observe, values = self._chosen(feeds)
         if (on_workers := capability(executor, OnWorkers)) is not None:
             return on_workers.profile(values, runs)
-        executor, observed, values = self.watched(feeds)
-        return profile_plan(executor, observed, values, runs, self.compiler.context.backends)
+        return profile_plan(executor, observe(), values, runs, self.compiler.context.backends)
 
-    def _chosen(
-        self, feeds: Feeds | None
-    ) -> tuple[Executor, Subgraph, tuple[Hashable, ...], RunValues]:
+    def _chosen(self, feeds: Feeds | None) -> tuple[Executor, Callable[[], Executor], RunValues]:
+        """The executor for these feeds, what makes one of the same plan for observers, and the
+        values."""
+        if self.plans.closed:
+            raise PenstockError("the session is closed")
         request, key, values = self.subgraphs.resolve(feeds, None, None)
         executor = self.executors.get(request.subgraph, key, values, exact=True)
-        return executor, request.subgraph, key, values
+        observe = partial(self.plans.get, request.subgraph, key, True, executor.observed)
+        return executor, observe, values
 
 
 class Inspectable(Protocol):

@@ -336,7 +336,8 @@ class Session:
 
         What each node took is kept in the table of costs (in the user's cache folder), which
         decides from then on where nodes run and what runs in parallel: plans are compiled anew. A
-        graph that only frames can run is not measured ahead. Raises as ``run`` does.
+        graph that only frames can run is not measured ahead. With ``cluster=`` each worker measures
+        the steps that it runs, and no costs are kept. Raises as ``run`` does.
 
         Args:
             feeds: Inputs by name, as ``run`` takes them.
