@@ -1,4 +1,4 @@
-"""Every answer has a line in the access log, whoever gives it."""
+"""Every answer has a line in the access log, from whichever part of the server it comes."""
 
 from __future__ import annotations
 

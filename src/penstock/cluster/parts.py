@@ -70,7 +70,7 @@ def _waits(node: Node) -> bool:
 def remote_parts(parts: Mapping[int, GraphPart]) -> list[RemotePart]:
     """The parts as the driver knows them, by worker; if none of them has outputs, all answer."""
     remote = [RemotePart.of(part, worker) for worker, part in parts.items()]
-    # Else nobody would tell that the run has ended.
+    # Else no message would say that the run has ended.
     if all(part.silent for part in remote):
         remote = [replace(part, silent=False) for part in remote]
     return remote

@@ -153,7 +153,7 @@ class AdmissionQueue:
         with self._lock:
             if ticket.thread in inside:
                 return 0.0
-            # Most often nobody else runs: nothing is asked of the system then.
+            # Most often no other run is under way: that needs no system call.
             if not inside:
                 inside[ticket.thread] = ticket
                 return 0.0

@@ -78,10 +78,10 @@ class StreamSchedules(Grouping):
     """The schedules of a plan's blocks, computed on demand.
 
     ``seconds(step)`` is the time of a step with a kernel on one thread. A block has at most
-    ``most`` streams, or so many on each of ``names``, by number; one if several would take no less
-    time, unless ``forced``. Steps on one of ``devices``, by backend, or on those that their kernels
-    name, have streams of their own there. So have steps on the backends of ``queues``, by the
-    number of their queue; the others, of the host, are in queue 0.
+    ``most`` streams in all, or on each device of ``names`` if that is a mapping, by number. It has
+    one if several would take no less time, unless ``forced``. Steps on one of ``devices``, by
+    backend, or on those that their kernels name, have streams of their own there. So have steps on
+    the backends of ``queues``, by the number of their queue; the others are in queue 0, the host's.
     """
 
     def __init__(

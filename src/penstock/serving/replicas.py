@@ -605,8 +605,8 @@ class Replicas:
             self._begin(number, batch)
 
     def _replica_for(self, waited: Sequence[float], rows: int = 1) -> int:
-        """Choose the replica with the least to do, and count what it is given: a batch whose
-        requests have ``waited`` for so many seconds."""
+        """Choose the replica with the least work, and count the batch that it gets. ``waited`` has
+        the seconds that each of its requests has waited."""
         number = min(range(len(self._load)), key=self._load.__getitem__)
         self._load[number] += 1
         counts = self._counts

@@ -109,7 +109,7 @@ def dense_call(site: Site) -> NativeCall | None:
 
 
 def blocks_of_rows(rows: int, panels: int, most: int) -> int:
-    """Into how many blocks of at most so many rows to divide a product with this many panels."""
+    """The number of blocks, each of at most ``most`` rows, for a product with ``panels`` panels."""
     items = max(_LEAST_ITEMS, _ITEMS_OF_CORE * core_budget())
     # Narrow matrices have fewer panels than threads: rows are divided as well, as long as enough
     # are left to share what is read of a panel.

@@ -36,7 +36,7 @@ class ThreadBound:
 
     def _enter(self, threads: int) -> None:
         with self._lock:
-            # Taken anew whenever nobody is inside: the process may have set another number since.
+            # Read again once no run uses it: the process may have set another number since.
             if not self._bounds:
                 self._before = torch.get_num_threads()
             self._bounds[threads] += 1
