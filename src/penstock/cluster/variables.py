@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from penstock.ops.tensorflow.state import Store
 
 
-class VariableHomes(Protocol):
+class HasVariables(Protocol):
     """The cluster that has variables (``penstock.Cluster``)."""
 
     def home(self, store: Store, name: str) -> tuple[int, int] | None:
@@ -32,7 +32,7 @@ class VariableHomes(Protocol):
 class _RemoteVariable:
     """A variable as the driver sees it: reading and setting it asks its worker, if it has one."""
 
-    def __init__(self, cluster: VariableHomes, store: Store, name: str, local: Any) -> None:
+    def __init__(self, cluster: HasVariables, store: Store, name: str, local: Any) -> None:
         self.name = name
         self.type: Type = local.type
         self._cluster = cluster
@@ -66,7 +66,7 @@ class ClusterVariables(Variables):
     answer."""
 
     def __init__(
-        self, cluster: VariableHomes, model: Model, own: dict[Store, Store], limits: Limits
+        self, cluster: HasVariables, model: Model, own: dict[Store, Store], limits: Limits
     ) -> None:
         self._cluster = cluster
         super().__init__(model, own, limits)
