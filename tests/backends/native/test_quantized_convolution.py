@@ -6,9 +6,11 @@ Scales are powers of two, so that NumPy's sums of real numbers are exact.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from onnx import ModelProto
 
 import penstock as ps
 from penstock.backends.native.backend import NativeBackend
@@ -32,6 +34,17 @@ BOUNDS = {
 
 def _text(array: np.ndarray) -> str:
     return "{" + ", ".join(map(str, array.reshape(-1).tolist())) + "}"
+
+
+def quantized(model: ModelProto, dims: Sequence[int], dtype: str) -> tuple[Node, list[np.ndarray]]:
+    """The node that a model becomes, and its inputs, of which the one that is fed is random."""
+    graph = ps.load(model).graph
+    optimize(graph, PassContext(fold_quantized_weights=False))
+    Quantize().run(graph, fusing_context())
+    (node,) = graph.nodes
+    ends = np.iinfo(dtype)
+    x = RNG.integers(ends.min, ends.max, dims, dtype, endpoint=True)
+    return node, [x if value.const is None else value.const for value in node.inputs]
 
 
 def _convolution(
@@ -64,13 +77,7 @@ def _convolution(
         ),
         opset=21,
     )
-    graph = ps.load(model).graph
-    optimize(graph, PassContext(fold_quantized_weights=False))
-    Quantize().run(graph, fusing_context())
-    (node,) = graph.nodes
-    ends = np.iinfo(x_dtype)
-    x = RNG.integers(ends.min, ends.max, x_dims, x_dtype, endpoint=True)
-    return node, [x if value.const is None else value.const for value in node.inputs]
+    return quantized(model, x_dims, x_dtype)
 
 
 def onnx_attributes(text: str) -> dict[str, list[int]]:
@@ -231,13 +238,7 @@ def test_product_of_codes_between_conversions_equals_numpy(shapes, dtypes):
         c = MatMul(dx, dw) r = Relu(c) y = QuantizeLinear(r, sy, zy) }}""",
         opset=21,
     )
-    graph = ps.load(model).graph
-    optimize(graph, PassContext(fold_quantized_weights=False))
-    Quantize().run(graph, fusing_context())
-    (node,) = graph.nodes
-    ends = np.iinfo(x_dtype)
-    x = RNG.integers(ends.min, ends.max, x_dims, x_dtype, endpoint=True)
-    check(node, [x if value.const is None else value.const for value in node.inputs])
+    check(*quantized(model, x_dims, x_dtype))
 
 
 def test_integer_convolution_in_groups_or_with_late_zero_points_has_no_kernel():
