@@ -296,8 +296,8 @@ def _filters_of_panels(
         matrix = unpacked_panels(dims, part).reshape(taps, each, shape[1], each, filters)
         for i in range(each):
             group[i] = matrix[:, i, :, i].transpose(2, 1, 0)
-    filters_: np.ndarray = own.reshape(shape)
-    return filters_
+    result: np.ndarray = own.reshape(shape)
+    return result
 
 
 def _of_each_channel(
@@ -348,7 +348,7 @@ def _of_each_channel(
 def of_any_strides(
     site: Site,
     call: NativeCall,
-    otherwise: NativeCall,
+    copying: NativeCall,
     images: Sequence[int | None],
     *,
     turned: bool = False,
@@ -356,7 +356,7 @@ def of_any_strides(
 ) -> NativeCall:
     """A call for any strides of the ``images``, whose steps are its last words: ``call`` where all
     have their channels innermost, and columns of the first no gaps between them, else
-    ``otherwise``. ``turned``: rows and columns change places. ``first``, if not None: the kernel
+    ``copying``. ``turned``: rows and columns change places. ``first``, if not None: the kernel
     takes a program of the parts from there on, 0 for none. Raises ``UnsupportedError`` where there
     is none."""
     output = site.output().dims
@@ -370,7 +370,7 @@ def of_any_strides(
         innermost = all(own is None or own[1] == 1 for own in steps)
         x = site.tensors[images[0] or 0]
         gaps = steps[0] is None or x is None or steps[0][3] != x.dims[1]
-        chosen, program = call if innermost and not gaps else otherwise, NO_PROGRAM
+        chosen, program = call if innermost and not gaps else copying, NO_PROGRAM
         ns = chosen.item_ns
         rows = 0
         if first:

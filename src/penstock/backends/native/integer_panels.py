@@ -16,8 +16,8 @@ _PANEL, _QUAD, _TILE = 32, 4, 16
 
 
 class IntegerPanels(NamedTuple):
-    """Weights in panels, sums of columns less what zero points
-    add, and zero points less what is taken off uint8."""
+    """Weights in panels, sums of columns less what zero points add, and zero points less what is
+    taken off uint8."""
 
     panels: np.ndarray
     sums: np.ndarray

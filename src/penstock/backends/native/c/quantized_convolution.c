@@ -11,8 +11,8 @@
    whose channels are innermost, it is read as it lies. An item is a block of rows and columns of the
    result and some of the filters; products are those of integers.h.
 
-   Depthwise ones copy rows so, too; with strides, their columns a stride apart become adjacent. Channels of adjacent
-   positions are adjacent then, and are computed CHUNK at a time, whatever their number: weights,
+   Depthwise ones copy rows so, too; with strides, their columns a stride apart become adjacent. Channels of
+   adjacent positions are adjacent then, and are computed CHUNK at a time, whatever their number: weights,
    factors and offsets repeat themselves after `period` of them, a multiple of CHUNK. Four taps of a
    kernel's row are brought side by side for each channel as vectors interleave bytes, which orders
    channels of a CHUNK, and with them all that repeats, by vector (0 to 3), lane of 16 bytes and number. */
