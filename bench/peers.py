@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 _PROFILED = 20
+ONEDNN = Path(sys.prefix, "lib", "libdnnl.so.3")  # of the package onednn-cpu-gomp
 
 Run = Callable[[dict[str, np.ndarray]], list[np.ndarray]]
 
@@ -96,12 +97,6 @@ class PenstockNative(Penstock):
     backends: ClassVar[list[str] | None] = ["native", "numpy"]
 
 
-class PenstockOneDnn(Penstock):
-    """oneDNN wherever it has a primitive."""
-
-    backends: ClassVar[list[str] | None] = ["onednn", "numpy"]
-
-
 class OnnxRuntime:
     module = "onnxruntime"
     reads_files = True
@@ -156,6 +151,22 @@ class OpenVinoOfManyRequests(OpenVino):
     hint = "THROUGHPUT"
 
 
+class OneDnn:
+    """Primitives of oneDNN, for models of one operation."""
+
+    module = "onnx"
+    reads_files = True
+
+    def __init__(self, threads: int) -> None:
+        from bench import onednn
+
+        self.library, self.load_operation = onednn.Library(threads), onednn.load
+
+    def load(self, path: Path) -> Run:
+        self.operation, run = self.load_operation(self.library, path)
+        return run
+
+
 class Torch:
     """The module that the ONNX file was exported from, made again, with the same weights."""
 
@@ -192,9 +203,9 @@ ENGINES: dict[str, type[Engine]] = {
     "penstock": Penstock,
     "penstock-numpy": PenstockNumpy,
     "penstock-native": PenstockNative,
-    "penstock-onednn": PenstockOneDnn,
     "penstock-shapes": PenstockOfManyShapes,
     "onnxruntime": OnnxRuntime,
+    "onednn": OneDnn,
     "openvino": OpenVino,
     "openvino-throughput": OpenVinoOfManyRequests,
     "torch": Torch,
@@ -205,6 +216,8 @@ PEERS = ["onnxruntime", "openvino", "torch", "torch-compiled"]
 
 
 def installed(engine: str) -> bool:
+    if engine == "onednn":  # its package has no module
+        return ONEDNN.exists()
     return importlib.util.find_spec(ENGINES[engine].module) is not None
 
 

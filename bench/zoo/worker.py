@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.peers import ENGINES, Engine, Run, environment
+from bench.peers import ENGINES, Engine, OneDnn, Run, environment
 from bench.trial import ROOT, sample, shortened, warm_up
 from bench.zoo.store import Feeds, read_feeds, save_arrays
 
@@ -180,6 +180,8 @@ def _time(run: Callable[[], Any], job: Job) -> float:
 
 def _spent(engine: Any, feeds: Feeds, seconds: float) -> list[Spent]:
     """Where runs that take ``seconds`` together, or a few runs, spend their time."""
+    if isinstance(engine, OneDnn):
+        return [Spent("onednn", "case", engine.operation.seconds(seconds), 0)]
     from penstock.observers.profile import Profile
     from penstock.plan.step_facts import step_facts
 
