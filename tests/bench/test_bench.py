@@ -227,7 +227,7 @@ def test_generated_model_takes_its_feeds():
 def test_engines_are_all_peers_without_telemetry():
     others = {
         OURS + "-native",
-        OURS + "-onednn",
+        "onednn",
         OURS + "-shapes",
         REFERENCE,
         "openvino-throughput",
