@@ -41,7 +41,7 @@ help:
 	@echo "make bench-start  measure processes from start to first answer, write bench/start.md"
 	@echo "make bench-tf  measure control flow against TensorFlow, write bench/frames.md"
 	@echo "make bench-zoo  make models with many exporters and measure them (hours), write bench/zoo.md"
-	@echo "make proto   generate the messages of TensorFlow's files from their declaration"
+	@echo "make proto   generate the messages of ONNX's and TensorFlow's files from their declarations"
 	@echo "make kernels compile the kernels in C that have changed"
 	@echo "make wheels  build a wheel into dist/ that other machines with this platform can install"
 	@echo "make setup   make .venv with Penstock in it, which all of these do first"
@@ -125,14 +125,17 @@ $(TENSORFLOW)/.installed $(EXPORTERS)/.installed: pyproject.toml
 		print(*project["project"]["optional-dependencies"]["$(EXTRA)"])')
 	@touch $@
 
-# The compiler of protobuf 6.31.1, the oldest that onnx, and so Penstock, works with.
-PROTO := penstock/frontends/tensorflow/proto/graphdef.proto
+# The compiler of protobuf 6.31.1, the oldest that Penstock works with.
+TENSORFLOW_PROTO := penstock/frontends/tensorflow/proto/graphdef.proto
+ONNX_PROTO := penstock/frontends/onnx/proto/onnx.proto
 
 proto:
 	@$(PYTHON) -m venv .cache/protoc
 	@.cache/protoc/bin/python -m pip install -qq --disable-pip-version-check grpcio-tools==1.75.1
 	cd src && ../.cache/protoc/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. \
-		$(PROTO)
+		$(TENSORFLOW_PROTO)
+	cd src && ../.cache/protoc/bin/python -m grpc_tools.protoc -I. --pyi_out=. \
+		--descriptor_set_out=$(ONNX_PROTO:.proto=.binpb) $(ONNX_PROTO)
 
 # Compiled kernels are part of the installation.
 KERNELS := setup.py $(wildcard src/penstock/host/c/* src/penstock/backends/native/c/*)

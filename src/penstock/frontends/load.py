@@ -53,7 +53,7 @@ def load(
         raise wrong_type("signature", signature, "a name")
     if isinstance(source, bytearray | memoryview):  # their owner may change them meanwhile
         source = bytes(source)
-    if not isinstance(source, str | os.PathLike | bytes) and not hasattr(source, "graph"):
+    if not isinstance(source, str | os.PathLike | bytes) and not _is_model_proto(source):
         more = " (of an open file its read())" if hasattr(source, "read") else ""
         raise wrong_type("source", source, f"a path, bytes{more} or an onnx.ModelProto")
     if isinstance(source, str | os.PathLike) and not os.path.exists(source):
@@ -181,6 +181,11 @@ def _imported(
     from penstock.frontends.onnx.importer import load_onnx
 
     return load_onnx(source, limits, map_weights)
+
+
+def _is_model_proto(source: object) -> bool:
+    """Whether it is an ``onnx.ModelProto``, a class of a package that may not be installed."""
+    return getattr(getattr(source, "DESCRIPTOR", None), "name", None) == "ModelProto"
 
 
 def is_artifact(path: str | Path) -> bool:

@@ -176,9 +176,9 @@ class AttributeReader:
     ) -> np.ndarray:
         """The contents of a tensor; an empty array if something is wrong with it."""
         try:
-            if isinstance(proto, SparseTensorProto):
-                return self.tensors.read_sparse(proto)
-            return self.tensors.read(proto)
+            if isinstance(proto, Apart) or proto.DESCRIPTOR.name == "TensorProto":
+                return self.tensors.read(proto)
+            return self.tensors.read_sparse(proto)
         except (InvalidModel, TensorError) as error:
             self.diagnostics.problem(f"{role} {name!r} {where}: {error}")
             return np.empty(0, np.float32)

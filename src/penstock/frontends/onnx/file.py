@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import BinaryIO, TypeAlias, TypeVar
 
 import numpy as np
@@ -62,14 +63,29 @@ Weights = Iterable[TensorProto | Apart]
 def opened(source: Source) -> Iterator[tuple[ModelProto, Weights]]:
     """The model of ``source``, and its initializers that are not in the message. The initializers
     of a large file are read one at a time while the context is open. Raises ``InvalidModel``."""
-    if isinstance(source, ModelProto):
-        yield source, ()
-    elif isinstance(source, bytes):
+    if isinstance(source, bytes):
         yield _parsed(ModelProto, source, "the bytes given"), ()
-    else:
+    elif isinstance(source, str | os.PathLike):
         name = os.fspath(source)
         with open_path(name) as file:
             yield _read(file, name)
+    else:
+        yield _current(source), ()
+
+
+def _current(proto: Message) -> Message:
+    """A message of the onnx package's own classes, whose fields are read as those of ours; a copy
+    of one that lacks fields, since the package is older than they are."""
+    if _fields_of(ModelProto) <= _fields_of(type(proto)):
+        return proto
+    return _parsed(ModelProto, proto.SerializeToString(), "the model given")
+
+
+@cache
+def _fields_of(model: type) -> frozenset[tuple[str, str]]:
+    """The fields of a class of models, and of the other messages of its file."""
+    messages = model.DESCRIPTOR.file.message_types_by_name.items()  # type: ignore[attr-defined]
+    return frozenset((name, field.name) for name, message in messages for field in message.fields)
 
 
 def _read(file: BinaryIO, name: str) -> tuple[ModelProto, Weights]:

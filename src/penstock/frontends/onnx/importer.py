@@ -77,7 +77,7 @@ def load_onnx(source: Source, limits: Limits = DEFAULT_LIMITS, map_weights: bool
     operations without a kernel. External data are found only if the model is given by its path;
     they are read, or mapped into memory if ``map_weights``.
     """
-    path = None if isinstance(source, bytes | ModelProto) else os.fspath(source)
+    path = os.fspath(source) if isinstance(source, str | os.PathLike) else None
     folder = None if path is None else os.path.dirname(path) or os.curdir
     with opened(source) as (proto, weights):
         tensors = TensorReader(limits, folder, map_weights)

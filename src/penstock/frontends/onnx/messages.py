@@ -1,58 +1,57 @@
-"""The messages of ONNX's files. The rest of the onnx package, and most of protobuf's modules, take
-longer to import than Penstock; the package, if it is imported later, has the same classes."""
+"""The messages of ONNX's files, as ``proto/onnx.proto`` declares them. Most of protobuf's modules,
+which code that its compiler generates imports, take longer to import than Penstock."""
 
 from __future__ import annotations
 
-import sys
-from importlib.machinery import SourceFileLoader
-from importlib.util import find_spec
+import os
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.internal import api_implementation  # type: ignore[import-untyped]
 
-if TYPE_CHECKING:
-    from onnx import AttributeProto as AttributeProto
-    from onnx import FunctionProto as FunctionProto
-    from onnx import GraphProto as GraphProto
-    from onnx import ModelProto as ModelProto
-    from onnx import NodeProto as NodeProto
-    from onnx import OperatorSetIdProto as OperatorSetIdProto
-    from onnx import SparseTensorProto as SparseTensorProto
-    from onnx import TensorProto as TensorProto
-    from onnx import TensorShapeProto as TensorShapeProto
-    from onnx import TypeProto as TypeProto
-    from onnx import ValueInfoProto as ValueInfoProto
+from penstock.frontends.common.encoding import read_varint
 
-_MODULE = "onnx.onnx_ml_pb2"
-_FILE = b"\n\x12onnx/onnx-ml.proto"  # how its descriptor begins
+if TYPE_CHECKING:
+    from penstock.frontends.onnx.proto.onnx_pb2 import AttributeProto as AttributeProto
+    from penstock.frontends.onnx.proto.onnx_pb2 import FunctionProto as FunctionProto
+    from penstock.frontends.onnx.proto.onnx_pb2 import GraphProto as GraphProto
+    from penstock.frontends.onnx.proto.onnx_pb2 import ModelProto as ModelProto
+    from penstock.frontends.onnx.proto.onnx_pb2 import NodeProto as NodeProto
+    from penstock.frontends.onnx.proto.onnx_pb2 import OperatorSetIdProto as OperatorSetIdProto
+    from penstock.frontends.onnx.proto.onnx_pb2 import SparseTensorProto as SparseTensorProto
+    from penstock.frontends.onnx.proto.onnx_pb2 import TensorProto as TensorProto
+    from penstock.frontends.onnx.proto.onnx_pb2 import TensorShapeProto as TensorShapeProto
+    from penstock.frontends.onnx.proto.onnx_pb2 import TypeProto as TypeProto
+    from penstock.frontends.onnx.proto.onnx_pb2 import ValueInfoProto as ValueInfoProto
+
+
+def _file() -> bytes:
+    """The descriptor of the file, the only one of the set."""
+    with open(os.path.join(os.path.dirname(__file__), "proto", "onnx.binpb"), "rb") as file:
+        content = file.read()
+    size, at = read_varint(content, 1)
+    assert at + size == len(content)
+    return content[at:]
 
 
 def _messages() -> dict[str, Any]:
     """The classes by their names."""
-    if "onnx" in sys.modules or api_implementation.Type() != "upb":
-        import onnx
+    if api_implementation.Type() != "upb":
+        from google.protobuf import descriptor_pool, message_factory  # type: ignore[import-untyped]
 
-        return vars(onnx)
-    from google.protobuf.message import Message  # type: ignore[import-untyped]
-    from google.protobuf.pyext import cpp_message  # type: ignore[import-untyped]
+        pool, message = descriptor_pool.Default(), message_factory.GetMessageClass
+    else:
+        from google.protobuf.message import Message  # type: ignore[import-untyped]
+        from google.protobuf.pyext import cpp_message  # type: ignore[import-untyped]
 
-    def message(descriptor: Any, prefix: str = "") -> Any:
-        """The class of a message, as ``google.protobuf.internal.builder`` makes it."""
-        name = prefix + descriptor.name
-        nested = descriptor.nested_types_by_name.items()
-        fields = {key: message(inner, f"{name}.") for key, inner in nested}
-        fields |= {"DESCRIPTOR": descriptor, "__module__": _MODULE, "__qualname__": name}
-        return cpp_message.GeneratedProtocolMessageType(descriptor.name, (Message,), fields)
+        pool = api_implementation._c_module.default_pool
 
-    package = find_spec("onnx")
-    assert package is not None and package.submodule_search_locations
-    path = f"{package.submodule_search_locations[0]}/onnx_ml_pb2.py"
-    code = SourceFileLoader(_MODULE, path).get_code(_MODULE)
-    assert code is not None
-    constants = (x for x in code.co_consts if isinstance(x, bytes) and x.startswith(_FILE))
-    pool = api_implementation._c_module.default_pool
-    descriptors = pool.AddSerializedFile(next(constants)).message_types_by_name
-    return {name: message(descriptor) for name, descriptor in descriptors.items()}
+        def message(descriptor: Any) -> Any:
+            """The class of a message, as ``google.protobuf.message_factory`` makes it."""
+            fields = {"DESCRIPTOR": descriptor, "__module__": __name__}
+            return cpp_message.GeneratedProtocolMessageType(descriptor.name, (Message,), fields)
+
+    file = pool.AddSerializedFile(_file())
+    return {name: message(descriptor) for name, descriptor in file.message_types_by_name.items()}
 
 
-globals().update({name: c for name, c in _messages().items() if name.endswith("Proto")})
+globals().update(_messages())

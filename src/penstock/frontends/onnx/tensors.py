@@ -263,7 +263,7 @@ def _raw(
     if len(data) != needed:
         # An empty field that exporters set by mistake.
         if not len(data) and getattr(proto, _field(dtype)[0]):
-            typed = TensorProto()
+            typed = type(proto)()
             typed.CopyFrom(proto)
             typed.ClearField("raw_data")
             return _typed(typed, code, dtype, count)
