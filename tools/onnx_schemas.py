@@ -32,7 +32,6 @@ def schema_of(schema: onnx.defs.OpSchema) -> OnnxSchema:
         schema.max_input,
         schema.min_output,
         schema.max_output,
-        schema.has_function,
         {
             name: SchemaAttribute(
                 int(a.type.value), a.required, a.default_value.SerializeToString().hex()

@@ -38,7 +38,6 @@ OPEN = {
     "cli.options": "modules that --import names",
     "peers.process": "modules that --import names",
     "host.on_demand": "defines imported()",
-    "ops.common.reference": "onnx.reference",
     "ops.registry": "what ops.families names",
 }
 

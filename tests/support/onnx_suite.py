@@ -173,8 +173,6 @@ def _exceptions() -> Iterator[str]:
 WAYS = {
     "own": "a kernel of ours",
     "rewritten": "written as other operations",
-    "function": "the function that ONNX defines it by",
-    "reference": "`onnx.reference`",
     "none": "not supported",
 }
 
@@ -183,9 +181,7 @@ def way(found: Meaning) -> str:
     """How nodes of one version of an operation run: a key of ``WAYS``."""
     if found.rule is not None:
         return "rewritten"
-    if found.op is not None:
-        return "reference" if found.op.compile.__module__.endswith(".reference") else "own"
-    return "function" if found.schema is not None and found.schema.has_function else "none"
+    return "own" if found.op is not None else "none"
 
 
 def _operations() -> Iterator[str]:

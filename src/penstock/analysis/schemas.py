@@ -7,7 +7,7 @@ second lists sets of types; each other line is an operation: its domain, its nam
 an ``OnnxSchema`` from ``version`` on for each version, the newest first. Sets of types are numbers
 there::
 
-     Sign [[13,1,1,1,1,false,{},[["input","T",0,true,7]],[["output","T",0,true,7]]],[9,...]]
+     Sign [[13,1,1,1,1,{},[["input","T",0,true,7]],[["output","T",0,true,7]]],[9,...]]
 """
 
 from __future__ import annotations
@@ -139,7 +139,6 @@ class OnnxSchema:
     max_input: int
     min_output: int
     max_output: int
-    has_function: bool
     attributes: Mapping[str, SchemaAttribute]
     inputs: Sequence[SchemaPort]
     outputs: Sequence[SchemaPort]

@@ -16,7 +16,6 @@ from penstock.frontends.onnx.schema_protos import defaults
 from penstock.frontends.tensorflow.schemas import TfSchema, schemas
 from penstock.ir.graph import Node, Value
 from penstock.ir.op import AttrDict, Attrs, Op
-from penstock.ops.common.reference import reference_op
 from penstock.ops.common.shape_rules import element_number
 from penstock.ops.registry import TENSORFLOW, find, registered
 
@@ -31,8 +30,6 @@ def operation_of(name: str, domain: str, version: int | None) -> tuple[Op, Schem
     schema: Schema = schemas().get(name) if domain == TENSORFLOW else None
     if schema is None and domain != TENSORFLOW:
         schema = find_schema(name, domain, newest_opset(domain) if version is None else version)
-        if op is None and schema is not None:
-            op = reference_op(name, domain, schema.version)
     if op is not None:
         return op, schema
     if schema is not None:

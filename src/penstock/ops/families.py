@@ -22,7 +22,7 @@ _FAMILIES: Mapping[str, str] = {
         onnx.deconvolution: Col2Im ConvTranspose
         onnx.einsum: Einsum
         onnx.fill: ConstantOfShape EyeLike OneHot Range Trilu
-        onnx.image: AffineGrid GridSample NonMaxSuppression
+        onnx.image: AffineGrid GridSample ImageDecoder NonMaxSuppression
         onnx.index: Compress Gather GatherElements GatherND NonZero ReverseSequence Slice
             Unique
         onnx.linear_attention: LinearAttention

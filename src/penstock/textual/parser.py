@@ -37,7 +37,6 @@ from penstock.core.types import (
 )
 from penstock.ir.graph import Graph, Model, Node, Value, sort
 from penstock.ir.op import Attrs
-from penstock.ops.common.reference import reference_op
 from penstock.ops.internal import internal_operation
 from penstock.ops.internal.case import CASE, expand_case
 from penstock.ops.internal.fused import FUSED, fused
@@ -47,10 +46,9 @@ Find: TypeAlias = Callable[[str, str, int | None], ops.Op | None]
 
 
 def find_operation(name: str, domain: str, version: int | None) -> ops.Op | None:
-    """The operation of that name in the table, or among those of ``onnx.reference``; or an
-    operation that passes insert, or Case, of which the graph gets what it expands to."""
-    op = internal_operation(name, domain) or ops.find(name, domain, version)
-    return reference_op(name, domain, version) if op is None and version is not None else op
+    """The operation of that name in the table, or one that passes insert, or Case, of which the
+    graph gets what it expands to."""
+    return internal_operation(name, domain) or ops.find(name, domain, version)
 
 
 def parse_graph(text: str, find: Find = find_operation) -> Graph:

@@ -10,12 +10,11 @@ import numpy as np
 import onnx
 import pytest
 from onnx import AttributeProto, FunctionProto, NodeProto, TensorProto, helper
-from onnx.reference import ReferenceEvaluator
 
 import penstock as ps
 from penstock.core.errors import InvalidModel, Unsupported
 from penstock.core.limits import DEFAULT_LIMITS, Limits
-from penstock.frontends.onnx import importer, upgrades
+from penstock.frontends.onnx import importer
 from penstock.frontends.onnx.importer import load_onnx
 from penstock.ir.graph import Model
 from tests.support.onnx_models import interpret_model
@@ -367,40 +366,6 @@ def test_attribute_default_that_refers_to_itself_is_refused() -> None:
     default = AttributeProto(name="slope", ref_attr_name="slope", type=AttributeProto.FLOAT)
     f = function("FLoop", "a", "b", [leaky], [], [default])
     assert "but is in none" in problem(model_of([node("FLoop", "x", "y")], [f]))
-
-
-# Operations that ONNX defines by others
-
-
-@pytest.mark.parametrize(
-    ("op", "opset", "attrs"),
-    [
-        ("MeanVarianceNormalization", 13, {"axes": [0]}),
-        ("Softplus", 22, {}),
-        ("Elu", 22, {"alpha": 0.5}),
-        ("Selu", 22, {}),
-        ("HardSigmoid", 22, {"beta": 0.25}),
-        ("ThresholdedRelu", 22, {"alpha": 0.25}),
-        ("Shrink", 9, {"bias": 0.25}),
-    ],
-)
-def test_operation_without_kernel_is_expanded_by_its_definition(
-    op: str, opset: int, attrs: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    original = upgrades.find
-    monkeypatch.setattr(
-        upgrades, "find", lambda name, *rest: None if name == op else original(name, *rest)
-    )
-    upgrades.meaning.cache_clear()
-    try:
-        proto = model_of([node(op, "x", "y", "node", **attrs)], [], opset=opset)
-        model = load_onnx(proto)
-    finally:
-        upgrades.meaning.cache_clear()
-    assert len(model.graph.nodes) > 1
-    assert f"in the definition of {op}-" in model.graph.nodes[0].origin
-    wanted = ReferenceEvaluator(proto).run(None, {"x": X})
-    np.testing.assert_allclose(interpret_model(model, X)[0], wanted[0], rtol=1e-5)
 
 
 def doubling(times: int) -> onnx.ModelProto:

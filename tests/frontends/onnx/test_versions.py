@@ -11,10 +11,6 @@ from pathlib import Path
 import onnx
 import pytest
 
-import penstock as ps
-from penstock.frontends.onnx import functions, upgrades
-from tests.support.onnx_text import compile_text
-
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / ".cache" / "onnx-versions"
 MINOR = range(19, 23)  # beside the one that is installed
@@ -31,27 +27,6 @@ def test_range_is_the_one_that_is_tried() -> None:
     least, most = MINOR[0], MINOR[-1] + 2
     assert f"onnx>=1.{least},<1.{most}" in project["dependencies"]
     assert onnx.__version__.startswith(f"1.{most - 1}.")
-
-
-def test_operation_whose_definition_the_package_lacks_is_unsupported(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Nothing older is taken for it."""
-    text = "g (float[2] x) => (float[2] y) { y = HardSwish(x) }"
-    older = onnx.defs.get_schema("HardSwish", 14)
-    monkeypatch.setattr(onnx, "__version__", "1.5.0")
-    monkeypatch.setattr(onnx.defs, "get_schema", lambda *key: older)
-    found = upgrades.find
-    monkeypatch.setattr(upgrades, "find", lambda n, *v: None if n == "HardSwish" else found(n, *v))
-    upgrades.meaning.cache_clear()
-    functions.definition_of.cache_clear()
-    try:
-        with pytest.raises(
-            ps.Unsupported, match=r"its definition is not in onnx 1\.5\.0, which is"
-        ):
-            compile_text(text, opset=22)
-    finally:
-        upgrades.meaning.cache_clear()
 
 
 @pytest.mark.full

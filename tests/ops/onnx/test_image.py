@@ -1,16 +1,20 @@
-"""GridSample, AffineGrid and NonMaxSuppression."""
+"""GridSample, AffineGrid, ImageDecoder and NonMaxSuppression."""
 
 from __future__ import annotations
 
+import sys
+from io import BytesIO
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+from PIL import Image
 
+import penstock as ps
 from penstock.core.types import INT64, ShapeError, TensorType, constant_type
 from penstock.ops import find
-from tests.ops.harness import check_node
+from tests.ops.harness import check_node, node_model
 
 rng = np.random.default_rng(11)
 FLOAT = np.dtype(np.float32)
@@ -292,3 +296,37 @@ def test_affine_grid_of_constant_size_infers_its_shape() -> None:
     size = np.array([2, 3, 4, 5])
     types = [TensorType(FLOAT), constant_type(size)]
     assert op.infer(types, {}, [None, size]) == (TensorType(FLOAT, (2, 4, 5, 2)),)
+
+
+def encoded(pixels: np.ndarray, format: str = "PNG") -> np.ndarray:
+    file = BytesIO()
+    Image.fromarray(pixels).save(file, format)
+    return np.frombuffer(file.getvalue(), np.uint8)
+
+
+PIXELS = np.random.default_rng(3).integers(0, 255, (5, 7, 3), np.uint8)
+
+
+@pytest.mark.parametrize("form", ["RGB", "BGR", "Grayscale"])
+@pytest.mark.parametrize("format", ["PNG", "JPEG", "BMP", "TIFF", "PPM"])
+def test_image_decoder_matches_the_reference(form: str, format: str) -> None:
+    (y,) = check_node("ImageDecoder", [encoded(PIXELS, format)], {"pixel_format": form})
+    assert y.shape == (5, 7, 1 if form == "Grayscale" else 3)
+
+
+def test_image_decoder_gives_three_channels_of_a_grey_image() -> None:
+    (y,) = check_node("ImageDecoder", [encoded(PIXELS[..., 0])], expected=[PIXELS[..., [0, 0, 0]]])
+    assert y.flags.c_contiguous
+
+
+@pytest.mark.parametrize("size", [0, 20, 60])
+def test_image_decoder_gives_an_empty_image_of_damaged_bytes(size: int) -> None:
+    check_node("ImageDecoder", [encoded(PIXELS)[:size]], expected=[np.empty((0, 0, 3), np.uint8)])
+
+
+def test_image_decoder_without_pillow_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = encoded(PIXELS)
+    model = node_model("ImageDecoder", [x])
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(ps.PenstockError, match=r"pip install 'penstock-runtime\[image\]'"):
+        ps.compile(model).run({"x0": x})

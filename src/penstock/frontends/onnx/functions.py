@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from penstock.analysis.schemas import OnnxSchema
 from penstock.core.errors import InvalidModel, shortened
 from penstock.core.records import dataclass
 from penstock.frontends.common.diagnostics import Diagnostics
@@ -25,7 +24,6 @@ from penstock.frontends.onnx.messages import (
     NodeProto,
     OperatorSetIdProto,
 )
-from penstock.frontends.onnx.schema_protos import default_protos, definition
 
 Key = tuple[str, str, str]
 """Domain, name and overload."""
@@ -36,8 +34,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class OnnxFunction:
-    """A function as the file or a schema has it. ``title`` stands for it in messages; ``defaults``
-    are the values of attributes that a call leaves out."""
+    """A function of the file. ``title`` stands for it in messages; ``defaults`` are the values of
+    attributes that a call leaves out."""
 
     title: str
     proto: FunctionProto
@@ -51,12 +49,6 @@ class OnnxFunction:
     def attributes(self) -> frozenset[str]:
         """The names of all attributes."""
         return frozenset(self.proto.attribute) | frozenset(self.defaults)
-
-
-@cache
-def definition_of(schema: OnnxSchema) -> OnnxFunction:
-    """The function by which ONNX defines an operation. Raises ``InexpressibleError``."""
-    return OnnxFunction(f"the definition of {schema}", definition(schema), default_protos(schema))
 
 
 class FunctionTable:

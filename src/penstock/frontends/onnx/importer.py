@@ -33,7 +33,6 @@ from penstock.frontends.common.diagnostics import (
     NO_KERNEL,
     ConversionError,
     Diagnostics,
-    InexpressibleError,
 )
 from penstock.frontends.common.encoding import decode_text
 from penstock.frontends.common.inferred_types import InferredTypes
@@ -42,7 +41,6 @@ from penstock.frontends.onnx.file import Source, Weights, opened
 from penstock.frontends.onnx.functions import (
     FunctionTable,
     OnnxFunction,
-    definition_of,
     nested_graphs,
     opsets_of,
     plain_domain,
@@ -354,15 +352,8 @@ class _Importer:
         if meaning.op is not None:
             into.append(Node(meaning.op, inputs, outputs, attrs, name=name, origin=origin))
             return None
-        if meaning.schema is None:
-            self.diagnostics.unsupported(_full_name(domain, op_type), NO_KERNEL, origin)
-            return None
-        try:
-            definition = definition_of(meaning.schema)
-        except InexpressibleError as error:
-            self.diagnostics.record(error, _full_name(domain, op_type), origin, origin)
-            return None
-        return self.call(definition, node, inputs)
+        self.diagnostics.unsupported(_full_name(domain, op_type), NO_KERNEL, origin)
+        return None
 
     def meaning(self, domain: str, op_type: str, context: ImportContext) -> Meaning | Refusal:
         """The meaning of the nodes of one operation in a context, or the reason to refuse them."""
@@ -384,8 +375,7 @@ class _Importer:
         result = meaning(op_type, domain, opset)
         if result.schema is None and result.op is None and result.rule is None and newest:
             return Refusal(f"opset {opset} of {domain or 'ai.onnx'} has no such operation")
-        has_function = result.schema is not None and result.schema.has_function
-        return result if result.op or result.rule or has_function else Refusal(NO_KERNEL)
+        return result if result.op or result.rule else Refusal(NO_KERNEL)
 
     # Functions
 

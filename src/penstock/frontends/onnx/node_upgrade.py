@@ -14,7 +14,6 @@ from penstock.frontends.onnx.schema_protos import defaults
 from penstock.ir.graph import Graph, Value
 from penstock.ir.op import Attrs
 from penstock.ops import Op, find
-from penstock.ops.common.reference import reference_op
 
 NCHWC = "com.microsoft.nchwc"
 """The domain of ONNX Runtime's operations in a layout of its own"""
@@ -26,7 +25,7 @@ def current(name: str) -> tuple[Op, OnnxSchema]:
     schema = find_schema(name, "", newest_opset(""))
     if schema is None:
         raise InternalError(f"ONNX has no operation {name}")
-    op = find(name) or reference_op(name, "", schema.version)
+    op = find(name)
     if op is None:
         raise InternalError(f"no kernel is available for {schema}")
     return op, schema

@@ -1,4 +1,4 @@
-"""Messages that ONNX's schemas hold: defaults of attributes, and definitions as functions."""
+"""Defaults of attributes, which ONNX's schemas hold as messages."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from functools import cache
 from typing import Any
 
 from penstock.analysis.schemas import AttributeKind, OnnxSchema
-from penstock.frontends.common.diagnostics import InexpressibleError
 from penstock.frontends.common.encoding import decode_text
-from penstock.frontends.onnx.messages import AttributeProto, FunctionProto
+from penstock.frontends.onnx.messages import AttributeProto
 from penstock.ir.op import Attrs
 
 _FIELDS: Mapping[int, str] = {
@@ -20,23 +19,6 @@ _FIELDS: Mapping[int, str] = {
     AttributeKind.FLOATS: "floats",
     AttributeKind.STRINGS: "strings",
 }
-
-
-def definition(schema: OnnxSchema) -> FunctionProto:
-    """The body that defines an operation (``has_function``), which only the onnx package has.
-    Raises ``InexpressibleError`` if the package is older than the operation."""
-    import onnx
-
-    try:
-        found = onnx.defs.get_schema(schema.name, schema.version, schema.domain)
-    except onnx.defs.SchemaError:
-        found = None
-    if found is None or found.since_version != schema.version:
-        raise InexpressibleError(
-            f"its definition is not in onnx {onnx.__version__}, which is installed; install "
-            "the newest version that Penstock takes"
-        )
-    return found.function_body
 
 
 @cache

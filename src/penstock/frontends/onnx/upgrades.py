@@ -33,7 +33,6 @@ from penstock.host.on_demand import imported
 from penstock.ir.graph import Value
 from penstock.ir.op import Op
 from penstock.ops import find
-from penstock.ops.common.reference import reference_op
 from penstock.ops.registry import FORGET
 
 Rule = Callable[[NodeUpgrade], None]
@@ -56,6 +55,13 @@ def upgrade(last: int, *names: str, domain: str = "") -> Callable[[Rule], Rule]:
 _GRAPHS = "penstock.frontends.onnx.upgrade_graphs"
 upgrade(1, "FlexAttention", domain="ai.onnx.preview")(imported(f"{_GRAPHS}.flex_attention"))
 upgrade(8, "Scan")(imported(f"{_GRAPHS}.scan_8"))
+
+
+@upgrade(1, "Adagrad", "Adam", "Momentum", domain="ai.onnx.preview.training")
+def optimizer(old: NodeUpgrade) -> None:
+    from penstock.frontends.onnx import optimizers  # of models that train, which are few
+
+    optimizers.optimizer(old)
 
 
 # Rules that serve many operations.
@@ -342,9 +348,8 @@ UNCHANGED = frozenset(
 @dataclass(frozen=True, slots=True, eq=False)
 class Meaning:
     """The way to import nodes of one operation and opset. ``rule`` writes them as other nodes, or
-    emits none; ``op`` is the operation that they are; else the function by which ONNX defines them,
-    if it has one. ``defaults`` are those of attributes not given. ``schema`` is ``None`` if ONNX
-    has none."""
+    emits none; ``op`` is the operation that they are. ``defaults`` are those of attributes not
+    given. ``schema`` is ``None`` if ONNX has none."""
 
     schema: OnnxSchema | None
     rule: Rule | None = None
@@ -393,8 +398,7 @@ def meaning(name: str, domain: str, opset: int) -> Meaning:
     if op is None and (upgrades or unchanged):
         op = find(name, domain)
     if op is None:
-        op = None if schema.has_function else reference_op(name, domain, version)
-        return Meaning(schema, op=op, defaults=defaults(schema))
+        return Meaning(schema, defaults=defaults(schema))
     added = {k: v for k, v in defaults(newest).items() if k not in schema.attributes}
     return Meaning(schema, op=op, defaults={**added, **defaults(schema)})
 

@@ -1,4 +1,4 @@
-"""Sampling images at given positions, and choosing among boxes.
+"""Decoding images, sampling them at given positions, and choosing among boxes.
 
 Where GridSample with cubic interpolation pads by its border, each pixel that a position reads is
 clamped, as in PyTorch and ONNX Runtime; ``onnx.reference`` clamps the position.
@@ -6,7 +6,8 @@ clamped, as in PyTorch and ONNX Runtime; ``onnx.reference`` clamps the position.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from io import BytesIO
 from itertools import product as choices
 from math import prod
 from typing import Any, TypeAlias
@@ -14,6 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from penstock.core.checkpoints import checkpoint
+from penstock.core.errors import PenstockError
 from penstock.core.types import INT64, STRING, Dim, RunValue, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
@@ -313,3 +315,35 @@ def non_max_suppression(node: Node, types: Types) -> Kernel:
         return np.concatenate(selected)
 
     return Kernel(function)
+
+
+_CHANNELS: Mapping[str, int] = {"RGB": 3, "BGR": 3, "Grayscale": 1}
+
+
+def _infer_decoder(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    channels = _CHANNELS[rules.choice(attrs, "pixel_format", "RGB", _CHANNELS)]
+    return (TensorType(np.dtype(np.uint8), (None, None, channels)),)
+
+
+@operator("ImageDecoder", infer=_infer_decoder)
+def image_decoder(node: Node, types: Types) -> Kernel:
+    """Bytes that are no image give an empty one, as the specification says."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise PenstockError(
+            "ImageDecoder needs Pillow: pip install 'penstock-runtime[image]'"
+        ) from error
+    form = rules.choice(node.attrs, "pixel_format", "RGB", _CHANNELS)
+    channels = _CHANNELS[form]
+
+    def decode(encoded: np.ndarray) -> np.ndarray:
+        try:
+            with Image.open(BytesIO(encoded.tobytes())) as image:
+                pixels = np.array(image.convert("L" if channels == 1 else "RGB"))
+        except OSError:
+            return np.empty((0, 0, channels), np.uint8)
+        pixels = pixels.reshape(*pixels.shape[:2], channels)
+        return np.ascontiguousarray(pixels[..., ::-1]) if form == "BGR" else pixels
+
+    return Kernel(decode)
