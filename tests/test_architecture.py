@@ -60,7 +60,7 @@ CONFINED = {
     "openvino": ("peers.engines",),
     "ai_edge_litert": ("peers.engines",),
     "tensorflow": (),
-    "google_crc32c": ("artifact.container", "frontends.tensorflow.checkpoint"),
+    "google_crc32c": (),
     "ray": ("cluster.*", "serving.ray_serve"),
     "starlette": ("serving.app",),
     "prometheus_client": ("serving.metrics",),

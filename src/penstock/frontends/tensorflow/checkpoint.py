@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-import google_crc32c
 import numpy as np
 
 from penstock.core.errors import InvalidModel
@@ -25,6 +24,7 @@ from penstock.frontends.common.weight_file import WeightFile
 from penstock.frontends.tensorflow.file import open_part, parsed, part_error
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import BundleEntryProto, BundleHeaderProto
 from penstock.frontends.tensorflow.tensors import decode_shape, numpy_dtype
+from penstock.host.crc32c import crc32c
 
 _FOOTER = 48
 _MAGIC = 0xDB4775248B80FB57
@@ -97,7 +97,7 @@ class Bundle:
         data = self._bytes(entry, where)
         if data.size != math.prod(dims) * dtype.itemsize:
             raise InvalidModel(f"{where} has {data.size} bytes, which do not fit its shape {dims}")
-        if google_crc32c.value(data) != _unmasked(entry.crc32c):
+        if crc32c(data) != _unmasked(entry.crc32c):
             raise InvalidModel(
                 f"{where} is damaged: its checksum does not match its bytes; copy it again"
             )
@@ -193,7 +193,7 @@ def _block(data: bytes, offset: int, size: int) -> bytes:
     if end + _TRAILER > len(data):
         raise ValueError("a block reaches beyond its end")
     stored = int.from_bytes(data[end + 1 : end + _TRAILER], "little")
-    if google_crc32c.value(data[offset : end + 1]) != _unmasked(stored):
+    if crc32c(data[offset : end + 1]) != _unmasked(stored):
         raise ValueError("the checksum of a block does not match its bytes")
     if data[end]:
         raise ValueError(f"compressed blocks (type {data[end]}) are not supported")

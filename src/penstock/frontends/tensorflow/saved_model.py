@@ -256,7 +256,7 @@ class _Reader:
         prefix = "variables/variables"
         if not os.path.lexists(self.folder / f"{prefix}.index"):
             return {}
-        from penstock.frontends.tensorflow.checkpoint import Bundle  # imports google_crc32c, 20 ms
+        from penstock.frontends.tensorflow.checkpoint import Bundle
 
         bundle = Bundle(self.folder, prefix, self.limits, self.map_weights)
         keys = dict(self.restored())

@@ -23,6 +23,18 @@ static void copy(copy_plan *plan, const char *from, char *to, int64_t nbytes)
         PyEval_RestoreThread(state);
 }
 
+/* Copy `x` to rows of `y` that lie as it does. */
+static void copy_rows(PyArrayObject *x, PyArrayObject *y, char *to)
+{
+    copy_plan plan = {PyArray_NDIM(x), PyArray_ITEMSIZE(x), {0}, {0}, {0}};
+    for (int i = 0; i < plan.rank; i++) {
+        plan.dims[i] = PyArray_DIM(x, i);
+        plan.from[i] = PyArray_STRIDE(x, i);
+        plan.to[i] = PyArray_STRIDE(y, i);
+    }
+    copy(&plan, PyArray_BYTES(x), to, PyArray_NBYTES(x));
+}
+
 static PyArrayObject *new_array(int rank, const npy_intp *dims, PyArrayObject *like)
 {
     Py_INCREF((PyObject *)PyArray_DESCR(like));
@@ -36,16 +48,9 @@ PyObject *array_copied(PyObject *module, PyObject *given)
     PyArrayObject *x = (PyArrayObject *)given;
     if (!is_plain(x) || PyArray_IS_C_CONTIGUOUS(x))
         return PyArray_NewCopy(x, NPY_CORDER);
-    copy_plan plan = {PyArray_NDIM(x), PyArray_ITEMSIZE(x), {0}, {0}, {0}};
-    PyArrayObject *y = new_array(plan.rank, PyArray_DIMS(x), x);
-    if (!y)
-        return NULL;
-    for (int i = 0; i < plan.rank; i++) {
-        plan.dims[i] = PyArray_DIM(x, i);
-        plan.from[i] = PyArray_STRIDE(x, i);
-        plan.to[i] = PyArray_STRIDE(y, i);
-    }
-    copy(&plan, PyArray_BYTES(x), PyArray_BYTES(y), PyArray_NBYTES(y));
+    PyArrayObject *y = new_array(PyArray_NDIM(x), PyArray_DIMS(x), x);
+    if (y)
+        copy_rows(x, y, PyArray_BYTES(y));
     return (PyObject *)y;
 }
 
@@ -83,18 +88,6 @@ static int fits(PyObject *given, PyArrayObject *first, int axis)
         if (i != axis && PyArray_DIM(x, i) != PyArray_DIM(first, i))
             return 0;
     return 1;
-}
-
-/* Copy `x` to rows of `y` that lie as it does. */
-static void copy_rows(PyArrayObject *x, PyArrayObject *y, char *to)
-{
-    copy_plan plan = {PyArray_NDIM(x), PyArray_ITEMSIZE(x), {0}, {0}, {0}};
-    for (int i = 0; i < plan.rank; i++) {
-        plan.dims[i] = PyArray_DIM(x, i);
-        plan.from[i] = PyArray_STRIDE(x, i);
-        plan.to[i] = PyArray_STRIDE(y, i);
-    }
-    copy(&plan, PyArray_BYTES(x), to, PyArray_NBYTES(x));
 }
 
 static PyObject *array_concatenated(PyObject *module, PyObject *const *arguments, Py_ssize_t count)

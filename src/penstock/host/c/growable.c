@@ -38,11 +38,10 @@ static PyType_Slot room_slots[] = {
 };
 
 static PyType_Spec Room_spec = {
-    "penstock.backends.native.Room",
-    sizeof(Room),
-    0,
-    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    room_slots,
+    .name = "penstock.backends.native.Room",
+    .basicsize = sizeof(Room),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = room_slots,
 };
 
 /* The first rows of a room, of which `used` are handed out with that. */

@@ -192,10 +192,8 @@ static PyArrayObject *usable(PyObject *given, const runtime_array *runtime)
 {
     PyArrayObject *array = NULL;
     if (PyArray_Check(given) && PyArray_ISCARRAY_RO((PyArrayObject *)given) &&
-        (!runtime->written || PyArray_ISWRITEABLE((PyArrayObject *)given))) {
-        array = (PyArrayObject *)given;
-        Py_INCREF(given);
-    }
+        (!runtime->written || PyArray_ISWRITEABLE((PyArrayObject *)given)))
+        array = (PyArrayObject *)Py_NewRef(given);
     else if (!runtime->written) {
         PyObject *dense = array_contiguous(NULL, given);
         if (dense)
@@ -212,16 +210,18 @@ static PyArrayObject *usable(PyObject *given, const runtime_array *runtime)
     return array;
 }
 
+static PyObject *tuple_of(PyObject *const *items, Py_ssize_t count)
+{
+    PyObject *tuple = PyTuple_New(count);
+    for (Py_ssize_t i = 0; tuple && i < count; i++)
+        PyTuple_SetItem(tuple, i, Py_NewRef(items[i]));
+    return tuple;
+}
+
 PyObject *call_report(const Call *call, int status, PyObject *const *arguments, Py_ssize_t count)
 {
-    PyObject *runtime = PyTuple_New(count);
-    if (!runtime)
-        return NULL;
-    for (Py_ssize_t i = 0; i < count; i++) {
-        Py_INCREF(arguments[i]);
-        PyTuple_SetItem(runtime, i, arguments[i]);
-    }
-    PyObject *result = PyObject_CallFunction(call->failed, "iN", status, runtime);
+    PyObject *runtime = tuple_of(arguments, count);
+    PyObject *result = runtime ? PyObject_CallFunction(call->failed, "iN", status, runtime) : NULL;
     Py_XDECREF(result);
     if (result)
         PyErr_Format(PyExc_RuntimeError, "kernel %s reports status %d", call->kernel->name, status);
@@ -255,12 +255,7 @@ PyObject *call_run(Call *self, PyObject *const *arguments, Py_ssize_t count)
     }
     if (call_run_words(self, words, &status) < 0)
         goto done;
-    if (status)
-        result = call_report(self, status, arguments, count);
-    else {
-        result = Py_None;
-        Py_INCREF(result);
-    }
+    result = status ? call_report(self, status, arguments, count) : Py_NewRef(Py_None);
 done:
     while (used--)
         Py_XDECREF((PyObject *)arrays[used]);
@@ -286,15 +281,7 @@ static PyObject *Call_make(Call *self, PyObject *const *given, Py_ssize_t count)
     if (!done)
         goto done;
     Py_DECREF(done);
-    if (made == 1) {
-        result = arguments[inputs];
-        Py_INCREF(result);
-    }
-    else if ((result = PyTuple_New(made)))
-        for (int64_t i = 0; i < made; i++) {
-            Py_INCREF(arguments[inputs + i]);
-            PyTuple_SetItem(result, i, arguments[inputs + i]);
-        }
+    result = made == 1 ? Py_NewRef(arguments[inputs]) : tuple_of(arguments + inputs, made);
 done:
     while (made--)
         Py_DECREF(arguments[inputs + made]);
@@ -403,15 +390,11 @@ static PyObject *Call_new(PyTypeObject *type, PyObject *arguments, PyObject *key
     self->arrays = Py_NewRef(words);
     self->failed = Py_NewRef(failed);
     self->checkpoint = Py_NewRef(checkpoint);
-    for (int64_t i = 0; i < kernel->words; i++)
-        if (set_word(self, i, PyTuple_GetItem(words, i)) < 0) {
-            Py_DECREF((PyObject *)self);
-            return NULL;
-        }
-    if (set_runtime(self, runtime) < 0 || set_results(self, results) < 0) {
-        Py_DECREF((PyObject *)self);
-        return NULL;
-    }
+    int status = 0;
+    for (int64_t i = 0; !status && i < kernel->words; i++)
+        status = set_word(self, i, PyTuple_GetItem(words, i));
+    if (status || set_runtime(self, runtime) < 0 || set_results(self, results) < 0)
+        Py_CLEAR(self);
     return (PyObject *)self;
 }
 
@@ -451,11 +434,10 @@ static PyType_Slot Call_slots[] = {
 };
 
 static PyType_Spec Call_spec = {
-    "penstock.backends.native." TEXT(LEVEL) ".Call",
-    sizeof(Call),
-    0,
-    Py_TPFLAGS_DEFAULT,
-    Call_slots,
+    .name = "penstock.backends.native." TEXT(LEVEL) ".Call",
+    .basicsize = sizeof(Call),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = Call_slots,
 };
 
 static PyObject *set_threads(PyObject *module, PyObject *threads)
@@ -540,14 +522,10 @@ static int supported(void)
 
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
-    TEXT(LEVEL),
-    "Kernels compiled for one instruction set.",
-    -1,
-    module_methods,
-    NULL,
-    NULL,
-    NULL,
-    NULL,
+    .m_name = TEXT(LEVEL),
+    .m_doc = "Kernels compiled for one instruction set.",
+    .m_size = -1,
+    .m_methods = module_methods,
 };
 
 static int append_name(PyObject *names, const char *text)
