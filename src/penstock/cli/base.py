@@ -1,12 +1,11 @@
-"""Shared parts of the commands: errors, ``--json``, progress, tables, options."""
+"""Shared parts of the commands: errors, ``--json``, tables, options."""
 
 from __future__ import annotations
 
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -15,8 +14,8 @@ import click
 
 from penstock.algorithms.arena import MEMORY_PLANNERS
 from penstock.cli.commands import main
+from penstock.cli.progress import showing_progress
 from penstock.compiler.options import EXECUTORS, EXPERT, CompileOptions, ExpertOptions
-from penstock.core.checkpoints import reporting
 from penstock.core.errors import OptionError, PenstockError
 from penstock.core.option_records import help_of
 from penstock.core.types import JsonObject
@@ -61,7 +60,7 @@ def command(show: Show) -> Callable[[Command], click.Command]:
         @wraps(function)
         def wrapped(*arguments: Any, as_json: bool, **options: Any) -> None:
             try:
-                with _progress(function.__name__, quiet=as_json), warnings.catch_warnings():
+                with showing_progress(function.__name__, quiet=as_json), warnings.catch_warnings():
                     # Python's own form shows a line of Penstock's source, which tells users
                     # nothing.
                     warnings.showwarning = _show_warning
@@ -92,40 +91,6 @@ def command(show: Show) -> Callable[[Command], click.Command]:
 def _show_warning(message: Warning | str, *place: object, **more: object) -> None:
     click.secho("warning: ", fg="yellow", bold=True, nl=False, err=True)
     click.echo(str(message), err=True)
-
-
-@contextmanager
-def _progress(what: str, *, quiet: bool) -> Iterator[None]:
-    """Show a moving bar on a terminal after one second."""
-    if quiet or not sys.stderr.isatty():
-        yield
-        return
-    import threading
-
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    description, elapsed = TextColumn("{task.description}"), TimeElapsedColumn()
-    progress = Progress(
-        description, BarColumn(), elapsed, console=Console(stderr=True), transient=True
-    )
-    task = progress.add_task(what, total=None)
-
-    def tell(step: str, done: int, total: int) -> None:
-        progress.update(task, description=f"{what}: {step}", completed=done, total=total)
-
-    # Most commands have ended by then, for which a bar would only flicker.
-    timer = threading.Timer(1, progress.start)
-    timer.daemon = True
-    timer.start()
-    try:
-        with reporting(tell):
-            yield
-    finally:
-        timer.cancel()
-        # A timer that has just fired could else start the bar after it was stopped.
-        timer.join()
-        progress.stop()
 
 
 MODEL = click.argument("model", type=click.Path())

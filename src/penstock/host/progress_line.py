@@ -25,8 +25,12 @@ class ProgressLine:
             bar = ("#" * (_WIDTH * done // total)).ljust(_WIDTH, ".")
             self._write(f"[{bar}] {done}/{total} {step}")
         elif ends:
-            self._write("")
-            self._begin, self._shown = None, 0
+            self.clear()
+
+    def clear(self) -> None:
+        """End the line of work that has ended, or failed."""
+        self._write("")
+        self._begin, self._shown = None, 0
 
     def _write(self, text: str) -> None:
         """Write a text over the one before."""
