@@ -22,6 +22,34 @@ def test_cache_folder_is_that_of_platformdirs(monkeypatch, tmp_path, caches):
     assert cache_folder() == user_cache_dir("penstock", appauthor=False)
 
 
+@pytest.mark.parametrize("caches", [None, "absolute"])
+def test_cache_folder_on_macos_is_that_of_platformdirs(monkeypatch, tmp_path, caches):
+    from platformdirs.macos import MacOS
+
+    monkeypatch.delenv("PENSTOCK_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "platform", "darwin")
+    if caches is not None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / caches))
+    assert cache_folder() == MacOS("penstock", appauthor=False).user_cache_dir
+
+
+@pytest.mark.parametrize("local", [None, "local"])
+def test_cache_folder_on_windows_is_that_of_platformdirs(monkeypatch, tmp_path, local):
+    from platformdirs import windows
+
+    monkeypatch.delenv("PENSTOCK_CACHE")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "platform", "win32")
+    folder = str(tmp_path / (local or "AppData/Local"))
+    monkeypatch.delenv("LOCALAPPDATA", raising=False)
+    if local is not None:
+        monkeypatch.setenv("LOCALAPPDATA", folder)
+    monkeypatch.setattr(windows, "get_win_folder", lambda name: folder)
+    assert cache_folder() == windows.Windows("penstock", appauthor=False).user_cache_dir
+
+
 def test_relative_cache_folder_is_ignored(monkeypatch, tmp_path):
     """As the base directory specification of freedesktop.org says."""
     monkeypatch.delenv("PENSTOCK_CACHE")

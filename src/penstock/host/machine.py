@@ -12,24 +12,21 @@ import numpy as np
 from penstock.core import VERSION
 from penstock.host.threads import core_budget
 
-# Systems whose caches lie elsewhere than freedesktop.org's base directories say.
-_WITH_FOLDERS_OF_THEIR_OWN = ("darwin", "win32")
-
 
 def cache_folder() -> str:
     """The folder that Penstock keeps measurements in."""
     named = os.environ.get("PENSTOCK_CACHE")
     if named:
         return named
-    if sys.platform not in _WITH_FOLDERS_OF_THEIR_OWN:
-        # As platformdirs has it, whose import takes 9 ms, in each process that compiles.
-        caches = os.environ.get("XDG_CACHE_HOME", "")
-        if not os.path.isabs(caches):
-            caches = os.path.expanduser("~/.cache")
-        return os.path.join(caches, "penstock")
-    from platformdirs import user_cache_dir
-
-    return user_cache_dir("penstock", appauthor=False)
+    if sys.platform == "win32":
+        local = os.environ.get("LOCALAPPDATA") or os.path.expanduser("~/AppData/Local")
+        return os.path.join(os.path.normpath(local), "penstock", "Cache")
+    # The base directories of freedesktop.org, which programs follow on macOS too if they are set.
+    caches = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(caches):
+        of_system = "~/Library/Caches" if sys.platform == "darwin" else "~/.cache"
+        caches = os.path.expanduser(of_system)
+    return os.path.join(caches, "penstock")
 
 
 @cache
