@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 import subprocess
@@ -10,31 +11,79 @@ import sys
 import sysconfig
 import tomllib
 import venv
+from importlib import metadata
 from pathlib import Path
 
+import onnx.parser
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
+MODEL = """
+<ir_version: 10, opset_import: ["": 21]> g (float[2, 3] x) => (float[2, 3] y, float[2, 2] z) {
+    axis = Constant <value = int64 {1}> ()
+    y = CumSum(x, axis)
+    transposed = Transpose(x)
+    z = MatMul(x, transposed)
+}
+"""
 SMOKE = """
-import numpy as np, onnx.parser, penstock as ps
+import sys, numpy as np, penstock as ps
 
-model = onnx.parser.parse_model('''
-    <ir_version: 10, opset_import: ["": 21]> g (float[2, 3] x) => (float[2, 3] y, float[2, 2] z) {
-        axis = Constant <value = int64 {1}> ()
-        y = CumSum(x, axis)
-        transposed = Transpose(x)
-        z = MatMul(x, transposed)
-    }
-''')
-onnx.save(model, "model.onnx")
 x = np.arange(6, dtype=np.float32).reshape(2, 3)
 results = ps.compile(ps.load("model.onnx")).run({"x": x})
 assert (results["y"] == x.cumsum(1)).all() and (results["z"] == x @ x.T).all()
+assert not {"click", "onnx", "rich"} & {*sys.modules}
 
 import penstock.compat.onnxruntime as ort
 
 assert (ort.InferenceSession("model.onnx").run(["y"], {"x": x})[0] == x.cumsum(1)).all()
 print(ps.__file__)
+"""
+
+
+OF_ONEDNN = frozenset({"onednn-cpu-gomp", "cffi", "pycparser", "threadpoolctl"})
+# What a session, the front ends and the command line do not run without.
+REQUIRED = frozenset({"penstock-runtime", "numpy", "ml-dtypes", "protobuf", "click"})
+MOST_PACKAGES, MOST_MEGABYTES = 9, 90
+
+
+def requirements() -> list[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return list(project["dependencies"])
+
+
+def closure(texts: list[str]) -> set[str]:
+    """The packages that requirements bring on this machine, extras aside."""
+    names: set[str] = set()
+    while texts:
+        requirement = Requirement(texts.pop())
+        name = canonicalize_name(requirement.name)
+        if name not in names and (
+            not requirement.marker or requirement.marker.evaluate({"extra": ""})
+        ):
+            names.add(name)
+            texts += metadata.requires(name) or []
+    return names
+
+
+def test_requirements_bring_few_packages():
+    packages = closure(requirements()) | {"penstock-runtime"}
+    assert packages - OF_ONEDNN == REQUIRED
+    assert len(packages) <= MOST_PACKAGES
+
+
+# Without the bytecode that pip compiles, which differs between versions of Python.
+SIZES = """
+import json, sys
+from importlib.metadata import files
+
+def size(name):
+    kept = [f for f in files(name) or () if "__pycache__" not in f.parts]
+    return sum(f.locate().stat().st_size for f in kept)
+
+print(json.dumps({name: size(name) for name in sys.argv[1:]}))
 """
 
 
@@ -96,6 +145,7 @@ def _installed(folder: Path, *, objects: bool, **environment: str) -> str:
     # so the checkout itself is out of reach.
     paths = sysconfig.get_paths(vars={"base": str(home), "platbase": str(home)})
     Path(paths["purelib"], "requirements.pth").write_text(sysconfig.get_paths()["purelib"])
+    onnx.save(onnx.parser.parse_model(MODEL), folder / "model.onnx")
     module = Path(_run(python, "-c", SMOKE, cwd=folder).strip())
     assert module.is_relative_to(home)
     _run(home / "bin" / "penstock", "report", "model.onnx", "-o", "report.html", cwd=folder)
@@ -159,7 +209,8 @@ def test_sample_of_tests_passes_on_each_python(minor, tmp_path):
     _run(_python(minor), "-m", "venv", tmp_path / "environment", cwd=tmp_path)
     python = tmp_path / "environment" / "bin" / "python"
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], "pytest", "pytest-timeout", "hypothesis"]
+    wanted = [*requirements(), *project["optional-dependencies"]["onnx"]]
+    wanted += ["pytest", "pytest-timeout", "hypothesis"]
     pip = [python, "-m", "pip", "--disable-pip-version-check", "-q", "install"]
     _run(*pip, *wanted, cwd=tmp_path, seconds=_INSTALLED_S)
     files = ["tests/session/test_session.py", "tests/tuning/test_cost_table.py"]
@@ -179,6 +230,14 @@ def test_installation_with_its_requirements_runs_on_each_python(minor, tmp_path)
     _run(_python(minor), "-m", "venv", home, cwd=tmp_path)
     pip = [home / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "-q", "install"]
     _run(*pip, unpacked(tmp_path), cwd=tmp_path, seconds=_INSTALLED_S)
+    onnx.save(onnx.parser.parse_model(MODEL), tmp_path / "model.onnx")
     module = Path(_run(home / "bin" / "python", "-c", SMOKE, cwd=tmp_path).strip())
     assert module.is_relative_to(home)
+    listed = json.loads(_run(*pip[:-2], "list", "--format", "json", cwd=tmp_path))
+    packages = {canonicalize_name(entry["name"]) for entry in listed} - {"pip", "setuptools"}
+    assert packages == closure(requirements()) | {"penstock-runtime"}
+    sizes = json.loads(
+        _run(home / "bin" / "python", "-c", SIZES, *packages - OF_ONEDNN, cwd=tmp_path)
+    )
+    assert sum(sizes.values()) <= MOST_MEGABYTES * 1e6, sizes
     _run(home / "bin" / "penstock", "report", "model.onnx", "-o", "report.html", cwd=tmp_path)

@@ -1,6 +1,7 @@
 """Penstock as an ONNX backend, for the official test suite and tools that use backends.
 
-Implements ``onnx.backend.base``: ``prepare`` a model, ``run`` it with inputs by position.
+Implements ``onnx.backend.base``: ``prepare`` a model, ``run`` it with inputs by position. It needs
+the onnx package: ``pip install 'penstock-runtime[onnx]'``.
 """
 
 from __future__ import annotations
@@ -8,8 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import onnx
-from onnx.backend.base import Backend, BackendRep, namedtupledict
+try:
+    import onnx
+    from onnx.backend.base import Backend, BackendRep, namedtupledict
+except ImportError as error:
+    message = "penstock.onnx_backend needs onnx: pip install 'penstock-runtime[onnx]'"
+    raise ImportError(message) from error
 
 from penstock.core.errors import InvalidInput, PenstockError, Unsupported
 from penstock.core.types import RunValue
