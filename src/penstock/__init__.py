@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 __version__ = VERSION
 
 # Where public names live, but for those of penstock.core.errors. They are imported when first used:
-# importing penstock costs a few milliseconds, reading an ONNX file imports the onnx package, and
+# importing penstock costs a few milliseconds, reading an ONNX file imports its front end, and
 # neither pays for the other.
 _HOMES = {
     "CancelToken": "penstock.executors.control",

@@ -122,7 +122,7 @@ def _schemas(op: Op) -> Iterator[OnnxSchema]:
     inputs and outputs stands for all further."""
     if op.domain == MICROSOFT and op.name in _MICROSOFT:
         inputs, outputs = _MICROSOFT[op.name], (_ANYTHING,)
-        yield OnnxSchema(op.name, op.domain, op.version, 0, 0, 0, 0, False, {}, inputs, outputs)
+        yield OnnxSchema(op.name, op.domain, op.version, 0, 0, 0, 0, {}, inputs, outputs)
     version = min(op.version, newest_opset(op.domain))
     while version >= max(op.since, 1):
         schema = find_schema(op.name, op.domain, version)

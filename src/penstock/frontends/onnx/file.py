@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import BinaryIO, TypeAlias, TypeVar
 
 import numpy as np
@@ -36,6 +35,10 @@ looking for; a file of many smaller fields is parsed as a whole."""
 MAX_MESSAGE = 2**31 - 1
 """Bytes of the largest message that protobuf reads."""
 
+_FIELDS = {
+    name: {*message.fields_by_name}
+    for name, message in ModelProto.DESCRIPTOR.file.message_types_by_name.items()
+}
 _GRAPH = ModelProto.DESCRIPTOR.fields_by_name["graph"].number
 _INITIALIZER = GraphProto.DESCRIPTOR.fields_by_name["initializer"].number
 _RAW_DATA = TensorProto.DESCRIPTOR.fields_by_name["raw_data"].number
@@ -73,19 +76,14 @@ def opened(source: Source) -> Iterator[tuple[ModelProto, Weights]]:
         yield _current(source), ()
 
 
-def _current(proto: Message) -> Message:
+def _current(proto: ModelProto) -> ModelProto:
     """A message of the onnx package's own classes, whose fields are read as those of ours; a copy
     of one that lacks fields, since the package is older than they are."""
-    if _fields_of(ModelProto) <= _fields_of(type(proto)):
-        return proto
-    return _parsed(ModelProto, proto.SerializeToString(), "the model given")
-
-
-@cache
-def _fields_of(model: type) -> frozenset[tuple[str, str]]:
-    """The fields of a class of models, and of the other messages of its file."""
-    messages = model.DESCRIPTOR.file.message_types_by_name.items()  # type: ignore[attr-defined]
-    return frozenset((name, field.name) for name, message in messages for field in message.fields)
+    messages = proto.DESCRIPTOR.file.message_types_by_name
+    for name, fields in _FIELDS.items():
+        if name not in messages or not fields <= {*messages[name].fields_by_name}:
+            return _parsed(ModelProto, proto.SerializeToString(), "the model given")
+    return proto
 
 
 def _read(file: BinaryIO, name: str) -> tuple[ModelProto, Weights]:

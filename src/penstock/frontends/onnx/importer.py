@@ -5,7 +5,7 @@ the same object. Nodes of older operator versions are rewritten (``upgrades``), 
 are replaced by the functions' bodies (``functions``), and attributes get the defaults of the node's
 own schema version, so that operations do not depend on the version they came from.
 
-The file is not trusted, and no native code of the onnx package except protobuf's parser sees it.
+The file is not trusted, and no native code but protobuf's parser sees it.
 Violations of ONNX's own rules (schemas, opsets, functions, tensors) are collected and reported here
 all at once; rules of every valid graph are left to ``verify``: undefined names become values
 without a producer, names defined twice two values. Nothing recurses: graphs among attributes are

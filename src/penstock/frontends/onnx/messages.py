@@ -11,17 +11,7 @@ from google.protobuf.internal import api_implementation  # type: ignore[import-u
 from penstock.frontends.common.encoding import read_varint
 
 if TYPE_CHECKING:
-    from penstock.frontends.onnx.proto.onnx_pb2 import AttributeProto as AttributeProto
-    from penstock.frontends.onnx.proto.onnx_pb2 import FunctionProto as FunctionProto
-    from penstock.frontends.onnx.proto.onnx_pb2 import GraphProto as GraphProto
-    from penstock.frontends.onnx.proto.onnx_pb2 import ModelProto as ModelProto
-    from penstock.frontends.onnx.proto.onnx_pb2 import NodeProto as NodeProto
-    from penstock.frontends.onnx.proto.onnx_pb2 import OperatorSetIdProto as OperatorSetIdProto
-    from penstock.frontends.onnx.proto.onnx_pb2 import SparseTensorProto as SparseTensorProto
-    from penstock.frontends.onnx.proto.onnx_pb2 import TensorProto as TensorProto
-    from penstock.frontends.onnx.proto.onnx_pb2 import TensorShapeProto as TensorShapeProto
-    from penstock.frontends.onnx.proto.onnx_pb2 import TypeProto as TypeProto
-    from penstock.frontends.onnx.proto.onnx_pb2 import ValueInfoProto as ValueInfoProto
+    from penstock.frontends.onnx.proto.onnx_pb2 import *  # noqa: F403
 
 
 def _file() -> bytes:

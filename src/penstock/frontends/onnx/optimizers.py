@@ -12,109 +12,97 @@ from collections.abc import Callable, Mapping
 from penstock.frontends.common.diagnostics import NodeError
 from penstock.frontends.onnx.node_upgrade import NodeUpgrade
 from penstock.ir.graph import Value
-from penstock.ops.common.dtypes import FLOAT64
+from penstock.ir.op import Attrs
 
 
-class _Update:
-    """The update of one tensor ``x`` with the gradient ``g``. Factors of all elements are computed
-    in float64."""
+class _Term:
+    """A value in an expression. Numbers beside it are of its element type."""
 
-    def __init__(self, old: NodeUpgrade, x: Value, g: Value) -> None:
-        self.old, self.emit, self.attrs, self.x = old, old.emit, old.attrs, x
-        scalars = [old.emit("Reshape", [old.input(i), old.constant([])]) for i in (0, 1)]
-        self.rate, self.number = (old.cast(scalar, "float64") for scalar in scalars)
-        scaled = old.emit("Mul", [self.like(old.attrs["norm_coefficient"]), x])
-        self.gradient = old.emit("Add", [scaled, g])
-        """with that of the square norm"""
+    def __init__(self, old: NodeUpgrade, value: Value) -> None:
+        self.old, self.value = old, value
 
-    def wide(self, number: float) -> Value:
-        return self.old.constant(number, FLOAT64)
+    def like(self, number: float) -> _Term:
+        return _Term(self.old, self.old.like(number, self.value))
 
-    def like(self, number: float) -> Value:
-        return self.old.like(number, self.x)
+    def of(self, op: str, *others: _Term | float) -> _Term:
+        """An operation on this value and others."""
+        terms = [x if isinstance(x, _Term) else self.like(x) for x in others]
+        return _Term(self.old, self.old.emit(op, [self.value, *(term.value for term in terms)]))
 
-    def mixed(self, a: float, x: Value, b: float, y: Value) -> Value:
-        """``a x + b y``"""
-        terms = [self.emit("Mul", [self.like(f), v]) for f, v in ((a, x), (b, y))]
-        return self.emit("Add", terms)
+    def __add__(self, other: _Term | float) -> _Term:
+        return self.of("Add", other)
 
-    def moved(self, rate: Value, direction: Value, squares: Value | None = None) -> Value:
-        """``x`` after a step in a direction, whose elements are divided by the roots of squares."""
-        step = self.emit("Mul", [self.emit("CastLike", [rate, self.x]), direction])
-        if squares is not None:
-            root = self.emit("Sqrt", [squares])
-            epsilon = self.like(self.attrs["epsilon"])
-            step = self.emit("Div", [step, self.emit("Add", [root, epsilon])])
-        return self.emit("Sub", [self.x, step])
+    def __sub__(self, other: _Term | float) -> _Term:
+        return self.of("Sub", other)
 
-    def after_the_first(self, value: Value, first: Value) -> Value:
-        """One of two factors: steps are counted from 0."""
-        later = self.emit("Greater", [self.number, self.wide(0)])
-        return self.emit("Where", [later, value, first])
+    def __mul__(self, other: _Term | float) -> _Term:
+        return self.of("Mul", other)
+
+    def __truediv__(self, other: _Term | float) -> _Term:
+        return self.of("Div", other)
 
 
-def _adagrad(update: _Update, h: Value) -> list[Value]:
+Terms = list[_Term]
+
+
+def _adagrad(attrs: Attrs, rate: _Term, number: _Term, x: _Term, g: _Term, h: _Term) -> Terms:
     """J. Duchi, E. Hazan, Y. Singer, "Adaptive subgradient methods for online learning and
     stochastic optimization", JMLR 12, 2011."""
-    emit, wide = update.emit, update.wide
-    squares = emit("Add", [h, emit("Mul", [update.gradient, update.gradient])])
-    decay = emit("Mul", [update.number, wide(update.attrs["decay_factor"])])
-    rate = emit("Div", [update.rate, emit("Add", [wide(1), decay])])
-    return [update.moved(rate, update.gradient, squares), squares]
+    squares = g * g + h
+    rate = (rate / (number * attrs["decay_factor"] + 1)).of("CastLike", x)
+    return [x - g * rate / (squares.of("Sqrt") + attrs["epsilon"]), squares]
 
 
-def _adam(update: _Update, v: Value, h: Value) -> list[Value]:
+def _adam(attrs: Attrs, rate: _Term, number: _Term, x: _Term, g: _Term, *states: _Term) -> Terms:
     """D. P. Kingma, J. Ba, "Adam: a method for stochastic optimization", ICLR 2015."""
-    emit, wide, attrs = update.emit, update.wide, update.attrs
-    alpha, beta = attrs["alpha"], attrs["beta"]
-    mean = update.mixed(alpha, v, 1 - alpha, update.gradient)
-    square = emit("Mul", [update.gradient, update.gradient])
-    squares = update.mixed(beta, h, 1 - beta, square)
-    of_v, of_h = (
-        emit("Sub", [wide(1), emit("Pow", [wide(factor), update.number])])
-        for factor in (alpha, beta)
+    (v, h), alpha, beta = states, attrs["alpha"], attrs["beta"]
+    mean, squares = v * alpha + g * (1 - alpha), h * beta + g * g * (1 - beta)
+    of_mean, of_squares = (
+        number.like(1) - number.like(base).of("Pow", number) for base in (alpha, beta)
     )
-    unbiased = emit("Div", [emit("Mul", [update.rate, emit("Sqrt", [of_h])]), of_v])
-    x = update.moved(update.after_the_first(unbiased, update.rate), mean, squares)
-    x = emit("Mul", [update.like(1 - attrs["norm_coefficient_post"]), x])
-    return [x, mean, squares]
+    unbiased = rate * of_squares.of("Sqrt") / of_mean
+    rate = number.of("Greater", 0).of("Where", unbiased, rate).of("CastLike", x)
+    new = x - mean * rate / (squares.of("Sqrt") + attrs["epsilon"])
+    return [new * (1 - attrs["norm_coefficient_post"]), mean, squares]
 
 
-def _momentum(update: _Update, v: Value) -> list[Value]:
+def _momentum(attrs: Attrs, rate: _Term, number: _Term, x: _Term, g: _Term, v: _Term) -> Terms:
     """The first step takes all of the gradient, whatever ``beta`` is."""
-    emit, attrs = update.emit, update.attrs
-    beta = update.after_the_first(update.wide(attrs["beta"]), update.wide(1))
-    new = emit("Mul", [emit("CastLike", [beta, update.x]), update.gradient])
-    alpha = update.like(attrs["alpha"])
-    velocity = emit("Add", [emit("Mul", [alpha, v]), new])
     if attrs["mode"] not in ("standard", "nesterov"):
         raise NodeError(f"has mode {attrs['mode']!r}; it is standard or nesterov")
-    ahead = emit("Add", [update.gradient, emit("Mul", [alpha, velocity])])
-    direction = ahead if attrs["mode"] == "nesterov" else velocity
-    return [update.moved(update.rate, direction), velocity]
+    later = number.of("Greater", 0)
+    beta = later.of("Where", number.like(attrs["beta"]), number.like(1)).of("CastLike", x)
+    velocity = v * attrs["alpha"] + g * beta
+    step = g + velocity * attrs["alpha"] if attrs["mode"] == "nesterov" else velocity
+    return [x - step * rate.of("CastLike", x), velocity]
 
 
-_STEPS: Mapping[str, tuple[int, Callable[..., list[Value]]]] = {
+_STEPS: Mapping[str, tuple[int, Callable[..., Terms]]] = {
     "Adagrad": (1, _adagrad),
     "Adam": (2, _adam),
     "Momentum": (1, _momentum),
 }
-"""The number of states of a tensor, and what gives its new value and theirs"""
+"""The number of states of a tensor, and what gives its new value and theirs, from the learning rate
+and the number of the step in float64 and the gradient with that of the square norm"""
 
 
 def optimizer(old: NodeUpgrade) -> None:
     """Write out one step."""
     states, step = _STEPS[old.op]
-    arrays = [old.input(i) for i in range(2, len(old.inputs))]
-    count, rest = divmod(len(arrays), states + 2)
+    terms = [_Term(old, old.input(i)) for i in range(len(old.inputs))]
+    scalars = [old.emit("Reshape", [term.value, old.constant([])]) for term in terms[:2]]
+    factors = [_Term(old, old.cast(scalar, "float64")) for scalar in scalars]
+    count, rest = divmod(len(terms) - 2, states + 2)
     if rest or not count or len(old.outputs) != count * (states + 1):
         raise NodeError(
-            f"has {len(arrays)} arrays and {len(old.outputs)} outputs; it takes {states + 2} "
+            f"has {len(terms) - 2} arrays and {len(old.outputs)} outputs; it takes {states + 2} "
             f"arrays for each tensor that is updated, and has {states + 1} outputs for it"
         )
-    groups = [arrays[i::count] for i in range(count)]
-    updates = [step(_Update(old, x, g), *others) for x, g, *others in groups]
-    results = [value for values in zip(*updates, strict=True) for value in values]
+    updates = []
+    for x, g, *others in (terms[2 + i :: count] for i in range(count)):
+        gradient = x * old.attrs["norm_coefficient"] + g
+        updates.append(step(old.attrs, *factors, x, gradient, *others))
+    results = [term.value for terms in zip(*updates, strict=True) for term in terms]
     pairs = [(value, y) for value, y in zip(results, old.outputs, strict=True) if y is not None]
     for value, y in pairs[:-1]:
         old.give([y], "Identity", [value])
