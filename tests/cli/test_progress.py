@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-import time
 
 import pytest
 
 from penstock.cli import progress
 from penstock.core.checkpoints import report_progress
+from tests.support.timing import slow
 
 
 @pytest.fixture(params=["rich", "plain"])
@@ -32,7 +32,7 @@ def shown(
     with progress.showing_progress("compile", **options):
         for step in range(3):
             report_progress("passes", step, 4)
-            time.sleep(0.2)  # rich draws ten times a second
+            slow(0.2)  # rich draws ten times a second
     return capsys.readouterr().err
 
 

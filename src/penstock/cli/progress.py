@@ -46,8 +46,9 @@ def _bar(what: str) -> Iterator[Progress]:
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
-    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
-    bar = Bar(*columns, console=Console(stderr=True), transient=True)
+    description, elapsed = TextColumn("{task.description}"), TimeElapsedColumn()
+    console = Console(stderr=True)
+    bar = Bar(description, BarColumn(), elapsed, console=console, transient=True)
     task = bar.add_task(what, total=None)
     timer = threading.Timer(_DELAY, bar.start)
     timer.daemon = True

@@ -7,30 +7,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 
 from penstock.host.native import library
 
+Bytes: TypeAlias = bytes | memoryview | np.ndarray
 _POLYNOMIAL = np.uint32(0x82F63B78)
 _LANES = 4096
 
 
-def crc32c(data: Any, checksum: int = 0) -> int:
+def crc32c(data: Bytes, checksum: int = 0) -> int:
     """The checksum of ``data``, an object with contiguous bytes, or of these behind others whose
     checksum is given."""
     return _function()(data, checksum)
 
 
 @cache
-def _function() -> Callable[[Any, int], int]:
+def _function() -> Callable[[Bytes, int], int]:
     """The compiled function, where there is one."""
     loaded = library()
     return plain_crc32c if loaded is None else loaded.functions.crc32c
 
 
-def plain_crc32c(data: Any, checksum: int) -> int:
+def plain_crc32c(data: Bytes, checksum: int) -> int:
     """As ``crc32c``, in NumPy: the remainders of many equal parts side by side, then pairs of them
     joined, ``left x^n + right`` for parts of n bits, until one is left."""
     content = np.frombuffer(data, np.uint8)
