@@ -107,7 +107,9 @@ def stored(dtype: np.dtype, count: int) -> np.ndarray:
     return values.astype(np.float32).astype(dtype)
 
 
-NUMERIC = [c for c, name in DTYPE_NAMES.items() if name != "string"]
+# Older packages, with which test_versions.py runs this file, lack some.
+CODES = {*TensorProto.DataType.values()}
+NUMERIC = [c for c, name in DTYPE_NAMES.items() if name != "string" and c in CODES]
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 8, 9])
