@@ -6,8 +6,6 @@ COPY . /source
 RUN pip wheel --no-cache-dir --no-deps -w /wheels /source
 
 FROM python:3.13-slim-bookworm
-# oneDNN needs libgomp, which its package leaves to the system.
-RUN apt-get update && apt-get install -y --no-install-recommends libgomp1 && rm -rf /var/lib/apt/lists/*
 RUN --mount=from=build,source=/wheels,target=/wheels \
     pip install --no-cache-dir "$(echo /wheels/*.whl)[serve]"
 RUN useradd --create-home penstock

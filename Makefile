@@ -145,8 +145,7 @@ kernels: setup
 	$(RUN) setup.py -q build_ext --inplace
 	$(RUN) -m tools.native_families
 
-# Into dist/. libgomp is left to the system, as oneDNN's package leaves it: with two of them, each would
-# have a team of threads of its own.
+# Into dist/.
 WHEELS := .cache/wheels
 
 wheels:
@@ -155,7 +154,7 @@ wheels:
 	@rm -rf $(WHEELS)/built dist
 	$(WHEELS)/bin/python -m pip wheel -qq --disable-pip-version-check --no-deps -w $(WHEELS)/built .
 	PATH="$(abspath $(WHEELS)/bin):$$PATH" $(WHEELS)/bin/python -m auditwheel repair \
-		--exclude libgomp.so.1 -w dist $(WHEELS)/built/*.whl
+		-w dist $(WHEELS)/built/*.whl
 	@ls dist
 
 $(VENV)/.installed: pyproject.toml $(KERNELS)

@@ -41,6 +41,7 @@ SANITIZERS = ["-fsanitize=address,undefined,float-cast-overflow", "-fno-sanitize
 SANITIZERS = [*SANITIZERS, "-O1", "-g"] if SANITIZE else []
 # Symbols and lines for debuggers are two thirds of a module's bytes. -g comes from Python's flags.
 STRIPPED = [] if SANITIZE else ["-g0"]
+THREADS = [] if sys.platform == "win32" else ["-pthread"]
 X86 = {"x86-64-v4": "_x86_64_v4", "x86-64-v3": "_x86_64_v3", "x86-64-v2": "_x86_64_v2"}
 
 
@@ -89,9 +90,8 @@ def levels() -> dict[str, list[str]]:
 
 
 class BuildKernels(build_ext):
-    """Compiles each C file with the options of the module, if it has changed since; without OpenMP
-    where the compiler has none. Object files stay in ``build/kernels-*`` for the next
-    installation, of whichever kind."""
+    """Compiles each C file with the options of the module, if it has changed since. Object files
+    stay in ``build/kernels-*`` for the next installation, of whichever kind."""
 
     def run(self) -> None:
         # A checkout runs on the machine that it is installed on; PENSTOCK_ALL_LEVELS is for tests.
@@ -103,14 +103,12 @@ class BuildKernels(build_ext):
 
     def build_extension(self, ext: Extension) -> None:
         Path(self.get_ext_fullpath(ext.name)).unlink(missing_ok=True)  # where this build fails
-        for openmp in (["-fopenmp"], []):
-            try:
-                return self._build(ext, openmp)
-            except (CCompilerError, PlatformError, OSError) as error:
-                self.warn(f"{ext.name} was not built{' with OpenMP' * bool(openmp)}: {error}")
-        return None
+        try:
+            self._build(ext)
+        except (CCompilerError, PlatformError, OSError) as error:
+            self.warn(f"{ext.name} was not built: {error}")
 
-    def _build(self, ext: Extension, openmp: list[str]) -> None:
+    def _build(self, ext: Extension) -> None:
         import numpy
 
         name = f"{'sanitized' if SANITIZE else 'kernels'}-{self.plat_name}"
@@ -131,7 +129,7 @@ class BuildKernels(build_ext):
                     output_dir=str(folder),
                     macros=ext.define_macros,
                     include_dirs=[numpy.get_include(), str(RUNTIME), str(folder)],
-                    extra_postargs=[*OPTIONS, *STRIPPED, *chosen, *openmp, *SANITIZERS],
+                    extra_postargs=[*OPTIONS, *STRIPPED, *chosen, *THREADS, *SANITIZERS],
                 )
             return target
 
@@ -143,7 +141,7 @@ class BuildKernels(build_ext):
         linking = ["-s"] if STRIPPED and sys.platform == "linux" else []
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         self.compiler.link_shared_object(
-            objects, path, extra_postargs=[*openmp, *SANITIZERS, *linking, "-lm"]
+            objects, path, extra_postargs=[*THREADS, *SANITIZERS, *linking, "-lm"]
         )
 
 

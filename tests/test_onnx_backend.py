@@ -9,8 +9,8 @@ import pytest
 from onnx.backend.test.loader import load_model_tests
 
 import penstock as ps
-from penstock.backends.onednn.library import library
 from penstock.backends.registry import missing
+from penstock.host.native import library
 from penstock.onnx_backend import PenstockBackend
 from tests.support import onnx_suite
 from tests.support.cost_models import PreferredBackendCosts
@@ -31,13 +31,13 @@ class OnNumpy(PenstockBackend):
         return super().prepare(model, device, backends=["numpy"], **options)
 
 
-class OnOneDnn(PenstockBackend):
-    """oneDNN gets all that it has kernels for."""
+class OnNative(PenstockBackend):
+    """Native kernels get all that they compute."""
 
     @classmethod
     def prepare(cls, model, device="CPU", **options):
-        costs = PreferredBackendCosts("onednn")
-        backends = ["onednn", "numpy"]
+        costs = PreferredBackendCosts("native")
+        backends = ["native", "numpy"]
         expert = ps.ExpertOptions(cost_model=costs)
         return super().prepare(model, device, backends=backends, expert=expert, **options)
 
@@ -50,7 +50,7 @@ class OnTorch(PenstockBackend):
         return super().prepare(model, device, backends=["torch"], **options)
 
 
-BACKENDS = {"numpy": OnNumpy, "onednn,numpy": OnOneDnn, "torch": OnTorch}
+BACKENDS = {"numpy": OnNumpy, "native,numpy": OnNative, "torch": OnTorch}
 
 
 # All cases run on NumPy, which defines what the others compute; of these a sample, with the cases
@@ -66,8 +66,8 @@ OTHERS = list(itertools.product(onnx_suite.cases(), [b for b in BACKENDS if b !=
     ],
 )
 def test_onnx_suite_case_ends_as_expected(name, backends):
-    if "onednn" in backends and library() is None:
-        pytest.skip("needs libdnnl.so.3")
+    if "native" in backends and library() is None:
+        pytest.skip("there are no compiled kernels")
     if backends == "torch" and (reason := missing("torch")) is not None:
         pytest.skip(reason)
     assert onnx_suite.outcome(name, BACKENDS[backends]) is None

@@ -185,7 +185,6 @@ IMPLEMENTATIONS = (
     "frontends.tensorflow.rules",
     "frontends.tflite.rules",
     "frontends.onnx.upgrades",
-    "backends.onednn.",
 )
 
 

@@ -108,12 +108,6 @@ CASES: Mapping[str, Mapping[str, Case]] = {
         "planes": _transposed_convolution,
         "product float32": _small_product,
     },
-    "onednn": {
-        "": _elementwise("Tanh"),
-        "first convolution": _convolution(1),
-        "first depthwise convolution": _convolution(32),
-        "product": _product,
-    },
     "torch": {"": _elementwise("Exp")},
 }
 """by backend and family, the graph of one node of some size"""

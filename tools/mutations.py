@@ -256,7 +256,7 @@ def _change_placement(saved: SavedDocuments, plan: Any, draw: random.Random) -> 
     placement = plan["placement"]
     if placement:
         at = draw.randrange(len(placement))
-        placement[at] = draw.choice([*placement, "numpy", "native", "onednn", ""])
+        placement[at] = draw.choice([*placement, "numpy", "native", "native", ""])
 
 
 def _change_copies(saved: SavedDocuments, plan: Any, draw: random.Random) -> None:

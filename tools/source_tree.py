@@ -10,7 +10,7 @@ from pathlib import Path
 
 PACKAGE = "penstock"
 SOURCE = Path(__file__).parent.parent / "src" / PACKAGE
-GENERATED = ("_pb2.py", "_dnnl.py")
+GENERATED = ("_pb2.py",)
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

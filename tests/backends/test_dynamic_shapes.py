@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -11,22 +13,38 @@ from onnx import numpy_helper
 
 import penstock as ps
 from penstock.backends import dynamic_shapes
-from penstock.backends.dynamic_shapes import KernelCache
+from penstock.backends.dynamic_shapes import KernelCache, SpecializingBackend
 from penstock.backends.native.backend import NativeBackend
 from penstock.backends.numpy import NumpyBackend
-from penstock.backends.onednn.backend import OneDnnBackend
-from penstock.backends.onednn.library import library as onednn
-from penstock.core.types import FLOAT32, TensorType
-from penstock.host.native import library as native
+from penstock.core.types import FLOAT32, TensorType, Type
+from penstock.host.native import library
 from penstock.ir.graph import Node, Value
+from penstock.ir.kernel import Kernel
 from penstock.ops import find
 from penstock.ops.internal.fused import parts
+from penstock.ops.work_estimate import HOST_RATES, RateTable, Workload
 from tests.support.onnx_text import compile_text, model_from_text
 
-pytestmark = [
-    pytest.mark.skipif(onednn() is None, reason="needs libdnnl.so.3"),
-    pytest.mark.skipif(native() is None, reason="needs compiled kernels"),
-]
+pytestmark = pytest.mark.skipif(library() is None, reason="there are no compiled kernels")
+
+
+class Specialized(SpecializingBackend):
+    """Has kernels of products of known shapes, NumPy's, which it takes for ten times as fast."""
+
+    name = "specialized"
+    making_s, unbound_s = 0.6e-3, 3e-6
+    rates: ClassVar[RateTable] = {"": HOST_RATES[""]._replace(bytes_per_s=50e9, flops_per_s=200e9)}
+
+    def work(self, node: Node) -> Workload | None:
+        return super().work(node) if node.op.name == "MatMul" else None
+
+    def supports(self, node: Node) -> bool:
+        return node.op.name == "MatMul"
+
+    def static_kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
+        known = all(isinstance(t, TensorType) and t.static for t in types)
+        return node.op.compile(node, types) if known and node.op.name == "MatMul" else None
+
 
 rng = np.random.default_rng(8)
 
@@ -158,19 +176,6 @@ def test_products_of_unknown_rows_get_one_thread_of_numpy_beside_those_of_kernel
     assert (seen, NumpyBackend().threads) == ([1], 2)
 
 
-@pytest.mark.parametrize(("columns", "threads"), [(2000, 2), (32, 1)])
-def test_products_of_unknown_rows_get_threads_if_they_may_be_large(columns, threads, monkeypatch):
-    seen = []
-    into = KernelCache._make
-    backend_threads = OneDnnBackend().library.lib.omp_get_max_threads
-    monkeypatch.setattr(
-        KernelCache, "_make", lambda *args: seen.append(backend_threads()) or into(*args)
-    )
-    session = ps.compile(selected("y = MatMul(k, w)", w=draw(64, columns)), threads=2)
-    session.run({"x": np.ones((300, 64), np.float32)})
-    assert seen == [threads]
-
-
 # Caches.
 
 
@@ -178,7 +183,7 @@ def test_products_of_unknown_rows_get_threads_if_they_may_be_large(columns, thre
 def at_once(monkeypatch):
     """Make kernels when their shapes are first met, whether that pays or not."""
     monkeypatch.setattr(dynamic_shapes, "_WORTH_ESTIMATING", 0)
-    monkeypatch.setattr(OneDnnBackend, "making_s", 0)
+    monkeypatch.setattr(Specialized, "making_s", 0)
     monkeypatch.setattr(NativeBackend, "making_s", 0)
 
 
@@ -190,21 +195,21 @@ def product() -> tuple[Node, list]:
 
 @pytest.fixture
 def made(monkeypatch) -> list:
-    """The types of the first inputs of all kernels of oneDNN that are made."""
-    static_kernel, types_ = OneDnnBackend.static_kernel, []
+    """The types of the first inputs of all kernels that are made."""
+    static_kernel, types_ = Specialized.static_kernel, []
 
     def counted(self, node, types):
         types_.append(types[0])
         return static_kernel(self, node, types)
 
-    monkeypatch.setattr(OneDnnBackend, "static_kernel", counted)
+    monkeypatch.setattr(Specialized, "static_kernel", counted)
     return types_
 
 
 def test_cache_keeps_a_bounded_number_of_kernels(monkeypatch, at_once, made):
     node, types = product()
     monkeypatch.setattr(dynamic_shapes, "_MOST_KERNELS", 4)
-    kernel, w = OneDnnBackend().kernel(node, types), node.inputs[1].const
+    kernel, w = Specialized().kernel(node, types), node.inputs[1].const
     for n in (*range(11, 50), 49, 48, 47, 46):
         x = draw(n * 16, 32)
         np.testing.assert_allclose(kernel(x, w), x @ w, rtol=1e-4, atol=1e-5)
@@ -220,7 +225,7 @@ def test_kernels_are_counted_once_many_were_added(monkeypatch):
     counted = []
     monkeypatch.setattr(KernelCache, "nbytes", lambda self: counted.append(self) or 0)
     node, types = product()
-    backend = OneDnnBackend()
+    backend = Specialized()
     kernel = backend.kernel(node, types)
     for _ in range(128):
         backend.make_room(4 << 10)
@@ -229,7 +234,9 @@ def test_kernels_are_counted_once_many_were_added(monkeypatch):
 
 def test_thousand_shapes_take_bounded_memory(monkeypatch, at_once):
     monkeypatch.setattr(dynamic_shapes, "_MOST_BYTES", 1 << 20)
-    session = ps.compile(selected("m = MatMul(k, w) y = Tanh(m)", w=WEIGHTS["w"]))
+    session = ps.compile(
+        selected("m = MatMul(k, w) y = Tanh(m)", w=WEIGHTS["w"]), backends=[Specialized(), "numpy"]
+    )
     session.run({"x": np.ones((1, 64), np.float32)})
     before = session.memory.plans
     most = 0
@@ -242,7 +249,9 @@ def test_thousand_shapes_take_bounded_memory(monkeypatch, at_once):
 
 
 def test_dropped_plans_free_their_kernels(at_once):
-    session = ps.compile(selected("m = MatMul(k, w) y = Tanh(m)", w=WEIGHTS["w"]))
+    session = ps.compile(
+        selected("m = MatMul(k, w) y = Tanh(m)", w=WEIGHTS["w"]), backends=[Specialized(), "numpy"]
+    )
     session.run({"x": np.ones((70, 64), np.float32)})
     gc.disable()  # nothing waits for the collector
     try:
@@ -261,7 +270,9 @@ def test_dropped_plans_free_their_kernels(at_once):
 
 def test_threads_share_kernels_of_many_shapes(monkeypatch, at_once):
     monkeypatch.setattr(dynamic_shapes, "_MOST_KERNELS", 2)
-    session = ps.compile(selected("m = MatMul(k, w) y = Tanh(m)", w=WEIGHTS["w"]))
+    session = ps.compile(
+        selected("m = MatMul(k, w) y = Tanh(m)", w=WEIGHTS["w"]), backends=[Specialized(), "numpy"]
+    )
     feeds = [np.ones((rows, 64), np.float32) * 0.1 for rows in (1, 20, 300, 40, 5)]
     padded = [np.concatenate([x, np.zeros((300 - len(x), 64), np.float32)]) for x in feeds]
     expected = [np.tanh(x @ WEIGHTS["w"]) for x in feeds]
@@ -289,17 +300,17 @@ LOOP = """
 
 def test_bodies_of_loops_make_their_kernels_once(made):
     model = selected(LOOP, w=np.eye(64, dtype=np.float32) * 2)
-    session = ps.compile(model, backends=["onednn", "numpy"])
+    session = ps.compile(model, backends=[Specialized(), "numpy"])
     for _ in range(3):
         y = session.run({"x": np.ones((1000, 64), np.float32)})["y"]
         np.testing.assert_array_equal(y, np.full((1000, 64), 128, np.float32))
-    assert backend_of_operations(session)["MatMul"] == "onednn"
+    assert backend_of_operations(session)["MatMul"] == "specialized"
     assert made == [TensorType(FLOAT32, (1000, 64))]
 
 
 def test_kernels_are_made_once_they_pay(made):
     node, types = product()
-    kernel, w = OneDnnBackend().kernel(node, types), node.inputs[1].const
+    kernel, w = Specialized().kernel(node, types), node.inputs[1].const
     for rows in range(1, 600):
         kernel(draw(rows % 400, 32), w)
     assert not made
@@ -312,7 +323,7 @@ def test_kernels_are_made_once_they_pay(made):
 
 def test_results_without_elements_need_no_kernel(made):
     node, types = product()
-    backend = OneDnnBackend()
+    backend = Specialized()
     kernel, w = backend.kernel(node, types), node.inputs[1].const
     results = [kernel(draw(0, 32), w) for _ in range(3)]
     assert [(y.shape, y.dtype) for y in results] == [((0, 16), FLOAT32)] * 3

@@ -10,7 +10,6 @@ import numpy as np
 import onnx
 import pytest
 
-from penstock.backends.onednn.library import library
 from penstock.backends.registry import BACKENDS
 from penstock.host.native import library as native_library
 from tests.support.command_line import MODEL, as_json, call
@@ -72,9 +71,6 @@ def test_info_says_what_the_backends_run_on():
     assert found.keys() == BACKENDS.keys()
     assert (" kernels for " in found["native"]) == (native_library() is not None)
     assert found["native"].startswith("not available: ") == (native_library() is None)
-    if library() is not None:
-        assert found["onednn"].startswith("oneDNN 3.")
-        assert "libdnnl" in found["onednn"]
     shown = " ".join(call("info").output.split())
     assert all(" ".join(what.split()) in shown for what in found.values())
 

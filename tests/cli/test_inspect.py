@@ -8,7 +8,7 @@ import onnx
 import pytest
 
 from penstock.backends import registry
-from penstock.backends.onednn.library import library
+from penstock.host.native import library
 from penstock.passes.pipeline import DEVICES, LOWER, OPTIMIZE, PASSES, SPLIT, STRUCTURE
 from tests.support.command_line import as_json, call
 from tests.support.onnx_text import model_from_text
@@ -157,15 +157,14 @@ def test_plan_after_partition_prints_each_part(tmp_path, name):
     assert "_Recv" in receiving
 
 
-@pytest.mark.skipif(library() is None, reason="no oneDNN")
+@pytest.mark.skipif(library() is None, reason="there are no compiled kernels")
 def test_plan_after_fuse_shows_the_nodes_of_a_fused_node(foldable):
-    # So large that oneDNN takes less time for it than the compiled kernels.
     text = call("plan", foldable, "--shape", "x=100000x4", "--after", "fuse").stdout
     assert 'penstock.Fused-1{ops="MatMul Mul"}' in text
     assert "region: graph(" in text
 
 
-@pytest.mark.skipif(library() is None, reason="no oneDNN")
+@pytest.mark.skipif(library() is None, reason="there are no compiled kernels")
 def test_plan_from_text_after_fuse_equals_the_plan_of_the_model(foldable, tmp_path):
     path = tmp_path / "graph.txt"
     path.write_text(call("plan", foldable, "--after", "fuse").stdout, encoding="utf-8")

@@ -7,20 +7,20 @@ import json
 import pytest
 
 from penstock.backends import registry
-from penstock.backends.onednn.library import library
+from penstock.host.native import library
 from tests.support.command_line import as_json, call
 from tests.support.costs import measured_variants
 
 
-@pytest.mark.parametrize("backends", [["numpy"], ["onednn", "numpy"]])
+@pytest.mark.parametrize("backends", [["numpy"], ["native", "numpy"]])
 def test_profile_measures_shows_and_traces(model, tmp_path, monkeypatch, backends):
-    if "onednn" in backends and library() is None:
-        pytest.skip("needs libdnnl.so.3")
+    if "native" in backends and library() is None:
+        pytest.skip("there are no compiled kernels")
     monkeypatch.setattr(registry, "available", lambda: tuple(backends))
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     result = as_json("profile", model, "-i", "x=random:7x3", "--runs", "3")
-    fused = "onednn" in backends
+    fused = "native" in backends
     assert {row["name"] for row in result["operations"]} <= {"Mul", "Add", "Mul+Add"}
     assert {row["count"] for row in result["steps"]} == {3}
     assert {row["backend"] for row in result["steps"]} <= set(backends)

@@ -16,8 +16,8 @@ import pytest
 from onnx import parser
 
 import penstock as ps
-from penstock.backends.onednn.library import library
 from penstock.core.types import SequenceType, TensorType, Type
+from penstock.host.native import library
 from penstock.ir.graph import Model
 from penstock.tuning.measure import Cost
 from tests.support.expert import with_expert
@@ -64,7 +64,7 @@ EXECUTORS: Mapping[str, Mapping[str, object]] = {
     "streams": {"executor": "streams", "max_streams": 3},
 }
 SEEDS = range(6)
-BACKENDS = [["numpy"], *([["onednn", "numpy"]] if library() is not None else [])]
+BACKENDS = [["numpy"], *([["native", "numpy"]] if library() is not None else [])]
 CASES = list(product(EXECUTORS, BACKENDS))
 
 

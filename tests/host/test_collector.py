@@ -146,7 +146,6 @@ def test_untrack_does_not_disturb_threads_that_make_tuples():
 FREED = """
 import gc
 from penstock.host import collector
-from penstock.host.native import library
 
 class Own:
     def __init__(self, part=None): self.part = part
@@ -196,7 +195,7 @@ CONVOLUTIONS = """g (float[1, 2, 8, w] x) => (float[1, 3, 8, w] y) {
     p = Transpose (t) e = Elu (p) q = Add (e, s) r = MaxPool <kernel_shape = [1, 1]> (q)
     y = Conv (r, h)
 }"""
-MOST_TRACKED = {"numpy": 230, "native": 30, "onednn": 40}
+MOST_TRACKED = {"numpy": 230, "native": 30}
 """objects of a further plan; one of a recognizer of text, of 78 steps, leaves 76 of 6,000. NumPy's
 kernels are closures, which stay tracked."""
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from onnx import numpy_helper
 
 import penstock as ps
-from penstock.backends.onednn.library import library as onednn
 from penstock.host.native import library
 from tests.codegen.test_sequences import CHAIN, calls, chain
-from tests.support.cost_models import PreferredBackendCosts
-from tests.support.onnx_text import compile_text, model_from_text
+from tests.support.onnx_text import compile_text
 
 pytestmark = pytest.mark.skipif(library() is None, reason="there are no compiled kernels")
 
@@ -52,27 +49,3 @@ def test_error_in_a_sequence_names_the_step_that_has_raised_it(place: int) -> No
 CONVOLUTIONS = """g (float[1,8,6,6] x, float[1,8,6,6] z) => (float[1,8,6,6] y) {
     s = Sum(x, z, x) a = Conv<kernel_shape=[3,3], pads=[1,1,1,1]>(s, w)
     b = Relu(a) c = Conv(b, v) y = Softmax(c) }"""
-
-
-@pytest.mark.skipif(onednn() is None, reason="oneDNN is not installed")
-@pytest.mark.parametrize("layout", ["own", "gaps", "other"])
-def test_primitives_of_onednn_are_steps_of_a_sequence(layout: str) -> None:
-    random = np.random.default_rng(1)
-    weights = [random.normal(size=(8, 8, k, k)).astype(np.float32) for k in (3, 1)]
-    model = model_from_text(CONVOLUTIONS)
-    model.graph.initializer.extend(map(numpy_helper.from_array, weights, ("w", "v")))
-    x, z = random.normal(size=(2, 1, 8, 6, 12)).astype(np.float32)
-    feeds = {
-        "own": {"x": x[..., :6].copy(), "z": z[..., :6].copy()},
-        "gaps": {"x": x[..., ::2], "z": z[..., 1::2]},
-        "other": {name: f[..., :6].copy(order="F") for name, f in (("x", x), ("z", z))},
-    }[layout]
-    session = ps.compile(
-        model, expert=ps.ExpertOptions(cost_model=PreferredBackendCosts("onednn")), shapes={}
-    )
-    (sequence,) = [name for name in calls(session.source) if name.startswith("sequence")]
-    assert f"{sequence}(v0, v1)" in session.source
-    (wanted,) = ps.compile(model, executor="interpret").run(feeds).values()
-    for _ in range(2):
-        (y,) = session.run(feeds).values()
-        np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-6)

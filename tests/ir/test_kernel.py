@@ -54,7 +54,7 @@ def test_binder_takes_the_place_of_into() -> None:
 
     binder = Fixed()
     assert Kernel(np.sqrt, np.sqrt, binder).bind([X], [X], None)[0] is np.negative
-    assert binder.implementation == "" and binder.check is None and binder.compiled_call is None
+    assert binder.implementation == "" and binder.compiled_call is None
 
 
 def test_binder_must_have_bind() -> None:

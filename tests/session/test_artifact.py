@@ -100,68 +100,6 @@ def test_saved_plans_are_not_compiled_again(path: Path, backends: Any) -> None:
         assert opened.source == session.source
 
 
-@pytest.mark.skipif("onednn" not in available(), reason="needs oneDNN")
-def test_constants_in_orders_of_onednn_are_saved(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Neither the convolution nor the product brings its weights into its order again."""
-    rng = np.random.default_rng(3)
-    model = model_from_text("""g (float[1, 64, 8, 8] x) => (float[1, 256] y) {
-        c = Conv<pads=[1, 1, 1, 1]>(x, k) r = Relu(c) p = GlobalAveragePool(r)
-        f = Flatten(p) y = Gemm<transB=1>(f, w) }""")
-    for name, shape in {"k": (64, 64, 3, 3), "w": (256, 64)}.items():
-        array = rng.standard_normal(shape).astype(np.float32)
-        model.graph.initializer.append(numpy_helper.from_array(array, name))
-    costs = PreferredBackendCosts("onednn")
-    x = {"x": rng.standard_normal((1, 64, 8, 8)).astype(np.float32)}
-    session = ps.compile(model, executor="linear", expert=ps.ExpertOptions(cost_model=costs))
-    expected = session.run(x)
-    session.save(path)
-    from penstock.backends.onednn import weights
-
-    monkeypatch.setattr(weights, "reordered", None)
-    opened = ps.open(path)
-    assert_same(opened.run(x), expected)
-    steps = {step.node.op.name: step.backend for step in opened.inspect.plan.walk()}
-    assert {op for op, backend in steps.items() if backend != "onednn"} == {"GlobalAveragePool"}
-    constants = [slot.constant for slot in opened.inspect.plan.slots if slot.constant is not None]
-    assert constants
-    assert all(constant.held is None for constant in constants)  # their pages are not needed
-
-
-@pytest.mark.skipif("onednn" not in available(), reason="needs oneDNN")
-@pytest.mark.parametrize("backend", ["onednn", "numpy"])
-def test_onednn_is_compared_when_a_plan_needs_it(
-    path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
-) -> None:
-    model = model_from_text("""g (float[4, 8] x) => (float[4, 8] y) { y = MatMul(x, w) }""")
-    w = np.random.default_rng(9).standard_normal((8, 8)).astype(np.float32)
-    model.graph.initializer.append(numpy_helper.from_array(w, "w"))
-    x = {"x": np.ones((4, 8), np.float32)}
-    costs = PreferredBackendCosts(backend)
-    session = ps.compile(
-        model, executor="linear", expert=ps.ExpertOptions(cost_model=costs), threads=1
-    )
-    expected = session.run(x)
-    assert {step.backend for step in session.inspect.plan.walk()} == {backend}
-    session.save(path)
-    from penstock.session import artifact
-
-    library = artifact._library
-    monkeypatch.setattr(artifact, "_library", lambda n: "oneDNN 0" if n == "onednn" else library(n))
-    opened = ps.open(path)  # warnings are errors in tests
-    if backend == "onednn":
-        with pytest.warns(UserWarning, match=r"are not used: onednn 'oneDNN 3.*oneDNN 0"):
-            answers = opened.run(x)
-        assert opened.inspect.stale
-    else:
-        answers = opened.run(x)
-        assert not opened.inspect.stale
-    np.testing.assert_allclose(answers["y"], expected["y"], rtol=1e-5)
-    with pytest.raises(ps.PenstockError, match="oneDNN 0"):
-        ps.open(path, strict=True)
-
-
 def products() -> tuple[ps.Session, dict[str, Any]]:
     """Two products on native kernels, which have their weights in panels, and what they are fed."""
     rng = np.random.default_rng(4)
@@ -228,7 +166,7 @@ def test_constants_in_orders_of_native_kernels_are_saved(
 
 def codes_model(*, convolutions: bool) -> Any:
     """A product of codes, and what it is fed; or convolutions of the same codes for inputs of both
-    types, with and without a zero point, which oneDNN puts different sums behind."""
+    types, with and without a zero point, which kernels put different sums behind."""
     rng = np.random.default_rng(5)
     text = """g (uint8[4, 128] m) => (uint8[4, 256] d) <
         float scale = {0.05}, uint8 zero = {7}, int8 none = {0}, float result = {3}> {
@@ -302,37 +240,6 @@ def layer_model(layer: str) -> Any:
     if layer in ("convolutions", "product"):
         return codes_model(convolutions=layer == "convolutions")
     return recurrent_model(layer)
-
-
-@pytest.mark.skipif("onednn" not in available(), reason="needs oneDNN")
-@pytest.mark.parametrize("layer", ["convolutions", "product"])
-def test_codes_in_orders_of_onednn_are_saved(
-    path: Path, monkeypatch: pytest.MonkeyPatch, layer: str
-) -> None:
-    model, feeds = layer_model(layer)
-    costs = PreferredBackendCosts("onednn")
-    session = ps.compile(
-        model, executor="linear", expert=ps.ExpertOptions(cost_model=costs), threads=1
-    )
-    expected = session.run(feeds)
-    steps = [step for step in session.inspect.plan.walk() if step.node.op.name != "Reorder"]
-    assert {step.backend for step in steps} == {"onednn"}
-    session.save(path)
-    from penstock.backends.onednn import weights
-
-    opened = ps.open(path)
-    seen = weights.Weights._seen
-
-    def refuse(self: Any, array: np.ndarray) -> np.ndarray:
-        assert array.size < 1000, "weights are brought into their order again"
-        return seen(self, array)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(weights.Weights, "_seen", refuse)
-        assert_same(opened.run(feeds), expected)
-    definition = ps.compile(model, backends=["numpy"]).run(feeds)
-    for name, value in opened.run(feeds).items():
-        np.testing.assert_allclose(value, definition[name], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.skipif("native" not in available(), reason="needs compiled kernels")

@@ -49,7 +49,7 @@ def test_executor_of_the_environment_is_left_out_where_others_decide(monkeypatch
 
 
 def test_environment_places_what_models_and_sessions_have(monkeypatch):
-    monkeypatch.setenv("PENSTOCK_PLACE", "Sin=numpy; Conv=onednn; node:none=native")
+    monkeypatch.setenv("PENSTOCK_PLACE", "Sin=numpy; Conv=native; node:none=native")
     session = compile_text(TEXT, backends=["native", "numpy"], shapes={})
     assert backends(session)["Sin"] == "numpy"
     assert session.options.place == {"Sin": "numpy"}
@@ -59,7 +59,7 @@ def test_environment_places_what_models_and_sessions_have(monkeypatch):
     ("name", "text", "says"),
     [
         ("PENSTOCK_EXECUTOR", "fast", "'fast' is not one of auto, linear"),
-        ("PENSTOCK_BACKENDS", "numpy,gpu", "'gpu' is not one of native, numpy, onednn"),
+        ("PENSTOCK_BACKENDS", "numpy,gpu", "'gpu' is not one of native, numpy, torch"),
         ("PENSTOCK_PLACE", "Conv", "the form is OPERATION=BACKEND"),
         ("PENSTOCK_PLACE", "Conv=gpu", "'gpu' is not one of"),
         ("PENSTOCK_THREADS", "0", "a number of threads is needed"),

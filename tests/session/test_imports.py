@@ -13,8 +13,6 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import penstock as ps
-from penstock.backends.registry import available
-from tests.support.cost_models import PreferredBackendCosts
 
 MOST_MODULES = 348
 """without those that Python starts with: 140 of NumPy and what it imports, 172 of Penstock"""
@@ -49,7 +47,7 @@ ACCIDENTAL = {
     *("google.protobuf.descriptor_pool", "google.protobuf.text_format"),
 }
 OF_OTHER_MODELS = {
-    *("penstock.backends.native.trees", "penstock.backends.onednn.convolution"),
+    "penstock.backends.native.trees",
     *("penstock.executors.frames", "penstock.executors.parallel", "penstock.frontends.tensorflow"),
     *("penstock.frontends.tflite", "penstock.inspect", "penstock.observers.trace"),
     *("penstock.ops.microsoft", "penstock.ops.onnx.convolution", "penstock.ops.onnx_ml"),
@@ -183,19 +181,6 @@ def test_torch_backend_says_what_to_install() -> None:
 
 def test_open_and_run_imports_few_modules(imported_by_open: set[str]) -> None:
     assert len(imported_by_open) <= MOST_MODULES_OF_OPEN
-
-
-@pytest.mark.skipif("onednn" not in available(), reason="needs oneDNN")
-def test_open_without_steps_of_onednn_does_not_load_it(model: Path, tmp_path: Path) -> None:
-    costs, saved = PreferredBackendCosts("numpy"), tmp_path / "model.penstock"
-    session = ps.compile(
-        model, expert=ps.ExpertOptions(cost_model=costs), executor="linear", threads=1
-    )
-    session.run({"x": np.ones((1, 16), np.float32)})
-    session.save(saved)
-    assert "penstock.backends.onednn._dnnl" not in modules(
-        f"penstock.open({str(saved)!r})", tmp_path
-    )
 
 
 def test_open_and_run_imports_nothing_of_compiling(imported_by_open: set[str]) -> None:

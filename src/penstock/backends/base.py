@@ -147,7 +147,7 @@ class Backend(Protocol):
     @property
     def threads_of_caller(self) -> bool:
         """Whether the number of threads is a setting of each thread that compiles, binds and runs
-        kernels, as with OpenMP, and not of the whole process."""
+        kernels, and not of the whole process."""
         ...
 
     def set_threads(self, threads: int) -> None:
@@ -159,9 +159,7 @@ class Backend(Protocol):
         ...
 
     def save_memory(self) -> None:
-        """Give back memory that no kernel needs, and from now on prefer kernels that are freed as a
-        whole over ones that leave something behind. Called by ``Session.trim`` and ``close``, and
-        for sessions that meet many input shapes."""
+        """Give back memory that no kernel needs. Called by ``Session.trim`` and ``close``."""
         ...
 
 

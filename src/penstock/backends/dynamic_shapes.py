@@ -4,7 +4,7 @@ After an operation such as NonZero, and in some bodies of loops, dtypes are know
 behind an If of differing branches, not even ranks. The kernel of such a node looks at the shapes of
 its inputs in each run, and calls the kernel for these::
 
-    MatMul(float32[?, 64], w)  ──(100, 64)──>  oneDNN's kernel for 100 rows
+    MatMul(float32[?, 64], w)  ──(100, 64)──>  a compiled kernel for 100 rows
                                ──(1, 64)────>  NumPy's kernel, which is faster for one
                                ──(0, 64)────>  an array without elements
 
@@ -44,9 +44,6 @@ _MOST_BYTES = 64 << 20
 _UNCOUNTED_BYTES = 1 << 18
 _KERNEL_BYTES = 4 << 10
 
-# Sets of shapes of one node after which more are to be expected.
-_MANY_SHAPES = 8
-
 # Bytes of inputs from which on it may pay at once to make a kernel.
 _WORTH_ESTIMATING = 1 << 16
 
@@ -82,9 +79,6 @@ class SpecializingBackend(HostBackend, Backend):
         """Whether there is a ``static_kernel`` of a node of known shapes, as far as that is known
         without making the kernel."""
         return self.static_kernel(node, _types(node.inputs)) is not None
-
-    def expect_many_shapes(self) -> None:
-        """Prefer kernels that are freed as a whole from now on."""
 
     def kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
         tensors = _tensors(types)
@@ -135,7 +129,7 @@ class KernelCache:
     """
 
     __slots__ = (
-        *("__weakref__", "_awaited", "_bytes", "_estimate", "_held", "_made", "_plain"),
+        *("__weakref__", "_awaited", "_bytes", "_estimate", "_held", "_plain"),
         *("backend", "contents", "kernels", "node", "pays", "types"),
     )
 
@@ -158,7 +152,6 @@ class KernelCache:
         # Bytes of the inputs of the last estimate, and the calls that NumPy's kernel then got.
         self._estimate = (0, 0)
         self._plain = node.op.compile(node, types).function
-        self._made = 0
 
     def nbytes(self) -> int:
         """About what the kernels take in memory."""
@@ -248,14 +241,10 @@ class KernelCache:
         function = self._plain if kernel is None else kernel.function
         if kernel is not None:
             self._held[key] = kernel
-        size = _KERNEL_BYTES + (0 if kernel is None else kernel.memory.code_bytes)
-        self._bytes[key] = size
+        self._bytes[key] = _KERNEL_BYTES
         self.kernels[key] = function
-        self._made += 1
-        if self._made == _MANY_SHAPES:
-            self.backend.expect_many_shapes()
         self.drop(max(len(self.kernels) - _MOST_KERNELS, 0))
-        self.backend.make_room(size)
+        self.backend.make_room(_KERNEL_BYTES)
         return function
 
 

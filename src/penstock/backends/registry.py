@@ -17,42 +17,22 @@ from penstock.ops.internal.transfer import HOST
 BACKENDS = {
     "native": "penstock.backends.native.backend.NativeBackend",
     "numpy": "penstock.backends.numpy.NumpyBackend",
-    "onednn": "penstock.backends.onednn.backend.OneDnnBackend",
     "torch": "penstock.backends.torch.backend.TorchBackend",
 }
 """the class of each backend, by its name"""
-_WITH_PRECISION = {"native", "onednn", "torch"}
-LAZY = frozenset({"onednn"})
-"""backends whose library takes long to load, and can be loaded for the first node that needs it"""
+_WITH_PRECISION = {"native", "torch"}
+_REMOVED = {"onednn": "native"}
+"""by the name of a backend of earlier versions, the one that computes what it did"""
 
 
-def available(*, lazy: bool = False) -> tuple[str, ...]:
-    """The names of the backends that this machine can run, the preferred first: oneDNN if its
-    library is installed, compiled kernels if they were built, and NumPy for all other kernels. If
-    ``lazy``, oneDNN is looked for, but not loaded."""
-    known = _found if lazy else _runs
-    return tuple([name for name in ("onednn", "native", "numpy") if known(name)])
-
-
-def _runs(name: str) -> bool:
-    return missing(name) is None
-
-
-def _found(name: str) -> bool:
-    if name in LAZY:
-        from penstock.backends.onednn.library import located
-
-        if located() is not None:
-            return True
-    return _runs(name)
+def available() -> tuple[str, ...]:
+    """The names of the backends that this machine can run, the preferred first: compiled kernels if
+    they were built, and NumPy for all other kernels."""
+    return tuple([name for name in ("native", "numpy") if missing(name) is None])
 
 
 def missing(name: str) -> str | None:
     """Why a backend cannot run on this machine; None if it can."""
-    if name == "onednn":
-        from penstock.backends.onednn.library import library
-
-        return None if library() is not None else "the wheel onednn-cpu-gomp is not installed"
     if name == "torch":
         from importlib.util import find_spec
 
@@ -77,25 +57,19 @@ def describe(name: str) -> str:
         kernels = native()
         assert kernels is not None
         return f"{len(kernels.kernels)} native kernels for {kernels.level}, {kernels.path}"
-    if name == "torch":  # which takes seconds to import
-        from importlib import metadata
-        from pathlib import Path
+    # Importing torch takes seconds.
+    from importlib import metadata
+    from pathlib import Path
 
-        devices = len([*Path("/dev").glob("nvidia[0-9]*")])
-        try:
-            release = metadata.version("torch")
-        except metadata.PackageNotFoundError:  # a folder on the path
-            release = "(unknown version)"
-        return f"PyTorch {release}, with {devices} devices of NVIDIA in /dev"
-    from penstock.backends.onednn.library import library
-
-    loaded = library()
-    assert name == "onednn" and loaded is not None
-    version = ".".join(map(str, loaded.version))
-    return f"oneDNN {version} for {loaded.isa}, {loaded.path}"
+    devices = len([*Path("/dev").glob("nvidia[0-9]*")])
+    try:
+        release = metadata.version("torch")
+    except metadata.PackageNotFoundError:  # a folder on the path
+        release = "(unknown version)"
+    return f"PyTorch {release}, with {devices} devices of NVIDIA in /dev"
 
 
-def backend_of(chosen: str | Backend, precision: str = "float32", *, lazy: bool = False) -> Backend:
+def backend_of(chosen: str | Backend, precision: str = "float32") -> Backend:
     """The backend of a name, or the object given as one. Raises ``ValueError`` for an unknown name,
     ``PenstockError`` if it cannot run on this machine, and ``TypeError`` for an object that does
     not answer ``kernel(node, types)``."""
@@ -114,8 +88,6 @@ def backend_of(chosen: str | Backend, precision: str = "float32", *, lazy: bool 
         raise PenstockError(f"backend 'torch': {reason}")
     cls = _backend_class(chosen)
     options: dict[str, Any] = {"precision": precision} if chosen in _WITH_PRECISION else {}
-    if lazy and chosen in LAZY:
-        options["lazy"] = True
     backend: Backend = cls(**options)
     return backend
 
@@ -129,6 +101,10 @@ def _of_package(chosen: str) -> Backend:
         if entry.name == chosen:
             backend: Backend = entry.load()()
             return backend
+    if chosen in _REMOVED:
+        raise OptionError(
+            f"backend {chosen!r} is no longer there: {_REMOVED[chosen]!r} computes what it did"
+        )
     known = [*BACKENDS, *sorted(entry.name for entry in entries)]
     raise OptionError(f"backend {chosen!r} is not one of {', '.join(known)}")
 
@@ -144,22 +120,20 @@ def backends_of(
     precision: str = "float32",
     cuda_devices: Sequence[str] = (),
     places: Collection[Where] = (),
-    *,
-    lazy: bool = False,
 ) -> list[Backend]:
     """The backends of a session: those ``chosen``, or all that are available. A backend with a
     memory of its own that needs one of the host beside it (``HasHostBackend``) gets that, if none
     is chosen, for what it has no kernels for. On ``cuda_devices`` there is a torch backend each, in
     the place of "torch", or else in front of the others. The groups of backends that ``places``
-    name come behind them. If ``lazy``, libraries that take long to load are loaded when they are
-    needed. Raises ``ValueError`` for two of one name, and as ``backend_of`` and ``groups_of`` do.
+    name come behind them. Raises ``ValueError`` for two of one name, and as ``backend_of`` and
+    ``groups_of`` do.
     """
-    names_or_objects = [*(chosen or (available(lazy=True) if lazy else available()))]
+    names_or_objects = [*(chosen or available())]
     if cuda_devices:
         own = _on_cuda(cuda_devices, precision)
         at = names_or_objects.index("torch") if "torch" in names_or_objects else 0
         names_or_objects[at : at + ("torch" in names_or_objects)] = own
-    backends = [backend_of(backend, precision, lazy=lazy) for backend in names_or_objects]
+    backends = [backend_of(backend, precision) for backend in names_or_objects]
     if all(backend.memory != HOST for backend in backends):
         needing = [b for backend in backends if (b := capability(backend, HasHostBackend))]
         backends += map(_fallback, dict.fromkeys([b.host_backend for b in needing]))

@@ -29,7 +29,7 @@ from penstock.ir.describe import format_bytes
 from penstock.ir.graph import Graph, Model, clone
 
 # Packages whose versions matter to a report of a fault.
-_PACKAGES = ("numpy", "ml_dtypes", "onnx", "protobuf", "threadpoolctl", "onednn-cpu-gomp")
+_PACKAGES = ("numpy", "ml_dtypes", "onnx", "protobuf")
 
 # Options that bound how the file is read.
 _OF_READING = {"limits", "timeout"}
@@ -130,7 +130,7 @@ def _installation() -> JsonObject:
     from penstock.tuning.cost_table import cost_table
 
     versions = {name: _version(name) for name in _PACKAGES}
-    missing = [name for name in ("onednn", "native") if name not in available()]
+    missing = [name for name in ("native",) if name not in available()]
     return {
         "penstock": VERSION,
         "python": f"{platform.python_implementation()} {sys.version.split()[0]}",

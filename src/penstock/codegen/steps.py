@@ -108,7 +108,6 @@ class StepWriter:
         self.name = names.slots
         self._names = names
         self._control_flow = control_flow
-        self._checks: dict[object, str] = {}
         self.graphs: GraphWriter | None = None
         self.gathering = Gathering(enabled=not form.observed and library() is not None)
         self._put: dict[int, int] = defaultdict(int)  # steps on streams of devices
@@ -247,12 +246,6 @@ class StepWriter:
         if kernel.begin is not None:
             call = self._awaited(call, step)
         if step.into:
-            check = None if kernel.binder is None else kernel.binder.check
-            if check is not None:
-                # Most steps share one check: it has one name in the text.
-                name = self._checks.setdefault(check, f"check{len(self._checks)}")
-                self.constants[name] = check
-                call = f"if status := {call}: {name}(status)"
             self.line(call, step, comment(step))
             return
         types = [self.slots[i].type for i in step.outputs if i >= 0]

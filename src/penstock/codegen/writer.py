@@ -103,9 +103,7 @@ class Program:
     @cached_property
     def nbytes(self) -> int:
         """About what plan and program take in memory."""
-        kernels = [step.kernel for step in self.plan.walk() if step.kernel is not None]
-        code = sum(kernel.memory.code_bytes for kernel in kernels)
-        return _LINE_BYTES * len(self.steps) + code
+        return _LINE_BYTES * len(self.steps)
 
     @cached_property
     def observed(self) -> bool:

@@ -49,7 +49,7 @@ MemoryPlanner: TypeAlias = Literal["quick", "best", "wic", "first_fit", "bump"]
 InputShapes: TypeAlias = Mapping[str, Sequence[int] | int]
 _ELSEWHERE = {
     "providers": (
-        'backends= chooses what computes, as in backends=["onednn", "numpy"]; '
+        'backends= chooses what computes, as in backends=["native", "numpy"]; '
         "penstock.compat.onnxruntime has ONNX Runtime's interface, with providers"
     ),
     "device": (
@@ -242,9 +242,9 @@ class CompileOptions:
     )
     backends: Sequence[str | Backend] | None = option(
         None,
-        'Backends by name or as objects, the preferred first; by default "onednn", "native" '
-        '(compiled kernels) and "numpy", as far as they are there. Where several can run a node, '
-        "costs decide.",
+        'Backends by name or as objects, the preferred first; by default "native" (compiled '
+        'kernels) and "numpy", as far as they are there. Where several can run a node, costs '
+        "decide.",
         _is_list,
     )
     place: Mapping[str, str | Sequence[str]] | None = option(
@@ -299,7 +299,7 @@ class CompileOptions:
         "float32",
         '"float32" computes float16 and bfloat16 in float32, and rounds what leaves the model; '
         '"strict" rounds after each operation to the type that the model says; "bf16" is like '
-        '"float32", but lets oneDNN round the operands of large products and convolutions to '
+        '"float32", but rounds the operands of large products and convolutions to '
         'bfloat16 where the processor supports it: faster, with two to three digits; "tf32" is '
         'like "float32", but lets the torch backend on a GPU round them to TensorFloat-32.',
     )

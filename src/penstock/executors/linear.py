@@ -131,8 +131,8 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
             if self._program.observed:
                 control.observer.allocation(control.run, arenas.size)
             if share.single:
-                # OpenMP's number is a setting of the calling thread, which may be new, or have been
-                # in another run.
+                # The number is a setting of the calling thread, which may be new, or have been in
+                # another run.
                 for set_threads in share.setters:
                     set_threads(1)
                 return arena[1](control, *inputs)

@@ -32,10 +32,9 @@ from weakref import ref
 
 from penstock.host.native import library
 
-# The parts of the package whose objects are parts of plans. Handles of libraries are cffi's: there
-# is only the way to untrack objects that allows it, outside of Python's core.
+# The parts of the package whose objects are parts of plans.
 _PARTS = ("algorithms", "backends", "codegen", "core", "executors", "ir", "ops", "plan")
-_OWN = (*[f"penstock.{part}." for part in _PARTS], "_cffi_backend")
+_OWN = tuple([f"penstock.{part}." for part in _PARTS])
 # Python's types whose deallocators are known to allow it, in the versions that are tested.
 _ALLOW: tuple[type, ...] = (
     list,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -19,14 +19,6 @@ LEVELS = ("x86-64-v4", "x86-64-v3", "x86-64-v2", "plain")
 _CHOSEN = "PENSTOCK_NATIVE"
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 _SOURCES = [os.path.join(_PACKAGE, *path) for path in (("host", "c"), ("backends", "native", "c"))]
-
-
-# How idle threads of the OpenMP runtime wait: it reads these settings when it is loaded. By default
-# they spin for milliseconds, at the cost of all other threads. To wake a thread takes 40 us on a
-# virtual machine; kernels come after 1 to 20 us. So threads spin for 3,000 turns, about 50 us,
-# before they block. Where there are more of them than cores, as when several threads each run
-# kernels, the runtime lets them spin for 100 turns, unless the policy is "active": then for 1,000.
-_WAITING = {"GOMP_SPINCOUNT": "3000", "OMP_WAIT_POLICY": "active"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,8 +114,7 @@ def load_level(level: str) -> NativeLibrary | None:
     the instructions. Raises ``PenstockError`` if they were compiled from other sources."""
     name = "_" + level.replace("-", "_")
     try:
-        with openmp_settings():
-            module: Any = import_module(f"penstock.host.{name}")
+        module: Any = import_module(f"penstock.host.{name}")
     except ImportError:
         return None
     newer = _newest() > os.stat(module.__file__).st_mtime_ns  # else it was compiled from them
@@ -133,7 +124,6 @@ def load_level(level: str) -> NativeLibrary | None:
             "run 'make kernels' where Penstock was checked out, or install it again; "
             f"{_CHOSEN}=off does without them"
         )
-    module.use_team(not is_tuned())
     kernels = frozenset(module.kernels)
     operations = {name: i for i, name in enumerate(module.elementwise_operations)}
     return NativeLibrary(level, module.__file__, kernels, operations, module.Call, module)
@@ -157,28 +147,3 @@ def _checksum() -> str:
 
     files = sorted(path for folder in _SOURCES for path in Path(folder).glob("*.[ch]"))
     return str(crc32(b"".join([path.read_bytes() for path in files])))
-
-
-def is_tuned() -> bool:
-    """Whether the user has said how the runtime's threads wait, or on which cores they run."""
-    return bool(os.environ.keys() & {*_WAITING, "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"})
-
-
-@contextmanager
-def openmp_settings() -> Iterator[None]:
-    """Load libraries within this block: the runtime that comes with the first of them takes the
-    settings above, or those of the user."""
-    settings = {} if os.environ.keys() & _WAITING.keys() else _WAITING
-    os.environ.update(settings)
-    try:
-        yield
-    finally:
-        for name in settings:
-            os.environ.pop(name, None)
-
-
-def adopt(address: int) -> bool:
-    """Let the library that has a function at ``address`` use the team (``host/c/team.c``) in place
-    of its OpenMP runtime; returns whether it does. It does not where users have tuned that."""
-    native = library()
-    return native is not None and not is_tuned() and bool(native.functions.adopt(address))

@@ -17,10 +17,6 @@ class SequenceBinder(Protocol):
     def compiled_call(self) -> Callable[..., object] | None:
         """Gives the compiled form of a bound call."""
 
-    @property
-    def check(self) -> Callable[..., object] | None:
-        """Raises an error for a status that a call has returned."""
-
 
 class BoundStep(NamedTuple):
     """A step of a sequence: its binder, what that has returned, and of each argument the
@@ -47,6 +43,6 @@ def sequence_of(steps: Sequence[BoundStep], arrays: int) -> Callable[..., None] 
             function, arguments = function.func, (*first, *arguments)
             places = (-1,) * len(first) + places
         fixed = [x if place < 0 else None for x, place in zip(arguments, places, strict=True)]
-        calls.append((function, tuple(fixed), places, native, binder.check))
+        calls.append((function, tuple(fixed), places, native))
     run: Callable[..., None] = compiled.functions.Sequence(tuple(calls), arrays, compiled.call).run
     return run

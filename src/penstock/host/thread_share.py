@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Protocol
 
-from penstock.core import capability
 from penstock.core.records import dataclass, field
 from penstock.host.fork import in_child
 from penstock.host.thread_tuner import ThreadTuner
@@ -26,14 +25,6 @@ class Threaded(Protocol):
     def threads_of_caller(self) -> bool: ...
 
     def set_threads(self, threads: int) -> None: ...
-
-
-class SharesOpenMP(Protocol):
-    """Has threads of an OpenMP runtime: of libraries with one, one sets the threads of all."""
-
-    @property
-    def openmp(self) -> int:
-        """The address of ``omp_set_num_threads`` of the runtime."""
 
 
 class ThreadShare:
@@ -63,8 +54,7 @@ class ThreadShare:
         self._limit = most
         self._own = [library for library in libraries if library.threads_of_caller]
         self._shared = [library for library in libraries if not library.threads_of_caller]
-        setters = {_runtime_of(b): b.set_threads for b in self._own}
-        self.setters = tuple(setters.values())
+        self.setters = tuple([b.set_threads for b in self._own])
         """what sets the number of threads of the calling thread, for each library"""
         self.single = not libraries or (not streams and not self._shared)
         """True if runs use one thread, so that ``adopt(1)`` is all that ``enter`` would do"""
@@ -98,7 +88,7 @@ class ThreadShare:
                 with _process.lock:
                     _process.streams += self._streams
                     entered = True
-            threads = self._most if self._streams and not (self._own and _process.orphaned) else 1
+            threads = self._most if self._streams else 1
             if threads > 1 and self.tuner is not None and _process.streams == 1:
                 threads = self.tuner.threads() if self.tries else self.tuner.chosen
             while threads > 1 and threads * _process.streams > self._most:
@@ -116,7 +106,6 @@ class ThreadShare:
         """Let the kernels that the calling thread runs use this number of threads."""
         for set_threads in self.setters:
             set_threads(threads)
-            _process.started |= threads > 1
 
     def leave(self) -> None:
         """End what began with ``enter``."""
@@ -179,10 +168,6 @@ class _Process:
     lock: threading.RLock = field(default_factory=threading.RLock)
     settings: dict[str, _ThreadSetting] = field(default_factory=dict)
     streams: int = 0
-    started: bool = False
-    """whether a library has started threads of its callers"""
-    orphaned: bool = False
-    """whether a parent process had, so that they are missing here"""
 
 
 _process = _Process()
@@ -190,16 +175,8 @@ _process = _Process()
 
 @in_child
 def _forget_parent() -> None:
-    """A forked child inherits none of its parent's runs, and no thread that a library has started:
-    a kernel that waits for those would wait forever."""
-    _process.orphaned = _process.started
+    """A forked child inherits none of its parent's runs."""
     _process.lock = threading.RLock()
     _process.streams = 0
     for setting in _process.settings.values():
         setting.divide(0, None)
-
-
-def _runtime_of(library: Threaded) -> int:
-    """A number that libraries have in common whose threads one call sets."""
-    sharing = capability(library, SharesOpenMP)
-    return (0 if sharing is None else sharing.openmp) or id(library)

@@ -3,7 +3,7 @@
 A line has the number of a step, its outputs with their memory and types, its operation, its inputs
 with their memory, its backend and its origin; ``@`` is an offset in the arena::
 
-    1 a @0 float32[8] = Conv+Relu(x <input>, w <constant>) on onednn  # Conv_0 in model.onnx
+    1 a @0 float32[8] = Conv+Relu(x <input>, w <constant>) on native  # Conv_0 in model.onnx
 """
 
 from __future__ import annotations

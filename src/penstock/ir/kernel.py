@@ -25,8 +25,6 @@ BoundCall = tuple[Callable[..., RunValue], tuple[RunValue, ...]]
 """a function and the arguments to call it with"""
 CompiledCall = Callable[[Callable[..., RunValue], tuple[Any, ...]], Any]
 """a function that compiled code calls in the place of a ``BoundCall``"""
-StatusCheck = Callable[[Any], object]
-"""raises for the status that a library has returned"""
 
 
 class Binder:
@@ -39,12 +37,6 @@ class Binder:
     def implementation(self) -> str:
         """The library's name of the code that it chose, for ``explain``."""
         return ""
-
-    @property
-    def check(self) -> StatusCheck | None:
-        """Called with the result of a bound call if that is true; raises. For libraries that return
-        a status."""
-        return None
 
     @property
     def compiled_call(self) -> CompiledCall | None:
@@ -134,13 +126,11 @@ class MemoryUse:
 
     ``checks_budget``: ``function`` asks the budget of the run before it allocates what is large
     (``host.current_run``). ``capacity_bytes()``: bytes of the growable buffers that hold outputs
-    it has returned, which live as long as these. ``code_bytes``: about what it keeps in memory of a
-    native library, such as generated code.
+    it has returned, which live as long as these.
     """
 
     checks_budget: bool = False
     capacity_bytes: Callable[[], int] | None = None
-    code_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,7 +168,7 @@ def layout_seconds(node: Node) -> tuple[float, float]:
     wants: with their channels innermost, and in their own order.
 
     Images that enter the graph, and results of products, are in their own order; those of other
-    nodes are as oneDNN's fast convolutions have them, channels innermost. What reads the result is
+    nodes are as fast convolutions have them, channels innermost. What reads the result is
     not known; mostly another convolution: a quarter of the copy is charged to the first order, and
     the rest to the second.
     """

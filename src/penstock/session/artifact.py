@@ -8,20 +8,20 @@ for another machine, or other options, is not used: the graph is then compiled a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.artifact.container import ArtifactFile, ArtifactWriter
 from penstock.artifact.decode import decode_graph, decode_type
 from penstock.backends.base import PacksConstants
 from penstock.backends.numpy import NumpyBackend
-from penstock.backends.registry import BACKENDS, LAZY, describe
+from penstock.backends.registry import BACKENDS, describe
 from penstock.compiler.compiler import AFTER_LOWERING, Compiler
 from penstock.compiler.options import DEFAULTS, CompileOptions
 from penstock.compiler.stages import CompileContext, SavedPlan
 from penstock.compiler.subgraph import Subgraph
 from penstock.core import capability
-from penstock.core.errors import InternalError, warn
+from penstock.core.errors import InternalError
 from penstock.core.types import JsonObject, RunValue, Type, type_of
 from penstock.executors.base import Executor
 from penstock.frontends.artifact.importer import FUNCTION, GRAPH
@@ -199,8 +199,8 @@ class Artifact:
         self._context = context
         self._own = own
         self._head = self._file.document("head")
-        saved, self._libraries = self._head.get("basis"), self._head.get("libraries")
-        if not isinstance(saved, dict) or not isinstance(self._libraries, dict):
+        saved, libraries = self._head.get("basis"), self._head.get("libraries")
+        if not isinstance(saved, dict) or not isinstance(libraries, dict):
             raise self._file.damaged("it does not say what its plans depend on")
         plans = self._head.get("plans")
         if not isinstance(plans, list):
@@ -217,15 +217,7 @@ class Artifact:
         ]
         """which of its plans are not in the file, and why"""
         self._differ(saved, basis(context))
-        # Libraries that take long to load are compared once a plan needs one.
-        self._compared: set[str] = set()
-        self.compare(context.by_name.keys() - LAZY)
-
-    def compare(self, names: Iterable[str]) -> None:
-        """Compare the libraries of these backends with those that the plans were made for."""
-        own = {*names} & self._context.by_name.keys() - self._compared
-        self._compared |= own
-        self._differ(self._libraries, {name: _library(name) for name in sorted(own)})
+        self._differ(libraries, {name: _library(name) for name in sorted(context.by_name)})
 
     def _differ(self, saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         different = [
@@ -273,12 +265,6 @@ class Artifact:
         number = self._plans[str(encode_key(key))]
         try:
             document = self._file.document(f"plan {number}")
-            self.compare(LAZY.intersection(document["placement"]))
-            # Said once, by the first plan that needs the library.
-            if self.differences:
-                reason = f"the plans in {self._file.name} are not used: {self.differences[-1]}"
-                warn(reason)
-                return None
             saved = self._plan(document, list(map(type_of, values)))
             return compiler.restore(saved, values)
         # Our own assertions among them: a file that was changed leads to what no compilation makes.

@@ -11,7 +11,6 @@ from weakref import WeakMethod, ref
 
 import numpy as np
 
-from penstock.backends.registry import LAZY
 from penstock.compiler.compiler import AFTER_LOWERING, Compiler
 from penstock.compiler.subgraph import Subgraph
 from penstock.compiler.subgraphs import Subgraphs
@@ -41,8 +40,7 @@ if TYPE_CHECKING:
 _check_dims = imported("penstock.executors.feeds.check_dims")
 _feeds_fit = imported("penstock.executors.feeds.feeds_fit")
 
-# Plans from which on kernels are preferred that leave nothing behind when they are freed.
-# oneDNN 3.2 never frees the code of its fastest convolutions (decision 33).
+# Plans from which on constants are let go ever more seldom.
 _MANY_PLANS = 8
 # Bytes of constants after whose release free memory is given back to the system.
 _MANY_BYTES = 4 << 20
@@ -78,11 +76,6 @@ class Executors:
         if self._artifact is None:
             return ()
         return [*self._artifact.differences, *self._artifact.missing]
-
-    def compare_libraries(self) -> None:
-        """Compare all libraries with those that saved plans were made for."""
-        if self._artifact is not None:
-            self._artifact.compare(LAZY)
 
     @property
     def latest(self) -> Executor:
@@ -213,10 +206,6 @@ class Executors:
     ) -> Executor:
         self._compiled += 1
         begin = perf_counter()
-        # Sessions with many plans have shapes that keep changing: what backends keep for equal ones
-        # is of little use.
-        if self._compiled == _MANY_PLANS:
-            self.save_memory()
         if self._model.check_types is not None and subgraph.depends_on_dtypes:
             fed = dict(zip(subgraph.names, map(type_of, values), strict=True))
             try:

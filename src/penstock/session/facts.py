@@ -138,9 +138,5 @@ def warn_of_precision(asked: str, backends: Sequence[Backend]) -> None:
     """Warn where a precision is asked for that no backend has."""
     if effective_precision(asked, backends) == asked:
         return
-    names = [backend.name for backend in backends]
-    why = "the processor has no instructions for bfloat16"
-    if "onednn" not in names:
-        why = f"it needs the backend onednn, and the session has {', '.join(names)}"
-    reason = f'precision="bf16" computes in float32 here: {why}'
-    warn(reason)
+    names = ", ".join([backend.name for backend in backends])
+    warn(f'precision="bf16" computes in float32 here: no backend of {names} rounds to bfloat16')

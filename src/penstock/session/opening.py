@@ -58,7 +58,7 @@ def open_model(model: object, options: CompileOptions, limits: Limits) -> Opened
     options, workers = _named_workers(with_environment(options, model), model)
     # Only now is it known which executor the options are for.
     options.check_use(given)
-    backends = _backends(options, lazy=file is not None)
+    backends = _backends(options)
     stores: dict[Store, Store] = {} if options.variables is None else options.variables.of(model)
     functions, graph = _graphs(model, stores)
     context = CompileContext(options, backends, functions, named_workers=workers)
@@ -121,11 +121,11 @@ def _named_workers(options: CompileOptions, model: Model) -> tuple[CompileOption
     return worker_places(options, model)
 
 
-def _backends(options: CompileOptions, *, lazy: bool) -> tuple[Backend, ...]:
-    """The backends that the options ask for; ``lazy``: saved plans may not need their libraries."""
+def _backends(options: CompileOptions) -> tuple[Backend, ...]:
+    """The backends that the options ask for."""
     places = (options.place or {}).values()
     devices, precision = options.cuda_devices, options.precision
-    backends = tuple(backends_of(options.backends, precision, devices, places, lazy=lazy))
+    backends = tuple(backends_of(options.backends, precision, devices, places))
     if options.precision == "bf16":
         from penstock.session.facts import warn_of_precision
 

@@ -578,9 +578,8 @@ def open(path: str | Path, *, strict: bool = False, **options: Any) -> Session:
     It has the options that it was saved with, unless others are given, and maps the file, whose
     pages all sessions and processes share; with ``map_weights=False`` it reads the file. Plans that
     were saved on another machine, or for other options, or run by "frames" or "interpret", are
-    compiled when they are needed, and ``UserWarning`` says why, now or when a plan is the first to
-    need oneDNN. Raises
-    ``InvalidModel`` for a file that is no saved session, or is damaged.
+    compiled when they are needed, and ``UserWarning`` says why. Raises ``InvalidModel`` for a file
+    that is no saved session, or is damaged.
 
     Args:
         path: The file.
@@ -592,8 +591,6 @@ def open(path: str | Path, *, strict: bool = False, **options: Any) -> Session:
     if os.path.isdir(path) or (os.path.exists(path) and not is_artifact(path)):
         raise InvalidModel(f"{str(path)!r} is no saved session; compile it with penstock.compile")
     session = Session(path, record)
-    if strict:
-        session._executors.compare_libraries()
     if stale := session._executors.stale:
         reason = f"plans in {str(path)!r} are not used: {'; '.join(stale)}"
         if strict:

@@ -249,7 +249,7 @@ def test_plans_of_all_numbers_of_rows_hold_a_matrix_once(transposed):
         )
     )
     (value,) = [v for node in model.graph.nodes for v in node.inputs if v.const is not None]
-    session = ps.compile(model, backends=["native", "onednn", "numpy"])
+    session = ps.compile(model, backends=["native", "numpy"])
     matrix = w.T if transposed else w
     for rows in (1, 16, 130, 700):
         x = draw(rows, 200)

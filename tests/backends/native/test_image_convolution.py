@@ -12,11 +12,8 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.analysis.type_inference import infer_types
-from penstock.backends.native.backend import NativeBackend
 from penstock.backends.native.image_convolution import image_convolution
 from penstock.backends.native.kernel import native_kernel, site_of
-from penstock.backends.onednn.backend import OneDnnBackend
-from penstock.backends.onednn.library import library as onednn
 from penstock.ir.graph import Node
 from penstock.ops.internal.fused import fused
 from tests.support.native_kernels import (  # noqa: F401
@@ -274,28 +271,3 @@ def laid_out(x: np.ndarray, order: str) -> np.ndarray:
         wide[..., 2:-1] = innermost
         return np.moveaxis(wide[..., 2:-1], -1, 1)
     return np.moveaxis(innermost.copy(), -1, 1)
-
-
-@pytest.mark.skipif(onednn() is None, reason="there is no oneDNN")
-@pytest.mark.parametrize(
-    ("x_dims", "w_dims", "attrs"),
-    [
-        ((1, 16, 4, 4), (64, 16, 1, 1), ""),
-        ((1, 48, 8, 8), (48, 1, 3, 3), "<group = 48, strides = [2, 2], pads = [1, 1, 1, 1]>"),
-        ((1, 64, 28, 28), (64, 64, 3, 3), "<pads = [1, 1, 1, 1]>"),
-        ((1, 96, 28, 28), (96, 1, 3, 3), "<group = 96, pads = [1, 1, 1, 1]>"),
-    ],
-)
-def test_convolutions_are_estimated_to_be_as_fast_as_on_onednn(x_dims, w_dims, attrs):
-    node, _ = convolution(x_dims, w_dims, attrs)
-    node.inputs[0].producer = node  # any: an image that enters the graph is left to others
-    assert NativeBackend().seconds(node) < OneDnnBackend().seconds(node)
-
-
-@pytest.mark.skipif(onednn() is None, reason="there is no oneDNN")
-def test_large_convolutions_are_left_to_onednn_where_it_rounds_operands():
-    node, _ = convolution((1, 64, 28, 28), (64, 64, 3, 3), "<pads = [1, 1, 1, 1]>")
-    node.inputs[0].producer = node
-    rounding = OneDnnBackend(precision="bf16")
-    if rounding.narrow:
-        assert rounding.seconds(node) < NativeBackend(precision="bf16").seconds(node)

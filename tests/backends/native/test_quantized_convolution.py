@@ -13,9 +13,6 @@ import pytest
 from onnx import ModelProto
 
 import penstock as ps
-from penstock.backends.native.backend import NativeBackend
-from penstock.backends.onednn.backend import OneDnnBackend
-from penstock.backends.onednn.library import library as onednn
 from penstock.ir.graph import Node
 from penstock.passes.context import PassContext
 from penstock.passes.lowering.quantize import Quantize
@@ -252,25 +249,6 @@ def test_integer_convolution_in_groups_or_with_late_zero_points_has_no_kernel():
 def test_convolution_of_codes_in_groups_has_no_kernel(group):
     node, _ = _convolution((1, 8, 4, 4), (8, 8 // group, 3, 3), f"<group = {group}>")
     assert all(kernel_of(node, library) is None for library in LIBRARIES)
-
-
-@pytest.mark.skipif(onednn() is None or not onednn().int8, reason="needs oneDNN, and VNNI")
-@pytest.mark.parametrize(
-    ("x_dims", "w_dims", "attrs"),
-    [
-        ((4, 64, 16, 16), (64, 64, 3, 3), "<pads = [1, 1, 1, 1]>"),
-        ((1, 64, 56, 56), (64, 1, 3, 3), "<pads = [1, 1, 1, 1], group = 64>"),
-    ],
-)
-def test_large_convolution_of_codes_is_placed_on_compiled_kernels(x_dims, w_dims, attrs):
-    node, _ = _convolution(x_dims, w_dims, attrs)
-    assert NativeBackend().seconds(node) < OneDnnBackend().seconds(node)
-
-
-@pytest.mark.skipif(onednn() is None, reason="needs libdnnl.so.3")
-def test_convolution_of_codes_for_few_positions_is_placed_on_compiled_kernels():
-    node, _ = _convolution((1, 960, 1, 1), (10, 960, 1, 1))
-    assert NativeBackend().seconds(node) < OneDnnBackend().seconds(node)
 
 
 def test_result_of_a_convolution_of_codes_that_leaves_the_run_is_written_to_planned_memory():

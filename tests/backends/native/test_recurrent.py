@@ -7,16 +7,11 @@ from itertools import product
 import numpy as np
 import pytest
 
-from penstock.backends.native import RATES
-from penstock.backends.native.recurrent import recurrent_workload
-from penstock.backends.onednn.backend import OneDnnBackend
-from penstock.backends.onednn.library import library as onednn_library
 from penstock.core.errors import Cancelled
 from penstock.core.types import ShapeError
 from penstock.host.current_run import working_for
 from penstock.ops.internal.recurrence import RECURRENCE
 from penstock.ops.registry import MICROSOFT
-from penstock.ops.work_estimate import estimate
 from tests.support.counting_run import CountingRun
 from tests.support.native_kernels import (  # noqa: F401
     LIBRARIES,
@@ -167,17 +162,6 @@ def test_lstm_of_codes_equals_numpy(directions, batch, steps, width, hidden, dty
     )
     # A state between two codes may become either of them.
     check(node, inputs, {"rtol": 0, "atol": 0.01})
-
-
-@pytest.mark.skipif(onednn_library() is None, reason="there is no oneDNN")
-@pytest.mark.parametrize("cell", GATES)
-def test_layers_of_any_size_run_on_compiled_kernels(cell):
-    # oneDNN's code for a GRU is a reference implementation, and so are others on older processors.
-    for hidden, rows in ((16, 1), (16, 16), (128, 16), (512, 4), (1024, 64), (16, 0)):
-        x = np.zeros((16, rows, hidden), np.float32)
-        w = np.zeros((1, GATES[cell] * hidden, hidden), np.float32)
-        node = node_of(cell, [x, w, w], [1, 2], hidden_size=hidden)
-        assert estimate(RATES, recurrent_workload(node)) < OneDnnBackend().seconds(node)
 
 
 SHARED = {

@@ -1,171 +1,182 @@
-"""The team of threads: each part of a region is run once, whichever threads come, and however late."""
+"""Teams of threads: with Linux's own way to sleep, and with the one for other systems."""
 
 from __future__ import annotations
 
-import os
+import ctypes
 import shutil
 import subprocess
 import sys
+import sysconfig
+import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import penstock
 from penstock.host.native import library
 
-COMPILER = shutil.which("gcc")
-
+COMPILER = shutil.which("cc") or shutil.which("gcc")
+RUNTIME = Path(penstock.__file__).parent / "host" / "c"
 
 pytestmark = pytest.mark.skipif(
-    sys.platform != "linux" or library() is None, reason="the team is of Linux and compiled"
+    sys.platform == "win32" or COMPILER is None, reason="needs a C compiler and POSIX threads"
 )
 
-
-# A library that calls libgomp in all the ways that oneDNN does, in its old form and its new one.
+# Regions whose parts count themselves, and work in stages whose pieces each add to a cell, of which
+# no piece may begin before all of the stage before have ended.
 SOURCE = r"""
-#include <omp.h>
-void GOMP_parallel_start(void (*)(void *), void *, unsigned);
-void GOMP_parallel_end(void);
-_Bool GOMP_loop_static_start(long, long, long, long, long *, long *);
-_Bool GOMP_loop_static_next(long *, long *);
-void GOMP_loop_end_nowait(void);
+#include <stdatomic.h>
+#include <string.h>
+#include <unistd.h>
+#include "stages.h"
+#include "team.h"
 
-/* Each part counts itself; behind a barrier all have. Returns how many parts saw another number. */
-int barriers(int parts, int rounds)
+enum { MOST = 64 };
+
+typedef struct { atomic_int seen[MOST], wrong; } counted;
+
+static void part(void *data)
 {
-    int count = 0, wrong = 0;
-    #pragma omp parallel num_threads(parts)
-    for (int round = 1; round <= rounds; round++) {
-        __atomic_fetch_add(&count, 1, __ATOMIC_SEQ_CST);
-        #pragma omp barrier
-        if (__atomic_load_n(&count, __ATOMIC_SEQ_CST) != round * parts || !omp_in_parallel())
-            __atomic_fetch_add(&wrong, 1, __ATOMIC_SEQ_CST);
-        #pragma omp barrier
+    counted *own = data;
+    atomic_fetch_add(&own->seen[team_part()], 1);
+    if (team_begin(part, data, 2)) /* within a region there are no others */
+        atomic_fetch_add(&own->wrong, 1);
+}
+
+/* The regions of `count` that did not run each of their parts once, or -1 if none began. */
+int regions(int parts, int count)
+{
+    int wrong = 0;
+    for (int i = 0; i < count; i++) {
+        counted work = {0};
+        if (!team_begin(part, &work, parts))
+            return -1;
+        part(&work);
+        team_end();
+        for (int k = 0; k < parts; k++)
+            wrong += atomic_load(&work.seen[k]) != 1;
+        wrong += atomic_load(&work.wrong);
     }
     return wrong;
 }
 
-/* Parts that wait for one another without a call. */
-int spins(int parts)
+static atomic_int met;
+
+static void meet(void *data)
 {
-    int count = 0;
-    #pragma omp parallel num_threads(parts)
-    {
-        __atomic_fetch_add(&count, 1, __ATOMIC_SEQ_CST);
-        while (__atomic_load_n(&count, __ATOMIC_SEQ_CST) < parts)
-            ;
-    }
-    return count;
+    atomic_fetch_add(&met, 1);
+    for (int i = 0; atomic_load(&met) < *(int *)data && i < 2000; i++)
+        usleep(1000);
 }
 
-typedef struct { long start, end, step, chunk; int *seen; } loop;
-
-static void run_loop(void *data)
+/* Whether regions of two threads were open at once: all their parts meet. */
+int meets(int parts, int all)
 {
-    loop *l = data;
-    long from, to;
-    if (GOMP_loop_static_start(l->start, l->end, l->step, l->chunk, &from, &to))
-        do
-            for (long i = from; l->step > 0 ? i < to : i > to; i += l->step)
-                __atomic_fetch_add(&l->seen[i], 1, __ATOMIC_SEQ_CST);
-        while (GOMP_loop_static_next(&from, &to));
-    GOMP_loop_end_nowait();
+    if (!team_begin(meet, &all, parts))
+        return 0;
+    meet(&all);
+    team_end();
+    return atomic_load(&met) >= all;
 }
 
-/* The old form: the caller runs its part between start and end. */
-void loops(int parts, long start, long end, long step, long chunk, int *seen)
+static int piece(const void *arguments, int64_t stage, int64_t from, int64_t to)
 {
-    loop l = {start, end, step, chunk, seen};
-    GOMP_parallel_start(run_loop, &l, parts);
-    run_loop(&l);
-    GOMP_parallel_end();
+    atomic_int *cells = (atomic_int *)arguments;
+    for (int64_t i = from; i < to; i++)
+        if (atomic_fetch_add(&cells[i], 1) != stage)
+            return 1;
+    return 0;
 }
 
-/* Regions within parts have one part. Returns the sum of what those saw. */
-int nested(int parts)
+/* The status of so many stages of 40 pieces. */
+int staged(int threads, int stages)
 {
-    int sum = 0;
-    #pragma omp parallel num_threads(parts)
-    {
-        int outer = omp_get_thread_num();
-        #pragma omp parallel num_threads(3)
-        __atomic_fetch_add(&sum, 100 * omp_get_num_threads() + omp_get_thread_num(), __ATOMIC_SEQ_CST);
-        if (omp_get_thread_num() != outer || omp_get_num_threads() != parts)
-            __atomic_fetch_add(&sum, 100000, __ATOMIC_SEQ_CST);
-    }
-    return sum;
+    atomic_int cells[40] = {0};
+    staged_work work;
+    stages_prepare(&work, piece, cells, 0, stages, 40, threads);
+    if (!team_begin(stages_run, &work, threads))
+        return -1;
+    stages_run(&work);
+    team_end();
+    for (int i = 0; i < 40; i++)
+        if (atomic_load(&cells[i]) != stages)
+            return 2;
+    return atomic_load(&work.status);
+}
+
+int forked(void)
+{
+    int child = fork();
+    if (!child)
+        _exit(regions(3, 10) != 0);
+    return child;
 }
 """
 
 
-BEGIN = """
-import ctypes, os, sys, threading
-from penstock.host.native import library
-made = ctypes.CDLL(sys.argv[1])
-functions = library().functions
-assert functions.adopt(ctypes.cast(made.barriers, ctypes.c_void_p).value)
-def regions():
-    now = functions.team_counts()
-    return now[0] + now[1]
-"""
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory) -> Path:
-    """The library, compiled."""
-    if COMPILER is None:
-        pytest.skip("there is no gcc")
+@pytest.fixture(scope="module", params=["own calls", "portable"])
+def made(request, tmp_path_factory) -> ctypes.CDLL:
+    """The team, compiled by itself."""
     folder = tmp_path_factory.mktemp("team")
     source, target = folder / "regions.c", folder / "regions.so"
     source.write_text(SOURCE)
-    options = ["-O1", "-fopenmp", "-shared", "-fPIC", "-Wl,-z,now", "-o", str(target)]
-    subprocess.run([COMPILER, *options, str(source)], check=True)
-    return target
+    files = [source, *[RUNTIME / f"{name}.c" for name in ("team", "stages", "waiting")]]
+    options = ["-O2", "-std=gnu11", "-shared", "-fPIC", "-pthread", "-Wall", "-Werror"]
+    folders = [f"-I{RUNTIME}", f"-I{sysconfig.get_path('include')}", f"-I{np.get_include()}"]
+    portable = ["-DPENSTOCK_PORTABLE"] if request.param == "portable" else []
+    command = [COMPILER, *options, *portable, *folders, *map(str, files), "-o", str(target)]
+    subprocess.run(command, check=True)
+    return ctypes.CDLL(str(target))
 
 
-def check(made: Path, code: str, **environment: str) -> None:
-    """Run ``code`` in a process with ``made``, whose threads are those of the team."""
-    unset = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_PROC_BIND", "OMP_PLACES")
-    variables = {k: v for k, v in os.environ.items() if k not in unset} | environment
-    command = [sys.executable, "-c", BEGIN + code, str(made)]
-    subprocess.run(command, check=True, env=variables, timeout=120)
+@pytest.mark.parametrize("parts", [2, 3, 9])
+def test_each_part_of_a_region_runs_once(made, parts):
+    assert made.regions(parts, 300) == 0
 
 
-@pytest.mark.parametrize("cores", ["all", "one"])
-def test_team_runs_each_part_once_on_any_number_of_cores(made, cores):
-    check(
-        made,
-        f"""
-if {cores == "one"}:
-    os.sched_setaffinity(0, {{min(os.sched_getaffinity(0))}})
-for parts in (2, 5):
-    before = regions()
-    assert made.barriers(parts, 3) == 0
-    assert made.spins(parts) == parts
-    assert made.nested(parts) == 100 * parts
-    assert regions() - before == 3 * (parts - 1)
-for parts in (2, 3, 7):
-    for start, end, step, chunk in [
-        (0, 50, 1, 0), (0, 50, 1, 3), (3, 50, 4, 2), (49, -1, -1, 0), (48, 2, -5, 1), (5, 5, 1, 0), (0, 2, 1, 0)
-    ]:
-        seen = (ctypes.c_int * 50)()
-        bounds = [ctypes.c_long(x) for x in (start, end, step, chunk)]
-        before = regions()
-        made.loops(parts, *bounds, seen)
-        assert list(seen) == [int(i in range(start, end, step)) for i in range(50)]
-        assert regions() - before == parts - 1
-""",
-    )
+def test_threads_that_begin_regions_at_once_have_a_team_each(made):
+    found: list[int] = []
+
+    def begin() -> None:
+        found.append(made.meets(2, 6))
+
+    threads = [threading.Thread(target=begin) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [1, 1, 1]
 
 
-def test_team_starts_anew_in_a_forked_child(made):
-    check(
-        made,
-        """
-assert made.barriers(3, 2) == 0
-child = os.fork()
-if not child:
-    os._exit(made.barriers(3, 2) + (made.spins(3) != 3))
-assert os.waitpid(child, 0)[1] == 0
-assert made.barriers(3, 2) == 0
-""",
-    )
+def test_many_threads_begin_many_regions(made):
+    wrong: list[int] = []
+    threads = [
+        threading.Thread(target=lambda n=n: wrong.append(made.regions(n, 200))) for n in (2, 3, 4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == [0, 0, 0]
+
+
+@pytest.mark.parametrize("threads", [2, 5])
+def test_no_piece_of_a_stage_begins_before_the_stage_before_has_ended(made, threads):
+    for stages in (1, 2, 50):
+        assert made.staged(threads, stages) == 0
+
+
+def test_forked_child_has_threads_of_its_own(made):
+    import os
+
+    assert made.regions(3, 10) == 0
+    _, status = os.waitpid(made.forked(), 0)
+    assert status == 0
+    assert made.regions(3, 10) == 0
+
+
+@pytest.mark.skipif(library() is None, reason="there are no compiled kernels")
+def test_module_needs_no_other_runtime_of_threads():
+    bytes_ = Path(library().path).read_bytes()
+    assert b"libgomp" not in bytes_ and b"libomp" not in bytes_

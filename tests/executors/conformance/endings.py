@@ -162,7 +162,7 @@ class Endings(ExecutorTests):
             pytest.skip("only Penstock's kernels ask the budget before they allocate")
 
         def job():
-            with pytest.raises(ps.LimitExceeded, match=rf"^({names}) \(.*Limits.max_bytes"):
+            with pytest.raises(ps.LimitExceeded, match=rf"^({names}|Fused) \(.*Limits.max_bytes"):
                 session.run(feeds)
 
         assert most_bytes(job) < 3 * MOST_BYTES

@@ -24,7 +24,7 @@ from tests.support.sweeps import drawn
 from tests.support.tf_graphs import Flow, Type
 
 FEEDS = (-3, 0, 4)
-ORDERS = (["numpy"], ["native", "numpy"], ["onednn", "native", "numpy"])
+ORDERS = (["numpy"], ["native", "numpy"], ["native", "numpy"])
 BACKENDS = [names for names in ORDERS if set(names) <= set(available())]
 
 

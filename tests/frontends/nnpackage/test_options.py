@@ -93,5 +93,5 @@ def test_backend_that_this_machine_lacks_is_warned_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registry, "missing", lambda name: None if name == "numpy" else "gone")
-    with pytest.warns(UserWarning, match="BACKENDS=onednn"):
-        ps.compile(package(tmp_path, "BACKENDS=onednn"))
+    with pytest.warns(UserWarning, match="BACKENDS=native"):
+        ps.compile(package(tmp_path, "BACKENDS=native"))

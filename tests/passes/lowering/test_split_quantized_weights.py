@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from tests.backends.onednn.forced import compile_on_onednn
-from tests.backends.onednn.quantized_nets import (
+from tests.backends.native.forced import compile_on_native
+from tests.backends.native.quantized_nets import (
     F32,
     I32,
     U8,
     Net,
     agree,
     codes,
-    needs_int8,
     restart_rng,
     steps,
 )
+from tests.support.native_kernels import pytestmark as needs_kernels
 
-pytestmark = [needs_int8, pytest.mark.usefixtures("same_numbers")]
+pytestmark = [needs_kernels, pytest.mark.usefixtures("same_numbers")]
 DIMS = {1: (20, 6, 3, 3), 6: (12, 1, 3, 3)}
 """of filters, by groups"""
 
@@ -40,19 +40,19 @@ def _integer(group: int, zero: np.ndarray) -> tuple[Net, str]:
 
 @pytest.mark.parametrize("group", [1, 6])
 @pytest.mark.parametrize("zero", [121, 140, "by filter"])
-def test_integer_convolution_of_wide_weights_runs_on_onednn_with_the_same_sums(zero, group):
+def test_integer_convolution_of_wide_weights_runs_on_native_with_the_same_sums(zero, group):
     filters = DIMS[group][0]
     points = codes(U8, filters) // 2 + 60 if zero == "by filter" else np.array(zero, U8)
     net, result = _integer(group, points.astype(U8))
-    session = compile_on_onednn(net.proto(result))
+    session = compile_on_native(net.proto(result))
     want = ps.compile(net.proto(result), backends=["numpy"]).run(net.feeds)[result]
     np.testing.assert_array_equal(session.run(net.feeds)[result], want)
-    assert {backend for ops, backend in steps(session) if "ConvInteger" in ops} == {"onednn"}
+    assert {backend for ops, backend in steps(session) if "ConvInteger" in ops} == {"native"}
 
 
 def test_integer_convolution_of_weights_that_int8_holds_is_left_as_it_is():
     net, result = _integer(1, np.array(128, U8))
-    session = compile_on_onednn(net.proto(result))
+    session = compile_on_native(net.proto(result))
     session.run(net.feeds)
     assert [ops for ops, _ in steps(session)] == ["ConvInteger Cast Mul"]
 
@@ -69,19 +69,19 @@ def test_integer_convolution_whose_integers_are_the_result_is_left_as_it_is():
 def test_weights_farther_from_their_zero_point_than_two_codes_reach_stay_on_numpy():
     net, result = _integer(1, np.array(0, U8))
     agree(net.proto(result), net.feeds, None, reference=False)
-    session = compile_on_onednn(net.proto(result))
+    session = compile_on_native(net.proto(result))
     session.run(net.feeds)
     assert ("ConvInteger", "numpy") in steps(session)
 
 
-def test_qlinear_convolution_of_wide_weights_runs_on_onednn():
+def test_qlinear_convolution_of_wide_weights_runs_on_library():
     net = Net()
     given = [net.feed(codes(U8, 2, 6, 9, 8)), net.constant(0.02, F32), net.constant(U8(99))]
     given += [net.constant(codes(U8, *DIMS[1])), net.constant(0.01, F32), net.constant(U8(111))]
     given += [net.constant(0.5, F32), net.constant(U8(120))]
     given += [net.constant(np.arange(20) * 99, I32)]
     result = net.add("QLinearConv", given)
-    ran = [("Concat", "numpy"), ("QLinearConv", "onednn")]
+    ran = [("Concat", "numpy"), ("QLinearConv", "native")]
     agree(net.proto(result), net.feeds, ran, reference=False)
 
 
@@ -104,7 +104,7 @@ def test_qlinear_convolution_in_groups_of_wide_weights_is_one_of_real_numbers(ze
 
 
 @pytest.mark.parametrize("by_filter", [True, False])
-def test_convolution_between_conversions_of_wide_weights_runs_on_onednn(by_filter):
+def test_convolution_between_conversions_of_wide_weights_runs_on_native(by_filter):
     net = Net()
     x = net.dequantize(net.feed(codes(U8, 2, 6, 9, 8)), 0.02, U8(99))
     points = codes(U8, 20) // 2 + 60 if by_filter else np.array(111)
@@ -112,5 +112,5 @@ def test_convolution_between_conversions_of_wide_weights_runs_on_onednn(by_filte
     w = net.dequantize(net.constant(codes(U8, *DIMS[1])), scales, points.astype(U8), axis=0)
     bias = net.dequantize(net.constant(np.arange(20) * 99, I32), scales * 0.02, axis=0)
     result = net.quantize(net.add("Conv", [x, w, bias]), 0.5, U8(120))
-    ran = [("Concat", "numpy"), ("Conv QuantizeLinear", "onednn")]
+    ran = [("Concat", "numpy"), ("Conv QuantizeLinear", "native")]
     agree(net.proto(result), net.feeds, ran, reference=False)

@@ -9,12 +9,12 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 import penstock as ps
-from penstock.backends.onednn.library import library
+from penstock.host.native import library
 from tests.support.onnx_text import compile_text, model_from_text
 
 rng = np.random.default_rng(3)
 
-BACKENDS = [["numpy"], *([["onednn", "numpy"]] if library() is not None else [])]
+BACKENDS = [["numpy"], *([["native", "numpy"]] if library() is not None else [])]
 
 
 def counts(text: str, backends: list[str], low: float = -1.0) -> Counter[str]:

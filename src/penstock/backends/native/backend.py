@@ -43,7 +43,7 @@ class NativeBackend(SpecializingBackend):
     fuses = True
     making_s, unbound_s = 0.15e-3, 0.25e-6
     order_lacking = -1
-    threads_of_caller = True  # as with OpenMP
+    threads_of_caller = True
     rates = RATES
 
     def __init__(self, loaded: NativeLibrary | None = None, *, precision: str = "float32") -> None:
@@ -111,10 +111,6 @@ class NativeBackend(SpecializingBackend):
     @property
     def threads(self) -> int:
         return core_budget()
-
-    @property
-    def openmp(self) -> int:
-        return int(self.library.functions.openmp)
 
     @property
     def set_threads(self) -> Callable[[int], None]:

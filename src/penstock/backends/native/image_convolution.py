@@ -1,7 +1,4 @@
-"""Convolutions of images with their channels innermost, and what is added to them and bounds them.
-
-Calls of these kernels are cheaper than oneDNN's, which pays for images of a few thousand elements.
-"""
+"""Convolutions of images with their channels innermost, and what is added to them and bounds them."""
 
 from __future__ import annotations
 

@@ -102,8 +102,10 @@ static PyObject *array_concatenated(PyObject *module, PyObject *const *arguments
     int64_t length = 0;
     if (axis == -1 && PyErr_Occurred())
         return NULL;
+    if (axis < -rank || axis >= rank)
+        return PyErr_Format(PyExc_ValueError, "axis %ld is out of range for rank %d", axis, rank);
     axis = axis < 0 ? axis + rank : axis;
-    int fit = axis >= 0 && axis < rank && is_plain(first);
+    int fit = is_plain(first);
     for (Py_ssize_t i = 0; fit && i < count - 2; i++) {
         fit = fits(arrays[i], first, axis);
         length += fit ? PyArray_DIM((PyArrayObject *)arrays[i], axis) : 0;

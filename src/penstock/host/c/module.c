@@ -11,9 +11,6 @@
 #include <limits.h>
 #include <stdatomic.h>
 #include <string.h>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 
 #define TEXT_OF(name) #name
 #define TEXT(name) TEXT_OF(name)
@@ -24,14 +21,8 @@
 static const kernel_entry *const families[] = {KERNEL_TABLES(ADDRESS)};
 static PyMethodDef *const function_tables[] = {FUNCTION_TABLES(ADDRESS)};
 
-static int threads_of_caller(void)
-{
-#ifdef _OPENMP
-    return omp_get_max_threads();
-#else
-    return 1;
-#endif
-}
+/* How many threads a kernel of this thread uses at most. */
+static _Thread_local int most_threads = 1;
 
 /* Items of a call, in chunks. Each part has a share of them, since what lies side by side is often read
    by the same thread before and after; then it takes chunks of the others. */
@@ -59,11 +50,7 @@ static void run_chunk(division *work, int64_t i)
 static int part_of_thread(void)
 {
 #if HAVE_TEAM
-    if (team_parts())
-        return team_part();
-#endif
-#ifdef _OPENMP
-    return omp_get_thread_num();
+    return team_part();
 #else
     return 0;
 #endif
@@ -85,7 +72,7 @@ static int run_stages(const Call *call, const word *words, int64_t first, int64_
 {
     stage_function stage = call->kernel->stage;
 #if HAVE_TEAM
-    int64_t threads = call->item_ns < call->stages * WORTH_STAGE ? 1 : threads_of_caller();
+    int64_t threads = call->item_ns < call->stages * WORTH_STAGE ? 1 : most_threads;
     threads = threads < MOST_SHARES ? threads : MOST_SHARES;
     threads = threads < call->pieces ? threads : call->pieces;
     if (threads > 1) {
@@ -112,11 +99,11 @@ static int run_items(const Call *call, const word *words, int64_t begin, int64_t
     double worth = (end - begin) * call->item_ns / WORTH_THREAD;
     int64_t chunks = worth < 2 ? 1 : worth < 1e6 ? (int64_t)worth : 1000000;
     /* Items that cannot be divided evenly are shared. */
-    if (chunks > 1 && call->stages && (end - begin) % threads_of_caller())
+    if (chunks > 1 && call->stages && (end - begin) % most_threads)
         return run_stages(call, words, begin * call->stages, (end - begin) * call->stages);
     if (chunks > end - begin)
         chunks = end - begin;
-    int64_t threads = chunks < 2 ? 1 : threads_of_caller();
+    int64_t threads = chunks < 2 ? 1 : most_threads;
     if (threads < 2)
         return call->kernel->run(words, begin, end);
     chunks = chunks < 16 * threads ? chunks : 16 * threads;
@@ -137,7 +124,6 @@ static int run_items(const Call *call, const word *words, int64_t begin, int64_t
         return atomic_load(&work.status);
     }
 #endif
-#pragma omp parallel num_threads(parts)
     run_chunks(&work);
     return atomic_load(&work.status);
 }
@@ -157,7 +143,7 @@ int call_run_words(const Call *call, const word *words, int *status)
     }
     batch = count;
     if (total > BETWEEN_CHECKS) {
-        batch = (int64_t)(BETWEEN_CHECKS / each_ns * threads_of_caller());
+        batch = (int64_t)(BETWEEN_CHECKS / each_ns * most_threads);
         batch = batch < 1 ? 1 : batch < INT_MAX / 2 ? batch : INT_MAX / 2;
     }
     for (int64_t begin = 0; begin < count; begin += batch) {
@@ -445,32 +431,8 @@ static PyObject *set_threads(PyObject *module, PyObject *threads)
     long number = PyLong_AsLong(threads);
     if (number == -1 && PyErr_Occurred())
         return NULL;
-#ifdef _OPENMP
-    omp_set_num_threads((int)number);
-#endif
+    most_threads = number < 1 ? 1 : number < INT_MAX ? (int)number : INT_MAX;
     Py_RETURN_NONE;
-}
-
-static PyObject *use_team(PyObject *module, PyObject *used)
-{
-#if HAVE_TEAM
-    team_use(PyObject_IsTrue(used));
-#endif
-    Py_RETURN_NONE;
-}
-
-/* Whether the library at an address has its threads from the team from now on. */
-static PyObject *adopt(PyObject *module, PyObject *address)
-{
-    unsigned long long place = PyLong_AsUnsignedLongLong(address);
-    if (PyErr_Occurred())
-        return NULL;
-#if HAVE_TEAM
-    return PyBool_FromLong(team_adopt((const void *)(uintptr_t)place));
-#else
-    (void)place;
-    Py_RETURN_FALSE;
-#endif
 }
 
 static PyObject *team_told(PyObject *module, PyObject *unused)
@@ -482,22 +444,8 @@ static PyObject *team_told(PyObject *module, PyObject *unused)
     return Py_BuildValue("LLL", (long long)counts[0], (long long)counts[1], (long long)counts[2]);
 }
 
-/* The address of the runtime's function, which other libraries of the process may share; or 0. */
-static long openmp(void)
-{
-#ifdef _OPENMP
-    return (long)(intptr_t)&omp_set_num_threads;
-#else
-    return 0;
-#endif
-}
-
 static PyMethodDef module_methods[] = {
     {"set_threads", set_threads, METH_O, "Set the most threads that kernels of the calling thread use."},
-    {"adopt", adopt, METH_O,
-     "adopt(address): let the library that has this address use the module's threads in place of "
-     "libgomp's; whether it does."},
-    {"use_team", use_team, METH_O, "Whether there is to be a team of threads, or libgomp's alone."},
     {"team_counts", team_told, METH_NOARGS,
      "team_counts(): parts that the thread took over which had begun their region, parts that other "
      "threads ran, and how often those were woken."},
@@ -560,7 +508,6 @@ PyMODINIT_FUNC JOINED(PyInit_, LEVEL)(void)
     failed = failed || PyModule_AddObjectRef(module, "kernels", names) < 0 ||
              PyModule_AddObjectRef(module, "elementwise_operations", operations) < 0 ||
              PyModule_AddIntConstant(module, "integer_speed", integer_speed()) < 0 ||
-             PyModule_AddIntConstant(module, "openmp", openmp()) < 0 ||
              PyModule_AddStringConstant(module, "checksum", CHECKSUM) < 0 ||
              PyModule_AddObjectRef(module, "Call", type) < 0 ||
              PyModule_AddObjectRef(module, "Sequence", sequence) < 0;

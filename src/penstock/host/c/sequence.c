@@ -1,37 +1,16 @@
 /* Sequences: bound calls that follow one another, made by one call of Python.
 
-   A step is a call of a kernel, a call of another library's function, or a function of Python. The
-   steps that need no Python run without the global interpreter lock, as long as they follow one
-   another; no step takes so long that it would have to look whether the run must stop. */
+   A step is a call of a kernel, or a function of Python. The steps that need no Python run without the
+   global interpreter lock, as long as they follow one another; no step takes so long that it would have
+   to look whether the run must stop. */
 #include "call.h"
-
-/* Of the form of oneDNN's dnnl_primitive_execute. */
-typedef int (*library_function)(void *, void *, int, const void *);
-
-/* An array that a library's function is told the address of before it is called, by a function of the
-   form of dnnl_memory_set_data_handle. Its dims must be in memory in `order`, without gaps. */
-typedef struct {
-    int (*set)(void *, void *);
-    void *memory;
-    int rank;
-    int8_t order[MOST_RANK];
-} handle;
-
-enum { MOST_HANDLES = 4 };
 
 typedef struct {
     PyObject *function, *arguments; /* as Python calls it; None for arrays of the sequence's */
-    PyObject *check;                /* takes a status that is not 0, and raises */
     Py_ssize_t count;
     int16_t places[MOST_RUNTIME]; /* of each argument among those of the sequence, or -1 */
     int is_fixed;              /* all are known */
     Call *call;                /* if the function is a method of one */
-    library_function in_library;
-    void *object, *stream;
-    int length;
-    const void *pairs;
-    Py_ssize_t n_handles; /* 0, or as many as there are arguments */
-    handle handles[MOST_HANDLES];
     Py_ssize_t end; /* of the steps from here on that need no Python */
     int is_long;    /* whether it is worth the release of the lock for these */
 } sequence_step;
@@ -44,72 +23,12 @@ typedef struct {
 
 static int is_plain(const sequence_step *step)
 {
-    return (step->in_library && !step->n_handles) || (step->call && call_is_plain(step->call));
-}
-
-static int run_plain(const sequence_step *step)
-{
-    if (step->call)
-        return call_run_plain(step->call);
-    return step->in_library(step->object, step->stream, step->length, step->pairs);
-}
-
-/* Call `check`, which should raise; returns NULL. */
-static PyObject *refused(const sequence_step *step, PyObject *status)
-{
-    PyObject *result = status ? PyObject_CallFunction(step->check, "O", status) : NULL;
-    Py_XDECREF(result);
-    if (result)
-        PyErr_Format(PyExc_RuntimeError, "a step reports status %R", status);
-    return NULL;
-}
-
-static PyObject *failed(const sequence_step *step, int status)
-{
-    if (step->call)
-        return call_report(step->call, status, NULL, 0);
-    PyObject *number = PyLong_FromLong(status);
-    refused(step, number);
-    Py_XDECREF(number);
-    return NULL;
+    return step->call && call_is_plain(step->call);
 }
 
 static PyObject *argument(const sequence_step *step, Py_ssize_t i, PyObject *const *given)
 {
     return step->places[i] < 0 ? PyTuple_GetItem(step->arguments, i) : given[step->places[i]];
-}
-
-/* Whether the dims of an array are in memory as a library's function expects them. */
-static int fits(const handle *handle, PyObject *given)
-{
-    PyArrayObject *x = (PyArrayObject *)given;
-    if (!PyArray_Check(given) || PyArray_NDIM(x) != handle->rank)
-        return 0;
-    npy_intp stride = PyArray_ITEMSIZE(x);
-    for (int i = handle->rank; i--;) {
-        int axis = handle->order[i];
-        if (PyArray_DIM(x, axis) != 1 && PyArray_STRIDE(x, axis) != stride)
-            return 0;
-        stride *= PyArray_DIM(x, axis);
-    }
-    return 1;
-}
-
-/* Call a library's function of arrays; -1 if they are not as it expects them. */
-static int run_with_handles(const sequence_step *step, PyObject *const *given)
-{
-    int status = 0;
-    for (Py_ssize_t i = 0; i < step->count; i++)
-        if (!fits(&step->handles[i], argument(step, i, given)))
-            return -1;
-    for (Py_ssize_t i = 0; i < step->count && !status; i++) {
-        PyArrayObject *x = (PyArrayObject *)argument(step, i, given);
-        status = step->handles[i].set(step->handles[i].memory, PyArray_DATA(x));
-    }
-    Py_BEGIN_ALLOW_THREADS
-    status = status ? status : run_plain(step);
-    Py_END_ALLOW_THREADS
-    return status;
 }
 
 static PyObject *run_in_python(const sequence_step *step, PyObject *const *given)
@@ -120,12 +39,6 @@ static PyObject *run_in_python(const sequence_step *step, PyObject *const *given
             values[i] = argument(step, i, given);
         return call_run(step->call, values, step->count);
     }
-    int status = step->in_library ? run_with_handles(step, given) : -1;
-    if (status >= 0) {
-        if (status)
-            failed(step, status);
-        return status ? NULL : Py_NewRef(Py_None);
-    }
     PyObject *arguments = step->is_fixed ? Py_NewRef(step->arguments) : PyTuple_New(step->count);
     if (!arguments)
         return NULL;
@@ -133,12 +46,6 @@ static PyObject *run_in_python(const sequence_step *step, PyObject *const *given
         PyTuple_SetItem(arguments, i, Py_NewRef(argument(step, i, given)));
     PyObject *result = PyObject_Call(step->function, arguments, NULL);
     Py_DECREF(arguments);
-    int is_status = result && step->check != Py_None ? PyObject_IsTrue(result) : 0;
-    if (is_status) {
-        if (is_status > 0)
-            refused(step, result);
-        Py_CLEAR(result);
-    }
     return result;
 }
 
@@ -166,12 +73,12 @@ static PyObject *Sequence_run(Sequence *self, PyObject *const *given, Py_ssize_t
             Py_ssize_t end = step->end;
             int status = 0;
             PyThreadState *state = step->is_long ? PyEval_SaveThread() : NULL;
-            while (i < end && !(status = run_plain(&self->steps[i])))
+            while (i < end && !(status = call_run_plain(self->steps[i].call)))
                 i++;
             if (state)
                 PyEval_RestoreThread(state);
             if (status) {
-                failed(&self->steps[i], status);
+                call_report(self->steps[i].call, status, NULL, 0);
                 return placed(i);
             }
             continue;
@@ -185,37 +92,16 @@ static PyObject *Sequence_run(Sequence *self, PyObject *const *given, Py_ssize_t
     Py_RETURN_NONE;
 }
 
-static int set_handle(handle *handle, PyObject *given)
-{
-    unsigned long long set, memory;
-    PyObject *order;
-    if (!PyArg_ParseTuple(given, "KKO!", &set, &memory, &PyTuple_Type, &order))
-        return -1;
-    handle->set = (int (*)(void *, void *))(uintptr_t)set;
-    handle->memory = (void *)(uintptr_t)memory;
-    handle->rank = (int)PyTuple_Size(order);
-    for (int i = 0; i < handle->rank && i < MOST_RANK; i++) {
-        long axis = PyLong_AsLong(PyTuple_GetItem(order, i));
-        if (PyErr_Occurred() || axis < 0 || axis >= handle->rank || handle->rank > MOST_RANK) {
-            PyErr_SetString(PyExc_ValueError, "an order is none of the dims of an array");
-            return -1;
-        }
-        handle->order[i] = (int8_t)axis;
-    }
-    return 0;
-}
-
 static int set_step(sequence_step *step, PyObject *given, Py_ssize_t n_arrays, PyTypeObject *calls)
 {
     PyObject *native, *places;
-    if (!PyArg_ParseTuple(given, "OO!O!OO", &step->function, &PyTuple_Type, &step->arguments,
-                          &PyTuple_Type, &places, &native, &step->check)) {
-        step->function = step->arguments = step->check = NULL;
+    if (!PyArg_ParseTuple(given, "OO!O!O", &step->function, &PyTuple_Type, &step->arguments,
+                          &PyTuple_Type, &places, &native)) {
+        step->function = step->arguments = NULL;
         return -1;
     }
     Py_INCREF(step->function);
     Py_INCREF(step->arguments);
-    Py_INCREF(step->check);
     step->count = PyTuple_Size(step->arguments);
     if (step->count > MOST_RUNTIME || PyTuple_Size(places) != step->count) {
         PyErr_Format(PyExc_ValueError, "%zd arguments and %zd places", step->count,
@@ -234,25 +120,6 @@ static int set_step(sequence_step *step, PyObject *given, Py_ssize_t n_arrays, P
     }
     if (PyObject_TypeCheck(native, calls))
         step->call = (Call *)native; /* which the function keeps */
-    else if (native != Py_None) {
-        unsigned long long function, object, stream, pairs;
-        PyObject *handles;
-        if (!PyArg_ParseTuple(native, "KKKiKO!", &function, &object, &stream, &step->length, &pairs,
-                              &PyTuple_Type, &handles))
-            return -1;
-        step->n_handles = PyTuple_Size(handles);
-        if (step->n_handles > MOST_HANDLES || (step->n_handles && step->n_handles != step->count)) {
-            PyErr_Format(PyExc_ValueError, "%zd handles", step->n_handles);
-            return -1;
-        }
-        for (Py_ssize_t i = 0; i < step->n_handles; i++)
-            if (set_handle(&step->handles[i], PyTuple_GetItem(handles, i)) < 0)
-                return -1;
-        step->in_library = (library_function)(uintptr_t)function;
-        step->object = (void *)(uintptr_t)object;
-        step->stream = (void *)(uintptr_t)stream;
-        step->pairs = (const void *)(uintptr_t)pairs;
-    }
     return 0;
 }
 
@@ -267,7 +134,7 @@ static void find_ends(Sequence *self)
             continue;
         }
         end = end ? end : i + 1;
-        total += step->call ? step->call->items * step->call->item_ns : WORTH_RELEASE;
+        total += step->call->items * step->call->item_ns;
         step->end = end;
         step->is_long = total >= WORTH_RELEASE;
     }
@@ -308,7 +175,6 @@ static void Sequence_dealloc(Sequence *self)
     for (Py_ssize_t i = 0; i < self->n_steps; i++) {
         Py_XDECREF(self->steps[i].function);
         Py_XDECREF(self->steps[i].arguments);
-        Py_XDECREF(self->steps[i].check);
     }
     PyMem_Free(self->steps);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
@@ -335,8 +201,7 @@ static PyType_Slot Sequence_slots[] = {
     {Py_tp_dealloc, Sequence_dealloc},
     {Py_tp_traverse, Sequence_traverse},
     {Py_tp_methods, Sequence_methods},
-    {Py_tp_doc, "Sequence(steps, n_arrays, Call): each step is (function, arguments, places, native, "
-                "check)"},
+    {Py_tp_doc, "Sequence(steps, n_arrays, Call): each step is (function, arguments, places, native)"},
     {0, NULL},
 };
 

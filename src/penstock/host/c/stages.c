@@ -7,11 +7,9 @@
 
    A share is taken half by half:  |.......|  pieces 0-3, 4-5, 6, 7; in the next stage from the other
    end, since the pieces that were last are those that caches still hold. */
-#define _GNU_SOURCE
 #include "stages.h"
 #if HAVE_TEAM
 #include <limits.h>
-#include <sched.h>
 #include "waiting.h"
 
 void stages_prepare(staged_work *work, stage_function function, const void *arguments, int64_t first,
@@ -66,7 +64,7 @@ static int64_t run_pieces(staged_work *work, int own, int stage)
             if (status) {
                 atomic_store(&work->status, status);
                 atomic_store(&work->stage, INT_MAX);
-                futex_wake(&work->stage, INT_MAX);
+                wake(&work->stage, INT_MAX);
                 return -1;
             }
             count += some;
@@ -79,7 +77,7 @@ static int64_t run_pieces(staged_work *work, int own, int stage)
 static int is_shared(const staged_work *work, int own, int core)
 {
     for (int i = 0; i < work->shares; i++)
-        if (i != own && atomic_load_explicit(&work->of[i].core, memory_order_relaxed) == core)
+        if (i != own && core >= 0 && atomic_load_explicit(&work->of[i].core, memory_order_relaxed) == core)
             return 1;
     return 0;
 }
@@ -92,13 +90,13 @@ static void await_stage(staged_work *work, int own, int stage)
         if (turn % 32)
             continue;
         int64_t time = now();
-        int core = sched_getcpu();
+        int core = own_core();
         atomic_store_explicit(&work->of[own].core, core, memory_order_relaxed);
         end = end ? end : time + SPIN;
         if (time < end && !is_shared(work, own, core))
             continue;
         atomic_fetch_add(&work->waiting, 1);
-        futex_wait(&work->stage, stage, PAUSE);
+        sleep_while(&work->stage, stage, PAUSE);
         atomic_fetch_sub(&work->waiting, 1);
     }
 }
@@ -107,7 +105,7 @@ void stages_run(void *data)
 {
     staged_work *work = data;
     int own = atomic_fetch_add(&work->threads, 1) % work->shares, stage;
-    atomic_store_explicit(&work->of[own].core, sched_getcpu(), memory_order_relaxed);
+    atomic_store_explicit(&work->of[own].core, own_core(), memory_order_relaxed);
     while ((stage = atomic_load(&work->stage)) <= work->stages) {
         int64_t count = run_pieces(work, own, stage);
         if (count < 0)
@@ -115,7 +113,7 @@ void stages_run(void *data)
         if (count && atomic_fetch_add(&work->finished, count) + count == stage * work->pieces) {
             atomic_store(&work->stage, stage + 1);
             if (atomic_load(&work->waiting))
-                futex_wake(&work->stage, INT_MAX);
+                wake(&work->stage, INT_MAX);
         }
         else
             await_stage(work, own, stage);

@@ -2,12 +2,9 @@
 #ifndef PENSTOCK_WAITING_H
 #define PENSTOCK_WAITING_H
 
-#include <linux/futex.h>
 #include <stdatomic.h>
 #include <stdint.h>
-#include <sys/syscall.h>
 #include <time.h>
-#include <unistd.h>
 
 /* Nanoseconds. To wake a thread takes 40 us on a virtual machine, and kernels come after 1 to 20 us: so
    long a thread spins before it sleeps. A thread that waits for a part sleeps for PAUSE at a time: each
@@ -30,15 +27,22 @@ static inline void pause_turn(void)
 #endif
 }
 
-static inline void futex_wait(atomic_int *word, int value, int64_t nanoseconds)
-{
-    struct timespec time = {0, nanoseconds};
-    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, nanoseconds ? &time : NULL, NULL, 0);
-}
+#pragma GCC visibility push(hidden)
+/* Sleep while *word is `value`, until it is woken, for so many nanoseconds at most if that is not 0. It
+   may wake up for no reason. */
+void sleep_while(atomic_int *word, int value, int64_t nanoseconds);
 
-static inline void futex_wake(atomic_int *word, int count)
-{
-    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, count, NULL, NULL, 0);
-}
+/* Wake so many of the threads that sleep by this word, or more. */
+void wake(atomic_int *word, int count);
+
+/* The core that the calling thread runs on, -1 where the system does not tell. */
+int own_core(void);
+
+/* Go to any core but this one, if there is another; returns whether the thread has gone. */
+int leave_core(int core);
+
+/* In a forked child: no thread sleeps. */
+void forget_sleepers(void);
+#pragma GCC visibility pop
 
 #endif

@@ -1,4 +1,4 @@
-"""Executors on oneDNN, with NumPy beside it for what that has no kernels for."""
+"""Executors on compiled kernels, with NumPy beside them for what these do not compute."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.backends.onednn.library import library
+from penstock.host.native import library
 from penstock.ir.graph import Graph
 from tests.executors.conformance import ExecutorConformance, assert_equal
 from tests.support.cost_models import PreferredBackendCosts
@@ -18,7 +18,7 @@ from tests.support.onnx_text import compile_text
 from tests.support.processes import in_child
 from tests.support.timing import uncollected
 
-pytestmark = pytest.mark.skipif(library() is None, reason="needs libdnnl.so.3")
+pytestmark = pytest.mark.skipif(library() is None, reason="there are no compiled kernels")
 
 
 def assert_close(got, want) -> None:
@@ -38,10 +38,10 @@ def assert_close(got, want) -> None:
         assert_equal(got, want)
 
 
-class OnOneDnn(ExecutorConformance):
+class OnNative(ExecutorConformance):
     """What is small runs on NumPy, where that takes less."""
 
-    backends = ("onednn", "numpy")
+    backends = ("native", "numpy")
 
     def assert_same(self, got, want) -> None:
         assert_close(got, want)
@@ -52,23 +52,23 @@ class OnOneDnn(ExecutorConformance):
         super().same_as_interpreter(graph, seed // 2 * 2)
 
 
-class TestLinear(OnOneDnn):
+class TestLinear(OnNative):
     executor = "linear"
 
 
-class TestDataflow(OnOneDnn):
+class TestDataflow(OnNative):
     executor = "dataflow"
 
 
-class TestParallel(OnOneDnn):
+class TestParallel(OnNative):
     executor = "parallel"
 
 
-class WhereverItCan(OnOneDnn):
-    """All that oneDNN has kernels for runs on it."""
+class WhereverItCan(OnNative):
+    """All that compiled kernels compute runs on them."""
 
     def compile(self, source, **options) -> ps.Session:
-        options.setdefault("cost_model", PreferredBackendCosts("onednn"))
+        options.setdefault("cost_model", PreferredBackendCosts("native"))
         return super().compile(source, **options)
 
 
@@ -91,7 +91,7 @@ WANT = np.maximum(X @ X, 0) @ X
 
 
 @pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel"])
-def test_concurrent_runs_on_onednn_equal_runs_alone(executor):
+def test_concurrent_runs_on_native_equal_runs_alone(executor):
     session = compile_text(HEAVY, executor=executor)
 
     def client(_) -> None:
@@ -104,7 +104,7 @@ def test_concurrent_runs_on_onednn_equal_runs_alone(executor):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel"])
-def test_forked_child_does_not_wait_for_onednn_threads_of_its_parent(executor):
+def test_forked_child_does_not_wait_for_native_threads_of_its_parent(executor):
     session = compile_text(HEAVY, executor=executor)
     session(X)  # with all threads
 
@@ -116,7 +116,7 @@ def test_forked_child_does_not_wait_for_onednn_threads_of_its_parent(executor):
     assert in_child(child)
 
 
-def test_trim_frees_the_arena_of_a_plan_on_onednn():
+def test_trim_frees_the_arena_of_a_plan_on_library():
     session = compile_text(HEAVY, executor="linear")
     session(X)
     with uncollected():

@@ -1,4 +1,4 @@
-"""Random graphs of what oneDNN takes, each node there if it can be: as on the NumPy backend."""
+"""Random graphs of what compiled kernels takes, each node there if it can be: as on the NumPy backend."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from onnx import helper
 
 import penstock as ps
-from penstock.backends.onednn.library import library
-from tests.backends.onednn.forced import compile_on_onednn, proto_of
+from penstock.host.native import library
+from tests.backends.native.forced import compile_on_native, proto_of
 from tests.support.sweeps import examples
 
-pytestmark = pytest.mark.skipif(library() is None, reason="needs libdnnl.so.3")
+pytestmark = pytest.mark.skipif(library() is None, reason="needs compiled kernels")
 
 Shape = tuple[int, ...]
 _MOST_ELEMENTS = 4000
@@ -185,7 +185,7 @@ def models(draw: Callable[..., Any]) -> tuple[onnx.ModelProto, dict[str, np.ndar
 def test_random_graphs_equal_numpy(drawn, executor):
     proto, feeds = drawn
     want = ps.compile(proto, backends=["numpy"]).run(feeds)
-    session = compile_on_onednn(proto, executor=executor)
+    session = compile_on_native(proto, executor=executor)
     for _ in range(2):
         got = session.run(feeds)
         for name, each in want.items():

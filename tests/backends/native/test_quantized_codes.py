@@ -1,4 +1,4 @@
-"""Integer products, operations of codes, and networks: oneDNN against NumPy and onnx.reference."""
+"""Integer products, operations of codes, and networks: native kernels against NumPy and onnx.reference."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import pytest
 from onnx import helper
 
 import penstock as ps
-from penstock.backends.onednn.primitive import WEIGHTS
-from tests.backends.onednn.forced import compile_on_onednn
-from tests.backends.onednn.quantized_nets import (
+from tests.backends.native.forced import compile_on_native
+from tests.backends.native.quantized_nets import (
     CONVOLUTIONS,
     F32,
     I8,
@@ -24,15 +23,11 @@ from tests.backends.onednn.quantized_nets import (
     agree,
     close,
     codes,
-    convolution,
-    needs_int8,
     restart_rng,
     rng,
     steps,
 )
-from tests.support.native_kernels import pytestmark as needs_kernels
-
-pytestmark = needs_int8
+from tests.support.native_kernels import pytestmark  # noqa: F401
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +50,7 @@ def test_matmul_integer_cast_and_scaled_equals_numpy(per_column, zero):
     scale = net.feed(rng.uniform(0.001, 0.01, 24 if per_column else 1).astype(F32))
     made = net.add("Mul", [made, scale])
     made = net.add("Add", [net.constant(rng.standard_normal(24), F32), made])
-    session = agree(net.proto(made), net.feeds, [("MatMulInteger Cast Mul Add", "onednn")])
+    session = agree(net.proto(made), net.feeds, [("MatMulInteger Cast Mul Add", "native")])
     if zero == "late":
         # Another zero point in the next run.
         feeds = {**net.feeds, "x1": np.array(7, U8)}
@@ -72,7 +67,7 @@ def test_matmul_integer_of_two_computed_matrices_equals_numpy(dtype, late):
     given.append(net.constant(dtype(17)))
     made = net.add("Cast", [net.add("MatMulInteger", given)], to=onnx.TensorProto.FLOAT)
     made = net.add("Mul", [made, net.feed(np.array(0.003, F32))])
-    agree(net.proto(made), net.feeds, [("MatMulInteger Cast Mul", "onednn")])
+    agree(net.proto(made), net.feeds, [("MatMulInteger Cast Mul", "native")])
 
 
 def test_dynamic_quantization_equals_numpy():
@@ -87,7 +82,7 @@ def test_dynamic_quantization_equals_numpy():
     scales = net.add("Mul", ["q_scale", net.constant(rng.uniform(0.001, 0.01, 8), F32)])
     made = net.add("Relu", [net.add("Mul", [made, scales])])
     session = agree(net.proto(made), net.feeds, None)
-    assert ("MatMulInteger Cast Mul Relu", "onednn") in steps(session)
+    assert ("MatMulInteger Cast Mul Relu", "native") in steps(session)
 
 
 def test_conv_integer_cast_and_scaled_equals_numpy():
@@ -98,7 +93,7 @@ def test_conv_integer_cast_and_scaled_equals_numpy():
     made = net.add("Cast", [made], to=onnx.TensorProto.FLOAT)
     made = net.add("Mul", [made, net.constant(0.003, F32)])
     made = net.add("Add", [made, net.constant(rng.standard_normal((24, 1, 1)), F32)])
-    agree(net.proto(made), net.feeds, [("ConvInteger Cast Mul Add", "onednn")])
+    agree(net.proto(made), net.feeds, [("ConvInteger Cast Mul Add", "native")])
 
 
 def test_integer_products_without_cast_run_on_numpy():
@@ -118,7 +113,7 @@ def test_integer_products_cast_to_other_types_run_on_numpy():
 
 
 def agree_exactly(proto: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> None:
-    got = compile_on_onednn(proto).run(feeds)
+    got = compile_on_native(proto).run(feeds)
     for name, want in ps.compile(proto, backends=["numpy"]).run(feeds).items():
         np.testing.assert_array_equal(got[name], want, strict=True)
 
@@ -159,7 +154,7 @@ def qlinear_conv(name: str, x: tuple[Any, int], *, bias: bool, per_channel: bool
 def test_qlinear_conv_equals_numpy(name, bias, x):
     net, result = qlinear_conv(name, x, bias=bias, per_channel=bias)
     # The reference adds zero points to a type in which they overflow.
-    agree(net.proto(result), net.feeds, [("QLinearConv", "onednn")], reference=False)
+    agree(net.proto(result), net.feeds, [("QLinearConv", "native")], reference=False)
 
 
 @pytest.mark.parametrize("x", [(U8, 113), (I8, -7)])
@@ -172,7 +167,7 @@ def test_qlinear_matmul_equals_numpy(x, per_column):
     given += [net.constant(np.zeros_like(scales, I8))]
     given += [net.constant(0.11, F32), net.constant(x[0](x[1]))]
     result = net.add("QLinearMatMul", given)
-    agree(net.proto(result), net.feeds, [("QLinearMatMul", "onednn")], reference=False)
+    agree(net.proto(result), net.feeds, [("QLinearMatMul", "native")], reference=False)
 
 
 def test_qlinear_matmul_with_a_scale_for_each_row_runs_on_numpy():
@@ -196,15 +191,15 @@ def test_qgemm_equals_numpy(turned, quantized):
     if quantized:
         given += [net.constant(0.05, F32), net.constant(U8(101))]
     result = net.add("QGemm", given, domain=MICROSOFT, transB=turned, alpha=0.75)
-    agree(net.proto(result), net.feeds, [("QGemm", "onednn")], reference=False)
+    agree(net.proto(result), net.feeds, [("QGemm", "native")], reference=False)
 
 
-def test_channels_last_qlinear_conv_runs_on_onednn():
+def test_channels_last_qlinear_conv_runs_on_native_kernels():
     net, result = qlinear_conv(
         "plain", (U8, 113), bias=True, per_channel=True, domain=MICROSOFT, channels_last=1
     )
     net.feeds["x0"] = np.ascontiguousarray(np.moveaxis(net.feeds["x0"], 1, -1))
-    ran = [("Transpose", "numpy"), ("QLinearConv", "onednn")]
+    ran = [("Transpose", "numpy"), ("QLinearConv", "native")]
     agree(net.proto(result), net.feeds, ran, reference=False)
 
 
@@ -226,7 +221,6 @@ def block(net: Net, x: str, channels: int, kernel: int, relu: bool, scale: float
     return net.dequantize(net.quantize(made, scale, zero), scale, zero)
 
 
-@needs_kernels
 @pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel"])
 def test_residual_network_stays_in_codes(executor):
     net = Net()
@@ -239,7 +233,7 @@ def test_residual_network_stays_in_codes(executor):
     added = net.add("Relu", [net.add("Add", [one, other])])
     result = net.dequantize(net.quantize(added, 0.04, U8(0)), 0.04, U8(0))
     proto = net.proto(result)
-    session = ps.compile(proto, executor=executor, backends=["onednn", "native", "numpy"])
+    session = ps.compile(proto, executor=executor, backends=["native", "numpy"])
     want = ps.compile(proto, backends=["numpy"]).run(net.feeds)[result]
     got = session.run(net.feeds)[result]
     # Where a convolution is one step off, a few of the next may be, too.
@@ -255,16 +249,4 @@ def test_residual_network_stays_in_codes(executor):
     moved = [step for step in session.inspect.plan.walk() if step.node.op.name == "Reorder"]
     assert len(moved) <= 1  # of what is fed
     assert sorted(ops for ops, _ in found) == sorted(expected)
-    assert {backend for _, backend in found} == {"onednn", "native"}
-
-
-def test_plans_share_quantized_weights():
-    net, result = convolution("plain")
-    proto = net.proto(result, dims={"x0": ("n", 16, 7, 7)})
-    session = compile_on_onednn(proto)
-    found = []
-    for n in (1, 2):
-        session.run({"x0": codes(U8, n, 16, 7, 7)})
-        *_, step = session.inspect.plan.walk()
-        found.append(step.kernel.binder.packed.fixed()[WEIGHTS])
-    assert found[0] is found[1]
+    assert {backend for _, backend in found} == {"native"}

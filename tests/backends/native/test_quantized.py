@@ -1,4 +1,4 @@
-"""Convolutions and products between conversions: oneDNN against NumPy and onnx.reference."""
+"""Convolutions and products between conversions: native kernels against NumPy and onnx.reference."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from onnx import helper
 
 import penstock as ps
-from tests.backends.onednn.forced import compile_on_onednn
-from tests.backends.onednn.quantized_nets import (
+from tests.backends.native.forced import compile_on_native
+from tests.backends.native.quantized_nets import (
     CONVOLUTIONS,
     F32,
     I8,
@@ -22,13 +22,11 @@ from tests.backends.onednn.quantized_nets import (
     close,
     codes,
     convolution,
-    needs_int8,
     restart_rng,
     rng,
     steps,
 )
-
-pytestmark = needs_int8
+from tests.support.native_kernels import pytestmark  # noqa: F401
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +46,7 @@ ZEROS = {
 def test_quantized_convolutions_equal_numpy(name, zeros):
     x, x_zero, y, y_zero = ZEROS[zeros]
     net, result = convolution(name, (x, x_zero), (y, y_zero))
-    agree(net.proto(result), net.feeds, [("Conv QuantizeLinear", "onednn")])
+    agree(net.proto(result), net.feeds, [("Conv QuantizeLinear", "native")])
 
 
 def test_quantized_largest_sums_do_not_saturate_early():
@@ -56,14 +54,13 @@ def test_quantized_largest_sums_do_not_saturate_early():
     w = net.dequantize(net.constant(np.full((16, 64, 3, 3), 127, I8)), 1.0, I8(0))
     x = net.dequantize(net.feed(np.full((1, 64, 5, 5), 255, U8)), 1.0, U8(0))
     result = net.quantize(net.add("Conv", [x, w]), 255.0 * 127 * 576 / 250, U8(0))
-    session = agree(net.proto(result), net.feeds, [("Conv QuantizeLinear", "onednn")])
+    session = agree(net.proto(result), net.feeds, [("Conv QuantizeLinear", "native")])
     (got,) = session.run(net.feeds).values()
     assert np.all(got == 250)
 
 
 @pytest.mark.parametrize(("dtype", "groups"), [(I8, 8), (U8, 33)])
 def test_depthwise_conv_over_three_axes_runs_in_float32(dtype, groups):
-    """oneDNN's integers are wrong there, for some numbers of channels and threads."""
     net = Net()
     w = net.dequantize(net.constant(codes(I8, groups, 1, 2, 2, 2)), 0.01, I8(0))
     x = net.dequantize(net.feed(codes(dtype, 1, groups, 4, 5, 6)), 0.02, dtype(12))
@@ -86,25 +83,25 @@ def test_quantized_convolutions_in_branches_equal_numpy(branch):
     attrs = {"then_branch": graphs[0], "else_branch": graphs[1]}
     net.nodes.append(helper.make_node("If", [condition], ["either"], **attrs))
     session = agree(net.proto("either"), net.feeds, None)
-    assert ("Conv QuantizeLinear", "onednn") in steps(session)
+    assert ("Conv QuantizeLinear", "native") in steps(session)
 
 
 @pytest.mark.parametrize("dims", [("n", 16, "h", "w"), ("n", "c", "h", "w")])
 def test_quantized_conv_of_dynamic_shapes_equals_numpy(dims):
     net, result = convolution("padded")
-    session = compile_on_onednn(net.proto(result, dims={"x0": dims}))
+    session = compile_on_native(net.proto(result, dims={"x0": dims}))
     for shape in ((1, 16, 6, 6), (3, 16, 5, 9)):
         feeds = {"x0": codes(U8, *shape)}
         want = ps.compile(net.proto(result, dims={"x0": dims}), backends=["numpy"]).run(feeds)
         close(session.run(feeds)[result], want[result])
-        assert steps(session) == [("Conv QuantizeLinear", "onednn")]
+        assert steps(session) == [("Conv QuantizeLinear", "native")]
 
 
 def test_quantized_conv_of_an_empty_batch_is_empty():
     net, result = convolution("plain")
     proto = net.proto(result, dims={"x0": ("n", 16, 7, 7)})
     feeds = {"x0": np.zeros((0, 16, 7, 7), U8)}
-    got = compile_on_onednn(proto).run(feeds)[result]
+    got = compile_on_native(proto).run(feeds)[result]
     assert got.shape == (0, 32, 5, 5)
     assert got.dtype == U8
 
@@ -138,7 +135,7 @@ PRODUCTS: dict[str, tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Any]]
 def test_quantized_products_equal_numpy(name, x):
     op, a, b, attrs = PRODUCTS[name]
     net, result = product(op, a, b, x, **attrs)
-    agree(net.proto(result), net.feeds, [(f"{op} QuantizeLinear", "onednn")])
+    agree(net.proto(result), net.feeds, [(f"{op} QuantizeLinear", "native")])
 
 
 @pytest.mark.parametrize("quantized", [True, False])
@@ -164,7 +161,7 @@ def test_quantized_products_of_two_computed_matrices_equal_numpy(dims, b, turned
     session = agree(net.proto(result), net.feeds, None)
     expected = "MatMul QuantizeLinear" if quantized else "MatMul"
     fused = [s for s in session.inspect.plan.walk() if s.node.op.name == "Fused"]
-    assert [ops for ops in steps(session) if "MatMul" in ops[0]] == [(expected, "onednn")]
+    assert [ops for ops in steps(session) if "MatMul" in ops[0]] == [(expected, "native")]
     assert len(fused) == 1
 
 
@@ -184,12 +181,12 @@ def test_quantized_gemm_reads_the_scales_of_a_vector_along_its_only_axis():
     scales = rng.uniform(1e-4, 1e-3, 8).astype(F32)
     bias = net.dequantize(term, scales, np.zeros(8, I32))  # by default along axis 1
     proto = net.proto(net.quantize(net.add("Gemm", [x, w, bias]), 0.07, U8(127)))
-    session = compile_on_onednn(proto, executor="linear")
+    session = compile_on_native(proto, executor="linear")
     (found,), (wanted,) = (
         s.run(net.feeds).values() for s in (session, ps.compile(proto, backends=["numpy"]))
     )
     assert np.abs(found.astype(I32) - wanted).max() <= 1
-    assert ("Gemm QuantizeLinear", "onednn") in steps(session)
+    assert ("Gemm QuantizeLinear", "native") in steps(session)
 
 
 def test_quantized_gemm_with_a_term_for_each_row_runs_on_numpy():
@@ -220,7 +217,7 @@ def test_conversions_with_fed_scales_run_on_numpy():
     x = net.add("DequantizeLinear", [net.feed(codes(U8, 1, 8, 6, 6)), scale])
     w = net.dequantize(net.constant(codes(I8, 16, 8, 3, 3)), 0.01, I8(0))
     result = net.quantize(net.add("Conv", [x, w]), 0.1, U8(90))
-    apart = [("DequantizeLinear", "numpy"), ("Conv", "onednn"), ("QuantizeLinear", "numpy")]
+    apart = [("DequantizeLinear", "numpy"), ("Conv", "native"), ("QuantizeLinear", "numpy")]
     agree(net.proto(result), net.feeds, apart)
 
 
@@ -236,12 +233,12 @@ def test_codes_of_other_types_run_on_numpy(target):
     back = net.add("DequantizeLinear", [made, scale, "zero"])
     proto = net.proto(back)
     proto.graph.initializer.append(zero)
-    session = compile_on_onednn(proto)
+    session = compile_on_native(proto)
     want = ps.compile(proto, backends=["numpy"]).run(net.feeds)[back]
     got = session.run(net.feeds)[back]
     # Sums differ in their last bits, so that what is between two codes may become either.
     assert np.mean(got != want) < 0.01
-    assert ("Conv", "onednn") in steps(session)
+    assert ("Conv", "native") in steps(session)
     assert ("QuantizeLinear", "numpy") in steps(session)
     assert ("DequantizeLinear", "numpy") in steps(session)
 
@@ -254,5 +251,5 @@ def test_blocked_quantization_runs_on_numpy():
     )
     x = net.dequantize(net.feed(codes(U8, 5, 16)), 0.02, U8(120))
     result = net.quantize(net.add("MatMul", [x, w]), 0.05, U8(90))
-    apart = [("DequantizeLinear", "numpy"), ("MatMul", "onednn"), ("QuantizeLinear", "numpy")]
+    apart = [("DequantizeLinear", "numpy"), ("MatMul", "native"), ("QuantizeLinear", "numpy")]
     agree(net.proto(result), net.feeds, apart)

@@ -1,4 +1,4 @@
-"""Models of a few nodes, and what oneDNN makes of them against the NumPy backend."""
+"""Models of a few nodes, and what compiled kernels makes of them against the NumPy backend."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import penstock as ps
-from penstock.backends.onednn.library import library
+from penstock.host.native import library
 from tests.support.cost_models import PreferredBackendCosts
 from tests.support.expert import with_expert
 
 OPSET = 20
 
-there = pytest.mark.skipif(library() is None, reason="needs libdnnl.so.3")
+there = pytest.mark.skipif(library() is None, reason="needs compiled kernels")
 """marks tests that need the library"""
 
 
@@ -73,10 +73,10 @@ def one_node(
     return proto_of(nodes, feeds, [name for name in outputs if name], constants, opset)
 
 
-def compile_on_onednn(source: Any, **options: Any) -> ps.Session:
-    """Compile a model so that its nodes run on oneDNN wherever that has a kernel for them."""
-    costs = PreferredBackendCosts("onednn")
-    defaults = {"backends": ["onednn", "numpy"], "cost_model": costs}
+def compile_on_native(source: Any, **options: Any) -> ps.Session:
+    """Compile a model so that its nodes run on compiled kernels wherever that has a kernel for them."""
+    costs = PreferredBackendCosts("native")
+    defaults = {"backends": ["native", "numpy"], "cost_model": costs}
     return ps.compile(source, **with_expert({**defaults, **options}))
 
 
@@ -99,18 +99,18 @@ def check(
     rtol: float = 1e-4,
     atol: float = 1e-5,
 ) -> ps.Session:
-    """``op`` runs on oneDNN, and all is as on NumPy."""
-    session = compile_on_onednn(proto, executor=executor)
+    """``op`` runs on compiled kernels, and all is as on NumPy."""
+    session = compile_on_native(proto, executor=executor)
     same(session, proto, feeds, rtol=rtol, atol=atol)
-    assert ran_on(session, op) == {"onednn"}
+    assert ran_on(session, op) == {"native"}
     return session
 
 
 def refused(
     proto: onnx.ModelProto, feeds: Mapping[str, np.ndarray], op: str, **tolerance: float
 ) -> None:
-    """oneDNN does not take ``op``, and NumPy runs it."""
-    session = compile_on_onednn(proto)
+    """compiled kernels does not take ``op``, and NumPy runs it."""
+    session = compile_on_native(proto)
     same(session, proto, feeds, **tolerance)
     assert ran_on(session, op) == {"numpy"}
 
