@@ -120,6 +120,16 @@ SHAPES = {
     "a wide window": ((1, 3, 12, 13), (17, 3, 7, 7), "<strides = [2, 2], pads = [3, 3, 3, 3]>"),
     "low images": ((1, 20, 2, 30), (20, 1, 5, 5), "<group = 20, pads = [2, 2, 2, 2]>"),
     "low images, all channels": ((1, 20, 1, 30), (9, 20, 3, 3), "<pads = [1, 1, 1, 1]>"),
+    "slices": (
+        (2, 5, 4, 5, 6),
+        (7, 5, 3, 2, 3),
+        "<strides = [1, 2, 1], pads = [1, 0, 1, 1, 1, 1]>",
+    ),
+    "slices of each channel": (
+        (1, 24, 5, 4, 7),
+        (24, 1, 3, 3, 3),
+        "<group = 24, pads = [1, 1, 1, 1, 1, 1]>",
+    ),
     "padding alone": ((1, 4, 2, 2), (5, 4, 3, 3), "<pads = [3, 3, 3, 3]>"),
 }
 
@@ -200,52 +210,77 @@ def test_bounds_of_a_convolution_leave_nan():
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...], dict[str, object]]:
-    """Dims of images and weights, and attributes."""
-    axes = draw(st.integers(1, 2))
-    groups = draw(st.sampled_from([1, 1, 2, 5]))
-    per_group = draw(st.sampled_from([1, 2, 3, 7, 16, 33]))
-    filters = groups * draw(st.sampled_from([1, 2, 5, 16, 23, 67]))
+def cases(draw: st.DrawFn) -> tuple[str, tuple[int, ...], tuple[int, ...], dict[str, object]]:
+    """An operation, dims of images and weights, and attributes."""
+    name, axes = draw(st.sampled_from(["Conv", "Conv", "ConvTranspose"])), draw(st.integers(1, 3))
+    groups = draw(st.sampled_from([1, 1, 2, 5, 33]))
+    per_group = draw(st.sampled_from([1, 1, 2, 3, 7, 16, 33]))
+    of_group = draw(st.sampled_from([1, 1, 2, 5, 16, 23, 67]))
+    large = 7 if axes == 1 else 4
     kernel, begin, end, stride, dilation, size = (
         draw(st.lists(st.integers(low, high), min_size=axes, max_size=axes))
-        for low, high in [(1, 4), (0, 3), (0, 3), (1, 3), (1, 3), (0, 9)]
+        for low, high in [(1, large), (0, 3), (0, 3), (1, 3), (1, 3), (0, 12 if axes < 3 else 4)]
     )
+    attrs = {"group": groups, "strides": stride, "dilations": dilation}
+    dims = draw(st.integers(1, 3)), groups * per_group
+    if name == "ConvTranspose":
+        sizes = [max(s, 1) for s in size]
+        full = zip(sizes, stride, kernel, dilation, strict=True)
+        wide = [(n - 1) * s + (k - 1) * d + 1 for n, s, k, d in full]
+        # At least one element along each axis.
+        begin = [min(b, n - 1) for b, n in zip(begin, wide, strict=True)]
+        end = [min(e, n - b - 1) for e, b, n in zip(end, begin, wide, strict=True)]
+        attrs |= {"pads": [*begin, *end], "output_padding": [s // 2 for s in stride]}
+        return name, (*dims, *sizes), (dims[1], of_group, *kernel), attrs
     # At least one window along each axis.
     spans = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
     sizes = [
         max(s + span - b - e, 1) for s, span, b, e in zip(size, spans, begin, end, strict=True)
     ]
     end = [max(e, span - b - n) for e, span, b, n in zip(end, spans, begin, sizes, strict=True)]
-    attrs = {"group": groups, "strides": stride, "dilations": dilation, "pads": [*begin, *end]}
-    dims = draw(st.integers(1, 3)), groups * per_group, *sizes
-    return dims, (filters, per_group, *kernel), attrs
+    attrs["pads"] = [*begin, *end]
+    return name, (*dims, *sizes), (groups * of_group, per_group, *kernel), attrs
 
 
 @given(cases(), st.integers(0, 2**32 - 1))
 # Windows that lie inside of the image, but are copied where it has gaps; and more than there is
 # room for at once.
-@example(((1, 8, 24, 24), (4, 8, 5, 5), {"group": 1}), 1)
-@example(((2, 3, 40, 31), (70, 3, 3, 3), {"pads": [1, 1, 1, 1], "strides": [2, 2]}), 2)
-@example(((1, 300, 3, 3), (5, 300, 3, 3), {"pads": [1, 1, 1, 1]}), 3)
-@example(((1, 600, 4, 4), (600, 1, 5, 5), {"pads": [2, 2, 2, 2], "group": 600}), 4)
+@example(("Conv", (1, 8, 24, 24), (4, 8, 5, 5), {"group": 1}), 1)
+@example(("Conv", (2, 3, 40, 31), (70, 3, 3, 3), {"pads": [1, 1, 1, 1], "strides": [2, 2]}), 2)
+@example(("Conv", (1, 300, 3, 3), (5, 300, 3, 3), {"pads": [1, 1, 1, 1]}), 3)
+@example(("Conv", (1, 600, 4, 4), (600, 1, 5, 5), {"pads": [2, 2, 2, 2], "group": 600}), 4)
+# Rows of taps that are computed five, three and one at a time; lines of more columns than the table
+# of addresses has room for; phases without taps; an element for each phase; a kernel beyond the image.
+@example(("Conv", (1, 40, 9, 23), (40, 1, 2, 9), {"group": 40, "pads": [0, 4, 1, 4]}), 5)
+@example(("Conv", (1, 17, 3, 900), (17, 1, 3, 3), {"group": 17, "strides": [1, 2]}), 6)
+@example(("Conv", (2, 36, 4, 5, 6), (36, 1, 3, 3, 3), {"group": 36, "pads": [1] * 6}), 7)
+@example(("Conv", (1, 20, 300), (20, 1, 5), {"group": 20, "strides": [7], "pads": [3, 3]}), 8)
+@example(("Conv", (1, 5, 3, 3), (18, 5, 7, 7), {"pads": [6, 6, 6, 6]}), 9)
+@example(("ConvTranspose", (1, 4, 5, 6), (4, 20, 1, 2), {"strides": [3, 3], "group": 2}), 10)
+@example(("ConvTranspose", (2, 30, 1, 1), (30, 40, 4, 4), {"dilations": [2, 1]}), 11)
+@example(("ConvTranspose", (1, 21, 6, 7), (21, 1, 8, 8), {"strides": [4, 4], "group": 21}), 12)
+@example(("ConvTranspose", (1, 70, 40), (70, 64, 8), {"strides": [4], "pads": [2, 2]}), 13)
 def test_sums_of_convolutions_are_within_the_bound_of_float32(case, seed):
-    x_dims, w_dims, attrs = case
+    name, x_dims, w_dims, attrs = case
+    group = attrs.get("group", 1)
+    filters = w_dims[0] if name == "Conv" else w_dims[1] * group
     rng = np.random.default_rng(seed)
     # Magnitudes far apart: a product that is lost or counted twice exceeds the bound.
     x, w, b = (
         (rng.standard_normal(dims) * 2.0 ** rng.integers(-8, 8, dims)).astype(np.float32)
-        for dims in (x_dims, w_dims, w_dims[:1])
+        for dims in (x_dims, w_dims, (filters,))
     )
-    node = node_of("Conv", [x, w, b], constants=[1, 2], **attrs)
+    node = node_of(name, [x, w, b], constants=[1, 2], **attrs)
     (exact,) = expected(
-        node_of("Conv", [v.astype(np.float64) for v in (x, w, b)], **attrs),
+        node_of(name, [v.astype(np.float64) for v in (x, w, b)], **attrs),
         [v.astype(np.float64) for v in (x, w, b)],
     )
     sizes = [np.abs(v).astype(np.float64) for v in (x, w, b)]
-    (most,) = expected(node_of("Conv", sizes, **attrs), sizes)
+    (most,) = expected(node_of(name, sizes, **attrs), sizes)
     # Sums of n terms in any order, each product rounded at most once: n u / (1 - n u) of the sum of
     # their magnitudes (Higham, Accuracy and Stability of Numerical Algorithms, section 4.2).
-    n, u = np.prod(w_dims[1:]) + 2, 2.0**-24
+    terms = np.prod(w_dims[1:]) if name == "Conv" else x_dims[1] // group * np.prod(w_dims[2:])
+    n, u = terms + 2, 2.0**-24
     bound = n * u / (1 - n * u) * most
     for library in LIBRARIES:
         site = site_of(library, node, [v.type for v in node.inputs])

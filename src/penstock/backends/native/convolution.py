@@ -70,7 +70,6 @@ def plane_workload(node: Node) -> Workload | None:
     )
 
 
-@family("ConvTranspose", work=plane_workload)
 def plane_convolution(site: Site) -> NativeCall | None:
     """Conv and ConvTranspose with constant weights, if what a row sees fits into the cache."""
     x, w, bias, y = site.input(0), site.constant(1), site.input(2), site.output()
@@ -127,7 +126,7 @@ def _faster_workload(node: Node) -> Workload | None:
     return cheaper(image_workload(node), plane_workload(node))
 
 
-@family("Conv", work=_faster_workload)
+@family("Conv", "ConvTranspose", work=_faster_workload)
 def convolution_call(site: Site) -> NativeCall | None:
     """A convolution with channels innermost, or in the images' own order."""
     image, plane = image_workload(site.node), plane_workload(site.node)

@@ -1,9 +1,12 @@
-"""Convolutions of images with their channels innermost, and what is added to them and bounds them."""
+"""Convolutions and transposed ones of images with their channels innermost, and what is added to
+them and bounds them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise, product
+from typing import Any
 
 import numpy as np
 
@@ -22,15 +25,20 @@ from penstock.backends.native.elementwise import additions_of, program_behind
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
 from penstock.core.records import NamedTuple, replace
 from penstock.core.types import FLOAT32, TensorType
+from penstock.host.on_demand import imported
 from penstock.ir.graph import Node, Value
 from penstock.ir.layout import ALIGNMENT, channels_last, packed_strides
-from penstock.ops.common.constant_cache import ConstantRef, reordered
+from penstock.ops.common.constant_cache import ConstantRef, Reordered, reordered
 from penstock.ops.common.windows import Window, windows
 from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.work_estimate import Workload, flops, layout_seconds
 
+# Of transposed convolutions, which few models have.
+_TRANSPOSED_WINDOWS = imported("penstock.ops.onnx.deconvolution.transposed_windows")
+
 # As in c/image_convolution.c.
-_COPIED, _MOST_CHANNELS, _ADDRESSES = 14336, 8192, 4096
+_COPIED, _MOST_CHANNELS, _ADDRESSES, _AXES = 14336, 8192, 4096, 3
+_OUTSIDE = -(2**40)  # of any image
 _CACHED = 1152  # elements
 # Channels below which taps are read together, and positions of an item that are enough for them.
 _FEW_CHANNELS, _LEAST_BLOCK = 32, 24
@@ -71,41 +79,121 @@ def image_workload(node: Node) -> Workload | None:
         return None
     x, w, y = tensors
     source = None if node.inputs[0] is None else node.inputs[0].producer
-    if source is None and conv.attrs.get("group", 1) > 1:
+    given, filters, taps = conv.attrs.get("group", 1), y.dims[1], float(math.prod(w.dims[2:]))
+    if source is None and given > 1:
         return None  # too little work for a copy of the image
-    given, filters, taps = conv.attrs.get("group", 1), max(w.dims[0], 1), math.prod(w.dims[2:])
-    positions, moved = y.elements // filters, x.nbytes + y.nbytes
+    if conv.op.name == "ConvTranspose":
+        taps /= math.prod(conv.attrs.get("strides", ()))  # of a phase
+    positions, moved = y.elements // max(filters, 1), x.nbytes + y.nbytes
     more, copies_s = y.elements * sum(map(float, filter(None, additions))), layout_seconds(node)[0]
     if 1 < given == filters == x.dims[1]:
         lines = positions * taps
         return Workload("depthwise image", moved, flops(conv), 0, more, lines, copies_s)
     groups = _merged(given, max(filters // given, 1))
     elements = positions * groups * padded(filters // groups)
-    products = 2 * elements * w.dims[1] * (given // groups) * taps
+    products = 2 * elements * (x.dims[1] // groups) * taps
     # Where each tap, or row of taps, sees an image is found for all filters at once.
     lines = positions * (taps if x.dims[1] >= _FEW_CHANNELS else math.prod(w.dims[2:-1]))
     return Workload("image", moved, products, 0, elements + more, lines, copies_s)
 
 
+class Span(NamedTuple):
+    """An axis, as in c/image_convolution.c: with the taps of each phase of the result, as their
+    positions in the kernel and where its first position sees them. A phase without taps has one of
+    its own, -1, which sees padding alone."""
+
+    size: int
+    count: int
+    stride: int
+    taps: tuple[tuple[tuple[int, int], ...], ...]
+
+    @property
+    def words(self) -> np.ndarray:
+        seen = [(len(phase), *[at for _, at in phase]) for phase in self.taps]
+        words = self.size, self.count, self.stride, len(seen), *[n for row in seen for n in row]
+        return np.array(words, np.int64)
+
+    @property
+    def adjacent(self) -> bool:
+        """Whether the taps of each phase see elements next to one another."""
+        return all(b - a == 1 for phase in self.taps for (_, a), (_, b) in pairwise(phase))
+
+    @property
+    def most_taps(self) -> int:
+        return max(map(len, self.taps))
+
+    @property
+    def reach(self) -> int:
+        """Elements from the first to the last one that a position sees."""
+        return max(phase[-1][1] - phase[0][1] + 1 for phase in self.taps)
+
+    @property
+    def positions(self) -> int:
+        """Those of the largest phase."""
+        return math.ceil(self.count / len(self.taps))
+
+    @property
+    def inside(self) -> bool:
+        """Whether no position sees padding."""
+        return all(
+            phase[0][1] >= 0
+            and phase[-1][1] + ((self.count - p - 1) // len(self.taps)) * self.stride < self.size
+            for p, phase in enumerate(self.taps)
+        )
+
+
+def spans(node: Node, kernel: Sequence[int], sizes: Sequence[int]) -> list[Span] | None:
+    """The axes of a Conv or ConvTranspose; None for numbers that compiled code does not take."""
+    if node.op.name == "Conv":
+        axes: Sequence[Window] = windows(node.attrs, kernel, sizes)
+    else:
+        axes = _TRANSPOSED_WINDOWS(node.attrs, kernel, sizes)
+    if not all(axis.addressable for axis in axes):
+        return None
+    if node.op.name == "Conv":
+        return [
+            Span(a.size, a.count, a.stride, (_phase(a, range(a.kernel), -a.begin, a.dilation),))
+            for a in axes
+        ]
+    # Where the image has one element, no other is as far as a stride from it: each element of the
+    # result can be a phase of its own.
+    axes = [replace(a, stride=a.size) if a.count == 1 else a for a in axes]
+    return [Span(a.count, a.size, 1, tuple(_of_phase(a, p) for p in range(a.stride))) for a in axes]
+
+
+def _phase(
+    axis: Window, kernel: Sequence[int], first: int, step: int
+) -> tuple[tuple[int, int], ...]:
+    return tuple([(k, first + i * step) for i, k in enumerate(kernel)]) or ((-1, _OUTSIDE),)
+
+
+def _of_phase(axis: Window, phase: int) -> tuple[tuple[int, int], ...]:
+    """The taps of a phase of a transposed convolution, whose result is told as its input."""
+    at = phase + axis.begin
+    seen = [(k, at - k * axis.dilation) for k in range(axis.kernel)]
+    taps = [(k, n // axis.stride) for k, n in reversed(seen) if n % axis.stride == 0]
+    return tuple(taps) or ((-1, _OUTSIDE),)
+
+
 @family(fused_with("Conv"), work=image_workload)
 def image_convolution(site: Site) -> NativeCall | None:
-    """Conv over one or two axes with constant weights, by all channels or by one each, with an Add
-    of another image and elementwise operations behind it."""
+    """Conv and ConvTranspose over one to three axes with constant weights, by all channels or by
+    one each; with an Add of another image and elementwise operations behind a Conv."""
     chain = _chain(site)
     w = None if chain is None else site.weights(chain.w)
     x = None if chain is None else site.input(chain.x)
     if chain is None or x is None or w is None or x.dtype != FLOAT32 or w.dtype != FLOAT32:
         return None
     sizes, group = x.dims[2:], chain.conv.attrs.get("group", 1)
-    if not 1 <= len(sizes) <= 2 or 0 in (*x.dims, *site.output().dims, *w.shape):
+    if not 1 <= len(sizes) <= _AXES or 0 in (*x.dims, *site.output().dims, *w.shape):
         return None
-    axes = [Window(1, 1, 1)] * (2 - len(sizes))
-    axes += list(windows(chain.conv.attrs, w.shape[2:], sizes))
-    if not all(axis.addressable for axis in axes):
+    axes = spans(chain.conv, w.shape[2:], sizes)
+    if axes is None:
         return None
-    is_depthwise = group == w.shape[0] == x.dims[1] > 1
+    axes = [Span(1, 1, 1, (((0, 0),),))] * (_AXES - len(sizes)) + axes
+    is_depthwise = group == site.output().dims[1] == x.dims[1] > 1
     build = _of_each_channel if is_depthwise else _of_all_channels
-    calls = build(site, chain, w, *axes)
+    calls = build(site, chain, w, axes)
     images = chain.x, chain.addend, len(site.node.inputs)
     if calls is None:
         return None
@@ -118,7 +206,7 @@ def image_convolution(site: Site) -> NativeCall | None:
 def _chain(site: Site) -> _Chain | None:
     """What a node computes, if it is one that there are kernels for."""
     if not is_fused(site.node):
-        bias = site.node.const(2)
+        bias = site.constant(2)
         if len(site.node.inputs) > 2 and site.node.inputs[2] is not None and bias is None:
             return None
         return _Chain(site.node, 0, 1, bias, None)
@@ -207,62 +295,126 @@ def line_aligned(array: np.ndarray) -> np.ndarray:
     return copy
 
 
+class _Packing(NamedTuple):
+    """The order of weights: a matrix of the taps of each phase of the result, in panels for each of
+    ``groups``; or of each phase and channel, if there are none."""
+
+    taps: tuple[tuple[tuple[int, ...], ...], ...]
+    """of each axis and phase, as positions in the kernel"""
+    transposed: bool
+    given: int
+    """groups of the convolution"""
+    groups: int
+    shape: tuple[int, ...]
+
+    @property
+    def phases(self) -> list[tuple[tuple[int, ...], ...]]:
+        return list(product(*self.taps))
+
+    def sizes(self) -> list[int]:
+        """Elements of each phase; 0 for those that see padding alone."""
+        filters, channels = self.shape[0], self.shape[1] * self.given
+        if self.transposed:
+            filters, channels = channels, filters
+        width = padded(filters // self.groups) if self.groups else 1
+        return [channels * width * math.prod(map(len, p)) * _sees(p) for p in self.phases]
+
+    def places(self) -> np.ndarray:
+        """Where each phase begins."""
+        return np.array([0, *accumulate(self.sizes())][:-1], np.int64)
+
+    def pack(self, w: np.ndarray) -> tuple[np.ndarray]:
+        if self.transposed:  # [channel, filter of a group, ...]
+            w = w.reshape(self.given, -1, *w.shape[1:]).swapaxes(1, 2)
+            w = w.reshape(-1, *w.shape[2:])
+        w = w.reshape(*w.shape[:2], *[1] * (_AXES + 2 - w.ndim), *w.shape[2:])
+        packed = []
+        for phase in filter(_sees, self.phases):
+            own = w[:, :, phase[0]][:, :, :, phase[1]][..., phase[2]]
+            if self.groups:
+                packed.append(_panels_of_groups(own, self.given, self.groups))
+            else:
+                packed.append(own.reshape(len(own), -1).T.reshape(-1))
+        return (line_aligned(np.concatenate(packed)),)
+
+    def back(self, packed: np.ndarray) -> np.ndarray:
+        """The weights of a single phase."""
+        if self.groups:
+            return _filters_of_panels(packed, self.shape, self.given, self.groups)
+        return np.ascontiguousarray(packed.reshape(-1, self.shape[0]).T).reshape(self.shape)
+
+    def weights(self, w: ConstantRef) -> Reordered:
+        own = self.taps if self.transposed else ()
+        name = "native image", own, self.given, self.groups
+        back = None if self.transposed else self.back
+        return reordered(name, w, self.pack, back, [TensorType(FLOAT32, (sum(self.sizes()),))])
+
+
+def _sees(phase: Sequence[Sequence[int]]) -> bool:
+    """Whether a phase has taps along each axis."""
+    return all(taps[0] >= 0 for taps in phase)
+
+
+def _packing(chain: _Chain, axes: Sequence[Span], groups: int, w: ConstantRef) -> _Packing:
+    taps = tuple([tuple([tuple([k for k, _ in taps]) for taps in a.taps]) for a in axes])
+    transposed, given = chain.conv.op.name == "ConvTranspose", chain.conv.attrs.get("group", 1)
+    return _Packing(taps, transposed, given, groups, w.shape)
+
+
+def _held(packing: _Packing, chain: _Chain, weights: Reordered) -> dict[str, Any]:
+    """What holds the weights of a call: a transposed convolution holds them in both orders."""
+    return {"keep": weights} if packing.transposed else {"reordered": {chain.w: weights}}
+
+
 def _of_all_channels(
-    site: Site, chain: _Chain, w: ConstantRef, rows: Window, columns: Window
+    site: Site, chain: _Chain, w: ConstantRef, axes: Sequence[Span]
 ) -> tuple[NativeCall, NativeCall] | None:
     """The calls for images with their channels innermost, and for others, of which all that a
     position sees is copied."""
     x, given = site.input(chain.x), chain.conv.attrs.get("group", 1)
     assert x is not None
     # Narrow groups are computed together, as one whose other weights are zeros.
-    groups = _merged(given, w.shape[0] // given)
-    filters, channels = w.shape[0] // groups, x.dims[1] // groups
-    taps, shape = rows.kernel * columns.kernel, w.shape
+    every_filter = site.output().dims[1]
+    groups = _merged(given, every_filter // given)
+    filters, channels = every_filter // groups, x.dims[1] // groups
+    columns, taps = axes[-1], math.prod(axis.most_taps for axis in axes)
     k, every = taps * channels, padded(filters)
     # Taps of a row are read together if they see adjacent elements that are few. Where rows may be
     # partly outside, there must be room for copies.
-    is_run = groups == 1 and columns.dilation == 1 and channels < _FEW_CHANNELS
-    reach = (columns.count - 1) * columns.stride + columns.kernel - columns.begin
-    is_inside = columns.begin <= 0 and reach <= columns.size
-    is_run = is_run and (is_inside or k <= _COPIED // _LEAST_BLOCK)
-    together = columns.kernel if is_run else 1
+    is_run = groups == 1 and columns.adjacent and channels < _FEW_CHANNELS
+    is_run = is_run and (columns.inside or k <= _COPIED // _LEAST_BLOCK)
+    together = columns.most_taps if is_run else 1
     addresses = taps // together
     if max(x.dims[1], together * channels) > _MOST_CHANNELS or addresses > _ADDRESSES:
         return None
-
-    def packed(w: np.ndarray) -> tuple[np.ndarray]:
-        return (_panels_of_groups(w, given, groups),)
-
-    def back(panels: np.ndarray) -> np.ndarray:
-        return _filters_of_panels(panels, shape, given, groups)
-
-    panels = TensorType(FLOAT32, (groups * k * every,))
-    weights = reordered(("native image", given), w, packed, back, [panels])
-    positions = x.dims[0] * rows.count * columns.count
+    packing = _packing(chain, axes, groups, w)
+    weights, phases = packing.weights(w), len(packing.phases)
+    positions = x.dims[0] * math.prod(axis.positions for axis in axes)
 
     def of_block(most: int) -> NativeCall:
-        panels = math.ceil(every / PANEL) * groups
+        panels = math.ceil(every / PANEL) * groups * phases
         blocks = blocks_of_rows(positions, panels, min(most, BLOCK))
         block = math.ceil(positions / blocks)
         return NativeCall(
             "image_convolution",
             (
                 *_words(chain, site, weights.arrays[0], groups, every),
-                *(axis_words(rows), axis_words(columns)),
+                *([axis.words for axis in axes]),
+                packing.places(),
                 *(*chain.gate, chain.low, chain.high),
                 *(x.dims[0], groups),
-                *(channels, filters, block, together, None, None, None),
+                *(channels, filters, block, int(is_run), None, None, None),
             ),
             items=math.ceil(positions / block) * panels,
             item_ns=part_ns(Workload("image", flops=2 * k * min(every, PANEL) * block)),
-            reordered={chain.w: weights},
+            **_held(packing, chain, weights),
         )
 
     copied, addressed = _COPIED // (taps * channels), _ADDRESSES // addresses
     copied = min(copied, addressed)
     if not copied:
         return None
-    return of_block(addressed if is_inside or together == 1 else copied), of_block(copied)
+    return of_block(addressed if columns.inside or together == 1 else copied), of_block(copied)
 
 
 def _merged(groups: int, filters: int) -> int:
@@ -298,48 +450,54 @@ def _filters_of_panels(
 
 
 def _of_each_channel(
-    site: Site, chain: _Chain, w: ConstantRef, rows: Window, columns: Window
+    site: Site, chain: _Chain, w: ConstantRef, axes: Sequence[Span]
 ) -> tuple[NativeCall, NativeCall] | None:
-    channels, x = w.shape[0], site.input(chain.x)
+    x = site.input(chain.x)
     assert x is not None
-    taps, positions = rows.kernel * columns.kernel, x.dims[0] * rows.count * columns.count
-    if taps > _ADDRESSES or channels > _MOST_CHANNELS or taps > _COPIED:
+    channels, columns = x.dims[1], axes[-1]
+    rows = axes[0].most_taps * axes[1].most_taps
+    taps, positions = rows * columns.most_taps, x.dims[0] * math.prod(a.positions for a in axes)
+    # Columns of a row of taps that there is room for, of which each line has so many more.
+    room, reach = _ADDRESSES // rows, columns.reach
+    if room < reach or channels > _MOST_CHANNELS or rows * reach > _COPIED:
         return None
+    packing = _packing(chain, axes, 0, w)
+    weights, phases = packing.weights(w), len(packing.phases)
 
-    def packed(w: np.ndarray) -> tuple[np.ndarray]:
-        return (line_aligned(w.reshape(channels, taps).T),)
+    def most_positions(room: int) -> int:
+        """The positions that see at most ``room`` columns, wherever they begin in a line."""
+        stride, more = columns.stride, max(reach - columns.stride, 0)
+        for count in range(BLOCK, 1, -1):
+            lines = 1 + math.ceil((count - 1) / columns.positions)
+            if count * stride + lines * more <= room:
+                return count
+        return 1
 
-    def back(rows: np.ndarray, shape: tuple[int, ...] = w.shape) -> np.ndarray:
-        return np.ascontiguousarray(rows.T).reshape(shape)
-
-    weights = reordered(
-        "native depthwise images", w, packed, back, [TensorType(FLOAT32, (taps, channels))]
-    )
-
-    def of_chunk(chunk: int, most: int) -> NativeCall:
-        chunks = math.ceil(channels / chunk)
-        block = math.ceil(positions / blocks_of_rows(positions, chunks, min(most, BLOCK)))
+    def of_chunk(chunk: int, room: int) -> NativeCall:
+        chunks = math.ceil(channels / chunk) * phases
+        blocks = blocks_of_rows(positions, chunks, most_positions(room))
+        block = math.ceil(positions / blocks)
         return NativeCall(
             "image_depthwise",
             (
                 *_words(chain, site, weights.arrays[0], 1, channels),
-                *(axis_words(rows), axis_words(columns)),
+                *([axis.words for axis in axes]),
+                packing.places(),
                 *(*chain.gate, chain.low, chain.high),
                 *(x.dims[0], 1),
-                *(channels, chunk, block, 1, None, None, None),
+                *(channels, chunk, block, int(columns.adjacent), None, None, None),
             ),
             items=math.ceil(positions / block) * chunks,
             item_ns=part_ns(Workload("depthwise image", flops=2 * block * chunk * taps)),
-            reordered={chain.w: weights},
+            **_held(packing, chain, weights),
         )
 
     # The weights of some channels, and what a few positions see of them, stay in the nearest cache.
-    addressed = _ADDRESSES // taps
     most = max(_CACHED // taps // PANEL, 1) * PANEL
     most = math.ceil(channels / max(round(channels / most), 1) / GRAIN) * GRAIN
-    chunk = min(channels, PANEL, _COPIED // taps)
-    copied = min(_COPIED // (taps * chunk), addressed)
-    return of_chunk(min(channels, most), addressed), of_chunk(chunk, copied)
+    chunk = min(channels, PANEL, _COPIED // (rows * reach))
+    copied = min(_COPIED // (rows * chunk), room)
+    return of_chunk(min(channels, most), room), of_chunk(chunk, copied)
 
 
 def of_any_strides(
@@ -399,8 +557,9 @@ def steps_of(dims: Sequence[int], strides: Sequence[int] | None, turned: bool) -
         spatial[i] = inner if dims[2 + i] == 1 else spatial[i]
         inner = spatial[i] * dims[2 + i]
     image = inner if dims[0] == 1 else image
-    rows, columns = [inner] * (2 - len(spatial)) + list(spatial)
-    return np.array([image, channel, *((columns, rows) if turned else (rows, columns))], np.int64)
+    *slices, rows, columns = [inner] * (_AXES - len(spatial)) + list(spatial)
+    rows, columns = (columns, rows) if turned else (rows, columns)
+    return np.array([image, channel, rows, columns, *slices], np.int64)
 
 
 def bounds_of(

@@ -1,11 +1,16 @@
-/* Convolutions of images with their channels innermost, by all channels or by one each, and what
-   follows them: a tensor that is added, a slope below 0, and bounds.
+/* Convolutions and transposed ones of images with their channels innermost, over one to three axes, by
+   all channels or by one each, and what follows them: a tensor that is added, a slope below 0, and bounds.
 
    A convolution by all channels is the product of panels.c, whose rows are what positions of the result
    see. These are not copied: for each tap of the kernel, or each row of taps where channels are few, a
    table has the address of what a position sees, or of zeros outside of the image. In one by each channel,
-   each vector of channels is multiplied by one of weights, at the same addresses. What has gaps in memory,
-   or a row of taps that is partly outside, is copied first.
+   the table has what each row of taps sees of a line; a vector of channels is loaded once for all positions
+   that see it. What has gaps in memory, or a row of taps that is partly outside, is copied first.
+
+   The result of a transposed convolution is made of as many phases as it has strides, each of which is a
+   convolution of stride 1 by some of the taps:
+
+       kernel 3, stride 2:    y0 = x0 w0    y1 = x0 w1    y2 = x1 w0 + x0 w2    y3 = x1 w1    ...
 
    Compiled with contraction to fused multiply-add. */
 
@@ -15,19 +20,27 @@
 #include "panels.h"
 #include "programs.h"
 
-enum { COPIED = 14336, MOST_CHANNELS = 8192, ADDRESSES = 4096 };
-enum { TILE = 6, WIDE = BY_WIDTH(4, 2, 2) }; /* positions and vectors that are computed together */
+enum { COPIED = 14336, MOST_CHANNELS = 8192, ADDRESSES = 4096, AXES = 3 };
+enum { TILE = 8, WIDE = BY_WIDTH(2, 1, 1) }; /* positions and vectors that are computed together */
+
+/* An axis: elements of the image and of the result; elements between what adjacent positions see; and for each
+   phase of the result the number of its taps, and where its first position sees each, in order. */
+typedef struct {
+    int64_t size, count, stride, phases;
+    int64_t taps[];
+} span;
 
 /* Of both kernels. */
 struct image_convolution {
     const float *x, *weights, *bias;
     const float *slopes, *addend; /* or NULL */
     float *y;
-    const axis *rows, *columns;
+    const span *axes[AXES];  /* slices, rows and columns */
+    const int64_t *places;   /* of the weights of each phase */
     double gate, offset, factor, term, low, high;
     int64_t images, groups, channels, filters; /* channels and filters of a group */
     int64_t block;                             /* positions of an item */
-    int64_t together; /* taps that are seen as one part: those of a row of the kernel, or 1 */
+    int64_t adjacent; /* taps of a row of the kernel see adjacent elements, and are one part of what is seen */
     const steps *x_steps, *addend_steps, *y_steps;
     int64_t follows;            /* a program: 1, whose rows are filters; 2, positions of one; 0, none */
     struct elementwise program; /* of y, in place */
@@ -36,6 +49,60 @@ struct image_convolution {
 /* What is outside of an image. */
 static float zeros[MOST_CHANNELS];
 
+/* A phase of the result: the taps of each axis; its first element along each, and positions from there on. */
+typedef struct {
+    const int64_t *taps[AXES];
+    int64_t first[AXES], counts[AXES], n_taps[AXES], positions;
+    const float *weights;
+} phase;
+
+static phase phase_of(const struct image_convolution *a, int64_t number)
+{
+    phase f = {.positions = a->images, .weights = a->weights + a->places[number]};
+    for (int i = AXES - 1; i >= 0; i--) {
+        const span *u = a->axes[i];
+        f.first[i] = number % u->phases, number /= u->phases;
+        f.counts[i] = (u->count - f.first[i] + u->phases - 1) / u->phases;
+        f.positions *= f.counts[i];
+        const int64_t *taps = u->taps;
+        for (int64_t p = 0; p < f.first[i]; p++)
+            taps += *taps + 1;
+        f.n_taps[i] = *taps, f.taps[i] = taps + 1;
+    }
+    return f;
+}
+
+static int64_t phases_of(const struct image_convolution *a)
+{
+    return a->axes[0]->phases * a->axes[1]->phases * a->axes[2]->phases;
+}
+
+/* Positions of a phase that lie in a line of the result, `some` of them from here on. */
+typedef struct {
+    int64_t image, at[AXES], some;
+} line;
+
+/* The first line of `count` positions from `first` on. */
+static line line_of(const phase *f, int64_t first, int64_t count)
+{
+    line l;
+    for (int i = AXES - 1; i >= 0; i--)
+        l.at[i] = first % f->counts[i], first /= f->counts[i];
+    l.image = first;
+    l.some = smaller(f->counts[AXES - 1] - l.at[AXES - 1], count);
+    return l;
+}
+
+/* Where the first position of a line is in the result, or in what is added to it. */
+static int64_t place_of(const struct image_convolution *a, const phase *f, const line *l, const steps *y)
+{
+    const int64_t each[] = {y->slice, y->row, y->column};
+    int64_t place = l->image * y->image;
+    for (int i = 0; i < AXES; i++)
+        place += (l->at[i] * a->axes[i]->phases + f->first[i]) * each[i];
+    return place;
+}
+
 /* Some channels of what positions see: where each part of it lies, [part][apart]. */
 typedef struct {
     int64_t first, channels, apart;
@@ -43,16 +110,32 @@ typedef struct {
     float *copy; /* where parts are copied to that have gaps, or are partly outside of the image */
 } view;
 
-/* Copy the part of a window that is seen in an image's row from `column` on; returns where. */
-static const float *copy_part(const struct image_convolution *a, const float *line, int64_t column,
-                              view *seen)
+/* What a row of taps sees of the first position's image: NULL if that is outside. */
+static const float *seen_row(const struct image_convolution *a, const phase *f, const line *l,
+                             const view *seen, int64_t row)
+{
+    const steps *x = a->x_steps;
+    const int64_t each[] = {x->slice, x->row}, taps[] = {row / f->n_taps[1], row % f->n_taps[1]};
+    const float *from = a->x + l->image * x->image + seen->first * x->channel;
+    for (int i = 0; i < 2; i++) {
+        const int64_t at = l->at[i] * a->axes[i]->stride + f->taps[i][taps[i]];
+        if (at < 0 || at >= a->axes[i]->size)
+            return NULL;
+        from += at * each[i];
+    }
+    return from;
+}
+
+/* Copy what is seen in an image's row of `count` columns from `column` on; returns where. */
+static const float *copy_part(const struct image_convolution *a, const float *row, int64_t column,
+                              int64_t count, view *seen)
 {
     const int64_t step = a->x_steps->channel, channels = seen->channels;
     const float *const part = seen->copy;
-    for (int64_t k = 0; k < a->together; k++, column++, seen->copy += channels) {
+    for (int64_t k = 0; k < count; k++, column++, seen->copy += channels) {
         float *restrict to = seen->copy;
-        const float *from = line + column * a->x_steps->column;
-        const int outside = column < 0 || column >= a->columns->size;
+        const float *from = row + column * a->x_steps->column;
+        const int outside = column < 0 || column >= a->axes[2]->size;
         if (step == 1 && !outside)
             copy_floats(to, from, channels);
         else
@@ -62,76 +145,73 @@ static const float *copy_part(const struct image_convolution *a, const float *li
     return part;
 }
 
-/* Of `count` positions from column `j` of the result on, those that see the image with a tap, or with all of
-   a row of the kernel, and where the first would see it. */
-typedef struct {
-    int64_t start, low, high;
-} stretch;
-
-static inline stretch inside(const struct image_convolution *a, int64_t tap, int64_t j, int64_t count)
-{
-    const axis *v = a->columns;
-    const int dense =
-        a->x_steps->channel == 1 && (a->together == 1 || a->x_steps->column == a->channels);
-    const int64_t start = j * v->stride - v->begin + tap * v->dilation, step = v->stride;
-    const int64_t room = v->size - a->together - start, before = start < 0 ? -start : 0;
-    const int64_t low = smaller(step == 1 ? before : (before + step - 1) / step, count);
-    int64_t high = dense && room >= 0 ? smaller((step == 1 ? room : room / step) + 1, count) : 0;
-    return (stretch){start, low, high < low ? low : high};
-}
-
 /* Find where each part of what `count` positions from `first` on see lies. */
-static void find_rows(const struct image_convolution *a, int64_t first, int64_t count, view seen)
+static void find_rows(const struct image_convolution *a, const phase *f, int64_t first, int64_t count,
+                      view seen)
 {
-    const axis *u = a->rows, *v = a->columns;
-    const int64_t parts = v->kernel / a->together, step = v->stride * a->x_steps->column;
-    const int copied = a->together > 1 || a->x_steps->channel != 1;
-    for (int64_t r = 0, some; r < count; r += some) {
-        const int64_t j = (first + r) % v->count, i = (first + r) / v->count;
-        const float *image =
-            a->x + i / u->count * a->x_steps->image + seen.first * a->x_steps->channel;
-        const int64_t above = i % u->count * u->stride - u->begin;
-        some = smaller(v->count - j, count - r);
-        for (int64_t tap = 0; tap < parts; tap++) {
-            const stretch s = inside(a, tap, j, some);
-            for (int64_t ky = 0, row = above; ky < u->kernel; ky++, row += u->dilation) {
-                const float **to = seen.rows + (ky * parts + tap) * seen.apart + r;
-                const int missing = row < 0 || row >= u->size;
-                const float *line = image + row * a->x_steps->row;
-                const int64_t low = missing ? some : s.low, high = missing ? some : s.high;
-                for (int64_t p = low; p < high; p++)
-                    to[p] = line + s.start * a->x_steps->column + p * step;
-                for (int64_t p = low > 0 ? 0 : high; p < some; p = p + 1 == low ? high : p + 1)
-                    to[p] = copied && !missing ? copy_part(a, line, s.start + p * v->stride, &seen)
-                                               : zeros;
+    const span *v = a->axes[2];
+    const int64_t n = f->n_taps[2], wide = a->adjacent ? n : 1, parts = n / wide;
+    const int64_t step = v->stride * a->x_steps->column, n_rows = f->n_taps[0] * f->n_taps[1];
+    const int flat = a->x_steps->channel == 1 && (wide == 1 || a->x_steps->column == a->channels);
+    line l;
+    for (int64_t r = 0; r < count; r += l.some) {
+        l = line_of(f, first + r, count - r);
+        for (int64_t part = 0; part < parts; part++) {
+            /* Positions that see the image with the tap, or with all of a row of them. */
+            const int64_t start = l.at[2] * v->stride + f->taps[2][part], room = v->size - wide - start;
+            const int64_t before = start < 0 ? -start : 0;
+            const int64_t low = smaller(v->stride == 1 ? before : (before + v->stride - 1) / v->stride, l.some);
+            int64_t high = flat && room >= 0 ? smaller((v->stride == 1 ? room : room / v->stride) + 1, l.some) : 0;
+            high = high < low ? low : high;
+            for (int64_t row = 0; row < n_rows; row++) {
+                const float **to = seen.rows + (row * parts + part) * seen.apart + r;
+                const float *from = seen_row(a, f, &l, &seen, row);
+                for (int64_t p = from ? low : l.some; p < high; p++)
+                    to[p] = from + start * a->x_steps->column + p * step;
+                for (int64_t p = from && !low ? high : 0; p < l.some; p = from && p + 1 == low ? high : p + 1) {
+                    const int64_t column = start + p * v->stride;
+                    const int outside = column >= v->size || column + wide <= 0 || (wide == 1 && flat);
+                    to[p] = from && !outside ? copy_part(a, from, column, wide, &seen) : zeros;
+                }
             }
         }
     }
 }
 
 /* Elements from one position of an image to the next; 0 if not all are so far apart. */
-static int64_t step_of(const steps *x, int64_t rows, int64_t columns)
+static int64_t step_of(const struct image_convolution *a, const steps *x)
 {
-    return x->channel == 1 && x->row == columns * x->column && x->image == rows * x->row ? x->column : 0;
+    const int64_t row = a->axes[2]->count * x->column, slice = a->axes[1]->count * row;
+    const int uniform = x->channel == 1 && x->row == row && x->slice == slice &&
+                        x->image == a->axes[0]->count * slice;
+    return uniform && phases_of(a) == 1 ? x->column : 0;
 }
 
 /* Write the sums of `rows` positions from `first` on, of some filters, to an image of any strides. */
-static void put_positions(const struct image_convolution *a, int64_t first, int64_t rows, int64_t filter,
-                          const float *sums, activation f, int64_t count)
+static void put_positions(const struct image_convolution *a, const phase *f, int64_t first, int64_t rows,
+                          int64_t filter, const float *sums, activation active, int64_t count)
 {
-    const int64_t height = a->rows->count, columns = a->columns->count;
+    const int64_t phases = a->axes[2]->phases;
     const steps *of_y = a->y_steps, *of_addend = a->addend_steps;
-    float addend[PANEL], part[PANEL];
-    for (int64_t r = 0; r < rows; r++, sums += PANEL) {
-        const int64_t j = (first + r) % columns, i = (first + r) / columns % height;
-        const int64_t n = (first + r) / columns / height;
-        for (int64_t e = 0; a->addend && e < count; e++)
-            addend[e] = a->addend[n * of_addend->image + i * of_addend->row + j * of_addend->column +
-                                  (filter + e) * of_addend->channel];
-        put_floats((target){part, 0, NULL, a->addend ? addend : NULL, 0, f}, sums, count);
-        float *y = a->y + n * of_y->image + i * of_y->row + j * of_y->column + filter * of_y->channel;
-        for (int64_t e = 0; e < count; e++)
-            y[e * of_y->channel] = part[e];
+    float copy[PANEL], part[PANEL];
+    line l;
+    for (int64_t r = 0; r < rows; r += l.some) {
+        l = line_of(f, first + r, rows - r);
+        float *y = a->y + place_of(a, f, &l, of_y) + filter * of_y->channel;
+        const float *addend =
+            a->addend ? a->addend + place_of(a, f, &l, of_addend) + filter * of_addend->channel : NULL;
+        for (int64_t p = 0; p < l.some; p++, sums += PANEL, y += phases * of_y->column) {
+            const float *added = addend;
+            if (addend && of_addend->channel != 1) {
+                for (int64_t e = 0; e < count; e++)
+                    copy[e] = addend[e * of_addend->channel];
+                added = copy;
+            }
+            put_floats((target){of_y->channel == 1 ? y : part, 0, NULL, added, 0, active}, sums, count);
+            for (int64_t e = 0; e < count && of_y->channel != 1; e++)
+                y[e * of_y->channel] = part[e];
+            addend = addend ? addend + phases * of_addend->column : NULL;
+        }
     }
 }
 
@@ -139,9 +219,7 @@ static void put_positions(const struct image_convolution *a, int64_t first, int6
    `y` is NULL for images with gaps. */
 static target target_of(const struct image_convolution *a, int64_t first, int64_t filter, int64_t column)
 {
-    const int64_t height = a->rows->count, width = a->columns->count;
-    const int64_t step = step_of(a->y_steps, height, width);
-    const int64_t addend_step = a->addend ? step_of(a->addend_steps, height, width) : 0;
+    const int64_t step = step_of(a, a->y_steps), addend_step = a->addend ? step_of(a, a->addend_steps) : 0;
     const int direct = step && (!a->addend || addend_step);
     const activation f = {moved(a->slopes, column), (float)a->gate, (float)a->offset, (float)a->factor,
                           (float)a->term, (float)a->low, (float)a->high};
@@ -153,7 +231,7 @@ static target target_of(const struct image_convolution *a, int64_t first, int64_
 static void follow(const struct image_convolution *a, int64_t first, int64_t count, int64_t filter,
                    int64_t filters, int64_t all)
 {
-    const int64_t plane = a->rows->count * a->columns->count;
+    const int64_t plane = a->axes[0]->count * a->axes[1]->count * a->axes[2]->count;
     struct elementwise program = a->program;
     program.inputs[0] = program.output = a->y;
     if (a->follows == 1)
@@ -167,10 +245,7 @@ static void follow(const struct image_convolution *a, int64_t first, int64_t cou
 static int image_convolution(const void *arguments, int64_t begin, int64_t end)
 {
     const struct image_convolution *a = arguments;
-    const axis *u = a->rows, *v = a->columns;
-    const int64_t filters = a->filters, positions = a->images * u->count * v->count;
-    const int64_t parts = u->kernel * v->kernel / a->together, depth = a->together * a->channels;
-    const int64_t k = parts * depth, panels = (filters + PANEL - 1) / PANEL;
+    const int64_t filters = a->filters, panels = (filters + PANEL - 1) / PANEL, phases = phases_of(a);
     const int64_t padded = (filters + GRAIN - 1) / GRAIN * GRAIN;
     const int dense = a->x_steps->channel == 1;
     _Alignas(64) float copy[COPIED], sums[BLOCK * PANEL];
@@ -178,15 +253,20 @@ static int image_convolution(const void *arguments, int64_t begin, int64_t end)
     int64_t known = -1, seen = 0; /* which rows have been found; filters before those to follow */
     for (int64_t item = begin; item < end; item++) {
         const int64_t panel = item % panels, group = item / panels % a->groups;
-        const int64_t first = item / panels / a->groups * a->block;
-        const int64_t count = smaller(a->block, positions - first), column = panel * PANEL;
+        const int64_t place = item / panels / a->groups, first = place / phases * a->block;
+        const phase f = phase_of(a, place % phases);
+        const int64_t count = smaller(a->block, f.positions - first), column = panel * PANEL;
+        if (count <= 0)
+            continue;
+        const int64_t wide = a->adjacent ? f.n_taps[2] : 1, depth = wide * a->channels;
+        const int64_t parts = f.n_taps[0] * f.n_taps[1] * f.n_taps[2] / wide, k = parts * depth;
         const int64_t width = smaller(PANEL, padded - column);
         const int64_t some = smaller(width, filters - column), filter = group * filters + column;
-        const float *w = a->weights + (group * padded + column) * k;
+        const float *w = f.weights + (group * padded + column) * k;
         /* Copies are of one group, addresses are those of the first one. */
-        const int64_t channel = group * a->channels, of = dense ? first : first * a->groups + group;
+        const int64_t channel = group * a->channels, of = dense ? place : item / panels;
         if (of != known)
-            find_rows(a, first, count,
+            find_rows(a, &f, first, count,
                       (view){dense ? 0 : channel, a->channels, a->block, rows, copy});
         known = of;
         const target y = target_of(a, first, filter, group * padded + column);
@@ -195,7 +275,7 @@ static int image_convolution(const void *arguments, int64_t begin, int64_t end)
         multiply_panel((operands){rows, zeros, a->block, parts, dense ? channel : 0, depth}, count, w, width,
                        item + 1 < end ? w + width * k : a->weights, direct ? &y : &apart, some);
         if (!direct)
-            put_positions(a, first, count, filter, sums, y.activation, some);
+            put_positions(a, &f, first, count, filter, sums, y.activation, some);
         const int64_t ready = filter + some;
         seen = panel && item > begin ? seen : filter;
         if (a->follows && (panel + 1 == panels || item + 1 == end || ready - seen == a->program.tile)) {
@@ -206,101 +286,196 @@ static int image_convolution(const void *arguments, int64_t begin, int64_t end)
     return 0;
 }
 
-/* The sums of channels from `c` on, `vectors` vectors of them or, as one, `count`; of `positions`, which see
-   channel 0 at `from`. Positions and vectors are constants. */
-INLINED void add_taps(const float *const *rows, int64_t apart, int64_t n_taps, int64_t from,
-                      const float *w, int64_t channels, int64_t c, int64_t count, const target *to,
-                      int positions, int vectors)
+/* Find where each column that a row of taps sees lies, of `count` positions from `first` on: [row][apart]. */
+static void find_columns(const struct image_convolution *a, const phase *f, int64_t first, int64_t count,
+                         view seen)
 {
+    const span *v = a->axes[2];
+    const int64_t n_rows = f->n_taps[0] * f->n_taps[1], *taps = f->taps[2];
+    const int64_t reach = taps[f->n_taps[2] - 1] - taps[0], step = a->x_steps->column;
+    line l;
+    for (int64_t r = 0, at = 0, wide; r < count; r += l.some, at += wide) {
+        l = line_of(f, first + r, count - r);
+        wide = (l.some - 1) * v->stride + reach + 1;
+        const int64_t start = l.at[2] * v->stride + taps[0], low = smaller(start < 0 ? -start : 0, wide);
+        const int64_t high = smaller(v->size > start ? v->size - start : 0, wide);
+        for (int64_t row = 0; row < n_rows; row++) {
+            const float **to = seen.rows + row * seen.apart + at;
+            const float *from = seen_row(a, f, &l, &seen, row);
+            if (a->x_steps->channel == 1)
+                for (int64_t c = from ? low : wide; c < high; c++)
+                    to[c] = from + (start + c) * step;
+            else
+                for (int64_t c = from ? low : wide; c < high; c++)
+                    to[c] = copy_part(a, from, start + c, 1, &seen);
+            for (int64_t c = 0; c < (from ? low : wide); c++)
+                to[c] = zeros;
+            for (int64_t c = high; c < wide; c++)
+                to[c] = zeros;
+        }
+    }
+}
+
+/* What some positions of a line see of some channels: [row of taps][apart] columns from the first one's on;
+   weights are [row][tap][channels]. */
+typedef struct {
+    const float *const *columns;
+    int64_t apart, n_rows, n_taps, stride, from;
+    const int64_t *taps;
+    const float *w;
+    int64_t channels;
+} sights;
+
+/* The sums of channels from `c` on, `vectors` vectors of them or, for 0, `count`; of `positions` in a line.
+   `stride` is 1 or 2 if taps see adjacent columns, so far apart, or 0. These three are constants. */
+INLINED void add_taps(const sights *x, int64_t c, int64_t count, const target *to, int positions, int vectors,
+                      int stride)
+{
+    const int wide = vectors ? vectors : 1;
     vector sums[TILE * WIDE];
 #define EACH                                                                                       \
     _Pragma("GCC unroll 8") for (int p = 0; p < positions; p++)                                    \
-        _Pragma("GCC unroll 4") for (int j = 0; j < vectors; j++)
-#define LOADED(from) (vectors == 1 ? load_some(from, count) : loaded((from) + j * LANES))
-    EACH sums[p * vectors + j] = LOADED(to->bias + c);
-    for (int64_t t = 0; t < n_taps; t++, w += channels, rows += apart) {
-        if (all_at(zeros, rows, positions))
+        _Pragma("GCC unroll 2") for (int j = 0; j < wide; j++)
+#define LOADED(from) (vectors ? loaded((from) + j * LANES) : load_some(from, count))
+/* Each column is loaded once for all positions that see it with one of some taps. */
+#define ADD(some)                                                                                  \
+    {                                                                                              \
+        vector weights[some * WIDE];                                                               \
+        _Pragma("GCC unroll 8") for (int t = 0; t < some; t++)                                     \
+            _Pragma("GCC unroll 2") for (int j = 0; j < wide; j++)                                 \
+                weights[t * wide + j] = LOADED(w + t * x->channels);                               \
+        _Pragma("GCC unroll 32") for (int i = 0; i < (positions - 1) * stride + some; i++)         \
+        {                                                                                          \
+            const float *const seen = columns[k + i] + from;                                       \
+            _Pragma("GCC unroll 2") for (int j = 0; j < wide; j++)                                 \
+            {                                                                                      \
+                const vector value = LOADED(seen);                                                 \
+                _Pragma("GCC unroll 8") for (int p = 0; p < positions; p++)                        \
+                    if (i >= p * stride && i < p * stride + some)                                  \
+                        sums[p * wide + j] += value * weights[(i - p * stride) * wide + j];        \
+            }                                                                                      \
+        }                                                                                          \
+        w += some * x->channels;                                                                   \
+    }
+    const float *w = x->w + c;
+    const int64_t from = x->from + c, n_taps = x->n_taps, *const taps = x->taps;
+    EACH sums[p * wide + j] = LOADED(to->bias + c);
+    const float *const *columns = x->columns;
+    for (int64_t row = 0; row < x->n_rows; row++, columns += x->apart) {
+        if (all_at(zeros, columns, (int)((positions - 1) * x->stride + taps[n_taps - 1] - taps[0] + 1))) {
+            w += n_taps * x->channels;
             continue;
-        vector weights[WIDE];
-#pragma GCC unroll 4
-        for (int j = 0; j < vectors; j++)
-            weights[j] = LOADED(w + c);
-        EACH sums[p * vectors + j] += LOADED(rows[p] + from + c) * weights[j];
+        }
+        int64_t k = 0;
+        if (stride) {
+            for (; k + 5 <= n_taps; k += 5)
+                ADD(5)
+            for (; k + 3 <= n_taps; k += 3)
+                ADD(3)
+        }
+        for (; k < n_taps; k++, w += x->channels) {
+            const int64_t at = taps[k] - taps[0];
+            vector weights[WIDE];
+#pragma GCC unroll 2
+            for (int j = 0; j < wide; j++)
+                weights[j] = LOADED(w);
+            EACH sums[p * wide + j] += LOADED(columns[p * x->stride + at] + from) * weights[j];
+        }
     }
     if (to->addend)
-        EACH sums[p * vectors + j] += LOADED(to->addend + p * to->addend_step + c);
+        EACH sums[p * wide + j] += LOADED(to->addend + p * to->addend_step + c);
     const activation f = to->activation;
     if (f.slopes)
-        EACH sums[p * vectors + j] = sloped(sums[p * vectors + j], LOADED(f.slopes + c));
+        EACH sums[p * wide + j] = sloped(sums[p * wide + j], LOADED(f.slopes + c));
     if (f.gate)
-        EACH sums[p * vectors + j] = gated(sums[p * vectors + j], f);
+        EACH sums[p * wide + j] = gated(sums[p * wide + j], f);
     if (f.low > -INFINITY || f.high < INFINITY)
-        EACH sums[p * vectors + j] = bounded(sums[p * vectors + j], f.low, f.high);
+        EACH sums[p * wide + j] = bounded(sums[p * wide + j], f.low, f.high);
     float *const y = to->y + c;
     const int64_t step = to->step;
-    EACH store_some(y + p * step + j * LANES, sums[p * vectors + j], vectors == 1 ? count : LANES);
+    EACH store_some(y + p * step + j * LANES, sums[p * wide + j], vectors ? LANES : count);
 #undef EACH
 #undef LOADED
+#undef ADD
 }
 
 /* As `add_taps`, for any number of channels: the last vectors may have some of those before again. */
-INLINED void add_channels(const float *const *rows, int64_t apart, int64_t n_taps, int64_t from,
-                          const float *w, int64_t channels, int64_t count, const target *to,
-                          int positions)
+INLINED void add_channels(const sights *x, int64_t count, const target *to, int positions, int stride)
 {
-    for (int64_t c = 0, some; c < count; c += some) {
-        const int64_t left = count - c;
-        some = WIDE > 2 && count >= WIDE * LANES && left > 2 * LANES ? WIDE * LANES
-               : count >= 2 * LANES && left > LANES                  ? 2 * LANES
-                                                                     : smaller(count, LANES);
+    if (!stride && count < LANES)
+        add_taps(x, 0, count, to, positions, 0, 0);
+    for (int64_t c = 0, some; c < count && count >= LANES; c += some) {
+        some = count >= WIDE * LANES && count - c > (WIDE - 1) * LANES ? WIDE * LANES : LANES;
         c = smaller(c, count - some);
-        if (some > 2 * LANES)
-            add_taps(rows, apart, n_taps, from, w, channels, c, some, to, positions, WIDE);
-        else if (some == 2 * LANES)
-            add_taps(rows, apart, n_taps, from, w, channels, c, some, to, positions, 2);
+        if (some > LANES)
+            add_taps(x, c, some, to, positions, WIDE, stride);
         else
-            add_taps(rows, apart, n_taps, from, w, channels, c, some, to, positions, 1);
+            add_taps(x, c, some, to, positions, 1, stride);
     }
+}
+
+/* As `add_channels`; returns for how many positions of `count`. */
+static int64_t add_some(const sights *x, int64_t channels, const target *to, int64_t count, int stride)
+{
+    const int64_t tiles = (count + TILE - 1) / TILE, positions = (count + tiles - 1) / tiles;
+#define OF(number)                                                                                 \
+    case number:                                                                                   \
+        if (stride == 1)                                                                           \
+            add_channels(x, channels, to, number, 1);                                              \
+        else                                                                                       \
+            add_channels(x, channels, to, number, 2);                                              \
+        return number;
+    switch (stride && channels >= LANES ? positions : 0) {
+        OF(4) OF(5) OF(6) OF(7) OF(8)
+    }
+#undef OF
+    if (count >= 8)
+        return add_channels(x, channels, to, 8, 0), 8;
+    if (count >= 4)
+        return add_channels(x, channels, to, 4, 0), 4;
+    return add_channels(x, channels, to, 1, 0), 1;
 }
 
 /* Here `filters` are the channels of an item; weights are [tap][channel]. */
 static int image_depthwise(const void *arguments, int64_t begin, int64_t end)
 {
     const struct image_convolution *a = arguments;
-    const axis *u = a->rows, *v = a->columns;
+    const span *v = a->axes[2];
     const int64_t channels = a->channels, chunks = (channels + a->filters - 1) / a->filters;
-    const int64_t positions = a->images * u->count * v->count, n_taps = u->kernel * v->kernel;
+    const int64_t phases = phases_of(a), stride = a->adjacent && v->stride < 3 ? v->stride : 0;
     const int dense = a->x_steps->channel == 1;
     _Alignas(64) float copy[COPIED], sums[TILE * PANEL];
-    const float *rows[ADDRESSES];
+    const float *columns[ADDRESSES];
     int64_t known = -1;
     for (int64_t item = begin; item < end; item++) {
-        const int64_t channel = item % chunks * a->filters, first = item / chunks * a->block;
-        const int64_t some = smaller(a->filters, channels - channel);
-        const int64_t count = smaller(a->block, positions - first);
-        const int64_t of = dense ? first : item;
+        const int64_t channel = item % chunks * a->filters, place = item / chunks;
+        const int64_t first = place / phases * a->block, some = smaller(a->filters, channels - channel);
+        const phase f = phase_of(a, place % phases);
+        const int64_t count = smaller(a->block, f.positions - first), n_rows = f.n_taps[0] * f.n_taps[1];
+        if (count <= 0)
+            continue;
+        const int64_t of = dense ? place : item, apart = ADDRESSES / n_rows, n_taps = f.n_taps[2];
         if (of != known)
-            find_rows(a, first, count, (view){dense ? 0 : channel, some, a->block, rows, copy});
+            find_columns(a, &f, first, count, (view){dense ? 0 : channel, some, apart, columns, copy});
         known = of;
         const target all = target_of(a, first, channel, channel);
-        const int64_t once = all.y ? some : smaller(some, PANEL);
-        for (int64_t c = 0, now = 0; c < some; c += now)
-            /* The last tile may have some positions of the one before again. */
-            for (int64_t p = 0, tile; p < count; p += tile) {
-                tile = count < TILE ? 1 : TILE;
-                p = smaller(p, count - tile), now = smaller(once, some - c);
-                const target direct = part_of(&all, p, c);
-                const target apart = {sums, PANEL, direct.bias, NULL, 0, NO_ACTIVATION};
-                const target *y = all.y ? &direct : &apart;
-                const int64_t from = (dense ? channel : 0) + c;
-                const float *w = a->weights + channel + c;
-                if (tile == 1)
-                    add_channels(rows + p, a->block, n_taps, from, w, channels, now, y, 1);
-                else
-                    add_channels(rows + p, a->block, n_taps, from, w, channels, now, y, TILE);
-                if (!all.y)
-                    put_positions(a, first + p, tile, channel + c, sums, direct.activation, now);
+        const int64_t once = all.y ? some : smaller(some, PANEL), reach = f.taps[2][n_taps - 1] - f.taps[2][0];
+        line l;
+        for (int64_t r = 0, at = 0; r < count; r += l.some, at += (l.some - 1) * v->stride + reach + 1) {
+            l = line_of(&f, first + r, count - r);
+            for (int64_t c = 0, now; c < some; c += now) {
+                now = smaller(once, some - c);
+                for (int64_t p = 0, tile; p < l.some; p += tile) {
+                    const target direct = part_of(&all, r + p, c);
+                    const target own = {sums, PANEL, direct.bias, NULL, 0, NO_ACTIVATION};
+                    const sights x = {columns + at + p * v->stride, apart, n_rows, n_taps, v->stride,
+                                      (dense ? channel : 0) + c, f.taps[2], f.weights + channel + c, channels};
+                    tile = add_some(&x, now, all.y ? &direct : &own, l.some - p, (int)stride);
+                    if (!all.y)
+                        put_positions(a, &f, first + r + p, tile, channel + c, sums, direct.activation, now);
+                }
             }
+        }
         if (a->follows)
             follow(a, first, count, channel, some, channels);
     }

@@ -9,9 +9,9 @@ typedef struct {
     int64_t size, count, kernel, stride, dilation, begin;
 } axis;
 
-/* Elements from one image, channel, row or column to the next. */
+/* Elements from one image, channel, row, column or slice to the next. */
 typedef struct {
-    int64_t image, channel, row, column;
+    int64_t image, channel, row, column, slice;
 } steps;
 
 #endif
