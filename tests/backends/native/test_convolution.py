@@ -59,9 +59,21 @@ def test_convolution_of_few_channels_equals_numpy(name, dims, filters, kernel, a
     check(node_of(name, inputs, [1], **attrs), inputs, TOLERANCE)
 
 
-def test_convolution_of_a_row_that_does_not_fit_has_no_compiled_kernel():
-    inputs = draw("Conv", (1, 600, 8, 8), 4, (3, 3), {})
-    assert kernel_of(node_of("Conv", inputs, [1]), LIBRARIES[0]) is None
+@pytest.mark.parametrize("constant", [[1, 2], [1], [2], []])
+def test_convolution_of_windows_larger_than_a_cache_equals_numpy(constant):
+    inputs = draw("Conv", (1, 1700, 5, 5), 4, (3, 3), {})
+    tolerance = {"rtol": 1e-4, "atol": 1e-3}
+    check(node_of("Conv", inputs, constant, pads=[1] * 4), inputs, tolerance)
+
+
+@pytest.mark.parametrize("constant", [[1], [2], []])
+@pytest.mark.parametrize(
+    ("name", "dims", "filters", "kernel", "attrs"),
+    [*[("Conv", *case) for case in CASES], *[("ConvTranspose", *case) for case in TRANSPOSED]],
+)
+def test_convolution_by_weights_of_a_run_equals_numpy(name, dims, filters, kernel, attrs, constant):
+    inputs = draw(name, dims, filters, kernel, attrs)
+    check(node_of(name, inputs, constant, **attrs), inputs, TOLERANCE)
 
 
 def test_transposed_convolution_of_many_channels_to_few_equals_numpy():

@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise, product
-from typing import Any
 
 import numpy as np
 
@@ -22,7 +21,14 @@ from penstock.backends.native.dense import (
     unpacked_panels,
 )
 from penstock.backends.native.elementwise import additions_of, program_behind
-from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
+from penstock.backends.native.kernel import (
+    WORKSPACE,
+    NativeCall,
+    Site,
+    Tensor,
+    UnsupportedError,
+    Word,
+)
 from penstock.core.records import NamedTuple, replace
 from penstock.core.types import FLOAT32, TensorType
 from penstock.host.on_demand import imported
@@ -38,6 +44,7 @@ _TRANSPOSED_WINDOWS = imported("penstock.ops.onnx.deconvolution.transposed_windo
 
 # As in c/image_convolution.c.
 _COPIED, _MOST_CHANNELS, _ADDRESSES, _AXES = 14336, 8192, 4096, 3
+_TILE = 6  # rows of a product that are computed together where its columns are many
 _OUTSIDE = -(2**40)  # of any image
 _CACHED = 1152  # elements
 # Channels below which taps are read together, and positions of an item that are enough for them.
@@ -54,7 +61,8 @@ class _Chain(NamedTuple):
     conv: Node
     x: int
     w: int
-    bias: np.ndarray | None
+    bias: np.ndarray | int | None
+    """numbers, or the tensor that has them in a run"""
     addend: int | None
     slopes: np.ndarray | None = None
     gate: tuple[float, ...] = (0.0, 0.0, 1.0, 0.0)
@@ -177,23 +185,24 @@ def _of_phase(axis: Window, phase: int) -> tuple[tuple[int, int], ...]:
 
 @family(fused_with("Conv"), work=image_workload)
 def image_convolution(site: Site) -> NativeCall | None:
-    """Conv and ConvTranspose over one to three axes with constant weights, by all channels or by
-    one each; with an Add of another image and elementwise operations behind a Conv."""
+    """Conv and ConvTranspose over one to three axes, by all channels or by one each; with an Add of
+    another image and elementwise operations behind a Conv."""
     chain = _chain(site)
-    w = None if chain is None else site.weights(chain.w)
-    x = None if chain is None else site.input(chain.x)
-    if chain is None or x is None or w is None or x.dtype != FLOAT32 or w.dtype != FLOAT32:
+    if chain is None:
+        return None
+    x, w = site.input(chain.x), site.input(chain.w)
+    if x is None or w is None or x.dtype != FLOAT32 or w.dtype != FLOAT32:
         return None
     sizes, group = x.dims[2:], chain.conv.attrs.get("group", 1)
-    if not 1 <= len(sizes) <= _AXES or 0 in (*x.dims, *site.output().dims, *w.shape):
+    if not 1 <= len(sizes) <= _AXES or 0 in (*x.dims, *site.output().dims, *w.dims):
         return None
-    axes = spans(chain.conv, w.shape[2:], sizes)
+    axes = spans(chain.conv, w.dims[2:], sizes)
     if axes is None:
         return None
     axes = [Span(1, 1, 1, (((0, 0),),))] * (_AXES - len(sizes)) + axes
     is_depthwise = group == site.output().dims[1] == x.dims[1] > 1
     build = _of_each_channel if is_depthwise else _of_all_channels
-    calls = build(site, chain, w, axes)
+    calls = build(site, chain, axes)
     images = chain.x, chain.addend, len(site.node.inputs)
     if calls is None:
         return None
@@ -206,18 +215,13 @@ def image_convolution(site: Site) -> NativeCall | None:
 def _chain(site: Site) -> _Chain | None:
     """What a node computes, if it is one that there are kernels for."""
     if not is_fused(site.node):
-        bias = site.constant(2)
-        if len(site.node.inputs) > 2 and site.node.inputs[2] is not None and bias is None:
-            return None
-        return _Chain(site.node, 0, 1, bias, None)
+        return _Chain(site.node, 0, 1, _bias(site, 2), None)
     region, output = site.node.attrs["region"], site.output()
     if any(v is None or v.type != output for part in region.nodes for v in part.outputs):
         return None
     place: dict[Value | None, int] = {value: i for i, value in enumerate(region.inputs)}
     conv, *others = region.nodes
-    bias = None if conv.input(2) is None else site.constant(place[conv.input(2)])
-    if (bias is None) != (conv.input(2) is None):
-        return None
+    bias = None if conv.input(2) is None else _bias(site, place[conv.input(2)])
     x, w, *_ = conv.inputs
     chain = _Chain(conv, place[x], place[w], bias, None)
     if others[0].op.name == "Add":
@@ -231,6 +235,13 @@ def _chain(site: Site) -> _Chain | None:
     if limits is None:
         return chain._replace(first=len(parts(site.node)) - len(others))
     return active._replace(low=limits[0], high=limits[1])
+
+
+def _bias(site: Site, i: int) -> np.ndarray | int | None:
+    if site.input(i) is None:
+        return None
+    bias = site.constant(i)
+    return i if bias is None else bias
 
 
 def _activated(
@@ -270,12 +281,20 @@ def _slopes(site: Site, place: Mapping[Value | None, int], node: Node) -> np.nda
     return np.broadcast_to(slopes, shape).reshape(-1)
 
 
-def _words(chain: _Chain, site: Site, weights: np.ndarray, groups: int, every: int) -> tuple:
+def _words(
+    chain: _Chain, site: Site, packing: _Packing, every: int, given: bool
+) -> tuple[Word, ...]:
     """The first arguments of a call; bias and slopes are of ``every`` filters in each group."""
-    bias = _of_filters(np.zeros(1, FLOAT32) if chain.bias is None else chain.bias, groups, every)
+    groups, none = packing.groups or 1, np.zeros(1, FLOAT32)
+    bias = chain.bias if isinstance(chain.bias, np.ndarray) else none
     slopes = None if chain.slopes is None else _of_filters(chain.slopes, groups, every)
     addend = None if chain.addend is None else Tensor(chain.addend)
-    return Tensor(chain.x), weights, bias, slopes, addend, site.result()
+    packed: tuple[Word, ...] = (WORKSPACE, None)
+    if not given:
+        w = site.weights(chain.w)
+        assert w is not None
+        packed = packing.weights(w).arrays[0], _of_filters(bias, groups, every)
+    return Tensor(chain.x), *packed, slopes, addend, site.result()
 
 
 def _of_filters(numbers: np.ndarray, groups: int, every: int) -> np.ndarray:
@@ -320,8 +339,23 @@ class _Packing(NamedTuple):
         return [channels * width * math.prod(map(len, p)) * _sees(p) for p in self.phases]
 
     def places(self) -> np.ndarray:
-        """Where each phase begins."""
-        return np.array([0, *accumulate(self.sizes())][:-1], np.int64)
+        """Where each phase begins, and the last one ends."""
+        return np.array([0, *accumulate(self.sizes())], np.int64)
+
+    def given_words(self, chain: _Chain, items: int) -> tuple[Word, ...]:
+        """What the packing of weights that a run gives needs to know."""
+        kernel = self.shape[2:]
+        strides = packed_strides((1,) * (_AXES - len(kernel)) + kernel, 1)
+        taps = [
+            sum(k * step for k, step in zip(tap, strides, strict=True))
+            for phase in filter(_sees, self.phases)
+            for tap in product(*phase)
+        ]
+        size, other = math.prod(kernel), self.shape[1] * math.prod(kernel)
+        steps = (size, other) if self.transposed else (other, size)
+        merged = self.given // self.groups if self.groups else 1
+        bias = Tensor(chain.bias) if isinstance(chain.bias, int) else chain.bias
+        return Tensor(chain.w), bias, np.array([size, *steps, merged, items, *taps], np.int64)
 
     def pack(self, w: np.ndarray) -> tuple[np.ndarray]:
         if self.transposed:  # [channel, filter of a group, ...]
@@ -355,19 +389,60 @@ def _sees(phase: Sequence[Sequence[int]]) -> bool:
     return all(taps[0] >= 0 for taps in phase)
 
 
-def _packing(chain: _Chain, axes: Sequence[Span], groups: int, w: ConstantRef) -> _Packing:
+def _packing(site: Site, chain: _Chain, axes: Sequence[Span], groups: int) -> _Packing:
     taps = tuple([tuple([tuple([k for k, _ in taps]) for taps in a.taps]) for a in axes])
     transposed, given = chain.conv.op.name == "ConvTranspose", chain.conv.attrs.get("group", 1)
-    return _Packing(taps, transposed, given, groups, w.shape)
+    w = site.input(chain.w)
+    assert w is not None
+    return _Packing(taps, transposed, given, groups, w.dims)
 
 
-def _held(packing: _Packing, chain: _Chain, weights: Reordered) -> dict[str, Any]:
-    """What holds the weights of a call: a transposed convolution holds them in both orders."""
-    return {"keep": weights} if packing.transposed else {"reordered": {chain.w: weights}}
+def _convolution(
+    site: Site,
+    chain: _Chain,
+    packing: _Packing,
+    axes: Sequence[Span],
+    numbers: Sequence[int],
+    every: int,
+    room: int,
+    items: int,
+    work: Workload,
+) -> NativeCall:
+    """A call; ``numbers``: channels and filters of a group, positions of an item, and whether taps
+    of a row are adjacent; ``work`` is that of an item."""
+    x, constant = site.input(chain.x), site.weights(chain.w)
+    assert x is not None
+    given = constant is None or isinstance(chain.bias, int)
+    name = "image_convolution" if packing.groups else "image_depthwise"
+    words = (
+        *_words(chain, site, packing, every, given),
+        *[axis.words for axis in axes],
+        packing.places(),
+        *(*chain.gate, chain.low, chain.high),
+        *(x.dims[0], packing.groups or 1, *numbers, room),
+        *(packing.given_words(chain, items) if given else (None,) * 3),
+        *(None, None, None),
+    )
+    ns = part_ns(work)
+    if not given:
+        # Weights of a transposed convolution are held in both orders.
+        weights = packing.weights(constant)
+        held = {"keep": weights} if packing.transposed else {"reordered": {chain.w: weights}}
+        return NativeCall(name, words, items, ns, can_fail=room > _COPIED, **held)
+    size = int(packing.places()[-1]) + (packing.groups or 1) * every
+    return NativeCall(
+        name.replace("image", "given"),
+        words,
+        items=1,
+        item_ns=items * ns + part_ns(Workload("gather", size * FLOAT32.itemsize)),
+        workspace=size * FLOAT32.itemsize,
+        stages=(2, items),
+        can_fail=room > _COPIED,
+    )
 
 
 def _of_all_channels(
-    site: Site, chain: _Chain, w: ConstantRef, axes: Sequence[Span]
+    site: Site, chain: _Chain, axes: Sequence[Span]
 ) -> tuple[NativeCall, NativeCall] | None:
     """The calls for images with their channels innermost, and for others, of which all that a
     position sees is copied."""
@@ -387,34 +462,25 @@ def _of_all_channels(
     addresses = taps // together
     if max(x.dims[1], together * channels) > _MOST_CHANNELS or addresses > _ADDRESSES:
         return None
-    packing = _packing(chain, axes, groups, w)
-    weights, phases = packing.weights(w), len(packing.phases)
-    positions = x.dims[0] * math.prod(axis.positions for axis in axes)
+    packing = _packing(site, chain, axes, groups)
+    phases, positions = len(packing.phases), x.dims[0] * math.prod(a.positions for a in axes)
 
-    def of_block(most: int) -> NativeCall:
+    def of_block(most: int, room: int) -> NativeCall:
         panels = math.ceil(every / PANEL) * groups * phases
         blocks = blocks_of_rows(positions, panels, min(most, BLOCK))
+        # Of whole tiles, if there is room for so many.
         block = math.ceil(positions / blocks)
-        return NativeCall(
-            "image_convolution",
-            (
-                *_words(chain, site, weights.arrays[0], groups, every),
-                *([axis.words for axis in axes]),
-                packing.places(),
-                *(*chain.gate, chain.low, chain.high),
-                *(x.dims[0], groups),
-                *(channels, filters, block, int(is_run), None, None, None),
-            ),
-            items=math.ceil(positions / block) * panels,
-            item_ns=part_ns(Workload("image", flops=2 * k * min(every, PANEL) * block)),
-            **_held(packing, chain, weights),
-        )
+        block = min(math.ceil(block / _TILE) * _TILE, most, BLOCK)
+        items = math.ceil(positions / block) * panels
+        work = Workload("image", flops=2 * k * min(every, PANEL) * block)
+        numbers = channels, filters, block, int(is_run)
+        return _convolution(site, chain, packing, axes, numbers, every, room, items, work)
 
-    copied, addressed = _COPIED // (taps * channels), _ADDRESSES // addresses
-    copied = min(copied, addressed)
-    if not copied:
-        return None
-    return of_block(addressed if columns.inside or together == 1 else copied), of_block(copied)
+    addressed = _ADDRESSES // addresses
+    # Of large windows, copies of a few have memory of their own.
+    copied = min(_COPIED // k if k <= _COPIED // _TILE else _LEAST_BLOCK, addressed)
+    dense = of_block(addressed if columns.inside or together == 1 else copied, 0)
+    return dense, of_block(copied, copied * k)
 
 
 def _merged(groups: int, filters: int) -> int:
@@ -450,7 +516,7 @@ def _filters_of_panels(
 
 
 def _of_each_channel(
-    site: Site, chain: _Chain, w: ConstantRef, axes: Sequence[Span]
+    site: Site, chain: _Chain, axes: Sequence[Span]
 ) -> tuple[NativeCall, NativeCall] | None:
     x = site.input(chain.x)
     assert x is not None
@@ -461,8 +527,8 @@ def _of_each_channel(
     room, reach = _ADDRESSES // rows, columns.reach
     if room < reach or channels > _MOST_CHANNELS or rows * reach > _COPIED:
         return None
-    packing = _packing(chain, axes, 0, w)
-    weights, phases = packing.weights(w), len(packing.phases)
+    packing = _packing(site, chain, axes, 0)
+    phases = len(packing.phases)
 
     def most_positions(room: int) -> int:
         """The positions that see at most ``room`` columns, wherever they begin in a line."""
@@ -477,20 +543,10 @@ def _of_each_channel(
         chunks = math.ceil(channels / chunk) * phases
         blocks = blocks_of_rows(positions, chunks, most_positions(room))
         block = math.ceil(positions / blocks)
-        return NativeCall(
-            "image_depthwise",
-            (
-                *_words(chain, site, weights.arrays[0], 1, channels),
-                *([axis.words for axis in axes]),
-                packing.places(),
-                *(*chain.gate, chain.low, chain.high),
-                *(x.dims[0], 1),
-                *(channels, chunk, block, int(columns.adjacent), None, None, None),
-            ),
-            items=math.ceil(positions / block) * chunks,
-            item_ns=part_ns(Workload("depthwise image", flops=2 * block * chunk * taps)),
-            **_held(packing, chain, weights),
-        )
+        items = math.ceil(positions / block) * chunks
+        work = Workload("depthwise image", flops=2 * block * chunk * taps)
+        numbers = channels, chunk, block, int(columns.adjacent)
+        return _convolution(site, chain, packing, axes, numbers, channels, 0, items, work)
 
     # The weights of some channels, and what a few positions see of them, stay in the nearest cache.
     most = max(_CACHED // taps // PANEL, 1) * PANEL
@@ -517,6 +573,10 @@ def of_any_strides(
     output = site.output().dims
 
     def restrided(strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
+        # Weights and bias of a run must have no gaps.
+        read = {word.index for word in call.words if isinstance(word, Tensor)}
+        if any(strides[i] is not None for i in read.difference(images)):
+            raise UnsupportedError
         steps: list[np.ndarray | None] = []
         for i in images:
             type_ = None if i is None else site.tensors[i]

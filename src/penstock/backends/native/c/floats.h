@@ -36,6 +36,14 @@ static inline void copy_floats(float *restrict to, const float *restrict from, i
 #endif
 }
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+/* The first `count` lanes, as instructions for some of them take it. */
+static inline __m256i mask_of(int64_t count)
+{
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+#endif
+
 /* The first `count` lanes; all of a vector if these are more. */
 INLINED vector load_some(const float *from, int64_t count)
 {
@@ -43,6 +51,8 @@ INLINED vector load_some(const float *from, int64_t count)
         return loaded(from);
 #if defined(__AVX512F__)
     return (vector)_mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1), from);
+#elif defined(__AVX2__)
+    return (vector)_mm256_maskload_ps(from, mask_of(count));
 #else
     vector v = {0};
     copy_floats((float *)&v, from, count);
@@ -57,6 +67,8 @@ static inline void store_some(float *to, vector v, int64_t count)
     else
 #if defined(__AVX512F__)
         _mm512_mask_storeu_ps(to, (__mmask16)((1u << count) - 1), (__m512)v);
+#elif defined(__AVX2__)
+        _mm256_maskstore_ps(to, mask_of(count), (__m256)v);
 #else
         copy_floats(to, (const float *)&v, count);
 #endif

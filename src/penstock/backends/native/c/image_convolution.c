@@ -16,11 +16,12 @@
 
 // Its copies are too short for calls of memcpy and memset.
 // Compiler options: -ffp-contract=fast -fno-tree-loop-distribute-patterns
+#include <stdlib.h>
 #include "images.h"
 #include "panels.h"
 #include "programs.h"
 
-enum { COPIED = 14336, MOST_CHANNELS = 8192, ADDRESSES = 4096, AXES = 3 };
+enum { COPIED = 14336, MOST_CHANNELS = 8192, ADDRESSES = 4096, AXES = 3, LEAST_LINE = 24 };
 enum { TILE = 8, WIDE = BY_WIDTH(2, 1, 1) }; /* positions and vectors that are computed together */
 
 /* An axis: elements of the image and of the result; elements between what adjacent positions see; and for each
@@ -30,7 +31,14 @@ typedef struct {
     int64_t taps[];
 } span;
 
-/* Of both kernels. */
+/* Weights as a run gives them: their elements for each filter of a channel, and from one filter and one channel of a
+   group to the next; their groups that are one of the product's; items of the product; where each tap of all phases is. */
+typedef struct {
+    int64_t kernel, filter_step, channel_step, merged, items;
+    int64_t taps[];
+} source;
+
+/* Of all kernels here. */
 struct image_convolution {
     const float *x, *weights, *bias;
     const float *slopes, *addend; /* or NULL */
@@ -41,6 +49,10 @@ struct image_convolution {
     int64_t images, groups, channels, filters; /* channels and filters of a group */
     int64_t block;                             /* positions of an item */
     int64_t adjacent; /* taps of a row of the kernel see adjacent elements, and are one part of what is seen */
+    int64_t room;     /* elements of copies */
+    /* Weights and bias that a run gives are packed first, to where `weights` are and behind them. */
+    const float *given, *given_bias;
+    const source *source;
     const steps *x_steps, *addend_steps, *y_steps;
     int64_t follows;            /* a program: 1, whose rows are filters; 2, positions of one; 0, none */
     struct elementwise program; /* of y, in place */
@@ -145,86 +157,91 @@ static const float *copy_part(const struct image_convolution *a, const float *ro
     return part;
 }
 
+/* Find what `count` positions see of an image's row, or of none: `wide` columns, of the first from `start` on. */
+static void find_line(const struct image_convolution *a, const float *row, int64_t start, int64_t stride,
+                      int64_t count, int64_t wide, view *seen, const float **to)
+{
+    const int64_t size = a->axes[2]->size, step = a->x_steps->column;
+    const int64_t room = size - wide - start, before = start < 0 ? -start : 0;
+    const int flat = a->x_steps->channel == 1 && (wide == 1 || step == a->channels);
+    /* Those that see only columns that there are. */
+    const int64_t low = row ? smaller(stride == 1 ? before : (before + stride - 1) / stride, count) : count;
+    int64_t high = flat && room >= 0 ? smaller((stride == 1 ? room : room / stride) + 1, count) : 0;
+    high = high < low ? low : high;
+    for (int64_t p = low; p < high; p++)
+        to[p] = row + (start + p * stride) * step;
+    for (int64_t p = low ? 0 : high; p < count; p = p + 1 == low ? high : p + 1) {
+        const int64_t column = start + p * stride;
+        const int outside = !row || column >= size || column + wide <= 0 || (wide == 1 && flat);
+        to[p] = outside ? zeros : copy_part(a, row, column, wide, seen);
+    }
+}
+
 /* Find where each part of what `count` positions from `first` on see lies. */
 static void find_rows(const struct image_convolution *a, const phase *f, int64_t first, int64_t count,
                       view seen)
 {
-    const span *v = a->axes[2];
-    const int64_t n = f->n_taps[2], wide = a->adjacent ? n : 1, parts = n / wide;
-    const int64_t step = v->stride * a->x_steps->column, n_rows = f->n_taps[0] * f->n_taps[1];
-    const int flat = a->x_steps->channel == 1 && (wide == 1 || a->x_steps->column == a->channels);
+    const int64_t n = f->n_taps[2], wide = a->adjacent ? n : 1, parts = n / wide, stride = a->axes[2]->stride;
     line l;
     for (int64_t r = 0; r < count; r += l.some) {
         l = line_of(f, first + r, count - r);
-        for (int64_t part = 0; part < parts; part++) {
-            /* Positions that see the image with the tap, or with all of a row of them. */
-            const int64_t start = l.at[2] * v->stride + f->taps[2][part], room = v->size - wide - start;
-            const int64_t before = start < 0 ? -start : 0;
-            const int64_t low = smaller(v->stride == 1 ? before : (before + v->stride - 1) / v->stride, l.some);
-            int64_t high = flat && room >= 0 ? smaller((v->stride == 1 ? room : room / v->stride) + 1, l.some) : 0;
-            high = high < low ? low : high;
-            for (int64_t row = 0; row < n_rows; row++) {
-                const float **to = seen.rows + (row * parts + part) * seen.apart + r;
-                const float *from = seen_row(a, f, &l, &seen, row);
-                for (int64_t p = from ? low : l.some; p < high; p++)
-                    to[p] = from + start * a->x_steps->column + p * step;
-                for (int64_t p = from && !low ? high : 0; p < l.some; p = from && p + 1 == low ? high : p + 1) {
-                    const int64_t column = start + p * v->stride;
-                    const int outside = column >= v->size || column + wide <= 0 || (wide == 1 && flat);
-                    to[p] = from && !outside ? copy_part(a, from, column, wide, &seen) : zeros;
-                }
-            }
+        for (int64_t row = 0; row < f->n_taps[0] * f->n_taps[1]; row++) {
+            const float *from = seen_row(a, f, &l, &seen, row);
+            for (int64_t part = 0; part < parts; part++)
+                find_line(a, from, l.at[2] * stride + f->taps[2][part], stride, l.some, wide, &seen,
+                          seen.rows + (row * parts + part) * seen.apart + r);
         }
     }
 }
 
-/* Elements from one position of an image to the next; 0 if not all are so far apart. */
-static int64_t step_of(const struct image_convolution *a, const steps *x)
+/* Whether all positions of an image are equally far apart. */
+static int is_uniform(const struct image_convolution *a, const steps *x)
 {
     const int64_t row = a->axes[2]->count * x->column, slice = a->axes[1]->count * row;
-    const int uniform = x->channel == 1 && x->row == row && x->slice == slice &&
-                        x->image == a->axes[0]->count * slice;
-    return uniform && phases_of(a) == 1 ? x->column : 0;
+    const int64_t image = a->axes[0]->count * slice;
+    return phases_of(a) == 1 && x->row == row && x->slice == slice && x->image == image;
 }
 
-/* Write the sums of `rows` positions from `first` on, of some filters, to an image of any strides. */
-static void put_positions(const struct image_convolution *a, const phase *f, int64_t first, int64_t rows,
-                          int64_t filter, const float *sums, activation active, int64_t count)
+/* Whether sums are written to the result's channels where they are. */
+static int is_direct(const struct image_convolution *a)
 {
+    return a->y_steps->channel == 1 && (!a->addend || a->addend_steps->channel == 1);
+}
+
+/* Where the positions of a line are, from `filter` on, whose bias and slopes are at `column`. */
+static target target_of(const struct image_convolution *a, const phase *f, const line *l, int64_t filter,
+                        int64_t column)
+{
+    const steps *y = a->y_steps, *added = a->addend_steps;
     const int64_t phases = a->axes[2]->phases;
-    const steps *of_y = a->y_steps, *of_addend = a->addend_steps;
-    float copy[PANEL], part[PANEL];
-    line l;
-    for (int64_t r = 0; r < rows; r += l.some) {
-        l = line_of(f, first + r, rows - r);
-        float *y = a->y + place_of(a, f, &l, of_y) + filter * of_y->channel;
-        const float *addend =
-            a->addend ? a->addend + place_of(a, f, &l, of_addend) + filter * of_addend->channel : NULL;
-        for (int64_t p = 0; p < l.some; p++, sums += PANEL, y += phases * of_y->column) {
-            const float *added = addend;
-            if (addend && of_addend->channel != 1) {
-                for (int64_t e = 0; e < count; e++)
-                    copy[e] = addend[e * of_addend->channel];
-                added = copy;
-            }
-            put_floats((target){of_y->channel == 1 ? y : part, 0, NULL, added, 0, active}, sums, count);
-            for (int64_t e = 0; e < count && of_y->channel != 1; e++)
-                y[e * of_y->channel] = part[e];
-            addend = addend ? addend + phases * of_addend->column : NULL;
-        }
+    const activation active = {moved(a->slopes, column), (float)a->gate, (float)a->offset, (float)a->factor,
+                               (float)a->term, (float)a->low, (float)a->high};
+    target to = {a->y + place_of(a, f, l, y) + filter * y->channel, phases * y->column, a->bias + column,
+                 NULL, 0, active, 0};
+    if (a->addend) {
+        to.addend = a->addend + place_of(a, f, l, added) + filter * added->channel;
+        to.addend_step = phases * added->column;
     }
+    return to;
 }
 
-/* Where the result's positions from `first` on are, from `filter` on, whose bias and slopes are at `column`;
-   `y` is NULL for images with gaps. */
-static target target_of(const struct image_convolution *a, int64_t first, int64_t filter, int64_t column)
+/* Write `count` sums of each of `rows` positions of a line to images with gaps between channels. */
+static void put_positions(const struct image_convolution *a, target to, int64_t rows, const float *sums,
+                          int64_t count)
 {
-    const int64_t step = step_of(a, a->y_steps), addend_step = a->addend ? step_of(a, a->addend_steps) : 0;
-    const int direct = step && (!a->addend || addend_step);
-    const activation f = {moved(a->slopes, column), (float)a->gate, (float)a->offset, (float)a->factor,
-                          (float)a->term, (float)a->low, (float)a->high};
-    return (target){direct ? a->y + first * step + filter : NULL, step, a->bias + column,
-                    moved(a->addend, first * addend_step + filter), addend_step, f};
+    const int64_t step = a->y_steps->channel, addend_step = a->addend ? a->addend_steps->channel : 1;
+    float added[PANEL], part[PANEL];
+    for (int64_t r = 0; r < rows; r++, sums += PANEL) {
+        target own = part_of(&to, r, 0);
+        for (int64_t e = 0; e < count && addend_step != 1; e++)
+            added[e] = own.addend[e * addend_step];
+        own.addend = addend_step == 1 ? own.addend : added;
+        float *const y = own.y;
+        own.y = step == 1 ? y : part;
+        put_floats(own, sums, count);
+        for (int64_t e = 0; e < count && step != 1; e++)
+            y[e * step] = part[e];
+    }
 }
 
 /* Run the program behind for some positions and filters of the result. */
@@ -247,9 +264,13 @@ static int image_convolution(const void *arguments, int64_t begin, int64_t end)
     const struct image_convolution *a = arguments;
     const int64_t filters = a->filters, panels = (filters + PANEL - 1) / PANEL, phases = phases_of(a);
     const int64_t padded = (filters + GRAIN - 1) / GRAIN * GRAIN;
-    const int dense = a->x_steps->channel == 1;
-    _Alignas(64) float copy[COPIED], sums[BLOCK * PANEL];
+    const int dense = a->x_steps->channel == 1, direct = is_direct(a);
+    const int uniform = direct && is_uniform(a, a->y_steps) && (!a->addend || is_uniform(a, a->addend_steps));
+    _Alignas(64) float nearby[COPIED], sums[BLOCK * PANEL];
     const float *rows[ADDRESSES];
+    float *const copy = a->room > COPIED ? malloc(a->room * sizeof *copy) : nearby;
+    if (!copy)
+        return 1;
     int64_t known = -1, seen = 0; /* which rows have been found; filters before those to follow */
     for (int64_t item = begin; item < end; item++) {
         const int64_t panel = item % panels, group = item / panels % a->groups;
@@ -269,13 +290,25 @@ static int image_convolution(const void *arguments, int64_t begin, int64_t end)
             find_rows(a, &f, first, count,
                       (view){dense ? 0 : channel, a->channels, a->block, rows, copy});
         known = of;
-        const target y = target_of(a, first, filter, group * padded + column);
-        const target apart = {sums, PANEL, y.bias, NULL, 0, NO_ACTIVATION};
-        const int direct = y.y != NULL;
-        multiply_panel((operands){rows, zeros, a->block, parts, dense ? channel : 0, depth}, count, w, width,
-                       item + 1 < end ? w + width * k : a->weights, direct ? &y : &apart, some);
-        if (!direct)
-            put_positions(a, &f, first, count, filter, sums, y.activation, some);
+        const operands x = {rows, zeros, a->block, parts, dense ? channel : 0, depth};
+        const float *next = item + 1 < end ? w + width * k : a->weights;
+        const target apart = {sums, PANEL, a->bias + group * padded + column, NULL, 0, NO_ACTIVATION, 0};
+        /* Where the positions of several lines are not equally far apart, each line is a product. */
+        const int by_line = direct && f.counts[2] >= LEAST_LINE;
+        if (!uniform && !by_line)
+            multiply_panel(x, count, w, width, next, &apart, some);
+        line l;
+        for (int64_t r = 0; r < count; r += l.some) {
+            l = line_of(&f, first + r, count - r);
+            l.some = uniform ? count : l.some;
+            const target to = target_of(a, &f, &l, filter, group * padded + column);
+            operands of_line = x;
+            of_line.rows += r;
+            if (uniform || by_line)
+                multiply_panel(of_line, l.some, w, width, next, &to, some);
+            else
+                put_positions(a, to, l.some, sums + r * PANEL, some);
+        }
         const int64_t ready = filter + some;
         seen = panel && item > begin ? seen : filter;
         if (a->follows && (panel + 1 == panels || item + 1 == end || ready - seen == a->program.tile)) {
@@ -283,6 +316,8 @@ static int image_convolution(const void *arguments, int64_t begin, int64_t end)
             seen = ready;
         }
     }
+    if (copy != nearby)
+        free(copy);
     return 0;
 }
 
@@ -290,29 +325,14 @@ static int image_convolution(const void *arguments, int64_t begin, int64_t end)
 static void find_columns(const struct image_convolution *a, const phase *f, int64_t first, int64_t count,
                          view seen)
 {
-    const span *v = a->axes[2];
-    const int64_t n_rows = f->n_taps[0] * f->n_taps[1], *taps = f->taps[2];
-    const int64_t reach = taps[f->n_taps[2] - 1] - taps[0], step = a->x_steps->column;
+    const int64_t *taps = f->taps[2], reach = taps[f->n_taps[2] - 1] - taps[0], stride = a->axes[2]->stride;
     line l;
     for (int64_t r = 0, at = 0, wide; r < count; r += l.some, at += wide) {
         l = line_of(f, first + r, count - r);
-        wide = (l.some - 1) * v->stride + reach + 1;
-        const int64_t start = l.at[2] * v->stride + taps[0], low = smaller(start < 0 ? -start : 0, wide);
-        const int64_t high = smaller(v->size > start ? v->size - start : 0, wide);
-        for (int64_t row = 0; row < n_rows; row++) {
-            const float **to = seen.rows + row * seen.apart + at;
-            const float *from = seen_row(a, f, &l, &seen, row);
-            if (a->x_steps->channel == 1)
-                for (int64_t c = from ? low : wide; c < high; c++)
-                    to[c] = from + (start + c) * step;
-            else
-                for (int64_t c = from ? low : wide; c < high; c++)
-                    to[c] = copy_part(a, from, start + c, 1, &seen);
-            for (int64_t c = 0; c < (from ? low : wide); c++)
-                to[c] = zeros;
-            for (int64_t c = high; c < wide; c++)
-                to[c] = zeros;
-        }
+        wide = (l.some - 1) * stride + reach + 1;
+        for (int64_t row = 0; row < f->n_taps[0] * f->n_taps[1]; row++)
+            find_line(a, seen_row(a, f, &l, &seen, row), l.at[2] * stride + taps[0], 1, wide, 1, &seen,
+                      seen.rows + row * seen.apart + at);
     }
 }
 
@@ -443,7 +463,7 @@ static int image_depthwise(const void *arguments, int64_t begin, int64_t end)
     const span *v = a->axes[2];
     const int64_t channels = a->channels, chunks = (channels + a->filters - 1) / a->filters;
     const int64_t phases = phases_of(a), stride = a->adjacent && v->stride < 3 ? v->stride : 0;
-    const int dense = a->x_steps->channel == 1;
+    const int dense = a->x_steps->channel == 1, direct = is_direct(a);
     _Alignas(64) float copy[COPIED], sums[TILE * PANEL];
     const float *columns[ADDRESSES];
     int64_t known = -1;
@@ -458,21 +478,20 @@ static int image_depthwise(const void *arguments, int64_t begin, int64_t end)
         if (of != known)
             find_columns(a, &f, first, count, (view){dense ? 0 : channel, some, apart, columns, copy});
         known = of;
-        const target all = target_of(a, first, channel, channel);
-        const int64_t once = all.y ? some : smaller(some, PANEL), reach = f.taps[2][n_taps - 1] - f.taps[2][0];
+        const int64_t once = direct ? some : smaller(some, PANEL), reach = f.taps[2][n_taps - 1] - f.taps[2][0];
         line l;
         for (int64_t r = 0, at = 0; r < count; r += l.some, at += (l.some - 1) * v->stride + reach + 1) {
             l = line_of(&f, first + r, count - r);
-            for (int64_t c = 0, now; c < some; c += now) {
-                now = smaller(once, some - c);
+            for (int64_t c = channel, now; c < channel + some; c += now) {
+                now = smaller(once, channel + some - c);
+                const target all = target_of(a, &f, &l, c, c);
                 for (int64_t p = 0, tile; p < l.some; p += tile) {
-                    const target direct = part_of(&all, r + p, c);
-                    const target own = {sums, PANEL, direct.bias, NULL, 0, NO_ACTIVATION};
+                    const target to = part_of(&all, p, 0), own = {sums, PANEL, to.bias, NULL, 0, NO_ACTIVATION, 0};
                     const sights x = {columns + at + p * v->stride, apart, n_rows, n_taps, v->stride,
-                                      (dense ? channel : 0) + c, f.taps[2], f.weights + channel + c, channels};
-                    tile = add_some(&x, now, all.y ? &direct : &own, l.some - p, (int)stride);
-                    if (!all.y)
-                        put_positions(a, &f, first + r + p, tile, channel + c, sums, direct.activation, now);
+                                      dense ? c : c - channel, f.taps[2], f.weights + c, channels};
+                    tile = add_some(&x, now, direct ? &to : &own, l.some - p, (int)stride);
+                    if (!direct)
+                        put_positions(a, to, tile, sums, now);
                 }
             }
         }
@@ -482,8 +501,78 @@ static int image_depthwise(const void *arguments, int64_t begin, int64_t end)
     return 0;
 }
 
+/* Pack what is given for a panel of a phase. */
+static void pack_panel(const struct image_convolution *a, int64_t number)
+{
+    const int64_t padded = (a->filters + GRAIN - 1) / GRAIN * GRAIN, panels = (a->filters + PANEL - 1) / PANEL;
+    const int64_t column = number % panels * PANEL, width = smaller(PANEL, padded - column);
+    const int64_t group = number / panels % a->groups, phase = number / panels / a->groups;
+    const int64_t row = a->groups * padded * a->channels, n_taps = (a->places[phase + 1] - a->places[phase]) / row;
+    const int64_t *seen = a->source->taps + a->places[phase] / row;
+    const int64_t each = a->filters / a->source->merged, channels = a->channels / a->source->merged;
+    float *const w = (float *)a->weights + a->places[phase] + (group * padded + column) * n_taps * a->channels;
+    memset(w, 0, n_taps * a->channels * width * sizeof *w);
+    /* As many rows of the panel at a time as the nearest cache holds. */
+    const int64_t some = 64 / (n_taps + 1) + 1;
+    for (int64_t c = 0; c < a->channels; c += some)
+        for (int64_t e = column; e < smaller(column + width, a->filters); e++) {
+            const int64_t own = e / each, begin = own * channels, end = smaller(c + some, begin + channels);
+            const float *given = a->given + (group * a->source->merged + own) * each * channels * a->source->kernel;
+            for (int64_t i = c < begin ? begin : c; i < end; i++)
+                for (int64_t t = 0; t < n_taps; t++)
+                    w[(t * a->channels + i) * width + e - column] =
+                        given[e % each * a->source->filter_step + (i - begin) * a->source->channel_step + seen[t]];
+        }
+}
+
+/* As `pack_panel`, of the channels of a phase. */
+static void pack_channels(const struct image_convolution *a, int64_t phase)
+{
+    const int64_t *seen = a->source->taps + a->places[phase] / a->channels;
+    for (int64_t t = 0; t < (a->places[phase + 1] - a->places[phase]) / a->channels; t++)
+        for (int64_t c = 0; c < a->channels; c++)
+            ((float *)a->weights)[a->places[phase] + t * a->channels + c] = a->given[c * a->source->kernel + seen[t]];
+}
+
+/* Pack what is given in the first stage, and convolve in the second. */
+static int given_stage(const void *arguments, int64_t stage, int64_t first, int64_t last, int each_channel)
+{
+    struct image_convolution a = *(const struct image_convolution *)arguments;
+    const int64_t filters = each_channel ? a.channels : a.filters, phases = phases_of(&a);
+    const int64_t padded = each_channel ? filters : (filters + GRAIN - 1) / GRAIN * GRAIN;
+    const int64_t packs = phases * (each_channel ? 1 : (filters + PANEL - 1) / PANEL * a.groups);
+    float *const bias = (float *)a.weights + a.places[phases];
+    a.bias = bias;
+    if (stage % 2)
+        return (each_channel ? image_depthwise : image_convolution)(&a, first, last);
+    for (int64_t i = first * packs / a.source->items; i < last * packs / a.source->items; i++)
+        (each_channel ? pack_channels : pack_panel)(&a, i);
+    for (int64_t i = 0; i < a.groups * padded && first == 0; i++)
+        bias[i] = a.given_bias && i % padded < filters ? a.given_bias[i / padded * filters + i % padded] : 0;
+    return 0;
+}
+
+#define GIVEN(name, each_channel)                                                                  \
+    static int name##_stage(const void *arguments, int64_t stage, int64_t first, int64_t last)     \
+    {                                                                                              \
+        return given_stage(arguments, stage, first, last, each_channel);                           \
+    }                                                                                              \
+    static int name(const void *arguments, int64_t begin, int64_t end)                             \
+    {                                                                                              \
+        const int64_t items = ((const struct image_convolution *)arguments)->source->items;                \
+        int failed = 0;                                                                            \
+        for (int64_t stage = 2 * begin; stage < 2 * end && !failed; stage++)                       \
+            failed = given_stage(arguments, stage, 0, items, each_channel);                        \
+        return failed;                                                                             \
+    }
+
+GIVEN(given_convolution, 0)
+GIVEN(given_depthwise, 1)
+
 const kernel_entry image_convolution_kernels[] = {
     KERNEL(image_convolution, image_convolution),
     KERNEL(image_depthwise, image_convolution),
+    STAGED_KERNEL(given_convolution, image_convolution, given_convolution_stage),
+    STAGED_KERNEL(given_depthwise, image_convolution, given_depthwise_stage),
     END_OF_KERNELS,
 };

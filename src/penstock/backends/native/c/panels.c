@@ -78,8 +78,11 @@ INLINED void multiply(const operands *x, const float *w, int64_t width, const fl
         EACH(own[r * vectors + j] += loaded(before + r * width + j * LANES));
     if (to->bias)
         EACH(own[r * vectors + j] += loaded(to->bias + j * LANES));
+    /* The last vector may have columns that are none of the result's. */
+    const int64_t rest = to->count - (vectors - 1) * LANES;
+#define COUNT (j + 1 < vectors ? LANES : rest)
     if (addend)
-        EACH(own[r * vectors + j] += loaded(addend + r * addend_step + j * LANES));
+        EACH(own[r * vectors + j] += load_some(addend + r * addend_step + j * LANES, COUNT));
     const activation last = to->activation;
     if (last.slopes)
         EACH(own[r * vectors + j] = sloped(own[r * vectors + j], loaded(last.slopes + j * LANES)));
@@ -87,8 +90,9 @@ INLINED void multiply(const operands *x, const float *w, int64_t width, const fl
         EACH(own[r * vectors + j] = gated(own[r * vectors + j], last));
     if (last.low > -INFINITY || last.high < INFINITY)
         EACH(own[r * vectors + j] = bounded(own[r * vectors + j], last.low, last.high));
-    EACH(memcpy(y + r * step + j * LANES, &own[r * vectors + j], sizeof(vector)));
+    EACH(store_some(y + r * step + j * LANES, own[r * vectors + j], COUNT));
 #undef EACH
+#undef COUNT
 }
 
 /* As `multiply`, for any numbers that registers have room for. */
@@ -120,15 +124,18 @@ static inline void fetch_rows(const target *to, int64_t rows, int64_t vectors)
         }
 }
 
-/* As `multiply_panel`, of whole vectors: `used` columns. */
-static void multiply_whole(operands x, int64_t rows, const float *w, int64_t width, const float *next,
-                           float *sums, const target *y, int64_t used)
+void multiply_panel(operands x, int64_t rows, const float *w, int64_t width, const float *next,
+                    const target *y, int64_t count)
 {
+    _Alignas(64) float sums[BLOCK * PANEL];
+    const int64_t used = (count + LANES - 1) / LANES * LANES;
+    target result = *y;
+    result.count = count;
     const int64_t vectors = smaller(used, TOGETHER) / LANES;
     const int64_t most = smaller(ROWS, SUMS / (vectors > 1 ? vectors : 2));
     const int64_t tiles = (rows + most - 1) / most, passes = tiles * ((used + TOGETHER - 1) / TOGETHER);
     const int64_t end = x.begin + x.depth, inner = x.parts * x.depth;
-    const target unfinished = {sums, width, NULL, NULL, 0, NO_ACTIVATION};
+    const target unfinished = {sums, width, NULL, NULL, 0, NO_ACTIVATION, used};
     /* Several parts of the rows, or a piece of one. */
     const int64_t most_parts = x.depth < DEPTH ? DEPTH / x.depth : 1;
     for (int64_t k = 0, part = 0, depth; k < inner; k += depth) {
@@ -143,7 +150,7 @@ static void multiply_whole(operands x, int64_t rows, const float *w, int64_t wid
         for (int64_t row = 0, tile = tiles, count; row < rows; row += count, tile--) {
             count = (rows - row + tile - 1) / tile;
             for (int64_t column = 0; column < used; column += TOGETHER) {
-                const target to = part_of(last ? y : &unfinished, row, column);
+                const target to = part_of(last ? &result : &unfinished, row, column);
                 const float *before = k ? sums + row * width + column : NULL;
                 const int64_t wide = smaller(TOGETHER, used - column) / LANES;
                 f.lines = left > 0 ? f.lines : 0;
@@ -163,15 +170,4 @@ static void multiply_whole(operands x, int64_t rows, const float *w, int64_t wid
             part += some.parts;
         }
     }
-}
-
-void multiply_panel(operands x, int64_t rows, const float *w, int64_t width, const float *next,
-                    const target *y, int64_t count)
-{
-    _Alignas(64) float sums[BLOCK * PANEL];
-    const target whole = {sums, width, y->bias, NULL, 0, NO_ACTIVATION};
-    const int64_t used = (count + LANES - 1) / LANES * LANES;
-    multiply_whole(x, rows, w, width, next, sums, count == used ? y : &whole, used);
-    for (int64_t r = 0; r < rows && count < used; r++)
-        put_floats(part_of(y, r, 0), sums + r * width, count);
 }

@@ -36,6 +36,7 @@ typedef struct {
     const float *bias, *addend; /* or NULL; addend as y, but for its own step */
     int64_t addend_step;
     activation activation;
+    int64_t count; /* columns that there are, of those that whole vectors have; in products alone */
 } target;
 
 #if defined(__AVX512F__)
@@ -89,6 +90,7 @@ static inline target part_of(const target *y, int64_t row, int64_t column)
     part.bias = moved(y->bias, column);
     part.addend = moved(y->addend, row * y->addend_step + column);
     part.activation.slopes = moved(y->activation.slopes, column);
+    part.count = y->count - column;
     return part;
 }
 
