@@ -61,10 +61,17 @@ def plane_workload(node: Node) -> Workload | None:
     steps, (x, y) = math.prod(node.attrs.get("strides", ())), [t.dims for t in tensors]
     room = _BUFFER // max(x[1] // group * (1 if transposed else steps), 1)
     line = max(min(math.prod(y[2:]) // (steps if transposed else 1), room), 1)
+    # Rows that two items see are copied for both.
+    stride, (*_, rows, columns) = (node.attrs.get("strides") or (1,))[0], (1, *y[2:])
+    shared = (w.shape[2] - 1) * (node.attrs.get("dilations") or (1,))[0] // stride
+    if transposed:
+        rows, columns = rows // stride, columns // stride
+    own = max(min(room // max(columns, 1) - shared, rows), 1) if len(y) > 3 else rows
+    again = 1 + shared / max(own, 1) if len(y) > 3 and own < rows else 1
     return Workload(
         "planes" if filters > 1 else "planes, one filter",
         flops=flops(node) * -(-line // _LANES) * _LANES / line,
-        elements=sum([t.elements for t in tensors]),
+        elements=again * tensors[0].elements + tensors[1].elements,
         items=tensors[0].dims[0] * group,
         beside_s=layout_seconds(node)[1],
     )

@@ -87,21 +87,26 @@ def image_workload(node: Node) -> Workload | None:
         return None
     x, w, y = tensors
     source = None if node.inputs[0] is None else node.inputs[0].producer
-    given, filters, taps = conv.attrs.get("group", 1), y.dims[1], float(math.prod(w.dims[2:]))
-    if source is None and given > 1:
+    given, filters, kernel = conv.attrs.get("group", 1), y.dims[1], list(map(float, w.dims[2:]))
+    constant = conv.inputs[1] is not None and conv.inputs[1].is_constant
+    if source is None and given > 1 and constant:
         return None  # too little work for a copy of the image
-    if conv.op.name == "ConvTranspose":
-        taps /= math.prod(conv.attrs.get("strides", ()))  # of a phase
+    if conv.op.name == "ConvTranspose":  # taps of a phase
+        strides = conv.attrs.get("strides") or [1] * len(kernel)
+        sizes = zip(kernel, strides, x.dims[2:], strict=True)
+        kernel = [1 if size == 1 else k / stride for k, stride, size in sizes]
+    taps, of_rows = math.prod(kernel), math.prod(kernel[:-1])
     positions, moved = y.elements // max(filters, 1), x.nbytes + y.nbytes
     more, copies_s = y.elements * sum(map(float, filter(None, additions))), layout_seconds(node)[0]
+    copies_s += 0 if constant else part_ns(Workload("gather", w.nbytes)) * 1e-9
     if 1 < given == filters == x.dims[1]:
-        lines = positions * taps
+        lines = positions * of_rows
         return Workload("depthwise image", moved, flops(conv), 0, more, lines, copies_s)
     groups = _merged(given, max(filters // given, 1))
     elements = positions * groups * padded(filters // groups)
     products = 2 * elements * (x.dims[1] // groups) * taps
     # Where each tap, or row of taps, sees an image is found for all filters at once.
-    lines = positions * (taps if x.dims[1] >= _FEW_CHANNELS else math.prod(w.dims[2:-1]))
+    lines = positions * (taps if x.dims[1] >= _FEW_CHANNELS else of_rows)
     return Workload("image", moved, products, 0, elements + more, lines, copies_s)
 
 
@@ -604,7 +609,8 @@ def of_any_strides(
         return replace(chosen, words=words, item_ns=ns)
 
     plain = restrided([None] * len(site.tensors))
-    return replace(plain, restrided=restrided, dims_order=channels_last(len(output)))
+    inputs = tuple([i for i in images if i is not None and i < len(site.node.inputs)])
+    return replace(plain, restrided=restrided, dims_order=channels_last(len(output)), images=inputs)
 
 
 def steps_of(dims: Sequence[int], strides: Sequence[int] | None, turned: bool) -> np.ndarray:

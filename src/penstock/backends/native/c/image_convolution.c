@@ -510,19 +510,30 @@ static void pack_panel(const struct image_convolution *a, int64_t number)
     const int64_t row = a->groups * padded * a->channels, n_taps = (a->places[phase + 1] - a->places[phase]) / row;
     const int64_t *seen = a->source->taps + a->places[phase] / row;
     const int64_t each = a->filters / a->source->merged, channels = a->channels / a->source->merged;
-    float *const w = (float *)a->weights + a->places[phase] + (group * padded + column) * n_taps * a->channels;
-    memset(w, 0, n_taps * a->channels * width * sizeof *w);
-    /* As many rows of the panel at a time as the nearest cache holds. */
-    const int64_t some = 64 / (n_taps + 1) + 1;
-    for (int64_t c = 0; c < a->channels; c += some)
-        for (int64_t e = column; e < smaller(column + width, a->filters); e++) {
-            const int64_t own = e / each, begin = own * channels, end = smaller(c + some, begin + channels);
-            const float *given = a->given + (group * a->source->merged + own) * each * channels * a->source->kernel;
-            for (int64_t i = c < begin ? begin : c; i < end; i++)
-                for (int64_t t = 0; t < n_taps; t++)
-                    w[(t * a->channels + i) * width + e - column] =
-                        given[e % each * a->source->filter_step + (i - begin) * a->source->channel_step + seen[t]];
+    const int64_t depth = a->channels * n_taps, end = smaller(column + width, a->filters);
+    float *const w = (float *)a->weights + a->places[phase] + (group * padded + column) * depth;
+    /* Some rows of the panel at a time, in the order in which they are read. */
+    float rows[PANEL * PANEL];
+    int64_t from[PANEL], to[PANEL];
+    for (int64_t first = 0, count; first < depth; first += count) {
+        count = smaller(PANEL, depth - first);
+        for (int64_t j = 0; j < count; j++) {
+            const int64_t i = (first + j) / n_taps, t = (first + j) % n_taps;
+            from[j] = i % channels * a->source->channel_step + seen[t];
+            to[j] = (t * a->channels + i) * width;
         }
+        memset(rows, 0, count * PANEL * sizeof *rows);
+        for (int64_t e = column; e < end; e++) {
+            const int64_t own = e / each, low = own * channels * n_taps - first;
+            const int64_t high = smaller(low + channels * n_taps, count);
+            const float *given = a->given + (group * a->source->merged + own) * each * channels * a->source->kernel +
+                                 e % each * a->source->filter_step;
+            for (int64_t j = low < 0 ? 0 : low; j < high; j++)
+                rows[j * PANEL + e - column] = given[from[j]];
+        }
+        for (int64_t j = 0; j < count; j++)
+            copy_floats(w + to[j], rows + j * PANEL, width);
+    }
 }
 
 /* As `pack_panel`, of the channels of a phase. */
