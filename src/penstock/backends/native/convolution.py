@@ -9,18 +9,18 @@ from itertools import product
 import numpy as np
 
 from penstock.backends.native import cheaper, family, part_ns
-from penstock.backends.native.image_convolution import image_convolution, image_workload
+from penstock.backends.native.image_convolution import (
+    TRANSPOSED_WINDOWS,
+    image_convolution,
+    image_workload,
+)
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.core.records import NamedTuple
 from penstock.core.types import FLOAT32, TensorType
-from penstock.host.on_demand import imported
 from penstock.ir.graph import Node
 from penstock.ops.common.constant_cache import reordered, weights_of
 from penstock.ops.common.windows import Window, windows
 from penstock.ops.work_estimate import Workload, flops, layout_seconds
-
-# Of transposed convolutions, which few models have.
-_TRANSPOSED_WINDOWS = imported("penstock.ops.onnx.deconvolution.transposed_windows")
 
 # As in c/convolution.c.
 _AXES, _BUFFER, _LINE, _MOST_SLICES, _BLOCK = 3, 10240, 2048 - 16, 32, 4
@@ -148,7 +148,7 @@ def _axes(node: Node, w: np.ndarray, sizes: Sequence[int]) -> list[Window]:
     result: of its ``count`` elements each sees some of ``size``."""
     if node.op.name == "Conv":
         return list(windows(node.attrs, w.shape[2:], sizes))
-    axes = _TRANSPOSED_WINDOWS(node.attrs, w.shape[2:], sizes)
+    axes = TRANSPOSED_WINDOWS(node.attrs, w.shape[2:], sizes)
     return [
         Window(a.count, a.size, a.kernel, a.stride, a.dilation, a.begin)
         for a in axes

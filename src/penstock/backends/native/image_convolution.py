@@ -40,7 +40,7 @@ from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.work_estimate import Workload, flops, layout_seconds
 
 # Of transposed convolutions, which few models have.
-_TRANSPOSED_WINDOWS = imported("penstock.ops.onnx.deconvolution.transposed_windows")
+TRANSPOSED_WINDOWS = imported("penstock.ops.onnx.deconvolution.transposed_windows")
 
 # As in c/image_convolution.c.
 _COPIED, _MOST_CHANNELS, _ADDRESSES, _AXES = 14336, 8192, 4096, 3
@@ -110,20 +110,20 @@ def image_workload(node: Node) -> Workload | None:
     return Workload("image", moved, products, 0, elements + more, lines, copies_s)
 
 
-class Span(NamedTuple):
+class SeenAxis(NamedTuple):
     """An axis, as in c/image_convolution.c: with the taps of each phase of the result, as their
     positions in the kernel and where its first position sees them. A phase without taps has one of
     its own, -1, which sees padding alone."""
 
     size: int
-    count: int
+    results: int
     stride: int
     taps: tuple[tuple[tuple[int, int], ...], ...]
 
     @property
     def words(self) -> np.ndarray:
         seen = [(len(phase), *[at for _, at in phase]) for phase in self.taps]
-        words = self.size, self.count, self.stride, len(seen), *[n for row in seen for n in row]
+        words = self.size, self.results, self.stride, len(seen), *[n for row in seen for n in row]
         return np.array(words, np.int64)
 
     @property
@@ -143,41 +143,39 @@ class Span(NamedTuple):
     @property
     def positions(self) -> int:
         """Those of the largest phase."""
-        return math.ceil(self.count / len(self.taps))
+        return math.ceil(self.results / len(self.taps))
 
     @property
     def inside(self) -> bool:
         """Whether no position sees padding."""
         return all(
             phase[0][1] >= 0
-            and phase[-1][1] + ((self.count - p - 1) // len(self.taps)) * self.stride < self.size
+            and phase[-1][1] + ((self.results - p - 1) // len(self.taps)) * self.stride < self.size
             for p, phase in enumerate(self.taps)
         )
 
 
-def spans(node: Node, kernel: Sequence[int], sizes: Sequence[int]) -> list[Span] | None:
+def spans(node: Node, kernel: Sequence[int], sizes: Sequence[int]) -> list[SeenAxis] | None:
     """The axes of a Conv or ConvTranspose; None for numbers that compiled code does not take."""
     if node.op.name == "Conv":
         axes: Sequence[Window] = windows(node.attrs, kernel, sizes)
     else:
-        axes = _TRANSPOSED_WINDOWS(node.attrs, kernel, sizes)
+        axes = TRANSPOSED_WINDOWS(node.attrs, kernel, sizes)
     if not all(axis.addressable for axis in axes):
         return None
     if node.op.name == "Conv":
-        return [
-            Span(a.size, a.count, a.stride, (_phase(a, range(a.kernel), -a.begin, a.dilation),))
-            for a in axes
-        ]
+        seen = [_phase(range(a.kernel), -a.begin, a.dilation) for a in axes]
+        own = zip(axes, seen, strict=True)
+        return [SeenAxis(a.size, a.count, a.stride, (taps,)) for a, taps in own]
     # Where the image has one element, no other is as far as a stride from it: each element of the
     # result can be a phase of its own.
     axes = [replace(a, stride=a.size) if a.count == 1 else a for a in axes]
-    return [Span(a.count, a.size, 1, tuple(_of_phase(a, p) for p in range(a.stride))) for a in axes]
+    phases = [tuple([_of_phase(a, p) for p in range(a.stride)]) for a in axes]
+    return [SeenAxis(a.count, a.size, 1, taps) for a, taps in zip(axes, phases, strict=True)]
 
 
-def _phase(
-    axis: Window, kernel: Sequence[int], first: int, step: int
-) -> tuple[tuple[int, int], ...]:
-    return tuple([(k, first + i * step) for i, k in enumerate(kernel)]) or ((-1, _OUTSIDE),)
+def _phase(kernel: Sequence[int], first: int, step: int) -> tuple[tuple[int, int], ...]:
+    return tuple([(k, first + i * step) for i, k in enumerate(kernel)])
 
 
 def _of_phase(axis: Window, phase: int) -> tuple[tuple[int, int], ...]:
@@ -204,7 +202,7 @@ def image_convolution(site: Site) -> NativeCall | None:
     axes = spans(chain.conv, w.dims[2:], sizes)
     if axes is None:
         return None
-    axes = [Span(1, 1, 1, (((0, 0),),))] * (_AXES - len(sizes)) + axes
+    axes = [SeenAxis(1, 1, 1, (((0, 0),),))] * (_AXES - len(sizes)) + axes
     is_depthwise = group == site.output().dims[1] == x.dims[1] > 1
     build = _of_each_channel if is_depthwise else _of_all_channels
     calls = build(site, chain, axes)
@@ -359,8 +357,8 @@ class _Packing(NamedTuple):
         size, other = math.prod(kernel), self.shape[1] * math.prod(kernel)
         steps = (size, other) if self.transposed else (other, size)
         merged = self.given // self.groups if self.groups else 1
-        bias = Tensor(chain.bias) if isinstance(chain.bias, int) else chain.bias
-        return Tensor(chain.w), bias, np.array([size, *steps, merged, items, *taps], np.int64)
+        bias = Tensor(chain.bias, True) if isinstance(chain.bias, int) else chain.bias
+        return Tensor(chain.w, True), bias, np.array([size, *steps, merged, items, *taps], np.int64)
 
     def pack(self, w: np.ndarray) -> tuple[np.ndarray]:
         if self.transposed:  # [channel, filter of a group, ...]
@@ -394,7 +392,7 @@ def _sees(phase: Sequence[Sequence[int]]) -> bool:
     return all(taps[0] >= 0 for taps in phase)
 
 
-def _packing(site: Site, chain: _Chain, axes: Sequence[Span], groups: int) -> _Packing:
+def _packing(site: Site, chain: _Chain, axes: Sequence[SeenAxis], groups: int) -> _Packing:
     taps = tuple([tuple([tuple([k for k, _ in taps]) for taps in a.taps]) for a in axes])
     transposed, given = chain.conv.op.name == "ConvTranspose", chain.conv.attrs.get("group", 1)
     w = site.input(chain.w)
@@ -406,15 +404,16 @@ def _convolution(
     site: Site,
     chain: _Chain,
     packing: _Packing,
-    axes: Sequence[Span],
+    axes: Sequence[SeenAxis],
     numbers: Sequence[int],
-    every: int,
-    room: int,
-    items: int,
-    work: Workload,
+    parts: tuple[int, Workload],
 ) -> NativeCall:
-    """A call; ``numbers``: channels and filters of a group, positions of an item, and whether taps
-    of a row are adjacent; ``work`` is that of an item."""
+    """A call; ``numbers``: channels and filters of a group, positions of an item, whether taps of a
+    row are adjacent, and elements of copies; ``parts``: the number of items, and the work of one.
+    """
+    items, work = parts
+    channels, filters, *_, room = numbers
+    every = padded(filters) if packing.groups else channels
     x, constant = site.input(chain.x), site.weights(chain.w)
     assert x is not None
     given = constant is None or isinstance(chain.bias, int)
@@ -424,12 +423,12 @@ def _convolution(
         *[axis.words for axis in axes],
         packing.places(),
         *(*chain.gate, chain.low, chain.high),
-        *(x.dims[0], packing.groups or 1, *numbers, room),
+        *(x.dims[0], packing.groups or 1, *numbers),
         *(packing.given_words(chain, items) if given else (None,) * 3),
         *(None, None, None),
     )
     ns = part_ns(work)
-    if not given:
+    if constant is not None and not given:
         # Weights of a transposed convolution are held in both orders.
         weights = packing.weights(constant)
         held = {"keep": weights} if packing.transposed else {"reordered": {chain.w: weights}}
@@ -447,7 +446,7 @@ def _convolution(
 
 
 def _of_all_channels(
-    site: Site, chain: _Chain, axes: Sequence[Span]
+    site: Site, chain: _Chain, axes: Sequence[SeenAxis]
 ) -> tuple[NativeCall, NativeCall] | None:
     """The calls for images with their channels innermost, and for others, of which all that a
     position sees is copied."""
@@ -478,8 +477,8 @@ def _of_all_channels(
         block = min(math.ceil(block / _TILE) * _TILE, most, BLOCK)
         items = math.ceil(positions / block) * panels
         work = Workload("image", flops=2 * k * min(every, PANEL) * block)
-        numbers = channels, filters, block, int(is_run)
-        return _convolution(site, chain, packing, axes, numbers, every, room, items, work)
+        numbers = channels, filters, block, int(is_run), room
+        return _convolution(site, chain, packing, axes, numbers, (items, work))
 
     addressed = _ADDRESSES // addresses
     # Of large windows, copies of a few have memory of their own.
@@ -521,7 +520,7 @@ def _filters_of_panels(
 
 
 def _of_each_channel(
-    site: Site, chain: _Chain, axes: Sequence[Span]
+    site: Site, chain: _Chain, axes: Sequence[SeenAxis]
 ) -> tuple[NativeCall, NativeCall] | None:
     x = site.input(chain.x)
     assert x is not None
@@ -550,8 +549,8 @@ def _of_each_channel(
         block = math.ceil(positions / blocks)
         items = math.ceil(positions / block) * chunks
         work = Workload("depthwise image", flops=2 * block * chunk * taps)
-        numbers = channels, chunk, block, int(columns.adjacent)
-        return _convolution(site, chain, packing, axes, numbers, channels, 0, items, work)
+        numbers = channels, chunk, block, int(columns.adjacent), 0
+        return _convolution(site, chain, packing, axes, numbers, (items, work))
 
     # The weights of some channels, and what a few positions see of them, stay in the nearest cache.
     most = max(_CACHED // taps // PANEL, 1) * PANEL
@@ -579,8 +578,8 @@ def of_any_strides(
 
     def restrided(strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
         # Weights and bias of a run must have no gaps.
-        read = {word.index for word in call.words if isinstance(word, Tensor)}
-        if any(strides[i] is not None for i in read.difference(images)):
+        tensors = [word for word in call.words if isinstance(word, Tensor) and word.own_order]
+        if any(strides[word.index] is not None for word in tensors):
             raise UnsupportedError
         steps: list[np.ndarray | None] = []
         for i in images:
@@ -609,8 +608,7 @@ def of_any_strides(
         return replace(chosen, words=words, item_ns=ns)
 
     plain = restrided([None] * len(site.tensors))
-    inputs = tuple([i for i in images if i is not None and i < len(site.node.inputs)])
-    return replace(plain, restrided=restrided, dims_order=channels_last(len(output)), images=inputs)
+    return replace(plain, restrided=restrided, dims_order=channels_last(len(output)))
 
 
 def steps_of(dims: Sequence[int], strides: Sequence[int] | None, turned: bool) -> np.ndarray:

@@ -32,9 +32,11 @@ _WORTH_PACKING = 16 << 10
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """An argument of a call: tensor ``index`` of a node, its inputs first, then its outputs."""
+    """An argument of a call: tensor ``index`` of a node, its inputs first, then its outputs;
+    ``own_order``: with its dims in their own order whatever ``NativeCall.dims_order`` is."""
 
     index: int
+    own_order: bool = False
 
 
 class _Workspace:
@@ -95,8 +97,8 @@ class NativeCall:
     that ``can_fail`` reports inputs that are at fault, and the NumPy kernel raises the error.
     ``restrided(strides)``, if given, returns the call for tensors that have these strides (in
     elements; None for those without gaps), or raises ``UnsupportedError``: memory in any order of
-    dims is then read and written where it is, best in ``dims_order``, as are the inputs ``images``,
-    or all; or, with ``any_layout``, the output in the order that its reader prefers.
+    dims is then read and written where it is, best in ``dims_order``, or, with ``any_layout``, the
+    output in the order that its reader prefers.
 
     ``finish`` makes the outputs of what the kernel writes in their place. ``keep`` is held with the
     call, such as what its arrays are shared by. ``reordered`` are inputs that need not be held, as
@@ -115,7 +117,6 @@ class NativeCall:
     keep: Any = None
     reordered: Mapping[int, Reordered] = field(default_factory=dict)
     dims_order: tuple[int, ...] = ()
-    images: tuple[int, ...] | None = None
     any_layout: bool = False
     restrided: Callable[[Sequence[tuple[int, ...] | None]], NativeCall] | None = None
 
@@ -196,7 +197,7 @@ def native_kernel(site: Site, call: NativeCall) -> Kernel:
         into = partial(_run_given, binder, call_given.run)
     if call.workspace or None in tensors[count:]:
         function = partial(_run_into_new, into, tensors[count:])
-    read = _read(call) if call.images is None else call.images
+    read = _read(call) - {w.index for w in call.words if isinstance(w, Tensor) and w.own_order}
     inputs = enumerate(site.node.inputs)
     dense = tuple([i for i, v in inputs if i in read and (v is None or not v.is_constant)])
     return Kernel(
