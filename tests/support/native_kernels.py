@@ -88,6 +88,34 @@ def check(node: Node, inputs: Sequence[Any], tolerance: Mapping[str, float] | No
                     np.testing.assert_allclose(result, want, **tolerance, err_msg=where)
 
 
+def check_within(
+    node: Node, inputs: Sequence[Any], exact: np.ndarray, bound: np.ndarray | float
+) -> None:
+    """Compare the result of ``node`` on compiled kernels, in every form of a call, with the ``exact``
+    one: none may be further from it than ``bound``, and what is not finite must be equal."""
+    assert LIBRARIES
+    wanted = expected(node, inputs)
+    finite = np.isfinite(exact)
+    for library in LIBRARIES:
+        kernel = kernel_of(node, library)
+        assert kernel is not None, f"no compiled kernel for {node.op.name}"
+        for how, (result, *_) in _forms(kernel, inputs, wanted).items():
+            where = f"{node.op.name}, {library.level}, {how}"
+            np.testing.assert_array_equal(result[~finite], exact[~finite], where)
+            errors = np.abs(result[finite].astype(np.float64) - exact[finite])
+            assert (errors <= np.broadcast_to(bound, exact.shape)[finite]).all(), where
+
+
+def check_threads(node: Node, inputs: Sequence[Any]) -> None:
+    """Compare, bit by bit, the results of ``node`` on compiled kernels by one thread and by three."""
+    for library in LIBRARIES:
+        kernel = kernel_of(node, library)
+        assert kernel is not None
+        alone = kernel.function(*inputs)
+        with threads_of(library, 3):
+            np.testing.assert_array_equal(kernel.function(*inputs), alone, library.level)
+
+
 def _forms(
     kernel: Kernel, inputs: Sequence[Any], wanted: Sequence[np.ndarray]
 ) -> dict[str, list[np.ndarray]]:

@@ -236,7 +236,12 @@ class _Annotator:
                 if self._are_results(values, order):
                     self.memory.orders[node] = ()
                     self.memory.results.update(values)
-                elif kernel.layout.prefer_bound or self._may_be_planned(values):
+                # A function that must bring its inputs into their own order is slow, too.
+                elif (
+                    kernel.layout.prefer_bound
+                    or (order and kernel.binder is not None)
+                    or self._may_be_planned(values)
+                ):
                     self.memory.orders[node] = order
                     for value in values:
                         self._place(value, order)
@@ -293,7 +298,10 @@ class _Annotator:
         return next((order for order in orders if order), ())
 
     def _order_of(self, value: Value) -> Order:
-        """The order of a value's dims in memory if it is not their own, and without gaps."""
+        """The order of a value's dims in memory if it is not their own, and without gaps; of dynamic
+        values, the order that is expected."""
+        if value in self.memory.expected:
+            return self.memory.expected[value]
         view, strides = self.memory.views.get(value), self.memory.strides_of(value)
         type_ = value.type if view is None else view.type
         if not strides:

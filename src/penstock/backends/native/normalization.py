@@ -1,22 +1,27 @@
-"""Normalizations by instance, group and layer, and by the root mean square of a layer."""
+"""Normalizations by batch, instance, group and layer, by the root mean square of a layer, and LRN."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
 
-from penstock.backends.native import by_memory, family, rows_ns
-from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
+from penstock.backends.native import by_memory, family, fused_with, rows_ns
+from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError, Word
+from penstock.core.records import replace
 from penstock.ir.layout import channels_last, packed_strides
 from penstock.ops.common.shape_rules import normalize_axis
+from penstock.ops.internal.fused import parts
 
 _MOST_CHANNELS = 1024  # as in c/normalization.c
+_MOST_ROW, _MOST_AROUND = 8192, 64  # as there, of LRN
 _BLOCK = 64  # channels that lie side by side, of which sums are in the first-level cache
 _DTYPES = ("float32", "float64")
 _ROWS = 4096  # elements of an item of rows
+
+_Strides = Sequence[tuple[int, ...] | None]
 
 
 @family("GroupNormalization", "InstanceNormalization", work=by_memory)
@@ -78,7 +83,7 @@ def _along(site: Site, i: int, tail: tuple[int, ...]) -> Tensor | np.ndarray | N
     return None if constant is None else np.array(np.broadcast_to(constant.reshape(dims), tail))
 
 
-def _call(site: Site, strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
+def _call(site: Site, strides: _Strides) -> NativeCall:
     """The call for tensors of these strides. Raises ``UnsupportedError``."""
     x = site.input(0)
     assert x is not None
@@ -107,4 +112,100 @@ def _call(site: Site, strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
         item_ns=rows_ns(8 * width * positions, rows=2),
         inplace=(0,),
         restrided=partial(_call, site),
+    )
+
+
+@family(
+    "BatchNormalization",
+    fused_with("BatchNormalization"),
+    work=partial(by_memory, additions=2),
+)
+def batch_normalization(site: Site) -> NativeCall | None:
+    """BatchNormalization in inference, and a Relu behind it."""
+    node, *behind = parts(site.node)
+    if [part.op.name for part in behind] not in ([], ["Relu"]) or node.attrs.get("training_mode"):
+        return None
+    if len(site.tensors) != len(site.node.inputs) + 1:
+        return None
+    inputs = site.node.attrs["region"].inputs if behind else node.inputs
+    places = [list(inputs).index(value) for value in node.inputs]
+    x, *parameters = [site.input(i) for i in places]
+    if x is None or places[0] or str(x.dtype) not in _DTYPES or len(x.dims) < 2 or not x.elements:
+        return None
+    if any(t is None or t.dtype != x.dtype for t in (*parameters, site.output())):
+        return None
+    epsilon = float(node.attrs.get("epsilon", 1e-5))
+    words: tuple[Word, ...] = tuple(map(Tensor, places[1:]))
+    given = [site.constant(i) for i in places[1:]]
+    constants = [array for array in given if array is not None]
+    if len(constants) == len(given):
+        scale, bias, mean, variance = [array.astype(np.float64) for array in constants]
+        factor = scale / np.sqrt(variance + epsilon)
+        words = (factor.astype(x.dtype), (bias - mean * factor).astype(x.dtype), None, None)
+    low = 0.0 if behind else -math.inf
+    return _by_channel(site, partial(_batch, words, (epsilon, low)))
+
+
+def _batch(
+    parameters: tuple[Word, ...], ends: tuple[float, ...], site: Site, rows: int, inner: int
+) -> NativeCall:
+    """The call for ``rows`` rows of channels, each of ``inner`` positions."""
+    x = site.output()
+    width = inner if inner > 1 else x.dims[1]
+    block = max(_ROWS // width, 1)
+    return NativeCall(
+        f"batch_normalization_{x.dtype}",
+        (Tensor(0), *parameters, site.result(), rows, x.dims[1], inner, block, *ends),
+        items=math.ceil(rows * (x.dims[1] if inner > 1 else 1) / block),
+        item_ns=rows_ns(2 * block * width, rows=block),
+        inplace=(0,),
+    )
+
+
+def _by_channel(
+    site: Site, build: Callable[[Site, int, int], NativeCall], strides: _Strides = ()
+) -> NativeCall:
+    """The call that ``build`` returns for a number of rows of channels, each of some positions: of
+    images without gaps, or with their channels innermost. Raises ``UnsupportedError``."""
+    x = site.output()
+    images = [strides[i] for i in (0, len(site.node.inputs))] if strides else [None, None]
+    inner, positions = math.prod(x.dims[2:]), 1
+    if any(images):
+        innermost = packed_strides(x.dims, 1, channels_last(len(x.dims)))
+        others = [s for i, s in enumerate(strides) if i not in (0, len(site.node.inputs))]
+        if images != [innermost, innermost] or any(others):
+            raise UnsupportedError
+        inner, positions = 1, inner
+    call = build(site, x.dims[0] * positions, inner)
+    return replace(call, restrided=partial(_by_channel, site, build))
+
+
+@family("LRN", work=partial(by_memory, additions=10))
+def local_response_normalization(site: Site) -> NativeCall | None:
+    """LRN over the channels around each, of float32."""
+    x, size = site.input(0), site.attr("size", 1)
+    if x is None or str(x.dtype) != "float32" or not x.elements:
+        return None
+    try:
+        return _by_channel(site, _lrn) if size <= 2 * _MOST_AROUND else None
+    except UnsupportedError:
+        return None
+
+
+def _lrn(site: Site, rows: int, inner: int) -> NativeCall:
+    """As ``_batch``. Raises ``UnsupportedError``."""
+    channels, size = site.output().dims[1], site.attr("size", 1)
+    if inner == 1 and channels > _MOST_ROW:
+        raise UnsupportedError
+    width = inner if inner > 1 else channels
+    block = max(_ROWS // channels, 1) if inner == 1 else 1
+    return NativeCall(
+        "lrn",
+        (
+            *(Tensor(0), site.result(), rows, channels, inner, (size - 1) // 2, size // 2, block),
+            *(float(site.attr("alpha", 1e-4)) / size, float(site.attr("beta", 0.75))),
+            float(site.attr("bias", 1.0)),
+        ),
+        items=math.ceil(rows / block) if inner == 1 else rows * channels,
+        item_ns=rows_ns(block * width * (10 + size), rows=block),
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -11,14 +12,19 @@ import numpy as np
 from penstock.backends.native import by_memory, family, rows_ns
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
 from penstock.backends.native.reduce import reduction_over
+from penstock.core.records import NamedTuple
 from penstock.ir.layout import channels_last, packed_strides
 from penstock.ops.common.windows import Window
 from penstock.ops.onnx.pooling import pool_windows
 
 # As in c/pooling.c.
-_AXES, _BUFFER, _CHUNK, _MOST_TAPS, _WIDE, _MOST_LINES = 3, 12288, 512, 64, 1024, 64
+_AXES, _BYTES, _ROW, _CHUNK, _PIECE, _MOST_TAPS = 3, 32768, 6144, 512, 64, 4096
 _SUFFIXES = {"float32": "float", "float64": "double"}
+_SUFFIXES_OF_MAXIMA = {**_SUFFIXES, "int8": "int8_t", "uint8": "uint8_t"}
 _KINDS = {"AveragePool": "mean", "MaxPool": "max"}
+# Columns of planes up to which an item brings several planes side by side, if there are as many.
+_NARROW, _FEW_PLANES = 64, 8
+_PASS = 3  # combinations that take as long as to write and read a row of columns
 
 _Strides = Sequence[tuple[int, ...] | None]
 
@@ -28,9 +34,10 @@ _Strides = Sequence[tuple[int, ...] | None]
     work=by_memory,
 )
 def pooling_call(site: Site) -> NativeCall | None:
-    """A pooling of floats, if what a window sees fits into the cache."""
+    """A pooling of floats, or the maxima of 8-bit integers."""
     x, name, p = site.input(0), site.node.op.name, site.attr("p", 2)
-    if x is None or str(x.dtype) not in _SUFFIXES or 0 in (*x.dims, *site.output().dims):
+    suffixes = _SUFFIXES_OF_MAXIMA if "Max" in name else _SUFFIXES
+    if x is None or str(x.dtype) not in suffixes or 0 in (*x.dims, *site.output().dims):
         return None
     if "Lp" in name and p not in (1, 2):
         return None
@@ -39,10 +46,7 @@ def pooling_call(site: Site) -> NativeCall | None:
     if not indices and all(_is_whole(axis) for axis in axes):
         kind = f"l{p}" if "Lp" in name else _KINDS[name.removeprefix("Global")]
         return reduction_over(site, kind, range(2, len(x.dims)))
-    taps = math.prod(axis.kernel for axis in axes[:-1])
-    if len(axes) > _AXES or max(taps, axes[-1].kernel) > _MOST_TAPS:
-        return None
-    if not all(axis.addressable for axis in axes):
+    if len(axes) > _AXES or not all(axis.addressable for axis in axes):
         return None
     kind = f"l{p}" if name == "LpPool" else name.removesuffix("Pool").lower()
     axes = (*[Window(1, 1, 1)] * (_AXES - len(axes)), *axes)
@@ -69,16 +73,12 @@ def _call(site: Site, kind: str, axes: Sequence[Window], strides: _Strides) -> N
         if indices or list(strides) != wanted:
             raise UnsupportedError
         planes, channels = x.dims[0], x.dims[1]
-    sizes, row = [axis.size for axis in axes], axes[-1]
-    most = (_BUFFER // channels - row.span) // row.stride + 1
-    chunk = min(row.count, _CHUNK, most)
-    if chunk < 1 or math.prod(sizes) >= 2**31:
+    sizes = [axis.size for axis in axes]
+    if math.prod(sizes) >= 2**31:
         raise UnsupportedError
-    span = (chunk - 1) * row.stride + row.span
-    pitch = -(-span // row.stride) * row.stride
-    lines = min(_MOST_LINES, _WIDE // (pitch // row.stride), _BUFFER // pitch)
-    lines = 1 if indices or channels > 1 or chunk < row.count else max(lines, 1)
-    total = planes * math.prod(a.count for a in axes[:-1])
+    part = _part(kind, axes, planes, channels, 0 if indices or channels > 1 else x.dtype.itemsize)
+    if indices:
+        part = _Part(0, 1, min(axes[-1].count, _CHUNK), 1, direct=True)
     if site.attr("storage_order", 0):
         pitches = [math.prod(sizes[:i]) for i in range(_AXES)]
     else:
@@ -87,20 +87,86 @@ def _call(site: Site, kind: str, axes: Sequence[Window], strides: _Strides) -> N
         (a.size, a.count, a.kernel, a.stride, a.dilation, a.begin, pitch)
         for a, pitch in zip(axes, pitches, strict=True)
     ]
-    taps = math.prod(a.kernel for a in axes[:-1]) * row.stride + row.kernel
-    name = f"{kind}_pool{'_indices' * indices}_{_SUFFIXES[str(x.dtype)]}"
+    depth, rows, columns = [axis.count for axis in axes]
+    groups = math.ceil(planes / max(part.lanes, 1))
+    taps = math.prod(axis.kernel for axis in axes)
     return NativeCall(
-        name,
+        f"{kind}_pool{'_indices' * indices}_{_SUFFIXES_OF_MAXIMA[str(x.dtype)]}",
         (
             *(Tensor(0), site.result(), site.result(1) if indices else None),
             np.array(words, np.int64),
             np.concatenate([_counted(a, site.attr("count_include_pad", 0)) for a in axes]),
-            *(channels, chunk, total, lines, pitch),
+            *(planes, channels, part.lanes, part.band, part.chunk, part.group, int(part.direct)),
         ),
-        items=math.ceil(total / lines) * math.ceil(row.count / chunk),
-        item_ns=rows_ns(2 * lines * chunk * channels * taps, rows=2 * lines),
+        items=groups * depth * math.ceil(rows / part.band) * math.ceil(columns / part.chunk),
+        item_ns=rows_ns(
+            part.band * part.chunk * channels * max(part.lanes, 1) * taps, rows=2 * part.band
+        ),
         restrided=partial(_call, site, kind, axes),
     )
+
+
+class _Part(NamedTuple):
+    """What an item of the work is: ``lanes`` planes that it brings side by side, 0 for none; rows
+    and columns of the result; as many rows as a ``group`` are combined by rows before any are by
+    columns, or else windows at once (``direct``)."""
+
+    lanes: int
+    band: int
+    chunk: int
+    group: int
+    direct: bool
+
+
+def _part(kind: str, axes: Sequence[Window], planes: int, channels: int, itemsize: int) -> _Part:
+    """The items of images with as many ``channels`` innermost; of planes, if their ``itemsize`` is
+    given. Raises ``UnsupportedError``."""
+    depth, height, width = axes
+    outer = depth.kernel * height.kernel
+    may = kind in ("average", "max") and outer * width.kernel <= _MOST_TAPS
+    if max(outer, width.kernel) > _MOST_TAPS:
+        raise UnsupportedError
+    apart = width.stride * (outer - 1) + width.kernel - 1 + _PASS
+    direct = may and outer * width.kernel - 1 <= apart
+
+    def grouped(width_of: int, chunk: int) -> int:
+        """Rows that are combined together, each of stretches of as many elements."""
+        seen = min((chunk - 1) * width.stride + width.span, width.size) * width_of
+        apart = width.stride * (chunk + width.span // width.stride + _PIECE + 1)
+        if width_of > 1 or width.stride == 1:
+            apart = 0
+        return 1 if direct else min(_ROW // max(seen, apart), height.count)
+
+    def fits(lanes: int, band: int, chunk: int) -> bool:
+        slices, rows, columns = [
+            min((n - 1) * axis.stride + axis.span, axis.size)
+            for axis, n in zip(axes, (1, band, chunk), strict=True)
+        ]
+        most = max(slices * rows * columns, band * chunk) * lanes * itemsize
+        return grouped(lanes, chunk) > 0 and most <= _BYTES
+
+    lanes = _PIECE // itemsize if itemsize and width.size <= _NARROW else 0
+    while lanes > 1 and planes >= _FEW_PLANES:
+        lanes = min(lanes, planes)
+        if fits(lanes, 1, 1):
+            chunk = _most(width.count, lambda n: fits(lanes, 1, n))
+            band = _most(height.count, lambda n: fits(lanes, n, chunk))
+            # The last planes may be fewer.
+            return _Part(lanes, band, chunk, min(grouped(lanes, chunk), grouped(1, chunk)), direct)
+        lanes //= 2
+    direct = direct and not (itemsize and width.stride > 1)
+    if not grouped(channels, 1):
+        direct = may
+    if not grouped(channels, 1):
+        raise UnsupportedError
+    chunk = _most(width.count, lambda n: grouped(channels, n) > 0)
+    group = grouped(channels, chunk)
+    return _Part(0, group, chunk, group, direct)
+
+
+def _most(count: int, fits: Callable[[int], bool]) -> int:
+    """The largest number up to ``count`` that fits, of which smaller ones fit too; 1 fits."""
+    return bisect_right(range(2, count + 1), False, key=lambda n: not fits(n)) + 1
 
 
 def _counted(axis: Window, include_padding: int) -> np.ndarray:

@@ -102,10 +102,10 @@ static void runs(const char *from, char *to, int64_t from_step, int64_t to_step,
     }
 }
 
-/* A block of SIDE vectors of 16 bytes, transposed: to interleave row i with row i + SIDE / 2 rotates the
+/* A block of SIDE vectors of SIDE elements, transposed: to interleave row i with row i + SIDE / 2 rotates the
    bits of an element's place by one. */
 #define BLOCK(name, type, SIDE, LOW, HIGH)                                                         \
-    typedef type name##_lanes __attribute__((vector_size(16)));                                    \
+    typedef type name##_lanes __attribute__((vector_size(SIDE * sizeof(type))));                   \
     static inline __attribute__((always_inline)) void name##_round(const name##_lanes *rows,       \
                                                                    name##_lanes *next)             \
     {                                                                                              \
@@ -119,7 +119,7 @@ static void runs(const char *from, char *to, int64_t from_step, int64_t to_step,
     {                                                                                              \
         name##_lanes rows[SIDE], next[SIDE], *last = SIDE == 4 || SIDE == 16 ? rows : next;        \
         _Pragma("GCC unroll 16") for (int i = 0; i < SIDE; i++)                                    \
-            memcpy(&rows[i], from + i * from_step, 16);                                            \
+            memcpy(&rows[i], from + i * from_step, sizeof rows[i]);                                           \
         name##_round(rows, next);                                                                  \
         if (SIDE > 2)                                                                              \
             name##_round(next, rows);                                                              \
@@ -128,11 +128,12 @@ static void runs(const char *from, char *to, int64_t from_step, int64_t to_step,
         if (SIDE > 8)                                                                              \
             name##_round(next, rows);                                                              \
         _Pragma("GCC unroll 16") for (int i = 0; i < SIDE; i++)                                    \
-            memcpy(to + i * to_step, &last[i], 16);                                                \
+            memcpy(to + i * to_step, &last[i], sizeof last[i]);                                               \
     }
 #define SET(...) {__VA_ARGS__}
-BLOCK(block_1, uint8_t, 16, SET(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23),
-      SET(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31))
+#define LOW_16 SET(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
+#define HIGH_16 SET(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
+BLOCK(block_1, uint8_t, 16, LOW_16, HIGH_16)
 BLOCK(block_2, uint16_t, 8, SET(0, 8, 1, 9, 2, 10, 3, 11), SET(4, 12, 5, 13, 6, 14, 7, 15))
 BLOCK(block_4, uint32_t, 4, SET(0, 4, 1, 5), SET(2, 6, 3, 7))
 BLOCK(block_8, uint64_t, 2, SET(0, 2), SET(1, 3))
@@ -164,6 +165,12 @@ BLOCK(block_8, uint64_t, 2, SET(0, 2), SET(1, 3))
 TRANSPOSED(transposed_1, uint8_t, 16, block_1)
 TRANSPOSED(transposed_2, bytes_2, 8, block_2)
 TRANSPOSED(transposed_4, bytes_4, 4, block_4)
+#ifdef __AVX512F__
+BLOCK(block_4_wide, uint32_t, 16, LOW_16, HIGH_16)
+TRANSPOSED(transposed_4_wide, bytes_4, 16, block_4_wide)
+#else
+#define transposed_4_wide transposed_4
+#endif
 TRANSPOSED(transposed_8, bytes_8, 2, block_8)
 
 static block_function by_size(int64_t size, block_function const functions[5])
@@ -193,6 +200,8 @@ static block_function chosen(copy_plan *p)
     if (other < 0 || p->to[last] != p->size)
         return by_size(p->size, single);
     move(p, other, last - 1);
+    if (p->size == 4 && p->dims[last - 1] >= 16 && p->dims[last] >= 16)
+        return transposed_4_wide;
     return by_size(p->size, transposing);
 }
 

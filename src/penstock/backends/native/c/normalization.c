@@ -1,11 +1,15 @@
 /* Images standardized over groups of their channels, then scaled and shifted by channel, and rows
    standardized, scaled and shifted. An item is one group of one image; where channels lie innermost, as
-   many groups as fit into a block; or a block of rows.
+   many groups as fit into a block; or a block of rows. Then images scaled and shifted by channel alone, and
+   divided by a power of what the channels around come to (LRN).
 
    Sums are of short blocks in float32 (float64), each in several lanes, added up in float64. */
+// Compiler options: -ffp-contract=fast
+#include "wide.h"
 #include <math.h>
 #include <string.h>
 #include "families.h"
+#include "math32.h"
 #include "vectors.h"
 
 struct group_normalization {
@@ -27,6 +31,7 @@ struct layer_normalization {
 };
 
 enum { VECTORS = 4, RUN = 1024, ROWS = 64, MOST_CHANNELS = 1024 };
+enum { LRN_LANES = 16, MOST_ROW = 8192, MOST_AROUND = 64 };
 
 #define NORMALIZE(name, type)                                                                     \
     typedef type name##_lanes __attribute__((vector_size(VECTOR_BYTES)));                         \
@@ -184,10 +189,151 @@ NORMALIZE(group_normalization_float64, double)
 LAYER(layer_normalization_float32, float, group_normalization_float32_sum)
 LAYER(layer_normalization_float64, double, group_normalization_float64_sum)
 
+/* y = x * factor + term, each of them the same for a channel; at least `low`. Without variances, scales and
+   biases are factors and terms; else they are of what has been standardized by these. */
+struct batch_normalization {
+    const void *x, *scale, *bias, *means, *variances;
+    void *y;
+    int64_t rows, channels, inner; /* inner: positions behind a channel, 1 where channels are innermost */
+    int64_t block;                 /* rows of channels of an item; where inner > 1, channels */
+    double epsilon, low;
+};
+
+#define BATCH(name, type)                                                                         \
+    static inline type name##_factor(const struct batch_normalization *a, int64_t c, type *term)  \
+    {                                                                                             \
+        const type *scale = a->scale, *bias = a->bias, *means = a->means, *variances = a->variances;\
+        const double factor = variances ? scale[c] / sqrt(variances[c] + a->epsilon) : (double)scale[c];\
+        *term = (type)(variances ? bias[c] - means[c] * factor : (double)bias[c]);                \
+        return (type)factor;                                                                      \
+    }                                                                                             \
+                                                                                                  \
+    static int name(const void *arguments, int64_t begin, int64_t end)                            \
+    {                                                                                             \
+        const struct batch_normalization *a = arguments;                                          \
+        const int64_t channels = a->channels, inner = a->inner;                                   \
+        const type low = (type)a->low, *x = a->x;                                                 \
+        type factors[MOST_CHANNELS], terms[MOST_CHANNELS], *y = a->y;                             \
+        const int64_t last = smaller(end * a->block, inner > 1 ? a->rows * channels : a->rows);   \
+        for (int64_t plane = begin * a->block; inner > 1 && plane < last; plane++) {              \
+            type term, factor = name##_factor(a, plane % channels, &term);                        \
+            _Pragma("GCC ivdep") for (int64_t i = plane * inner; i < (plane + 1) * inner; i++) {  \
+                const type value = x[i] * factor + term;                                          \
+                y[i] = value < low ? low : value;                                                 \
+            }                                                                                     \
+        }                                                                                         \
+        for (int64_t first = 0; inner == 1 && first < channels; first += MOST_CHANNELS) {         \
+            const int64_t count = smaller(channels - first, MOST_CHANNELS);                       \
+            for (int64_t c = 0; c < count; c++)                                                   \
+                factors[c] = name##_factor(a, first + c, terms + c);                              \
+            for (int64_t row = begin * a->block; row < last; row++) {                             \
+                const type *from = x + row * channels + first;                                    \
+                type *to = y + row * channels + first;                                            \
+                _Pragma("GCC ivdep") for (int64_t c = 0; c < count; c++) {                        \
+                    const type value = from[c] * factors[c] + terms[c];                           \
+                    to[c] = value < low ? low : value;                                            \
+                }                                                                                 \
+            }                                                                                     \
+        }                                                                                         \
+        return 0;                                                                                 \
+    }
+
+BATCH(batch_normalization_float32, float)
+BATCH(batch_normalization_float64, double)
+
+struct lrn {
+    const float *x;
+    float *y;
+    int64_t rows, channels, inner; /* as of batch_normalization */
+    int64_t before, after;         /* channels around */
+    int64_t block;                 /* rows of an item, if channels are innermost; else it is a channel */
+    double alpha, beta, bias;
+};
+
+typedef float lrn_lanes __attribute__((vector_size(4 * LRN_LANES)));
+
+/* y = x / (bias + alpha * the sum of the squares of taps)^beta, of `count` elements; `roots`: beta is 3/4. */
+INLINED void lrn_piece(float *y, const float *x, const float *from, int64_t taps, int64_t step, float alpha,
+                       float beta, float bias, const int64_t count, const int roots)
+{
+    lrn_lanes total = {0}, own = {0}, tap = {0};
+    _Pragma("GCC unroll 5") for (int64_t k = 0; k < taps; k++) {
+        memcpy(&tap, from + k * step, count * sizeof(float));
+        total += tap * tap;
+    }
+    total = bias + alpha * total;
+    memcpy(&own, x, count * sizeof(float));
+    float sums[LRN_LANES], powers[LRN_LANES];
+    memcpy(sums, &total, sizeof sums);
+    if (roots)
+        for (int j = 0; j < LRN_LANES; j++) {
+            const float root = sqrtf(sums[j]);
+            powers[j] = root * sqrtf(root);
+        }
+    else
+        for (int j = 0; j < LRN_LANES; j++)
+            powers[j] = exp32(beta * log32(sums[j]));
+    memcpy(&total, powers, sizeof total);
+    own /= total;
+    memcpy(y, &own, count * sizeof(float));
+}
+
+/* The last piece begins earlier than the one before ends. */
+INLINED void lrn_pieces(float *y, const float *x, const float *from, int64_t taps, int64_t step,
+                        const struct lrn *a, int64_t length, const int roots)
+{
+    const float alpha = (float)a->alpha, beta = (float)a->beta, bias = (float)a->bias;
+    if (length < LRN_LANES)
+        lrn_piece(y, x, from, taps, step, alpha, beta, bias, length, roots);
+    for (int64_t i = 0; i < length && length >= LRN_LANES; i += LRN_LANES) {
+        const int64_t j = smaller(i, length - LRN_LANES);
+        lrn_piece(y + j, x + j, from + j, taps, step, alpha, beta, bias, LRN_LANES, roots);
+    }
+}
+
+static void lrn_row(float *y, const float *x, const float *from, int64_t taps, int64_t step,
+                    const struct lrn *a, int64_t length)
+{
+    if (a->beta != 0.75)
+        lrn_pieces(y, x, from, taps, step, a, length, 0);
+    else if (taps == 5) /* as in most networks */
+        lrn_pieces(y, x, from, 5, step, a, length, 1);
+    else
+        lrn_pieces(y, x, from, taps, step, a, length, 1);
+}
+
+static int lrn(const void *arguments, int64_t begin, int64_t end)
+{
+    const struct lrn *a = arguments;
+    const int64_t channels = a->channels, inner = a->inner;
+    for (int64_t plane = begin; inner > 1 && plane < end; plane++) {
+        const int64_t c = plane % channels, first = c < a->before ? 0 : c - a->before;
+        const float *x = a->x + plane * inner;
+        lrn_row(a->y + plane * inner, x, x - (c - first) * inner, smaller(c + a->after, channels - 1) - first + 1,
+                inner, a, inner);
+    }
+    /* Rows with zeros around them; several, so that none is read at once when it has been written. */
+    float around[MOST_ROW + 2 * MOST_AROUND];
+    const int64_t last = inner > 1 ? 0 : smaller(end * a->block, a->rows), others = a->before + a->after;
+    const int64_t pitch = channels + others, most = (MOST_ROW + 2 * MOST_AROUND) / pitch;
+    memset(around, 0, smaller(most, a->block) * pitch * sizeof(float));
+    for (int64_t row = begin * a->block, count; row < last; row += count) {
+        count = smaller(last - row, smaller(most, a->block));
+        for (int64_t i = 0; i < count; i++)
+            memcpy(around + i * pitch + a->before, a->x + (row + i) * channels, channels * sizeof(float));
+        for (int64_t i = 0; i < count; i++)
+            lrn_row(a->y + (row + i) * channels, a->x + (row + i) * channels, around + i * pitch, others + 1, 1, a,
+                    channels);
+    }
+    return 0;
+}
+
 const kernel_entry normalization_kernels[] = {
     KERNELS_OF_FLOATS(group_normalization, group_normalization),
     KERNEL(group_normalization_float32_last, group_normalization),
     KERNEL(group_normalization_float64_last, group_normalization),
     KERNELS_OF_FLOATS(layer_normalization, layer_normalization),
+    KERNELS_OF_FLOATS(batch_normalization, batch_normalization),
+    KERNEL(lrn, lrn),
     END_OF_KERNELS,
 };

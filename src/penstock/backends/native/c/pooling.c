@@ -1,11 +1,17 @@
-/* MaxPool, AveragePool and LpPool, with channels before the positions or behind them. An item is a
-   stretch of columns of one row of the result, or several short rows: those that the windows of one
-   see are combined into one, of which the windows then combine columns. */
+/* MaxPool, AveragePool and LpPool of images that have their channels innermost. Of others, with their
+   channels before their rows, an item brings what it sees of several planes side by side, as if they were
+   channels, and its results back.
+
+   Windows are combined at once, if that takes fewer operations (`direct`), or first by rows, into one row
+   of the columns that they see. */
+// Compiler options: -fno-loop-unroll-and-jam
+#include "wide.h"
 #include <math.h>
 #include <string.h>
+#include "copies.h"
 #include "native.h"
 
-enum { AXES = 3, BUFFER = 12288, CHUNK = 512, MOST_TAPS = 64, WIDE = 1024, MOST_LINES = 64 };
+enum { AXES = 3, BYTES = 32768, ROW = 6144, CHUNK = 512, PIECE = 64, MOST_TAPS = 4096, BEHIND = 512 };
 
 typedef struct {
     int64_t size, count, kernel, stride, dilation, begin, pitch;
@@ -17,75 +23,54 @@ struct pooling {
     int64_t *indices;
     const window *axes;    /* AXES of them, the first ones of size 1 if there are fewer */
     const double *counted; /* elements by which a mean is divided, of the windows of each axis */
-    int64_t channels;      /* behind a position, or 1 */
-    int64_t chunk;         /* columns of an item */
-    int64_t total, lines;  /* rows of the result, and those of an item */
-    int64_t pitch;         /* elements from one row to the next that an item combines */
+    int64_t images;        /* or planes */
+    int64_t channels;      /* behind a position; of planes 1 */
+    int64_t lanes;         /* planes that an item brings side by side, 0 for none */
+    int64_t band, chunk;   /* rows and columns of the result that are an item */
+    int64_t group;         /* of which as many rows are combined by rows before any are by columns */
+    int64_t direct;
 };
 
-/* The taps from `first` to `last` - 1 of window o are no padding; that of tap 0. */
-static inline int64_t inside(const window *w, int64_t o, int64_t *first, int64_t *last)
+/* A part of an image: its first element, and where this lies along each axis; its rows and columns. */
+typedef struct {
+    const void *x;
+    int64_t first[AXES], rows, columns, channels;
+} view;
+
+/* The number of taps of window o that are no padding, and the place of the first. */
+static inline int64_t inside(const window *w, int64_t o, int64_t *place)
 {
     const int64_t at = o * w->stride - w->begin, step = w->dilation, left = w->size - at;
-    *first = 0;
-    *last = w->kernel;
+    *place = at;
     if (at >= 0 && left > (w->kernel - 1) * step)
-        return at; /* divisions take long beside short rows */
-    *first = at < 0 ? (-at + step - 1) / step : 0;
-    *last = left > 0 ? (left + step - 1) / step : 0;
-    *last = *last < w->kernel ? *last : w->kernel;
-    return at;
+        return w->kernel; /* divisions take long beside short rows */
+    const int64_t first = at < 0 ? (-at + step - 1) / step : 0, last = left > 0 ? (left + step - 1) / step : 0;
+    *place = at + first * step;
+    return first < smaller(last, w->kernel) ? smaller(last, w->kernel) - first : 0;
 }
 
-/* NaN beats all numbers, and nothing beats NaN. */
-#define HOW(type)                                                                                 \
-    static inline type sum_##type(type a, type b)                                                 \
-    {                                                                                             \
-        return a + b;                                                                             \
-    }                                                                                             \
-    static inline type higher_##type(type a, type b)                                              \
-    {                                                                                             \
-        const type most = b > a ? b : a;                                                          \
-        return b != b ? b : most;                                                                 \
-    }
+/* What the windows from `first` to `last` see of an axis, its padding left out: the first place, and how
+   many places there are. */
+static inline int64_t seen(const window *w, int64_t first, int64_t last, int64_t *place)
+{
+    const int64_t low = first * w->stride - w->begin;
+    const int64_t high = last * w->stride - w->begin + (w->kernel - 1) * w->dilation + 1;
+    *place = low < 0 ? 0 : low;
+    return *place < smaller(high, w->size) ? smaller(high, w->size) - *place : 0;
+}
 
-HOW(float)
-HOW(double)
-
-#define COMBINE(name, type, MAP, HOW)                                                             \
-    /* to[j] = what `n` rows come to in their elements j * step. */                               \
-    INLINED void name##_step(type *restrict to, const type *const *from, int64_t n, int64_t length, \
-                             int64_t step)                                                        \
-    {                                                                                             \
-        const type *restrict a = from[0], *restrict b = from[n > 1], *restrict c = from[n - 1];   \
-        if (n == 1)                                                                               \
-            for (int64_t j = 0; j < length; j++)                                                  \
-                to[j] = MAP(a[j * step]);                                                         \
-        else if (n == 2)                                                                          \
-            for (int64_t j = 0; j < length; j++)                                                  \
-                to[j] = HOW(MAP(a[j * step]), MAP(b[j * step]));                                  \
-        else                                                                                      \
-            for (int64_t j = 0; j < length; j++) {                                                \
-                const type both = HOW(MAP(a[j * step]), MAP(b[j * step]));                        \
-                to[j] = HOW(both, MAP(c[j * step]));                                              \
-            }                                                                                     \
-        for (int64_t i = 2; i < n - 1; i++) {                                                     \
-            const type *restrict next = from[i];                                                  \
-            for (int64_t j = 0; j < length; j++)                                                  \
-                to[j] = HOW(to[j], MAP(next[j * step]));                                          \
-        }                                                                                         \
-    }                                                                                             \
-                                                                                                  \
-    static inline void name(type *to, const type *const *from, int64_t n, int64_t length,         \
-                            int64_t step)                                                         \
-    {                                                                                             \
-        if (step == 1)                                                                            \
-            name##_step(to, from, n, length, 1);                                                  \
-        else if (step == 2)                                                                       \
-            name##_step(to, from, n, length, 2);                                                  \
-        else                                                                                      \
-            name##_step(to, from, n, length, step);                                               \
+/* Copies between planes and places where these lie side by side; steps are in elements. */
+static void turn(const void *from, void *to, int64_t size, const int64_t dims[4], const int64_t steps[4],
+                 const int64_t to_steps[4])
+{
+    copy_plan plan = {.rank = 4, .size = size};
+    for (int i = 0; i < 4; i++) {
+        plan.dims[i] = dims[i];
+        plan.from[i] = steps[i] * size;
+        plan.to[i] = to_steps[i] * size;
     }
+    copy_elements(&plan, from, to);
+}
 
 /* The remainder of `rest` by n, and its quotient in its place. */
 static inline int64_t digit(int64_t *rest, int64_t n)
@@ -97,93 +82,196 @@ static inline int64_t digit(int64_t *rest, int64_t n)
     return remainder;
 }
 
-#define POOL(name, type, start, MAP, HOW, FINISH)                                                 \
-    COMBINE(name##_rows, type, MAP, HOW)                                                          \
-    COMBINE(name##_columns, type, SAME, HOW)                                                      \
-    /* Combine what columns from `first` on of a line of the result see into one row. Returns by  \
-       how many rows a mean is divided. */                                                        \
-    static inline type name##_line(const struct pooling *a, int64_t line, int64_t first,          \
-                                   int64_t count, type *row)                                      \
+/* NaN beats all numbers, and nothing beats NaN. */
+#define SUM(a, b) (a) + (b)
+#define HIGHER(type)                                                                              \
+    static inline type higher_##type(type a, type b)                                              \
     {                                                                                             \
-        const window *u = a->axes, *v = u + 1, *w = u + 2;                                        \
-        const int64_t channels = a->channels, o = digit(&line, v->count);                         \
-        const int64_t d = digit(&line, u->count);                                                 \
-        const type *from[MOST_TAPS];                                                              \
-        int64_t d0, d1, h0, h1, n = 0;                                                            \
-        const int64_t depth = inside(u, d, &d0, &d1), height = inside(v, o, &h0, &h1);            \
-        /* The columns that the windows see, and those of them that are no padding. */            \
-        const int64_t left = first * w->stride - w->begin;                                        \
-        const int64_t right = left + (count - 1) * w->stride + (w->kernel - 1) * w->dilation + 1; \
-        const int64_t low = left < 0 ? 0 : left, high = right > w->size ? w->size : right;        \
-        for (int64_t i = d0; i < d1; i++)                                                         \
-            for (int64_t k = h0; k < h1; k++) {                                                   \
-                const int64_t r = (line * u->size + depth + i * u->dilation) * v->size + height + \
-                                  k * v->dilation;                                                \
-                from[n++] = (const type *)a->x + (r * w->size + low) * channels;                  \
+        const type most = b > a ? b : a;                                                          \
+        return b != b ? b : most;                                                                 \
+    }
+#define SAME(x, by) (x)
+#define SQUARE(x, by) ((x) * (x))
+#define ABSOLUTE(x, by) ((x) < 0 ? -(x) : (x))
+#define ROOT(x, by) ((__typeof__(x))sqrt(x))
+#define MEAN(x, by) ((x) / (by))
+
+/* to[j] = what from[j + each of the `count` taps] comes to, for `positions` stretches of `length`
+   elements, `step` elements apart. */
+#define COMBINE(name, type, start, MAP, HOW, FINISH)                                              \
+    /* One vector of `length` elements, or two of them. */                                        \
+    INLINED void name##_piece(type *restrict to, const type *restrict from, const int64_t *taps,  \
+                              int64_t count, type by, const int64_t length, const int two)        \
+    {                                                                                             \
+        type total[PIECE / sizeof(type)], other[PIECE / sizeof(type)];                            \
+        _Pragma("GCC unroll 1") for (int64_t j = 0; j < length; j++)                              \
+            total[j] = other[j] = start;                                                          \
+        int64_t k = 0;                                                                            \
+        do {                                                                                      \
+            const type *x = from + taps[k];                                                       \
+            _Pragma("GCC unroll 1") for (int64_t j = 0; j < length; j++) {                        \
+                const type value = MAP(x[j], by);                                                 \
+                total[j] = HOW(total[j], value);                                                  \
             }                                                                                     \
-        if (n && low < high)                                                                      \
-            name##_rows(row + (low - left) * channels, from, n, (high - low) * channels, 1);      \
-        const int64_t none = n && low < high ? low - left : right - left;                         \
-        for (int64_t j = 0; j < none * channels; j++)                                             \
-            row[j] = start;                                                                       \
-        for (int64_t j = (high - left) * channels; j < (right - left) * channels; j++)            \
-            row[j < 0 ? 0 : j] = start;                                                           \
-        return (type)(a->counted[d] * a->counted[u->count + o]);                                  \
+            _Pragma("GCC unroll 1") for (int64_t j = 0; two && j < length; j++) {                 \
+                const type value = MAP(x[length + j], by);                                        \
+                other[j] = HOW(other[j], value);                                                  \
+            }                                                                                     \
+        } while (++k < count);                                                                    \
+        _Pragma("GCC unroll 1") for (int64_t j = 0; j < length; j++)                              \
+            to[j] = (type)FINISH(total[j], by);                                                   \
+        _Pragma("GCC unroll 1") for (int64_t j = 0; two && j < length; j++)                       \
+            to[length + j] = (type)FINISH(other[j], by);                                          \
+    }                                                                                             \
+                                                                                                 \
+    static __attribute__((noinline)) void name(type *to, const type *from, const int64_t *taps,   \
+                                               int64_t count, type by, int64_t length,            \
+                                               int64_t positions, int64_t step)                   \
+    {                                                                                             \
+        enum { LANES = PIECE / sizeof(type), HALF = LANES / 2, LEAST = LANES > 8 ? LANES / 4 : HALF };\
+        for (; positions > 0; positions--, to += length, from += step) {                          \
+            int64_t i = 0;                                                                        \
+            for (; count < 1 && i < length; i++)                                                  \
+                to[i] = (type)FINISH((type)start, by);                                            \
+            for (; i + 2 * LANES <= length; i += 2 * LANES)                                       \
+                name##_piece(to + i, from + i, taps, count, by, LANES, 1);                       \
+            for (; i + LANES <= length; i += LANES)                                               \
+                name##_piece(to + i, from + i, taps, count, by, LANES, 0);                           \
+            if (i == length)                                                                      \
+                continue;                                                                         \
+            /* The last piece begins earlier than the one before ends. */                         \
+            int64_t last = length - LANES;                                                        \
+            if (length >= LANES)                                                                  \
+                name##_piece(to + last, from + last, taps, count, by, LANES, 0);                     \
+            else if (length >= HALF) {                                                            \
+                name##_piece(to, from, taps, count, by, HALF, 0);                                    \
+                last += HALF;                                                                     \
+                name##_piece(to + last, from + last, taps, count, by, HALF, 0);                      \
+            } else if (length >= LEAST) {                                                         \
+                name##_piece(to, from, taps, count, by, LEAST, 0);                                   \
+                last = length - LEAST;                                                            \
+                name##_piece(to + last, from + last, taps, count, by, LEAST, 0);                     \
+            } else                                                                                \
+                for (; i < length; i++)                                                           \
+                    name##_piece(to + i, from + i, taps, count, by, 1, 0);                           \
+        }                                                                                         \
+    }
+
+#define POOL(name, type, start, MAP, HOW, FINISH)                                                 \
+    COMBINE(name##_rows, type, start, MAP, HOW, SAME)                                             \
+    COMBINE(name##_columns, type, start, SAME, HOW, FINISH)                                       \
+    /* Elements whose places have the same remainder by the step, side by side: n of each remainder. */\
+    static inline void name##_apart(type *restrict to, const type *restrict from, int64_t step, int64_t n)\
+    {                                                                                             \
+        if (step == 2) {                                                                          \
+            type *restrict odd = to + n;                                                          \
+            _Pragma("GCC ivdep") for (int64_t i = 0; i < n; i++) {                                \
+                to[i] = from[2 * i];                                                              \
+                odd[i] = from[2 * i + 1];                                                         \
+            }                                                                                     \
+        } else                                                                                    \
+            for (int64_t k = 0; k < step; k++)                                                    \
+                for (int64_t i = 0; i < n; i++)                                                   \
+                    to[k * n + i] = from[i * step + k];                                           \
     }                                                                                             \
                                                                                                   \
+    /* `count` columns from `first` on of `band` rows from o on of slice d of the result, whose rows are\
+       `step` elements apart in y. */                                                             \
+    static void name##_band(const struct pooling *a, const view *s, int64_t d, int64_t o, int64_t band,\
+                            int64_t first, int64_t count, type *y, int64_t step)                  \
+    {                                                                                             \
+        const window *u = a->axes, *v = u + 1, *w = u + 2;                                        \
+        const double *of_column = a->counted + u->count + v->count, *of_row = a->counted + u->count + o;\
+        const int64_t channels = s->channels, row_step = s->columns * channels, end = first + count;\
+        enum { LANES = PIECE / sizeof(type) };                                                    \
+        int64_t slice, line, at = 0, origin = s->first[2], pitch = 0, taps[MOST_TAPS], all[MOST_TAPS], n = 0;\
+        const int64_t slices = inside(u, d, &slice);                                              \
+        const type *x = NULL;                                                                     \
+        type row[ROW + BEHIND], spread[ROW];                                           \
+        for (int64_t r = 0; r < band; r++) {                                                      \
+            const int64_t height = inside(v, o + r, &line);                                       \
+            n = 0;                                                                                \
+            for (int64_t i = 0; i < slices; i++)                                                  \
+                for (int64_t k = 0; k < height; k++)                                              \
+                    taps[n++] = (i * u->dilation * s->rows + k * v->dilation) * row_step;         \
+            x = (const type *)s->x + ((slice - s->first[0]) * s->rows + line - s->first[1]) * row_step;\
+            if (!a->direct) {                                                                     \
+                pitch = seen(w, first, end - 1, &at) * channels;                                  \
+                name##_rows(row + r * pitch, x + (at - origin) * channels, taps, n, 1, pitch, 1, 0);\
+            }                                                                                     \
+        }                                                                                         \
+        const int64_t rows = a->direct ? n : 1;                                                   \
+        if (!a->direct) {                                                                         \
+            taps[0] = 0;                                                                          \
+            x = row;                                                                              \
+            origin = at;                                                                          \
+        }                                                                                         \
+        for (int64_t j = first, run; j < end; j += run, y += run * channels) {                    \
+            n = inside(w, j, &at);                                                                \
+            const int64_t left = w->size - (w->kernel - 1) * w->dilation - at - 1;                \
+            /* All windows that see no padding at once. */                                        \
+            run = n < w->kernel ? 1 : smaller(left / w->stride + 1, end - j);                     \
+            const int apart = run > 1 && w->stride > 1 && channels == 1 && !a->direct;            \
+            const type *from = x + (at - origin) * channels;                                      \
+            for (int64_t i = 0; i < rows; i++)                                                    \
+                for (int64_t k = 0; k < n; k++)                                                   \
+                    all[i * n + k] = taps[i] + k * w->dilation * channels;                        \
+            /* In whole vectors, which may see more than there is of a row. */                    \
+            const int64_t most = (run + (w->kernel - 1) * w->dilation / w->stride + LANES) / LANES * LANES;\
+            for (int64_t k = 0; apart && k < n; k++)                                              \
+                all[k] = k * w->dilation % w->stride * most + k * w->dilation / w->stride;        \
+            for (int64_t r = 0; apart && r < band; r++)                                           \
+                name##_apart(spread + r * w->stride * most, from + r * pitch, w->stride, most);   \
+            const int64_t adjacent = apart || w->stride == 1 ? run : 1;                           \
+            for (int64_t r = 0; r < band; r++)                                                    \
+                name##_columns(y + r * step, apart ? spread + r * w->stride * most : from + r * pitch, all,\
+                               rows * n, (type)(a->counted[d] * of_row[r] * of_column[j]),        \
+                               adjacent * channels, run / adjacent, w->stride * channels);        \
+        }                                                                                         \
+    }                                                                                             \
     static int name(const void *arguments, int64_t begin, int64_t end)                            \
     {                                                                                             \
         const struct pooling *a = arguments;                                                      \
         const window *u = a->axes, *v = u + 1, *w = u + 2;                                        \
-        const int64_t channels = a->channels, chunks = (w->count + a->chunk - 1) / a->chunk;      \
-        const double *of_column = a->counted + u->count + v->count;                               \
-        const int64_t step = a->pitch / w->stride; /* results of a line, with those between lines */\
-        type row[BUFFER], wide[WIDE], rows[MOST_LINES];                                           \
-        const type *from[MOST_TAPS];                                                              \
+        const int64_t chunks = (w->count + a->chunk - 1) / a->chunk;                              \
+        const int64_t bands = (v->count + a->band - 1) / a->band;                                 \
+        const int64_t size = u->size * v->size * w->size, most = a->lanes ? a->lanes : 1;         \
+        const int64_t every = u->count * v->count * w->count;                                     \
+        type near[BYTES / sizeof(type)], result[BYTES / sizeof(type)];                            \
         for (int64_t item = begin; item < end; item++) {                                          \
-            int64_t block = item;                                                                 \
-            const int64_t first = digit(&block, chunks) * a->chunk, rest = w->count - first;      \
-            const int64_t count = rest < a->chunk ? rest : a->chunk, line = block * a->lines;     \
-            const int64_t lines = a->total - line < a->lines ? a->total - line : a->lines;        \
-            for (int64_t l = 0; l < lines; l++)                                                   \
-                rows[l] = name##_line(a, line + l, first, count, row + l * a->pitch);             \
-            type *restrict y = (type *)a->y + (line * w->count + first) * channels;               \
-            const int64_t length = (lines - 1) * step + count, apart = lines > 1 && step > count; \
-            for (int64_t j = 0; j < (channels == 1 ? 1 : count); j++) {                           \
-                for (int64_t k = 0; k < w->kernel; k++)                                           \
-                    from[k] = row + (j * w->stride + k * w->dilation) * channels;                 \
-                if (channels == 1)                                                                \
-                    name##_columns(apart ? wide : y, from, w->kernel, length, w->stride);         \
-                else                                                                              \
-                    name##_columns(y + j * channels, from, w->kernel, channels, 1);               \
+            int64_t image = item;                                                                 \
+            const int64_t first = digit(&image, chunks) * a->chunk;                               \
+            const int64_t o = digit(&image, bands) * a->band, d = digit(&image, u->count);        \
+            const int64_t count = smaller(w->count - first, a->chunk);                            \
+            const int64_t band = smaller(v->count - o, a->band), i = image * most;                \
+            const int64_t lanes = a->lanes ? smaller(a->images - i, most) : a->channels;          \
+            const type *x = (const type *)a->x + i * size * a->channels;                          \
+            type *y = (type *)a->y +                                                              \
+                      (i * every + (d * v->count + o) * w->count + first) * a->channels;          \
+            view s = {x, {0}, v->size, w->size, lanes};                                           \
+            if (a->lanes) {                                                                       \
+                const int64_t slices = seen(u, d, d, s.first);                                    \
+                s.rows = seen(v, o, o + band - 1, s.first + 1);                                   \
+                s.columns = seen(w, first, first + count - 1, s.first + 2);                       \
+                x += (s.first[0] * v->size + s.first[1]) * w->size + s.first[2];                  \
+                const int64_t row = s.columns * lanes;                                            \
+                turn(x, near, sizeof(type), (int64_t[]){lanes, slices, s.rows, s.columns},        \
+                     (int64_t[]){size, v->size * w->size, w->size, 1},                            \
+                     (int64_t[]){1, s.rows * row, row, lanes});                                   \
+                s.x = near;                                                                       \
             }                                                                                     \
-            for (int64_t l = 0; l < lines; l++, y += count * channels) {                          \
-                if (apart)                                                                        \
-                    memcpy(y, wide + l * step, count * sizeof(type));                             \
-                FINISH                                                                            \
-            }                                                                                     \
+            const int64_t step = a->lanes ? count * lanes : w->count * lanes;                     \
+            for (int64_t r = 0; r < band; r += a->group)                                          \
+                name##_band(a, &s, d, o + r, smaller(a->group, band - r), first, count,           \
+                            (a->lanes ? result : y) + r * step, step);                            \
+            if (a->lanes)                                                                         \
+                turn(result, y, sizeof(type), (int64_t[]){lanes, 1, band, count},                 \
+                     (int64_t[]){1, 0, step, lanes}, (int64_t[]){every, 0, w->count, 1});         \
         }                                                                                         \
         return 0;                                                                                 \
     }
 
-#define SAME(x) (x)
-#define SQUARE(x) ((x) * (x))
-#define ABSOLUTE(x) ((x) < 0 ? -(x) : (x))
-#define NOTHING (void)of_column, (void)rows[l];
-#define ROOT                                                                                      \
-    NOTHING                                                                                       \
-    for (int64_t j = 0; j < count * channels; j++)                                                \
-        y[j] = (__typeof__(*y))sqrt(y[j]);
-#define MEAN                                                                                      \
-    if (channels == 1)                                                                            \
-        for (int64_t j = 0; j < count; j++)                                                       \
-            y[j] /= rows[l] * (__typeof__(*y))of_column[first + j];                                  \
-    else                                                                                          \
-        for (int64_t j = 0; j < count; j++)                                                       \
-            for (int64_t c = 0; c < channels; c++)                                                \
-                y[j * channels + c] /= rows[l] * (__typeof__(*y))of_column[first + j];
-
-#define INDICES(type)                                                                             \
+#define INDICES(type, start)                                                                   \
     static int max_pool_indices_##type(const void *arguments, int64_t begin, int64_t end)         \
     {                                                                                             \
         const struct pooling *a = arguments;                                                      \
@@ -197,14 +285,14 @@ static inline int64_t digit(int64_t *rest, int64_t n)
             const int64_t o = (plane = line, digit(&plane, v->count));                            \
             const int64_t d = digit(&plane, u->count);                                            \
             const int64_t count = rest < CHUNK ? rest : CHUNK;                                    \
-            int64_t d0, d1, h0, h1;                                                               \
-            const int64_t depth = inside(u, d, &d0, &d1), height = inside(v, o, &h0, &h1);        \
+            int64_t depth, height;                                                                \
+            const int64_t slices = inside(u, d, &depth), rows = inside(v, o, &height);            \
             for (int64_t j = 0; j < count; j++) {                                                 \
-                best[j] = -INFINITY;                                                              \
+                best[j] = start;                                                                  \
                 places[j] = -1;                                                                   \
             }                                                                                     \
-            for (int64_t i = d0; i < d1; i++)                                                     \
-                for (int64_t k = h0; k < h1; k++)                                                 \
+            for (int64_t i = 0; i < slices; i++)                                                  \
+                for (int64_t k = 0; k < rows; k++)                                                \
                     for (int64_t l = 0; l < w->kernel; l++) {                                     \
                         const int64_t p = depth + i * u->dilation, q = height + k * v->dilation;  \
                         const int64_t r = first * w->stride - w->begin + l * w->dilation;         \
@@ -242,18 +330,25 @@ static inline int64_t digit(int64_t *rest, int64_t n)
     }
 
 #define KINDS(type)                                                                               \
-    POOL(max_pool_##type, type, -INFINITY, SAME, higher_##type, NOTHING)                                 \
-    POOL(average_pool_##type, type, 0, SAME, sum_##type, MEAN)                                           \
-    POOL(l1_pool_##type, type, 0, ABSOLUTE, sum_##type, NOTHING)                                         \
-    POOL(l2_pool_##type, type, 0, SQUARE, sum_##type, ROOT)                                              \
-    INDICES(type)
+    POOL(average_pool_##type, type, 0, SAME, SUM, MEAN)                                           \
+    POOL(l1_pool_##type, type, 0, ABSOLUTE, SUM, SAME)                                            \
+    POOL(l2_pool_##type, type, 0, SQUARE, SUM, ROOT)                                              \
+    MAXIMA(type, -INFINITY)
+#define MAXIMA(type, start)                                                                       \
+    HIGHER(type)                                                                                  \
+    POOL(max_pool_##type, type, start, SAME, higher_##type, SAME)                                 \
+    INDICES(type, start)
 
 KINDS(float)
 KINDS(double)
+MAXIMA(int8_t, INT8_MIN)
+MAXIMA(uint8_t, 0)
 
+#define MAXIMUM_ENTRIES(type) KERNEL(max_pool_##type, pooling), KERNEL(max_pool_indices_##type, pooling)
 #define ENTRIES(type)                                                                             \
-    KERNEL(max_pool_##type, pooling), KERNEL(average_pool_##type, pooling),                       \
-        KERNEL(l1_pool_##type, pooling), KERNEL(l2_pool_##type, pooling),                         \
-        KERNEL(max_pool_indices_##type, pooling)
+    MAXIMUM_ENTRIES(type), KERNEL(average_pool_##type, pooling), KERNEL(l1_pool_##type, pooling), \
+        KERNEL(l2_pool_##type, pooling)
 
-const kernel_entry pooling_kernels[] = {ENTRIES(float), ENTRIES(double), END_OF_KERNELS};
+const kernel_entry pooling_kernels[] = {
+    ENTRIES(float), ENTRIES(double), MAXIMUM_ENTRIES(int8_t), MAXIMUM_ENTRIES(uint8_t), END_OF_KERNELS,
+};

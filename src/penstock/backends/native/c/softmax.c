@@ -1,6 +1,7 @@
 /* Softmax, its logarithm, and Hardmax along one axis. An item is a block of rows if the axis is the last,
    else a block of columns that stand side by side. Where an element is NaN, or the highest is infinite,
    the sum is NaN, and so are all results. */
+#include "wide.h"
 #include <string.h>
 #include "arguments.h"
 #include "math32.h"

@@ -1,0 +1,9 @@
+/* The first header of files whose loops gain from the widest vectors, which GCC avoids otherwise. */
+#ifndef PENSTOCK_WIDE_H
+#define PENSTOCK_WIDE_H
+
+#if defined(__AVX512F__) && !defined(__clang__)
+#pragma GCC target("prefer-vector-width=512")
+#endif
+
+#endif
