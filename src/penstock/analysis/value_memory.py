@@ -298,8 +298,8 @@ class _Annotator:
         return next((order for order in orders if order), ())
 
     def _order_of(self, value: Value) -> Order:
-        """The order of a value's dims in memory if it is not their own, and without gaps; of dynamic
-        values, the order that is expected."""
+        """The order of a value's dims in memory if it is not their own, and without gaps; that
+        which is expected of a dynamic value."""
         if value in self.memory.expected:
             return self.memory.expected[value]
         view, strides = self.memory.views.get(value), self.memory.strides_of(value)

@@ -1,4 +1,4 @@
-"""Normalizations by batch, instance, group and layer, by the root mean square of a layer, and LRN."""
+"""Normalizations by batch, instance, group and layer, by the root mean square of rows, and LRN."""
 
 from __future__ import annotations
 

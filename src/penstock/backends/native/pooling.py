@@ -64,7 +64,7 @@ def _is_whole(axis: Window) -> bool:
 def _call(site: Site, kind: str, axes: Sequence[Window], strides: _Strides) -> NativeCall:
     """The call for tensors of these strides. Raises ``UnsupportedError``."""
     x, y = site.input(0), site.output()
-    assert x is not None
+    assert x is not None and x.dtype is not None
     indices = len(site.tensors) > 2 and site.tensors[2] is not None
     planes, channels = x.dims[0] * x.dims[1], 1
     if any(strides):
@@ -137,23 +137,26 @@ def _part(kind: str, axes: Sequence[Window], planes: int, channels: int, itemsiz
             apart = 0
         return 1 if direct else min(_ROW // max(seen, apart), height.count)
 
+    def group_of(lanes: int, chunk: int) -> int:
+        """As many where the last planes may be a single one."""
+        return min(grouped(lanes, chunk), grouped(1, chunk))
+
     def fits(lanes: int, band: int, chunk: int) -> bool:
         slices, rows, columns = [
             min((n - 1) * axis.stride + axis.span, axis.size)
             for axis, n in zip(axes, (1, band, chunk), strict=True)
         ]
         most = max(slices * rows * columns, band * chunk) * lanes * itemsize
-        return grouped(lanes, chunk) > 0 and most <= _BYTES
+        return group_of(lanes, chunk) > 0 and most <= _BYTES
 
     lanes = _PIECE // itemsize if itemsize and width.size <= _NARROW else 0
-    while lanes > 1 and planes >= _FEW_PLANES:
-        lanes = min(lanes, planes)
-        if fits(lanes, 1, 1):
-            chunk = _most(width.count, lambda n: fits(lanes, 1, n))
-            band = _most(height.count, lambda n: fits(lanes, n, chunk))
-            # The last planes may be fewer.
-            return _Part(lanes, band, chunk, min(grouped(lanes, chunk), grouped(1, chunk)), direct)
+    lanes = min(lanes, planes) if planes >= _FEW_PLANES else 0
+    while lanes > 1 and not fits(lanes, 1, 1):
         lanes //= 2
+    if lanes > 1:
+        chunk = _most(width.count, lambda n: fits(lanes, 1, n))
+        band = _most(height.count, lambda n: fits(lanes, n, chunk))
+        return _Part(lanes, band, chunk, group_of(lanes, chunk), direct)
     direct = direct and not (itemsize and width.stride > 1)
     if not grouped(channels, 1):
         direct = may

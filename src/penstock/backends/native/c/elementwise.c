@@ -5,6 +5,8 @@
    and writes one; each is a loop that the compiler vectorizes. Inputs that lie as the result does are
    read where they are, others are copied into a register; those that are the same for each tile only
    once. */
+// Compiler options: -fno-thread-jumps
+#include "wide.h"
 #include "families.h"
 #include "math32.h"
 #include "math64.h"

@@ -63,7 +63,7 @@ enum { LRN_LANES = 16, MOST_ROW = 8192, MOST_AROUND = 64 };
             type parts[LANES];                                                                    \
             sums[0] = (sums[0] + sums[1]) + (sums[2] + sums[3]);                                  \
             memcpy(parts, sums, sizeof parts);                                                    \
-            for (int half = LANES / 2; half; half /= 2)                                           \
+            _Pragma("GCC unroll 4") for (int half = LANES / 2; half; half /= 2)                   \
                 for (int j = 0; j < half; j++)                                                    \
                     parts[j] += parts[j + half];                                                  \
             total += parts[0];                                                                    \

@@ -12,6 +12,7 @@
 #include "native.h"
 
 enum { AXES = 3, BYTES = 32768, ROW = 6144, CHUNK = 512, PIECE = 64, MOST_TAPS = 4096, BEHIND = 512 };
+/* BEHIND: elements behind a row that are read and come to nothing. */
 
 typedef struct {
     int64_t size, count, kernel, stride, dilation, begin, pitch;
@@ -160,8 +161,10 @@ static inline int64_t digit(int64_t *rest, int64_t n)
 #define POOL(name, type, start, MAP, HOW, FINISH)                                                 \
     COMBINE(name##_rows, type, start, MAP, HOW, SAME)                                             \
     COMBINE(name##_columns, type, start, SAME, HOW, FINISH)                                       \
-    /* Elements whose places have the same remainder by the step, side by side: n of each remainder. */\
-    static inline void name##_apart(type *restrict to, const type *restrict from, int64_t step, int64_t n)\
+    /* `count` elements of each remainder of their places by the step, side by side, with places for n\
+       of them; of a step of 2 all of these, in whole vectors. */                                 \
+    static inline void name##_apart(type *restrict to, const type *restrict from, int64_t step,   \
+                                    int64_t count, int64_t n)                                     \
     {                                                                                             \
         if (step == 2) {                                                                          \
             type *restrict odd = to + n;                                                          \
@@ -171,7 +174,7 @@ static inline int64_t digit(int64_t *rest, int64_t n)
             }                                                                                     \
         } else                                                                                    \
             for (int64_t k = 0; k < step; k++)                                                    \
-                for (int64_t i = 0; i < n; i++)                                                   \
+                for (int64_t i = 0; i < count; i++)                                               \
                     to[k * n + i] = from[i * step + k];                                           \
     }                                                                                             \
                                                                                                   \
@@ -216,12 +219,12 @@ static inline int64_t digit(int64_t *rest, int64_t n)
             for (int64_t i = 0; i < rows; i++)                                                    \
                 for (int64_t k = 0; k < n; k++)                                                   \
                     all[i * n + k] = taps[i] + k * w->dilation * channels;                        \
-            /* In whole vectors, which may see more than there is of a row. */                    \
-            const int64_t most = (run + (w->kernel - 1) * w->dilation / w->stride + LANES) / LANES * LANES;\
+            const int64_t needed = run + (w->kernel - 1) * w->dilation / w->stride;               \
+            const int64_t most = (needed + LANES) / LANES * LANES;                                \
             for (int64_t k = 0; apart && k < n; k++)                                              \
                 all[k] = k * w->dilation % w->stride * most + k * w->dilation / w->stride;        \
             for (int64_t r = 0; apart && r < band; r++)                                           \
-                name##_apart(spread + r * w->stride * most, from + r * pitch, w->stride, most);   \
+                name##_apart(spread + r * w->stride * most, from + r * pitch, w->stride, needed, most);\
             const int64_t adjacent = apart || w->stride == 1 ? run : 1;                           \
             for (int64_t r = 0; r < band; r++)                                                    \
                 name##_columns(y + r * step, apart ? spread + r * w->stride * most : from + r * pitch, all,\

@@ -1,6 +1,7 @@
 /* Softmax, its logarithm, and Hardmax along one axis. An item is a block of rows if the axis is the last,
    else a block of columns that stand side by side. Where an element is NaN, or the highest is infinite,
    the sum is NaN, and so are all results. */
+// Compiler options: -fno-thread-jumps -ffp-contract=fast
 #include "wide.h"
 #include <string.h>
 #include "arguments.h"
@@ -48,7 +49,7 @@ enum { BLOCK = 2048, COLUMNS = 256 };
             tops = name##_higher(name##_read(x + i), tops);                                       \
         tops = name##_higher(tops, others);                                                       \
         memcpy(parts, &tops, sizeof parts);                                                       \
-        for (int half = LANES / 2; half; half /= 2)                                               \
+        _Pragma("GCC unroll 4") for (int half = LANES / 2; half; half /= 2)                       \
             for (int l = 0; l < half; l++)                                                        \
                 parts[l] = parts[l + half] > parts[l] ? parts[l + half] : parts[l];               \
         return parts[0];                                                                          \
@@ -71,7 +72,7 @@ enum { BLOCK = 2048, COLUMNS = 256 };
             }                                                                                     \
             sums += others;                                                                       \
             memcpy(parts, &sums, sizeof parts);                                                   \
-            for (int half = LANES / 2; half; half /= 2)                                           \
+            _Pragma("GCC unroll 4") for (int half = LANES / 2; half; half /= 2)                   \
                 for (int l = 0; l < half; l++)                                                    \
                     parts[l] += parts[l + half];                                                  \
         }                                                                                         \
