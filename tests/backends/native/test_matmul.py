@@ -6,9 +6,13 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from penstock.backends.native import RATES
 from penstock.backends.native.matmul import product_workload
+from penstock.ir.graph import Node
+from penstock.ir.kernel import Kernel
 from penstock.ops.work_estimate import estimate
 from tests.support.native_kernels import (  # noqa: F401
     LIBRARIES,
@@ -16,6 +20,7 @@ from tests.support.native_kernels import (  # noqa: F401
     kernel_of,
     node_of,
     pytestmark,
+    threads_of,
 )
 
 DTYPES = ["float32", "float64", "int32", "int64"]
@@ -61,45 +66,132 @@ def test_gemm_is_close_to_numpy(transposed, term, dtype):
 
 
 @pytest.mark.parametrize(
-    ("shapes", "constants", "attrs"),
-    [
-        (((3,), (3,)), [], {}),
-        (((1, 2, 3), (5, 3, 4)), [], {}),
-        (((300, 300), (300, 300)), [], {}),
-        (((3, 4), (5, 4)), [], {"transB": 1}),
-        (((0, 4), (4, 5)), [1], {}),
-    ],
+    "shapes",
+    [((0, 4), (4, 5)), ((3, 0), (0, 5)), ((2, 0, 4), (4, 5))],
     ids=str,
 )
-def test_other_products_are_left_to_libraries(shapes, constants, attrs):
-    inputs = [numbers(dims, "float32") for dims in shapes]
-    node = node_of("Gemm" if attrs else "MatMul", inputs, constants, **attrs)
+def test_products_without_multiplications_are_left_to_numpy(shapes):
+    node = node_of("MatMul", [numbers(dims, "float32") for dims in shapes])
     assert all(kernel_of(node, library) is None for library in LIBRARIES)
 
 
-def test_products_of_float64_are_compiled_while_the_right_matrix_fits_a_cache():
-    for dims, is_native in ((300, True), (400, False)):
-        inputs = [numbers((dims, dims), "float64") for _ in range(2)]
-        inputs[1] = inputs[1][:, : dims // 16 * 16]
-        kernel = kernel_of(node_of("MatMul", inputs, [1]), LIBRARIES[0])
-        assert (kernel is not None) is is_native
-    inputs = [numbers((24, 50, 60), "float64"), numbers((24, 60, 53), "float64")]
-    check(node_of("MatMul", inputs, []), inputs, ROUNDING)
+def check_bound(node: Node, inputs: list[np.ndarray]) -> None:
+    """Compare products with those of float64. Of n terms, each is rounded once when it is
+    multiplied and at most n times when sums are added up: |error| <= n eps (|a| |b|)."""
+    a, b = (x.astype(np.float64) for x in inputs)
+    want, most = a @ b, abs(a) @ abs(b)
+    bound = (a.shape[-1] + 1) * np.finfo(inputs[0].dtype).eps * most
+    for library in LIBRARIES:
+        kernel = kernel_of(node, library)
+        assert kernel is not None
+        with threads_of(library, 2):
+            for y in (kernel.function(*inputs), bound_result(kernel, inputs, want.shape)):
+                assert y.dtype == inputs[0].dtype
+                assert np.all(abs(y - want) <= bound), library.level
 
 
-def test_large_matrices_of_integers_are_left_to_numpy_which_splits_them(monkeypatch):
-    inputs = [numbers(dims, "int64") for dims in ((4, 30), (30, 20))]
-    node = node_of("MatMul", inputs, [])
-    assert kernel_of(node, LIBRARIES[0]) is not None
-    monkeypatch.setattr("penstock.backends.native.matmul._MOST_ELEMENTS", 599)
-    assert kernel_of(node, LIBRARIES[0]) is None
+def bound_result(kernel: Kernel, inputs: list[np.ndarray], dims: tuple[int, ...]) -> np.ndarray:
+    """The result in memory where its last dims lie the other way round, if it has two of them."""
+    memory = np.full(dims[:-2] + dims[-2:][::-1], np.nan, inputs[0].dtype)
+    y = memory.swapaxes(-1, -2) if len(dims) > 1 else memory
+    function, arguments = kernel.bind(inputs, [y], None)
+    function(*arguments)
+    return y
 
 
-def test_estimate_grows_with_the_product_and_is_infinite_for_unknown_kinds():
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        *[((1, 3001), (3001, 1)), ((1, 1), (1, 300)), ((70, 1), (1, 70)), ((257, 513), (513, 1))],
+        *[((65, 257), (257, 129)), ((7, 4097), (4097, 3)), ((300, 17), (17, 95))],
+        *[((1, 700), (700, 333)), ((2, 16), (16, 16)), ((13, 31, 1, 40), (13, 1, 40, 9))],
+        *[((513,), (513,)), ((3, 1, 9, 33), (2, 33, 18)), ((33,), (4, 33, 65))],
+    ],
+    ids=str,
+)
+def test_products_are_within_the_bound_of_rounding_errors(shapes, dtype):
+    inputs = [numbers(dims, dtype) for dims in shapes]
+    check_bound(node_of("MatMul", inputs), inputs)
+
+
+@st.composite
+def matrices(draw: st.DrawFn) -> list[np.ndarray]:
+    """Two arrays that have a product, with dims in any order in memory, gaps and negative steps."""
+    rows, inner, columns = (draw(st.integers(1, limit)) for limit in (70, 300, 150))
+    lead = draw(st.lists(st.integers(1, 3), max_size=3))
+    dtype = draw(st.sampled_from(["float32", "float64"]))
+    arrays = []
+    for dims in ((rows, inner), (inner, columns)):
+        own = [draw(st.sampled_from([1, size])) for size in lead]
+        shape = (*own[draw(st.integers(0, len(own))) :], *dims)
+        order = draw(st.permutations(range(len(shape))))
+        memory = numbers(tuple([2 * shape[axis] for axis in order]), dtype)
+        step = draw(st.sampled_from([1, 2, -1]))
+        parts = [slice(None, None, -1), slice(0, None, 2)]
+        for axis in range(memory.ndim):
+            size = shape[order[axis]]
+            part = slice(0, size) if step == 1 else parts[step > 0]
+            memory = np.moveaxis(np.moveaxis(memory, axis, 0)[part][:size], 0, axis)
+        arrays.append(memory.transpose(np.argsort(order)))
+    return arrays
+
+
+@pytest.mark.hypothesis
+@settings(deadline=None, max_examples=100)
+@given(matrices())
+def test_products_of_any_strides_are_within_the_bound(inputs):
+    check_bound(node_of("MatMul", inputs), inputs)
+
+
+@pytest.mark.parametrize(
+    "shapes", [((9, 40), (40, 70)), ((2, 40), (70, 40)), ((80, 300), (300, 9))]
+)
+def test_nan_and_infinity_reach_what_they_are_multiplied_for_and_nothing_else(shapes):
+    a, b = (numbers(dims, "float32") for dims in shapes)
+    a[1, 3], a[0, -1], b[-1, 2] = np.nan, np.inf, -np.inf
+    b = b.T if shapes[1][1] == shapes[0][1] else b
+    with np.errstate(invalid="ignore"):
+        want = a.astype(np.float64) @ b.astype(np.float64)
+    for library in LIBRARIES:
+        kernel = kernel_of(node_of("MatMul", [a, b]), library)
+        assert kernel is not None
+        y = kernel.function(a, b)
+        np.testing.assert_array_equal(np.isnan(y), np.isnan(want))
+        np.testing.assert_array_equal(np.isinf(y) * np.sign(y), np.isinf(want) * np.sign(want))
+
+
+def test_term_with_factor_zero_is_not_read():
+    inputs = [numbers((5, 4), "float32"), numbers((4, 6), "float32")]
+    third = np.full((5, 6), np.nan, np.float32)
+    for library in LIBRARIES:
+        kernel = kernel_of(node_of("Gemm", [*inputs, third], beta=0.0), library)
+        assert kernel is not None
+        y = kernel.function(*inputs, third)
+        np.testing.assert_allclose(y, inputs[0] @ inputs[1], **ROUNDING)
+
+
+@pytest.mark.parametrize("shapes", [((97, 70), (70, 40)), ((3, 50, 20), (3, 20, 33))], ids=str)
+def test_results_do_not_depend_on_the_number_of_threads(shapes, monkeypatch):
+    inputs = [numbers(dims, "float32") for dims in shapes]
+    for library in LIBRARIES:
+        results = []
+        for cores in (1, 3, 16):
+            monkeypatch.setattr("penstock.backends.native.dense.core_budget", lambda n=cores: n)
+            kernel = kernel_of(node_of("MatMul", inputs), library)
+            assert kernel is not None
+            y = np.empty(np.matmul(*inputs).shape, np.float32)
+            assert kernel.into is not None
+            kernel.into(*inputs, y)
+            results.append(y.tobytes())
+        assert len(set(results)) == 1
+
+
+def test_estimate_grows_with_the_product_and_is_infinite_for_none():
     seconds = [
         estimate(
             RATES, product_workload(node_of("MatMul", [numbers(d, "float32") for d in shapes]))
         )
-        for shapes in (((1, 4), (4, 4)), ((64, 64), (64, 64)), ((8,), (8,)))
+        for shapes in (((1, 4), (4, 4)), ((64, 64), (64, 64)), ((0, 8), (8, 8)))
     ]
     assert seconds[0] < seconds[1] < seconds[2] == math.inf

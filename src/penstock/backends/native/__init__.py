@@ -61,10 +61,10 @@ RATES: RateTable = {
     "other": Rates(item_s=0.5),
     # Products. Elements: of results whose rows do not fill whole vectors.
     "dense": Rates(0.2e-6, flops_per_s=160e9, weights_per_s=25e9, element_s=0.2e-9),
-    "product float32": Rates(0.35e-6, flops_per_s=100e9),
-    "product float64": Rates(0.35e-6, flops_per_s=2 / 0.035e-9),
-    "product int32": Rates(0.35e-6, flops_per_s=100e9),
-    "product int64": Rates(0.35e-6, flops_per_s=50e9),
+    "product float32": Rates(0.25e-6, flops_per_s=150e9, item_s=30e-9),
+    "product float64": Rates(0.25e-6, flops_per_s=70e9, item_s=30e-9),
+    "product int32": Rates(0.25e-6, flops_per_s=100e9, item_s=30e-9),
+    "product int64": Rates(0.25e-6, flops_per_s=50e9, item_s=30e-9),
     # Operations for each that the processor's instructions compute at once.
     "codes product": Rates(0.4e-6, flops_per_s=1e9, weights_per_s=35e9, item_s=50e-9),
     # Bytes of keys and values that are copied; elements are scores.

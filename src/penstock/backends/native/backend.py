@@ -17,7 +17,7 @@ from penstock.core.types import Type
 from penstock.host.native import NativeLibrary, library
 from penstock.host.threads import core_budget
 from penstock.ir.graph import Node
-from penstock.ir.kernel import Kernel
+from penstock.ir.kernel import NO_PACKED_CONSTANTS, Kernel
 from penstock.ops.common.constant_cache import REORDERED, SavedCopies, copies_of
 from penstock.ops.internal.fused import parts
 from penstock.ops.work_estimate import WORTH_ROUNDING, Workload, flops
@@ -80,10 +80,13 @@ class NativeBackend(SpecializingBackend):
         if family.static is None:
             return None
         kernel = super().kernel(node, types)
-        if family.ahead_of_cache is None or kernel is None or kernel.shapes.cached_bytes is None:
+        if family.ahead_of_cache is None or kernel is None:
+            return kernel
+        is_open = kernel.shapes.cached_bytes is not None
+        if not is_open and (kernel.layout.contiguous or kernel.packed is not NO_PACKED_CONSTANTS):
             return kernel
         # It takes arrays of any shapes, so that new ones need no kernel of their own, nor an entry
-        # of a cache.
+        # of a cache; and of any strides, for which the function of known shapes copies them.
         call = family.ahead_of_cache(open_site(self.library, node, types))
         if call is None:
             return kernel

@@ -141,7 +141,7 @@ def product_of_any_shape(site: Site) -> AnyShapeCall | None:
     """MatMul of real numbers."""
     x = site.input(0)
     is_real = x is not None and str(x.dtype) in ("float32", "float64")
-    return (site.library.functions.product, None) if is_real else None
+    return (site.library.functions.product, site.weights(1) is not None) if is_real else None
 
 
 def padded(columns: int) -> int:

@@ -1,95 +1,186 @@
-"""Products of small matrices, of matrices of integers, and of those that indices choose."""
+"""Products of matrices of any strides, and of those that indices choose (``c/matmul.c``)."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 
 from penstock.backends.native import family, part_ns
-from penstock.backends.native.kernel import NativeCall, Site, Tensor
-from penstock.core.records import NamedTuple
+from penstock.backends.native.dense import blocks_of_rows
+from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError, Word
+from penstock.core.records import NamedTuple, replace
 from penstock.core.types import INT64, TensorType
 from penstock.ir.graph import Node
-from penstock.ops.common.constant_cache import reordered
+from penstock.ir.layout import packed_strides
+from penstock.ops.common.constant_cache import ConstantRef, Reordered, reordered
 from penstock.ops.work_estimate import Workload
 
-_ROWS, _MOST_TAIL, _PADDED_BYTES, _DOT_COLUMNS = 4, 1024, 64, 64  # as in c/matmul.c
-
 _DTYPES = ("float32", "float64", "int32", "int64")
-# Of all products in float32, beyond which libraries are faster, rows counting at least as four and
-# columns as 16; and of one in float64, with elements of its right matrix that stay in a cache.
-_MOST_MACS, _MOST_DOUBLE_MACS, _MOST_DOUBLES = 400_000, 32_000_000, 2**17
-# Elements of a matrix of integers: a block of rows reads larger ones from memory for seconds.
-_MOST_ELEMENTS = 50_000_000
+_UNIT, _STRIP, _MOST_ROWS = 64, 256, 256  # bytes of a line and of a strip, rows of an item
+
+_Axis: TypeAlias = tuple[int, int, int, int]
+"""its size, and the strides of both matrices and of the result along it"""
 
 
-def _macs(batches: int, rows: int, inner: int, columns: int) -> int:
-    """About the multiplications that a product takes the time of."""
-    return batches * (rows + 1) * inner * math.ceil(columns / 16) * 16
+class _Product(NamedTuple):
+    """Products of [rows, inner] with [inner, columns], one for each index of the axes ``lead``; and
+    the strides of a third operand along rows and columns."""
+
+    lead: Sequence[_Axis]
+    rows: _Axis
+    columns: _Axis
+    inner: _Axis
+    term: tuple[int, int] = (0, 0)
+
+    @property
+    def swapped(self) -> _Product:
+        """The transposed result: the product of the transposed matrices in reverse."""
+        lead, rows, columns, inner = self[:4]
+        swap = _swapped
+        return _Product([*map(swap, lead)], swap(columns), swap(rows), swap(inner), self.term[::-1])
 
 
-def _work(dtype: object, macs: int) -> Workload:
-    return Workload(f"product {dtype}", flops=2 * macs)
+def _swapped(axis: _Axis) -> _Axis:
+    size, a, b, y = axis
+    return size, b, a, y
 
 
-class _Dims(NamedTuple):
-    """Products of [rows, inner] with [inner, columns]; several if there are as many right
-    matrices."""
-
-    batches: int
-    rows: int
-    inner: int
-    columns: int
+def _macs(rows: int, inner: int, columns: int) -> int:
+    """About the multiplications that a product takes the time of: vectors are whole."""
+    return rows * inner * math.ceil(columns / 16) * 16
 
 
-def _dims(a: TensorType, b: TensorType, transposed: bool) -> _Dims | None:
-    """None unless there is one right matrix, or one for each left one."""
-    if len(b.dims) < 2 or not a.dims or 0 in (*a.dims, *b.dims):
+def _work(dtype: object, macs: int, products: int) -> Workload:
+    return Workload(f"product {dtype}", flops=2 * macs, items=products)
+
+
+def _product(
+    node: Node, types: Sequence[TensorType], strides: Sequence[tuple[int, ...] | None]
+) -> _Product | None:
+    """The product of two matrices, for these strides of them and of the result; None if there is
+    nothing to multiply. Raises ``UnsupportedError`` for a result with gaps."""
+    a, b = types
+    if not a.dims or not b.dims or 0 in (*a.dims, *b.dims):
         return None
-    inner, columns = b.dims[::-1][:2] if transposed else b.dims[-2:]
-    batches = math.prod(b.dims[:-2])
-    if batches > 1 and (a.dims[:-2] != b.dims[:-2] or len(a.dims) != len(b.dims)):
-        return None
-    return _Dims(batches, a.elements // inner // batches, inner, columns)
+    of_a, of_b = (s or packed_strides(t.dims, 1) for s, t in zip(strides, types, strict=False))
+    # Vectors are matrices of one row, or of one column.
+    left = [(1, 0), *zip(a.dims, of_a, strict=True)]
+    right = [*zip(b.dims, of_b, strict=True)]
+    right = right if len(right) > 1 else [*right, (1, 0)]
+    (rows, a_row), (inner, a_inner) = left[-2:][:: -1 if node.attrs.get("transA", 0) else 1]
+    (_, b_inner), (columns, b_column) = right[-2:][:: -1 if node.attrs.get("transB", 0) else 1]
+    dims = np.broadcast_shapes(a.dims[:-2], b.dims[:-2])
+    shape = (*dims, *(rows,) * (len(a.dims) > 1), *(columns,) * (len(b.dims) > 1))
+    of_y = [*(strides[2] or packed_strides(shape, 1))]
+    y_column = of_y.pop() if len(b.dims) > 1 else 1
+    y_row = of_y.pop() if len(a.dims) > 1 else columns
+    leads = [_steps(m[:-2], len(dims)) for m in (left[1:] if len(a.dims) > 1 else left, right)]
+    axes = _merged([*zip(dims, *leads, of_y, strict=True), (rows, a_row, 0, y_row)])
+    # What the right matrix is the same for are rows.
+    of_rows = axes.pop() if axes and not axes[-1][2] else (1, 0, 0, 0)
+    of_columns, of_inner = (columns, 0, b_column, y_column), (inner, a_inner, b_inner, 0)
+    return _Product(axes, of_rows, of_columns, of_inner)
+
+
+def _steps(lead: Sequence[tuple[int, int]], rank: int) -> list[int]:
+    """The strides of leading dims along ``rank`` axes to which they broadcast."""
+    return [0] * (rank - len(lead)) + [0 if size == 1 else step for size, step in lead]
+
+
+def _merged(axes: Sequence[_Axis]) -> list[_Axis]:
+    """Axes without those of one element, and as one where each step of the first is the whole
+    second."""
+    merged: list[_Axis] = []
+    for size, *steps in axes:
+        if merged and merged[-1][1:] == tuple([size * step for step in steps]):
+            size *= merged.pop()[0]
+        if size > 1:
+            a, b, y = steps
+            merged.append((size, a, b, y))
+    return merged
 
 
 def product(site: Site) -> NativeCall | None:
-    """MatMul and Gemm of numbers whose product is small, and of integers."""
-    a, b, c = (site.input(i) for i in range(3))
+    """MatMul and Gemm of numbers; of integers, without factors."""
+    a, b = site.input(0), site.input(1)
     if a is None or b is None or str(a.dtype) not in _DTYPES or a.dtype != b.dtype:
         return None
-    left, right = site.attr("transA", 0), site.attr("transB", 0)
-    factors = float(site.attr("alpha", 1.0)), float(site.attr("beta", 1.0))
-    dims = _dims(a, b, right)
-    strides = (0, 0) if c is None or dims is None else _strides_of(c, dims)
-    if dims is None or strides is None:
+    factors = site.attr("alpha", 1.0), site.attr("beta", 1.0)
+    if str(a.dtype).startswith("int") and factors != (1, 1):
         return None
-    if not _is_small(str(a.dtype), dims, factors):
+    if _product(site.node, (a, b), [None] * 3) is None:
         return None
-    batches, rows, inner, columns = dims
+    return _call(site, a, b, [None] * len(site.tensors))
+
+
+def _call(
+    site: Site, a: TensorType, b: TensorType, strides: Sequence[tuple[int, ...] | None]
+) -> NativeCall:
+    """The call for tensors of these strides. Raises ``UnsupportedError``."""
+    product = _product(site.node, (a, b), (*strides[:2], strides[-1]))
+    assert product is not None
+    # As in the definition, a third input times 0 is not read.
+    beta, third = float(site.attr("beta", 1.0)), site.input(2)
+    third = third if beta else None
+    if third is not None:
+        if strides[2] is not None:
+            raise UnsupportedError
+        tall, wide = (1, 1, *third.dims)[-2:]
+        product = product._replace(term=(wide if tall > 1 else 0, int(wide > 1)))
+    operands: list[Word] = [Tensor(0), Tensor(1)]
     weights, held = site.weights(1), None
-    if weights is not None and batches == 1:
-        back = partial(_unpadded, weights.shape, right)
-        lanes = _PADDED_BYTES // weights.dtype.itemsize
-        padded = TensorType(weights.dtype, (inner, math.ceil(columns / lanes) * lanes))
-        held = reordered(("padded", right), weights, lambda w: (_padded(w, right),), back, [padded])
-    elif right or (inner > _MOST_TAIL and columns % 16):
-        return None
+    if weights is not None and weights.ndim == 2 and product.columns[0] > 1:
+        held = _padded_weights(weights, bool(site.attr("transB", 0)))
+        (operands[1],) = held.arrays
+        (inner, a_inner, *_), (width, *_, y_column) = product.inner, product.columns
+        product = product._replace(
+            inner=(inner, a_inner, held.arrays[0].shape[1], 0), columns=(width, 0, 1, y_column)
+        )
+    rows, columns = product.rows, product.columns
+    # A single column has its rows side by side, as has a result that is transposed in memory.
+    is_swapped = rows[3] == 1 and (columns[0] == 1 or columns[3] != 1)
+    if is_swapped:
+        product, operands = product.swapped, operands[::-1]
+    elif columns[0] > 1 and columns[3] != 1:
+        raise UnsupportedError
+    words = [*operands, None if third is None else Tensor(2), site.result()]
+    padded = held is not None and not is_swapped
+    factors = float(site.attr("alpha", 1.0)), beta
+    call = _native_call(str(a.dtype), words, product, padded, factors)
+    restrided = partial(_call, site, a, b)
+    packed = {} if held is None else {1: held}
+    return replace(call, reordered=packed, restrided=restrided, any_layout=True)
+
+
+def _native_call(
+    dtype: str,
+    words: Sequence[Word],
+    product: _Product,
+    padded: bool = False,
+    factors: tuple[float, float] = (1.0, 1.0),
+    chosen: tuple[Word, int, int] = (None, 0, 0),
+) -> NativeCall:
+    """The call of a kernel for a product, given the pointers to its operands and result; to indices
+    of matrices, their number and the stride from one to the next."""
+    lead, (rows, a_row, _, y_row), (columns, _, b_column, _), inner, term = product
+    products = math.prod([size for size, *_ in lead])
+    strips = math.ceil(columns * np.dtype(dtype).itemsize / _STRIP)
+    groups = blocks_of_rows(rows, products * strips, _MOST_ROWS)
+    items = products * groups * strips
+    table = np.array(lead, np.int64) if lead else None
+    sizes = rows, inner[0], columns
     return NativeCall(
-        f"product_{a.dtype}",
+        f"product_{dtype}",
         (
-            *(Tensor(0), Tensor(1) if held is None else held.arrays[0]),
-            *(None if c is None else Tensor(2), site.result(), rows, inner, columns),
-            *((1, rows) if left else (inner, 1)),
-            *(rows * inner, columns if held is None else held.arrays[0].shape[1]),
-            *(inner * columns if batches > 1 else 0, *strides, int(held is not None), *factors),
-            *(None, 0, 1),
+            *(*words, *sizes, a_row, inner[1], inner[2], b_column, *term, y_row),
+            *(groups, strips, int(padded), table, len(lead), *factors, *chosen),
         ),
-        items=batches * math.ceil(rows / _ROWS),
-        item_ns=part_ns(_work(a.dtype, _macs(1, _ROWS, inner, columns))),
-        reordered={} if held is None else {1: held},
+        items=items,
+        item_ns=part_ns(_work(dtype, products * _macs(*sizes), products).part(items)),
     )
 
 
@@ -103,31 +194,20 @@ def chosen_product(site: Site) -> NativeCall | None:
         return None
     transposed, count = site.attr("transposed", False), matrices.dims[0]
     columns, inner = matrices.dims[1:] if transposed else matrices.dims[:0:-1]
-    rows, batches = 1 if site.attr("columns", False) else x.dims[-2], indices.elements
+    rows, products = 1 if site.attr("columns", False) else x.dims[-2], indices.elements
     sharing = _sharing(x.dims[:-2], indices.dims)
-    if sharing is None:
+    if sharing is None or not products:
         return None
-    operands, sizes = (Tensor(0), Tensor(1)), (rows, inner, columns)
-    if transposed:
-        words = *sizes, inner, rows * inner, inner, inner * columns
-        return NativeCall(
-            f"dots_{x.dtype}",
-            (*operands, site.result(), *words, Tensor(2), count, sharing),
-            items=batches * math.ceil(columns / _DOT_COLUMNS),
-            item_ns=part_ns(_work(x.dtype, rows * inner * min(columns, _DOT_COLUMNS))),
-            can_fail=True,
-        )
-    if inner > _MOST_TAIL and columns % 16:
-        return None
-    strides = inner, 1, rows * inner, columns, inner * columns
-    ends = 0, 0, 0, 1.0, 0.0  # without a third operand, padding and factors
-    return NativeCall(
-        f"product_{x.dtype}",
-        (*operands, None, site.result(), *sizes, *strides, *ends, Tensor(2), count, sharing),
-        items=batches * math.ceil(rows / _ROWS),
-        item_ns=part_ns(_work(x.dtype, _macs(1, rows, inner, columns))),
-        can_fail=True,
+    size = rows * columns
+    product = _Product(
+        [(products // sharing, rows * inner, 0, sharing * size), (sharing, 0, 0, size)],
+        (rows, inner, 0, columns),
+        (columns, 0, inner if transposed else 1, 1),
+        (inner, 1, 1 if transposed else columns, 0),
     )
+    words = Tensor(0), Tensor(1), None, site.result()
+    chosen = Tensor(2), count, inner * columns
+    return replace(_native_call(str(x.dtype), words, product, chosen=chosen), can_fail=True)
 
 
 def _sharing(lead: tuple[int, ...], indices: tuple[int, ...]) -> int | None:
@@ -138,26 +218,21 @@ def _sharing(lead: tuple[int, ...], indices: tuple[int, ...]) -> int | None:
     return math.prod(indices[end:]) if lead[:end] == indices[:end] else None
 
 
-def _is_small(dtype: str, dims: _Dims, factors: tuple[float, float]) -> bool:
-    """Whether compiled code is faster than libraries, or can be stopped in time."""
-    right = dims.inner * dims.columns
-    if dtype.startswith("int"):
-        return factors == (1, 1) and right <= _MOST_ELEMENTS
-    if dtype == "float64":
-        return _macs(*dims._replace(batches=1)) <= _MOST_DOUBLE_MACS and right <= _MOST_DOUBLES
-    return _macs(*dims) <= _MOST_MACS
-
-
-def _padded(weights: np.ndarray, transposed: bool) -> np.ndarray:
+def _padded_weights(weights: ConstantRef, transposed: bool) -> Reordered:
     """A matrix whose rows go on with zeros, to a multiple of 64 bytes."""
-    matrix: np.ndarray = weights.reshape(weights.shape[-2:])
-    if transposed:
-        matrix = matrix.T
-    rows, columns = matrix.shape
-    lanes = _PADDED_BYTES // matrix.itemsize
-    padded = np.zeros((rows, math.ceil(columns / lanes) * lanes), matrix.dtype)
-    padded[:, :columns] = matrix
-    return padded
+    inner, columns = weights.shape[::-1] if transposed else weights.shape
+    lanes = _UNIT // weights.dtype.itemsize
+    type_ = TensorType(weights.dtype, (inner, math.ceil(columns / lanes) * lanes))
+    back = partial(_unpadded, weights.shape, transposed)
+    make = partial(_padded, type_, transposed)
+    return reordered(("padded", transposed), weights, make, back, [type_])
+
+
+def _padded(type_: TensorType, transposed: bool, weights: np.ndarray) -> tuple[np.ndarray]:
+    matrix = weights.T if transposed else weights
+    padded = np.zeros(type_.dims, type_.dtype)
+    padded[:, : matrix.shape[1]] = matrix
+    return (padded,)
 
 
 def _unpadded(shape: tuple[int, ...], transposed: bool, padded: np.ndarray) -> np.ndarray:
@@ -166,22 +241,16 @@ def _unpadded(shape: tuple[int, ...], transposed: bool, padded: np.ndarray) -> n
     return np.ascontiguousarray(matrix.T if transposed else matrix).reshape(shape)
 
 
-def _strides_of(c: TensorType, dims: _Dims) -> tuple[int, int] | None:
-    """The strides of a term that broadcasts to [rows, columns]; None for other terms."""
-    height, width = (1, 1, *c.dims)[-2:]
-    if c.elements != height * width or dims.batches > 1:
-        return None
-    return width if height > 1 else 0, int(width > 1)
-
-
 def product_workload(node: Node) -> Workload | None:
     """The work of a product; None where there is no kernel."""
     a, b = (None if v is None else v.type for v in node.inputs[:2])
-    if (
-        not isinstance(a, TensorType)
-        or not isinstance(b, TensorType)
-        or not (a.static and b.static)
-    ):
+    if not isinstance(a, TensorType) or not isinstance(b, TensorType):
         return None
-    dims = _dims(a, b, node.attrs.get("transB", 0))
-    return None if dims is None or str(a.dtype) not in _DTYPES else _work(a.dtype, _macs(*dims))
+    if not (a.static and b.static) or str(a.dtype) not in _DTYPES:
+        return None
+    product = _product(node, (a, b), [None] * 3)
+    if product is None:
+        return None
+    lead, (rows, *_), (columns, *_), (inner, *_), _ = product
+    products = math.prod([size for size, *_ in lead])
+    return _work(a.dtype, products * _macs(rows, inner, columns), products)

@@ -6,26 +6,18 @@
 
 /* Of matmul.c. */
 struct product {
-    const void *a, *b, *c;
+    const void *a, *b, *c; /* c: or null */
     void *y;
     int64_t rows, inner, columns;
-    int64_t a_row, a_inner, a_batch; /* strides in elements */
-    int64_t b_inner, b_batch;
-    int64_t c_row, c_column; /* 0 where c is broadcast */
-    int64_t padded;          /* rows of b go on with zeros, to a multiple of 64 bytes */
+    int64_t a_row, a_inner, b_inner, b_column; /* strides in elements */
+    int64_t c_row, c_column, y_row;
+    int64_t groups, strips; /* of rows, and of columns */
+    int64_t padded;         /* rows of b go on with zeros, to a multiple of 64 bytes */
+    const int64_t *lead;    /* axes from product to product: size, steps of a, b and y */
+    int64_t rank;
     double alpha, beta;
-    const int64_t *chosen; /* the matrix of each product, of so many; null: its own */
-    int64_t matrices;
-    int64_t sharing; /* products in a row that have the same a, if their matrices are chosen */
-};
-
-struct dots {
-    const void *a, *b;
-    void *y;
-    int64_t rows, inner, columns;
-    int64_t a_row, a_batch, b_column, b_batch; /* strides in elements */
-    const int64_t *chosen;                     /* as for products */
-    int64_t matrices, sharing;
+    const int64_t *chosen; /* the matrix of each product, of so many, so far apart; or null */
+    int64_t matrices, b_matrix;
 };
 
 /* Of softmax.c. */

@@ -24,7 +24,7 @@ struct block_product {
 };
 
 /* Sums of a column that are under way: of several rows, or CHAINS of a single one. */
-enum { SUMS = 4, DIRECT = MOST_ROWS > SUMS ? SUMS : MOST_ROWS, CHAINS = VECTORS < 8 ? 8 / VECTORS : 1 };
+enum { SUMS = 4, DIRECT = BY_WIDTH(4, 2, 1), CHAINS = VECTORS < 8 ? 8 / VECTORS : 1 };
 enum { FEW = 2 * DIRECT, PART = 256, MOST_BLOCKS = 2048 };
 /* How many bytes ahead codes are fetched: the processor itself fetches no further than its page, which
    left a sixth of the memory's bandwidth unused. Panels lie one behind the other, so that what is ahead is
@@ -148,7 +148,7 @@ INLINED void many(const struct block_product *a, int bits, int64_t p, float *c, 
                     memcpy(part + (k + i) * PANEL + j * LANES, &w, sizeof w);
                 }
         }
-        add_product(c, c_step, a->x + from, a->k, part, count, a->rows, 1);
+        add_product(c, c_step, a->x + from, a->k, part, count, a->rows);
     }
 }
 

@@ -92,7 +92,7 @@ static int OF(deformable)(const void *arguments, int64_t begin, int64_t end)
             to = from + most < to ? from + most : to;
             OF(see)(a, image, from, to, first, count, &c, panel);
             const REAL *weights = a->weights + (filter * depth + from - group * depth) * taps;
-            OF(add_product)(sums, PANEL, weights, depth * taps, panel, (to - from) * taps, filters, 1);
+            OF(add_product)(sums, PANEL, weights, depth * taps, panel, (to - from) * taps, filters);
         }
         for (int64_t i = 0; i < filters; i++) {
             REAL *y = a->y + (image * a->filters + filter + i) * positions + first;

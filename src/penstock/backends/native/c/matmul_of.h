@@ -1,0 +1,193 @@
+/* Products in the type REAL, whose functions have names OF(name): matmul.c includes this for each type. */
+
+typedef struct {
+    const REAL *a, *b;
+    REAL *y;
+} OF(matrices);
+
+/* The matrices of one of the products; returns 0 if it chooses none. */
+static int OF(find_matrices)(const struct product *p, int64_t product, OF(matrices) *m)
+{
+    *m = (OF(matrices)){p->a, p->b, p->y};
+    if (p->chosen) {
+        int64_t i = p->chosen[product];
+        i += i < 0 ? p->matrices : 0;
+        if (i < 0 || i >= p->matrices)
+            return 0;
+        m->b += i * p->b_matrix;
+    }
+    for (int64_t axis = p->rank - 1; axis >= 0 && product; axis--) {
+        const int64_t *lead = p->lead + 4 * axis, i = product % lead[0];
+        product /= lead[0];
+        m->a += i * lead[1];
+        m->b += i * lead[2];
+        m->y += i * lead[3];
+    }
+    return 1;
+}
+
+/* Swap what lies in rows with what lies in columns. A step swaps elements whose row and column differ in
+   one bit. */
+INLINED void OF(transpose)(OF(vector) *x)
+{
+    typedef INDEX indices __attribute__((vector_size(VECTOR_BYTES)));
+#pragma GCC unroll 4
+    for (int bit = 1; bit < OF(LANES); bit *= 2) {
+        indices low, high;
+#pragma GCC unroll 16
+        for (int l = 0; l < OF(LANES); l++) {
+            low[l] = l & bit ? OF(LANES) + l - bit : l;
+            high[l] = l & bit ? OF(LANES) + l : l + bit;
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < OF(LANES); i++)
+            if (!(i & bit)) {
+                const OF(vector) first = x[i], second = x[i + bit];
+                x[i] = __builtin_shuffle(first, second, low);
+                x[i + bit] = __builtin_shuffle(first, second, high);
+            }
+    }
+}
+
+/* Copy `columns` columns of b times a factor to rows of `width`, with zeros behind them. */
+static void OF(pack)(REAL *to, int64_t width, const REAL *b, int64_t b_inner, int64_t b_column,
+                     int64_t inner, int64_t columns, REAL factor)
+{
+    if (b_column == 1) {
+        for (int64_t k = 0; k < inner; k++, b += b_inner)
+            for (int64_t j = 0; j < width; j += OF(LANES)) {
+                __builtin_prefetch(b + AHEAD * b_inner + j);
+                const OF(vector) v = factor * OF(load_lanes)(b + j, columns - j);
+                memcpy(to + k * width + j, &v, sizeof v);
+            }
+        return;
+    }
+    for (int64_t k = 0; k < inner; k += OF(LANES))
+        for (int64_t j = 0; j < width; j += OF(LANES)) {
+            const int64_t deep = smaller(OF(LANES), inner - k), wide = smaller(OF(LANES), columns - j);
+            const REAL *from = b + k * b_inner + j * b_column;
+            REAL square[OF(LANES) * OF(LANES)];
+            int64_t step = b_column;
+            OF(vector) x[OF(LANES)];
+            if (b_inner != 1) {
+                for (int64_t l = 0; l < wide; l++)
+                    for (int64_t i = 0; i < deep; i++)
+                        square[l * OF(LANES) + i] = from[l * b_column + i * b_inner];
+                from = square, step = OF(LANES);
+            }
+#pragma GCC unroll 16
+            for (int l = 0; l < OF(LANES); l++)
+                x[l] = l < wide ? OF(load_lanes)(from + l * step, deep) : (OF(vector)){0};
+            OF(transpose)(x);
+            for (int64_t i = 0; i < deep; i++) {
+                const OF(vector) v = factor * x[i];
+                memcpy(to + (k + i) * width + j, &v, sizeof v);
+            }
+        }
+}
+
+/* y = beta c, for rows and columns of an item. */
+static void OF(put_term)(const struct product *p, REAL *y, int64_t row, int64_t rows, int64_t column,
+                         int64_t columns)
+{
+    const REAL *c = p->c ? (const REAL *)p->c + row * p->c_row + column * p->c_column : NULL;
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t j = 0; j < columns; j++)
+            y[r * p->y_row + j] = c ? (REAL)p->beta * c[r * p->c_row + j * p->c_column] : 0;
+}
+
+/* One row of a product with `columns` columns of b, a constant number of them, that are dense as the row is:
+   each number is a sum along both. */
+INLINED void OF(put_dots)(const REAL *a, const REAL *b, int64_t b_column, int64_t inner, int columns,
+                          REAL factor, int adds, REAL *y)
+{
+    /* Of more columns that are a page apart, lines would push one another out of the cache. */
+    enum { MOST = sizeof(OF(vector)) < 8 * sizeof(REAL) ? OF(LANES) : 8 };
+    OF(vector) sums[OF(LANES)] = {0};
+#pragma GCC unroll 2
+    for (int first = 0; first < columns; first += MOST)
+        for (int64_t k = 0; k < inner; k += OF(LANES)) {
+            const OF(vector) left = OF(load_lanes)(a + k, inner - k);
+#pragma GCC unroll 8
+            for (int j = 0; j < MOST; j++)
+                if (first + j < columns)
+                    sums[first + j] += left * OF(load_lanes)(b + (first + j) * b_column + k, inner - k);
+        }
+    OF(transpose)(sums);
+#pragma GCC unroll 16
+    for (int l = 1; l < OF(LANES); l++)
+        sums[0] += sums[l];
+    sums[0] *= factor;
+    if (adds)
+        sums[0] += OF(load_lanes)(y, columns);
+    OF(store_lanes)(y, sums[0], columns);
+}
+
+static void OF(put_rows_of_dots)(const struct product *p, OF(matrices) m, int64_t row, int64_t rows,
+                                 int64_t column, int64_t stop)
+{
+    for (int64_t end = row + rows; row < end; row++)
+        for (int64_t j = column, count; j < stop; j += count) {
+            const REAL *a = m.a + row * p->a_row, *b = m.b + j * p->b_column;
+            REAL *y = m.y + row * p->y_row + j;
+            count = stop - j >= OF(LANES) ? OF(LANES) : stop - j >= 4 ? 4 : 1;
+#define DOTS(columns) OF(put_dots)(a, b, p->b_column, p->inner, columns, (REAL)p->alpha, p->c != NULL, y)
+            if (count == OF(LANES))
+                DOTS(OF(LANES));
+            else if (count == 4)
+                DOTS((OF(LANES) < 4 ? OF(LANES) : 4));
+            else
+                DOTS(1);
+#undef DOTS
+        }
+}
+
+/* Multiply with `inner` rows of b from k on, and columns from `column` on; returns how many. */
+static int64_t OF(multiply_part)(const struct product *p, OF(matrices) m, int64_t row, int64_t rows,
+                                 int64_t column, int64_t stop, int64_t k, int64_t inner)
+{
+    _Alignas(64) REAL packed[DEPTH * OF(TILE_COLUMNS)];
+    /* Of a few rows there are registers for more columns, and these wait for b. */
+    const int64_t most = p->rows < FEW_ROWS ? OF(TILE_COLUMNS) : BY_WIDTH(4, 2, 2) * OF(LANES);
+    const int64_t width = smaller(most, (stop - column + OF(LANES) - 1) / OF(LANES) * OF(LANES));
+    const int64_t columns = smaller(width, stop - column);
+    const REAL *b = m.b + k * p->b_inner + column * p->b_column;
+    OF(tile) t = {m.a + row * p->a_row + k * p->a_inner, b, m.y + row * p->y_row + column, inner, p->a_row,
+                  p->a_inner, p->b_inner, p->y_row, columns - width + OF(LANES), k || p->c};
+    if (p->b_column != 1 || (columns < width && !p->padded) || p->alpha != 1 ||
+        (rows > DIRECT && p->b_inner != width)) {
+        OF(pack)(packed, width, b, p->b_inner, p->b_column, inner, columns, (REAL)p->alpha);
+        t.b = packed, t.b_inner = width;
+    }
+    OF(multiply_rows)(t, rows, width / OF(LANES));
+    return columns;
+}
+
+static int OF(product)(const void *arguments, int64_t begin, int64_t end)
+{
+    const struct product *p = arguments;
+    const int64_t unit = UNIT / sizeof(REAL), units = (p->columns + unit - 1) / unit;
+    /* In cycles for the elements of a vector: to multiply each row and add up lanes, or to copy them. */
+    const int dots = p->b_inner == 1 && p->a_inner == 1 && p->rows * (p->inner + 160) < 12 * p->inner;
+    const int64_t parts = (p->inner + DEPTH - 1) / DEPTH;
+    for (int64_t item = begin; item < end; item++) {
+        const int64_t strip = item % p->strips, group = item / p->strips % p->groups;
+        const int64_t row = group * p->rows / p->groups, rows = (group + 1) * p->rows / p->groups - row;
+        const int64_t stop = smaller((strip + 1) * units / p->strips * unit, p->columns);
+        const int64_t first = strip * units / p->strips * unit;
+        OF(matrices) m;
+        if (!OF(find_matrices)(p, item / p->strips / p->groups, &m))
+            return 1;
+        if (p->c || !parts)
+            OF(put_term)(p, m.y + row * p->y_row + first, row, rows, first, stop - first);
+        if (dots)
+            OF(put_rows_of_dots)(p, m, row, rows, first, stop);
+        else
+            for (int64_t column = first, columns = 0; column < stop; column += columns)
+                for (int64_t part = 0, k = 0, next; part < parts; part++, k = next) {
+                    next = p->inner * (part + 1) / parts;
+                    columns = OF(multiply_part)(p, m, row, rows, column, stop, k, next - k);
+                }
+    }
+    return 0;
+}
