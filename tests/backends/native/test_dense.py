@@ -9,6 +9,7 @@ import pytest
 from onnx import numpy_helper
 
 import penstock as ps
+from penstock.backends import native
 from penstock.backends.native import dense
 from penstock.backends.native.kernel import site_of
 from penstock.ir.graph import Node
@@ -181,7 +182,7 @@ def test_wide_layers_are_close_to_sums_in_float64():
 def test_items_are_enough_for_all_cores(monkeypatch):
     counts = {}
     for cores in (1, 2, 16):
-        monkeypatch.setattr(dense, "core_budget", lambda cores=cores: cores)
+        monkeypatch.setattr(native, "core_budget", lambda cores=cores: cores)
         for rows, columns in ((8, 768), (128, 768), (2000, 64)):
             node, _ = layer(rows, 32, columns)
             types = [value.type for value in node.inputs]

@@ -177,7 +177,7 @@ def test_results_do_not_depend_on_the_number_of_threads(shapes, monkeypatch):
     for library in LIBRARIES:
         results = []
         for cores in (1, 3, 16):
-            monkeypatch.setattr("penstock.backends.native.dense.core_budget", lambda n=cores: n)
+            monkeypatch.setattr("penstock.backends.native.core_budget", lambda n=cores: n)
             kernel = kernel_of(node_of("MatMul", inputs), library)
             assert kernel is not None
             y = np.empty(np.matmul(*inputs).shape, np.float32)

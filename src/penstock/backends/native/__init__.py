@@ -16,6 +16,7 @@ made so far (``ahead_of_cache``; ``backends/dynamic_shapes.py``).
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -28,6 +29,7 @@ from penstock.core.errors import InternalError
 from penstock.core.records import dataclass, replace
 from penstock.core.types import RunValue, TensorType, Type
 from penstock.host.native import NativeLibrary
+from penstock.host.threads import core_budget
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ops.internal.fused import FUSED, parts
@@ -94,6 +96,9 @@ RATES: RateTable = {
 }
 """``""`` is for families without a row"""
 
+# Items of a product, and of each core, for threads; and rows of one that is divided for them.
+_LEAST_ITEMS, _ITEMS_OF_CORE, _LEAST_BLOCK = 8, 2, 24
+
 _NUMPY = NumpyBackend()
 _PRODUCTS = frozenset({"Conv", "Gemm", "MatMul"})
 
@@ -127,6 +132,14 @@ def part_ns(work: Workload) -> float:
 def rows_ns(additions: float, rows: float = 0) -> float:
     """The nanoseconds of a part of a call with these numbers of additions and of rows."""
     return part_ns(Workload(elements=additions, items=rows))
+
+
+def blocks_of_rows(rows: int, panels: int, most: int) -> int:
+    """The number of blocks, each of at most ``most`` rows, for a product with ``panels`` panels."""
+    items = max(_LEAST_ITEMS, _ITEMS_OF_CORE * core_budget())
+    # Narrow matrices have fewer panels than threads: rows are divided as well, as long as enough
+    # are left to share what is read of a panel.
+    return max(math.ceil(rows / most), min(math.ceil(items / panels), rows // _LEAST_BLOCK))
 
 
 def cheaper(first: Workload | None, second: Workload | None) -> Workload | None:

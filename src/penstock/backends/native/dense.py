@@ -11,13 +11,19 @@ from functools import partial
 
 import numpy as np
 
-from penstock.backends.native import AnyShapeCall, ahead_of_cache, family, fused_with, part_ns
+from penstock.backends.native import (
+    AnyShapeCall,
+    ahead_of_cache,
+    blocks_of_rows,
+    family,
+    fused_with,
+    part_ns,
+)
 from penstock.backends.native.elementwise import program_behind
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError, Word
 from penstock.core.records import NamedTuple
 from penstock.core.types import FLOAT32, TensorType
 from penstock.host.native import in_c_order
-from penstock.host.threads import core_budget
 from penstock.ir.graph import Node, Value
 from penstock.ir.layout import ALIGNMENT
 from penstock.ops.common.constant_cache import ConstantRef, Reordered, reordered
@@ -27,8 +33,6 @@ from penstock.ops.work_estimate import Workload
 PANEL, GRAIN, BLOCK = 64, 16, 192  # as in c/panels.h
 NO_PROGRAM: tuple[Word, ...] = (None,) * 30  # of struct elementwise
 _BLOCK_ELEMENTS = 1 << 19  # of the rows of an item, at most
-# Of a product, and of each core, for threads; and rows of an item that is divided for them.
-_LEAST_ITEMS, _ITEMS_OF_CORE, _LEAST_BLOCK = 8, 2, 24
 _MOST_PADDING = 1 << 18  # elements of a matrix of which more than half are zeros, at most
 
 
@@ -106,14 +110,6 @@ def dense_call(site: Site) -> NativeCall | None:
         item_ns=inner * columns / panels * element_ns + block * PANEL * program_ns,
         reordered={layer.w: weights},
     )
-
-
-def blocks_of_rows(rows: int, panels: int, most: int) -> int:
-    """The number of blocks, each of at most ``most`` rows, for a product with ``panels`` panels."""
-    items = max(_LEAST_ITEMS, _ITEMS_OF_CORE * core_budget())
-    # Narrow matrices have fewer panels than threads: rows are divided as well, as long as enough
-    # are left to share what is read of a panel.
-    return max(math.ceil(rows / most), min(math.ceil(items / panels), rows // _LEAST_BLOCK))
 
 
 def _product_workload(node: Node) -> Workload | None:

@@ -9,13 +9,12 @@ from itertools import accumulate, pairwise, product
 
 import numpy as np
 
-from penstock.backends.native import family, fused_with, part_ns
+from penstock.backends.native import blocks_of_rows, family, fused_with, part_ns
 from penstock.backends.native.dense import (
     BLOCK,
     GRAIN,
     NO_PROGRAM,
     PANEL,
-    blocks_of_rows,
     packed_panels,
     padded,
     unpacked_panels,

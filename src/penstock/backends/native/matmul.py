@@ -9,8 +9,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from penstock.backends.native import family, part_ns
-from penstock.backends.native.dense import blocks_of_rows
+from penstock.backends.native import blocks_of_rows, family, part_ns
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError, Word
 from penstock.core.records import NamedTuple, replace
 from penstock.core.types import INT64, TensorType
@@ -172,15 +171,16 @@ def _native_call(
     groups = blocks_of_rows(rows, products * strips, _MOST_ROWS)
     items = products * groups * strips
     table = np.array(lead, np.int64) if lead else None
-    sizes = rows, inner[0], columns
     return NativeCall(
         f"product_{dtype}",
         (
-            *(*words, *sizes, a_row, inner[1], inner[2], b_column, *term, y_row),
+            *(*words, rows, inner[0], columns, a_row, inner[1], inner[2], b_column, *term, y_row),
             *(groups, strips, int(padded), table, len(lead), *factors, *chosen),
         ),
         items=items,
-        item_ns=part_ns(_work(dtype, products * _macs(*sizes), products).part(items)),
+        item_ns=part_ns(
+            _work(dtype, products * _macs(rows, inner[0], columns), products).part(items)
+        ),
     )
 
 
