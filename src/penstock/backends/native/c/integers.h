@@ -75,18 +75,23 @@ enum { BYTES = sizeof(bytes), LANES_OF_SUMS = BYTES / 4 };
         for (int64_t part = 0; part < m->parts; part++) {                                         \
             const uint8_t *x = m->x + row * m->x_step + m->places[part];                          \
             for (int64_t q = 0; q < m->quads; q++, w += PANEL_BYTES)                              \
+            {                                                                                     \
+                name##_sums columns[wide * VECTORS];                                              \
                 _Pragma("GCC unroll 32") for (int j = 0; j < panels * VECTORS; j++)               \
+                    memcpy(columns + j, w + j / VECTORS * m->w_step + j % VECTORS * bytes, bytes);\
+                /* Row by row: registers hold a number of one row alone beside columns and sums. */\
+                _Pragma("GCC unroll 32") for (int i = 0; i < rows; i++)                           \
                 {                                                                                 \
-                    name##_sums column;                                                           \
-                    memcpy(&column, w + j / VECTORS * m->w_step + j % VECTORS * bytes, bytes);    \
-                    _Pragma("GCC unroll 32") for (int i = 0; i < rows; i++)                       \
+                    int32_t four;                                                                 \
+                    memcpy(&four, x + i * m->x_step + q * QUAD, QUAD);                            \
+                    name##_sums number = (name##_sums){0} + four;                                 \
+                    _Pragma("GCC unroll 32") for (int j = 0; j < panels * VECTORS; j++)           \
                     {                                                                             \
-                        int32_t four;                                                             \
-                        memcpy(&four, x + i * m->x_step + q * QUAD, QUAD);                        \
                         name##_sums *sum = sums + i * panels * VECTORS + j;                       \
-                        *sum = name##_dot(*sum, (name##_sums){0} + four, column);                 \
+                        *sum = name##_dot(*sum, number, columns[j]);                              \
                     }                                                                             \
                 }                                                                                 \
+            }                                                                                     \
         }                                                                                         \
         _Pragma("GCC unroll 32") for (int i = 0; i < rows * panels * VECTORS; i++)                \
         {                                                                                         \
@@ -287,16 +292,25 @@ static product *product_for(int64_t rows)
 
 static inline int32_t sum_of(const uint8_t *x, int64_t count)
 {
-    int64_t sum = 0, k = 0;
 #if defined(__AVX512BW__)
     __m512i sums = _mm512_setzero_si512();
-    for (; k + 64 <= count; k += 64)
-        sums = _mm512_add_epi64(sums, _mm512_sad_epu8(_mm512_loadu_si512(x + k), _mm512_setzero_si512()));
-    sum = _mm512_reduce_add_epi64(sums);
-#endif
+    for (int64_t k = 0; k < count; k += 64) {
+        const __m512i some = _mm512_maskz_loadu_epi8(~0ull >> (64 - smaller(count - k, 64)), x + k);
+        sums = _mm512_add_epi64(sums, _mm512_sad_epu8(some, _mm512_setzero_si512()));
+    }
+    return (int32_t)_mm512_reduce_add_epi64(sums);
+#else
+    int64_t sum = 0, k = 0;
+    for (; k + 8 <= count; k += 8) { /* pairs as uint16, and these as one */
+        uint64_t eight;
+        memcpy(&eight, x + k, sizeof eight);
+        const uint64_t mask = 0x00ff00ff00ff00ff, pairs = (eight & mask) + (eight >> 8 & mask);
+        sum += pairs * 0x0001000100010001 >> 48;
+    }
     for (; k < count; k++)
         sum += x[k];
     return (int32_t)sum;
+#endif
 }
 
 /* Codes of at most GROUP * PANEL numbers x, which are lost; NaN becomes the lowest. In loops of their
