@@ -60,12 +60,20 @@ def test_quantized_largest_sums_do_not_saturate_early():
 
 
 @pytest.mark.parametrize(("dtype", "groups"), [(I8, 8), (U8, 33)])
-def test_depthwise_conv_over_three_axes_runs_in_float32(dtype, groups):
+def test_quantized_depthwise_convolution_over_three_axes_equals_numpy(dtype, groups):
     net = Net()
     w = net.dequantize(net.constant(codes(I8, groups, 1, 2, 2, 2)), 0.01, I8(0))
     x = net.dequantize(net.feed(codes(dtype, 1, groups, 4, 5, 6)), 0.02, dtype(12))
     result = net.quantize(net.add("Conv", [x, w], group=groups), 0.03, dtype(9))
-    agree(net.proto(result), net.feeds, None)
+    agree(net.proto(result), net.feeds, [("Conv QuantizeLinear", "native")])
+
+
+@pytest.mark.parametrize("name", ["padded", "grouped", "three axes"])
+def test_quantized_convolution_that_is_not_quantized_again_equals_numpy(name):
+    net, _ = convolution(name)
+    (conv, _) = net.nodes[-2:]
+    del net.nodes[-1]
+    agree(net.proto(conv.output[0]), net.feeds, [("Conv", "native")])
 
 
 @pytest.mark.parametrize("branch", [True, False])
@@ -221,8 +229,16 @@ def test_conversions_with_fed_scales_run_on_numpy():
     agree(net.proto(result), net.feeds, apart)
 
 
-@pytest.mark.parametrize("target", ["int16", "uint16", "int4", "uint4", "float8e4m3fn"])
-def test_codes_of_other_types_run_on_numpy(target):
+_NARROW_TYPES = ["int4", "uint4", "float8e4m3fn"]
+_APART = [("QuantizeLinear", "numpy"), ("DequantizeLinear", "numpy")]
+_TOGETHER = [("QuantizeLinear DequantizeLinear", "native")]
+
+
+@pytest.mark.parametrize(
+    ("target", "conversions"),
+    [("int16", _TOGETHER), ("uint16", _TOGETHER), *((n, _APART) for n in _NARROW_TYPES)],
+)
+def test_convolution_to_codes_of_other_types_is_converted_apart(target, conversions):
     kind = getattr(onnx.TensorProto, target.upper())
     net = Net(opset=21)
     zero = helper.make_tensor("zero", kind, [], [0])
@@ -238,9 +254,7 @@ def test_codes_of_other_types_run_on_numpy(target):
     got = session.run(net.feeds)[back]
     # Sums differ in their last bits, so that what is between two codes may become either.
     assert np.mean(got != want) < 0.01
-    assert ("Conv", "native") in steps(session)
-    assert ("QuantizeLinear", "numpy") in steps(session)
-    assert ("DequantizeLinear", "numpy") in steps(session)
+    assert steps(session) == [("Conv", "native"), *conversions]
 
 
 def test_blocked_quantization_runs_on_numpy():

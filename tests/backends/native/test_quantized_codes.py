@@ -96,16 +96,16 @@ def test_conv_integer_cast_and_scaled_equals_numpy():
     agree(net.proto(made), net.feeds, [("ConvInteger Cast Mul Add", "native")])
 
 
-def test_integer_products_without_cast_run_on_numpy():
+def test_integer_product_that_others_read_is_not_fused_with_its_cast():
     net = Net()
     given = [net.feed(codes(U8, 5, 32)), net.constant(codes(I8, 32, 24))]
     made = net.add("MatMulInteger", given)
     other = net.add("Cast", [made], to=onnx.TensorProto.FLOAT)
-    expected = [("MatMulInteger", "numpy"), ("Cast", "numpy")]
+    expected = [("MatMulInteger", "native"), ("Cast", "native")]
     agree(net.proto(made, other), net.feeds, expected)
 
 
-def test_integer_products_cast_to_other_types_run_on_numpy():
+def test_integer_product_cast_to_another_type_equals_numpy():
     net = Net()
     given = [net.feed(codes(U8, 5, 32)), net.constant(codes(I8, 32, 24))]
     made = net.add("Cast", [net.add("MatMulInteger", given)], to=onnx.TensorProto.DOUBLE)
@@ -249,4 +249,4 @@ def test_residual_network_stays_in_codes(executor):
     moved = [step for step in session.inspect.plan.walk() if step.node.op.name == "Reorder"]
     assert len(moved) <= 1  # of what is fed
     assert sorted(ops for ops, _ in found) == sorted(expected)
-    assert {backend for _, backend in found} == {"native"}
+    assert {backend for ops, backend in found if ops != "MaxPool"} == {"native"}

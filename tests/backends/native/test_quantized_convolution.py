@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -77,10 +78,14 @@ def _convolution(
     return quantized(model, x_dims, x_dtype)
 
 
-def onnx_attributes(text: str) -> dict[str, list[int]]:
-    """The attributes of ``<name = [1, 2], ..>``."""
+def onnx_attributes(text: str) -> dict[str, Any]:
+    """The attributes of ``<name = [1, 2], group = 3>``."""
     named = re.findall(r"(\w+) = \[([^]]*)\]", text)
-    return {name: [int(value) for value in values.split(",")] for name, values in named}
+    attributes: dict[str, Any] = {
+        name: [int(value) for value in values.split(",")] for name, values in named
+    }
+    group = re.search(r"group = (\d+)", text)
+    return attributes if group is None else {**attributes, "group": int(group[1])}
 
 
 SHAPES = {
@@ -101,6 +106,19 @@ SHAPES = {
     "long rows of channels": ((1, 64, 3, 300), (64, 1, 3, 3), "<group = 64, pads = [1, 1, 1, 1]>"),
     "a row": ((1, 320), (1, 320), ""),
     "rows": ((70, 33), (40, 33), ""),
+    "groups": ((2, 12, 6, 7), (8, 3, 3, 3), "<group = 4, pads = [1, 1, 1, 1]>"),
+    "groups of a vector": ((1, 64, 5, 6), (96, 32, 3, 2), "<group = 2, strides = [2, 1]>"),
+    "many small groups": ((1, 66, 6, 5), (132, 2, 3, 3), "<group = 33, dilations = [1, 2]>"),
+    "positions of groups": ((3, 20, 4, 4), (12, 5, 1, 1), "<group = 4>"),
+    "groups of a signal": ((1, 6, 30), (9, 2, 5), "<group = 3, pads = [2, 2]>"),
+    "planes": (
+        (2, 5, 4, 6, 7),
+        (7, 5, 2, 3, 3),
+        "<pads = [1, 0, 1, 0, 1, 1], strides = [1, 2, 1]>",
+    ),
+    "planes apart": ((1, 9, 7, 5, 5), (6, 3, 3, 2, 1), "<group = 3, dilations = [2, 1, 1]>"),
+    "planes of each channel": ((1, 8, 4, 5, 6), (8, 1, 2, 2, 2), "<group = 8>"),
+    "planes of one element": ((1, 16, 3, 4, 4), (32, 16, 1, 1, 1), ""),
     "high kernels of channels": ((1, 48, 40, 6), (48, 1, 9, 3), "<group = 48, strides = [3, 1]>"),
 }
 
@@ -119,7 +137,7 @@ def test_convolution_of_codes_without_bias_equals_numpy():
 
 @pytest.mark.parametrize("zero", ["none", "one", "by filter"])
 @pytest.mark.parametrize("dtypes", [("int8", "int8"), ("uint8", "uint8"), ("uint8", "int8")])
-@pytest.mark.parametrize("name", [name for name in SHAPES if "group" not in SHAPES[name][2]])
+@pytest.mark.parametrize("name", SHAPES)
 def test_integer_convolution_equals_numpy(name, dtypes, zero):
     x_dims, w_dims, attrs = SHAPES[name]
     if len(x_dims) < 3:
@@ -131,7 +149,8 @@ def test_integer_convolution_equals_numpy(name, dtypes, zero):
     inputs, given = [x, w], onnx_attributes(attrs)
     if zero != "none":
         inputs += [x.flat[0].reshape(()), w.reshape(-1)[: 1 if zero == "one" else len(w)]]
-    check(node_of("ConvInteger", inputs, [1, 2, 3], **given), inputs)
+    for constants in ([1, 2, 3], [1, 3]):
+        check(node_of("ConvInteger", inputs, constants[: len(inputs) - 1], **given), inputs)
 
 
 EXTREMES = {
@@ -174,8 +193,17 @@ def _operation_of_codes(
 @pytest.mark.parametrize("name", [name for name in SHAPES if len(SHAPES[name][0]) > 2])
 def test_convolution_of_an_operation_equals_numpy(name, dtypes, values):
     x_dims, w_dims, text = SHAPES[name]
-    group = {"group": x_dims[1]} if "group" in text else {}
-    check(*_operation_of_codes(x_dims, w_dims, dtypes, values, **onnx_attributes(text), **group))
+    check(*_operation_of_codes(x_dims, w_dims, dtypes, values, **onnx_attributes(text)))
+
+
+@pytest.mark.parametrize("zero", [0, 1, 113, 254, 255])
+@pytest.mark.parametrize("name", ["an image", "groups", "each channel", "planes of each channel"])
+def test_convolution_of_weights_of_nine_bits_equals_numpy(name, zero):
+    x_dims, w_dims, text = SHAPES[name]
+    _, inputs = _operation_of_codes(x_dims, w_dims, ("uint8", "uint8"), **onnx_attributes(text))
+    inputs[5] = np.full_like(inputs[5], zero)
+    inputs[3].reshape(-1)[:2] = 0, 255
+    check(node_of("QLinearConv", inputs, range(1, 9), **onnx_attributes(text)), inputs)
 
 
 @pytest.mark.parametrize("group", [False, True])
@@ -236,19 +264,6 @@ def test_product_of_codes_between_conversions_equals_numpy(shapes, dtypes):
         opset=21,
     )
     check(*quantized(model, x_dims, x_dtype))
-
-
-def test_integer_convolution_in_groups_or_with_late_zero_points_has_no_kernel():
-    x, w = np.zeros((1, 4, 5, 5), np.uint8), np.zeros((4, 2, 3, 3), np.uint8)
-    late = [x, np.zeros((4, 4, 3, 3), np.uint8), np.uint8(3).reshape(())]
-    for node in (node_of("ConvInteger", [x, w], [1], group=2), node_of("ConvInteger", late, [1])):
-        assert all(kernel_of(node, library) is None for library in LIBRARIES)
-
-
-@pytest.mark.parametrize("group", [2, 4])
-def test_convolution_of_codes_in_groups_has_no_kernel(group):
-    node, _ = _convolution((1, 8, 4, 4), (8, 8 // group, 3, 3), f"<group = {group}>")
-    assert all(kernel_of(node, library) is None for library in LIBRARIES)
 
 
 def test_result_of_a_convolution_of_codes_that_leaves_the_run_is_written_to_planned_memory():

@@ -234,8 +234,8 @@ def family_of(node: Node) -> Family | None:
 
 
 def _is_product_of_codes(names: Sequence[str]) -> bool:
-    """Whether parts of a fused node that begin with DequantizeLinear compute codes from codes."""
-    return names[-1] == "QuantizeLinear" and not _PRODUCTS.isdisjoint(names)
+    """Whether parts of a fused node that begin with DequantizeLinear are a product of codes."""
+    return not _PRODUCTS.isdisjoint(names)
 
 
 def _family(name: str) -> Family | None:

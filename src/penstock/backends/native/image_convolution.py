@@ -574,12 +574,15 @@ def of_any_strides(
     takes a program of the parts from there on, 0 for none. Raises ``UnsupportedError`` where there
     is none."""
     output = site.output().dims
+    others = {word.index for word in call.words if isinstance(word, Tensor)}.difference(images)
 
     def restrided(strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
         # Weights and bias of a run must have no gaps.
         tensors = [word for word in call.words if isinstance(word, Tensor) and word.own_order]
         if any(strides[word.index] is not None for word in tensors):
             raise UnsupportedError
+        if first is None and any(strides[i] for i in others):
+            raise UnsupportedError  # the kernel reads these without gaps
         steps: list[np.ndarray | None] = []
         for i in images:
             type_ = None if i is None else site.tensors[i]

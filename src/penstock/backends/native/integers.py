@@ -1,4 +1,4 @@
-"""Products of 8-bit integers with constant weights, and the codes or real numbers made of them."""
+"""Products of matrices of 8-bit integers, and the codes or real numbers made of them."""
 
 from __future__ import annotations
 
@@ -7,20 +7,26 @@ from functools import partial
 
 import numpy as np
 
-from penstock.backends.native import by_memory, family, rows_ns
-from penstock.backends.native.integer_panels import unpacked
-from penstock.backends.native.kernel import NativeCall, Site, Tensor, Word
-from penstock.backends.native.quantized_convolution import (
+from penstock.backends.native import by_memory, family, fused_with, rows_ns
+from penstock.backends.native.code_products import (
     CodeWeights,
+    Operand,
     Rescaling,
     code_bounds,
+    operand_zero,
+    products_of_matrices,
     products_of_rows,
+    scaled_sums,
+    site_inputs,
 )
+from penstock.backends.native.integer_panels import unpacked
+from penstock.backends.native.kernel import NativeCall, Site, Tensor, Word
 from penstock.core.records import NamedTuple, replace
 from penstock.core.types import FLOAT32, TensorType
 from penstock.host.native import NativeLibrary, library
 from penstock.ir.graph import Node
 from penstock.ops.common.dtypes import INT8, INT32, UINT8
+from penstock.ops.internal.fused import parts
 from penstock.ops.work_estimate import Workload, flops
 
 _RESULTS = (INT32, FLOAT32, UINT8, INT8)
@@ -55,46 +61,82 @@ def integer_workload(node: Node) -> Workload | None:
     )
 
 
-@family("MatMulInteger", "QLinearMatMul", "com.microsoft.QGemm", work=integer_workload)
+@family(
+    "MatMulInteger",
+    fused_with("MatMulInteger"),
+    "QLinearMatMul",
+    "com.microsoft.QGemm",
+    work=integer_workload,
+)
 def integer_product(site: Site) -> NativeCall | None:
-    """The product of codes with a constant matrix of codes, whose zero point, and scales, are
-    constants."""
-    places = _OPERATIONS[site.node.op.name]
-    x, weights, result = site.input(places.x[0]), site.weights(places.w[0]), site.output()
-    if x is None or weights is None or weights.ndim != 2 or 0 in (*x.dims, *weights.shape):
+    """The product of codes with a matrix of codes, whose scales are constants; MatMulInteger also
+    with nodes behind it that make real numbers of its sums."""
+    node, *others = parts(site.node)
+    places = _places(site, node)
+    x, w, result = site.input(places.x[0]), site.input(places.w[0]), site.output()
+    if x is None or w is None or {x.dtype, w.dtype} - {INT8, UINT8} or 0 in (*x.dims, *w.dims):
         return None
-    if x.dtype not in (INT8, UINT8) or weights.dtype not in (INT8, UINT8) or not x.dims:
+    if result.dtype not in _RESULTS or node.attrs.get("transA", 0) or not x.dims or not w.dims:
         return None
-    if result.dtype not in _RESULTS or site.attr("transA", 0):
+    n = result.dims[-1] if len(w.dims) > 1 else 1
+    x_zero = operand_zero(site, places.x[2], x.dtype)
+    rescaling = _rescaling(site, node, places, n)
+    if others:
+        rescaling = scaled_sums(site, others, n, len(result.dims) - 1)
+    if rescaling is None or x_zero is None:
         return None
-    flipped = bool(site.attr("transB", 0))
+    operand = Operand(places.x[0], x_zero)
+    held = _weights(site, node, places, n)
+    if held is not None:
+        call = products_of_rows(site, operand, held, rescaling)
+        return None if call is None else replace(call, reordered={places.w[0]: call.keep})
+    w_zero = operand_zero(site, places.w[2], w.dtype)
+    if w_zero is None or np.any(rescaling.terms) or node.attrs.get("transB", 0):
+        return None
+    return products_of_matrices(site, operand, Operand(places.w[0], w_zero), rescaling)
+
+
+def _places(site: Site, node: Node) -> _Places:
+    """Where the tensors of a product are, among those of ``site``."""
+    own = _OPERATIONS[node.op.name]
+    if node is site.node:
+        return own
+    place = {value: i for i, value in enumerate(site_inputs(site))}
+    inputs = [-1 if value is None else place[value] for value in node.inputs]
+    # Left out at the end, or without a place among them.
+    (x, _, x_zero), (w, _, w_zero) = own.x, own.w
+    inputs += [-1] * (1 + max(x_zero, w_zero) - len(inputs))
+    x_at, w_at = (inputs[x], -1, inputs[x_zero]), (inputs[w], -1, inputs[w_zero])
+    return own._replace(x=x_at, w=w_at)
+
+
+def _weights(site: Site, node: Node, places: _Places, n: int) -> CodeWeights | None:
+    """A constant matrix with constant zero points; None if it is something else."""
+    weights, zero = site.weights(places.w[0]), _constant(site, places.w[2], n)
+    if weights is None or zero is None or weights.ndim != 2:
+        return None
+    flipped = bool(node.attrs.get("transB", 0))
     k, n = weights.shape[::-1] if flipped else weights.shape
-    zero, x_zero = _constant(site, places.w[2], n), site.input(places.x[2])
-    factors, terms = _factors(site, places, n), _constant(site, places.bias, n)
-    y_zero = _constant(site, places.y[1], 1)
-    if zero is None or terms is None or y_zero is None or factors is None:
-        return None
-    if x_zero is not None and (x_zero.elements != 1 or x_zero.dtype != x.dtype):
-        return None
-    turned = (lambda codes: codes) if flipped else (lambda codes: codes.T)
-    held = CodeWeights(
+    return CodeWeights(
         weights,
         (n, k, 1, 1),
-        turned,
+        (lambda codes: codes) if flipped else (lambda codes: codes.T),
         zero,
         ("native integers", flipped, zero.tobytes()),
         lambda size: partial(unpacked, (k, n), size, weights.dtype, flipped),
     )
-    bounds = None
-    if result.dtype in (INT8, UINT8):
-        bounds = code_bounds(result.dtype, int(y_zero[0]))
-    offsets = None if bounds is None else np.zeros(n, FLOAT32)
-    if result.dtype == INT32:
-        factors = None
-    rescaling = Rescaling(terms.astype(INT32), factors, offsets, bounds)
-    late = 0 if x_zero is None else Tensor(places.x[2])
-    call = products_of_rows(site, places.x[0], late, held, rescaling)
-    return None if call is None else replace(call, reordered={places.w[0]: call.keep})
+
+
+def _rescaling(site: Site, node: Node, places: _Places, n: int) -> Rescaling | None:
+    """What an operation makes of its sums; None if its scales or its bias are no constants."""
+    factors, terms = _factors(site, places, n), _constant(site, places.bias, n)
+    y_zero, dtype = _constant(site, places.y[1], 1), site.output().dtype
+    if factors is None or terms is None or y_zero is None or dtype is None:
+        return None
+    bounds, offsets = None, None
+    if dtype in (INT8, UINT8):
+        bounds, offsets = code_bounds(dtype, int(y_zero[0])), np.zeros(n, FLOAT32)
+    return Rescaling(terms.astype(INT32), None if dtype == INT32 else factors, offsets, bounds)
 
 
 @family("DynamicQuantizeLinear", work=by_memory)

@@ -1,40 +1,50 @@
-"""Convolutions of 8-bit codes, channels innermost: between DequantizeLinear and QuantizeLinear, and
-ConvInteger.
-
-A product with constant weights (Gemm) is one of images of one element.
+"""Convolutions and products of 8-bit codes that become codes or real numbers: between
+DequantizeLinear and QuantizeLinear, QLinearConv and ConvInteger.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from penstock.backends.native import family, fused_with, part_ns
+from penstock.backends.native.code_products import (
+    CHUNK,
+    MOST_TAPS,
+    Axes,
+    CodeWeights,
+    Operand,
+    Rescaling,
+    axes_of,
+    code_bounds,
+    divided,
+    merged_groups,
+    operand_zero,
+    products_of_images,
+    products_of_matrices,
+    products_of_rows,
+    scaled_sums,
+    site_inputs,
+)
 from penstock.backends.native.image_convolution import (
     axis_words,
     bounds_of,
     line_aligned,
     of_any_strides,
 )
-from penstock.backends.native.integer_panels import IntegerPanels, integer_panels, panel_types
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
-from penstock.core.records import NamedTuple, replace
+from penstock.core.records import NamedTuple
 from penstock.core.types import FLOAT32, TensorType
 from penstock.host.native import library
 from penstock.ir.graph import Node, Value
-from penstock.ops.common.constant_cache import ConstantRef, Reordered, reordered
+from penstock.ops.common.constant_cache import reordered
 from penstock.ops.common.dtypes import INT8, INT32, UINT8
-from penstock.ops.common.windows import Window, windows
+from penstock.ops.common.windows import Window
 from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.work_estimate import Workload, flops
 
-# As in c/quantized_convolution.c.
-_PANEL, _GROUP, _CHUNK, _COPIED, _LINES, _MOST_TAPS = 32, 4, 64, 65536, 4, 256
-_TILE, _HALF = 64, 16  # bytes of a row of a tile; filters
-_ITEMS, _LEAST_WORK = 8, 1 << 22  # of a call that are enough; operations of one
-_LEAST_WEIGHTS, _MOST_WEIGHTS = 1 << 17, 1 << 19  # bytes of an item; bytes that stay in a cache
 _MOST_PERIOD = 1 << 17  # of channels whose weights repeat themselves
 _LEAST, _MOST = 1e-30, 1e30
 
@@ -47,52 +57,18 @@ class _Quantized(NamedTuple):
     zero: np.ndarray
 
 
-class Rescaling(NamedTuple):
-    """What becomes of sums, by filter: plus ``terms``, times ``factors``, they are real numbers,
-    and plus ``offsets`` codes; ``bounds`` has their range and zero point (``code_bounds``)."""
-
-    terms: np.ndarray
-    factors: np.ndarray | None = None
-    offsets: np.ndarray | None = None
-    bounds: np.ndarray | None = None
-
-
-class CodeWeights(NamedTuple):
-    """Weights made of the constant ``source``: ``codes`` of it have these ``dims``, [filters,
-    channels, rows, columns], and ``zeros`` as zero points. ``back`` gives the inverse for a number
-    of rows of the panels."""
-
-    source: np.ndarray | ConstantRef
-    dims: tuple[int, ...]
-    codes: Callable[[np.ndarray], np.ndarray]
-    zeros: np.ndarray
-    name: tuple
-    back: Callable[[int], Callable] | None = None
+_REAL = _Quantized(-1, np.ones(1), np.zeros(1, INT32))
 
 
 class _Chain(NamedTuple):
-    """A convolution of codes ``x`` with ``weights``, or a product with a matrix of them as its
-    filters, which are those of ``source`` less its zero point."""
+    """A convolution of codes ``x`` with those of ``weights``, or a product with a matrix of them;
+    these are computed, or constant ``filters``."""
 
     node: Node
     x: _Quantized
-    weights: np.ndarray
-    source: tuple[np.ndarray, np.ndarray]
+    w: _Quantized
+    filters: np.ndarray | None
     rescaling: Rescaling
-
-
-class _Axes(NamedTuple):
-    """How many images there are, and their axes, which may have changed places."""
-
-    images: int
-    rows: Window
-    columns: Window
-    turned: bool = False
-
-    @property
-    def are_rows(self) -> bool:
-        """Whether images are of one element, as rows of a matrix are."""
-        return self.rows == self.columns == Window(1, 1, 1)
 
 
 def code_workload(node: Node) -> Workload | None:
@@ -105,20 +81,20 @@ def code_workload(node: Node) -> Workload | None:
         return None
     x, w, result = tensors
     is_matrix, elements = conv.op.name in ("Gemm", "MatMul"), result.elements
-    if is_matrix and len(w.dims) != 2:
-        return None
     filters = max(result.dims[-1] if is_matrix else w.dims[0], 1)
+    group, taps = conv.attrs.get("group", 1), w.dims[2:]
     # Depthwise code multiplies fours of taps, at about the same rate on all instruction sets.
-    if conv.attrs.get("group", 1) > 1:
-        fours = elements * math.prod(w.dims[2:-1]) * -(-w.dims[-1] // 4)
+    if group > 1 and w.dims[1] == 1 and len(taps) < 3:
+        fours = elements * math.prod(taps[:-1]) * -(-taps[-1] // 4)
         copied = elements * math.prod(conv.attrs.get("strides", ()))
         return Workload("depthwise codes image", 0, fours, 0, elements, copied)
+    together = 1 if is_matrix else merged_groups(group, filters // group, w.dims[1])
     return Workload(
         "codes layer" if is_matrix else "codes image",
-        nbytes=0 if is_matrix or math.prod(w.dims[2:]) == 1 else x.elements,
-        flops=flops(node) / loaded.functions.integer_speed,
-        weights=w.elements,
-        elements=elements // filters * _up(filters, _TILE // 4),
+        nbytes=0 if is_matrix or math.prod(taps) == 1 else x.elements,
+        flops=flops(node) * together / loaded.functions.integer_speed,
+        weights=w.elements * together,
+        elements=elements // filters * -(-filters // 16) * 16,
     )
 
 
@@ -132,239 +108,90 @@ def quantized_convolution(site: Site) -> NativeCall | None:
     """QLinearConv, and DequantizeLinear of all operands, Conv or a product, bounds and
     QuantizeLinear, with one scale for the input and for the output, all of them constant."""
     chain = _chain(site) if is_fused(site.node) else _chain_of_operation(site)
-    x = None if chain is None else site.input(chain.x.tensor)
-    if chain is None or x is None:
+    if chain is None:
         return None
-    w, group, zero = chain.weights, chain.node.attrs.get("group", 1), int(chain.x.zero[0])
-    name = "native codes", chain.source[1].tobytes()
-    zeros = np.zeros(w.shape[0], INT32)
-    weights = CodeWeights(chain.source[0], w.shape, lambda _: w, zeros, name)
-    if w.ndim == 2:
-        return products_of_rows(site, chain.x.tensor, zero, weights, chain.rescaling)
-    if group != 1 and (w.shape[1] != 1 or group != x.dims[1]):
-        return None
-    axes = _axes(site, chain.node, chain.x.tensor, w)
+    x, w = [Operand(each.tensor, int(each.zero[0])) for each in (chain.x, chain.w)]
+    codes, count = chain.filters, chain.node.attrs.get("group", 1)
+    if codes is None:
+        return products_of_matrices(site, x, w, chain.rescaling)
+    less = codes.astype(np.int32) - chain.w.zero.reshape(-1, *[1] * (codes.ndim - 1))
+    # Codes less their zero points may need nine bits.
+    is_narrow = less.min() >= -128 and less.max() <= 127
+    made, zeros = (less.astype(INT8), np.zeros(1, INT32)) if is_narrow else (codes, chain.w.zero)
+    source, dims = site.constant(chain.w.tensor), made.shape
+    assert source is not None
+    name, zeros = ("native codes", chain.w.zero.tobytes()), np.broadcast_to(zeros, dims[:1])
+    weights = CodeWeights(source, dims, lambda _: made, zeros, name, groups=count)
+    if codes.ndim == 2:
+        return products_of_rows(site, x, weights, chain.rescaling)
+    axes = axes_of(site, chain.node, x.tensor, dims[2:])
     if axes is None:
         return None
-    if group == 1:
-        return _of_images(site, axes, chain.x.tensor, zero, weights, chain.rescaling)
-    dense = w.reshape(*w.shape[:2], axes.rows.kernel, axes.columns.kernel)
-    call = _of_each_channel(site, chain, dense, axes)
-    images = chain.x.tensor, len(site.node.inputs)
-    return None if call is None else of_any_strides(site, call, call, images, turned=axes.turned)
+    is_depthwise = dims[1] == 1 < count and chain.rescaling.bounds is not None
+    if is_depthwise and axes.planes == Window(1, 1, 1):
+        call = _of_each_channel(site, chain, less, axes)
+        if call is not None:
+            return of_any_strides(
+                site, call, call, (x.tensor, len(site.node.inputs)), turned=axes.turned
+            )
+    return products_of_images(site, axes, x, weights, chain.rescaling)
 
 
-@family("ConvInteger", work=code_workload)
+@family("ConvInteger", fused_with("ConvInteger"), work=code_workload)
 def integer_convolution(site: Site) -> NativeCall | None:
-    """ConvInteger in one group, of constant weights and zero points: sums of int32."""
-    x, w = site.input(0), site.constant(1)
-    if x is None or w is None or site.attr("group", 1) != 1:
+    """ConvInteger of constant weights, whose zero points are constants: sums of int32, or the real
+    numbers that nodes behind it make of them."""
+    conv, *others = parts(site.node)
+    place = {value: i for i, value in enumerate(site_inputs(site))}
+    x_at, w_at, zero_at, w_zero_at = [
+        -1 if v is None else place[v] for v in [*conv.inputs, None, None][:4]
+    ]
+    x, w = site.input(x_at), site.constant(w_at)
+    if x is None or w is None or {x.dtype, w.dtype} - {INT8, UINT8}:
         return None
-    if x.dtype not in (INT8, UINT8) or w.dtype not in (INT8, UINT8):
+    w_zero = np.zeros(1, INT32) if w_zero_at < 0 else site.constant(w_zero_at)
+    axes = axes_of(site, conv, x_at, w.shape[2:])
+    filters = w.shape[0]
+    terms = np.zeros(filters, INT32)
+    rescaling = scaled_sums(site, others, filters, 1) if others else Rescaling(terms)
+    if axes is None or w_zero is None or rescaling is None or not w.size:
         return None
-    if any(site.input(i) is not None and site.constant(i) is None for i in (2, 3)):
+    zeros = np.broadcast_to(w_zero.reshape(-1).astype(INT32), (filters,))
+    name, count = ("native sums", zeros.tobytes()), conv.attrs.get("group", 1)
+    weights = CodeWeights(w, w.shape, lambda w: w, zeros, name, groups=count)
+    zero = operand_zero(site, zero_at, x.dtype)
+    if zero is None:
         return None
-    axes = _axes(site, site.node, 0, w)
-    if axes is None:
-        return None
-    zero, w_zero = (
-        np.zeros(1, INT32) if zeros is None else zeros.reshape(-1).astype(INT32)
-        for zeros in (site.constant(2), site.constant(3))
-    )
-    name, w_zero = ("native sums", w_zero.tobytes()), np.broadcast_to(w_zero, (w.shape[0],))
-    weights = CodeWeights(w, w.shape, lambda w: w, w_zero, name)
-    rescaling = Rescaling(np.zeros(w.shape[0], INT32))
-    return _of_images(site, axes, 0, int(zero[0]), weights, rescaling)
+    return products_of_images(site, axes, Operand(x_at, zero), weights, rescaling)
 
 
-def _of_images(
-    site: Site,
-    axes: _Axes,
-    tensor: int,
-    zero: int,
-    weights: CodeWeights,
-    rescaling: Rescaling,
-) -> NativeCall | None:
-    """``_of_all_channels`` for images of any strides."""
-    if axes.are_rows:
-        return products_of_rows(site, tensor, zero, weights, rescaling)
-    call = _of_all_channels(site, axes, tensor, zero, weights, rescaling)
-    images = tensor, len(site.node.inputs)
-    return None if call is None else of_any_strides(site, call, call, images, turned=axes.turned)
-
-
-def _axes(site: Site, node: Node, tensor: int, w: np.ndarray) -> _Axes | None:
-    """The axes of images, the input ``tensor``; None if there is no compiled kernel."""
-    x = site.input(tensor)
-    if x is None or len(x.dims) > 4 or 0 in (*x.dims, *site.output().dims, *w.shape):
-        return None
-    axes = [Window(1, 1, 1)] * (4 - len(x.dims))
-    axes += list(windows(node.attrs, w.shape[2:], x.dims[2:]))
-    if not all(axis.addressable for axis in axes):
-        return None
-    # An image of one column is a row, whose taps are computed together.
-    turned = axes[1] == Window(1, 1, 1)
-    rows, columns = axes[::-1] if turned else axes
-    return _Axes(x.dims[0], rows, columns, turned)
-
-
-def products_of_rows(
-    site: Site, tensor: int, zero: int | Tensor, weights: CodeWeights, rescaling: Rescaling
-) -> NativeCall | None:
-    """``_of_all_channels`` for whatever number of rows without gaps, the columns of one image."""
-    x, (n, k, *_) = site.input(tensor), weights.dims
-    if x is None or 0 in (*x.dims, n) or not x.dims:
-        return None
-    rows = Window(x.elements // k, x.elements // k, 1)
-    if not rows.addressable:
-        return None
-    axes = _Axes(1, Window(1, 1, 1), rows)
-    call = _of_all_channels(site, axes, tensor, zero, weights, rescaling)
-    if call is None:
-        return None
-    steps = [np.array([0, 1, 0, size], np.int64) for size in (k, n)]
-    return replace(call, words=(*call.words[:-2], *steps))
-
-
-class _Depth(NamedTuple):
-    """What a position sees: ``parts`` of ``part`` codes each, which are padded to ``size``;
-    tiles take ``deep`` of them at once."""
-
-    parts: int
-    part: int
-    size: int
-    deep: int
-
-
-def _depth(rows: Window, columns: Window, channels: int) -> _Depth:
-    # Where taps of a row are adjacent in memory, what they see is one part.
-    taps = columns.kernel if columns.dilation > 1 else 1
-    part = columns.kernel // taps * channels
-    tiles = -(-part // _TILE)
-    deep = _up(-(-part // tiles), 4)
-    return _Depth(rows.kernel * taps, part, tiles * deep, deep)
-
-
-def _panels_of(weights: CodeWeights, depth: _Depth) -> Reordered:
-    """Weights as panels, with their filters as columns."""
-    filters, channels = weights.dims[:2]
-
-    def panels(source: np.ndarray) -> IntegerPanels:
-        codes = weights.codes(source).reshape(filters, channels, -1)
-        matrix = codes.transpose(2, 1, 0).reshape(depth.parts * depth.part, filters)
-        return integer_panels(matrix, weights.zeros, (depth.part, depth.size))
-
-    back = None if weights.back is None else weights.back(depth.size)
-    types = panel_types(depth.parts * depth.size, filters)
-    return reordered((*weights.name, weights.dims, depth), weights.source, panels, back, types)
-
-
-def _of_all_channels(
-    site: Site,
-    axes: _Axes,
-    tensor: int,
-    zero: int | Tensor,
-    weights: CodeWeights,
-    rescaling: Rescaling,
-) -> NativeCall | None:
-    """Products of what positions see of the input ``tensor``, whose zero point is ``zero``, with
-    ``weights``."""
-    x, (filters, channels, *_) = site.input(tensor), weights.dims
-    assert x is not None
-    rows, columns = axes.rows, axes.columns
-    depth = _depth(rows, columns, channels)
-    block, chunk, reach = _divided(rows, columns, channels, adjacent_columns=False)
-    if block < 1 or depth.parts > _MOST_TAPS:
-        return None
-    packed = _panels_of(weights, depth)
-    panels = IntegerPanels(*packed.arrays)
-    positions = axes.images * -(-rows.count // block) * -(-columns.count // chunk)
-    # Few positions are divided by filters as well, and weights that caches do not hold.
-    every, seen, panel = -(-filters // _PANEL), block * chunk, depth.parts * depth.size * _PANEL
-    size, ops = panel * every, 2 * panel * seen * every
-    divided = min(_ITEMS // positions, every, max(ops // _LEAST_WORK, size // _LEAST_WEIGHTS))
-    divided = max(divided, -(-size // _MOST_WEIGHTS) if positions > 1 else 1, 1)
-    group = _up(-(-every // divided), _GROUP)
-    rated = ops / site.library.functions.integer_speed
-    work = Workload("codes image, a part", seen * channels, rated, 0, seen * every * _PANEL)
-    # A model's weights may be larger than the caches: threads that are worth it then cost little
-    # where they are not.
-    read = Workload("codes product", weights=size, items=1)
-    padded, (terms, factors, offsets, bounds) = _up(filters, _CHUNK), rescaling
-    late = zero if isinstance(zero, Tensor) else None
-    return NativeCall(
-        "quantized_convolution",
-        (
-            *(Tensor(tensor), panels.panels, late, _filled(panels.sums, padded)),
-            _filled(terms, padded) if np.any(terms) else None,
-            _filled(panels.zeros, padded) if np.any(panels.zeros) else None,
-            *(None if each is None else _by_sums(each) for each in (factors, offsets)),
-            *(site.result(), axis_words(rows), axis_words(columns), bounds),
-            *(axes.images, channels, filters, depth.size // 4, depth.deep // 4),
-            *(block, chunk, reach, group, 128 if x.dtype == INT8 else 0),
-            *(0 if isinstance(zero, Tensor) else zero, None, None),
-        ),
-        items=positions * -(-every // group),
-        item_ns=max(part_ns(work), part_ns(read)) * group / every,
-        keep=packed,
-    )
-
-
-def _divided(
-    rows: Window, columns: Window, channels: int, *, adjacent_columns: bool
-) -> tuple[int, int, int]:
-    """Rows and columns of the result that the copy of what they see has room for, less than 1 if
-    it has not, and how many more columns than these lie in a row of the copy, a stride apart.
-    Unless they are ``adjacent_columns`` which do, rows a stride apart are."""
-    # It has a fixed size, and is on the thread's stack.
-    reach = (columns.kernel - 1) * columns.dilation // columns.stride
-
-    def block_of(chunk: int) -> int:
-        seen, below = _COPIED // (columns.stride * (chunk + reach) * channels), rows.span - 1
-        if adjacent_columns:
-            return (seen - below - 1) // rows.stride + 1
-        return seen // rows.stride - below // rows.stride
-
-    # Columns are divided before rows are, of which several are computed together.
-    chunk = columns.count
-    while block_of(chunk) < min(_LINES, rows.count) and chunk > 1:
-        chunk = -(-chunk // 2)
-    block = min(block_of(chunk), rows.count)
-    return block - (block % _LINES if block > _LINES else 0), chunk, reach
-
-
-def _by_sums(array: np.ndarray) -> np.ndarray:
-    """A number for each filter, in the order of their sums: those of a group of panels follow one
-    another, for one position after another. Of a last group, with few filters, they repeat
-    themselves until they fill whole chunks."""
-    whole = array.size // (_PANEL * _GROUP) * _PANEL * _GROUP
-    row = _filled(array[whole:], _up(array.size - whole, _HALF))
-    repeated = np.tile(row, math.lcm(row.size, _CHUNK) // max(row.size, 1))
-    return line_aligned(np.concatenate([array[:whole], repeated]))
-
-
-def _of_each_channel(site: Site, chain: _Chain, w: np.ndarray, axes: _Axes) -> NativeCall | None:
+def _of_each_channel(site: Site, chain: _Chain, w: np.ndarray, axes: Axes) -> NativeCall | None:
     x, filters, rows, columns = site.input(chain.x.tensor), w.shape[0], axes.rows, axes.columns
     assert x is not None
-    quads = -(-columns.kernel // 4)
-    block, chunk, reach = _divided(rows, columns, filters, adjacent_columns=True)
+    taps = _taps_of_bytes(w.reshape(filters, rows.kernel, columns.kernel))
+    read = taps.shape[-1]
+    quads = -(-read // 4)
+    block, chunk, reach = divided(rows, columns, filters, adjacent_columns=True)
     # Weights repeat until they fill whole vectors, so that any number of filters has no rest.
-    period = math.lcm(filters, _CHUNK)
-    if block < 1 or period > _MOST_PERIOD or columns.kernel > _MOST_TAPS:
+    period = math.lcm(filters, CHUNK)
+    if block < 1 or period > _MOST_PERIOD or read + 3 > MOST_TAPS:
+        return None
+    if taps.min() < -128 or taps.max() > 127:
         return None
 
     change = 128 if x.dtype == INT8 else 0
-    zero = int(chain.x.zero[0])
+    zero, source = int(chain.x.zero[0]), site.constant(chain.w.tensor)
+    assert source is not None
     weights = reordered(
-        ("native depthwise codes", w.shape, chain.source[1].tobytes()),
-        chain.source[0],
-        lambda _: (_fours_of_taps(w, period),),
+        ("native depthwise codes", w.shape, chain.w.zero.tobytes()),
+        source,
+        lambda _: (_fours_of_taps(taps, period),),
         None,
         [TensorType(INT8, (rows.kernel, quads, period, 4))],
     )
-    sums = w.sum(axis=(1, 2, 3), dtype=np.int64)
-    plus, factors, offsets, bounds = chain.rescaling
-    assert factors is not None and offsets is not None
+    sums = taps.sum(axis=(1, 2), dtype=np.int64)
+    plus, factors, offsets, bounds, *_ = chain.rescaling
+    assert isinstance(factors, np.ndarray) and isinstance(offsets, np.ndarray)
     terms = _repeated((plus - (zero + change) * sums).astype(INT32), period)
     repeated = _repeated(factors, period), _repeated(offsets, period)
     items = axes.images * -(-rows.count // block) * -(-columns.count // chunk)
@@ -376,7 +203,7 @@ def _of_each_channel(site: Site, chain: _Chain, w: np.ndarray, axes: _Axes) -> N
         (
             *(Tensor(chain.x.tensor), weights.arrays[0], terms, *repeated, site.result()),
             *(axis_words(rows), axis_words(columns), bounds, axes.images, filters),
-            *(filters // x.dims[1], period, block, chunk, reach, change, zero, None, None),
+            *(filters // x.dims[1], period, read, block, chunk, reach, change, zero, None, None),
         ),
         items=items,
         item_ns=part_ns(part),
@@ -384,13 +211,21 @@ def _of_each_channel(site: Site, chain: _Chain, w: np.ndarray, axes: _Axes) -> N
     )
 
 
+def _taps_of_bytes(w: np.ndarray) -> np.ndarray:
+    """Weights [filters, rows, columns] of nine bits as twice as many columns of eight, whose sums
+    they are; others as they are."""
+    if w.min() >= -128 and w.max() <= 127:
+        return w
+    return np.concatenate([w >> 1, w - (w >> 1)], axis=-1)
+
+
 def _fours_of_taps(w: np.ndarray, period: int) -> np.ndarray:
-    """Weights [filters, 1, rows, columns] in fours of columns, repeated to ``period`` filters: as
+    """Weights [filters, rows, columns] in fours of columns, repeated to ``period`` filters: as
     [rows, fours, period, 4]."""
-    filters, _, rows, columns = w.shape
+    filters, rows, columns = w.shape
     quads = -(-columns // 4)
     taps = np.zeros((rows, quads * 4, filters), INT8)
-    taps[:, :columns] = w[:, 0].transpose(1, 2, 0)
+    taps[:, :columns] = w.transpose(1, 2, 0)
     fours = _repeated(taps, period).reshape(rows, quads, 4, period).swapaxes(2, 3)
     return line_aligned(fours)
 
@@ -420,11 +255,15 @@ def _chain(site: Site) -> _Chain | None:
         for node in nodes[:at]
     }
     x, w = sources.get(conv.inputs[0]), sources.get(conv.inputs[1])
-    y, bias = _codes(site, place, nodes[-1]), _bias(site, place, sources, conv)
-    limits = bounds_of(site, place, nodes[at + 1 : -1])
+    bias, rest = _bias(site, place, sources, conv), nodes[at + 1 :]
+    # Without a conversion at the end, the result are real numbers.
+    is_quantized = bool(rest) and rest[-1].op.name == "QuantizeLinear"
+    y = _codes(site, place, rest[-1]) if is_quantized else _REAL
+    limits = bounds_of(site, place, rest[:-1] if is_quantized else rest)
     if x is None or w is None or y is None or bias is None or limits is None:
         return None
-    factors, offsets = x.scale * w.scale / y.scale, bias / y.scale
+    factor = np.float32(conv.attrs.get("alpha", 1.0) if conv.op.name == "Gemm" else 1.0)
+    factors, offsets = factor * x.scale * w.scale / y.scale, bias / y.scale
     return _chain_of(site, conv, (x, w, y), np.zeros(1, INT32), (factors, offsets), limits)
 
 
@@ -457,40 +296,32 @@ def _chain_of(
     has factors and offsets."""
     x, w, y = operands
     codes, type_, dtype = site.constant(w.tensor), site.input(x.tensor), site.output().dtype
-    if codes is None or type_ is None or dtype is None or not codes.size:
+    w_type = site.input(w.tensor)
+    if type_ is None or w_type is None or dtype is None or not w_type.elements:
         return None
-    if {codes.dtype, type_.dtype, dtype} - {INT8, UINT8}:
+    if {w_type.dtype, type_.dtype} - {INT8, UINT8} or dtype not in (INT8, UINT8, FLOAT32):
         return None
     if any(each.size != 1 for each in (x.scale, x.zero, y.scale, y.zero)):
         return None
-    if _axis_of_filters(node) and codes.ndim != 2:
+    filters, axis = None, _axis_of_filters(node)
+    if codes is not None:
+        if axis is not None and axis != 0 and codes.ndim != 2:
+            return None
+        filters = codes.T if axis else codes
+    elif node.op.name != "MatMul" or max(w.scale.size, w.zero.size) > 1:
         return None
-    filters = codes.T if _axis_of_filters(node) else codes
-    # Codes less their zero points may need nine bits: those of int8 alone are multiplied.
-    less = filters.astype(np.int32) - w.zero.reshape(-1, *[1] * (codes.ndim - 1))
-    if less.min() < -128 or less.max() > 127:
-        return None
-    count = (filters.shape[0],)
-    factors, offsets = [np.broadcast_to(each, count).astype(FLOAT32) for each in scaling]
+    columns = w_type.dims[-1] if filters is None else filters.shape[0]
+    factors, offsets = [np.broadcast_to(each, (columns,)).astype(FLOAT32) for each in scaling]
     # float64 may hold what float32 cannot, and infinity times a sum of 0 would be NaN.
     if not np.all(np.isfinite(factors) & np.isfinite(offsets)):
         return None
+    terms = np.broadcast_to(terms, (columns,))
+    if dtype == FLOAT32:
+        own = offsets if np.any(offsets) else None
+        return _Chain(node, x, w, filters, Rescaling(terms, factors, own, None, *limits))
     low, high = [float(np.rint(limit / y.scale[0])) for limit in limits]
     bounds = code_bounds(dtype, int(y.zero[0]), low, high)
-    rescaling = Rescaling(np.broadcast_to(terms, count), factors, offsets, bounds)
-    return _Chain(node, x, less.astype(INT8), (codes, w.zero), rescaling)
-
-
-def code_bounds(
-    dtype: np.dtype, zero: int, low: float = -math.inf, high: float = math.inf
-) -> np.ndarray:
-    """The range of codes with this zero point as the struct of c/quantized_convolution.c, a double
-    and three integers; ``low`` and ``high`` are less the zero point."""
-    ends, change = np.iinfo(dtype), 128 if dtype == INT8 else 0
-    low, high = [min(max(end, ends.min - zero), ends.max - zero) for end in (low, high)]
-    bounds = np.array([high, 0.0, 0.0, 0.0])
-    bounds.view(np.int64)[1:] = zero + change, int(low) + zero + change, change
-    return bounds
+    return _Chain(node, x, w, filters, Rescaling(terms, factors, offsets, bounds))
 
 
 def _product(nodes: Sequence[Node]) -> Node:
@@ -503,11 +334,11 @@ def _axis_of_filters(node: Node) -> int | None:
     that is not plain."""
     if node.op.name == "MatMul":
         return 1
-    factors = [node.attrs.get(name, 1.0) for name in ("alpha", "beta")]
-    is_plain = factors == [1.0, 1.0] and not node.attrs.get("transA", 0)
     if node.op.name != "Gemm":
         return 0
-    return (0 if node.attrs.get("transB", 0) else 1) if is_plain else None
+    if node.attrs.get("transA", 0):
+        return None
+    return 0 if node.attrs.get("transB", 0) else 1
 
 
 def _codes(
@@ -522,7 +353,11 @@ def _codes(
     # Scales along another axis do not factor out of the sums.
     several = max(codes.scale.size, codes.zero.size) > 1
     allowed = (1, -1) if axis else (0,)
-    return None if several and node.attrs.get("axis", 1) not in allowed else codes
+    is_vector = (
+        node.inputs[0] is not None and node.inputs[0].rank == 1
+    )  # of one axis, whatever is said
+    other = node.attrs.get("axis", 1) not in allowed and not is_vector
+    return None if several and other else codes
 
 
 def _quantized(site: Site, tensor: int, scale: int, zero: int) -> _Quantized | None:
@@ -557,12 +392,5 @@ def _bias(
     if constant is None or math.prod(constant.shape[:-1]) != 1:
         return None
     bias = constant.reshape(-1).astype(np.float64)
-    return bias if codes is None else (bias - codes.zero) * codes.scale
-
-
-def _up(count: int, unit: int) -> int:
-    return -(-count // unit) * unit
-
-
-def _filled(array: np.ndarray, size: int) -> np.ndarray:
-    return np.concatenate([array, np.zeros(size - array.size, array.dtype)])
+    bias = bias if codes is None else (bias - codes.zero) * codes.scale
+    return bias * (conv.attrs.get("beta", 1.0) if conv.op.name == "Gemm" else 1.0)

@@ -1,6 +1,6 @@
-/* Convolutions of 8-bit codes with constant weights, as bounded codes; those of all channels also as
-   sums or real numbers, and of weights of any zero point. Products with a matrix are those of an image of
-   one row. Zero points a of x and b of weights are taken off the sums:
+/* Convolutions of 8-bit codes, as bounded codes; those of all channels also as sums or real numbers, and of
+   weights of any zero point. Products with a matrix are those of an image of one row; those of computed
+   matrices are packed first. Zero points a of x and b of weights are taken off the sums:
 
        sum (x - a) (w - b) = sum x w - a (sum w - K b) - b sum x
 
@@ -9,7 +9,8 @@
    Rows a stride apart become adjacent: positions then are equally far from one another also at the end
    of a row, with a few between that are computed for nothing. Where nothing is seen outside of an image
    whose channels are innermost, it is read as it lies. An item is a block of rows and columns of the
-   result and some of the filters; products are those of integers.h.
+   result and some of the filters; products are those of integers.h. Groups have weights and filters of their
+   own, and channels of an image or, in batches of products, images.
 
    Depthwise ones copy rows so, too; with strides, their columns a stride apart become adjacent. Channels of
    adjacent positions are adjacent then, and are computed CHUNK at a time, whatever their number: weights,
@@ -29,31 +30,41 @@ typedef struct {
     int64_t zero, low, change;
 } bounds;
 
+/* Where a group begins: its channels, those of its filters, in elements of channels; its weights. */
+typedef struct {
+    int64_t x, y, weights;
+} group;
+
 struct quantized_convolution {
     const uint8_t *x;
     const int8_t *weights; /* panels; a row of the matrix is of parts */
     const uint8_t *x_zero; /* null for `zero` */
     const int32_t *sums, *terms, *zeros; /* by filter: of weights, what is added, zero points; or null */
-    const float *factors, *offsets;      /* null for sums; offsets are so for real numbers */
+    const float *factors, *offsets;      /* null for sums; offsets may be so for real numbers */
     void *y;
-    const axis *rows, *columns;
-    const bounds *bounds;
-    int64_t images, channels, filters;
-    int64_t quads, deep;                /* of a part; of a tile */
-    int64_t block, chunk, reach, group; /* of an item: rows, columns, more that are seen; panels */
-    int64_t change, zero;               /* codes are uint8 after ^ change */
+    const axis *planes, *rows, *columns;
+    const bounds *bounds; /* null unless sums become codes */
+    double low, high;     /* of real numbers */
+    const group *groups;
+    int64_t count;                     /* of groups */
+    int64_t weights_step, filter_step; /* bytes, and elements of sums, of weights of one group */
+    int64_t factor_step, factors_step; /* from one filter's factor to the next: 1 or 0; of weights of one group */
+    int64_t images, channels, filters; /* the latter of a group */
+    int64_t quads, deep;               /* of a part; of a tile */
+    int64_t block, chunk, reach, some; /* of an item: rows, columns, more that are seen; panels */
+    int64_t change, zero;              /* codes are uint8 after ^ change */
     const steps *x_steps, *y_steps;
 };
 
 struct code_depthwise {
     const uint8_t *x;
-    const int8_t *weights; /* [row][four columns][period][4] */
+    const int8_t *weights; /* [row][four columns][period][4]; all columns twice where weights are sums of two */
     const int32_t *terms;
     const float *factors, *offsets;
     uint8_t *y;
     const axis *rows, *columns;
     const bounds *bounds;
-    int64_t images, filters, multiplier, period, block, chunk, reach, change, zero;
+    int64_t images, filters, multiplier, period, columns_read, block, chunk, reach, change, zero;
     const steps *x_steps, *y_steps;
 };
 
@@ -167,25 +178,40 @@ static void copy_row(const source *s, const uint8_t *line, int64_t first, int64_
 
 /* What an item computes, and how its positions, `apart` of them in a row, see the image. */
 typedef struct {
-    int64_t image, row, rows, column, columns;
+    group group;
+    int64_t image, plane, row, rows, column, columns;
     const uint8_t *x;
     int64_t step, apart, places[MOST_TAPS], parts, bytes;
 } view;
 
-/* Set the places of parts in rows of `wide` bytes; those that are `phases` apart are adjacent, `plane`
-   bytes from one phase to the next. */
-static void set_places(const struct quantized_convolution *a, view *s, int64_t wide, int64_t phases,
-                       int64_t plane)
+/* Set the places of parts in rows of `wide` bytes, of planes `far` from one another; those that are
+   `phases` apart are adjacent, `tall` bytes from one phase to the next. */
+static void set_places(const struct quantized_convolution *a, view *s, int64_t far, int64_t wide,
+                       int64_t phases, int64_t tall)
 {
     const axis *u = a->rows, *v = a->columns;
     const int64_t taps = v->dilation > 1 ? v->kernel : 1;
     s->parts = 0;
     s->bytes = v->kernel / taps * a->channels;
-    for (int64_t ky = 0; ky < u->kernel; ky++)
-        for (int64_t kx = 0; kx < taps; kx++) {
-            const int64_t tap = ky * u->dilation;
-            s->places[s->parts++] = tap % phases * plane + tap / phases * wide + kx * v->dilation * a->channels;
-        }
+    for (int64_t kz = 0; kz < a->planes->kernel; kz++)
+        for (int64_t ky = 0; ky < u->kernel; ky++)
+            for (int64_t kx = 0; kx < taps; kx++) {
+                const int64_t tap = ky * u->dilation;
+                s->places[s->parts++] = kz * far + tap % phases * tall + tap / phases * wide +
+                                        kx * v->dilation * a->channels;
+            }
+}
+
+static int is_within(const axis *a)
+{
+    return !a->begin && (a->count - 1) * a->stride + (a->kernel - 1) * a->dilation < a->size;
+}
+
+/* The first channel of the group of the image in a plane, in the one that tap 0 sees. */
+static const uint8_t *plane_of(const struct quantized_convolution *a, const view *s)
+{
+    const int64_t plane = s->plane * a->planes->stride - a->planes->begin;
+    return a->x + s->group.x * a->x_steps->channel + s->image * a->x_steps->image + plane * a->x_steps->slice;
 }
 
 /* Look at the image itself, if nothing but it is seen. Return whether that is so. */
@@ -194,16 +220,15 @@ static int look_at_image(const struct quantized_convolution *a, view *s)
     const axis *u = a->rows, *v = a->columns;
     const steps *x = a->x_steps;
     const int64_t far = u->stride * x->row;
-    if (a->change || x->channel != 1 || x->column != a->channels || u->begin || v->begin ||
-        (u->count - 1) * u->stride + (u->kernel - 1) * u->dilation >= u->size ||
-        (v->count - 1) * v->stride + (v->kernel - 1) * v->dilation >= v->size)
+    if (a->change || x->channel != 1 || (x->column != a->channels && v->kernel > 1) ||
+        !is_within(a->planes) || !is_within(u) || !is_within(v))
         return 0;
-    s->step = v->stride * a->channels;
+    s->step = v->stride * x->column;
     s->apart = s->rows > 1 ? far / s->step : s->columns;
     if (s->rows > 1 && (far % s->step || s->apart >= 2 * s->columns || s->apart < s->columns))
         return 0;
-    set_places(a, s, x->row, 1, 0);
-    s->x = a->x + s->image * x->image + s->row * far + s->column * v->stride * x->column;
+    set_places(a, s, a->planes->dilation * x->slice, x->row, 1, 0);
+    s->x = plane_of(a, s) + s->row * far + s->column * s->step;
     return s->bytes == a->quads * QUAD;
 }
 
@@ -213,14 +238,17 @@ static void look_at_copy(const struct quantized_convolution *a, view *s, uint8_t
     const source source = {a->x_steps, v->size, a->channels, 1, 1, (uint8_t)a->change, zero};
     const int64_t tall = s->rows + (u->kernel - 1) * u->dilation / u->stride;
     const int64_t length = (s->columns + a->reach) * v->stride, wide = length * a->channels;
-    for (int64_t t = 0; t < tall * u->stride; t++) {
-        const int64_t r = s->row * u->stride - u->begin + t;
-        const uint8_t *line = a->x + s->image * a->x_steps->image + r * a->x_steps->row;
-        if (t <= (s->rows - 1) * u->stride + (u->kernel - 1) * u->dilation && (u->dilation > 1 || t % u->stride < u->kernel))
-            copy_row(&source, r < 0 || r >= u->size ? NULL : line, s->column * v->stride - v->begin, length,
-                     copy + (t % u->stride * tall + t / u->stride) * wide);
+    const int64_t whole = tall * u->stride * wide, seen = (s->rows - 1) * u->stride + (u->kernel - 1) * u->dilation;
+    for (int64_t t = 0; t < tall * u->stride * a->planes->kernel; t++) {
+        const int64_t kz = t / (tall * u->stride) * a->planes->dilation, y = t % (tall * u->stride);
+        const int64_t r = s->row * u->stride - u->begin + y, z = s->plane * a->planes->stride - a->planes->begin + kz;
+        const int outside = r < 0 || r >= u->size || z < 0 || z >= a->planes->size;
+        const uint8_t *line = outside ? NULL : plane_of(a, s) + kz * a->x_steps->slice + r * a->x_steps->row;
+        if (y <= seen && (u->dilation > 1 || y % u->stride < u->kernel))
+            copy_row(&source, line, s->column * v->stride - v->begin, length,
+                     copy + t / (tall * u->stride) * whole + (y % u->stride * tall + y / u->stride) * wide);
     }
-    set_places(a, s, wide, u->stride, tall * wide);
+    set_places(a, s, whole, wide, u->stride, tall * wide);
     s->x = copy;
     s->step = v->stride * a->channels;
     s->apart = s->columns + a->reach;
@@ -244,8 +272,37 @@ static void take_off(const struct quantized_convolution *a, const view *s, const
         for (int64_t i = 0; i < s->parts; i++)
             sum += sum_of(m->x + p * s->step + s->places[i], s->bytes);
         for (int64_t f = 0; f < m->columns; f++)
-            m->c[p * m->c_step + f] -= sum * a->zeros[filter + f];
+            m->c[p * m->c_step + f] -= sum * a->zeros[s->group.weights * a->filter_step + filter + f];
     }
+}
+
+/* Make real numbers of the sums of a position, in their place. The flags are constants: whether there is a
+   factor for each filter, and offsets. */
+INLINED void scale_sums(const struct quantized_convolution *a, int32_t *restrict sums,
+                        const float *restrict factors, const float *restrict offsets, int64_t count,
+                        const int by_filter, const int is_moved)
+{
+    const float low = (float)a->low, high = (float)a->high, factor = *factors;
+    for (int64_t f = 0; f < count; f++) {
+        float number = (float)sums[f] * (by_filter ? factors[f] : factor);
+        number = is_moved ? number + offsets[f] : number;
+        number = number < low ? low : number; /* NaN stays */
+        number = number > high ? high : number;
+        memcpy(sums + f, &number, sizeof number);
+    }
+}
+
+static void to_numbers(const struct quantized_convolution *a, int32_t *sums, const float *factors,
+                       const float *offsets, int64_t count)
+{
+    if (a->factor_step && offsets)
+        scale_sums(a, sums, factors, offsets, count, 1, 1);
+    else if (a->factor_step)
+        scale_sums(a, sums, factors, NULL, count, 1, 0);
+    else if (offsets)
+        scale_sums(a, sums, factors, offsets, count, 0, 1);
+    else
+        scale_sums(a, sums, factors, NULL, count, 0, 0);
 }
 
 /* Write what the sums m of some filters, from `filter` on, are, of the positions from `first` on. Rows of
@@ -256,29 +313,33 @@ static void finish(const struct quantized_convolution *a, const view *s, const m
     const steps *to = a->y_steps;
     const int64_t filters = m->columns, c_step = m->c_step, positions = m->rows;
     const int64_t period = c_step % CHUNK == 0 ? c_step : c_step % 32 == 0 ? 2 * c_step : 4 * c_step;
+    const int64_t scaled = s->group.weights * a->factors_step + filter;
+    const float *offsets = a->offsets ? a->offsets + scaled : NULL;
+    const float *factors = a->factors ? a->factors + scaled * a->factor_step : NULL;
     uint8_t codes[SUMS + CHUNK];
-    for (int64_t i = 0, at = 0; a->offsets && i < positions * c_step; i += CHUNK, at += CHUNK) {
+    for (int64_t i = 0, at = 0; a->bounds && i < positions * c_step; i += CHUNK, at += CHUNK) {
         at = at < period ? at : 0;
-        codes_of(codes + i, m->c + i, a->factors + filter + at, a->offsets + filter + at, a->bounds);
+        codes_of(codes + i, m->c + i, factors + at, offsets + at, a->bounds);
     }
+    for (int64_t p = 0; factors && !a->bounds && p < positions; p++)
+        to_numbers(a, m->c + p * c_step, factors, offsets, filters);
     const int dense = to->channel == 1 && to->column == filters && c_step == filters;
     int64_t row = first / s->apart, column = first % s->apart;
     for (int64_t p = 0, n; p < positions; p += n, row++, column = 0) {
         n = smaller(positions - p, s->apart - column);
         const int64_t count = smaller(n, s->columns - column);
-        const int64_t place = s->image * to->image + (s->row + row) * to->row +
-                              (s->column + column) * to->column + filter * to->channel;
-        if (a->offsets && dense) {
+        const int64_t place = s->image * to->image + s->plane * to->slice + (s->row + row) * to->row +
+                              (s->column + column) * to->column + (s->group.y + filter) * to->channel;
+        if (a->bounds && dense) {
             copy_changed((uint8_t *)a->y + place, codes + p * c_step, count * filters, 0);
             continue;
         }
         for (int64_t i = 0; i < count; i++) {
             const int64_t at = place + i * to->column, from = (p + i) * c_step;
-            if (a->offsets)
+            if (a->bounds)
                 put_codes((uint8_t *)a->y + at, to->channel, codes + from, filters);
-            else if (a->factors)
-                for (int64_t f = 0; f < filters; f++)
-                    ((float *)a->y)[at + f * to->channel] = (float)m->c[from + f] * a->factors[filter + f];
+            else if (to->channel == 1)
+                memcpy((int32_t *)a->y + at, m->c + from, filters * sizeof *m->c);
             else
                 for (int64_t f = 0; f < filters; f++)
                     ((int32_t *)a->y)[at + f * to->channel] = m->c[from + f];
@@ -297,23 +358,27 @@ static int quantized_convolution(const void *arguments, int64_t begin, int64_t e
     int32_t c[SUMS + CHUNK], start[GROUP * PANEL];
     view s;
     for (int64_t item = begin; item < end; item++) {
-        s.column = item % chunks * a->chunk;
-        s.row = item / chunks % blocks * a->block;
-        s.image = item / chunks / blocks % a->images;
-        const int64_t low = item / chunks / blocks / a->images * a->group;
+        int64_t rest = item;
+        s.column = rest % chunks * a->chunk, rest /= chunks;
+        s.row = rest % blocks * a->block, rest /= blocks;
+        s.plane = rest % a->planes->count, rest /= a->planes->count;
+        s.image = rest % a->images, rest /= a->images;
+        s.group = a->groups[rest % a->count];
+        const int64_t low = rest / a->count * a->some, begun = s.group.weights * a->filter_step;
         s.columns = smaller(a->chunk, v->count - s.column);
         s.rows = smaller(a->block, u->count - s.row);
         if (!look_at_image(a, &s))
             look_at_copy(a, &s, zero, copy);
         const int64_t positions = (s.rows - 1) * s.apart + s.columns;
-        for (int64_t panel = low, group; panel < smaller(low + a->group, panels); panel += group) {
-            group = smaller(GROUP, smaller(low + a->group, panels) - panel);
+        for (int64_t panel = low, some; panel < smaller(low + a->some, panels); panel += some) {
+            some = smaller(GROUP, smaller(low + a->some, panels) - panel);
             const int64_t step = s.parts * a->quads * PANEL_BYTES;
-            const int64_t filter = panel * PANEL, columns = smaller(group * PANEL, a->filters - filter);
+            const int64_t filter = panel * PANEL, columns = smaller(some * PANEL, a->filters - filter);
             multiplication m = {c, (columns + TILE - 1) / TILE * TILE, start, 0, NULL, s.step, s.places, s.parts,
-                                a->quads, a->deep, a->weights + panel * step, step, 0, columns};
-            for (int64_t f = 0; f < group * PANEL; f++)
-                start[f] = (a->terms ? a->terms[filter + f] : 0) - zero * a->sums[filter + f];
+                                a->quads, a->deep, a->weights + s.group.weights * a->weights_step + panel * step,
+                                step, 0, columns};
+            for (int64_t f = 0; f < some * PANEL; f++)
+                start[f] = (a->terms ? a->terms[begun + filter + f] : 0) - zero * a->sums[begun + filter + f];
             const int64_t most = SUMS / m.c_step;
             for (int64_t p = 0; p < positions; p += most) {
                 m.rows = smaller(most, positions - p);
@@ -325,6 +390,87 @@ static int quantized_convolution(const void *arguments, int64_t begin, int64_t e
             }
         }
     }
+    return 0;
+}
+
+/* Products of two matrices that are both computed, in two stages: panels of the second are packed, then
+   used as weights. */
+struct code_matrices {
+    struct quantized_convolution product; /* without weights, sums and zeros */
+    int8_t *work;                         /* panels of all matrices, their sums and zeros */
+    const uint8_t *b, *b_zero;            /* null for `zero` */
+    int64_t matrices, inner, b_matrix, b_inner, b_column; /* steps in elements */
+    int64_t change, zero;
+    int64_t items; /* of the product */
+};
+
+static int32_t zero_of(const struct code_matrices *a)
+{
+    const uint8_t code = a->b_zero ? *a->b_zero : (uint8_t)a->zero;
+    return a->change ? code - 128 : (int8_t)code;
+}
+
+static struct quantized_convolution packed_product(const struct code_matrices *a)
+{
+    struct quantized_convolution product = a->product;
+    const int32_t *sums = (const int32_t *)(a->work + a->matrices * product.weights_step);
+    product.weights = a->work;
+    product.sums = sums;
+    product.zeros = zero_of(a) ? sums + a->matrices * product.filter_step : NULL;
+    return product;
+}
+
+/* Pack a panel of 32 columns of b, of which there are `count`. */
+static void pack_panel(const struct code_matrices *a, const uint8_t *b, int64_t count, int8_t *restrict to,
+                       int32_t *restrict sums)
+{
+    const int64_t size = a->product.quads * QUAD;
+    const uint8_t change = (uint8_t)a->change;
+    memset(sums, 0, PANEL * sizeof *sums);
+    for (int64_t k = 0; k < size; k += QUAD, to += PANEL_BYTES) {
+        uint8_t four[QUAD][PANEL] = {{0}};
+        for (int64_t i = 0; i < smaller(QUAD, a->inner - k); i++)
+            if (a->b_column == 1 && count == PANEL)
+                for (int64_t j = 0; j < PANEL; j++)
+                    four[i][j] = b[(k + i) * a->b_inner + j] ^ change;
+            else
+                for (int64_t j = 0; j < count; j++)
+                    four[i][j] = b[(k + i) * a->b_inner + j * a->b_column] ^ change;
+        for (int64_t j = 0; j < PANEL; j++) {
+            const uint32_t quad = four[0][j] | four[1][j] << 8 | four[2][j] << 16 | (uint32_t)four[3][j] << 24;
+            memcpy(to + j * QUAD, &quad, QUAD);
+            sums[j] += (int8_t)four[0][j] + (int8_t)four[1][j] + (int8_t)four[2][j] + (int8_t)four[3][j];
+        }
+    }
+}
+
+static int code_matrices_stage(const void *arguments, int64_t stage, int64_t first, int64_t last)
+{
+    const struct code_matrices *a = arguments;
+    const struct quantized_convolution product = packed_product(a);
+    if (stage)
+        return quantized_convolution(&product, first, last);
+    const int64_t panels = (product.filters + PANEL - 1) / PANEL, every = a->matrices * panels;
+    const int32_t zero = zero_of(a);
+    for (int64_t i = first * every / a->items; i < last * every / a->items; i++) {
+        const int64_t matrix = i / panels, column = i % panels * PANEL;
+        int32_t *sums = (int32_t *)product.sums + matrix * product.filter_step + column;
+        pack_panel(a, a->b + matrix * a->b_matrix + column * a->b_column, smaller(PANEL, product.filters - column),
+                   a->work + matrix * product.weights_step + column * product.quads * QUAD, sums);
+        for (int64_t j = 0; j < PANEL; j++) {
+            sums[j] -= (int32_t)a->inner * zero;
+            sums[a->matrices * product.filter_step + j] = zero;
+        }
+    }
+    return 0;
+}
+
+static int code_matrices(const void *arguments, int64_t begin, int64_t end)
+{
+    const struct code_matrices *a = arguments;
+    for (int64_t item = begin; item < end; item++)
+        for (int64_t stage = 0; stage < 2; stage++)
+            code_matrices_stage(arguments, stage, 0, a->items);
     return 0;
 }
 
@@ -467,7 +613,7 @@ static int code_depthwise(const void *arguments, int64_t begin, int64_t end)
     const int64_t chunks = (v->count + a->chunk - 1) / a->chunk;
     const int64_t blocks = (u->count + a->block - 1) / a->block, filters = a->filters;
     uint8_t copy[COPIED + CHUNK], codes[LINES * CHUNK];
-    sight seen = {.quads = (v->kernel + QUAD - 1) / QUAD};
+    sight seen = {.quads = (a->columns_read + QUAD - 1) / QUAD};
     const uint8_t change = (uint8_t)a->change;
     const source source = {a->x_steps, v->size, filters / a->multiplier, a->multiplier, v->stride,
                            change, (uint8_t)a->zero ^ change};
@@ -480,7 +626,7 @@ static int code_depthwise(const void *arguments, int64_t begin, int64_t end)
         const int64_t tall = (rows - 1) * u->stride + (u->kernel - 1) * u->dilation + 1;
         seen.above = v->stride * (columns + a->reach) * filters;
         for (int64_t k = 0; k < seen.quads * QUAD; k++) {
-            const int64_t tap = smaller(k, v->kernel - 1) * v->dilation;
+            const int64_t tap = smaller(k, a->columns_read - 1) % v->kernel * v->dilation;
             seen.taps[k] = (tap % v->stride * (columns + a->reach) + tap / v->stride) * filters;
         }
         for (int64_t r = above; r < above + tall; r++) {
@@ -539,6 +685,7 @@ int integer_speed(void)
 
 const kernel_entry quantized_convolution_kernels[] = {
     KERNEL(quantized_convolution, quantized_convolution),
+    STAGED_KERNEL(code_matrices, code_matrices, code_matrices_stage),
     KERNEL(code_depthwise, code_depthwise),
     KERNEL(dynamically_quantized, dynamically_quantized),
     END_OF_KERNELS,

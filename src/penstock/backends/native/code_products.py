@@ -1,0 +1,486 @@
+"""Sums of products of 8-bit codes, and the codes or real numbers made of them: calls of
+``c/quantized_convolution.c`` for images with their channels innermost, and for rows of matrices.
+
+A product with a matrix is one of an image of one row, whose columns are the rows of the product.
+Weights are constants, but for products of two matrices that are both computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from penstock.backends.native import part_ns
+from penstock.backends.native.image_convolution import (
+    axis_words,
+    bounds_of,
+    line_aligned,
+    of_any_strides,
+)
+from penstock.backends.native.integer_panels import IntegerPanels, integer_panels, panel_types
+from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor
+from penstock.core.records import NamedTuple, replace
+from penstock.core.types import FLOAT32, TensorType
+from penstock.ir.graph import Node, Value
+from penstock.ops.common.constant_cache import ConstantRef, Reordered, reordered
+from penstock.ops.common.dtypes import INT8, INT32, UINT8
+from penstock.ops.common.windows import Window, windows
+from penstock.ops.internal.fused import is_fused
+from penstock.ops.work_estimate import Workload
+
+# As in c/quantized_convolution.c.
+_PANEL, _GROUP, CHUNK, _COPIED, _LINES, MOST_TAPS = 32, 4, 64, 65536, 4, 256
+TILE, _HALF = 64, 16  # bytes of a row of a tile; filters
+_ITEMS, _LEAST_WORK = 8, 1 << 22  # of a call that are enough; operations of one
+_LEAST_WEIGHTS, _MOST_WEIGHTS = 1 << 17, 1 << 19  # bytes of an item; bytes that stay in a cache
+
+_POINT = Window(1, 1, 1)
+
+
+class Rescaling(NamedTuple):
+    """What becomes of sums, by filter: plus ``terms``, times ``factors``, plus ``offsets``, they
+    are real numbers, ``low`` to ``high``, or codes whose range and zero point ``bounds`` has
+    (``code_bounds``). Tensors are of real numbers: one for all filters, or one for each; one
+    array of factors may be for all, too."""
+
+    terms: np.ndarray
+    factors: np.ndarray | Tensor | None = None
+    offsets: np.ndarray | Tensor | None = None
+    bounds: np.ndarray | None = None
+    low: float = -math.inf
+    high: float = math.inf
+    by_filter: bool = True
+    """whether there is a factor for each filter"""
+
+
+class Operand(NamedTuple):
+    """Codes that are computed, and their zero point: a number or a tensor of one."""
+
+    tensor: int
+    zero: int | Tensor = 0
+
+
+class CodeWeights(NamedTuple):
+    """Weights made of the constant ``source``: ``codes`` of it have these ``dims``, [filters,
+    channels of a group, taps of each axis], and ``zeros`` as zero points. ``back`` gives the
+    inverse for a number of rows of the panels."""
+
+    source: np.ndarray | ConstantRef
+    dims: tuple[int, ...]
+    codes: Callable[[np.ndarray], np.ndarray]
+    zeros: np.ndarray
+    name: tuple
+    back: Callable[[int], Callable] | None = None
+    groups: int = 1
+
+
+class Axes(NamedTuple):
+    """How many images there are, and their axes, which may have changed places."""
+
+    images: int
+    rows: Window
+    columns: Window
+    planes: Window = _POINT
+    turned: bool = False
+
+    @property
+    def are_rows(self) -> bool:
+        """Whether images are of one element, as rows of a matrix are."""
+        return self.planes == self.rows == self.columns == _POINT
+
+
+class _Depth(NamedTuple):
+    """What a position sees: ``parts`` of ``part`` codes each, which are padded to ``size``;
+    tiles take ``deep`` of them at once."""
+
+    parts: int
+    part: int
+    size: int
+    deep: int
+
+
+class _Packed(NamedTuple):
+    """Panels of weights for what positions see, of ``channels``, with the sums and zero points of
+    ``filters``, both in each group; None while the panels are not known. ``where`` says where each
+    group begins in the input, in the result, and which weights it has; these have ``weights_step``
+    bytes, ``filter_step`` filters, padded, and ``factors_step`` factors."""
+
+    depth: _Depth
+    channels: int
+    filters: int
+    where: np.ndarray
+    weights_step: int
+    filter_step: int
+    factors_step: int = 0
+    panels: np.ndarray | None = None
+    sums: np.ndarray | None = None
+    zeros: np.ndarray | None = None
+
+
+def axes_of(site: Site, node: Node, tensor: int, taps: Sequence[int]) -> Axes | None:
+    """The axes of images, the input ``tensor``; None if there is no compiled kernel."""
+    x = site.input(tensor)
+    if x is None or not 3 <= len(x.dims) <= 5 or 0 in (*x.dims, *site.output().dims, *taps):
+        return None
+    axes = [_POINT] * (5 - len(x.dims))
+    axes += list(windows(node.attrs, taps, x.dims[2:]))
+    if not all(axis.addressable for axis in axes):
+        return None
+    # An image of one column is a row, whose taps are computed together.
+    planes, rows, columns = axes
+    turned = columns == _POINT
+    rows, columns = (columns, rows) if turned else (rows, columns)
+    return Axes(x.dims[0], rows, columns, planes, turned)
+
+
+def products_of_images(
+    site: Site, axes: Axes, x: Operand, weights: CodeWeights, rescaling: Rescaling
+) -> NativeCall | None:
+    """What positions of images of any strides see, times ``weights``."""
+    if axes.are_rows and weights.groups == 1:
+        return products_of_rows(site, x, weights, rescaling)
+    call = _products(site, axes, x, _merged(weights), rescaling)
+    images = x.tensor, len(site.node.inputs)
+    return None if call is None else of_any_strides(site, call, call, images, turned=axes.turned)
+
+
+def products_of_rows(
+    site: Site, x: Operand, weights: CodeWeights, rescaling: Rescaling
+) -> NativeCall | None:
+    """Products of whatever number of rows without gaps, the columns of one image."""
+    type_, (n, k, *_) = site.input(x.tensor), weights.dims
+    if type_ is None or 0 in (*type_.dims, n) or not type_.dims:
+        return None
+    call = _products(site, _axes_of_rows(type_.elements // k), x, weights, rescaling)
+    return None if call is None else _of_rows(call, k, n)
+
+
+def products_of_matrices(
+    site: Site, x: Operand, w: Operand, rescaling: Rescaling
+) -> NativeCall | None:
+    """Products of matrices that are both computed, each in a batch of any dims."""
+    a, b, dims = site.input(x.tensor), site.input(w.tensor), site.output().dims
+    if a is None or b is None or min(len(a.dims), len(b.dims)) < 2 or 0 in (*a.dims, *b.dims):
+        return None
+    k, n = b.dims[-2:]
+    matrices, lead = math.prod(b.dims[:-2]), dims[:-2]
+    # All rows are of one product if there is one matrix.
+    rows = a.dims[-2] if matrices > 1 else a.elements // k
+    axes = _axes_of_rows(rows)
+    depth, every = _depth(axes, k), _up(n, _PANEL)
+    where = np.zeros((1, 3), np.int64)
+    if matrices > 1:
+        indices = [
+            np.broadcast_to(np.arange(math.prod(own)).reshape(own), lead).reshape(-1)
+            for own in (a.dims[:-2], b.dims[:-2])
+        ]
+        size = len(indices[0])
+        where = np.stack([indices[0] * rows * k, np.arange(size) * rows * n, indices[1]], axis=1)
+    packed = _Packed(depth, k, n, line_aligned(where), depth.size * every, every)
+    rescaling = rescaling._replace(terms=np.zeros(n, INT32))
+    call = _call(site, axes, x, packed, rescaling)
+    if call is None:
+        return None
+    call = _of_rows(call, k, n)
+    late = w.zero if isinstance(w.zero, Tensor) else None
+    change = 128 if b.dtype == UINT8 else 0
+    strides = k * n, n, 1
+    behind = (
+        *(WORKSPACE, Tensor(w.tensor), late, matrices, k, *strides, change),
+        *(0 if isinstance(w.zero, Tensor) else w.zero, call.items),
+    )
+    packing = Workload(elements=b.elements)
+    return replace(
+        call,
+        kernel="code_matrices",
+        words=(*call.words, *behind),
+        items=1,
+        item_ns=call.items * call.item_ns + part_ns(packing),
+        stages=(2, call.items),
+        workspace=matrices * (packed.weights_step + 8 * every),
+    )
+
+
+def _axes_of_rows(rows: int) -> Axes:
+    return Axes(1, _POINT, Window(rows, rows, 1))
+
+
+def _of_rows(call: NativeCall, k: int, n: int) -> NativeCall:
+    """A call for rows of so many elements each, of the input and of the result."""
+    steps = [np.array([0, 1, 0, size, 0], np.int64) for size in (k, n)]
+    return replace(call, words=(*call.words[:-2], *steps))
+
+
+def merged_groups(groups: int, filters: int, channels: int) -> int:
+    """How many adjacent groups, of so many filters and channels each, are computed as one."""
+    most = max(min(_PANEL // max(filters, 1), TILE // max(channels, 1)), 1)
+    return max(m for m in range(1, most + 1) if groups % m == 0)
+
+
+def _merged(weights: CodeWeights) -> CodeWeights:
+    """Weights whose groups are so few that adjacent ones are no less work together."""
+    groups = weights.groups
+    filters, channels, *taps = weights.dims
+    count = merged_groups(groups, filters // groups, channels)
+    zeros = weights.zeros.reshape(filters, 1, 1)
+
+    def codes(source: np.ndarray) -> np.ndarray:
+        own = weights.codes(source).reshape(filters, channels, -1)
+        # Codes of zero points add nothing.
+        every = np.broadcast_to(zeros, (filters, channels * count, own.shape[-1]))
+        every = every.astype(own.dtype).reshape(
+            -1, count, filters // groups, count, channels, own.shape[-1]
+        )
+        for i in range(count):
+            every[:, i, :, i] = own.reshape(-1, count, filters // groups, *own.shape[1:])[:, i]
+        return every.reshape(filters, channels * count, *taps)
+
+    if count == 1:
+        return weights
+    dims = filters, channels * count, *taps
+    name = (*weights.name, groups)
+    return weights._replace(dims=dims, codes=codes, name=name, back=None, groups=groups // count)
+
+
+def _depth(axes: Axes, channels: int) -> _Depth:
+    # Where taps of a row are adjacent in memory, what they see is one part.
+    columns = axes.columns
+    taps = columns.kernel if columns.dilation > 1 else 1
+    part = columns.kernel // taps * channels
+    tiles = -(-part // TILE)
+    deep = _up(-(-part // tiles), 4)
+    return _Depth(axes.planes.kernel * axes.rows.kernel * taps, part, tiles * deep, deep)
+
+
+def _panels_of(weights: CodeWeights, depth: _Depth) -> Reordered:
+    """Weights as panels of each group, with their filters as columns."""
+    filters, channels = weights.dims[:2]
+    each = filters // weights.groups
+
+    def panels(source: np.ndarray) -> IntegerPanels:
+        codes = weights.codes(source).reshape(weights.groups, each, channels, -1)
+        matrices = codes.transpose(0, 3, 2, 1).reshape(weights.groups, -1, each)
+        made = [
+            integer_panels(matrix, zeros, (depth.part, depth.size))
+            for matrix, zeros in zip(matrices, weights.zeros.reshape(-1, each), strict=True)
+        ]
+        if len(made) == 1:
+            return made[0]
+        return IntegerPanels(
+            *[line_aligned(np.concatenate(arrays)) for arrays in zip(*made, strict=True)]
+        )
+
+    back = None if weights.back is None else weights.back(depth.size)
+    types = [
+        TensorType(type_.dtype, (weights.groups * type_.elements,))
+        for type_ in panel_types(depth.parts * depth.size, each)
+    ]
+    return reordered((*weights.name, weights.dims, depth), weights.source, panels, back, types)
+
+
+def _products(
+    site: Site, axes: Axes, x: Operand, weights: CodeWeights, rescaling: Rescaling
+) -> NativeCall | None:
+    """Products of what positions see of ``x`` with ``weights``."""
+    filters, channels, *_ = weights.dims
+    count, depth = weights.groups, _depth(axes, channels)
+    each = filters // count
+    if depth.parts > MOST_TAPS:
+        return None
+    packed = _panels_of(weights, depth)
+    panels, *others = packed.arrays
+    where = np.arange(count)[:, None] * np.array([channels, each, 1])
+    factors_step = _by_sums(np.zeros(each)).size if rescaling.bounds is not None else each
+    step = _up(each, CHUNK)
+    sums, zeros = [_rows_of(array, count, step) for array in others]
+    weights_step = panels.size // count
+    known = _Packed(
+        *(depth, channels, each, line_aligned(where), weights_step, step, factors_step),
+        *(panels, sums, zeros if np.any(zeros) else None),
+    )
+    call = _call(site, axes, x, known, rescaling)
+    return None if call is None else replace(call, keep=packed)
+
+
+def _rows_of(array: np.ndarray, groups: int, size: int) -> np.ndarray:
+    """Numbers by filter, those of each group filled with zeros to ``size``."""
+    result = np.zeros((groups, size), array.dtype)
+    own = array.reshape(groups, -1)
+    result[:, : own.shape[1]] = own
+    return result
+
+
+def _call(
+    site: Site, axes: Axes, operand: Operand, packed: _Packed, rescaling: Rescaling
+) -> NativeCall | None:
+    """The call for these weights."""
+    x, depth, channels, filters = site.input(operand.tensor), *packed[:3]
+    assert x is not None
+    planes, rows, columns = axes.planes, axes.rows, axes.columns
+    count = len(packed.where)
+    block, chunk, reach = divided(rows, columns, channels * planes.kernel, adjacent_columns=False)
+    if block < 1:
+        return None
+    positions = axes.images * planes.count * -(-rows.count // block) * -(-columns.count // chunk)
+    positions *= count
+    # Few positions are divided by filters as well, and weights that caches do not hold.
+    every, seen, panel = -(-filters // _PANEL), block * chunk, depth.parts * depth.size * _PANEL
+    size, ops = panel * every, 2 * panel * seen * every
+    parts = min(_ITEMS // positions, every, max(ops // _LEAST_WORK, size // _LEAST_WEIGHTS))
+    parts = max(parts, -(-size // _MOST_WEIGHTS) if positions > 1 else 1, 1)
+    some = _up(-(-every // parts), _GROUP)
+    rated = ops / site.library.functions.integer_speed
+    work = Workload("codes image, a part", seen * channels, rated, 0, seen * every * _PANEL)
+    # A model's weights may be larger than the caches: threads that are worth it then cost little
+    # where they are not.
+    read = Workload("codes product", weights=size, items=1)
+    terms = rescaling.terms
+    late = operand.zero if isinstance(operand.zero, Tensor) else None
+    own = count if packed.factors_step else 1
+    factors, offsets = [_scales(each, own, rescaling.bounds) for each in rescaling[1:3]]
+    return NativeCall(
+        "quantized_convolution",
+        (
+            *(Tensor(operand.tensor), packed.panels, late, packed.sums),
+            *(_rows_of(terms, count, packed.filter_step) if np.any(terms) else None, packed.zeros),
+            *(factors, offsets, site.result()),
+            *(axis_words(planes), axis_words(rows), axis_words(columns), rescaling.bounds),
+            *(rescaling.low, rescaling.high, packed.where, count, *packed[4:6]),
+            *(int(rescaling.by_filter), packed.factors_step),
+            *(axes.images, channels, filters, depth.size // 4, depth.deep // 4),
+            *(block, chunk, reach, some, 128 if x.dtype == INT8 else 0),
+            *(0 if late else operand.zero, None, None),
+        ),
+        items=positions * -(-every // some),
+        item_ns=max(part_ns(work), part_ns(read)) * some / every,
+    )
+
+
+def _scales(
+    array: np.ndarray | Tensor | None, groups: int, bounds: np.ndarray | None
+) -> np.ndarray | Tensor | None:
+    """Factors or offsets as compiled code reads them."""
+    if array is None or isinstance(array, Tensor):
+        return array
+    if bounds is None:
+        return np.ascontiguousarray(array, FLOAT32)
+    by_group = array.astype(FLOAT32).reshape(groups, -1)
+    return line_aligned(np.concatenate([_by_sums(own) for own in by_group]))
+
+
+def divided(
+    rows: Window, columns: Window, channels: int, *, adjacent_columns: bool
+) -> tuple[int, int, int]:
+    """Rows and columns of the result that the copy of what they see has room for, less than 1 if
+    it has not, and how many more columns than these lie in a row of the copy, a stride apart.
+    Unless they are ``adjacent_columns`` which do, rows a stride apart are."""
+    # It has a fixed size, and is on the thread's stack.
+    reach = (columns.kernel - 1) * columns.dilation // columns.stride
+
+    def block_of(chunk: int) -> int:
+        seen, below = _COPIED // (columns.stride * (chunk + reach) * channels), rows.span - 1
+        if adjacent_columns:
+            return (seen - below - 1) // rows.stride + 1
+        return seen // rows.stride - below // rows.stride
+
+    # Columns are divided before rows are, of which several are computed together.
+    chunk = columns.count
+    while block_of(chunk) < min(_LINES, rows.count) and chunk > 1:
+        chunk = -(-chunk // 2)
+    block = min(block_of(chunk), rows.count)
+    return block - (block % _LINES if block > _LINES else 0), chunk, reach
+
+
+def _by_sums(array: np.ndarray) -> np.ndarray:
+    """A number for each filter, in the order of their sums: those of a group of panels follow one
+    another, for one position after another. Of a last group, with few filters, they repeat
+    themselves until they fill whole chunks."""
+    whole = array.size // (_PANEL * _GROUP) * _PANEL * _GROUP
+    row = _filled(array[whole:], _up(array.size - whole, _HALF))
+    repeated = np.tile(row, math.lcm(row.size, CHUNK) // max(row.size, 1))
+    return line_aligned(np.concatenate([array[:whole], repeated]))
+
+
+def code_bounds(
+    dtype: np.dtype, zero: int, low: float = -math.inf, high: float = math.inf
+) -> np.ndarray:
+    """The range of codes with this zero point as the struct of c/quantized_convolution.c, a double
+    and three integers; ``low`` and ``high`` are less the zero point."""
+    ends, change = np.iinfo(dtype), 128 if dtype == INT8 else 0
+    low, high = [min(max(end, ends.min - zero), ends.max - zero) for end in (low, high)]
+    bounds = np.array([high, 0.0, 0.0, 0.0])
+    bounds.view(np.int64)[1:] = zero + change, int(low) + zero + change, change
+    return bounds
+
+
+def operand_zero(site: Site, i: int, dtype: np.dtype | None) -> int | Tensor | None:
+    """The zero point in input ``i``, -1 for none; None if it is not one of this type."""
+    type_ = None if i < 0 else site.input(i)
+    if type_ is None:
+        return 0
+    if type_.elements != 1 or type_.dtype != dtype:
+        return None
+    constant = site.constant(i)
+    return Tensor(i) if constant is None else int(constant.item())
+
+
+def site_inputs(site: Site) -> Sequence[Value | None]:
+    """The values that parts of a node read, in the order of its inputs."""
+    node = site.node
+    return node.attrs["region"].inputs if is_fused(node) else node.inputs
+
+
+def scaled_sums(site: Site, nodes: Sequence[Node], filters: int, axis: int) -> Rescaling | None:
+    """What ``nodes`` behind a product of integers make of its sums: a Cast to float32, a product
+    with factors, terms, and bounds, each if it is there. Factors and terms are one for all, or one
+    for each index of ``axis``."""
+    place = {value: i for i, value in enumerate(site_inputs(site))}
+    cast, *others = nodes
+    result, output = cast.outputs[0], site.output()
+    if cast.op.name != "Cast" or result is None or result.dtype != FLOAT32:
+        return None
+    if any(v is None or v.type != output for own in nodes for v in own.outputs):
+        return None
+    held: dict[str, tuple[np.ndarray | Tensor, bool]] = {}
+    for name in ("Mul", "Add"):
+        own = [v for v in others[0].inputs if v is not result] if others else []
+        if others and others[0].op.name == name and len(own) == 1 and own[0] in place:
+            numbers = _numbers(site, place[own[0]], filters, axis)
+            if numbers is None or (name == "Add" and not numbers[1]):
+                return None
+            held[name], result, others = numbers, others[0].outputs[0], others[1:]
+    limits = bounds_of(site, place, others)
+    if limits is None:
+        return None
+    factors, by_filter = held.get("Mul", (np.ones(1, FLOAT32), False))
+    offsets, _ = held.get("Add", (None, True))
+    terms = np.zeros(filters, INT32)
+    return Rescaling(terms, factors, offsets, None, *limits, by_filter)
+
+
+def _numbers(
+    site: Site, i: int, filters: int, axis: int
+) -> tuple[np.ndarray | Tensor, bool] | None:
+    """The real numbers of an input, and whether there is one for each index of ``axis`` of the
+    result, as of all constants; None if they have another form."""
+    type_, rank = site.input(i), len(site.output().dims)
+    if type_ is None or type_.dtype != FLOAT32 or len(type_.dims) > rank:
+        return None
+    by_axis = (*[1] * axis, filters, *[1] * (rank - axis - 1))
+    dims = (*[1] * (rank - len(type_.dims)), *type_.dims)
+    if type_.elements not in (1, filters) or (type_.elements > 1 and dims != by_axis):
+        return None
+    constant = site.constant(i)
+    if constant is None:
+        return Tensor(i), type_.elements == filters
+    return np.ascontiguousarray(np.broadcast_to(constant.reshape(-1), (filters,))), True
+
+
+def _up(count: int, unit: int) -> int:
+    return -(-count // unit) * unit
+
+
+def _filled(array: np.ndarray, size: int) -> np.ndarray:
+    return np.concatenate([array, np.zeros(size - array.size, array.dtype)])
