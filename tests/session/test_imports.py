@@ -157,7 +157,7 @@ def test_convolution_and_cast_import_nothing_of_8_bit_models(tmp_path: Path) -> 
     opsets = [helper.make_opsetid("", 17)]
     onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
     names = modules(f"penstock.compile({str(path)!r})", tmp_path)
-    of_8_bits = {"penstock.ops.onnx.quantized", "penstock.passes.lowering.split_quantized_weights"}
+    of_8_bits = {"penstock.ops.onnx.quantized", "penstock.passes.lowering.quantize"}
     assert names & (ACCIDENTAL | of_8_bits) == set()
 
 

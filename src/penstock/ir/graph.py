@@ -116,8 +116,6 @@ class ConvertedWeights:
 
     widened: dict[Value, Value] = field(default_factory=dict)
     """in float32, by those in float16 and bfloat16"""
-    halves: dict[tuple[Value, Value | None], Value | None] = field(default_factory=dict)
-    """quantized weights in two parts, by these and their zero point"""
 
 
 class Contents(Sequence["np.ndarray | None"]):

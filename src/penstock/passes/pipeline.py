@@ -213,13 +213,6 @@ def count_loops() -> type[Pass]:
     return CountLoops
 
 
-@lazy_pass("ConvInteger", "DequantizeLinear", "QLinearConv")
-def split_quantized_weights() -> type[Pass]:
-    from penstock.passes.lowering.split_quantized_weights import SplitQuantizedWeights
-
-    return SplitQuantizedWeights
-
-
 @lazy_pass("DequantizeLinear")
 def quantize() -> type[Pass]:
     from penstock.passes.lowering.quantize import Quantize
@@ -315,7 +308,6 @@ OPTIMIZE: tuple[Pass, ...] = (
 )
 
 LOWER: tuple[Pass, ...] = (
-    split_quantized_weights,
     quantize,
     # Until here weights stay codes, so that quantize can find them.
     FoldQuantizedWeights(),
