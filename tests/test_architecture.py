@@ -25,8 +25,8 @@ MAX_FUNCTION_LINES = 60
 
 # Today's figures of ``tools/ratchets.py``. A change that lowers one lowers its bound; none rises.
 BOUNDS = {
-    "string_imports": 46,
-    "tabled_imports": 129,
+    "string_imports": 29,
+    "tabled_imports": 128,
     "backend_members": 0,
     "backend_lookups": 0,
     "kernel_fields": 8,
@@ -34,7 +34,7 @@ BOUNDS = {
     "native_call_fields": 14,
     "pass_context_fields": 10,
     "compile_context_fields": 6,
-    "name_tables": 57,
+    "name_tables": 50,
     "name_tables_in_passes": 6,
     "time_constants": 20,
     "files_of_time_constants": 5,
@@ -42,13 +42,13 @@ BOUNDS = {
     "passes_outside_pipeline": 0,
     "calls_of_infer_types": 0,
     "tuple_splats": 0,
-    "any_in_signatures": 531,
+    "any_in_signatures": 479,
     "functions_over_6_parameters": 11,
     "classes_over_20_attributes": 0,
-    "untested_modules": 50,
+    "untested_modules": 45,
     "compile_options": 19,
     "session_members": 18,
-    "environment_variables": 9,
+    "environment_variables": 8,
 }
 MOST = {"python_lines": 107_930, "c_lines": 12_935}
 LEAST = {"comment_percent": 5.0, "comment_percent_in_hard_files": 12.5}

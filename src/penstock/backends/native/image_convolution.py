@@ -574,15 +574,13 @@ def of_any_strides(
     takes a program of the parts from there on, 0 for none. Raises ``UnsupportedError`` where there
     is none."""
     output = site.output().dims
-    others = {word.index for word in call.words if isinstance(word, Tensor)}.difference(images)
+    tensors = [word for word in call.words if isinstance(word, Tensor)]
+    # Weights and bias of a run, and what kernels without programs read beside images.
+    dense = {t.index for t in tensors if t.own_order or (first is None and t.index not in images)}
 
     def restrided(strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
-        # Weights and bias of a run must have no gaps.
-        tensors = [word for word in call.words if isinstance(word, Tensor) and word.own_order]
-        if any(strides[word.index] is not None for word in tensors):
-            raise UnsupportedError
-        if first is None and any(strides[i] for i in others):
-            raise UnsupportedError  # the kernel reads these without gaps
+        if any(strides[i] for i in dense):
+            raise UnsupportedError  # they must have no gaps
         steps: list[np.ndarray | None] = []
         for i in images:
             type_ = None if i is None else site.tensors[i]
