@@ -474,7 +474,7 @@ def _numbers(
         return None
     constant = site.constant(i)
     if constant is None:
-        return Tensor(i), type_.elements == filters
+        return Tensor(i, own_order=True), type_.elements == filters
     return np.ascontiguousarray(np.broadcast_to(constant.reshape(-1), (filters,))), True
 
 
