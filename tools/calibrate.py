@@ -85,7 +85,7 @@ def _convolution(group: int) -> Case:
 
 
 def _transposed_convolution(b: GraphBuilder, n: int) -> object:
-    return b.op("ConvTranspose", b.input("x", np.float32, [1, 32, n, n]), _halves(32, 32, 3, 3))
+    return b.op("ConvTranspose", b.input("x", np.float32, [1, 32, n, n]), _halves(32, 2, 3, 3))
 
 
 def _pooling(b: GraphBuilder, n: int) -> object:

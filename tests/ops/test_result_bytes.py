@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.core.types import type_of
+from penstock.core.types import TensorType, type_of
 from penstock.executors.control import Control
 from penstock.frontends.load import load
 from penstock.host.current_run import Budget, BudgetError, working_for
 from penstock.ir.graph import Node, Value
+from penstock.ops.internal.fused import fused
 from penstock.ops.registry import TENSORFLOW, standard
 from penstock.ops.result_bytes import counted, result_bytes
 from tests.support.onnx_text import model_from_text
@@ -146,3 +147,12 @@ def test_result_bytes_are_those_of_the_kernels_results(name, inputs, attrs):
 def test_result_bytes_of_inputs_that_ask_for_much_or_are_refused(name, inputs, nbytes):
     given = [np.asarray(x) for x in inputs]
     assert result_bytes(of_tensorflow(name, given), given) == nbytes
+
+
+def test_result_bytes_of_a_fused_node_follow_from_its_parts() -> None:
+    a, b = [Value(name, TensorType(np.dtype(np.int64), (None, None))) for name in "ab"]
+    add = Node(standard("Add"), [a, b], [Value("s", TensorType(np.dtype(np.int64), (None, None)))])
+    out = Value("y", TensorType(np.dtype(np.float32), (None, None)))
+    node = fused([add, Node(standard("Cast"), [add.outputs[0]], [out], {"to": 1})])
+    inputs = [np.zeros((1, 500), np.int64), np.zeros((300, 1), np.int64)]
+    assert result_bytes(node, inputs) == 4 * 300 * 500

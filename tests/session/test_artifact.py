@@ -127,8 +127,8 @@ def no_panels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Native kernels may not bring weights into panels."""
     from penstock.backends.native import (
         blocks,
+        code_products,
         convolution,
-        matmul,
         quantized_convolution,
         recurrent,
     )
@@ -139,10 +139,9 @@ def no_panels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with monkeypatch.context() as patch:
         for module, name in (
             (blocks, "_panels"),
-            (quantized_convolution, "integer_panels"),
+            (code_products, "integer_panels"),
             (quantized_convolution, "_fours_of_taps"),
             (convolution, "_packed"),
-            (matmul, "_padded"),
             (recurrent, "_blocks"),
         ):
             patch.setattr(module, name, refuse)

@@ -294,6 +294,10 @@ def _write_return(writer: StepWriter) -> None:
     """Return the outputs, as copies where they share memory with others."""
     # Arena slots with dims in another order in memory may have views among the outputs.
     reordered = any(slot.kind is SlotKind.ARENA and slot.strides for slot in writer.slots)
+    # Arrays that grow where they lie are views of nothing, and have room behind each row.
+    steps = writer.plan.steps if reordered else ()
+    kernels = [(step, step.kernel) for step in steps if step.kernel is not None]
+    grown = {i for step, kernel in kernels if kernel.memory.capacity_bytes for i in step.outputs}
     returned: set[int] = set()
     texts = []
     for number, i in enumerate(writer.plan.outputs):
@@ -310,6 +314,6 @@ def _write_return(writer: StepWriter) -> None:
         kept = slot.owned and resident_in not in returned
         kept |= writer.plan.inner and not memory_of(writer.slots, i)
         text = writer.name[i] if kept else f"unshared({writer.name[i]})"
-        texts.append(f"contiguous({text})" if reordered else text)
+        texts.append(f"contiguous({text})" if reordered and i not in grown else text)
         returned.add(resident_in)
     writer.line(f"return ({', '.join(texts)}{',' if texts else ''})")

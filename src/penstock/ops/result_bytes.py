@@ -20,6 +20,7 @@ from penstock.core.checkpoints import THREAD
 from penstock.core.types import STRING, RunValue, RunValues, TensorType, Type, type_of
 from penstock.host.current_run import Budget, BudgetError, reserve
 from penstock.ir.graph import Node, Value
+from penstock.ops.internal.fused import is_fused, type_of_result
 
 SMALL_BYTES = 1024
 """Results up to this size do not count."""
@@ -120,7 +121,10 @@ def result_bytes(node: Node, inputs: RunValues) -> int:
     types = [None if x is None else type_of(x) for x in inputs]
     arrays = [x if x.__class__ is _ndarray else None for x in inputs]
     try:
-        outputs: Sequence[Type] = node.op.infer(types, node.attrs, arrays)
+        if is_fused(node):
+            outputs: Sequence[Type] = [type_of_result(node, types)]
+        else:
+            outputs = node.op.infer(types, node.attrs, arrays)
     except Exception:
         return 0
     tensors = [t for t in outputs if isinstance(t, TensorType) and t.static]

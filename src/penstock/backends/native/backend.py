@@ -83,10 +83,11 @@ class NativeBackend(SpecializingBackend):
         if family.ahead_of_cache is None or kernel is None:
             return kernel
         is_open = kernel.shapes.cached_bytes is not None
-        if not is_open and (kernel.layout.contiguous or kernel.packed is not NO_PACKED_CONSTANTS):
+        takes_gaps = node.op.name in _PRODUCTS and not kernel.layout.contiguous
+        if not is_open and (not takes_gaps or kernel.packed is not NO_PACKED_CONSTANTS):
             return kernel
         # It takes arrays of any shapes, so that new ones need no kernel of their own, nor an entry
-        # of a cache; and of any strides, for which the function of known shapes copies them.
+        # of a cache; products also of any strides, which the function of known shapes would copy.
         call = family.ahead_of_cache(open_site(self.library, node, types))
         if call is None:
             return kernel

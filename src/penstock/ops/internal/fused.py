@@ -89,6 +89,20 @@ def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (region.output.type,)
 
 
+def type_of_result(node: Node, types: Types) -> Type:
+    """The type of the result of a fused node for these types of inputs, which its region need not
+    know."""
+    region: Region = node.attrs["region"]
+    known: dict[Value, Type | None] = dict(zip(region.inputs, types, strict=True))
+    for part in region.nodes:
+        inputs = [None if v is None else known.get(v, v.type) for v in part.inputs]
+        contents = [None if v is None else v.const for v in part.inputs]
+        (output,) = part.outputs
+        assert output is not None
+        known[output] = next(iter(part.op.infer(inputs, part.attrs, contents)), ANY)
+    return known[region.output] or ANY
+
+
 def _compile(node: Node, types: Types) -> Kernel:
     """The kernels of the nodes, one after the other."""
     region: Region = node.attrs["region"]
