@@ -83,8 +83,8 @@ def test_attention_with_masks_equals_numpy(mask, guarded):
 
 @pytest.mark.parametrize("n", [5, 200])  # results in the arena, and those that the run allocates
 def test_attention_of_fed_values_equals_numpy(n):
-    feeds = {"q": draw(3, 33, 8), "k": draw(3, 8, 21), "v": draw(3, 21, n)}
-    text = f"""g (float[3, 33, 8] q, float[3, 8, 21] k, float[3, 21, {n}] v) => (float[3, 33, {n}] y)
+    feeds = {"q": draw(3, 97, 32), "k": draw(3, 32, 65), "v": draw(3, 65, n)}
+    text = f"""g (float[3, 97, 32] q, float[3, 32, 65] k, float[3, 65, {n}] v) => (float[3, 97, {n}] y)
         {{ a = MatMul(q, k) p = Softmax <axis = -1> (a) y = MatMul(p, v) }}"""
     session = close(text, feeds)
     assert steps(session) == ["Attention"]

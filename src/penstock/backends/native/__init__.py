@@ -70,7 +70,7 @@ RATES: RateTable = {
     # Operations for each that the processor's instructions compute at once.
     "codes product": Rates(0.4e-6, flops_per_s=1e9, weights_per_s=35e9, item_s=50e-9),
     # Bytes of keys and values that are copied; elements are scores.
-    "attention": Rates(0.35e-6, 4 / 0.3e-9, 150e9, element_s=0.2e-9),
+    "attention": Rates(0.35e-6, 4 / 0.15e-9, 180e9, element_s=0.15e-9),
     # Items are time steps.
     "recurrent": Rates(1e-6, flops_per_s=210e9, item_s=0.1e-6),
     # Images in their own order: elements are copied, items are groups. One filter alone is bound
