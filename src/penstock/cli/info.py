@@ -130,7 +130,7 @@ def _installation() -> JsonObject:
     from penstock.tuning.cost_table import cost_table
 
     versions = {name: _version(name) for name in _PACKAGES}
-    missing = [name for name in ("native",) if name not in available()]
+    slow = "the backend native is missing, so that many models run several times as slow"
     return {
         "penstock": VERSION,
         "python": f"{platform.python_implementation()} {sys.version.split()[0]}",
@@ -141,10 +141,7 @@ def _installation() -> JsonObject:
         "packages": versions,
         "folders": {"saved sessions": str(folder_of(True)), "costs": str(cost_table().path)},
         "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith("PENSTOCK_")},
-        "notices": [
-            f"the backend {name} is missing, so that many models run several times as slow"
-            for name in missing
-        ],
+        "notices": [] if "native" in available() else [slow],
     }
 
 
