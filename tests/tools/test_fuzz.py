@@ -102,6 +102,18 @@ def test_overflow_in_16_bits_is_no_disagreement_if_rounding_each_value_gives_it_
     assert disagreements(path, {**answers, "interpret": wrong})
 
 
+def test_other_codes_behind_a_sum_that_overflows_are_no_disagreement(tmp_path):
+    text = """<ir_version: 10, opset_import: ["": 20]> g (float[2] x) => (int32[2] y)
+        <float much = {{{}}}> {{ h = Mul(x, much) s = Mul(h, h) y = Cast <to = 6> (s) }}"""
+    for much, is_wrong in (("3e38", False), ("3", True)):
+        path = tmp_path / f"{much}.onnx"
+        onnx.save(onnx.parser.parse_model(text.format(much)), path)
+        answers = {executor: outcome(path, executor) for executor in ("linear", "dataflow")}
+        other = [{"y": answers["linear"][0]["y"] + np.int32(1)}]
+        assert disagreements(path, answers) == []
+        assert bool(disagreements(path, {**answers, "dataflow": other})) == is_wrong
+
+
 def test_rounding_in_16_bits_is_no_disagreement_if_the_last_bits_of_feeds_matter_as_much(tmp_path):
     text = """<ir_version: 10, opset_import: ["": 20]> g (float16[8] x) => (float16[8] y)
         <float16 much = {{24752}}> {{ h = Mul(x, much) {} }}"""
