@@ -138,7 +138,7 @@ proto:
 		--descriptor_set_out=$(ONNX_PROTO:.proto=.binpb) $(ONNX_PROTO)
 
 # Compiled kernels are part of the installation.
-KERNELS := setup.py $(wildcard src/penstock/host/c/* src/penstock/backends/native/c/*)
+KERNELS := setup.py $(wildcard src/penstock/host/c/* src/penstock/backends/native/c/*/*)
 
 kernels: setup
 	@$(RUN) -m pip install -qq --disable-pip-version-check 'setuptools>=77'

@@ -26,8 +26,9 @@ from setuptools.errors import CCompilerError, PlatformError
 
 PACKAGE = "penstock.host"
 RUNTIME, KERNELS = Path("src/penstock/host/c"), Path("src/penstock/backends/native/c")
-SOURCES = sorted([*RUNTIME.glob("*.c"), *KERNELS.glob("*.c")])
-HEADERS = sorted([*RUNTIME.glob("*.h"), *KERNELS.glob("*.h")])
+SOURCES = sorted([*RUNTIME.glob("*.c"), *KERNELS.rglob("*.c")])
+HEADERS = sorted([*RUNTIME.glob("*.h"), *KERNELS.rglob("*.h")])
+FOLDERS = sorted({path.parent for path in HEADERS})
 BASELINE = RUNTIME / "module.c"
 # ``host/native.py`` computes the same, and so recognizes modules compiled from other files.
 CHECKSUM = zlib.crc32(b"".join(path.read_bytes() for path in sorted([*SOURCES, *HEADERS])))
@@ -128,7 +129,7 @@ class BuildKernels(build_ext):
                     [source],
                     output_dir=str(folder),
                     macros=ext.define_macros,
-                    include_dirs=[numpy.get_include(), str(RUNTIME), str(folder)],
+                    include_dirs=[numpy.get_include(), *map(str, FOLDERS), str(folder)],
                     extra_postargs=[*OPTIONS, *STRIPPED, *chosen, *THREADS, *SANITIZERS],
                 )
             return target

@@ -29,7 +29,7 @@ PAGES = [
 FOLDERS = (ROOT, ROOT / "src/penstock", ROOT / "tests", ROOT / "examples")
 EXAMPLES = {  # which pages write
     "passes/optimize/cancel_negations.py",
-    *("backends/native/outer.py", "backends/native/c/outer.c"),
+    *("backends/native/outer.py", "backends/native/c/products/outer.c"),
     "tests/backends/native/test_outer.py",
 }
 GROUPS = {"penstock.operations", "penstock.backends"}  # of entry points

@@ -8,7 +8,7 @@ changed                               tests
 ====================================  =============================================================
 ``src/penstock/a/b.py``               ``tests/a/test_b.py``; under ``ops`` and ``backends``, where
                                       one name is one family on every side, all ``test_b.py`` there
-``src/penstock/backends/a/c/b.c``     as ``src/penstock/backends/a/b.py``, and all ``test_b_*.py``
+``src/penstock/backends/a/c/x/b.c``   as ``src/penstock/backends/a/b.py``, and all ``test_b_*.py``
 a test file                           itself
 another file of ``tests``             the test files that import it; those of its folder for a
                                       ``conftest.py``
@@ -70,8 +70,8 @@ def named_tests(file: str) -> set[str]:
     path = Path(file)
     folder = Path("tests", *path.parts[2:-1])
     stem = path.parent.name if path.stem == "__init__" else path.stem.lstrip("_")
-    if folder.name == "c":
-        folder = folder.parent
+    if "c" in folder.parts:
+        folder = Path(*folder.parts[: folder.parts.index("c")])
     pattern = rf"test_{stem}(_\w+)?\.py" if path.suffix in (".c", ".h") else rf"test_{stem}\.py"
     prefix = re.escape(f"{folder}/")
     tests = {t for t in _test_files() if re.fullmatch(prefix + pattern, t)}

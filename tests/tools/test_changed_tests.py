@@ -28,7 +28,7 @@ def test_every_file_in_c_has_tests():
     [
         ("src/penstock/passes/optimize/fold_affine.py", {"passes/optimize/test_fold_affine.py"}),
         ("src/penstock/ir/graph.py", {"ir/test_graph.py"}),
-        ("src/penstock/backends/native/c/rotary.c", {"backends/native/test_rotary.py", "ops/onnx/test_rotary.py"}),
+        ("src/penstock/backends/native/c/attention/rotary.c", {"backends/native/test_rotary.py", "ops/onnx/test_rotary.py"}),
         ("tests/ir/test_graph.py", {"ir/test_graph.py"}),
         ("tools/layout.py", {"tools/test_layout.py"}),
         ("docs/layout.md", {"test_readme.py"}),
@@ -47,7 +47,7 @@ def test_operation_leads_to_its_family_on_every_side():
     tests = mapped_tests("src/penstock/ops/onnx/softmax.py")
     assert {"tests/ops/onnx/test_softmax.py", "tests/backends/native/test_softmax.py"} <= tests
     assert {Path(test).name for test in tests} == {"test_softmax.py"}
-    assert tests == mapped_tests("src/penstock/backends/native/c/softmax.c")
+    assert tests == mapped_tests("src/penstock/backends/native/c/rows/softmax.c")
 
 
 def test_helper_of_tests_leads_to_all_that_import_it():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
@@ -132,11 +132,7 @@ def load_level(level: str) -> NativeLibrary | None:
 @cache
 def _newest() -> int:
     """The time of the last change of the C files, 0 if they are not installed."""
-    newest = 0
-    for folder in _SOURCES:
-        with suppress(FileNotFoundError), os.scandir(folder) as entries:
-            newest = max((entry.stat().st_mtime_ns for entry in entries), default=newest)
-    return newest
+    return max([entry.stat().st_mtime_ns for entry in _files()], default=0)
 
 
 @cache
@@ -145,5 +141,17 @@ def _checksum() -> str:
     from pathlib import Path
     from zlib import crc32
 
-    files = sorted(path for folder in _SOURCES for path in Path(folder).glob("*.[ch]"))
+    files = sorted([Path(entry.path) for entry in _files()])
     return str(crc32(b"".join([path.read_bytes() for path in files])))
+
+
+def _files() -> Iterator[os.DirEntry[str]]:
+    """The C files, as far as they are installed."""
+    folders = [*_SOURCES]
+    for folder in folders:  # to which those in them are added
+        with suppress(FileNotFoundError), os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_dir():
+                    folders.append(entry.path)
+                else:
+                    yield entry

@@ -30,10 +30,10 @@ from penstock.ops.registry import MICROSOFT
 from penstock.ops.result_bytes import counted
 from penstock.ops.work_estimate import Workload
 
-_KEYS, _COPIED, _MOST_PART, _TERMS, _LANES = 256, 32768, 768, 2, 16  # as in c/attention.c
+_KEYS, _COPIED, _MOST_PART, _TERMS, _LANES = 256, 32768, 768, 2, 16  # as in c/attention/attention.c
 
 _LEAST = 1e-18  # the least factor of scores
-_ZEROS = ("", "nan", "unseen")  # as in c/attention.c
+_ZEROS = ("", "nan", "unseen")  # as in c/attention/attention.c
 # Queries of an item, at most, where a thread copies a head's keys once, and where threads have
 # enough items; and items of all threads, and of each core.
 _PART, _LEAST_ITEMS, _ITEMS_OF_CORE = 96, 8, 4
@@ -193,7 +193,7 @@ def _call(site: Site, sizes: _Sizes, strides: Sequence[tuple[int, ...] | None]) 
 
 # Few queries, over keys whose number only the run knows.
 
-_ATTENTION = Struct("=8q2d")  # as in c/attention_functions.c
+_ATTENTION = Struct("=8q2d")  # as in c/attention/attention_functions.c
 
 
 @of_any_shape("Attention", "com.microsoft.GroupQueryAttention")

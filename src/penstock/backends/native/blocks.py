@@ -21,7 +21,7 @@ from penstock.ops.microsoft.experts import (
 )
 from penstock.ops.microsoft.quantized_weights import PackedWeights, unpack
 
-# As in c/blocks.c.
+# As in c/products/blocks.c.
 PANEL = 32
 _MOST_BLOCKS = 2048
 _TOGETHER = 8  # weights along K that are taken together
@@ -62,7 +62,7 @@ def block_product(site: Site) -> NativeCall | None:
 
 
 _ACTIVATIONS = ("relu", "gelu", "silu", "identity", "swiglu")
-_ROWS = 32  # TOGETHER of c/blocks.c
+_ROWS = 32  # TOGETHER of c/products/blocks.c
 # Operations of the experts of an item's tokens, a quarter of a second: all may choose one expert.
 _MOST_FLOPS = 6_000_000_000
 

@@ -1,5 +1,5 @@
 """Sums of products of 8-bit codes, and the codes or real numbers made of them: calls of
-``c/quantized_convolution.c`` for images with their channels innermost, and for rows of matrices.
+``quantized_convolution.c`` for images with their channels innermost, and for rows of matrices.
 
 A product with a matrix is one of an image of one row, whose columns are the rows of the product.
 Weights are constants, but for products of two matrices that are both computed.
@@ -30,7 +30,7 @@ from penstock.ops.common.windows import Window, windows
 from penstock.ops.internal.fused import is_fused
 from penstock.ops.work_estimate import Workload
 
-# As in c/quantized_convolution.c.
+# As in c/windows/quantized_convolution.c.
 _PANEL, _GROUP, CHUNK, _COPIED, _LINES, MOST_TAPS = 32, 4, 64, 65536, 4, 256
 TILE, _HALF = 64, 16  # bytes of a row of a tile; filters
 _ITEMS, _LEAST_WORK = 8, 1 << 22  # of a call that are enough; operations of one
@@ -406,7 +406,7 @@ def _by_sums(array: np.ndarray) -> np.ndarray:
 def code_bounds(
     dtype: np.dtype, zero: int, low: float = -math.inf, high: float = math.inf
 ) -> np.ndarray:
-    """The range of codes with this zero point as the struct of c/quantized_convolution.c, a double
+    """The range of codes with this zero point as the struct of quantized_convolution.c, a double
     and three integers; ``low`` and ``high`` are less the zero point."""
     ends, change = np.iinfo(dtype), 128 if dtype == INT8 else 0
     low, high = [min(max(end, ends.min - zero), ends.max - zero) for end in (low, high)]

@@ -22,13 +22,13 @@ from penstock.ops.common.constant_cache import reordered, weights_of
 from penstock.ops.common.windows import Window, windows
 from penstock.ops.work_estimate import Workload, flops, layout_seconds
 
-# As in c/convolution.c.
+# As in c/windows/convolution.c.
 _AXES, _BUFFER, _LINE, _MOST_SLICES, _BLOCK = 3, 10240, 2048 - 16, 32, 4
 _LEAST_COLUMNS, _LANES = 8, 16
 
 
 class _Spread(NamedTuple):
-    """An axis of rows or columns, as in c/convolution.c; and for each phase of the result the
+    """An axis of rows or columns, as in convolution.c; and for each phase of the result the
     positions of the kernel that count, with the split of the copy that each sees, and where."""
 
     axis: Window

@@ -12,7 +12,7 @@ from penstock.ops.common.dtypes import FLOAT64
 from penstock.ops.common.windows import windows
 from penstock.ops.work_estimate import Workload
 
-_PANEL, _FILTERS, _TERMS = 32, 256, 192  # as in c/deformable.c
+_PANEL, _FILTERS, _TERMS = 32, 256, 192  # as in c/windows/deformable.c
 _MOST_PIXELS = 2**24  # along an axis of an image, whose positions are float32
 _KERNELS = {FLOAT32: ("deformable", 1), FLOAT64: ("deformable_float64", 2)}  # and relative times
 

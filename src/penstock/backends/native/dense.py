@@ -1,6 +1,6 @@
 """Dense layers: products with constant matrices, and what follows them.
 
-A matrix is read from memory while it is computed with (``c/dense.c``), which is most of the time of
+A matrix is read from memory while it is computed with (``dense.c``), which is most of the time of
 a product of few rows.
 """
 
@@ -30,7 +30,7 @@ from penstock.ops.common.constant_cache import ConstantRef, Reordered, reordered
 from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.work_estimate import Workload
 
-PANEL, GRAIN, BLOCK = 64, 16, 192  # as in c/panels.h
+PANEL, GRAIN, BLOCK = 64, 16, 192  # as in c/products/panels.h
 NO_PROGRAM: tuple[Word, ...] = (None,) * 30  # of struct elementwise
 _BLOCK_ELEMENTS = 1 << 19  # of the rows of an item, at most
 _MOST_PADDING = 1 << 18  # elements of a matrix of which more than half are zeros, at most

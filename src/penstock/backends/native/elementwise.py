@@ -1,5 +1,5 @@
 """Elementwise operations, and chains of them as one: programs of the interpreter in
-``c/elementwise.c``.
+``c/core/elementwise.c``.
 
 A program computes one tile of the result after another. 16-bit floats are computed as float32,
 and rounded where a value of the chain has that type: with ``precision="strict"``, all of them.
@@ -47,7 +47,7 @@ from penstock.ops.internal.fused import FUSED, is_fused, parts
 from penstock.ops.registry import MICROSOFT
 from penstock.ops.work_estimate import Workload
 
-# As in c/elementwise.c.
+# As in c/core/elementwise.c.
 _REGISTERS, _REGISTER_BYTES, _MOST_RANK, _MOST_INPUTS = 32, 2048, 8, 17
 _DIRECT, _GATHERED, _ONCE = range(3)
 _OPERAND = Struct(f"=4i{_MOST_RANK}q")  # register, mode, bytes of an element, 0, strides
@@ -127,7 +127,7 @@ def elementwise_call(site: Site) -> NativeCall | None:
 @ahead_of_cache(*OPERATIONS, FUSED.full_name)
 def elementwise_of_any_shape(site: Site) -> AnyShapeCall | None:
     """The same program for arrays of any shapes: the settings of ``elementwise`` in
-    ``c/any_shape.c``."""
+    ``c/core/any_shape.c``."""
     output = site.tensors[-1]
     if len(site.node.outputs) > 1 or output is None or output.shape is None:
         return None

@@ -1,5 +1,5 @@
 """What elementwise operations compute, as formulas of the operations of the interpreter in
-``c/elementwise.c``.
+``c/core/elementwise.c``.
 
     >>> x = Term("f4")
     >>> (x * 2.0 + x).operation, FORMULAS["Mean"]({}, x, x).arguments[1].constant

@@ -41,7 +41,7 @@ from penstock.ops.work_estimate import Workload, flops, layout_seconds
 # Of transposed convolutions, which few models have.
 TRANSPOSED_WINDOWS = imported("penstock.ops.onnx.deconvolution.transposed_windows")
 
-# As in c/image_convolution.c.
+# As in c/windows/image_convolution.c.
 _COPIED, _MOST_CHANNELS, _ADDRESSES, _AXES = 14336, 8192, 4096, 3
 _TILE = 6  # rows of a product that are computed together where its columns are many
 _OUTSIDE = -(2**40)  # of any image
@@ -110,7 +110,7 @@ def image_workload(node: Node) -> Workload | None:
 
 
 class SeenAxis(NamedTuple):
-    """An axis, as in c/image_convolution.c: with the taps of each phase of the result, as their
+    """An axis, as in image_convolution.c: with the taps of each phase of the result, as their
     positions in the kernel and where its first position sees them. A phase without taps has one of
     its own, -1, which sees padding alone."""
 

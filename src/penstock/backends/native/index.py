@@ -14,7 +14,7 @@ from penstock.ops.common.shape_rules import normalize_axis
 
 _MOST_TOP = 64  # beyond, and in rows beyond a part of all elements, they are sorted
 _PART = 16
-_TOP_COLUMNS = 16  # as in c/index.c
+_TOP_COLUMNS = 16  # as in c/tables/index.c
 _MOST_SORTED = 2000  # of float32: beyond, NumPy's vectorized sort is faster
 
 

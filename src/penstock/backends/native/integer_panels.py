@@ -1,4 +1,4 @@
-"""Matrices of 8-bit integers as compiled code reads them (``c/integers.h``)."""
+"""Matrices of 8-bit integers as compiled code reads them (``c/products/integers.h``)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.core.records import NamedTuple
 from penstock.core.types import TensorType
 from penstock.ops.common.dtypes import INT8, INT32, UINT8
 
-# As in c/integers.h.
+# As in c/products/integers.h.
 _PANEL, _QUAD, _TILE = 32, 4, 16
 
 

@@ -17,7 +17,7 @@ from penstock.ops.common.constant_cache import shared
 from penstock.ops.onnx_ml import models
 from penstock.ops.onnx_ml.models import KERNELS, TRANSFORM_NAMES, VectorMachine
 
-# As in c/models.c.
+# As in c/tables/models.c.
 _ROWS, _WIDTH, _DECISIONS, _CLASSES = 4, 16, 256, 32
 _DEGREE = 64
 _NO_LABEL, _HIGHEST, _SINGLE, _EITHER, _VOTES = range(5)
@@ -81,7 +81,7 @@ def vector_model(site: Site) -> NativeCall | None:
 
 def _words(name: str, attrs: Attrs, narrow: bool) -> Any:
     """Labels, features, vectors, decisions, and the arguments behind the tensors; None for a model
-    that c/models.c has no kernel for. ``narrow``: features are of float32."""
+    that c/tables/models.c has no kernel for. ``narrow``: features are of float32."""
     model = _READERS[name](attrs)
     machine = model.machine
     (used, width), labels, weights = machine.vectors.shape, model.labels, machine.weights

@@ -15,7 +15,7 @@ from penstock.ir.layout import channels_last, packed_strides
 from penstock.ops.common.shape_rules import normalize_axis
 from penstock.ops.internal.fused import parts
 
-_MOST_CHANNELS = 1024  # as in c/normalization.c
+_MOST_CHANNELS = 1024  # as in c/rows/normalization.c
 _MOST_ROW, _MOST_AROUND = 8192, 64  # as there, of LRN
 _BLOCK = 64  # channels that lie side by side, of which sums are in the first-level cache
 _DTYPES = ("float32", "float64")

@@ -17,7 +17,7 @@ from penstock.ir.layout import channels_last, packed_strides
 from penstock.ops.common.windows import Window
 from penstock.ops.onnx.pooling import pool_windows
 
-# As in c/pooling.c.
+# As in c/windows/pooling.c.
 _AXES, _BYTES, _ROW, _CHUNK, _PIECE, _MOST_TAPS = 3, 32768, 6144, 512, 64, 4096
 _SUFFIXES = {"float32": "float", "float64": "double"}
 _SUFFIXES_OF_MAXIMA = {**_SUFFIXES, "int8": "int8_t", "uint8": "uint8_t"}

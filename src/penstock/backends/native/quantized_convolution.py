@@ -231,7 +231,7 @@ def _fours_of_taps(w: np.ndarray, period: int) -> np.ndarray:
 
 
 def _repeated(array: np.ndarray, period: int) -> np.ndarray:
-    """The last axis repeated, and put into the order of vectors (``c/quantized_convolution.c``)."""
+    """The last axis repeated, and put into the order of vectors (``quantized_convolution.c``)."""
     *outer, size = array.shape
     chunks = np.tile(array, period // size).reshape(*outer, -1, 4, 4, 4)
     return line_aligned(chunks.swapaxes(-2, -3).reshape(*outer, period))

@@ -21,9 +21,9 @@ from penstock.ops.onnx.activation import ACTIVATIONS
 from penstock.ops.onnx.recurrent import Layer, parse_layer, steps_and_rows
 from penstock.ops.work_estimate import Workload, flops
 
-# As in c/recurrent.c: units of a block.
+# As in c/recurrent/recurrent.c: units of a block.
 _UNITS = 16
-# Of a block of codes, which has whole panels: as in c/integers.h.
+# Of a block of codes, which has whole panels: as in c/products/integers.h.
 _CODE_UNITS = 32
 _CELLS = ("RNN", "GRU", "LSTM")
 _QUANTIZED = "DynamicQuantizeLSTM"
@@ -38,7 +38,7 @@ _ACTIVATION = np.dtype([("kind", "i8"), ("alpha", "f8"), ("beta", "f8")])
 # do; about the floats of X W^T that it computes at once, and rows, which should be enough for a
 # product at full speed.
 _ROWS, _MANY_ROWS, _NEAR_BYTES, _CHUNK, _CHUNK_ROWS = 8, 48, 1 << 19, 1 << 14, 24
-# Bytes of weights that caches may not hold, as in c/gates.h: each chunk reads them anew; and
+# Bytes of weights that caches may not hold, as in gates.h: each chunk reads them anew; and
 # rows that are worth it.
 _FAR_BYTES, _MANY_CHUNK_ROWS = 1 << 23, 256
 # Of the ranges of codes.

@@ -13,7 +13,7 @@ from penstock.ops.common.shape_rules import normalize_axes
 
 _DTYPES = ("float32", "float64", "int32", "int64")
 _EXTREMES = ("max", "min", "argmax", "argmin")
-_COLUMNS = 256  # as in c/reduce.c
+_COLUMNS = 256  # as in c/rows/reduce.c
 _BLOCK = 4096  # elements of an item of rows
 
 _Strides = Sequence[tuple[int, ...] | None]

@@ -13,7 +13,7 @@ from penstock.core.types import FLOAT32, INT64, TensorType
 from penstock.ops.common.dtypes import FLOAT64
 from penstock.ops.work_estimate import Workload
 
-_WORDS, _BESIDE, _MOST_BINS, _MOST_WIDTH = 5, 32, 512, 4096  # as in c/regions.c
+_WORDS, _BESIDE, _MOST_BINS, _MOST_WIDTH = 5, 32, 512, 4096  # as in c/windows/regions.c
 _MOST_SIZE = 2**24  # of an image, whose positions are float32
 
 

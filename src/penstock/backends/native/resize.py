@@ -15,7 +15,7 @@ from penstock.ir.layout import packed_strides
 from penstock.ops.onnx.pad import pad_widths, padded_places
 from penstock.ops.onnx.resize import Table, resize_tables
 
-_MOST_ROWS, _SPAN = 256, 4096  # as in c/resize.c
+_MOST_ROWS, _SPAN = 256, 4096  # as in c/windows/resize.c
 _CHUNK = 512  # elements of a row whose sums are computed at once, at most
 _MOST_INDEX = 2**31
 _REALS = {

@@ -10,7 +10,7 @@ from penstock.backends.native import by_memory, family, rows_ns
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.ops.onnx.image import pixel_centres, sampling_modes
 
-_POINTS, _MOST_TAPS, _MOST_RANK = 64, 64, 3  # as in c/sampling.c
+_POINTS, _MOST_TAPS, _MOST_RANK = 64, 64, 3  # as in c/windows/sampling.c
 _MOST_PIXELS = 2**31
 _TAPS = {"nearest": 1, "linear": 2, "cubic": 4}
 _PADDING = ("zeros", "border", "reflection")

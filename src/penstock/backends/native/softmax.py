@@ -19,7 +19,7 @@ from penstock.ops.common.shape_rules import normalize_axis
 from penstock.ops.onnx.shape import flatten_axis
 from penstock.ops.onnx.softmax import SINGLE_AXIS
 
-_BLOCK, _COLUMNS = 2048, 256  # as in c/softmax.c
+_BLOCK, _COLUMNS = 2048, 256  # as in c/rows/softmax.c
 _LINE, _CACHED = 16, 2**17  # elements of a line of the cache, and of a block of columns
 _ADDITIONS = {"float32": 7, "float64": 20}  # that take as long as an element
 

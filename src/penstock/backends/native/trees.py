@@ -24,7 +24,7 @@ from penstock.ops.common.dtypes import FLOAT64
 from penstock.ops.onnx_ml import trees
 from penstock.ops.onnx_ml.models import TRANSFORM_NAMES, Labelling
 
-_SCORES = 4096  # of an item at most, as in c/trees.c
+_SCORES = 4096  # of an item at most, as in c/tables/trees.c
 _ROWS = 64  # of an item at most: a tree that rows have gone down stays in the first-level cache
 
 _NODE = np.dtype([("threshold", "f8"), ("child", "i4"), ("feature", "i4")])
@@ -33,7 +33,7 @@ _VOTE = np.dtype([("weight", "f8"), ("target", "i8")])
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Packed:
-    """An ensemble as c/trees.c reads it."""
+    """An ensemble as c/tables/trees.c reads it."""
 
     ensemble: trees.Ensemble
     labelling: Labelling | None

@@ -11,7 +11,7 @@ from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.ops.common.windows import windows
 from penstock.ops.work_estimate import Workload
 
-_AXES = 3  # as in c/windows.c
+_AXES = 3  # as in c/windows/windows.c
 _SUFFIXES = {"float32": "float", "float64": "double"}
 
 
