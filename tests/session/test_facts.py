@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.backends.native.backend import NativeBackend
+from penstock.build import GraphBuilder
 from penstock.host.native import library
 from penstock.ops.internal.fused import is_fused
 from penstock.session.facts import Memory
@@ -117,6 +119,40 @@ def test_bf16_without_a_backend_for_it_warns_and_says_float32():
     assert [warning.filename for warning in warned] == [onnx_text.__file__]  # which called compile
     assert session.effective.precision == "float32"
     assert "precision float32 (asked for: bf16)" in session.explain()
+
+
+@needs_native
+def test_bf16_on_a_processor_without_it_warns_and_computes_in_float32(monkeypatch):
+    monkeypatch.setattr(NativeBackend, "narrow", False)
+    with pytest.warns(UserWarning, match="no backend of native, numpy rounds to bfloat16"):
+        session = ps.compile(wide_product(), precision="bf16", backends=["native", "numpy"])
+    assert session.effective.precision == "float32"
+    assert set(precisions_of(session).values()) == {"float32"}
+
+
+@pytest.mark.skipif(
+    library() is None or not library().functions.multiplies_bfloat16,
+    reason="no instructions for bfloat16",
+)
+def test_bf16_is_told_of_the_steps_that_round():
+    session = ps.compile(wide_product(), precision="bf16", shapes={})
+    assert session.effective.precision == "bf16"
+    precisions = precisions_of(session)
+    assert precisions["MatMul"] == "bfloat16"
+    assert precisions["CumSum"] == "float32"
+
+
+def wide_product():
+    builder = GraphBuilder()
+    x = builder.input("x", np.float32, [256, 256])
+    weights = builder.constant(np.ones((256, 256), np.float32))
+    builder.output("y", builder.op("CumSum", builder.op("MatMul", x, weights), np.array(1)))
+    return builder.model()
+
+
+def precisions_of(session: ps.Session) -> dict[str, str]:
+    steps = session.inspect.describe()["steps"]
+    return {step["operation"]: step["precision"] for step in steps}
 
 
 def test_profile_adds_up_to_its_runs_and_knows_runs_alone():

@@ -48,10 +48,10 @@ def node_of(
     return Node(op, values, made, attrs)
 
 
-def kernel_of(node: Node, library: NativeLibrary) -> Kernel | None:
+def kernel_of(node: Node, library: NativeLibrary, precision: str = "float32") -> Kernel | None:
     """The compiled kernel of ``node``, None if there is none."""
     types = [None if value is None else value.type for value in node.inputs]
-    return NativeBackend(library).kernel(node, types)
+    return NativeBackend(library, precision=precision).kernel(node, types)
 
 
 def expected(node: Node, inputs: Sequence[Any]) -> tuple[np.ndarray, ...]:
@@ -89,15 +89,20 @@ def check(node: Node, inputs: Sequence[Any], tolerance: Mapping[str, float] | No
 
 
 def check_within(
-    node: Node, inputs: Sequence[Any], exact: np.ndarray, bound: np.ndarray | float
+    node: Node,
+    inputs: Sequence[Any],
+    exact: np.ndarray,
+    bound: np.ndarray | float,
+    libraries: Sequence[NativeLibrary] = LIBRARIES,
+    precision: str = "float32",
 ) -> None:
     """Compare the result of ``node`` on compiled kernels, in every form of a call, with the ``exact``
     one: none may be further from it than ``bound``, and what is not finite must be equal."""
-    assert LIBRARIES
+    assert libraries
     wanted = expected(node, inputs)
     finite = np.isfinite(exact)
-    for library in LIBRARIES:
-        kernel = kernel_of(node, library)
+    for library in libraries:
+        kernel = kernel_of(node, library, precision)
         assert kernel is not None, f"no compiled kernel for {node.op.name}"
         for how, (result, *_) in _forms(kernel, inputs, wanted).items():
             where = f"{node.op.name}, {library.level}, {how}"
@@ -106,10 +111,15 @@ def check_within(
             assert (errors <= np.broadcast_to(bound, exact.shape)[finite]).all(), where
 
 
-def check_threads(node: Node, inputs: Sequence[Any]) -> None:
+def check_threads(
+    node: Node,
+    inputs: Sequence[Any],
+    libraries: Sequence[NativeLibrary] = LIBRARIES,
+    precision: str = "float32",
+) -> None:
     """Compare, bit by bit, the results of ``node`` on compiled kernels by one thread and by three."""
-    for library in LIBRARIES:
-        kernel = kernel_of(node, library)
+    for library in libraries:
+        kernel = kernel_of(node, library, precision)
         assert kernel is not None
         alone = kernel.function(*inputs)
         with threads_of(library, 3):

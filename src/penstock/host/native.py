@@ -33,7 +33,8 @@ class NativeLibrary:
     call: Callable[..., Any]
     functions: Any
     """the functions of the module: ``set_threads``, and those that take any arrays or strings; and
-    ``integer_speed``, operations in a nanosecond"""
+    ``integer_speed``, operations in a nanosecond, and ``multiplies_bfloat16``, whether the
+    processor does"""
 
     def __repr__(self) -> str:
         return f"NativeLibrary({self.level!r}, {self.path!r}, {len(self.kernels)} kernels)"

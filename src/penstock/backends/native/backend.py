@@ -13,7 +13,7 @@ from penstock.backends.native.kernel import NativeCall, Site, native_kernel, ope
 from penstock.core.checkpoints import checkpoint
 from penstock.core.errors import PenstockError
 from penstock.core.records import replace
-from penstock.core.types import Type
+from penstock.core.types import TensorType, Type
 from penstock.host.native import NativeLibrary, library
 from penstock.host.threads import core_budget
 from penstock.ir.graph import Node
@@ -23,6 +23,8 @@ from penstock.ops.internal.fused import parts
 from penstock.ops.work_estimate import WORTH_ROUNDING, Workload, flops
 
 _PRODUCTS = ("Gemm", "MatMul")
+# Families of work, and products of each element of x that are worth rounding it.
+_ROUNDED, _LEAST_USES = frozenset({"dense", "image"}), 32
 
 
 def _touches_objects(site: Site, call: NativeCall) -> bool:
@@ -36,7 +38,8 @@ def _touches_objects(site: Site, call: NativeCall) -> bool:
 
 class NativeBackend(SpecializingBackend):
     """Penstock's compiled kernels: those in ``loaded``, by default those for this processor. With
-    ``precision="bf16"`` large products are left to backends that round their operands. Raises
+    ``precision="bf16"`` operands of large products and convolutions with constants are rounded to
+    bfloat16, and summed in float32, if the processor has instructions for that. Raises
     ``PenstockError`` if they were not compiled when Penstock was installed."""
 
     name = "native"
@@ -48,23 +51,34 @@ class NativeBackend(SpecializingBackend):
 
     def __init__(self, loaded: NativeLibrary | None = None, *, precision: str = "float32") -> None:
         super().__init__()
-        self._rounds = precision == "bf16"
         loaded = loaded or library()
         if loaded is None:
             raise PenstockError(
                 "there are no compiled kernels: install Penstock with a C compiler, such as gcc; "
                 "PENSTOCK_NATIVE=off turns them off"
             )
-        self.library = loaded
+        self.library, self._precision = loaded, precision
 
     def work(self, node: Node) -> Workload | None:
         family = family_of(node)
-        return None if family is None or self._leaves(node) else family.work(node)
+        work = None if family is None else family.work(node)
+        if work is None or work.family not in _ROUNDED or not self._rounds(node):
+            return work
+        # Pairs are multiplied in the time of one number, and read in it.
+        return work._replace(flops=work.flops / 2, weights=work.weights / 2)
 
-    def _leaves(self, node: Node) -> bool:
-        """Whether a node is left to backends that round the operands of products."""
-        is_product = parts(node)[0].op.full_name in _PRODUCTS
-        return self._rounds and is_product and flops(node) >= WORTH_ROUNDING
+    @property
+    def narrow(self) -> bool:
+        """Whether operands of products are rounded to bfloat16."""
+        return self._precision == "bf16" and bool(self.library.functions.multiplies_bfloat16)
+
+    def _rounds(self, node: Node) -> bool:
+        """Whether operands of a node are rounded, if it is a product of a kind that can be."""
+        first = parts(node)[0]
+        x = first.inputs[0].type if self.narrow and first.inputs and first.inputs[0] else None
+        if not isinstance(x, TensorType) or not x.static:
+            return False
+        return flops(first) >= max(WORTH_ROUNDING, 2 * _LEAST_USES * x.elements)
 
     def kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
         family = family_of(node)
@@ -96,9 +110,11 @@ class NativeBackend(SpecializingBackend):
 
     def static_kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
         family = family_of(node)
-        if family is None or family.static is None or self._leaves(node):
+        if family is None or family.static is None:
             return None
         site = site_of(self.library, node, types, data_dependent=family.data_dependent)
+        if site is not None and self._rounds(node):
+            site = replace(site, rounds=True)
         call = None if site is None else family.static(site)
         if site is None or call is None or _touches_objects(site, call):
             return None

@@ -1,7 +1,8 @@
 """Dense layers: products with constant matrices, and what follows them.
 
 A matrix is read from memory while it is computed with (``dense.c``), which is most of the time of
-a product of few rows.
+a product of few rows. Where operands may be rounded to bfloat16, pairs of these are multiplied at
+once: those of a matrix are packed, those of x are written to workspace first.
 """
 
 from __future__ import annotations
@@ -18,11 +19,20 @@ from penstock.backends.native import (
     family,
     fused_with,
     part_ns,
+    rows_ns,
 )
 from penstock.backends.native.elementwise import program_behind
-from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError, Word
-from penstock.core.records import NamedTuple
-from penstock.core.types import FLOAT32, TensorType
+from penstock.backends.native.kernel import (
+    ROUNDED,
+    WORKSPACE,
+    NativeCall,
+    Site,
+    Tensor,
+    UnsupportedError,
+    Word,
+)
+from penstock.core.records import NamedTuple, replace
+from penstock.core.types import FLOAT32, TensorType, dtypes
 from penstock.host.native import in_c_order
 from penstock.ir.graph import Node, Value
 from penstock.ir.layout import ALIGNMENT
@@ -84,11 +94,12 @@ def dense_call(site: Site) -> NativeCall | None:
         words, program_ns = program.words, program.item_ns * program.items / site.output().elements
     rows, inner, columns = dims
     panels = math.ceil(columns / PANEL)
+    read_inner = math.ceil(inner / 2) if site.rounds else inner  # numbers or pairs of them
     # The rows of an item are read again for each pass over a panel, and are to stay in a cache.
-    most = min(BLOCK, max(_BLOCK_ELEMENTS // inner, 1))
+    most = min(BLOCK, max(_BLOCK_ELEMENTS // read_inner, 1))
     blocks = blocks_of_rows(rows, panels, most)
     block = math.ceil(rows / blocks)
-    weights = _panels(w, layer.transposed)
+    weights = _panels(w, layer.transposed, site.rounds)
     bias = None
     if layer.bias is not None:
         bias = np.zeros(panels * PANEL, FLOAT32)
@@ -99,17 +110,46 @@ def dense_call(site: Site) -> NativeCall | None:
         Workload("dense", weights=FLOAT32.itemsize),
     )
     element_ns = max(part_ns(multiplied), part_ns(read))
-    return NativeCall(
+    items = math.ceil(rows / block) * panels
+    pairs = WORKSPACE if site.rounds else None
+    # Rounded weights do not give the matrix back.
+    held = {"keep": weights} if site.rounds else {"reordered": {layer.w: weights}}
+    call = NativeCall(
         "dense",
         (
             *(Tensor(layer.x), *weights.arrays, bias),
             *(None if layer.addend is None else Tensor(layer.addend), site.result()),
-            *(rows, inner, columns, block, int(layer.first < count), *words),
+            *(rows, inner, columns, block, pairs, items, int(layer.first < count), *words),
         ),
-        items=math.ceil(rows / block) * panels,
-        item_ns=inner * columns / panels * element_ns + block * PANEL * program_ns,
-        reordered={layer.w: weights},
+        items=items,
+        item_ns=read_inner * columns / panels * element_ns + block * PANEL * program_ns,
+        **held,
     )
+    return of_pairs(call, "dense", rows * read_inner) if site.rounds else call
+
+
+def of_pairs(call: NativeCall, name: str, pairs: int) -> NativeCall:
+    """A call that rounds its input to ``pairs`` of bfloat16 in a stage before its items."""
+    return replace(
+        call,
+        kernel=ROUNDED + name,
+        items=1,
+        item_ns=call.items * call.item_ns + rows_ns(2 * pairs),
+        stages=(2, call.items),
+        workspace=pairs * FLOAT32.itemsize,
+    )
+
+
+def pairs_of(matrix: np.ndarray) -> np.ndarray:
+    """A matrix rounded to bfloat16: [rows / 2, columns] of pairs of the elements of two rows, as if
+    they were float32; with a row of zeros at the end if rows are odd."""
+    rows, columns = matrix.shape
+    halves = np.zeros((math.ceil(rows / 2), columns, 2), dtypes()["bfloat16"])
+    with np.errstate(all="ignore"):
+        halves[:, :, 0] = matrix[::2]
+        halves[: rows // 2, :, 1] = matrix[1::2]
+    pairs: np.ndarray = halves.view(FLOAT32)[..., 0]
+    return pairs
 
 
 def _product_workload(node: Node) -> Workload | None:
@@ -215,12 +255,14 @@ def _layer(site: Site) -> _Layer | None:
     return _Layer(x, w, transposed, bias, addend, first)
 
 
-def _panels(w: ConstantRef, transposed: bool) -> Reordered:
+def _panels(w: ConstantRef, transposed: bool, rounds: bool) -> Reordered:
     """The panels of a matrix."""
     inner, columns = w.shape[::-1] if transposed else w.shape
+    inner = math.ceil(inner / 2) if rounds else inner
     type_ = TensorType(FLOAT32, (inner * padded(columns),))
-    back = partial(_unpacked, w.shape, transposed)
-    return reordered(("dense", transposed), w, partial(_packed, transposed), back, [type_])
+    pack = partial(_packed, transposed, rounds)
+    back = None if rounds else partial(_unpacked, w.shape, transposed)
+    return reordered(("dense", transposed, *["bfloat16"] * rounds), w, pack, back, [type_])
 
 
 def _parts_of(panels: np.ndarray, inner: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
@@ -231,8 +273,9 @@ def _parts_of(panels: np.ndarray, inner: int, columns: int) -> tuple[np.ndarray,
     return first, panels[split:].reshape(inner, -1)
 
 
-def _packed(transposed: bool, w: np.ndarray) -> tuple[np.ndarray]:
-    return (packed_panels(in_c_order()(w.T) if transposed else w),)
+def _packed(transposed: bool, rounds: bool, w: np.ndarray) -> tuple[np.ndarray]:
+    matrix = in_c_order()(w.T) if transposed else w
+    return (packed_panels(pairs_of(matrix) if rounds else matrix),)
 
 
 def packed_panels(matrix: np.ndarray) -> np.ndarray:

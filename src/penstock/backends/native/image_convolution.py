@@ -15,8 +15,10 @@ from penstock.backends.native.dense import (
     GRAIN,
     NO_PROGRAM,
     PANEL,
+    of_pairs,
     packed_panels,
     padded,
+    pairs_of,
     unpacked_panels,
 )
 from penstock.backends.native.elementwise import additions_of, program_behind
@@ -327,16 +329,19 @@ class _Packing(NamedTuple):
     """groups of the convolution"""
     groups: int
     shape: tuple[int, ...]
+    rounds: bool
+    """whether pairs of channels are rounded to bfloat16"""
 
     @property
     def phases(self) -> list[tuple[tuple[int, ...], ...]]:
         return list(product(*self.taps))
 
     def sizes(self) -> list[int]:
-        """Elements of each phase; 0 for those that see padding alone."""
+        """Elements of each phase, or pairs of them; 0 for those that see padding alone."""
         filters, channels = self.shape[0], self.shape[1] * self.given
         if self.transposed:
             filters, channels = channels, filters
+        channels //= 1 + self.rounds
         width = padded(filters // self.groups) if self.groups else 1
         return [channels * width * math.prod(map(len, p)) * _sees(p) for p in self.phases]
 
@@ -344,7 +349,7 @@ class _Packing(NamedTuple):
         """Where each phase begins, and the last one ends."""
         return np.array([0, *accumulate(self.sizes())], np.int64)
 
-    def given_words(self, chain: _Chain, items: int) -> tuple[Word, ...]:
+    def given_words(self, chain: _Chain) -> tuple[Word, ...]:
         """What the packing of weights that a run gives needs to know."""
         kernel = self.shape[2:]
         strides = packed_strides((1,) * (_AXES - len(kernel)) + kernel, 1)
@@ -357,7 +362,7 @@ class _Packing(NamedTuple):
         steps = (size, other) if self.transposed else (other, size)
         merged = self.given // self.groups if self.groups else 1
         bias = Tensor(chain.bias, True) if isinstance(chain.bias, int) else chain.bias
-        return Tensor(chain.w, True), bias, np.array([size, *steps, merged, items, *taps], np.int64)
+        return Tensor(chain.w, True), bias, np.array([size, *steps, merged, *taps], np.int64)
 
     def pack(self, w: np.ndarray) -> tuple[np.ndarray]:
         if self.transposed:  # [channel, filter of a group, ...]
@@ -368,7 +373,7 @@ class _Packing(NamedTuple):
         for phase in filter(_sees, self.phases):
             own = w[:, :, phase[0]][:, :, :, phase[1]][..., phase[2]]
             if self.groups:
-                packed.append(_panels_of_groups(own, self.given, self.groups))
+                packed.append(_panels_of_groups(own, self.given, self.groups, self.rounds))
             else:
                 packed.append(own.reshape(len(own), -1).T.reshape(-1))
         return (line_aligned(np.concatenate(packed)),)
@@ -381,8 +386,8 @@ class _Packing(NamedTuple):
 
     def weights(self, w: ConstantRef) -> Reordered:
         own = self.taps if self.transposed else ()
-        name = "native image", own, self.given, self.groups
-        back = None if self.transposed else self.back
+        name = "native image", own, self.given, self.groups, *["bfloat16"] * self.rounds
+        back = None if self.transposed or self.rounds else self.back
         return reordered(name, w, self.pack, back, [TensorType(FLOAT32, (sum(self.sizes()),))])
 
 
@@ -391,12 +396,14 @@ def _sees(phase: Sequence[Sequence[int]]) -> bool:
     return all(taps[0] >= 0 for taps in phase)
 
 
-def _packing(site: Site, chain: _Chain, axes: Sequence[SeenAxis], groups: int) -> _Packing:
+def _packing(
+    site: Site, chain: _Chain, axes: Sequence[SeenAxis], groups: int, rounds: bool = False
+) -> _Packing:
     taps = tuple([tuple([tuple([k for k, _ in taps]) for taps in a.taps]) for a in axes])
     transposed, given = chain.conv.op.name == "ConvTranspose", chain.conv.attrs.get("group", 1)
     w = site.input(chain.w)
     assert w is not None
-    return _Packing(taps, transposed, given, groups, w.dims)
+    return _Packing(taps, transposed, given, groups, w.dims, rounds)
 
 
 def _convolution(
@@ -422,16 +429,19 @@ def _convolution(
         *[axis.words for axis in axes],
         packing.places(),
         *(*chain.gate, chain.low, chain.high),
-        *(x.dims[0], packing.groups or 1, *numbers),
-        *(packing.given_words(chain, items) if given else (None,) * 3),
+        *(x.dims[0], packing.groups or 1, *numbers, items),
+        WORKSPACE if packing.rounds else None,
+        *(packing.given_words(chain) if given else (None,) * 3),
         *(None, None, None),
     )
     ns = part_ns(work)
     if constant is not None and not given:
         # Weights of a transposed convolution are held in both orders.
         weights = packing.weights(constant)
-        held = {"keep": weights} if packing.transposed else {"reordered": {chain.w: weights}}
-        return NativeCall(name, words, items, ns, can_fail=room > _COPIED, **held)
+        is_kept = packing.transposed or packing.rounds
+        held = {"keep": weights} if is_kept else {"reordered": {chain.w: weights}}
+        call = NativeCall(name, words, items, ns, can_fail=room > _COPIED, **held)
+        return of_pairs(call, "convolution", x.elements // 2) if packing.rounds else call
     size = int(packing.places()[-1]) + (packing.groups or 1) * every
     return NativeCall(
         name.replace("image", "given"),
@@ -463,9 +473,12 @@ def _of_all_channels(
     is_run = is_run and (columns.inside or k <= _COPIED // _LEAST_BLOCK)
     together = columns.most_taps if is_run else 1
     addresses = taps // together
+    constant = site.weights(chain.w) is not None and not isinstance(chain.bias, int)
+    rounds = site.rounds and constant and channels % 2 == 0
+    k //= 1 + rounds
     if max(x.dims[1], together * channels) > _MOST_CHANNELS or addresses > _ADDRESSES:
         return None
-    packing = _packing(site, chain, axes, groups)
+    packing = _packing(site, chain, axes, groups, rounds)
     phases, positions = len(packing.phases), x.dims[0] * math.prod(a.positions for a in axes)
 
     def of_block(most: int, room: int) -> NativeCall:
@@ -483,6 +496,8 @@ def _of_all_channels(
     # Of large windows, copies of a few have memory of their own.
     copied = min(_COPIED // k if k <= _COPIED // _TILE else _LEAST_BLOCK, addressed)
     dense = of_block(addressed if columns.inside or together == 1 else copied, 0)
+    if rounds:  # to images with their channels innermost
+        return dense, dense
     return dense, of_block(copied, copied * k)
 
 
@@ -492,7 +507,7 @@ def _merged(groups: int, filters: int) -> int:
     return groups // max(m for m in range(1, most + 1) if groups % m == 0)
 
 
-def _panels_of_groups(w: np.ndarray, given: int, groups: int) -> np.ndarray:
+def _panels_of_groups(w: np.ndarray, given: int, groups: int, rounds: bool) -> np.ndarray:
     """The panels of each of ``groups`` merged groups, of ``given`` ones."""
     each, taps = given // groups, math.prod(w.shape[2:])
     own = w.reshape(groups, each, w.shape[0] // given, w.shape[1], taps)
@@ -500,7 +515,8 @@ def _panels_of_groups(w: np.ndarray, given: int, groups: int) -> np.ndarray:
     for i in range(each):
         matrices[:, :, i, :, i] = own[:, i].transpose(0, 3, 2, 1)
     rows = matrices.reshape(groups, taps * each * w.shape[1], -1)
-    return line_aligned(np.concatenate([packed_panels(matrix) for matrix in rows]))
+    pack = (lambda matrix: packed_panels(pairs_of(matrix))) if rounds else packed_panels
+    return line_aligned(np.concatenate([pack(matrix) for matrix in rows]))
 
 
 def _filters_of_panels(

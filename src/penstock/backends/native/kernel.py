@@ -45,6 +45,9 @@ class _Workspace:
 
 WORKSPACE = _Workspace()
 
+ROUNDED = "rounded_"
+"""the beginning of names of kernels that round operands to bfloat16"""
+
 Word: TypeAlias = int | float | np.ndarray | Tensor | _Workspace | None
 """An argument of a compiled kernel: a number, an array made at compile time, a tensor of the node,
 the workspace, or a null pointer."""
@@ -53,12 +56,14 @@ the workspace, or a null pointer."""
 @dataclass(frozen=True, slots=True, eq=False)
 class Site:
     """A node as the families of kernels see it: the types of its inputs and then of its outputs, of
-    known shapes (None for one left out), and the arrays of those that are constants."""
+    known shapes (None for one left out), and the arrays of those that are constants. ``rounds``:
+    operands of products may be rounded to bfloat16."""
 
     library: NativeLibrary
     node: Node
     tensors: tuple[TensorType | None, ...]
     constants: Contents
+    rounds: bool = False
 
     def input(self, i: int) -> TensorType | None:
         """The type of an input; None if it is left out."""
@@ -205,6 +210,7 @@ def native_kernel(site: Site, call: NativeCall) -> Kernel:
         into,
         binder=binder,
         workspace=call.workspace,
+        operand_dtype="bfloat16" if call.kernel.startswith(ROUNDED) else "",
         inplace=tuple([i for i in call.inplace if tensors[i] == tensors[count]]),
         layout=LayoutHints(
             contiguous=call.restrided is None,

@@ -38,11 +38,26 @@ typedef struct {
     } shares[MOST_SHARES];
 } division;
 
+static int run_each_stage(const Call *call, const word *words, int64_t first, int64_t count)
+{
+    int status = 0;
+    for (int64_t i = first; i < first + count && !status; i++)
+        status = call->kernel->stage(words, i, 0, call->pieces);
+    return status;
+}
+
+static int run_kernel(const Call *call, const word *words, int64_t begin, int64_t end)
+{
+    if (call->kernel->run)
+        return call->kernel->run(words, begin, end);
+    return run_each_stage(call, words, begin * call->stages, (end - begin) * call->stages);
+}
+
 static void run_chunk(division *work, int64_t i)
 {
     int64_t each = work->items / work->chunks, more = work->items % work->chunks;
     int64_t first = work->begin + each * i + (i < more ? i : more);
-    int status = work->call->kernel->run(work->words, first, first + each + (i < more));
+    int status = run_kernel(work->call, work->words, first, first + each + (i < more));
     if (status)
         atomic_store(&work->status, status);
 }
@@ -70,14 +85,13 @@ static void run_chunks(void *data)
 /* Run `count` stages from `first` on, each on several threads if that is worth it. */
 static int run_stages(const Call *call, const word *words, int64_t first, int64_t count)
 {
-    stage_function stage = call->kernel->stage;
 #if HAVE_TEAM
     int64_t threads = call->item_ns < call->stages * WORTH_STAGE ? 1 : most_threads;
     threads = threads < MOST_SHARES ? threads : MOST_SHARES;
     threads = threads < call->pieces ? threads : call->pieces;
     if (threads > 1) {
         staged_work work;
-        stages_prepare(&work, stage, words, first, count, call->pieces, (int)threads);
+        stages_prepare(&work, call->kernel->stage, words, first, count, call->pieces, (int)threads);
         if (team_begin(stages_run, &work, (int)threads)) {
             stages_run(&work);
             team_end();
@@ -85,12 +99,7 @@ static int run_stages(const Call *call, const word *words, int64_t first, int64_
         }
     }
 #endif
-    for (int64_t i = 0; i < count; i++) {
-        int status = stage(words, first + i, 0, call->pieces);
-        if (status)
-            return status;
-    }
-    return 0;
+    return run_each_stage(call, words, first, count);
 }
 
 /* Run the items from begin up to end, on several threads if they are worth it. */
@@ -105,7 +114,7 @@ static int run_items(const Call *call, const word *words, int64_t begin, int64_t
         chunks = end - begin;
     int64_t threads = chunks < 2 ? 1 : most_threads;
     if (threads < 2)
-        return call->kernel->run(words, begin, end);
+        return run_kernel(call, words, begin, end);
     chunks = chunks < 16 * threads ? chunks : 16 * threads;
     threads = threads < MOST_SHARES ? threads : MOST_SHARES;
     const int parts = (int)(chunks < threads ? chunks : threads);
@@ -132,7 +141,7 @@ int call_run_words(const Call *call, const word *words, int *status)
 {
     double total = call->items * call->item_ns, each_ns = call->item_ns;
     if (total < WORTH_RELEASE) {
-        *status = call->items ? call->kernel->run(words, 0, call->items) : 0;
+        *status = call->items ? run_kernel(call, words, 0, call->items) : 0;
         return 0;
     }
     int64_t count = call->items, batch;
@@ -508,6 +517,7 @@ PyMODINIT_FUNC JOINED(PyInit_, LEVEL)(void)
     failed = failed || PyModule_AddObjectRef(module, "kernels", names) < 0 ||
              PyModule_AddObjectRef(module, "elementwise_operations", operations) < 0 ||
              PyModule_AddIntConstant(module, "integer_speed", integer_speed()) < 0 ||
+             PyModule_AddIntConstant(module, "multiplies_bfloat16", multiplies_bfloat16()) < 0 ||
              PyModule_AddStringConstant(module, "checksum", CHECKSUM) < 0 ||
              PyModule_AddObjectRef(module, "Call", type) < 0 ||
              PyModule_AddObjectRef(module, "Sequence", sequence) < 0;

@@ -28,13 +28,13 @@ typedef int (*stage_function)(const void *arguments, int64_t stage, int64_t firs
 
 typedef struct {
     const char *name;
-    kernel_function run;
+    kernel_function run;  /* NULL where the stages are all that there is */
     int64_t words;        /* fields of the arguments */
     stage_function stage; /* NULL if there is none */
 } kernel_entry;
 
 #define KERNEL(name, arguments) {#name, name, sizeof(struct arguments) / 8, NULL}
-#define STAGED_KERNEL(name, arguments, stage) {#name, name, sizeof(struct arguments) / 8, stage}
+#define STAGED_KERNEL(name, arguments, run, stage) {#name, run, sizeof(struct arguments) / 8, stage}
 #define END_OF_KERNELS {NULL, NULL, 0, NULL}
 
 static inline int64_t smaller(int64_t a, int64_t b)
@@ -46,6 +46,7 @@ static inline int64_t smaller(int64_t a, int64_t b)
 #pragma GCC visibility push(hidden)
 
 int integer_speed(void); /* of quantized_convolution.c */
+int multiplies_bfloat16(void); /* of panels.c: whether the processor does */
 
 /* Names of the operations of elementwise programs; the last is NULL. */
 extern const char *const elementwise_operations[];

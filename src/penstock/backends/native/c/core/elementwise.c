@@ -201,11 +201,7 @@ static void f4_bfloat(void *to, const void *x, const void *y, const void *z, int
 {
     uint16_t *d = to;
     const float *a = x;
-    LOOP({
-        uint32_t bits = (uint32_t)bits_of(a[i]);
-        uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-        d[i] = (uint16_t)(a[i] != a[i] ? (bits >> 16 & 0x8000) | 0x7fc0 : rounded);
-    });
+    LOOP(d[i] = bfloat_of(a[i]););
 }
 
 /* (x - zero point) * scale */

@@ -27,6 +27,13 @@ static inline float float_of(int32_t bits)
     return x;
 }
 
+/* As bfloat16, rounded to nearest and ties to even; NaN stays. */
+static inline uint16_t bfloat_of(float x)
+{
+    const uint32_t bits = (uint32_t)bits_of(x);
+    return (uint16_t)(x != x ? (bits >> 16 & 0x8000) | 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
 /* x y + z; rounded once where the processor can. */
 static inline float fused32(float x, float y, float z)
 {

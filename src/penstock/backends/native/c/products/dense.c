@@ -11,6 +11,8 @@ struct dense {
     const float *addend; /* as y, or NULL */
     float *y;
     int64_t rows, inner, columns, block; /* rows of an item: at most BLOCK */
+    float *pairs;                        /* of bfloat16, that x is rounded to; or NULL */
+    int64_t items;
     int64_t follows;                     /* whether there is a program */
     struct elementwise program;          /* of y, in place; tiles are parts of rows, of some panels */
 };
@@ -36,7 +38,7 @@ static int dense(const void *arguments, int64_t begin, int64_t end)
                           NO_ACTIVATION, count};
         for (int64_t r = 0; r < rows; r++)
             from[r] = a->x + (row + r) * a->inner;
-        multiply_panel((operands){from, NULL, BLOCK, 1, 0, a->inner}, rows, w, width, next, &y, count);
+        multiply_panel((operands){from, NULL, BLOCK, 1, 0, a->inner, a->pairs != NULL}, rows, w, width, next, &y, count);
         const int64_t ready = column + count;
         if (a->follows && (panel + 1 == panels || item + 1 == end || ready - seen == program.tile)) {
             run_in_rows(&program, row, rows, seen, ready);
@@ -46,7 +48,20 @@ static int dense(const void *arguments, int64_t begin, int64_t end)
     return 0;
 }
 
+/* Round rows of x in the first stage, and multiply them in the second. */
+static int rounded_dense_stage(const void *arguments, int64_t stage, int64_t first, int64_t last)
+{
+    struct dense a = *(const struct dense *)arguments;
+    const int64_t pairs = (a.inner + 1) / 2, row = first * a.rows / a.items, end = last * a.rows / a.items;
+    const int64_t some = a.inner % 2 ? 1 : end - row; /* rows without a gap */
+    for (int64_t r = row; !stage && r < end; r += some)
+        round_to_pairs(a.pairs + r * pairs, a.x + r * a.inner, 1, some * a.inner);
+    a.x = a.pairs, a.inner = pairs;
+    return stage ? dense(&a, first, last) : 0;
+}
+
 const kernel_entry dense_kernels[] = {
     KERNEL(dense, dense),
+    STAGED_KERNEL(rounded_dense, dense, NULL, rounded_dense_stage),
     END_OF_KERNELS,
 };

@@ -8,6 +8,7 @@
    were fetched while they were computed. Compiled with contraction to fused multiply-add. */
 
 // Compiler options: -ffp-contract=fast
+#include "math32.h"
 #include "panels.h"
 
 enum { DEPTH = 256, ROWS = 8, LINE = 64 };
@@ -19,10 +20,48 @@ typedef struct {
     int64_t lines;
 } fetching;
 
-/* The product of `rows` rows of x with `vectors` vectors of a panel's columns; both numbers are
-   constants. `before`, if not NULL, are sums of products before. */
+int multiplies_bfloat16(void)
+{
+#if defined(__AVX512F__)
+    return __builtin_cpu_supports("avx512bf16") != 0;
+#else
+    return 0;
+#endif
+}
+
+void round_to_pairs(float *to, const float *from, int64_t step, int64_t count)
+{
+    uint16_t *halves = (uint16_t *)to;
+    int64_t i = 0;
+#if defined(__AVX512F__)
+    for (vector pairs; step == 1 && i + 2 * LANES <= count; i += 2 * LANES, to += LANES) {
+        __asm__("vcvtne2ps2bf16 %1, %2, %0" : "=v"(pairs) : "v"(loaded(from + i)), "v"(loaded(from + i + LANES)));
+        memcpy(to, &pairs, sizeof pairs);
+    }
+#endif
+    for (; i < count; i++)
+        halves[i] = bfloat_of(from[i * step]);
+    if (count % 2)
+        halves[count] = 0;
+}
+
+/* sum + x w. A function for the processors that multiply pairs could have no part in those for all: so
+   this is no intrinsic. */
+INLINED vector plus_product(vector sum, float x, vector w, int pairs)
+{
+#if defined(__AVX512F__)
+    if (pairs) {
+        __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(w), "v"(_mm512_set1_ps(x)));
+        return sum;
+    }
+#endif
+    return sum + x * w;
+}
+
+/* The product of `rows` rows of x with `vectors` vectors of a panel's columns; both numbers and
+   `pairs` are constants. `before`, if not NULL, are sums of products before. */
 INLINED void multiply(const operands *x, const float *w, int64_t width, const float *before,
-                      const target *to, fetching f, int rows, int vectors)
+                      const target *to, fetching f, int rows, int vectors, int pairs)
 {
     /* A single vector has two sums of each row, since one would wait for the multiplication before. */
     enum { ODD = SUMS / 2 };
@@ -37,8 +76,10 @@ INLINED void multiply(const operands *x, const float *w, int64_t width, const fl
             loaded(w + j * LANES);                                                                 \
         _Pragma("GCC unroll 16") for (int r = 0; r < rows; r++)                                     \
             _Pragma("GCC unroll 4") for (int j = 0; j < vectors; j++)                              \
-                own[(vectors == 1) * (i) % 2 * ODD + r * vectors + j] +=                       \
-                    at[r][k + i] * columns[j];                                                     \
+            {                                                                                      \
+                vector *sum = own + (vectors == 1) * (i) % 2 * ODD + r * vectors + j;              \
+                *sum = plus_product(*sum, at[r][k + i], columns[j], pairs);                        \
+            }                                                                                      \
         w += width;                                                                                \
     }
     const int64_t depth = x->depth;
@@ -102,7 +143,8 @@ static void multiply_some(const operands *x, const float *w, int64_t width, cons
 #define OF(rows, vectors)                                                                          \
     case rows * 8 + vectors:                                                                       \
         if (rows * (vectors > 1 ? vectors : 2) <= SUMS && vectors <= MOST_VECTORS)                 \
-            multiply(x, w, width, before, to, f, rows, vectors);                                   \
+            BY_WIDTH(x->pairs, 0, 0) ? multiply(x, w, width, before, to, f, rows, vectors, 1)      \
+                                     : multiply(x, w, width, before, to, f, rows, vectors, 0);     \
         break;
 #define OF_ROWS(rows) OF(rows, 1) OF(rows, 2) OF(rows, 3) OF(rows, 4)
     switch (rows * 8 + vectors) {

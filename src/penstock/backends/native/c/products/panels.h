@@ -3,7 +3,10 @@
 
    The matrix is in panels of 64 columns, [panel][inner][64]; the last one has as few as hold what is left,
    a multiple of GRAIN, with zeros behind it. A row of x has several parts of equal depth, such as what
-   each tap of a convolution's kernel sees, and each part has an address of its own. */
+   each tap of a convolution's kernel sees, and each part has an address of its own.
+
+   Where the processor multiplies bfloat16, numbers of x and of the matrix can be pairs of those: of adjacent
+   elements of a row, and of the same elements of a column. Their products are summed up in float32. */
 #ifndef PENSTOCK_PANELS_H
 #define PENSTOCK_PANELS_H
 
@@ -14,10 +17,11 @@
 enum { PANEL = 64, GRAIN = 16, BLOCK = 192 }; /* BLOCK: rows of a product, at most */
 
 /* Rows of x: the addresses of each part of them, [part][apart], and where in a part to begin; parts at `zeros`
-   need not be multiplied. */
+   need not be multiplied. With `pairs`, all numbers are pairs of bfloat16. */
 typedef struct {
     const float *const *rows, *zeros;
     int64_t apart, parts, begin, depth;
+    int pairs;
 } operands;
 
 /* Values below 0 are multiplied by the slope of their column, if there are slopes; all by a bounded linear
@@ -120,6 +124,9 @@ static inline void put_floats(target to, const float *sums, int64_t count)
 }
 
 #pragma GCC visibility push(hidden)
+/* Round `count` numbers, `step` apart, to pairs of bfloat16; the last one may have 0 in its other half. */
+void round_to_pairs(float *to, const float *from, int64_t step, int64_t count);
+
 /* The first `count` columns of y = x w, for at most BLOCK rows and a panel of `width` columns; `next` is
    what is read after it. */
 void multiply_panel(operands x, int64_t rows, const float *w, int64_t width, const float *next,

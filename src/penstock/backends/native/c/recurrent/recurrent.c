@@ -523,6 +523,6 @@ static int recurrent_stage(const void *arguments, int64_t stage, int64_t first, 
 }
 
 const kernel_entry recurrent_kernels[] = {
-    STAGED_KERNEL(recurrent, recurrent, recurrent_stage),
+    STAGED_KERNEL(recurrent, recurrent, recurrent, recurrent_stage),
     END_OF_KERNELS,
 };

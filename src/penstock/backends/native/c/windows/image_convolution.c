@@ -32,9 +32,9 @@ typedef struct {
 } span;
 
 /* Weights as a run gives them: their elements for each filter of a channel, and from one filter and one channel of a
-   group to the next; their groups that are one of the product's; items of the product; where each tap of all phases is. */
+   group to the next; their groups that are one of the product's; where each tap of all phases is. */
 typedef struct {
-    int64_t kernel, filter_step, channel_step, merged, items;
+    int64_t kernel, filter_step, channel_step, merged;
     int64_t taps[];
 } source;
 
@@ -50,6 +50,8 @@ struct image_convolution {
     int64_t block;                             /* positions of an item */
     int64_t adjacent; /* taps of a row of the kernel see adjacent elements, and are one part of what is seen */
     int64_t room;     /* elements of copies */
+    int64_t items;    /* of the product */
+    float *pairs;     /* of bfloat16, that x is rounded to; or NULL */
     /* Weights and bias that a run gives are packed first, to where `weights` are and behind them. */
     const float *given, *given_bias;
     const source *source;
@@ -290,7 +292,7 @@ static int image_convolution(const void *arguments, int64_t begin, int64_t end)
             find_rows(a, &f, first, count,
                       (view){dense ? 0 : channel, a->channels, a->block, rows, copy});
         known = of;
-        const operands x = {rows, zeros, a->block, parts, dense ? channel : 0, depth};
+        const operands x = {rows, zeros, a->block, parts, dense ? channel : 0, depth, a->pairs != NULL};
         const float *next = item + 1 < end ? w + width * k : a->weights;
         const target apart = {sums, PANEL, a->bias + group * padded + column, NULL, 0, NO_ACTIVATION, 0};
         /* Where the positions of several lines are not equally far apart, each line is a product. */
@@ -556,34 +558,48 @@ static int given_stage(const void *arguments, int64_t stage, int64_t first, int6
     a.bias = bias;
     if (stage % 2)
         return (each_channel ? image_depthwise : image_convolution)(&a, first, last);
-    for (int64_t i = first * packs / a.source->items; i < last * packs / a.source->items; i++)
+    for (int64_t i = first * packs / a.items; i < last * packs / a.items; i++)
         (each_channel ? pack_channels : pack_panel)(&a, i);
     for (int64_t i = 0; i < a.groups * padded && first == 0; i++)
         bias[i] = a.given_bias && i % padded < filters ? a.given_bias[i / padded * filters + i % padded] : 0;
     return 0;
 }
 
-#define GIVEN(name, each_channel)                                                                  \
-    static int name##_stage(const void *arguments, int64_t stage, int64_t first, int64_t last)     \
-    {                                                                                              \
-        return given_stage(arguments, stage, first, last, each_channel);                           \
-    }                                                                                              \
-    static int name(const void *arguments, int64_t begin, int64_t end)                             \
-    {                                                                                              \
-        const int64_t items = ((const struct image_convolution *)arguments)->source->items;                \
-        int failed = 0;                                                                            \
-        for (int64_t stage = 2 * begin; stage < 2 * end && !failed; stage++)                       \
-            failed = given_stage(arguments, stage, 0, items, each_channel);                        \
-        return failed;                                                                             \
-    }
+static int given_convolution_stage(const void *arguments, int64_t stage, int64_t first, int64_t last)
+{
+    return given_stage(arguments, stage, first, last, 0);
+}
 
-GIVEN(given_convolution, 0)
-GIVEN(given_depthwise, 1)
+static int given_depthwise_stage(const void *arguments, int64_t stage, int64_t first, int64_t last)
+{
+    return given_stage(arguments, stage, first, last, 1);
+}
+
+/* Round images to pairs of channels in the first stage, and convolve these in the second. */
+static int rounded_convolution_stage(const void *arguments, int64_t stage, int64_t first, int64_t last)
+{
+    struct image_convolution a = *(const struct image_convolution *)arguments;
+    const int64_t slices = a.axes[0]->size, rows = a.axes[1]->size, columns = a.axes[2]->size;
+    const int64_t channels = a.groups * a.channels, pairs = channels / 2, line = columns * pairs;
+    const int64_t plane = rows * line, all = a.images * slices * rows * columns;
+    const steps *x = a.x_steps, rounded = {slices * plane, 1, line, pairs, plane};
+    const int64_t end = last * all / a.items;
+    for (int64_t i = first * all / a.items; !stage && i < end;) {
+        const int64_t row = i / columns, slice = row / rows, some = smaller(i + columns - i % columns, end);
+        const float *from = a.x + slice / slices * x->image + slice % slices * x->slice +
+                            row % rows * x->row + i % columns * x->column;
+        for (; i < some; i++, from += x->column)
+            round_to_pairs(a.pairs + i * pairs, from, x->channel, channels);
+    }
+    a.x = a.pairs, a.x_steps = &rounded, a.channels /= 2;
+    return stage ? image_convolution(&a, first, last) : 0;
+}
 
 const kernel_entry image_convolution_kernels[] = {
     KERNEL(image_convolution, image_convolution),
     KERNEL(image_depthwise, image_convolution),
-    STAGED_KERNEL(given_convolution, image_convolution, given_convolution_stage),
-    STAGED_KERNEL(given_depthwise, image_convolution, given_depthwise_stage),
+    STAGED_KERNEL(given_convolution, image_convolution, NULL, given_convolution_stage),
+    STAGED_KERNEL(given_depthwise, image_convolution, NULL, given_depthwise_stage),
+    STAGED_KERNEL(rounded_convolution, image_convolution, NULL, rounded_convolution_stage),
     END_OF_KERNELS,
 };

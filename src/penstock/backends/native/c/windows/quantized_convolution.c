@@ -465,15 +465,6 @@ static int code_matrices_stage(const void *arguments, int64_t stage, int64_t fir
     return 0;
 }
 
-static int code_matrices(const void *arguments, int64_t begin, int64_t end)
-{
-    const struct code_matrices *a = arguments;
-    for (int64_t item = begin; item < end; item++)
-        for (int64_t stage = 0; stage < 2; stage++)
-            code_matrices_stage(arguments, stage, 0, a->items);
-    return 0;
-}
-
 /* What each tap of a row of the kernel sees, from what the first one does; taps that fill up four see
    as the last. `above`: the bytes of a row of the copy. */
 typedef struct {
@@ -685,7 +676,7 @@ int integer_speed(void)
 
 const kernel_entry quantized_convolution_kernels[] = {
     KERNEL(quantized_convolution, quantized_convolution),
-    STAGED_KERNEL(code_matrices, code_matrices, code_matrices_stage),
+    STAGED_KERNEL(code_matrices, code_matrices, NULL, code_matrices_stage),
     KERNEL(code_depthwise, code_depthwise),
     KERNEL(dynamically_quantized, dynamically_quantized),
     END_OF_KERNELS,
