@@ -56,7 +56,7 @@ def describe(name: str) -> str:
 
         kernels = native()
         assert kernels is not None
-        return f"{len(kernels.kernels)} native kernels for {kernels.level}, {kernels.path}"
+        return f"{len(kernels.kernels)} native kernels for {kernels.instructions}, {kernels.path}"
     # Importing torch takes seconds.
     from importlib import metadata
     from pathlib import Path

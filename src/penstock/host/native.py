@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -33,11 +34,18 @@ class NativeLibrary:
     call: Callable[..., Any]
     functions: Any
     """the functions of the module: ``set_threads``, and those that take any arrays or strings; and
-    ``integer_speed``, operations in a nanosecond, and ``multiplies_bfloat16``, whether the
-    processor does"""
+    ``integer_speed``, operations in a nanosecond, by ``integer_instructions``; and
+    ``multiplies_bfloat16``, whether the processor does"""
 
     def __repr__(self) -> str:
         return f"NativeLibrary({self.level!r}, {self.path!r}, {len(self.kernels)} kernels)"
+
+    @property
+    def instructions(self) -> str:
+        """The level, and what its kernels use beyond that, such as "plain aarch64 with i8mm"."""
+        level = f"plain {platform.machine()}" if self.level == "plain" else self.level
+        more = self.functions.integer_instructions
+        return f"{level} with {more}" if more else level
 
     def call_of(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         """The call that ``function`` is the method ``run`` of, None if it is another function."""

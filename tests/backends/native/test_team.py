@@ -16,7 +16,9 @@ import pytest
 import penstock
 from penstock.host.native import library
 
-COMPILER = shutil.which("cc") or shutil.which("gcc")
+# That of Python's own processor: others may run on this one (tools/aarch64.py).
+COMPILERS = [(sysconfig.get_config_var("CC") or "cc").split()[0], "cc", "gcc"]
+COMPILER = next(filter(None, map(shutil.which, COMPILERS)), None)
 RUNTIME = Path(penstock.__file__).parent / "host" / "c"
 
 pytestmark = pytest.mark.skipif(

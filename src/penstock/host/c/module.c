@@ -506,6 +506,8 @@ PyMODINIT_FUNC JOINED(PyInit_, LEVEL)(void)
     PyObject *names = PyList_New(0), *operations = PyList_New(0);
     PyObject *type = PyType_FromSpec(&Call_spec), *sequence = PyType_FromSpec(&Sequence_spec);
     room_type = new_room_type();
+    const char *instructions;
+    const int speed = integer_speed(&instructions);
     int failed = !names || !operations || !type || !sequence || !room_type;
     for (size_t f = 0; !failed && f < sizeof function_tables / sizeof *function_tables; f++)
         failed = PyModule_AddFunctions(module, function_tables[f]) < 0;
@@ -516,7 +518,8 @@ PyMODINIT_FUNC JOINED(PyInit_, LEVEL)(void)
         failed = append_name(operations, elementwise_operations[i]) < 0;
     failed = failed || PyModule_AddObjectRef(module, "kernels", names) < 0 ||
              PyModule_AddObjectRef(module, "elementwise_operations", operations) < 0 ||
-             PyModule_AddIntConstant(module, "integer_speed", integer_speed()) < 0 ||
+             PyModule_AddIntConstant(module, "integer_speed", speed) < 0 ||
+             PyModule_AddStringConstant(module, "integer_instructions", instructions) < 0 ||
              PyModule_AddIntConstant(module, "multiplies_bfloat16", multiplies_bfloat16()) < 0 ||
              PyModule_AddStringConstant(module, "checksum", CHECKSUM) < 0 ||
              PyModule_AddObjectRef(module, "Call", type) < 0 ||

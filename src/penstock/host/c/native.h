@@ -45,8 +45,8 @@ static inline int64_t smaller(int64_t a, int64_t b)
 /* Names that are the same in the modules of several instruction sets stay within each. */
 #pragma GCC visibility push(hidden)
 
-int integer_speed(void); /* of quantized_convolution.c */
-int multiplies_bfloat16(void); /* of panels.c: whether the processor does */
+int integer_speed(const char **instructions); /* of quantized_convolution.c */
+int multiplies_bfloat16(void);                /* of panels.c: whether the processor does */
 
 /* Names of the operations of elementwise programs; the last is NULL. */
 extern const char *const elementwise_operations[];

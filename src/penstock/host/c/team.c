@@ -34,9 +34,9 @@ typedef struct {
     atomic_int calls;                 /* changes when they are to wake up */
     team_function function;
     void *data;
-    int threads;                      /* that have been started */
+    atomic_int threads;               /* that have been started */
     atomic_llong by_others;           /* parts that were run by others than the beginner */
-    int64_t by_beginner, woken;       /* parts that the beginner took over, and calls of others */
+    atomic_llong by_beginner, woken;  /* parts that the beginner took over, and calls of others */
 } team;
 
 static team teams[MOST_TEAMS];

@@ -10,6 +10,8 @@
 #include <string.h>
 #if defined(__SSE2__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 #include "native.h"
 
@@ -41,7 +43,8 @@ typedef void product(const multiplication *m);
 enum { TILE = 16 };
 static const int64_t ONE_PART[1] = {0};
 
-/* The vectors of the instruction set. */
+/* The vectors of the instruction set. Without x86's, vectors of GCC, and what they need for depthwise
+   convolutions; aarch64 has instructions for these. */
 #if defined(__AVX512BW__)
 typedef __m512i bytes;
 #define V(name) _mm512_##name
@@ -51,10 +54,20 @@ typedef __m256i bytes;
 #elif defined(__SSE2__)
 typedef __m128i bytes;
 #define V(name) _mm_##name
+#else
+typedef uint8_t bytes __attribute__((vector_size(16)));
+typedef uint16_t halves __attribute__((vector_size(16)));
+typedef int16_t signed_halves __attribute__((vector_size(16)));
+#define V(name) portable_##name
+#define HALVES(a, b, ...) (bytes)__builtin_shuffle((halves)(a), (halves)(b), (halves){__VA_ARGS__})
+#define portable_unpacklo_epi16(a, b) HALVES(a, b, 0, 8, 1, 9, 2, 10, 3, 11)
+#define portable_unpackhi_epi16(a, b) HALVES(a, b, 4, 12, 5, 13, 6, 14, 7, 15)
+#define portable_unpacklo_epi8(a, b) \
+    __builtin_shuffle(a, b, (bytes){0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23})
+#define portable_unpackhi_epi8(a, b) \
+    __builtin_shuffle(a, b, (bytes){8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31})
 #endif
-#if defined(__SSE2__)
 enum { BYTES = sizeof(bytes), LANES_OF_SUMS = BYTES / 4 };
-#endif
 
 /* A product with vectors of some bytes, in blocks of `most` rows, or of one row and `wide` panels. */
 #define PRODUCT(name, attribute, bytes, most, wide)                                               \
@@ -121,17 +134,43 @@ enum { BYTES = sizeof(bytes), LANES_OF_SUMS = BYTES / 4 };
     }
 
 /* Vectors of dot products of four uint8 with four int8. Without instructions for that: of the even and
-   of the odd ones as int16. */
+   of the odd ones as int16, which hold products. DOTS are of int8 with int8: x is 64 + 64 more than what
+   these take for it. WIDEST: the functions of this suffix that the processor has the instructions for. */
 #if defined(__AVX512BW__)
 #define VNNI __attribute__((target("avx512vnni")))
+#define WIDEST(suffix) (__builtin_cpu_supports("avx512vnni") ? vnni##suffix : plain##suffix)
 #define vnni_dot(sum, x, w) \
     (vnni_sums)_mm512_dpbusd_epi32((__m512i)(sum), (__m512i)(x), (__m512i)(w))
 PRODUCT(vnni, VNNI, 64, 12, 4)
 #elif defined(__AVX2__)
 #define VNNI __attribute__((target("avxvnni")))
+#define WIDEST(suffix) (__builtin_cpu_supports("avxvnni") ? vnni##suffix : plain##suffix)
 #define vnni_dot(sum, x, w) \
     (vnni_sums)_mm256_dpbusd_avx_epi32((__m256i)(sum), (__m256i)(x), (__m256i)(w))
 PRODUCT(vnni, VNNI, 32, 3, 2)
+#elif defined(__aarch64__) && (defined(__linux__) || defined(__ARM_FEATURE_DOTPROD))
+#if defined(__linux__)
+#include <sys/auxv.h>
+#define HAS(word, bit) (getauxval(word) & (bit))
+#else /* what the compiler may take for granted */
+#define HAS(word, bit) (word)
+enum { AT_HWCAP = 1, AT_HWCAP2 = 0 };
+#endif
+#define WIDEST(suffix)                                \
+    (HAS(AT_HWCAP2, HWCAP2_I8MM) ? vnni##suffix       \
+     : HAS(AT_HWCAP, HWCAP_ASIMDDP) ? dots##suffix    \
+                                    : plain##suffix)
+#define VNNI __attribute__((target("arch=armv8.2-a+i8mm")))
+#define vnni_dot(sum, x, w) \
+    (vnni_sums)vusdotq_s32((int32x4_t)(sum), (uint8x16_t)(x), (int8x16_t)(w))
+PRODUCT(vnni, VNNI, 16, 2, 2)
+#define DOTS __attribute__((target("arch=armv8.2-a+dotprod")))
+#define DOT(sum, x, w) vdotq_s32(sum, (int8x16_t)(x), (int8x16_t)(w))
+#define dots_dot(sum, x, w) \
+    (dots_sums)DOT(DOT(DOT((int32x4_t)(sum), (bytes)(x) ^ 128, w), (bytes){0} + 64, w), (bytes){0} + 64, w)
+PRODUCT(dots, DOTS, 16, 2, 2)
+#else
+#define WIDEST(suffix) plain##suffix
 #endif
 
 #if defined(__SSE2__)
@@ -140,22 +179,17 @@ PRODUCT(vnni, VNNI, 32, 3, 2)
      (plain_sums)V(madd_epi16)((bytes)(x)&V(set1_epi16)(255),                                     \
                                V(srai_epi16)(V(slli_epi16)((bytes)(w), 8), 8)) +                  \
      (plain_sums)V(madd_epi16)(V(srli_epi16)((bytes)(x), 8), V(srai_epi16)((bytes)(w), 8)))
-PRODUCT(plain, , BYTES, 2, 2)
 #else
-static void plain(const multiplication *m)
-{
-    for (int64_t r = 0; r < m->rows; r++)
-        for (int64_t j = 0; j < m->columns; j++) {
-            const int8_t *w = m->w + j / PANEL * m->w_step + j % PANEL * QUAD;
-            int32_t sum = m->start[r * m->start_step + j];
-            for (int64_t part = 0; part < m->parts; part++)
-                for (int64_t i = 0; i < m->quads * QUAD; i++)
-                    sum += m->x[r * m->x_step + m->places[part] + i] *
-                           w[(part * m->quads + i / QUAD) * PANEL_BYTES + i % QUAD];
-            m->c[r * m->c_step + j] = sum;
-        }
-}
+#if defined(__aarch64__)
+#define PAIRS_ADDED(sum, x) (plain_sums)vpadalq_s16((int32x4_t)(sum), (int16x8_t)(x))
+#else
+#define PAIRS_ADDED(sum, x) ((sum) + ((plain_sums)(x) << 16 >> 16) + ((plain_sums)(x) >> 16))
 #endif
+#define plain_dot(sum, x, w)                                                                      \
+    PAIRS_ADDED(PAIRS_ADDED(sum, (signed_halves)((halves)(x)&255) * ((signed_halves)(w) << 8 >> 8)), \
+                (signed_halves)((halves)(x) >> 8) * ((signed_halves)(w) >> 8))
+#endif
+PRODUCT(plain, , BYTES, 2, 2)
 
 /* Tiles of 16 rows: four of sums, two of x and two of weights. */
 #if defined(__AVX512BW__) && defined(__linux__)
@@ -266,28 +300,13 @@ __attribute__((target("amx-tile,amx-int8"))) static void tiles(const multiplicat
 }
 #endif
 
-#if defined(VNNI)
-static int has_vnni(void)
-{
-#if defined(__AVX512BW__)
-    return __builtin_cpu_supports("avx512vnni") != 0;
-#else
-    return __builtin_cpu_supports("avxvnni") != 0;
-#endif
-}
-#endif
-
 static product *product_for(int64_t rows)
 {
 #if defined(__AVX512BW__) && defined(__linux__)
     if (rows > 4 && has_tiles())
         return tiles;
 #endif
-#if defined(VNNI)
-    if (has_vnni())
-        return vnni;
-#endif
-    return plain;
+    return WIDEST();
 }
 
 static inline int32_t sum_of(const uint8_t *x, int64_t count)

@@ -68,11 +68,11 @@ struct code_depthwise {
     const steps *x_steps, *y_steps;
 };
 
-#if defined(__SSE2__)
 /* The codes of four vectors of sums, whose factors and offsets are `step` apart. */
 INLINED bytes codes_of_vectors(const bytes *sums, const float *factors, const float *offsets, int step,
                                const bounds *b)
 {
+#if defined(__SSE2__)
     bytes whole[4];
 #pragma GCC unroll 4
     for (int v = 0; v < 4; v++)
@@ -84,14 +84,26 @@ INLINED bytes codes_of_vectors(const bytes *sums, const float *factors, const fl
     bytes codes = V(packus_epi16)(V(adds_epi16)(V(packs_epi32)(whole[0], whole[1]), zero),
                                   V(adds_epi16)(V(packs_epi32)(whole[2], whole[3]), zero));
     return V(max_epu8)(codes, V(set1_epi8)((char)b->low)) ^ V(set1_epi8)((char)b->change);
-}
+#else
+    int32_t whole[BYTES];
+    bytes codes;
+    memcpy(whole, sums, sizeof whole);
+    for (int i = 0; i < BYTES; i++) {
+        const int at = i / 4 * step + i % 4;
+        float number = (float)whole[i] * factors[at] + offsets[at];
+        number = number < b->high ? number : (float)b->high;
+        whole[i] = (int32_t)rintf(number > -512 ? number : -512) + (int32_t)b->zero;
+    }
+    for (int i = 0; i < BYTES; i++)
+        codes[i] = (uint8_t)(whole[i] > b->low ? whole[i] : b->low) ^ (uint8_t)b->change;
+    return codes;
 #endif
+}
 
 /* The codes of CHUNK sums in their own order. */
 INLINED void codes_of(uint8_t *restrict codes, const int32_t *restrict sums,
                       const float *restrict factors, const float *restrict offsets, const bounds *b)
 {
-#if defined(__SSE2__)
     for (int i = 0; i < CHUNK; i += BYTES) {
         bytes four[4];
 #pragma GCC unroll 4
@@ -106,14 +118,6 @@ INLINED void codes_of(uint8_t *restrict codes, const int32_t *restrict sums,
 #endif
         memcpy(codes + i, &packed, BYTES);
     }
-#else
-    for (int i = 0; i < CHUNK; i++) {
-        float number = (float)sums[i] * factors[i] + offsets[i];
-        number = number < b->high ? number : (float)b->high;
-        number = rintf(number > -512 ? number : -512) + (float)b->zero;
-        codes[i] = (uint8_t)(number > b->low ? number : b->low) ^ (uint8_t)b->change;
-    }
-#endif
 }
 
 /* Copy codes ^ change; the last ones once more where that fills vectors. */
@@ -542,49 +546,13 @@ INLINED int64_t kernel_row(const axis *u, int64_t row, int64_t t)
                                 codes + r * CHUNK, 1);                                            \
     }
 
-#if defined(__SSE2__)
 DEPTHWISE(plain, )
-#else
-static inline int64_t channel_of(int64_t i)
-{
-    return i / 4 % 4 * 16 + i / 16 * 4 + i % 4;
-}
-
-static void plain_depthwise(const struct code_depthwise *a, const sight *seen, const uint8_t *x, int64_t at,
-                            uint8_t *codes, int64_t rows)
-{
-    for (int64_t r = 0; r < rows; r++) {
-        int32_t sums[CHUNK];
-        uint8_t ordered[CHUNK];
-        memcpy(sums, a->terms + at, sizeof sums);
-        for (int64_t ky = 0; ky < a->rows->kernel; ky++)
-            for (int64_t q = 0; q < seen->quads * CHUNK * QUAD; q++) {
-                const int64_t i = q / QUAD % CHUNK, quad = q / QUAD / CHUNK;
-                const uint8_t *from = x + (r * a->rows->stride + ky * a->rows->dilation) * seen->above;
-                sums[i] += from[channel_of(i) + seen->taps[quad * QUAD + q % QUAD]] *
-                           a->weights[((ky * seen->quads + quad) * a->period + at + i) * QUAD + q % QUAD];
-            }
-        codes_of(ordered, sums, a->factors + at, a->offsets + at, a->bounds);
-        for (int i = 0; i < CHUNK; i++)
-            codes[r * CHUNK + channel_of(i)] = ordered[i];
-    }
-}
-#endif
 #if defined(VNNI)
 DEPTHWISE(vnni, VNNI)
 #endif
-
-typedef void depthwise(const struct code_depthwise *, const sight *, const uint8_t *, int64_t, uint8_t *,
-                       int64_t);
-
-static depthwise *depthwise_for(void)
-{
-#if defined(VNNI)
-    if (has_vnni())
-        return vnni_depthwise;
+#if defined(DOTS)
+DEPTHWISE(dots, DOTS)
 #endif
-    return plain_depthwise;
-}
 
 /* Write `count` codes of positions of a row of the result, from element i of these on. */
 static inline void put_channels(const struct code_depthwise *a, uint8_t *y, const uint8_t *codes, int64_t i,
@@ -631,7 +599,7 @@ static int code_depthwise(const void *arguments, int64_t begin, int64_t end)
                          column * a->y_steps->column;
             for (int64_t i = 0, at = 0; i < length; i += CHUNK, at += CHUNK) {
                 at = at < a->period ? at : 0;
-                depthwise_for()(a, &seen, copy + r * u->stride * seen.above + i, at, codes, n);
+                WIDEST(_depthwise)(a, &seen, copy + r * u->stride * seen.above + i, at, codes, n);
                 for (int64_t line = 0; line < n; line++)
                     put_channels(a, y + line * a->y_steps->row, codes + line * CHUNK, i,
                                  smaller(CHUNK, length - i));
@@ -658,20 +626,23 @@ static int dynamically_quantized(const void *arguments, int64_t begin, int64_t e
 }
 
 /* Operations that products of many rows make in a nanosecond, about: a multiplication and an addition
-   are two. */
-int integer_speed(void)
+   are two. Those of aarch64 are by the width of its instructions. */
+int integer_speed(const char **instructions)
 {
+    *instructions = "";
 #if defined(__AVX512BW__) && defined(__linux__)
     if (product_for(TILE) == tiles)
-        return 1000;
+        return *instructions = "AMX", 1000;
 #endif
 #if defined(__AVX2__)
     if (product_for(TILE) == vnni)
-        return 250;
+        return *instructions = "VNNI", 250;
     return 80;
-#else
-    return 40;
+#elif defined(DOTS)
+    if (product_for(TILE) != plain)
+        return product_for(TILE) == vnni ? (*instructions = "i8mm", 200) : (*instructions = "dotprod", 80);
 #endif
+    return 40;
 }
 
 const kernel_entry quantized_convolution_kernels[] = {
