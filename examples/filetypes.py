@@ -23,9 +23,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 import penstock
 
@@ -231,36 +228,44 @@ def summary(types: FileTypes) -> dict[str, str]:
     return rows
 
 
-def _by_file(files: Sequence[Path], detections: Sequence[Detection]) -> Table:
-    table = Table("file", "type", "confidence", box=None, pad_edge=False)
-    for path, detection in zip(files, detections, strict=True):
-        table.add_row(_shown(path), detection.label, _percent(detection))
-    return table
+def _print_table(*rows: Sequence[str]) -> None:
+    """Print columns as wide as their widest cells, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [
+            cell.rjust(width) if cell.rstrip("%").replace(".", "").isdigit() else cell.ljust(width)
+            for cell, width in zip(row, widths, strict=True)
+        ]
+        print("  ".join(cells).rstrip())
 
 
-def _by_type(files: Sequence[Path], detections: Sequence[Detection]) -> Table:
+def _by_file(files: Sequence[Path], detections: Sequence[Detection]) -> list[Sequence[str]]:
+    pairs = zip(files, detections, strict=True)
+    rows = [(_shown(path), found.label, _percent(found)) for path, found in pairs]
+    return [("file", "type", "confidence"), *rows]
+
+
+def _by_type(files: Sequence[Path], detections: Sequence[Detection]) -> list[Sequence[str]]:
     """A row for each type, with the file that the network is least sure of."""
     found: dict[str, list[tuple[Path, Detection]]] = {}
     for path, detection in zip(files, detections, strict=True):
         found.setdefault(detection.label, []).append((path, detection))
-    table = Table("type", "files", "least sure", "of", box=None, pad_edge=False)
+    rows: list[Sequence[str]] = [("type", "files", "least sure", "of")]
     for label, pairs in sorted(found.items(), key=lambda item: -len(item[1])):
         path, detection = min(pairs, key=lambda pair: pair[1].confidence)
-        count = Text(str(len(pairs)), justify="right")
-        table.add_row(label, count, _percent(detection), _shown(path))
-    return table
+        rows.append((label, str(len(pairs)), _percent(detection), _shown(path)))
+    return rows
 
 
-def _shown(path: Path) -> Text:
-    return Text(str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path))
+def _shown(path: Path) -> str:
+    return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
 
 
-def _percent(detection: Detection) -> Text:
-    return Text(f"{detection.confidence:.1%}", justify="right")
+def _percent(detection: Detection) -> str:
+    return f"{detection.confidence:.1%}"
 
 
 def main(arguments: Sequence[str]) -> None:
-    console = Console()
     files = [Path(name) for name in arguments] or repository_files()
     missing = [str(path) for path in files if not path.is_file()]
     if missing:
@@ -269,17 +274,14 @@ def main(arguments: Sequence[str]) -> None:
     detections = types.detect(files)
 
     if len(files) > LISTED:
-        console.print(_by_type(files, detections))
-        console.print(f"\n{len(files)} files; name some to see each: {' '.join(COMMAND)} FILE...\n")
+        _print_table(*_by_type(files, detections))
+        print(f"\n{len(files)} files; name some to see each: {' '.join(COMMAND)} FILE...\n")
     else:
-        console.print(_by_file(files, detections))
+        _print_table(*_by_file(files, detections))
         counts = Counter(detection.label for detection in detections).most_common()
         labels = ", ".join(f"{n} {label}" for label, n in counts)
-        console.print(f"\n{len(files)} files: {labels}\n")
-    table = Table("plan", "", box=None, pad_edge=False)
-    for name, value in summary(types).items():
-        table.add_row(name, value)
-    console.print(table)
+        print(f"\n{len(files)} files: {labels}\n")
+    _print_table(("plan", ""), *summary(types).items())
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import fcntl
 import json
 import os
@@ -73,6 +74,15 @@ def test_requirements_bring_few_packages():
     packages = closure(requirements()) | {"penstock-runtime"}
     assert packages == REQUIRED
     assert len(packages) <= MOST_PACKAGES
+
+
+def test_demo_needs_what_every_installation_has():
+    tree = ast.parse((ROOT / "examples" / "filetypes.py").read_text())
+    nodes = [*ast.walk(tree)]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
+    foreign = {name.partition(".")[0] for name in names} - sys.stdlib_module_names
+    assert foreign == {"numpy", "penstock"}
 
 
 # Without the bytecode that pip compiles, which differs between versions of Python.

@@ -91,7 +91,7 @@ static int piece(const void *arguments, int64_t stage, int64_t from, int64_t to)
     return 0;
 }
 
-/* The status of so many stages of 40 pieces. */
+/* The status of work in `stages` stages of 40 pieces. */
 int staged(int threads, int stages)
 {
     atomic_int cells[40] = {0};

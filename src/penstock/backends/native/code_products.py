@@ -208,13 +208,13 @@ def _axes_of_rows(rows: int) -> Axes:
 
 
 def _of_rows(call: NativeCall, k: int, n: int) -> NativeCall:
-    """A call for rows of so many elements each, of the input and of the result."""
+    """The call for rows: of ``k`` elements in the input, of ``n`` in the result."""
     steps = [np.array([0, 1, 0, size, 0], np.int64) for size in (k, n)]
     return replace(call, words=(*call.words[:-2], *steps))
 
 
 def merged_groups(groups: int, filters: int, channels: int) -> int:
-    """How many adjacent groups, of so many filters and channels each, are computed as one."""
+    """How many adjacent groups are computed as one; ``filters`` and ``channels`` are a group's."""
     most = max(min(_PANEL // max(filters, 1), TILE // max(channels, 1)), 1)
     return max(m for m in range(1, most + 1) if groups % m == 0)
 

@@ -484,7 +484,7 @@ def _of_all_channels(
     def of_block(most: int, room: int) -> NativeCall:
         panels = math.ceil(every / PANEL) * groups * phases
         blocks = blocks_of_rows(positions, panels, min(most, BLOCK))
-        # Of whole tiles, if there is room for so many.
+        # A multiple of the rows of a tile, if there is room.
         block = math.ceil(positions / blocks)
         block = min(math.ceil(block / _TILE) * _TILE, most, BLOCK)
         items = math.ceil(positions / block) * panels
@@ -542,7 +542,7 @@ def _of_each_channel(
     channels, columns = x.dims[1], axes[-1]
     rows = axes[0].most_taps * axes[1].most_taps
     taps, positions = rows * columns.most_taps, x.dims[0] * math.prod(a.positions for a in axes)
-    # Columns of a row of taps that there is room for, of which each line has so many more.
+    # Columns that there is room for in a row of taps; a line sees ``reach`` more than its positions.
     room, reach = _ADDRESSES // rows, columns.reach
     if room < reach or channels > _MOST_CHANNELS or rows * reach > _COPIED:
         return None
