@@ -542,7 +542,7 @@ def _of_each_channel(
     channels, columns = x.dims[1], axes[-1]
     rows = axes[0].most_taps * axes[1].most_taps
     taps, positions = rows * columns.most_taps, x.dims[0] * math.prod(a.positions for a in axes)
-    # Columns that there is room for in a row of taps; a line sees ``reach`` more than its positions.
+    # Columns that a row of taps has room for; a line sees ``reach`` more than its positions.
     room, reach = _ADDRESSES // rows, columns.reach
     if room < reach or channels > _MOST_CHANNELS or rows * reach > _COPIED:
         return None
