@@ -7,6 +7,7 @@ import pytest
 
 import penstock as ps
 from penstock.backends.registry import missing
+from penstock.build import GraphBuilder
 from tests.support.onnx_text import compile_text
 from tests.support.torch_kernels import needs_torch
 from tests.test_models import assert_agree, onnxruntime_session, resnet50
@@ -44,6 +45,19 @@ def test_resnet_on_cuda_agrees_with_onnx_runtime():
     x = np.random.default_rng(0).standard_normal((2, 3, 224, 224)).astype(np.float32)[:1]
     (want,) = onnxruntime_session(model.SerializeToString()).run(None, {"x": x})
     assert_agree(ps.compile(model, backends=["torch"])(x), want, 1e-4)
+
+
+def test_recurrent_layer_on_cuda_keeps_all_bits_of_its_operands():
+    rng = np.random.default_rng(0)
+    inputs = {"x": (9, 2, 64), "w": (1, 256, 64), "r": (1, 256, 64)}
+    arrays = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in inputs.items()}
+    b = GraphBuilder()
+    x = b.input("x", np.float32, inputs["x"])
+    b.output("y", b.op("LSTM", x, arrays["w"], arrays["r"], hidden_size=64, outputs=3)[0])
+    wanted = ps.compile(b.model(), backends=["numpy"])(arrays["x"])
+    got = ps.compile(b.model(), backends=["torch"])(arrays["x"])
+    # TensorFloat-32 has 10 bits behind the point: its answers are some 1e-3 off.
+    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from tests.support.torch_kernels import needs_torch
@@ -27,3 +29,21 @@ def test_torch_recurrent_layer_agrees_in_every_direction(cell, direction):
     if cell == "GRU":
         attrs["linear_before_reset"] = 1
     check(cell, inputs, (1, 2, 3), 3 if cell == "LSTM" else 2, **attrs)
+
+
+@pytest.mark.parametrize("before", ["none", "ieee", "tf32"])
+@pytest.mark.parametrize(("tf32", "wanted"), [(False, "ieee"), (True, "tf32")])
+def test_layer_on_a_gpu_rounds_operands_only_where_the_session_allows_it(tf32, wanted, before):
+    import torch
+
+    from penstock.backends.torch.recurrent import rounding
+
+    flags = torch.backends.cudnn.rnn
+    site = SimpleNamespace(memory=SimpleNamespace(on_host=False), tf32=tf32)
+    layer = rounding(site, lambda: flags.fp32_precision)
+    restored = flags.fp32_precision
+    flags.fp32_precision = before
+    try:
+        assert (layer(), flags.fp32_precision) == (wanted, before)
+    finally:
+        flags.fp32_precision = restored

@@ -127,8 +127,8 @@ class TorchBackend(HostBackend):
             one, else the CPU.
         dtype: The type in which float32 is held and computed there, a floating type of torch or its
             name; what enters and leaves is float32 nevertheless.
-        precision: "tf32" lets products and convolutions on a GPU round their operands to
-            TensorFloat-32.
+        precision: "tf32" lets products, convolutions and recurrent layers on a GPU round their
+            operands to TensorFloat-32.
         name: Of several backends of a session, the name of this one for ``place=``.
         runtime: The streams and events of the device, by default those of CUDA; torch's CPU device
             has none.

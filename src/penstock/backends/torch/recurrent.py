@@ -59,6 +59,26 @@ def _weights(site: TorchSite) -> list[list[Tensor]] | None:
     return [[ordered(x) for x in (w[d], r[d], b[d, :rows], b[d, rows:])] for d in range(directions)]
 
 
+def rounding(site: TorchSite, layer: Callable[..., RunValue]) -> Callable[..., RunValue]:
+    """``layer``, with operands of its products rounded to TensorFloat-32 on a GPU only if the
+    session allows that. cuDNN rounds them by default, and torch has one flag for the process: it is
+    set for the call, and put back."""
+    if site.memory.on_host:
+        return layer
+    flags = torch.backends.cudnn.rnn
+    wanted = "tf32" if site.tf32 else "ieee"
+
+    def call(*tensors: Tensor, **options: Any) -> Any:
+        before = flags.fp32_precision
+        flags.fp32_precision = wanted
+        try:
+            return layer(*tensors, **options)
+        finally:
+            flags.fp32_precision = before
+
+    return call
+
+
 def recurrent(site: TorchSite) -> Kernel | None:
     """A recurrent layer in one or both directions; one backward runs on the steps in reverse."""
     dims = site.dims(0)
@@ -74,7 +94,7 @@ def recurrent(site: TorchSite) -> Kernel | None:
         name
     ]
     run = partial(
-        layer,
+        rounding(site, layer),
         params=flat,
         has_biases=True,
         num_layers=1,
