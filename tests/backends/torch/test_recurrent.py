@@ -36,11 +36,11 @@ def test_torch_recurrent_layer_agrees_in_every_direction(cell, direction):
 def test_layer_on_a_gpu_rounds_operands_only_where_the_session_allows_it(tf32, wanted, before):
     import torch
 
-    from penstock.backends.torch.recurrent import rounding
+    from penstock.backends.torch.recurrent import rounded_layer
 
     flags = torch.backends.cudnn.rnn
     site = SimpleNamespace(memory=SimpleNamespace(on_host=False), tf32=tf32)
-    layer = rounding(site, lambda: flags.fp32_precision)
+    layer = rounded_layer(site, lambda: flags.fp32_precision)
     restored = flags.fp32_precision
     flags.fp32_precision = before
     try:

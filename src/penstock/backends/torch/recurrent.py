@@ -59,7 +59,7 @@ def _weights(site: TorchSite) -> list[list[Tensor]] | None:
     return [[ordered(x) for x in (w[d], r[d], b[d, :rows], b[d, rows:])] for d in range(directions)]
 
 
-def rounding(site: TorchSite, layer: Callable[..., RunValue]) -> Callable[..., RunValue]:
+def rounded_layer(site: TorchSite, layer: Callable[..., RunValue]) -> Callable[..., RunValue]:
     """``layer``, with operands of its products rounded to TensorFloat-32 on a GPU only if the
     session allows that. cuDNN rounds them by default, and torch has one flag for the process: it is
     set for the call, and put back."""
@@ -68,7 +68,7 @@ def rounding(site: TorchSite, layer: Callable[..., RunValue]) -> Callable[..., R
     flags = torch.backends.cudnn.rnn
     wanted = "tf32" if site.tf32 else "ieee"
 
-    def call(*tensors: Tensor, **options: Any) -> Any:
+    def call(*tensors: RunValue, **options: RunValue) -> RunValue:
         before = flags.fp32_precision
         flags.fp32_precision = wanted
         try:
@@ -94,7 +94,7 @@ def recurrent(site: TorchSite) -> Kernel | None:
         name
     ]
     run = partial(
-        rounding(site, layer),
+        rounded_layer(site, layer),
         params=flat,
         has_biases=True,
         num_layers=1,
