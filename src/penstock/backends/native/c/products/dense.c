@@ -35,7 +35,7 @@ static int dense(const void *arguments, int64_t begin, int64_t end)
         const float *w = a->weights + column * a->inner, *bias = moved(a->bias, column);
         const float *next = panel + 1 < panels ? w + width * a->inner : a->weights;
         const target y = {a->y + at, a->columns, bias, moved(a->addend, at), a->columns,
-                          NO_ACTIVATION, count};
+                          NO_ACTIVATION, count, 0};
         for (int64_t r = 0; r < rows; r++)
             from[r] = a->x + (row + r) * a->inner;
         multiply_panel((operands){from, NULL, BLOCK, 1, 0, a->inner, a->pairs != NULL}, rows, w, width, next, &y, count);

@@ -7,16 +7,16 @@
    to the processor: it has more lines under way than a program can ask for. Results are stored to lines that
    were fetched while they were computed. Compiled with contraction to fused multiply-add. */
 
-// Compiler options: -ffp-contract=fast
+// Compiler options: -ffp-contract=fast -fno-unswitch-loops -fno-tree-sink
 #include "math32.h"
 #include "panels.h"
 
 enum { DEPTH = 256, ROWS = 8, LINE = 64 };
 enum { MOST_VECTORS = BY_WIDTH(4, 2, 2), SUMS = BY_WIDTH(24, 12, 12), TOGETHER = LANES * MOST_VECTORS };
 
-/* What a pass fetches: `lines` lines of the cache for each four rows of a panel. */
+/* What is fetched: from `next` on to `end`, `lines` lines of the cache for each four rows of a panel. */
 typedef struct {
-    const char *next;
+    const char *next, *end;
     int64_t lines;
 } fetching;
 
@@ -45,106 +45,179 @@ void round_to_pairs(float *to, const float *from, int64_t step, int64_t count)
         halves[count] = 0;
 }
 
-/* sum + x w. A function for the processors that multiply pairs could have no part in those for all: so
-   this is no intrinsic. */
-INLINED vector plus_product(vector sum, float x, vector w, int pairs)
+/* Add the products of x[k + i] with one to four vectors to `sums`; i, `vectors` and `pairs` are constants.
+   Written in C, sums move to other registers with each product, and some to memory, since there are few
+   registers more than sums. A function for the processors that multiply pairs, with intrinsics, could have no
+   part in those for all. */
+INLINED void add_products(vector *sums, const float *x, int64_t k, int i, const vector *columns, int vectors,
+                          int pairs)
 {
+#if defined(__FMA__)
+    vector all;
+#define SUMS_1 [s0] "+v"(sums[0])
+#define SUMS_2 SUMS_1, [s1] "+v"(sums[1])
+#define SUMS_3 SUMS_2, [s2] "+v"(sums[2])
+#define SUMS_4 SUMS_3, [s3] "+v"(sums[3])
+#define COLUMNS_1 [c0] "v"(columns[0])
+#define COLUMNS_2 COLUMNS_1, [c1] "v"(columns[1])
+#define COLUMNS_3 COLUMNS_2, [c2] "v"(columns[2])
+#define COLUMNS_4 COLUMNS_3, [c3] "v"(columns[3])
+#define ADD_1(operation) operation " %[c0], %[all], %[s0]\n\t"
+#define ADD_2(operation) ADD_1(operation) operation " %[c1], %[all], %[s1]\n\t"
+#define ADD_3(operation) ADD_2(operation) operation " %[c2], %[all], %[s2]\n\t"
+#define ADD_4(operation) ADD_3(operation) operation " %[c3], %[all], %[s3]\n\t"
+#define ADD(operation, number)                                                                     \
+    __asm__("vbroadcastss %c[at](%[x],%[k],4), %[all]\n\t" ADD_##number(operation)                 \
+            : [all] "=&v"(all), SUMS_##number                                                      \
+            : COLUMNS_##number, [x] "r"(x), [k] "r"(k), [at] "i"(4 * i), "m"(*x))
+#define OF(number)                                                                                 \
+    if (vectors == number && pairs)                                                                \
+        ADD("vdpbf16ps", number);                                                                  \
+    else if (vectors == number)                                                                    \
+        ADD("vfmadd231ps", number)
+    OF(1);
+    OF(2);
 #if defined(__AVX512F__)
-    if (pairs) {
-        __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(w), "v"(_mm512_set1_ps(x)));
-        return sum;
-    }
+    OF(3);
+    OF(4);
 #endif
-    return sum + x * w;
+#undef OF
+#else
+#pragma GCC unroll 4
+    for (int j = 0; j < vectors; j++)
+        sums[j] += x[k + i] * columns[j];
+#endif
 }
 
-/* The product of `rows` rows of x with `vectors` vectors of a panel's columns; both numbers and
-   `pairs` are constants. `before`, if not NULL, are sums of products before. */
-INLINED void multiply(const operands *x, const float *w, int64_t width, const float *before,
-                      const target *to, fetching f, int rows, int vectors, int pairs)
-{
-    /* A single vector has two sums of each row, since one would wait for the multiplication before. */
-    enum { ODD = SUMS / 2 };
-    vector own[SUMS];
-#pragma GCC unroll 32
-    for (int i = 0; i < SUMS; i++)
-        own[i] = (vector){0};
-#define STEP(i)                                                                                    \
-    {                                                                                              \
-        vector columns[MOST_VECTORS];                                                              \
-        _Pragma("GCC unroll 4") for (int j = 0; j < vectors; j++) columns[j] =                     \
-            loaded(w + j * LANES);                                                                 \
-        _Pragma("GCC unroll 16") for (int r = 0; r < rows; r++)                                     \
-            _Pragma("GCC unroll 4") for (int j = 0; j < vectors; j++)                              \
-            {                                                                                      \
-                vector *sum = own + (vectors == 1) * (i) % 2 * ODD + r * vectors + j;              \
-                *sum = plus_product(*sum, at[r][k + i], columns[j], pairs);                        \
-            }                                                                                      \
-        w += width;                                                                                \
-    }
-    const int64_t depth = x->depth;
-    for (int64_t part = 0; part < x->parts; part++) {
-        const float *const *of_part = x->rows + part * x->apart, *at[ROWS];
-        if (all_at(x->zeros, of_part, rows)) {
-            w += depth * width;
-            continue;
-        }
-#pragma GCC unroll 16
-        for (int r = 0; r < rows; r++)
-            at[r] = of_part[r] + x->begin;
-        int64_t k = 0;
-        for (; k + 4 <= depth; k += 4) {
-            for (int64_t i = 0; i < f.lines; i++, f.next += LINE)
-                __builtin_prefetch(f.next, 0, 2);
-            STEP(0)
-            STEP(1)
-            STEP(2)
-            STEP(3)
-        }
-        for (; k < depth; k++)
-            STEP(0)
-    }
-#undef STEP
-#pragma GCC unroll 16
-    for (int r = 0; r < rows && vectors == 1; r++)
-        own[r] += own[ODD + r];
-    /* Copies, since stores might change what `to` points to. */
-    float *const y = to->y;
-    const float *const addend = to->addend;
-    const int64_t step = to->step, addend_step = to->addend_step;
 #define EACH(expression)                                                                           \
     _Pragma("GCC unroll 16") for (int r = 0; r < rows; r++)                                        \
         _Pragma("GCC unroll 4") for (int j = 0; j < vectors; j++) expression
-    if (before)
-        EACH(own[r * vectors + j] += loaded(before + r * width + j * LANES));
-    if (to->bias)
-        EACH(own[r * vectors + j] += loaded(to->bias + j * LANES));
-    /* The last vector may have columns that are none of the result's. */
-    const int64_t rest = to->count - (vectors - 1) * LANES;
-#define COUNT (j + 1 < vectors ? LANES : rest)
-    if (addend)
-        EACH(own[r * vectors + j] += load_some(addend + r * addend_step + j * LANES, COUNT));
-    const activation last = to->activation;
-    if (last.slopes)
-        EACH(own[r * vectors + j] = sloped(own[r * vectors + j], loaded(last.slopes + j * LANES)));
-    if (last.gate)
-        EACH(own[r * vectors + j] = gated(own[r * vectors + j], last));
-    if (last.low > -INFINITY || last.high < INFINITY)
-        EACH(own[r * vectors + j] = bounded(own[r * vectors + j], last.low, last.high));
-    EACH(store_some(y + r * step + j * LANES, own[r * vectors + j], COUNT));
-#undef EACH
-#undef COUNT
+
+/* Fetch the vectors of some rows that are to be written, and of what is added to them. */
+INLINED void fetch_rows(const target *to, const float *y, const float *addend, int rows, int vectors)
+{
+    const int64_t step = to->step, addend_step = to->addend_step;
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++, y += step)
+#pragma GCC unroll 4
+        for (int j = 0; j < vectors * LANES; j += LINE / 4)
+            __builtin_prefetch(y + j, 1);
+    for (int r = 0; r < rows && addend; r++, addend += addend_step)
+        for (int j = 0; j < vectors * LANES; j += LINE / 4)
+            __builtin_prefetch(addend + j, 0);
 }
+
+/* Write sums of some rows to y, with what is added to them. They are columns of the target from `column` on. */
+INLINED void put(vector *sums, const target *to, float *y, const float *addend, int64_t column, int rows,
+                 int vectors)
+{
+    /* The last vector may have columns that are none of the result's. */
+    const int64_t rest = to->count - column - (vectors - 1) * LANES;
+    const int64_t step = to->step, addend_step = to->addend_step;
+    const activation *const last = &to->activation;
+#define COUNT (j + 1 < vectors ? LANES : rest)
+#define OWN sums[r * vectors + j]
+    if (to->bias)
+        EACH(OWN += loaded(to->bias + column + j * LANES));
+    if (addend)
+        EACH(OWN += load_some(addend + r * addend_step + j * LANES, COUNT));
+    if (last->slopes)
+        EACH(OWN = sloped(OWN, loaded(last->slopes + column + j * LANES)));
+    if (last->gate)
+        EACH(OWN = gated(OWN, *last));
+    if (last->low > -INFINITY)
+        EACH(OWN = LARGER((vector){0} + last->low, OWN));
+    if (last->high < INFINITY)
+        EACH(OWN = LESSER((vector){0} + last->high, OWN));
+    if (rest >= LANES)
+        EACH(memcpy(y + r * step + j * LANES, &OWN, VECTOR_BYTES));
+    else
+        EACH(store_some(y + r * step + j * LANES, OWN, COUNT));
+#undef COUNT
+#undef OWN
+}
+
+/* The product of `tiles` times `rows` rows of x with the columns of a panel from `first` to `end`, `vectors`
+   vectors at a time; both numbers and `pairs` are constants. `before`, if not NULL, are sums of products
+   before. */
+INLINED void multiply(operands x, const float *panel, int64_t width, const float *before, const target *to,
+                      fetching *f, int64_t first, int64_t end, int64_t tiles, int rows, int vectors, int pairs)
+{
+    /* A single vector has two sums of each row, since one would wait for the multiplication before. */
+    enum { ODD = SUMS / 2 };
+    const int64_t depth = x.depth;
+    float *y = to->y;
+    const float *addend = to->addend;
+    for (; tiles > 0; tiles--) {
+        for (int64_t column = first; column < end; column += vectors * LANES) {
+            const float *w = panel + column;
+            const char *next = f->next;
+            const int64_t lines = next < f->end ? f->lines : 0;
+            vector own[SUMS];
+#pragma GCC unroll 32
+            for (int i = 0; i < SUMS; i++)
+                own[i] = (vector){0};
+            if (!to->unfinished)
+                fetch_rows(to, y + column, moved(addend, column), rows, vectors);
+#define STEP(i)                                                                                    \
+    {                                                                                              \
+        vector some[MOST_VECTORS];                                                                 \
+        _Pragma("GCC unroll 4") for (int j = 0; j < vectors; j++) some[j] = loaded(w + j * LANES); \
+        _Pragma("GCC unroll 16") for (int r = 0; r < rows; r++)                                    \
+            add_products(own + (vectors == 1) * (i) % 2 * ODD + r * vectors, at[r], k, i, some,    \
+                         vectors, pairs);                                                          \
+        w += width;                                                                                \
+    }
+            for (int64_t part = 0; part < x.parts; part++) {
+                const float *const *of_part = x.rows + part * x.apart, *at[ROWS];
+                if (all_at(x.zeros, of_part, rows)) {
+                    w += depth * width;
+                    continue;
+                }
+#pragma GCC unroll 16
+                for (int r = 0; r < rows; r++)
+                    at[r] = of_part[r] + x.begin;
+                int64_t k = 0;
+                for (; k + 4 <= depth; k += 4) {
+                    for (int64_t i = 0; i < lines; i++, next += LINE)
+                        __builtin_prefetch(next, 0, 2);
+                    STEP(0)
+                    STEP(1)
+                    STEP(2)
+                    STEP(3)
+                }
+                for (; k < depth; k++)
+                    STEP(0)
+            }
+#undef STEP
+            f->next = next;
+#pragma GCC unroll 16
+            for (int r = 0; r < rows && vectors == 1; r++)
+                own[r] += own[ODD + r];
+            /* Sums of parts, added up at last, are closer to the product than one long sum. */
+            if (before)
+                EACH(own[r * vectors + j] += loaded(before + column + r * width + j * LANES));
+            put(own, to, y + column, moved(addend, column), column, rows, vectors);
+        }
+        x.rows += rows;
+        y += rows * to->step;
+        addend = moved(addend, rows * to->addend_step);
+        before = moved(before, rows * width);
+    }
+}
+#undef EACH
 
 /* As `multiply`, for any numbers that registers have room for. */
 static void multiply_some(const operands *x, const float *w, int64_t width, const float *before,
-                          const target *to, fetching f, int64_t rows, int64_t vectors)
+                          const target *to, fetching *f, int64_t column, int64_t end, int64_t tiles,
+                          int64_t rows, int64_t vectors)
 {
 #define OF(rows, vectors)                                                                          \
     case rows * 8 + vectors:                                                                       \
         if (rows * (vectors > 1 ? vectors : 2) <= SUMS && vectors <= MOST_VECTORS)                 \
-            BY_WIDTH(x->pairs, 0, 0) ? multiply(x, w, width, before, to, f, rows, vectors, 1)      \
-                                     : multiply(x, w, width, before, to, f, rows, vectors, 0);     \
+            BY_WIDTH(x->pairs, 0, 0)                                                               \
+                ? multiply(*x, w, width, before, to, f, column, end, tiles, rows, vectors, 1)      \
+                : multiply(*x, w, width, before, to, f, column, end, tiles, rows, vectors, 0);     \
         break;
 #define OF_ROWS(rows) OF(rows, 1) OF(rows, 2) OF(rows, 3) OF(rows, 4)
     switch (rows * 8 + vectors) {
@@ -155,29 +228,17 @@ static void multiply_some(const operands *x, const float *w, int64_t width, cons
 #undef OF_ROWS
 }
 
-/* Fetch some vectors of the rows that a pass is to write, and of what it adds to them. */
-static inline void fetch_rows(const target *to, int64_t rows, int64_t vectors)
-{
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t j = 0; j < vectors * VECTOR_BYTES; j += LINE) {
-            __builtin_prefetch((const char *)(to->y + r * to->step) + j, 1);
-            if (to->addend)
-                __builtin_prefetch((const char *)(to->addend + r * to->addend_step) + j, 0);
-        }
-}
-
 void multiply_panel(operands x, int64_t rows, const float *w, int64_t width, const float *next,
                     const target *y, int64_t count)
 {
     _Alignas(64) float sums[BLOCK * PANEL];
     const int64_t used = (count + LANES - 1) / LANES * LANES;
-    target result = *y;
-    result.count = count;
-    const int64_t vectors = smaller(used, TOGETHER) / LANES;
+    const int64_t vectors = smaller(used, TOGETHER) / LANES, whole = used - used % (vectors * LANES);
     const int64_t most = smaller(ROWS, SUMS / (vectors > 1 ? vectors : 2));
     const int64_t tiles = (rows + most - 1) / most, passes = tiles * ((used + TOGETHER - 1) / TOGETHER);
+    const int64_t some_rows = rows / tiles, more = rows % tiles;
     const int64_t end = x.begin + x.depth, inner = x.parts * x.depth;
-    const target unfinished = {sums, width, NULL, NULL, 0, NO_ACTIVATION, used};
+    const target unfinished = {sums, width, NULL, NULL, 0, NO_ACTIVATION, used, 1};
     /* Several parts of the rows, or a piece of one. */
     const int64_t most_parts = x.depth < DEPTH ? DEPTH / x.depth : 1;
     for (int64_t k = 0, part = 0, depth; k < inner; k += depth) {
@@ -187,22 +248,23 @@ void multiply_panel(operands x, int64_t rows, const float *w, int64_t width, con
         depth = some.parts * some.depth;
         const int last = k + depth == inner;
         const int64_t lines = 4 * width * 4 / LINE;
-        fetching f = {(const char *)(last ? next : w + depth * width), (lines + passes - 1) / passes};
-        int64_t left = passes > 1 ? depth / 4 * lines : 0;
-        for (int64_t row = 0, tile = tiles, count; row < rows; row += count, tile--) {
-            count = (rows - row + tile - 1) / tile;
-            for (int64_t column = 0; column < used; column += TOGETHER) {
-                const target to = part_of(last ? &result : &unfinished, row, column);
-                const float *before = k ? sums + row * width + column : NULL;
-                const int64_t wide = smaller(TOGETHER, used - column) / LANES;
-                f.lines = left > 0 ? f.lines : 0;
-                if (last)
-                    fetch_rows(&to, count, wide);
-                multiply_some(&some, w + column, width, before, &to, f, count, wide);
-                f.next += depth / 4 * f.lines * LINE;
-                left -= depth / 4 * f.lines;
-            }
-            some.rows += count;
+        const char *const from = (const char *)(last ? next : w + depth * width);
+        fetching f = {from, from + (passes > 1 ? depth / 4 * lines * LINE : 0), (lines + passes - 1) / passes};
+        target to = last ? *y : unfinished;
+        to.count = last ? count : used;
+        const float *before = k ? sums : NULL;
+        /* Some tiles have a row more than the others. */
+        for (int64_t one = 1, row = 0; one >= 0; one--) {
+            const int64_t number = one ? more : tiles - more, each = some_rows + one;
+            const target part = part_of(&to, row, 0);
+            const float *of_part = moved(before, row * width);
+            if (whole)
+                multiply_some(&some, w, width, of_part, &part, &f, 0, whole, number, each, vectors);
+            if (whole < used)
+                multiply_some(&some, w, width, of_part, &part, &f, whole, used, number, each,
+                              (used - whole) / LANES);
+            some.rows += number * each;
+            row += number * each;
         }
         w += depth * width;
         x.begin += some.depth;

@@ -40,7 +40,8 @@ typedef struct {
     const float *bias, *addend; /* or NULL; addend as y, but for its own step */
     int64_t addend_step;
     activation activation;
-    int64_t count; /* columns that there are, of those that whole vectors have; in products alone */
+    int64_t count;  /* columns that there are, of those that whole vectors have; in products alone */
+    int unfinished; /* whether these are sums that others are added to */
 } target;
 
 #if defined(__AVX512F__)

@@ -219,7 +219,7 @@ static target target_of(const struct image_convolution *a, const phase *f, const
     const activation active = {moved(a->slopes, column), (float)a->gate, (float)a->offset, (float)a->factor,
                                (float)a->term, (float)a->low, (float)a->high};
     target to = {a->y + place_of(a, f, l, y) + filter * y->channel, phases * y->column, a->bias + column,
-                 NULL, 0, active, 0};
+                 NULL, 0, active, 0, 0};
     if (a->addend) {
         to.addend = a->addend + place_of(a, f, l, added) + filter * added->channel;
         to.addend_step = phases * added->column;
@@ -294,7 +294,7 @@ static int image_convolution(const void *arguments, int64_t begin, int64_t end)
         known = of;
         const operands x = {rows, zeros, a->block, parts, dense ? channel : 0, depth, a->pairs != NULL};
         const float *next = item + 1 < end ? w + width * k : a->weights;
-        const target apart = {sums, PANEL, a->bias + group * padded + column, NULL, 0, NO_ACTIVATION, 0};
+        const target apart = {sums, PANEL, a->bias + group * padded + column, NULL, 0, NO_ACTIVATION, 0, 0};
         /* Where the positions of several lines are not equally far apart, each line is a product. */
         const int by_line = direct && f.counts[2] >= LEAST_LINE;
         if (!uniform && !by_line)
@@ -488,7 +488,7 @@ static int image_depthwise(const void *arguments, int64_t begin, int64_t end)
                 now = smaller(once, channel + some - c);
                 const target all = target_of(a, &f, &l, c, c);
                 for (int64_t p = 0, tile; p < l.some; p += tile) {
-                    const target to = part_of(&all, p, 0), own = {sums, PANEL, to.bias, NULL, 0, NO_ACTIVATION, 0};
+                    const target to = part_of(&all, p, 0), own = {sums, PANEL, to.bias, NULL, 0, NO_ACTIVATION, 0, 0};
                     const sights x = {columns + at + p * v->stride, apart, n_rows, n_taps, v->stride,
                                       dense ? c : c - channel, f.taps[2], f.weights + c, channels};
                     tile = add_some(&x, now, direct ? &to : &own, l.some - p, (int)stride);
