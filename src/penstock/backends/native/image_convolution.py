@@ -560,8 +560,11 @@ def _of_each_channel(
 
     def of_chunk(chunk: int, room: int) -> NativeCall:
         chunks = math.ceil(channels / chunk) * phases
-        blocks = blocks_of_rows(positions, chunks, most_positions(room))
-        block = math.ceil(positions / blocks)
+        most = most_positions(room)
+        block = math.ceil(positions / blocks_of_rows(positions, chunks, most))
+        # Whole lines, if there is room: tiles of positions end with a line.
+        lines = min(math.ceil(block / columns.positions), most // columns.positions)
+        block = lines * columns.positions or block
         items = math.ceil(positions / block) * chunks
         work = Workload("depthwise image", flops=2 * block * chunk * taps)
         numbers = channels, chunk, block, int(columns.adjacent), 0

@@ -406,13 +406,15 @@ INLINED void add_taps(const sights *x, int64_t c, int64_t count, const target *t
     }
     if (to->addend)
         EACH sums[p * wide + j] += LOADED(to->addend + p * to->addend_step + c);
-    const activation f = to->activation;
-    if (f.slopes)
-        EACH sums[p * wide + j] = sloped(sums[p * wide + j], LOADED(f.slopes + c));
-    if (f.gate)
-        EACH sums[p * wide + j] = gated(sums[p * wide + j], f);
-    if (f.low > -INFINITY || f.high < INFINITY)
-        EACH sums[p * wide + j] = bounded(sums[p * wide + j], f.low, f.high);
+    const activation *const last = &to->activation;
+    if (last->slopes)
+        EACH sums[p * wide + j] = sloped(sums[p * wide + j], LOADED(last->slopes + c));
+    if (last->gate)
+        EACH sums[p * wide + j] = gated(sums[p * wide + j], *last);
+    if (last->low > -INFINITY)
+        EACH sums[p * wide + j] = LARGER((vector){0} + last->low, sums[p * wide + j]);
+    if (last->high < INFINITY)
+        EACH sums[p * wide + j] = LESSER((vector){0} + last->high, sums[p * wide + j]);
     float *const y = to->y + c;
     const int64_t step = to->step;
     EACH store_some(y + p * step + j * LANES, sums[p * wide + j], vectors ? LANES : count);
