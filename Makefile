@@ -28,7 +28,7 @@ help:
 	@echo "make test    run all tests; make test PYTEST_ARGS='tests/session/test_session.py -x' runs some"
 	@echo "make test-changed  run the tests of what differs from main, by tools/changed_tests.py"
 	@echo "make test-full  run what 'make test' runs only a sample of: sweeps, and random examples"
-	@echo "make fuzz    try damaged models for SECONDS=60; what breaks a promise goes to .cache/fuzz"
+	@echo "make fuzz    try damaged models and odd nodes for SECONDS=60; what breaks a promise goes to .cache/fuzz"
 	@echo "make lint    check format, style and types"
 	@echo "make docs    build the documentation into build/site, refusing links that lead nowhere"
 	@echo "make bench   measure against other runtimes, write bench/results.md; a few whole models"

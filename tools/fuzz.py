@@ -12,7 +12,13 @@ it under ``--out``:
 - foreign: an exception that is no ``PenstockError``, or an ``InternalError``;
 - disagreement: executors differ in what they answer, or in whether they do.
 
-A case follows from the seed and its number, so that ``--seed N --case NUMBER`` repeats it;
+Other cases are single nodes of every operation that there are compiled kernels for, with awkward
+shapes and numbers (``tests/support/kernel_draws.py``). What these compute is compared with NumPy:
+
+- difference: results differ by more than the rounding errors derived for the operation.
+
+``--format NAME`` tries cases of one format, such as ``kernel`` or ``onnx``. A case follows from the
+seed and its number, so that ``--seed N --case NUMBER`` with the same format repeats it;
 ``--file PATH`` tries a file. The exit code is 1 if anything was found. Saved sessions are for
 ``tools/mutate_plans.py``.
 """
@@ -53,7 +59,8 @@ import onnx
 from bench.zoo.sample import samples
 from google.protobuf import text_format
 from google.protobuf.message import DecodeError, Message
-from tests.support import mutants, tf_cases, tflite_cases
+from tests.support import differential, mutants, tf_cases, tflite_cases
+from tests.support.kernel_draws import DRAWS
 from tests.support.random_graphs import seeded
 
 import penstock as ps
@@ -263,19 +270,30 @@ def text_case(draw: random.Random, _: bool) -> Case:
     return Case("model.txt", {"": changed_text(text, draw).encode(errors="replace")})
 
 
-_CASES = (
-    *(onnx_case,) * 5,
-    *(graph_def_case,) * 4,
-    *(tflite_case,) * 3,
-    *(package_case,) * 2,
-    saved_model_case,
-    text_case,
-)
+def kernel_case(draw: random.Random, _: bool) -> Case:
+    operation = draw.choice([name for name in differential.operations() if name in DRAWS])
+    number = draw.randrange(2**32)
+    return Case("node.kernel", {"": json.dumps([operation, number]).encode()})
 
 
-def drawn(seed: str, number: int, with_suite: bool) -> Case:
+_CASES = {
+    "onnx": (onnx_case, 5),
+    "graphdef": (graph_def_case, 4),
+    "tflite": (tflite_case, 3),
+    "package": (package_case, 2),
+    "savedmodel": (saved_model_case, 1),
+    "text": (text_case, 1),
+    "kernel": (kernel_case, 4),
+}
+"""how cases of each format are drawn, and their part of all"""
+
+
+def drawn(seed: str, number: int, with_suite: bool, only: str = "") -> Case:
+    """A case of the format ``only``, or of any."""
     draw = random.Random(f"{seed} {number}")
-    return draw.choice(_CASES)(draw, with_suite)
+    cases, weights = zip(*([_CASES[only]] if only else _CASES.values()), strict=True)
+    (case,) = draw.choices(cases, weights)
+    return case(draw, with_suite)
 
 
 # In the worker.
@@ -298,6 +316,8 @@ def work() -> None:
 
 def tried(path: Path) -> list[tuple[str, str]]:
     """What is wrong with how Penstock takes a file."""
+    if path.suffix == ".kernel":
+        return kernel_differences(path)
     outcomes: dict[str, Any] = {}
     for executor in EXECUTORS:
         print(json.dumps({"executor": executor}), flush=True)
@@ -312,6 +332,14 @@ def tried(path: Path) -> list[tuple[str, str]]:
         finally:
             faulthandler.cancel_dump_traceback_later()
     return disagreements(path, outcomes)
+
+
+def kernel_differences(path: Path) -> list[tuple[str, str]]:
+    """How a node that is drawn again differs on compiled kernels and on NumPy."""
+    operation, number = json.loads(path.read_bytes())
+    print(json.dumps({"executor": operation}), flush=True)
+    text = differential.difference(operation, number)
+    return [("difference", f"{operation} {number}: {text}")] if text else []
 
 
 def outcome(path: Path, executor: str, precision: str = "float32", *, nudged: bool = False) -> Any:
@@ -605,7 +633,7 @@ def fuzz(seed: str, numbers: Iterable[int], out: Path | None, args: Any) -> int:
                     number = next(untried, None)
                 if number is None:
                     return
-                case = drawn(seed, number, args.suite)
+                case = drawn(seed, number, args.suite, args.format)
                 next(tries)
                 path = case.write(Path(folder))
                 for finding in worker.findings(path):
@@ -629,6 +657,7 @@ def main() -> None:
     parser.add_argument("--file", type=Path, help="a file or folder to try")
     parser.add_argument("--out", type=Path, help="a folder for files with findings")
     parser.add_argument("--suite", action="store_true", help="seeds of the official ONNX suite too")
+    parser.add_argument("--format", default="", choices=[*_CASES], help="of all cases")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:

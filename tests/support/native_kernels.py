@@ -78,7 +78,7 @@ def check(node: Node, inputs: Sequence[Any], tolerance: Mapping[str, float] | No
     for library in LIBRARIES:
         kernel = kernel_of(node, library)
         assert kernel is not None, f"no compiled kernel for {node.op.name}"
-        for how, results in _forms(kernel, inputs, wanted).items():
+        for how, results in forms(kernel, inputs, wanted).items():
             where = f"{node.op.name}, {library.level}, {how}"
             for result, want in zip(results, wanted, strict=True):
                 assert (result.dtype, result.shape) == (want.dtype, want.shape), where
@@ -104,7 +104,7 @@ def check_within(
     for library in libraries:
         kernel = kernel_of(node, library, precision)
         assert kernel is not None, f"no compiled kernel for {node.op.name}"
-        for how, (result, *_) in _forms(kernel, inputs, wanted).items():
+        for how, (result, *_) in forms(kernel, inputs, wanted).items():
             where = f"{node.op.name}, {library.level}, {how}"
             np.testing.assert_array_equal(result[~finite], exact[~finite], where)
             errors = np.abs(result[finite].astype(np.float64) - exact[finite])
@@ -126,7 +126,7 @@ def check_threads(
             np.testing.assert_array_equal(kernel.function(*inputs), alone, library.level)
 
 
-def _forms(
+def forms(
     kernel: Kernel, inputs: Sequence[Any], wanted: Sequence[np.ndarray]
 ) -> dict[str, list[np.ndarray]]:
     """The results of every form of a call."""

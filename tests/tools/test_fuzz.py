@@ -28,12 +28,14 @@ from tools.fuzz import (
     disagreements,
     drawn,
     graph_def_case,
+    kernel_case,
     onnx_case,
     outcome,
     package_case,
     saved_model_case,
     text_case,
     tflite_case,
+    tried,
 )
 from tools.mutations import changed_bytes, changed_json, changed_text, shrunk
 
@@ -53,6 +55,16 @@ def test_worker_reports_on_cases_of_each_format(draw, tmp_path):
         findings = worker.findings(draw(random.Random(1), False).write(tmp_path))
         assert all(category in ("disagreement", "foreign") for category, _ in findings)
         assert worker.process is not None and worker.process.poll() is None
+
+
+def test_worker_compares_drawn_nodes_with_numpy(tmp_path, monkeypatch):
+    case = kernel_case(random.Random(1), False)
+    assert tried(case.write(tmp_path)) == []
+    monkeypatch.setattr("tests.support.differential.difference", lambda *_: "apart")
+    ((category, text),) = tried(case.write(tmp_path))
+    assert category == "difference"
+    assert "apart" in text
+    assert {drawn("seed", number, False, "kernel").name for number in range(5)} == {case.name}
 
 
 def test_disagreements_are_other_answers_and_other_verdicts(tmp_path):

@@ -151,6 +151,19 @@ def test_batch_normalization_with_relu_behind_it_is_one_kernel(constants):
     check_within(fused([node, relu]), inputs, np.maximum(exact, 0), bound)
 
 
+def test_batch_normalization_by_parameters_with_gaps_reads_these():
+    """Images without gaps, whose parameters are not where the code for dense ones would read."""
+    inputs = batch((2, 6, 3), "float32")
+    exact, size = exact_batch(inputs, 1e-5)
+    gaps = [inputs[0], *[np.repeat(x, 2)[::2] for x in inputs[1:4]], inputs[4][::-1].copy()[::-1]]
+    for library in LIBRARIES:
+        kernel = kernel_of(node_of("BatchNormalization", inputs), library)
+        y = np.empty(exact.shape, np.float32)
+        function, arguments = kernel.bind(gaps, [y], None)
+        function(*arguments)
+        assert (np.abs(y - exact) <= 1.5 * np.finfo(np.float32).eps * size).all(), library.level
+
+
 def test_batch_normalization_in_training_or_with_unusual_dtypes_has_no_compiled_kernel():
     inputs = batch((2, 3, 4), "float32")
     wide = [*inputs[:3], *[a.astype(np.float64) for a in inputs[3:]]]

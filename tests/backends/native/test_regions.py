@@ -86,6 +86,17 @@ def test_roi_align_of_regions_far_beyond_the_image_is_close_to_numpy(case):
     check(node_of("RoiAlign", inputs, **attrs), inputs, {"rtol": 1e-4, "atol": 1e-4})
 
 
+@pytest.mark.parametrize("mode", ["avg", "max"])
+@pytest.mark.parametrize("end", [12.4, 19.9, 60.0])
+def test_roi_align_reads_the_last_sample_of_bins_that_are_many_pixels_long(end, mode):
+    """Of one sample for a bin, the distance to the next is that of the bins."""
+    x = np.random.default_rng(7).normal(size=(1, 2, 13, 14)).astype(np.float32)
+    inputs = [x, np.array([[1, 5, 13, end], [3, 2, end, 12]], np.float32), np.array([0, 0])]
+    for bins in (1, 3):
+        attrs = {"sampling_ratio": 1, "output_height": bins, "output_width": bins, "mode": mode}
+        check(node_of("RoiAlign", inputs, **attrs), inputs, {"rtol": 1e-4, "atol": 1e-5})
+
+
 def test_items_that_would_take_seconds_are_left_to_numpy():
     image, boxes = np.zeros((1, 256, 64, 64), np.float32), np.zeros((1, 100_000, 4), np.float32)
     inputs = [image, np.zeros((1, 4), np.float32), np.zeros(1, np.int64)]

@@ -170,10 +170,11 @@ def _by_channel(
     x = site.output()
     images = [strides[i] for i in (0, len(site.node.inputs))] if strides else [None, None]
     inner, positions = math.prod(x.dims[2:]), 1
+    if any(s for i, s in enumerate(strides) if i not in (0, len(site.node.inputs))):
+        raise UnsupportedError
     if any(images):
         innermost = packed_strides(x.dims, 1, channels_last(len(x.dims)))
-        others = [s for i, s in enumerate(strides) if i not in (0, len(site.node.inputs))]
-        if images != [innermost, innermost] or any(others):
+        if images != [innermost, innermost]:
             raise UnsupportedError
         inner, positions = 1, inner
     call = build(site, x.dims[0] * positions, inner)

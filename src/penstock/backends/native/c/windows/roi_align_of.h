@@ -38,7 +38,8 @@ static void OF(bound_samples)(OF(samples) *s, int64_t bins, int64_t size)
 {
     double pitch = (double)s->step / s->grid, total = s->grid * bins, start = s->start;
     double slack = 2 + (fabs(start) + fabs((double)s->step) * bins) * 1e-6;
-    double first = (-1 - slack - start) / pitch, last = (size + slack - start) / pitch;
+    /* Sample i is i + 0.5 pitches from the start, and a pitch may be longer than the slack. */
+    double first = (-1 - slack - start) / pitch, last = (size + slack - start) / pitch + 1;
     s->first = pitch > 0 && first > 0 ? (int64_t)(first < total ? first : total) : 0;
     s->last = pitch > 0 && last < total ? (int64_t)(last > s->first ? last : s->first) : total;
 }

@@ -1,0 +1,1730 @@
+"""Random nodes of every operation that compiled kernels are registered for, with inputs and shapes
+that are likely to find faults, and the bound of the error of what they compute.
+
+``DRAWS`` has a function for each full name in the index of the families. It draws a node: dims of 0
+and 1, around multiples of vectors and prime, windows larger than what they look at, numbers of all
+magnitudes, subnormal, infinite and NaN, indices out of range. A draw without a bound is compared with
+NumPy bit by bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import ml_dtypes
+import numpy as np
+from onnx.numpy_helper import to_array
+
+from penstock.core.types import STRING
+from penstock.ir.graph import Node
+from penstock.ir.op import Op
+from penstock.ops.internal.append import APPEND
+from penstock.ops.internal.attention import ATTENTION
+from penstock.ops.internal.cells import GRU_CELL, GRU_GATES, GRU_STATE, LSTM_CELL
+from penstock.ops.internal.chosen_product import CHOSEN_MATMUL
+from penstock.ops.internal.fused import fused
+from penstock.ops.internal.recurrence import RECURRENCE
+from penstock.ops.internal.transfer import REORDER
+from penstock.ops.internal.zero_nan import ZERO_NAN
+from penstock.ops.onnx.convolution import conv_shape
+from tests.support import tree_models
+from tests.support.error_bounds import Rounded, gamma, unit
+from tests.support.native_kernels import expected, node_of
+
+FLOATS, WHOLE = ("float32", "float64"), ("int32", "int64")
+CODES = ("uint8", "int8")
+SIZES = (0, 1, 1, 2, 3, 4, 5, 7, 8, 9, 11, 13, 15, 16, 17, 23, 31, 32, 33, 37, 63, 64, 65, 129, 257)
+
+
+class Source(np.random.Generator):
+    """A generator of random numbers that prefers what is awkward."""
+
+    def pick(self, *options: Any) -> Any:
+        return options[self.integers(len(options))]
+
+    def chance(self, probability: float) -> bool:
+        return bool(self.random() < probability)
+
+    def size(self, most: int = 257, least: int = 1) -> int:
+        return int(self.pick(*[n for n in SIZES if least <= n <= most]))
+
+    def dims(self, rank: int, elements: int = 6000, least: int = 1) -> tuple[int, ...]:
+        """As many dims; now and then one is 0."""
+        dims = [1] * rank
+        for axis in self.permutation(rank):
+            room = elements // max(math.prod(dims), 1)
+            dims[axis] = self.size(max(min(room, 257), 1), least)
+        if rank and not least and self.chance(0.9):
+            dims = [max(n, 1) for n in dims]
+        return tuple(dims)
+
+    def numbers(self, dims: Sequence[int], dtype: str, wild: float = 0.0) -> np.ndarray:
+        """Numbers of similar magnitudes, of different ones, or with probability ``wild`` of all that
+        there are, special ones among them."""
+        kind = np.dtype(dtype).kind if dtype != "bfloat16" else "f"
+        if kind == "b":
+            return self.random(dims) < 0.5
+        if kind in "iu":
+            ends = np.iinfo(dtype)
+            x = self.integers(ends.min, ends.max, dims, dtype, endpoint=True)
+            if self.chance(0.5):
+                return np.asarray(x % 7).astype(dtype)
+            special = np.array([ends.min, ends.max, 0, 1, ends.max // 2], dtype)
+            return np.where(self.random(dims) < 0.1, self.choice(special, dims), x)
+        x = self.normal(0, self.pick(0.3, 1, 4), dims)
+        if self.chance(0.4):
+            x = x * 2.0 ** self.integers(-8, 8, dims)
+        if self.chance(0.2):
+            x = x + self.pick(-30.0, 100.0)
+        if self.chance(wild):
+            ends = ml_dtypes.finfo(dtype)
+            x = np.where(self.random(dims) < 0.2, x * 2.0 ** self.integers(-140, 120, dims), x)
+            special = [*(np.nan, np.inf, -np.inf, 0.0, -0.0, float(ends.max), float(ends.tiny))]
+            special += [float(ends.smallest_subnormal), -float(ends.max), 88.7, -103.9, 0.5, 1.5, 1]
+            x = np.where(self.random(dims) < 0.1, self.choice(special, dims), x)
+        with np.errstate(all="ignore"):
+            return np.asarray(x).astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+
+    def broadcast(self, dims: Sequence[int]) -> tuple[int, ...]:
+        """Dims that broadcast to these."""
+        kept = [1 if self.chance(0.3) else n for n in dims]
+        return tuple(kept[self.integers(len(kept) + 1) :] if self.chance(0.3) else kept)
+
+    def named(self, texts: Sequence[str], dims: Sequence[int]) -> np.ndarray:
+        return np.asarray(np.array(texts, STRING)[self.integers(len(texts), size=dims)], STRING)
+
+
+@dataclass(eq=False)
+class Draw:
+    """A node with its inputs. ``bound`` gives the outputs with their errors, None for those that
+    are as NumPy's; ``is_formula``: NumPy's kernel has no form in float64, and the value of the bound
+    is the exact result. ``specials``: infinities and NaNs are those of the exact result."""
+
+    name: str | Op
+    inputs: list[Any]
+    attrs: dict[str, Any] = field(default_factory=dict)
+    bound: Callable[[Draw], Sequence[Rounded | None]] | None = None
+    constants: Sequence[int] = ()
+    outputs: int = 1
+    domain: str = ""
+    version: int = 26
+    fused: Callable[[Node], Node] | None = None
+    is_formula: bool = False
+    specials: bool = False
+
+    @cached_property
+    def node(self) -> Node:
+        return self._node(self.inputs)
+
+    def _node(self, inputs: Sequence[Any]) -> Node:
+        options = (self.constants, self.outputs, self.domain, self.version)
+        attrs = {k: int(v) if isinstance(v, np.integer) else v for k, v in self.attrs.items()}
+        node = node_of(self.name, inputs, *options, **attrs)
+        return node if self.fused is None else self.fused(node)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """That of the arithmetic."""
+        floats = [x.dtype for x in self.inputs if x is not None and _is_float(x)]
+        is_wide = bool(floats) and floats[0].itemsize == 8
+        return np.dtype("float64" if is_wide else "float32")
+
+    def read(self, i: int) -> Rounded:
+        return Rounded.exact(self.inputs[i], self.dtype)
+
+    def wide(self, change: Callable[[np.ndarray], np.ndarray] = lambda x: x) -> list[np.ndarray]:
+        """NumPy's results in float64, of inputs that are changed."""
+        inputs = [
+            change(x.astype(np.float64)) if x is not None and _is_float(x) else x
+            for x in self.inputs
+        ]
+        return [np.asarray(y) for y in expected(self._node(inputs), inputs)]
+
+    def linear(self, roundings: float) -> list[Rounded | None]:
+        """The bound of sums of products, each of as many factors and terms in all."""
+        # Where a factor is below 1, what it is of may overflow.
+        attrs = self.attrs.items()
+        sizes = {k: max(abs(v), 1.0) if isinstance(v, float) else v for k, v in attrs}
+        (value, *_), (most, *_) = self.wide(), replace(self, attrs=sizes).wide(np.abs)
+        own = gamma(roundings, unit(self.dtype)) * most
+        return [Rounded.exact(0, self.dtype).summed(value, own, most, roundings)]
+
+
+def _is_float(x: np.ndarray) -> bool:
+    return x.dtype.kind == "f" or x.dtype == ml_dtypes.bfloat16
+
+
+Drawer: TypeAlias = Callable[[Source, str], Draw]
+DRAWS: dict[str, Drawer] = {}
+
+
+def draws(*names: str) -> Callable[[Drawer], Drawer]:
+    """Register a function for operations of these full names, apart by spaces."""
+
+    def register(function: Drawer) -> Drawer:
+        DRAWS.update({name: function for text in names for name in text.split()})
+        return function
+
+    return register
+
+
+def _short(full_name: str) -> tuple[str, str]:
+    domain, _, name = full_name.rpartition(".")
+    return name, domain
+
+
+# Elementwise operations.
+
+EXACT = """Abs Neg Sqrt Floor Ceil Sign Round Reciprocal IsNaN Relu ThresholdedRelu Shrink"""
+_OF_INTEGERS = ("Abs", "Neg", "Sign", "Relu", "Shrink")
+FORMULAS: dict[str, Callable[[Rounded], Rounded]] = {
+    "LeakyRelu": lambda x: x.maximum(0.0) + x.minimum(0.0) * np.float64(0.01),
+    "Elu": lambda x: x.maximum(0.0) + x.minimum(0.0).expm1(),
+    "Celu": lambda x: x.maximum(0.0) + x.minimum(0.0).expm1(),
+    "Selu": lambda x: (
+        x.maximum(0.0) * _near(x, 1.0507009873554805)
+        + x.minimum(0.0).expm1() * _near(x, 1.0507009873554805 * 1.6732632423543772)
+    ),
+    "HardSigmoid": lambda x: (x * _near(x, 0.2) + 0.5).maximum(0.0).minimum(1.0),
+    "HardSwish": lambda x: x * (x * _near(x, 1 / 6) + 0.5).maximum(0.0).minimum(1.0),
+    "Softsign": lambda x: x / (abs(x) + 1.0),
+    "Exp": lambda x: x.exp(),
+    "Log": lambda x: x.log(),
+    "Tanh": lambda x: x.tanh(),
+    "Sigmoid": lambda x: x.sigmoid(),
+    "Erf": lambda x: x.lipschitz(_erf, 1.13),
+    "Sin": lambda x: x.lipschitz(np.sin, 1),
+    "Cos": lambda x: x.lipschitz(np.cos, 1),
+    "Asin": lambda x: x.lipschitz(np.arcsin, 0, ulps=2.4),
+    "Acos": lambda x: x.lipschitz(np.arccos, 0, ulps=2.4),
+    "Softplus": lambda x: x.maximum(0.0) + (-abs(x)).exp().log1p(),
+    "Swish": lambda x: x * x.sigmoid(),
+    "Mish": lambda x: _mish(x),
+    "Gelu": lambda x: (
+        x.lipschitz(_gelu, 1.13, ulps=0.5).inexact(1.2e-7 * np.abs(x.value))
+        if x.dtype.itemsize < 8
+        else x * 0.5 * ((x * _near(x, math.sqrt(0.5))).lipschitz(_erf, 1.13) + 1.0)
+    ),
+}
+
+
+def _near(x: Rounded, number: float) -> Rounded:
+    """A parameter, rounded to the type of ``x``."""
+    return x.rounded(np.float64(number), 0.0)
+
+
+def _erf(x: np.ndarray) -> np.ndarray:
+    return np.asarray(np.vectorize(math.erf, otypes=[float])(x))
+
+
+def _gelu(x: np.ndarray) -> np.ndarray:
+    half = np.vectorize(math.erfc, otypes=[float])(-x * math.sqrt(0.5)) / 2
+    return np.where(np.isneginf(x), 0 * x, x * half)
+
+
+def _mish(x: Rounded) -> Rounded:
+    e = x.minimum(40.0).exp()
+    n = e * (e + 2.0)
+    return x * (n / (n + 2.0))
+
+
+def _elementwise(draw: Draw) -> list[Rounded | None]:
+    result = FORMULAS[draw.node.op.name](draw.read(0))
+    dtype = draw.inputs[0].dtype
+    return [result.cast(dtype) if dtype.itemsize < 4 else result]
+
+
+@draws(EXACT, " ".join(FORMULAS))
+def _unary(rng: Source, name: str) -> Draw:
+    dtype = rng.pick("float32", "float32", "float64", "float16")
+    if name in _OF_INTEGERS and rng.chance(0.3):
+        dtype = rng.pick("int8", "int32", "int64")
+    x = rng.numbers(rng.dims(rng.integers(5), least=0), dtype, 0.7)
+    if name in ("Asin", "Acos") and rng.chance(0.8):
+        x = (rng.random(x.shape) * 2 - 1).astype(dtype)
+    attrs = {"lambd": 40.5, "bias": 2.25} if name == "Shrink" else {}
+    return Draw(name, [x], attrs, _elementwise if name in FORMULAS else None, specials=True)
+
+
+@draws("penstock.ZeroNaN")
+def _zero_nan(rng: Source, name: str) -> Draw:
+    return Draw(ZERO_NAN, [rng.numbers(rng.dims(2), rng.pick(*FLOATS), 0.8)])
+
+
+@draws("Add Sub Mul Div Max Min Mean Sum Mod Equal Greater GreaterOrEqual Less LessOrEqual PRelu")
+def _binary(rng: Source, name: str) -> Draw:
+    dims = rng.dims(rng.integers(1, 5), least=0)
+    kinds = [*FLOATS, "float16", *WHOLE, *CODES, "int16", "uint16"]
+    if name in ("Mod", "Mean", "PRelu", "Sum"):
+        kinds = ["float32"] if name == "Mod" else [*FLOATS, "float16"]
+    dtype, count = rng.pick(*kinds), 2
+    if name in ("Max", "Min", "Mean", "Sum"):
+        count = rng.integers(1, 4)
+    shapes = [dims, *[rng.broadcast(dims) for _ in range(count - 1)]]
+    if name != "PRelu" and rng.chance(0.5):
+        shapes.reverse()
+    inputs = [rng.numbers(shape, dtype, 0.5) for shape in shapes]
+    attrs = {"fmod": 1} if name == "Mod" else {}
+    constants = [1] if len(inputs) > 1 and rng.chance(0.2) else []
+    return Draw(name, inputs, attrs, None if dtype != "float16" else _in_half, constants)
+
+
+def _in_half(draw: Draw) -> list[Rounded | None]:
+    """Computed in float32 by at most four roundings of what operands are, and rounded once more."""
+    value, *_ = draw.wide()
+    if value.dtype.kind != "f":
+        return [None]
+    sizes = [np.abs(x.astype(np.float64)) for x in draw.inputs]
+    most = np.maximum(np.abs(value), sum(sizes) if draw.node.op.name in ("Sum", "Mean") else 0)
+    exact = Rounded.exact(value, np.dtype("float32"))
+    return [exact.rounded(value, gamma(4, unit(exact.dtype)) * most).cast(np.dtype("float16"))]
+
+
+@draws("And Or Xor Not")
+def _logic(rng: Source, name: str) -> Draw:
+    dims = rng.dims(rng.integers(1, 4), least=0)
+    shapes = [dims] if name == "Not" else [dims, rng.broadcast(dims)]
+    return Draw(name, [rng.numbers(shape, "bool") for shape in shapes])
+
+
+@draws("Where")
+def _where(rng: Source, name: str) -> Draw:
+    dims, dtype = rng.dims(rng.integers(1, 5)), rng.pick(*FLOATS, *WHOLE, "bool", *CODES)
+    choices = [rng.numbers(shape, dtype, 0.5) for shape in (rng.broadcast(dims), dims)]
+    return Draw(name, [rng.numbers(rng.broadcast(dims), "bool"), *choices])
+
+
+@draws("Clip")
+def _clip(rng: Source, name: str) -> Draw:
+    dtype = rng.pick(*FLOATS, *CODES, *WHOLE)
+    ends = [rng.pick(None, np.array(value, dtype)) for value in (3, rng.pick(1, 90))]
+    constants = [1, 2] if rng.chance(0.5) else []
+    return Draw(
+        name,
+        [rng.numbers(rng.dims(2), dtype, 0.6), *ends],
+        constants=[i for i in constants if ends[i - 1] is not None],
+    )
+
+
+@draws("Pow")
+def _pow(rng: Source, name: str) -> Draw:
+    dtype, dims = rng.pick(*FLOATS), rng.dims(rng.integers(1, 4))
+    x = np.abs(rng.numbers(dims, dtype, 0.4))
+    power = np.array(rng.pick(0.5, 1, 2, 3, -1, -2, -0.5, 0.3, 0, 7.5), dtype)
+    if rng.chance(0.3):
+        power = rng.numbers(rng.broadcast(dims), dtype)
+
+    def bound(draw: Draw) -> list[Rounded | None]:
+        # Three roundings of a product, root and quotient, or two units of glibc's pow; a quotient of
+        # a subnormal square has another one and a half, and of one that overflows it is 0.
+        (value,) = draw.wide()
+        least = 1 / np.finfo(draw.dtype).max
+        return [Rounded.exact(0, draw.dtype).rounded(value, least, 7)]
+
+    return Draw(name, [x, power], {}, bound, [1] if power.size == 1 else [])
+
+
+@draws("Cast")
+def _cast(rng: Source, name: str) -> Draw:
+    types = {"float32": 1, "float64": 11, "int32": 6, "int64": 7, "bool": 9, "float16": 10}
+    types |= {"uint8": 2, "int8": 3, "bfloat16": 16}
+    source, target = rng.pick(*types), rng.pick(*types)
+    x = rng.numbers(rng.dims(2, least=0), source, 0.6)
+    if _is_float(x) and target[-1] in "2468" and "float" not in target:
+        # What does not fit is undefined; so is NaN.
+        x = np.clip(np.nan_to_num(x.astype(np.float64)), -100 * (target[0] != "u"), 100)
+        x = x.astype(ml_dtypes.bfloat16 if source == "bfloat16" else source)
+    return Draw(name, [x], {"to": types[target]})
+
+
+@draws("QuantizeLinear DequantizeLinear com.microsoft.QuantizeLinear")
+@draws("com.microsoft.DequantizeLinear")
+def _quantize(rng: Source, full_name: str) -> Draw:
+    (name, domain), dtype = _short(full_name), rng.pick(*CODES)
+    rank = rng.integers(1, 5)
+    dims, axis = rng.dims(rank), rng.integers(rank)
+    shape = (dims[axis],) if rng.chance(0.4) else ()
+    scale = rng.uniform(0.001, 0.5, shape).astype(np.float32)
+    zero = rng.numbers(shape, dtype)
+    x = rng.numbers(dims, dtype if name[0] == "D" else "float32", 0.5)
+    # NaN becomes the lowest code; NumPy's conversion of it is undefined.
+    x = np.nan_to_num(x) if x.dtype.kind == "f" else x
+    constants = [1, 2] if rng.chance(0.7) else []
+    version = 1 if domain else 26
+    return Draw(name, [x, scale, zero], {"axis": int(axis)}, None, constants, 1, domain, version)
+
+
+@draws("penstock.Fused")
+def _chain(rng: Source, name: str) -> Draw:
+    """Chains of exact operations, and a sum of codes."""
+    dims = rng.dims(rng.integers(1, 4))
+    if rng.chance(0.3):
+        dtype = rng.pick("int8", "uint8", "int16", "uint16")
+        operation, bounded = rng.pick("Add", "Mul"), rng.chance(0.5)
+        return _pair(rng, operation, dtype, dims, bounded=bounded)
+    after = rng.pick([("Relu", 0)], [("Mul", 1), ("Neg", 0)], [("Add", 1), ("Abs", 0), ("Sqrt", 0)])
+    inputs = [rng.numbers(shape, "float32", 0.4) for shape in (dims, rng.broadcast(dims))]
+    return Draw("Add", inputs, fused=lambda node: followed(node, after, node.inputs[1]))
+
+
+def followed(node: Node, after: Sequence[tuple[str, int]], other: Any) -> Node:
+    """A node with operations behind it as one, which read ``other`` too if they are of two."""
+    nodes = [node]
+    for operation, more in after:
+        values = [nodes[-1].outputs[0], *[other] * more]
+        nodes.append(joined(operation, values))
+    return fused(nodes)
+
+
+def joined(operation: str, values: Sequence[Any], **attrs: Any) -> Node:
+    """A node that reads these values, and may follow those that compute them."""
+    arrays = [None if v is None else np.broadcast_to(_zero(v), v.type.dims) for v in values]
+    node = node_of(operation, arrays, **attrs)
+    return Node(node.op, list(values), node.outputs, attrs)
+
+
+def _zero(value: Any) -> np.ndarray:
+    return np.zeros((), value.type.dtype) if value.const is None else value.const
+
+
+def _pair(rng: Source, operation: str, dtype: str, dims: Any, *, bounded: bool) -> Draw:
+    codes = [rng.numbers(dims, dtype) for _ in range(2)]
+    scales = [np.array(2.0 ** rng.integers(-6, 2), np.float32) for _ in range(3)]
+    zeros = [rng.numbers((), dtype) for _ in range(3)]
+    inputs = [codes[0], scales[0], zeros[0], codes[1], scales[1], zeros[1], scales[2], zeros[2]]
+    constants = [i for i in range(8) if i not in (0, 3)]
+
+    def build(node: Node) -> Node:
+        values = node.inputs
+        nodes = [joined("DequantizeLinear", values[i : i + 3]) for i in (0, 3)]
+        nodes.append(joined(operation, [n.outputs[0] for n in nodes]))
+        if bounded:
+            nodes.append(joined("Relu", [nodes[-1].outputs[0]]))
+        nodes.append(joined("QuantizeLinear", [nodes[-1].outputs[0], *values[6:8]]))
+        return fused(nodes)
+
+    return Draw(_HOLDER, inputs, constants=constants, fused=build)
+
+
+_HOLDER = Op("Holder", "tests", 1, 1, lambda types, attrs, consts: types[:1], lambda *_: None)
+"""holds the inputs of a fused node that does not begin with all of them"""
+
+
+# Products.
+
+
+def _product(rng: Source, dtype: str) -> tuple[np.ndarray, np.ndarray]:
+    k, n, m = rng.size(), rng.size(), rng.size(65)
+    lead = rng.dims(rng.integers(3), 4)
+    lead_b = rng.broadcast(lead) if rng.chance(0.5) else ()
+    a = rng.numbers((*lead, m, k), dtype, 0.15)
+    b = rng.numbers((*lead_b, k, n), dtype, 0.15)
+    return a, b
+
+
+@draws("MatMul penstock.Fused(MatMul)")
+def _matmul(rng: Source, name: str) -> Draw:
+    is_fused = "(" in name
+    dtype = "float32" if is_fused else rng.pick(*FLOATS, *FLOATS, *WHOLE)
+    a, b = _product(rng, dtype)
+    constants = [1] if is_fused or rng.chance(0.5) else []
+    if is_fused:
+        b = b.reshape(-1, *b.shape[-2:])[0]
+    elif rng.chance(0.1):
+        a = a[(0,) * (a.ndim - 1)]
+    bound = _of_products(a.shape[-1] + 1 + is_fused) if dtype in FLOATS else None
+    draw = Draw("MatMul", [a, b], {}, bound, constants)
+    return _with_activation(rng, draw) if is_fused else draw
+
+
+@draws("Gemm penstock.Fused(Gemm)")
+def _gemm(rng: Source, name: str) -> Draw:
+    is_fused = "(" in name
+    dtype = "float32" if is_fused else rng.pick(*FLOATS)
+    a, b = (x.reshape(-1, *x.shape[-2:])[0] for x in _product(rng, dtype))
+    return _gemm_of(rng, a, b, dtype, is_fused)
+
+
+def _gemm_of(rng: Source, a: np.ndarray, b: np.ndarray, dtype: str, is_fused: bool) -> Draw:
+    turned = [int(rng.chance(0.4)) for _ in range(2)]
+    if is_fused:
+        turned[0] = 0
+    term = rng.pick(None, (), (b.shape[1],), (a.shape[0], 1), (a.shape[0], b.shape[1]))
+    if is_fused:
+        term = (b.shape[1],)
+    inputs = [x.T.copy() if t else x for x, t in zip((a, b), turned, strict=True)]
+    inputs += [] if term is None else [rng.numbers(term, dtype)]
+    attrs = {"transA": turned[0], "transB": turned[1]}
+    if rng.chance(0.3) and not is_fused:
+        attrs |= {"alpha": 0.5, "beta": -2.0}
+    constants = [1, 2] if is_fused else rng.pick([], [1])
+    draw = Draw("Gemm", inputs, attrs, _of_products(a.shape[1] + 4), constants)
+    return _with_activation(rng, draw) if is_fused else draw
+
+
+def _of_products(roundings: float) -> Callable[[Draw], Sequence[Rounded | None]]:
+    return lambda draw: draw.linear(roundings)
+
+
+def _with_activation(rng: Source, draw: Draw) -> Draw:
+    """With what may follow products, which changes no error but by its own rounding."""
+    after = rng.pick([("Relu", 0)], [("Neg", 0)], [("Relu", 0), ("Neg", 0)])
+    plain, bound = draw.node, draw.bound
+    assert bound is not None
+
+    def bounded(draw: Draw) -> Sequence[Rounded | None]:
+        (result,) = bound(Draw(draw.name, draw.inputs, draw.attrs, bound, draw.constants))
+        assert result is not None
+        for operation, _ in after:
+            result = result.maximum(0.0) if operation == "Relu" else -result
+        return [result]
+
+    draw.bound, draw.fused = bounded, lambda node: followed(node, after, plain.inputs[0])
+    del draw.__dict__["node"]
+    return draw
+
+
+@draws("penstock.ChosenMatMul")
+def _chosen(rng: Source, name: str) -> Draw:
+    count, k, n, rows = rng.integers(1, 6), rng.size(129), rng.size(129), rng.size(9)
+    turned, columns = rng.chance(0.5), rng.chance(0.5)
+    dtype, lead = rng.pick(*FLOATS), rng.dims(2, 12)
+    x = rng.numbers((*lead, *((k, 1) if columns else (rows, k))), dtype)
+    matrices = rng.numbers((count, n, k) if turned else (count, k, n), dtype)
+    indices = rng.integers(-count, count, (*lead, 1))
+    if rng.chance(0.1):
+        indices.flat[0] = rng.pick(count, -count - 1, 2**62)
+    attrs = {"transposed": turned, "columns": columns}
+    return Draw(CHOSEN_MATMUL, [x, matrices, indices], attrs, _of_products(k + 1))
+
+
+@draws("MatMulInteger QLinearMatMul com.microsoft.QGemm penstock.Fused(MatMulInteger)")
+def _codes_product(rng: Source, full_name: str) -> Draw:
+    (x_dtype, w_dtype), k, n = (rng.pick(*CODES), rng.pick(*CODES)), rng.size(), rng.size()
+    rows = rng.pick((rng.size(65),), rng.dims(2, 60))
+    x, w = rng.numbers((*rows, k), x_dtype), rng.numbers((k, n), w_dtype)
+    zeros = [rng.numbers((), x_dtype), rng.numbers(rng.pick((), (n,)), w_dtype)]
+    if "MatMulInteger" in full_name:
+        draw = Draw("MatMulInteger", [x, w, *zeros], constants=[1, 3])
+        if "(" in full_name:
+            scale = np.array(0.25, np.float32)
+            return Draw(
+                _HOLDER,
+                [x, w, *zeros, scale],
+                constants=[1, 3, 4],
+                fused=lambda node: _scaled(node, "MatMulInteger"),
+            )
+        return draw
+    scales = [np.array(0.02, np.float32), rng.uniform(0.001, 0.01, zeros[1].shape)]
+    x_scale, w_scale = (np.asarray(s, np.float32) for s in scales)
+    result = [np.array(0.1, np.float32), rng.numbers((), x_dtype)]
+    if full_name == "QLinearMatMul":
+        inputs = [x, x_scale, zeros[0], w, w_scale, zeros[1], *result]
+        return Draw(full_name, inputs, constants=[1, *range(3, 8)])
+    bias = rng.integers(-(10**6), 10**6, n, np.int32)
+    x = x.reshape(-1, k)
+    inputs = [x, x_scale, zeros[0], w, w_scale, zeros[1], bias, *result]
+    constants = [1, *range(3, 9)]
+    return Draw("QGemm", inputs, {}, None, constants, domain="com.microsoft", version=1)
+
+
+def _scaled(node: Node, operation: str, **attrs: Any) -> Node:
+    """Sums of codes, which become float32 and are multiplied by a power of two, exactly."""
+    *operands, scale = node.inputs
+    sums = joined(operation, operands, **attrs)
+    real = joined("Cast", [sums.outputs[0]], to=1)
+    return fused([sums, real, joined("Mul", [real.outputs[0], scale])])
+
+
+@draws("DynamicQuantizeLinear")
+def _dynamic(rng: Source, name: str) -> Draw:
+    x = rng.numbers(rng.dims(rng.integers(4), least=0), "float32")
+    return Draw(name, [x], outputs=3)
+
+
+@draws("com.microsoft.MatMulNBits")
+def _blocks(rng: Source, name: str) -> Draw:
+    bits, block = rng.pick(2, 4, 8), rng.pick(16, 32, 64)
+    k, n = 16 * rng.size(17), rng.size()
+    count = -(-k // block)
+    rows = rng.pick((rng.size(17),), rng.dims(2, 30))
+    codes = rng.integers(0, 256, (n, count, block * bits // 8), np.uint8)
+    inputs = [
+        *(rng.numbers((*rows, k), "float32"), codes),
+        *(rng.random((n, count), np.float32) / 2**bits, None, None, None),
+    ]
+    if rng.chance(0.5):
+        inputs[3] = rng.integers(0, 256, (n, -(-count * bits // 8)), np.uint8)
+    if rng.chance(0.3):
+        inputs[5] = rng.numbers((n,), "float32")
+    attrs = {"K": k, "N": n, "bits": bits, "block_size": block}
+
+    def bound(draw: Draw) -> list[Rounded | None]:
+        _, packed, scales, zeros, _, bias = draw.inputs
+        w = _unpacked(packed, bits).reshape(n, count, block).astype(np.float64)
+        zero = 2.0 ** (bits - 1) if zeros is None else _unpacked(zeros, bits)[:, :count, None]
+        # A weight is rounded once, and its sum with others as in any product.
+        w = ((w - zero) * scales[..., None]).reshape(n, -1)[:, :k]
+        weights = Rounded.exact(w, draw.dtype).rounded(w, 0, 2)
+        y = draw.read(0) @ weights.map(np.transpose)
+        return [y if bias is None else y + bias.astype(np.float64)]
+
+    options: dict[str, Any] = {"domain": "com.microsoft", "version": 1, "is_formula": True}
+    return Draw("MatMulNBits", inputs, attrs, bound, [1, 2, 3], **options)
+
+
+def _unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
+    """Numbers of a few bits, the lowest of a byte first."""
+    parts = packed[..., None] >> np.arange(0, 8, bits, dtype=np.uint8) & (2**bits - 1)
+    return np.asarray(parts.reshape(*packed.shape[:-1], -1))
+
+
+@draws("com.microsoft.QMoE")
+def _experts(rng: Source, name: str) -> Draw:
+    tokens, experts, hidden, inner = rng.size(33), rng.integers(2, 6), 32, 32 * rng.integers(1, 4)
+    bits, activation = 4, rng.pick("relu", "silu", "identity", "gelu")
+    inputs: list[Any] = [None] * 15
+    inputs[0] = rng.normal(size=(1, tokens, hidden)).astype(np.float32)
+    inputs[1] = rng.normal(size=(tokens, experts)).astype(np.float32)
+    for place, (rows, columns) in {2: (inner, hidden), 5: (hidden, inner)}.items():
+        inputs[place] = rng.integers(0, 256, (experts, rows, columns // 2), np.uint8)
+        inputs[place + 1] = rng.random((experts, rows), np.float32) / 64
+    attrs = {"expert_weight_bits": bits, "k": 2, "activation_type": activation}
+
+    def bound(draw: Draw) -> list[Rounded | None]:
+        x, shares = draw.read(0)[0], draw.read(1)
+        order = np.argsort(-draw.inputs[1], axis=1, kind="stable")[:, :2]
+        routes = shares.map(lambda v: np.take_along_axis(v, order, 1)).softmax(1)
+        total = draw.read(0)[0] * 0.0
+        for expert in range(experts):
+            h = x
+            for place in (2, 5):
+                w = _unpacked(draw.inputs[place][expert], bits) - 8.0
+                w = w * draw.inputs[place + 1][expert][:, None].astype(np.float64)
+                h = h @ Rounded.exact(w.T, draw.dtype).rounded(w.T, 0, 2)
+                h = _activated(h, activation) if place == 2 else h
+            for choice in range(2):
+                share = routes[:, choice : choice + 1]
+                total = total + h * share * (order[:, choice : choice + 1] == expert)
+        return [total[None]]
+
+    options: dict[str, Any] = {"domain": "com.microsoft", "version": 1, "is_formula": True}
+    return Draw("QMoE", inputs, attrs, bound, [2, 3, 5, 6], **options)
+
+
+def _activated(x: Rounded, name: str) -> Rounded:
+    if name == "gelu":  # its form with tanh, or with erf: both have slopes below 1.13
+        return x.lipschitz(
+            lambda v: v * 0.5 * (1 + np.tanh(math.sqrt(2 / math.pi) * (v + 0.044715 * v**3))), 1.13
+        ).inexact(8 * unit(x.dtype) * np.abs(x.value))
+    return {"relu": x.maximum(0.0), "silu": x * x.sigmoid()}.get(name, x)
+
+
+# Windows.
+
+
+def _image(
+    rng: Source, name: str, dtype: str, wild: float = 0.1
+) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
+    """Images and weights of a convolution, and its attributes: padding is as large as the window,
+    or larger, and windows are as large as what they look at."""
+    rank = rng.pick(1, 2, 2, 2, 3)
+    depthwise = rng.chance(0.3)
+    group = rng.size(33) if depthwise else rng.pick(1, 1, 1, 2, 3)
+    channels = group * (1 if depthwise else rng.size(37))
+    filters = group * (rng.pick(1, 1, 2) if depthwise else rng.size(37))
+    sizes = [rng.size({1: 65, 2: 17, 3: 7}[rank]) for _ in range(rank)]
+    kernel = [rng.pick(1, 1, 2, 3, 3, 4, 5, 7)] * rank
+    if rng.chance(0.4):
+        kernel = [rng.pick(1, 2, 3, 5) for _ in range(rank)]
+    dilations = [rng.pick(1, 1, 1, 2, 5) for _ in range(rank)]
+    spans = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+    pads = [int(rng.integers(0, span + 1)) if rng.chance(0.6) else 0 for span in spans * 2]
+    for axis in range(rank):
+        lack = spans[axis] - sizes[axis] - pads[axis] - pads[axis + rank]
+        sizes[axis] += max(lack, 0)
+    attrs: dict[str, Any] = {"pads": pads, "dilations": dilations, "group": group}
+    attrs["strides"] = [rng.pick(1, 1, 2, 3) for _ in range(rank)]
+    if rng.chance(0.15) and name != "DeformConv":
+        attrs["auto_pad"] = rng.pick("SAME_UPPER", "SAME_LOWER", "VALID")
+        attrs.pop("pads")
+    dims = (filters, channels // group) if "Transpose" not in name else (channels, filters // group)
+    batch = rng.pick(1, 1, 2, 3)
+    # Groups of few channels are multiplied together, by zeros where they do not belong.
+    wild = wild if group in (1, channels) else 0
+    x = rng.numbers((batch, channels, *sizes), dtype, wild)
+    # Transposed convolutions multiply some weights by zeros between elements.
+    wild = 0 if "Transpose" in name else wild
+    return x, rng.numbers((*dims, *kernel), dtype, wild), attrs
+
+
+@draws("Conv ConvTranspose penstock.Fused(Conv)")
+def _convolution(rng: Source, full_name: str) -> Draw:
+    name = "Conv" if "(" in full_name else full_name
+    x, w, attrs = _image(rng, name, "float32")
+    if name == "ConvTranspose":
+        attrs.pop("auto_pad", None)
+        rank = x.ndim - 2
+        attrs["output_padding"] = [int(rng.integers(0, s)) for s in attrs["strides"]]
+        spans = [(k - 1) * d + 1 for k, d in zip(w.shape[2:], attrs["dilations"], strict=True)]
+        attrs["pads"] = [min(p, (spans * 2)[i] // 2) for i, p in enumerate([0] * 2 * rank)]
+    terms = math.prod(w.shape[1:]) if name == "Conv" else x.shape[1] * math.prod(w.shape[2:])
+    filters = w.shape[0] if name == "Conv" else w.shape[1] * attrs["group"]
+    inputs = [x, w, *([rng.numbers((filters,), "float32")] if rng.chance(0.6) else [])]
+    constants = [1, 2][: len(inputs) - 1] if rng.chance(0.8) or "(" in full_name else []
+    draw = Draw(name, inputs, attrs, _of_products(terms + 2), constants)
+    return _with_activation(rng, draw) if "(" in full_name else draw
+
+
+@draws("ConvInteger penstock.Fused(ConvInteger) QLinearConv com.microsoft.QLinearConv")
+@draws("penstock.Fused(DequantizeLinear)")
+def _codes_convolution(rng: Source, full_name: str) -> Draw:
+    x_dtype, w_dtype = rng.pick(*CODES), rng.pick(*CODES)
+    if "(D" in full_name and rng.chance(0.3):
+        a, b = _product(rng, "float32")
+        x, w, attrs = a, b, {}
+    else:
+        x, w, attrs = _image(rng, "Conv", "float32", 0)
+    x, w = rng.numbers(x.shape, x_dtype), rng.numbers(w.shape, w_dtype)
+    filters = w.shape[0]
+    by_filter = () if not attrs else rng.pick((), (filters,))
+    zeros = [rng.numbers((), x_dtype), rng.numbers(by_filter, w_dtype)]
+    if "ConvInteger" in full_name:
+        if "(" in full_name:
+            inputs = [x, w, *zeros, np.array(0.25, np.float32)]
+            build = lambda node: _scaled(node, "ConvInteger", **attrs)  # noqa: E731
+            return Draw(_HOLDER, inputs, constants=[1, 3, 4], fused=build)
+        return Draw("ConvInteger", [x, w, *zeros], attrs, constants=[1, 2, 3])
+    # Scales that are powers of two make NumPy's sums of real numbers exact.
+    scales = [np.array(0.5, np.float32), 2.0 ** -rng.integers(3, 6, zeros[1].shape)]
+    x_scale, w_scale = (np.asarray(s, np.float32) for s in scales)
+    result = [np.array(rng.pick(8.0, 64.0), np.float32), rng.numbers((), x_dtype)]
+    inputs = [x, x_scale, zeros[0], w, w_scale, zeros[1], *result]
+    if "(" in full_name:
+        return _of_real_codes(rng, inputs, attrs)
+    if rng.chance(0.5):
+        inputs.append(rng.integers(-2000, 2000, filters, np.int32))
+    name, domain = _short(full_name)
+    constants = [1, 2, *range(3, len(inputs))]
+    return Draw(name, inputs, attrs, None, constants, domain=domain, version=1 if domain else 26)
+
+
+def _of_real_codes(rng: Source, inputs: list[Any], attrs: dict[str, Any]) -> Draw:
+    """The codes of a Conv of what codes stand for, as exporters write it."""
+    bounded = rng.chance(0.5)
+
+    def build(node: Node) -> Node:
+        values = node.inputs
+        x = joined("DequantizeLinear", values[:3])
+        w = joined("DequantizeLinear", values[3:6], axis=0)
+        operation = "Conv" if attrs else "MatMul"
+        nodes = [x, w, joined(operation, [x.outputs[0], w.outputs[0]], **attrs)]
+        if bounded:
+            nodes.append(joined("Relu", [nodes[-1].outputs[0]]))
+        nodes.append(joined("QuantizeLinear", [nodes[-1].outputs[0], *values[6:8]]))
+        return fused(nodes)
+
+    constants = [i for i in range(1, 8) if attrs or i != 3]
+    return Draw(_HOLDER, inputs, constants=constants, fused=build)
+
+
+@draws("AveragePool GlobalAveragePool GlobalLpPool GlobalMaxPool LpPool MaxPool")
+def _pooling(rng: Source, name: str) -> Draw:
+    dtype = rng.pick(*FLOATS, *(CODES if name == "MaxPool" else ()))
+    x, w, attrs = _image(rng, name, "float32", 0)
+    x = rng.numbers(x.shape, dtype, 0.4 if "Max" in name else 0)
+    outputs = 1
+    taps = math.prod(x.shape[2:] if name.startswith("Global") else w.shape[2:])
+    attrs.pop("group")
+    if name.startswith("Global"):
+        attrs = {}
+    else:
+        attrs["kernel_shape"] = list(w.shape[2:])
+        pads = attrs.get("pads", [])
+        spans = [(k - 1) * d for k, d in zip(w.shape[2:], attrs["dilations"], strict=True)]
+        for i, pad in enumerate(pads):  # no window may see padding alone
+            attrs["pads"][i] = min(pad, (spans * 2)[i] // 2, w.shape[2 + i % len(spans)] - 1)
+        attrs["ceil_mode"] = int(rng.chance(0.3))
+        if "auto_pad" in attrs:
+            attrs["ceil_mode"] = 0
+    if name == "AveragePool":
+        attrs["count_include_pad"] = int(rng.chance(0.5))
+    p = rng.pick(1, 2) if "Lp" in name else 0
+    attrs |= {"p": p} if p else {}
+    if name == "MaxPool" and rng.chance(0.4):
+        outputs, attrs["storage_order"] = 2, int(rng.chance(0.3))
+
+    def bound(draw: Draw) -> list[Rounded | None]:
+        if p == 2:
+            (root,) = draw.wide()
+            squares = Rounded.exact(root**2, draw.dtype)
+            return [squares.rounded(squares.value, 0, taps + 1).sqrt()]
+        return draw.linear(taps + 2)
+
+    return Draw(name, [x], attrs, None if "Max" in name else bound, outputs=outputs)
+
+
+@draws("Col2Im")
+def _col2im(rng: Source, name: str) -> Draw:
+    x, w, attrs = _image(rng, name, "float32", 0)
+    attrs.pop("group"), attrs.pop("auto_pad", None)
+    attrs.setdefault("pads", [0] * 2 * (x.ndim - 2))
+    count = math.prod(conv_shape(x.shape, (1, x.shape[1], *w.shape[2:]), attrs)[2:])
+    columns = rng.numbers((2, 3 * math.prod(w.shape[2:]), count), rng.pick(*FLOATS), 0.3)
+    return Draw(name, [columns, np.array(x.shape[2:]), np.array(w.shape[2:])], attrs, None, [1, 2])
+
+
+@draws("DeformConv")
+def _deform(rng: Source, name: str) -> Draw:
+    dtype = rng.pick(*FLOATS)
+    x, w, attrs = _image(rng, name, dtype, 0)
+    x, w = (v.reshape(*v.shape[:2], -1, 1) if v.ndim == 3 else v for v in (x, w))
+    if x.ndim != 4 or w.shape[2:] != w.shape[2:][:2]:
+        x, w = rng.numbers((1, 4, 6, 7), dtype), rng.numbers((3, 4, 3, 2), dtype)
+        attrs = {"group": 1}
+    rank = 2
+    for key, neutral in (("strides", 1), ("dilations", 1), ("pads", 0)):
+        length = rank * (1 + (key == "pads"))
+        if len(attrs.get(key, ())) not in (0, length):
+            attrs[key] = [neutral] * length
+    shape = conv_shape(x.shape, w.shape, attrs)
+    taps = math.prod(w.shape[2:])
+    offsets = rng.normal(0, 2, (x.shape[0], 2 * taps, *shape[2:])).astype(dtype)
+    inputs = [x, w, offsets, rng.numbers((w.shape[0],), dtype)]
+    inputs += [rng.numbers((x.shape[0], taps, *shape[2:]), dtype)] if rng.chance(0.5) else []
+    terms = math.prod(w.shape[1:])
+
+    def bound(draw: Draw) -> list[Rounded | None]:
+        # A place is wrong by its own rounding; between pixels, values change by at most twice the
+        # largest along each axis, and so do the weights of its four neighbours.
+        u = unit(draw.dtype)
+        (value,) = draw.wide()
+        reach = np.abs(draw.inputs[2]).max() + max(x.shape[2:]) + sum(attrs.get("pads", (0,))) + 9
+        masks = 1.0 if len(draw.inputs) < 5 else np.abs(draw.inputs[4]).astype(np.float64).max()
+        most = np.abs(x.astype(np.float64)).max() * masks
+        per_filter = np.abs(w.astype(np.float64)).sum((1, 2, 3))[:, None, None] * most
+        bias = np.abs(draw.inputs[3].astype(np.float64))[:, None, None]
+        error = per_filter * (gamma(terms + 12, u) + 8 * 3 * u * reach) + gamma(terms, u) * bias
+        return [Rounded(value, np.broadcast_to(error, value.shape), draw.dtype)]
+
+    return Draw(name, inputs, attrs, bound)
+
+
+@draws("Resize")
+def _resize(rng: Source, name: str) -> Draw:
+    rank = rng.integers(1, 4)
+    mode = rng.pick("nearest", "linear", "cubic")
+    dtype = rng.pick(*FLOATS, *(("float16", *CODES, "int64") if mode == "nearest" else ()))
+    dims = (*rng.dims(2, 40), *[rng.size(17) for _ in range(rank)])
+    if mode == "linear" and rng.chance(0.4):
+        # Twice as many: weights are sums of few powers of two, and products are exact.
+        x = rng.numbers(dims, rng.pick(*CODES, "int16", "uint16", "int32"))
+        return Draw(
+            name,
+            [x, None, None, np.array(dims) * ([1] * 2 + [2] * rank)],
+            {"mode": mode},
+            None,
+            [3],
+        )
+    x = rng.numbers(dims, dtype, 0.5 * (mode == "nearest"))
+    target = np.array([*dims[:2], *[rng.size(33) for _ in range(rank)]])
+    attrs = {"mode": mode, "nearest_mode": rng.pick("round_prefer_floor", "ceil", "floor")}
+    attrs["coordinate_transformation_mode"] = rng.pick(
+        "half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric"
+    )
+    if mode != "nearest" and rng.chance(0.3):
+        attrs["antialias"] = 1
+
+    def bound(draw: Draw) -> list[Rounded | None]:
+        # Weights are of float64, and rounded. The magnitudes of those of cubic interpolation with
+        # the coefficient -0.75 sum up to at most 1.375 along an axis, and to 1 before that sum is
+        # divided: with antialias, divisors may be 0.7 of it.
+        (value,) = draw.wide()
+        sums = (1.375 / 0.7) ** rank if mode == "cubic" else 1.0
+        most = np.abs(x.astype(np.float64)).max((*range(2, x.ndim),), keepdims=True) * sums
+        taps = [4 * max(1, math.ceil(a / b)) for a, b in zip(dims, target, strict=True)]
+        own = gamma(sum(taps[2:]) + 3 * rank, unit(draw.dtype)) * most
+        return [Rounded(value, np.broadcast_to(own, value.shape), draw.dtype)]
+
+    return Draw(name, [x, None, None, target], attrs, None if mode == "nearest" else bound, [3])
+
+
+@draws("Pad")
+def _pad(rng: Source, name: str) -> Draw:
+    dims = rng.dims(rng.integers(1, 5), 2000)
+    mode = rng.pick("constant", "constant", "reflect", "edge", "wrap")
+    most = [max(n - 1, 0) if mode == "reflect" else n if mode == "wrap" else n + 3 for n in dims]
+    pads = np.array([rng.integers(0, min(m, 40) + 1) for m in most * 2])
+    if mode == "constant" and rng.chance(0.3):
+        pads -= rng.integers(0, 2, len(pads)) * (np.array(dims * 2) > 2)
+    x = rng.numbers(dims, rng.pick(*FLOATS, *WHOLE, "float16", *CODES, "bool"), 0.5)
+    inputs = [x, pads] + ([x.reshape(-1)[0]] if mode == "constant" else [])
+    inputs = [np.asarray(v) for v in inputs]
+    return Draw(name, inputs, {"mode": mode}, None, rng.pick([], range(1, len(inputs))))
+
+
+@draws("GridSample")
+def _grid_sample(rng: Source, name: str) -> Draw:
+    rank, dtype = rng.integers(1, 4), rng.pick(*FLOATS)
+    dims = (*rng.dims(2, 12), *[rng.size(9) for _ in range(rank)])
+    target = [rng.size(65 if rank == 1 else 9) for _ in range(rank)]
+    x = rng.numbers(dims, dtype)
+    grid = rng.normal(0, 0.8, (dims[0], *target, rank)).astype(dtype)
+    mode = rng.pick("nearest", "linear", "cubic")
+    padding = rng.pick("zeros", "border", "reflection")
+    attrs = {"mode": mode, "padding_mode": padding, "align_corners": int(rng.chance(0.5))}
+
+    def bound(draw: Draw) -> list[Rounded | None]:
+        # A place is wrong by four roundings of at most its size and that of the image; values
+        # change by at most twice the largest from pixel to pixel, cubic ones by three times.
+        (value,) = draw.wide()
+        u, most = unit(draw.dtype), np.abs(x.astype(np.float64)).max()
+        place = 8 * u * max(dims[2:]) * (np.abs(grid.astype(np.float64)).max() + 2)
+        sums = 1.375**rank if mode == "cubic" else 1.0
+        error = most * sums * (gamma(16 * rank + 8, u) + 3 * rank * place)
+        return [Rounded(value, np.full(value.shape, error), draw.dtype)]
+
+    return Draw(name, [x, grid], attrs, None if mode == "nearest" else bound)
+
+
+@draws("AffineGrid")
+def _affine_grid(rng: Source, name: str) -> Draw:
+    rank, dtype = rng.integers(2, 4), rng.pick(*FLOATS)
+    size = (*rng.dims(2, 6), *[rng.size(17) for _ in range(rank)])
+    theta = rng.numbers((size[0], rank, rank + 1), dtype)
+    attrs = {"align_corners": int(rng.chance(0.5))}
+
+    def bound(draw: Draw) -> list[Rounded | None]:
+        # Coordinates are at most 1, with four roundings; sums have rank + 1 products.
+        (value,) = draw.wide()
+        most = np.abs(theta.astype(np.float64)).sum(-1).reshape(-1, *[1] * rank, rank)
+        own = gamma(rank + 6, unit(draw.dtype)) * most
+        return [Rounded(value, np.broadcast_to(own, value.shape), draw.dtype)]
+
+    return Draw(name, [theta, np.array(size)], attrs, bound, [1])
+
+
+@draws("RoiAlign MaxRoiPool NonMaxSuppression")
+def _regions(rng: Source, name: str) -> Draw:
+    count, dtype = rng.size(33), rng.pick(*FLOATS)
+    corners = rng.uniform(-3, 12, (count, 2))
+    boxes = np.concatenate([corners, corners + rng.uniform(-1, 9, (count, 2))], 1)
+    if name == "NonMaxSuppression":
+        scores = np.round(rng.normal(size=(1, 2, count)), 1).astype(np.float32)
+        inputs = [boxes[None].astype(np.float32), scores, np.array([rng.pick(0, 1, 3, 1000)])]
+        inputs += [np.array([rng.pick(0.0, 0.3, 1.0)], np.float32)]
+        inputs += [np.array([0.2], np.float32)] if rng.chance(0.5) else []
+        return Draw(name, inputs, {"center_point_box": int(rng.chance(0.5))})
+    dims = (2, *[rng.size(13) for _ in range(3)])
+    if name == "MaxRoiPool":
+        x = rng.numbers(dims, "float32", 0.5)
+        rois = np.concatenate([rng.integers(0, 2, (count, 1)), boxes], 1).astype(np.float32)
+        attrs = {"pooled_shape": [rng.size(5), rng.size(5)], "spatial_scale": rng.pick(0.9, 1.0)}
+        return Draw(name, [x, rois], attrs)
+    x = rng.numbers(dims, dtype)
+    ratio, height, width = rng.pick(0, 1, 2, 3), rng.size(5), rng.size(5)
+    mode = rng.pick("avg", "max")
+    attrs = {"mode": mode, "sampling_ratio": ratio, "output_height": height, "output_width": width}
+    attrs["coordinate_transformation_mode"] = rng.pick("half_pixel", "output_half_pixel")
+
+    def bound(draw: Draw) -> list[Rounded | None]:
+        # As for GridSample; a place has at most eight roundings of numbers below 64.
+        (value,) = draw.wide()
+        u, most = unit(draw.dtype), np.abs(x.astype(np.float64)).max()
+        samples = (ratio or 32) ** 2
+        error = most * (gamma(4 * samples + 8, u) + 4 * 8 * u * 64)
+        return [Rounded(value, np.full(value.shape, error), draw.dtype)]
+
+    inputs = [x, boxes.astype(dtype), rng.integers(0, 2, count)]
+    return Draw(name, inputs, attrs, bound)
+
+
+# Rows.
+
+
+@draws("ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd")
+@draws("ReduceSum ReduceSumSquare ArgMax ArgMin")
+def _reduction(rng: Source, name: str) -> Draw:
+    extreme = name in ("ReduceMax", "ReduceMin", "ArgMax", "ArgMin")
+    dtype = rng.pick(*FLOATS, *FLOATS, *WHOLE, *(CODES if extreme else ()))
+    dims = rng.dims(rng.integers(1, 5), least=0)
+    if rng.chance(0.3):
+        dims = (rng.size(5), rng.pick(511, 512, 513, 1030), rng.size(5))
+    x = rng.numbers(dims, dtype, 0.4 if extreme else 0)
+    if name in ("ReduceLogSum", "ReduceProd"):
+        x = np.abs(x) if dtype in FLOATS else x
+    if name == "ReduceProd" and dtype in FLOATS:
+        x = 1 + rng.uniform(-0.05, 0.05, dims).astype(dtype)
+    attrs: dict[str, Any] = {"keepdims": int(rng.chance(0.5))}
+    if name.startswith("Arg"):
+        attrs |= {"axis": int(rng.integers(-len(dims), len(dims)))}
+        attrs |= {"select_last_index": int(rng.chance(0.5))}
+        return Draw(name, [x], attrs)
+    count = rng.integers(0, len(dims) + 1)
+    start = rng.integers(0, len(dims) - count + 1)
+    axes = tuple(range(start, start + count)) or tuple(range(len(dims)))
+    inputs = [x, *([np.array(axes)] if count else [])]
+
+    def bound(draw: Draw) -> list[Rounded | None]:
+        x, options = draw.read(0), (axes, bool(attrs["keepdims"]))
+        if name == "ReduceProd":
+            (value,) = draw.wide()
+            return [Rounded.exact(value, x.dtype).rounded(value, 0, math.prod(dims) + 1)]
+        if name == "ReduceLogSumExp":
+            highest = x.value.max(axes, keepdims=True)
+            flat = highest if attrs["keepdims"] else highest.reshape(x.value.max(axes).shape)
+            return [(x - highest).exp().sum(*options).log() + flat]
+        total = x * x if name in ("ReduceL2", "ReduceSumSquare") else x
+        total = abs(x) if name == "ReduceL1" else total
+        total = total.mean(*options) if name == "ReduceMean" else total.sum(*options)
+        if name == "ReduceLogSum":
+            total = total.log()
+        return [total.sqrt() if name == "ReduceL2" else total]
+
+    exact = extreme or (dtype not in FLOATS)
+    if dtype in WHOLE and name in ("ReduceL2", "ReduceLogSum", "ReduceLogSumExp"):
+        # Computed in float64, and truncated: sums that fit in it.
+        inputs[0] = (np.abs(x) % 30 + 1).astype(dtype)
+    return Draw(name, inputs, attrs, None if exact else bound, rng.pick([], [1][:count]))
+
+
+@draws("Softmax LogSoftmax Hardmax")
+def _softmax(rng: Source, name: str) -> Draw:
+    dims, dtype = rng.dims(rng.integers(1, 5)), rng.pick(*FLOATS)
+    axis = int(rng.integers(-len(dims), len(dims)))
+    x = rng.numbers(dims, dtype, 0.3)
+
+    def bound(draw: Draw) -> list[Rounded | None]:
+        x = draw.read(0)
+        if name == "Softmax":
+            return [x.softmax(axis)]
+        return [(x - x.max(axis)) - x.powers(axis).sum(axis, keepdims=True).log()]
+
+    return Draw(name, [x], {"axis": axis}, None if name == "Hardmax" else bound)
+
+
+@draws("CumSum CumProd")
+def _cumulative(rng: Source, name: str) -> Draw:
+    dims = rng.dims(rng.integers(1, 4), least=0)
+    x = rng.numbers(dims, rng.pick(*FLOATS, *WHOLE), 0.3)
+    attrs = {"exclusive": int(rng.chance(0.5)), "reverse": int(rng.chance(0.5))}
+    return Draw(name, [x, np.array(rng.integers(len(dims)))], attrs, None, [1])
+
+
+@draws("InstanceNormalization GroupNormalization LayerNormalization RMSNormalization")
+@draws("SimplifiedLayerNormalization")
+def _normalization(rng: Source, name: str) -> Draw:
+    dtype, groups = rng.pick(*FLOATS), rng.pick(1, 2, 4)
+    by_group, epsilon = name in ("InstanceNormalization", "GroupNormalization"), 1e-3
+    dims = (rng.size(3), groups * rng.size(9), *rng.dims(rng.integers(1, 4), 300))
+    axis = 2 if by_group else int(rng.integers(1, len(dims)))
+    x = rng.numbers(dims, dtype)
+    sizes = (dims[1],) if by_group else dims[axis:]
+    parameters = [rng.numbers(sizes, dtype) for _ in range(2)]
+    inputs = [x, *(parameters if by_group or name[0] == "L" else parameters[:1])]
+    attrs: dict[str, Any] = {"epsilon": epsilon}
+    if name == "GroupNormalization":
+        attrs["num_groups"] = groups
+    elif not by_group:
+        attrs["axis"] = axis
+
+    def bound(draw: Draw) -> list[Rounded | None]:
+        x, scale, bias = draw.read(0), draw.read(1), 0.0
+        axes, back = tuple(range(axis, len(dims))), lambda v: v
+        if by_group:
+            parts = groups if name[0] == "G" else dims[1]
+            grouped = (dims[0], parts, dims[1] // parts, *dims[2:])
+            x, axes = x.map(lambda v: v.reshape(grouped)), tuple(range(2, len(grouped)))
+            per_channel = (parts, dims[1] // parts, *[1] * (len(dims) - 2))
+            back = lambda v: v.reshape(per_channel)  # noqa: E731
+        centred = x - x.mean(axes, True) if name[0] not in "RS" else x
+        deviation = ((centred * centred).mean(axes, True) + epsilon).sqrt()
+        y = centred / deviation * scale.map(back)
+        if len(draw.inputs) > 2:
+            bias = draw.read(2).map(back)
+            y = y + bias
+        return [y.map(lambda v: np.broadcast_to(v, x.value.shape).reshape(dims))]
+
+    return Draw(name, inputs, attrs, bound)
+
+
+@draws("BatchNormalization penstock.Fused(BatchNormalization)")
+def _batch(rng: Source, full_name: str) -> Draw:
+    dtype = "float32" if "(" in full_name else rng.pick(*FLOATS)
+    dims = (rng.size(3), rng.size(65), *rng.dims(rng.integers(0, 4), 200))
+    inputs = [rng.numbers(dims, dtype), *[rng.numbers(dims[1:2], dtype) for _ in range(3)]]
+    inputs.append(np.abs(rng.numbers(dims[1:2], dtype)))
+    attrs = {"epsilon": 1e-3}
+
+    def bound(draw: Draw) -> list[Rounded | None]:
+        shape = (-1, *[1] * (len(dims) - 2))
+        x, scale, bias, mean, variance = (draw.read(i) for i in range(5))
+        scale, bias, mean, variance = (
+            v.map(lambda a: a.reshape(shape)) for v in (scale, bias, mean, variance)
+        )
+        factor = scale / (variance + attrs["epsilon"]).sqrt()
+        return [x * factor + (bias - mean * factor)]
+
+    draw = Draw("BatchNormalization", inputs, attrs, bound, rng.pick([], [1, 2, 3, 4]), version=15)
+    return _with_activation(rng, draw) if "(" in full_name else draw
+
+
+@draws("LRN")
+def _lrn(rng: Source, name: str) -> Draw:
+    size, beta, bias = rng.pick(1, 2, 3, 5, 8), rng.pick(0.75, 0.5, 1.3), rng.pick(1.0, 2.0)
+    x = rng.numbers((rng.size(3), rng.size(65), *rng.dims(rng.integers(1, 3), 100)), "float32")
+    attrs = {"size": size, "alpha": 0.25, "beta": beta, "bias": bias}
+
+    def bound(draw: Draw) -> list[Rounded | None]:
+        x = draw.read(0)
+        before, after = (size - 1) // 2, size // 2
+        around = [(0, 0), (before, after), *[(0, 0)] * (x.value.ndim - 2)]
+        padded = (x * x).map(lambda v: np.pad(v, around))
+        total = padded[:, : x.value.shape[1]]
+        for k in range(1, size):
+            total = total + padded[:, k : k + x.value.shape[1]]
+        sums = total * (0.25 / size) + bias
+        return [x / (sums.log() * np.float64(np.float32(beta))).exp()]
+
+    return Draw(name, [x], attrs, bound)
+
+
+# Places, copies and tables.
+
+_ALL = (*FLOATS, *WHOLE, *CODES, "float16", "bool")
+
+
+def _places(rng: Source, dims: Sequence[int], size: int) -> np.ndarray:
+    """Indices of an axis; now and then one is out of range."""
+    dtype = rng.pick(*WHOLE)
+    if not size:
+        return np.zeros((0,) * len(dims), dtype)
+    places = rng.integers(-size, size, dims).astype(dtype)
+    if places.size and rng.chance(0.08):
+        places.flat[rng.integers(places.size)] = rng.pick(size, -size - 1, np.iinfo(dtype).min)
+    return np.asarray(places)
+
+
+@draws("Gather GatherElements GatherND ScatterElements ScatterND")
+def _index(rng: Source, name: str) -> Draw:
+    dims = rng.dims(rng.integers(1, 4), 2000)
+    axis, attrs = int(rng.integers(-len(dims), len(dims))), {}
+    reduced = (*FLOATS, *WHOLE) if name[0] == "S" else ()
+    x = rng.numbers(dims, rng.pick(*_ALL, *reduced), 0.3)
+    if name.endswith("ND"):
+        depth = int(rng.integers(1, len(dims) + 1))
+        batch = int(rng.integers(depth)) if name[0] == "G" and rng.chance(0.4) else 0
+        shape = (*dims[:batch], *rng.dims(1), max(depth - batch, 1))
+        columns = [_places(rng, shape[:-1], dims[batch + i]) for i in range(shape[-1])]
+        indices = np.stack([c.astype(np.int64) for c in columns], -1)
+        attrs = {"batch_dims": batch} if name[0] == "G" else {}
+        update = (*shape[:-1], *dims[shape[-1] :])
+    else:
+        inner = [rng.size(max(n, 1)) for n in dims]
+        inner[axis] = rng.size(33)
+        shape = tuple(inner) if "Elements" in name else rng.dims(rng.integers(3), 60)
+        indices, attrs, update = _places(rng, shape, dims[axis]), {"axis": axis}, shape
+    inputs = [x, indices]
+    if name[0] == "S":
+        inputs.append(rng.numbers(update, x.dtype.name, 0.3))
+        if x.dtype.name in reduced and rng.chance(0.7):
+            attrs |= {"reduction": rng.pick("add", "mul", "max", "min")}
+    return Draw(name, inputs, attrs)
+
+
+@draws("TopK")
+def _top(rng: Source, name: str) -> Draw:
+    dims = rng.dims(rng.integers(1, 4))
+    axis = int(rng.integers(-len(dims), len(dims)))
+    x = rng.numbers(dims, rng.pick(*FLOATS, *WHOLE, *CODES), 0.5)
+    if rng.chance(0.3):
+        x = np.resize(x, (rng.pick(300, 1030), *x.shape[1:2])).astype(x.dtype)
+        axis = 0
+    count = np.array([rng.pick(rng.integers(0, x.shape[axis] + 1), x.shape[axis])])
+    attrs = {"axis": axis, "largest": int(rng.chance(0.5)), "sorted": int(rng.chance(0.7))}
+    return Draw(name, [x, count], attrs, None, [1], 2)
+
+
+@draws("EyeLike OneHot ReverseSequence Trilu")
+def _select(rng: Source, name: str) -> Draw:
+    dims, far = rng.dims(rng.pick(2, 2, 3), 2000), int(rng.pick(0, 1, -2, 99, -99))
+    x = rng.numbers(dims, rng.pick(*_ALL), 0.3)
+    if name == "EyeLike":
+        return Draw(name, [x.reshape(dims[0], -1)], {"k": far})
+    if name == "Trilu":
+        return Draw(name, [x, np.array(far)], {"upper": int(rng.chance(0.5))}, None, [1])
+    if name == "OneHot":
+        picked, values = rng.integers(-9, 9, dims), rng.numbers((2,), rng.pick(*_ALL))
+        inputs = [picked.astype(rng.pick(*WHOLE)), np.array([rng.size(9)]), values]
+        return Draw(name, inputs, {"axis": int(rng.integers(-1, len(dims)))}, None, [1])
+    time = int(rng.integers(2))
+    most = dims[time] + 1 + rng.chance(0.1)
+    lengths = rng.integers(0, max(most, 1), dims[1 - time])
+    return Draw(name, [x, lengths], {"time_axis": time, "batch_axis": 1 - time})
+
+
+@draws("Concat Tile penstock.Reorder penstock.Append")
+def _copies(rng: Source, full_name: str) -> Draw:
+    dims = rng.dims(rng.integers(1, 5), 1500, least=0)
+    dtype, axis = rng.pick(*_ALL), int(rng.integers(len(dims)))
+    x = rng.numbers(dims, dtype, 0.3)
+    if full_name == "Tile":
+        return Draw("Tile", [x, rng.integers(0, 4, len(dims))], constants=rng.pick([], [1]))
+    if full_name == "penstock.Reorder":
+        return Draw(REORDER, [x], {"order": tuple(rng.permutation(len(dims)).tolist())})
+    count = 2 if full_name[0] == "p" else rng.integers(1, 5)
+    sizes = [rng.size(33, 0) for _ in range(count)]
+    parts = [rng.numbers((*dims[:axis], n, *dims[axis + 1 :]), dtype) for n in sizes]
+    name: Any = APPEND if full_name[0] == "p" else "Concat"
+    return Draw(name, parts, {"axis": axis})
+
+
+@draws("Expand Range Reshape Slice")
+def _views(rng: Source, name: str) -> Draw:
+    dims = rng.dims(rng.integers(1, 5), 1500)
+    x = rng.numbers(dims, rng.pick(*_ALL), 0.3)
+    if name == "Range":
+        dtype, step = rng.pick(*FLOATS, *WHOLE), rng.pick(1, 2, -1, 3)
+        ends = [0, step * rng.size(65), step]
+        return Draw(name, [np.array(v, dtype) for v in ends])
+    if name == "Expand":
+        target = [n if m == 1 else m for n, m in zip(rng.dims(len(dims), 30), dims, strict=True)]
+        return Draw(name, [x, np.array(target)])
+    if name == "Reshape":
+        order = np.array([*rng.permutation(dims)])
+        order[rng.integers(len(order))] = -1
+        return Draw(name, [x, order])
+    far = 2**62
+    starts, ends = (
+        np.array([rng.pick(0, -1, 1, n, -n - 5, far, -far) for n in dims]) for _ in range(2)
+    )
+    steps = np.array([rng.pick(1, 1, 2, -1, -3) for _ in dims])
+    return Draw(name, [x, starts, ends, np.arange(len(dims)), steps])
+
+
+def _ml(name: str, x: Any, constants: Any = (), version: int = 4, **attrs: Any) -> Draw:
+    inputs = x if isinstance(x, list) else [x]
+    outputs = 2 if name.endswith("Classifier") else 1
+    return Draw(name, inputs, attrs, None, constants, outputs, "ai.onnx.ml", version)
+
+
+@draws("ai.onnx.ml.ArrayFeatureExtractor ai.onnx.ml.Imputer ai.onnx.ml.LabelEncoder")
+@draws("ai.onnx.ml.OneHotEncoder ai.onnx.ml.Scaler ai.onnx.ml.Normalizer")
+def _features(rng: Source, full_name: str) -> Draw:
+    name, _ = _short(full_name)
+    dtype, dims = rng.pick(*FLOATS, *WHOLE), (rng.size(65), rng.size(33))
+    x = rng.numbers(dims, dtype, 0.3 * (name != "Normalizer"))
+    if name == "ArrayFeatureExtractor":
+        x = rng.numbers(dims, rng.pick(*_ALL))
+        return _ml(
+            name,
+            [
+                x,
+                np.abs(_places(rng, (1, rng.size(9)), dims[1]).astype(np.int64) + 0.5).astype(
+                    np.int64
+                ),
+            ],
+        )
+    if name == "Scaler":
+        width = dims[1] if rng.chance(0.6) else 1
+        offset, scale = (rng.numbers((width,), "float32").tolist() for _ in range(2))
+        return _ml(name, x, offset=offset, scale=scale)
+    if name == "Imputer":
+        values = list(range(dims[1] if rng.chance(0.5) else 1))
+        if dtype in WHOLE:
+            return _ml(name, x % 4, imputed_value_int64s=values, replaced_value_int64=1)
+        replaced = rng.pick(math.nan, 0.0, math.inf)
+        floats = [float(v) for v in values]
+        return _ml(name, x, imputed_value_floats=floats, replaced_value_float=replaced)
+    if name == "LabelEncoder":
+        if rng.chance(0.3):
+            return _texts(rng, full_name)
+        keys = np.asarray(rng.integers(-9, 9, rng.size(17))).astype(dtype)
+        values = rng.numbers(keys.shape, rng.pick(*FLOATS, *WHOLE))
+        known = rng.integers(-12, 12, dims).astype(dtype)
+        default = np.array([7], values.dtype)
+        options = {"keys_tensor": keys, "values_tensor": values, "default_tensor": default}
+        return _ml(name, known, **options)
+    if name == "OneHotEncoder":
+        if rng.chance(0.3):
+            return _texts(rng, full_name)
+        cats = [5, -1, 2, 5][: rng.integers(1, 5)]
+        return _ml(name, rng.integers(-2, 7, dims), version=1, cats_int64s=cats)
+    norm = rng.pick("MAX", "L1", "L2")
+
+    def bound(draw: Draw) -> list[Rounded | None]:
+        x = Rounded.exact(draw.inputs[0], np.dtype("float32"))
+        size = x.max(1) if norm == "MAX" else abs(x).sum(1, True)
+        size = (x * x).sum(1, True).sqrt() if norm == "L2" else size
+        return [x / size]
+
+    draw = _ml(name, x if dtype in FLOATS else x % 99 + 1, norm=norm)
+    draw.bound, draw.is_formula = bound, True
+    return draw
+
+
+@draws("ai.onnx.ml.LinearClassifier ai.onnx.ml.LinearRegressor")
+@draws("ai.onnx.ml.SVMClassifier ai.onnx.ml.SVMRegressor")
+def _models(rng: Source, full_name: str) -> Draw:
+    (name, _), width = _short(full_name), rng.size(65)
+    dtype = rng.pick(*FLOATS, *WHOLE)
+    x = rng.normal(0, 1, (rng.size(33), width))
+    x = (np.rint(3 * x) if dtype in WHOLE else x).astype(dtype)
+    floats = lambda *dims: rng.normal(0, 0.3, dims).astype(np.float32)  # noqa: E731
+    classes = rng.integers(2, 6)
+    rows = classes if "Classifier" in name else rng.size(5)
+    vectors = rng.pick(1, 7, 40, 600)
+    if name.startswith("Linear"):
+        weights, terms = floats(rows, width), floats(rows)
+        attrs: dict[str, Any] = {"coefficients": weights.reshape(-1).tolist()}
+        attrs |= {"intercepts": terms.tolist()}
+        attrs |= {"targets": rows} if rows != classes or "Regressor" in name else {}
+    elif name == "SVMRegressor":
+        attrs = {"coefficients": floats(vectors).tolist(), "rho": [0.125], "n_supports": vectors}
+    else:
+        vectors = 3 * classes
+        attrs = {"coefficients": floats(classes - 1, vectors).reshape(-1).tolist()}
+        attrs |= {"vectors_per_class": [3] * classes}
+        attrs |= {"rho": floats(classes * (classes - 1) // 2).tolist()}
+    if name.startswith("SVM"):
+        kernel = rng.pick("LINEAR", "POLY", "RBF", "SIGMOID")
+        support = floats(vectors, width)
+        attrs |= {"kernel_type": kernel, "kernel_params": [0.25, 0.5, 3.0]}
+        attrs |= {"support_vectors": support.reshape(-1).tolist()}
+    if "Classifier" in name:
+        attrs |= {"classlabels_ints": list(range(classes))}
+
+    def bound(draw: Draw) -> list[Rounded | None]:
+        # All in float64, and products of float32 with many vectors in float32; results are float32.
+        narrow = name.startswith("SVM") and dtype == "float32" and vectors * width >= 2**13
+        kind = np.dtype("float32" if narrow or name.startswith("Linear") else "float64")
+        x = Rounded.exact(draw.inputs[0], kind)
+        if name.startswith("Linear"):
+            y = x @ Rounded.exact(weights.T, kind) + terms.astype(np.float64)
+        else:
+            machine = Rounded.exact(support.T, kind)
+            if kernel == "RBF":
+                parts = (x * x).sum(1, True) + (machine * machine).sum(0, True) + (x @ machine) * -2
+                sums = (parts * -0.25).lipschitz(np.exp, 1)
+            else:
+                sums = (x @ machine) * (0.25 if kernel != "LINEAR" else 1.0)
+                sums = sums + 0.5 if kernel != "LINEAR" else sums
+                sums = sums * sums * sums if kernel == "POLY" else sums
+                sums = sums.tanh() if kernel == "SIGMOID" else sums
+            coefficients = np.array(attrs["coefficients"])[:, None]
+            y = sums @ Rounded.exact(coefficients, kind) + 0.125
+        return [*[None] * ("Classifier" in name), y.cast(np.dtype("float32"))]
+
+    draw = _ml(name, x, version=1, **attrs)
+    if name == "SVMClassifier":
+        draw.bound = lambda draw: [None, _of_numpy(draw, 1)]
+    else:
+        draw.bound = bound
+    draw.is_formula = True
+    return draw
+
+
+def _of_numpy(draw: Draw, output: int) -> Rounded:
+    """What NumPy's kernel computes in float64 and rounds to float32, as the compiled one does."""
+    value = expected(draw.node, draw.inputs)[output].astype(np.float64)
+    return Rounded.exact(0, np.dtype("float32")).rounded(value, np.full(value.shape, 2e-6), 4)
+
+
+@draws("ai.onnx.ml.TreeEnsemble ai.onnx.ml.TreeEnsembleClassifier")
+@draws("ai.onnx.ml.TreeEnsembleRegressor")
+def _trees(rng: Source, full_name: str) -> Draw:
+    name, _ = _short(full_name)
+    dtype, count = rng.pick(*FLOATS, *WHOLE), rng.pick(1, 7, 8, 9, 40)
+    x = tree_models.rows(rng, count, dtype in FLOATS)
+    x = (np.nan_to_num(x) if dtype in WHOLE else x).astype(dtype)
+    if name == "TreeEnsemble":
+        wide = rng.pick(*FLOATS)
+        attrs, _ = tree_models.ensemble(rng, np.dtype(wide).type, True)
+        attrs = {k: to_array(v) if hasattr(v, "raw_data") else v for k, v in attrs.items()}
+        x = tree_models.rows(rng, count, True).astype(wide)
+        draw = _ml(name, x, version=5, **attrs, aggregate_function=int(rng.integers(4)))
+    else:
+        forest = tree_models.Trees(rng, rng.pick(1, 3, 11), 4, tree_models.MODES, True)
+        classes, several = rng.pick(1, 2, 3), rng.chance(0.5)
+        prefix = "class" if "Classifier" in name else "target"
+        votes = forest.votes(prefix, list(range(classes)), rng.chance(0.5), several)
+        labels = {"classlabels_int64s": list(range(max(classes, 2)))}
+        attrs = {**forest.lists, **votes, **(labels if prefix == "class" else {})}
+        attrs |= {} if prefix == "class" else {"n_targets": classes}
+        draw = _ml(name, x, version=3, **attrs)
+    # Votes are added in the order of the trees, in float64.
+    return draw
+
+
+NAMES = ("ant", "bee", "", "Ünï", "bee2", "The quick, brown_fox 7", "né à Paris\n", "日本 a-b", " ")
+
+
+@draws("RegexFullMatch StringSplit TfIdfVectorizer ai.onnx.ml.CategoryMapper ai.onnx.ml.ZipMap")
+@draws("com.microsoft.MurmurHash3 com.microsoft.Tokenizer")
+def _texts(rng: Source, full_name: str) -> Draw:
+    (name, domain), dims = _short(full_name), rng.dims(rng.integers(1, 3), 300)
+    x = rng.named(NAMES, dims)
+    if name == "RegexFullMatch":
+        return Draw(
+            name, [x], {"pattern": rng.pick(r"\w*", r"[^\d,]+", "日本.*", "", "(?i)THE .*")}
+        )
+    if name == "StringSplit":
+        attrs = rng.pick({}, {"delimiter": ","}, {"delimiter": " ", "maxsplit": 1})
+        return Draw(name, [x], attrs, outputs=2)
+    if name == "MurmurHash3":
+        x = rng.pick(x, *[rng.numbers(dims, d) for d in ("int32", "uint32", "float64")])
+        return Draw(name, [x], {"seed": 7}, domain=domain, version=1)
+    if name == "Tokenizer":
+        attrs = {"mark": int(rng.chance(0.5)), "pad_value": "#", "mincharnum": 1}
+        attrs |= rng.pick({"tokenexp": r"\w+"}, {"separators": [" "]}, {"separators": [""]})
+        return Draw(name, [x], attrs, domain=domain, version=1)
+    if name == "TfIdfVectorizer":
+        attrs = {"mode": rng.pick("TF", "IDF", "TFIDF"), "min_gram_length": 1}
+        attrs |= {"max_gram_length": 2, "max_skip_count": rng.integers(3)}
+        attrs |= {"ngram_counts": [0, 3], "ngram_indexes": [2, 0, 1, 3, 4]}
+        attrs |= {"weights": [0.5, 2.0, 3.0, 1.0, 4.0]}
+        if rng.chance(0.5):
+            attrs |= {"pool_int64s": [5, -1, 2**40, *(5, -1), *(5, 5)]}
+            return Draw(name, [rng.choice([5, -1, 2**40, 0], dims)], attrs)
+        attrs |= {"pool_strings": ["ant", "bee", "", *("ant", "bee"), *("bee", "bee")]}
+        return Draw(name, [x], attrs)
+    if name == "ZipMap":
+        scores = rng.numbers((rng.size(65), 3), "float32", 0.3)
+        return _ml(name, scores, version=1, classlabels_int64s=[3, 1, 2])
+    if name == "OneHotEncoder":
+        return _ml(name, x, version=1, cats_strings=list(NAMES[:4]), zeros=1)
+    if name == "LabelEncoder":
+        keys = {"keys_strings": list(NAMES[:4]), "values_int64s": [5, 6, 7, 8]}
+        return _ml(name, x, version=4, **keys)
+    cats = {"cats_strings": list(NAMES[:3]), "cats_int64s": [4, 5, 6], "default_int64": 9}
+    return _ml(name, x, version=1, **cats)
+
+
+# Attention and recurrent layers.
+
+
+def _attended(q: Rounded, k: Rounded, v: Rounded, scale: float, bias: Any) -> Rounded:
+    scores = (q @ k) * scale
+    scores = scores if bias is None else scores + bias.astype(np.float64)
+    return scores.softmax(-1) @ v
+
+
+@draws("penstock.Attention")
+def _attention(rng: Source, name: str) -> Draw:
+    lead, rows, keys = rng.dims(2, 6), rng.size(65), rng.pick(rng.size(65), 256, 257, 530)
+    width, out = rng.size(33), rng.size(33)
+    scale, keys_last = float(rng.pick(1.0, 0.25)), int(rng.chance(0.5))
+    q = (rng.normal(size=(*lead, rows, width)) / math.sqrt(width)).astype(np.float32)
+    k = rng.normal(size=(*lead, keys, width)).astype(np.float32)
+    k = np.ascontiguousarray(k.swapaxes(-1, -2)) if keys_last else k
+    v = rng.normal(size=(*lead, keys, out)).astype(np.float32)
+    bias = rng.normal(size=rng.broadcast((*lead, rows, keys))).astype(np.float32)
+    inputs = [q, k, v, *([bias] if rng.chance(0.5) else [])]
+
+    def bound(draw: Draw) -> list[Rounded | None]:
+        q, k, v = (draw.read(i) for i in range(3))
+        keys = k if keys_last else k.map(lambda a: a.swapaxes(-1, -2))
+        term = draw.inputs[3] if len(draw.inputs) > 3 else None
+        return [_attended(q, keys, v, scale, term)]
+
+    return Draw(ATTENTION, inputs, {"scale": scale, "keys_last": keys_last}, bound)
+
+
+@draws("Attention com.microsoft.GroupQueryAttention")
+def _cached(rng: Source, full_name: str) -> Draw:
+    (name, domain), groups, share = _short(full_name), rng.integers(1, 4), rng.pick(1, 2, 3)
+    batch, rows, past, size = rng.pick(1, 2), rng.pick(1, 1, 2, 5), rng.size(65), rng.size(33)
+    heads = groups * share
+    normal = lambda *dims: rng.normal(size=dims).astype(np.float32)  # noqa: E731
+    caches = [normal(batch, groups, past, size) for _ in range(2)]
+    total = past + rows
+    if domain:
+        q = normal(batch, rows, heads * size)
+        k, v = (normal(batch, rows, groups * size) for _ in range(2))
+        numbers = [np.full((batch, 1), total - 1, np.int32), np.array(total, np.int32)]
+        inputs = [q, k, v, *caches, *numbers, None, None]
+        attrs: dict[str, Any] = {"num_heads": heads, "kv_num_heads": groups}
+    else:
+        q = normal(batch, heads, rows, size)
+        k, v = (normal(batch, groups, rows, size) for _ in range(2))
+        inputs, attrs = [q, k, v, None, *caches], {}
+
+    def bound(draw: Draw) -> list[Rounded | None]:
+        split = lambda a, n: a.reshape(batch, rows, n, size).swapaxes(1, 2)  # noqa: E731
+        q, k, v = (x.astype(np.float64) for x in draw.inputs[:3])
+        q, k, v = (split(q, heads), split(k, groups), split(v, groups)) if domain else (q, k, v)
+        cached = draw.inputs[3:5] if domain else draw.inputs[4:6]
+        whole = [np.concatenate(pair, 2) for pair in zip(cached, (k, v), strict=True)]
+        k, v = (np.repeat(a, share, 1) for a in whole)
+        later = np.arange(total) > past + np.arange(rows)[:, None]
+        mask = np.where(later & bool(domain), -np.inf, 0.0)
+        q, k, v = (Rounded.exact(a, np.dtype("float32")) for a in (q, k.swapaxes(-1, -2), v))
+        y = _attended(q, k, v, 1 / math.sqrt(size), mask)
+        if domain:
+            y = y.map(lambda a: a.swapaxes(1, 2).reshape(batch, rows, -1))
+        return [y, None, None]
+
+    options: dict[str, Any] = {"domain": domain, "version": 1 if domain else 24}
+    return Draw(name, inputs, attrs, bound, outputs=3, is_formula=True, **options)
+
+
+@draws("RotaryEmbedding com.microsoft.RotaryEmbedding")
+def _rotary(rng: Source, full_name: str) -> Draw:
+    (name, domain), half = _short(full_name), rng.size(17)
+    batch, heads, sequence, rest = rng.size(3), rng.size(5), rng.size(17), 2 * rng.integers(3)
+    size = 2 * half + rest
+    x = rng.numbers((batch, heads, sequence, size), "float32")
+    cos, sin = (rng.numbers((24, half), "float32") for _ in range(2))
+    ids = _places(rng, (batch, sequence), 24).astype(np.int64) % 25
+    attrs = {"interleaved": int(rng.chance(0.5)), "rotary_embedding_dim": 2 * half}
+    attrs["num_heads"] = heads
+    inputs = [x, ids, cos, sin] if domain else [x, cos, sin, ids]
+    return Draw(name, inputs, attrs, domain=domain, version=1 if domain else 26)
+
+
+def _step(cell: str, parts: Sequence[Rounded], h: Rounded, c: Rounded | None, **more: Any) -> Any:
+    """The next state and cell: ``parts`` are the sums of each gate, of the state apart for what a
+    GRU resets behind its product."""
+    if cell == "RNN":
+        return parts[0].tanh(), None
+    if cell == "GRU":
+        z, r = parts[0].sigmoid(), parts[1].sigmoid()
+        new = more["new"](r).tanh()
+        return (1.0 - z) * new + z * h, None
+    assert c is not None
+    peep = more.get("peep", (0.0, 0.0, 0.0))
+    i, f = (parts[0] + c * peep[0]).sigmoid(), (parts[2] + c * peep[2]).sigmoid()
+    c = f * c + i * parts[3].tanh()
+    return (parts[1] + c * peep[1]).sigmoid() * c.tanh(), c
+
+
+GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
+
+
+def _layer(
+    cell: str,
+    x: Rounded,
+    w: Rounded,
+    r: Rounded,
+    bias: np.ndarray,
+    h: Rounded,
+    c: Rounded,
+    lengths: np.ndarray,
+    *,
+    peep: Any = (0.0, 0.0, 0.0),
+    reverse: bool = False,
+    behind: bool = False,
+    state_error: float = 0.0,
+) -> tuple[list[Rounded], Rounded, Rounded]:
+    """The states of all steps of one direction, each [batch, units]; the last state and cell. Rows
+    whose sequence has ended keep their states, and have zeros. ``state_error`` is what a state is
+    changed by before it is multiplied."""
+    steps, batch, units = *x.value.shape[:2], r.value.shape[-1]
+    gates = GATES[cell]
+    own, of_state = bias[: gates * units], bias[gates * units :]
+    part = lambda a, i: a[..., i * units : (i + 1) * units]  # noqa: E731
+    states = [Rounded.exact(np.zeros((batch, units)), x.dtype)] * steps
+    for step in range(steps):
+        at = lengths - 1 - step if reverse else np.full(batch, step)
+        running = (step < lengths)[:, None]
+        rows = x[np.clip(at, 0, steps - 1), np.arange(batch)]
+        read = h.inexact(state_error)
+        a, b = rows @ w.map(np.transpose) + own, read @ r.map(np.transpose) + of_state
+        parts = [part(a, i) + part(b, i) for i in range(gates)]
+
+        def new(reset: Rounded, a: Any = a, b: Any = b, h: Rounded = read) -> Rounded:
+            if behind:
+                return part(a, 2) + reset * part(b, 2)
+            product = (reset * h) @ r.map(np.transpose)[:, 2 * units :]
+            return part(a, 2) + (product + of_state[2 * units :])
+
+        next_h, next_c = _step(cell, parts, h, c, new=new, peep=peep)
+        h = _chosen_rows(running, next_h, h)
+        c = c if next_c is None else _chosen_rows(running, next_c, c)
+        for row in range(batch):
+            if running[row]:
+                place = at[row]
+                keep = np.arange(batch)[:, None] == row
+                states[place] = _chosen_rows(keep, h, states[place])
+    return states, h, c
+
+
+def _chosen_rows(mask: np.ndarray, a: Rounded, b: Rounded) -> Rounded:
+    value, error = np.where(mask, a.value, b.value), np.where(mask, a.error, b.error)
+    return Rounded(value, error, a.dtype)
+
+
+def _stacked(parts: Sequence[Rounded], axis: int) -> Rounded:
+    return Rounded(
+        np.stack([p.value for p in parts], axis),
+        np.stack([p.error for p in parts], axis),
+        parts[0].dtype,
+    )
+
+
+@draws("GRU LSTM RNN")
+def _recurrent(rng: Source, cell: str) -> Draw:
+    steps, batch, width, units = rng.size(7), rng.size(17), rng.size(33), rng.size(65)
+    directions, gates = rng.pick(1, 1, 2), GATES[cell]
+    direction = "bidirectional" if directions == 2 else rng.pick("forward", "reverse")
+    normal = lambda *dims: rng.normal(0, 0.5, dims).astype(np.float32)  # noqa: E731
+    w = normal(directions, gates * units, width) / np.float32(math.sqrt(width))
+    r = normal(directions, gates * units, units) / np.float32(math.sqrt(units))
+    given = lambda *dims: normal(*dims) if rng.chance(0.5) else None  # noqa: E731
+    lengths = rng.integers(0, steps + 1, batch).astype(np.int32) if rng.chance(0.4) else None
+    inputs = [normal(steps, batch, width), w, r, given(directions, 2 * gates * units), lengths]
+    inputs.append(given(directions, batch, units))
+    if cell == "LSTM":
+        inputs += [given(directions, batch, units), given(directions, 3 * units)]
+    attrs: dict[str, Any] = {"hidden_size": units, "direction": direction}
+    behind = cell == "GRU" and rng.chance(0.5)
+    attrs |= {"linear_before_reset": 1} if behind else {}
+    outputs = 3 if cell == "LSTM" else 2
+
+    def bound(draw: Draw) -> list[Rounded | None]:
+        zeros = np.zeros((directions, batch, units))
+        read = lambda i, other: draw.read(i).value if _has(draw, i) else other  # noqa: E731
+        bias, h, c = read(3, np.zeros((directions, 2 * gates * units))), read(5, zeros), zeros
+        peep = np.zeros((directions, 3 * units))
+        if cell == "LSTM":
+            c, peep = read(6, zeros), read(7, peep)
+        ends = np.full(batch, steps) if draw.inputs[4] is None else draw.inputs[4]
+        results = [
+            _layer(
+                *(cell, draw.read(0), draw.read(1)[d], draw.read(2)[d], bias[d]),
+                *(draw.read(0).like(h[d]), draw.read(0).like(c[d]), ends),
+                peep=np.split(peep[d], 3),
+                reverse=d == 1 or direction == "reverse",
+                behind=behind,
+            )
+            for d in range(directions)
+        ]
+        y = _stacked([_stacked(states, 0) for states, _, _ in results], 1)
+        return [y, *[_stacked([x[i] for x in results], 0) for i in range(1, outputs)]]
+
+    constants = [i for i in (1, 2, 3, 7) if i < len(inputs) and inputs[i] is not None]
+    return Draw(cell, inputs, attrs, bound, constants, outputs)
+
+
+def _has(draw: Draw, i: int) -> bool:
+    return i < len(draw.inputs) and draw.inputs[i] is not None
+
+
+@draws("com.microsoft.DynamicQuantizeLSTM")
+def _codes_lstm(rng: Source, full_name: str) -> Draw:
+    steps, batch, width, units = rng.size(5), rng.size(9), rng.size(33), rng.size(33)
+    dtype = rng.pick(*CODES)
+    weights, scales, zeros = [], [], []
+    for k in (width, units):
+        weights.append(rng.numbers((1, k, 4 * units), dtype))
+        scales.append(rng.uniform(0.001, 0.003, (1, 4 * units)).astype(np.float32))
+        zeros.append(rng.numbers((1, 4 * units), dtype))
+    normal = lambda *dims: rng.normal(0, 0.5, dims).astype(np.float32)  # noqa: E731
+    x, states = normal(steps, batch, width), [normal(1, batch, units) for _ in range(2)]
+    inputs = [x, *weights, normal(1, 8 * units), None, *states, None]
+    inputs += [scales[0], zeros[0], scales[1], zeros[1]]
+
+    def bound(draw: Draw) -> list[Rounded | None]:
+        # Rows of x, and all states of a step, are rounded to one of 255 codes between their least and
+        # their highest, of which 0 is one: by half of a code, one more as that is rounded itself.
+        w, r = (
+            (weights[i].astype(np.float64) - zeros[i]) * scales[i].astype(np.float64)
+            for i in range(2)
+        )
+        exact = draw.read(0).like
+        spread = max(float(x.max(initial=0)) - float(x.min(initial=0)), 1e-9)
+        most = 2 * max(1.0, float(np.abs(states[0]).max()))
+        states_and_ends = _layer(
+            *("LSTM", draw.read(0).inexact(spread / 255), exact(w[0].T), exact(r[0].T)),
+            *(draw.inputs[3][0].astype(np.float64), exact(states[0][0]), exact(states[1][0])),
+            np.full(batch, steps),
+            state_error=most / 255,
+        )
+        every, h, c = states_and_ends
+        return [_stacked([_stacked(every, 0)], 1), _stacked([h], 0), _stacked([c], 0)]
+
+    options: dict[str, Any] = {"domain": "com.microsoft", "version": 1, "is_formula": True}
+    attrs = {"hidden_size": units, "direction": "forward"}
+    constants = [1, 2, 3, *range(8, 12)]
+    return Draw("DynamicQuantizeLSTM", inputs, attrs, bound, constants, 3, **options)
+
+
+@draws("penstock.Recurrence")
+def _recurrence(rng: Source, name: str) -> Draw:
+    cell, steps, batch, units = rng.pick(*GATES), rng.size(5), rng.size(17), rng.size(65)
+    gates, behind = GATES[cell], rng.chance(0.5)
+    normal = lambda *dims: rng.normal(0, 0.5, dims).astype(np.float32)  # noqa: E731
+    places = tuple(rng.permutation(gates).tolist())
+    r = normal(1, gates * units, units) / np.float32(math.sqrt(units))
+    bias = normal(1, 2 * gates * units) if rng.chance(0.5) else None
+    inputs = [normal(steps, batch, gates * units), r, bias, None]
+    inputs += [normal(batch, units) for _ in range(2 if cell == "LSTM" else 1)]
+    attrs = {"cell": cell, "hidden_size": units, "places": places}
+    attrs |= {"linear_before_reset": int(behind), "activations": ()}
+
+    def bound(draw: Draw) -> list[Rounded | None]:
+        order = np.concatenate([np.arange(units) + units * place for place in places])
+        x, exact = draw.read(0).map(lambda a: a[..., order]), draw.read(0).like
+        own = np.zeros(2 * gates * units) if bias is None else bias[0].astype(np.float64)
+        h = exact(draw.inputs[4])
+        c = exact(draw.inputs[5]) if cell == "LSTM" else h
+        # The products are given: those with the identity have no error but of zeros.
+        states, h, c = _layer(
+            *(cell, x, exact(np.eye(gates * units)), draw.read(1)[0], own, h, c),
+            np.full(batch, steps),
+            behind=behind,
+        )
+        return [_stacked(states, 0), h, *([c] if cell == "LSTM" else [])]
+
+    constants = [1] if bias is None else [1, 2]
+    return Draw(RECURRENCE, inputs, attrs, bound, constants, 3 if cell == "LSTM" else 2)
+
+
+@draws("penstock.LstmCell penstock.GruCell penstock.GruGates penstock.GruState")
+def _cells(rng: Source, full_name: str) -> Draw:
+    name, rows, units = _short(full_name)[0], rng.size(5), rng.size(65)
+    scale = rng.pick(0.1, 3.0, 1e4)
+    gates = lambda n: (rng.normal(size=(rows, n * units)) * scale).astype(np.float32)  # noqa: E731
+    state = rng.normal(size=(rows, units)).astype(np.float32)
+    part = lambda x, i: x[:, i * units : (i + 1) * units]  # noqa: E731
+    order = tuple(rng.permutation(4 if name == "LstmCell" else 3).tolist())
+    if name == "LstmCell":
+
+        def lstm(draw: Draw) -> list[Rounded | None]:
+            i, f, o, n = (part(draw.read(0), place) for place in order)
+            c = (f + 0.5).sigmoid() * draw.read(1) + i.sigmoid() * n.tanh()
+            return [o.sigmoid() * c.tanh(), c]
+
+        attrs = {"order": order, "forget_bias": 0.5}
+        return Draw(LSTM_CELL, [gates(4), state], attrs, lstm, outputs=2, is_formula=True)
+    if name == "GruCell":
+
+        def gru(draw: Draw) -> list[Rounded | None]:
+            (xz, xr, xn), (hz, hr, hn) = ([part(draw.read(i), p) for p in order] for i in (0, 1))
+            new = (xn + (xr + hr).sigmoid() * hn).tanh()
+            return [new + (xz + hz).sigmoid() * (draw.read(2) - new)]
+
+        return Draw(GRU_CELL, [gates(3), gates(3), state], {"order": order}, gru, is_formula=True)
+    if name == "GruGates":
+
+        def resets(draw: Draw) -> list[Rounded | None]:
+            hz, hr = (part(draw.read(0), p) for p in order[:2])
+            xz, xr = (part(draw.read(2), p) for p in order[1:])
+            return [(hz + xz).sigmoid(), (hr + xr).sigmoid() * draw.read(1)]
+
+        attrs = {"order": (*order[:2], *order[1:])}
+        return Draw(
+            GRU_GATES, [gates(3), state, gates(3)], attrs, resets, outputs=2, is_formula=True
+        )
+
+    def update(draw: Draw) -> list[Rounded | None]:
+        new = (draw.read(0) + part(draw.read(3), order[0])).tanh()
+        return [new + draw.read(1) * (draw.read(2) - new)]
+
+    z = rng.random((rows, units)).astype(np.float32)
+    inputs = [gates(1), z, state, gates(3)]
+    return Draw(GRU_STATE, inputs, {"order": order[:1]}, update, is_formula=True)
