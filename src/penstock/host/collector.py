@@ -52,8 +52,10 @@ _ALLOW: tuple[type, ...] = (
 _WALKED: tuple[type, ...] = (FunctionType, CellType, MethodType)
 # Young objects above which to list them takes too long: where users have turned the collector off.
 _MOST_YOUNG = 1 << 20
-# Which deallocators look first is no promise of Python's: a test frees objects of each type.
-_TESTED = (3, 11) <= sys.version_info < (3, 14)
+# Which deallocators look first is no promise of Python's: a test frees objects of each type. The
+# collector of a free-threaded build walks the heap, and knows no young objects.
+_FREE_THREADED = "free-threading build" in sys.version
+_TESTED = (3, 11) <= sys.version_info < (3, 14) and not _FREE_THREADED
 
 
 class _Types(dict[type, object]):

@@ -129,15 +129,20 @@ class ThreadTuner:
         self._trying, self._left = False, self._interval
 
 
+def _sorted(times: Collection[float]) -> list[float]:
+    # A copy of a deque is atomic, a walk over it is not: another thread may change it.
+    return sorted(times.copy() if isinstance(times, deque) else times)
+
+
 def median(times: Collection[float]) -> float:
     """The middle one; the later of two; 0 of none. (``statistics`` imports ten modules more.)"""
-    in_order = sorted(times)  # first, as another thread may clear them
+    in_order = _sorted(times)
     return in_order[len(in_order) // 2] if in_order else 0.0
 
 
 def _mean(times: Collection[float]) -> float:
     """The mean, of which no time counts for more than ``_MOST_LATE`` times the least; 0 of none."""
-    in_order = sorted(times)  # first, as another thread may clear them
+    in_order = _sorted(times)
     if not in_order:
         return 0.0
     longest = _MOST_LATE * in_order[0]
