@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.host.native import FREE_THREADED
 from tests.support.onnx_text import model_from_text
 from tests.support.processes import end_of
 from tests.support.tf_graphs import Builder, Shape, Type
 
-FREE_THREADED = "free-threading build" in sys.version
 THREADS = 6
 EXECUTORS = pytest.mark.parametrize(
     "executor", ["linear", "dataflow", "parallel", "streams", "frames", "interpret"]

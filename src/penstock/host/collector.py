@@ -30,7 +30,7 @@ from threading import RLock
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType
 from weakref import ref
 
-from penstock.host.native import library
+from penstock.host.native import FREE_THREADED, library
 
 # The parts of the package whose objects are parts of plans.
 _PARTS = ("algorithms", "backends", "codegen", "core", "executors", "ir", "ops", "plan")
@@ -54,8 +54,7 @@ _WALKED: tuple[type, ...] = (FunctionType, CellType, MethodType)
 _MOST_YOUNG = 1 << 20
 # Which deallocators look first is no promise of Python's: a test frees objects of each type. The
 # collector of a free-threaded build walks the heap, and knows no young objects.
-_FREE_THREADED = "free-threading build" in sys.version
-_TESTED = (3, 11) <= sys.version_info < (3, 14) and not _FREE_THREADED
+_TESTED = (3, 11) <= sys.version_info < (3, 14) and not FREE_THREADED
 
 
 class _Types(dict[type, object]):
