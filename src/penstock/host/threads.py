@@ -252,13 +252,7 @@ def report_thread_exception() -> None:
 _LOCK = threading.RLock()
 _ALL: weakref.WeakSet[Workers] = weakref.WeakSet()
 _POOLS: dict[str, Workers] = {}
-
-
-class _Here(threading.local):
-    works = False  # whether the thread belongs to a pool
-
-
-_HERE = _Here()
+_HERE = threading.local()  # has ``works`` on threads of pools
 
 
 def pool(name: str = HOST, size: int | None = None) -> Workers:
@@ -277,7 +271,7 @@ def pool(name: str = HOST, size: int | None = None) -> Workers:
 
 def on_worker() -> bool:
     """Whether the calling thread belongs to a pool."""
-    return _HERE.works
+    return getattr(_HERE, "works", False)
 
 
 def fulfil(future: Future[T], function: Callable[[], T]) -> None:
