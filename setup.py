@@ -4,6 +4,9 @@ A module holds the C runtime (``host/c``) and all compiled kernels (``backends/n
 file is compiled once for each instruction set, and there is a module for each. An installation
 without a C compiler, or with one that lacks an instruction set, goes on without them.
 
+The modules have the stable interface of CPython and serve version 3.11 and all later ones. A build
+that is free-threaded has no stable interface before 3.15: its modules serve that version alone.
+
 A C file needs no entry here or elsewhere: its table of kernels (``const kernel_entry x_kernels[]``)
 and its table of functions for Python (``PyMethodDef x_functions[]``) are found in its text, and so
 are options that it is compiled with (``// Compiler options: -ffp-contract=fast``).
@@ -15,6 +18,7 @@ import os
 import platform
 import re
 import sys
+import sysconfig
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -43,6 +47,8 @@ SANITIZERS = [*SANITIZERS, "-O1", "-g"] if SANITIZE else []
 # Symbols and lines for debuggers are two thirds of a module's bytes. -g comes from Python's flags.
 STRIPPED = [] if SANITIZE else ["-g0"]
 THREADS = [] if sys.platform == "win32" else ["-pthread"]
+FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+STABLE = [] if FREE_THREADED else [("Py_LIMITED_API", "0x030B0000")]
 X86 = {"x86-64-v4": "_x86_64_v4", "x86-64-v3": "_x86_64_v3", "x86-64-v2": "_x86_64_v2"}
 
 
@@ -113,7 +119,9 @@ class BuildKernels(build_ext):
         import numpy
 
         name = f"{'sanitized' if SANITIZE else 'kernels'}-{self.plat_name}"
-        folder = Path("build", f"{name}-{sys.implementation.cache_tag}", ext.name)
+        # A free-threaded build has the cache tag of the ordinary one of its version.
+        tag = f"{sys.implementation.cache_tag}{'t' if FREE_THREADED else ''}"
+        folder = Path("build", f"{name}-{tag}", ext.name)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "generated_tables.h").write_text(generated_tables())
         headers = [Path(__file__), *HEADERS]
@@ -147,10 +155,10 @@ class BuildKernels(build_ext):
 
 
 class StableWheel(bdist_wheel):
-    """A wheel for this version of CPython and later ones."""
+    """A wheel for CPython 3.11 and later versions; of a free-threaded build, for that version."""
 
     def finalize_options(self) -> None:
-        self.py_limited_api = "cp311"
+        self.py_limited_api = False if FREE_THREADED else "cp311"
         super().finalize_options()
 
 
@@ -163,10 +171,10 @@ setup(
             define_macros=[
                 ("LEVEL", name),
                 (f"NATIVE{name.upper()}", "1"),
-                ("Py_LIMITED_API", "0x030B0000"),
+                *STABLE,
             ],
             extra_compile_args=options,
-            py_limited_api=True,
+            py_limited_api=not FREE_THREADED,
             optional=True,
         )
         for name, options in levels().items()

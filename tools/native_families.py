@@ -23,8 +23,8 @@ def index_text() -> str:
     for path in sorted(Path(native.INDEX).parent.glob("*.py")):
         if path.stem != "__init__":
             import_module(f"{native.__name__}.{path.stem}")
-    for name, family in native.REGISTERED.items():
-        forms = (family.static, family.any_shape, family.ahead_of_cache)
+    for name, fields in native.REGISTERED.items():
+        forms = map(fields.get, ("static", "any_shape", "ahead_of_cache"))
         for module in {form.__module__ for form in forms if form is not None}:
             if module.startswith(f"{native.__name__}."):
                 names.setdefault(module.rpartition(".")[2], []).append(name)

@@ -14,13 +14,17 @@ import numpy as np
 import pytest
 
 from penstock.backends.base import HostBackend
+from penstock.host import collector
 from penstock.host.collector import untrack
 from penstock.host.native import library
 from penstock.ir.kernel import Kernel
 from tests.support.onnx_text import compile_text
 from tests.support.processes import end_of
 
-pytestmark = pytest.mark.skipif(library() is None, reason="there is no compiled module")
+pytestmark = pytest.mark.skipif(
+    library() is None or not collector._TESTED,
+    reason="there is no compiled module, or objects stay tracked",
+)
 
 
 @pytest.fixture(autouse=True)

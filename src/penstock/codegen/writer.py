@@ -46,6 +46,7 @@ from penstock.core.checkpoints import checkpoint, with_checkpoints
 from penstock.core.limits import DEFAULT_LIMITS, Limits
 from penstock.core.records import dataclass, field, replace
 from penstock.core.types import RunValue
+from penstock.host.native import FREE_THREADED
 from penstock.host.on_demand import imported
 from penstock.plan.allocations import Allocations, allocations
 from penstock.plan.arena_layout import ArenaPlan
@@ -70,6 +71,8 @@ _AS_USUAL = ProgramForm()
 
 # Numbers programs in tracebacks; it does not enter their text.
 _SERIAL = count()
+
+_CO_NESTED = 0x10  # `inspect.CO_NESTED`, without importing that
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,6 +163,16 @@ class Program:
         return [namespace.pop(name) for name in self.functions]
 
 
+def _nested(code: CodeType) -> CodeType:
+    """Code whose functions count as nested ones. Free-threaded builds leave others, with all that
+    they refer to, to the collector, and those of Python 3.13 never free them."""
+    of_functions = (
+        c.replace(co_flags=c.co_flags | _CO_NESTED) if isinstance(c, CodeType) else c
+        for c in code.co_consts
+    )
+    return code.replace(co_consts=(*of_functions,))
+
+
 def write_program(
     plan: Plan,
     arena_plan: ArenaPlan,
@@ -232,7 +245,8 @@ def _compiled(lines: Sequence[str], filename: str) -> Iterator[CodeType]:
             checkpoint()
             # Empty lines before it, so that line numbers are those of the whole text.
             source = "\n" * begin + "\n".join(lines[begin:end]) + "\n"
-            yield compile(source, filename, "exec", dont_inherit=True, optimize=2)
+            code = compile(source, filename, "exec", dont_inherit=True, optimize=2)
+            yield _nested(code) if FREE_THREADED else code
             begin = end
 
 

@@ -62,6 +62,7 @@ class Subgraphs:
         main: Subgraph | None = None,
     ) -> None:
         self._graph = graph
+        self._made_graph: dict[str, Graph] = {}
         self._aliases = aliases
         self._compiler = compiler
         self._on_evict = on_evict
@@ -81,10 +82,11 @@ class Subgraphs:
         self._main_key = (frozenset(main.names), frozenset(main.outputs), frozenset[str]())
         self.all = Request(main, main.outputs)
 
-    @cached_property
+    @property
     def graph(self) -> Graph:
         """The graph of the whole model."""
-        return self._graph()
+        # Atomic, so that all threads get the same graph: its values are looked up by name.
+        return self._made_graph.get("") or self._made_graph.setdefault("", self._graph())
 
     @cached_property
     def values(self) -> dict[str, Value]:

@@ -30,7 +30,7 @@ from threading import RLock
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType
 from weakref import ref
 
-from penstock.host.native import library
+from penstock.host.native import FREE_THREADED, library
 
 # The parts of the package whose objects are parts of plans.
 _PARTS = ("algorithms", "backends", "codegen", "core", "executors", "ir", "ops", "plan")
@@ -52,8 +52,9 @@ _ALLOW: tuple[type, ...] = (
 _WALKED: tuple[type, ...] = (FunctionType, CellType, MethodType)
 # Young objects above which to list them takes too long: where users have turned the collector off.
 _MOST_YOUNG = 1 << 20
-# Which deallocators look first is no promise of Python's: a test frees objects of each type.
-_TESTED = (3, 11) <= sys.version_info < (3, 14)
+# Which deallocators look first is no promise of Python's: a test frees objects of each type. The
+# collector of a free-threaded build walks the heap, and knows no young objects.
+_TESTED = (3, 11) <= sys.version_info < (3, 14) and not FREE_THREADED
 
 
 class _Types(dict[type, object]):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
+from importlib.machinery import EXTENSION_SUFFIXES
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,8 @@ import numpy as np
 from penstock.core.errors import PenstockError
 from penstock.core.records import dataclass
 
+FREE_THREADED = "free-threading build" in sys.version
+"""whether Python can run without its lock, though a module may have turned that on"""
 LEVELS = ("x86-64-v4", "x86-64-v3", "x86-64-v2", "plain")
 """instruction sets that kernels are compiled for, the fastest first"""
 _CHOSEN = "PENSTOCK_NATIVE"
@@ -122,6 +126,10 @@ def load_level(level: str) -> NativeLibrary | None:
     """The kernels compiled for ``level``; None if they are not installed, or the processor lacks
     the instructions. Raises ``PenstockError`` if they were compiled from other sources."""
     name = "_" + level.replace("-", "_")
+    # Python 3.13 lets a free-threaded build load modules with the stable interface, and crashes.
+    own = os.path.join(os.path.dirname(__file__), name + EXTENSION_SUFFIXES[0])
+    if FREE_THREADED and not os.path.exists(own):
+        return None
     try:
         module: Any = import_module(f"penstock.host.{name}")
     except ImportError:

@@ -86,7 +86,7 @@ class ThreadTuner:
             return
         self._left -= 1
         if self._left <= 0 or self._slow(seconds, times):
-            self._usual = median(times)
+            self._usual = median(times.copy())  # atomic: other threads append to it
             for past in self._times.values():
                 past.clear()
             self._trying, self._beside, self._left = True, False, _TRIED
@@ -106,7 +106,7 @@ class ThreadTuner:
         if not bound or seconds <= bound or self._left >= self._interval - _PATIENCE:
             return False
         # A trial that changes nothing takes these times for usual, so that it is not repeated.
-        middle = median(times)
+        middle = median(times.copy())
         return len(times) == _JUDGED and middle > bound and not self._is_best(middle)
 
     def _is_best(self, seconds: float) -> bool:
@@ -115,7 +115,7 @@ class ThreadTuner:
 
     def _judge(self) -> None:
         """End a trial: use the faster thread count from now on."""
-        one, several = (_mean(self._times[n]) for n in (1, self.most))
+        one, several = (_mean(self._times[n].copy()) for n in (1, self.most))
         better = self._now
         if one and several:  # else a run at the same time has begun a trial of its own
             better = 1 if one < _MARGIN * several else self.most
@@ -131,13 +131,13 @@ class ThreadTuner:
 
 def median(times: Collection[float]) -> float:
     """The middle one; the later of two; 0 of none. (``statistics`` imports ten modules more.)"""
-    in_order = sorted(times)  # first, as another thread may clear them
+    in_order = sorted(times)
     return in_order[len(in_order) // 2] if in_order else 0.0
 
 
 def _mean(times: Collection[float]) -> float:
     """The mean, of which no time counts for more than ``_MOST_LATE`` times the least; 0 of none."""
-    in_order = sorted(times)  # first, as another thread may clear them
+    in_order = sorted(times)
     if not in_order:
         return 0.0
     longest = _MOST_LATE * in_order[0]

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Set
 from contextlib import suppress
 from functools import cache
-from operator import length_hint
+from itertools import repeat
 from queue import SimpleQueue
 from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
@@ -223,6 +223,7 @@ class Workers:
 
     def _work(self, jobs: SimpleQueue[Job | None]) -> None:
         me = threading.get_ident()
+        _HERE.works = True
         while (job := jobs.get()) is not None:
             try:
                 job()
@@ -251,6 +252,7 @@ def report_thread_exception() -> None:
 _LOCK = threading.RLock()
 _ALL: weakref.WeakSet[Workers] = weakref.WeakSet()
 _POOLS: dict[str, Workers] = {}
+_HERE = threading.local()  # has ``works`` on threads of pools
 
 
 def pool(name: str = HOST, size: int | None = None) -> Workers:
@@ -269,7 +271,7 @@ def pool(name: str = HOST, size: int | None = None) -> Workers:
 
 def on_worker() -> bool:
     """Whether the calling thread belongs to a pool."""
-    return any(threading.current_thread() in workers._threads for workers in _ALL)
+    return getattr(_HERE, "works", False)
 
 
 def fulfil(future: Future[T], function: Callable[[], T]) -> None:
@@ -301,6 +303,7 @@ def _reset_in_child() -> None:
     """A forked child has none of its parent's threads."""
     global _LOCK
     _LOCK = threading.RLock()
+    _HERE.works = False
     for workers in _ALL:
         workers._reset()
 
@@ -320,8 +323,7 @@ class Places:
 
     def forked(self) -> None:
         """Give all places back, as in a forked child, which has none of its parent's runs."""
-        self._never_taken = iter(range(self._count))
-        self._given: deque[None] = deque()
+        self._free = deque(repeat(None, self._count))
         self._was_given = threading.Lock()  # released when there is one for those that wait
 
     def take(self, *, block: bool, timeout: float | None) -> bool:
@@ -332,21 +334,19 @@ class Places:
             if not block or rest <= 0:
                 return False
             self._was_given.acquire(timeout=min(rest, WAKE_S))
-        if self._given:  # two may have been given before one thread was woken
+        if self._free:  # two may have been given before one thread was woken
             self._wake()
         return True
 
     def _took(self) -> bool:
-        if next(self._never_taken, None) is not None:
-            return True
         with suppress(IndexError):
-            self._given.pop()
+            self._free.pop()
             return True
         return False
 
     def give(self) -> None:
         """Give a place back."""
-        self._given.append(None)
+        self._free.append(None)
         self._wake()
 
     def _wake(self) -> None:
@@ -356,8 +356,8 @@ class Places:
     @property
     def taken(self) -> int:
         """The number of places that are taken."""
-        return self._count - length_hint(self._never_taken) - len(self._given)
+        return self._count - len(self._free)
 
     @property
     def all_taken(self) -> bool:
-        return not length_hint(self._never_taken) and not self._given
+        return not self._free

@@ -281,8 +281,9 @@ def find(name: str, domain: str = "", version: int | None = None) -> Op | None:
     """Return the operation that ``name`` means in a schema version, by default the newest. One that
     is not known, of a domain that is not Penstock's own, may come with an installed package."""
     key = domain, name
-    if key in _PENDING:
-        import_module(_PENDING[key])
+    module = _PENDING.get(key)
+    if module is not None:
+        import_module(module)
         # Only now: another thread that looks it up meanwhile must wait for the import.
         _PENDING.pop(key, None)
     elif key not in _REGISTRY and domain not in _OWN_DOMAINS:

@@ -142,7 +142,7 @@ class ModelRepository:
         # Without the lock: versions of a model are replaced as a whole, and never changed.
         versions = self._models.get(name)
         if not versions:
-            have = ", ".join(map(repr, self._models)) or "none"
+            have = ", ".join(map(repr, list(self._models))) or "none"
             raise UnknownModel(f"model {name!r} is not there; of models there are {have}")
         found = versions.get(version or max(versions, key=int))
         if found is None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import count
 from threading import get_ident
 
@@ -26,6 +25,15 @@ _LOOK_EVERY = 8
 
 Compile = Callable[[], Executor]
 _Place = tuple[Subgraph, Hashable, bool]
+
+
+class _Kept:
+    """An executor that is kept, and the number of its last use."""
+
+    __slots__ = ("executor", "last_use")
+
+    def __init__(self, executor: Executor, last_use: int) -> None:
+        self.executor, self.last_use = executor, last_use
 
 
 class PlanCache:
@@ -53,7 +61,9 @@ class PlanCache:
         self._lock = threading.RLock()
         # Threads that compile a plan, wait for one, or hold the lock.
         self._compiling: set[int] = set()
-        self._executors: OrderedDict[_Place, Executor] = OrderedDict()
+        # Read without the lock, which an OrderedDict would need to be brought into another order.
+        self._kept: dict[_Place, _Kept] = {}
+        self._use = count().__next__
 
     def get(self, subgraph: Subgraph, key: Hashable, observed: bool, compile: Compile) -> Executor:
         """The executor of a plan, compiled if it is new. Of threads that need the same new plan one
@@ -70,7 +80,6 @@ class PlanCache:
                     executor = self._lookup(place)
                     if executor is None:
                         executor = compile()
-                        self.made += 1
                         self._keep(place, executor)
             finally:
                 self._compiling.discard(thread)
@@ -93,7 +102,7 @@ class PlanCache:
 
     def has(self, subgraph: Subgraph, key: Hashable) -> bool:
         """Whether there is a plan of a subgraph under this key."""
-        return (subgraph, key, False) in self._executors
+        return (subgraph, key, False) in self._kept
 
     def _is_due(self) -> bool:
         """Whether to look again what plans hold, once in a few changes of shapes."""
@@ -112,8 +121,8 @@ class PlanCache:
     def of(self, subgraph: Subgraph) -> dict[Hashable, Executor]:
         """The executors of a subgraph without observers, by key."""
         with self._held():
-            own = [item for item in self._executors.items() if item[0][0] is subgraph]
-        return {key: executor for (_, key, observed), executor in own if not observed}
+            own = [item for item in self._by_use() if item[0][0] is subgraph]
+        return {key: kept.executor for (_, key, observed), kept in own if not observed}
 
     @contextmanager
     def _held(self) -> Iterator[None]:
@@ -130,32 +139,32 @@ class PlanCache:
                 self._compiling.discard(thread)
 
     def executors(self) -> list[Executor]:
-        """All executors kept."""
+        """All executors kept, those not used for longest first."""
         with self._held():
-            return list(self._executors.values())
+            return [kept.executor for _, kept in self._by_use()]
 
     def replace(self, old: Executor, new: Executor) -> None:
         """Let a faster executor take the place of one of the same plan."""
         with self._held():
-            for place, executor in self._executors.items():
-                if executor is old:
-                    self._executors[place] = new
-                    subgraph, key, _ = place
+            for (subgraph, key, _), kept in self._kept.items():
+                if kept.executor is old:
+                    kept.executor = new
                     if subgraph.last.executor is old:
                         subgraph.use(key, new)
 
     def subgraph_of(self, executor: Executor) -> Subgraph | None:
         """The subgraph that an executor is kept for."""
         with self._held():
-            return next((p[0] for p, kept in self._executors.items() if kept is executor), None)
+            own = (p[0] for p, kept in self._kept.items() if kept.executor is executor)
+            return next(own, None)
 
     def drop(self, subgraph: Subgraph) -> None:
         """Forget the plans of a subgraph, and of its variants."""
         # Variants are the same graph for feeds on devices.
         own = {subgraph, *subgraph.variants.values()}
         with self._held():
-            for key in [key for key in list(self._executors) if key[0] in own]:
-                self._executors.pop(key, None)
+            for key in [key for key in list(self._kept) if key[0] in own]:
+                self._kept.pop(key, None)
         for each in own:
             each.last = NO_PLAN
 
@@ -163,30 +172,34 @@ class PlanCache:
         """Forget all plans, and keep none from now on."""
         with self._held():
             self.closed = True
-            for subgraph, _, _ in list(self._executors):
+            for subgraph, _, _ in list(self._kept):
                 subgraph.last = NO_PLAN
                 if subgraph.base is not None:
                     subgraph.base.last = NO_PLAN
-            self._executors.clear()
+            self._kept.clear()
 
     def forked(self) -> None:
         """Make a new lock in a forked child, where no other thread holds the old one."""
         self._lock = threading.RLock()
 
+    def _by_use(self) -> list[tuple[_Place, _Kept]]:
+        return sorted(self._kept.items(), key=lambda item: item[1].last_use)
+
     def _lookup(self, place: _Place) -> Executor | None:
         # Without the lock: each call is atomic, and a signal handler may come between them.
-        executor = self._executors.get(place)
-        if executor is not None:
-            with suppress(KeyError):  # dropped meanwhile
-                self._executors.move_to_end(place)
-        return executor
+        kept = self._kept.get(place)
+        if kept is None:
+            return None
+        kept.last_use = self._use()
+        return kept.executor
 
     def _keep(self, place: _Place, executor: Executor) -> None:
         """Add a plan; drop those not used for longest, down to the limit on their bytes."""
         with self._lock:
+            self.made += 1
             if self.closed:
                 return
-            self._executors[place] = executor
+            self._kept[place] = _Kept(executor, self._use())
             self._make_room(executor)
             if self._dropped > _MANY_BYTES:
                 self._dropped = 0
@@ -195,7 +208,8 @@ class PlanCache:
     def _make_room(self, last: Executor) -> None:
         """Give up arenas and then plans, those not used for longest first, down to the limit."""
         most = self._max_bytes
-        executors = list(self._executors.values())
+        by_use = self._by_use()
+        executors = [kept.executor for _, kept in by_use]
         held = sum(map(_nbytes, executors))
         # The run that comes allocates its arenas again.
         if not last.arena_bytes:
@@ -211,8 +225,11 @@ class PlanCache:
                 # Arenas first: a plan takes longer to compile than an arena to allocate.
                 executor.trim()
                 held -= before - executor.arena_bytes
-        while held > most and len(self._executors) > 1:
-            (oldest, _, _), dropped = self._executors.popitem(last=False)
+        for place, kept in by_use[:-1]:
+            if held <= most:
+                return
+            self._kept.pop(place, None)
+            oldest, dropped = place[0], kept.executor
             held -= _nbytes(dropped)
             self._dropped += _nbytes(dropped)
             self.evicted += 1

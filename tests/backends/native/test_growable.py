@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -142,3 +143,22 @@ def test_trees_of_arrays_keep_their_contents(library, moves):
         arrays.append((y, np.concatenate([wanted, new], 1)))
         for array, contents in arrays:
             np.testing.assert_array_equal(array, contents)
+
+
+@libraries
+def test_threads_that_add_to_the_same_rows_each_get_rows_of_their_own(library):
+    threads = 6
+    appended = partial(library.functions.appended, GrowableBuffers(), 0)
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(300):
+            x = appended(rows(3, 2), rows(1, 2))
+            barrier = threading.Barrier(threads)
+
+            def add(i: int, x=x, barrier=barrier) -> np.ndarray:
+                added = np.full((1, 2), i, np.float32)
+                barrier.wait()
+                return appended(x, added)
+
+            ys = list(pool.map(add, range(threads)))
+            assert [y[-1, 0] for y in ys] == [*range(threads)]
+            assert sum(begin(y) == begin(x) for y in ys) == 1

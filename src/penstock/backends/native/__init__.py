@@ -26,7 +26,7 @@ from typing import Any, TypeAlias, TypeVar
 from penstock.backends.native.kernel import NativeCall, Site
 from penstock.backends.numpy import NumpyBackend
 from penstock.core.errors import InternalError
-from penstock.core.records import dataclass, replace
+from penstock.core.records import dataclass
 from penstock.core.types import RunValue, TensorType, Type
 from penstock.host.native import NativeLibrary
 from penstock.host.threads import core_budget
@@ -119,8 +119,9 @@ class Family:
     data_dependent: bool = False
 
 
-REGISTERED: dict[str, Family] = {}
-"""what the modules register that were imported, by full names of operations"""
+REGISTERED: dict[str, dict[str, Any]] = {}
+"""fields of families that the modules register that were imported, by full names of operations. Two
+threads may import files that register forms of the same one: dicts are changed by one call each."""
 _COMPLETE: dict[str, Family] = {}  # of which all files are imported
 
 
@@ -201,15 +202,11 @@ def ahead_of_cache(*names: str) -> Callable[[Chooser], Chooser]:
 def _register(
     names: Sequence[str], form: str, choose: Chooser, options: Mapping[str, Any]
 ) -> Chooser:
-    changes: dict[str, Any] = {form: choose, **options}
     for name in names:
-        known = REGISTERED.get(name)
-        if known is None:
-            REGISTERED[name] = Family(**{"work": below_numpy, **changes})
-        elif getattr(known, form) is not None:
+        fields = REGISTERED.setdefault(name, {})
+        if fields.setdefault(form, choose) is not choose:
             raise InternalError(f"two native families register {name} as {form}")
-        else:
-            REGISTERED[name] = replace(known, **changes)
+        fields.update(options)
     return choose
 
 
@@ -246,9 +243,8 @@ def _family(name: str) -> Family | None:
         for module in _index().get(name, ()):
             # Only now: a model needs few of the families, and each import delays its first run.
             import_module(f"{__name__}.{module}")
-        complete = REGISTERED.get(name)
-        if complete is not None:
-            _COMPLETE[name] = complete
+        if name in REGISTERED:
+            complete = _COMPLETE[name] = Family(**{"work": below_numpy, **REGISTERED[name]})
     return complete
 
 

@@ -34,4 +34,6 @@ class GrowableBuffers:
 
     def nbytes(self) -> int:
         """Bytes of the buffers that are alive."""
-        return sum([memory.nbytes for memory in self._live.values()])
+        # References do not change while other threads add buffers.
+        live = [reference() for reference in self._live.valuerefs()]
+        return sum([memory.nbytes for memory in live if memory is not None])

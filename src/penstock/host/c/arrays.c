@@ -143,7 +143,7 @@ static PyObject *array_appended(PyObject *module, PyObject *const *arguments, Py
     axis = axis < 0 ? axis + PyArray_NDIM(x) : axis;
     if (axis < 0 || axis >= PyArray_NDIM(x) || !is_plain(x) || !fits(arguments[3], x, axis))
         return PyErr_Format(PyExc_ValueError, "arrays do not fit together");
-    PyArrayObject *y = grown(x, axis, PyArray_DIM(added, axis), arguments[0], &held);
+    PyArrayObject *y = grown(module, x, axis, PyArray_DIM(added, axis), arguments[0], &held);
     if (!y)
         return NULL;
     if (!held)
@@ -188,17 +188,13 @@ static PyObject *array_tiled(PyObject *module, PyObject *const *arguments, Py_ss
    anything else holds it, and the methods `read` and `assign`, which check what is not the same as
    the time before. */
 
-static PyObject *value_name(void)
-{
-    static PyObject *name = NULL;
-    return name ? name : (name = PyUnicode_InternFromString("value"));
-}
+#define VALUE(module) (((module_state *)PyModule_GetState(module))->value)
 
 /* The value of a variable if it is an array in C order of the type and shape of `like`; NULL without
    an error if it is something else. */
-static PyArrayObject *value_like(PyObject *variable, PyArrayObject *like)
+static PyArrayObject *value_like(PyObject *module, PyObject *variable, PyArrayObject *like)
 {
-    PyArrayObject *x = (PyArrayObject *)PyObject_GetAttr(variable, value_name());
+    PyArrayObject *x = (PyArrayObject *)PyObject_GetAttr(variable, VALUE(module));
     if (x && PyArray_Check((PyObject *)x) && PyArray_IS_C_CONTIGUOUS(x) && is_plain(x) &&
         PyArray_NDIM(x) == PyArray_NDIM(like) &&
         PyArray_CompareLists(PyArray_DIMS(x), PyArray_DIMS(like), PyArray_NDIM(x)) &&
@@ -212,7 +208,7 @@ static PyObject *variable_read(PyObject *module, PyObject *const *arguments, Py_
 {
     if (count != 3 || !PyArray_Check(arguments[2]))
         return PyErr_Format(PyExc_TypeError, "variable_read() takes a variable, None and an array");
-    PyArrayObject *y = (PyArrayObject *)arguments[2], *x = value_like(arguments[0], y);
+    PyArrayObject *y = (PyArrayObject *)arguments[2], *x = value_like(module, arguments[0], y);
     if (x && PyArray_IS_C_CONTIGUOUS(y) && PyArray_ISWRITEABLE(y)) {
         memcpy(PyArray_DATA(y), PyArray_DATA(x), PyArray_NBYTES(y));
         Py_DECREF((PyObject *)x);
@@ -239,12 +235,17 @@ static PyObject *variable_assign(PyObject *module, PyObject *const *arguments, P
 {
     if (count != 3 || !PyArray_Check(arguments[2]))
         return PyErr_Format(PyExc_TypeError, "variable_assign() takes a variable, None and an array");
-    PyArrayObject *given = (PyArrayObject *)arguments[2], *old = value_like(arguments[0], given);
+    PyArrayObject *given = (PyArrayObject *)arguments[2], *old = value_like(module, arguments[0], given);
     if (!old)
         return PyErr_Occurred() ? NULL : PyObject_CallMethod(arguments[0], "assign", "O", given);
-    /* Without readers, who would hold it too, its memory is used again. */
-    int own = Py_REFCNT((PyObject *)old) == 2 && PyArray_CHKFLAGS(old, NPY_ARRAY_OWNDATA);
-    own = own && PyArray_IS_C_CONTIGUOUS(given) && is_plain(given);
+    /* Without readers, who would hold it too, its memory is used again. Without the global interpreter
+       lock a reader may come at any time, and its memory never is. */
+#ifdef Py_GIL_DISABLED
+    int own = 0;
+#else
+    int own = Py_REFCNT((PyObject *)old) == 2 && PyArray_CHKFLAGS(old, NPY_ARRAY_OWNDATA) &&
+              PyArray_IS_C_CONTIGUOUS(given) && is_plain(given);
+#endif
     if (own)
         memcpy(PyArray_DATA(old), PyArray_DATA(given), PyArray_NBYTES(old));
     Py_DECREF((PyObject *)old);
@@ -254,7 +255,7 @@ static PyObject *variable_assign(PyObject *module, PyObject *const *arguments, P
     if (!copy)
         return NULL;
     PyArray_CLEARFLAGS((PyArrayObject *)copy, NPY_ARRAY_WRITEABLE);
-    int status = PyObject_SetAttr(arguments[0], value_name(), copy);
+    int status = PyObject_SetAttr(arguments[0], VALUE(module), copy);
     Py_DECREF(copy);
     if (status < 0)
         return NULL;

@@ -23,10 +23,14 @@ static PyObject *feeds_taken(PyObject *module, PyObject *const *arguments, Py_ss
     PyObject *values = PyDict_Size(feeds) == size ? PyTuple_New(size) : Py_NewRef(Py_None);
     for (Py_ssize_t i = 0; values && values != Py_None && i < size; i++) {
         PyObject *input = PyTuple_GetItem(expected, i);
-        PyObject *value = PyDict_GetItemWithError(feeds, PyTuple_GetItem(input, 0));
+        /* A reference of its own: another thread may change the dict. */
+        PyObject *value = PyObject_GetItem(feeds, PyTuple_GetItem(input, 0));
+        if (!value && PyErr_ExceptionMatches(PyExc_KeyError))
+            PyErr_Clear();
         if (value && is_expected(value, PyTuple_GetItem(input, 1), PyTuple_GetItem(input, 2)))
-            PyTuple_SetItem(values, i, Py_NewRef(value));
+            PyTuple_SetItem(values, i, value);
         else {
+            Py_XDECREF(value);
             Py_DECREF(values);
             values = PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
         }

@@ -9,8 +9,10 @@
    Rows that an array shows are never written again: a room hands out each of its rows once, so that
    only the array with all rows handed out can grow in place, and only once. Its arrays are read-only,
    since they share rows; so are the arrays of users who keep an old one. A room that is full is
-   replaced by one of twice the size, so that each row is copied about once in all. */
+   replaced by one of twice the size, so that each row is copied about once in all. Threads may append to
+   the same array at the same time: one gets the rows behind it, the others rooms of their own. */
 #include "growable.h"
+#include <stdatomic.h>
 #include <string.h>
 
 enum { LEAST_ROWS = 16 };
@@ -18,10 +20,8 @@ enum { LEAST_ROWS = 16 };
 typedef struct {
     PyObject_HEAD
     PyArrayObject *memory; /* all rows */
-    npy_intp used;         /* those handed out */
+    _Atomic(npy_intp) used; /* those handed out */
 } Room;
-
-PyTypeObject *room_type = NULL;
 
 static void room_dealloc(PyObject *self)
 {
@@ -44,7 +44,7 @@ static PyType_Spec Room_spec = {
     .slots = room_slots,
 };
 
-/* The first rows of a room, of which `used` are handed out with that. */
+/* The first rows of a room, which have been handed out. */
 static PyArrayObject *rows_of(Room *room, int axis, npy_intp used)
 {
     PyArrayObject *memory = room->memory;
@@ -56,29 +56,27 @@ static PyArrayObject *rows_of(Room *room, int axis, npy_intp used)
                                        PyArray_STRIDES(memory), PyArray_DATA(memory), 0, NULL);
     if (y && PyArray_SetBaseObject((PyArrayObject *)y, Py_NewRef((PyObject *)room)) < 0)
         Py_CLEAR(y);
-    if (y)
-        room->used = used;
     return (PyArrayObject *)y;
 }
 
-/* The room that `past` can grow in by `added` rows; NULL if there is none. */
-static Room *own_room(PyArrayObject *past, int axis, npy_intp added)
+/* The room of `past`, which now has `added` rows more; NULL if it cannot grow there. */
+static Room *own_room(PyTypeObject *type, PyArrayObject *past, int axis, npy_intp added)
 {
     PyObject *base = PyArray_BASE(past);
-    if (!base || Py_TYPE(base) != room_type)
+    if (!base || Py_TYPE(base) != type)
         return NULL;
     Room *room = (Room *)base;
     PyArrayObject *memory = room->memory;
     int rank = PyArray_NDIM(memory);
+    npy_intp shown = PyArray_DIM(past, axis);
     if (PyArray_DATA(past) != PyArray_DATA(memory) || PyArray_NDIM(past) != rank ||
-        PyArray_DESCR(past) != PyArray_DESCR(memory) || PyArray_DIM(past, axis) != room->used ||
-        room->used > PyArray_DIM(memory, axis) - added ||
+        PyArray_DESCR(past) != PyArray_DESCR(memory) || shown > PyArray_DIM(memory, axis) - added ||
         memcmp(PyArray_STRIDES(past), PyArray_STRIDES(memory), rank * sizeof(npy_intp)))
         return NULL;
     for (int i = 0; i < rank; i++)
         if (i != axis && PyArray_DIM(past, i) != PyArray_DIM(memory, i))
             return NULL;
-    return room;
+    return atomic_compare_exchange_strong(&room->used, &shown, shown + added) ? room : NULL;
 }
 
 /* The dims of `past` with other rows. */
@@ -112,23 +110,26 @@ static PyArrayObject *new_memory(PyObject *allocate, PyArrayObject *past, int ax
     return (PyArrayObject *)memory;
 }
 
-PyArrayObject *grown(PyArrayObject *past, int axis, npy_intp added, PyObject *allocate, int *holds)
+PyArrayObject *grown(PyObject *module, PyArrayObject *past, int axis, npy_intp added, PyObject *allocate,
+                     int *holds)
 {
     npy_intp used, capacity;
-    Room *room = own_room(past, axis, added);
-    *holds = room != NULL;
+    PyTypeObject *type = ((module_state *)PyModule_GetState(module))->room;
     if (__builtin_add_overflow(PyArray_DIM(past, axis), added, &used) ||
         __builtin_mul_overflow(used < LEAST_ROWS ? LEAST_ROWS : used, 2, &capacity))
         return (PyArrayObject *)PyErr_NoMemory();
+    Room *room = own_room(type, past, axis, added);
+    *holds = room != NULL;
     if (room)
         return rows_of(room, axis, used);
     PyArrayObject *memory = new_memory(allocate, past, axis, used, capacity);
-    room = memory ? PyObject_New(Room, room_type) : NULL;
+    room = memory ? PyObject_New(Room, type) : NULL;
     if (!room) {
         Py_XDECREF((PyObject *)memory);
         return NULL;
     }
     room->memory = memory;
+    atomic_init(&room->used, used);
     PyArrayObject *y = rows_of(room, axis, used);
     Py_DECREF((PyObject *)room);
     return y;

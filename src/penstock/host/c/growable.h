@@ -9,9 +9,9 @@
    rows are those of `past` if `*holds` is set, else nothing yet; the others are to be written by the
    caller alone. Nothing may be written once anyone else has the array, which is read-only. The
    memory of a new room comes from `allocate` (growable.py). */
-PyArrayObject *grown(PyArrayObject *past, int axis, npy_intp added, PyObject *allocate, int *holds);
+PyArrayObject *grown(PyObject *module, PyArrayObject *past, int axis, npy_intp added, PyObject *allocate,
+                     int *holds);
 
-extern PyTypeObject *room_type;
 PyTypeObject *new_room_type(void);
 #pragma GCC visibility pop
 

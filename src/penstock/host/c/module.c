@@ -477,14 +477,6 @@ static int supported(void)
 #endif
 }
 
-static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT,
-    .m_name = TEXT(LEVEL),
-    .m_doc = "Kernels compiled for one instruction set.",
-    .m_size = -1,
-    .m_methods = module_methods,
-};
-
 static int append_name(PyObject *names, const char *text)
 {
     PyObject *name = PyUnicode_FromString(text);
@@ -493,22 +485,26 @@ static int append_name(PyObject *names, const char *text)
     return failed;
 }
 
-PyMODINIT_FUNC JOINED(PyInit_, LEVEL)(void)
+static int set_up(PyObject *module)
 {
     if (!supported()) {
         PyErr_SetString(PyExc_ImportError, "the processor lacks instructions of " TEXT(LEVEL));
-        return NULL;
+        return -1;
     }
-    import_array();
-    PyObject *module = PyModule_Create(&definition);
-    if (!module)
-        return NULL;
+    /* Teams and the table of NumPy's functions are the process's; NumPy takes one interpreter, too. */
+    if (PyInterpreterState_GetID(PyInterpreterState_Get()) != 0) {
+        PyErr_SetString(PyExc_ImportError, "compiled kernels are for the main interpreter alone");
+        return -1;
+    }
+    import_array1(-1);
+    module_state *state = PyModule_GetState(module);
     PyObject *names = PyList_New(0), *operations = PyList_New(0);
     PyObject *type = PyType_FromSpec(&Call_spec), *sequence = PyType_FromSpec(&Sequence_spec);
-    room_type = new_room_type();
+    state->room = new_room_type();
+    state->value = PyUnicode_InternFromString("value");
     const char *instructions;
     const int speed = integer_speed(&instructions);
-    int failed = !names || !operations || !type || !sequence || !room_type;
+    int failed = !names || !operations || !type || !sequence || !state->room || !state->value;
     for (size_t f = 0; !failed && f < sizeof function_tables / sizeof *function_tables; f++)
         failed = PyModule_AddFunctions(module, function_tables[f]) < 0;
     for (size_t f = 0; !failed && f < sizeof families / sizeof *families; f++)
@@ -528,7 +524,38 @@ PyMODINIT_FUNC JOINED(PyInit_, LEVEL)(void)
     Py_XDECREF(operations);
     Py_XDECREF(type);
     Py_XDECREF(sequence);
-    if (failed)
-        Py_CLEAR(module);
-    return module;
+    return failed ? -1 : 0;
+}
+
+static void free_state(void *module)
+{
+    module_state *state = PyModule_GetState(module);
+    Py_CLEAR(state->room);
+    Py_CLEAR(state->value);
+}
+
+static PyModuleDef_Slot module_slots[] = {
+    {Py_mod_exec, set_up},
+#ifdef Py_mod_multiple_interpreters
+    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
+#endif
+#ifdef Py_mod_gil
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
+#endif
+    {0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = TEXT(LEVEL),
+    .m_doc = "Kernels compiled for one instruction set.",
+    .m_size = sizeof(module_state),
+    .m_methods = module_methods,
+    .m_slots = module_slots,
+    .m_free = free_state,
+};
+
+PyMODINIT_FUNC JOINED(PyInit_, LEVEL)(void)
+{
+    return PyModuleDef_Init(&definition);
 }

@@ -15,6 +15,12 @@
 /* The entry of a function of the module that takes its arguments as an array. */
 #define FAST(function) (PyCFunction)(void (*)(void))function, METH_FASTCALL
 
+/* What a module has beside its functions. */
+typedef struct {
+    PyTypeObject *room; /* of growable.c */
+    PyObject *value;    /* the name of an attribute, for arrays.c */
+} module_state;
+
 #pragma GCC visibility push(hidden)
 PyObject *array_contiguous(PyObject *module, PyObject *given);
 PyObject *array_copied(PyObject *module, PyObject *given);

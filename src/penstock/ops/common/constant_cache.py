@@ -194,12 +194,12 @@ REORDERED = "reordered"
 
 def copies_of(constant: np.ndarray) -> dict[str, np.ndarray]:
     """The arrays that ``reordered`` has made of a constant, by name."""
-    with _LOCK:
-        entries = list(_REORDERED.items())
+    # References: whatever thread drops the last reference to an entry takes it out, without a lock.
+    entries = [(reference.key[1], reference()) for reference in _REORDERED.valuerefs()]
     return {
         text: array
-        for (_, name), entry in entries
-        if entry.constant() is constant
+        for name, entry in entries
+        if entry is not None and entry.constant() is constant
         for text, array in zip(_names(name, len(entry.arrays)), entry.arrays, strict=True)
     }
 

@@ -58,13 +58,13 @@ static int is_past(PyObject *given, int64_t batch, int64_t heads, int64_t size, 
 }
 
 /* The present of a past, which may be where that is, or in memory from `allocate` if it grows. */
-static PyObject *present_of(const struct attention_cache *a, PyObject *past, int grows, PyObject *allocate,
-                            int64_t batch, int64_t size, int64_t *holds, float **data, int64_t *batch_step,
+static PyObject *present_of(PyObject *module, const struct attention_cache *a, PyObject *past, int grows,
+                            PyObject *allocate, int64_t batch, int64_t size, int64_t *holds, float **data, int64_t *batch_step,
                             int64_t *head_step)
 {
     npy_intp dims[] = {batch, a->kv_heads, a->kept, size};
     int held = 0;
-    PyArrayObject *y = grows ? grown((PyArrayObject *)past, 2, a->queries, allocate, &held)
+    PyArrayObject *y = grows ? grown(module, (PyArrayObject *)past, 2, a->queries, allocate, &held)
                              : (PyArrayObject *)PyArray_EMPTY(4, dims, NPY_FLOAT, 0);
     *holds = held;
     if (y) {
@@ -215,10 +215,10 @@ static PyObject *cached_attention(PyObject *module, PyObject *const *arguments, 
     PyObject *y = result_of(&a, q[0], PyArray_NDIM((PyArrayObject *)x[Q]) == 3);
     PyObject *new_k = NULL, *new_v = NULL;
     if (y)
-        new_k = present_of(&a, x[past], grows, allocate, q[0], a.size, &a.holds_k, &a.present_k,
+        new_k = present_of(module, &a, x[past], grows, allocate, q[0], a.size, &a.holds_k, &a.present_k,
                            &a.present_k_batch, &a.present_k_head);
     if (new_k)
-        new_v = present_of(&a, x[past + 1], grows, allocate, q[0], a.value_size, &a.holds_v, &a.present_v,
+        new_v = present_of(module, &a, x[past + 1], grows, allocate, q[0], a.value_size, &a.holds_v, &a.present_v,
                            &a.present_v_batch, &a.present_v_head);
     if (new_v) {
         a.q = PyArray_DATA((PyArrayObject *)x[Q]);
