@@ -23,7 +23,7 @@ typedef struct {
 int multiplies_bfloat16(void)
 {
 #if defined(__AVX512F__)
-    return __builtin_cpu_supports("avx512bf16") != 0;
+    return (features & AVX512_BF16) != 0;
 #else
     return 0;
 #endif
