@@ -14,6 +14,8 @@
 
 #if defined(_WIN32) /* processes neither fork nor get signals */
 #undef pthread_sigmask
+#undef pthread_atfork
+typedef int sigset_t;
 #define pthread_sigmask(how, new, old) (void)(old)
 #define sigfillset(signals) (void)(signals)
 #define pthread_atfork(before, in_parent, in_child) ((void)(in_child), 0)
