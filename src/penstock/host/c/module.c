@@ -8,6 +8,9 @@
 #include "growable.h"
 #include "stages.h"
 #include "team.h"
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #include <limits.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -62,20 +65,11 @@ static void run_chunk(division *work, int64_t i)
         atomic_store(&work->status, status);
 }
 
-static int part_of_thread(void)
-{
-#if HAVE_TEAM
-    return team_part();
-#else
-    return 0;
-#endif
-}
-
 static void run_chunks(void *data)
 {
     division *work = data;
     int64_t chunk;
-    for (int i = 0, own = part_of_thread(); i < work->parts; i++) {
+    for (int i = 0, own = team_part(); i < work->parts; i++) {
         int share = (own + i) % work->parts;
         while ((chunk = atomic_fetch_add(&work->shares[share].next, 1)) < work->shares[share].end)
             run_chunk(work, chunk);
@@ -85,7 +79,6 @@ static void run_chunks(void *data)
 /* Run `count` stages from `first` on, each on several threads if that is worth it. */
 static int run_stages(const Call *call, const word *words, int64_t first, int64_t count)
 {
-#if HAVE_TEAM
     int64_t threads = call->item_ns < call->stages * WORTH_STAGE ? 1 : most_threads;
     threads = threads < MOST_SHARES ? threads : MOST_SHARES;
     threads = threads < call->pieces ? threads : call->pieces;
@@ -98,7 +91,6 @@ static int run_stages(const Call *call, const word *words, int64_t first, int64_
             return atomic_load(&work.status);
         }
     }
-#endif
     return run_each_stage(call, words, first, count);
 }
 
@@ -126,13 +118,11 @@ static int run_items(const Call *call, const word *words, int64_t begin, int64_t
         atomic_init(&work.shares[i].next, chunks * i / parts);
         work.shares[i].end = chunks * (i + 1) / parts;
     }
-#if HAVE_TEAM
     if (team_begin(run_chunks, &work, parts)) {
         run_chunks(&work);
         team_end();
         return atomic_load(&work.status);
     }
-#endif
     run_chunks(&work);
     return atomic_load(&work.status);
 }
@@ -446,10 +436,8 @@ static PyObject *set_threads(PyObject *module, PyObject *threads)
 
 static PyObject *team_told(PyObject *module, PyObject *unused)
 {
-    int64_t counts[3] = {0, 0, 0};
-#if HAVE_TEAM
+    int64_t counts[3];
     team_counts(counts);
-#endif
     return Py_BuildValue("LLL", (long long)counts[0], (long long)counts[1], (long long)counts[2]);
 }
 
@@ -461,17 +449,49 @@ static PyMethodDef module_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+int features;
+
+#if defined(__x86_64__)
+static int all(unsigned word, unsigned bits)
+{
+    return (word & bits) == bits;
+}
+
+/* Of the registers that CPUID fills, and of those whose contents the system keeps. */
+static int features_found(void)
+{
+#define BIT(n) (1u << n)
+    unsigned a = 0, b = 0, c = 0, d = 0, basic = 0, more = 0, kept = 0, unused;
+    __get_cpuid(1, &a, &b, &basic, &d);
+    if (basic & BIT(27)) /* or there is no xgetbv */
+        __asm__("xgetbv" : "=a"(kept), "=d"(unused) : "c"(0));
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d))
+        b = c = d = 0;
+    else if (a)
+        __get_cpuid_count(7, 1, &more, &unused, &unused, &unused);
+    int found = all(basic, BIT(20) | BIT(23)) ? LEVEL_2 : 0; /* SSE4.2, POPCNT */
+    if (!all(kept, 6) || !all(basic, BIT(12))) /* FMA */
+        return found;
+    if (all(b, BIT(3) | BIT(5) | BIT(8))) /* BMI, AVX2, BMI2 */
+        found |= LEVEL_3 | (more & BIT(4) ? AVX_VNNI : 0);
+    if (all(kept, 0xe6) && all(b, BIT(16) | BIT(17) | BIT(28) | BIT(30) | BIT(31))) /* F, DQ, CD, BW, VL */
+        found |= LEVEL_4 | (c & BIT(11) ? AVX512_VNNI : 0) | (c & BIT(1) ? AVX512_VBMI : 0) |
+                 (more & BIT(5) ? AVX512_BF16 : 0) | (all(kept, 0x60000) && d & BIT(25) ? AMX_INT8 : 0);
+    return found;
+}
+#endif
+
 static int supported(void)
 {
-#if defined(__x86_64__) && defined(NATIVE_X86_64_V4)
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma");
-#elif defined(__x86_64__) && defined(NATIVE_X86_64_V3)
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-           __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
-#elif defined(__x86_64__) && defined(NATIVE_X86_64_V2)
-    return __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("popcnt");
+#if defined(__x86_64__)
+    features = features_found();
+#endif
+#if defined(NATIVE_X86_64_V4)
+    return features & LEVEL_4;
+#elif defined(NATIVE_X86_64_V3)
+    return features & LEVEL_3;
+#elif defined(NATIVE_X86_64_V2)
+    return features & LEVEL_2;
 #else
     return 1;
 #endif

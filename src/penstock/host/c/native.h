@@ -16,9 +16,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
-
-/* Functions of constants, of which each caller gets a copy of its own. */
-#define INLINED static inline __attribute__((always_inline))
+#include "compilers.h"
 
 typedef int (*kernel_function)(const void *arguments, int64_t begin, int64_t end);
 
@@ -47,6 +45,12 @@ static inline int64_t smaller(int64_t a, int64_t b)
 
 int integer_speed(const char **instructions); /* of quantized_convolution.c */
 int multiplies_bfloat16(void);                /* of panels.c: whether the processor does */
+
+/* What the processor and the system can do: instructions of x86-64, which __builtin_cpu_supports does not
+   tell where a compiler's library is that of zig. module.c looks once. */
+enum { LEVEL_2 = 1, LEVEL_3 = 2, LEVEL_4 = 4, AVX_VNNI = 8, AVX512_VNNI = 16 };
+enum { AVX512_VBMI = 32, AVX512_BF16 = 64, AMX_INT8 = 128 };
+extern int features;
 
 /* Names of the operations of elementwise programs; the last is NULL. */
 extern const char *const elementwise_operations[];

@@ -3,6 +3,7 @@
 #define PENSTOCK_NUMPY_API_H
 
 #define PY_SSIZE_T_CLEAN
+#include <stdio.h> /* whose FILE the headers of NumPy need */
 #include <Python.h>
 #define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
 #define NPY_TARGET_VERSION NPY_2_0_API_VERSION

@@ -8,7 +8,6 @@
    A share is taken half by half:  |.......|  pieces 0-3, 4-5, 6, 7; in the next stage from the other
    end, since the pieces that were last are those that caches still hold. */
 #include "stages.h"
-#if HAVE_TEAM
 #include <limits.h>
 #include "waiting.h"
 
@@ -119,6 +118,3 @@ void stages_run(void *data)
             await_stage(work, own, stage);
     }
 }
-#else
-typedef int no_stages; /* a file has at least one declaration */
-#endif

@@ -2,13 +2,11 @@
 #ifndef PENSTOCK_STAGES_H
 #define PENSTOCK_STAGES_H
 
+#include <stdatomic.h>
 #include "native.h"
 #include "team.h"
 
 enum { MOST_SHARES = 64 }; /* of several threads in the same work */
-
-#if HAVE_TEAM
-#include <stdatomic.h>
 
 /* What threads know of each other's share: the stage and how many of its pieces have been taken, and
    the core of its thread. */
@@ -37,6 +35,5 @@ void stages_prepare(staged_work *work, stage_function function, const void *argu
 /* Take part in the work, a `staged_work *`, until it is done. */
 void stages_run(void *work);
 #pragma GCC visibility pop
-#endif
 
 #endif

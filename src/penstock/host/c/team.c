@@ -8,12 +8,20 @@
    A thread has a team while its region lasts. Others that begin regions in the meantime take further
    teams, each its own again if that is free: its threads are the ones that have its data in caches. */
 #include "team.h"
-#if HAVE_TEAM
 #include <pthread.h>
 #include <signal.h>
 #include "waiting.h"
 
-enum { MOST_PARTS = 1024, MOST_TEAMS = 64 };
+#if defined(_WIN32) /* processes neither fork nor get signals */
+#undef pthread_sigmask
+#undef pthread_atfork
+typedef int sigset_t;
+#define pthread_sigmask(how, new, old) (void)(old)
+#define sigfillset(signals) (void)(signals)
+#define pthread_atfork(before, in_parent, in_child) ((void)(in_child), 0)
+#endif
+
+enum { MOST_PARTS = 1024, MOST_TEAMS = 64, STACK = 1 << 20 }; /* of musl a thread has 128 KiB otherwise */
 
 /* Nanoseconds for which a thread that comes too late stays away: doubled up to the last, which is longer
    where there are more threads than parts. */
@@ -183,6 +191,7 @@ static int have_threads(team *own, int parts)
     pthread_sigmask(SIG_SETMASK, &all, &before);
     pthread_attr_t attributes;
     pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, STACK);
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
     pthread_t thread;
     while (own->threads < parts - 1 && !pthread_create(&thread, &attributes, serve, own))
@@ -271,6 +280,3 @@ void team_counts(int64_t counts[3])
         counts[2] += own->woken;
     }
 }
-#else
-typedef int no_team; /* a file has at least one declaration */
-#endif

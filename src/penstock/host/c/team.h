@@ -4,16 +4,9 @@
 
 #include <stdint.h>
 
-#if defined(__unix__) || defined(__APPLE__)
-#define HAVE_TEAM 1
-#else
-#define HAVE_TEAM 0
-#endif
-
 typedef void (*team_function)(void *data);
 
 #pragma GCC visibility push(hidden)
-#if HAVE_TEAM
 /* Begin a region of `parts` parts, of which the caller is about to run the first: `function(data)`.
    Returns 0, having begun nothing, within another region, or if there are no threads to be had. */
 int team_begin(team_function function, void *data, int parts);
@@ -27,7 +20,6 @@ int team_part(void);
 /* How often parts were run by the thread that began a region though others were there for them, by
    the others, and how often others were woken. */
 void team_counts(int64_t counts[3]);
-#endif
 #pragma GCC visibility pop
 
 #endif

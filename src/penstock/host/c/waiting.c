@@ -3,8 +3,6 @@
    and never wrong: each looks at its own word again. */
 #define _GNU_SOURCE
 #include "waiting.h"
-#include "team.h"
-#if HAVE_TEAM
 #if defined(__linux__) && !defined(PENSTOCK_PORTABLE)
 #include <linux/futex.h>
 #include <sched.h>
@@ -90,7 +88,4 @@ void forget_sleepers(void)
     pthread_mutex_init(&lock, NULL);
     pthread_cond_init(&woken, NULL);
 }
-#endif
-#else
-typedef int no_waiting; /* a file has at least one declaration */
 #endif

@@ -120,15 +120,8 @@ INLINED void product(const float *a, int64_t a_row, int64_t a_column, const floa
 }
 
 /* The vector whose lanes are those of x that differ in one bit of their number. */
-#define OTHER(l, bit) (l) ^ (bit), ((l) + 1) ^ (bit), ((l) + 2) ^ (bit), ((l) + 3) ^ (bit)
-#if defined(__AVX512F__)
-#define OTHERS(bit) OTHER(0, bit), OTHER(4, bit), OTHER(8, bit), OTHER(12, bit)
-#elif defined(__AVX__)
-#define OTHERS(bit) OTHER(0, bit), OTHER(4, bit)
-#else
-#define OTHERS(bit) OTHER(0, bit)
-#endif
-#define SWAPPED(x, bit) __builtin_shuffle(x, (lanes){OTHERS(bit)})
+#define OTHER(n, l, bit) (l) ^ (bit)
+#define SWAPPED(x, bit) SHUFFLE(lanes, x, x, LANES_32(OTHER, bit))
 #define FOLDED(x, join) (x = join(x, SWAPPED(x, 1)), x = join(x, SWAPPED(x, 2)), FOLDED_WIDE(x, join))
 #if defined(__AVX512F__)
 #define FOLDED_WIDE(x, join) (x = join(x, SWAPPED(x, 4)), x = join(x, SWAPPED(x, 8)), x)
@@ -201,7 +194,7 @@ static __attribute__((noinline)) vector read_last(const float *row, int64_t step
     /* Those before come along, and are rotated behind the others. */
     for (int l = 0; l < LANES; l++)
         places[l] = (l + (int)(j + LANES - n)) % LANES;
-    return __builtin_shuffle(read(row + n - LANES), places);
+    return PERMUTED(read(row + n - LANES), places);
 }
 
 /* A head and a block of its keys: the arrays of its first elements, of the terms for the first of these keys.

@@ -72,20 +72,10 @@ static inline float sum_of(float *lanes)
    second. */
 INLINED vector sums_of(vector *x)
 {
-#define LOW(l, bit) ((l) & (bit) ? LANES + (l) - (bit) : (l))
-#define HIGH(l, bit) ((l) & (bit) ? LANES + (l) : (l) + (bit))
-#define FOUR(of, l, bit) of(l, bit), of(l + 1, bit), of(l + 2, bit), of(l + 3, bit)
-#if defined(__AVX512F__)
-#define ALL(of, bit) FOUR(of, 0, bit), FOUR(of, 4, bit), FOUR(of, 8, bit), FOUR(of, 12, bit)
-#elif defined(__AVX__)
-#define ALL(of, bit) FOUR(of, 0, bit), FOUR(of, 4, bit)
-#else
-#define ALL(of, bit) FOUR(of, 0, bit)
-#endif
 #define JOIN(bit)                                                                                      \
     _Pragma("GCC unroll 8") for (int i = 0; i < LANES / 2 / bit; i++)                                  \
-        x[i] = __builtin_shuffle(x[2 * i], x[2 * i + 1], (lanes){ALL(LOW, bit)}) +                     \
-               __builtin_shuffle(x[2 * i], x[2 * i + 1], (lanes){ALL(HIGH, bit)});
+        x[i] = SHUFFLE(lanes, x[2 * i], x[2 * i + 1], LANES_32(WITHOUT_BIT, bit)) +                   \
+               SHUFFLE(lanes, x[2 * i], x[2 * i + 1], LANES_32(WITH_BIT, bit));
     JOIN(1)
     JOIN(2)
 #if defined(__AVX__)

@@ -5,7 +5,7 @@
    and writes one; each is a loop that the compiler vectorizes. Inputs that lie as the result does are
    read where they are, others are copied into a register; those that are the same for each tile only
    once. */
-// Compiler options: -fno-thread-jumps
+// GCC options: -fno-thread-jumps
 #include "wide.h"
 #include "families.h"
 #include "math32.h"
@@ -118,7 +118,7 @@ const char *const elementwise_operations[] = {SIMPLE(NAME) SPECIAL(NAME) NULL};
 
 /* An output may be where an input is, element by element, which the compiler need not fear. */
 #define LOOP(...)                                                                                 \
-    _Pragma("GCC ivdep") for (int64_t i = 0; i < n; i++) __VA_ARGS__
+    IVDEP for (int64_t i = 0; i < n; i++) __VA_ARGS__
 
 /* Floats beyond the range of integers become what the processor makes of them, as NumPy's do. */
 #define DEFINE(name, to_type, type, expression)                                                   \
@@ -246,7 +246,7 @@ static inline float quotient(float a, float b, float inverse)
             LOOP({                                                                                \
                 float real = a[i] > low ? a[i] : low;                                             \
                 real = real < high ? real : high;                                                 \
-                int32_t code = __builtin_irintf(quotient(real, scale, inverse)) + (int32_t)zero[i]; \
+                int32_t code = TO_INT(quotient(real, scale, inverse)) + (int32_t)zero[i]; \
                 code = code > lowest ? code : lowest;                                             \
                 d[i] = (type)(code < highest ? code : highest);                                   \
             });                                                                                   \
@@ -460,7 +460,7 @@ struct pair {
             float real = expression;                                                              \
             real = real > low ? real : low;                                                       \
             real = real < high ? real : high;                                                     \
-            int32_t code = __builtin_irintf(quotient(real, scale, inverse)) + zero;               \
+            int32_t code = TO_INT(quotient(real, scale, inverse)) + zero;               \
             code = code > lowest ? code : lowest;                                                 \
             d[i] = (type)(code < highest ? code : highest);                                       \
         });                                                                                       \
@@ -501,7 +501,7 @@ static int table(const void *arguments, int64_t begin, int64_t end)
     const struct table *a = arguments;
     int64_t at = begin * a->block, last = end * a->block < a->size ? end * a->block : a->size;
 #ifdef __AVX512BW__
-    if (__builtin_cpu_supports("avx512vbmi"))
+    if (features & AVX512_VBMI)
         at = look_up_64(a, at, last);
 #endif
     for (; at < last; at++)

@@ -14,4 +14,22 @@ enum { VECTOR_BYTES = 16 };
 /* One of three numbers, for vectors of 64, 32 and 16 bytes. */
 #define BY_WIDTH(widest, wide, narrow) (VECTOR_BYTES == 64 ? widest : VECTOR_BYTES == 32 ? wide : narrow)
 
+/* Places for SHUFFLE of two vectors of n lanes, in lane l: to take the lanes of both whose number lacks a
+   bit, or those that have it. Also as a list for all lanes, of 4 or of 8 bytes. */
+#define WITHOUT_BIT(n, l, bit) ((l) & (bit) ? (n) + (l) - (bit) : (l))
+#define WITH_BIT(n, l, bit) (((l) & (bit) ? (n) + (l) : (l) + (bit)) & (2 * (n) - 1))
+#define TWO(of, n, l, bit) of(n, l, bit), of(n, l + 1, bit)
+#define FOUR(of, n, l, bit) TWO(of, n, l, bit), TWO(of, n, l + 2, bit)
+#define EIGHT(of, n, l, bit) FOUR(of, n, l, bit), FOUR(of, n, l + 4, bit)
+#if defined(__AVX512F__)
+#define LANES_32(of, bit) EIGHT(of, 16, 0, bit), EIGHT(of, 16, 8, bit)
+#define LANES_64(of, bit) EIGHT(of, 8, 0, bit)
+#elif defined(__AVX__)
+#define LANES_32(of, bit) EIGHT(of, 8, 0, bit)
+#define LANES_64(of, bit) FOUR(of, 4, 0, bit)
+#else
+#define LANES_32(of, bit) FOUR(of, 4, 0, bit)
+#define LANES_64(of, bit) TWO(of, 2, 0, bit)
+#endif
+
 #endif

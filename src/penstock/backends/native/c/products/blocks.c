@@ -57,7 +57,7 @@ INLINED vector weights_of(const struct block_product *a, int bits, const char *p
     *held >>= 4;
 #if defined(__AVX512F__)
     static const vector numbers = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
-    return __builtin_shuffle(numbers, codes);
+    return PERMUTED(numbers, codes);
 #else
     return __builtin_convertvector((codes & 15) - 8, vector);
 #endif

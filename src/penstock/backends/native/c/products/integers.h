@@ -59,13 +59,13 @@ typedef uint8_t bytes __attribute__((vector_size(16)));
 typedef uint16_t halves __attribute__((vector_size(16)));
 typedef int16_t signed_halves __attribute__((vector_size(16)));
 #define V(name) portable_##name
-#define HALVES(a, b, ...) (bytes)__builtin_shuffle((halves)(a), (halves)(b), (halves){__VA_ARGS__})
+#define HALVES(a, b, ...) (bytes)SHUFFLE(halves, (halves)(a), (halves)(b), __VA_ARGS__)
 #define portable_unpacklo_epi16(a, b) HALVES(a, b, 0, 8, 1, 9, 2, 10, 3, 11)
 #define portable_unpackhi_epi16(a, b) HALVES(a, b, 4, 12, 5, 13, 6, 14, 7, 15)
 #define portable_unpacklo_epi8(a, b) \
-    __builtin_shuffle(a, b, (bytes){0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23})
+    SHUFFLE(bytes, a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
 #define portable_unpackhi_epi8(a, b) \
-    __builtin_shuffle(a, b, (bytes){8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31})
+    SHUFFLE(bytes, a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
 #endif
 enum { BYTES = sizeof(bytes), LANES_OF_SUMS = BYTES / 4 };
 
@@ -138,13 +138,13 @@ enum { BYTES = sizeof(bytes), LANES_OF_SUMS = BYTES / 4 };
    these take for it. WIDEST: the functions of this suffix that the processor has the instructions for. */
 #if defined(__AVX512BW__)
 #define VNNI __attribute__((target("avx512vnni")))
-#define WIDEST(suffix) (__builtin_cpu_supports("avx512vnni") ? vnni##suffix : plain##suffix)
+#define WIDEST(suffix) (features & AVX512_VNNI ? vnni##suffix : plain##suffix)
 #define vnni_dot(sum, x, w) \
     (vnni_sums)_mm512_dpbusd_epi32((__m512i)(sum), (__m512i)(x), (__m512i)(w))
 PRODUCT(vnni, VNNI, 64, 12, 4)
 #elif defined(__AVX2__)
 #define VNNI __attribute__((target("avxvnni")))
-#define WIDEST(suffix) (__builtin_cpu_supports("avxvnni") ? vnni##suffix : plain##suffix)
+#define WIDEST(suffix) (features & AVX_VNNI ? vnni##suffix : plain##suffix)
 #define vnni_dot(sum, x, w) \
     (vnni_sums)_mm256_dpbusd_avx_epi32((__m256i)(sum), (__m256i)(x), (__m256i)(w))
 PRODUCT(vnni, VNNI, 32, 3, 2)
@@ -203,8 +203,7 @@ static int has_tiles(void)
 {
     static int known; /* 1: yes, 2: no */
     if (!__atomic_load_n(&known, __ATOMIC_RELAXED)) {
-        int usable = __builtin_cpu_supports("amx-int8") &&
-                     !syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA);
+        int usable = features & AMX_INT8 && !syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA);
         __atomic_store_n(&known, usable ? 1 : 2, __ATOMIC_RELAXED);
     }
     return __atomic_load_n(&known, __ATOMIC_RELAXED) == 1;

@@ -17,6 +17,7 @@ enum { DEPTH = 256, UNIT = 64, DIRECT = 64, FEW_ROWS = 4, AHEAD = 16 };
 #define REAL float
 #define OF(name) name
 #define INDEX int32_t
+#define LANES_OF_REAL LANES_32
 #include "matmul_of.h"
 #undef REAL
 #undef OF
@@ -27,9 +28,11 @@ enum { DEPTH = 256, UNIT = 64, DIRECT = 64, FEW_ROWS = 4, AHEAD = 16 };
 #undef REAL
 #undef OF
 #undef INDEX
+#undef LANES_OF_REAL
 #define REAL double
 #define OF(name) name##_float64
 #define INDEX int64_t
+#define LANES_OF_REAL LANES_64
 #include "matmul_of.h"
 #undef REAL
 #undef OF

@@ -31,22 +31,18 @@ static int OF(find_matrices)(const struct product *p, int64_t product, OF(matric
 INLINED void OF(transpose)(OF(vector) *x)
 {
     typedef INDEX indices __attribute__((vector_size(VECTOR_BYTES)));
-#pragma GCC unroll 4
-    for (int bit = 1; bit < OF(LANES); bit *= 2) {
-        indices low, high;
-#pragma GCC unroll 16
-        for (int l = 0; l < OF(LANES); l++) {
-            low[l] = l & bit ? OF(LANES) + l - bit : l;
-            high[l] = l & bit ? OF(LANES) + l : l + bit;
+#define STEP(bit)                                                                                      \
+    _Pragma("GCC unroll 16") for (int i = 0; bit < OF(LANES) && i < OF(LANES); i++)                    \
+        if (!(i & bit)) {                                                                              \
+            const OF(vector) first = x[i], second = x[i + bit];                                        \
+            x[i] = SHUFFLE(indices, first, second, LANES_OF_REAL(WITHOUT_BIT, bit));                   \
+            x[i + bit] = SHUFFLE(indices, first, second, LANES_OF_REAL(WITH_BIT, bit));                \
         }
-#pragma GCC unroll 16
-        for (int i = 0; i < OF(LANES); i++)
-            if (!(i & bit)) {
-                const OF(vector) first = x[i], second = x[i + bit];
-                x[i] = __builtin_shuffle(first, second, low);
-                x[i + bit] = __builtin_shuffle(first, second, high);
-            }
-    }
+    STEP(1)
+    STEP(2)
+    STEP(4)
+    STEP(8)
+#undef STEP
 }
 
 /* Copy `columns` columns of b times a factor to rows of `width`, with zeros behind them. */

@@ -7,7 +7,9 @@
    to the processor: it has more lines under way than a program can ask for. Results are stored to lines that
    were fetched while they were computed. Compiled with contraction to fused multiply-add. */
 
-// Compiler options: -ffp-contract=fast -fno-unswitch-loops -fno-tree-sink
+// With these, GCC keeps one form of the loop over a row's elements, without copies between registers.
+// Compiler options: -ffp-contract=fast
+// GCC options: -fno-unswitch-loops -fno-tree-sink
 #include "math32.h"
 #include "panels.h"
 
@@ -23,7 +25,7 @@ typedef struct {
 int multiplies_bfloat16(void)
 {
 #if defined(__AVX512F__)
-    return __builtin_cpu_supports("avx512bf16") != 0;
+    return (features & AVX512_BF16) != 0;
 #else
     return 0;
 #endif

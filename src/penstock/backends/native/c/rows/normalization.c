@@ -173,10 +173,10 @@ NORMALIZE(group_normalization_float64, double)
             type mean = a->centred ? (type)(sum(x, width, 0, 0) / width) : 0;                     \
             type inverse = (type)(1 / sqrt(sum(x, width, mean, 1) / width + a->epsilon));         \
             if (bias)                                                                             \
-                _Pragma("GCC ivdep") for (int64_t i = 0; i < width; i++)                          \
+                IVDEP for (int64_t i = 0; i < width; i++)                                         \
                     y[i] = (x[i] - mean) * inverse * scale[i] + bias[i];                          \
             else                                                                                  \
-                _Pragma("GCC ivdep") for (int64_t i = 0; i < width; i++)                          \
+                IVDEP for (int64_t i = 0; i < width; i++)                                         \
                     y[i] = (x[i] - mean) * inverse * scale[i];                                    \
             if (a->means)                                                                         \
                 ((type *)a->means)[row] = mean;                                                   \
@@ -217,7 +217,7 @@ struct batch_normalization {
         const int64_t last = smaller(end * a->block, inner > 1 ? a->rows * channels : a->rows);   \
         for (int64_t plane = begin * a->block; inner > 1 && plane < last; plane++) {              \
             type term, factor = name##_factor(a, plane % channels, &term);                        \
-            _Pragma("GCC ivdep") for (int64_t i = plane * inner; i < (plane + 1) * inner; i++) {  \
+            IVDEP for (int64_t i = plane * inner; i < (plane + 1) * inner; i++) {                 \
                 const type value = x[i] * factor + term;                                          \
                 y[i] = value < low ? low : value;                                                 \
             }                                                                                     \
@@ -229,7 +229,7 @@ struct batch_normalization {
             for (int64_t row = begin * a->block; row < last; row++) {                             \
                 const type *from = x + row * channels + first;                                    \
                 type *to = y + row * channels + first;                                            \
-                _Pragma("GCC ivdep") for (int64_t c = 0; c < count; c++) {                        \
+                IVDEP for (int64_t c = 0; c < count; c++) {                                       \
                     const type value = from[c] * factors[c] + terms[c];                           \
                     to[c] = value < low ? low : value;                                            \
                 }                                                                                 \

@@ -1,7 +1,8 @@
 /* Softmax, its logarithm, and Hardmax along one axis. An item is a block of rows if the axis is the last,
    else a block of columns that stand side by side. Where an element is NaN, or the highest is infinite,
    the sum is NaN, and so are all results. */
-// Compiler options: -fno-thread-jumps -ffp-contract=fast
+// Compiler options: -ffp-contract=fast
+// GCC options: -fno-thread-jumps
 #include "wide.h"
 #include <string.h>
 #include "arguments.h"
@@ -97,13 +98,13 @@ enum { BLOCK = 2048, COLUMNS = 256 };
         for (int64_t row = 0; row < rows; row++) {                                                \
             const type *from = x + row * length, top = name##_highest(from, length);              \
             type *to = y + row * length;                                                          \
-            _Pragma("GCC ivdep") for (int64_t i = 0; i < length; i++)                             \
+            IVDEP for (int64_t i = 0; i < length; i++)                                            \
                 to[i] = from[i] - top;                                                            \
         }                                                                                         \
         for (int64_t at = 0; at < rows * length; at += BLOCK) {                                   \
             int64_t n = rows * length - at < BLOCK ? rows * length - at : BLOCK;                  \
             type *powers = logarithm ? spare : y + at;                                            \
-            _Pragma("GCC ivdep") for (int64_t i = 0; i < n; i++)                                  \
+            IVDEP for (int64_t i = 0; i < n; i++)                                                 \
                 powers[i] = EXP(y[at + i]);                                                       \
             if (rows == 1)                                                                        \
                 total += name##_sum(powers, n);                                                   \
@@ -125,7 +126,7 @@ enum { BLOCK = 2048, COLUMNS = 256 };
             for (int64_t j = 0; j < columns; j++)                                                 \
                 tops[j] = x[i * step + j] > tops[j] ? x[i * step + j] : tops[j];                  \
         for (int64_t i = 0; i < length; i++)                                                      \
-            _Pragma("GCC ivdep") for (int64_t j = 0; j < columns; j++) {                          \
+            IVDEP for (int64_t j = 0; j < columns; j++) {                                         \
                 type less = x[i * step + j] - tops[j], power = EXP(less);                         \
                 totals[j] += power;                                                               \
                 y[i * step + j] = logarithm ? less : power;                                       \
@@ -133,7 +134,7 @@ enum { BLOCK = 2048, COLUMNS = 256 };
         for (int64_t j = 0; j < columns; j++)                                                     \
             totals[j] = logarithm ? LOG(totals[j]) : 1 / totals[j];                               \
         for (int64_t i = 0; i < length; i++)                                                      \
-            _Pragma("GCC ivdep") for (int64_t j = 0; j < columns; j++)                            \
+            IVDEP for (int64_t j = 0; j < columns; j++)                                           \
                 y[i * step + j] =                                                                 \
                     logarithm ? y[i * step + j] - totals[j] : y[i * step + j] * totals[j];        \
     }                                                                                             \

@@ -15,7 +15,8 @@
    Compiled with contraction to fused multiply-add. */
 
 // Its copies are too short for calls of memcpy and memset.
-// Compiler options: -ffp-contract=fast -fno-tree-loop-distribute-patterns
+// Compiler options: -ffp-contract=fast
+// GCC options: -fno-tree-loop-distribute-patterns
 #include <stdlib.h>
 #include "images.h"
 #include "panels.h"

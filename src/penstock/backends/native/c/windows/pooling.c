@@ -4,7 +4,7 @@
 
    Windows are combined at once, if that takes fewer operations (`direct`), or first by rows, into one row
    of the columns that they see. */
-// Compiler options: -fno-loop-unroll-and-jam
+// GCC options: -fno-loop-unroll-and-jam
 #include "wide.h"
 #include <math.h>
 #include <string.h>
@@ -168,7 +168,7 @@ static inline int64_t digit(int64_t *rest, int64_t n)
     {                                                                                             \
         if (step == 2) {                                                                          \
             type *restrict odd = to + n;                                                          \
-            _Pragma("GCC ivdep") for (int64_t i = 0; i < n; i++) {                                \
+            IVDEP for (int64_t i = 0; i < n; i++) {                                               \
                 to[i] = from[2 * i];                                                              \
                 odd[i] = from[2 * i + 1];                                                         \
             }                                                                                     \
