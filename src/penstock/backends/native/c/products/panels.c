@@ -14,7 +14,8 @@
 #include "panels.h"
 
 enum { DEPTH = 256, ROWS = 8, LINE = 64 };
-enum { MOST_VECTORS = BY_WIDTH(4, 2, 2), SUMS = BY_WIDTH(24, 12, 12), TOGETHER = LANES * MOST_VECTORS };
+/* Vectors of columns that a tile has, of those at the end at most, and sums. */
+enum { USUAL = BY_WIDTH(4, 2, 2), MOST_VECTORS = BY_WIDTH(4, 3, 3), SUMS = BY_WIDTH(24, 12, 12) };
 
 /* What is fetched: from `next` on to `end`, `lines` lines of the cache for each four rows of a panel. */
 typedef struct {
@@ -79,8 +80,8 @@ INLINED void add_products(vector *sums, const float *x, int64_t k, int i, const 
         ADD("vfmadd231ps", number)
     OF(1);
     OF(2);
-#if defined(__AVX512F__)
     OF(3);
+#if defined(__AVX512F__)
     OF(4);
 #endif
 #undef OF
@@ -230,15 +231,38 @@ static void multiply_some(const operands *x, const float *w, int64_t width, cons
 #undef OF_ROWS
 }
 
+/* How many tiles rows make that have this number of vectors. */
+static inline int64_t tiles_of(int64_t rows, int64_t vectors)
+{
+    const int64_t most = smaller(ROWS, SUMS / (vectors > 1 ? vectors : 2));
+    return vectors ? (rows + most - 1) / most : 0;
+}
+
+/* The product of rows of x with the columns of a panel from `column` to `end`, `vectors` vectors at a time. */
+static void multiply_columns(const operands *x, int64_t rows, const float *w, int64_t width, const float *before,
+                             const target *to, fetching *f, int64_t column, int64_t end, int64_t vectors)
+{
+    const int64_t tiles = tiles_of(rows, vectors), more = rows % tiles;
+    operands some = *x;
+    /* Some tiles have a row more than the others. */
+    for (int64_t one = 1, row = 0, number, each; one >= 0; one--, row += number * each) {
+        number = one ? more : tiles - more, each = rows / tiles + one;
+        const target part = part_of(to, row, 0);
+        some.rows = x->rows + row;
+        if (number)
+            multiply_some(&some, w, width, moved(before, row * width), &part, f, column, end, number, each,
+                          vectors);
+    }
+}
+
 void multiply_panel(operands x, int64_t rows, const float *w, int64_t width, const float *next,
                     const target *y, int64_t count)
 {
     _Alignas(64) float sums[BLOCK * PANEL];
-    const int64_t used = (count + LANES - 1) / LANES * LANES;
-    const int64_t vectors = smaller(used, TOGETHER) / LANES, whole = used - used % (vectors * LANES);
-    const int64_t most = smaller(ROWS, SUMS / (vectors > 1 ? vectors : 2));
-    const int64_t tiles = (rows + most - 1) / most, passes = tiles * ((used + TOGETHER - 1) / TOGETHER);
-    const int64_t some_rows = rows / tiles, more = rows % tiles;
+    const int64_t used = (count + LANES - 1) / LANES * LANES, vectors = used / LANES, left = vectors % USUAL;
+    /* A vector that is left is multiplied with those before it. */
+    const int64_t rest = left && vectors > left && left + USUAL <= MOST_VECTORS ? left + USUAL : left;
+    const int64_t whole = vectors - rest, passes = whole / USUAL * tiles_of(rows, USUAL) + tiles_of(rows, rest);
     const int64_t end = x.begin + x.depth, inner = x.parts * x.depth;
     const target unfinished = {sums, width, NULL, NULL, 0, NO_ACTIVATION, used, 1};
     /* Several parts of the rows, or a piece of one. */
@@ -255,19 +279,10 @@ void multiply_panel(operands x, int64_t rows, const float *w, int64_t width, con
         target to = last ? *y : unfinished;
         to.count = last ? count : used;
         const float *before = k ? sums : NULL;
-        /* Some tiles have a row more than the others. */
-        for (int64_t one = 1, row = 0; one >= 0; one--) {
-            const int64_t number = one ? more : tiles - more, each = some_rows + one;
-            const target part = part_of(&to, row, 0);
-            const float *of_part = moved(before, row * width);
-            if (whole)
-                multiply_some(&some, w, width, of_part, &part, &f, 0, whole, number, each, vectors);
-            if (whole < used)
-                multiply_some(&some, w, width, of_part, &part, &f, whole, used, number, each,
-                              (used - whole) / LANES);
-            some.rows += number * each;
-            row += number * each;
-        }
+        if (whole)
+            multiply_columns(&some, rows, w, width, before, &to, &f, 0, whole * LANES, USUAL);
+        if (rest)
+            multiply_columns(&some, rows, w, width, before, &to, &f, whole * LANES, used, rest);
         w += depth * width;
         x.begin += some.depth;
         if (x.begin == end) {
