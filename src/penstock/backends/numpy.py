@@ -38,10 +38,10 @@ _ROWS = (
     (Rates(21e-6, _BYTES, _FLOPS), "GRU LSTM RNN"),
     (Rates(27e-6, _BYTES, _FLOPS), "TopK"),
     (Rates(601e-6, _BYTES, _FLOPS), "NonMaxSuppression"),
-    # Products of a BLAS; those of integers as float64.
+    # Products of a BLAS; before those of integers, all of their matrices become floats.
     (Rates(1.15e-6, _BYTES, 60e9), "Gemm MatMul"),
-    (Rates(5e-6, _BYTES, 100e9), "MatMulInteger"),
-    (Rates(13e-6, _BYTES, 100e9), "QGemm QLinearMatMul"),
+    (Rates(5e-6, _BYTES, 60e9), "MatMulInteger"),
+    (Rates(13e-6, _BYTES, 60e9), "QGemm QLinearMatMul"),
     (Rates(13e-6, _BYTES, _FLOPS, item_s=0.4e-6), "Conv"),
     (Rates(21e-6, _BYTES, _FLOPS, item_s=0.4e-6), "ConvInteger ConvTranspose"),
     (Rates(27e-6, _BYTES, _FLOPS, item_s=0.4e-6), "QLinearConv"),
