@@ -21,6 +21,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -76,10 +77,11 @@ class Target:
     def suffix(self) -> str:
         return ".pyd" if "windows" in self.zig else ".abi3.so"
 
-    def libraries(self) -> list[str | Path]:
-        """What a module is linked to besides the C library."""
+    def libraries(self, folder: Path) -> list[str | Path]:
+        """What a module is linked to besides the C library. What has to be made goes into
+        ``folder``."""
         if "windows" in self.zig:
-            return [import_library(), "-lpthread"]
+            return [import_library(folder), "-lpthread"]
         return ["-Wl,-undefined,dynamic_lookup"] if "macos" in self.zig else ["-lm", "-lpthread"]
 
 
@@ -107,55 +109,64 @@ def _zig(*arguments: str | Path) -> None:
     _run(sys.executable, "-m", "ziglang", *arguments)
 
 
-def python_headers() -> Path:
-    """A folder with the headers of this Python, and ``PYCONFIG``: they include the ``pyconfig.h``
-    that is beside them."""
-    folder = CACHE / "python"
-    shutil.rmtree(folder, ignore_errors=True)
+def python_headers(folder: Path) -> None:
+    """Make ``folder`` with the headers of this Python, and ``PYCONFIG``: they include the
+    ``pyconfig.h`` that is beside them."""
     shutil.copytree(sysconfig.get_path("include"), folder)
     (folder / "pyconfig.h").write_text(PYCONFIG)
-    return folder
 
 
 def numpy_headers(target: Target) -> Path:
-    """The headers in the wheel of NumPy for this platform, as they are there."""
+    """The headers in the wheel of NumPy for this platform, as they are there. They stay for later
+    runs, and appear whole, for other runs may look for them now."""
     import numpy
 
     folder = CACHE / "numpy" / numpy.__version__ / target.tag
     if not folder.exists():
-        downloaded = CACHE / "downloaded" / target.tag
-        _run(
-            *[sys.executable, "-m", "pip", "download", "-qq", "--disable-pip-version-check"],
-            *["--no-deps", "--only-binary=:all:", "--python-version=3.11", "--dest", downloaded],
-            *[*[f"--platform={tag}" for tag in target.numpy], f"numpy=={numpy.__version__}"],
-        )
-        (wheel,) = downloaded.glob(f"numpy-{numpy.__version__}-*.whl")
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(folder, [x for x in archive.namelist() if "/_core/include/" in x])
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as made:
+            _run(
+                *[sys.executable, "-m", "pip", "download", "-qq", "--disable-pip-version-check"],
+                *["--no-deps", "--only-binary=:all:", "--python-version=3.11", "--dest", made],
+                *[*[f"--platform={tag}" for tag in target.numpy], f"numpy=={numpy.__version__}"],
+            )
+            (wheel,) = Path(made).glob("*.whl")
+            with zipfile.ZipFile(wheel) as archive:
+                headers = [x for x in archive.namelist() if "/_core/include/" in x]
+                archive.extractall(Path(made, "headers"), headers)
+            try:
+                Path(made, "headers").rename(folder)
+            except OSError:
+                if not folder.exists():  # or another run was first
+                    raise
     return folder / "numpy" / "_core" / "include"
 
 
-def import_library() -> Path:
-    """What tells the linker that names of the stable ABI of Python 3.11 are in ``python3.dll``."""
+def import_library(folder: Path) -> Path:
+    """Make what tells the linker that names of the stable ABI of Python 3.11 are in
+    ``python3.dll``; returns its path."""
     from abi3info import DATAS, FUNCTIONS
     from abi3info.models import PyVersion
 
     def names(entries: dict) -> list[str]:
         return sorted(x.name for x, entry in entries.items() if entry.added <= PyVersion(3, 11))
 
-    definition, library = CACHE / "python3.def", CACHE / "python3.lib"
+    definition, library = folder / "python3.def", folder / "python3.lib"
     exports = [*names(FUNCTIONS), *[f"{name} DATA" for name in names(DATAS)]]
     definition.write_text("\n".join(["LIBRARY python3.dll", "EXPORTS", *exports, ""]))
     _zig("dlltool", "-m", "i386:x86-64", "-d", definition, "-l", library)
     return library
 
 
-def build_module(target: Target, name: str, options: list[str], pool: ThreadPoolExecutor) -> Path:
-    """Compile the module ``name`` for a platform; returns its path."""
-    folder = CACHE / target.tag / name
-    folder.mkdir(parents=True, exist_ok=True)
+def build_module(
+    target: Target, name: str, options: list[str], pool: ThreadPoolExecutor, work: Path
+) -> Path:
+    """Compile the module ``name`` for a platform, in a folder in ``work``, which has the headers of
+    Python; returns its path."""
+    folder = work / target.tag / name
+    folder.mkdir(parents=True)
     (folder / "generated_tables.h").write_text(SETUP["generated_tables"]())
-    include = [CACHE / "python", numpy_headers(target), folder, *SETUP["FOLDERS"]]
+    include = [work / "python", numpy_headers(target), folder, *SETUP["FOLDERS"]]
     macros = [f"-D{macro}={value}" for macro, value in SETUP["macros"](name)]
     compiler = ["cc", "-target", target.zig]
     # zig keeps frame pointers otherwise.
@@ -171,7 +182,7 @@ def build_module(target: Target, name: str, options: list[str], pool: ThreadPool
 
     objects = list(pool.map(compiled, sorted(SETUP["SOURCES"], key=os.path.getsize, reverse=True)))
     module = folder / f"{name}{target.suffix}"
-    libraries = target.libraries()
+    libraries = target.libraries(folder)
     if "macos" in target.zig:  # or the path on this machine is in the module
         libraries += [f"-Wl,-install_name,{module.name}"]
     _zig(*compiler, "-shared", "-o", module, *objects, *libraries, "-Wl,-s")
@@ -182,10 +193,10 @@ def build_pure_wheel(folder: Path) -> Path:
     """Build the wheel of what is the same on all platforms; returns its path."""
     from setuptools import setup
 
-    shutil.rmtree(folder, ignore_errors=True)
-    base = ["--build-base", str(folder / "build")]
+    folder.mkdir()
+    base = ["egg_info", "--egg-base", str(folder), "build", "--build-base", str(folder / "build")]
     wheel = ["bdist_wheel", "--bdist-dir", str(folder / "wheel"), "--dist-dir", str(folder)]
-    setup(script_name="setup.py", script_args=["-q", "build", *base, *wheel])
+    setup(script_name="setup.py", script_args=["-q", *base, *wheel])
     (path,) = folder.glob("*.whl")
     return path
 
@@ -215,12 +226,15 @@ def main() -> None:
     parser.add_argument("tags", nargs="*", default=[target.tag for target in TARGETS])
     arguments = parser.parse_args()
     arguments.into.mkdir(parents=True, exist_ok=True)
-    python_headers()
-    pure = build_pure_wheel(CACHE / "pure")
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    CACHE.mkdir(parents=True, exist_ok=True)
+    # Of its own, for there may be other runs; and within CACHE, which git ignores.
+    with tempfile.TemporaryDirectory(dir=CACHE) as made, ThreadPoolExecutor(os.cpu_count()) as pool:
+        work = Path(made)
+        python_headers(work / "python")
+        pure = build_pure_wheel(work / "pure")
         for target in (target for target in TARGETS if target.tag in arguments.tags):
             levels = target.levels.items()
-            modules = [build_module(target, name, options, pool) for name, options in levels]
+            modules = [build_module(target, name, options, pool, work) for name, options in levels]
             print(assemble(pure, target, modules, arguments.into), flush=True)
 
 

@@ -8,7 +8,9 @@ import subprocess
 import sys
 import zipfile
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("ziglang", reason="needs the extra 'wheels'")
@@ -116,6 +118,23 @@ def test_wheel_has_the_tag_and_the_record_of_its_platform(tmp_path):
     hashes = dict(line.split(",")[:2] for line in record.splitlines())
     assert hashes.keys() >= {"penstock/__init__.py", "penstock/host/_plain.pyd"}
     assert "wrong" not in record
+
+
+def test_headers_that_another_run_made_meanwhile_stay(tmp_path, monkeypatch):
+    monkeypatch.setattr(wheels, "CACHE", tmp_path)
+    target = wheels.TARGETS[0]
+    folder = tmp_path / "numpy" / np.__version__ / target.tag
+
+    def run(*command):
+        (folder / "made by another").mkdir(parents=True)
+        path = Path(command[command.index("--dest") + 1], "numpy.whl")
+        with zipfile.ZipFile(path, "w") as wheel:
+            wheel.writestr("numpy/_core/include/numpy/ndarraytypes.h", "")
+
+    monkeypatch.setattr(wheels, "_run", run)
+    wheels.numpy_headers(target)
+    assert [x.name for x in folder.iterdir()] == ["made by another"]
+    assert [*folder.parent.iterdir()] == [folder]
 
 
 def test_levels_are_those_of_the_machine():
