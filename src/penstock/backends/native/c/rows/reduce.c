@@ -60,7 +60,7 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
                 lanes[l] = start;                                                                 \
             int64_t i = 0;                                                                        \
             for (; i + LANES <= n; i += LANES)                                                    \
-                _Pragma("GCC unroll 1") for (int l = 0; l < LANES; l++) {                         \
+                NOT_UNROLLED for (int l = 0; l < LANES; l++) {                                    \
                     const lane value = MAP((lane)x[i + l]);                                       \
                     lanes[l] = COMBINE(lanes[l], value);                                          \
                 }                                                                                 \
@@ -112,10 +112,8 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
         else if (a->length < LANES)                                                               \
             name##_few(x, end - first, a->length, y);                                             \
         else                                                                                      \
-            for (int64_t i = 0; i < end - first; i++) {                                           \
-                const wide total = name##_folded(x + i * a->length, a->length);                   \
-                y[i] = (type)FINISH(total, a->length);                                            \
-            }                                                                                     \
+            for (int64_t i = 0; i < end - first; i++)                                             \
+                y[i] = (type)FINISH(name##_folded(x + i * a->length, a->length), a->length);      \
     }                                                                                             \
                                                                                                   \
     static inline void name##_columns(const struct reduction *a, int64_t first, int64_t columns,  \
@@ -221,7 +219,6 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
 #define MEAN(total, n) ((total) / (double)(n))
 #define ROOT(total, n) sqrt(total)
 #define LOGARITHM(total, n) log(total)
-
 #define QUOTIENT(total, n) ((int64_t)(total) / (n))
 #define DISTANCE32(x) ((x) >> 31 ? 0 - (x) : (x))
 #define DISTANCE64(x) ((x) >> 63 ? 0 - (x) : (x))
