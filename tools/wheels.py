@@ -78,8 +78,7 @@ class Target:
         return ".pyd" if "windows" in self.zig else ".abi3.so"
 
     def libraries(self, folder: Path) -> list[str | Path]:
-        """What a module is linked to besides the C library. What has to be made goes into
-        ``folder``."""
+        """What to link to besides the C library; what has to be made goes into ``folder``."""
         if "windows" in self.zig:
             return [import_library(folder), "-lpthread"]
         return ["-Wl,-undefined,dynamic_lookup"] if "macos" in self.zig else ["-lm", "-lpthread"]
@@ -143,8 +142,7 @@ def numpy_headers(target: Target) -> Path:
 
 
 def import_library(folder: Path) -> Path:
-    """Make what tells the linker that names of the stable ABI of Python 3.11 are in
-    ``python3.dll``; returns its path."""
+    """Tells the linker that names of the stable ABI of Python 3.11 are in ``python3.dll``."""
     from abi3info import DATAS, FUNCTIONS
     from abi3info.models import PyVersion
 
@@ -158,9 +156,7 @@ def import_library(folder: Path) -> Path:
     return library
 
 
-def build_module(
-    target: Target, name: str, options: list[str], pool: ThreadPoolExecutor, work: Path
-) -> Path:
+def build_module(target: Target, name: str, pool: ThreadPoolExecutor, work: Path) -> Path:
     """Compile the module ``name`` for a platform, in a folder in ``work``, which has the headers of
     Python; returns its path."""
     folder = work / target.tag / name
@@ -175,7 +171,7 @@ def build_module(
 
     def compiled(source: Path) -> Path:
         result = folder / f"{source.stem}.o"
-        chosen = [] if source == SETUP["BASELINE"] else options
+        chosen = [] if source == SETUP["BASELINE"] else target.levels[name]
         chosen = [*shared, *chosen, *SETUP["own_options"](source, clang=True)]
         _zig(*compiler, "-c", source, "-o", result, *chosen, *[f"-I{path}" for path in include])
         return result
@@ -233,8 +229,7 @@ def main() -> None:
         python_headers(work / "python")
         pure = build_pure_wheel(work / "pure")
         for target in (target for target in TARGETS if target.tag in arguments.tags):
-            levels = target.levels.items()
-            modules = [build_module(target, name, options, pool, work) for name, options in levels]
+            modules = [build_module(target, name, pool, work) for name in target.levels]
             print(assemble(pure, target, modules, arguments.into), flush=True)
 
 
