@@ -105,23 +105,23 @@ static inline int64_t digit(int64_t *rest, int64_t n)
                               int64_t count, type by, const int64_t length, const int two)        \
     {                                                                                             \
         type total[PIECE / sizeof(type)], other[PIECE / sizeof(type)];                            \
-        _Pragma("GCC unroll 1") for (int64_t j = 0; j < length; j++)                              \
+        NOT_UNROLLED for (int64_t j = 0; j < length; j++)                                         \
             total[j] = other[j] = start;                                                          \
         int64_t k = 0;                                                                            \
         do {                                                                                      \
             const type *x = from + taps[k];                                                       \
-            _Pragma("GCC unroll 1") for (int64_t j = 0; j < length; j++) {                        \
+            NOT_UNROLLED for (int64_t j = 0; j < length; j++) {                                   \
                 const type value = MAP(x[j], by);                                                 \
                 total[j] = HOW(total[j], value);                                                  \
             }                                                                                     \
-            _Pragma("GCC unroll 1") for (int64_t j = 0; two && j < length; j++) {                 \
+            NOT_UNROLLED for (int64_t j = 0; two && j < length; j++) {                            \
                 const type value = MAP(x[length + j], by);                                        \
                 other[j] = HOW(other[j], value);                                                  \
             }                                                                                     \
         } while (++k < count);                                                                    \
-        _Pragma("GCC unroll 1") for (int64_t j = 0; j < length; j++)                              \
+        NOT_UNROLLED for (int64_t j = 0; j < length; j++)                                         \
             to[j] = (type)FINISH(total[j], by);                                                   \
-        _Pragma("GCC unroll 1") for (int64_t j = 0; two && j < length; j++)                       \
+        NOT_UNROLLED for (int64_t j = 0; two && j < length; j++)                                  \
             to[length + j] = (type)FINISH(other[j], by);                                          \
     }                                                                                             \
                                                                                                  \
