@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +14,11 @@ from tests.support.torch_official import check, floats, official_tests
 pytestmark = needs_torch
 
 test_torch_kernels_of_official_cases_agree_with_numpy = official_tests("recurrent")
+
+
+def on_gpu(tf32: bool) -> SimpleNamespace:
+    """What wrappers of functions ask the site of a node on a GPU."""
+    return SimpleNamespace(memory=SimpleNamespace(on_host=False), tf32=tf32)
 
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
@@ -39,11 +46,51 @@ def test_layer_on_a_gpu_rounds_operands_only_where_the_session_allows_it(tf32, w
     from penstock.backends.torch.recurrent import rounded_layer
 
     flags = torch.backends.cudnn.rnn
-    site = SimpleNamespace(memory=SimpleNamespace(on_host=False), tf32=tf32)
-    layer = rounded_layer(site, lambda: flags.fp32_precision)
+    layer = rounded_layer(on_gpu(tf32), lambda: flags.fp32_precision)
     restored = flags.fp32_precision
     flags.fp32_precision = before
     try:
         assert (layer(), flags.fp32_precision) == (wanted, before)
     finally:
         flags.fp32_precision = restored
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("tf32", [False, True])
+def test_product_on_a_gpu_rounds_operands_where_the_session_or_the_process_does(tf32, before):
+    import torch
+
+    from penstock.backends.torch.products import rounding
+
+    flags = torch.backends.cuda.matmul
+    product = rounding(on_gpu(tf32), lambda: flags.allow_tf32)
+    restored = flags.allow_tf32
+    flags.allow_tf32 = before
+    try:
+        assert (product(), flags.allow_tf32) == (tf32 or before, before)
+    finally:
+        flags.allow_tf32 = restored
+
+
+def test_flag_is_put_back_where_calls_of_two_threads_would_overlap():
+    from penstock.backends.torch.site import with_flag
+
+    flags, begun = SimpleNamespace(on=False), threading.Semaphore(0)
+    ends = [threading.Event(), threading.Event()]
+
+    def function(end: threading.Event) -> None:
+        assert flags.on
+        begun.release()
+        assert end.wait(30)
+
+    call = with_flag(on_gpu(True), function, flags, "on", True)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(call, ends[0])
+        assert begun.acquire(timeout=30)
+        second = pool.submit(call, ends[1])
+        begun.acquire(timeout=0.2)  # the second has begun, unless it waits for the first
+        ends[0].set()
+        first.result()
+        ends[1].set()
+        second.result()
+    assert not flags.on

@@ -3,33 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from penstock.backends.torch.elementwise import writing
-from penstock.backends.torch.site import TorchSite
+from penstock.backends.torch.site import TorchSite, with_flag
 from penstock.core.types import RunValue
 from penstock.ir.kernel import Kernel
 
 
 def rounding(site: TorchSite, function: Callable[..., RunValue]) -> Callable[..., RunValue]:
     """``function``, with operands of products rounded to TensorFloat-32 on a GPU if the session
-    allows that. torch has one flag for the process: it is set for the call, and put back."""
-    if not site.tf32 or site.memory.on_host:
+    allows that."""
+    if not site.tf32:
         return function
-    flags = torch.backends.cuda.matmul
-
-    def call(*tensors: Tensor, **options: Any) -> Any:
-        before = flags.allow_tf32
-        flags.allow_tf32 = True
-        try:
-            return function(*tensors, **options)
-        finally:
-            flags.allow_tf32 = before
-
-    return call
+    return with_flag(site, function, torch.backends.cuda.matmul, "allow_tf32", True)
 
 
 def matmul(site: TorchSite) -> Kernel | None:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.backends.torch.site import TorchSite
+from penstock.backends.torch.site import TorchSite, with_flag
 from penstock.core.types import RunValue
 from penstock.ir.kernel import Kernel
 
@@ -61,22 +61,9 @@ def _weights(site: TorchSite) -> list[list[Tensor]] | None:
 
 def rounded_layer(site: TorchSite, layer: Callable[..., RunValue]) -> Callable[..., RunValue]:
     """``layer``, with operands of its products rounded to TensorFloat-32 on a GPU only if the
-    session allows that. cuDNN rounds them by default, and torch has one flag for the process: it is
-    set for the call, and put back."""
-    if site.memory.on_host:
-        return layer
-    flags = torch.backends.cudnn.rnn
+    session allows that; cuDNN rounds them by default."""
     wanted = "tf32" if site.tf32 else "ieee"
-
-    def call(*tensors: RunValue, **options: RunValue) -> RunValue:
-        before = flags.fp32_precision
-        flags.fp32_precision = wanted
-        try:
-            return layer(*tensors, **options)
-        finally:
-            flags.fp32_precision = before
-
-    return call
+    return with_flag(site, layer, torch.backends.cudnn.rnn, "fp32_precision", wanted)
 
 
 def recurrent(site: TorchSite) -> Kernel | None:

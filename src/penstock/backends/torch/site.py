@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +21,8 @@ NUMBERS = HELD - {torch.bool}
 INTEGERS = NUMBERS - FLOATS
 INDICES = frozenset({torch.int32, torch.int64})
 """the types of elements that count others"""
+_FLAGS = threading.RLock()
+"""held while a flag of torch is not what the process has set"""
 
 
 class TorchSite:
@@ -100,6 +104,26 @@ class TorchSite:
         """A copy of an array on the device."""
         tensor: torch.Tensor = self.memory.from_host(np.asarray(array))
         return tensor if dtype is None else tensor.to(dtype)
+
+
+def with_flag(
+    site: TorchSite, function: Callable[..., RunValue], flags: Any, name: str, value: object
+) -> Callable[..., RunValue]:
+    """``function``, with the flag ``name`` of ``flags`` set to ``value`` on a GPU. torch has one
+    for the process: it is set for the call, and put back before another thread sets it."""
+    if site.memory.on_host:
+        return function
+
+    def call(*tensors: RunValue, **options: Any) -> Any:
+        with _FLAGS:
+            before = getattr(flags, name)
+            setattr(flags, name, value)
+            try:
+                return function(*tensors, **options)
+            finally:
+                setattr(flags, name, before)
+
+    return call
 
 
 def _known(shape: RunValues | None) -> tuple[int, ...] | None:
