@@ -355,3 +355,17 @@ def test_slow_kernels_in_a_branch_or_a_loop_overlap(kind):
         if met:
             break
     assert met or core_budget() == 1
+
+
+def test_kernel_is_measured_again_though_two_runs_counted_it_down_at_once():
+    b = GraphBuilder()
+    b.output("y", b.op("Sin", b.input("x", np.float32, [])))
+    session = ps.compile(b.model(), executor="frames", backends=[NumpyBackend()])
+    session.run({"x": 1})
+    (executor,) = session._plans.executors()
+    (node,) = [node for node in executor.parts[0].graph.nodes if node.node is not None]
+    assert node.unmeasured > 0
+    node.unmeasured = -1  # of two that saw 1
+    for _ in range(2):
+        session.run({"x": 1})
+        assert node.unmeasured > 0

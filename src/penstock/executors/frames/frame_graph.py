@@ -87,6 +87,7 @@ def _rule_of(node: Node) -> TokenRule:
 #
 # Nodes are shared by all runs of the graph, on any thread. Runs write ``cost``, ``latest`` and
 # ``unmeasured`` without a lock: all that a lost update changes is when a kernel is measured next.
+# Two runs that count down from 1 at once leave -1, after which it is measured.
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False, repr=False)

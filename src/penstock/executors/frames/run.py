@@ -211,7 +211,7 @@ class FramesRun:
                 continue
             if node.forwards:
                 outputs: Outputs = iteration.inputs[node.first : node.end]
-            elif node.unmeasured:  # a kernel that is known to be short
+            elif node.unmeasured > 0:  # a kernel that is known to be short
                 node.unmeasured -= 1
                 inputs = iteration.inputs[node.first : node.end]
                 try:
