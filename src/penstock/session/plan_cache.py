@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import count
 from threading import get_ident
 
 from penstock.compiler.subgraph import NO_PLAN, Subgraph
 from penstock.core.checkpoints import hold_lock
 from penstock.core.errors import PenstockError
+from penstock.core.records import dataclass
 from penstock.executors.base import Executor
 from penstock.host.log import INFO, is_logged, log
 from penstock.host.malloc import give_back_memory
@@ -21,19 +22,20 @@ _MANY_BYTES = 16 << 20
 # The limit by default for models with few constants.
 _LEAST_BYTES = 64 << 20
 
+# Changes of shapes after which to look again what plans hold.
 _LOOK_EVERY = 8
 
 Compile = Callable[[], Executor]
 _Place = tuple[Subgraph, Hashable, bool]
 
 
+@dataclass(slots=True, eq=False)
 class _Kept:
-    """An executor that is kept, and the number of its last use."""
+    """An executor that is kept, for which subgraph and key, and the number of its last use."""
 
-    __slots__ = ("executor", "last_use")
-
-    def __init__(self, executor: Executor, last_use: int) -> None:
-        self.executor, self.last_use = executor, last_use
+    place: _Place
+    executor: Executor
+    last_use: int
 
 
 class PlanCache:
@@ -48,7 +50,7 @@ class PlanCache:
     def __init__(self, max_bytes: int | None) -> None:
         self._max_bytes = max_bytes
         self.closed = False
-        self._dropped = self._changes = 0
+        self._dropped = 0
         self.made = self.evicted = 0
         """plans compiled, and dropped for want of room"""
         # Counters whose next() is atomic.
@@ -63,7 +65,7 @@ class PlanCache:
         self._compiling: set[int] = set()
         # Read without the lock, which an OrderedDict would need to be brought into another order.
         self._kept: dict[_Place, _Kept] = {}
-        self._use = count().__next__
+        self._use, self._change = count().__next__, count(1).__next__
 
     def get(self, subgraph: Subgraph, key: Hashable, observed: bool, compile: Compile) -> Executor:
         """The executor of a plan, compiled if it is new. Of threads that need the same new plan one
@@ -72,18 +74,13 @@ class PlanCache:
         executor = self._lookup(place)
         if executor is None:
             self.refuse_reentry()
-            thread = get_ident()
-            try:
-                self._compiling.add(thread)
-                with hold_lock(subgraph.lock):
-                    # Another thread may have compiled it while this one waited.
-                    executor = self._lookup(place)
-                    if executor is None:
-                        executor = compile()
-                        self._keep(place, executor)
-            finally:
-                self._compiling.discard(thread)
-        elif executor.run_bytes > executor.arena_bytes or self._is_due():
+            with self._held(hold_lock(subgraph.lock)):
+                # Another thread may have compiled it while this one waited.
+                executor = self._lookup(place)
+                if executor is None:
+                    executor = compile()
+                    self._keep(place, executor)
+        elif executor.run_bytes > executor.arena_bytes or self._change() % _LOOK_EVERY == 0:
             # It lost its arenas to others, or kernels may have been made in runs.
             with self._held():
                 self._make_room(executor)
@@ -104,11 +101,6 @@ class PlanCache:
         """Whether there is a plan of a subgraph under this key."""
         return (subgraph, key, False) in self._kept
 
-    def _is_due(self) -> bool:
-        """Whether to look again what plans hold, once in a few changes of shapes."""
-        self._changes += 1
-        return self._changes % _LOOK_EVERY == 0
-
     def refuse_reentry(self) -> None:
         """Raise ``PenstockError`` on a thread that compiles a plan: what it is called from, such as
         a signal handler, would wait for itself."""
@@ -121,18 +113,18 @@ class PlanCache:
     def of(self, subgraph: Subgraph) -> dict[Hashable, Executor]:
         """The executors of a subgraph without observers, by key."""
         with self._held():
-            own = [item for item in self._by_use() if item[0][0] is subgraph]
-        return {key: kept.executor for (_, key, observed), kept in own if not observed}
+            own = [kept for kept in self._by_use() if kept.place[::2] == (subgraph, False)]
+        return {kept.place[1]: kept.executor for kept in own}
 
     @contextmanager
-    def _held(self) -> Iterator[None]:
-        """Hold the lock. A run that a signal handler submits meanwhile is refused: it might
-        wait for a thread that waits for the lock."""
+    def _held(self, lock: AbstractContextManager[object] | None = None) -> Iterator[None]:
+        """Hold the lock, or another one. A run that a signal handler submits meanwhile is refused:
+        it might wait for a thread that waits for the lock."""
         thread = get_ident()
         outermost = thread not in self._compiling
-        self._compiling.add(thread)
         try:
-            with self._lock:
+            self._compiling.add(thread)
+            with lock or self._lock:
                 yield
         finally:
             if outermost:
@@ -141,7 +133,7 @@ class PlanCache:
     def executors(self) -> list[Executor]:
         """All executors kept, those not used for longest first."""
         with self._held():
-            return [kept.executor for _, kept in self._by_use()]
+            return [kept.executor for kept in self._by_use()]
 
     def replace(self, old: Executor, new: Executor) -> None:
         """Let a faster executor take the place of one of the same plan."""
@@ -155,16 +147,15 @@ class PlanCache:
     def subgraph_of(self, executor: Executor) -> Subgraph | None:
         """The subgraph that an executor is kept for."""
         with self._held():
-            own = (p[0] for p, kept in self._kept.items() if kept.executor is executor)
-            return next(own, None)
+            return next((k.place[0] for k in self._by_use() if k.executor is executor), None)
 
     def drop(self, subgraph: Subgraph) -> None:
         """Forget the plans of a subgraph, and of its variants."""
         # Variants are the same graph for feeds on devices.
         own = {subgraph, *subgraph.variants.values()}
         with self._held():
-            for key in [key for key in list(self._kept) if key[0] in own]:
-                self._kept.pop(key, None)
+            for place in [place for place in list(self._kept) if place[0] in own]:
+                self._kept.pop(place, None)
         for each in own:
             each.last = NO_PLAN
 
@@ -182,16 +173,15 @@ class PlanCache:
         """Make a new lock in a forked child, where no other thread holds the old one."""
         self._lock = threading.RLock()
 
-    def _by_use(self) -> list[tuple[_Place, _Kept]]:
-        return sorted(self._kept.items(), key=lambda item: item[1].last_use)
+    def _by_use(self) -> list[_Kept]:
+        return sorted(self._kept.values(), key=lambda kept: kept.last_use)
 
     def _lookup(self, place: _Place) -> Executor | None:
         # Without the lock: each call is atomic, and a signal handler may come between them.
         kept = self._kept.get(place)
-        if kept is None:
-            return None
-        kept.last_use = self._use()
-        return kept.executor
+        if kept is not None:
+            kept.last_use = self._use()
+        return kept and kept.executor
 
     def _keep(self, place: _Place, executor: Executor) -> None:
         """Add a plan; drop those not used for longest, down to the limit on their bytes."""
@@ -199,7 +189,7 @@ class PlanCache:
             self.made += 1
             if self.closed:
                 return
-            self._kept[place] = _Kept(executor, self._use())
+            self._kept[place] = _Kept(place, executor, self._use())
             self._make_room(executor)
             if self._dropped > _MANY_BYTES:
                 self._dropped = 0
@@ -209,34 +199,31 @@ class PlanCache:
         """Give up arenas and then plans, those not used for longest first, down to the limit."""
         most = self._max_bytes
         by_use = self._by_use()
-        executors = [kept.executor for _, kept in by_use]
-        held = sum(map(_nbytes, executors))
+        held = sum([_nbytes(kept.executor) for kept in by_use])
         # The run that comes allocates its arenas again.
         if not last.arena_bytes:
             held += last.run_bytes
         if most is None:  # to count constants takes longer than a small run
             most = _LEAST_BYTES
             most = most if held <= most else max(most, last.table.constant_bytes)
-        for executor in executors:
-            if held <= most:
-                return
-            if executor is not last:
+        for executor in [kept.executor for kept in by_use]:
+            if held > most and executor is not last:
                 before = executor.arena_bytes
                 # Arenas first: a plan takes longer to compile than an arena to allocate.
                 executor.trim()
                 held -= before - executor.arena_bytes
-        for place, kept in by_use[:-1]:
+        for kept in by_use[:-1]:
             if held <= most:
                 return
-            self._kept.pop(place, None)
-            oldest, dropped = place[0], kept.executor
-            held -= _nbytes(dropped)
-            self._dropped += _nbytes(dropped)
+            self._kept.pop(kept.place, None)
+            subgraph, freed = kept.place[0], _nbytes(kept.executor)
+            held -= freed
+            self._dropped += freed
             self.evicted += 1
             if is_logged(INFO):
-                log(INFO, "dropped a plan of %d bytes: plans may have %d", _nbytes(dropped), most)
-            if oldest.last.executor is dropped:
-                oldest.last = NO_PLAN
+                log(INFO, "dropped a plan of %d bytes: plans may have %d", freed, most)
+            if subgraph.last.executor is kept.executor:
+                subgraph.last = NO_PLAN
 
 
 def _nbytes(executor: Executor) -> int:
