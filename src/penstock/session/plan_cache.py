@@ -181,7 +181,7 @@ class PlanCache:
         kept = self._kept.get(place)
         if kept is not None:
             kept.last_use = self._use()
-        return kept and kept.executor
+        return None if kept is None else kept.executor
 
     def _keep(self, place: _Place, executor: Executor) -> None:
         """Add a plan; drop those not used for longest, down to the limit on their bytes."""

@@ -107,7 +107,7 @@ class TorchSite:
 
 
 def with_flag(
-    site: TorchSite, function: Callable[..., RunValue], flags: Any, name: str, value: object
+    site: TorchSite, function: Callable[..., RunValue], flags: object, name: str, value: object
 ) -> Callable[..., RunValue]:
     """``function``, with the flag ``name`` of ``flags`` set to ``value`` on a GPU. torch has one
     for the process: it is set for the call, and put back before another thread sets it."""
