@@ -92,10 +92,6 @@ INLINED void add_products(vector *sums, const float *x, int64_t k, int i, const 
 #endif
 }
 
-#define EACH(expression)                                                                           \
-    _Pragma("GCC unroll 16") for (int r = 0; r < rows; r++)                                        \
-        _Pragma("GCC unroll 4") for (int j = 0; j < vectors; j++) expression
-
 /* Fetch the vectors of some rows that are to be written, and of what is added to them. */
 INLINED void fetch_rows(const target *to, const float *y, const float *addend, int rows, int vectors)
 {
@@ -108,36 +104,6 @@ INLINED void fetch_rows(const target *to, const float *y, const float *addend, i
     for (int r = 0; r < rows && addend; r++, addend += addend_step)
         for (int j = 0; j < vectors * LANES; j += LINE / 4)
             __builtin_prefetch(addend + j, 0);
-}
-
-/* Write sums of some rows to y, with what is added to them. They are columns of the target from `column` on. */
-INLINED void put(vector *sums, const target *to, float *y, const float *addend, int64_t column, int rows,
-                 int vectors)
-{
-    /* The last vector may have columns that are none of the result's. */
-    const int64_t rest = to->count - column - (vectors - 1) * LANES;
-    const int64_t step = to->step, addend_step = to->addend_step;
-    const activation *const last = &to->activation;
-#define COUNT (j + 1 < vectors ? LANES : rest)
-#define OWN sums[r * vectors + j]
-    if (to->bias)
-        EACH(OWN += loaded(to->bias + column + j * LANES));
-    if (addend)
-        EACH(OWN += load_some(addend + r * addend_step + j * LANES, COUNT));
-    if (last->slopes)
-        EACH(OWN = sloped(OWN, loaded(last->slopes + column + j * LANES)));
-    if (last->gate)
-        EACH(OWN = gated(OWN, *last));
-    if (last->low > -INFINITY)
-        EACH(OWN = LARGER((vector){0} + last->low, OWN));
-    if (last->high < INFINITY)
-        EACH(OWN = LESSER((vector){0} + last->high, OWN));
-    if (rest >= LANES)
-        EACH(memcpy(y + r * step + j * LANES, &OWN, VECTOR_BYTES));
-    else
-        EACH(store_some(y + r * step + j * LANES, OWN, COUNT));
-#undef COUNT
-#undef OWN
 }
 
 /* The product of `tiles` times `rows` rows of x with the columns of a panel from `first` to `end`, `vectors`
@@ -199,8 +165,12 @@ INLINED void multiply(operands x, const float *panel, int64_t width, const float
                 own[r] += own[ODD + r];
             /* Sums of parts, added up at last, are closer to the product than one long sum. */
             if (before)
-                EACH(own[r * vectors + j] += loaded(before + column + r * width + j * LANES));
-            put(own, to, y + column, moved(addend, column), column, rows, vectors);
+                EACH(rows, vectors) own[r * vectors + j] += loaded(before + column + r * width + j * LANES);
+            if (to->bias)
+                EACH(rows, vectors) own[r * vectors + j] += loaded(to->bias + column + j * LANES);
+            /* The last vector may have columns that are none of the result's. */
+            const int64_t rest = to->count - column - (vectors - 1) * LANES;
+            put_vectors(own, to, y + column, moved(addend, column), column, rest, rows, vectors);
         }
         x.rows += rows;
         y += rows * to->step;
@@ -208,7 +178,6 @@ INLINED void multiply(operands x, const float *panel, int64_t width, const float
         before = moved(before, rows * width);
     }
 }
-#undef EACH
 
 /* As `multiply`, for any numbers that registers have room for. */
 static void multiply_some(const operands *x, const float *w, int64_t width, const float *before,

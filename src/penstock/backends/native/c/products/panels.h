@@ -65,23 +65,6 @@ INLINED vector one_of(vector a, vector b, int smaller)
 #define LESSER(a, b) one_of(a, b, 1)
 #endif
 
-static inline vector sloped(vector v, vector slopes)
-{
-    const vector none = {0};
-    return LARGER(none, v) + LESSER(none, v) * slopes;
-}
-
-static inline vector bounded(vector v, float low, float high)
-{
-    const vector least = (vector){0} + low, most = (vector){0} + high;
-    return LESSER(most, LARGER(least, v));
-}
-
-static inline vector gated(vector v, activation f)
-{
-    return v * bounded(v * f.gate + f.offset, 0, 1) * f.factor + f.term;
-}
-
 static inline const float *moved(const float *from, int64_t count)
 {
     return from ? from + count : NULL;
@@ -107,20 +90,48 @@ static inline int all_at(const float *place, const float *const *rows, int count
     return !count;
 }
 
+/* For each vector j of each row r; both numbers are constants. */
+#define EACH(rows, vectors)                                                                        \
+    _Pragma("GCC unroll 16") for (int r = 0; r < rows; r++)                                        \
+        _Pragma("GCC unroll 4") for (int j = 0; j < vectors; j++)
+
+/* Write the sums of some rows to y, with what is added to them but for the bias. They are columns of the
+   target from `column` on, of which the last vector of a row has `rest`. */
+INLINED void put_vectors(vector *sums, const target *to, float *y, const float *addend, int64_t column,
+                         int64_t rest, int rows, int vectors)
+{
+    const int64_t step = to->step, addend_step = to->addend_step;
+    const activation *const f = &to->activation;
+    const vector none = {0}, one = none + 1;
+#define COUNT (j + 1 < vectors ? LANES : rest)
+#define OWN sums[r * vectors + j]
+    if (addend)
+        EACH(rows, vectors) OWN += load_some(addend + r * addend_step + j * LANES, COUNT);
+    if (f->slopes)
+        EACH(rows, vectors)
+            OWN = LARGER(none, OWN) + LESSER(none, OWN) * load_some(f->slopes + column + j * LANES, COUNT);
+    if (f->gate)
+        EACH(rows, vectors)
+            OWN = OWN * LESSER(one, LARGER(none, OWN * f->gate + f->offset)) * f->factor + f->term;
+    if (f->low > -INFINITY)
+        EACH(rows, vectors) OWN = LARGER(none + f->low, OWN);
+    if (f->high < INFINITY)
+        EACH(rows, vectors) OWN = LESSER(none + f->high, OWN);
+    if (rest >= LANES)
+        EACH(rows, vectors) memcpy(y + r * step + j * LANES, &OWN, VECTOR_BYTES);
+    else
+        EACH(rows, vectors) store_some(y + r * step + j * LANES, OWN, COUNT);
+#undef COUNT
+#undef OWN
+}
+
 /* Write `count` adjacent sums of the first row of `to` on from its first column, with what is added to them
    but for the bias. */
-static inline void put_floats(target to, const float *sums, int64_t count)
+static inline void put_floats(const target *to, const float *sums, int64_t count)
 {
     for (int64_t i = 0; i < count; i += LANES) {
-        const int64_t some = count - i;
-        vector value = load_some(sums + i, some);
-        if (to.addend)
-            value += load_some(to.addend + i, some);
-        if (to.activation.slopes)
-            value = sloped(value, load_some(to.activation.slopes + i, some));
-        if (to.activation.gate)
-            value = gated(value, to.activation);
-        store_some(to.y + i, bounded(value, to.activation.low, to.activation.high), some);
+        vector value = load_some(sums + i, count - i);
+        put_vectors(&value, to, to->y + i, moved(to->addend, i), i, count - i, 1, 1);
     }
 }
 

@@ -241,7 +241,7 @@ static void put_positions(const struct image_convolution *a, target to, int64_t 
         own.addend = addend_step == 1 ? own.addend : added;
         float *const y = own.y;
         own.y = step == 1 ? y : part;
-        put_floats(own, sums, count);
+        put_floats(&own, sums, count);
         for (int64_t e = 0; e < count && step != 1; e++)
             y[e * step] = part[e];
     }
@@ -356,9 +356,6 @@ INLINED void add_taps(const sights *x, int64_t c, int64_t count, const target *t
 {
     const int wide = vectors ? vectors : 1;
     vector sums[TILE * WIDE];
-#define EACH                                                                                       \
-    _Pragma("GCC unroll 8") for (int p = 0; p < positions; p++)                                    \
-        _Pragma("GCC unroll 2") for (int j = 0; j < wide; j++)
 #define LOADED(from) (vectors ? loaded((from) + j * LANES) : load_some(from, count))
 /* Each column is loaded once for all positions that see it with one of some taps. */
 #define ADD(some)                                                                                  \
@@ -382,7 +379,7 @@ INLINED void add_taps(const sights *x, int64_t c, int64_t count, const target *t
     }
     const float *w = x->w + c;
     const int64_t from = x->from + c, n_taps = x->n_taps, *const taps = x->taps;
-    EACH sums[p * wide + j] = LOADED(to->bias + c);
+    EACH(positions, wide) sums[r * wide + j] = LOADED(to->bias + c);
     const float *const *columns = x->columns;
     for (int64_t row = 0; row < x->n_rows; row++, columns += x->apart) {
         if (all_at(zeros, columns, (int)((positions - 1) * x->stride + taps[n_taps - 1] - taps[0] + 1))) {
@@ -402,24 +399,10 @@ INLINED void add_taps(const sights *x, int64_t c, int64_t count, const target *t
 #pragma GCC unroll 2
             for (int j = 0; j < wide; j++)
                 weights[j] = LOADED(w);
-            EACH sums[p * wide + j] += LOADED(columns[p * x->stride + at] + from) * weights[j];
+            EACH(positions, wide) sums[r * wide + j] += LOADED(columns[r * x->stride + at] + from) * weights[j];
         }
     }
-    if (to->addend)
-        EACH sums[p * wide + j] += LOADED(to->addend + p * to->addend_step + c);
-    const activation *const last = &to->activation;
-    if (last->slopes)
-        EACH sums[p * wide + j] = sloped(sums[p * wide + j], LOADED(last->slopes + c));
-    if (last->gate)
-        EACH sums[p * wide + j] = gated(sums[p * wide + j], *last);
-    if (last->low > -INFINITY)
-        EACH sums[p * wide + j] = LARGER((vector){0} + last->low, sums[p * wide + j]);
-    if (last->high < INFINITY)
-        EACH sums[p * wide + j] = LESSER((vector){0} + last->high, sums[p * wide + j]);
-    float *const y = to->y + c;
-    const int64_t step = to->step;
-    EACH store_some(y + p * step + j * LANES, sums[p * wide + j], vectors ? LANES : count);
-#undef EACH
+    put_vectors(sums, to, to->y + c, moved(to->addend, c), c, vectors ? LANES : count, positions, wide);
 #undef LOADED
 #undef ADD
 }
