@@ -5,6 +5,9 @@
 /* Functions of constants, of which each caller gets a copy of its own. */
 #define INLINED static inline __attribute__((always_inline))
 
+/* A loop over i from 0 on to a constant, without a jump: elements of arrays at i may be in registers. */
+#define UNROLLED(i, count) _Pragma("GCC unroll 64") for (int i = 0; i < (count); i++)
+
 /* SHUFFLE: the elements of two vectors at these places, constants; `lanes` is a type of vectors of integers
    as wide. PERMUTED: those of one vector at the places that another has, modulo their number. TO_INT: a
    float as the nearest int. IVDEP: iterations of the loop that follows do not depend on one another.

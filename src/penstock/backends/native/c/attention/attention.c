@@ -73,33 +73,26 @@ INLINED void block(const float *a, int64_t a_row, int64_t a_column, const float 
                    const int rows, const int vectors)
 {
     vector sums[ROWS * VECTORS], x[VECTORS];
-#pragma GCC unroll 32
-    for (int i = 0; i < rows * vectors; i++)
+    UNROLLED(i, rows * vectors)
         sums[i] = (vector){0};
     for (int64_t k = 0; k < n; k++) {
-#pragma GCC unroll 4
-        for (int j = 0; j < vectors; j++)
+        UNROLLED(j, vectors)
             memcpy(&x[j], b + k * b_row + j * LANES, sizeof *x);
-#pragma GCC unroll 8
-        for (int i = 0; i < rows; i++) {
+        UNROLLED(i, rows) {
             float factor = a[i * a_row + k * a_column];
-#pragma GCC unroll 4
-            for (int j = 0; j < vectors; j++)
+            UNROLLED(j, vectors)
                 sums[i * vectors + j] += factor * x[j];
         }
     }
     __asm__("" : "+m"(*(float(*)[ROWS])factors) : : ); /* or the compiler reads factors before the loop */
-#pragma GCC unroll 32
-    for (int i = 0; i < rows * vectors; i++)
+    UNROLLED(i, rows * vectors)
         sums[i] *= factors[i / vectors];
     if (keep)
-#pragma GCC unroll 32
-        for (int i = 0; i < rows * vectors; i++) {
+        UNROLLED(i, rows * vectors) {
             memcpy(x, c + i / vectors * c_row + i % vectors * LANES, sizeof *x);
             sums[i] += keep[i / vectors] * *x;
         }
-#pragma GCC unroll 32
-    for (int i = 0; i < rows * vectors; i++)
+    UNROLLED(i, rows * vectors)
         memcpy(c + i / vectors * c_row + i % vectors * LANES, &sums[i], sizeof *x);
 }
 
@@ -233,46 +226,37 @@ INLINED void weigh(const struct attention *h, const struct head *of, float *scor
     lanes within;
     for (int l = 0; l < LANES; l++)
         within[l] = wide - LANES + l < of->n ? -1 : 0;
-#pragma GCC unroll 8
-    for (int i = 0; i < rows; i++)
+    UNROLLED(i, rows)
         tops[i] = (vector){0} + states[i].top, totals[i] = (vector){0};
     for (int64_t j = 0; j < wide; j += LANES) {
         vector x[ROWS];
-#pragma GCC unroll 8
-        for (int i = 0; i < rows; i++)
+        UNROLLED(i, rows)
             x[i] = read(scores + i * wide + j);
-#pragma GCC unroll 2
-        for (int t = 0; t < TERMS; t++) {
+        UNROLLED(t, TERMS) {
             const float *term = terms[t];
             int64_t row = steps[t * each], step = steps[t * each + 1];
             if (term && step == 1 && j + LANES <= of->n)
-#pragma GCC unroll 8
-                for (int i = 0; i < rows; i++)
+                UNROLLED(i, rows)
                     x[i] += read(term + i * row + j);
             else if (term)
-#pragma GCC unroll 8
-                for (int i = 0; i < rows; i++)
+                UNROLLED(i, rows)
                     x[i] += read_last(term + i * row, step, j, of->n);
         }
-#pragma GCC unroll 8
-        for (int i = 0; i < rows; i++) {
+        UNROLLED(i, rows) {
             x[i] = j + LANES <= of->n ? x[i] : chosen_of(within, x[i], lowest);
             tops[i] = higher(x[i], tops[i]);
             write(scores + i * wide + j, x[i]);
         }
     }
-#pragma GCC unroll 8
-    for (int i = 0; i < rows; i++)
+    UNROLLED(i, rows)
         tops[i] = FOLDED(tops[i], higher);
-#pragma GCC unroll 8
-    for (int i = 0; i < rows; i++)
+    UNROLLED(i, rows)
         for (int64_t j = 0; j < wide; j += LANES) {
             vector x = weight_of(read(scores + i * wide + j) - tops[i]);
             write(scores + i * wide + j, x);
             totals[i] += x;
         }
-#pragma GCC unroll 8
-    for (int i = 0; i < rows; i++) {
+    UNROLLED(i, rows) {
         float total = FOLDED(totals[i], total_of)[0];
         if (!of->first) {
             float before = states[i].total * 256 * weight_of((vector){0} + states[i].top - tops[i])[0];

@@ -51,8 +51,7 @@ static inline float largest(float *lanes)
 {
 #pragma GCC unroll 8
     for (int half = LANES / 2; half; half /= 2)
-#pragma GCC unroll 16
-        for (int l = 0; l < half; l++)
+        UNROLLED(l, half)
             lanes[l] = lanes[l + half] > lanes[l] ? lanes[l + half] : lanes[l];
     return lanes[0];
 }
@@ -61,8 +60,7 @@ static inline float sum_of(float *lanes)
 {
 #pragma GCC unroll 8
     for (int half = LANES / 2; half; half /= 2)
-#pragma GCC unroll 16
-        for (int l = 0; l < half; l++)
+        UNROLLED(l, half)
             lanes[l] += lanes[l + half];
     return lanes[0];
 }
@@ -73,7 +71,7 @@ static inline float sum_of(float *lanes)
 INLINED vector sums_of(vector *x)
 {
 #define JOIN(bit)                                                                                      \
-    _Pragma("GCC unroll 8") for (int i = 0; i < LANES / 2 / bit; i++)                                  \
+    UNROLLED(i, LANES / 2 / bit)                                                                       \
         x[i] = SHUFFLE(lanes, x[2 * i], x[2 * i + 1], LANES_32(WITHOUT_BIT, bit)) +                   \
                SHUFFLE(lanes, x[2 * i], x[2 * i + 1], LANES_32(WITH_BIT, bit));
     JOIN(1)
@@ -112,23 +110,18 @@ INLINED void dots(float (*to)[KEYS], const float *const *q, const float *keys, i
         vector sums[LANES], x[TOGETHER], y;
         const float *rows[LANES];
         int64_t i = 0;
-#pragma GCC unroll 16
-        for (int l = 0; l < LANES; l++)
+        UNROLLED(l, LANES)
             sums[l] = (vector){0};
-#pragma GCC unroll 16
-        for (int k = 0; k < keys_at_once; k++)
+        UNROLLED(k, keys_at_once)
             rows[k] = keys + (j + k < n ? j + k : n - 1) * size;
         for (; i < whole; i += LANES) {
             /* The last vector may begin before `i`: of what was added already, q has zeros there. */
             int64_t place = i + LANES <= size ? i : size - LANES;
-#pragma GCC unroll 4
-            for (int c = 0; c < count; c++)
+            UNROLLED(c, count)
                 memcpy(&x[c], i + LANES <= size ? q[c] + i : last[c], sizeof y);
-#pragma GCC unroll 16
-            for (int k = 0; k < keys_at_once; k++) {
+            UNROLLED(k, keys_at_once) {
                 memcpy(&y, rows[k] + place, sizeof y);
-#pragma GCC unroll 4
-                for (int c = 0; c < count; c++)
+                UNROLLED(c, count)
                     sums[c * keys_at_once + k] += x[c] * y;
             }
         }
@@ -136,8 +129,7 @@ INLINED void dots(float (*to)[KEYS], const float *const *q, const float *keys, i
         if (!whole)
             add_short(&products, q, rows, size, count);
         products *= scale;
-#pragma GCC unroll 4
-        for (int c = 0; c < count; c++)
+        UNROLLED(c, count)
             memcpy(to[c] + j, (const float *)&products + c * keys_at_once, keys_at_once * sizeof scale);
     }
 }
@@ -148,19 +140,15 @@ INLINED void add_vectors(float *to, int64_t to_step, const float *from, const fl
                          const int vectors)
 {
     vector sums[TOGETHER * TOGETHER], x;
-#pragma GCC unroll 4
-    for (int c = 0; c < count; c++)
+    UNROLLED(c, count)
         memcpy(&sums[c * vectors], from + c * MOST_HEAD, vectors * sizeof x);
     for (int64_t j = 0; j < n; j++)
-#pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) {
+        UNROLLED(v, vectors) {
             memcpy(&x, rows + j * size + v * LANES, sizeof x);
-#pragma GCC unroll 4
-            for (int c = 0; c < count; c++)
+            UNROLLED(c, count)
                 sums[c * vectors + v] += weights[c][j] * x;
         }
-#pragma GCC unroll 4
-    for (int c = 0; c < count; c++)
+    UNROLLED(c, count)
         memcpy(to + c * to_step, &sums[c * vectors], vectors * sizeof x);
 }
 

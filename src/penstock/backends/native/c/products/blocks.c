@@ -81,36 +81,30 @@ INLINED void direct(const struct block_product *a, int bits, int rows, int64_t p
 #pragma GCC unroll 4
             for (int line = 0; line < PANEL * bits; line += LINE)
                 __builtin_prefetch(next + line);
-#pragma GCC unroll 8
-            for (int i = 0; i < 8; i++)
-#pragma GCC unroll 16
-                for (int j = 0; j < VECTORS; j++) {
+            UNROLLED(i, 8)
+                UNROLLED(j, VECTORS) {
                     vector column = weights_of(a, bits, panel, k + i, j, held + j);
-#pragma GCC unroll 16
-                    for (int r = 0; r < rows; r++)
+                    UNROLLED(r, rows)
                         parts[(i % chains * rows + r) * VECTORS + j] += x[r * a->k + k + i] * column;
                 }
         }
 #pragma GCC unroll 8
         for (int i = 1; i < chains; i++)
-#pragma GCC unroll 16
-            for (int j = 0; j < VECTORS; j++)
+            UNROLLED(j, VECTORS)
                 parts[j] += parts[i * VECTORS + j];
         const float *scales = a->scales + (p * blocks + b) * PANEL;
         const float *shifts = a->shifts ? a->shifts + (p * blocks + b) * PANEL : NULL;
 #pragma GCC unroll 2
         for (int line = 0; line < PANEL * (int)sizeof *scales; line += LINE)
             __builtin_prefetch((const char *)scales + SCALES_AHEAD + line);
-#pragma GCC unroll 16
-        for (int i = 0; i < rows * VECTORS; i++) {
+        UNROLLED(i, rows * VECTORS) {
             int j = i % VECTORS;
             totals[i] += parts[i] * loaded(scales + j * LANES);
             if (shifts)
                 totals[i] += sums[i / VECTORS * blocks + b] * loaded(shifts + j * LANES);
         }
     }
-#pragma GCC unroll 16
-    for (int i = 0; i < rows * VECTORS; i++) {
+    UNROLLED(i, rows * VECTORS) {
         vector sum = loaded(c + i / VECTORS * c_step + i % VECTORS * LANES) + totals[i];
         memcpy(c + i / VECTORS * c_step + i % VECTORS * LANES, &sum, sizeof sum);
     }
@@ -137,10 +131,8 @@ INLINED void many(const struct block_product *a, int bits, int64_t p, float *c, 
         for (int64_t k = 0; k < count; k += 8) {
             words held[VECTORS] = {0};
             int64_t at = (p * blocks + (from + k) / a->block) * PANEL;
-#pragma GCC unroll 8
-            for (int i = 0; i < 8; i++)
-#pragma GCC unroll 16
-                for (int j = 0; j < VECTORS; j++) {
+            UNROLLED(i, 8)
+                UNROLLED(j, VECTORS) {
                     vector w = weights_of(a, bits, panel, from + k + i, j, held + j);
                     w *= loaded(a->scales + at + j * LANES);
                     if (a->shifts)

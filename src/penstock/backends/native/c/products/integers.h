@@ -81,7 +81,7 @@ enum { BYTES = sizeof(bytes), LANES_OF_SUMS = BYTES / 4 };
         const int32_t *start = m->start + row * m->start_step + panel * PANEL;                    \
         const int8_t *w = m->w + panel * m->w_step;                                               \
         int32_t *c = m->c + row * m->c_step + panel * PANEL;                                        \
-        _Pragma("GCC unroll 32") for (int i = 0; i < rows * panels * VECTORS; i++)                \
+        UNROLLED(i, rows * panels * VECTORS)                                                      \
             memcpy(sums + i,                                                                      \
                    start + i / (panels * VECTORS) * m->start_step + i % (panels * VECTORS) * LANES, \
                    bytes);                                                                        \
@@ -90,15 +90,15 @@ enum { BYTES = sizeof(bytes), LANES_OF_SUMS = BYTES / 4 };
             for (int64_t q = 0; q < m->quads; q++, w += PANEL_BYTES)                              \
             {                                                                                     \
                 name##_sums columns[wide * VECTORS];                                              \
-                _Pragma("GCC unroll 32") for (int j = 0; j < panels * VECTORS; j++)               \
+                UNROLLED(j, panels * VECTORS)                                                     \
                     memcpy(columns + j, w + j / VECTORS * m->w_step + j % VECTORS * bytes, bytes);\
                 /* Row by row: registers hold a number of one row alone beside columns and sums. */\
-                _Pragma("GCC unroll 32") for (int i = 0; i < rows; i++)                           \
+                UNROLLED(i, rows)                                                                 \
                 {                                                                                 \
                     int32_t four;                                                                 \
                     memcpy(&four, x + i * m->x_step + q * QUAD, QUAD);                            \
                     name##_sums number = (name##_sums){0} + four;                                 \
-                    _Pragma("GCC unroll 32") for (int j = 0; j < panels * VECTORS; j++)           \
+                    UNROLLED(j, panels * VECTORS)                                                 \
                     {                                                                             \
                         name##_sums *sum = sums + i * panels * VECTORS + j;                       \
                         *sum = name##_dot(*sum, number, columns[j]);                              \
@@ -106,7 +106,7 @@ enum { BYTES = sizeof(bytes), LANES_OF_SUMS = BYTES / 4 };
                 }                                                                                 \
             }                                                                                     \
         }                                                                                         \
-        _Pragma("GCC unroll 32") for (int i = 0; i < rows * panels * VECTORS; i++)                \
+        UNROLLED(i, rows * panels * VECTORS)                                                      \
         {                                                                                         \
             const int64_t j = i % (panels * VECTORS) * LANES;                                     \
             if (panel * PANEL + j < m->c_step)                                                    \

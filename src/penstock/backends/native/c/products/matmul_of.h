@@ -71,8 +71,7 @@ static void OF(pack)(REAL *to, int64_t width, const REAL *b, int64_t b_inner, in
                         square[l * OF(LANES) + i] = from[l * b_column + i * b_inner];
                 from = square, step = OF(LANES);
             }
-#pragma GCC unroll 16
-            for (int l = 0; l < OF(LANES); l++)
+            UNROLLED(l, OF(LANES))
                 x[l] = l < wide ? OF(load_lanes)(from + l * step, deep) : (OF(vector)){0};
             OF(transpose)(x);
             for (int64_t i = 0; i < deep; i++) {
@@ -104,8 +103,7 @@ INLINED void OF(put_dots)(const REAL *a, const REAL *b, int64_t b_column, int64_
     for (int first = 0; first < columns; first += MOST)
         for (int64_t k = 0; k < inner; k += OF(LANES)) {
             const OF(vector) left = OF(load_lanes)(a + k, inner - k);
-#pragma GCC unroll 8
-            for (int j = 0; j < MOST; j++)
+            UNROLLED(j, MOST)
                 if (first + j < columns)
                     sums[first + j] += left * OF(load_lanes)(b + (first + j) * b_column + k, inner - k);
         }

@@ -86,8 +86,7 @@ INLINED void add_products(vector *sums, const float *x, int64_t k, int i, const 
 #endif
 #undef OF
 #else
-#pragma GCC unroll 4
-    for (int j = 0; j < vectors; j++)
+    UNROLLED(j, vectors)
         sums[j] += x[k + i] * columns[j];
 #endif
 }
@@ -123,16 +122,15 @@ INLINED void multiply(operands x, const float *panel, int64_t width, const float
             const char *next = f->next;
             const int64_t lines = next < f->end ? f->lines : 0;
             vector own[SUMS];
-#pragma GCC unroll 32
-            for (int i = 0; i < SUMS; i++)
+            UNROLLED(i, SUMS)
                 own[i] = (vector){0};
             if (!to->unfinished)
                 fetch_rows(to, y + column, moved(addend, column), rows, vectors);
 #define STEP(i)                                                                                    \
     {                                                                                              \
         vector some[MOST_VECTORS];                                                                 \
-        _Pragma("GCC unroll 4") for (int j = 0; j < vectors; j++) some[j] = loaded(w + j * LANES); \
-        _Pragma("GCC unroll 16") for (int r = 0; r < rows; r++)                                    \
+        UNROLLED(j, vectors) some[j] = loaded(w + j * LANES);                                      \
+        UNROLLED(r, rows)                                                                          \
             add_products(own + (vectors == 1) * (i) % 2 * ODD + r * vectors, at[r], k, i, some,    \
                          vectors, pairs);                                                          \
         w += width;                                                                                \
@@ -143,8 +141,7 @@ INLINED void multiply(operands x, const float *panel, int64_t width, const float
                     w += depth * width;
                     continue;
                 }
-#pragma GCC unroll 16
-                for (int r = 0; r < rows; r++)
+                UNROLLED(r, rows)
                     at[r] = of_part[r] + x.begin;
                 int64_t k = 0;
                 for (; k + 4 <= depth; k += 4) {

@@ -92,8 +92,8 @@ static inline int all_at(const float *place, const float *const *rows, int count
 
 /* For each vector j of each row r; both numbers are constants. */
 #define EACH(rows, vectors)                                                                        \
-    _Pragma("GCC unroll 16") for (int r = 0; r < rows; r++)                                        \
-        _Pragma("GCC unroll 4") for (int j = 0; j < vectors; j++)
+    UNROLLED(r, rows)                                                                              \
+        UNROLLED(j, vectors)
 
 /* Write the sums of some rows to y, with what is added to them but for the bias. They are columns of the
    target from `column` on, of which the last vector of a row has `rest`. */

@@ -70,20 +70,18 @@ INLINED void OF(multiply)(const OF(tile) *t, int rows, int vectors)
     const int64_t a_inner = t->a_inner, b_inner = t->b_inner, last = t->last;
     OF(vector) sums[TILE_SUMS];
     const REAL *at[MOST_ROWS], *b = t->b;
-#pragma GCC unroll 32
-    for (int i = 0; i < TILE_SUMS; i++)
+    UNROLLED(i, TILE_SUMS)
         sums[i] = (OF(vector)){0};
-#pragma GCC unroll 16
-    for (int r = 0; r < rows; r++)
+    UNROLLED(r, rows)
         at[r] = t->a + r * t->a_row;
     int64_t left = t->inner, k = 0;
 #define STEP(i)                                                                                    \
     {                                                                                              \
         OF(vector) columns[TILE_VECTORS];                                                          \
-        _Pragma("GCC unroll 4") for (int j = 0; j < vectors; j++) columns[j] =                     \
+        UNROLLED(j, vectors) columns[j] =                                                          \
             OF(loaded)(b + j * OF(LANES));                                                         \
-        _Pragma("GCC unroll 16") for (int r = 0; r < rows; r++)                                    \
-            _Pragma("GCC unroll 4") for (int j = 0; j < vectors; j++)                              \
+        UNROLLED(r, rows)                                                                          \
+            UNROLLED(j, vectors)                                                                   \
                 sums[(i) % ways * size + r * vectors + j] += at[r][k] * columns[j];                \
         k += a_inner;                                                                              \
         b += b_inner;                                                                              \
@@ -106,8 +104,8 @@ INLINED void OF(multiply)(const OF(tile) *t, int rows, int vectors)
     REAL *y = t->y;
     const int64_t y_row = t->y_row;
 #define EACH(expression)                                                                           \
-    _Pragma("GCC unroll 16") for (int r = 0; r < rows; r++)                                        \
-        _Pragma("GCC unroll 4") for (int j = 0; j < vectors; j++)                                  \
+    UNROLLED(r, rows)                                                                              \
+        UNROLLED(j, vectors)                                                                       \
     {                                                                                              \
         REAL *to = y + r * y_row + j * OF(LANES);                                                  \
         const int64_t count = j + 1 < vectors ? OF(LANES) : last;                                  \

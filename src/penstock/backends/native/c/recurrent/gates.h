@@ -39,15 +39,12 @@ INLINED void add_gate_block(float *c, int64_t c_step, int64_t next, const float 
 #define GATE_AT(i, j)                                                                               \
     (c + (i) * c_step + (j) % vectors / GATE_VECTORS * next + (j) / vectors * UNITS +              \
      (j) % GATE_VECTORS * GATE_LANES)
-#pragma GCC unroll 32
-    for (int i = 0; i < rows; i++)
-#pragma GCC unroll 32
-        for (int j = 0; j < columns; j++)
+    UNROLLED(i, rows)
+        UNROLLED(j, columns)
             memcpy(&sums[i * columns + j], GATE_AT(i, j), sizeof(gate_vector));
     for (int64_t at = depth.from; at < depth.to; at++) {
         gate_vector column[MOST];
-#pragma GCC unroll 32
-        for (int j = 0; j < columns; j++)
+        UNROLLED(j, columns)
         {
             const float *weights = b + (j / vectors * depth.k + at) * gates * UNITS + j % vectors * GATE_LANES;
             memcpy(&column[j], weights, sizeof(gate_vector));
@@ -56,22 +53,16 @@ INLINED void add_gate_block(float *c, int64_t c_step, int64_t next, const float 
         }
         /* Registers hold the fewer of both operands beside the sums. */
         if (rows < columns)
-#pragma GCC unroll 32
-            for (int j = 0; j < columns; j++)
-#pragma GCC unroll 32
-                for (int i = 0; i < rows; i++)
+            UNROLLED(j, columns)
+                UNROLLED(i, rows)
                     sums[i * columns + j] += a[i * a_step + at] * column[j];
         else
-#pragma GCC unroll 32
-            for (int i = 0; i < rows; i++)
-#pragma GCC unroll 32
-                for (int j = 0; j < columns; j++)
+            UNROLLED(i, rows)
+                UNROLLED(j, columns)
                     sums[i * columns + j] += a[i * a_step + at] * column[j];
     }
-#pragma GCC unroll 32
-    for (int i = 0; i < rows; i++)
-#pragma GCC unroll 32
-        for (int j = 0; j < columns; j++)
+    UNROLLED(i, rows)
+        UNROLLED(j, columns)
             memcpy(GATE_AT(i, j), &sums[i * columns + j], sizeof(gate_vector));
 #undef GATE_AT
 }

@@ -87,7 +87,7 @@ static inline double power_of_e(double x)
                 sum[r] = (name##_lanes){0};                                                       \
             for (int64_t f = 0; f < features; f++) {                                              \
                 name##_lanes vector = *(const name##_lanes *)(vectors + f * step + s);            \
-                _Pragma("GCC unroll 4") for (int r = 0; r < n; r++)                               \
+                UNROLLED(r, n)                                                                    \
                     sum[r] += x[r * FEATURES + f] * vector;                                       \
             }                                                                                     \
             for (int r = 0; r < n; r++)                                                           \

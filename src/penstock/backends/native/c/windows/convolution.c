@@ -96,10 +96,8 @@ INLINED void add_taps(const struct convolution *a, const slice *slices, int64_t 
                       int64_t copied, int64_t at, float *to, int filters, int vectors)
 {
     vector sums[BLOCK * 4];
-#pragma GCC unroll 16
-    for (int f = 0; f < filters; f++)
-#pragma GCC unroll 16
-        for (int v = 0; v < vectors; v++)
+    UNROLLED(f, filters)
+        UNROLLED(v, vectors)
             sums[f * vectors + v] = (vector){0} + (bias ? bias[f] : 0);
     for (int64_t s = 0; s < n_slices; s++) {
         const float *weight = w + slices[s].k * n_taps * a->channels * filters;
@@ -107,20 +105,15 @@ INLINED void add_taps(const struct convolution *a, const slice *slices, int64_t 
         for (int64_t c = 0; c < a->channels; c++, x += copied)
             for (int64_t t = 0; t < n_taps; t++, weight += filters) {
                 vector values[4];
-#pragma GCC unroll 16
-                for (int v = 0; v < vectors; v++)
+                UNROLLED(v, vectors)
                     memcpy(&values[v], x + taps[t] + v * LANES, sizeof(vector));
-#pragma GCC unroll 16
-                for (int f = 0; f < filters; f++)
-#pragma GCC unroll 16
-                    for (int v = 0; v < vectors; v++)
+                UNROLLED(f, filters)
+                    UNROLLED(v, vectors)
                         sums[f * vectors + v] += weight[f] * values[v];
             }
     }
-#pragma GCC unroll 16
-    for (int f = 0; f < filters; f++)
-#pragma GCC unroll 16
-        for (int v = 0; v < vectors; v++)
+    UNROLLED(f, filters)
+        UNROLLED(v, vectors)
             memcpy(to + f * LINES / BLOCK + v * LANES, &sums[f * vectors + v], sizeof(vector));
 }
 

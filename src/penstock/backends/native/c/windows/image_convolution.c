@@ -361,16 +361,16 @@ INLINED void add_taps(const sights *x, int64_t c, int64_t count, const target *t
 #define ADD(some)                                                                                  \
     {                                                                                              \
         vector weights[some * WIDE];                                                               \
-        _Pragma("GCC unroll 8") for (int t = 0; t < some; t++)                                     \
-            _Pragma("GCC unroll 2") for (int j = 0; j < wide; j++)                                 \
+        UNROLLED(t, some)                                                                          \
+            UNROLLED(j, wide)                                                                      \
                 weights[t * wide + j] = LOADED(w + t * x->channels);                               \
-        _Pragma("GCC unroll 32") for (int i = 0; i < (positions - 1) * stride + some; i++)         \
+        UNROLLED(i, (positions - 1) * stride + some)                                               \
         {                                                                                          \
             const float *const seen = columns[k + i] + from;                                       \
-            _Pragma("GCC unroll 2") for (int j = 0; j < wide; j++)                                 \
+            UNROLLED(j, wide)                                                                      \
             {                                                                                      \
                 const vector value = LOADED(seen);                                                 \
-                _Pragma("GCC unroll 8") for (int p = 0; p < positions; p++)                        \
+                UNROLLED(p, positions)                                                             \
                     if (i >= p * stride && i < p * stride + some)                                  \
                         sums[p * wide + j] += value * weights[(i - p * stride) * wide + j];        \
             }                                                                                      \
@@ -396,8 +396,7 @@ INLINED void add_taps(const sights *x, int64_t c, int64_t count, const target *t
         for (; k < n_taps; k++, w += x->channels) {
             const int64_t at = taps[k] - taps[0];
             vector weights[WIDE];
-#pragma GCC unroll 2
-            for (int j = 0; j < wide; j++)
+            UNROLLED(j, wide)
                 weights[j] = LOADED(w);
             EACH(positions, wide) sums[r * wide + j] += LOADED(columns[r * x->stride + at] + from) * weights[j];
         }

@@ -74,8 +74,7 @@ INLINED bytes codes_of_vectors(const bytes *sums, const float *factors, const fl
 {
 #if defined(__SSE2__)
     bytes whole[4];
-#pragma GCC unroll 4
-    for (int v = 0; v < 4; v++)
+    UNROLLED(v, 4)
         whole[v] = V(cvtps_epi32)(V(min_ps)(
             V(add_ps)(V(mul_ps)(V(cvtepi32_ps)(sums[v]), V(loadu_ps)(factors + v * step)),
                       V(loadu_ps)(offsets + v * step)),
@@ -106,8 +105,7 @@ INLINED void codes_of(uint8_t *restrict codes, const int32_t *restrict sums,
 {
     for (int i = 0; i < CHUNK; i += BYTES) {
         bytes four[4];
-#pragma GCC unroll 4
-        for (int v = 0; v < 4; v++) /* not all at once, which is done in shorter vectors */
+        UNROLLED(v, 4) /* not all at once, which is done in shorter vectors */
             memcpy(four + v, sums + i + v * LANES_OF_SUMS, BYTES);
         bytes packed = codes_of_vectors(four, factors + i, offsets + i, LANES_OF_SUMS, b);
 #if defined(__AVX512BW__)
@@ -495,12 +493,12 @@ INLINED int64_t kernel_row(const axis *u, int64_t row, int64_t t)
         const int64_t tall = (rows - 1) * u->stride + (u->kernel - 1) * u->dilation + 1;          \
         for (int i = 0; i < CHUNK; i += BYTES) {                                                  \
             name##_sums sums[LINES * 4];                                                          \
-            _Pragma("GCC unroll 16") for (int j = 0; j < rows * 4; j++)                           \
+            UNROLLED(j, rows * 4)                                                                 \
                 memcpy(sums + j, a->terms + at + j % 4 * (CHUNK / 4) + i / 4, BYTES);             \
             for (int64_t t = 0; t < tall; t++)                                                    \
                 for (int64_t q = 0; q < seen->quads; q++) {                                       \
                     bytes s[4];                                                                   \
-                    _Pragma("GCC unroll 4") for (int j = 0; j < 4; j++)                           \
+                    UNROLLED(j, 4)                                                                \
                         memcpy(s + j, x + t * seen->above + i + seen->taps[4 * q + j], BYTES);    \
                     const bytes low = V(unpacklo_epi8)(s[0], s[1]);                               \
                     const bytes high = V(unpackhi_epi8)(s[0], s[1]);                              \
@@ -508,14 +506,14 @@ INLINED int64_t kernel_row(const axis *u, int64_t row, int64_t t)
                     const bytes high2 = V(unpackhi_epi8)(s[2], s[3]);                             \
                     s[0] = V(unpacklo_epi16)(low, low2), s[1] = V(unpackhi_epi16)(low, low2);     \
                     s[2] = V(unpacklo_epi16)(high, high2), s[3] = V(unpackhi_epi16)(high, high2); \
-                    _Pragma("GCC unroll 4") for (int r = 0; r < rows; r++)                        \
+                    UNROLLED(r, rows)                                                             \
                     {                                                                             \
                         const int64_t ky = kernel_row(u, r, t);                                   \
                         if (ky < 0)                                                               \
                             continue;                                                             \
                         const int8_t *w = a->weights + i +                                        \
                                           ((ky * seen->quads + q) * a->period + at) * QUAD;       \
-                        _Pragma("GCC unroll 4") for (int j = 0; j < 4; j++)                       \
+                        UNROLLED(j, 4)                                                            \
                         {                                                                         \
                             bytes four;                                                           \
                             memcpy(&four, w + j * CHUNK, BYTES);                                  \
@@ -523,7 +521,7 @@ INLINED int64_t kernel_row(const axis *u, int64_t row, int64_t t)
                         }                                                                         \
                     }                                                                             \
                 }                                                                                 \
-            _Pragma("GCC unroll 4") for (int r = 0; r < rows; r++)                                \
+            UNROLLED(r, rows)                                                                     \
             {                                                                                     \
                 const int64_t first = at + i / 4;                                                 \
                 const bytes packed =                                                              \
