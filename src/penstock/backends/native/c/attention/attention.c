@@ -5,9 +5,6 @@
 // Compiler options: -ffp-contract=fast
 #include <float.h>
 #include <string.h>
-#ifdef __SSE__
-#include <immintrin.h>
-#endif
 #include "copies.h"
 #include "floats.h"
 #include "math32.h"
@@ -130,34 +127,9 @@ static inline vector chosen_of(lanes mask, vector a, vector b)
     return (vector)(((lanes)a & mask) | ((lanes)b & ~mask));
 }
 
-static inline vector higher(vector a, vector b)
-{
-#if defined(__AVX512F__)
-    return (vector)_mm512_max_ps((__m512)a, (__m512)b);
-#elif defined(__AVX__)
-    return (vector)_mm256_max_ps((__m256)a, (__m256)b);
-#elif defined(__SSE__)
-    return (vector)_mm_max_ps((__m128)a, (__m128)b);
-#else
-    return chosen_of(a > b, a, b);
-#endif
-}
-
 static inline vector total_of(vector a, vector b)
 {
     return a + b;
-}
-
-static inline vector read(const float *x)
-{
-    vector lanes;
-    memcpy(&lanes, x, sizeof lanes);
-    return lanes;
-}
-
-static inline void write(float *x, vector lanes)
-{
-    memcpy(x, &lanes, sizeof lanes);
 }
 
 /* e^x / 256 for what is not above 0, within a relative error of 4e-7: sums of up to 256 are at most 1. The
@@ -187,7 +159,7 @@ static __attribute__((noinline)) vector read_last(const float *row, int64_t step
     /* Those before come along, and are rotated behind the others. */
     for (int l = 0; l < LANES; l++)
         places[l] = (l + (int)(j + LANES - n)) % LANES;
-    return PERMUTED(read(row + n - LANES), places);
+    return PERMUTED(loaded(row + n - LANES), places);
 }
 
 /* A head and a block of its keys: the arrays of its first elements, of the terms for the first of these keys.
@@ -231,29 +203,29 @@ INLINED void weigh(const struct attention *h, const struct head *of, float *scor
     for (int64_t j = 0; j < wide; j += LANES) {
         vector x[ROWS];
         UNROLLED(i, rows)
-            x[i] = read(scores + i * wide + j);
+            x[i] = loaded(scores + i * wide + j);
         UNROLLED(t, TERMS) {
             const float *term = terms[t];
             int64_t row = steps[t * each], step = steps[t * each + 1];
             if (term && step == 1 && j + LANES <= of->n)
                 UNROLLED(i, rows)
-                    x[i] += read(term + i * row + j);
+                    x[i] += loaded(term + i * row + j);
             else if (term)
                 UNROLLED(i, rows)
                     x[i] += read_last(term + i * row, step, j, of->n);
         }
         UNROLLED(i, rows) {
             x[i] = j + LANES <= of->n ? x[i] : chosen_of(within, x[i], lowest);
-            tops[i] = higher(x[i], tops[i]);
-            write(scores + i * wide + j, x[i]);
+            tops[i] = LARGER(x[i], tops[i]);
+            memcpy(scores + i * wide + j, &x[i], VECTOR_BYTES);
         }
     }
     UNROLLED(i, rows)
-        tops[i] = FOLDED(tops[i], higher);
+        tops[i] = FOLDED(tops[i], LARGER);
     UNROLLED(i, rows)
         for (int64_t j = 0; j < wide; j += LANES) {
-            vector x = weight_of(read(scores + i * wide + j) - tops[i]);
-            write(scores + i * wide + j, x);
+            vector x = weight_of(loaded(scores + i * wide + j) - tops[i]);
+            memcpy(scores + i * wide + j, &x, VECTOR_BYTES);
             totals[i] += x;
         }
     UNROLLED(i, rows) {

@@ -3,17 +3,14 @@
    key with a finite score. Compiled with contraction to fused multiply-add. */
 
 // Compiler options: -ffp-contract=fast
-#include <string.h>
 #include "attention_cache.h"
+#include "floats.h"
 #include "math32.h"
-#include "native.h"
-#include "vectors.h"
 
 /* A block of keys, queries that are computed together, and vectors of values for each of them: sums of
    four queries fill half of the registers. */
-enum { LANES = VECTOR_BYTES / 4, KEYS = 256, TOGETHER = 4, VECTORS = LANES / 4 };
+enum { KEYS = 256, TOGETHER = 4, VECTORS = LANES / 4 };
 
-typedef float vector __attribute__((vector_size(VECTOR_BYTES)));
 typedef int32_t lanes __attribute__((vector_size(VECTOR_BYTES)));
 
 /* Turn a head by the angles of its position. */

@@ -20,6 +20,27 @@ static inline vector loaded(const float *from)
     return v;
 }
 
+/* The larger and the lesser elements of two vectors; those of b where one is NaN. */
+#if defined(__AVX512F__)
+#define LARGER(a, b) (vector) _mm512_max_ps((__m512)(a), (__m512)(b))
+#define LESSER(a, b) (vector) _mm512_min_ps((__m512)(a), (__m512)(b))
+#elif defined(__AVX__)
+#define LARGER(a, b) (vector) _mm256_max_ps((__m256)(a), (__m256)(b))
+#define LESSER(a, b) (vector) _mm256_min_ps((__m256)(a), (__m256)(b))
+#elif defined(__SSE2__)
+#define LARGER(a, b) (vector) _mm_max_ps((__m128)(a), (__m128)(b))
+#define LESSER(a, b) (vector) _mm_min_ps((__m128)(a), (__m128)(b))
+#else
+INLINED vector one_of(vector a, vector b, int smaller)
+{
+    for (int i = 0; i < LANES; i++)
+        a[i] = (smaller ? a[i] < b[i] : a[i] > b[i]) ? a[i] : b[i];
+    return a;
+}
+#define LARGER(a, b) one_of(a, b, 0)
+#define LESSER(a, b) one_of(a, b, 1)
+#endif
+
 /* For fewer floats than are worth a call of memcpy. */
 static inline void copy_floats(float *restrict to, const float *restrict from, int64_t count)
 {

@@ -44,27 +44,6 @@ typedef struct {
     int unfinished; /* whether these are sums that others are added to */
 } target;
 
-#if defined(__AVX512F__)
-#define LARGER(a, b) (vector) _mm512_max_ps((__m512)(a), (__m512)(b))
-#define LESSER(a, b) (vector) _mm512_min_ps((__m512)(a), (__m512)(b))
-#elif defined(__AVX__)
-#define LARGER(a, b) (vector) _mm256_max_ps((__m256)(a), (__m256)(b))
-#define LESSER(a, b) (vector) _mm256_min_ps((__m256)(a), (__m256)(b))
-#elif defined(__SSE2__)
-#define LARGER(a, b) (vector) _mm_max_ps((__m128)(a), (__m128)(b))
-#define LESSER(a, b) (vector) _mm_min_ps((__m128)(a), (__m128)(b))
-#else
-/* The second of two that are not in order, as with the instructions above. */
-INLINED vector one_of(vector a, vector b, int smaller)
-{
-    for (int i = 0; i < LANES; i++)
-        a[i] = (smaller ? a[i] < b[i] : a[i] > b[i]) ? a[i] : b[i];
-    return a;
-}
-#define LARGER(a, b) one_of(a, b, 0)
-#define LESSER(a, b) one_of(a, b, 1)
-#endif
-
 static inline const float *moved(const float *from, int64_t count)
 {
     return from ? from + count : NULL;

@@ -80,37 +80,19 @@ INLINED void add_gate_rows(float *c, int64_t c_step, int64_t next, const float *
         add_gate_block(c + gate * next, c_step, next, a, a_step, b + gate * UNITS, depth, rows, gates, 1, 1);
 }
 
-/* One row with blocks from `first` up to `last`, from the last one on if `down`. */
-INLINED void add_gates_of_row(float *c, int64_t next, const float *a, const float *b, int64_t k,
-                              const int gates, int64_t first, int64_t last, int down)
-{
-    const int together = gates * GATE_VECTORS >= 8 ? 1 : 8 / (gates * GATE_VECTORS);
-    const gate_depth depth = {0, k, k, 0};
-    while (first < last) {
-        int64_t some = last - first < together ? 1 : together, block = down ? last - some : first;
-        const float *weights = b + block * k * gates * UNITS;
-        if (some == together)
-            add_gate_block(c + block * UNITS, 0, next, a, 0, weights, depth, 1, gates, gates, together);
-        else
-            add_gate_block(c + block * UNITS, 0, next, a, 0, weights, depth, 1, gates, gates, 1);
-        first += down ? 0 : some;
-        last -= down ? some : 0;
-    }
-}
-
 /* As add_gate_rows, for blocks from `first` up to `last`: of so few sums that additions would wait for one
    another, several blocks at once. */
 INLINED void add_gate_blocks(float *c, int64_t c_step, int64_t next, const float *a, int64_t a_step,
                              const float *b, gate_depth depth, const int rows, const int gates,
                              int64_t first, int64_t last, int down)
 {
-    const int sums = rows * gates * GATE_VECTORS, few = MOST_SUMS * 2 / 3;
+    const int sums = rows * gates * GATE_VECTORS, few = rows == 1 ? 8 : MOST_SUMS * 2 / 3;
     const int together = 2 * sums > few ? 1 : few / sums;
     while (first < last) {
         int64_t some = last - first < together ? 1 : together, block = down ? last - some : first;
         const float *weights = b + block * depth.k * gates * UNITS;
         float *to = c + block * UNITS;
-        if (together > 1 && some == together)
+        if (some == together && (rows == 1 || together > 1))
             add_gate_block(to, c_step, next, a, a_step, weights, depth, rows, gates, gates, together);
         else
             add_gate_rows(to, c_step, next, a, a_step, weights, depth, rows, gates);
@@ -162,7 +144,7 @@ INLINED void add_gates_of(float *c, int64_t c_step, int64_t next, const float *a
 {
     const int64_t most = gates == 1 ? 4 : gates == 2 ? 2 : 1;
     if (rows == 1) {
-        add_gates_of_row(c, next, a, b, k, gates, first, last, down);
+        add_gate_blocks(c, 0, next, a, 0, b, (gate_depth){0, k, k, 0}, 1, gates, first, last, down);
         return;
     }
     const int64_t deep = NEAR_WEIGHTS / (gates * UNITS);

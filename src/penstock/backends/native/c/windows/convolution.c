@@ -50,15 +50,6 @@ static inline int64_t seen(const axis *v, int64_t transposed, int64_t o, int64_t
     return at < v->size ? at : -1;
 }
 
-/* Lines are too short for a call of memcpy. */
-static inline void copy_line(float *restrict to, const float *restrict from, int64_t begin, int64_t end)
-{
-    for (; begin + LANES <= end; begin += LANES)
-        memcpy(to + begin, from + begin, VECTOR_BYTES);
-    for (; begin < end; begin++)
-        to[begin] = from[begin];
-}
-
 /* The part of a plane that the item at this row and column sees. */
 static void copy_plane(const struct convolution *a, const float *x, int64_t row, int64_t column,
                        float *restrict to)
@@ -78,8 +69,8 @@ static void copy_plane(const struct convolution *a, const float *x, int64_t row,
                     continue;
                 const float *from = x + r * v->size + start;
                 float *restrict line = to + i * length;
-                if (step == 1)
-                    copy_line(line, from, low, high);
+                if (step == 1 && low < high)
+                    copy_floats(line + low, from + low, high - low);
                 else if (step == 2)
                     for (int64_t j = low; j < high; j++)
                         line[j] = from[2 * j];
