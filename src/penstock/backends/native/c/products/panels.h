@@ -81,17 +81,20 @@ INLINED void put_vectors(vector *sums, const target *to, float *y, const float *
 {
     const int64_t step = to->step, addend_step = to->addend_step;
     const activation *const f = &to->activation;
-    const vector none = {0}, one = none + 1;
+    const vector none = {0};
 #define COUNT (j + 1 < vectors ? LANES : rest)
 #define OWN sums[r * vectors + j]
     if (addend)
         EACH(rows, vectors) OWN += load_some(addend + r * addend_step + j * LANES, COUNT);
     if (f->slopes)
-        EACH(rows, vectors)
-            OWN = LARGER(none, OWN) + LESSER(none, OWN) * load_some(f->slopes + column + j * LANES, COUNT);
+        UNROLLED(j, vectors) {
+            const vector slopes = load_some(f->slopes + column + j * LANES, COUNT);
+            UNROLLED(r, rows)
+                OWN = LARGER(none, OWN) + LESSER(none, OWN) * slopes;
+        }
     if (f->gate)
         EACH(rows, vectors)
-            OWN = OWN * LESSER(one, LARGER(none, OWN * f->gate + f->offset)) * f->factor + f->term;
+            OWN = OWN * LESSER(none + 1, LARGER(none, OWN * f->gate + f->offset)) * f->factor + f->term;
     if (f->low > -INFINITY)
         EACH(rows, vectors) OWN = LARGER(none + f->low, OWN);
     if (f->high < INFINITY)
