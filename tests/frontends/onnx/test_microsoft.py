@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
 import penstock as ps
@@ -14,6 +15,7 @@ from penstock.core.errors import InvalidModel, Unsupported
 from penstock.frontends.onnx.importer import load_onnx
 from penstock.frontends.onnx.upgrades import microsoft_rules
 from penstock.ops.registry import MICROSOFT
+from tests.ops.harness import unsaturated
 from tests.support.contrib import check_contrib, contrib_model
 
 F32 = np.float32
@@ -26,7 +28,7 @@ def draw(*shape: int, dtype: Any = F32) -> np.ndarray:
 
 def codes(dtype: Any, *shape: int) -> np.ndarray:
     info = np.iinfo(dtype)
-    return rng.integers(info.min, info.max, shape, endpoint=True).astype(dtype)
+    return unsaturated(rng.integers(info.min, info.max, shape, endpoint=True).astype(dtype))
 
 
 def scales(*shape: int) -> np.ndarray:
@@ -227,7 +229,12 @@ def test_matmul_fp_q4_matches_onnx_runtime(kind: int, n: int, k: int) -> None:
     blob[..., :4] = scales(*blob.shape[:2], 1).view(np.uint8)
     blob[..., 4] &= 15
     inputs = [draw(2, 4, k), blob.reshape(-1), np.array([k, n])]
-    check_contrib("MatMulFpQ4", inputs, {"blk_quant_type": kind}, constants=[1, 2])
+    try:
+        check_contrib("MatMulFpQ4", inputs, {"blk_quant_type": kind}, constants=[1, 2])
+    except onnxruntime.capi.onnxruntime_pybind11_state.Fail as error:
+        if "not yet supported on this hardware platform" not in str(error):
+            raise
+        pytest.skip("ONNX Runtime's kernel needs AVX-512")
 
 
 # Normalization and embedding.

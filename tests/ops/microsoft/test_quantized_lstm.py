@@ -7,7 +7,7 @@ import pytest
 
 from penstock.core.types import FLOAT32, ShapeError, TensorType
 from penstock.ops import find
-from tests.ops.harness import check_node
+from tests.ops.harness import check_node, unsaturated
 
 T, B, H, WIDTH = 5, 3, 6, 4
 MS: dict[str, Any] = {"domain": "com.microsoft", "opset": 1}
@@ -21,7 +21,7 @@ def inputs(
 ) -> list[Any]:
     def codes(*shape: int) -> np.ndarray:
         info = np.iinfo(dtype)
-        return rng.integers(info.min, info.max, shape, endpoint=True).astype(dtype)
+        return unsaturated(rng.integers(info.min, info.max, shape, endpoint=True).astype(dtype))
 
     shape = (directions, 4 * H) if channels else (directions,)
     # Zero points in the middle, or weights would all be of one sign.

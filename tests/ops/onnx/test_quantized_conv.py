@@ -7,7 +7,7 @@ import pytest
 
 from penstock.core.types import ShapeError, TensorType
 from penstock.ops import find
-from tests.ops.harness import check_node
+from tests.ops.harness import check_node, unsaturated
 
 F32, I8, U8, I32 = (np.dtype(t) for t in (np.float32, np.int8, np.uint8, np.int32))
 ATTRS: list[dict[str, Any]] = [
@@ -23,7 +23,7 @@ rng = np.random.default_rng(5)
 
 def codes(dtype: np.dtype, *shape: int, spread: int = 128) -> np.ndarray:
     middle = 0 if dtype == I8 else 128
-    return np.asarray(rng.integers(middle - spread, middle + spread, shape), dtype)
+    return unsaturated(np.asarray(rng.integers(middle - spread, middle + spread, shape), dtype))
 
 
 def scales(*shape: int, low: float = 0.01) -> np.ndarray:
