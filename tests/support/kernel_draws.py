@@ -655,7 +655,7 @@ def _image(
     dims = (filters, channels // group) if "Transpose" not in name else (channels, filters // group)
     batch = rng.pick(1, 1, 2, 3)
     # Groups of few channels are multiplied together, by zeros where they do not belong.
-    wild = wild if group in (1, channels) else 0
+    wild = wild if group == 1 or group == channels == filters else 0
     x = rng.numbers((batch, channels, *sizes), dtype, wild)
     # Transposed convolutions multiply some weights by zeros between elements.
     wild = 0 if "Transpose" in name else wild
