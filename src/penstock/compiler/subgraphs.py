@@ -148,6 +148,7 @@ class Subgraphs:
         try:
             values = request.subgraph.values(feeds)
         except (KeyError, TypeError):  # perhaps other values of the model than its inputs
+            feeds = dict(feeds)  # as they are now: another thread may change them
             request = self._request(feeds, fetches, targets)
             values = request.subgraph.values(feeds)
         return request, request.subgraph.key(values), values
