@@ -72,7 +72,7 @@ INLINED void add_products(vector *sums, const float *x, int64_t k, int i, const 
 #define ADD(operation, number)                                                                     \
     __asm__("vbroadcastss %c[at](%[x],%[k],4), %[all]\n\t" ADD_##number(operation)                 \
             : [all] "=&v"(all), SUMS_##number                                                      \
-            : COLUMNS_##number, [x] "r"(x), [k] "r"(k), [at] "i"(4 * i), "m"(*x))
+            : COLUMNS_##number, [x] "r"(x), [k] "r"(k), [at] "i"(4 * i), "m"(*(const float(*)[])x))
 #define OF(number)                                                                                 \
     if (vectors == number && pairs)                                                                \
         ADD("vdpbf16ps", number);                                                                  \
