@@ -42,7 +42,8 @@ class Job:
     that many threads run the session at once; else runs are timed one by one. A job with ``once``
     ends after the first run. ``fed_back``: the inputs that are fed an output of the run before,
     with the index of the output, until the caches that they are have grown by ``STEPS`` rows.
-    With ``seconds``, runs are timed one by one for so long, after as long a warm-up.
+    With ``seconds``, runs are timed one by one for so long, after as long a warm-up. ``checkout``
+    is a folder of this project whose Penstock is measured instead of the one that is imported here.
     """
 
     engine: str
@@ -55,6 +56,7 @@ class Job:
     once: bool = False
     fed_back: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
+    checkout: str | None = None
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,8 @@ def measure(job: Job, cache: Path) -> Trial:
     # What an earlier process, or the user, has profiled is no part of what is measured.
     with tempfile.TemporaryDirectory() as costs:
         variables = {**environment(cache), "PENSTOCK_CACHE": costs}
+        if job.checkout:  # before site-packages, which name the folder of this one
+            variables["PYTHONPATH"] = str(Path(job.checkout, "src"))
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, cwd=ROOT, env=variables, timeout=TIMEOUT

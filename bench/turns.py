@@ -26,7 +26,6 @@ from bench.tables import Row, disagreement
 from bench.trial import Job, Trial, measure
 
 Rows = dict[str, Row]  # by what tells a row from the others of its table
-SAVING_S = 5.0  # writing many rows takes as long as a short row
 SAVING_S = 5.0  # between two writes of the file, which many rows make long
 UNFINISHED = 75  # exit status: turns are missing, call again (EX_TEMPFAIL of sysexits.h)
 
