@@ -70,8 +70,9 @@ print(*[bytes_of({path!r}, what) for what in ("Rss", "Pss", "Anonymous")])
 def test_processes_share_the_weights_of_a_file(path: Path, backends: Any) -> None:
     if backends and not {*backends} <= {*available()}:
         pytest.skip("not built")
-    model = model_from_text("g (float[8, 1024] x) => (float[8, 2048] y) { y = MatMul(x, w) }")
-    weights = np.random.default_rng(3).standard_normal((1024, 2048)).astype(np.float32)
+    model = model_from_text("g (float[8, 1024] x) => (float[8, 4096] y) { y = MatMul(x, w) }")
+    # 16 MiB: buffers of OpenBLAS take 4 MiB where it has kernels for AVX-512.
+    weights = np.random.default_rng(3).standard_normal((1024, 4096)).astype(np.float32)
     model.graph.initializer.append(numpy_helper.from_array(weights, "w"))
     ps.compile(model, threads=1, backends=backends, shapes={"x": (8, 1024)}).save(path)
     command = [sys.executable, "-c", _PAGES_OF_WEIGHTS.format(path=str(path))]
