@@ -13,11 +13,12 @@ of the zoo's exporters writes them, or any others:
     python -m bench.kernels --collect .cache/models .cache/zoo-1/torchvision
 
 "penstock-native" has the backends native and numpy, "onednn" the primitives of ``bench.onednn``;
-cases that oneDNN does not compute have no ratio to it. A kernel's time is that of its step without
-steps that bring tensors into another layout: in a network the kernel before writes the layout that
-is wanted. Convolutions and other operations on images are therefore timed on images with their
-channels innermost, which Penstock's kernels prefer; oneDNN's may be in the layout that it chooses.
-Runs are of the operation alone, on images with their channels before their rows.
+cases that oneDNN does not compute have no ratio to it. A kernel's time is that of its step, called
+alone as the primitive is, without steps that bring tensors into another layout: in a network the
+kernel before writes the layout that is wanted. Convolutions and other operations on images are
+therefore timed on images with their channels innermost, which Penstock's kernels prefer; oneDNN's
+may be in the layout that it chooses. Runs are of the operation alone, on images with their channels
+before their rows.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ def figures(case: Case, row: Row) -> Figures:
 
 def trial_of(run: Outcome, within: Outcome, has_layout: bool) -> Trial:
     """What a turn of an engine measured: a run, and the time inside of kernels, which is that of
-    the model ``within`` which they were observed. With ``has_layout`` that transposes images."""
+    the model ``within``, each called alone. With ``has_layout`` that transposes images."""
     if run.error or within.error:
         return Trial(error=run.error or within.error)
     every = within.spent.get("case", ())
@@ -145,11 +146,9 @@ def trial_of(run: Outcome, within: Outcome, has_layout: bool) -> Trial:
     spent = [each for each in every if each.operation not in others]
     if not spent:
         return Trial(minimum=run.runs["case"])
-    inside, whole = (sum(each.seconds for each in steps) for steps in (spent, every))
     return Trial(
         minimum=run.runs["case"],
-        # Short steps take longer while they are observed, and others interrupt long ones.
-        inside=inside * min(1, within.runs["case"] / whole),
+        inside=sum(each.seconds for each in spent),
         flops=sum(each.flops for each in spent),
         backends=sorted({each.backend for each in spent}),
     )
@@ -176,10 +175,11 @@ class Sweep:
                 continue
             (self.folder / engine).mkdir(exist_ok=True)
             profiled, worker = engine in (NATIVE, ONEDNN), self.workers[engine, row.threads]
+            alone = replace(alone, profiled=profiled, alone=True)
             outputs = None if turn else str(self.folder / engine)
-            run = observed = worker.work(replace(alone, outputs=outputs, profiled=profiled))
+            run = observed = worker.work(replace(alone, outputs=outputs))
             if engine == NATIVE and case.has_layout:
-                observed = worker.work(replace(within, profiled=True))
+                observed = worker.work(replace(within, profiled=True, alone=True))
             trials.append(trial_of(run, observed, case.has_layout))
         if not turn:
             self._compare(row)
@@ -223,7 +223,12 @@ def markdown(rows: Rows, cases: Sequence[Case], peak: float, busy: float) -> lis
     """The page; ``peak``: operations of a core in a second, of which the rows may show more."""
     keys = {key_of(c, n): (c, n) for n, c in product(THREADS, cases)}
     every = [figures(c, rows[key]) for key, (c, n) in keys.items() if key in rows]
-    fastest = [f.flops_per_s for f in every if f.threads == 1 and f.flops_per_s]
+    # Others have operations that are counted and left out: those on padding.
+    fastest = [
+        f.flops_per_s
+        for f in every
+        if f.threads == 1 and f.flops_per_s and f.case.family == "product many rows"
+    ]
     peak = max([peak, *fastest])
     lines = [
         "# Kernels",

@@ -40,8 +40,8 @@ class Job:
     """Load the model of ``path``, and run it once on each of ``cases``, files of feeds by name.
 
     Outputs are written to the folder ``outputs``, if there is one. Each case is then timed for
-    ``seconds``, if that is not 0. ``profiled``: also tell which steps take the time. The model is
-    loaded up to ``loads`` times. ``of_processor``: runs, which must have one thread, are timed by
+    ``seconds``, if that is not 0. ``profiled``: also tell which steps take the time, those of runs
+    or, with ``alone``, each kernel called by itself. The model is loaded up to ``loads`` times. ``of_processor``: runs, which must have one thread, are timed by
     the processor's seconds, in which no other process has its turn.
     """
 
@@ -51,6 +51,7 @@ class Job:
     outputs: str | None = None
     seconds: float = 0.0
     profiled: bool = False
+    alone: bool = False
     loads: int = MOST_LOADS
     of_processor: bool = False
 
@@ -148,7 +149,7 @@ def do(engine: Engine, job: Job) -> Outcome:
             if job.seconds:
                 outcome.runs[name] = _time(partial(run, feeds), job)
             if job.profiled:
-                outcome.spent[name] = _spent(engine, feeds, job.seconds)
+                outcome.spent[name] = _spent(engine, feeds, job)
     except Exception as error:
         outcome.error = shortened(error)
     return outcome
@@ -178,15 +179,17 @@ def _time(run: Callable[[], Any], job: Job) -> float:
         gc.enable()
 
 
-def _spent(engine: Any, feeds: Feeds, seconds: float) -> list[Spent]:
-    """Where runs that take ``seconds`` together, or a few runs, spend their time."""
+def _spent(engine: Any, feeds: Feeds, job: Job) -> list[Spent]:
+    """Where runs that take the seconds of a job together, or a few runs, spend their time."""
     if isinstance(engine, OneDnn):
-        return [Spent("onednn", "case", engine.operation.seconds(seconds), 0)]
+        return [Spent("onednn", "case", engine.operation.seconds(job.seconds), 0)]
+    from bench.zoo.alone import KernelsAlone
     from penstock.observers.profile import Profile
     from penstock.plan.step_facts import step_facts
 
-    profile, end = Profile(), time.perf_counter() + seconds
-    while profile.runs < PROFILED_RUNS or time.perf_counter() < end:
+    profile = KernelsAlone(job.seconds) if job.alone else Profile()
+    runs, end = 1 if job.alone else PROFILED_RUNS, time.perf_counter() + job.seconds
+    while profile.runs < runs or (not job.alone and time.perf_counter() < end):
         engine.session.run(feeds, observers=[profile])
     sums: dict[tuple[str, str], tuple[float, int]] = defaultdict(lambda: (0.0, 0))
     for entry in profile:
