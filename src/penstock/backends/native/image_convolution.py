@@ -484,9 +484,10 @@ def _of_all_channels(
     def of_block(most: int, room: int) -> NativeCall:
         panels = math.ceil(every / PANEL) * groups * phases
         blocks = blocks_of_rows(positions, panels, min(most, BLOCK))
-        # A multiple of the rows of a tile, if there is room.
-        block = math.ceil(positions / blocks)
-        block = min(math.ceil(block / _TILE) * _TILE, most, BLOCK)
+        # Whole lines, or else whole tiles, if there is room.
+        block, most = math.ceil(positions / blocks), min(most, BLOCK)
+        unit = columns.positions if columns.positions <= most else _TILE
+        block = min(math.ceil(block / unit) * unit, most // unit * unit or most)
         items = math.ceil(positions / block) * panels
         work = Workload("image", flops=2 * k * min(every, PANEL) * block)
         numbers = channels, filters, block, int(is_run), room

@@ -38,7 +38,8 @@ static int dense(const void *arguments, int64_t begin, int64_t end)
                           NO_ACTIVATION, count, 0};
         for (int64_t r = 0; r < rows; r++)
             from[r] = a->x + (row + r) * a->inner;
-        multiply_panel((operands){from, NULL, BLOCK, 1, 0, a->inner, a->pairs != NULL}, rows, w, width, next, &y, count);
+        const operands x = {from, NULL, BLOCK, 1, 0, a->inner, a->pairs != NULL, 0};
+        multiply_panel(x, rows, w, width, next, &y, count);
         const int64_t ready = column + count;
         if (a->follows && (panel + 1 == panels || item + 1 == end || ready - seen == program.tile)) {
             run_in_rows(&program, row, rows, seen, ready);

@@ -78,12 +78,22 @@ INLINED void add_products(vector *sums, const float *x, int64_t k, int i, const 
         ADD("vdpbf16ps", number);                                                                  \
     else if (vectors == number)                                                                    \
         ADD("vfmadd231ps", number)
+#if defined(__AVX512F__)
+/* What is used once is no more work as an operand in memory. */
+#define ONE(operation)                                                                             \
+    __asm__(operation " %c[at](%[x],%[k],4)%{1to16%}, %[c0], %[s0]"                                \
+            : SUMS_1                                                                               \
+            : COLUMNS_1, [x] "r"(x), [k] "r"(k), [at] "i"(4 * i), "m"(*(const float(*)[])x))
+    if (vectors == 1 && pairs)
+        ONE("vdpbf16ps");
+    else if (vectors == 1)
+        ONE("vfmadd231ps");
+    OF(4);
+#else
     OF(1);
+#endif
     OF(2);
     OF(3);
-#if defined(__AVX512F__)
-    OF(4);
-#endif
 #undef OF
 #else
     UNROLLED(j, vectors)
@@ -113,6 +123,8 @@ INLINED void multiply(operands x, const float *panel, int64_t width, const float
 {
     /* A single vector has two sums of each row, since one would wait for the multiplication before. */
     enum { ODD = SUMS / 2 };
+    /* Of three vectors, GCC copies sums from one register to another between the forms of the loop. */
+    const int ends = BY_WIDTH(vectors != 3 && rows > 2, 0, 0);
     const int64_t depth = x.depth;
     float *y = to->y;
     const float *addend = to->addend;
@@ -126,14 +138,30 @@ INLINED void multiply(operands x, const float *panel, int64_t width, const float
                 own[i] = (vector){0};
             if (!to->unfinished)
                 fetch_rows(to, y + column, moved(addend, column), rows, vectors);
-#define STEP(i)                                                                                    \
+#define STEP(i, low, high)                                                                         \
     {                                                                                              \
         vector some[MOST_VECTORS];                                                                 \
         UNROLLED(j, vectors) some[j] = loaded(w + j * LANES);                                      \
         UNROLLED(r, rows)                                                                          \
-            add_products(own + (vectors == 1) * (i) % 2 * ODD + r * vectors, at[r], k, i, some,    \
-                         vectors, pairs);                                                          \
+            if (r >= (low) && r < (high))                                                          \
+                add_products(own + (vectors == 1) * (i) % 2 * ODD + r * vectors, at[r], k, i,      \
+                             some, vectors, pairs);                                                \
         w += width;                                                                                \
+    }
+/* A part of the rows from `low` on, and below `high`. */
+#define PART(low, high)                                                                            \
+    {                                                                                              \
+        int64_t k = 0;                                                                             \
+        for (; k + 4 <= depth; k += 4) {                                                           \
+            for (int64_t i = 0; i < lines; i++, next += LINE)                                      \
+                __builtin_prefetch(next, 0, 2);                                                    \
+            STEP(0, low, high)                                                                     \
+            STEP(1, low, high)                                                                     \
+            STEP(2, low, high)                                                                     \
+            STEP(3, low, high)                                                                     \
+        }                                                                                          \
+        for (; k < depth; k++)                                                                     \
+            STEP(0, low, high)                                                                     \
     }
             for (int64_t part = 0; part < x.parts; part++) {
                 const float *const *of_part = x.rows + part * x.apart, *at[ROWS];
@@ -143,18 +171,15 @@ INLINED void multiply(operands x, const float *panel, int64_t width, const float
                 }
                 UNROLLED(r, rows)
                     at[r] = of_part[r] + x.begin;
-                int64_t k = 0;
-                for (; k + 4 <= depth; k += 4) {
-                    for (int64_t i = 0; i < lines; i++, next += LINE)
-                        __builtin_prefetch(next, 0, 2);
-                    STEP(0)
-                    STEP(1)
-                    STEP(2)
-                    STEP(3)
-                }
-                for (; k < depth; k++)
-                    STEP(0)
+                /* At the edges of an image, the first or the last row of a tile is often outside. */
+                if (ends && of_part[0] == x.zeros)
+                    PART(1, rows)
+                else if (ends && of_part[rows - 1] == x.zeros)
+                    PART(0, rows - 1)
+                else
+                    PART(0, rows)
             }
+#undef PART
 #undef STEP
             f->next = next;
 #pragma GCC unroll 16
@@ -208,16 +233,22 @@ static inline int64_t tiles_of(int64_t rows, int64_t vectors)
 static void multiply_columns(const operands *x, int64_t rows, const float *w, int64_t width, const float *before,
                              const target *to, fetching *f, int64_t column, int64_t end, int64_t vectors)
 {
-    const int64_t tiles = tiles_of(rows, vectors), more = rows % tiles;
+    /* Tiles of few rows, which short lines would have, do more for each of their rows; of narrow vectors, they
+       have so few sums that one addition waits for another. */
+    const int by_line = BY_WIDTH(x->line && 2 * x->line >= 7 * tiles_of(x->line, vectors), 0, 0);
+    int64_t line = by_line ? x->line : rows;
+    int64_t tiles = tiles_of(line, vectors);
+    const int64_t more = line % tiles;
+    if (!more)
+        tiles *= rows / line, line = rows;
     operands some = *x;
-    /* Some tiles have a row more than the others. */
-    for (int64_t one = 1, row = 0, number, each; one >= 0; one--, row += number * each) {
-        number = one ? more : tiles - more, each = rows / tiles + one;
+    /* Some tiles of a line have a row more than the others. */
+    for (int64_t row = 0, one = more > 0, number, each; row < rows; row += number * each, one = !one && more) {
+        number = one ? more : tiles - more, each = line / tiles + one;
         const target part = part_of(to, row, 0);
         some.rows = x->rows + row;
-        if (number)
-            multiply_some(&some, w, width, moved(before, row * width), &part, f, column, end, number, each,
-                          vectors);
+        multiply_some(&some, w, width, moved(before, row * width), &part, f, column, end, number, each,
+                      vectors);
     }
 }
 

@@ -17,11 +17,13 @@
 enum { PANEL = 64, GRAIN = 16, BLOCK = 192 }; /* BLOCK: rows of a product, at most */
 
 /* Rows of x: the addresses of each part of them, [part][apart], and where in a part to begin; parts at `zeros`
-   need not be multiplied. With `pairs`, all numbers are pairs of bfloat16. */
+   need not be multiplied. With `pairs`, all numbers are pairs of bfloat16. Where rows are whole lines of an
+   image, `line` of each, tiles do not begin in one and end in another, if that is not 0. */
 typedef struct {
     const float *const *rows, *zeros;
     int64_t apart, parts, begin, depth;
     int pairs;
+    int64_t line;
 } operands;
 
 /* Values below 0 are multiplied by the slope of their column, if there are slopes; all by a bounded linear

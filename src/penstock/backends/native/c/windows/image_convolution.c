@@ -293,7 +293,8 @@ static int image_convolution(const void *arguments, int64_t begin, int64_t end)
             find_rows(a, &f, first, count,
                       (view){dense ? 0 : channel, a->channels, a->block, rows, copy});
         known = of;
-        const operands x = {rows, zeros, a->block, parts, dense ? channel : 0, depth, a->pairs != NULL};
+        const operands x = {rows, zeros, a->block, parts, dense ? channel : 0, depth, a->pairs != NULL,
+                            parts > 1 && a->block % f.counts[2] == 0 ? f.counts[2] : 0};
         const float *next = item + 1 < end ? w + width * k : a->weights;
         const target apart = {sums, PANEL, a->bias + group * padded + column, NULL, 0, NO_ACTIVATION, 0, 0};
         /* Where the positions of several lines are not equally far apart, each line is a product. */
