@@ -53,6 +53,14 @@ def test_matmul_is_close_to_numpy(shapes, constants, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("columns", [3, 20, 64])
+@pytest.mark.parametrize("rows", [*range(2, 27), 196])
+def test_matmul_with_any_tiles_of_rows_is_close_to_numpy(rows, columns, dtype):
+    inputs = [numbers(dims, dtype) for dims in [(2, rows, 9), (2, 9, columns)]]
+    check(node_of("MatMul", inputs), inputs, ROUNDING)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("term", [None, (), (6,), (5, 1), (5, 6), (1, 6)])
 @pytest.mark.parametrize("transposed", [(0, 0), (0, 1), (1, 0)])
 def test_gemm_is_close_to_numpy(transposed, term, dtype):

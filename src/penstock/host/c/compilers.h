@@ -8,6 +8,12 @@
 /* A loop over i from 0 on to a constant, without a jump: elements of arrays at i may be in registers. */
 #define UNROLLED(i, count) _Pragma("GCC unroll 64") for (int i = 0; i < (count); i++)
 
+/* pointer += step, in this register: compilers would have a register for each address that is a sum of it
+   and of numbers that stay the same. */
+#define ADVANCE(pointer, step) \
+    pointer += step;           \
+    __asm__("" : "+r"(pointer))
+
 /* SHUFFLE: the elements of two vectors at these places, constants; `lanes` is a type of vectors of integers
    as wide. PERMUTED: those of one vector at the places that another has, modulo their number. TO_INT: a
    float as the nearest int. IVDEP: iterations of the loop that follows do not depend on one another.

@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 #include <string.h>
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 #include "native.h"
@@ -14,8 +14,17 @@
 /* Registers have room for so many sums of a tile, of so many vectors at most. */
 enum { PANEL = 32, TILE_SUMS = BY_WIDTH(24, 12, 12), TILE_VECTORS = 4 };
 
+/* The first `count` lanes of a vector, or all, as instructions for some of them take it. */
+#if defined(__AVX512F__)
+#define SOME(count) (__mmask16)((1u << smaller(count, OF(LANES)) * sizeof(REAL) / 4) - 1)
+#elif defined(__AVX2__)
+#define SOME(count)                                                              \
+    _mm256_cmpgt_epi32(_mm256_set1_epi32((int)(count) * (int)(sizeof(REAL) / 4)), \
+                       _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7))
+#endif
+
 /* Those of float have plain names. */
-#define MOST_ROWS 8
+#define MOST_ROWS 12
 #define REAL float
 #define OF(name) name
 #include "products_of.h"

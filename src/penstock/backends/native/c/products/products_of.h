@@ -20,38 +20,37 @@ static inline OF(vector) OF(loaded)(const REAL *from)
 INLINED OF(vector) OF(load_lanes)(const REAL *from, int64_t count)
 {
 #if defined(__AVX512F__)
-    if (__builtin_constant_p(count) && count >= OF(LANES))
-        return OF(loaded)(from);
-    const uint32_t some = (1u << smaller(count, OF(LANES))) - 1;
-    return sizeof(REAL) == 4 ? (OF(vector))_mm512_maskz_loadu_epi32((__mmask16)some, from)
-                             : (OF(vector))_mm512_maskz_loadu_epi64((__mmask8)some, from);
+    if (!__builtin_constant_p(count) || count < OF(LANES))
+        return (OF(vector))_mm512_maskz_loadu_epi32(SOME(count), from);
+#elif defined(__AVX2__)
+    if (count < OF(LANES))
+        return (OF(vector))_mm256_maskload_epi32((const int *)from, SOME(count));
 #else
-    if (count >= OF(LANES))
-        return OF(loaded)(from);
     OF(vector) v = {0};
-    for (int64_t l = 0; l < count; l++)
+    for (int64_t l = 0; count < OF(LANES) && l < count; l++)
         v[l] = from[l];
-    return v;
+    if (count < OF(LANES))
+        return v;
 #endif
+    return OF(loaded)(from);
 }
 
 INLINED void OF(store_lanes)(REAL *to, OF(vector) v, int64_t count)
 {
 #if defined(__AVX512F__)
-    const uint32_t some = (1u << smaller(count, OF(LANES))) - 1;
-    if (__builtin_constant_p(count) && count >= OF(LANES))
-        memcpy(to, &v, sizeof v);
-    else if (sizeof(REAL) == 4)
-        _mm512_mask_storeu_epi32(to, (__mmask16)some, (__m512i)v);
+    if (!__builtin_constant_p(count) || count < OF(LANES))
+        _mm512_mask_storeu_epi32(to, SOME(count), (__m512i)v);
     else
-        _mm512_mask_storeu_epi64(to, (__mmask8)some, (__m512i)v);
+#elif defined(__AVX2__)
+    if (count < OF(LANES))
+        _mm256_maskstore_epi32((int *)to, SOME(count), (__m256i)v);
+    else
 #else
+    for (int64_t l = 0; count < OF(LANES) && l < count; l++)
+        to[l] = v[l];
     if (count >= OF(LANES))
-        memcpy(to, &v, sizeof v);
-    else
-        for (int64_t l = 0; l < count; l++)
-            to[l] = v[l];
 #endif
+        memcpy(to, &v, sizeof v);
 }
 
 /* y = a b, or y += a b with `adds`, for vectors of columns, of whose last one `last` are stored. */
@@ -62,82 +61,74 @@ typedef struct {
     int adds;
 } OF(tile);
 
-/* For numbers of rows and vectors that are constants. Few sums are divided in up to four each, since one
-   would wait for the multiplication before; those of several rows do not depend on how many. */
-INLINED void OF(multiply)(const OF(tile) *t, int rows, int vectors)
+/* `tiles` tiles, one below the other, of numbers of rows and vectors that are constants. Few sums are divided
+   in up to four each, since one would wait for the multiplication before; those of several rows do not depend
+   on how many. There are too few registers for the address of each row: one is for three of them. */
+INLINED void OF(multiply)(OF(tile) *t, int64_t tiles, int rows, int vectors)
 {
     const int ways = rows == 1 ? (vectors > 2 ? 2 : 4) : vectors == 1 ? 2 : 1, size = rows * vectors;
-    const int64_t a_inner = t->a_inner, b_inner = t->b_inner, last = t->last;
-    OF(vector) sums[TILE_SUMS];
-    const REAL *at[MOST_ROWS], *b = t->b;
-    UNROLLED(i, TILE_SUMS)
-        sums[i] = (OF(vector)){0};
-    UNROLLED(r, rows)
-        at[r] = t->a + r * t->a_row;
-    int64_t left = t->inner, k = 0;
-#define STEP(i)                                                                                    \
+    const int64_t a_row = t->a_row, a_inner = t->a_inner, b_inner = t->b_inner, y_row = t->y_row;
+    for (; tiles > 0; tiles--, t->a += rows * a_row, t->y += rows * y_row) {
+        OF(vector) sums[TILE_SUMS];
+        const REAL *at[(MOST_ROWS + 2) / 3], *b = t->b;
+        UNROLLED(i, TILE_SUMS)
+            sums[i] = (OF(vector)){0};
+        UNROLLED(i, (rows + 2) / 3)
+            at[i] = t->a + 3 * i * a_row;
+        int64_t left = t->inner;
+#define STEP(way)                                                                                  \
     {                                                                                              \
         OF(vector) columns[TILE_VECTORS];                                                          \
-        UNROLLED(j, vectors) columns[j] =                                                          \
-            OF(loaded)(b + j * OF(LANES));                                                         \
+        UNROLLED(j, vectors) columns[j] = OF(loaded)(b + j * OF(LANES));                           \
         UNROLLED(r, rows)                                                                          \
             UNROLLED(j, vectors)                                                                   \
-                sums[(i) % ways * size + r * vectors + j] += at[r][k] * columns[j];                \
-        k += a_inner;                                                                              \
+                sums[(way) * size + r * vectors + j] += at[r / 3][r % 3 * a_row] * columns[j];     \
+        UNROLLED(i, (rows + 2) / 3) { ADVANCE(at[i], a_inner); }                                   \
         b += b_inner;                                                                              \
     }
-    for (; left >= ways; left -= ways) {
-        STEP(0)
-        if (ways > 1)
-            STEP(1)
-        if (ways > 2) {
-            STEP(2)
-            STEP(3)
-        }
-    }
-    for (; left > 0 && ways > 1; left--)
-        STEP(0)
+        for (; left >= ways; left -= ways)
+            UNROLLED(way, ways)
+                STEP(way)
+        for (; left > 0 && ways > 1; left--)
+            STEP(0)
 #undef STEP
 #pragma GCC unroll 16
-    for (int i = size; i < ways * size; i++)
-        sums[i % size] += sums[i];
-    REAL *y = t->y;
-    const int64_t y_row = t->y_row;
+        for (int i = size; i < ways * size; i++)
+            sums[i % size] += sums[i];
 #define EACH(expression)                                                                           \
     UNROLLED(r, rows)                                                                              \
-        UNROLLED(j, vectors)                                                                       \
-    {                                                                                              \
-        REAL *to = y + r * y_row + j * OF(LANES);                                                  \
-        const int64_t count = j + 1 < vectors ? OF(LANES) : last;                                  \
-        expression;                                                                                \
-    }
-    if (t->adds)
-        EACH(sums[r * vectors + j] += OF(load_lanes)(to, count))
-    EACH(OF(store_lanes)(to, sums[r * vectors + j], count))
+        UNROLLED(j, vectors) {                                                                     \
+            REAL *to = t->y + r * y_row + j * OF(LANES);                                           \
+            const int64_t count = j + 1 < vectors ? OF(LANES) : t->last;                           \
+            expression;                                                                            \
+        }
+        if (t->adds)
+            EACH(sums[r * vectors + j] += OF(load_lanes)(to, count))
+        EACH(OF(store_lanes)(to, sums[r * vectors + j], count))
 #undef EACH
+    }
 }
 
 /* For any number of rows, and at most TILE_VECTORS. */
-static void OF(multiply_rows)(OF(tile) t, int64_t rows, int64_t vectors)
+__attribute__((noinline)) static void OF(multiply_rows)(OF(tile) t, int64_t rows, int64_t vectors)
 {
     const int64_t most = smaller(MOST_ROWS, TILE_SUMS / (vectors > 1 ? vectors : 2));
-    for (int64_t tiles = (rows + most - 1) / most, count; tiles > 0; tiles--) {
-        count = (rows + tiles - 1) / tiles;
+    const int64_t tiles = (rows + most - 1) / most, more = rows % tiles;
+    /* Some tiles have a row more than the others. */
+    for (int64_t one = 1; one >= 0; one--) {
 #define TILE(rows, vectors)                                                                        \
     case rows * 8 + vectors:                                                                       \
-        if (rows <= MOST_ROWS && rows * (vectors > 1 ? vectors : 2) <= TILE_SUMS && vectors <= TILE_VECTORS)                                     \
-            OF(multiply)(&t, rows, vectors);                                                       \
+        if (rows <= MOST_ROWS && rows * (vectors > 1 ? vectors : 2) <= TILE_SUMS && vectors <= TILE_VECTORS) \
+            OF(multiply)(&t, one ? more : tiles - more, rows, vectors);                            \
         break;
 #define TILES(rows) TILE(rows, 1) TILE(rows, 2) TILE(rows, 3) TILE(rows, 4)
-        switch (count * 8 + vectors) {
+        switch ((rows / tiles + one) * 8 + vectors) {
             TILES(1) TILES(2) TILES(3) TILES(4)
             TILES(5) TILES(6) TILES(7) TILES(8)
+            TILES(9) TILES(10) TILES(11) TILES(12)
         }
 #undef TILES
 #undef TILE
-        rows -= count;
-        t.a += count * t.a_row;
-        t.y += count * t.y_row;
     }
 }
 
