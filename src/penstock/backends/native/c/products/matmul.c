@@ -11,8 +11,8 @@
 /* Integers wrap; most products of them are small. */
 #define MOST_ROWS 4
 /* Strips of columns are multiples of UNIT bytes; b is read where it lies by DIRECT rows at most, and fetched
-   AHEAD rows before it is copied. */
-enum { DEPTH = 256, UNIT = 64, DIRECT = 64, FEW_ROWS = 4, AHEAD = 16 };
+   AHEAD rows before it is copied, for SHARED rows at most. */
+enum { DEPTH = 256, UNIT = 64, DIRECT = 64, FEW_ROWS = 4, AHEAD = 16, SHARED = 256 };
 
 #define REAL float
 #define OF(name) name

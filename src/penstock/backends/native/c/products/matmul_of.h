@@ -164,9 +164,12 @@ static int OF(product)(const void *arguments, int64_t begin, int64_t end)
     /* In cycles for the elements of a vector: to multiply each row and add up lanes, or to copy them. */
     const int dots = p->b_inner == 1 && p->a_inner == 1 && p->rows * (p->inner + 160) < 12 * p->inner;
     const int64_t parts = (p->inner + DEPTH - 1) / DEPTH;
-    for (int64_t item = begin; item < end; item++) {
+    for (int64_t item = begin, next; item < end; item = next) {
         const int64_t strip = item % p->strips, group = item / p->strips % p->groups;
-        const int64_t row = group * p->rows / p->groups, rows = (group + 1) * p->rows / p->groups - row;
+        /* Groups of rows share what is copied of b, where they follow one another. */
+        const int64_t most = p->strips == 1 ? SHARED * p->groups / p->rows : 1;
+        const int64_t left = smaller(end - item, p->groups - group), groups = most > 1 ? smaller(most, left) : 1;
+        const int64_t row = group * p->rows / p->groups, rows = (group + groups) * p->rows / p->groups - row;
         const int64_t stop = smaller((strip + 1) * units / p->strips * unit, p->columns);
         const int64_t first = strip * units / p->strips * unit;
         OF(matrices) m;
@@ -178,10 +181,11 @@ static int OF(product)(const void *arguments, int64_t begin, int64_t end)
             OF(put_rows_of_dots)(p, m, row, rows, first, stop);
         else
             for (int64_t column = first, columns = 0; column < stop; column += columns)
-                for (int64_t part = 0, k = 0, next; part < parts; part++, k = next) {
-                    next = p->inner * (part + 1) / parts;
-                    columns = OF(multiply_part)(p, m, row, rows, column, stop, k, next - k);
+                for (int64_t part = 0, k = 0, to; part < parts; part++, k = to) {
+                    to = p->inner * (part + 1) / parts;
+                    columns = OF(multiply_part)(p, m, row, rows, column, stop, k, to - k);
                 }
+        next = item + groups;
     }
     return 0;
 }
