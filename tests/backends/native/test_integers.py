@@ -38,6 +38,13 @@ def test_integer_product_equals_numpy(k, n, rows, x_dtype, w_dtype):
     check(node_of("MatMulInteger", inputs, [1, 3]), inputs)
 
 
+@pytest.mark.parametrize("n", [40, 48])
+@pytest.mark.parametrize("rows", range(2, 27))
+def test_integer_product_with_any_tiles_of_rows_equals_numpy(rows, n):
+    inputs = [_codes("uint8", rows, 22), _codes("int8", 22, n), _codes("uint8"), _codes("int8")]
+    check(node_of("MatMulInteger", inputs, [1, 3]), inputs)
+
+
 def test_integer_product_without_zero_points_equals_numpy():
     inputs = [_codes("int8", 4, 20), _codes("int8", 20, 40)]
     check(node_of("MatMulInteger", inputs, [1]), inputs)

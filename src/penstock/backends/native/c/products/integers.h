@@ -23,7 +23,7 @@ enum { GROUP = 4, QUAD = 4, PANEL_BYTES = PANEL * QUAD, TAIL = 16 * PANEL_BYTES 
 /* c = start + x w. A row of x has several parts, at these places from its beginning, of as many quads
    each; w has panels of all of them. Tiles take `deep` quads at once, which divide those of a part; of one
    part alone that is whatever is left, and x and w may be read beyond: x is padded with zeros to quads of
-   whole tiles there. Halves of panels that rows of c have no room for are not written. Steps of c and start
+   whole tiles there. Rows of c have as many columns, in multiples of TILE. Steps of c and start
    are elements, others bytes. */
 typedef struct {
     int32_t *c;
@@ -69,7 +69,8 @@ typedef int16_t signed_halves __attribute__((vector_size(16)));
 #endif
 enum { BYTES = sizeof(bytes), LANES_OF_SUMS = BYTES / 4 };
 
-/* A product with vectors of some bytes, in blocks of `most` rows, or of one row and `wide` panels. */
+/* A product with vectors of some bytes, in tiles of `most` rows, or of one row and `wide` panels. Rows are
+   divided equally among as few tiles as there can be; of a few, each is one. */
 #define PRODUCT(name, attribute, bytes, most, wide)                                               \
     typedef int32_t name##_sums __attribute__((vector_size(bytes)));                              \
                                                                                                   \
@@ -78,60 +79,57 @@ enum { BYTES = sizeof(bytes), LANES_OF_SUMS = BYTES / 4 };
     {                                                                                             \
         enum { LANES = bytes / 4, VECTORS = PANEL / LANES };                                      \
         name##_sums sums[(most > wide ? most : wide) * VECTORS];                                  \
+        const int each = panels * VECTORS;                                                        \
         const int32_t *start = m->start + row * m->start_step + panel * PANEL;                    \
         const int8_t *w = m->w + panel * m->w_step;                                               \
-        int32_t *c = m->c + row * m->c_step + panel * PANEL;                                        \
-        UNROLLED(i, rows * panels * VECTORS)                                                      \
-            memcpy(sums + i,                                                                      \
-                   start + i / (panels * VECTORS) * m->start_step + i % (panels * VECTORS) * LANES, \
-                   bytes);                                                                        \
+        int32_t *c = m->c + row * m->c_step + panel * PANEL;                                      \
+        const int64_t x_step = m->x_step, room = (m->columns + TILE - 1) / TILE * TILE;           \
+        UNROLLED(i, rows * each)                                                                  \
+            memcpy(sums + i, start + i / each * m->start_step + i % each * LANES, bytes);         \
         for (int64_t part = 0; part < m->parts; part++) {                                         \
-            const uint8_t *x = m->x + row * m->x_step + m->places[part];                          \
-            for (int64_t q = 0; q < m->quads; q++, w += PANEL_BYTES)                              \
-            {                                                                                     \
+            const uint8_t *at[(most + 2) / 3]; /* of each three rows, as in products_of.h */      \
+            UNROLLED(i, (rows + 2) / 3)                                                           \
+                at[i] = m->x + (row + 3 * i) * x_step + m->places[part];                          \
+            for (int64_t q = 0; q < m->quads; q++, w += PANEL_BYTES) {                            \
                 name##_sums columns[wide * VECTORS];                                              \
-                UNROLLED(j, panels * VECTORS)                                                     \
+                UNROLLED(j, each)                                                                 \
                     memcpy(columns + j, w + j / VECTORS * m->w_step + j % VECTORS * bytes, bytes);\
                 /* Row by row: registers hold a number of one row alone beside columns and sums. */\
-                UNROLLED(i, rows)                                                                 \
-                {                                                                                 \
+                UNROLLED(i, rows) {                                                               \
                     int32_t four;                                                                 \
-                    memcpy(&four, x + i * m->x_step + q * QUAD, QUAD);                            \
+                    memcpy(&four, at[i / 3] + i % 3 * x_step, QUAD);                              \
                     name##_sums number = (name##_sums){0} + four;                                 \
-                    UNROLLED(j, panels * VECTORS)                                                 \
-                    {                                                                             \
-                        name##_sums *sum = sums + i * panels * VECTORS + j;                       \
-                        *sum = name##_dot(*sum, number, columns[j]);                              \
-                    }                                                                             \
+                    UNROLLED(j, each)                                                             \
+                        sums[i * each + j] = name##_dot(sums[i * each + j], number, columns[j]);  \
                 }                                                                                 \
+                UNROLLED(i, (rows + 2) / 3) { ADVANCE(at[i], QUAD); }                             \
             }                                                                                     \
         }                                                                                         \
-        UNROLLED(i, rows * panels * VECTORS)                                                      \
-        {                                                                                         \
-            const int64_t j = i % (panels * VECTORS) * LANES;                                     \
-            if (panel * PANEL + j < m->c_step)                                                    \
-                memcpy(c + i / (panels * VECTORS) * m->c_step + j, sums + i, bytes);              \
-        }                                                                                         \
+        UNROLLED(i, rows * each)                                                                  \
+            if (panel * PANEL + i % each * LANES < room)                                          \
+                memcpy(c + i / each * m->c_step + i % each * LANES, sums + i, bytes);             \
     }                                                                                             \
                                                                                                   \
     attribute static void name(const multiplication *m)                                           \
     {                                                                                             \
         const int64_t panels = (m->columns + PANEL - 1) / PANEL;                                  \
-        int64_t row = 0;                                                                          \
-        for (; most > 1 && row + most <= m->rows; row += most)                                    \
-            for (int64_t p = 0; p < panels; p++)                                                  \
-                name##_block(m, row, p, most, 1);                                                 \
-        for (; most > 4 && row + 4 <= m->rows; row += 4)                                          \
-            for (int64_t p = 0; p < panels; p++)                                                  \
-                name##_block(m, row, p, 4, 1);                                                    \
-        for (; row < m->rows; row++) {                                                            \
-            int64_t p = 0;                                                                        \
-            for (; p + wide <= panels; p += wide)                                                 \
+        int64_t tiles = m->rows < smaller(4, most) ? m->rows : (m->rows + most - 1) / most;       \
+        for (int64_t row = 0, rows, p; tiles > 0; row += rows, tiles--) {                         \
+            rows = (m->rows - row + tiles - 1) / tiles, p = 0;                                    \
+            for (; rows == 1 && p + wide <= panels; p += wide)                                    \
                 name##_block(m, row, p, 1, wide);                                                 \
-            for (; p < panels; p++)                                                               \
-                name##_block(m, row, p, 1, 1);                                                    \
+            switch (rows) {                                                                       \
+                ROWS(name, most, 1) ROWS(name, most, 2) ROWS(name, most, 3) ROWS(name, most, 4)   \
+                ROWS(name, most, 5) ROWS(name, most, 6) ROWS(name, most, 7) ROWS(name, most, 8)   \
+                ROWS(name, most, 9) ROWS(name, most, 10) ROWS(name, most, 11) ROWS(name, most, 12)\
+            }                                                                                     \
         }                                                                                         \
     }
+#define ROWS(name, most, rows)                                                                    \
+    case rows:                                                                                    \
+        for (; rows <= most && p < panels; p++)                                                   \
+            name##_block(m, row, p, rows <= most ? rows : 1, 1);                                  \
+        break;
 
 /* Vectors of dot products of four uint8 with four int8. Without instructions for that: of the even and
    of the odd ones as int16, which hold products. DOTS are of int8 with int8: x is 64 + 64 more than what

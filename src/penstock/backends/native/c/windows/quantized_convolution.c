@@ -340,9 +340,9 @@ static void finish(const struct quantized_convolution *a, const view *s, const m
             const int64_t at = place + i * to->column, from = (p + i) * c_step;
             if (a->bounds)
                 put_codes((uint8_t *)a->y + at, to->channel, codes + from, filters);
-            else if (to->channel == 1)
+            else if (to->channel == 1 && m->c + from != (int32_t *)a->y + at)
                 memcpy((int32_t *)a->y + at, m->c + from, filters * sizeof *m->c);
-            else
+            else if (to->channel != 1)
                 for (int64_t f = 0; f < filters; f++)
                     ((int32_t *)a->y)[at + f * to->channel] = m->c[from + f];
         }
@@ -353,6 +353,7 @@ static int quantized_convolution(const void *arguments, int64_t begin, int64_t e
 {
     const struct quantized_convolution *a = arguments;
     const axis *u = a->rows, *v = a->columns;
+    const steps *to = a->y_steps;
     const int64_t blocks = (u->count + a->block - 1) / a->block, chunks = (v->count + a->chunk - 1) / a->chunk;
     const int64_t panels = (a->filters + PANEL - 1) / PANEL;
     uint8_t copy[COPIED + CHUNK];
@@ -382,9 +383,15 @@ static int quantized_convolution(const void *arguments, int64_t begin, int64_t e
             for (int64_t f = 0; f < some * PANEL; f++)
                 start[f] = (a->terms ? a->terms[begun + filter + f] : 0) - zero * a->sums[begun + filter + f];
             const int64_t most = SUMS / m.c_step;
+            /* Sums and real numbers need no room of their own if nothing else is written with them. */
+            const int in_place = !a->bounds && s.rows == 1 && to->channel == 1 && columns % TILE == 0;
+            int32_t *y = (int32_t *)a->y + s.image * to->image + s.plane * to->slice + s.row * to->row +
+                         s.column * to->column + s.group.y + filter;
+            m.c_step = in_place ? to->column : m.c_step;
             for (int64_t p = 0; p < positions; p += most) {
                 m.rows = smaller(most, positions - p);
                 m.x = s.x + p * s.step;
+                m.c = in_place ? y + p * to->column : c;
                 product_for(m.rows)(&m);
                 if (a->zeros)
                     take_off(a, &s, &m, filter);
