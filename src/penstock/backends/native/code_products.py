@@ -32,7 +32,7 @@ from penstock.ops.work_estimate import Workload
 
 # As in c/windows/quantized_convolution.c.
 _PANEL, _GROUP, CHUNK, _COPIED, _LINES, MOST_TAPS = 32, 4, 64, 65536, 4, 256
-TILE, _HALF = 64, 16  # bytes of a row of a tile; filters
+TILE = 64  # bytes of a row of a tile
 _ITEMS, _LEAST_WORK = 8, 1 << 22  # of a call that are enough; operations of one
 _LEAST_WEIGHTS, _MOST_WEIGHTS = 1 << 17, 1 << 19  # bytes of an item; bytes that stay in a cache
 
@@ -292,7 +292,7 @@ def _products(
     packed = _panels_of(weights, depth)
     panels, *others = packed.arrays
     where = np.arange(count)[:, None] * np.array([channels, each, 1])
-    factors_step = _by_sums(np.zeros(each)).size if rescaling.bounds is not None else each
+    factors_step = _up(each, CHUNK) if rescaling.bounds is not None else each
     step = _up(each, CHUNK)
     sums, zeros = [_rows_of(array, count, step) for array in others]
     weights_step = panels.size // count
@@ -366,8 +366,8 @@ def _scales(
         return array
     if bounds is None:
         return np.ascontiguousarray(array, FLOAT32)
-    by_group = array.astype(FLOAT32).reshape(groups, -1)
-    return line_aligned(np.concatenate([_by_sums(own) for own in by_group]))
+    by_group = _rows_of(array.astype(FLOAT32), groups, _up(array.size // groups, CHUNK))
+    return line_aligned(by_group.reshape(-1))
 
 
 def divided(
@@ -391,16 +391,6 @@ def divided(
         chunk = -(-chunk // 2)
     block = min(block_of(chunk), rows.count)
     return block - (block % _LINES if block > _LINES else 0), chunk, reach
-
-
-def _by_sums(array: np.ndarray) -> np.ndarray:
-    """A number for each filter, in the order of their sums: those of a group of panels follow one
-    another, for one position after another. Of a last group, with few filters, they repeat
-    themselves until they fill whole chunks."""
-    whole = array.size // (_PANEL * _GROUP) * _PANEL * _GROUP
-    row = _filled(array[whole:], _up(array.size - whole, _HALF))
-    repeated = np.tile(row, math.lcm(row.size, CHUNK) // max(row.size, 1))
-    return line_aligned(np.concatenate([array[:whole], repeated]))
 
 
 def code_bounds(
@@ -480,7 +470,3 @@ def _numbers(
 
 def _up(count: int, unit: int) -> int:
     return -(-count // unit) * unit
-
-
-def _filled(array: np.ndarray, size: int) -> np.ndarray:
-    return np.concatenate([array, np.zeros(size - array.size, array.dtype)])

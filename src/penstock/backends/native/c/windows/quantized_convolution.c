@@ -7,10 +7,10 @@
    Images may have any strides. The rows that are seen are copied with the zero point around them, so that
    what a position sees are parts, one for each row of the kernel, at places that are the same for all.
    Rows a stride apart become adjacent: positions then are equally far from one another also at the end
-   of a row, with a few between that are computed for nothing. Where nothing is seen outside of an image
-   whose channels are innermost, it is read as it lies. An item is a block of rows and columns of the
-   result and some of the filters; products are those of integers.h. Groups have weights and filters of their
-   own, and channels of an image or, in batches of products, images.
+   of a row, with a few between that are computed for nothing (not by `tiles_of_codes`). Where nothing is
+   seen outside of an image whose channels are innermost, it is read as it lies. An item is a block of rows
+   and columns of the result and some of the filters; products are those of integers.h. Groups have weights
+   and filters of their own, and channels of an image or, in batches of products, images.
 
    Depthwise ones copy rows so, too; with strides, their columns a stride apart become adjacent. Channels of
    adjacent positions are adjacent then, and are computed CHUNK at a time, whatever their number: weights,
@@ -22,6 +22,7 @@
 #include "native.h"
 
 enum { SUMS = 32 * GROUP * PANEL, CHUNK = 64, COPIED = 65536, MOST_TAPS = 256, LINES = 4 };
+enum { POSITIONS = 256, TILE_SUMS = 24, MOST_ROWS = 12 };
 
 /* How sums become codes: rint(sum * factor + offset), at most `high`, plus zero, at least `low`; all as
    for uint8, and ^ change for int8. */
@@ -68,13 +69,14 @@ struct code_depthwise {
     const steps *x_steps, *y_steps;
 };
 
-/* The codes of four vectors of sums, whose factors and offsets are `step` apart. */
+/* The codes of four vectors of sums, or of the first `count`, whose factors and offsets are `step` apart; in the
+   order of the sums, or as these vectors interleave. */
 INLINED bytes codes_of_vectors(const bytes *sums, const float *factors, const float *offsets, int step,
-                               const bounds *b)
+                               const bounds *b, int count, int ordered)
 {
 #if defined(__SSE2__)
-    bytes whole[4];
-    UNROLLED(v, 4)
+    bytes whole[4] = {{0}};
+    UNROLLED(v, count)
         whole[v] = V(cvtps_epi32)(V(min_ps)(
             V(add_ps)(V(mul_ps)(V(cvtepi32_ps)(sums[v]), V(loadu_ps)(factors + v * step)),
                       V(loadu_ps)(offsets + v * step)),
@@ -82,6 +84,13 @@ INLINED bytes codes_of_vectors(const bytes *sums, const float *factors, const fl
     const bytes zero = V(set1_epi16)((int16_t)b->zero);
     bytes codes = V(packus_epi16)(V(adds_epi16)(V(packs_epi32)(whole[0], whole[1]), zero),
                                   V(adds_epi16)(V(packs_epi32)(whole[2], whole[3]), zero));
+#if defined(__AVX512BW__)
+    if (ordered)
+        codes = V(permutexvar_epi32)(V(set_epi32)(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0), codes);
+#elif defined(__AVX2__)
+    if (ordered)
+        codes = V(permutevar8x32_epi32)(codes, V(set_epi32)(7, 3, 6, 2, 5, 1, 4, 0));
+#endif
     return V(max_epu8)(codes, V(set1_epi8)((char)b->low)) ^ V(set1_epi8)((char)b->change);
 #else
     int32_t whole[BYTES];
@@ -99,50 +108,21 @@ INLINED bytes codes_of_vectors(const bytes *sums, const float *factors, const fl
 #endif
 }
 
-/* The codes of CHUNK sums in their own order. */
-INLINED void codes_of(uint8_t *restrict codes, const int32_t *restrict sums,
-                      const float *restrict factors, const float *restrict offsets, const bounds *b)
+/* Copy codes ^ change, `size` at a time; the last ones once more where that fills vectors. */
+INLINED void copy_by(uint8_t *restrict to, const uint8_t *restrict from, int64_t count, uint8_t change, int size)
 {
-    for (int i = 0; i < CHUNK; i += BYTES) {
-        bytes four[4];
-        UNROLLED(v, 4) /* not all at once, which is done in shorter vectors */
-            memcpy(four + v, sums + i + v * LANES_OF_SUMS, BYTES);
-        bytes packed = codes_of_vectors(four, factors + i, offsets + i, LANES_OF_SUMS, b);
-#if defined(__AVX512BW__)
-        packed = V(permutexvar_epi32)(
-            V(set_epi32)(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0), packed);
-#elif defined(__AVX2__)
-        packed = V(permutevar8x32_epi32)(packed, V(set_epi32)(7, 3, 6, 2, 5, 1, 4, 0));
-#endif
-        memcpy(codes + i, &packed, BYTES);
+    for (int64_t i = 0; i < count; i += size) {
+        i = smaller(i, count - size);
+        for (int j = 0; j < size; j++)
+            to[i + j] = from[i + j] ^ change;
     }
 }
 
-/* Copy codes ^ change; the last ones once more where that fills vectors. */
-#define COPY_OF(type)                                                                             \
-    if (count >= (int64_t)sizeof(type)) {                                                         \
-        for (int64_t i = 0; i < count; i += sizeof(type)) {                                       \
-            type codes;                                                                           \
-            i = smaller(i, count - (int64_t)sizeof codes);                                        \
-            memcpy(&codes, from + i, sizeof codes);                                               \
-            codes ^= (type){0} + change;                                                          \
-            memcpy(to + i, &codes, sizeof codes);                                                 \
-        }                                                                                         \
-        return;                                                                                   \
-    }
-
-typedef uint8_t eight_codes __attribute__((vector_size(8)));
-typedef uint8_t sixteen_codes __attribute__((vector_size(16)));
-typedef uint8_t many_codes __attribute__((vector_size(64)));
-
-static inline void copy_changed(uint8_t *restrict to, const uint8_t *restrict from, int64_t count,
-                                uint8_t change)
+static inline void copy_changed(uint8_t *restrict to, const uint8_t *restrict from, int64_t count, uint8_t change)
 {
-    COPY_OF(many_codes)
-    COPY_OF(sixteen_codes)
-    COPY_OF(eight_codes)
-    for (int64_t i = 0; i < count; i++)
-        to[i] = from[i] ^ change;
+    count >= 64   ? copy_by(to, from, count, change, 64)
+    : count >= 16 ? copy_by(to, from, count, change, 16)
+                  : copy_by(to, from, count, change, count >= 8 ? 8 : 1);
 }
 
 /* Rows of images, whose columns that are `phases` apart are to become adjacent, and each channel
@@ -178,12 +158,17 @@ static void copy_row(const source *s, const uint8_t *line, int64_t first, int64_
         }
 }
 
-/* What an item computes, and how its positions, `apart` of them in a row, see the image. */
+/* What an item computes, and how its positions, `apart` of them in a row, see the image; `far`: the bytes
+   from one row to the next. Where some of its positions see it, and where results of some filters go: NULL
+   for positions between rows. */
 typedef struct {
     group group;
     int64_t image, plane, row, rows, column, columns;
     const uint8_t *x;
-    int64_t step, apart, places[MOST_TAPS], parts, bytes;
+    int64_t step, apart, far, places[MOST_TAPS], parts, bytes;
+    const uint8_t *seen[POSITIONS];
+    uint8_t *y[POSITIONS];
+    const float *factors, *offsets; /* of the first of the filters */
 } view;
 
 /* Set the places of parts in rows of `wide` bytes, of planes `far` from one another; those that are
@@ -216,21 +201,28 @@ static const uint8_t *plane_of(const struct quantized_convolution *a, const view
     return a->x + s->group.x * a->x_steps->channel + s->image * a->x_steps->image + plane * a->x_steps->slice;
 }
 
+/* Whether products are `tiles_of_codes`. */
+static int are_codes(const struct quantized_convolution *a)
+{
+    return BYTES == 64 && features & AVX512_VNNI && product_for(TILE) == WIDEST() && a->bounds && !a->zeros &&
+           a->y_steps->channel == 1;
+}
+
 /* Look at the image itself, if nothing but it is seen. Return whether that is so. */
 static int look_at_image(const struct quantized_convolution *a, view *s)
 {
     const axis *u = a->rows, *v = a->columns;
     const steps *x = a->x_steps;
-    const int64_t far = u->stride * x->row;
     if (a->change || x->channel != 1 || (x->column != a->channels && v->kernel > 1) ||
         !is_within(a->planes) || !is_within(u) || !is_within(v))
         return 0;
     s->step = v->stride * x->column;
-    s->apart = s->rows > 1 ? far / s->step : s->columns;
-    if (s->rows > 1 && (far % s->step || s->apart >= 2 * s->columns || s->apart < s->columns))
+    s->far = u->stride * x->row;
+    s->apart = s->rows > 1 && !are_codes(a) ? s->far / s->step : s->columns;
+    if (s->apart >= 2 * s->columns || s->apart < s->columns || (s->far % s->step && s->apart != s->columns))
         return 0;
     set_places(a, s, a->planes->dilation * x->slice, x->row, 1, 0);
-    s->x = plane_of(a, s) + s->row * far + s->column * s->step;
+    s->x = plane_of(a, s) + s->row * s->far + s->column * s->step;
     return s->bytes == a->quads * QUAD;
 }
 
@@ -253,16 +245,19 @@ static void look_at_copy(const struct quantized_convolution *a, view *s, uint8_t
     set_places(a, s, whole, wide, u->stride, tall * wide);
     s->x = copy;
     s->step = v->stride * a->channels;
-    s->apart = s->columns + a->reach;
+    s->far = (s->columns + a->reach) * s->step;
+    s->apart = s->columns + (are_codes(a) ? 0 : a->reach);
 }
 
-static inline void put_codes(uint8_t *restrict y, int64_t step, const uint8_t *restrict codes, int64_t count)
+static inline void put_codes(uint8_t *restrict y, int64_t step, bytes codes, int64_t count)
 {
-    if (step == 1)
-        copy_changed(y, codes, count, 0);
+    if (step == 1 && count == BYTES)
+        memcpy(y, &codes, BYTES);
+    else if (step == 1)
+        copy_changed(y, (const uint8_t *)&codes, count, 0);
     else
         for (int64_t i = 0; i < count; i++)
-            y[i * step] = codes[i];
+            y[i * step] = ((const uint8_t *)&codes)[i];
 }
 
 /* Take zero points of weights off the sums. */
@@ -278,75 +273,125 @@ static void take_off(const struct quantized_convolution *a, const view *s, const
     }
 }
 
-/* Make real numbers of the sums of a position, in their place. The flags are constants: whether there is a
-   factor for each filter, and offsets. */
+/* Make real numbers of the sums of a position, in their place; `step` is a constant. */
 INLINED void scale_sums(const struct quantized_convolution *a, int32_t *restrict sums,
-                        const float *restrict factors, const float *restrict offsets, int64_t count,
-                        const int by_filter, const int is_moved)
+                        const float *restrict factors, const float *restrict offsets, int64_t count, int step)
 {
-    const float low = (float)a->low, high = (float)a->high, factor = *factors;
+    const float low = (float)a->low, high = (float)a->high;
     for (int64_t f = 0; f < count; f++) {
-        float number = (float)sums[f] * (by_filter ? factors[f] : factor);
-        number = is_moved ? number + offsets[f] : number;
+        float number = (float)sums[f] * factors[f * step];
+        number = offsets ? number + offsets[f] : number;
         number = number < low ? low : number; /* NaN stays */
         number = number > high ? high : number;
         memcpy(sums + f, &number, sizeof number);
     }
 }
 
-static void to_numbers(const struct quantized_convolution *a, int32_t *sums, const float *factors,
-                       const float *offsets, int64_t count)
-{
-    if (a->factor_step && offsets)
-        scale_sums(a, sums, factors, offsets, count, 1, 1);
-    else if (a->factor_step)
-        scale_sums(a, sums, factors, NULL, count, 1, 0);
-    else if (offsets)
-        scale_sums(a, sums, factors, offsets, count, 0, 1);
-    else
-        scale_sums(a, sums, factors, NULL, count, 0, 0);
-}
-
-/* Write what the sums m of some filters, from `filter` on, are, of the positions from `first` on. Rows of
-   sums follow one another, and factors repeat themselves until they fill whole chunks. */
-static void finish(const struct quantized_convolution *a, const view *s, const multiplication *m,
-                   int64_t first, int64_t filter)
+/* Set the places of `count` positions, from `first` on, and what there is of filters from `filter` on. */
+static void set_positions(const struct quantized_convolution *a, view *s, int64_t first, int64_t count,
+                          int64_t filter)
 {
     const steps *to = a->y_steps;
-    const int64_t filters = m->columns, c_step = m->c_step, positions = m->rows;
-    const int64_t period = c_step % CHUNK == 0 ? c_step : c_step % 32 == 0 ? 2 * c_step : 4 * c_step;
-    const int64_t scaled = s->group.weights * a->factors_step + filter;
-    const float *offsets = a->offsets ? a->offsets + scaled : NULL;
-    const float *factors = a->factors ? a->factors + scaled * a->factor_step : NULL;
-    uint8_t codes[SUMS + CHUNK];
-    for (int64_t i = 0, at = 0; a->bounds && i < positions * c_step; i += CHUNK, at += CHUNK) {
-        at = at < period ? at : 0;
-        codes_of(codes + i, m->c + i, factors + at, offsets + at, a->bounds);
+    const int64_t scaled = s->group.weights * a->factors_step + filter, size = a->bounds ? 1 : sizeof(float);
+    uint8_t *y = (uint8_t *)a->y + (s->image * to->image + s->plane * to->slice + s->row * to->row +
+                                    s->column * to->column + (s->group.y + filter) * to->channel) * size;
+    s->offsets = a->offsets ? a->offsets + scaled : NULL;
+    s->factors = a->factors ? a->factors + scaled * a->factor_step : NULL;
+    for (int64_t i = 0, row = first / s->apart, column = first % s->apart; i < count; row++, column = 0) {
+        const int64_t n = smaller(count - i, s->apart - column), step = s->step, width = to->column * size;
+        const uint8_t *x = s->x + row * s->far;
+        uint8_t *line = y + row * to->row * size;
+        for (int64_t end = column + n, columns = s->columns; column < end; column++, i++) {
+            s->seen[i] = x + column * step;
+            s->y[i] = column < columns ? line + column * width : NULL;
+        }
     }
-    for (int64_t p = 0; factors && !a->bounds && p < positions; p++)
-        to_numbers(a, m->c + p * c_step, factors, offsets, filters);
-    const int dense = to->channel == 1 && to->column == filters && c_step == filters;
-    int64_t row = first / s->apart, column = first % s->apart;
-    for (int64_t p = 0, n; p < positions; p += n, row++, column = 0) {
-        n = smaller(positions - p, s->apart - column);
-        const int64_t count = smaller(n, s->columns - column);
-        const int64_t place = s->image * to->image + s->plane * to->slice + (s->row + row) * to->row +
-                              (s->column + column) * to->column + (s->group.y + filter) * to->channel;
-        if (a->bounds && dense) {
-            copy_changed((uint8_t *)a->y + place, codes + p * c_step, count * filters, 0);
+}
+
+/* Write what the sums m are. */
+static void finish(const struct quantized_convolution *a, const view *s, const multiplication *m)
+{
+    const int64_t step = a->y_steps->channel, filters = m->columns;
+    const bounds own = a->bounds ? *a->bounds : (bounds){0}; /* which results cannot overlap */
+    for (int64_t p = 0; p < m->rows; p++) {
+        int32_t *sums = m->c + p * m->c_step, *y = (int32_t *)s->y[p];
+        if (!y)
             continue;
+        for (int64_t f = 0; a->bounds && f < filters; f += BYTES) {
+            const bytes *four = (const bytes *)(sums + f);
+            const float *factors = s->factors + f, *offsets = s->offsets + f;
+            const bytes codes = filters - f > BYTES / 2
+                                    ? codes_of_vectors(four, factors, offsets, LANES_OF_SUMS, &own, 4, 1)
+                                    : codes_of_vectors(four, factors, offsets, LANES_OF_SUMS, &own, 2, 1);
+            put_codes(s->y[p] + f * step, step, codes, smaller(filters - f, BYTES));
         }
-        for (int64_t i = 0; i < count; i++) {
-            const int64_t at = place + i * to->column, from = (p + i) * c_step;
-            if (a->bounds)
-                put_codes((uint8_t *)a->y + at, to->channel, codes + from, filters);
-            else if (to->channel == 1 && m->c + from != (int32_t *)a->y + at)
-                memcpy((int32_t *)a->y + at, m->c + from, filters * sizeof *m->c);
-            else if (to->channel != 1)
-                for (int64_t f = 0; f < filters; f++)
-                    ((int32_t *)a->y)[at + f * to->channel] = m->c[from + f];
+        if (a->bounds)
+            continue;
+        if (s->factors)
+            a->factor_step ? scale_sums(a, sums, s->factors, s->offsets, filters, 1)
+                           : scale_sums(a, sums, s->factors, s->offsets, filters, 0);
+        if (step == 1 && sums != y)
+            memcpy(y, sums, filters * sizeof *sums);
+        for (int64_t f = 0; step != 1 && f < filters; f++)
+            y[f * step] = sums[f];
+    }
+}
+
+#if defined(__AVX512BW__)
+/* The codes of a tile: of some positions, from `row` on, and of some vectors of filters, from `vector` on, an even
+   one. Sums stay in registers, as in panels.c. */
+INLINED void tile_of_codes(const view *s, const multiplication *m, const bounds *b, int64_t row, int64_t vector,
+                           int rows, int vectors)
+{
+    const int64_t first = vector * LANES_OF_SUMS, count = smaller(m->columns - first, vectors * LANES_OF_SUMS);
+    const int8_t *w = m->w + vector / 2 * m->w_step;
+    const bounds own = *b;
+    const uint8_t *const *x = s->seen + row;
+    bytes sums[TILE_SUMS];
+    UNROLLED(i, rows * vectors)
+        memcpy(sums + i, m->start + first + i % vectors * LANES_OF_SUMS, BYTES);
+    for (int64_t part = 0; part < m->parts; part++)
+        for (int64_t k = m->places[part], end = k + m->quads * QUAD; k < end; k += QUAD, w += PANEL_BYTES) {
+            bytes columns[4], four;
+            UNROLLED(j, vectors)
+                memcpy(columns + j, w + j / 2 * m->w_step + j % 2 * BYTES, BYTES);
+            UNROLLED(i, rows)
+            {
+                __asm__("vpbroadcastd (%1,%2), %0" : "=v"(four) : "r"(x[i]), "r"(k), "m"(*(const char(*)[])x[i]));
+                UNROLLED(j, vectors)
+                    __asm__("vpdpbusd %2, %1, %0" : "+v"(sums[i * vectors + j]) : "v"(four), "v"(columns[j]));
+            }
+        }
+    UNROLLED(i, rows)
+        V(mask_storeu_epi8)(s->y[row + i] + first, ~0ull >> (BYTES - count),
+                            codes_of_vectors(sums + i * vectors, s->factors + first, s->offsets + first,
+                                             LANES_OF_SUMS, &own, vectors, 1));
+}
+#endif
+
+/* As the product and `finish`, in tiles that have about as many rows. */
+static void tiles_of_codes(const view *s, const multiplication *m, const bounds *b)
+{
+#if defined(__AVX512BW__)
+    const int64_t all = (m->columns + LANES_OF_SUMS - 1) / LANES_OF_SUMS;
+    for (int64_t vector = 0, vectors; vector < all; vector += vectors) {
+        vectors = all - vector == 5 ? 2 : smaller(all - vector, 4);
+        const int64_t most = smaller(TILE_SUMS / vectors, MOST_ROWS);
+        for (int64_t row = 0, rows, left = (m->rows + most - 1) / most; left > 0; row += rows, left--) {
+            rows = (m->rows - row + left - 1) / left;
+#define OF(rows, vectors)                                                                         \
+    case rows * 8 + vectors:                                                                      \
+        if (rows * vectors <= TILE_SUMS)                                                          \
+            tile_of_codes(s, m, b, row, vector, rows, vectors);                                   \
+        break;
+#define OF_ROWS(rows) OF(rows, 1) OF(rows, 2) OF(rows, 3) OF(rows, 4)
+            switch (rows * 8 + vectors) {
+                OF_ROWS(1) OF_ROWS(2) OF_ROWS(3) OF_ROWS(4) OF_ROWS(5) OF_ROWS(6)
+                OF_ROWS(7) OF_ROWS(8) OF_ROWS(9) OF_ROWS(10) OF_ROWS(11) OF_ROWS(12)
+            }
         }
     }
+#endif
 }
 
 static int quantized_convolution(const void *arguments, int64_t begin, int64_t end)
@@ -358,7 +403,8 @@ static int quantized_convolution(const void *arguments, int64_t begin, int64_t e
     const int64_t panels = (a->filters + PANEL - 1) / PANEL;
     uint8_t copy[COPIED + CHUNK];
     const uint8_t zero = (a->x_zero ? *a->x_zero : (uint8_t)a->zero) ^ (uint8_t)a->change;
-    int32_t c[SUMS + CHUNK], start[GROUP * PANEL];
+    _Alignas(64) int32_t c[SUMS + CHUNK];
+    int32_t start[GROUP * PANEL];
     view s;
     for (int64_t item = begin; item < end; item++) {
         int64_t rest = item;
@@ -382,20 +428,19 @@ static int quantized_convolution(const void *arguments, int64_t begin, int64_t e
                                 step, 0, columns};
             for (int64_t f = 0; f < some * PANEL; f++)
                 start[f] = (a->terms ? a->terms[begun + filter + f] : 0) - zero * a->sums[begun + filter + f];
-            const int64_t most = SUMS / m.c_step;
+            const int64_t most = are_codes(a) ? POSITIONS : smaller(POSITIONS, SUMS / m.c_step);
             /* Sums and real numbers need no room of their own if nothing else is written with them. */
             const int in_place = !a->bounds && s.rows == 1 && to->channel == 1 && columns % TILE == 0;
-            int32_t *y = (int32_t *)a->y + s.image * to->image + s.plane * to->slice + s.row * to->row +
-                         s.column * to->column + s.group.y + filter;
             m.c_step = in_place ? to->column : m.c_step;
             for (int64_t p = 0; p < positions; p += most) {
                 m.rows = smaller(most, positions - p);
-                m.x = s.x + p * s.step;
-                m.c = in_place ? y + p * to->column : c;
-                product_for(m.rows)(&m);
+                set_positions(a, &s, p, m.rows, filter);
+                m.x = s.seen[0], m.c = in_place ? (int32_t *)s.y[0] : c;
+                are_codes(a) ? tiles_of_codes(&s, &m, a->bounds) : product_for(m.rows)(&m);
                 if (a->zeros)
                     take_off(a, &s, &m, filter);
-                finish(a, &s, &m, p, filter);
+                if (!are_codes(a))
+                    finish(a, &s, &m);
             }
         }
     }
@@ -439,12 +484,8 @@ static void pack_panel(const struct code_matrices *a, const uint8_t *b, int64_t 
     for (int64_t k = 0; k < size; k += QUAD, to += PANEL_BYTES) {
         uint8_t four[QUAD][PANEL] = {{0}};
         for (int64_t i = 0; i < smaller(QUAD, a->inner - k); i++)
-            if (a->b_column == 1 && count == PANEL)
-                for (int64_t j = 0; j < PANEL; j++)
-                    four[i][j] = b[(k + i) * a->b_inner + j] ^ change;
-            else
-                for (int64_t j = 0; j < count; j++)
-                    four[i][j] = b[(k + i) * a->b_inner + j * a->b_column] ^ change;
+            for (int64_t j = 0; j < count; j++)
+                four[i][j] = b[(k + i) * a->b_inner + j * a->b_column] ^ change;
         for (int64_t j = 0; j < PANEL; j++) {
             const uint32_t quad = four[0][j] | four[1][j] << 8 | four[2][j] << 16 | (uint32_t)four[3][j] << 24;
             memcpy(to + j * QUAD, &quad, QUAD);
@@ -533,7 +574,7 @@ INLINED int64_t kernel_row(const axis *u, int64_t row, int64_t t)
                 const int64_t first = at + i / 4;                                                 \
                 const bytes packed =                                                              \
                     codes_of_vectors((const bytes *)sums + 4 * r, a->factors + first,             \
-                                     a->offsets + first, CHUNK / 4, a->bounds);                   \
+                                     a->offsets + first, CHUNK / 4, a->bounds, 4, 0);             \
                 memcpy(codes + r * CHUNK + i, &packed, BYTES);                                    \
             }                                                                                     \
         }                                                                                         \
@@ -543,12 +584,8 @@ INLINED int64_t kernel_row(const axis *u, int64_t row, int64_t t)
                                            const uint8_t *x, int64_t at, uint8_t *codes,          \
                                            int64_t rows)                                          \
     {                                                                                             \
-        if (rows == LINES)                                                                        \
-            name##_channels(a, seen, x, at, codes, LINES);                                        \
-        else                                                                                      \
-            for (int64_t r = 0; r < rows; r++)                                                    \
-                name##_channels(a, seen, x + r * a->rows->stride * seen->above, at,               \
-                                codes + r * CHUNK, 1);                                            \
+        rows == LINES ? name##_channels(a, seen, x, at, codes, LINES)                             \
+                      : name##_channels(a, seen, x, at, codes, 1);                                \
     }
 
 DEPTHWISE(plain, )
