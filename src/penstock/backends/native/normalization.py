@@ -19,7 +19,7 @@ _MOST_CHANNELS = 1024  # as in c/rows/normalization.c
 _MOST_ROW, _MOST_AROUND = 8192, 64  # as there, of LRN
 _BLOCK = 64  # channels that lie side by side, of which sums are in the first-level cache
 _DTYPES = ("float32", "float64")
-_ROWS = 4096  # elements of an item of rows
+_ROWS, _LRN_ROWS = 4096, 1024  # elements of an item of rows
 
 _Strides = Sequence[tuple[int, ...] | None]
 
@@ -199,7 +199,7 @@ def _lrn(site: Site, rows: int, inner: int) -> NativeCall:
     if inner == 1 and channels > _MOST_ROW:
         raise UnsupportedError
     width = inner if inner > 1 else channels
-    block = max(_ROWS // channels, 1) if inner == 1 else 1
+    block = max(_LRN_ROWS // channels, 1) if inner == 1 else 1
     return NativeCall(
         "lrn",
         (

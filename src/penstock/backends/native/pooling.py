@@ -24,6 +24,9 @@ _SUFFIXES_OF_MAXIMA = {**_SUFFIXES, "int8": "int8_t", "uint8": "uint8_t"}
 _KINDS = {"AveragePool": "mean", "MaxPool": "max"}
 # Columns of planes up to which an item brings several planes side by side, if there are as many.
 _NARROW, _FEW_PLANES = 64, 8
+_SLID = (
+    16  # channels or planes from which windows of three rows and columns share what these come to
+)
 _PASS = 3  # combinations that take as long as to write and read a row of columns
 
 _Strides = Sequence[tuple[int, ...] | None]
@@ -127,7 +130,11 @@ def _part(kind: str, axes: Sequence[Window], planes: int, channels: int, itemsiz
     if max(outer, width.kernel) > _MOST_TAPS:
         raise UnsupportedError
     apart = width.stride * (outer - 1) + width.kernel - 1 + _PASS
-    direct = may and outer * width.kernel - 1 <= apart
+    lanes = _PIECE // itemsize if itemsize and width.size <= _NARROW else 0
+    lanes = min(lanes, planes) if planes >= _FEW_PLANES else 0
+    slid = outer == width.kernel == 3 and width.dilation == 1
+    slid = slid and width.stride <= (2 if kind == "max" else 1) and (lanes or channels) >= _SLID
+    direct = may and (slid or outer * width.kernel - 1 <= apart)
 
     def grouped(width_of: int, chunk: int) -> int:
         """Rows that are combined together, each of stretches of as many elements."""
@@ -149,8 +156,6 @@ def _part(kind: str, axes: Sequence[Window], planes: int, channels: int, itemsiz
         most = max(slices * rows * columns, band * chunk) * lanes * itemsize
         return group_of(lanes, chunk) > 0 and most <= _BYTES
 
-    lanes = _PIECE // itemsize if itemsize and width.size <= _NARROW else 0
-    lanes = min(lanes, planes) if planes >= _FEW_PLANES else 0
     while lanes > 1 and not fits(lanes, 1, 1):
         lanes //= 2
     if lanes > 1:

@@ -31,7 +31,7 @@ struct layer_normalization {
 };
 
 enum { VECTORS = 4, RUN = 1024, ROWS = 64, MOST_CHANNELS = 1024 };
-enum { LRN_LANES = 16, MOST_ROW = 8192, MOST_AROUND = 64 };
+enum { LRN_LANES = VECTOR_BYTES / 4, LRN_VECTORS = 4, MOST_ROW = 8192, MOST_AROUND = 64 };
 
 #define NORMALIZE(name, type)                                                                     \
     typedef type name##_lanes __attribute__((vector_size(VECTOR_BYTES)));                         \
@@ -250,56 +250,68 @@ struct lrn {
     double alpha, beta, bias;
 };
 
-typedef float lrn_lanes __attribute__((vector_size(4 * LRN_LANES)));
+typedef float lrn_lanes __attribute__((vector_size(VECTOR_BYTES)));
+typedef uint32_t lrn_bits __attribute__((vector_size(VECTOR_BYTES)));
 
-/* y = x / (bias + alpha * the sum of the squares of taps)^beta, of `count` elements; `roots`: beta is 3/4. */
+/* y = x / (bias + alpha * the sum of the squares of taps)^beta, of `many` vectors side by side or of `count`
+   elements of one. `roots`: beta is 3/4, and the power comes from an estimate of the inverse fourth root by
+   its bits, improved twice; `odd` gets lanes whose sum is too small or large for that, or no number. */
 INLINED void lrn_piece(float *y, const float *x, const float *from, int64_t taps, int64_t step, float alpha,
-                       float beta, float bias, const int64_t count, const int roots)
+                       float beta, float bias, const int64_t count, const int many, const int roots,
+                       const int squared, lrn_bits *odd)
 {
-    lrn_lanes total = {0}, own = {0}, tap = {0};
-    _Pragma("GCC unroll 5") for (int64_t k = 0; k < taps; k++) {
-        memcpy(&tap, from + k * step, count * sizeof(float));
-        total += tap * tap;
-    }
-    total = bias + alpha * total;
-    memcpy(&own, x, count * sizeof(float));
-    float sums[LRN_LANES], powers[LRN_LANES];
-    memcpy(sums, &total, sizeof sums);
-    if (roots)
-        for (int j = 0; j < LRN_LANES; j++) {
-            const float root = sqrtf(sums[j]);
-            powers[j] = root * sqrtf(root);
+    lrn_lanes total[LRN_VECTORS] = {0}, own[LRN_VECTORS] = {0}, result[LRN_VECTORS], tap = {0};
+    _Pragma("GCC unroll 5") for (int64_t k = 0; k < taps; k++)
+        UNROLLED(v, many) {
+            memcpy(&tap, from + k * step + v * LRN_LANES, count * sizeof(float));
+            total[v] += squared ? tap : tap * tap;
         }
-    else
+    UNROLLED(v, many) {
+        total[v] = bias + alpha * total[v];
+        *odd |= (lrn_bits)((lrn_bits)total[v] - 0x03800000 > 0x78000000);
+        memcpy(own + v, x + v * LRN_LANES, count * sizeof(float));
+        lrn_lanes root = (lrn_lanes)(0x4F540000 - ((lrn_bits)total[v] >> 2)), square = root * root;
+        root += root * (0.278f * (1 - total[v] * (square * square)));
+        square = root * root;
+        const lrn_lanes less = 1 - total[v] * (square * square), near = square * (own[v] * root);
+        result[v] = near + near * (less * (0.75f + less * (0.65625f + 0.6015625f * less)));
+    }
+    if (!roots) {
+        float powers[LRN_LANES];
+        memcpy(powers, total, sizeof powers);
         for (int j = 0; j < LRN_LANES; j++)
-            powers[j] = exp32(beta * log32(sums[j]));
-    memcpy(&total, powers, sizeof total);
-    own /= total;
-    memcpy(y, &own, count * sizeof(float));
+            powers[j] = exp32(beta * log32(powers[j]));
+        memcpy(total, powers, sizeof powers);
+        result[0] = own[0] / total[0];
+    }
+    UNROLLED(v, many) memcpy(y + v * LRN_LANES, result + v, count * sizeof(float));
 }
 
-/* The last piece begins earlier than the one before ends. */
-INLINED void lrn_pieces(float *y, const float *x, const float *from, int64_t taps, int64_t step,
-                        const struct lrn *a, int64_t length, const int roots)
+/* The last piece begins earlier than the one before ends. Returns whether any lane was odd. */
+INLINED int lrn_pieces(float *y, const float *x, const float *from, int64_t taps, int64_t step,
+                       const struct lrn *a, int64_t length, const int roots, const int squared)
 {
     const float alpha = (float)a->alpha, beta = (float)a->beta, bias = (float)a->bias;
+    lrn_bits odd = {0};
     if (length < LRN_LANES)
-        lrn_piece(y, x, from, taps, step, alpha, beta, bias, length, roots);
-    for (int64_t i = 0; i < length && length >= LRN_LANES; i += LRN_LANES) {
+        lrn_piece(y, x, from, taps, step, alpha, beta, bias, length, 1, roots, squared, &odd);
+    int64_t i = 0;
+    for (const int64_t n = LRN_LANES, many = LRN_VECTORS; roots && i + n * many <= length; i += n * many)
+        lrn_piece(y + i, x + i, from + i, taps, step, alpha, beta, bias, n, LRN_VECTORS, roots, squared, &odd);
+    for (; i < length && length >= LRN_LANES; i += LRN_LANES) {
         const int64_t j = smaller(i, length - LRN_LANES);
-        lrn_piece(y + j, x + j, from + j, taps, step, alpha, beta, bias, LRN_LANES, roots);
+        lrn_piece(y + j, x + j, from + j, taps, step, alpha, beta, bias, LRN_LANES, 1, roots, squared, &odd);
     }
+    const lrn_bits none = {0};
+    return memcmp(&odd, &none, sizeof odd) != 0;
 }
 
-static void lrn_row(float *y, const float *x, const float *from, int64_t taps, int64_t step,
-                    const struct lrn *a, int64_t length)
+INLINED void lrn_row(float *y, const float *x, const float *from, int64_t taps, int64_t step, const struct lrn *a,
+                     int64_t length, const int squared)
 {
-    if (a->beta != 0.75)
-        lrn_pieces(y, x, from, taps, step, a, length, 0);
-    else if (taps == 5) /* as in most networks */
-        lrn_pieces(y, x, from, 5, step, a, length, 1);
-    else
-        lrn_pieces(y, x, from, taps, step, a, length, 1);
+    if (a->beta != 0.75 || (taps == 5 ? lrn_pieces(y, x, from, 5, step, a, length, 1, squared) /* often */
+                                      : lrn_pieces(y, x, from, taps, step, a, length, 1, squared)))
+        lrn_pieces(y, x, from, taps, step, a, length, 0, squared);
 }
 
 static int lrn(const void *arguments, int64_t begin, int64_t end)
@@ -310,9 +322,9 @@ static int lrn(const void *arguments, int64_t begin, int64_t end)
         const int64_t c = plane % channels, first = c < a->before ? 0 : c - a->before;
         const float *x = a->x + plane * inner;
         lrn_row(a->y + plane * inner, x, x - (c - first) * inner, smaller(c + a->after, channels - 1) - first + 1,
-                inner, a, inner);
+                inner, a, inner, 0);
     }
-    /* Rows with zeros around them; several, so that none is read at once when it has been written. */
+    /* Squares of rows with zeros around them; several, so that none is read at once when it has been written. */
     float around[MOST_ROW + 2 * MOST_AROUND];
     const int64_t last = inner > 1 ? 0 : smaller(end * a->block, a->rows), others = a->before + a->after;
     const int64_t pitch = channels + others, most = (MOST_ROW + 2 * MOST_AROUND) / pitch;
@@ -320,10 +332,11 @@ static int lrn(const void *arguments, int64_t begin, int64_t end)
     for (int64_t row = begin * a->block, count; row < last; row += count) {
         count = smaller(last - row, smaller(most, a->block));
         for (int64_t i = 0; i < count; i++)
-            memcpy(around + i * pitch + a->before, a->x + (row + i) * channels, channels * sizeof(float));
+            for (int64_t c = 0; c < channels; c++)
+                around[i * pitch + a->before + c] = powf(a->x[(row + i) * channels + c], 2);
         for (int64_t i = 0; i < count; i++)
             lrn_row(a->y + (row + i) * channels, a->x + (row + i) * channels, around + i * pitch, others + 1, 1, a,
-                    channels);
+                    channels, 1);
     }
     return 0;
 }

@@ -4,14 +4,14 @@
 
    Windows are combined at once, if that takes fewer operations (`direct`), or first by rows, into one row
    of the columns that they see. */
-// GCC options: -fno-loop-unroll-and-jam
+// GCC options: -fno-loop-unroll-and-jam -fno-thread-jumps
 #include "wide.h"
 #include <math.h>
 #include <string.h>
 #include "copies.h"
 #include "native.h"
 
-enum { AXES = 3, BYTES = 32768, ROW = 6144, CHUNK = 512, PIECE = 64, MOST_TAPS = 4096, BEHIND = 512 };
+enum { AXES = 3, BYTES = 32768, ROW = 6144, CHUNK = 512, PIECE = 64, MOST_TAPS = 4096, BEHIND = 512, MANY = 4 };
 /* BEHIND: elements behind a row that are read and come to nothing. */
 
 typedef struct {
@@ -84,83 +84,102 @@ static inline int64_t digit(int64_t *rest, int64_t n)
 }
 
 /* NaN beats all numbers, and nothing beats NaN. */
-#define SUM(a, b) (a) + (b)
-#define HIGHER(type)                                                                              \
-    static inline type higher_##type(type a, type b)                                              \
-    {                                                                                             \
-        const type most = b > a ? b : a;                                                          \
-        return b != b ? b : most;                                                                 \
-    }
+#define SUM(a, b) ((a) + (b))
+#define HIGHER(a, b)                                                                              \
+    ({ const __typeof__(b) one = (a), two = (b), most = two > one ? two : one; two != two ? two : most; })
 #define SAME(x, by) (x)
 #define SQUARE(x, by) ((x) * (x))
 #define ABSOLUTE(x, by) ((x) < 0 ? -(x) : (x))
 #define ROOT(x, by) ((__typeof__(x))sqrt(x))
 #define MEAN(x, by) ((x) / (by))
 
+#define LANES(type) (PIECE / (int64_t)sizeof(type))
+/* A loop over element j of each of `many` vectors v, which stay in registers. */
+#define VECTORS(many, length)                                                                     \
+    UNROLLED(v, many) IVDEP NOT_UNROLLED for (int64_t j = 0; j < (length); j++)
+/* What x and the elements `up` and `down` of it come to. */
+#define THREE(x, HOW, MAP) HOW(HOW(MAP((x)[0], 1), MAP((x)[up], 1)), MAP((x)[down], 1))
+/* The rest in pieces of n elements, if there are as many; the last begins earlier than the one before ends. */
+#define PIECES(piece, n)                                                                          \
+    for (int64_t j; i < length && length >= (n); i += (n)) {                                      \
+        j = smaller(i, length - (n));                                                             \
+        piece(to + j, from + j, taps, count, by, n, 1);                                           \
+    }
+
 /* to[j] = what from[j + each of the `count` taps] comes to, for `positions` stretches of `length`
    elements, `step` elements apart. */
 #define COMBINE(name, type, start, MAP, HOW, FINISH)                                              \
-    /* One vector of `length` elements, or two of them. */                                        \
+    /* `many` vectors of `length` elements. */                                                    \
     INLINED void name##_piece(type *restrict to, const type *restrict from, const int64_t *taps,  \
-                              int64_t count, type by, const int64_t length, const int two)        \
+                              int64_t count, type by, const int64_t length, const int many)       \
     {                                                                                             \
-        type total[PIECE / sizeof(type)], other[PIECE / sizeof(type)];                            \
-        NOT_UNROLLED for (int64_t j = 0; j < length; j++)                                         \
-            total[j] = other[j] = start;                                                          \
+        type total[MANY][PIECE / sizeof(type)];                                                   \
+        VECTORS(many, length) total[v][j] = start;                                                \
         int64_t k = 0;                                                                            \
         do {                                                                                      \
             const type *x = from + taps[k];                                                       \
-            NOT_UNROLLED for (int64_t j = 0; j < length; j++) {                                   \
-                const type value = MAP(x[j], by);                                                 \
-                total[j] = HOW(total[j], value);                                                  \
-            }                                                                                     \
-            NOT_UNROLLED for (int64_t j = 0; two && j < length; j++) {                            \
-                const type value = MAP(x[length + j], by);                                        \
-                other[j] = HOW(other[j], value);                                                  \
-            }                                                                                     \
+            VECTORS(many, length) total[v][j] = HOW(total[v][j], MAP(x[v * length + j], by));     \
         } while (++k < count);                                                                    \
-        NOT_UNROLLED for (int64_t j = 0; j < length; j++)                                         \
-            to[j] = (type)FINISH(total[j], by);                                                   \
-        NOT_UNROLLED for (int64_t j = 0; two && j < length; j++)                                  \
-            to[length + j] = (type)FINISH(other[j], by);                                          \
+        VECTORS(many, length) to[v * length + j] = (type)FINISH(total[v][j], by);                 \
     }                                                                                             \
-                                                                                                 \
-    static __attribute__((noinline)) void name(type *to, const type *from, const int64_t *taps,   \
-                                               int64_t count, type by, int64_t length,            \
-                                               int64_t positions, int64_t step)                   \
+                                                                                                  \
+    static __attribute__((noinline)) void name(type *to, const type *from, const int64_t *taps, int64_t count,\
+                                               type by, int64_t length, int64_t positions, int64_t step)\
     {                                                                                             \
-        enum { LANES = PIECE / sizeof(type), HALF = LANES / 2, LEAST = LANES > 8 ? LANES / 4 : HALF };\
         for (; positions > 0; positions--, to += length, from += step) {                          \
             int64_t i = 0;                                                                        \
             for (; count < 1 && i < length; i++)                                                  \
                 to[i] = (type)FINISH((type)start, by);                                            \
-            for (; i + 2 * LANES <= length; i += 2 * LANES)                                       \
-                name##_piece(to + i, from + i, taps, count, by, LANES, 1);                       \
-            for (; i + LANES <= length; i += LANES)                                               \
-                name##_piece(to + i, from + i, taps, count, by, LANES, 0);                           \
-            if (i == length)                                                                      \
-                continue;                                                                         \
-            /* The last piece begins earlier than the one before ends. */                         \
-            int64_t last = length - LANES;                                                        \
-            if (length >= LANES)                                                                  \
-                name##_piece(to + last, from + last, taps, count, by, LANES, 0);                     \
-            else if (length >= HALF) {                                                            \
-                name##_piece(to, from, taps, count, by, HALF, 0);                                    \
-                last += HALF;                                                                     \
-                name##_piece(to + last, from + last, taps, count, by, HALF, 0);                      \
-            } else if (length >= LEAST) {                                                         \
-                name##_piece(to, from, taps, count, by, LEAST, 0);                                   \
-                last = length - LEAST;                                                            \
-                name##_piece(to + last, from + last, taps, count, by, LEAST, 0);                     \
-            } else                                                                                \
-                for (; i < length; i++)                                                           \
-                    name##_piece(to + i, from + i, taps, count, by, 1, 0);                           \
+            for (; i + MANY * LANES(type) <= length; i += MANY * LANES(type))                     \
+                name##_piece(to + i, from + i, taps, count, by, LANES(type), MANY);               \
+            PIECES(name##_piece, LANES(type))                                                     \
+            PIECES(name##_piece, LANES(type) / 2)                                                 \
+            PIECES(name##_piece, LANES(type) / 4)                                                 \
+            PIECES(name##_piece, 1)                                                               \
         }                                                                                         \
     }
 
 #define POOL(name, type, start, MAP, HOW, FINISH)                                                 \
     COMBINE(name##_rows, type, start, MAP, HOW, SAME)                                             \
     COMBINE(name##_columns, type, start, SAME, HOW, FINISH)                                       \
+    /* `count` windows of three rows and columns; what a column comes to is kept for the next ones. */\
+    INLINED void name##_slide(type *restrict to, const type *restrict from, const int64_t *taps, type by,\
+                              int64_t count, int64_t channels, const int stride, const int many)  \
+    {                                                                                             \
+        const int64_t up = taps[1], down = taps[2];                                               \
+        type first[MANY][LANES(type)], second[MANY][LANES(type)];                                 \
+        VECTORS(many, LANES(type)) {                                                              \
+            first[v][j] = THREE((from + v * LANES(type) + j), HOW, MAP);                          \
+            second[v][j] = THREE((from + channels + v * LANES(type) + j), HOW, MAP);              \
+        }                                                                                         \
+        do {                                                                                      \
+            VECTORS(many, LANES(type)) {                                                          \
+                const type *x = from + v * LANES(type) + j + channels;                            \
+                const type third = THREE((x + channels), HOW, MAP);                               \
+                const type middle = stride == 1 ? second[v][j] : THREE(x, HOW, MAP);              \
+                to[v * LANES(type) + j] = (type)FINISH(HOW(HOW(first[v][j], middle), third), by); \
+                first[v][j] = stride == 1 ? middle : third;                                       \
+                second[v][j] = third;                                                             \
+            }                                                                                     \
+            from += stride * channels;                                                            \
+            to += channels;                                                                       \
+        } while (--count > 0);                                                                    \
+    }                                                                                             \
+                                                                                                  \
+    static __attribute__((noinline)) void name##_slides(type *to, const type *from, const int64_t *taps, type by,\
+                                                        int64_t count, int64_t channels, const int64_t stride)\
+    {                                                                                             \
+        for (int64_t i = 0, n; i < channels; i += n) {                                            \
+            n = channels - i < MANY * LANES(type) ? LANES(type) : MANY * LANES(type);             \
+            i = smaller(i, channels - n);                                                         \
+            if (stride == 1)                                                                      \
+                n > LANES(type) ? name##_slide(to + i, from + i, taps, by, count, channels, 1, MANY)\
+                                : name##_slide(to + i, from + i, taps, by, count, channels, 1, 1);\
+            else                                                                                  \
+                n > LANES(type) ? name##_slide(to + i, from + i, taps, by, count, channels, 2, MANY)\
+                                : name##_slide(to + i, from + i, taps, by, count, channels, 2, 1);\
+        }                                                                                         \
+    }                                                                                             \
     /* `count` elements of each remainder of their places by the step, side by side, with places for n\
        of them; of a step of 2 all of these, in whole vectors. */                                 \
     static inline void name##_apart(type *restrict to, const type *restrict from, int64_t step,   \
@@ -186,11 +205,10 @@ static inline int64_t digit(int64_t *rest, int64_t n)
         const window *u = a->axes, *v = u + 1, *w = u + 2;                                        \
         const double *of_column = a->counted + u->count + v->count, *of_row = a->counted + u->count + o;\
         const int64_t channels = s->channels, row_step = s->columns * channels, end = first + count;\
-        enum { LANES = PIECE / sizeof(type) };                                                    \
         int64_t slice, line, at = 0, origin = s->first[2], pitch = 0, taps[MOST_TAPS], all[MOST_TAPS], n = 0;\
         const int64_t slices = inside(u, d, &slice);                                              \
         const type *x = NULL;                                                                     \
-        type row[ROW + BEHIND], spread[ROW];                                           \
+        _Alignas(PIECE) type row[ROW + BEHIND], spread[ROW];                                      \
         for (int64_t r = 0; r < band; r++) {                                                      \
             const int64_t height = inside(v, o + r, &line);                                       \
             n = 0;                                                                                \
@@ -204,6 +222,7 @@ static inline int64_t digit(int64_t *rest, int64_t n)
             }                                                                                     \
         }                                                                                         \
         const int64_t rows = a->direct ? n : 1;                                                   \
+        const int slid = rows == 3 && w->kernel == 3 && w->dilation == 1 && w->stride <= 2;       \
         if (!a->direct) {                                                                         \
             taps[0] = 0;                                                                          \
             x = row;                                                                              \
@@ -220,16 +239,20 @@ static inline int64_t digit(int64_t *rest, int64_t n)
                 for (int64_t k = 0; k < n; k++)                                                   \
                     all[i * n + k] = taps[i] + k * w->dilation * channels;                        \
             const int64_t needed = run + (w->kernel - 1) * w->dilation / w->stride;               \
-            const int64_t most = (needed + LANES) / LANES * LANES;                                \
+            const int64_t most = (needed + LANES(type)) / LANES(type) * LANES(type);              \
             for (int64_t k = 0; apart && k < n; k++)                                              \
                 all[k] = k * w->dilation % w->stride * most + k * w->dilation / w->stride;        \
             for (int64_t r = 0; apart && r < band; r++)                                           \
                 name##_apart(spread + r * w->stride * most, from + r * pitch, w->stride, needed, most);\
             const int64_t adjacent = apart || w->stride == 1 ? run : 1;                           \
-            for (int64_t r = 0; r < band; r++)                                                    \
-                name##_columns(y + r * step, apart ? spread + r * w->stride * most : from + r * pitch, all,\
-                               rows * n, (type)(a->counted[d] * of_row[r] * of_column[j]),        \
-                               adjacent * channels, run / adjacent, w->stride * channels);        \
+            for (int64_t r = 0; r < band; r++) {                                                  \
+                const type by = (type)(a->counted[d] * of_row[r] * of_column[j]);                 \
+                if (slid && n == 3 && channels >= LANES(type))                                    \
+                    name##_slides(y, from, taps, by, run, channels, w->stride);                   \
+                else                                                                              \
+                    name##_columns(y + r * step, apart ? spread + r * w->stride * most : from + r * pitch, all,\
+                                   rows * n, by, adjacent * channels, run / adjacent, w->stride * channels);\
+            }                                                                                     \
         }                                                                                         \
     }                                                                                             \
     static int name(const void *arguments, int64_t begin, int64_t end)                            \
@@ -240,7 +263,7 @@ static inline int64_t digit(int64_t *rest, int64_t n)
         const int64_t bands = (v->count + a->band - 1) / a->band;                                 \
         const int64_t size = u->size * v->size * w->size, most = a->lanes ? a->lanes : 1;         \
         const int64_t every = u->count * v->count * w->count;                                     \
-        type near[BYTES / sizeof(type)], result[BYTES / sizeof(type)];                            \
+        _Alignas(PIECE) type near[BYTES / sizeof(type)], result[BYTES / sizeof(type)];            \
         for (int64_t item = begin; item < end; item++) {                                          \
             int64_t image = item;                                                                 \
             const int64_t first = digit(&image, chunks) * a->chunk;                               \
@@ -274,7 +297,7 @@ static inline int64_t digit(int64_t *rest, int64_t n)
         return 0;                                                                                 \
     }
 
-#define INDICES(type, start)                                                                   \
+#define INDICES(type, start)                                                                      \
     static int max_pool_indices_##type(const void *arguments, int64_t begin, int64_t end)         \
     {                                                                                             \
         const struct pooling *a = arguments;                                                      \
@@ -327,7 +350,7 @@ static inline int64_t digit(int64_t *rest, int64_t n)
 
 #define FURTHER(step)                                                                             \
     for (int64_t j = low; j < high; j++) {                                                        \
-        const int beaten = ((!(x[j * step] <= best[j])) | (places[j] < 0)) & (best[j] == best[j]); \
+        const int beaten = ((!(x[j * step] <= best[j])) | (places[j] < 0)) & (best[j] == best[j]);\
         best[j] = beaten ? x[j * step] : best[j];                                                 \
         places[j] = beaten ? place + (int32_t)j * further : places[j];                            \
     }
@@ -338,8 +361,7 @@ static inline int64_t digit(int64_t *rest, int64_t n)
     POOL(l2_pool_##type, type, 0, SQUARE, SUM, ROOT)                                              \
     MAXIMA(type, -INFINITY)
 #define MAXIMA(type, start)                                                                       \
-    HIGHER(type)                                                                                  \
-    POOL(max_pool_##type, type, start, SAME, higher_##type, SAME)                                 \
+    POOL(max_pool_##type, type, start, SAME, HIGHER, SAME)                                        \
     INDICES(type, start)
 
 KINDS(float)
