@@ -205,6 +205,13 @@ def test_lrn_of_sums_that_are_not_finite_or_positive_equals_numpy():
     check(node_of("LRN", [x], size=3, alpha=1.0, bias=-4.0), [x], {"rtol": 1e-4, "atol": 0})
 
 
+@pytest.mark.parametrize("size", [3, 5])
+def test_lrn_of_channels_of_which_a_few_sums_are_not_ordinary_equals_numpy(size):
+    x = np.random.default_rng(5).normal(0, 3, (1, 150, 4, 5)).astype(np.float32)
+    x[0, 30, 0, 1:5], x[0, 70:75, 2], x[0, 141:, 3, 1] = (np.nan, np.inf, 1e25, 1e-21), 0, 1e-20
+    check(node_of("LRN", [x], size=size, alpha=1.0, bias=0.0), [x], {"rtol": 1e-5, "atol": 0})
+
+
 def test_lrn_of_many_channels_around_or_of_float64_has_no_compiled_kernel():
     x = np.ones((1, 200, 2, 2), np.float32)
     assert kernel_of(node_of("LRN", [x], size=150), LIBRARIES[0]) is None
