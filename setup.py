@@ -7,9 +7,9 @@ without a C compiler, or with one that lacks an instruction set, goes on without
 The modules have the stable interface of CPython and serve version 3.11 and all later ones. A build
 that is free-threaded has no stable interface before 3.15: its modules serve that version alone.
 
-A C file needs no entry here or elsewhere: its table of kernels (``const kernel_entry x_kernels[]``)
-and its table of functions for Python (``PyMethodDef x_functions[]``) are found in its text, and so
-are options that it is compiled with (``// Compiler options: -ffp-contract=fast``), with GCC alone
+A C file needs no entry here or elsewhere: its table of kernels (``KERNELS(x, ...)``) and its table
+of functions for Python (``PyMethodDef x_functions[]``) are found in its text, and so are options
+that it is compiled with (``// Compiler options: -ffp-contract=fast``), with GCC alone
 (``// GCC options: -fno-thread-jumps``). ``tools/wheels.py`` takes all of this from here.
 """
 
@@ -59,7 +59,7 @@ def generated_tables() -> str:
     """The text of ``generated_tables.h``: declarations of the tables in the C files, a list of the
     tables of each type, and the checksum of all files."""
     text = "".join(path.read_text() for path in SOURCES)
-    kernels = re.findall(r"^const kernel_entry (\w+)\[\]", text, re.MULTILINE)
+    kernels = [f"{name}_kernels" for name in re.findall(r"^KERNELS\((\w+),", text, re.MULTILINE)]
     functions = re.findall(r"^PyMethodDef (\w+)\[\]", text, re.MULTILINE)
     return "\n".join(
         [

@@ -33,7 +33,8 @@ typedef struct {
 
 #define KERNEL(name, arguments) {#name, name, sizeof(struct arguments) / 8, NULL}
 #define STAGED_KERNEL(name, arguments, run, stage) {#name, run, sizeof(struct arguments) / 8, stage}
-#define END_OF_KERNELS {NULL, NULL, 0, NULL}
+/* The table of the kernels of a file, which setup.py finds. */
+#define KERNELS(name, ...) const kernel_entry name##_kernels[] = {__VA_ARGS__, {NULL, NULL, 0, NULL}};
 
 static inline int64_t smaller(int64_t a, int64_t b)
 {

@@ -331,7 +331,4 @@ static int attention(const void *arguments, int64_t begin, int64_t end)
     return 0;
 }
 
-const kernel_entry attention_kernels[] = {
-    KERNEL(attention, attention),
-    END_OF_KERNELS,
-};
+KERNELS(attention, KERNEL(attention, attention))

@@ -313,7 +313,4 @@ static int attention_cache(const void *arguments, int64_t begin, int64_t end)
     return 0;
 }
 
-const kernel_entry attention_cache_kernels[] = {
-    KERNEL(attention_cache, attention_cache),
-    END_OF_KERNELS,
-};
+KERNELS(attention_cache, KERNEL(attention_cache, attention_cache))

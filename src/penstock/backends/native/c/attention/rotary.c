@@ -46,4 +46,4 @@ static int rotary(const void *arguments, int64_t begin, int64_t end)
     return 0;
 }
 
-const kernel_entry rotary_kernels[] = {KERNEL(rotary, rotary), END_OF_KERNELS};
+KERNELS(rotary, KERNEL(rotary, rotary))

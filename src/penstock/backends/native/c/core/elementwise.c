@@ -509,10 +509,5 @@ static int table(const void *arguments, int64_t begin, int64_t end)
     return 0;
 }
 
-const kernel_entry elementwise_kernels[] = {
-    KERNEL(elementwise, elementwise),
-    KERNEL(table, table),
-    KERNELS_OF_CODES(add_codes, pair),
-    KERNELS_OF_CODES(mul_codes, pair),
-    END_OF_KERNELS,
-};
+KERNELS(elementwise, KERNEL(elementwise, elementwise), KERNEL(table, table), KERNELS_OF_CODES(add_codes, pair),
+        KERNELS_OF_CODES(mul_codes, pair))

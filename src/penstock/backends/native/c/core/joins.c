@@ -31,4 +31,4 @@ static int join(const void *arguments, int64_t begin, int64_t end)
     return 0;
 }
 
-const kernel_entry joins_kernels[] = {KERNEL(join, join), END_OF_KERNELS};
+KERNELS(joins, KERNEL(join, join))

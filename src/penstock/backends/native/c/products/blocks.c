@@ -312,8 +312,4 @@ static int experts(const void *arguments, int64_t begin, int64_t end)
     return 0;
 }
 
-const kernel_entry blocks_kernels[] = {
-    KERNEL(experts, experts),
-    KERNEL(block_product, block_product),
-    END_OF_KERNELS,
-};
+KERNELS(blocks, KERNEL(experts, experts), KERNEL(block_product, block_product))

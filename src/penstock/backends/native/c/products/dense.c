@@ -61,8 +61,4 @@ static int rounded_dense_stage(const void *arguments, int64_t stage, int64_t fir
     return stage ? dense(&a, first, last) : 0;
 }
 
-const kernel_entry dense_kernels[] = {
-    KERNEL(dense, dense),
-    STAGED_KERNEL(rounded_dense, dense, NULL, rounded_dense_stage),
-    END_OF_KERNELS,
-};
+KERNELS(dense, KERNEL(dense, dense), STAGED_KERNEL(rounded_dense, dense, NULL, rounded_dense_stage))

@@ -41,10 +41,5 @@ enum { DEPTH = 256, UNIT = 64, DIRECT = 64, FEW_ROWS = 4, AHEAD = 16, SHARED = 2
 #include "products_of.h"
 #include "matmul_of.h"
 
-const kernel_entry matmul_kernels[] = {
-    {"product_float32", product, sizeof(struct product) / 8, NULL},
-    KERNEL(product_float64, product),
-    KERNEL(product_int32, product),
-    KERNEL(product_int64, product),
-    END_OF_KERNELS,
-};
+KERNELS(matmul, {"product_float32", product, sizeof(struct product) / 8, NULL}, KERNEL(product_float64, product),
+        KERNEL(product_int32, product), KERNEL(product_int64, product))

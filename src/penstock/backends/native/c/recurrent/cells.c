@@ -124,6 +124,5 @@ static int gru_state(const void *arguments, int64_t begin, int64_t end)
     return 0;
 }
 
-const kernel_entry cells_kernels[] = {
-    KERNEL(lstm_cell, lstm_cell), KERNEL(gru_cell, gru_cell), KERNEL(gru_gates, gru_gates),
-    KERNEL(gru_state, gru_state), END_OF_KERNELS};
+KERNELS(cells, KERNEL(lstm_cell, lstm_cell), KERNEL(gru_cell, gru_cell), KERNEL(gru_gates, gru_gates),
+        KERNEL(gru_state, gru_state))

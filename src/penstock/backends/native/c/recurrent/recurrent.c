@@ -522,7 +522,4 @@ static int recurrent_stage(const void *arguments, int64_t stage, int64_t first, 
     return 0;
 }
 
-const kernel_entry recurrent_kernels[] = {
-    STAGED_KERNEL(recurrent, recurrent, recurrent, recurrent_stage),
-    END_OF_KERNELS,
-};
+KERNELS(recurrent, STAGED_KERNEL(recurrent, recurrent, recurrent, recurrent_stage))

@@ -63,8 +63,4 @@ enum { COLUMNS = 128, ROWS = 8 };
 OF_NUMBERS(SUMS)
 OF_NUMBERS(PRODUCTS)
 
-const kernel_entry cumulative_kernels[] = {
-    KERNELS_OF_NUMBERS(cumsum, cumulative),
-    KERNELS_OF_NUMBERS(cumprod, cumulative),
-    END_OF_KERNELS,
-};
+KERNELS(cumulative, KERNELS_OF_NUMBERS(cumsum, cumulative), KERNELS_OF_NUMBERS(cumprod, cumulative))

@@ -341,12 +341,8 @@ static int lrn(const void *arguments, int64_t begin, int64_t end)
     return 0;
 }
 
-const kernel_entry normalization_kernels[] = {
-    KERNELS_OF_FLOATS(group_normalization, group_normalization),
-    KERNEL(group_normalization_float32_last, group_normalization),
-    KERNEL(group_normalization_float64_last, group_normalization),
-    KERNELS_OF_FLOATS(layer_normalization, layer_normalization),
-    KERNELS_OF_FLOATS(batch_normalization, batch_normalization),
-    KERNEL(lrn, lrn),
-    END_OF_KERNELS,
-};
+KERNELS(normalization, KERNELS_OF_FLOATS(group_normalization, group_normalization),
+        KERNEL(group_normalization_float32_last, group_normalization),
+        KERNEL(group_normalization_float64_last, group_normalization),
+        KERNELS_OF_FLOATS(layer_normalization, layer_normalization),
+        KERNELS_OF_FLOATS(batch_normalization, batch_normalization), KERNEL(lrn, lrn))

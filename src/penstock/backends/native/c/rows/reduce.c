@@ -345,7 +345,5 @@ EXTREMES(uint8, uint8_t, 0, UINT8_MAX)
         KERNEL(l2_##suffix, reduction), KERNEL(logsum_##suffix, reduction),                       \
         KERNEL(logsumexp_##suffix, reduction)
 
-const kernel_entry reduce_kernels[] = {
-    ENTRIES(float32),      ENTRIES(float64),       ENTRIES(int32), ENTRIES(int64),
-    EXTREME_ENTRIES(int8), EXTREME_ENTRIES(uint8), END_OF_KERNELS,
-};
+KERNELS(reduce, ENTRIES(float32), ENTRIES(float64), ENTRIES(int32), ENTRIES(int64), EXTREME_ENTRIES(int8),
+        EXTREME_ENTRIES(uint8))

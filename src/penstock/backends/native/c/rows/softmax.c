@@ -225,8 +225,4 @@ enum { LANES = 16 };
 HARDMAX(hardmax_float32, float)
 HARDMAX(hardmax_float64, double)
 
-const kernel_entry softmax_kernels[] = {
-    KERNELS_OF_FLOATS(hardmax, softmax),
-    KERNELS_OF_FLOATS(softmax, softmax),
-    END_OF_KERNELS,
-};
+KERNELS(softmax, KERNELS_OF_FLOATS(hardmax, softmax), KERNELS_OF_FLOATS(softmax, softmax))

@@ -191,12 +191,6 @@ OF_NUMBERS(NORMALIZER)
 
 #define LOOKUP_ENTRIES(suffix, type, real)                                                        \
     KERNEL(lookup_##suffix##_4, lookup), KERNEL(lookup_##suffix##_8, lookup),
-const kernel_entry features_kernels[] = {
-    KERNELS_OF_SIZES(columns, columns),
-    OF_NUMBERS(LOOKUP_ENTRIES)
-    KERNEL(one_hot_int64, one_hot),
-    KERNELS_OF_NUMBERS(scaler, scaler),
-    KERNELS_OF_NUMBERS(imputer, imputer),
-    KERNELS_OF_NUMBERS(normalizer, normalizer),
-    END_OF_KERNELS,
-};
+KERNELS(features, KERNELS_OF_SIZES(columns, columns), OF_NUMBERS(LOOKUP_ENTRIES) KERNEL(one_hot_int64, one_hot),
+        KERNELS_OF_NUMBERS(scaler, scaler), KERNELS_OF_NUMBERS(imputer, imputer),
+        KERNELS_OF_NUMBERS(normalizer, normalizer))

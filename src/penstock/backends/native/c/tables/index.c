@@ -483,9 +483,5 @@ SORT(int64, int64_t, int64_t, uint64_t)
     SCATTER_ENTRIES(add_##suffix), SCATTER_ENTRIES(mul_##suffix), SCATTER_ENTRIES(max_##suffix),   \
         SCATTER_ENTRIES(min_##suffix), SORTS(suffix)
 
-const kernel_entry index_kernels[] = {
-    KERNEL(gather, gather),
-    MOVES(1),    MOVES(2),     MOVES(4),         MOVES(8),         SORTS(int8),
-    SORTS(uint8), ENTRIES(float32), ENTRIES(float64), ENTRIES(int32), ENTRIES(int64),
-    END_OF_KERNELS,
-};
+KERNELS(index, KERNEL(gather, gather), MOVES(1), MOVES(2), MOVES(4), MOVES(8), SORTS(int8), SORTS(uint8),
+        ENTRIES(float32), ENTRIES(float64), ENTRIES(int32), ENTRIES(int64))

@@ -292,7 +292,4 @@ MODELS(models_float64, double, double)
 MODELS(models_int32, int32_t, float)
 MODELS(models_int64, int64_t, float)
 
-const kernel_entry models_kernels[] = {
-    KERNELS_OF_NUMBERS(models, models),
-    END_OF_KERNELS,
-};
+KERNELS(models, KERNELS_OF_NUMBERS(models, models))

@@ -115,10 +115,5 @@ static int sequences(const void *arguments, int64_t begin, int64_t end)
     return 0;
 }
 
-const kernel_entry select_kernels[] = {
-    KERNEL(triangle, triangle),
-    KERNEL(diagonal, diagonal),
-    KERNELS_OF_SIZES(classes, classes),
-    KERNEL(sequences, sequences),
-    END_OF_KERNELS,
-};
+KERNELS(select, KERNEL(triangle, triangle), KERNEL(diagonal, diagonal), KERNELS_OF_SIZES(classes, classes),
+        KERNEL(sequences, sequences))

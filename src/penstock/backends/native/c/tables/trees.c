@@ -131,7 +131,4 @@ static inline void write_row(const struct trees *a, int64_t row, double *scores)
 
 OF_NUMBERS(TREES)
 
-const kernel_entry trees_kernels[] = {
-    KERNELS_OF_NUMBERS(trees, trees),
-    END_OF_KERNELS,
-};
+KERNELS(trees, KERNELS_OF_NUMBERS(trees, trees))

@@ -213,4 +213,4 @@ static int convolution(const void *arguments, int64_t begin, int64_t end)
     return 0;
 }
 
-const kernel_entry convolution_kernels[] = {KERNEL(convolution, convolution), END_OF_KERNELS};
+KERNELS(convolution, KERNEL(convolution, convolution))

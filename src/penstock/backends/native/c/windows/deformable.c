@@ -18,8 +18,4 @@ enum { FILTERS = 256, TERMS = 192 };
 #define OF(name) name##_float64
 #include "deformable_of.h"
 
-const kernel_entry deformable_kernels[] = {
-    KERNEL(deformable, deformable),
-    KERNEL(deformable_float64, deformable_float64),
-    END_OF_KERNELS,
-};
+KERNELS(deformable, KERNEL(deformable, deformable), KERNEL(deformable_float64, deformable_float64))

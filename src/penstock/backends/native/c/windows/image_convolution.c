@@ -581,11 +581,8 @@ static int rounded_convolution_stage(const void *arguments, int64_t stage, int64
     return stage ? image_convolution(&a, first, last) : 0;
 }
 
-const kernel_entry image_convolution_kernels[] = {
-    KERNEL(image_convolution, image_convolution),
-    KERNEL(image_depthwise, image_convolution),
-    STAGED_KERNEL(given_convolution, image_convolution, NULL, given_convolution_stage),
-    STAGED_KERNEL(given_depthwise, image_convolution, NULL, given_depthwise_stage),
-    STAGED_KERNEL(rounded_convolution, image_convolution, NULL, rounded_convolution_stage),
-    END_OF_KERNELS,
-};
+KERNELS(image_convolution, KERNEL(image_convolution, image_convolution),
+        KERNEL(image_depthwise, image_convolution),
+        STAGED_KERNEL(given_convolution, image_convolution, NULL, given_convolution_stage),
+        STAGED_KERNEL(given_depthwise, image_convolution, NULL, given_depthwise_stage),
+        STAGED_KERNEL(rounded_convolution, image_convolution, NULL, rounded_convolution_stage))

@@ -374,6 +374,4 @@ MAXIMA(uint8_t, 0)
     MAXIMUM_ENTRIES(type), KERNEL(average_pool_##type, pooling), KERNEL(l1_pool_##type, pooling), \
         KERNEL(l2_pool_##type, pooling)
 
-const kernel_entry pooling_kernels[] = {
-    ENTRIES(float), ENTRIES(double), MAXIMUM_ENTRIES(int8_t), MAXIMUM_ENTRIES(uint8_t), END_OF_KERNELS,
-};
+KERNELS(pooling, ENTRIES(float), ENTRIES(double), MAXIMUM_ENTRIES(int8_t), MAXIMUM_ENTRIES(uint8_t))

@@ -687,10 +687,6 @@ int integer_speed(const char **instructions)
     return 40;
 }
 
-const kernel_entry quantized_convolution_kernels[] = {
-    KERNEL(quantized_convolution, quantized_convolution),
-    STAGED_KERNEL(code_matrices, code_matrices, NULL, code_matrices_stage),
-    KERNEL(code_depthwise, code_depthwise),
-    KERNEL(dynamically_quantized, dynamically_quantized),
-    END_OF_KERNELS,
-};
+KERNELS(quantized_convolution, KERNEL(quantized_convolution, quantized_convolution),
+        STAGED_KERNEL(code_matrices, code_matrices, NULL, code_matrices_stage),
+        KERNEL(code_depthwise, code_depthwise), KERNEL(dynamically_quantized, dynamically_quantized))

@@ -192,10 +192,5 @@ static int max_roi_pool(const void *arguments, int64_t begin, int64_t end)
     return 0;
 }
 
-const kernel_entry regions_kernels[] = {
-    KERNEL(max_roi_pool, max_roi_pool),
-    KERNEL(roi_align, roi_align),
-    KERNEL(roi_align_float64, roi_align_float64),
-    KERNEL(suppress, suppress),
-    END_OF_KERNELS,
-};
+KERNELS(regions, KERNEL(max_roi_pool, max_roi_pool), KERNEL(roi_align, roi_align),
+        KERNEL(roi_align_float64, roi_align_float64), KERNEL(suppress, suppress))

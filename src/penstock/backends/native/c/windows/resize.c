@@ -293,9 +293,6 @@ struct pad {
 
 OF_SIZES(PAD)
 
-const kernel_entry resize_kernels[] = {
-    KERNELS_OF_SIZES(pad, pad), KERNELS_OF_FLOATS(resize, resize), KERNELS_OF_SIZES(resize_nearest, resize),
-    KERNEL(resize_uint8, resize), KERNEL(resize_int8, resize), KERNEL(resize_uint16, resize),
-    KERNEL(resize_int16, resize), KERNEL(resize_int32, resize),
-    END_OF_KERNELS,
-};
+KERNELS(resize, KERNELS_OF_SIZES(pad, pad), KERNELS_OF_FLOATS(resize, resize),
+        KERNELS_OF_SIZES(resize_nearest, resize), KERNEL(resize_uint8, resize), KERNEL(resize_int8, resize),
+        KERNEL(resize_uint16, resize), KERNEL(resize_int16, resize), KERNEL(resize_int32, resize))

@@ -184,10 +184,5 @@ PICK(float)
 SAMPLE(float, rintf, floorf, fmodf)
 SAMPLE(double, rint, floor, fmod)
 
-const kernel_entry sampling_kernels[] = {
-    KERNEL(grid_sample_float, grid_sample),
-    KERNEL(grid_sample_double, grid_sample),
-    KERNEL(affine_grid_float, affine_grid),
-    KERNEL(affine_grid_double, affine_grid),
-    END_OF_KERNELS,
-};
+KERNELS(sampling, KERNEL(grid_sample_float, grid_sample), KERNEL(grid_sample_double, grid_sample),
+        KERNEL(affine_grid_float, affine_grid), KERNEL(affine_grid_double, affine_grid))

@@ -59,8 +59,4 @@ static inline int64_t inside(const window *w, int64_t k, int64_t *low, int64_t *
 WINDOWS(float)
 WINDOWS(double)
 
-const kernel_entry windows_kernels[] = {
-    KERNEL(col2im_float, windows),
-    KERNEL(col2im_double, windows),
-    END_OF_KERNELS,
-};
+KERNELS(windows, KERNEL(col2im_float, windows), KERNEL(col2im_double, windows))
