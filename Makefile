@@ -5,8 +5,11 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 # Only errors are printed. The stamps of VENV say what is installed: they are as old as the
-# pyproject.toml they were made from, so that nothing happens where it did not change.
-INSTALL := $(RUN) -m pip install -qq --disable-pip-version-check --editable
+# pyproject.toml they were made from, so that nothing happens where it did not change. Bytecode is
+# compiled when a module is first imported: most of what packages bring never is. Kernels are
+# compiled in VENV itself: an environment for that alone would be filled with the same each time.
+PIP := $(RUN) -m pip install -qq --disable-pip-version-check --no-compile
+INSTALL := $(PIP) --no-build-isolation --editable
 PYTEST_ARGS ?=
 SECONDS ?= 60
 
@@ -137,11 +140,21 @@ proto:
 	cd src && ../.cache/protoc/bin/python -m grpc_tools.protoc -I. --pyi_out=. \
 		--descriptor_set_out=$(ONNX_PROTO:.proto=.binpb) $(ONNX_PROTO)
 
+# An environment with what kernels are compiled with.
+BUILDS := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])
+
+$(VENV)/.builds: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Penstock needs Python 3.11 \
+	or newer, and this is " + sys.version.split()[0] + ": make PYTHON=python3.11, say")'
+	@echo "installing Penstock into $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) $$($(PYTHON) -c '$(BUILDS)')
+	@touch $@
+
 # Compiled kernels are part of the installation.
 KERNELS := setup.py $(wildcard src/penstock/host/c/* src/penstock/backends/native/c/*/*)
 
 kernels: setup
-	@$(RUN) -m pip install -qq --disable-pip-version-check 'setuptools>=77'
 	$(RUN) setup.py -q build_ext --inplace
 	$(RUN) -m tools.native_families
 
@@ -149,11 +162,7 @@ kernels: setup
 wheels: $(VENV)/.installed-wheels
 	$(RUN) -m tools.wheels
 
-$(VENV)/.installed: pyproject.toml $(KERNELS)
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Penstock needs Python 3.11 \
-	or newer, and this is " + sys.version.split()[0] + ": make PYTHON=python3.11, say")'
-	@echo "installing Penstock into $(VENV)"
-	@$(PYTHON) -m venv $(VENV)
+$(VENV)/.installed: $(VENV)/.builds $(KERNELS)
 	@$(INSTALL) .
 	@touch $@
 

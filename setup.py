@@ -153,8 +153,12 @@ class BuildKernels(build_ext):
                 )
             return target
 
-        # The largest first: the one that takes longest would keep one core waiting at the end.
-        sources = sorted(ext.sources, key=os.path.getsize, reverse=True)
+        # Those that take longest first: one of them would keep one core waiting at the end. They
+        # are the products, which have options of their own, and then the largest.
+        def cost(source: str) -> tuple[bool, int]:
+            return bool(own_options(Path(source), clang)), os.path.getsize(source)
+
+        sources = sorted(ext.sources, key=cost, reverse=True)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             objects = list(pool.map(compiled, sources))
         path = self.get_ext_fullpath(ext.name)
