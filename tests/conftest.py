@@ -94,8 +94,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: "most_bytes" in getattr(item, "fixturenames", ()))
 
 
+def pytest_collection(session: pytest.Session) -> None:
+    """Collect no garbage while tests are collected: nearly all that is created then is kept."""
+    gc.disable()
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Leave what has been imported and collected out of garbage collection: a test that collects
     garbage would walk the fifty thousand tests of the suite for a second."""
+    gc.enable()
     gc.collect()
     gc.freeze()
