@@ -38,7 +38,7 @@ from tests.executors.conformance import assert_equal
 from tests.support.graphs import interpret
 from tests.support.onnx_text import graph_from_text
 from tests.support.random_graphs import feeds_for, graphs, seeded
-from tests.support.sweeps import examples
+from tests.support.sweeps import drawn, examples
 
 
 def plan_of(graph: Graph, *, planned: bool = True) -> Plan:
@@ -166,7 +166,7 @@ def assert_block(plan: Plan, tasks: Tasks, grouping: Grouping, k: int) -> None:
 
 @either_plan
 @each_grouping
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", drawn(range(25), 8))
 def test_every_step_is_in_one_task_and_tasks_in_an_order(seed, grouping, planned):
     plan, way = plan_of(seeded(seed, 40), planned=planned), GROUPINGS[grouping](seed)
     assert_tasks(plan, arrange(plan, way), way)
@@ -277,7 +277,7 @@ class Walk:
 
 @either_plan
 @each_grouping
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", drawn(range(40), 10))
 def test_values_are_held_as_long_as_somebody_reads_them_in_any_order(seed, grouping, planned):
     graph = seeded(seed, 30)
     given = feeds_for(seed % 4)
@@ -310,7 +310,7 @@ def assert_shared(plan: Plan, tasks: Tasks, source: str) -> None:
 
 @either_plan
 @each_grouping
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", drawn(range(25), 8))
 def test_tasks_share_only_values_that_several_of_them_touch(seed, grouping, planned):
     plan = plan_of(seeded(seed, 30), planned=planned)
     tasks = arrange(plan, GROUPINGS[grouping](seed))

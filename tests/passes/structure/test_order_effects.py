@@ -21,6 +21,7 @@ from tests.executors.test_parallel import OfAllSteps
 from tests.support.cost_models import EqualCosts
 from tests.support.expert import with_expert
 from tests.support.random_frames import RandomGraph
+from tests.support.sweeps import scaled
 from tests.support.tf_graphs import Builder, Type
 
 DOMAIN = "com.example"
@@ -138,10 +139,11 @@ class EffectsModel:
         return orders[0] * times
 
 
+@pytest.mark.parametrize("models", scaled(4, 12))
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_effects_of_random_models_run_one_by_one_in_the_order_of_the_file(executor, pool):
+def test_effects_of_random_models_run_one_by_one_in_the_order_of_the_file(executor, models, pool):
     feeds = {"x": np.ones(2, np.float32), "flag": np.array(True)}
-    for seed in range(12):
+    for seed in range(models):
         effects = EffectsModel(seed)
         session = compiled(effects.model, executor, pool)
         for _ in range(2):
@@ -207,10 +209,11 @@ def with_effects(graph_def: bytes) -> ps.ir.graph.Model:
     return model
 
 
+@pytest.mark.parametrize("models", scaled(7, 20))
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_effects_of_tensorflow_obey_data_and_control_edges(executor, pool):
+def test_effects_of_tensorflow_obey_data_and_control_edges(executor, models, pool):
     ran = 0
-    for seed in range(20):
+    for seed in range(models):
         effects = EffectsOfTensorFlow(seed)
         session = compiled(with_effects(effects.b.bytes()), executor, pool)
         for x in (3, -50):
@@ -223,7 +226,7 @@ def test_effects_of_tensorflow_obey_data_and_control_edges(executor, pool):
             ran += 1
             for i, label in enumerate(LOG):
                 assert effects.before(label, set(LOG)) <= set(LOG[:i]), (seed, x)
-    assert ran > 4
+    assert ran > models // 5
 
 
 @pytest.mark.parametrize("executor", ["parallel", "frames"])
