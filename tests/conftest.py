@@ -5,7 +5,7 @@ Choose a profile with ``--hypothesis-profile=NAME``:
 - ``default``: no deadlines, because the machines that run the suite are shared, and a blob with
   each failure, with which ``@reproduce_failure`` repeats it elsewhere;
 - ``ci``: the same without the database of examples, so that each run draws anew;
-- ``full``: ten times as many examples, for ``make test-full``.
+- ``full``: sixteen times as many examples, for ``make test-full``.
 
 A property that is worth more or fewer examples than others has them by ``examples`` of
 ``tests/support/sweeps.py``, as a multiple of those of the profile.
@@ -45,7 +45,7 @@ pytest.register_assert_rewrite("tests.support", "tests.executors.conformance")
 
 settings.register_profile(
     "default",
-    max_examples=40,
+    max_examples=25,
     deadline=None,
     print_blob=True,
     derandomize=False,
