@@ -151,7 +151,8 @@ def _installed(folder: Path, *, objects: bool, **environment: str) -> str:
     venv.create(home, symlinks=True)
     python = home / "bin" / "python"
     (wheel,) = wheels.glob("*.whl")
-    _run(*pip, "--python", python, "install", "--no-deps", "--no-index", wheel, cwd=folder)
+    install = ["install", "--no-deps", "--no-index", "--no-compile"]
+    _run(*pip, "--python", python, *install, wheel, cwd=folder)
     # The requirements are those of this environment: a path file in a path file is not followed,
     # so the checkout itself is out of reach.
     paths = sysconfig.get_paths(vars={"base": str(home), "platbase": str(home)})
@@ -217,13 +218,14 @@ def _python(minor: int) -> str:
 @pytest.mark.parametrize("minor", [12, 13, 14])
 def test_sample_of_tests_passes_on_each_python(minor, tmp_path):
     """With the compiled modules of this checkout, which all versions load."""
-    _run(_python(minor), "-m", "venv", tmp_path / "environment", cwd=tmp_path)
-    python = tmp_path / "environment" / "bin" / "python"
+    home = tmp_path / "environment"
+    _run(_python(minor), "-m", "venv", "--without-pip", home, cwd=tmp_path)
+    python = home / "bin" / "python"
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [*requirements(), *project["optional-dependencies"]["onnx"]]
     wanted += ["pytest", "pytest-timeout", "hypothesis"]
-    pip = [python, "-m", "pip", "--disable-pip-version-check", "-q", "install"]
-    _run(*pip, *wanted, cwd=tmp_path, seconds=_INSTALLED_S)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q", "--python", python]
+    _run(*pip, "install", "--no-compile", *wanted, cwd=tmp_path, seconds=_INSTALLED_S)
     files = ["tests/session/test_session.py", "tests/tuning/test_cost_table.py"]
     files += ["tests/observers/test_profile.py", "tests/cli/test_run.py"]
     pytest_ = [python, "-W", "error", "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
