@@ -72,11 +72,7 @@ def test_kernels_of_codes_are_exact_on(processor, name):
 
 
 def _marks(name: str) -> list[pytest.MarkDecorator]:
-    marks = [] if name in SAMPLE else [pytest.mark.full]
-    if name == "test_malloc.py":
-        reason = "an Expand is in new memory, which is at a place of old only by Linux's choice"
-        marks.append(pytest.mark.xfail(strict=True, reason=reason))
-    return marks
+    return [] if name in SAMPLE else [pytest.mark.full]
 
 
 @pytest.mark.parametrize(

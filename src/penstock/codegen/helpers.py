@@ -15,7 +15,7 @@ import numpy as np
 from penstock.core.errors import LimitExceeded
 from penstock.core.types import RunValue
 from penstock.host.current_run import copy_within_budget, keep
-from penstock.host.malloc import empty
+from penstock.host.malloc import LARGEST, empty
 from penstock.host.native import contiguous, in_c_order, refilled
 from penstock.ir.kernel import Outcome, array_of
 from penstock.ops.internal.transfer import is_transfer
@@ -83,10 +83,15 @@ def own(value: RunValue) -> RunValue:
     return value.copy() if isinstance(value, np.ndarray) else value
 
 
+def _copy_to_reused(array: np.ndarray) -> np.ndarray:
+    return refilled()(empty(array.shape, array.dtype), array)
+
+
 def unshared(value: RunValue) -> RunValue:
     """A deep copy of ``value``, so that the caller of a run shares no memory with the run."""
     if isinstance(value, np.ndarray):
-        return copy_within_budget(value, in_c_order())
+        large = value.nbytes > LARGEST
+        return copy_within_budget(value, _copy_to_reused if large else in_c_order())
     if isinstance(value, list):
         return [unshared(element) for element in value]
     if isinstance(value, dict):

@@ -24,8 +24,8 @@ import numpy as np
 
 from penstock.host.threads import core_budget
 
-# Slightly below the maximum of the threshold.
-_LARGEST = (32 << 20) - (1 << 16)
+LARGEST = (32 << 20) - (1 << 16)
+"""bytes of an array that glibc's threshold, whose maximum is slightly larger, lets it reuse"""
 _M_ARENA_MAX = -8  # of glibc's malloc.h
 
 _ADVISED = 4 << 20
@@ -44,7 +44,7 @@ def empty(dims: Sequence[int], dtype: np.dtype) -> np.ndarray:
     nbytes = math.prod(dims) * dtype.itemsize
     # References are counted: old bytes in reused memory would be taken for some that are to be let
     # go. Windows has no private mappings.
-    if nbytes <= _LARGEST or dtype.hasobject or not hasattr(mmap, "MAP_PRIVATE"):
+    if nbytes <= LARGEST or dtype.hasobject or not hasattr(mmap, "MAP_PRIVATE"):
         return np.empty(dims, dtype)
     # To clear new pages took the system 3.5 of the 5.2 ms of a Resize to 33.5 MB (decision 50).
     block = _take(nbytes)
@@ -115,7 +115,7 @@ def keep_memory() -> None:
     """Reuse freed blocks of up to 32 MiB for later arrays, and share them among threads: use one
     arena for each core unless the environment has a number. Touches no memory."""
     # Freed at once: that raises glibc's threshold.
-    np.empty(_LARGEST, np.uint8)
+    np.empty(LARGEST, np.uint8)
     mallopt = _libc_function("mallopt")
     chosen = "MALLOC_ARENA_MAX" in os.environ or "arena_max" in os.environ.get("GLIBC_TUNABLES", "")
     if mallopt is not None and not chosen:

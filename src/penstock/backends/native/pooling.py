@@ -24,9 +24,8 @@ _SUFFIXES_OF_MAXIMA = {**_SUFFIXES, "int8": "int8_t", "uint8": "uint8_t"}
 _KINDS = {"AveragePool": "mean", "MaxPool": "max"}
 # Columns of planes up to which an item brings several planes side by side, if there are as many.
 _NARROW, _FEW_PLANES = 64, 8
-_SLID = (
-    16  # channels or planes from which windows of three rows and columns share what these come to
-)
+# Channels or planes from which windows of three rows and columns share what these come to.
+_SLID = 16
 _PASS = 3  # combinations that take as long as to write and read a row of columns
 
 _Strides = Sequence[tuple[int, ...] | None]
