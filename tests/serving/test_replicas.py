@@ -124,7 +124,7 @@ def test_request_run_here_runs_on_the_calling_thread_in_its_turn():
         wait_until(lambda: replicas.counts.queued == 1)
         told: list[Exception] = []
         with pytest.raises(ps.DeadlineExceeded):
-            replicas.run_here(row(3), timeout=0.02, late=told.append)
+            replicas.run_here(row(3), timeout=0.3, late=told.append)
         assert [type(error) for error in told] == [ps.DeadlineExceeded]
         third = replicas.submit(row(4))
         with pytest.raises(ps.QueueFull):
