@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tomllib
 import venv
 from importlib import metadata
 from pathlib import Path
@@ -19,6 +18,8 @@ import onnx.parser
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from tools.requirements import requirements
 
 ROOT = Path(__file__).parents[1]
 MODEL = """
@@ -51,11 +52,6 @@ REQUIRED = frozenset(
 MOST_PACKAGES, MOST_MEGABYTES = 9, 90
 
 
-def requirements() -> list[str]:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return list(project["dependencies"])
-
-
 def closure(texts: list[str]) -> set[str]:
     """The packages that requirements bring on this machine, extras aside."""
     names: set[str] = set()
@@ -71,7 +67,7 @@ def closure(texts: list[str]) -> set[str]:
 
 
 def test_requirements_bring_few_packages():
-    packages = closure(requirements()) | {"penstock-runtime"}
+    packages = closure([*requirements()]) | {"penstock-runtime"}
     assert packages == REQUIRED
     assert len(packages) <= MOST_PACKAGES
 
@@ -216,16 +212,14 @@ def _python(minor: int) -> str:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "minor", [*[pytest.param(m, marks=pytest.mark.full) for m in (12, 13)], 14]
+    "minor", [13, *[pytest.param(other, marks=pytest.mark.full) for other in (12, 14)]]
 )
 def test_sample_of_tests_passes_on_each_python(minor, tmp_path):
     """With the compiled modules of this checkout, which all versions load."""
     home = tmp_path / "environment"
     _run(_python(minor), "-m", "venv", "--without-pip", home, cwd=tmp_path)
     python = home / "bin" / "python"
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*requirements(), *project["optional-dependencies"]["onnx"]]
-    wanted += ["pytest", "pytest-timeout", "hypothesis"]
+    wanted = [*requirements("onnx"), "pytest", "pytest-timeout", "hypothesis"]
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q", "--python", python]
     _run(*pip, "install", "--no-compile", *wanted, cwd=tmp_path, seconds=_INSTALLED_S)
     files = ["tests/session/test_session.py", "tests/tuning/test_cost_table.py"]
@@ -250,7 +244,7 @@ def test_installation_with_its_requirements_runs_on_each_python(minor, tmp_path)
     assert module.is_relative_to(home)
     listed = json.loads(_run(*pip[:-2], "list", "--format", "json", cwd=tmp_path))
     packages = {canonicalize_name(entry["name"]) for entry in listed} - {"pip", "setuptools"}
-    assert packages == closure(requirements()) | {"penstock-runtime"}
+    assert packages == closure([*requirements()]) | {"penstock-runtime"}
     sizes = json.loads(_run(home / "bin" / "python", "-c", SIZES, *packages, cwd=tmp_path))
     assert sum(sizes.values()) <= MOST_MEGABYTES * 1e6, sizes
     _run(home / "bin" / "penstock", "report", "model.onnx", "-o", "report.html", cwd=tmp_path)
