@@ -119,7 +119,8 @@ class ReplicaHistograms:
 
 class _Request:
     """One request. Its ``control`` is stopped at its deadline and when it is cancelled; the future
-    ends then, whether the request is queued or runs. ``key`` is None if it is not joined."""
+    ends then, whether the request is queued or runs. ``future`` is None once the request has ended.
+    ``key`` is None if it is not joined."""
 
     __slots__ = ("batch", "control", "feeds", "fetches", "future", "key", "rows", "since")
 
@@ -134,15 +135,6 @@ class _Request:
         self.key: object = None
         self.rows = 1
         self.since = monotonic()
-
-    def end(self, outputs: RunValue, error: BaseException | None = None) -> None:
-        """End the request, unless it has ended."""
-        from concurrent.futures import InvalidStateError
-
-        future = self.future
-        if future is not None:
-            with suppress(InvalidStateError):
-                future.set_exception(error) if error is not None else future.set_result(outputs)
 
 
 # A lock and not a Condition or an Event: there is one waiter, which is told once, and these have a
@@ -453,9 +445,9 @@ class Replicas:
             request.control = begin_run(timeout, cancel)
             self._queue.append(request)
         # Outside of the lock: both call at once if the request has been stopped or has ended, which
-        # runs callbacks of the user. ``_ended`` then takes it out of the queue.
-        request.control.add_listener(partial(request.end, None))
-        future.add_done_callback(partial(self._ended, request))
+        # runs callbacks of the user. ``_leave`` then takes it out of the queue.
+        request.control.add_listener(partial(self._end, request, None))
+        future.add_done_callback(partial(self._cancelled, request))
         self._dispatch()
 
     def _admit(self) -> None:
@@ -514,7 +506,7 @@ class Replicas:
             queued = [] if wait else [*self._queue]
         error = Cancelled("the replicas were closed")
         for one in queued:  # outside of the lock: to end a request runs callbacks of the user
-            self._leave_queue(one, error) if isinstance(one, _Turn) else one.end(None, error)
+            self._leave_queue(one, error) if isinstance(one, _Turn) else self._end(one, None, error)
         self._dispatch()
         with self._idle:
             self._idle.wait_for(lambda: not self._queue and not any(self._load))
@@ -551,13 +543,29 @@ class Replicas:
         if 0 < request.rows < self.max_batch:
             request.key = (request.fetches, kind(feeds))
 
-    def _ended(self, request: _Request, future: Future[Any]) -> None:
-        """The future of a request has ended, by whatever way."""
-        # On any thread: that of a replica, the watchdog's, or one that cancels the future.
-        request.future = None  # which refers to the request
-        end_run(request.control)
-        failed = future.cancelled() or future.exception() is not None
+    def _end(
+        self, request: _Request, outputs: RunValue, error: BaseException | None = None
+    ) -> None:
+        """End a request, unless it has ended."""
+        # On any thread: that of a replica or the watchdog's. What is counted is counted before
+        # whoever waits for the future goes on.
+        from concurrent.futures import InvalidStateError
+
+        future = self._leave(request, failed=error is not None)
+        if future is not None:
+            with suppress(InvalidStateError):  # the user has just cancelled it
+                future.set_exception(error) if error is not None else future.set_result(outputs)
+
+    def _cancelled(self, request: _Request, future: Future[Any]) -> None:
+        """The future of a request has ended: if not by ``_end``, its user has cancelled it."""
+        self._leave(request, failed=True)
+
+    def _leave(self, request: _Request, failed: bool) -> Future[Any] | None:
+        """Count a request as ended. Returns its future, None if it has ended before."""
         with self._lock:
+            future, request.future = request.future, None
+            if future is None:
+                return None
             self._counts.failed += failed
             self._counts.succeeded += not failed
             with suppress(ValueError):
@@ -567,9 +575,11 @@ class Replicas:
             if batch is not None:
                 self._counts.running -= 1
                 batch.left -= 1
+        end_run(request.control)
         # A batch goes on for the requests that are left in it, and stops when nobody waits for it.
         if batch is not None and not batch.left:
             batch.cancel.cancel()
+        return future
 
     # Batches.
 
@@ -689,6 +699,6 @@ class Replicas:
         # Outside of the lock: futures run callbacks of users on this thread, that of the replica.
         if parts is not None:
             for request, part in zip(requests, parts, strict=True):
-                request.end(part, error)
+                self._end(request, part, error)
         batch.requests = []  # a replica may keep ``done``, and with it all that was fed
         self._dispatch()
