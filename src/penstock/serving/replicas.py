@@ -556,7 +556,7 @@ class Replicas:
             with suppress(InvalidStateError):  # the user has just cancelled it
                 future.set_exception(error) if error is not None else future.set_result(outputs)
 
-    def _cancelled(self, request: _Request, future: Future[Any]) -> None:
+    def _cancelled(self, request: _Request, future: object) -> None:
         """The future of a request has ended: if not by ``_end``, its user has cancelled it."""
         self._leave(request, failed=True)
 

@@ -201,26 +201,33 @@ INLINED void multiply(operands x, const float *panel, int64_t width, const float
     }
 }
 
-/* As `multiply`, for any numbers that registers have room for. */
-static void multiply_some(const operands *x, const float *w, int64_t width, const float *before,
-                          const target *to, fetching *f, int64_t column, int64_t end, int64_t tiles,
-                          int64_t rows, int64_t vectors)
-{
-#define OF(rows, vectors)                                                                          \
-    case rows * 8 + vectors:                                                                       \
+/* As `multiply`, for any numbers that registers have room for. Each form is a function of its own, since
+   compilers take longer for one that has them all. */
+typedef void form(operands x, const float *w, int64_t width, const float *before, const target *to, fetching *f,
+                  int64_t column, int64_t end, int64_t tiles);
+#define OF(rows, vectors, pairs)                                                                   \
+    static __attribute__((noinline)) void multiply_##rows##_##vectors##_##pairs(                   \
+        operands x, const float *w, int64_t width, const float *before, const target *to,          \
+        fetching *f, int64_t column, int64_t end, int64_t tiles)                                   \
+    {                                                                                              \
         if (rows * (vectors > 1 ? vectors : 2) <= SUMS && vectors <= MOST_VECTORS)                 \
-            BY_WIDTH(x->pairs, 0, 0)                                                               \
-                ? multiply(*x, w, width, before, to, f, column, end, tiles, rows, vectors, 1)      \
-                : multiply(*x, w, width, before, to, f, column, end, tiles, rows, vectors, 0);     \
-        break;
-#define OF_ROWS(rows) OF(rows, 1) OF(rows, 2) OF(rows, 3) OF(rows, 4)
-    switch (rows * 8 + vectors) {
-        OF_ROWS(1) OF_ROWS(2) OF_ROWS(3) OF_ROWS(4)
-        OF_ROWS(5) OF_ROWS(6) OF_ROWS(7) OF_ROWS(8)
+            multiply(x, w, width, before, to, f, column, end, tiles, rows, vectors,                \
+                     pairs);                                                                       \
     }
+#define OF_VECTORS(rows, pairs) OF(rows, 1, pairs) OF(rows, 2, pairs) OF(rows, 3, pairs) OF(rows, 4, pairs)
+#define OF_PAIRS(pairs)                                                                            \
+    OF_VECTORS(1, pairs) OF_VECTORS(2, pairs) OF_VECTORS(3, pairs) OF_VECTORS(4, pairs)            \
+    OF_VECTORS(5, pairs) OF_VECTORS(6, pairs) OF_VECTORS(7, pairs) OF_VECTORS(8, pairs)
+#if defined(__AVX512F__)
+#define ALL_FORMS OF_PAIRS(0) OF_PAIRS(1)
+#else
+#define ALL_FORMS OF_PAIRS(0)
+#endif
+ALL_FORMS
 #undef OF
-#undef OF_ROWS
-}
+#define OF(rows, vectors, pairs) multiply_##rows##_##vectors##_##pairs,
+static form *const forms[] = {ALL_FORMS};
+#undef OF
 
 /* How many tiles rows make that have this number of vectors. */
 static inline int64_t tiles_of(int64_t rows, int64_t vectors)
@@ -247,8 +254,8 @@ static void multiply_columns(const operands *x, int64_t rows, const float *w, in
         number = one ? more : tiles - more, each = line / tiles + one;
         const target part = part_of(to, row, 0);
         some.rows = x->rows + row;
-        multiply_some(&some, w, width, moved(before, row * width), &part, f, column, end, number, each,
-                      vectors);
+        forms[(BY_WIDTH(x->pairs, 0, 0) * ROWS + each - 1) * 4 + vectors - 1](
+            some, w, width, moved(before, row * width), &part, f, column, end, number);
     }
 }
 

@@ -4,6 +4,7 @@
    Floats are reduced in parts, of PART elements in LANES of a row or ROWS of a column; parts are
    combined in float64, and so are rows of few elements. Rows of few elements are reduced side by side,
    and of a few columns several rows together, so that there is enough to do at once. */
+// GCC options: -O2 -ftree-vectorize -fvect-cost-model=dynamic
 #include "math32.h"
 #include "math64.h"
 #include "native.h"
@@ -43,8 +44,13 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
         return 0;                                                                                 \
     }
 
-/* COMBINE(total, value) is computed in type `lane` within parts, in type `wide` among them. */
-#define REDUCTION(name, type, lane, wide, start, COMBINE, MAP, FINISH)                            \
+#define FEW(name, number)                                                                          \
+    if (a->length == number)                                                                       \
+        return name##_few(x, rows, number, totals);
+
+/* What elements come to: COMBINE(total, value) is computed in type `lane` within parts, in type `wide` among
+   them. Rows are up to ROWS, columns up to COLUMNS. */
+#define TOTALS(name, type, lane, wide, start, COMBINE, MAP)                                       \
     static inline wide name##_folded(const type *x, int64_t length)                               \
     {                                                                                             \
         wide total = start;                                                                       \
@@ -81,48 +87,37 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
         }                                                                                         \
         return total;                                                                             \
     }                                                                                             \
-                                                                                                  \
-    /* Many rows of a few elements. */                                                            \
-    INLINED void name##_few(const type *x, int64_t rows, const int64_t length, type *y)           \
+    /* Rows of a few elements, side by side. */                                                   \
+    INLINED void name##_few(const type *x, int64_t rows, const int64_t length, wide *restrict totals)\
     {                                                                                             \
-        wide totals[ROWS];                                                                        \
-        for (int64_t row = 0; row < rows; row += ROWS, x += ROWS * length, y += ROWS) {           \
-            const int64_t n = rows - row < ROWS ? rows - row : ROWS;                              \
-            for (int64_t j = 0; j < n; j++)                                                       \
-                totals[j] = start;                                                                \
-            for (int64_t i = 0; i < length; i++)                                                  \
-                for (int64_t j = 0; j < n; j++) {                                                 \
-                    const wide value = MAP((wide)x[j * length + i]);                              \
-                    totals[j] = COMBINE(totals[j], value);                                        \
-                }                                                                                 \
-            for (int64_t j = 0; j < n; j++)                                                       \
-                y[j] = (type)FINISH(totals[j], length);                                           \
-        }                                                                                         \
+        for (int64_t j = 0; j < rows; j++)                                                        \
+            totals[j] = start;                                                                    \
+        for (int64_t i = 0; i < length; i++)                                                      \
+            for (int64_t j = 0; j < rows; j++) {                                                  \
+                const wide value = MAP((wide)x[j * length + i]);                                  \
+                totals[j] = COMBINE(totals[j], value);                                            \
+            }                                                                                     \
     }                                                                                             \
                                                                                                   \
-    static inline void name##_rows(const struct reduction *a, int64_t first, int64_t end, type *y) \
+    static __attribute__((noinline)) void name##_of_rows(const struct reduction *a, int64_t first,\
+                                                         int64_t rows, wide *restrict totals)     \
     {                                                                                             \
         const type *x = (const type *)a->x + first * a->length;                                   \
-        if (a->length == 2)                                                                       \
-            name##_few(x, end - first, 2, y);                                                     \
-        else if (a->length == 3)                                                                  \
-            name##_few(x, end - first, 3, y);                                                     \
-        else if (a->length == 4)                                                                  \
-            name##_few(x, end - first, 4, y);                                                     \
-        else if (a->length < LANES)                                                               \
-            name##_few(x, end - first, a->length, y);                                             \
-        else                                                                                      \
-            for (int64_t i = 0; i < end - first; i++)                                             \
-                y[i] = (type)FINISH(name##_folded(x + i * a->length, a->length), a->length);      \
+        FEW(name, 2)                                                                              \
+        FEW(name, 3)                                                                              \
+        FEW(name, 4)                                                                              \
+        if (a->length < LANES)                                                                    \
+            return name##_few(x, rows, a->length, totals);                                        \
+        for (int64_t i = 0; i < rows; i++)                                                        \
+            totals[i] = name##_folded(x + i * a->length, a->length);                              \
     }                                                                                             \
                                                                                                   \
-    static inline void name##_columns(const struct reduction *a, int64_t first, int64_t columns,  \
-                                      type *restrict y)                                           \
+    static __attribute__((noinline)) void name##_of_columns(const struct reduction *a, int64_t first,\
+                                                            int64_t columns, wide *restrict totals)\
     {                                                                                             \
         const type *restrict x = (const type *)a->x + first;                                      \
-        const int64_t count = folds(a, columns), width = count * columns, step = count * a->inner; \
+        const int64_t count = folds(a, columns), width = count * columns, step = count * a->inner;\
         const int64_t length = a->length / count;                                                 \
-        wide totals[COLUMNS];                                                                     \
         lane part[COLUMNS];                                                                       \
         for (int64_t j = 0; j < width; j++)                                                       \
             totals[j] = start;                                                                    \
@@ -148,11 +143,35 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
                 const wide value = MAP((wide)x[j]);                                               \
                 totals[j] = COMBINE(totals[j], value);                                            \
             }                                                                                     \
+    }
+
+/* A kernel whose results are made of such totals. */
+#define FINISHED(name, totals_of, type, wide, FINISH)                                             \
+    static inline void name##_rows(const struct reduction *a, int64_t first, int64_t end, type *y)\
+    {                                                                                             \
+        wide totals[ROWS];                                                                        \
+        for (int64_t row = first, rows; row < end; row += rows, y += rows) {                      \
+            rows = end - row < ROWS ? end - row : ROWS;                                           \
+            totals_of##_of_rows(a, row, rows, totals);                                            \
+            for (int64_t j = 0; j < rows; j++)                                                    \
+                y[j] = (type)FINISH(totals[j], a->length);                                        \
+        }                                                                                         \
+    }                                                                                             \
+                                                                                                  \
+    static inline void name##_columns(const struct reduction *a, int64_t first, int64_t columns,  \
+                                      type *restrict y)                                           \
+    {                                                                                             \
+        wide totals[COLUMNS];                                                                     \
+        totals_of##_of_columns(a, first, columns, totals);                                        \
         for (int64_t j = 0; j < columns; j++)                                                     \
             y[j] = (type)FINISH(totals[j], a->length);                                            \
     }                                                                                             \
                                                                                                   \
     ITEMS(name, type, name##_rows, name##_columns)
+
+#define REDUCTION(name, type, lane, wide, start, COMBINE, MAP)                                    \
+    TOTALS(name, type, lane, wide, start, COMBINE, MAP)                                           \
+    FINISHED(name, name, type, wide, TOTAL)
 
 /* NaN beats all numbers, and nothing beats NaN: so the place of the extreme, which is NaN if any
    element is, is the first or last of elements that are equal to it, or not to themselves. */
@@ -225,14 +244,14 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
 
 /* Integers wrap around. */
 #define ANY(suffix, type, sum, wide, low, high)                                                   \
-    REDUCTION(sum_##suffix, type, sum, wide, 0, SUM, SAME, TOTAL)                                 \
-    REDUCTION(sumsquare_##suffix, type, sum, wide, 0, SUM, SQUARE, TOTAL)                         \
-    REDUCTION(prod_##suffix, type, wide, wide, 1, PRODUCT, SAME, TOTAL)                           \
+    REDUCTION(sum_##suffix, type, sum, wide, 0, SUM, SAME)                                        \
+    REDUCTION(sumsquare_##suffix, type, sum, wide, 0, SUM, SQUARE)                                \
+    REDUCTION(prod_##suffix, type, wide, wide, 1, PRODUCT, SAME)                                  \
     EXTREMES(suffix, type, low, high)
 
 #define EXTREMES(suffix, type, low, high)                                                         \
-    REDUCTION(max_##suffix, type, type, type, low, HIGHER, SAME, TOTAL)                           \
-    REDUCTION(min_##suffix, type, type, type, high, LOWER, SAME, TOTAL)                           \
+    REDUCTION(max_##suffix, type, type, type, low, HIGHER, SAME)                                  \
+    REDUCTION(min_##suffix, type, type, type, high, LOWER, SAME)                                  \
     PLACES(argmax_##suffix, type, max_##suffix, <=)                                               \
     PLACES(argmin_##suffix, type, min_##suffix, >=)
 
@@ -313,19 +332,22 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
 
 #define FLOATS(suffix, type, EXP)                                                                 \
     ANY(suffix, type, type, double, -INFINITY, INFINITY)                                          \
-    REDUCTION(mean_##suffix, type, type, double, 0, SUM, SAME, MEAN)                              \
-    REDUCTION(l1_##suffix, type, type, double, 0, SUM, ABSOLUTE, TOTAL)                           \
-    REDUCTION(l2_##suffix, type, type, double, 0, SUM, SQUARE, ROOT)                              \
-    REDUCTION(logsum_##suffix, type, type, double, 0, SUM, SAME, LOGARITHM)                       \
+    FINISHED(mean_##suffix, sum_##suffix, type, double, MEAN)                                     \
+    REDUCTION(l1_##suffix, type, type, double, 0, SUM, ABSOLUTE)                                  \
+    FINISHED(l2_##suffix, sumsquare_##suffix, type, double, ROOT)                                 \
+    FINISHED(logsum_##suffix, sum_##suffix, type, double, LOGARITHM)                              \
     LOGSUMEXP(suffix, type, suffix, type, EXP)
 
 /* Roots and logarithms are those of float64, without their fractions; means are exact. */
 #define INTEGERS(suffix, type, sum, mean, low, high, DISTANCE)                                    \
     ANY(suffix, type, sum, sum, low, high)                                                        \
-    REDUCTION(mean_##suffix, type, mean, mean, 0, SUM, SAME, QUOTIENT)                            \
-    REDUCTION(l1_##suffix, type, sum, sum, 0, SUM, DISTANCE, TOTAL)                               \
-    REDUCTION(l2_##suffix, type, double, double, 0, SUM, SQUARE, ROOT)                            \
-    REDUCTION(logsum_##suffix, type, double, double, 0, SUM, SAME, LOGARITHM)                     \
+    TOTALS(exact_##suffix, type, mean, mean, 0, SUM, SAME)                                        \
+    FINISHED(mean_##suffix, exact_##suffix, type, mean, QUOTIENT)                                 \
+    REDUCTION(l1_##suffix, type, sum, sum, 0, SUM, DISTANCE)                                      \
+    TOTALS(squares_##suffix, type, double, double, 0, SUM, SQUARE)                                \
+    FINISHED(l2_##suffix, squares_##suffix, type, double, ROOT)                                   \
+    TOTALS(reals_##suffix, type, double, double, 0, SUM, SAME)                                    \
+    FINISHED(logsum_##suffix, reals_##suffix, type, double, LOGARITHM)                            \
     LOGSUMEXP(suffix, type, float64, double, exp64)
 
 FLOATS(float32, float, exp32)
