@@ -461,7 +461,8 @@ static int all(unsigned word, unsigned bits)
 static int features_found(void)
 {
 #define BIT(n) (1u << n)
-    unsigned a = 0, b = 0, c = 0, d = 0, basic = 0, more = 0, kept = 0, unused;
+    unsigned a = 0, b = 0, c = 0, d = 0, basic = 0, more = 0, kept = 0, unused, width = 0;
+    __get_cpuid(0x8000001a, &width, &b, &c, &d); /* of AMD's processors: FP256, FP512 */
     __get_cpuid(1, &a, &b, &basic, &d);
     if (basic & BIT(27)) /* or there is no xgetbv */
         __asm__("xgetbv" : "=a"(kept), "=d"(unused) : "c"(0));
@@ -476,7 +477,8 @@ static int features_found(void)
         found |= LEVEL_3 | (more & BIT(4) ? AVX_VNNI : 0);
     if (all(kept, 0xe6) && all(b, BIT(16) | BIT(17) | BIT(28) | BIT(30) | BIT(31))) /* F, DQ, CD, BW, VL */
         found |= LEVEL_4 | (c & BIT(11) ? AVX512_VNNI : 0) | (c & BIT(1) ? AVX512_VBMI : 0) |
-                 (more & BIT(5) ? AVX512_BF16 : 0) | (all(kept, 0x60000) && d & BIT(25) ? AMX_INT8 : 0);
+                 (more & BIT(5) ? AVX512_BF16 : 0) | (all(kept, 0x60000) && d & BIT(25) ? AMX_INT8 : 0) |
+                 ((width & (BIT(2) | BIT(3))) == BIT(2) ? HALF_VECTORS : 0);
     return found;
 }
 #endif

@@ -13,9 +13,11 @@
 #include "math32.h"
 #include "panels.h"
 
-enum { DEPTH = 256, ROWS = 8, LINE = 64 };
+enum { DEPTH = 256, ROWS = 8, LINE = 64, MOST_SHORT = 128 };
 /* Vectors of columns that a tile has, of those at the end at most, and sums. */
 enum { USUAL = BY_WIDTH(4, 2, 2), MOST_VECTORS = BY_WIDTH(4, 3, 3), SUMS = BY_WIDTH(24, 12, 12) };
+/* What is multiplied: floats, pairs of bfloat16, and floats of which the last vector has half of its lanes. */
+enum { FLOATS, PAIRS, HALVES };
 
 /* What is fetched: from `next` on to `end`, `lines` lines of the cache for each four rows of a panel. */
 typedef struct {
@@ -48,12 +50,12 @@ void round_to_pairs(float *to, const float *from, int64_t step, int64_t count)
         halves[count] = 0;
 }
 
-/* Add the products of x[k + i] with one to four vectors to `sums`; i, `vectors` and `pairs` are constants.
+/* Add the products of x[k + i] with one to four vectors to `sums`; i, `vectors` and `kind` are constants.
    Written in C, sums move to other registers with each product, and some to memory, since there are few
    registers more than sums. A function for the processors that multiply pairs, with intrinsics, could have no
    part in those for all. */
 INLINED void add_products(vector *sums, const float *x, int64_t k, int i, const vector *columns, int vectors,
-                          int pairs)
+                          int kind)
 {
 #if defined(__FMA__)
     vector all;
@@ -65,29 +67,34 @@ INLINED void add_products(vector *sums, const float *x, int64_t k, int i, const 
 #define COLUMNS_2 COLUMNS_1, [c1] "v"(columns[1])
 #define COLUMNS_3 COLUMNS_2, [c2] "v"(columns[2])
 #define COLUMNS_4 COLUMNS_3, [c3] "v"(columns[3])
-#define ADD_1(operation) operation " %[c0], %[all], %[s0]\n\t"
-#define ADD_2(operation) ADD_1(operation) operation " %[c1], %[all], %[s1]\n\t"
-#define ADD_3(operation) ADD_2(operation) operation " %[c2], %[all], %[s2]\n\t"
-#define ADD_4(operation) ADD_3(operation) operation " %[c3], %[all], %[s3]\n\t"
-#define ADD(operation, number)                                                                     \
-    __asm__("vbroadcastss %c[at](%[x],%[k],4), %[all]\n\t" ADD_##number(operation)                 \
+#define TIMES(operation, i, of) operation " %" of "[c" #i "], %" of "[all], %" of "[s" #i "]\n\t"
+#define ADD_1(operation, of) TIMES(operation, 0, of)
+#define ADD_2(operation, of) ADD_1(operation, "") TIMES(operation, 1, of)
+#define ADD_3(operation, of) ADD_2(operation, "") TIMES(operation, 2, of)
+#define ADD_4(operation, of) ADD_3(operation, "") TIMES(operation, 3, of)
+#define ADD(operation, number, of)                                                                 \
+    __asm__("vbroadcastss %c[at](%[x],%[k],4), %[all]\n\t" ADD_##number(operation, of)             \
             : [all] "=&v"(all), SUMS_##number                                                      \
             : COLUMNS_##number, [x] "r"(x), [k] "r"(k), [at] "i"(4 * i), "m"(*(const float(*)[])x))
 #define OF(number)                                                                                 \
-    if (vectors == number && pairs)                                                                \
-        ADD("vdpbf16ps", number);                                                                  \
+    if (vectors == number && kind == PAIRS)                                                        \
+        ADD("vdpbf16ps", number, "");                                                              \
+    else if (vectors == number && kind == HALVES)                                                  \
+        ADD("vfmadd231ps", number, "t");                                                           \
     else if (vectors == number)                                                                    \
-        ADD("vfmadd231ps", number)
+        ADD("vfmadd231ps", number, "")
 #if defined(__AVX512F__)
 /* What is used once is no more work as an operand in memory. */
-#define ONE(operation)                                                                             \
-    __asm__(operation " %c[at](%[x],%[k],4)%{1to16%}, %[c0], %[s0]"                                \
+#define ONE(operation, to, of)                                                                     \
+    __asm__(operation " %c[at](%[x],%[k],4)%{" to "%}, %" of "[c0], %" of "[s0]"                   \
             : SUMS_1                                                                               \
             : COLUMNS_1, [x] "r"(x), [k] "r"(k), [at] "i"(4 * i), "m"(*(const float(*)[])x))
-    if (vectors == 1 && pairs)
-        ONE("vdpbf16ps");
+    if (vectors == 1 && kind == PAIRS)
+        ONE("vdpbf16ps", "1to16", "");
+    else if (vectors == 1 && kind == HALVES)
+        ONE("vfmadd231ps", "1to8", "t");
     else if (vectors == 1)
-        ONE("vfmadd231ps");
+        ONE("vfmadd231ps", "1to16", "");
     OF(4);
 #else
     OF(1);
@@ -119,7 +126,7 @@ INLINED void fetch_rows(const target *to, const float *y, const float *addend, i
    vectors at a time; both numbers and `pairs` are constants. `before`, if not NULL, are sums of products
    before. */
 INLINED void multiply(operands x, const float *panel, int64_t width, const float *before, const target *to,
-                      fetching *f, int64_t first, int64_t end, int64_t tiles, int rows, int vectors, int pairs)
+                      fetching *f, int64_t first, int64_t end, int64_t tiles, int rows, int vectors, int kind)
 {
     /* A single vector has two sums of each row, since one would wait for the multiplication before. */
     enum { ODD = SUMS / 2 };
@@ -136,7 +143,9 @@ INLINED void multiply(operands x, const float *panel, int64_t width, const float
             vector own[SUMS];
             UNROLLED(i, SUMS)
                 own[i] = (vector){0};
-            if (!to->unfinished)
+            if (to->bias)
+                EACH(rows, vectors) own[r * vectors + j] = loaded(to->bias + column + j * LANES);
+            if (!to->unfinished && x.parts * depth >= MOST_SHORT)
                 fetch_rows(to, y + column, moved(addend, column), rows, vectors);
 #define STEP(i, low, high)                                                                         \
     {                                                                                              \
@@ -145,7 +154,7 @@ INLINED void multiply(operands x, const float *panel, int64_t width, const float
         UNROLLED(r, rows)                                                                          \
             if (r >= (low) && r < (high))                                                          \
                 add_products(own + (vectors == 1) * (i) % 2 * ODD + r * vectors, at[r], k, i,      \
-                             some, vectors, pairs);                                                \
+                             some, vectors, kind);                                                 \
         w += width;                                                                                \
     }
 /* A part of the rows from `low` on, and below `high`. */
@@ -188,8 +197,6 @@ INLINED void multiply(operands x, const float *panel, int64_t width, const float
             /* Sums of parts, added up at last, are closer to the product than one long sum. */
             if (before)
                 EACH(rows, vectors) own[r * vectors + j] += loaded(before + column + r * width + j * LANES);
-            if (to->bias)
-                EACH(rows, vectors) own[r * vectors + j] += loaded(to->bias + column + j * LANES);
             /* The last vector may have columns that are none of the result's. */
             const int64_t rest = to->count - column - (vectors - 1) * LANES;
             put_vectors(own, to, y + column, moved(addend, column), column, rest, rows, vectors);
@@ -205,27 +212,26 @@ INLINED void multiply(operands x, const float *panel, int64_t width, const float
    compilers take longer for one that has them all. */
 typedef void form(operands x, const float *w, int64_t width, const float *before, const target *to, fetching *f,
                   int64_t column, int64_t end, int64_t tiles);
-#define OF(rows, vectors, pairs)                                                                   \
-    static __attribute__((noinline)) void multiply_##rows##_##vectors##_##pairs(                   \
+#define OF(rows, vectors, kind)                                                                    \
+    static __attribute__((noinline)) void multiply_##rows##_##vectors##_##kind(                    \
         operands x, const float *w, int64_t width, const float *before, const target *to,          \
         fetching *f, int64_t column, int64_t end, int64_t tiles)                                   \
     {                                                                                              \
         if (rows * (vectors > 1 ? vectors : 2) <= SUMS && vectors <= MOST_VECTORS)                 \
-            multiply(x, w, width, before, to, f, column, end, tiles, rows, vectors,                \
-                     pairs);                                                                       \
+            multiply(x, w, width, before, to, f, column, end, tiles, rows, vectors, kind);         \
     }
-#define OF_VECTORS(rows, pairs) OF(rows, 1, pairs) OF(rows, 2, pairs) OF(rows, 3, pairs) OF(rows, 4, pairs)
-#define OF_PAIRS(pairs)                                                                            \
-    OF_VECTORS(1, pairs) OF_VECTORS(2, pairs) OF_VECTORS(3, pairs) OF_VECTORS(4, pairs)            \
-    OF_VECTORS(5, pairs) OF_VECTORS(6, pairs) OF_VECTORS(7, pairs) OF_VECTORS(8, pairs)
+#define OF_ROWS(vectors, kind)                                                                     \
+    OF(1, vectors, kind) OF(2, vectors, kind) OF(3, vectors, kind) OF(4, vectors, kind)            \
+    OF(5, vectors, kind) OF(6, vectors, kind) OF(7, vectors, kind) OF(8, vectors, kind)
+#define OF_KIND(kind) OF_ROWS(1, kind) OF_ROWS(2, kind) OF_ROWS(3, kind) OF_ROWS(4, kind)
 #if defined(__AVX512F__)
-#define ALL_FORMS OF_PAIRS(0) OF_PAIRS(1)
+#define ALL_FORMS OF_KIND(FLOATS) OF_KIND(PAIRS) OF_KIND(HALVES)
 #else
-#define ALL_FORMS OF_PAIRS(0)
+#define ALL_FORMS OF_KIND(FLOATS)
 #endif
 ALL_FORMS
 #undef OF
-#define OF(rows, vectors, pairs) multiply_##rows##_##vectors##_##pairs,
+#define OF(rows, vectors, kind) multiply_##rows##_##vectors##_##kind,
 static form *const forms[] = {ALL_FORMS};
 #undef OF
 
@@ -238,7 +244,8 @@ static inline int64_t tiles_of(int64_t rows, int64_t vectors)
 
 /* The product of rows of x with the columns of a panel from `column` to `end`, `vectors` vectors at a time. */
 static void multiply_columns(const operands *x, int64_t rows, const float *w, int64_t width, const float *before,
-                             const target *to, fetching *f, int64_t column, int64_t end, int64_t vectors)
+                             const target *to, fetching *f, int64_t column, int64_t end, int64_t vectors,
+                             int kind)
 {
     /* Tiles of few rows, which short lines would have, do more for each of their rows; of narrow vectors, they
        have so few sums that one addition waits for another. */
@@ -254,7 +261,7 @@ static void multiply_columns(const operands *x, int64_t rows, const float *w, in
         number = one ? more : tiles - more, each = line / tiles + one;
         const target part = part_of(to, row, 0);
         some.rows = x->rows + row;
-        forms[(BY_WIDTH(x->pairs, 0, 0) * ROWS + each - 1) * 4 + vectors - 1](
+        forms[(kind * 4 + vectors - 1) * ROWS + each - 1](
             some, w, width, moved(before, row * width), &part, f, column, end, number);
     }
 }
@@ -267,6 +274,9 @@ void multiply_panel(operands x, int64_t rows, const float *w, int64_t width, con
     /* A vector that is left is multiplied with those before it. */
     const int64_t rest = left && vectors > left && left + USUAL <= MOST_VECTORS ? left + USUAL : left;
     const int64_t whole = vectors - rest, passes = whole / USUAL * tiles_of(rows, USUAL) + tiles_of(rows, rest);
+    /* The widest vectors of a panel are multiplied at once. Some processors take half as long for half of one. */
+    const int half = BY_WIDTH(used - count >= LANES / 2 && features & HALF_VECTORS, 0, 0);
+    const int kind = BY_WIDTH(x.pairs, 0, 0) ? PAIRS : half ? HALVES : FLOATS;
     const int64_t end = x.begin + x.depth, inner = x.parts * x.depth;
     const target unfinished = {sums, width, NULL, NULL, 0, NO_ACTIVATION, used, 1};
     /* Several parts of the rows, or a piece of one. */
@@ -284,9 +294,9 @@ void multiply_panel(operands x, int64_t rows, const float *w, int64_t width, con
         to.count = last ? count : used;
         const float *before = k ? sums : NULL;
         if (whole)
-            multiply_columns(&some, rows, w, width, before, &to, &f, 0, whole * LANES, USUAL);
+            multiply_columns(&some, rows, w, width, before, &to, &f, 0, whole * LANES, USUAL, kind);
         if (rest)
-            multiply_columns(&some, rows, w, width, before, &to, &f, whole * LANES, used, rest);
+            multiply_columns(&some, rows, w, width, before, &to, &f, whole * LANES, used, rest, kind);
         w += depth * width;
         x.begin += some.depth;
         if (x.begin == end) {

@@ -78,7 +78,7 @@ static inline int all_at(const float *place, const float *const *rows, int count
 
 /* Write the sums of some rows to y, with what is added to them but for the bias. They are columns of the
    target from `column` on, of which the last vector of a row has `rest`. */
-INLINED void put_vectors(vector *sums, const target *to, float *y, const float *addend, int64_t column,
+INLINED void put_rows(vector *sums, const target *to, float *y, const float *addend, int64_t column,
                          int64_t rest, int rows, int vectors)
 {
     const int64_t step = to->step, addend_step = to->addend_step;
@@ -107,6 +107,19 @@ INLINED void put_vectors(vector *sums, const target *to, float *y, const float *
         EACH(rows, vectors) store_some(y + r * step + j * LANES, OWN, COUNT);
 #undef COUNT
 #undef OWN
+}
+
+/* As `put_rows`, but of many sums some at a time, since the first are ready before the last. */
+INLINED void put_vectors(vector *sums, const target *to, float *y, const float *addend, int64_t column,
+                         int64_t rest, int rows, int vectors)
+{
+    const int some = vectors > 2 ? 2 : rows;
+    UNROLLED(i, rows / some)
+        put_rows(sums + i * some * vectors, to, y + i * some * to->step,
+                 moved(addend, i * some * to->addend_step), column, rest, some, vectors);
+    if (rows % some)
+        put_rows(sums + (rows - 1) * vectors, to, y + (rows - 1) * to->step,
+                 moved(addend, (rows - 1) * to->addend_step), column, rest, 1, vectors);
 }
 
 /* Write `count` adjacent sums of the first row of `to` on from its first column, with what is added to them
