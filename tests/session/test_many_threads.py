@@ -172,6 +172,23 @@ def test_feeds_that_another_thread_changes_are_refused_or_answered():
     at_once(change, run, run)
 
 
+class Changed(dict):
+    """Feeds that another thread changes as soon as their names have been read."""
+
+    def __iter__(self):
+        names = [*super().__iter__()]
+        self["x"] = np.zeros(3, np.float32)
+        return iter(names)
+
+
+def test_names_of_feeds_that_another_thread_changes_are_read_once():
+    session = ps.compile(model_from_text("g (float[3] x) => (float[3] y) { y = Neg(x) }"))
+    with pytest.raises(ps.InvalidInput, match="x"):
+        session.run(Changed())
+    with pytest.raises(ps.InvalidInput, match="x"):
+        session.run({})
+
+
 FIRST = """
 import sys, threading
 import numpy as np, penstock as ps

@@ -191,20 +191,21 @@ class Subgraphs:
         try:
             fetched = self.main.outputs if fetches is None else tuple(fetches)
             targeted = () if targets is None else tuple(targets)
-            key = (frozenset(feeds), fetched, targeted)
+            fed = tuple(feeds)  # once: another thread may change them
+            key = (frozenset(fed), fetched, targeted)
             request = self._requests.get(key)
         except TypeError as error:
             message = f"fetches and targets must be lists of names, which are strings: {error}"
             raise InvalidInput(message) from error
         if request is None:
-            for name in (*feeds, *fetched, *targeted):
+            for name in (*fed, *fetched, *targeted):
                 if not isinstance(name, str):
                     raise InvalidInput(
                         f"feeds, fetches and targets have names, which are strings; {name!r:.40} "
                         "is none"
                     )
             outputs = tuple(dict.fromkeys(fetched))
-            request = Request(self._subgraph(feeds, outputs, targeted), outputs)
+            request = Request(self._subgraph(fed, outputs, targeted), outputs)
             # Orders of names are many, and each is quick to resolve again: no order of use is kept.
             if len(self._requests) >= MAX_SUBGRAPHS:
                 self._requests.clear()
