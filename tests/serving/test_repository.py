@@ -11,7 +11,7 @@ import pytest
 
 import penstock as ps
 from penstock.serving.repository import ModelRepository
-from tests.support.timing import SOON
+from tests.support.timing import SOON, wait_until
 from tests.support.triton import (
     AFFINE,
     InferenceServerException,
@@ -50,6 +50,25 @@ def test_configuration_says_how_requests_are_joined(affine, tmp_path):
         configuration = triton.get_model_config("affine")
         assert configuration["max_batch_size"] == 0
         assert "dynamic_batching" not in configuration
+
+
+def test_request_whose_model_is_loaded_again_meanwhile_runs_on_the_new_one(tmp_path, monkeypatch):
+    path = save(tmp_path / "g.onnx", "g (float[N] x) => (float[N] y) { y = Sin(x) }")
+    submit, replaced = ps.Replicas.submit, []
+    with serving({"g": path}) as (triton, _, server):
+
+        def replacing(replicas, *arguments, **options):
+            if not replaced:
+                replaced.append(replicas)
+                server.repository.load("g")
+                wait_until(lambda: replicas._closed)
+            return submit(replicas, *arguments, **options)
+
+        monkeypatch.setattr(ps.Replicas, "submit", replacing)
+        x = fed("x", np.array([1], np.float32), "FP32", binary=True)
+        answer = triton.infer("g", [x], headers={"content-encoding": "identity"})
+        np.testing.assert_allclose(answer.as_numpy("y"), np.sin([1]), rtol=1e-6)
+    assert len(replaced) == 1
 
 
 def test_models_that_are_ready_are_listed(affine):

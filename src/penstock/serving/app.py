@@ -311,17 +311,17 @@ class Server:
 
     async def infer(self, request: Request) -> Response:
         """Run a model on the tensors of a request."""
-        begin = perf_counter()
+        begin, body = perf_counter(), None
         while True:
             model = self._model(request)
             try:
                 with self._counted(model, begin):
-                    return await self._infer(request, model)
+                    body = await self._body(request) if body is None else body
+                    return await self._infer(request, model, body)
             except ReplicasClosed:  # it was loaded again, or unloaded
                 continue
 
-    async def _infer(self, request: Request, model: ServedModel) -> Response:
-        body = await self._body(request)
+    async def _infer(self, request: Request, model: ServedModel, body: bytes) -> Response:
         length = request.headers.get(HEADER_LENGTH)
         decode = partial(decode_request, body, length, self.shared)
         # Bytes in shared memory are copied, of which the body does not say how many.
