@@ -108,8 +108,10 @@ def _run(*command: str | Path, cwd: Path, seconds: float = 250, **environment: s
     return result.stdout
 
 
-def unpacked(folder: Path) -> Path:
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory) -> Path:
     """The sdist of this checkout, unpacked."""
+    folder = tmp_path_factory.mktemp("sdist")
     command = ["egg_info", "--egg-base", folder, "sdist", "--dist-dir", folder]
     with open(ROOT / "setup.py") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # the files are first gathered in the checkout itself
@@ -120,12 +122,11 @@ def unpacked(folder: Path) -> Path:
     return source
 
 
-def test_sdist_has_all_files_of_the_repository(tmp_path):
+def test_sdist_has_all_files_of_the_repository(sdist):
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:
         pytest.skip("needs a git repository, to know what belongs to it")
-    source = unpacked(tmp_path)
-    files = {str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()}
+    files = {str(path.relative_to(sdist)) for path in sdist.rglob("*") if path.is_file()}
     files -= {"PKG-INFO", "setup.cfg"}
     files = {name for name in files if ".egg-info/" not in name}
     kept = {name for name in listed.stdout.splitlines() if (ROOT / name).exists()}
@@ -135,10 +136,11 @@ def test_sdist_has_all_files_of_the_repository(tmp_path):
     assert sorted(files - kept - {*new}) == []
 
 
-def _installed(folder: Path, *, objects: bool, **environment: str) -> str:
+def _installed(sdist: Path, folder: Path, *, objects: bool, **environment: str) -> str:
     """What ``penstock info`` says of itself in an environment with a wheel of this checkout, which
     is built with the object files that are there, if ``objects``."""
-    source, wheels, home = unpacked(folder), folder / "wheels", folder / "environment"
+    source, wheels, home = folder / "source", folder / "wheels", folder / "environment"
+    shutil.copytree(sdist, source)
     for path in (ROOT / "build").glob("kernels-*") if objects else ():
         shutil.copytree(path, source / "build" / path.name)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
@@ -162,10 +164,10 @@ def _installed(folder: Path, *, objects: bool, **environment: str) -> str:
     return _run(home / "bin" / "penstock", "info", cwd=folder)
 
 
-def test_installation_without_compiler_runs_on_numpy(tmp_path):
+def test_installation_without_compiler_runs_on_numpy(sdist, tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()
-    shown = _installed(tmp_path, objects=False, PATH=str(empty), CC="cc")
+    shown = _installed(sdist, tmp_path, objects=False, PATH=str(empty), CC="cc")
     words = " ".join(shown.split())
     assert "native not available: not compiled when Penstock was installed" in words
 
@@ -173,8 +175,8 @@ def test_installation_without_compiler_runs_on_numpy(tmp_path):
 @pytest.mark.skipif(
     shutil.which(os.environ.get("CC", "cc").split()[-1]) is None, reason="needs a C compiler"
 )
-def test_installation_with_compiler_has_compiled_kernels(tmp_path):
-    shown = _installed(tmp_path, objects=True)
+def test_installation_with_compiler_has_compiled_kernels(sdist, tmp_path):
+    shown = _installed(sdist, tmp_path, objects=True)
     assert " kernels for " in shown
     assert str(tmp_path) in "".join(shown.split())
     modules = [*(tmp_path / "environment").rglob("_*.abi3.so")]
@@ -233,12 +235,13 @@ def test_sample_of_tests_passes_on_each_python(minor, tmp_path):
 @pytest.mark.full
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("minor", [12, 13, 14])
-def test_installation_with_its_requirements_runs_on_each_python(minor, tmp_path):
+def test_installation_with_its_requirements_runs_on_each_python(minor, sdist, tmp_path):
     """Built and installed as a user does it, from the sdist, with a Python that is there."""
     home = tmp_path / "environment"
     _run(_python(minor), "-m", "venv", home, cwd=tmp_path)
     pip = [home / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "-q", "install"]
-    _run(*pip, unpacked(tmp_path), cwd=tmp_path, seconds=_INSTALLED_S)
+    source = shutil.copytree(sdist, tmp_path / "source")
+    _run(*pip, source, cwd=tmp_path, seconds=_INSTALLED_S)
     onnx.save(onnx.parser.parse_model(MODEL), tmp_path / "model.onnx")
     module = Path(_run(home / "bin" / "python", "-c", SMOKE, cwd=tmp_path).strip())
     assert module.is_relative_to(home)

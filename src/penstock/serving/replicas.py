@@ -447,7 +447,7 @@ class Replicas:
         # Outside of the lock: both call at once if the request has been stopped or has ended, which
         # runs callbacks of the user. ``_leave`` then takes it out of the queue.
         request.control.add_listener(partial(self._end, request, None))
-        future.add_done_callback(partial(self._cancelled, request))
+        future.add_done_callback(lambda _: self._leave(request, failed=True))  # it was cancelled
         self._dispatch()
 
     def _admit(self) -> None:
@@ -543,22 +543,15 @@ class Replicas:
         if 0 < request.rows < self.max_batch:
             request.key = (request.fetches, kind(feeds))
 
-    def _end(
-        self, request: _Request, outputs: RunValue, error: BaseException | None = None
-    ) -> None:
+    def _end(self, request: _Request, outputs: RunValue, error: BaseException | None) -> None:
         """End a request, unless it has ended."""
-        # On any thread: that of a replica or the watchdog's. What is counted is counted before
-        # whoever waits for the future goes on.
+        # On any thread; what is counted is counted before whoever waits for the future goes on.
         from concurrent.futures import InvalidStateError
 
         future = self._leave(request, failed=error is not None)
         if future is not None:
             with suppress(InvalidStateError):  # the user has just cancelled it
                 future.set_exception(error) if error is not None else future.set_result(outputs)
-
-    def _cancelled(self, request: _Request, future: object) -> None:
-        """The future of a request has ended: if not by ``_end``, its user has cancelled it."""
-        self._leave(request, failed=True)
 
     def _leave(self, request: _Request, failed: bool) -> Future[Any] | None:
         """Count a request as ended. Returns its future, None if it has ended before."""

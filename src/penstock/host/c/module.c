@@ -331,8 +331,7 @@ static int set_results(Call *self, PyObject *results)
     for (self->n_results = 0; self->n_results < count; self->n_results++) {
         result_type *type = &self->results[self->n_results];
         PyObject *dtype, *dims;
-        if (!PyArg_ParseTuple(PyTuple_GetItem(results, self->n_results), "OO!", &dtype,
-                              &PyTuple_Type, &dims))
+        if (!PyArg_ParseTuple(PyTuple_GetItem(results, self->n_results), "OO!", &dtype, &PyTuple_Type, &dims))
             return -1;
         type->rank = (int)PyTuple_Size(dims);
         if (type->rank > MOST_RANK) {

@@ -65,8 +65,7 @@ static PyObject *placed(Py_ssize_t place)
 static PyObject *Sequence_run(Sequence *self, PyObject *const *given, Py_ssize_t count)
 {
     if (count != self->n_arrays)
-        return PyErr_Format(PyExc_TypeError, "a sequence takes %zd arrays, not %zd",
-                            self->n_arrays, count);
+        return PyErr_Format(PyExc_TypeError, "a sequence takes %zd arrays, not %zd", self->n_arrays, count);
     for (Py_ssize_t i = 0; i < self->n_steps;) {
         const sequence_step *step = &self->steps[i];
         if (step->end > i) {
@@ -104,8 +103,7 @@ static int set_step(sequence_step *step, PyObject *given, Py_ssize_t n_arrays, P
     Py_INCREF(step->arguments);
     step->count = PyTuple_Size(step->arguments);
     if (step->count > MOST_RUNTIME || PyTuple_Size(places) != step->count) {
-        PyErr_Format(PyExc_ValueError, "%zd arguments and %zd places", step->count,
-                     PyTuple_Size(places));
+        PyErr_Format(PyExc_ValueError, "%zd arguments and %zd places", step->count, PyTuple_Size(places));
         return -1;
     }
     step->is_fixed = 1;

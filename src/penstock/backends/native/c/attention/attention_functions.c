@@ -23,8 +23,7 @@ static int is_real(PyObject *x, int rank)
 
 /* The sizes and strides of [batch, rows, heads * size] or [batch, heads, rows, size]; 0 if features
    of a head are not side by side. */
-static int heads_of(PyObject *given, int64_t heads, int64_t *sizes, int64_t *batch, int64_t *head,
-                    int64_t *row)
+static int heads_of(PyObject *given, int64_t heads, int64_t *sizes, int64_t *batch, int64_t *head, int64_t *row)
 {
     PyArrayObject *x = (PyArrayObject *)given;
     int wide = is_real(given, 3), last = wide ? 2 : 3;
@@ -92,8 +91,7 @@ static int set_groups(struct attention_cache *a, PyObject *const *x, int64_t bat
         return 0;
     for (int64_t b = 0; b < batch; b++) {
         int64_t end = (int64_t)a->last[b] + 1;
-        if (end < 1 || end > a->total || end < a->queries ||
-            (a->queries < a->total && end - a->queries > a->room))
+        if (end < 1 || end > a->total || end < a->queries || (a->queries < a->total && end - a->queries > a->room))
             return 0;
     }
     if (!a->half)
@@ -201,8 +199,7 @@ static PyObject *cached_attention(PyObject *module, PyObject *const *arguments, 
     a.scale = settings.scale ? settings.scale : 1 / sqrt((double)a.size);
     a.softcap = settings.softcap;
     if (!is_past(x[past], q[0], a.kv_heads, a.size, &a.room, &a.past_k_batch, &a.past_k_head) ||
-        !is_past(x[past + 1], q[0], a.kv_heads, a.value_size, &old, &a.past_v_batch,
-                 &a.past_v_head) ||
+        !is_past(x[past + 1], q[0], a.kv_heads, a.value_size, &old, &a.past_v_batch, &a.past_v_head) ||
         a.room != old)
         return any_shape_otherwise(arguments, count);
     a.total = a.kept = a.room + a.queries;
@@ -256,8 +253,7 @@ static PyObject *few_queries(PyObject *module, PyObject *const *arguments, Py_ss
     a.size = q[2];
     a.scale = PyFloat_AsDouble(arguments[SETTINGS]);
     if (!is_past(x[K], q[0], a.kv_heads, a.size, &a.kept, &a.present_k_batch, &a.present_k_head) ||
-        !is_past(x[V], q[0], a.kv_heads, a.value_size, &values, &a.present_v_batch,
-                 &a.present_v_head) ||
+        !is_past(x[V], q[0], a.kv_heads, a.value_size, &values, &a.present_v_batch, &a.present_v_head) ||
         values != a.kept || a.size > MOST_HEAD || a.value_size > MOST_HEAD || a.queries > CACHED_ROWS)
         return any_shape_otherwise(arguments, count);
     a.total = a.kept;

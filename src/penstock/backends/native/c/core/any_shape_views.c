@@ -6,12 +6,10 @@
 enum { MOST_NUMBERS = 400000 };
 
 /* A view of `x` that is not to be written. */
-static PyObject *view_of(PyArrayObject *x, int rank, const npy_intp *dims, const npy_intp *strides,
-                         void *data)
+static PyObject *view_of(PyArrayObject *x, int rank, const npy_intp *dims, const npy_intp *strides, void *data)
 {
     Py_INCREF((PyObject *)PyArray_DESCR(x));
-    PyObject *y = PyArray_NewFromDescr(&PyArray_Type, PyArray_DESCR(x), rank, dims, strides, data, 0,
-                                       NULL);
+    PyObject *y = PyArray_NewFromDescr(&PyArray_Type, PyArray_DESCR(x), rank, dims, strides, data, 0, NULL);
     if (y && PyArray_SetBaseObject((PyArrayObject *)y, Py_NewRef((PyObject *)x)) < 0)
         Py_CLEAR(y);
     return y;

@@ -360,8 +360,7 @@ static void begin_program(const struct elementwise *a, registers *r)
 }
 
 /* Compute n elements from element `at` of the result on, which is `index` where tiles end with rows. */
-static void run_tile(const struct elementwise *a, registers *r, const int64_t *index, int64_t at,
-                     int64_t n)
+static void run_tile(const struct elementwise *a, registers *r, const int64_t *index, int64_t at, int64_t n)
 {
     r->of[0] = (char *)a->output + at * a->output_size;
     for (int64_t i = 0; i < a->n_inputs; i++) {
@@ -480,8 +479,7 @@ struct table {
 };
 
 #ifdef __AVX512BW__
-__attribute__((target("avx512vbmi"))) static int64_t look_up_64(const struct table *a, int64_t at,
-                                                                int64_t end)
+__attribute__((target("avx512vbmi"))) static int64_t look_up_64(const struct table *a, int64_t at, int64_t end)
 {
     __m512i parts[4];
     for (int i = 0; i < 4; i++)

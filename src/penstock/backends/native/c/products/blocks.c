@@ -110,8 +110,7 @@ INLINED void direct(const struct block_product *a, int bits, int rows, int64_t p
     }
 }
 
-INLINED void few(const struct block_product *a, int bits, int64_t p, const float *sums, float *c,
-                 int64_t c_step)
+INLINED void few(const struct block_product *a, int bits, int64_t p, const float *sums, float *c, int64_t c_step)
 {
     int64_t row = 0, blocks = (a->k + a->block - 1) / a->block;
     for (; row + DIRECT <= a->rows; row += DIRECT)
@@ -261,8 +260,7 @@ static void activate(const struct experts *a, const float *restrict x, const flo
     }
 }
 
-static void run_expert(const struct experts *a, int64_t e, const int64_t *tokens, int64_t rows,
-                       float *at)
+static void run_expert(const struct experts *a, int64_t e, const int64_t *tokens, int64_t rows, float *at)
 {
     int64_t width = a->layers[FC1].n;
     float *x = at, *first = x + TOGETHER * a->hidden, *third = first + TOGETHER * width;

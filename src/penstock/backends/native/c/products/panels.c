@@ -1,11 +1,11 @@
 /* A panel is multiplied DEPTH of its rows at a time, which the second-level cache holds, by as many rows of
    x at a time as registers have room for their sums.
 
-   Where x has few rows, reading the matrix from memory takes longer than multiplying. The processor fetches
-   ahead only in the first of several passes over the same part of a panel, and leaves memory idle in the
-   others. So each pass fetches some of the next part into the second-level cache. A single pass leaves that
-   to the processor: it has more lines under way than a program can ask for. Results are stored to lines that
-   were fetched while they were computed. Compiled with contraction to fused multiply-add. */
+   Where x has few rows, reading the matrix from memory takes longer than multiplying. The processor fetches ahead
+   only in the first of several passes over the same part of a panel, and leaves memory idle in the others. So each
+   pass fetches some of the next part into the second-level cache. A single pass leaves that to the processor: it has
+   more lines under way than a program can ask for. Results of long products are stored to lines that were fetched
+   while they were computed. Compiled with contraction to fused multiply-add. */
 
 // With these, GCC keeps one form of the loop over a row's elements, without copies between registers.
 // Compiler options: -ffp-contract=fast
@@ -13,11 +13,10 @@
 #include "math32.h"
 #include "panels.h"
 
-enum { DEPTH = 256, ROWS = 8, LINE = 64, MOST_SHORT = 128 };
+enum { DEPTH = 256, ROWS = 8, LINE = 64, LONG = 128 }; /* LONG: of a product whose results are fetched */
 /* Vectors of columns that a tile has, of those at the end at most, and sums. */
 enum { USUAL = BY_WIDTH(4, 2, 2), MOST_VECTORS = BY_WIDTH(4, 3, 3), SUMS = BY_WIDTH(24, 12, 12) };
-/* What is multiplied: floats, pairs of bfloat16, and floats of which the last vector has half of its lanes. */
-enum { FLOATS, PAIRS, HALVES };
+enum { FLOATS, PAIRS, HALVES }; /* what is multiplied; of HALVES the last vector has half of its lanes */
 
 /* What is fetched: from `next` on to `end`, `lines` lines of the cache for each four rows of a panel. */
 typedef struct {
@@ -145,7 +144,7 @@ INLINED void multiply(operands x, const float *panel, int64_t width, const float
                 own[i] = (vector){0};
             if (to->bias)
                 EACH(rows, vectors) own[r * vectors + j] = loaded(to->bias + column + j * LANES);
-            if (!to->unfinished && x.parts * depth >= MOST_SHORT)
+            if (!to->unfinished && x.parts * depth >= LONG)
                 fetch_rows(to, y + column, moved(addend, column), rows, vectors);
 #define STEP(i, low, high)                                                                         \
     {                                                                                              \
@@ -210,8 +209,6 @@ INLINED void multiply(operands x, const float *panel, int64_t width, const float
 
 /* As `multiply`, for any numbers that registers have room for. Each form is a function of its own, since
    compilers take longer for one that has them all. */
-typedef void form(operands x, const float *w, int64_t width, const float *before, const target *to, fetching *f,
-                  int64_t column, int64_t end, int64_t tiles);
 #define OF(rows, vectors, kind)                                                                    \
     static __attribute__((noinline)) void multiply_##rows##_##vectors##_##kind(                    \
         operands x, const float *w, int64_t width, const float *before, const target *to,          \
@@ -232,7 +229,7 @@ typedef void form(operands x, const float *w, int64_t width, const float *before
 ALL_FORMS
 #undef OF
 #define OF(rows, vectors, kind) multiply_##rows##_##vectors##_##kind,
-static form *const forms[] = {ALL_FORMS};
+static __typeof__(multiply_1_1_FLOATS) *const forms[] = {ALL_FORMS};
 #undef OF
 
 /* How many tiles rows make that have this number of vectors. */
@@ -244,8 +241,7 @@ static inline int64_t tiles_of(int64_t rows, int64_t vectors)
 
 /* The product of rows of x with the columns of a panel from `column` to `end`, `vectors` vectors at a time. */
 static void multiply_columns(const operands *x, int64_t rows, const float *w, int64_t width, const float *before,
-                             const target *to, fetching *f, int64_t column, int64_t end, int64_t vectors,
-                             int kind)
+                             const target *to, fetching *f, int64_t column, int64_t end, int64_t vectors, int kind)
 {
     /* Tiles of few rows, which short lines would have, do more for each of their rows; of narrow vectors, they
        have so few sums that one addition waits for another. */

@@ -324,8 +324,7 @@ static void add_inputs(const struct recurrent *a, const item *m, int64_t s, int6
             int64_t row = at + i * one, end = last - block < TOGETHER ? last : block + TOGETHER;
             float *to = m->inputs + i * to_one;
             if (a->w_codes.panels)
-                add_code_product(a, &a->w_codes, m->d, &m->x_codes, row, next, together, to, to_next, first,
-                                 last);
+                add_code_product(a, &a->w_codes, m->d, &m->x_codes, row, next, together, to, to_next, first, last);
             else
                 add_gates(to, to_next, a->padded, a->x + row * a->input, next * a->input,
                           a->w + m->d * a->input * width, a->input, together, a->gates, block, end, 0);
@@ -457,8 +456,7 @@ static int64_t stages_of_step(const struct recurrent *a)
 }
 
 /* A stage of an item, for blocks of units. */
-static void run_stage(const struct recurrent *a, item *m, int64_t stage, int64_t first, int64_t last,
-                      int down)
+static void run_stage(const struct recurrent *a, item *m, int64_t stage, int64_t first, int64_t last, int down)
 {
     int64_t each = stages_of_step(a), of_chunk = 1 + a->chunk * each;
     if (a->w_codes.panels && !stage--) {

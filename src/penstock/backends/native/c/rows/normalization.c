@@ -114,8 +114,7 @@ enum { LRN_LANES = VECTOR_BYTES / 4, LRN_VECTORS = 4, MOST_ROW = 8192, MOST_AROU
     }                                                                                             \
                                                                                                   \
     /* The mean of each group's totals, for each of its channels. */                              \
-    static inline void name##_mean(const struct group_normalization *a, int64_t width,            \
-                                   double *totals)                                                \
+    static inline void name##_mean(const struct group_normalization *a, int64_t width, double *totals)\
     {                                                                                             \
         for (int64_t from = 0; from < width; from += a->channels) {                               \
             double total = 0;                                                                     \

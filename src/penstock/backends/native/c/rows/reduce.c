@@ -98,7 +98,6 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
                 totals[j] = COMBINE(totals[j], value);                                            \
             }                                                                                     \
     }                                                                                             \
-                                                                                                  \
     static __attribute__((noinline)) void name##_of_rows(const struct reduction *a, int64_t first,\
                                                          int64_t rows, wide *restrict totals)     \
     {                                                                                             \
@@ -111,7 +110,6 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
         for (int64_t i = 0; i < rows; i++)                                                        \
             totals[i] = name##_folded(x + i * a->length, a->length);                              \
     }                                                                                             \
-                                                                                                  \
     static __attribute__((noinline)) void name##_of_columns(const struct reduction *a, int64_t first,\
                                                             int64_t columns, wide *restrict totals)\
     {                                                                                             \
@@ -200,8 +198,7 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
         return place;                                                                             \
     }                                                                                             \
                                                                                                   \
-    static inline void name##_rows(const struct reduction *a, int64_t first, int64_t end,         \
-                                   int64_t *y)                                                    \
+    static inline void name##_rows(const struct reduction *a, int64_t first, int64_t end, int64_t *y)\
     {                                                                                             \
         for (int64_t i = first; i < end; i++)                                                     \
             y[i - first] = name##_row(a, i * a->length);                                          \
@@ -276,14 +273,9 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
             max_##suffix##_rows(a, row, row + rows, tops);                                        \
             for (int64_t at = 0; at < rows * length; at += PART) {                                \
                 const int64_t n = rows * length - at < PART ? rows * length - at : PART;          \
-                if (rows == 1)                                                                    \
-                    for (int64_t i = 0; i < n; i++)                                               \
-                        powers[i] = (real)x[at + i] - relative_##suffix(tops[0]);                 \
-                else                                                                              \
-                    for (int64_t j = 0; j < rows; j++)                                            \
-                        for (int64_t i = 0; i < length; i++)                                      \
-                            powers[j * length + i] =                                              \
-                                (real)x[j * length + i] - relative_##suffix(tops[j]);             \
+                for (int64_t j = 0; j < rows; j++)                                                \
+                    for (int64_t i = 0; i < (rows == 1 ? n : length); i++)                        \
+                        powers[j * length + i] = (real)x[at + j * length + i] - relative_##suffix(tops[j]);\
                 for (int64_t i = 0; i < n; i++)                                                   \
                     powers[i] = EXP(powers[i]);                                                   \
                 if (rows == 1)                                                                    \

@@ -90,8 +90,7 @@ enum { BLOCK = 2048, COLUMNS = 256 };
     }                                                                                             \
                                                                                                   \
     /* One row, or several of at most BLOCK elements together. */                                 \
-    static inline void name##_rows(const type *x, type *y, int64_t rows, int64_t length,          \
-                                   int64_t logarithm)                                             \
+    static inline void name##_rows(const type *x, type *y, int64_t rows, int64_t length, int64_t logarithm)\
     {                                                                                             \
         type spare[BLOCK];                                                                        \
         type total = 0;                                                                           \

@@ -285,8 +285,7 @@ enum { TOP_BLOCK = 64, TOP_COLUMNS = 16, MOST_INSERTED = 128 };
         heap[hole] = place;                                                                        \
     }                                                                                              \
                                                                                                    \
-    static void suffix##_chain(const struct top *a, const type *x, type *values, int64_t *heap,    \
-                               key flip)                                                           \
+    static void suffix##_chain(const struct top *a, const type *x, type *values, int64_t *heap, key flip)\
     {                                                                                              \
         const int64_t k = a->k;                                                                    \
         for (int64_t i = 0; i < k; i++)                                                            \
@@ -380,8 +379,7 @@ enum { TOP_BLOCK = 64, TOP_COLUMNS = 16, MOST_INSERTED = 128 };
             if (inner == 1)                                                                        \
                 suffix##_chain(a, x, values, a->places + to, flip);                                \
             else                                                                                   \
-                suffix##_chains(a, x, values, a->places + to,                                      \
-                                rest < TOP_COLUMNS ? rest : TOP_COLUMNS, flip);                    \
+                suffix##_chains(a, x, values, a->places + to, rest < TOP_COLUMNS ? rest : TOP_COLUMNS, flip);\
         }                                                                                          \
         return 0;                                                                                  \
     }

@@ -75,8 +75,7 @@ static inline double power_of_e(double x)
 /* The products of some features of `n` rows with vectors, added to `sums`, which are VECTORS apart. The
    sums over these features are of the type of the vectors. */
 #define ADD_PRODUCTS(name, type, LANES)                                                           \
-    typedef type name##_lanes __attribute__((vector_size(LANES * sizeof(type)),                   \
-                                             aligned(sizeof(type))));                             \
+    typedef type name##_lanes __attribute__((vector_size(LANES * sizeof(type)), aligned(sizeof(type))));\
                                                                                                   \
     INLINED void name(const type *vectors, int64_t step, const type *x, int64_t features,         \
                       int64_t count, double *sums, const int n)                                   \
@@ -100,8 +99,7 @@ ADD_PRODUCTS(add_products, double, 8)
 ADD_PRODUCTS(add_narrow_products, float, 16)
 
 /* From the products of a row with vectors to kernels; `square` is that of the row. */
-static void apply_kernel(const struct models *a, double *restrict k, double square, int64_t low,
-                         int64_t count)
+static void apply_kernel(const struct models *a, double *restrict k, double square, int64_t low, int64_t count)
 {
     const double *restrict squares = a->squares + low;
     double gamma = a->gamma, coef0 = a->coef0;

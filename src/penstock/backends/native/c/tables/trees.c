@@ -78,8 +78,7 @@ static inline void write_row(const struct trees *a, int64_t row, double *scores)
 }
 
 #define TREES(suffix, type, real)                                                                 \
-    static inline void descend_##suffix(const struct tree_node *nodes, const type *const *x,      \
-                                      int32_t *at)                                                \
+    static inline void descend_##suffix(const struct tree_node *nodes, const type *const *x, int32_t *at)\
     {                                                                                             \
         int32_t moved;                                                                            \
         do {                                                                                      \

@@ -192,19 +192,16 @@ static int convolution(const void *arguments, int64_t begin, int64_t end)
                 taps = of_row;
                 for (int64_t q = 0; q < v->phases; q++) {
                     const int64_t n_taps = *taps++;
-                    (block == 4   ? add_4
-                     : block == 3 ? add_3
-                     : block == 2 ? add_2
-                                  : add_1)(a, slices, n_slices, taps, n_taps, w, bias, copied,
-                                           length, lines + q * (LINES / BLOCK / v->phases));
+                    (block == 4 ? add_4 : block == 3 ? add_3 : block == 2 ? add_2 : add_1)(
+                        a, slices, n_slices, taps, n_taps, w, bias, copied, length,
+                        lines + q * (LINES / BLOCK / v->phases));
                     w += d->kernel * a->channels * n_taps * block;
                     taps += n_taps;
                 }
                 for (int64_t i = 0; i < block; i++)
                     for (int64_t r = 0; r < n_rows; r++)
                         if (first + r * u->phases + p < u->count)
-                            interleave(lines + i * (LINES / BLOCK) + r * v->length,
-                                       LINES / BLOCK / v->phases,
+                            interleave(lines + i * (LINES / BLOCK) + r * v->length, LINES / BLOCK / v->phases,
                                        y + (f + i) * y_plane + (first + r * u->phases + p) * v->count +
                                            column * v->phases,
                                        v->phases, n_columns);

@@ -181,8 +181,7 @@ static void find_line(const struct image_convolution *a, const float *row, int64
 }
 
 /* Find where each part of what `count` positions from `first` on see lies. */
-static void find_rows(const struct image_convolution *a, const phase *f, int64_t first, int64_t count,
-                      view seen)
+static void find_rows(const struct image_convolution *a, const phase *f, int64_t first, int64_t count, view seen)
 {
     const int64_t n = f->n_taps[2], wide = a->adjacent ? n : 1, parts = n / wide, stride = a->axes[2]->stride;
     line l;
@@ -290,8 +289,7 @@ static int image_convolution(const void *arguments, int64_t begin, int64_t end)
         /* Copies are of one group, addresses are those of the first one. */
         const int64_t channel = group * a->channels, of = dense ? place : item / panels;
         if (of != known)
-            find_rows(a, &f, first, count,
-                      (view){dense ? 0 : channel, a->channels, a->block, rows, copy});
+            find_rows(a, &f, first, count, (view){dense ? 0 : channel, a->channels, a->block, rows, copy});
         known = of;
         const operands x = {rows, zeros, a->block, parts, dense ? channel : 0, depth, a->pairs != NULL,
                             parts > 1 && a->block % f.counts[2] == 0 ? f.counts[2] : 0};

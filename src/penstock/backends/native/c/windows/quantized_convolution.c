@@ -134,8 +134,7 @@ typedef struct {
 } source;
 
 /* Copy what is seen of a row, null for one outside: columns from `first` on, `length` of each phase. */
-static void copy_row(const source *s, const uint8_t *line, int64_t first, int64_t length,
-                     uint8_t *restrict to)
+static void copy_row(const source *s, const uint8_t *line, int64_t first, int64_t length, uint8_t *restrict to)
 {
     const int64_t channels = s->channels * s->multiplier, step = s->steps->channel;
     const int simple = step == 1 && s->multiplier == 1;
@@ -261,8 +260,7 @@ static inline void put_codes(uint8_t *restrict y, int64_t step, bytes codes, int
 }
 
 /* Take zero points of weights off the sums. */
-static void take_off(const struct quantized_convolution *a, const view *s, const multiplication *m,
-                     int64_t filter)
+static void take_off(const struct quantized_convolution *a, const view *s, const multiplication *m, int64_t filter)
 {
     for (int64_t p = 0; p < m->rows; p++) {
         int32_t sum = 0;

@@ -133,8 +133,7 @@ struct max_roi_pool {
 enum { MOST_BINS = 512, MOST_WIDTH = 4096 };
 
 /* The pixels of bin `i`; returns 0 if the region has no finite extent. */
-static int bin_of(float start, float end, int64_t bins, int64_t i, int64_t size, int64_t *low,
-                  int64_t *high)
+static int bin_of(float start, float end, int64_t bins, int64_t i, int64_t size, int64_t *low, int64_t *high)
 {
     double length = (double)end - start + 1;
     float extent = (float)(length > 1 ? length : 1) / (float)bins;

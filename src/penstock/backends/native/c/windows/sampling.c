@@ -120,8 +120,7 @@ PICK(float)
             type *y = (type *)a->y + image * a->channels * a->points + first;                     \
             memset(own, 0, sizeof own); /* sums are of all POINTS, which are inside */            \
             for (int64_t axis = 0; axis < a->rank; axis++) {                                      \
-                neighbours_##type(a, grid + a->rank - 1 - axis, a->sizes[axis], count, own,       \
-                                  weights);                                                       \
+                neighbours_##type(a, grid + a->rank - 1 - axis, a->sizes[axis], count, own, weights);\
                 for (int64_t t = taps - 1; t >= 0; t--)                                           \
                     for (int64_t k = a->taps - 1; k >= 0; k--)                                    \
                         for (int64_t p = 0; p < POINTS; p++) {                                    \
