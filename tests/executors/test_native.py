@@ -61,6 +61,8 @@ class TestParallel(OnNative):
 class WhereverItCan(OnNative):
     """All that compiled kernels compute runs on them."""
 
+    sampled = True
+
     def compile(self, source, **options) -> ps.Session:
         options.setdefault("cost_model", PreferredBackendCosts("native"))
         return super().compile(source, **options)

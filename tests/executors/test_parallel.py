@@ -40,6 +40,7 @@ class TestParallel(ExecutorConformance):
 
 class EveryStepATask(ExecutorConformance):
     executor = "parallel"
+    sampled = True
     threads = 4
 
     pool: Workers

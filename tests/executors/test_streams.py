@@ -18,6 +18,7 @@ class OnManyStreams(ExecutorConformance):
     """Blocks have up to ``streams`` streams, whatever they cost, on ``threads`` threads."""
 
     executor = "streams"
+    sampled = True
     streams = 4
     threads = 4
     pool: Workers

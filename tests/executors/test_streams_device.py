@@ -25,6 +25,7 @@ class OnDevices(ExecutorConformance):
     """All that holds on the host holds where nodes are spread over it and two devices."""
 
     leaves_threads = True
+    sampled = True
 
     def compile(self, source, **options) -> ps.Session:
         backends = [DelayedBackend("one", most=5e-4), "numpy", DelayedBackend("two", most=5e-4)]

@@ -205,6 +205,8 @@ def test_tasks_of_another_backend_run_on_its_own_threads():
 class OnTwoBackends(ExecutorConformance):
     """All that holds for one backend holds for two with memories of their own."""
 
+    sampled = True
+
     def compile(self, source, **options) -> ps.Session:
         backends = [FarBackend("one"), "numpy", FarBackend("two", workers=2)]
         costs = ScatteredCosts()

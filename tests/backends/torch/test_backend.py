@@ -190,6 +190,8 @@ EXACT = frozenset(
 class OnTorchAndNumpy(ExecutorConformance):
     """All that holds for NumPy holds for nodes spread over torch and NumPy."""
 
+    sampled = True
+
     def compile(self, source, **options) -> ps.Session:
         from penstock.backends.torch.backend import TorchBackend
 

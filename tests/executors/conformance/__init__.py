@@ -16,4 +16,8 @@ class ExecutorConformance(Results, Loops, Endings, Concurrency, Observers):
     """What every executor must hold.
 
     A test class sets ``executor``; ``backends`` are those that its models are compiled with.
+    ``sampled``: it is another way to run what other classes do, and ``make test`` runs half of its
+    tests, drawn by the day (``tests/conftest.py``).
     """
+
+    sampled = False

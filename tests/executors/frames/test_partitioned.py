@@ -59,6 +59,8 @@ def test_outputs_of_several_parts_are_copies() -> None:
 
 
 class TestPartitioned(test_executor.TestFrames):
+    sampled = True
+
     def compile(self, source, **options):
         loaded = source if isinstance(source, Model) else ps.load(source)
         return super().compile(place(loaded, 3), devices=3, **options)
