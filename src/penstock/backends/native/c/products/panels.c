@@ -122,7 +122,7 @@ INLINED void fetch_rows(const target *to, const float *y, const float *addend, i
 }
 
 /* The product of `tiles` times `rows` rows of x with the columns of a panel from `first` to `end`, `vectors`
-   vectors at a time; both numbers and `pairs` are constants. `before`, if not NULL, are sums of products
+   vectors at a time; both numbers and `kind` are constants. `before`, if not NULL, are sums of products
    before. */
 INLINED void multiply(operands x, const float *panel, int64_t width, const float *before, const target *to,
                       fetching *f, int64_t first, int64_t end, int64_t tiles, int rows, int vectors, int kind)
