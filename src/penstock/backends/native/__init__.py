@@ -75,7 +75,7 @@ RATES: RateTable = {
     "recurrent": Rates(1e-6, flops_per_s=210e9, item_s=0.1e-6),
     # Images in their own order: elements are copied, items are groups. One filter alone is bound
     # by loads.
-    "planes": Rates(0.5e-6, flops_per_s=170e9, element_s=0.17e-9, item_s=0.1e-6),
+    "planes": Rates(0.5e-6, flops_per_s=140e9, element_s=0.17e-9, item_s=0.1e-6),
     "planes, one filter": Rates(0.5e-6, flops_per_s=100e9, element_s=0.17e-9, item_s=0.1e-6),
     # Channels innermost: elements of whole vectors; items are addresses that are looked up.
     "image": Rates(0.24e-6, 350e9, 200e9, element_s=0.05e-9, item_s=1.65e-9),

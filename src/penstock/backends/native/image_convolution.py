@@ -96,18 +96,18 @@ def image_workload(node: Node) -> Workload | None:
         strides = conv.attrs.get("strides") or [1] * len(kernel)
         sizes = zip(kernel, strides, x.dims[2:], strict=True)
         kernel = [1 if size == 1 else k / stride for k, stride, size in sizes]
-    taps, rows = math.prod(kernel), math.prod(kernel[:-1])
+    taps, of_rows = math.prod(kernel), math.prod(kernel[:-1])
     positions, moved = y.elements // max(filters, 1), x.nbytes + y.nbytes
     more, copies_s = y.elements * sum(map(float, filter(None, additions))), layout_seconds(node)[0]
     copies_s += 0 if constant else part_ns(Workload("gather", w.nbytes)) * 1e-9
     if 1 < given == filters == x.dims[1]:
-        return Workload("depthwise image", moved, flops(conv), 0, more, positions * rows, copies_s)
+        lines = positions * of_rows
+        return Workload("depthwise image", moved, flops(conv), 0, more, lines, copies_s)
     groups = _merged(given, max(filters // given, 1))
-    width = padded(filters // groups)
-    elements = positions * groups * width
-    products = (2.4 if width == GRAIN else 2) * elements * (x.dims[1] // groups) * taps
-    # A single vector is bound by loads. What a tap, or a row of them, sees is found once for all.
-    lines = positions * (taps if x.dims[1] >= _FEW_CHANNELS else rows)
+    elements = positions * groups * padded(filters // groups)
+    products = 2 * elements * (x.dims[1] // groups) * taps
+    # Where each tap, or row of taps, sees an image is found for all filters at once.
+    lines = positions * (taps if x.dims[1] >= _FEW_CHANNELS else of_rows)
     return Workload("image", moved, products, 0, elements + more, lines, copies_s)
 
 
