@@ -445,9 +445,9 @@ class Replicas:
             request.control = begin_run(timeout, cancel)
             self._queue.append(request)
         # Outside of the lock: both call at once if the request has been stopped or has ended, which
-        # runs callbacks of the user. ``_leave`` then takes it out of the queue.
+        # runs callbacks of the user. ``_mark_ended`` then takes it out of the queue.
         request.control.add_listener(partial(self._end, request, None))
-        future.add_done_callback(lambda _: self._leave(request, failed=True))  # it was cancelled
+        future.add_done_callback(lambda _: self._mark_ended(request, failed=True))  # by its user
         self._dispatch()
 
     def _admit(self) -> None:
@@ -548,12 +548,12 @@ class Replicas:
         # On any thread; what is counted is counted before whoever waits for the future goes on.
         from concurrent.futures import InvalidStateError
 
-        future = self._leave(request, failed=error is not None)
+        future = self._mark_ended(request, failed=error is not None)
         if future is not None:
             with suppress(InvalidStateError):  # the user has just cancelled it
                 future.set_exception(error) if error is not None else future.set_result(outputs)
 
-    def _leave(self, request: _Request, failed: bool) -> Future[Any] | None:
+    def _mark_ended(self, request: _Request, failed: bool) -> Future[Any] | None:
         """Count a request as ended. Returns its future, None if it has ended before."""
         with self._lock:
             future, request.future = request.future, None

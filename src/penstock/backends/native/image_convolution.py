@@ -503,7 +503,7 @@ def _of_all_channels(
 
 
 def _merged(groups: int, filters: int) -> int:
-    """The number of groups if adjacent ones are merged as long as a panel is no wider for it."""
+    """The number of groups if adjacent ones are merged as long as they have 8 filters at most."""
     most = max(GRAIN // 2 // filters, 1)
     return groups // max(m for m in range(1, most + 1) if groups % m == 0)
 
