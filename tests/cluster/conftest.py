@@ -11,7 +11,7 @@ import penstock as ps
 pytest.importorskip("ray", reason="tests of clusters need Ray: pip install penstock-runtime[ray]")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def ray_started():
     os.environ["RAY_AUTH_MODE"] = "disabled"  # else Ray writes a token into the home folder
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
@@ -23,12 +23,13 @@ def ray_started():
         log_to_driver=False,
         configure_logging=False,
         object_store_memory=256 << 20,
+        _system_config={"prestart_worker_first_driver": False},  # no worker before it is needed
     )
     yield
     ray.shutdown()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster(ray_started):
     with ps.Cluster(2) as cluster:
         yield cluster

@@ -99,27 +99,34 @@ def test_gc_pause_keeps_counts_and_generations():
 
 
 @pytest.mark.skipif(FREE_THREADED, reason="the collector has no generations")
-def test_gc_pause_makes_objects_old_where_modules_were_imported(monkeypatch):
+def test_gc_pause_makes_objects_old_where_many_modules_were_imported(monkeypatch):
     class Node:
         pass
 
     # Those of other tests are known, of which some have removed theirs again.
     monkeypatch.setattr(gc_pause, "_modules", len(sys.modules))
     gc.collect()
-    sys.modules["another"] = types.ModuleType("another")
+    others = {f"other {i}": types.ModuleType("other") for i in range(gc_pause._MANY)}
+    last = others.popitem()
+    sys.modules.update(others)
     try:
+        with gc_pause.paused():
+            first = Node()
+        assert not any(kept is first for kept in gc.get_objects(generation=2))
+        sys.modules.update([last])
         with gc_pause.paused():
             node = Node()
         assert any(kept is node for kept in gc.get_objects(generation=2))
         assert gc.get_freeze_count() == 0
-        with gc_pause.paused():  # without another module
+        with gc_pause.paused():  # without other modules
             second = Node()
         assert not any(kept is second for kept in gc.get_objects(generation=2))
     finally:
-        del sys.modules["another"]
+        for name in (*others, last[0]):
+            sys.modules.pop(name, None)
 
 
-def test_gc_pause_counts_frozen_objects_only_where_modules_were_imported(monkeypatch):
+def test_gc_pause_counts_frozen_objects_only_where_many_modules_were_imported(monkeypatch):
     """Python walks all frozen objects to count them."""
     counted, count = [], gc.get_freeze_count
     monkeypatch.setattr(gc, "get_freeze_count", lambda: counted.append(1) or count())

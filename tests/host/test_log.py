@@ -9,15 +9,16 @@ import sys
 import pytest
 
 from tests.session.test_stats import TEXT, x
+from tests.support.logs import logged
 from tests.support.onnx_text import compile_text
 
 
-def test_log_tells_of_plans_and_their_placement(caplog):
+def test_log_tells_of_plans_and_their_placement():
     session = compile_text(TEXT, backends=["numpy"], executor="linear")
-    with caplog.at_level(logging.DEBUG, "penstock"):
+    with logged("penstock", logging.DEBUG) as records:
         session.run(x(3))
         session.run(x(3))
-    first, *others = [record.getMessage() for record in caplog.records]
+    first, *others = [record.getMessage() for record in records]
     assert first.startswith("compiled a plan of 'g' for (x: float32[3]) in ")
     assert "executor linear" in first and "backends numpy" in first
     assert others == ["Exp on numpy: 1 steps", "Neg on numpy: 1 steps"]
@@ -38,7 +39,7 @@ assert "logging" not in sys.modules, "imported"
 
 
 @pytest.mark.parametrize("level", [logging.WARNING, logging.ERROR])
-def test_nothing_is_logged_below_the_level(caplog, level):
-    with caplog.at_level(level, "penstock"):
+def test_nothing_is_logged_below_the_level(level):
+    with logged("penstock", level) as records:
         compile_text(TEXT, backends=["numpy"]).run(x(2))
-    assert not caplog.records
+    assert not records

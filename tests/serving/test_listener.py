@@ -18,6 +18,7 @@ import pytest
 
 from penstock.core.errors import PenstockError
 from penstock.serving.listener import Listener, LoopErrors
+from tests.support.logs import logged
 from tests.support.timing import SOON
 from tests.support.triton import AFFINE, save
 
@@ -39,20 +40,22 @@ def test_address_that_cannot_be_had_is_named(host):
 
 
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE])
-def test_connections_that_cannot_be_accepted_are_reported_once(loop, caplog, code):
-    for _ in range(2048):
-        context = {"message": "m", "exception": OSError(code, os.strerror(code)), "socket": None}
-        loop.call_exception_handler(context)
-    (record,) = caplog.records
+def test_connections_that_cannot_be_accepted_are_reported_once(loop, code):
+    context = {"message": "m", "exception": OSError(code, os.strerror(code)), "socket": None}
+    with logged() as records:
+        for _ in range(2048):
+            loop.call_exception_handler(dict(context))
+    (record,) = records
     assert record.levelno == logging.ERROR
     assert "ulimit -n" in record.getMessage()
 
 
-def test_other_errors_are_reported_as_ever(loop, caplog):
-    for error in (OSError(errno.EMFILE, "m"), KeyError("k")):
-        loop.call_exception_handler({"message": "a task failed", "exception": error})
-    loop.call_exception_handler({"message": "alone"})
-    assert [record.name for record in caplog.records] == ["asyncio"] * 3
+def test_other_errors_are_reported_as_ever(loop):
+    with logged() as records:
+        for error in (OSError(errno.EMFILE, "m"), KeyError("k")):
+            loop.call_exception_handler({"message": "a task failed", "exception": error})
+        loop.call_exception_handler({"message": "alone"})
+    assert [record.name for record in records] == ["asyncio"] * 3
 
 
 def test_server_without_file_descriptors_keeps_its_log_short(tmp_path):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from tests.support.logs import logged
 from tests.support.onnx_text import compile_text
 
 TEXT = "g (float[N] x) => (float[N] y) { a = Exp(x) y = Neg(a) }"
@@ -84,14 +85,14 @@ def test_plan_of_other_values_is_told_of_if_no_run_had_the_outputs():
     assert "Neg" in session.explain()
 
 
-def test_stats_count_plans_that_are_dropped(caplog):
+def test_stats_count_plans_that_are_dropped():
     session = compile_text(TEXT, backends=["numpy"], limits=ps.Limits(max_plans_bytes=1))
-    with caplog.at_level(logging.INFO, "penstock"):
+    with logged("penstock", logging.INFO) as records:
         for n in (1, 2, 3):
             session.run(x(n))
     assert session.stats.plans_dropped == 2
     assert session.stats.plans_kept == 1
-    assert sum("dropped a plan of" in record.message for record in caplog.records) == 2
+    assert sum("dropped a plan of" in record.getMessage() for record in records) == 2
 
 
 def test_stats_count_submitted_runs_that_have_not_ended():

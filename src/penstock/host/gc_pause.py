@@ -14,6 +14,7 @@ _LOCK = threading.RLock()
 _holders = 0
 _was_enabled = False
 _MOST_OVERLAPS = 256
+_MANY = 16  # modules, whose objects are worth making old
 _overlaps = 0  # pauses that ended since the first of the present holders began
 _modules = 0  # imported when objects were last made old
 
@@ -23,7 +24,7 @@ def paused() -> Iterator[None]:
     """Pause cyclic garbage collection. Building a graph allocates hundreds of thousands of objects
     that all stay alive. Python's collector would walk them repeatedly, which takes a quarter of the
     time to compile a graph of 100,000 nodes. Counts and generations are left as they are, unless
-    modules were imported meanwhile, of which nothing is garbage: these are made old at once.
+    many modules were imported meanwhile, of which nothing is garbage: these are made old at once.
 
     Where threads always overlap in building graphs, garbage is collected after every 256 of them.
     """
@@ -48,10 +49,10 @@ def paused() -> Iterator[None]:
 
 
 def _make_modules_old() -> None:
-    """Put all objects into the oldest generation if modules were imported: the next collection
+    """Put all objects into the oldest generation if many modules were imported: the next collection
     would walk tens of thousands, a tenth of the time until the first answer of a process."""
     global _modules
-    if len(sys.modules) > _modules:
+    if len(sys.modules) >= _modules + _MANY:
         _modules = len(sys.modules)
         if not gc.get_freeze_count():  # what users froze stays frozen; to count it is to walk it
             gc.freeze()
