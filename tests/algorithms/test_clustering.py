@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.algorithms.clustering import cluster
 from penstock.algorithms.dag import Dag
-from tests.support.sweeps import examples, sweep
+from tests.support.sweeps import examples, scaled, sweep
 
 # What an example takes says more about the machine than about the code.
 many_examples = examples(4)
@@ -287,21 +287,21 @@ def limited(n: int) -> None:
     assert sys.getrecursionlimit() < n
 
 
-def test_grouping_of_a_chain_of_100_000_nodes_takes_seconds():
-    n = 100_000
+@pytest.mark.parametrize("n", scaled(10_000, 100_000))
+def test_grouping_of_a_long_chain_takes_seconds(n):
     limited(n)
     assert groups(n, pairwise(range(n)), [0.3] * n) == [list(range(n))]
 
 
-def test_grouping_of_a_chain_of_two_kinds_takes_seconds():
-    n = 100_000
+@pytest.mark.parametrize("n", scaled(10_000, 100_000))
+def test_grouping_of_a_chain_of_two_kinds_takes_seconds(n):
     found = groups(n, pairwise(range(n)), [0.3] * n, kinds=[i // 10 % 2 for i in range(n)])
     assert len(found) == n // 10
 
 
+@pytest.mark.parametrize("n", scaled(4_000, 20_000))
 @pytest.mark.parametrize("reach", [30, 20_000])
-def test_grouping_of_a_random_graph_of_20_000_nodes_takes_seconds(reach):
-    n = 20_000
+def test_grouping_of_a_large_random_graph_takes_seconds(reach, n):
     limited(n)
     choose = random.Random(reach)
     edges = [(choose.randrange(max(0, b - reach), b), b) for b in range(1, n) for _ in range(2)]
@@ -310,8 +310,8 @@ def test_grouping_of_a_random_graph_of_20_000_nodes_takes_seconds(reach):
     assert len(problem.groups) < n
 
 
-def test_grouping_of_a_fan_out_of_20_000_nodes_takes_seconds():
-    n = 20_000
+@pytest.mark.parametrize("n", scaled(4_000, 20_000))
+def test_grouping_of_a_wide_fan_out_takes_seconds(n):
     edges = [(0, i) for i in range(1, n)] + [(i, n) for i in range(1, n)]
     assert len(groups(n + 1, edges, [0.01] * (n + 1))) <= 0.02 * n
 

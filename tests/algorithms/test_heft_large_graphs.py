@@ -35,6 +35,7 @@ from tests.support.placement_problems import (
 from tests.support.placement_replay import replay_makespan, serial_time
 
 # Random graphs: close to the bound
+from tests.support.sweeps import scaled
 
 
 def layered(draw: random.Random, n: int) -> Dag:
@@ -256,8 +257,8 @@ def test_a_search_among_many_gaps_finds_the_first():
     assert placement.start == tuple(start)
 
 
-def test_placement_of_a_chain_of_50_000_nodes_takes_seconds():
-    n = 50_000
+@pytest.mark.parametrize("n", scaled(5_000, 50_000))
+def test_placement_of_a_long_chain_takes_seconds(n):
     dag = Dag(n, [(i + 1, i) for i in range(n - 1)])
     placement = place(dag, on_one([0.5] * n), None, [8])
     assert placement.makespan == n / 2
@@ -266,9 +267,10 @@ def test_placement_of_a_chain_of_50_000_nodes_takes_seconds():
     assert list_schedule(dag, [0.5] * n, [8]).makespan == n / 2
 
 
-def test_placement_of_20_000_nodes_on_two_backends_takes_seconds():
+@pytest.mark.parametrize("n", scaled(4_000, 20_000))
+def test_placement_of_many_nodes_on_two_backends_takes_seconds(n):
     draw = random.Random(0)
-    dag = local(draw, 20_000)
+    dag = local(draw, n)
     cost = [[draw.uniform(1, 10), draw.uniform(1, 10)] for _ in range(dag.n)]
     problem = Problem(dag, cost, flat(1.0), [4, 4])
     placement = heft(*problem)

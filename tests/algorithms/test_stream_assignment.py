@@ -384,8 +384,8 @@ def large(n: int, edges: Iterable[tuple[int, int]], **arguments: Any) -> StreamS
     return assign_streams(Dag(n, edges), **arguments)
 
 
-def test_streams_of_a_chain_of_100_000_nodes_take_seconds():
-    n = 100_000
+@pytest.mark.parametrize("n", scaled(10_000, 100_000))
+def test_streams_of_a_long_chain_take_seconds(n):
     schedule = large(n, pairwise(range(n)))
     assert count(schedule) == (1, 0)
     assert schedule.order == list(range(n))
@@ -414,8 +414,8 @@ def test_streams_of_two_forks_of_many_branches_take_seconds(max_streams, wide):
     assert schedule.begin == schedule.end == ()
 
 
-def test_streams_of_33_333_diamonds_take_seconds():
-    n = 100_000
+@pytest.mark.parametrize("n", scaled(10_000, 100_000))
+def test_streams_of_many_diamonds_take_seconds(n):
     edges = [
         edge
         for a in range(0, n - 1, 3)
@@ -425,9 +425,9 @@ def test_streams_of_33_333_diamonds_take_seconds():
     assert count(schedule) == (2, 2 * (n // 3))
 
 
-def test_streams_that_end_far_above_are_taken_over_below():
-    #   30,000 nodes -> J -> a chain of 10,000 diamonds -> 30,000 nodes
-    wide = 30_000
+@pytest.mark.parametrize("wide", scaled(3_000, 30_000))
+def test_streams_that_end_far_above_are_taken_over_below(wide):
+    #   wide nodes -> J -> a chain of wide / 3 diamonds -> wide nodes
     n = 3 * wide + 1
     edges = [(i, wide) for i in range(wide)]
     for a in range(wide, 2 * wide, 3):
@@ -436,16 +436,16 @@ def test_streams_that_end_far_above_are_taken_over_below():
     assert large(n, edges).n_streams == wide
 
 
-def test_streams_of_a_tree_to_50_000_leaves_take_seconds():
-    n = 99_999
+@pytest.mark.parametrize("n", scaled(9_999, 99_999))
+def test_streams_of_a_tree_to_many_leaves_take_seconds(n):
     schedule = large(n, [((i - 1) // 2, i) for i in range(1, n)])
     # All nodes that are no leaves emit one signal, and all leaves but one say that they are done.
     assert count(schedule) == (n // 2 + 1, n - 1)
     assert len(schedule.end) == n // 2
 
 
-def test_streams_of_a_tree_from_50_000_leaves_take_seconds():
-    n = 99_999
+@pytest.mark.parametrize("n", scaled(9_999, 99_999))
+def test_streams_of_a_tree_from_many_leaves_take_seconds(n):
     schedule = large(n, [(i, n - 1 - (n - 2 - i) // 2) for i in range(n - 1)])
     assert count(schedule) == (n // 2 + 1, n // 2)
     assert len(schedule.begin) == n // 2
