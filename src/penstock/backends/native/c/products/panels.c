@@ -26,11 +26,7 @@ typedef struct {
 
 int multiplies_bfloat16(void)
 {
-#if defined(__AVX512F__)
-    return (features & AVX512_BF16) != 0;
-#else
-    return 0;
-#endif
+    return BY_WIDTH((features & AVX512_BF16) != 0, 0, 0);
 }
 
 void round_to_pairs(float *to, const float *from, int64_t step, int64_t count)
