@@ -19,7 +19,8 @@ from tests.support.native_kernels import (  # noqa: F401
 )
 
 DTYPES = ["uint8", "float16", "float32", "float64", "complex128"]
-DIMS = [(3,), (33, 65), (50, 19), (5, 1, 7), (4, 9, 34), (2, 3, 5, 4), (0, 3)]
+FEW = [(2, 67), (3, 70), (4, 129)]
+DIMS = [(3,), *FEW, (33, 65), (50, 19), (5, 1, 7), (4, 9, 34), (2, 3, 5, 4), (0, 3)]
 
 
 def numbers(dims: tuple[int, ...], dtype: str) -> np.ndarray:

@@ -16,19 +16,14 @@ typedef struct __attribute__((packed, may_alias)) {
     uint64_t low, high;
 } bytes_16;
 
-static void move_dim(int64_t *values, int at, int place)
-{
-    int64_t value = values[at];
-    for (; at < place; at++)
-        values[at] = values[at + 1];
-    values[place] = value;
-}
-
 static void move(copy_plan *p, int at, int place)
 {
-    move_dim(p->dims, at, place);
-    move_dim(p->from, at, place);
-    move_dim(p->to, at, place);
+    int64_t *const all[] = {p->dims, p->from, p->to};
+    for (int i = 0; i < 3; i++) {
+        const int64_t value = all[i][at];
+        memmove(all[i] + at, all[i] + at + 1, (place - at) * sizeof value);
+        all[i][place] = value;
+    }
 }
 
 /* Sort dims by their strides in the memory that is written, the longest first. */
@@ -139,17 +134,28 @@ BLOCK(block_2, uint16_t, 8, SET(0, 8, 1, 9, 2, 10, 3, 11), SET(4, 12, 5, 13, 6, 
 BLOCK(block_4, uint32_t, 4, SET(0, 4, 1, 5), SET(2, 6, 3, 7))
 BLOCK(block_8, uint64_t, 2, SET(0, 2), SET(1, 3))
 
+/* Elements of n planes that lie side by side in one of the memories, such as the colors of an image. */
+#define FEW_PLANES(type, n)                                                                        \
+    if (length == n && to_step == n * (int64_t)sizeof(type)) {                                     \
+        IVDEP for (int64_t i = 0; i < rows; i++)                                                   \
+            UNROLLED(k, n) ((type *)to)[n * i + k] = ((const type *)(from + k * from_stride))[i];  \
+        return;                                                                                    \
+    }                                                                                              \
+    if (rows == n && from_stride == n * (int64_t)sizeof(type)) {                                   \
+        IVDEP for (int64_t j = 0; j < length; j++)                                                 \
+            UNROLLED(k, n) ((type *)(to + k * to_step))[j] = ((const type *)from)[n * j + k];      \
+        return;                                                                                    \
+    }
+
 /* Rows of which element j lies at j * from_stride, and the next row `sizeof(type)` behind. The last block
    of a side begins earlier than others end, where there is not enough left. */
-#define TRANSPOSED(name, type, SIDE, BLOCK)                                                        \
+#define TRANSPOSED(name, type, SIDE, BLOCK, ELEMENTS)                                              \
     static void name(const char *from, char *to, int64_t from_step, int64_t to_step, int64_t rows, \
                      int64_t length, int64_t from_stride, int64_t to_stride)                       \
     {                                                                                              \
-        (void)from_step, (void)to_stride;                                                          \
+        FEW_PLANES(type, 2) FEW_PLANES(type, 3) FEW_PLANES(type, 4)                                \
         if (rows < SIDE || length < SIDE) {                                                        \
-            for (int64_t i = 0; i < rows; i++)                                                     \
-                for (int64_t j = 0; j < length; j++)                                               \
-                    *((type *)(to + i * to_step) + j) = *((const type *)(from + j * from_stride) + i); \
+            ELEMENTS(from, to, from_step, to_step, rows, length, from_stride, to_stride);          \
             return;                                                                                \
         }                                                                                          \
         for (int64_t i0 = 0; i0 < rows; i0 += TILE)                                                \
@@ -163,16 +169,16 @@ BLOCK(block_8, uint64_t, 2, SET(0, 2), SET(1, 3))
                     }                                                                              \
     }
 
-TRANSPOSED(transposed_1, uint8_t, 16, block_1)
-TRANSPOSED(transposed_2, bytes_2, 8, block_2)
-TRANSPOSED(transposed_4, bytes_4, 4, block_4)
+TRANSPOSED(transposed_1, uint8_t, 16, block_1, elements_1)
+TRANSPOSED(transposed_2, bytes_2, 8, block_2, elements_2)
+TRANSPOSED(transposed_4, bytes_4, 4, block_4, elements_4)
 #ifdef __AVX512F__
 BLOCK(block_4_wide, uint32_t, 16, LOW_16, HIGH_16)
-TRANSPOSED(transposed_4_wide, bytes_4, 16, block_4_wide)
+TRANSPOSED(transposed_4_wide, bytes_4, 16, block_4_wide, elements_4)
 #else
 #define transposed_4_wide transposed_4
 #endif
-TRANSPOSED(transposed_8, bytes_8, 2, block_8)
+TRANSPOSED(transposed_8, bytes_8, 2, block_8, elements_8)
 
 static block_function by_size(int64_t size, block_function const functions[5])
 {
@@ -182,10 +188,8 @@ static block_function by_size(int64_t size, block_function const functions[5])
 /* How to copy the last two dims; moves another dim to the last but one where it is to be transposed. */
 static block_function chosen(copy_plan *p)
 {
-    static block_function const single[] = {elements_1, elements_2, elements_4, elements_8,
-                                            elements_16},
-                                transposing[] = {transposed_1, transposed_2, transposed_4,
-                                                 transposed_8, elements_16};
+    static block_function const single[] = {elements_1, elements_2, elements_4, elements_8, elements_16};
+    static block_function const transposing[] = {transposed_1, transposed_2, transposed_4, transposed_8, elements_16};
     int last = p->rank - 1, other = last - 1;
     if (p->from[last] == p->size && p->to[last] == p->size) {
         int most = other;

@@ -184,8 +184,7 @@ static PyArrayObject *usable(PyObject *given, const runtime_array *runtime)
         if (dense)
             array = (PyArrayObject *)PyArray_FROM_OF(dense, NPY_ARRAY_CARRAY_RO | NPY_ARRAY_NOTSWAPPED);
         Py_XDECREF(dense);
-    }
-    else
+    } else
         PyErr_SetString(PyExc_ValueError, "memory for a result is not contiguous, or read-only");
     if (array && PyArray_NBYTES(array) != runtime->nbytes) {
         PyErr_Format(PyExc_ValueError, "an array of %zd bytes is given for one of %lld",

@@ -113,8 +113,7 @@ void stages_run(void *data)
             atomic_store(&work->stage, stage + 1);
             if (atomic_load(&work->waiting))
                 wake(&work->stage, INT_MAX);
-        }
-        else
+        } else
             await_stage(work, own, stage);
     }
 }

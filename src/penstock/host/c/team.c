@@ -150,8 +150,7 @@ static void *serve(void *of)
             int64_t last = own->threads < parts ? LAST_NAP : SURPLUS_NAP;
             nap = !nap ? FIRST_NAP : nap < last ? 2 * nap : last;
             nanosleep(&(struct timespec){0, nap}, NULL);
-        }
-        else {
+        } else {
             int calls = atomic_load(&own->calls);
             atomic_fetch_add(&own->asleep, 1);
             if (number(own) == before)

@@ -26,11 +26,7 @@ typedef struct {
 
 int multiplies_bfloat16(void)
 {
-#if defined(__AVX512F__)
-    return (features & AVX512_BF16) != 0;
-#else
-    return 0;
-#endif
+    return BY_WIDTH((features & AVX512_BF16) != 0, 0, 0);
 }
 
 void round_to_pairs(float *to, const float *from, int64_t step, int64_t count)
@@ -273,32 +269,39 @@ void multiply_panel(operands x, int64_t rows, const float *w, int64_t width, con
     /* The widest vectors of a panel are multiplied at once. Some processors take half as long for half of one. */
     const int half = BY_WIDTH(used - count >= LANES / 2 && features & HALF_VECTORS, 0, 0);
     const int kind = BY_WIDTH(x.pairs, 0, 0) ? PAIRS : half ? HALVES : FLOATS;
-    const int64_t end = x.begin + x.depth, inner = x.parts * x.depth;
+    const int64_t end = x.begin + x.depth;
     const target unfinished = {sums, width, NULL, NULL, 0, NO_ACTIVATION, used, 1};
     /* Several parts of the rows, or a piece of one. */
     const int64_t most_parts = x.depth < DEPTH ? DEPTH / x.depth : 1;
-    for (int64_t k = 0, part = 0, depth; k < inner; k += depth) {
+    const float *before = NULL;
+    /* Where taps are far apart, most of them see no image from any row. */
+    while (x.parts > 1 && all_at(x.zeros, x.rows + (x.parts - 1) * x.apart, (int)rows))
+        x.parts--;
+    for (int64_t depth; x.parts; w += depth * width) {
         operands some = x;
-        some.parts = smaller(most_parts, x.parts - part);
+        some.parts = smaller(most_parts, x.parts);
         some.depth = smaller(DEPTH, end - x.begin);
         depth = some.parts * some.depth;
-        const int last = k + depth == inner;
+        if (most_parts == 1 && x.parts > 1 && all_at(x.zeros, x.rows, (int)rows)) {
+            x.parts--, x.rows += x.apart, depth = x.depth;
+            continue;
+        }
+        const int last = some.parts == x.parts && x.begin + some.depth == end;
         const int64_t lines = 4 * width * 4 / LINE;
         const char *const from = (const char *)(last ? next : w + depth * width);
         fetching f = {from, from + (passes > 1 ? depth / 4 * lines * LINE : 0), (lines + passes - 1) / passes};
         target to = last ? *y : unfinished;
         to.count = last ? count : used;
-        const float *before = k ? sums : NULL;
         if (whole)
             multiply_columns(&some, rows, w, width, before, &to, &f, 0, whole * LANES, USUAL, kind);
         if (rest)
             multiply_columns(&some, rows, w, width, before, &to, &f, whole * LANES, used, rest, kind);
-        w += depth * width;
+        before = sums;
         x.begin += some.depth;
         if (x.begin == end) {
             x.begin -= x.depth;
             x.rows += some.parts * x.apart;
-            part += some.parts;
+            x.parts -= some.parts;
         }
     }
 }

@@ -24,14 +24,10 @@ static int triangle(const void *arguments, int64_t begin, int64_t end)
         int64_t border = within(a->upper ? first : first + 1, a->columns) * a->size;
         const char *x = a->x + item * bytes;
         char *y = a->y + item * bytes;
-        if (a->upper) {
-            memset(y, 0, border);
-            memcpy(y + border, x + border, bytes - border);
-        }
-        else {
-            memcpy(y, x, border);
-            memset(y + border, 0, bytes - border);
-        }
+        const int64_t from = a->upper ? border : 0, to = a->upper ? bytes : border;
+        memset(y, 0, from);
+        memcpy(y + from, x + from, to - from);
+        memset(y + to, 0, bytes - to);
     }
     return 0;
 }

@@ -146,8 +146,7 @@ static inline void interleave(const float *restrict lines, int64_t line, float *
         }
         if (count % 2)
             y[count - 1] = lines[count / 2];
-    }
-    else
+    } else
         for (int64_t p = 0; p < phases; p++)
             for (int64_t j = 0; j * phases + p < count; j++)
                 y[j * phases + p] = lines[p * line + j];

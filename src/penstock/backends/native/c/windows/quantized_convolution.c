@@ -146,12 +146,10 @@ static void copy_row(const source *s, const uint8_t *line, int64_t first, int64_
             if (!line || column < 0 || column >= s->size) {
                 n = s->phases > 1 ? 1 : !line || column >= s->size ? length - i : smaller(-column, length - i);
                 memset(to, s->zero, n * channels);
-            }
-            else if (simple) {
+            } else if (simple) {
                 n = flat ? smaller(length - i, s->size - column) : 1;
                 copy_changed(to, line + column * s->steps->column, n * channels, s->change);
-            }
-            else
+            } else
                 for (int64_t e = 0; e < channels; e++)
                     to[e] = line[column * s->steps->column + e / s->multiplier * step] ^ s->change;
         }

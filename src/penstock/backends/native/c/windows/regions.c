@@ -55,8 +55,7 @@ static inline void corners_of(const float *box, int64_t centred, float *corners)
     if (centred) {
         corners[0] = a - c / 2, corners[1] = a + c / 2;
         corners[2] = b - d / 2, corners[3] = b + d / 2;
-    }
-    else {
+    } else {
         corners[0] = d < b ? d : b, corners[1] = d < b ? b : d;
         corners[2] = c < a ? c : a, corners[3] = c < a ? a : c;
     }
