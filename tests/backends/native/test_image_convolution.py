@@ -131,6 +131,17 @@ SHAPES = {
         "<group = 24, pads = [1, 1, 1, 1, 1, 1]>",
     ),
     "padding alone": ((1, 4, 2, 2), (5, 4, 3, 3), "<pads = [3, 3, 3, 3]>"),
+    "taps far apart": (
+        (1, 5, 4, 4),
+        (20, 5, 3, 3),
+        "<dilations = [9, 4], pads = [9, 4, 9, 4]>",
+    ),
+    "deep taps far apart": (
+        (2, 260, 5, 4),
+        (20, 260, 3, 3),
+        "<dilations = [6, 5], pads = [6, 5, 6, 5]>",
+    ),
+    "a deep tap that sees all": ((1, 300, 3, 2), (9, 300, 1, 2), "<pads = [0, 3, 0, 0]>"),
 }
 
 
