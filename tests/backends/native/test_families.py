@@ -76,3 +76,13 @@ def test_register_twice_raises(register: object) -> None:
     decorator(lambda *arguments: None)
     with pytest.raises(InternalError, match=r"two native families register com\.example"):
         decorator(lambda *arguments: None)
+
+
+@pytest.mark.parametrize(
+    ("cores", "ns", "blocks"),
+    [(1, 620e3, 5), (2, 20e3, 5), (2, 620e3, 12), (2, 140e3, 7), (16, 620e3, 31)],
+)
+def test_long_products_have_more_blocks_than_threads(monkeypatch, cores, ns, blocks):
+    """So that threads end at the same time though blocks and panels are unequal."""
+    monkeypatch.setattr(native, "core_budget", lambda: cores)
+    assert native.blocks_of_rows(784, 2, 192, ns) == blocks

@@ -96,8 +96,9 @@ RATES: RateTable = {
 }
 """``""`` is for families without a row"""
 
-# Items of a product, and of each core, for threads; and rows of one that is divided for them.
-_LEAST_ITEMS, _ITEMS_OF_CORE, _LEAST_BLOCK = 8, 2, 24
+# Items of a product for threads: the least, of each core at least and at most, and nanoseconds of one;
+# and rows of one that is divided for them.
+_LEAST_ITEMS, _ITEMS_OF_CORE, _MOST_OF_CORE, _ITEM_NS, _LEAST_BLOCK = 8, 2, 12, 10_000, 24
 
 _NUMPY = NumpyBackend()
 _PRODUCTS = frozenset({"Conv", "Gemm", "MatMul"})
@@ -135,9 +136,14 @@ def rows_ns(additions: float, rows: float = 0) -> float:
     return part_ns(Workload(elements=additions, items=rows))
 
 
-def blocks_of_rows(rows: int, panels: int, most: int) -> int:
-    """The number of blocks, each of at most ``most`` rows, for a product with ``panels`` panels."""
-    items = max(_LEAST_ITEMS, _ITEMS_OF_CORE * core_budget())
+def blocks_of_rows(rows: int, panels: int, most: int, ns: float) -> int:
+    """The number of blocks, each of at most ``most`` rows, for a product with ``panels`` panels
+    that takes a core ``ns`` nanoseconds."""
+    cores = core_budget()
+    # Items are unequal, such as a panel and the rest of the columns: with more of them threads end at
+    # the same time, as long as each takes far longer than to hand it out.
+    more = min(_MOST_OF_CORE * cores, int(ns / _ITEM_NS)) if cores > 1 else 0
+    items = max(_LEAST_ITEMS, _ITEMS_OF_CORE * cores, more)
     # Narrow matrices have fewer panels than threads: rows are divided as well, as long as enough
     # are left to share what is read of a panel.
     return max(math.ceil(rows / most), min(math.ceil(items / panels), rows // _LEAST_BLOCK))
@@ -223,16 +229,10 @@ def family_of(node: Node) -> Family | None:
     if name != FUSED.full_name:
         return _family(name)
     names = [part.op.full_name for part in parts(node)]
-    first = names[0]
-    # Elementwise chains may begin with it, too.
-    if first == "DequantizeLinear" and not _is_product_of_codes(names):
+    # Products of codes begin with it, and elementwise chains may, too.
+    if names[0] == "DequantizeLinear" and _PRODUCTS.isdisjoint(names):
         return _family(name)
-    return _family(fused_with(first)) or _family(name)
-
-
-def _is_product_of_codes(names: Sequence[str]) -> bool:
-    """Whether parts of a fused node that begin with DequantizeLinear are a product of codes."""
-    return not _PRODUCTS.isdisjoint(names)
+    return _family(fused_with(names[0])) or _family(name)
 
 
 def _family(name: str) -> Family | None:
