@@ -79,10 +79,10 @@ def test_register_twice_raises(register: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cores", "ns", "blocks"),
-    [(1, 620e3, 5), (2, 20e3, 5), (2, 620e3, 12), (2, 140e3, 7), (16, 620e3, 31)],
+    ("cores", "flops", "blocks"),
+    [(1, 62e6, 5), (2, 2e6, 5), (2, 62e6, 12), (2, 14e6, 7), (16, 62e6, 31)],
 )
-def test_long_products_have_more_blocks_than_threads(monkeypatch, cores, ns, blocks):
+def test_long_products_have_more_blocks_than_threads(monkeypatch, cores, flops, blocks):
     """So that threads end at the same time though blocks and panels are unequal."""
     monkeypatch.setattr(native, "core_budget", lambda: cores)
-    assert native.blocks_of_rows(784, 2, 192, ns) == blocks
+    assert native.blocks_of_rows(784, 2, 192, flops) == blocks

@@ -96,9 +96,9 @@ RATES: RateTable = {
 }
 """``""`` is for families without a row"""
 
-# Items of a product for threads: the least, of each core at least and at most, and nanoseconds of
+# Items of a product for threads: the least, of each core at least and at most, and operations of
 # one; and rows of one that is divided for them.
-_LEAST_ITEMS, _ITEMS_OF_CORE, _MOST_OF_CORE, _ITEM_NS, _LEAST_BLOCK = 8, 2, 12, 10_000, 24
+_LEAST_ITEMS, _ITEMS_OF_CORE, _MOST_OF_CORE, _ITEM_FLOPS, _LEAST_BLOCK = 8, 2, 12, 1_000_000, 24
 
 _NUMPY = NumpyBackend()
 _PRODUCTS = frozenset({"Conv", "Gemm", "MatMul"})
@@ -136,13 +136,13 @@ def rows_ns(additions: float, rows: float = 0) -> float:
     return part_ns(Workload(elements=additions, items=rows))
 
 
-def blocks_of_rows(rows: int, panels: int, most: int, ns: float) -> int:
+def blocks_of_rows(rows: int, panels: int, most: int, flops: float) -> int:
     """The number of blocks, each of at most ``most`` rows, for a product with ``panels`` panels
-    that takes a core ``ns`` nanoseconds."""
+    and ``flops`` operations."""
     cores = core_budget()
     # Items are unequal, such as a panel and the rest of the columns: with more of them threads end
     # at the same time, as long as each takes far longer than to hand it out.
-    more = min(_MOST_OF_CORE * cores, int(ns / _ITEM_NS)) if cores > 1 else 0
+    more = min(_MOST_OF_CORE * cores, int(flops / _ITEM_FLOPS)) if cores > 1 else 0
     items = max(_LEAST_ITEMS, _ITEMS_OF_CORE * cores, more)
     # Narrow matrices have fewer panels than threads: rows are divided as well, as long as enough
     # are left to share what is read of a panel.

@@ -97,8 +97,7 @@ def dense_call(site: Site) -> NativeCall | None:
     read_inner = math.ceil(inner / 2) if site.rounds else inner  # numbers or pairs of them
     # The rows of an item are read again for each pass over a panel, and are to stay in a cache.
     most = min(BLOCK, max(_BLOCK_ELEMENTS // read_inner, 1))
-    ns = part_ns(Workload("dense", flops=2 * rows * read_inner * columns))
-    blocks = blocks_of_rows(rows, panels, most, ns)
+    blocks = blocks_of_rows(rows, panels, most, 2 * rows * inner * columns)
     block = math.ceil(rows / blocks)
     weights = _panels(w, layer.transposed, site.rounds)
     bias = None

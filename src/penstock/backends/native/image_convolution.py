@@ -483,8 +483,8 @@ def _of_all_channels(
 
     def of_block(most: int, room: int) -> NativeCall:
         panels = math.ceil(every / PANEL) * groups * phases
-        ns = part_ns(Workload("image", flops=2 * k * every * groups * phases * positions))
-        blocks = blocks_of_rows(positions, panels, min(most, BLOCK), ns)
+        whole = 2 * k * every * groups * phases * positions
+        blocks = blocks_of_rows(positions, panels, min(most, BLOCK), whole)
         # Whole lines, or else whole tiles, if there is room.
         block, most = math.ceil(positions / blocks), min(most, BLOCK)
         unit = columns.positions if columns.positions <= most else _TILE
@@ -563,8 +563,8 @@ def _of_each_channel(
     def of_chunk(chunk: int, room: int) -> NativeCall:
         chunks = math.ceil(channels / chunk) * phases
         most = most_positions(room)
-        ns = part_ns(Workload("depthwise image", flops=2 * positions * channels * taps))
-        block = math.ceil(positions / blocks_of_rows(positions, chunks, most, ns))
+        whole = 2 * positions * channels * taps
+        block = math.ceil(positions / blocks_of_rows(positions, chunks, most, whole))
         # Whole lines, if there is room: tiles of positions end with a line.
         lines = min(math.ceil(block / columns.positions), most // columns.positions)
         block = lines * columns.positions or block

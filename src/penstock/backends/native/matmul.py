@@ -168,8 +168,8 @@ def _native_call(
     lead, (rows, a_row, _, y_row), (columns, _, b_column, _), inner, term = product
     products = math.prod([size for size, *_ in lead])
     strips = math.ceil(columns * np.dtype(dtype).itemsize / _STRIP)
-    work = _work(dtype, products * _macs(rows, inner[0], columns), products)
-    groups = blocks_of_rows(rows, products * strips, _MOST_ROWS, part_ns(work))
+    macs = products * _macs(rows, inner[0], columns)
+    groups = blocks_of_rows(rows, products * strips, _MOST_ROWS, 2 * macs)
     items = products * groups * strips
     table = np.array(lead, np.int64) if lead else None
     return NativeCall(
@@ -179,7 +179,7 @@ def _native_call(
             *(groups, strips, int(padded), table, len(lead), *factors, *chosen),
         ),
         items=items,
-        item_ns=part_ns(work.part(items)),
+        item_ns=part_ns(_work(dtype, macs, products).part(items)),
     )
 
 
