@@ -27,7 +27,7 @@ $(shell test ! -e $(RUN) || test "$$($(PYTHON) -c '$(VERSION)')" = "$$($(RUN) -c
 endif
 
 help:
-	@echo "make demo    say what type every file of this repository has, with a neural network"
+	@echo "make demo    say what type the files of this repository have, with a neural network"
 	@echo "make test    run all tests; make test PYTEST_ARGS='tests/session/test_session.py -x' runs some"
 	@echo "make test-changed  run the tests of what differs from main, by tools/changed_tests.py"
 	@echo "make test-full  run what 'make test' runs only a sample of: sweeps, and random examples"
