@@ -42,7 +42,7 @@ _MOST_KERNELS = 128
 _MOST_AWAITED = 256
 _MOST_BYTES = 64 << 20
 _UNCOUNTED_BYTES = 1 << 18
-_KERNEL_BYTES = 4 << 10
+_KERNEL_BYTES = 12 << 10
 
 # Bytes of inputs from which on it may pay at once to make a kernel.
 _WORTH_ESTIMATING = 1 << 16

@@ -303,6 +303,8 @@ def _words(
 
 def _of_filters(numbers: np.ndarray, groups: int, every: int) -> np.ndarray:
     """``numbers``, one or as many as filters, with zeros behind those of each group."""
+    if numbers.size == groups * every and numbers.dtype == FLOAT32:
+        return np.ascontiguousarray(numbers)  # kernels of several shapes share them
     own = numbers.reshape(-1 if numbers.size == 1 else groups, numbers.size // groups or 1)
     result = np.zeros((groups, every), FLOAT32)
     result[:, : own.shape[1] if numbers.size > 1 else every] = own
