@@ -31,19 +31,19 @@ typedef struct {
 } result_type;
 
 typedef struct {
-    PyObject_HEAD
+    PyObject_VAR_HEAD /* a network has a call for each step: each is as large as its arrays need */
     const kernel_entry *kernel;
     int64_t items;
     double item_ns;
     int64_t stages, pieces; /* of an item, and of a stage; no stages: threads share no item */
     int64_t n_runtime;
     word words[MOST_WORDS];
-    runtime_array runtime[MOST_RUNTIME];
     int64_t n_results; /* the last of the arrays given at run time, which `make` allocates */
     result_type results[MOST_RESULTS];
     PyObject *arrays;     /* keeps those in `words` alive */
     PyObject *failed;     /* called with the status and these arrays; raises */
     PyObject *checkpoint; /* called between parts of long work; raises if the run must stop */
+    runtime_array runtime[];
 } Call;
 
 #pragma GCC visibility push(hidden)

@@ -362,7 +362,7 @@ static PyObject *Call_new(PyTypeObject *type, PyObject *arguments, PyObject *key
         return PyErr_Format(PyExc_ValueError, "kernel %s takes %lld arguments, not %zd", name,
                             (long long)kernel->words, PyTuple_Size(words));
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    Call *self = (Call *)allocate(type, 0);
+    Call *self = (Call *)allocate(type, smaller(PyTuple_Size(runtime), MOST_RUNTIME));
     if (!self)
         return NULL;
     self->kernel = kernel;
@@ -419,6 +419,7 @@ static PyType_Slot Call_slots[] = {
 static PyType_Spec Call_spec = {
     .name = "penstock.backends.native." TEXT(LEVEL) ".Call",
     .basicsize = sizeof(Call),
+    .itemsize = sizeof(runtime_array),
     .flags = Py_TPFLAGS_DEFAULT,
     .slots = Call_slots,
 };
