@@ -11,7 +11,7 @@ import penstock as ps
 pytest.importorskip("ray", reason="tests of clusters need Ray: pip install penstock-runtime[ray]")
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def ray_started():
     os.environ["RAY_AUTH_MODE"] = "disabled"  # else Ray writes a token into the home folder
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
@@ -29,7 +29,7 @@ def ray_started():
     ray.shutdown()
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def cluster(ray_started):
     with ps.Cluster(2) as cluster:
         yield cluster
