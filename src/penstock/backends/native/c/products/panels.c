@@ -70,7 +70,7 @@ INLINED void add_products(vector *sums, const float *x, int64_t k, int i, const 
 #define ADD(operation, number, of)                                                                 \
     __asm__("vbroadcastss %c[at](%[x],%[k],4), %[all]\n\t" ADD_##number(operation, of)             \
             : [all] "=&v"(all), SUMS_##number                                                      \
-            : COLUMNS_##number, [x] "r"(x), [k] "r"(k), [at] "i"(4 * i), "m"(*(const float(*)[])x))
+            : COLUMNS_##number, [x] "r"(x), [k] "r"(k), [at] "i"(4 * i), "m"(*(const float(*)[DEPTH])x))
 #define OF(number)                                                                                 \
     if (vectors == number && kind == PAIRS)                                                        \
         ADD("vdpbf16ps", number, "");                                                              \
@@ -83,7 +83,7 @@ INLINED void add_products(vector *sums, const float *x, int64_t k, int i, const 
 #define ONE(operation, to, of)                                                                     \
     __asm__(operation " %c[at](%[x],%[k],4)%{" to "%}, %" of "[c0], %" of "[s0]"                   \
             : SUMS_1                                                                               \
-            : COLUMNS_1, [x] "r"(x), [k] "r"(k), [at] "i"(4 * i), "m"(*(const float(*)[])x))
+            : COLUMNS_1, [x] "r"(x), [k] "r"(k), [at] "i"(4 * i), "m"(*(const float(*)[DEPTH])x))
     if (vectors == 1 && kind == PAIRS)
         ONE("vdpbf16ps", "1to16", "");
     else if (vectors == 1 && kind == HALVES)
@@ -217,8 +217,10 @@ INLINED void multiply(operands x, const float *panel, int64_t width, const float
     OF(1, vectors, kind) OF(2, vectors, kind) OF(3, vectors, kind) OF(4, vectors, kind)            \
     OF(5, vectors, kind) OF(6, vectors, kind) OF(7, vectors, kind) OF(8, vectors, kind)
 #define OF_KIND(kind) OF_ROWS(1, kind) OF_ROWS(2, kind) OF_ROWS(3, kind) OF_ROWS(4, kind)
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) && !defined(__clang__)
 #define ALL_FORMS OF_KIND(FLOATS) OF_KIND(PAIRS) OF_KIND(HALVES)
+#elif defined(__AVX512F__) /* clang 22 writes registers of masks for single halves */
+#define ALL_FORMS OF_KIND(FLOATS) OF_KIND(PAIRS)
 #else
 #define ALL_FORMS OF_KIND(FLOATS)
 #endif
@@ -267,7 +269,8 @@ void multiply_panel(operands x, int64_t rows, const float *w, int64_t width, con
     const int64_t rest = left && vectors > left && left + USUAL <= MOST_VECTORS ? left + USUAL : left;
     const int64_t whole = vectors - rest, passes = whole / USUAL * tiles_of(rows, USUAL) + tiles_of(rows, rest);
     /* The widest vectors of a panel are multiplied at once. Some processors take half as long for half of one. */
-    const int half = BY_WIDTH(used - count >= LANES / 2 && features & HALF_VECTORS, 0, 0);
+    const int halves = sizeof forms > HALVES * 4 * ROWS * sizeof *forms && features & HALF_VECTORS;
+    const int half = BY_WIDTH(used - count >= LANES / 2 && halves, 0, 0);
     const int kind = BY_WIDTH(x.pairs, 0, 0) ? PAIRS : half ? HALVES : FLOATS;
     const int64_t end = x.begin + x.depth;
     const target unfinished = {sums, width, NULL, NULL, 0, NO_ACTIVATION, used, 1};

@@ -100,8 +100,7 @@ static int sequences(const void *arguments, int64_t begin, int64_t end)
     int64_t inner = a->time_first ? a->batches : a->times;
     for (int64_t i = begin; i < end; i++)
         for (int64_t j = 0; j < inner; j++) {
-            int64_t time = a->time_first ? i : j, batch = a->time_first ? j : i;
-            int64_t length = a->lengths[batch];
+            int64_t time = a->time_first ? i : j, batch = a->time_first ? j : i, length = a->lengths[batch];
             if (length < 0 || length > a->times)
                 return 1;
             int64_t source = time < length ? length - 1 - time : time;

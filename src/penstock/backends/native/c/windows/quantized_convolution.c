@@ -353,7 +353,7 @@ INLINED void tile_of_codes(const view *s, const multiplication *m, const bounds 
                 memcpy(columns + j, w + j / 2 * m->w_step + j % 2 * BYTES, BYTES);
             UNROLLED(i, rows)
             {
-                __asm__("vpbroadcastd (%1,%2), %0" : "=v"(four) : "r"(x[i]), "r"(k), "m"(*(const char(*)[])x[i]));
+                __asm__("vpbroadcastd (%1,%2), %0" : "=v"(four) : "r"(x[i]), "r"(k), "m"(*(const char(*)[1 << 16])x[i]));
                 UNROLLED(j, vectors)
                     __asm__("vpdpbusd %2, %1, %0" : "+v"(sums[i * vectors + j]) : "v"(four), "v"(columns[j]));
             }
