@@ -33,9 +33,9 @@ from tests.support.placement_problems import (
     on_one,
 )
 from tests.support.placement_replay import replay_makespan, serial_time
+from tests.support.sweeps import scaled
 
 # Random graphs: close to the bound
-from tests.support.sweeps import scaled
 
 
 def layered(draw: random.Random, n: int) -> Dag:

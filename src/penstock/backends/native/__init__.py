@@ -137,7 +137,7 @@ def rows_ns(additions: float, rows: float = 0) -> float:
 
 
 def blocks_of_rows(rows: int, panels: int, most: int, flops: float) -> int:
-    """The number of blocks, of ``most`` rows at most, of a product of ``panels`` panels."""
+    """The blocks, of ``most`` rows at most, of a product of these panels, rows and operations."""
     cores = core_budget()
     # Items are unequal, such as a panel and the rest of the columns: with more of them threads end
     # at the same time, as long as each takes far longer than to hand it out.

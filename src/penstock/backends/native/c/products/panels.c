@@ -268,8 +268,8 @@ void multiply_panel(operands x, int64_t rows, const float *w, int64_t width, con
     /* A vector that is left is multiplied with those before it. */
     const int64_t rest = left && vectors > left && left + USUAL <= MOST_VECTORS ? left + USUAL : left;
     const int64_t whole = vectors - rest, passes = whole / USUAL * tiles_of(rows, USUAL) + tiles_of(rows, rest);
-    /* The widest vectors of a panel are multiplied at once. Some processors take half as long for half of one. */
-    const int halves = sizeof forms > HALVES * 4 * ROWS * sizeof *forms && features & HALF_VECTORS;
+    /* The widest vectors of a panel are multiplied at once. Some processors take half the time for half of one. */
+    const int halves = features & HALF_VECTORS && sizeof forms > HALVES * 4 * ROWS * sizeof *forms;
     const int half = BY_WIDTH(used - count >= LANES / 2 && halves, 0, 0);
     const int kind = BY_WIDTH(x.pairs, 0, 0) ? PAIRS : half ? HALVES : FLOATS;
     const int64_t end = x.begin + x.depth;
@@ -281,14 +281,14 @@ void multiply_panel(operands x, int64_t rows, const float *w, int64_t width, con
     while (x.parts > 1 && all_at(x.zeros, x.rows + (x.parts - 1) * x.apart, (int)rows))
         x.parts--;
     for (int64_t depth; x.parts; w += depth * width) {
-        operands some = x;
-        some.parts = smaller(most_parts, x.parts);
-        some.depth = smaller(DEPTH, end - x.begin);
-        depth = some.parts * some.depth;
         if (most_parts == 1 && x.parts > 1 && all_at(x.zeros, x.rows, (int)rows)) {
             x.parts--, x.rows += x.apart, depth = x.depth;
             continue;
         }
+        operands some = x;
+        some.parts = smaller(most_parts, x.parts);
+        some.depth = smaller(DEPTH, end - x.begin);
+        depth = some.parts * some.depth;
         const int last = some.parts == x.parts && x.begin + some.depth == end;
         const int64_t lines = 4 * width * 4 / LINE;
         const char *const from = (const char *)(last ? next : w + depth * width);
