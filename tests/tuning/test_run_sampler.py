@@ -123,8 +123,7 @@ def test_measured_costs_of_small_tensors_decide(cache, clock, monkeypatch, execu
         for _ in range(1 + 2 * trial.PAIRS):
             session.run(X)
         assert isinstance(session.inspect.executor, ParallelExecutor)
-        # A run asks for no worker that is about to leave the one before.
-        wait_until(lambda: workers_pool()._free == workers_pool().threads)
+        wait_until_free(workers_pool())
         assert session.inspect.forecast(2).makespan < 0.6 * session.inspect.forecast(2).serial
         backend.company = Company()
         np.testing.assert_array_equal(session.run(X)["y"], wanted(X["x"]))
@@ -153,6 +152,11 @@ def test_estimate_of_a_plug_in_decides_what_was_not_measured(cache, monkeypatch)
     assert measured
 
 
+def wait_until_free(pool: Workers) -> None:
+    """Wait for workers about to leave the run before: the next run would not ask for them."""
+    wait_until(lambda: pool._free == pool.threads)
+
+
 def run_until_settled(session: ps.Session, pool: Workers) -> None:
     """Run until both ways were tried, or one is not worth a try."""
     linear = session.inspect.executor
@@ -161,7 +165,7 @@ def run_until_settled(session: ps.Session, pool: Workers) -> None:
         if linear.sampler is None and session.inspect.executor is linear:
             return
         session.run(X)
-        wait_until(lambda: pool._free == pool.threads)
+        wait_until_free(pool)
 
 
 @needs_cores
@@ -176,8 +180,10 @@ def test_runs_that_were_sampled_make_a_plan_parallel(cache, clock, monkeypatch, 
     session.run(X)
     assert isinstance(session.inspect.executor, ParallelExecutor)
     assert measured_variants(cache / "costs.sqlite")["slow"].keys() >= {"Sin", "Cos", "Exp"}
+    wait_until_free(pool)
     backend.company = Company()
     np.testing.assert_array_equal(session.run(X)["y"], wanted(X["x"]))
+    wait_until_free(pool)
     backend.company = Company()
     np.testing.assert_array_equal(session.submit(X).result(SOON)["y"], wanted(X["x"]))
     pool.close()
@@ -217,7 +223,7 @@ def test_runs_that_were_sampled_let_iterations_overlap(cache, clock, monkeypatch
     feeds = {"n": np.int32(6)}
     for _ in range(40):
         assert session.run(feeds, [total])[total] == 15
-        wait_until(lambda: pool._free == pool.threads)
+        wait_until_free(pool)
     (executor,) = session._plans.executors()
     if parallel == 1:
         assert isinstance(executor, LinearExecutor)
@@ -250,7 +256,7 @@ def test_no_run_is_added_by_sampling(cache, clock):
     session = compile_text(SIX, executor="auto", backends=[backend], pool=pool)
     for number in range(1, 40):
         session.run(X)
-        wait_until(lambda: pool._free == pool.threads)
+        wait_until_free(pool)
         assert ran == {
             "Sin": 2 * number,
             **dict.fromkeys(("Cos", "Exp", "Neg", "Abs", "Sum"), number),
