@@ -9,11 +9,13 @@ import pytest
 
 import penstock as ps
 from penstock.plan.plan import Plan
+from penstock.tuning import trial
 from penstock.tuning.measure import CostModel
 from tests.executors.conformance import ExecutorConformance
 from tests.support.cost_models import EqualCosts, ScatteredCosts
 from tests.support.far_backend import FarBackend
 from tests.support.onnx_text import compile_text
+from tests.support.timing import SOON
 
 #   x -- Exp -- a -+- Neg -- b -+- Add -- y
 #                  +- Sin -- c -+
@@ -167,29 +169,42 @@ def test_two_backends_of_one_name_are_refused():
         diamond("cuda")
 
 
-def test_placement_follows_measured_costs():
-    far = FarBackend()
-    slow = FarBackend("slow")
-    kernel_of = slow.kernel
+class TimedBackend(FarBackend):
+    """One whose kernels take ``seconds_each`` by ``clock``, a list of one number."""
 
-    def slow_kernel(node, types):
-        created = kernel_of(node, types)
+    def __init__(self, name: str, seconds_each: float, clock: list[float]) -> None:
+        super().__init__(name)
+        self.seconds_each = seconds_each
+        self.clock = clock
+
+    def kernel(self, node, types):
+        created = super().kernel(node, types)
 
         def function(*inputs):
-            sum(range(20_000))
+            self.clock[0] += self.seconds_each
             return created.function(*inputs)
 
         return type(created)(function, view=created.view)
 
-    slow.kernel = slow_kernel
-    session = diamond("numpy", slow, far, cost_model=None)
+
+@pytest.mark.parametrize("faster", ["one", "other"])
+def test_placement_follows_measured_costs(tmp_path, monkeypatch, faster):
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path))  # costs of its own
+    monkeypatch.setattr(trial, "_LEAST_SECONDS", SOON)  # runs are not stopped on a busy machine
+    clock = [0.0]
+    monkeypatch.setattr("penstock.observers.profile.perf_counter_ns", lambda: int(clock[0] * 1e9))
+    one, other = backends = [
+        TimedBackend(name, 0.001 if name == faster else 0.02, clock) for name in ("one", "other")
+    ]
+    session = diamond(*backends, cost_model=None)
     np.testing.assert_array_equal(session(X), Y)
-    assert slow.ran  # while it was measured
-    assert {step.backend for step in session.inspect.plan.steps} == {"numpy"}
-    before = slow.ran.total()
-    again = diamond("numpy", slow, far, cost_model=None)
+    assert one.ran and other.ran  # while they were measured
+    assert {step.backend for step in session.inspect.plan.steps} == {faster}
+    slower = other if faster == "one" else one
+    before = slower.ran.total()
+    again = diamond(*backends, cost_model=None)
     np.testing.assert_array_equal(again(X), Y)
-    assert slow.ran.total() == before  # what is known is not measured again
+    assert slower.ran.total() == before  # what is known is not measured again
 
 
 def test_tasks_of_another_backend_run_on_its_own_threads():
