@@ -15,6 +15,7 @@ from penstock.backends.native import family, family_of, of_any_shape
 from penstock.core.errors import InternalError
 from penstock.ops.internal.fused import fused
 from tests.support.native_kernels import node_of
+from tests.support.onnx_text import compile_text
 from tools.native_families import index_text
 
 
@@ -86,3 +87,11 @@ def test_long_products_have_more_blocks_than_threads(monkeypatch, cores, flops, 
     """So that threads end at the same time though blocks and panels are unequal."""
     monkeypatch.setattr(native, "core_budget", lambda: cores)
     assert native.blocks_of_rows(784, 2, 192, flops) == blocks
+
+
+def test_calls_are_as_large_as_their_arrays_need():
+    """A plan has a call for each step: 64 arguments and 4 results at most took 1,288 bytes."""
+    session = compile_text("g (float[64] x) => (float[64] y) { y = Sigmoid(x) }", shapes={})
+    (step,) = session.inspect.plan.walk()
+    assert step.kernel is not None
+    assert sys.getsizeof(step.kernel.function.__self__) <= 600  # type: ignore[attr-defined]

@@ -16,6 +16,7 @@ from penstock.host.native import NativeLibrary
 from penstock.ir.graph import Contents, Node
 from penstock.ir.kernel import (
     NO_PACKED_CONSTANTS,
+    WORTH_PACKING,
     Binder,
     BoundCall,
     CompiledCall,
@@ -25,9 +26,6 @@ from penstock.ir.kernel import (
 )
 from penstock.ir.layout import RuntimeArray
 from penstock.ops.common.constant_cache import ConstantRef, Reordered, weights_of
-
-# Bytes of weights from which on they are not held in the file's order as well.
-_WORTH_PACKING = 16 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +261,7 @@ def _worth_packing(site: Site, call: NativeCall) -> Mapping[int, Reordered]:
     return {
         i: held
         for i, held in call.reordered.items()
-        if (type_ := site.input(i)) is not None and type_.nbytes >= _WORTH_PACKING
+        if (type_ := site.input(i)) is not None and type_.nbytes >= WORTH_PACKING
     }
 
 
@@ -377,6 +375,7 @@ class _CallBinder(Binder):
         return site.library.call(
             native.kernel,
             tuple(words),
+            (native.keep, *native.reordered.values()) if native.reordered else native.keep,
             tuple([(places.get(i, 0), sizes[i], i >= count) for i in given]),
             tuple([(t.dtype, t.dims) for t in outputs if t is not None]) if makes else (),
             native.items,

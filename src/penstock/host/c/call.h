@@ -37,10 +37,11 @@ typedef struct {
     double item_ns;
     int64_t stages, pieces; /* of an item, and of a stage; no stages: threads share no item */
     int64_t n_runtime;
-    word words[MOST_WORDS];
     int64_t n_results; /* the last of the arrays given at run time, which `make` allocates */
-    result_type results[MOST_RESULTS];
+    word *words;       /* as all arrays of a call, in the memory behind it */
+    result_type *results;
     PyObject *arrays;     /* keeps those in `words` alive */
+    PyObject *kept;       /* what these are shared by */
     PyObject *failed;     /* called with the status and these arrays; raises */
     PyObject *checkpoint; /* called between parts of long work; raises if the run must stop */
     runtime_array runtime[];

@@ -300,10 +300,8 @@ const kernel_entry *kernel_of(const char *name)
 static int set_runtime(Call *self, PyObject *runtime)
 {
     Py_ssize_t count = PyTuple_Size(runtime);
-    if (count > MOST_RUNTIME) {
-        PyErr_Format(PyExc_ValueError, "%zd arrays are too many for a call", count);
-        return -1;
-    }
+    if (count > MOST_RUNTIME)
+        return PyErr_Format(PyExc_ValueError, "%zd arrays are too many for a call", count), -1;
     for (self->n_runtime = 0; self->n_runtime < count; self->n_runtime++) {
         unsigned long long places;
         long long nbytes;
@@ -323,10 +321,8 @@ static int set_runtime(Call *self, PyObject *runtime)
 static int set_results(Call *self, PyObject *results)
 {
     Py_ssize_t count = PyTuple_Size(results);
-    if (count > MOST_RESULTS || count > self->n_runtime) {
-        PyErr_Format(PyExc_ValueError, "%zd results are too many for a call", count);
-        return -1;
-    }
+    if (count > MOST_RESULTS || count > self->n_runtime)
+        return PyErr_Format(PyExc_ValueError, "%zd results are too many for a call", count), -1;
     for (self->n_results = 0; self->n_results < count; self->n_results++) {
         result_type *type = &self->results[self->n_results];
         PyObject *dtype, *dims;
@@ -348,10 +344,10 @@ static int set_results(Call *self, PyObject *results)
 static PyObject *Call_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords)
 {
     const char *name;
-    PyObject *words, *runtime, *results, *failed, *checkpoint;
+    PyObject *words, *kept, *runtime, *results, *failed, *checkpoint;
     long long items, stages, pieces;
     double item_ns;
-    if (!PyArg_ParseTuple(arguments, "sO!O!O!LdLLOO", &name, &PyTuple_Type, &words, &PyTuple_Type,
+    if (!PyArg_ParseTuple(arguments, "sO!OO!O!LdLLOO", &name, &PyTuple_Type, &words, &kept, &PyTuple_Type,
                           &runtime, &PyTuple_Type, &results, &items, &item_ns, &stages, &pieces, &failed,
                           &checkpoint))
         return NULL;
@@ -361,16 +357,18 @@ static PyObject *Call_new(PyTypeObject *type, PyObject *arguments, PyObject *key
     if (PyTuple_Size(words) != kernel->words || kernel->words > MOST_WORDS)
         return PyErr_Format(PyExc_ValueError, "kernel %s takes %lld arguments, not %zd", name,
                             (long long)kernel->words, PyTuple_Size(words));
+    int64_t given = smaller(PyTuple_Size(runtime), MOST_RUNTIME);
+    int64_t made = smaller(PyTuple_Size(results), MOST_RESULTS);
+    size_t behind = sizeof(result_type) * made + sizeof(word) * kernel->words;
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    Call *self = (Call *)allocate(type, smaller(PyTuple_Size(runtime), MOST_RUNTIME));
+    Call *self = (Call *)allocate(type, given + (Py_ssize_t)(behind / sizeof(runtime_array)) + 1);
     if (!self)
         return NULL;
-    self->kernel = kernel;
-    self->items = items;
+    self->results = (result_type *)(self->runtime + given), self->words = (word *)(self->results + made);
+    self->kernel = kernel, self->items = items;
     self->item_ns = item_ns > 0 ? item_ns : 1;
-    self->stages = kernel->stage ? stages : 0;
-    self->pieces = pieces;
-    self->arrays = Py_NewRef(words);
+    self->stages = kernel->stage ? stages : 0, self->pieces = pieces;
+    self->arrays = Py_NewRef(words), self->kept = Py_NewRef(kept);
     self->failed = Py_NewRef(failed);
     self->checkpoint = Py_NewRef(checkpoint);
     int status = 0;
@@ -384,9 +382,10 @@ static PyObject *Call_new(PyTypeObject *type, PyObject *arguments, PyObject *key
 static void Call_dealloc(Call *self)
 {
     PyTypeObject *type = Py_TYPE((PyObject *)self);
-    for (int64_t i = 0; i < MOST_RESULTS; i++)
+    for (int64_t i = 0; i < self->n_results; i++)
         Py_XDECREF((PyObject *)self->results[i].dtype);
     Py_XDECREF(self->arrays);
+    Py_XDECREF(self->kept);
     Py_XDECREF(self->failed);
     Py_XDECREF(self->checkpoint);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
@@ -412,7 +411,7 @@ static PyType_Slot Call_slots[] = {
     {Py_tp_dealloc, Call_dealloc},
     {Py_tp_traverse, Call_traverse},
     {Py_tp_methods, Call_methods},
-    {Py_tp_doc, "Call(kernel, words, runtime, results, items, item_ns, stages, pieces, failed, checkpoint)"},
+    {Py_tp_doc, "Call(kernel, words, kept, runtime, results, items, item_ns, stages, pieces, failed, checkpoint)"},
     {0, NULL},
 };
 
