@@ -6,6 +6,7 @@ import gc
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from penstock.host.native import library
 from penstock.ir.graph import Node, Value
 from penstock.ir.kernel import Kernel
 from penstock.ops import find
+from penstock.ops.common.constant_cache import Reordered
 from penstock.ops.internal.fused import parts
 from penstock.ops.work_estimate import HOST_RATES, RateTable, Workload
 from tests.support.onnx_text import compile_text, model_from_text
@@ -227,15 +229,25 @@ def test_kernels_are_counted_once_many_were_added(monkeypatch):
     node, types = product()
     backend = Specialized()
     kernel = backend.kernel(node, types)
-    for _ in range(128):
-        backend.make_room(4 << 10)
+    for _ in range(90):
+        backend.make_room()
     assert kernel is not None and len(counted) == 2
 
 
-def test_thousand_shapes_take_bounded_memory(monkeypatch, at_once):
-    monkeypatch.setattr(dynamic_shapes, "_MOST_BYTES", 1 << 20)
+def test_free_memory_is_given_back_once_kernels_took_much(monkeypatch):
+    given = []
+    monkeypatch.setattr(dynamic_shapes, "give_back_memory", lambda: given.append(True))
+    backend = Specialized()
+    for _ in range(400):
+        backend.make_room()
+    assert len(given) == 2
+
+
+def test_thousand_shapes_take_bounded_memory(at_once):
     session = ps.compile(
-        selected("m = MatMul(k, w) y = Tanh(m)", w=WEIGHTS["w"]), backends=[Specialized(), "numpy"]
+        selected("m = MatMul(k, w) y = Tanh(m)", w=WEIGHTS["w"]),
+        backends=[Specialized(), "numpy"],
+        limits=ps.Limits(max_plans_bytes=1 << 20),
     )
     session.run({"x": np.ones((1, 64), np.float32)})
     before = session.memory.plans
@@ -361,3 +373,48 @@ def test_kernels_of_all_shapes_of_a_convolution_pack_its_weights_once(monkeypatc
     for width in range(40, 80, 8):
         assert kernel.function(np.ones((1, 64, 9, width), np.float32), w.const).shape[3] == width
     assert len(packed) == 2  # once for the question whether there is a kernel, once for all widths
+
+
+@pytest.fixture
+def convolution():
+    model = model_from_text(
+        "g (float[1, 64, H, W] x) => (y) { y = Conv <pads = [1, 1, 1, 1]> (x, w) }"
+    )
+    model.graph.initializer.append(numpy_helper.from_array(draw(64, 64, 3, 3), "w"))
+    return model
+
+
+def after_many_shapes(model) -> ps.Session:
+    """A session that has run on images of so many sizes that its plan has open dims."""
+    session = ps.compile(model)
+    for size in range(20, 36):
+        session.run({"x": draw(1, 64, size, size + 1)})
+    (step,) = [s for s in session.inspect.plan.walk() if s.node.op.name == "Conv"]
+    assert step.kernel is not None and step.kernel.shapes.cached_bytes is not None
+    return session
+
+
+def test_weights_stay_in_the_order_of_kernels(convolution, monkeypatch):
+    given_back = []
+    array = Reordered.array
+    monkeypatch.setattr(Reordered, "array", lambda self: given_back.append(self) or array(self))
+    session, plain = after_many_shapes(convolution), ps.compile(convolution, backends=["numpy"])
+    for size in (3, 40):
+        x = draw(1, 64, size, size)
+        np.testing.assert_allclose(session(x), plain(x), rtol=1e-4, atol=1e-4)
+    assert not given_back
+
+
+def test_kernels_of_runs_hold_no_copy_of_their_node(convolution, monkeypatch):
+    nodes = []
+    static_kernel = NativeBackend.static_kernel
+
+    def kernel(self, node, types):
+        nodes.append(ref(node))
+        return static_kernel(self, node, types)
+
+    session = after_many_shapes(convolution)
+    monkeypatch.setattr(NativeBackend, "static_kernel", kernel)
+    session(draw(1, 64, 50, 50))
+    gc.collect()
+    assert nodes and not any(node() for node in nodes)

@@ -20,6 +20,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import count
 from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
@@ -28,21 +29,23 @@ import numpy as np
 from penstock.backends.base import Backend, HostBackend
 from penstock.backends.numpy import NumpyBackend
 from penstock.core.types import ANY, RunValue, RunValues, ShapeError, TensorType, Type
-from penstock.ir.graph import Node, Value
-from penstock.ir.kernel import Kernel, RuntimeShapes
+from penstock.host.malloc import give_back_memory
+from penstock.ir.graph import Contents, Node, Value
+from penstock.ir.kernel import WORTH_PACKING, Kernel, PackedConstants, RuntimeShapes
 from penstock.ops.internal.fused import fused, is_fused
 from penstock.ops.work_estimate import flops
 
 Tensors: TypeAlias = Sequence[TensorType | None]
 
-# Kernels of one node that are kept, bytes of all those of a backend, those that are added before
-# all are counted again, and bytes of one kernel beside its code; shapes of one node that are waited
-# for.
+# Kernels of one node that are kept, bytes of all those of a backend, and bytes of one beside its
+# code; shapes of one node that are waited for.
 _MOST_KERNELS = 128
 _MOST_AWAITED = 256
 _MOST_BYTES = 64 << 20
-_UNCOUNTED_BYTES = 1 << 18
-_KERNEL_BYTES = 12 << 10
+_KERNEL_BYTES = 6 << 10
+# Kernels after which all are counted, since that takes longer than making one, and after which the
+# pages that are free between them are given back: malloc gives back those at its end by itself.
+_LOOK_EVERY, _GIVE_BACK_EVERY = 40, 170
 
 # Bytes of inputs from which on it may pay at once to make a kernel.
 _WORTH_ESTIMATING = 1 << 16
@@ -61,15 +64,17 @@ class SpecializingBackend(HostBackend, Backend):
     node with unknown dims the kernel is chosen in each run, among these and NumPy's. To make a
     kernel takes about ``making_s`` seconds, and a call that is not bound to memory ``unbound_s``
     more than one that is, a look at the shapes included. ``order_lacking``: how often ``seconds``
-    lacks ``wanted_in_own_order`` of ``ops.work_estimate`` (-1: it is one too many)."""
+    lacks ``wanted_in_own_order`` of ``ops.work_estimate`` (-1: it is one too many). Kernels made in
+    runs take ``most_bytes`` at most."""
 
     making_s: float
     unbound_s: float
     order_lacking = 0
+    most_bytes = _MOST_BYTES
 
     def __init__(self) -> None:
         self._caches: WeakValueDictionary[int, KernelCache] = WeakValueDictionary()
-        self._uncounted = 0
+        self._made = count(1)
 
     @abstractmethod
     def static_kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
@@ -93,8 +98,9 @@ class SpecializingBackend(HostBackend, Backend):
                 pays = self.gain(guess) >= self.making_s
                 cache = KernelCache(self, node, tensors, contents, pays)
                 self._caches[id(cache)] = cache  # held by the function: dropped plans leave none
-                work = flops(guess)
-                return Kernel(cache.function(), shapes=RuntimeShapes(cache.nbytes, work))
+                shapes = RuntimeShapes(cache.nbytes, flops(guess))
+                packed = PackedConstants(tuple(cache.weights))
+                return Kernel(cache.function(), packed=packed, shapes=shapes)
         return None
 
     def unbound_cost(self, node: Node) -> float:
@@ -104,33 +110,34 @@ class SpecializingBackend(HostBackend, Backend):
         """The seconds that a call takes less than NumPy's, for a node with the shapes of a run."""
         return _late_estimate(_NUMPY, node) - _late_estimate(self, node)
 
-    def make_room(self, added: int) -> None:
-        """Drop kernels, of the fullest caches first, down to the limit on the bytes of all. These
-        are counted once enough were ``added``, since that takes longer than making a kernel."""
-        self._uncounted += added
-        if self._uncounted < _UNCOUNTED_BYTES:
-            return
-        self._uncounted = 0
-        # References do not change while a collection drops caches.
-        caches = [reference() for reference in self._caches.valuerefs()]
-        held = {cache: cache.nbytes() for cache in caches if cache is not None}
-        while sum(held.values()) > _MOST_BYTES:
-            fullest = max(held, key=lambda cache: held[cache])
-            fullest.drop((len(fullest.kernels) + 1) // 2)
-            held[fullest] = fullest.nbytes()
+    def make_room(self) -> None:
+        """Count a kernel that was made, and now and then drop some, of the fullest caches first,
+        down to the limit on the bytes of all."""
+        made = next(self._made)
+        if made % _LOOK_EVERY == 0:
+            # References do not change while a collection drops caches.
+            caches = [reference() for reference in self._caches.valuerefs()]
+            held = {cache: cache.nbytes() for cache in caches if cache is not None}
+            while sum(held.values()) > self.most_bytes:
+                fullest = max(held, key=lambda cache: held[cache])
+                fullest.drop((len(fullest.kernels) + 1) // 2)
+                held[fullest] = fullest.nbytes()
+        if made % _GIVE_BACK_EVERY == 0:
+            give_back_memory()
 
 
 class KernelCache:
     """The functions of one node's kernels, by the shapes of the inputs that have unknown dims and
     the bytes of those whose ``contents`` matter. ``pays``: a kernel is expected to pay at once.
+    Functions look at ``weights`` themselves: kernels may hold them in an order of their own alone.
 
     There is no lock: several threads change dicts, by one call each. Two threads may make the same
     kernel, of which one is kept.
     """
 
     __slots__ = (
-        *("__weakref__", "_awaited", "_bytes", "_estimate", "_held", "_plain"),
-        *("backend", "contents", "kernels", "node", "pays", "types"),
+        *("__weakref__", "_awaited", "_estimate", "_plain"),
+        *("backend", "contents", "kernels", "node", "pays", "types", "weights"),
     )
 
     def __init__(
@@ -144,26 +151,40 @@ class KernelCache:
         self.backend, self.node, self.types = backend, node, types
         self.contents, self.pays = contents, pays
         self.kernels: dict[Any, Callable[..., RunValue]] = {}
-        self._bytes: dict[Any, int] = {}
-        # Functions do not hold what kernels share, such as weights in an order of their own.
-        self._held: dict[Any, Kernel] = {}
         # Calls that NumPy's kernel still gets before another is made; None if not yet estimated.
         self._awaited: dict[Any, int | None] = {}
         # Bytes of the inputs of the last estimate, and the calls that NumPy's kernel then got.
         self._estimate = (0, 0)
-        self._plain = node.op.compile(node, types).function
+        self._plain: Callable[..., RunValue] | None = None
+        self.weights = {
+            i: v
+            for i, (v, t) in enumerate(zip(node.inputs, types, strict=True))
+            if v is not None and v.is_constant and t is not None and t.nbytes >= WORTH_PACKING
+        }
 
     def nbytes(self) -> int:
         """About what the kernels take in memory."""
-        # A list, which one call makes: other threads may add to the dict meanwhile.
-        return sum(list(self._bytes.values()))
+        return _KERNEL_BYTES * len(self.kernels)
+
+    @property
+    def plain(self) -> Callable[..., RunValue]:
+        """The function of NumPy's kernel, made when it is called for."""
+        if self._plain is None:
+            self._plain = self._weighted(self.node.op.compile(self.node, self.types))
+        return self._plain
+
+    def _weighted(self, kernel: Kernel) -> Callable[..., RunValue]:
+        """The function of a kernel, with the weights that it looks at as arguments."""
+        function, packed = kernel.function, kernel.packed.inputs
+        read = {i: v.const for i, v in self.weights.items() if i not in packed}
+        if not read:
+            return function
+        return lambda *inputs: function(*[read.get(i, x) for i, x in enumerate(inputs)])
 
     def drop(self, count: int) -> None:
         """Drop the ``count`` kernels that were made first."""
         for key in list(self.kernels)[:count]:
             self.kernels.pop(key, None)
-            self._bytes.pop(key, None)
-            self._held.pop(key, None)
 
     def function(self) -> Callable[..., RunValue]:
         """The function of the node's kernel."""
@@ -212,9 +233,12 @@ class KernelCache:
     def _make(self, key: Any, inputs: RunValues) -> Callable[..., RunValue]:
         """The function for inputs of shapes that have none yet: NumPy's as long as making another
         does not pay. Raises ``ShapeError`` where the shapes do not fit the operation."""
-        size = sum([x.nbytes for x in inputs if x is not None])
-        if self._waits(key, size):
-            return self._plain
+        read = [(t, x) for t, x in zip(self.types, inputs, strict=True) if t is not None]
+        size = sum([(t if x is None else x).nbytes for t, x in read])
+        # To give weights back to NumPy's kernel takes as long as to make another, and memory.
+        may_wait = self._plain is not None or all(v.is_held for v in self.weights.values())
+        if may_wait and self._waits(key, size):
+            return self.plain
         calls = self._awaited.get(key)
         types = [
             t if t is None or t.static else TensorType(t.dtype, x.shape)
@@ -222,29 +246,24 @@ class KernelCache:
         ]
         # Copies: kernels keep these as constants, and the arrays belong to the run.
         node = _typed(self.node, types, {i: np.array(inputs[i]) for i in self.contents})
-        read = [
-            x for x, t in zip(inputs, self.types, strict=True) if t is not None and not t.static
-        ]
         # Libraries refuse dims of 0, with which many a cache begins.
-        if all(x.size == 0 for x in read) and (results := _empty_results(node)):
+        empty = all(x.size == 0 for t, x in read if not t.static)
+        if empty and (results := _empty_results(node)):
             self.kernels[key] = results
             return results
         gain = self.backend.gain(node)
-        if calls is None and 0 < gain < self.backend.making_s:
+        if may_wait and calls is None and 0 < gain < self.backend.making_s:
             self._estimate = size, int(self.backend.making_s / gain)
             self._await(key, self._estimate[1])
-            return self._plain
+            return self.plain
         self._awaited.pop(key, None)
         # Where NumPy's is the faster one, it is kept for these shapes, and no estimate is made
         # again.
         kernel = self.backend.static_kernel(node, _types(node.inputs)) if gain > 0 else None
-        function = self._plain if kernel is None else kernel.function
-        if kernel is not None:
-            self._held[key] = kernel
-        self._bytes[key] = _KERNEL_BYTES
+        function = self.plain if kernel is None else self._weighted(kernel)
         self.kernels[key] = function
         self.drop(max(len(self.kernels) - _MOST_KERNELS, 0))
-        self.backend.make_room(_KERNEL_BYTES)
+        self.backend.make_room()
         return function
 
 
@@ -351,8 +370,7 @@ def _typed(node: Node, types: Sequence[Type | None], known: Mapping[int, np.ndar
 
 def _inferred(node: Node, inputs: Sequence[Value | None]) -> Node:
     """A copy of a node with other inputs, and outputs of the types that follow."""
-    constants = [None if value is None else value.const for value in inputs]
-    types = node.op.infer(_types(inputs), node.attrs, constants)
+    types = node.op.infer(_types(inputs), node.attrs, Contents(inputs))
     outputs = [
         None if value is None else Value(value.name, types[i] if i < len(types) else value.type)
         for i, value in enumerate(node.outputs)
@@ -377,7 +395,7 @@ def _tensors(types: Sequence[Type | None]) -> list[TensorType | None] | None:
 
 def _is_small(value: Value | None) -> bool:
     """Whether an input has few numbers, which only the run knows."""
-    type_ = None if value is None or value.const is not None else value.type
+    type_ = None if value is None or value.is_constant else value.type
     return (
         isinstance(type_, TensorType)
         and type_.shape is not None

@@ -55,8 +55,8 @@ class Limits:
     max_folded_bytes: int = 16 * 2**20
     """bytes of a folded constant, unless it is smaller than the constants it replaces"""
     max_plans_bytes: int | None = None
-    """bytes of the plans that a session keeps, arenas and programs; least recently used go first.
-    ``None`` stands for as many bytes as the constants have, and at least 64 MiB"""
+    """bytes of the plans that a session keeps: arenas, programs and kernels made by runs; least
+    recently used go first. ``None``: as many bytes as the constants have, and at least 64 MiB"""
 
     def __post_init__(self) -> None:
         for limit in fields(self):

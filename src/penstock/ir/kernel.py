@@ -83,6 +83,10 @@ class LayoutHints:
     prefer_bound: bool = False
 
 
+WORTH_PACKING = 16 << 10
+"""bytes of a constant from which on it is not held in the file's order as well"""
+
+
 @dataclass(frozen=True, slots=True)
 class PackedConstants:
     """Constants that a kernel has in an order of its own: neither ``bind`` nor ``function`` looks

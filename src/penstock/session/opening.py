@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
+from penstock.backends.dynamic_shapes import SpecializingBackend
 from penstock.backends.registry import available, backends_of
 from penstock.compiler.options import CompileOptions
 from penstock.compiler.stages import CompileContext, NamedWorkers
@@ -58,7 +59,7 @@ def open_model(model: object, options: CompileOptions, limits: Limits) -> Opened
     options, workers = _named_workers(with_environment(options, model), model)
     # Only now is it known which executor the options are for.
     options.check_use(given)
-    backends = _backends(options)
+    backends = _backends(options, limits)
     stores: dict[Store, Store] = {} if options.variables is None else options.variables.of(model)
     functions, graph = _graphs(model, stores)
     context = CompileContext(options, backends, functions, named_workers=workers)
@@ -121,8 +122,8 @@ def _named_workers(options: CompileOptions, model: Model) -> tuple[CompileOption
     return worker_places(options, model)
 
 
-def _backends(options: CompileOptions) -> tuple[Backend, ...]:
-    """The backends that the options ask for."""
+def _backends(options: CompileOptions, limits: Limits) -> tuple[Backend, ...]:
+    """The backends that the options ask for, within the limits."""
     places = (options.place or {}).values()
     devices, precision = options.cuda_devices, options.precision
     backends = tuple(backends_of(options.backends, precision, devices, places))
@@ -130,6 +131,10 @@ def _backends(options: CompileOptions) -> tuple[Backend, ...]:
         from penstock.session.facts import warn_of_precision
 
         warn_of_precision(options.precision, backends)
+    most = limits.max_plans_bytes
+    for backend in backends:
+        if isinstance(backend, SpecializingBackend) and most is not None:
+            backend.most_bytes = min(backend.most_bytes, most)
     return backends
 
 

@@ -106,7 +106,8 @@ class NativeBackend(SpecializingBackend):
         if call is None:
             return kernel
         function, settings = call
-        return replace(kernel, function=partial(function, kernel.function, checkpoint, settings))
+        given = partial(function, kernel.function, checkpoint, settings)
+        return replace(kernel, function=given, packed=NO_PACKED_CONSTANTS)
 
     def static_kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
         family = family_of(node)
