@@ -40,7 +40,7 @@ from penstock.ir.device_name import LOCAL, DeviceName, local
 from penstock.ir.graph import Graph, GraphPart, Model, Node, is_framed
 from penstock.ir.op import Role
 from penstock.ops.work_estimate import host_seconds
-from penstock.passes.context import FramePolicy, PassContext
+from penstock.passes.context import FramePolicy
 from penstock.passes.lowering.assign_devices import AssignDevices
 from penstock.passes.lowering.partition import Partition
 from penstock.passes.optimize.fold_constants import InferTypes
@@ -176,7 +176,8 @@ def structure_for_workers(feeds: Feeds, context: CompileContext) -> Feeds:
     inner = [n for node in graph.nodes for _, g in node.graphs for n in g.walk()]
     has_devices = bool(context.named_workers.devices)
     spread = any(node.device and (has_devices or names_task(node.device)) for node in inner)
-    run_passes(DEVICES if spread else (InferTypes(),), graph, _passes(context))
+    passes = pass_context(context, frames=_policy(context))
+    run_passes(DEVICES if spread else (InferTypes(),), graph, passes)
     check_sizes(graph, context.limits)
     # For its errors: a graph with invalid frames is refused before any worker gets a part of it.
     Frames(graph)
@@ -222,11 +223,6 @@ def _policy(context: CompileContext) -> WorkerPolicy:
     cluster = context.options.cluster
     assert cluster is not None
     return WorkerPolicy(cluster, context.named_workers.devices)
-
-
-def _passes(context: CompileContext) -> PassContext:
-    """The context of passes over a graph for a cluster."""
-    return pass_context(context, frames=_policy(context))
 
 
 def _named(part: GraphPart, policy: WorkerPolicy) -> GraphPart:

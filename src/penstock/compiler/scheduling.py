@@ -78,7 +78,8 @@ def _as_tasks(planned: Planned, context: CompileContext) -> Scheduled:
     # Where kernels have threads of their own, workers seldom gain: measure only if asked to.
     wanted = context.executor == "parallel" or context.options.autotune
     threaded = any(backend.threads_of_caller for backend in context.hosts)
-    if threaded and not wanted and not _is_complete(planned):
+    profiler = planned.profiler
+    if threaded and not wanted and profiler is not None and not profiler.complete_already():
         return replace(in_order(), unmeasured=True)
     return _schedule_measured(planned, context) or in_order()
 
@@ -116,11 +117,6 @@ def _grouping(plan: StepTable, seconds: Seconds, context: CompileContext) -> Clu
     """How the steps of a plan form tasks for the workers of the session."""
     queues, queue_of = queues_of(context, context.workers)
     return context.grouping(plan, seconds, [queue.workers for queue in queues], queue_of)
-
-
-def _is_complete(planned: Planned) -> bool:
-    """Whether there is nothing left to measure."""
-    return planned.profiler is None or planned.profiler.complete_already()
 
 
 def _schedule_measured(planned: Planned, context: CompileContext) -> Scheduled | None:

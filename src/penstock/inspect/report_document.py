@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from penstock.core.records import dataclass
-from penstock.core.types import JsonObject, RunValue, TensorType
+from penstock.core.types import JsonObject, TensorType
 from penstock.inspect.arena_document import arena_document
 from penstock.inspect.plan_document import nested_steps
 from penstock.inspect.scopes import Path, scopes_of
@@ -221,7 +221,8 @@ def comparison_document(
     alone, as values inside of fused steps are."""
     numbers = _Numbers(seen.table, seen.arena_plan)
     maker, of_other = _makers(seen.table), _makers(other.table)
-    times = [_seconds(o.profile) for o in (seen, other)]
+    profiles = [o.profile for o in (seen, other)]
+    times = [{e.step: e.total / (p.runs or 1) for e in p} for p in profiles]
     rows = []
     for name, difference in compared.differences.items():
         first, second = maker[name], compared.steps[name]
@@ -237,7 +238,9 @@ def comparison_document(
             "same_shape": difference is not None,
         }
         if difference is not None:
-            row |= {k: _finite(v) for k, v in asdict(difference).items()}
+            # JSON has no NaN and no infinities, whose difference from themselves is not 0.
+            facts = asdict(difference).items()
+            row |= {k: str(v) if isinstance(v, float) and v - v != 0 else v for k, v in facts}
             row["relative"] = difference.relative
         rows.append(row)
     # Other shapes differ the most: False comes first.
@@ -255,14 +258,3 @@ def _makers(table: StepTable) -> dict[str, Step]:
     """The step that computes each value, by the name of the value."""
     outputs = [(slot, step) for step in table.walk() for slot in step.outputs if slot >= 0]
     return {table.slots[slot].name: step for slot, step in outputs}
-
-
-def _seconds(profile: Profile) -> dict[Step, float]:
-    """The seconds of each step in a run."""
-    return {entry.step: entry.total / (profile.runs or 1) for entry in profile}
-
-
-def _finite(value: RunValue) -> Any:
-    """``value`` as JSON can have it."""
-    # NaN and infinities alone have another difference from themselves than 0.
-    return str(value) if isinstance(value, float) and value - value != 0 else value

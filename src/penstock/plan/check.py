@@ -155,7 +155,8 @@ class _Places:
         base = self.slots[slot.base] if 0 <= slot.base < len(self.slots) else None
         if base is None or base.kind is not _ARENA:
             raise UnsoundPlanError(f"{_name(slot)} views what is not in the arena")
-        if len(slot.strides) != _rank(slot) or slot.owned:
+        rank = len(slot.type.shape or ()) if isinstance(slot.type, TensorType) else -1
+        if len(slot.strides) != rank or slot.owned:
             _require(False, "{} has strides of another rank", slot)
         low, high = _extent(slot)
         if slot.offset + low < 0 or slot.offset + high > _bytes(base):
@@ -676,10 +677,6 @@ def _is_constant(slot: Slot, value: Value) -> bool:
     held = None if slot.constant is None else slot.constant.held
     same = held is None or held is value.held or not isinstance(held, np.ndarray)
     return same and value.is_constant and _is_type(slot.type, value.type)
-
-
-def _rank(slot: Slot) -> int:
-    return len(slot.type.shape or ()) if isinstance(slot.type, TensorType) else -1
 
 
 def _by_strides(strides: Sequence[int]) -> Sequence[int]:

@@ -131,14 +131,7 @@ class CompiledModel:
         environment: Environment | None = None,
         options: Options | None = None,
     ) -> CompiledModel:
-        """The model of the bytes of a file; as ``from_file``.
-
-        Args:
-            model_data: The bytes.
-            hardware_accel: Devices that it may run on.
-            environment: Kept, without effect.
-            options: By default one thread, as in LiteRT; instead of ``hardware_accel``.
-        """
+        """The model of the bytes of a file; as ``from_file``."""
         return cls._made(
             {"model_content": model_data}, _resolved(hardware_accel, options), environment
         )

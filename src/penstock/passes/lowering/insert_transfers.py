@@ -127,8 +127,9 @@ class _Transfers:
             same = [p if all(o[i] == p for o in others) else None for i, p in enumerate(first)]
             self.leave(node, graphs, {i: (i, p) for i, p in enumerate(same) if p is not None})
         elif node.op.name != "SequenceMap":
-            (body,), ((start, stop), (before, _)) = graphs, map(_ends, loop_carried(node))
-            for i in range(start, stop):
+            (body,), (carried, leaving) = graphs, loop_carried(node)
+            start, before = carried.start, leaving.start
+            for i in range(start, carried.stop):
                 place = computed[0][i - start + before]
                 # Read elsewhere in the body, it would be copied there in each iteration anyway.
                 if place is not None and reading[0][body.inputs[i]] <= {place}:
@@ -212,7 +213,3 @@ class _Transfers:
             for value in inner.outputs:
                 places[value].add(self.home)
         return places
-
-
-def _ends(positions: slice) -> tuple[int, int]:
-    return positions.start, positions.stop
