@@ -12,7 +12,7 @@ from penstock.core.types import RunValue, RunValues, TensorType, Type
 from penstock.host.threads import core_budget
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
-from penstock.ir.layout import ALIGNMENT, address
+from penstock.ir.layout import aligned_bytes
 from penstock.ops.internal.transfer import HOST
 from penstock.ops.onnx.control_flow import row_type, stack
 from penstock.ops.work_estimate import HOST_RATES, RateTable, Workload, estimate, host_workload
@@ -340,10 +340,7 @@ class HostBackend:
         Args:
             nbytes: Bytes of memory.
         """
-        # Large enough to begin at a multiple wherever NumPy's memory begins.
-        memory = np.empty(nbytes + ALIGNMENT, np.uint8)
-        start = -address(memory) % ALIGNMENT
-        return memory[start : start + nbytes]
+        return aligned_bytes(nbytes)
 
     def to_host(self, value: RunValue) -> RunValue:
         """The value itself: it is in the host's memory.

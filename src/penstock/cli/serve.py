@@ -53,7 +53,10 @@ class _ReplicaOptions:
 
     def of(self, options: Mapping[str, object]) -> dict[str, Any]:
         """The arguments of ``Replicas``, with the options of compiling. Starts the cluster."""
-        count = self.replicas or (1 if self.cluster else _replicas(core_budget()))
+        # One more than cores, which are idle for a moment when a run begins, ends or waits for
+        # Python's lock. A single core never is: runs on it would only divide its time.
+        cores = core_budget()
+        count = self.replicas or (1 if self.cluster or cores == 1 else cores + 1)
         if self.cluster:
             options = _on_cluster(count, self.retries, options)
         elif self.retries is not None:
@@ -244,13 +247,6 @@ def _on_cluster(replicas: int, retries: int | None, options: CompileArguments) -
     cluster = Cluster(replicas, options.get("threads", 1), retries=tries, address=address)
     cluster.start()  # here, where the first request need not wait for Ray
     return {**others, "cluster": cluster}
-
-
-def _replicas(cores: int) -> int:
-    """The replicas that keep all cores busy: one more than cores, since a core is idle for a
-    moment when its run begins, ends or waits for Python's lock. A single core never is: runs on
-    it would only divide its time."""
-    return cores + 1 if cores > 1 else 1
 
 
 def _named(models: Sequence[str]) -> dict[str, Path]:

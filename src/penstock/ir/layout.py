@@ -20,6 +20,13 @@ def address(array: np.ndarray) -> int:
     return start
 
 
+def aligned_bytes(nbytes: int) -> np.ndarray:
+    """Uninitialized memory as uint8, aligned to ``ALIGNMENT`` bytes."""
+    memory = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -address(memory) % ALIGNMENT
+    return memory[start : start + nbytes]
+
+
 def is_plannable(type_: Type) -> bool:
     """Whether memory for a value of this type can be set aside before the run."""
     return isinstance(type_, TensorType) and type_.static and type_.dtype != STRING

@@ -35,7 +35,7 @@ from penstock.core.records import NamedTuple, replace
 from penstock.core.types import FLOAT32, TensorType, dtypes
 from penstock.host.native import in_c_order
 from penstock.ir.graph import Node, Value
-from penstock.ir.layout import ALIGNMENT
+from penstock.ir.layout import aligned_bytes
 from penstock.ops.common.constant_cache import ConstantRef, Reordered, reordered
 from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.work_estimate import Workload
@@ -278,18 +278,19 @@ def _packed(transposed: bool, rounds: bool, w: np.ndarray) -> tuple[np.ndarray]:
     return (packed_panels(pairs_of(matrix) if rounds else matrix),)
 
 
-def packed_panels(matrix: np.ndarray) -> np.ndarray:
-    """The panels of a matrix, aligned: a vector that lies across two lines of the cache is two
-    loads."""
-    inner, columns = matrix.shape
-    size = inner * padded(columns)
-    memory = np.empty(4 * size + ALIGNMENT, np.uint8)
-    panels: np.ndarray = memory[-memory.ctypes.data % ALIGNMENT :][: 4 * size].view(FLOAT32)
-    whole, last = _parts_of(panels, inner, columns)
-    count = whole.shape[1] * PANEL
-    whole[...] = matrix[:, :count].reshape(whole.shape)
-    last[:, : columns - count] = matrix[:, count:]
-    last[:, columns - count :] = 0
+def packed_panels(*matrices: np.ndarray) -> np.ndarray:
+    """The panels of matrices of one shape, whose rows may have several axes, one behind the other;
+    aligned: a vector that lies across two lines of the cache is two loads."""
+    *rows, columns = matrices[0].shape
+    size = math.prod(rows) * padded(columns)
+    panels: np.ndarray = aligned_bytes(4 * size * len(matrices)).view(FLOAT32)
+    for matrix, own in zip(matrices, panels.reshape(-1, size), strict=True):
+        parts = _parts_of(own, math.prod(rows), columns)
+        whole, last = [part.reshape(*rows, *part.shape[1:]) for part in parts]
+        count = whole.shape[-2] * PANEL
+        whole[...] = matrix[..., :count].reshape(whole.shape)
+        last[..., : columns - count] = matrix[..., count:]
+        last[..., columns - count :] = 0
     return panels
 
 

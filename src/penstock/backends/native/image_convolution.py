@@ -34,7 +34,7 @@ from penstock.core.records import NamedTuple, replace
 from penstock.core.types import FLOAT32, TensorType
 from penstock.host.on_demand import imported
 from penstock.ir.graph import Node, Value
-from penstock.ir.layout import ALIGNMENT, channels_last, packed_strides
+from penstock.ir.layout import aligned_bytes, channels_last, packed_strides
 from penstock.ops.common.constant_cache import ConstantRef, Reordered, reordered
 from penstock.ops.common.windows import Window, windows
 from penstock.ops.internal.fused import is_fused, parts
@@ -286,18 +286,17 @@ def _slopes(site: Site, place: Mapping[Value | None, int], node: Node) -> np.nda
 
 
 def _words(
-    chain: _Chain, site: Site, packing: _Packing, every: int, given: bool
+    chain: _Chain, site: Site, packing: _Packing, every: int, weights: Reordered | None
 ) -> tuple[Word, ...]:
-    """The first arguments of a call; bias and slopes are of ``every`` filters in each group."""
+    """The first arguments of a call, with ``weights`` unless a run gives them; bias and slopes are
+    of ``every`` filters in each group."""
     groups, none = packing.groups or 1, np.zeros(1, FLOAT32)
     bias = chain.bias if isinstance(chain.bias, np.ndarray) else none
     slopes = None if chain.slopes is None else _of_filters(chain.slopes, groups, every)
     addend = None if chain.addend is None else Tensor(chain.addend)
     packed: tuple[Word, ...] = (WORKSPACE, None)
-    if not given:
-        w = site.weights(chain.w)
-        assert w is not None
-        packed = packing.weights(w).arrays[0], _of_filters(bias, groups, every)
+    if weights is not None:
+        packed = weights.arrays[0], _of_filters(bias, groups, every)
     return Tensor(chain.x), *packed, slopes, addend, site.result()
 
 
@@ -313,9 +312,7 @@ def _of_filters(numbers: np.ndarray, groups: int, every: int) -> np.ndarray:
 
 def line_aligned(array: np.ndarray) -> np.ndarray:
     """A copy whose vectors never lie in two lines of the cache."""
-    memory = np.empty(array.nbytes + ALIGNMENT, np.uint8)
-    memory = memory[-memory.ctypes.data % ALIGNMENT :][: array.nbytes]
-    copy: np.ndarray = memory.view(array.dtype).reshape(array.shape)
+    copy: np.ndarray = aligned_bytes(array.nbytes).view(array.dtype).reshape(array.shape)
     copy[...] = array
     return copy
 
@@ -371,14 +368,13 @@ class _Packing(NamedTuple):
             w = w.reshape(self.given, -1, *w.shape[1:]).swapaxes(1, 2)
             w = w.reshape(-1, *w.shape[2:])
         w = w.reshape(*w.shape[:2], *[1] * (_AXES + 2 - w.ndim), *w.shape[2:])
-        packed = []
-        for phase in filter(_sees, self.phases):
-            own = w[:, :, phase[0]][:, :, :, phase[1]][..., phase[2]]
-            if self.groups:
-                packed.append(_panels_of_groups(own, self.given, self.groups, self.rounds))
-            else:
-                packed.append(own.reshape(len(own), -1).T.reshape(-1))
-        return (line_aligned(np.concatenate(packed)),)
+        seen = filter(_sees, self.phases)
+        phases = [w[:, :, a][:, :, :, b][..., c] for a, b, c in seen]
+        if self.groups:
+            packed = [_panels_of_groups(p, self.given, self.groups, self.rounds) for p in phases]
+        else:
+            packed = [line_aligned(p.reshape(len(p), -1).T).reshape(-1) for p in phases]
+        return (packed[0] if len(packed) == 1 else line_aligned(np.concatenate(packed)),)
 
     def back(self, packed: np.ndarray) -> np.ndarray:
         """The weights of a single phase."""
@@ -425,9 +421,10 @@ def _convolution(
     x, constant = site.input(chain.x), site.weights(chain.w)
     assert x is not None
     given = constant is None or isinstance(chain.bias, int)
+    weights = None if constant is None or given else packing.weights(constant)
     name = "image_convolution" if packing.groups else "image_depthwise"
     words = (
-        *_words(chain, site, packing, every, given),
+        *_words(chain, site, packing, every, weights),
         *[axis.words for axis in axes],
         packing.places(),
         *(*chain.gate, chain.low, chain.high),
@@ -437,9 +434,8 @@ def _convolution(
         *(None, None, None),
     )
     ns = part_ns(work)
-    if constant is not None and not given:
-        # Weights of a transposed convolution are held in both orders.
-        weights = packing.weights(constant)
+    if weights is not None:
+        # Those of a transposed convolution are held in both orders.
         is_kept = packing.transposed or packing.rounds
         held = {"keep": weights} if is_kept else {"reordered": {chain.w: weights}}
         call = NativeCall(name, words, items, ns, can_fail=room > _COPIED, **held)
@@ -515,12 +511,15 @@ def _panels_of_groups(w: np.ndarray, given: int, groups: int, rounds: bool) -> n
     """The panels of each of ``groups`` merged groups, of ``given`` ones."""
     each, taps = given // groups, math.prod(w.shape[2:])
     own = w.reshape(groups, each, w.shape[0] // given, w.shape[1], taps)
-    matrices = np.zeros((groups, taps, each, w.shape[1], each, own.shape[2]), FLOAT32)
-    for i in range(each):
-        matrices[:, :, i, :, i] = own[:, i].transpose(0, 3, 2, 1)
-    rows = matrices.reshape(groups, taps * each * w.shape[1], -1)
-    pack = (lambda matrix: packed_panels(pairs_of(matrix))) if rounds else packed_panels
-    return line_aligned(np.concatenate([pack(matrix) for matrix in rows]))
+    rows = own[:, 0].transpose(0, 3, 2, 1)
+    if each > 1:
+        matrices = np.zeros((groups, taps, each, w.shape[1], each, own.shape[2]), FLOAT32)
+        for i in range(each):
+            matrices[:, :, i, :, i] = own[:, i].transpose(0, 3, 2, 1)
+        rows = matrices.reshape(groups, taps * each * w.shape[1], -1)
+    if rounds:
+        return packed_panels(*[pairs_of(matrix.reshape(-1, matrix.shape[-1])) for matrix in rows])
+    return packed_panels(*rows)
 
 
 def _filters_of_panels(
