@@ -10,8 +10,10 @@ import pytest
 from onnx import helper, numpy_helper
 
 import penstock as ps
+from penstock.ops.common.constant_cache import Reordered
 from penstock.ops.registry import MICROSOFT
 from tests.support.native_kernels import pytestmark  # noqa: F401
+from tests.support.onnx_text import model_from_text
 
 RNG = np.random.default_rng(0)
 
@@ -81,3 +83,21 @@ def test_constants_are_given_back_bit_by_bit_and_shared_by_plans(case: str) -> N
     assert value.const.dtype == inputs[1].dtype
     assert np.array_equal(value.const, inputs[1])
     assert value.const is value.const
+
+
+def test_weights_of_convolutions_are_packed_once(monkeypatch) -> None:
+    made = []
+    init = Reordered.__init__
+    monkeypatch.setattr(
+        Reordered, "__init__", lambda self, *given: made.append(given[0]) or init(self, *given)
+    )
+    weights = {"a": normal(32, 16, 3, 3), "b": normal(32, 1, 3, 3), "c": normal(48, 32, 1, 1)}
+    model = model_from_text("""g (float[1, 16, 20, 20] x) => (y) {
+        p = Conv <pads = [1, 1, 1, 1]> (x, a) r = Relu(p)
+        q = Conv <group = 32> (r, b) s = Relu(q)
+        y = Conv(s, c)
+    }""")
+    model.graph.initializer.extend(numpy_helper.from_array(w, n) for n, w in weights.items())
+    session = ps.compile(model)
+    session.run({"x": normal(1, 16, 20, 20)})
+    assert len(made) == len(weights), made
