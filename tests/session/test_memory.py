@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
+
 import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.host.native import library
 from tests.session.test_release import EXECUTORS
 from tests.support.malloc import needs_glibc
 from tests.support.onnx_text import compile_text
@@ -33,6 +37,31 @@ def test_plans_of_many_shapes_stay_within_max_plans_bytes(executor):
         run(session, rows, 4)
     assert session.memory.plans <= 2**17
     assert session.memory.count < 30
+
+
+STEPS = " ".join(f"b{i} = Softmax(a{i}) a{i + 1} = Transpose(b{i})" for i in range(20))
+CHAIN = f"g (float[N, M] a0) => (y) {{ {STEPS} y = Softmax(a20) }}"
+
+
+@pytest.mark.parametrize("backends", [["native", "numpy"], ["numpy"]], ids=str)
+def test_plans_are_counted_as_what_they_take(backends):
+    if backends[0] == "native" and library() is None:
+        pytest.skip("there are no compiled kernels")
+    session = compile_text(CHAIN, backends=backends)
+    session.run({"a0": np.ones((2, 3), np.float32)})
+    gc.collect()
+    before = session.memory
+    tracemalloc.start()
+    try:
+        for rows in range(3, 9):
+            session.run({"a0": np.ones((rows, 3), np.float32)})
+        gc.collect()
+        counted = session.memory.plans - before.plans
+        taken = tracemalloc.get_traced_memory()[0] - (session.memory.arenas - before.arenas)
+    finally:
+        tracemalloc.stop()
+    assert session.memory.count == 7
+    assert 0.5 * taken < counted < 2 * taken
 
 
 def calling_itself() -> bytes:

@@ -61,8 +61,9 @@ _capture_writer: Callable[[Plan], CaptureWriter] = imported(
     "penstock.codegen.captures.CaptureWriter"
 )
 
-# About what a line of a program takes in memory, with its step, its slots and its graph.
-_LINE_BYTES = 1500
+# About what a step takes in memory, with its line of a program, its slots and its node, and what its
+# kernel takes more if it is bound to arrays.
+_STEP_BYTES, _BOUND_BYTES = 2500, 6500
 
 # Lines from which on functions are compiled apart from those before.
 _MANY_LINES = 2000
@@ -106,7 +107,9 @@ class Program:
     @cached_property
     def nbytes(self) -> int:
         """About what plan and program take in memory."""
-        return _LINE_BYTES * len(self.steps)
+        kernels = [step.kernel for step in self.plan.walk()]
+        bound = [k for k in kernels if k is not None and k.binder is not None]
+        return _STEP_BYTES * len(kernels) + _BOUND_BYTES * len(bound)
 
     @cached_property
     def observed(self) -> bool:
