@@ -61,8 +61,8 @@ _capture_writer: Callable[[Plan], CaptureWriter] = imported(
     "penstock.codegen.captures.CaptureWriter"
 )
 
-# About what a step takes in memory, with its line of a program, its slots and its node, and what its
-# kernel takes more if it is bound to arrays.
+# About what a step takes in memory, with its line of a program, its slots and its node, and what
+# more a kernel takes that is bound to arrays.
 _STEP_BYTES, _BOUND_BYTES = 2500, 6500
 
 # Lines from which on functions are compiled apart from those before.
