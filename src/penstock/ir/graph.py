@@ -404,13 +404,13 @@ def captures(graph: Graph) -> list[Value]:
             own.update(inner.inputs)
     for inner in graph.graphs():
         reads += inner.outputs
-    captured = (v for v in reads if v is not None and v.const is None and v not in own)
+    captured = (v for v in reads if v is not None and not v.is_constant and v not in own)
     return list(dict.fromkeys(captured))
 
 
 def all_reads(node: Node) -> list[Value]:
     """The values that a node reads, but constants; captures of its graphs included."""
-    reads = [value for value in node.inputs if value is not None and value.const is None]
+    reads = [value for value in node.inputs if value is not None and not value.is_constant]
     for _, inner in node.graphs:
         reads += captures(inner)
     return reads

@@ -101,3 +101,19 @@ def test_weights_of_convolutions_are_packed_once(monkeypatch) -> None:
     session = ps.compile(model)
     session.run({"x": normal(1, 16, 20, 20)})
     assert len(made) == len(weights), made
+
+
+def test_further_plans_do_not_ask_for_weights_of_layers(monkeypatch) -> None:
+    given_back = []
+    array = Reordered.array
+    monkeypatch.setattr(Reordered, "array", lambda self: given_back.append(self) or array(self))
+    model = model_from_text(
+        "g (float[3, N, 64] x) => (y) { y, h = GRU <hidden_size = 64> (x, w, r) }"
+    )
+    weights = {"w": normal(1, 192, 64), "r": normal(1, 192, 64)}
+    model.graph.initializer.extend(numpy_helper.from_array(w, n) for n, w in weights.items())
+    session = ps.compile(model)
+    for batch in (2, 5):
+        session.run({"x": normal(3, batch, 64)})
+    assert session.memory.count == 2
+    assert not given_back

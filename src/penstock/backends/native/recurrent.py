@@ -15,7 +15,7 @@ from penstock.core.records import NamedTuple
 from penstock.core.types import BOOL, FLOAT32, TensorType
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs
-from penstock.ops.common.constant_cache import Reordered, Shared, reordered, shared
+from penstock.ops.common.constant_cache import ConstantRef, Reordered, Shared, reordered, shared
 from penstock.ops.common.dtypes import INT8, INT32, UINT8
 from penstock.ops.onnx.activation import ACTIVATIONS
 from penstock.ops.onnx.recurrent import Layer, parse_layer, steps_and_rows
@@ -93,7 +93,7 @@ def recurrence_workload(node: Node) -> Workload:
 @family("penstock.Recurrence", work=recurrence_workload)
 def recurrence_call(site: Site) -> NativeCall | None:
     """Recurrence, if its weights are constants: as a layer, but for products in the place of X."""
-    products, weights, mask = site.input(0), site.constant(1), site.input(3)
+    products, weights, mask = site.input(0), site.weights(1), site.input(3)
     bias = site.constant(2)
     if products is None or weights is None or (bias is None and site.input(2) is not None):
         return None
@@ -114,21 +114,13 @@ def recurrence_call(site: Site) -> NativeCall | None:
         live, share = (Tensor(3), None) if mask.dtype == BOOL else (None, Tensor(3))
     states = [None if site.input(i) is None else Tensor(i) for i in (4, 5)]
     last = [site.result(i) if _has_result(site, i) else None for i in range(3)]
-    products = 2 * steps * sizes.rows * gates * hidden * hidden
+    multiplied = 2 * steps * sizes.rows * gates * hidden * hidden
     return NativeCall(
         "recurrent",
         (
             *(Tensor(0), *states, None, live, share),
-            *(
-                *_NOT_QUANTIZED,
-                *_NOT_QUANTIZED,
-                None,
-                r,
-                new[0] if new else None,
-                total,
-                new_bias,
-                None,
-            ),
+            *(*_NOT_QUANTIZED, *_NOT_QUANTIZED, None, r, new[0] if new else None),
+            *(total, new_bias, None),
             activations.view(np.uint8),
             *(*last, WORKSPACE),
             *(_CELLS.index(cell), 1, 0, 0, layer.linear_before_reset, 0),
@@ -137,7 +129,7 @@ def recurrence_call(site: Site) -> NativeCall | None:
             *(*places, *_NO_PLACES[len(places) :]),
         ),
         items=sizes.items,
-        item_ns=part_ns(Workload("recurrent, a part", flops=products)),
+        item_ns=part_ns(Workload("recurrent, a part", flops=multiplied)),
         stages=(sizes.stages, sizes.padded // _UNITS),
         workspace=sizes.items * sizes.item_bytes,
         reordered={1: matrix},
@@ -263,10 +255,10 @@ def _work(node: Node, steps: int, rows: int) -> Workload:
 
 def _held_weights(site: Site, cell: str, is_quantized: bool) -> _Held | None:
     """The packed weights of a layer, None if they are no constants of its type."""
-    w, r, bias, *codes = (site.constant(i) for i in (1, 2, 3, 8, 9, 10, 11))
-    given = [3, 7, *range(8, 12 * is_quantized)]
+    w, r, bias = site.weights(1), site.weights(2), site.constant(3)
     # All of them are packed when the plan is compiled.
-    absent = [i for i in given if site.input(i) is not None and site.constant(i) is None]
+    others = [3, 7, *range(8, 12 * is_quantized)]
+    absent = [i for i in others if site.input(i) is not None and site.constant(i) is None]
     if w is None or r is None or absent or 0 in r.shape:
         return None
     if w.dtype not in ((INT8, UINT8) if is_quantized else (FLOAT32,)):
@@ -275,7 +267,7 @@ def _held_weights(site: Site, cell: str, is_quantized: bool) -> _Held | None:
     if peepholes is not None:
         # As gates are padded: no loop over units has a rest.
         block = _CODE_UNITS if is_quantized else _UNITS
-        peepholes = _padded(peepholes.reshape(len(r), 3, -1), block)
+        peepholes = _padded(peepholes.reshape(r.shape[0], 3, -1), block)
     if not is_quantized:
         hidden = r.shape[2]
         matrices = {
@@ -283,7 +275,7 @@ def _held_weights(site: Site, cell: str, is_quantized: bool) -> _Held | None:
             2: _reordered(r, hidden, _parts(layer)),
         }
         (w_blocks,), (r_blocks, *new) = matrices[1].arrays, matrices[2].arrays
-        total, new_bias = _biases(layer, len(w), hidden, bias)
+        total, new_bias = _biases(layer, w.shape[0], hidden, bias)
         weights = _Weights(
             w_codes=_NOT_QUANTIZED,
             r_codes=_NOT_QUANTIZED,
@@ -298,8 +290,9 @@ def _held_weights(site: Site, cell: str, is_quantized: bool) -> _Held | None:
         return _Held(weights, None, matrices)
     if site.input(4) is not None:
         return None  # lengths
-    arrays = [a for a in (w, r, bias, *codes) if a is not None]
-    held = shared("native codes", lambda: _packed(layer, w, r, bias, codes), *arrays)
+    given: list[Any] = [site.constant(i) for i in (1, 2, 3, 8, 9, 10, 11)]
+    arrays = [array for array in given if array is not None]
+    held = shared("native codes", lambda: _packed(layer, *given), *arrays)
     return _Held(held.value._replace(peepholes=peepholes), held, {})
 
 
@@ -321,7 +314,7 @@ def _activations(cell: str, attrs: Attrs, directions: int) -> np.ndarray | None:
 
 
 def _packed(
-    layer: Layer, w: np.ndarray, r: np.ndarray, bias: np.ndarray | None, codes: Sequence[Any]
+    layer: Layer, w: np.ndarray, r: np.ndarray, bias: np.ndarray | None, *codes: Any
 ) -> _Weights:
     """The weights of a layer of codes [directions, k, columns]."""
     hidden = r.shape[1]
@@ -364,7 +357,7 @@ def _even(count: int, most: int) -> int:
     return math.ceil(count / math.ceil(count / most))
 
 
-def _reordered(matrix: np.ndarray, hidden: int, parts: Sequence[int]) -> Reordered:
+def _reordered(matrix: ConstantRef, hidden: int, parts: Sequence[int]) -> Reordered:
     """A matrix [directions, gates * hidden, k], split by gates into ``parts``, the number of gates
     of each, and reordered in blocks of units: [directions, block, k, gate, 16]."""
     directions, columns, k = matrix.shape
