@@ -385,7 +385,7 @@ def convolution():
 
 
 def after_many_shapes(model) -> ps.Session:
-    """A session that has run on images of so many sizes that its plan has open dims."""
+    """A session whose plan has an open height and width, after runs on 16 sizes of images."""
     session = ps.compile(model)
     for size in range(20, 36):
         session.run({"x": draw(1, 64, size, size + 1)})

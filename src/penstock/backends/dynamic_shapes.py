@@ -129,7 +129,7 @@ class SpecializingBackend(HostBackend, Backend):
 class KernelCache:
     """The functions of one node's kernels, by the shapes of the inputs that have unknown dims and
     the bytes of those whose ``contents`` matter. ``pays``: a kernel is expected to pay at once.
-    Functions look at ``weights`` themselves: kernels may hold them in an order of their own alone.
+    ``weights``: large constants, which the functions have already; None may stand for them.
 
     There is no lock: several threads change dicts, by one call each. Two threads may make the same
     kernel, of which one is kept.

@@ -107,7 +107,7 @@ def specialized(node: Node, types: Types, make: Make, **options: Unpack[_Options
     complete = partial(_widened, make) if options.get("widen", True) else make
 
     # Bounded, since shapes that runs bring may be other ones each time.
-    @lru_cache(maxsize=32)
+    @lru_cache(maxsize=128)
     def build(inputs: tuple[TensorType | None, ...]) -> tuple[Routine, list[TensorType | None]]:
         consts = list(given)
         for i in values:
