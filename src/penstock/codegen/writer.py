@@ -31,7 +31,6 @@ from __future__ import annotations
 import linecache
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
 from itertools import count
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
@@ -42,6 +41,7 @@ from penstock.codegen.lifetimes import Lifetimes
 from penstock.codegen.names import ProgramMemory, ProgramNames, bind_names, program_names
 from penstock.codegen.sequences import CallSequence
 from penstock.codegen.steps import ProgramForm, StepWriter, printable
+from penstock.core.cached import cached_property
 from penstock.core.checkpoints import checkpoint, with_checkpoints
 from penstock.core.limits import DEFAULT_LIMITS, Limits
 from penstock.core.records import dataclass, field, replace

@@ -21,7 +21,7 @@ one: where two plans are to be compared, both go through the rest of the line si
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -36,6 +36,7 @@ from penstock.codegen.steps import ProgramForm
 from penstock.codegen.writer import Program, write_program
 from penstock.compiler.options import CompileOptions
 from penstock.core import capability
+from penstock.core.cached import cached_property
 from penstock.core.limits import DEFAULT_LIMITS, Limits
 from penstock.core.records import dataclass, field, replace
 from penstock.core.types import OptionalType, RunValues, TensorType, Type

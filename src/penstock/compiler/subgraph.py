@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from penstock.core.cached import cached_property
 from penstock.core.errors import InvalidInput, LimitExceeded
 from penstock.core.records import NamedTuple, dataclass
 from penstock.core.types import STRING, NamedValues, RunValues, TensorType, Type

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-from functools import cache, cached_property
+from functools import cache
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 
+from penstock.core.cached import cached_property
 from penstock.core.types import JsonObject
 
 D3 = "d3-7.9.0.min.js"

@@ -23,10 +23,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import Any
 
 from penstock.analysis.quantized_weights import has_quantized_weights
+from penstock.core.cached import cached_property
 from penstock.core.errors import InternalError
 from penstock.core.records import replace
 from penstock.ir.graph import Graph

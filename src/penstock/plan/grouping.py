@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from math import inf
 
 from penstock.algorithms.clustering import cluster
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.ordering import critical_path
+from penstock.core.cached import cached_property
 from penstock.core.checkpoints import with_checkpoints
 from penstock.host.threads import OVERHEADS
 from penstock.ir.op import Role

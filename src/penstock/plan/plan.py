@@ -38,13 +38,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.algorithms.dag import Dag
 from penstock.backends.base import Backend
+from penstock.core.cached import cached_property
 from penstock.core.checkpoints import with_checkpoints
 from penstock.core.records import dataclass, field
 from penstock.core.types import TensorType, Type

@@ -21,12 +21,12 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import cached_property
 from pathlib import Path
 
 from penstock.artifact.container import VERSION, ArtifactWriter
 from penstock.backends.registry import available, describe
 from penstock.compiler.options import CompileOptions
+from penstock.core.cached import cached_property
 from penstock.core.checkpoints import checkpoint
 from penstock.core.errors import InvalidModel, warn
 from penstock.core.limits import DEFAULT_LIMITS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeGuard
 from weakref import WeakMethod, ref
@@ -14,6 +14,7 @@ import numpy as np
 from penstock.compiler.compiler import AFTER_LOWERING, Compiler
 from penstock.compiler.subgraph import Subgraph
 from penstock.compiler.subgraphs import Subgraphs
+from penstock.core.cached import cached_property
 from penstock.core.errors import InvalidInput, InvalidModel, PenstockError, Unsupported, warn
 from penstock.core.records import replace
 from penstock.core.types import RunValue, RunValues, TensorType, Type, type_of

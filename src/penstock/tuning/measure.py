@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from enum import Enum
-from functools import cached_property
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.base import Backend
 from penstock.backends.dynamic_shapes import estimates
 from penstock.backends.kernels import KernelTable
+from penstock.core.cached import cached_property
 from penstock.core.checkpoints import report_progress
 from penstock.core.errors import PenstockError
 from penstock.core.records import NamedTuple

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 from penstock.analysis.verify import verify
 from penstock.artifact.container import ArtifactFile, aligned
 from penstock.artifact.decode import decode_graphs
+from penstock.core.cached import cached_property
 from penstock.core.limits import Limits
 from penstock.frontends.common.model_files import open_path
 from penstock.ir.graph import Graph, Model

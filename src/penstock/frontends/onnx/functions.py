@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from penstock.core.cached import cached_property
 from penstock.core.errors import InvalidModel, shortened
 from penstock.core.records import dataclass
 from penstock.frontends.common.diagnostics import Diagnostics

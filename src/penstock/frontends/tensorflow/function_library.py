@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property
 from typing import Any
 
 from penstock.algorithms.dag import on_cycles
+from penstock.core.cached import cached_property
 from penstock.core.checkpoints import with_checkpoints
 from penstock.core.limits import Limits
 from penstock.frontends.common.diagnostics import TensorError

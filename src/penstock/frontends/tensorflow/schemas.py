@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from types import NoneType
 from typing import Any
 
+from penstock.core.cached import cached_property
 from penstock.core.records import dataclass
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import TensorProto
 from penstock.frontends.tensorflow.tensors import TYPE_NAMES, FunctionReference
