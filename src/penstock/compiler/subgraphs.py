@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from penstock.compiler.subgraph import Extract, Subgraph, compile_guard
+from penstock.core.cached import cached_property
 from penstock.core.errors import MAX_PROBLEMS, InvalidInput, quoted, suggest
 from penstock.core.records import NamedTuple
 from penstock.core.types import (
@@ -22,11 +22,13 @@ from penstock.core.types import (
     TensorType,
     Type,
 )
+from penstock.host.shared_lock import shared_lock
 from penstock.ir.graph import Graph, Node, Value, captures, clone, is_framed
 
 if TYPE_CHECKING:
     from penstock.compiler.compiler import Compiler
 
+_LOCK = shared_lock()  # of all sessions: for new requests only
 MAX_SUBGRAPHS = 256
 """Subgraphs, and requests for them, that a session remembers beside its main one."""
 
@@ -68,7 +70,6 @@ class Subgraphs:
         self._on_evict = on_evict
         self.devices: Any = None
         """the ``DevicePorts`` of a session with backends on devices"""
-        self._lock = threading.RLock()
         # Requests by names in the order given, for speed; reading and setting one are atomic.
         self._requests: dict[Any, Request] = {}
         # By sets of names, in the order of their last use.
@@ -107,13 +108,12 @@ class Subgraphs:
 
     def clear(self) -> None:
         """Forget all but the main subgraph."""
-        with self._lock:
+        with _LOCK:
             self._requests.clear()
             self._subgraphs.clear()
 
     def forked(self) -> None:
         """Make new locks in a forked child, where no other thread holds the old ones."""
-        self._lock = threading.RLock()
         for subgraph in (self.main, *self._subgraphs.values()):
             subgraph.lock = threading.RLock()
 
@@ -219,7 +219,7 @@ class Subgraphs:
         key = (frozenset(feeds), frozenset(fetches), frozenset(targets))
         if key == self._main_key:  # which is never forgotten
             return self.main
-        with self._lock:
+        with _LOCK:
             subgraph = self._subgraphs.get(key)
             if subgraph is not None:
                 self._subgraphs.move_to_end(key)
@@ -228,7 +228,7 @@ class Subgraphs:
         # on.
         extract = Extract(tuple(feeds), tuple(fetches), tuple(dict.fromkeys(targets)))
         extracted = self.extracted(extract, self._compiler)
-        with self._lock:
+        with _LOCK:
             subgraph = self._subgraphs.setdefault(key, extracted)
             excess = max(0, len(self._subgraphs) - MAX_SUBGRAPHS)
             evicted = [self._subgraphs.popitem(last=False)[1] for _ in range(excess)]

@@ -21,10 +21,13 @@ from penstock.core.errors import ExtensionError, LimitExceeded, PenstockError, R
 from penstock.core.limits import Limits
 from penstock.executors.control import Control
 from penstock.host.fork import renewed
+from penstock.host.shared_lock import shared_lock
 from penstock.ir.layout import ALIGNMENT, address
 from penstock.ops.internal.transfer import HOST
 
 T = TypeVar("T")
+
+_LOCK = shared_lock()  # of all pools: few runs need it
 
 
 class Arenas(Generic[T]):
@@ -45,7 +48,7 @@ class Arenas(Generic[T]):
         self.each = sum(memories.values())
         self._host = host
         self._bind = bind
-        self._reset()
+        self.waiting: deque[Callable[[T | None], None]] = deque()
         most = limits.max_bytes
         largest = max(memories, key=memories.__getitem__)
         if most is not None and memories[largest] > most:
@@ -62,13 +65,9 @@ class Arenas(Generic[T]):
         self._count = 0
         renewed(self)
 
-    def _reset(self) -> None:
-        self._lock = threading.RLock()
-        self.waiting: deque[Callable[[T | None], None]] = deque()
-
     def make(self) -> T:
         """A new arena, to be returned by ``give``."""
-        with self._lock:
+        with _LOCK:
             self._count += 1
         return self._new()
 
@@ -130,7 +129,7 @@ class Arenas(Generic[T]):
     def ask(self, receive: Callable[[T | None], None]) -> T | None:
         """A free or new arena; None if there can be none now. Then ``receive`` is called when
         another run gives one, on that run's thread, with a value for ``accept``."""
-        with self._lock:
+        with _LOCK:
             with suppress(IndexError):
                 return self.free.pop()
             if self._most is not None and self._count >= self._most:
@@ -151,7 +150,7 @@ class Arenas(Generic[T]):
 
     def forget(self, receive: Callable[[T | None], None]) -> bool:
         """Stop waiting for an arena; False if ``receive`` has been called, or is about to be."""
-        with self._lock:
+        with _LOCK:
             if receive not in self.waiting:
                 return False
             self.waiting.remove(receive)
@@ -165,7 +164,7 @@ class Arenas(Generic[T]):
 
     def serve(self) -> None:
         """Hand a free arena to the next run that waits for one."""
-        with self._lock:
+        with _LOCK:
             if not self.waiting:
                 return
             try:
@@ -178,7 +177,7 @@ class Arenas(Generic[T]):
 
     def drop(self) -> None:
         """Drop an arena instead of returning it: the next run that waits may allocate one."""
-        with self._lock:
+        with _LOCK:
             if not self.waiting:
                 self._count -= 1
                 return
@@ -201,7 +200,7 @@ class Arenas(Generic[T]):
 
     def forked(self) -> None:
         """In a forked child: arenas that runs of the parent's threads hold never come back."""
-        self._reset()
+        self.waiting.clear()
         self._count = len(self.free)
 
 

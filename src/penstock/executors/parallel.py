@@ -26,6 +26,7 @@ from penstock.executors.base import CompiledExecutor, Done, PerThreadCount, outp
 from penstock.executors.control import Control
 from penstock.executors.errors import explained, throw
 from penstock.executors.task_loop import Flow, Queue, TaskRun
+from penstock.host.shared_lock import refuse_reentry
 from penstock.plan.plan import Step
 
 
@@ -143,9 +144,8 @@ class ParallelExecutor(CompiledExecutor):
         if self.sampler is not None and THREAD.run is not control:
             return self.sampler.run(self, inputs, control)
         arenas = self._arenas
-        for queue in self._flow.queues:
-            if queue.pool is not None:
-                queue.pool.refuse_reentry()
+        if any(queue.pool is not None for queue in self._flow.queues):
+            refuse_reentry()
         # One operation, which needs no lock; only a run that finds no free arena takes one.
         try:
             arena = arenas.free.pop()

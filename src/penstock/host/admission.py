@@ -27,6 +27,7 @@ from typing import Protocol
 from penstock.core.checkpoints import SHORT_RUN_S, WAKE_S
 from penstock.host.cores import allow, core_of_thread
 from penstock.host.fork import renewed
+from penstock.host.shared_lock import shared_lock
 from penstock.host.thread_share import announce
 from penstock.host.threads import cores_of_thread, usable_cores
 
@@ -123,13 +124,12 @@ class AdmissionQueue:
     def __init__(self, count: int) -> None:
         self.count = count
         self.cores = cores_of_thread()
+        self._lock = shared_lock()
         self.forked()
         renewed(self)
 
     def forked(self) -> None:
         """In a forked child no run is inside, not even the one that has forked it."""
-        # Reentrant, since a signal handler may run a session while the thread has the lock.
-        self._lock = threading.RLock()
         self._inside: dict[int, Ticket] = {}  # by thread
         self._waiting: deque[Ticket] = deque()
 

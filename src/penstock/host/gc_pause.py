@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gc
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from penstock.host.fork import in_child
+from penstock.host.shared_lock import shared_lock
 
-_LOCK = threading.RLock()
+_LOCK = shared_lock()
 _holders = 0
 _was_enabled = False
 _MOST_OVERLAPS = 256
@@ -62,8 +62,7 @@ def _make_modules_old() -> None:
 @in_child
 def _reset_in_child() -> None:
     """A forked child has none of its parent's threads, so nothing holds the pause."""
-    global _holders, _LOCK
-    _LOCK = threading.RLock()
+    global _holders
     if _holders and _was_enabled:
         gc.enable()
     _holders = 0

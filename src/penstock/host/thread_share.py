@@ -9,6 +9,7 @@ from typing import Protocol
 
 from penstock.core.records import dataclass, field
 from penstock.host.fork import in_child
+from penstock.host.shared_lock import shared_lock
 from penstock.host.thread_tuner import ThreadTuner
 from penstock.host.threads import core_budget
 
@@ -165,7 +166,7 @@ class _ThreadSetting:
 class _Process:
     """The state that all shares of the process have in common."""
 
-    lock: threading.RLock = field(default_factory=threading.RLock)
+    lock: threading.RLock = field(default_factory=shared_lock)
     settings: dict[str, _ThreadSetting] = field(default_factory=dict)
     streams: int = 0
 
@@ -176,7 +177,6 @@ _process = _Process()
 @in_child
 def _forget_parent() -> None:
     """A forked child inherits none of its parent's runs."""
-    _process.lock = threading.RLock()
     _process.streams = 0
     for setting in _process.settings.values():
         setting.divide(0, None)

@@ -18,9 +18,9 @@ from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
 
 from penstock.core.checkpoints import WAKE_S
-from penstock.core.errors import PenstockError
 from penstock.core.records import NamedTuple
 from penstock.host.fork import in_child
+from penstock.host.shared_lock import shared_lock
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -112,12 +112,12 @@ class Workers:
             raise ValueError(f"a pool of {size} threads cannot run anything")
         self.name = name
         self.size = size
+        self._lock = shared_lock()
         self._reset()
         with _LOCK:
             _ALL.add(self)
 
     def _reset(self) -> None:
-        self._lock = threading.RLock()
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         # Idle workers minus queued jobs. Counted here, because neither the queue nor the threads
@@ -159,15 +159,6 @@ class Workers:
             if me not in self._finishing:
                 self._finishing.add(me)
                 self._freed()
-
-    def refuse_reentry(self) -> None:
-        """Raise ``PenstockError`` if a method of the pool has been interrupted on the calling
-        thread: to wait for a worker could be to wait for the lock that the method holds."""
-        if self._lock._is_owned():  # type: ignore[attr-defined]
-            raise PenstockError(
-                "a session is called by a signal handler or a finalizer while this thread hands "
-                "work to others; call it again when that has returned"
-            )
 
     def grow(self, size: int) -> None:
         """Raise the maximum to ``size`` threads; start those that queued jobs need at once."""
@@ -249,7 +240,7 @@ def report_thread_exception() -> None:
         threading.excepthook(threading.ExceptHookArgs((error_type, error, trace, thread)))
 
 
-_LOCK = threading.RLock()
+_LOCK = shared_lock()
 _ALL: weakref.WeakSet[Workers] = weakref.WeakSet()
 _POOLS: dict[str, Workers] = {}
 _HERE = threading.local()  # has ``works`` on threads of pools
@@ -301,8 +292,6 @@ def _finish() -> None:
 @in_child
 def _reset_in_child() -> None:
     """A forked child has none of its parent's threads."""
-    global _LOCK
-    _LOCK = threading.RLock()
     _HERE.works = False
     for workers in _ALL:
         workers._reset()

@@ -310,9 +310,9 @@ class Replicas:
             timeout: Seconds after which the request ends, counted from now, in the queue, too.
             cancel: A token that ends the request.
         """
-        from concurrent.futures import Future
+        from penstock.session.future import RunFuture
 
-        future: Future[dict[str, RunValue]] = Future()
+        future: Future[dict[str, RunValue]] = RunFuture()
         request = _Request(feeds or {}, None if fetches is None else tuple(fetches), future)
         # On the caller's thread, before the queue: wrong feeds are the caller's error at once, and
         # are in no batch with requests of others.

@@ -44,6 +44,7 @@ from penstock.host.fork import renewed
 from penstock.host.malloc import keep_memory
 from penstock.host.native import library
 from penstock.host.on_demand import imported
+from penstock.host.shared_lock import refuse_reentry
 from penstock.host.stop_condition import StopCondition
 from penstock.host.threads import Places, Workers, on_worker, pool
 from penstock.ir.graph import Model
@@ -230,9 +231,9 @@ class Session:
         The ``timeout`` counts from now, and a run that is stopped while it is queued ends at once.
         Errors are the future's. Closing the session does not stop the run.
         """
-        from concurrent.futures import Future
+        from penstock.session.future import RunFuture
 
-        future: Future[dict[str, RunValue]] = Future()
+        future: Future[dict[str, RunValue]] = RunFuture()
         record = make(RunOptions, "submit", *arguments, **options)
         job = self._job(record, future)
         places = self._places
@@ -279,10 +280,6 @@ class Session:
         """
         from concurrent.futures import Future
 
-        if workers is not None:
-            # A worker that waited for its own pool would wait for itself.
-            workers.refuse_reentry()
-
         def tell(future: Future[dict[str, RunValue]]) -> None:
             error = future.exception()
             done(None if error else future.result(), error)
@@ -302,7 +299,7 @@ class Session:
         self._plans.look_up()
         from penstock.session.run import Job, Run
 
-        (self.options.expert.pool or pool()).refuse_reentry()
+        refuse_reentry()
         devices, order = self._subgraphs.devices, None
         if devices is not None:
             order = devices.order_of(ordered)

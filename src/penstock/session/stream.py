@@ -28,6 +28,7 @@ from penstock.executors.turn import Turn
 from penstock.host.fork import renewed
 from penstock.host.on_demand import imported
 from penstock.host.threads import Workers, fulfil, on_worker, pool
+from penstock.session.future import RunFuture
 from penstock.session.session import Session
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ class Stream:
         Args:
             session: The session that runs, any one.
         """
-        future: Future[dict[str, RunValue]] = Future()
+        future: Future[dict[str, RunValue]] = RunFuture()
         if self._line is not None:
             record = make(RunOptions, "run", *arguments, **options)
             put, refuse = self._line.run(session, record, future)
@@ -186,7 +187,7 @@ class Stream:
         Args:
             function: Takes nothing; what it returns or raises is the future's.
         """
-        future: Future[T] = Future()
+        future: Future[T] = RunFuture()
         begin = partial(fulfil, future, function)
         self._put(_Command(lambda _: self._behind(begin), partial(_fail, future)))
         return future

@@ -21,6 +21,7 @@ from penstock.executors.frames.barrier import Barrier, Dispatch
 from penstock.executors.frames.frame_graph import FrameGraph
 from penstock.executors.frames.rendezvous import Rendezvous
 from penstock.executors.frames.run import FramesRun
+from penstock.host.shared_lock import refuse_reentry
 from penstock.host.threads import Workers
 from penstock.ir.describe import describe_node
 from penstock.ir.graph import Value
@@ -130,9 +131,8 @@ class FramesExecutor:
 
     def run(self, inputs: RunValues, control: Control) -> tuple[RunValue, ...]:
         control = self._counting(control)
-        for part in self.parts:
-            if part.workers is not None:
-                part.workers.refuse_reentry()
+        if any(part.workers is not None for part in self.parts):
+            refuse_reentry()
         # The caller works on the run first. If it leaves for want of work, it waits for this lock.
         ended = threading.Lock()
         ended.acquire()

@@ -8,7 +8,6 @@ plans would hold fifty copies.
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary, ref
@@ -17,6 +16,7 @@ import numpy as np
 
 from penstock.core.records import NamedTuple
 from penstock.core.types import RunValue, TensorType, type_of
+from penstock.host.shared_lock import shared_lock
 from penstock.ir.graph import Node, Value
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Types
@@ -37,7 +37,7 @@ class Shared(Generic[T]):
 
 
 _ALL: WeakValueDictionary[Hashable, Shared[Any]] = WeakValueDictionary()
-_LOCK = threading.RLock()
+_LOCK = shared_lock()
 
 
 def shared(name: Hashable, make: Callable[[], T], *sources: Any) -> Shared[T]:

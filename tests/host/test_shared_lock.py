@@ -1,0 +1,97 @@
+"""Locks that runs share, and calls of sessions from what interrupts a thread that holds one."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.compiler import subgraphs
+from penstock.executors import arenas
+from penstock.host import gc_pause, shared_lock, threads
+from penstock.ops.common import constant_cache
+from tests.support.onnx_text import model_from_text
+
+MODEL = "g (float[2] x) => (float[2] y) { y = Neg(x) }"
+X = np.ones(2, np.float32)
+LOCKS = {
+    "subgraphs": subgraphs._LOCK,
+    "arenas": arenas._LOCK,
+    "collector": gc_pause._LOCK,
+    "pools": threads._LOCK,
+    "constants": constant_cache._LOCK,
+}
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_submit_is_refused_while_its_thread_holds_a_lock_that_workers_need(name):
+    """As in a signal handler that interrupts the thread there: the worker could wait for it."""
+    session = ps.compile(model_from_text(MODEL))
+    with LOCKS[name]:
+        with pytest.raises(ps.PenstockError, match="while this thread hands work or memory"):
+            session.submit({"x": X})
+        np.testing.assert_array_equal(session.run({"x": X})["y"], -X)  # which needs no worker
+    np.testing.assert_array_equal(session.submit({"x": X}).result(timeout=30)["y"], -X)
+
+
+def test_locks_of_pools_are_shared():
+    pool = threads.Workers("locks", 1)
+    with pool._lock, pytest.raises(ps.PenstockError):
+        shared_lock.refuse_reentry()
+    shared_lock.refuse_reentry()
+
+
+def test_lock_of_another_thread_refuses_nothing():
+    lock, held, end = shared_lock.shared_lock(), threading.Event(), threading.Event()
+
+    def hold():
+        with lock:
+            held.set()
+            end.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(30)
+    shared_lock.refuse_reentry()
+    end.set()
+    thread.join(30)
+
+
+def test_locks_are_forgotten_with_what_has_them():
+    lock = shared_lock.shared_lock()
+    gone = weakref.ref(lock)
+    known = len(shared_lock._LOCKS)
+    del lock
+    assert gone() is None
+    other = shared_lock.shared_lock()
+    assert len(shared_lock._LOCKS) <= known
+    with other, pytest.raises(ps.PenstockError):
+        shared_lock.refuse_reentry()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_forked_child_has_locks_of_other_threads_free_and_its_own_held():
+    others, own = shared_lock.shared_lock(), shared_lock.shared_lock()
+    held, end = threading.Event(), threading.Event()
+
+    def hold():
+        with others:
+            held.set()
+            end.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(30)
+    with own:
+        child = os.fork()
+        if child == 0:
+            free = others.acquire(blocking=False)
+            os._exit(0 if free and own._is_owned() else 1)
+        _, status = os.waitpid(child, 0)
+    end.set()
+    thread.join(30)
+    assert status == 0
