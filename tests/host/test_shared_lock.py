@@ -14,6 +14,7 @@ from penstock.compiler import subgraphs
 from penstock.executors import arenas
 from penstock.host import gc_pause, shared_lock, threads
 from penstock.ops.common import constant_cache
+from penstock.session import plan_cache
 from tests.support.onnx_text import model_from_text
 
 MODEL = "g (float[2] x) => (float[2] y) { y = Neg(x) }"
@@ -24,6 +25,7 @@ LOCKS = {
     "collector": gc_pause._LOCK,
     "pools": threads._LOCK,
     "constants": constant_cache._LOCK,
+    "plans": plan_cache._LOCK,
 }
 
 
@@ -31,6 +33,7 @@ LOCKS = {
 def test_submit_is_refused_while_its_thread_holds_a_lock_that_workers_need(name):
     """As in a signal handler that interrupts the thread there: the worker could wait for it."""
     session = ps.compile(model_from_text(MODEL))
+    session.run({"x": X})
     with LOCKS[name]:
         with pytest.raises(ps.PenstockError, match="while this thread hands work or memory"):
             session.submit({"x": X})

@@ -19,6 +19,7 @@ import onnx
 import pytest
 
 import penstock as ps
+from penstock.session import plan_cache
 from tests.support.onnx_text import compile_text, model_from_text
 from tests.support.timing import SOON, wait_until
 
@@ -435,17 +436,25 @@ def test_closed_session_refuses_runs(session):
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_child_forked_during_a_compilation_can_compile(proto):
     session = ps.compile(proto)
-    held = [session._plans._lock, session._subgraphs.main.lock]
-    for lock in held:
-        lock.acquire()
+    held, end = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with plan_cache._LOCK, session._subgraphs.main.lock:
+            held.set()
+            end.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(30)
     child = os.fork()
     if not child:
+        good = False
         try:
             good = session(np.ones((5, 3), np.float32), SCALE)[0].shape == (5, 3)
         finally:
             os._exit(0 if good else 1)
-    for lock in held:
-        lock.release()
+    end.set()
+    thread.join(30)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     session(np.ones((5, 3), np.float32), SCALE)
 

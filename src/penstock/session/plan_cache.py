@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Hashable
 from itertools import count
 from threading import get_ident
 
@@ -15,6 +13,9 @@ from penstock.core.records import dataclass
 from penstock.executors.base import Executor
 from penstock.host.log import INFO, is_logged, log
 from penstock.host.malloc import give_back_memory
+from penstock.host.shared_lock import refuse_reentry, shared_lock
+
+_LOCK = shared_lock()  # of all sessions: to keep and drop plans
 
 # Bytes of dropped plans after which freed memory is given back to the system.
 _MANY_BYTES = 16 << 20
@@ -60,8 +61,7 @@ class PlanCache:
         self.look_up, self.hit = self._looked.__next__, self._hits.__next__
         """count a run that did not begin at once with the plan used last, and one that then found
         its plan"""
-        self._lock = threading.RLock()
-        # Threads that compile a plan, wait for one, or hold the lock.
+        # Threads that compile a plan, or wait for one.
         self._compiling: set[int] = set()
         # Read without the lock, which an OrderedDict would need to be brought into another order.
         self._kept: dict[_Place, _Kept] = {}
@@ -74,15 +74,19 @@ class PlanCache:
         executor = self._lookup(place)
         if executor is None:
             self.refuse_reentry()
-            with self._held(hold_lock(subgraph.lock)):
-                # Another thread may have compiled it while this one waited.
-                executor = self._lookup(place)
-                if executor is None:
-                    executor = compile()
-                    self._keep(place, executor)
+            self._compiling.add(get_ident())
+            try:
+                with hold_lock(subgraph.lock):
+                    # Another thread may have compiled it while this one waited.
+                    executor = self._lookup(place)
+                    if executor is None:
+                        executor = compile()
+                        self._keep(place, executor)
+            finally:
+                self._compiling.discard(get_ident())
         elif executor.run_bytes > executor.arena_bytes or self._change() % _LOOK_EVERY == 0:
             # It lost its arenas to others, or kernels may have been made in runs.
-            with self._held():
+            with _LOCK:
                 self._make_room(executor)
         if self.closed and not observed:
             subgraph.last = NO_PLAN
@@ -102,8 +106,9 @@ class PlanCache:
         return (subgraph, key, False) in self._kept
 
     def refuse_reentry(self) -> None:
-        """Raise ``PenstockError`` on a thread that compiles a plan: what it is called from, such as
-        a signal handler, would wait for itself."""
+        """Raise ``PenstockError`` on a thread that compiles a plan, or has a lock that others need:
+        what it is called from, such as a signal handler, would wait for itself."""
+        refuse_reentry()
         if get_ident() in self._compiling:
             raise PenstockError(
                 "the session is called while this thread compiles a plan for it, as a signal "
@@ -112,32 +117,18 @@ class PlanCache:
 
     def of(self, subgraph: Subgraph) -> dict[Hashable, Executor]:
         """The executors of a subgraph without observers, by key."""
-        with self._held():
+        with _LOCK:
             own = [kept for kept in self._by_use() if kept.place[::2] == (subgraph, False)]
         return {kept.place[1]: kept.executor for kept in own}
 
-    @contextmanager
-    def _held(self, lock: AbstractContextManager[object] | None = None) -> Iterator[None]:
-        """Hold the lock, or another one. A run that a signal handler submits meanwhile is refused:
-        it might wait for a thread that waits for the lock."""
-        thread = get_ident()
-        outermost = thread not in self._compiling
-        try:
-            self._compiling.add(thread)
-            with lock or self._lock:
-                yield
-        finally:
-            if outermost:
-                self._compiling.discard(thread)
-
     def executors(self) -> list[Executor]:
         """All executors kept, those not used for longest first."""
-        with self._held():
+        with _LOCK:
             return [kept.executor for kept in self._by_use()]
 
     def replace(self, old: Executor, new: Executor) -> None:
         """Let a faster executor take the place of one of the same plan."""
-        with self._held():
+        with _LOCK:
             for (subgraph, key, _), kept in self._kept.items():
                 if kept.executor is old:
                     kept.executor = new
@@ -146,14 +137,14 @@ class PlanCache:
 
     def subgraph_of(self, executor: Executor) -> Subgraph | None:
         """The subgraph that an executor is kept for."""
-        with self._held():
+        with _LOCK:
             return next((k.place[0] for k in self._by_use() if k.executor is executor), None)
 
     def drop(self, subgraph: Subgraph) -> None:
         """Forget the plans of a subgraph, and of its variants."""
         # Variants are the same graph for feeds on devices.
         own = {subgraph, *subgraph.variants.values()}
-        with self._held():
+        with _LOCK:
             for place in [place for place in list(self._kept) if place[0] in own]:
                 self._kept.pop(place, None)
         for each in own:
@@ -161,17 +152,13 @@ class PlanCache:
 
     def close(self) -> None:
         """Forget all plans, and keep none from now on."""
-        with self._held():
+        with _LOCK:
             self.closed = True
             for subgraph, _, _ in list(self._kept):
                 subgraph.last = NO_PLAN
                 if subgraph.base is not None:
                     subgraph.base.last = NO_PLAN
             self._kept.clear()
-
-    def forked(self) -> None:
-        """Make a new lock in a forked child, where no other thread holds the old one."""
-        self._lock = threading.RLock()
 
     def _by_use(self) -> list[_Kept]:
         return sorted(self._kept.values(), key=lambda kept: kept.last_use)
@@ -185,7 +172,7 @@ class PlanCache:
 
     def _keep(self, place: _Place, executor: Executor) -> None:
         """Add a plan; drop those not used for longest, down to the limit on their bytes."""
-        with self._lock:
+        with _LOCK:
             self.made += 1
             if self.closed:
                 return

@@ -44,7 +44,6 @@ from penstock.host.fork import renewed
 from penstock.host.malloc import keep_memory
 from penstock.host.native import library
 from penstock.host.on_demand import imported
-from penstock.host.shared_lock import refuse_reentry
 from penstock.host.stop_condition import StopCondition
 from penstock.host.threads import Places, Workers, on_worker, pool
 from penstock.ir.graph import Model
@@ -125,7 +124,7 @@ class Session:
             self._executors.compile_ahead(options.shapes)
         self._places = Places(options.max_pending)
         self._count_run = self._plans.runs.__next__
-        for part in (self._places, self._plans, self._subgraphs):
+        for part in (self._places, self._subgraphs):
             renewed(part)
 
     @takes(RunOptions)
@@ -299,7 +298,6 @@ class Session:
         self._plans.look_up()
         from penstock.session.run import Job, Run
 
-        refuse_reentry()
         devices, order = self._subgraphs.devices, None
         if devices is not None:
             order = devices.order_of(ordered)

@@ -17,7 +17,6 @@ import math
 import os
 import stat
 import sys
-import threading
 import time
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.core.errors import warn
 from penstock.core.records import NamedTuple
-from penstock.host.fork import renewed
 from penstock.host.machine import cache_folder, machine_name
+from penstock.host.shared_lock import shared_lock
 
 if TYPE_CHECKING:
     from sqlite3 import Connection
@@ -80,8 +79,8 @@ class CostTable:
     def __init__(self, path: str | os.PathLike[str], machine: str) -> None:
         self.path = os.fspath(path)
         self.machine = machine
-        self.forked()
-        renewed(self)
+        self._lock = shared_lock()
+        self._file_lock = shared_lock()  # taken first; looking up again waits for no write
         # The records of operations that were asked for, and those not yet in the file. The latter
         # are apart, so that ``save`` can merge them with what other processes have written.
         self._records: _Records = {}
@@ -91,11 +90,6 @@ class CostTable:
         self._is_locked = False
         self._points: dict[_Group, list[tuple[int, float]]] = {}
         self._operations: set[str] | None = None
-
-    def forked(self) -> None:
-        """Make new locks in a forked child: threads of its parent may hold the old ones."""
-        self._lock = threading.RLock()
-        self._file_lock = threading.RLock()  # taken first; looking up again waits for no write
 
     def record(self, backend: str, where: NodeSignature, threads: int, seconds: float) -> None:
         """Record what a node took on ``backend``, with ``threads`` threads for a kernel. Repeated
