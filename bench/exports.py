@@ -134,9 +134,7 @@ RECIPES = {
     "lstm": Recipe(_lstm, lambda m, x: m(x)[0], {"x": (1, 100, 256)}),
 }
 
-BATCHES = {
-    "resnet50-32": replace(RECIPES["resnet50"], inputs={"pixel_values": (32, *IMAGE[1:])}),
-}
+BATCHES = {"resnet50-32": replace(RECIPES["resnet50"], inputs={"pixel_values": (32, *IMAGE[1:])})}
 """larger batches, for GPUs"""
 
 

@@ -131,10 +131,7 @@ def measured(name: str) -> dict[str, float]:
 
 
 def table(rows: dict[str, dict[str, float]]) -> str:
-    lines = [
-        f"| model | ms | {' | '.join(STAGES)} |",
-        "|---|---|" + "---|" * len(STAGES),
-    ]
+    lines = [f"| model | ms | {' | '.join(STAGES)} |", "|---|---|" + "---|" * len(STAGES)]
     for name, seconds in rows.items():
         total = sum(seconds.values())
         shares = [f"{seconds.get(stage, 0.0) / total:.0%}" for stage in STAGES]

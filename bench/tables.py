@@ -266,8 +266,7 @@ def difference_table(rows: Sequence[Row], engines: Sequence[str]) -> list[str]:
 
 def clients_table(rows: Sequence[ClientsRow]) -> list[str]:
     configurations = sorted(
-        {key for row in rows for key in row.trials},
-        key=lambda k: (k[0] != OURS, k),
+        {key for row in rows for key in row.trials}, key=lambda k: (k[0] != OURS, k)
     )
     columns = [f"{engine}:{threads}" for engine, threads in configurations]
 

@@ -165,9 +165,7 @@ def warm_up(run: Callable[[], Any], seconds: float = WARM_UP_SECONDS) -> None:
 
 
 def sample(
-    run: Callable[[], Any],
-    seconds: float = SECONDS,
-    clock: Callable[[], float] = time.perf_counter,
+    run: Callable[[], Any], seconds: float = SECONDS, clock: Callable[[], float] = time.perf_counter
 ) -> list[float]:
     """Seconds of a run, several times; where runs are short, each the mean of some in a row."""
     _, once = timed(run)

@@ -62,9 +62,7 @@ def add_turn(
 
 
 def next_trial(
-    trials: list[Trial],
-    job: Job,
-    beside: Callable[[], AbstractContextManager[None]] = nullcontext,
+    trials: list[Trial], job: Job, beside: Callable[[], AbstractContextManager[None]] = nullcontext
 ) -> Trial:
     """Another trial; an engine that failed in one turn fails in the others, and is not run."""
     if trials and trials[-1].error:

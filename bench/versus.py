@@ -30,13 +30,7 @@ import numpy as np
 from bench.models import Model, models
 from bench.peers import ENGINES, PEERS, installed
 from bench.run import machine
-from bench.tables import (
-    OURS,
-    ClientsRow,
-    Row,
-    geometric_mean,
-    report,
-)
+from bench.tables import OURS, ClientsRow, Row, geometric_mean, report
 from bench.trial import Job
 from bench.turns import add_turn, complain, next_trial, reference, shown
 

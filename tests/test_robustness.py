@@ -118,8 +118,7 @@ def test_tensors_beyond_the_limit_are_refused_before_the_run(name, limits):
 
 @pytest.mark.parametrize("executor", sorted(EXECUTORS))
 @pytest.mark.parametrize(
-    "node",
-    ['Tokenizer<mincharnum = 1, mark = 0, tokenexp = "a">(x)', "UnfoldTensor<dim = 0>(n)"],
+    "node", ['Tokenizer<mincharnum = 1, mark = 0, tokenexp = "a">(x)', "UnfoldTensor<dim = 0>(n)"]
 )
 def test_missing_attribute_of_a_domain_without_schemas_is_refused(node, executor):
     text = f"g (string[2] x, float[4] n) => (y) {{ y = com.microsoft.{node} }}"

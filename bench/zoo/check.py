@@ -142,10 +142,7 @@ class Check:
                 finding.peer_from_library = max(finding.peer_from_library or 0.0, found)
 
     def _compare_times(
-        self,
-        cases: Sequence[str],
-        outcomes: dict[tuple[str, int], list[Outcome]],
-        finding: Finding,
+        self, cases: Sequence[str], outcomes: dict[tuple[str, int], list[Outcome]], finding: Finding
     ) -> None:
         for number in self.threads:
             for case in cases:

@@ -208,12 +208,7 @@ def _check_in_place(kernel: Kernel, values: RunValues, arrays: _Arrays, byte: in
 
 
 def _write(
-    kernel: Kernel,
-    inputs: RunValues,
-    outs: _Arrays,
-    arrays: _Arrays,
-    byte: int,
-    exact: bool = True,
+    kernel: Kernel, inputs: RunValues, outs: _Arrays, arrays: _Arrays, byte: int, exact: bool = True
 ) -> None:
     """Call the writing form, and compare what it wrote with ``arrays``."""
     workspace = _workspace(kernel.workspace, byte) if kernel.workspace else None

@@ -13,12 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.algorithms.dag import Dag
-from penstock.algorithms.heft import (
-    WorkerSchedule,
-    bound,
-    list_schedule,
-    place,
-)
+from penstock.algorithms.heft import WorkerSchedule, bound, list_schedule, place
 from penstock.algorithms.ordering import critical_path
 from tests.support.placement_problems import (
     ROUNDING,

@@ -16,12 +16,7 @@ import pytest
 
 from penstock.algorithms import heft as module
 from penstock.algorithms.dag import Dag
-from penstock.algorithms.heft import (
-    bound,
-    list_schedule,
-    place,
-    place_serial,
-)
+from penstock.algorithms.heft import bound, list_schedule, place, place_serial
 from penstock.algorithms.ordering import ranks, topological_order
 from tests.support.placement_problems import (
     ROUNDING,

@@ -257,10 +257,7 @@ def shape(name: str, draw: random.Random) -> Dag:
 
 @pytest.mark.parametrize(
     ("name", "width"),
-    [
-        *product(["chain", "tree"], [1, 2, 3, 4, 5]),
-        *product(["series_parallel"], [1, 2, 3]),
-    ],
+    [*product(["chain", "tree"], [1, 2, 3, 4, 5]), *product(["series_parallel"], [1, 2, 3])],
 )
 def test_place_serial_of_chains_trees_and_branches_is_optimal(name, width):
     draw = random.Random(f"{name} {width}")

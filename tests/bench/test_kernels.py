@@ -222,10 +222,7 @@ def test_collected_case_has_shapes_that_the_model_computes_and_no_default_attrib
     feeds = {"in": np.ones((2, 3, 8, 8), np.float32)}
     texts = [(c.opset, c.text) for c in cases_of(model, feeds)]
     assert texts == [
-        (
-            17,
-            "g(float[2,3,8,8]X)=>(float[2,4,8,8]Y)<float[4,3,3,3]W>{Y=Conv<pads=[1,1,1,1]>(X,W)}",
-        ),
+        (17, "g(float[2,3,8,8]X)=>(float[2,4,8,8]Y)<float[4,3,3,3]W>{Y=Conv<pads=[1,1,1,1]>(X,W)}"),
         # What a softmax means depends on the version.
         (13, "g(float[2,256]input)=>(float[2,256]output){output=Softmax(input)}"),
     ]

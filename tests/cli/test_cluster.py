@@ -98,11 +98,7 @@ def test_forecast_of_workers_that_share_cores_is_bound_by_these(convnet, profile
     pins = [("--place", f"{name}=/job:worker/task:{i // 2}") for i, name in enumerate(named)]
     result = as_json(*asked, *[text for pin in pins for text in pin], "--cores", "2")
     assert result["used"] == 6
-    assert result["bottleneck"] == {
-        "worker": None,
-        "bound_by": "cores",
-        "load": result["interval"],
-    }
+    assert result["bottleneck"] == {"worker": None, "bound_by": "cores", "load": result["interval"]}
     assert (
         "bottleneck   the cores that workers share"
         in call(*asked, *[text for pin in pins for text in pin], "--cores", "2").output

@@ -62,8 +62,7 @@ def test_passes_run_in_the_order_of_the_pipeline() -> None:
 
 def test_shapes_that_the_model_cannot_run_with_raise_invalid_input() -> None:
     session = compile_text(
-        """g (float[N] x, float[M] z) => (float[K] y) { y = Add(x, z) }""",
-        executor="linear",
+        """g (float[N] x, float[M] z) => (float[K] y) { y = Add(x, z) }""", executor="linear"
     )
     with pytest.raises(ps.InvalidInput, match=r"the model cannot run with \(x: float32\[2\]"):
         session(np.zeros(2, np.float32), np.zeros(3, np.float32))

@@ -38,11 +38,7 @@ def test_shortened_text_has_a_bounded_length_and_both_ends(length):
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [
-        ("CONV", "did you mean 'conv'?"),
-        ("con1", "did you mean 'conv'?"),
-        ("zzz", "it has 'out'"),
-    ],
+    [("CONV", "did you mean 'conv'?"), ("con1", "did you mean 'conv'?"), ("zzz", "it has 'out'")],
 )
 def test_suggest_prefers_alike_then_close_then_preferred_names(name, hint):
     assert hint in suggest(name, ["conv", "pool", "out"], ["out"])

@@ -7,13 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from penstock.core.checkpoints import (
-    THREAD,
-    await_release,
-    cancelled_by,
-    checkpoint,
-    hold_lock,
-)
+from penstock.core.checkpoints import THREAD, await_release, cancelled_by, checkpoint, hold_lock
 from penstock.core.errors import DeadlineExceeded
 from penstock.host.stop_condition import StopCondition
 from tests.core.test_checkpoints import Counting

@@ -406,13 +406,7 @@ EYE = np.eye(64, dtype=np.float32)
 
 def test_runs_at_once_are_bound_for_fewer_threads():
     backend = Seeing()
-    session = compile_text(
-        HEAVY,
-        executor="linear",
-        backends=[backend],
-        threads=2,
-        shapes={},
-    )
+    session = compile_text(HEAVY, executor="linear", backends=[backend], threads=2, shapes={})
     (arena,) = session.inspect.executor._arenas.free
     assert arena.keys() == {2}
     session(EYE)

@@ -134,8 +134,7 @@ def test_local_returns_full_names_of_devices():
 
 
 @pytest.mark.parametrize(
-    "devices",
-    [0, -1, [], "cpu:0", ["cpu"], ["cpu:0", "/device:CPU:0"], ["x"], ["/job:w"]],
+    "devices", [0, -1, [], "cpu:0", ["cpu"], ["cpu:0", "/device:CPU:0"], ["x"], ["/job:w"]]
 )
 def test_local_refuses_what_does_not_name_devices(devices):
     with pytest.raises(ValueError, match="devices"):

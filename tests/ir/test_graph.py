@@ -6,16 +6,7 @@ import pytest
 
 from penstock.core.errors import InvalidModel
 from penstock.core.types import constant_type
-from penstock.ir.graph import (
-    Graph,
-    Node,
-    Value,
-    captures,
-    dependencies,
-    ordered,
-    readers_of,
-    sort,
-)
+from penstock.ir.graph import Graph, Node, Value, captures, dependencies, ordered, readers_of, sort
 from tests.support.graphs import any_op, chain, graph, nest, node_named, value_named
 
 NESTED = """

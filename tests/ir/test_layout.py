@@ -8,13 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.core.types import ANY, FLOAT32, STRING, TensorType
-from penstock.ir.layout import (
-    RuntimeArray,
-    address,
-    channels_last,
-    is_plannable,
-    packed_strides,
-)
+from penstock.ir.layout import RuntimeArray, address, channels_last, is_plannable, packed_strides
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(4))))

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.traces import (
-    Clock,
-    Threads,
-)
+from tests.support.traces import Clock, Threads
 
 
 @pytest.fixture

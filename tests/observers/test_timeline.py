@@ -10,14 +10,7 @@ from penstock.ir.graph import clone
 from penstock.observers.trace import Trace
 from penstock.plan.builder import compile_plan
 from tests.support.onnx_text import model_from_text
-from tests.support.traces import (
-    NESTED,
-    checked,
-    drive,
-    ns,
-    planned,
-    slices,
-)
+from tests.support.traces import NESTED, checked, drive, ns, planned, slices
 
 
 def lives(events):

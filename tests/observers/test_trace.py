@@ -21,17 +21,7 @@ from penstock.observers.trace import Trace
 from penstock.plan.builder import compile_plan
 from penstock.plan.plan import Plan
 from tests.support.onnx_text import model_from_text
-from tests.support.traces import (
-    CHAIN,
-    NESTED,
-    arrows,
-    checked,
-    drive,
-    names,
-    ns,
-    planned,
-    slices,
-)
+from tests.support.traces import CHAIN, NESTED, arrows, checked, drive, names, ns, planned, slices
 
 
 def test_trace_counts_completed_steps():

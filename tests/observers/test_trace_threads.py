@@ -17,14 +17,7 @@ from penstock.observers.base import ObservedRun
 from penstock.observers.trace import Trace
 from penstock.plan.plan import Step
 from tests.support.sweeps import examples
-from tests.support.traces import (
-    NESTED,
-    arrows,
-    checked,
-    drive,
-    planned,
-    slices,
-)
+from tests.support.traces import NESTED, arrows, checked, drive, planned, slices
 
 
 def test_trace_records_concurrent_runs():

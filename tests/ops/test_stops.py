@@ -98,11 +98,7 @@ PRODUCTS = {
     "MatMul of integers": ("MatMul", {}, lambda n: [integers(n // 32, 8), integers(8, 8)]),
     "MatMul of many": ("MatMul", {}, lambda n: [integers(n // 64, 4, 8), integers(n // 64, 8, 8)]),
     "Gemm": ("Gemm", {"transA": 1}, lambda n: [zeros(8, n), zeros(8, 8)]),
-    "Gemm of integers": (
-        "Gemm",
-        {"alpha": 0.5},
-        lambda n: [integers(n // 32, 8), integers(8, 8)],
-    ),
+    "Gemm of integers": ("Gemm", {"alpha": 0.5}, lambda n: [integers(n // 32, 8), integers(8, 8)]),
     "Einsum": ("Einsum", {"equation": "ij,kj->ki"}, lambda n: [zeros(n, 8), zeros(8, 8)]),
     "MatMulInteger": ("MatMulInteger", {}, lambda n: [codes(n, 8), codes(8, 8)]),
     "Conv": ("Conv", {}, lambda n: [zeros(1, 8, n), zeros(8, 8, 1)]),
@@ -118,11 +114,7 @@ PRODUCTS = {
         {"num_heads": 1},
         lambda n: [zeros(n // 500, 8, 8), zeros(8, 24)],
     ),
-    "MoE": (
-        "MoE",
-        {"k": 1},
-        lambda n: experts(n, zeros(4, 8, 8), None, zeros(4, 8, 8)),
-    ),
+    "MoE": ("MoE", {"k": 1}, lambda n: experts(n, zeros(4, 8, 8), None, zeros(4, 8, 8))),
     "QMoE": (
         "QMoE",
         {"k": 1, "expert_weight_bits": 8},
@@ -181,10 +173,7 @@ WINDOW = {"kernel_shape": [3, 3], "pads": [1] * 4}
 
 PARTS = {
     "Unique": (("Unique", {}, lambda n: [floats(n)]), (index, "_MOST_PICKED")),
-    "Unique of rows": (
-        ("Unique", {"axis": 0}, lambda n: [places(n, 2)]),
-        (index, "_MOST_PICKED"),
-    ),
+    "Unique of rows": (("Unique", {"axis": 0}, lambda n: [places(n, 2)]), (index, "_MOST_PICKED")),
     "GatherElements": (
         ("GatherElements", {"axis": 0}, lambda n: [floats(12, 2), places(n, 2)]),
         (index, "_MOST_PICKED"),

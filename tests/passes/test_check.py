@@ -8,10 +8,7 @@ from penstock.core.errors import InternalError
 from penstock.core.types import FLOAT32, TensorType
 from penstock.ir.graph import Graph
 from penstock.passes.context import Pass, PassContext
-from penstock.passes.pipeline import (
-    CHECK_PASSES,
-    run_passes,
-)
+from penstock.passes.pipeline import CHECK_PASSES, run_passes
 from tests.passes.test_pipeline import add_chain
 
 

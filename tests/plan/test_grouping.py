@@ -16,10 +16,7 @@ from penstock.ops import find
 from penstock.passes.pipeline import optimize
 from penstock.plan.arrangement import arrange
 from penstock.plan.builder import compile_plan
-from penstock.plan.grouping import (
-    ClusteredGrouping,
-    trip_count,
-)
+from penstock.plan.grouping import ClusteredGrouping, trip_count
 from penstock.plan.plan import Plan, Step, walk
 from penstock.plan.tasks import Grouping, Tasks
 from tests.support.random_graphs import seeded

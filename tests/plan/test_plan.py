@@ -115,11 +115,7 @@ def test_arenas_are_close_to_their_lower_bounds(graph):
 
 
 def test_explain_says_where_everything_lives():
-    session = compile_text(
-        LOOP,
-        backends=["numpy"],
-        shapes={},
-    )
+    session = compile_text(LOOP, backends=["numpy"], shapes={})
     text = session.explain()
     assert "arena 256 B (planner quick, lower bound 256 B; best 256 B, " in text
     assert "u @" in text

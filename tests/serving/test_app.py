@@ -11,13 +11,7 @@ import pytest
 import penstock as ps
 from tests.serving.test_replicas import Held
 from tests.support.timing import SOON, wait_until
-from tests.support.triton import (
-    InferenceServerClient,
-    InferenceServerException,
-    fed,
-    save,
-    serving,
-)
+from tests.support.triton import InferenceServerClient, InferenceServerException, fed, save, serving
 
 
 def test_server_says_what_it_is_and_which_models_it_has(client):

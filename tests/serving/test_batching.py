@@ -11,12 +11,7 @@ import pytest
 import penstock as ps
 from tests.serving.test_replicas import Held
 from tests.support.timing import wait_until
-from tests.support.triton import (
-    InferenceServerException,
-    fed,
-    save,
-    serving,
-)
+from tests.support.triton import InferenceServerException, fed, save, serving
 
 
 def test_requests_beyond_the_queue_are_refused_and_late_ones_end(tmp_path):

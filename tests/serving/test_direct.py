@@ -19,10 +19,7 @@ from penstock.serving import direct
 from penstock.serving.app import Server
 from tests.serving.test_replicas import Held
 from tests.support.timing import SOON, wait_until
-from tests.support.triton import (
-    save,
-    serving,
-)
+from tests.support.triton import save, serving
 
 SINE = "g (float[N] x) => (float[N] y) { y = Sin(x) }"
 ROW = 1 << 23  # more than the system buffers
@@ -215,17 +212,11 @@ HOSTILE = {
     "length beyond 64 bits": (headed(f"Content-Length: {10**30}"), 400),
     "no length": (headed(body=b""), 400),
     "ends of lines": (headed(f"Content-Length: {N}").replace(b"\r\n", b"\n"), 400),
-    "head in a head": (
-        headed("Content-Length: 100\n\nGET / HTTP/1.1", body=bytes(100)),
-        400,
-    ),
+    "head in a head": (headed("Content-Length: 100\n\nGET / HTTP/1.1", body=bytes(100)), 400),
     "folded line": (headed("A: b\r\n c", f"Content-Length: {N}"), 400),
     "zero byte": (headed("A: \0", f"Content-Length: {N}"), 400),
     "close": (headed("Connection: close", f"Content-Length: {N}"), 200),
-    "HTTP 1.0": (
-        headed(f"Content-Length: {N}", begin=BEGIN.replace(b"1.1", b"1.0")),
-        200,
-    ),
+    "HTTP 1.0": (headed(f"Content-Length: {N}", begin=BEGIN.replace(b"1.1", b"1.0")), 200),
     "query": (headed(f"Content-Length: {N}", begin=BEGIN.replace(b"infer", b"infer?a=b")), 200),
     "escaped name": (headed(f"Content-Length: {N}", begin=BEGIN.replace(b"/g/", b"/%67/")), 200),
     "other version": (

@@ -9,11 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support.timing import SOON
-from tests.support.triton import (
-    InferenceServerException,
-    fed,
-    serving,
-)
+from tests.support.triton import InferenceServerException, fed, serving
 
 
 def test_statistics_and_metrics_count_requests(affine):

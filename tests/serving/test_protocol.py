@@ -20,14 +20,7 @@ from penstock.core.errors import InvalidInput
 from penstock.serving import app, protocol
 from penstock.serving.protocol import decode_request
 from tests.support.timing import SOON, wait_until
-from tests.support.triton import (
-    MAX_BYTES,
-    InferRequestedOutput,
-    asked,
-    fed,
-    save,
-    serving,
-)
+from tests.support.triton import MAX_BYTES, InferRequestedOutput, asked, fed, save, serving
 
 
 @pytest.mark.parametrize("into", [False, True])

@@ -13,12 +13,7 @@ import penstock as ps
 from tests.cluster.conftest import ray_started  # noqa: F401
 from tests.support.onnx_text import model_from_text
 from tests.support.timing import SOON
-from tests.support.triton import (
-    AFFINE,
-    InferenceServerClient,
-    InferenceServerException,
-    fed,
-)
+from tests.support.triton import AFFINE, InferenceServerClient, InferenceServerException, fed
 
 
 def test_deployment_without_ray_serve_is_refused(monkeypatch, tmp_path):

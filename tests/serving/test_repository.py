@@ -12,14 +12,7 @@ import pytest
 import penstock as ps
 from penstock.serving.repository import ModelRepository
 from tests.support.timing import SOON, wait_until
-from tests.support.triton import (
-    AFFINE,
-    InferenceServerException,
-    asked,
-    fed,
-    save,
-    serving,
-)
+from tests.support.triton import AFFINE, InferenceServerException, asked, fed, save, serving
 
 
 def test_configuration_is_that_of_the_model(client):

@@ -252,11 +252,7 @@ ATTACKS: dict[str, Edit] = {
             p.document["ops"].append(["penstock", "Reorder", 1]),
             p.node("Softmax").__setitem__(
                 slice(0, 4),
-                [
-                    len(p.document["ops"]) - 1,
-                    *p.node("Softmax")[1:3],
-                    {"order": {"tuple": [0, 0]}},
-                ],
+                [len(p.document["ops"]) - 1, *p.node("Softmax")[1:3], {"order": {"tuple": [0, 0]}}],
             ),
         )
     ),

@@ -386,7 +386,7 @@ FORMS = (
 
 
 MISSING: Mapping[str, str] = {
-    "AttnLSTM": "a recurrent layer with attention, which no exporter is known to write today",
+    "AttnLSTM": "a recurrent layer with attention, which no exporter is known to write today"
 }
 """Operations of ONNX Runtime that Penstock has not, and why."""
 

@@ -8,11 +8,7 @@ from typing import NamedTuple
 
 from penstock.algorithms import heft as module
 from penstock.algorithms.dag import Dag
-from penstock.algorithms.heft import (
-    Costs,
-    Transfer,
-    WorkerSchedule,
-)
+from penstock.algorithms.heft import Costs, Transfer, WorkerSchedule
 from tests.support.placement_replay import timelines
 
 # What an example takes says more about the machine than about the code.
@@ -49,10 +45,7 @@ def flat(time: float) -> Transfer:
 
 
 def heft(
-    dag: Dag,
-    cost: Costs,
-    transfer: Transfer | None = None,
-    workers: Sequence[int] | None = None,
+    dag: Dag, cost: Costs, transfer: Transfer | None = None, workers: Sequence[int] | None = None
 ) -> WorkerSchedule:
     """HEFT as published, in one pass over the graph: the schedule that ``place`` begins with."""
     problem = module._problem(dag, cost, transfer, workers)

@@ -132,12 +132,7 @@ class Replay:
                 written.append(ref)
 
     def exclusive(
-        self,
-        index: int,
-        step: Step,
-        inputs: list[Ref | None],
-        written: list[Ref],
-        position: int,
+        self, index: int, step: Step, inputs: list[Ref | None], written: list[Ref], position: int
     ) -> Ref:
         """Write a slot that shares memory with no input but one it may take over."""
         ref = self.write(index)

@@ -220,11 +220,7 @@ class Flow(Builder):
         and add.
         """
         bound = self.enter(
-            limit,
-            frame=frame or name,
-            name=f"{name}/limit",
-            constant=True,
-            parallel=parallel,
+            limit, frame=frame or name, name=f"{name}/limit", constant=True, parallel=parallel
         )
         less = self.op("Less", f"{name}/i/merge", bound, name=f"{name}/less")
         cond = self.node("LoopCond", less, name=f"{name}/cond") if loop_cond else less

@@ -24,12 +24,7 @@ def const(b: Builder, value: int, after: str) -> str:
 
 def enter(b: Builder, frame: str, value: str, parallel: int, constant: bool = False) -> str:
     return b.node(
-        "Enter",
-        value,
-        T=INT,
-        frame_name=frame,
-        parallel_iterations=parallel,
-        is_constant=constant,
+        "Enter", value, T=INT, frame_name=frame, parallel_iterations=parallel, is_constant=constant
     )
 
 

@@ -12,12 +12,7 @@ from penstock.ops import find
 from penstock.ops.internal.zero_nan import ZERO_NAN
 from penstock.textual.parser import parse_graph, parse_model
 from penstock.textual.printer import format_graph, format_model
-from tests.support.graphs import (
-    any_op,
-    assert_same,
-    graph,
-    nest,
-)
+from tests.support.graphs import any_op, assert_same, graph, nest
 from tests.support.sweeps import examples
 from tests.textual.test_textual import GOLDEN, linear
 
@@ -47,14 +42,8 @@ def test_parse_graph_nested_deeper_than_64_is_refused() -> None:
         ("graph(x y) -> () {}", "line 1, column 9: expected ',' or ')', found 'y'"),
         ("graph(_) -> () {}", "line 1, column 7: '_' is a word of its own; put quotes around it"),
         ("graph(x: float33[2]) -> () {}", "line 1, column 10: expected a type, found 'float33'"),
-        (
-            "graph(x: int8[1.5]) -> () {}",
-            "line 1, column 18: expected a dim, found ']'",
-        ),
-        (
-            "graph() -> () { Addd() }",
-            "line 1, column 17: there is no operation Addd; is it 'Add'?",
-        ),
+        ("graph(x: int8[1.5]) -> () {}", "line 1, column 18: expected a dim, found ']'"),
+        ("graph() -> () { Addd() }", "line 1, column 17: there is no operation Addd; is it 'Add'?"),
         ("graph() -> () { Addd-9() }", "there is no operation Addd-9; is it 'Add'?"),
         ("graph() -> () { Add{a=1, a=2}() }", "line 1, column 26: there is an attribute 'a' alr"),
         ("graph() -> () { Add{a=}() }", "line 1, column 23: expected a value, found '}'"),

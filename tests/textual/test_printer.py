@@ -14,13 +14,7 @@ from penstock.ir.graph import Graph, Model, Node, Value
 from penstock.ops import find
 from penstock.textual.parser import find_operation, parse_graph, parse_model
 from penstock.textual.printer import format_graph, format_model
-from tests.support.graphs import (
-    any_op,
-    assert_same,
-    graph,
-    nest,
-    node_named,
-)
+from tests.support.graphs import any_op, assert_same, graph, nest, node_named
 from tests.textual.test_textual import GOLDEN, linear
 
 

@@ -47,8 +47,7 @@ def test_drawn_case_follows_from_seed_and_number():
 
 
 @pytest.mark.parametrize(
-    "draw",
-    [onnx_case, graph_def_case, saved_model_case, text_case, tflite_case, package_case],
+    "draw", [onnx_case, graph_def_case, saved_model_case, text_case, tflite_case, package_case]
 )
 def test_worker_reports_on_cases_of_each_format(draw, tmp_path):
     with Worker() as worker:

@@ -59,9 +59,7 @@ def node_types(
             return _CONTROL_TYPES[node.op.role](node, {} if settled is None else settled)
         inputs = node.inputs
         return node.op.infer(
-            [None if v is None else v.type for v in inputs],
-            node.attrs,
-            Contents(inputs),
+            [None if v is None else v.type for v in inputs], node.attrs, Contents(inputs)
         )
     except PenstockError:
         raise

@@ -220,12 +220,7 @@ class GraphBuilder:
         return result
 
     def _node(
-        self,
-        op: Op,
-        inputs: Sequence[Value | None],
-        attrs: Attrs,
-        name: str,
-        outputs: int,
+        self, op: Op, inputs: Sequence[Value | None], attrs: Attrs, name: str, outputs: int
     ) -> Node:
         name = self._new_name(name)
         results = [Value(name if outputs == 1 else f"{name}:{i}") for i in range(outputs)]

@@ -67,8 +67,7 @@ _OPTIONS = (
     click.option("--bandwidth", metavar="RATE", callback=_amount, help="Of a link, as in 10GB/s."),
     click.option("--latency", metavar="TIME", callback=_amount, help="Of a message, as in 50us."),
     count_option(
-        "--cores",
-        help="Cores that all workers share, on one machine. Default: each has its own.",
+        "--cores", help="Cores that all workers share, on one machine. Default: each has its own."
     ),
     click.option(
         "--cost",

@@ -41,11 +41,7 @@ def _beside(model: Path) -> Path:
 @command(_show_compiled)
 @MODEL
 @SIGNATURE
-@file_option(
-    "--output",
-    "-o",
-    help="File to write. Default: MODEL.penstock beside the model.",
-)
+@file_option("--output", "-o", help="File to write. Default: MODEL.penstock beside the model.")
 @shape_option("Several for one name are for plans each. An unknown first dim counts as 1.")
 @compile_options()
 def compile(

@@ -12,13 +12,7 @@ from typing import Any
 import click
 import numpy as np
 
-from penstock.cli.base import (
-    SIGNATURE,
-    CompileArguments,
-    command,
-    read_model,
-    show_table,
-)
+from penstock.cli.base import SIGNATURE, CompileArguments, command, read_model, show_table
 from penstock.cli.options import compile_options
 from penstock.cli.shapes import SHAPES, all_shapes, show_assumed
 from penstock.core import VERSION

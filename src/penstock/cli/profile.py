@@ -89,11 +89,7 @@ def _rate(giga: float) -> str:
 )
 @click.option("--no-trace", is_flag=True, help="Write no trace.")
 def profile(
-    source: ModelInputs,
-    runs: int,
-    options: CompileArguments,
-    trace: Path | None,
-    no_trace: bool,
+    source: ModelInputs, runs: int, options: CompileArguments, trace: Path | None, no_trace: bool
 ) -> JsonObject:
     """Measure every node on every backend; then show where the time of the plan goes that runs from
     then on, and write a trace of it.

@@ -121,9 +121,7 @@ def _origins(
     "with --cluster.",
 )
 @count_option(
-    "--queue",
-    default=128,
-    help="Requests of a model that may wait; further ones are refused.",
+    "--queue", default=128, help="Requests of a model that may wait; further ones are refused."
 )
 @count_option("--max-batch", default=1, help="Rows of requests that run together.")
 @click.option(

@@ -162,12 +162,7 @@ class Worker:
                 end.close()
 
     def register(
-        self,
-        handle: int,
-        part: RemotePart,
-        content: Any,
-        options: bytes,
-        stores: list[int],
+        self, handle: int, part: RemotePart, content: Any, options: bytes, stores: list[int]
     ) -> list[str]:
         """Compile a part, which runs name by its handle from now on; returns the names of the
         backends that its steps run on."""
@@ -291,12 +286,7 @@ class Worker:
     # Steps, as jobs of the strand.
 
     def _run(
-        self,
-        handle: int,
-        number: int,
-        oldest: int,
-        feeds: RunValues,
-        timeout: float | None,
+        self, handle: int, number: int, oldest: int, feeds: RunValues, timeout: float | None
     ) -> None:
         """Begin a step, and forget what is left of those before the ``oldest``, which have ended
         everywhere."""

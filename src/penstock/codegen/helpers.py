@@ -120,20 +120,7 @@ def too_many(limit: int, label: str) -> None:
 
 
 _FUNCTIONS = (
-    *(
-        array_of,
-        awaited,
-        began,
-        begun,
-        element_of,
-        ended,
-        freed,
-        add_row,
-        keep,
-        own,
-        put,
-        rows_of,
-    ),
+    *(array_of, awaited, began, begun, element_of, ended, freed, add_row, keep, own, put, rows_of),
     *(same_length, stack, too_many, truth, unshared),
 )
 

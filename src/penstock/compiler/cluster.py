@@ -27,13 +27,7 @@ from penstock.backends.base import Backend
 from penstock.compiler.lowering import pass_context
 from penstock.compiler.options import CompileOptions
 from penstock.compiler.stages import CompileContext, Feeds, NamedWorkers
-from penstock.core.errors import (
-    InvalidInput,
-    InvalidModel,
-    OptionError,
-    Unsupported,
-    check_count,
-)
+from penstock.core.errors import InvalidInput, InvalidModel, OptionError, Unsupported, check_count
 from penstock.core.records import replace
 from penstock.executors.base import Executor
 from penstock.ir.device_name import LOCAL, DeviceName, local
@@ -48,12 +42,7 @@ from penstock.passes.pipeline import ASSIGN, DEVICES, run_passes
 from penstock.passes.structure.lower_control_flow import spans_devices
 from penstock.tuning.measure import CostSource
 from penstock.tuning.placement import check_keys, wanted
-from penstock.tuning.worker_placement import (
-    ClusterForecast,
-    LinkCost,
-    WorkerPlacement,
-    WorkerPool,
-)
+from penstock.tuning.worker_placement import ClusterForecast, LinkCost, WorkerPlacement, WorkerPool
 
 
 def names_task(device: str) -> bool:

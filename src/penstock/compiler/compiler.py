@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.compiler import stages
 from penstock.compiler.stages import CompileContext, Feeds, SavedPlan
 from penstock.compiler.subgraph import Subgraph, compile_guard
-from penstock.core.checkpoints import (
-    THREAD,
-    Progress,
-    checkpoint,
-    report_progress,
-    reporting,
-)
+from penstock.core.checkpoints import THREAD, Progress, checkpoint, report_progress, reporting
 from penstock.core.errors import InvalidInput, InvalidModel, wrong_type
 from penstock.core.records import replace
 from penstock.core.types import RunValue, RunValues
@@ -151,10 +145,7 @@ class Compiler:
         run_passes((InferTypes(),), graph, PassContext())
 
     def compile(
-        self,
-        subgraph: Subgraph,
-        values: RunValues = (),
-        open_types: OpenTypes | None = None,
+        self, subgraph: Subgraph, values: RunValues = (), open_types: OpenTypes | None = None
     ) -> Executor:
         """The executor of ``subgraph`` for values of these shapes, or of ``open_types``.
         Raises ``InvalidInput`` if it cannot run for them, ``Unsupported`` with all operations that
@@ -213,11 +204,7 @@ class Compiler:
 
             check_dims(subgraph.graph.inputs, values)
         feeds = Feeds(
-            subgraph.graph,
-            values,
-            subgraph.unraised,
-            open_types=open_types,
-            ports=subgraph.ports,
+            subgraph.graph, values, subgraph.unraised, open_types=open_types, ports=subgraph.ports
         )
         return self._through(line, feeds, feeds)
 

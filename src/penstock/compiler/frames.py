@@ -26,12 +26,7 @@ from penstock.analysis.frames import Frames
 from penstock.analysis.sizes import check_sizes
 from penstock.compiler.frame_kernels import FrameKernels
 from penstock.compiler.lowering import pass_context
-from penstock.compiler.segment_policy import (
-    DevicePolicy,
-    ObservedPolicy,
-    SegmentPolicy,
-    SlowNodes,
-)
+from penstock.compiler.segment_policy import DevicePolicy, ObservedPolicy, SegmentPolicy, SlowNodes
 from penstock.compiler.stages import CompileContext, Feeds
 from penstock.core.errors import InvalidModel, LimitExceeded, Unsupported
 from penstock.core.records import dataclass, replace

@@ -10,12 +10,7 @@ from typing import Any
 from penstock.analysis.sizes import check_sizes
 from penstock.backends.base import copier, stacks
 from penstock.backends.kernels import KernelTable, other_places, placed_kernels
-from penstock.compiler.stages import (
-    CompileContext,
-    Feeds,
-    Lowered,
-    set_threads,
-)
+from penstock.compiler.stages import CompileContext, Feeds, Lowered, set_threads
 from penstock.executors.base import Executor
 from penstock.ir.graph import Graph, Node, clone
 from penstock.ir.kernel import Kernel

@@ -291,9 +291,7 @@ class CompileOptions:
         lambda value: _is_flag(value) or isinstance(value, str | os.PathLike),
     )
     autotune: bool = option(
-        False,
-        "Measure nodes on all backends that can run them when a plan is compiled.",
-        _is_flag,
+        False, "Measure nodes on all backends that can run them when a plan is compiled.", _is_flag
     )
     precision: Precision = option(
         "float32",

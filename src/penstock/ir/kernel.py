@@ -46,10 +46,7 @@ class Binder:
         return None
 
     def bind(
-        self,
-        inputs: Sequence[RunValue],
-        outputs: Sequence[RunValue],
-        workspace: np.ndarray | None,
+        self, inputs: Sequence[RunValue], outputs: Sequence[RunValue], workspace: np.ndarray | None
     ) -> BoundCall:
         """As ``Kernel.bind``.
 
@@ -204,10 +201,7 @@ class Kernel:
         return self.function(*inputs)
 
     def bind(
-        self,
-        inputs: Sequence[RunValue],
-        outputs: Sequence[RunValue],
-        workspace: np.ndarray | None,
+        self, inputs: Sequence[RunValue], outputs: Sequence[RunValue], workspace: np.ndarray | None
     ) -> BoundCall:
         """Return the function and the arguments that compute ``outputs`` from ``inputs``.
         Placeholders may stand for arrays that are known only during the run: they are passed on as

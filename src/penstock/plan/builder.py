@@ -11,12 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.analysis.value_memory import (
-    ValueMemory,
-    dense_strides,
-    has_buffers,
-    value_memory,
-)
+from penstock.analysis.value_memory import ValueMemory, dense_strides, has_buffers, value_memory
 from penstock.backends.base import Backend, CapturesGraphs, EntersRuns, has_arenas, transfer_kernel
 from penstock.backends.kernels import KernelTable
 from penstock.core import capability

@@ -20,13 +20,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from penstock.core import VERSION
-from penstock.core.errors import (
-    Cancelled,
-    DeadlineExceeded,
-    InvalidInput,
-    PenstockError,
-    QueueFull,
-)
+from penstock.core.errors import Cancelled, DeadlineExceeded, InvalidInput, PenstockError, QueueFull
 from penstock.core.types import STRING, NamedValues
 from penstock.executors.control import CancelToken
 from penstock.serving import openapi, page
@@ -45,12 +39,7 @@ from penstock.serving.protocol import (
 )
 from penstock.serving.refusals import refusal
 from penstock.serving.replicas import ReplicasClosed
-from penstock.serving.repository import (
-    PLATFORM,
-    ModelRepository,
-    ServedModel,
-    UnknownModel,
-)
+from penstock.serving.repository import PLATFORM, ModelRepository, ServedModel, UnknownModel
 from penstock.serving.shared_memory import SharedMemory, UnknownRegion
 
 Handler = Callable[[Request], Awaitable[Response]]

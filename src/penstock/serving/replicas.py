@@ -82,11 +82,7 @@ class SessionReplica:
         self._workers = workers
 
     def begin(
-        self,
-        feeds: NamedValues,
-        fetches: Sequence[str] | None,
-        cancel: CancelToken,
-        done: RunDone,
+        self, feeds: NamedValues, fetches: Sequence[str] | None, cancel: CancelToken, done: RunDone
     ) -> None:
         """Begin a run; call ``done`` when it has ended, on any thread."""
         self.session._begin(done, RunOptions(feeds, fetches, cancel=cancel), self._workers)

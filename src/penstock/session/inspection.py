@@ -203,11 +203,7 @@ class Inspection:
         return {**about, **document, "nodes_without_step": gone}
 
     def report(
-        self,
-        feeds: Feeds | None = None,
-        *,
-        runs: int = 5,
-        against: Inspectable | None = None,
+        self, feeds: Feeds | None = None, *, runs: int = 5, against: Inspectable | None = None
     ) -> Report:
         """Run the model a few times and return a page about it (``Report.save``): its graph, time
         line, arena, steps and roofline, linked to one another, in one HTML file.

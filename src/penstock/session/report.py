@@ -97,10 +97,7 @@ def run(observed: Executor, values: Any, *observers: Observer) -> None:
 
 
 def make_report(
-    session: ReportedSession,
-    feeds: Feeds | None,
-    runs: int,
-    against: ReportedSession | None,
+    session: ReportedSession, feeds: Feeds | None, runs: int, against: ReportedSession | None
 ) -> Report:
     """The report of ``session`` for ``feeds``, compared with the session ``against``."""
     watched = _Watched(session, feeds)

@@ -110,10 +110,7 @@ class Job:
     """
 
     def __init__(
-        self,
-        run: Run,
-        prepare: Callable[[bool], PreparedRun],
-        future: Future[dict[str, RunValue]],
+        self, run: Run, prepare: Callable[[bool], PreparedRun], future: Future[dict[str, RunValue]]
     ) -> None:
         self.turn: Turn | None = None  # on a user stream
         self._future = future
@@ -206,11 +203,7 @@ class GivenOutputs:
     """
 
     def __init__(
-        self,
-        request: Request,
-        out: Mapping[str, np.ndarray],
-        executor: Executor,
-        values: RunValues,
+        self, request: Request, out: Mapping[str, np.ndarray], executor: Executor, values: RunValues
     ) -> None:
         self._request = request
         self._out = dict(out)

@@ -11,14 +11,7 @@ import numpy as np
 
 from penstock.backends.base import TakesTensors
 from penstock.compiler.compiler import Compiler, progress_of
-from penstock.compiler.options import (
-    DEFAULTS,
-    EXPERT,
-    CompileOptions,
-    RunOptions,
-    make,
-    with_given,
-)
+from penstock.compiler.options import DEFAULTS, EXPERT, CompileOptions, RunOptions, make, with_given
 from penstock.compiler.stages import CompileContext
 from penstock.compiler.subgraphs import Subgraphs
 from penstock.core import capability
@@ -172,10 +165,7 @@ class Session:
         return dict(zip(self._subgraphs.main.names, self._executors.values_of(shapes), strict=True))
 
     def _run_under(
-        self,
-        control: Control,
-        feeds: Feeds,
-        fetches: Sequence[str] | None = None,
+        self, control: Control, feeds: Feeds, fetches: Sequence[str] | None = None
     ) -> dict[str, RunValue]:
         """``run`` under a control that the caller has begun (``begin_run``), and ends.
 
@@ -320,11 +310,7 @@ class Session:
             raise
 
     def profile(
-        self,
-        feeds: Feeds | None = None,
-        *,
-        runs: int = 10,
-        progress: bool | Progress = False,
+        self, feeds: Feeds | None = None, *, runs: int = 10, progress: bool | Progress = False
     ) -> Profile:
         """Measure every node on every backend that supports it; then return where the time of the
         plan goes that runs from then on.

@@ -10,13 +10,7 @@ import pytest
 from penstock.core.types import ShapeError, TensorType
 from penstock.ir.graph import Node, Value
 from penstock.ops.internal.transfer import REORDER
-from tests.support.native_kernels import (  # noqa: F401
-    LIBRARIES,
-    check,
-    kernel_of,
-    node_of,
-    pytestmark,
-)
+from tests.support.native_kernels import LIBRARIES, check, kernel_of, node_of, pytestmark  # noqa: F401
 
 DTYPES = ["uint8", "float16", "float32", "float64", "complex128"]
 FEW = [(2, 67), (3, 70), (4, 129)]

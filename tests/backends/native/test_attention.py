@@ -228,10 +228,7 @@ def test_wider_heads_are_left_to_others(what):
     assert not NativeBackend(LIBRARIES[0]).supports(node)
 
 
-OTHERS = {
-    "a scale out of range": {"scale": 1e20},
-    "no scale": {"scale": 0.0},
-}
+OTHERS = {"a scale out of range": {"scale": 1e20}, "no scale": {"scale": 0.0}}
 
 
 @pytest.mark.parametrize("what", OTHERS)

@@ -9,13 +9,7 @@ from penstock.backends.native import blocks
 from penstock.backends.native.kernel import site_of
 from penstock.core.types import FLOAT32, TensorType
 from penstock.ops.registry import MICROSOFT
-from tests.support.native_kernels import (  # noqa: F401
-    LIBRARIES,
-    check,
-    kernel_of,
-    node_of,
-    pytestmark,
-)
+from tests.support.native_kernels import LIBRARIES, check, kernel_of, node_of, pytestmark  # noqa: F401
 
 TOLERANCE = {"rtol": 2e-5, "atol": 2e-4}
 

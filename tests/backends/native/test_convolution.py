@@ -8,13 +8,7 @@ import pytest
 import penstock as ps
 from penstock.backends.native.backend import NativeBackend
 from penstock.backends.numpy import NumpyBackend
-from tests.support.native_kernels import (  # noqa: F401
-    LIBRARIES,
-    check,
-    kernel_of,
-    node_of,
-    pytestmark,
-)
+from tests.support.native_kernels import LIBRARIES, check, kernel_of, node_of, pytestmark  # noqa: F401
 from tests.support.onnx_text import compile_text
 
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}

@@ -10,14 +10,7 @@ import pytest
 import penstock as ps
 from penstock.backends.native.backend import NativeBackend
 from penstock.core.types import STRING, ShapeError
-from tests.support.native_kernels import (  # noqa: F401
-    LIBRARIES,
-    check,
-    expected,
-    kernel_of,
-    node_of,
-    pytestmark,
-)
+from tests.support.native_kernels import LIBRARIES, check, expected, kernel_of, node_of, pytestmark  # noqa: F401
 from tests.support.onnx_text import compile_text
 
 DTYPES = ["float32", "float64", "int32", "int64"]

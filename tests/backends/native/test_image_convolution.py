@@ -131,11 +131,7 @@ SHAPES = {
         "<group = 24, pads = [1, 1, 1, 1, 1, 1]>",
     ),
     "padding alone": ((1, 4, 2, 2), (5, 4, 3, 3), "<pads = [3, 3, 3, 3]>"),
-    "taps far apart": (
-        (1, 5, 4, 4),
-        (20, 5, 3, 3),
-        "<dilations = [9, 4], pads = [9, 4, 9, 4]>",
-    ),
+    "taps far apart": ((1, 5, 4, 4), (20, 5, 3, 3), "<dilations = [9, 4], pads = [9, 4, 9, 4]>"),
     "deep taps far apart": (
         (2, 260, 5, 4),
         (20, 260, 3, 3),

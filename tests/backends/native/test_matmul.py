@@ -74,9 +74,7 @@ def test_gemm_is_close_to_numpy(transposed, term, dtype):
 
 
 @pytest.mark.parametrize(
-    "shapes",
-    [((0, 4), (4, 5)), ((3, 0), (0, 5)), ((2, 0, 4), (4, 5))],
-    ids=str,
+    "shapes", [((0, 4), (4, 5)), ((3, 0), (0, 5)), ((2, 0, 4), (4, 5))], ids=str
 )
 def test_products_without_multiplications_are_left_to_numpy(shapes):
     node = node_of("MatMul", [numbers(dims, "float32") for dims in shapes])

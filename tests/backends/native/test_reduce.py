@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from tests.support.native_kernels import (  # noqa: F401
-    LIBRARIES,
-    check,
-    kernel_of,
-    node_of,
-    pytestmark,
-)
+from tests.support.native_kernels import LIBRARIES, check, kernel_of, node_of, pytestmark  # noqa: F401
 from tests.support.onnx_text import compile_text
 
 FLOATS = ["L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare"]
@@ -112,8 +106,7 @@ def test_place_of_an_extreme_equals_numpy(last, name, dtype):
 
 
 @pytest.mark.parametrize(
-    ("name", "dims", "axes"),
-    [("Sum", (3, 5, 2), [0, 2]), ("Sum", (3, 0), [1])],
+    ("name", "dims", "axes"), [("Sum", (3, 5, 2), [0, 2]), ("Sum", (3, 0), [1])]
 )
 def test_reduction_of_axes_apart_or_without_elements_has_no_compiled_kernel(name, dims, axes):
     inputs = [np.zeros(dims, np.float32), np.array(axes)]

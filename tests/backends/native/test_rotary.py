@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 
 from penstock.core.errors import RunError
-from tests.support.native_kernels import (  # noqa: F401
-    LIBRARIES,
-    check,
-    kernel_of,
-    node_of,
-    pytestmark,
-)
+from tests.support.native_kernels import LIBRARIES, check, kernel_of, node_of, pytestmark  # noqa: F401
 
 rng = np.random.default_rng(5)
 ANGLES = 24

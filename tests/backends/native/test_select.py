@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 
 from penstock.core.types import ShapeError
-from tests.support.native_kernels import (  # noqa: F401
-    LIBRARIES,
-    check,
-    kernel_of,
-    node_of,
-    pytestmark,
-)
+from tests.support.native_kernels import LIBRARIES, check, kernel_of, node_of, pytestmark  # noqa: F401
 
 DTYPES = ["bool", "float16", "float32", "int64", "complex128"]
 

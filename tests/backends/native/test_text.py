@@ -8,14 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.core.types import STRING
-from tests.support.native_kernels import (  # noqa: F401
-    LIBRARIES,
-    check,
-    expected,
-    kernel_of,
-    node_of,
-    pytestmark,
-)
+from tests.support.native_kernels import LIBRARIES, check, expected, kernel_of, node_of, pytestmark  # noqa: F401
 
 NAMES = ["ant", "bee", "", "Ünï", "bee2"]
 TEXTS = ["The quick, brown_fox 7", "", "  ", "né à Paris\n", "日本 a-b", "x", "tab\there  x,y;z"]
@@ -70,8 +63,7 @@ def test_one_hot_encoder_of_strings_equals_numpy(dims):
 
 
 @pytest.mark.parametrize(
-    "attrs",
-    [{"classlabels_int64s": [3, 1, 2]}, {"classlabels_strings": ["a", "b", "a"]}],
+    "attrs", [{"classlabels_int64s": [3, 1, 2]}, {"classlabels_strings": ["a", "b", "a"]}]
 )
 @pytest.mark.parametrize("dims", [(3,), (1, 3), (50, 3), (0, 3)])
 def test_zip_map_equals_numpy(dims, attrs):

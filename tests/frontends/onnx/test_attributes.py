@@ -6,11 +6,7 @@ import pytest
 from onnx import AttributeProto, helper
 
 from penstock.frontends.onnx.importer import load_onnx
-from tests.support.onnx_models import (
-    model_of,
-    node,
-    problems,
-)
+from tests.support.onnx_models import model_of, node, problems
 
 
 def test_attribute_defaults_are_those_of_the_node_version() -> None:

@@ -313,11 +313,7 @@ def test_beam_search_with_an_encoder_matches_onnx_runtime(seed: int) -> None:
     if rng.random() < 0.3:
         feeds["attention_mask"] = (rng.random((batch, length)) < 0.7).astype(np.int32)
     graphs = encoder_and_decoder(
-        seed,
-        1 + seed % 2,
-        both=both,
-        hidden=both and seed % 3 > 1,
-        whole=rng.random() < 0.3,
+        seed, 1 + seed % 2, both=both, hidden=both and seed % 3 > 1, whole=rng.random() < 0.3
     )
     attrs = {"model_type": 1, "decoder_start_token_id": 2, "early_stopping": 1}
     model = search_model("BeamSearch", feeds, 2, **graphs, **attrs)

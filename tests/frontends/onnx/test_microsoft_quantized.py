@@ -103,10 +103,7 @@ def test_concat_of_incomplete_triples_is_refused(count: int) -> None:
 def test_where_matches_the_reference(dtype: np.dtype) -> None:
     condition = rng.integers(0, 2, (3, 4)).astype(bool)
     y = [scale(), codes(dtype)]
-    inputs = [
-        *(condition, codes(dtype, 3, 1), scale(), codes(dtype)),
-        *(codes(dtype, 4), *y, *y),
-    ]
+    inputs = [*(condition, codes(dtype, 3, 1), scale(), codes(dtype)), *(codes(dtype, 4), *y, *y)]
     check_contrib("QLinearWhere", inputs)
     check_contrib("QLinearWhere", inputs, constants=[2, 3, 5, 6, 7, 8])
 
@@ -116,13 +113,7 @@ def test_where_matches_the_reference(dtype: np.dtype) -> None:
 @pytest.mark.parametrize("axis", [0, 1, -1])
 def test_softmax_matches_the_reference(dtype: np.dtype, opset: int, axis: int) -> None:
     zero = np.array(0 if dtype == U8 else -128, dtype)
-    inputs = [
-        codes(dtype, 3, 4, 5),
-        scale(0.02),
-        codes(dtype),
-        np.array(1 / 256, np.float32),
-        zero,
-    ]
+    inputs = [codes(dtype, 3, 4, 5), scale(0.02), codes(dtype), np.array(1 / 256, np.float32), zero]
     attrs = {"axis": axis, "opset": opset}
     check_contrib("QLinearSoftmax", inputs, attrs)
 

@@ -11,14 +11,7 @@ from penstock.core.types import ANY
 from penstock.frontends.onnx.importer import load_onnx
 from penstock.ir.graph import Graph
 from tests.frontends.onnx.test_importer import X
-from tests.support.onnx_models import (
-    graph_of,
-    interpret_model,
-    model_of,
-    node,
-    problems,
-    tensor,
-)
+from tests.support.onnx_models import graph_of, interpret_model, model_of, node, problems, tensor
 
 
 def test_nodes_in_any_order_are_connected() -> None:

@@ -62,10 +62,7 @@ def attempt(source: bytes, case: Case, executor: str) -> str:
     """Load and run. Returns "ran" or the name of the error, which must be one of Penstock's."""
     try:
         session = ps.compile(
-            source,
-            executor=executor,
-            backends=["numpy"],
-            limits=ps.Limits(max_iterations=10_000),
+            source, executor=executor, backends=["numpy"], limits=ps.Limits(max_iterations=10_000)
         )
     except ps.PenstockError as error:
         return type(error).__name__

@@ -198,12 +198,7 @@ CASES: list[tuple[str, list[np.ndarray], dict[str, Any], str]] = [
         RGB | {"align_corners": True, "half_pixel_centers": True},
         "exclude one another",
     ),
-    (
-        "ExtractImagePatches",
-        [X],
-        PATCHES,
-        "four dims are needed",
-    ),
+    ("ExtractImagePatches", [X], PATCHES, "four dims are needed"),
     *[
         ("AsString", [x], types(T=name) | attrs, match)
         for x, name, attrs, match in (

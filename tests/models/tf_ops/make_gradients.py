@@ -64,10 +64,7 @@ def variants() -> None:
 
         given = {"output_types": [tf.float32, tf.variant], "output_shapes": [[None, 2], []]}
         results = []
-        for each in (
-            raw.AddN(inputs=[optional(x), optional(y)]),
-            raw.ZerosLike(x=optional(x)),
-        ):
+        for each in (raw.AddN(inputs=[optional(x), optional(y)]), raw.ZerosLike(x=optional(x))):
             tensor, handle = raw.OptionalGetValue(optional=each, **given)
             results += [tensor, stacked(handle), raw.OptionalHasValue(optional=each)]
         none = raw.AddN(inputs=[raw.OptionalNone(), raw.ZerosLike(x=raw.OptionalNone())])

@@ -92,13 +92,7 @@ CASES = {
         TREE,
         {"domain": "ai.onnx.ml", "opset": 3},
     ),
-    "pattern": (
-        "RegexFullMatch",
-        lambda n: np.array(["a"] * n, object),
-        [],
-        {"pattern": "a+"},
-        {},
-    ),
+    "pattern": ("RegexFullMatch", lambda n: np.array(["a"] * n, object), [], {"pattern": "a+"}, {}),
 }
 
 

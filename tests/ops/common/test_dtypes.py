@@ -6,15 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from penstock.ops.common.dtypes import (
-    FLOAT8,
-    POWERS,
-    SUB_BYTE,
-    is_float,
-    is_half,
-    is_small,
-    wide,
-)
+from penstock.ops.common.dtypes import FLOAT8, POWERS, SUB_BYTE, is_float, is_half, is_small, wide
 
 
 @pytest.mark.parametrize("name", FLOAT8)

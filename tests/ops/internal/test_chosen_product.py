@@ -32,8 +32,7 @@ FORMS = {
     "several rows": text_of("5, 3, 40", "4, 40, 64", "5", "5, 3, 64", RIGHT),
     "turned": text_of("5, 2, 40", "4, 70, 40", "5", "5, 2, 70", TURNED),
     "turned columns": text_of(
-        *("5, 40, 1", "4, 40, 70", "5", "5, 70, 1"),
-        TURNED.replace("(x, w)", "(w, x)"),
+        *("5, 40, 1", "4, 40, 70", "5", "5, 70, 1"), TURNED.replace("(x, w)", "(w, x)")
     ),
     "tuples of one index": text_of(
         *("5, 40, 1", "4, 70, 40", "5, 1", "5, 70, 1"), LEFT.replace("Gather", "GatherND")
@@ -52,8 +51,7 @@ OTHERS = {
     "indices that add a dim": text_of("5, 1, 40", "4, 40, 70", "5, 1", "5, 5, 1, 70", RIGHT),
     "one matrix of several rows": text_of("5, 1, 40", "4, 40, 70", "1", "5, 1, 70", RIGHT),
     "another axis": text_of(
-        *("4, 1, 40", "4, 40, 70", "70", "4, 1, 70"),
-        RIGHT.replace("Gather", "Gather <axis = 2>"),
+        *("4, 1, 40", "4, 40, 70", "70", "4, 1, 70"), RIGHT.replace("Gather", "Gather <axis = 2>")
     ),
     "columns of columns": text_of("5, 40, 2", "4, 70, 40", "5", "5, 70, 2", LEFT),
     "small matrices": text_of("5, 1, 4", "4, 4, 7", "5", "5, 1, 7", RIGHT),

@@ -56,14 +56,7 @@ MASKS = ["none", "ends", "ends and starts", "keys", "queries"]
 def attention_inputs(past: int = 0, v_size: int = HIDDEN) -> list[Any]:
     total = 2 * HIDDEN + v_size
     x, w = normal(BATCH, LENGTH, 12), normal(12, total) * np.float32(0.3)
-    return [
-        x,
-        w,
-        normal(total),
-        None,
-        normal(2, BATCH, HEADS, past, SIZE) if past else None,
-        None,
-    ]
+    return [x, w, normal(total), None, normal(2, BATCH, HEADS, past, SIZE) if past else None, None]
 
 
 @pytest.mark.parametrize("form", MASKS)

@@ -79,13 +79,7 @@ def test_float_zero_points_groups_and_other_types() -> None:
     for dtype in (np.float16, ml_dtypes.bfloat16):
         low = [x.astype(dtype) if x.dtype == F32 else x for x in (a, b, scales, zeros)]
         check_node(
-            "MatMulNBits",
-            low,
-            attrs,
-            **MS,
-            expected=[want.astype(dtype)],
-            rtol=0.05,
-            atol=0.2,
+            "MatMulNBits", low, attrs, **MS, expected=[want.astype(dtype)], rtol=0.05, atol=0.2
         )
 
 

@@ -141,11 +141,7 @@ def test_one_hot_of_edge_cases_matches_the_definition() -> None:
     old = [[0, 0, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0], [1, 0, 0]]
     check_node("OneHot", [indices, np.array(3), values], opset=9, expected=[np.array(old)])
     words = np.array(["off", "on"], object)
-    check_node(
-        "OneHot",
-        [i64(1), np.array(2), words],
-        expected=[np.array([["off", "on"]], object)],
-    )
+    check_node("OneHot", [i64(1), np.array(2), words], expected=[np.array([["off", "on"]], object)])
     check_node("OneHot", [i64(1, 2), np.array(0), values])
     fails("OneHot", [indices, np.array(-1), values], match="depth")
     fails("OneHot", [indices, i64(1, 2), values], match="depth")

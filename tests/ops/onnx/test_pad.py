@@ -30,8 +30,7 @@ def scalar(value: float) -> np.ndarray:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
-    "pads",
-    [(0, 0, 0, 0), (1, 2, 0, 3), (0, 2, 0, 0), (2, 0, 1, 0), (2, 3, 2, 3), (7, 5, 6, 9)],
+    "pads", [(0, 0, 0, 0), (1, 2, 0, 3), (0, 2, 0, 0), (2, 0, 1, 0), (2, 3, 2, 3), (7, 5, 6, 9)]
 )
 def test_pad_matches_the_reference(mode: str, pads: tuple[int, ...]) -> None:
     for x in (f32(3, 4), f32(4, 3).T, f32(3, 8)[:, ::2]):

@@ -204,8 +204,7 @@ def test_recurrent_outputs_left_out(
 
 @pytest.mark.parametrize("kind", GATES)
 @pytest.mark.parametrize(
-    ("dtype", "tolerance"),
-    [(np.float64, 1e-6), (np.float16, 2e-3), (ml_dtypes.bfloat16, 2e-2)],
+    ("dtype", "tolerance"), [(np.float64, 1e-6), (np.float16, 2e-3), (ml_dtypes.bfloat16, 2e-2)]
 )
 def test_recurrent_of_every_dtype_matches_the_definition(
     kind: str, dtype: Any, tolerance: float
@@ -270,10 +269,7 @@ def test_recurrent_empty_sequences_keep_the_initial_state(kind: str) -> None:
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [
-        ({"lengths": [6, 1, 1]}, "sequence_lens"),
-        ({"lengths": [-1, 1, 1]}, "sequence_lens"),
-    ],
+    [({"lengths": [6, 1, 1]}, "sequence_lens"), ({"lengths": [-1, 1, 1]}, "sequence_lens")],
 )
 def test_recurrent_bad_lengths_matches_the_reference(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ShapeError, match=message):

@@ -291,10 +291,7 @@ def test_reduction_axes_out_of_range_are_refused(axes: tuple[int, ...]) -> None:
     for constants in ([1], []):
         with pytest.raises(ShapeError):
             check_node(
-                "ReduceSum",
-                [positive(2, 3, 4), axes_of(*axes)],
-                expected=[],
-                constants=constants,
+                "ReduceSum", [positive(2, 3, 4), axes_of(*axes)], expected=[], constants=constants
             )
 
 

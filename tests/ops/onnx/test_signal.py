@@ -69,8 +69,7 @@ def test_dft_default_axis_matches_the_reference() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "tolerance"),
-    [(np.float64, 1e-9), (np.float16, 1e-2), (ml_dtypes.bfloat16, 1e-1)],
+    ("dtype", "tolerance"), [(np.float64, 1e-9), (np.float16, 1e-2), (ml_dtypes.bfloat16, 1e-1)]
 )
 def test_dft_of_every_dtype_matches_the_definition(dtype: Any, tolerance: float) -> None:
     x = signal(2, 6, 1, dtype=dtype)

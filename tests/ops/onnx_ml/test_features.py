@@ -155,11 +155,7 @@ def test_label_encoder_1_matches_the_reference() -> None:
     check_node("LabelEncoder", [np.array([0, 9, -1])], {**attrs, "default_string": "?"}, **ML)
 
 
-KEYS = {
-    "strings": ["x", "y", "z"],
-    "int64s": [5, -1, 3],
-    "floats": [0.5, -2.0, 7.0],
-}
+KEYS = {"strings": ["x", "y", "z"], "int64s": [5, -1, 3], "floats": [0.5, -2.0, 7.0]}
 INPUTS = {
     "strings": text("y", "?", "x", "z"),
     "int64s": np.array([-1, 8, 5, 3]),

@@ -25,11 +25,7 @@ def detection(number: int, **options: Any) -> Op:
     )
 
 
-OPS = [
-    detection(1),
-    detection(2),
-    detection(1, use_regular_nms=True, detections_per_class=4),
-]
+OPS = [detection(1), detection(2), detection(1, use_regular_nms=True, detections_per_class=4)]
 
 
 @pytest.mark.parametrize("op", OPS, ids=str)

@@ -229,10 +229,6 @@ def test_fuse_large_codes_are_what_elementwise_readers_read(rows, codes):
             a = Exp(x) b = QuantizeLinear(a, s) z = DequantizeLinear(b, s) y = Neg(z) }}"""
     )
     optimize(graph)
-    of_codes = [
-        ["Exp", "QuantizeLinear"],
-        ["DequantizeLinear"],
-        ["DequantizeLinear", "Neg"],
-    ]
+    of_codes = [["Exp", "QuantizeLinear"], ["DequantizeLinear"], ["DequantizeLinear", "Neg"]]
     of_numbers = [["Exp", "QuantizeLinear", "DequantizeLinear"], ["Neg"]]
     assert fused_chains(graph) == (of_codes if codes else of_numbers)

@@ -83,10 +83,7 @@ EXPANDED = {
           y = Mul(n, scale) }""",
         {"RMSNormalization": 1},
     ),
-    "where nan": (
-        "<float zero = {0}> { n = IsNaN(x) y = Where(n, zero, x) }",
-        {"ZeroNaN": 1},
-    ),
+    "where nan": ("<float zero = {0}> { n = IsNaN(x) y = Where(n, zero, x) }", {"ZeroNaN": 1}),
 }
 
 

@@ -16,13 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.backends.native import (
-    AnyShapeCall,
-    ahead_of_cache,
-    by_memory,
-    family,
-    rows_ns,
-)
+from penstock.backends.native import AnyShapeCall, ahead_of_cache, by_memory, family, rows_ns
 from penstock.backends.native.formulas import (
     CHEAP_POWERS,
     FORMULAS,
@@ -380,13 +374,7 @@ class _Program:
         read = Tensor(self.inputs[x]), Tensor(self.inputs[y])
         words = (*read, self.site.result(), parameters, size, _BLOCK)
         items = -(-size // _BLOCK)
-        return replace(
-            call,
-            kernel=name,
-            words=words,
-            items=items,
-            item_ns=rows_ns(4 * _BLOCK),
-        )
+        return replace(call, kernel=name, words=words, items=items, item_ns=rows_ns(4 * _BLOCK))
 
     def settings(self, result: Term, output: TensorType) -> bytes:
         """As ``call``, without the shapes of tensors."""
@@ -428,13 +416,7 @@ class _Program:
             self.table = kernel.function(*constants).view(np.uint8)
         words = (Tensor(i), site.result(), self.table, size, _BLOCK)
         items = -(-size // _BLOCK)
-        return replace(
-            call,
-            kernel="table",
-            words=words,
-            items=items,
-            item_ns=rows_ns(2 * _BLOCK),
-        )
+        return replace(call, kernel="table", words=words, items=items, item_ns=rows_ns(2 * _BLOCK))
 
     def _coalesced(
         self, operands: Sequence[int], output: TensorType, strides: Sequence[Any] | None

@@ -339,12 +339,7 @@ class _CallBinder(Binder):
         return run, runtime
 
     def call(
-        self,
-        arrays: RunValues,
-        workspace: Any,
-        runtime: Sequence[int] = (),
-        *,
-        every: bool = False,
+        self, arrays: RunValues, workspace: Any, runtime: Sequence[int] = (), *, every: bool = False
     ) -> Any:
         """The call on ``arrays``, inputs and then outputs, of which it takes those at ``runtime``
         as arguments; with ``every``, it takes them all and the workspace, or makes the outputs."""

@@ -116,9 +116,7 @@ def _call(site: Site, strides: _Strides) -> NativeCall:
 
 
 @family(
-    "BatchNormalization",
-    fused_with("BatchNormalization"),
-    work=partial(by_memory, additions=2),
+    "BatchNormalization", fused_with("BatchNormalization"), work=partial(by_memory, additions=2)
 )
 def batch_normalization(site: Site) -> NativeCall | None:
     """BatchNormalization in inference, and a Relu behind it."""

@@ -99,10 +99,7 @@ def code_workload(node: Node) -> Workload | None:
 
 
 @family(
-    fused_with("DequantizeLinear"),
-    "QLinearConv",
-    "com.microsoft.QLinearConv",
-    work=code_workload,
+    fused_with("DequantizeLinear"), "QLinearConv", "com.microsoft.QLinearConv", work=code_workload
 )
 def quantized_convolution(site: Site) -> NativeCall | None:
     """QLinearConv, and DequantizeLinear of all operands, Conv or a product, bounds and

@@ -76,11 +76,7 @@ def pad(site: Site) -> NativeCall | None:
 
 
 def _pad_call(
-    site: Site,
-    name: str,
-    widths: Sequence[tuple[int, int]],
-    value: np.ndarray,
-    strides: _Strides,
+    site: Site, name: str, widths: Sequence[tuple[int, int]], value: np.ndarray, strides: _Strides
 ) -> NativeCall:
     """The call of a Pad with a constant, for tensors of these strides. Raises
     ``UnsupportedError``."""

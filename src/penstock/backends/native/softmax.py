@@ -6,13 +6,7 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
-from penstock.backends.native import (
-    AnyShapeCall,
-    ahead_of_cache,
-    by_memory,
-    family,
-    rows_ns,
-)
+from penstock.backends.native import AnyShapeCall, ahead_of_cache, by_memory, family, rows_ns
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
 from penstock.backends.native.reduce import around
 from penstock.ops.common.shape_rules import normalize_axis

@@ -87,10 +87,7 @@ _FAMILIES: Mapping[frozenset[torch.dtype | None], Mapping[tuple[str, ...], Famil
         ("Trilu",): arrays.triangle,
         ("Unsqueeze",): arrays.unsqueeze,
     },
-    NUMBERS: {
-        elementwise.VARIADIC: elementwise.variadic,
-        ("Clip",): elementwise.clip,
-    },
+    NUMBERS: {elementwise.VARIADIC: elementwise.variadic, ("Clip",): elementwise.clip},
     FLOATS: {
         ("AveragePool",): pooling.average_pool,
         ("GlobalAveragePool", "GlobalMaxPool"): pooling.global_pool,

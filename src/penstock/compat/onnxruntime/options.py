@@ -12,15 +12,8 @@ from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, NoReturn
 
-from penstock.compat.onnxruntime.environment import (
-    OrtEpDevice,
-    OrtExecutionProviderDevicePolicy,
-)
-from penstock.compat.onnxruntime.unavailable import (
-    OF_RUN_OPTIONS,
-    OF_SESSION_OPTIONS,
-    lacking,
-)
+from penstock.compat.onnxruntime.environment import OrtEpDevice, OrtExecutionProviderDevicePolicy
+from penstock.compat.onnxruntime.unavailable import OF_RUN_OPTIONS, OF_SESSION_OPTIONS, lacking
 from penstock.executors.control import CancelToken
 
 if TYPE_CHECKING:
@@ -89,10 +82,7 @@ _IGNORED = (
     "use_per_session_threads",
 )
 # Penstock does as these say.
-_SATISFIED = {
-    ("session.intra_op.allow_spinning", "0"),
-    ("session.inter_op.allow_spinning", "0"),
-}
+_SATISFIED = {("session.intra_op.allow_spinning", "0"), ("session.inter_op.allow_spinning", "0")}
 
 
 @lacking(OF_SESSION_OPTIONS)

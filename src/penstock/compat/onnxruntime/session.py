@@ -97,9 +97,7 @@ class InferenceSession:
         threads = max(threads, options.inter_op_num_threads) if threads and parallel else threads
         with translated(otherwise=Fail):
             self._session = compile(
-                model,
-                threads=threads or None,
-                executor="parallel" if parallel else "auto",
+                model, threads=threads or None, executor="parallel" if parallel else "auto"
             )
         if options.optimized_model_filepath:
             _write_model(path_or_bytes, options.optimized_model_filepath)
@@ -387,7 +385,7 @@ def _check_providers(providers: Sequence[str | tuple[str, Mapping[str, object]]]
         if name != CPU:
             warn(
                 f"Specified provider '{name}' is not in available provider names. "
-                f"Available providers: '{CPU}'",
+                f"Available providers: '{CPU}'"
             )
 
 

@@ -42,7 +42,7 @@ def package_options(model: Model, available: Collection[str]) -> dict[str, Any]:
         entries = shortened(", ".join(ignored))
         warn(
             f"the configuration of {model.path} has {entries}, which is ignored: there is no such "
-            "key, or it has no such value here",
+            "key, or it has no such value here"
         )
     return options
 

@@ -29,11 +29,7 @@ from penstock.core.limits import DEFAULT_LIMITS, Limits
 from penstock.core.records import replace
 from penstock.core.types import ANY, TensorType, Type
 from penstock.frontends.common.builder import UniqueNames, short_name
-from penstock.frontends.common.diagnostics import (
-    NO_KERNEL,
-    ConversionError,
-    Diagnostics,
-)
+from penstock.frontends.common.diagnostics import NO_KERNEL, ConversionError, Diagnostics
 from penstock.frontends.common.encoding import decode_text
 from penstock.frontends.common.inferred_types import InferredTypes
 from penstock.frontends.onnx.attributes import AttributeReader

@@ -112,11 +112,7 @@ class Conversion(NodeBuilder):
         return self.emit_final(self.op, attrs={**kept, **more}, domain=TENSORFLOW)
 
     def emit_extra_output(
-        self,
-        output: Value,
-        op: str,
-        inputs: Sequence[Value],
-        attrs: Attrs | None = None,
+        self, output: Value, op: str, inputs: Sequence[Value], attrs: Attrs | None = None
     ) -> Node:
         """Emit a node after the final one for one more output. It waits for the final node, which
         stands for all of them where runs are counted."""

@@ -144,10 +144,7 @@ def _filling_functions(library: FunctionLibrary) -> set[str]:
 
 
 def _source(
-    text: str,
-    where: str,
-    nodes: Mapping[str, NodeDef],
-    arguments: Mapping[str, Source | None],
+    text: str, where: str, nodes: Mapping[str, NodeDef], arguments: Mapping[str, Source | None]
 ) -> Source | None:
     """The node behind Identity nodes, and arguments, that gives a value."""
     for _ in range(_MOST_IDENTITIES):

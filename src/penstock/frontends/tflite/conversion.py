@@ -152,12 +152,7 @@ class OperatorConversion(NodeBuilder):
         self.append("Cast", "", [value], [output], {"to": number}, f"{self.name}/{value.name}")
 
     def emit_activated(
-        self,
-        op: str,
-        inputs: Sequence[Operand],
-        attrs: Attrs | None = None,
-        *,
-        kind: str = "",
+        self, op: str, inputs: Sequence[Operand], attrs: Attrs | None = None, *, kind: str = ""
     ) -> None:
         """Emit the final operation, followed by the fused activation that the options name; the
         table of the options is by default called after the operation."""

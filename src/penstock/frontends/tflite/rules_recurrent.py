@@ -63,11 +63,7 @@ def _with_zeros(c: OperatorConversion, biases: Value, axis: int) -> Value:
 
 
 def _lstm(
-    c: OperatorConversion,
-    given: Sequence[Value | None],
-    first_state: int,
-    x: Value,
-    reverse: bool,
+    c: OperatorConversion, given: Sequence[Value | None], first_state: int, x: Value, reverse: bool
 ) -> Value:
     """An LSTM. ``given`` are the inputs of UNIDIRECTIONAL_SEQUENCE_LSTM, in its order; its states
     are those that the operator has from ``first_state`` on."""

@@ -106,12 +106,7 @@ def _infer_conv_transpose(types: Types, attrs: Attrs, consts: Consts) -> Sequenc
     return (TensorType(dtype, (x[0], filters, *sizes)),)
 
 
-@operator(
-    "ConvTranspose",
-    infer=_infer_conv_transpose,
-    work=deconvolution_work,
-    traits={"heavy"},
-)
+@operator("ConvTranspose", infer=_infer_conv_transpose, work=deconvolution_work, traits={"heavy"})
 @by_shape(arity=(3, 1))
 def conv_transpose(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     group = node.attrs.get("group", 1)

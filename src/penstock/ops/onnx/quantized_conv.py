@@ -185,11 +185,7 @@ def _infer_conv_integer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[
 
 
 @operator(
-    "ConvInteger",
-    since=10,
-    infer=_infer_conv_integer,
-    work=convolution_work(1),
-    traits={"heavy"},
+    "ConvInteger", since=10, infer=_infer_conv_integer, work=convolution_work(1), traits={"heavy"}
 )
 @by_shape(arity=(4, 1))
 def conv_integer(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:

@@ -458,9 +458,7 @@ class _CarriedCell:
         return row
 
 
-def _joined_product(
-    tensors: Sequence[Value],
-) -> tuple[Value, np.ndarray, np.ndarray] | None:
+def _joined_product(tensors: Sequence[Value]) -> tuple[Value, np.ndarray, np.ndarray] | None:
     """x, weights and a bias with which one product has ``tensors`` side by side, each of which is
     a product of x."""
     xs: set[Value] = set()

@@ -75,10 +75,7 @@ def _grouped(graph: Graph, policy: FramePolicy) -> dict[Node, Node]:
 
 
 def group_segments(
-    graph: Graph,
-    frames: Frames,
-    joins: Callable[[Node], bool],
-    is_slow: Callable[[Node], bool],
+    graph: Graph, frames: Frames, joins: Callable[[Node], bool], is_slow: Callable[[Node], bool]
 ) -> dict[Node, Node]:
     """Replace nodes of ``graph``, which must be sorted, by segments; returns a node of each.
     ``joins``: whether a node may be part of one. ``is_slow``: whether nodes that need not wait for

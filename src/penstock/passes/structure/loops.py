@@ -53,10 +53,7 @@ class FrameLoop:
     """
 
     def __init__(
-        self,
-        frame: Frame,
-        nodes: Sequence[Node],
-        known: Mapping[Value, int] = MappingProxyType({}),
+        self, frame: Frame, nodes: Sequence[Node], known: Mapping[Value, int] = MappingProxyType({})
     ) -> None:
         self.frame = frame
         self.nodes = nodes
