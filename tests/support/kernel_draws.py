@@ -1498,7 +1498,8 @@ def _step(cell: str, parts: Sequence[Rounded], h: Rounded, c: Rounded | None, **
     assert c is not None
     peep = more.get("peep", (0.0, 0.0, 0.0))
     i, f = (parts[0] + c * peep[0]).sigmoid(), (parts[2] + c * peep[2]).sigmoid()
-    c = f * c + i * parts[3].tanh()
+    c, clip = f * c + i * parts[3].tanh(), more.get("clip", 0.0) or np.inf
+    c = Rounded(np.clip(c.value, -clip, clip), c.error, c.dtype)
     return (parts[1] + c * peep[1]).sigmoid() * c.tanh(), c
 
 
@@ -1519,6 +1520,7 @@ def _layer(
     reverse: bool = False,
     behind: bool = False,
     state_error: float = 0.0,
+    clip: float = 0.0,
 ) -> tuple[list[Rounded], Rounded, Rounded]:
     """The states of all steps of one direction, each [batch, units]; the last state and cell. Rows
     whose sequence has ended keep their states, and have zeros. ``state_error`` is what a state is
@@ -1542,7 +1544,7 @@ def _layer(
             product = (reset * h) @ r.map(np.transpose)[:, 2 * units :]
             return part(a, 2) + (product + of_state[2 * units :])
 
-        next_h, next_c = _step(cell, parts, h, c, new=new, peep=peep)
+        next_h, next_c = _step(cell, parts, h, c, new=new, peep=peep, clip=clip)
         h = _chosen_rows(running, next_h, h)
         c = c if next_c is None else _chosen_rows(running, next_c, c)
         for row in range(batch):
@@ -1566,21 +1568,26 @@ def _stacked(parts: Sequence[Rounded], axis: int) -> Rounded:
     )
 
 
-@draws("GRU LSTM RNN")
-def _recurrent(rng: Source, cell: str) -> Draw:
+@draws("GRU LSTM RNN tflite.Lstm")
+def _recurrent(rng: Source, full_name: str) -> Draw:
+    name, domain = _short(full_name)
+    cell = name.upper()
     steps, batch, width, units = rng.size(7), rng.size(17), rng.size(33), rng.size(65)
-    directions, gates = rng.pick(1, 1, 2), GATES[cell]
+    directions, gates = 1 if domain else rng.pick(1, 1, 2), GATES[cell]
     direction = "bidirectional" if directions == 2 else rng.pick("forward", "reverse")
     normal = lambda *dims: rng.normal(0, 0.5, dims).astype(np.float32)  # noqa: E731
     w = normal(directions, gates * units, width) / np.float32(math.sqrt(width))
     r = normal(directions, gates * units, units) / np.float32(math.sqrt(units))
-    given = lambda *dims: normal(*dims) if rng.chance(0.5) else None  # noqa: E731
-    lengths = rng.integers(0, steps + 1, batch).astype(np.int32) if rng.chance(0.4) else None
+    given = lambda *dims: normal(*dims) if domain or rng.chance(0.5) else None  # noqa: E731
+    some = rng.chance(0.4) and not domain
+    lengths = rng.integers(0, steps + 1, batch).astype(np.int32) if some else None
     inputs = [normal(steps, batch, width), w, r, given(directions, 2 * gates * units), lengths]
     inputs.append(given(directions, batch, units))
     if cell == "LSTM":
         inputs += [given(directions, batch, units), given(directions, 3 * units)]
     attrs: dict[str, Any] = {"hidden_size": units, "direction": direction}
+    clip = rng.pick(0.0, 0.1, 0.7) if domain else 0.0
+    attrs |= {"cell_clip": clip, "proj_clip": 0.0, "activation": 4} if domain else {}
     behind = cell == "GRU" and rng.chance(0.5)
     attrs |= {"linear_before_reset": 1} if behind else {}
     outputs = 3 if cell == "LSTM" else 2
@@ -1600,6 +1607,7 @@ def _recurrent(rng: Source, cell: str) -> Draw:
                 peep=np.split(peep[d], 3),
                 reverse=d == 1 or direction == "reverse",
                 behind=behind,
+                clip=clip,
             )
             for d in range(directions)
         ]
@@ -1607,7 +1615,8 @@ def _recurrent(rng: Source, cell: str) -> Draw:
         return [y, *[_stacked([x[i] for x in results], 0) for i in range(1, outputs)]]
 
     constants = [i for i in (1, 2, 3, 7) if i < len(inputs) and inputs[i] is not None]
-    return Draw(cell, inputs, attrs, bound, constants, outputs)
+    options: dict[str, Any] = {"domain": domain, "version": 1} if domain else {}
+    return Draw(name, inputs, attrs, bound, constants, outputs, **options)
 
 
 def _has(draw: Draw, i: int) -> bool:

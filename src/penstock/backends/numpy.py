@@ -35,7 +35,7 @@ _ROWS = (
     (Rates(6.5e-6, _BYTES, _FLOPS), "QuantizeLinear"),
     (Rates(7e-6, _BYTES, _FLOPS), "BatchNormalization LayerNormalization"),
     (Rates(11e-6, _BYTES, _FLOPS), "AveragePool InstanceNormalization MaxPool Resize"),
-    (Rates(21e-6, _BYTES, _FLOPS), "GRU LSTM RNN"),
+    (Rates(21e-6, _BYTES, _FLOPS, item_s=8e-6), "GRU LSTM Lstm RNN"),
     (Rates(27e-6, _BYTES, _FLOPS), "TopK"),
     (Rates(601e-6, _BYTES, _FLOPS), "NonMaxSuppression"),
     # Products of a BLAS; before those of integers, all of their matrices become floats.
@@ -74,8 +74,11 @@ class NumpyBackend(HostBackend):
         name, rates = node.op.name, self.rates
         if name not in rates:
             name = ""
-        groups = node.attrs.get("group", 1) - 1 if rates[name].item_s else 0
-        return Workload(name, moved_bytes(node), flops(node), items=groups)
+        items = node.attrs.get("group", 1) - 1  # behind the first one
+        if "hidden_size" in node.attrs and (x := node.inputs[0]) is not None and x.shape:
+            steps = x.shape[node.attrs.get("layout", 0)]
+            items = steps if isinstance(steps, int) else 1
+        return Workload(name, moved_bytes(node), flops(node), items=items)
 
     def unbound_cost(self, node: Node) -> float:
         looks = [p for p in parts(node) if not p.op.elementwise and p.op.name != "MatMul"]

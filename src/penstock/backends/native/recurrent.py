@@ -19,6 +19,7 @@ from penstock.ops.common.constant_cache import ConstantRef, Reordered, Shared, r
 from penstock.ops.common.dtypes import INT8, INT32, UINT8
 from penstock.ops.onnx.activation import ACTIVATIONS
 from penstock.ops.onnx.recurrent import Layer, parse_layer, steps_and_rows
+from penstock.ops.registry import TFLITE
 from penstock.ops.work_estimate import Workload, flops
 
 # As in c/recurrent/recurrent.c: units of a block.
@@ -47,6 +48,9 @@ _RANGE_BYTES = 64
 # Rows that take as long as waiting for the weights; from layers of 64 to 1024 units with 1 to 64
 # rows.
 _WAIT_ROWS = 1.2
+
+# The number of an activation in TFLite's files.
+_TANH = 4
 
 # Of gates in ready products, in the layers that have none.
 _NO_PLACES = (0, 0, 0, 0)
@@ -125,7 +129,7 @@ def recurrence_call(site: Site) -> NativeCall | None:
             *(*last, WORKSPACE),
             *(_CELLS.index(cell), 1, 0, 0, layer.linear_before_reset, 0),
             *(steps, batch, hidden, hidden, sizes.padded, gates),
-            *(sizes.rows, sizes.chunk, sizes.item_bytes, 0.0),
+            *(sizes.rows, sizes.chunk, sizes.item_bytes, 0.0, 0.0),
             *(*places, *_NO_PLACES[len(places) :]),
         ),
         items=sizes.items,
@@ -143,10 +147,13 @@ def recurrent_workload(node: Node) -> Workload:
 
 @family("GRU", "LSTM", "RNN", work=recurrent_workload)
 @family("com.microsoft.DynamicQuantizeLSTM")
+@family("tflite.Lstm", work=recurrent_workload)
 def recurrent_call(site: Site) -> NativeCall | None:
     """A recurrent layer over float32, if its weights are constants."""
     x, is_quantized = site.input(0), site.node.op.name == _QUANTIZED
-    cell = "LSTM" if is_quantized else site.node.op.name
+    cell = site.node.op.name.upper().removeprefix("DYNAMICQUANTIZE")
+    if site.node.op.domain == TFLITE and not _is_clipped_alone(site):
+        return None
     held = _held_weights(site, cell, is_quantized)
     if x is None or held is None or 0 in x.dims:
         return None
@@ -187,7 +194,8 @@ def recurrent_call(site: Site) -> NativeCall | None:
             *(_CELLS.index(layer.cell), directions, layer.reverse[0], layer.batch_first),
             *(layer.linear_before_reset, layer.input_forget),
             *(steps, batch, width, hidden, padded, gates),
-            *(rows, chunk, item_bytes, float(layer.clip or 0.0), *_NO_PLACES),
+            *(rows, chunk, item_bytes, float(layer.clip or 0.0)),
+            *(site.attr("cell_clip", 0.0), *_NO_PLACES),
         ),
         items=items,
         item_ns=part_ns(Workload("recurrent, a part", flops=products)),
@@ -197,6 +205,13 @@ def recurrent_call(site: Site) -> NativeCall | None:
         keep=held.keep,
         reordered=held.reordered,
     )
+
+
+def _is_clipped_alone(site: Site) -> bool:
+    """Whether an LSTM of TFLite differs from ONNX's in nothing but the clipping of its cells."""
+    w, hidden = site.weights(1), site.attr("hidden_size", 0)
+    usual = w is not None and w.shape[1] == 4 * hidden and site.attr("activation", 0) == _TANH
+    return usual and all(site.input(i) is None for i in (8, 9, 10))
 
 
 def _has_result(site: Site, i: int) -> bool:

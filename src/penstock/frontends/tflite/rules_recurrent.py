@@ -1,7 +1,8 @@
 """Rules of recurrent layers, whose states are variables: they carry over from run to run.
 
-A *layer* is a function from x [time, batch, features], and whether to read it from its end, to
-outputs [time, batch, units]. Operators of sequences and of single steps emit it around their input.
+A *layer* is a function from x [time, batch, features], whether to read it from its end, and whether
+time comes first, or else the batch, to outputs [time, batch, units] in the same order. Operators of
+sequences and of single steps emit it around their input.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from penstock.frontends.tflite.rules_control import State
 from penstock.ir.graph import Value
 from penstock.ops.registry import TFLITE
 
-Layer: TypeAlias = Callable[[Value, bool], Value]
+Layer: TypeAlias = Callable[[Value, bool, bool], Value]
+_Given: TypeAlias = Sequence[Value | None]
 
 _TANH = 4
 _ACTIVATIONS = {0: "Affine", 1: "Relu", _TANH: "Tanh"}
@@ -25,12 +27,7 @@ _OUTPUT_STATE, _LSTM_INPUTS = 18, 24
 
 def _emit_sequences(c: OperatorConversion, x: Value, *layers: Layer) -> None:
     """Emit layers that read the sequence ``x``, the second of them from its end."""
-
-    def time_and_batch_swapped(value: Value) -> Value:
-        return value if c.option("time_major") else c.transposed(value, [1, 0, 2])
-
-    x = time_and_batch_swapped(x)
-    results = [time_and_batch_swapped(layer(x, i > 0)) for i, layer in enumerate(layers)]
+    results = [layer(x, i > 0, bool(c.option("time_major"))) for i, layer in enumerate(layers)]
     if len(layers) == 1:
         c.emit_final("Identity", results)
     elif c.option("merge_outputs"):
@@ -42,7 +39,7 @@ def _emit_sequences(c: OperatorConversion, x: Value, *layers: Layer) -> None:
 
 def _emit_step(c: OperatorConversion, x: Value, layer: Layer) -> None:
     """Emit a layer that reads one step of a sequence, ``x`` [batch, features]."""
-    y = layer(c.emit("Unsqueeze", [x, [0]]), False)
+    y = layer(c.emit("Unsqueeze", [x, [0]]), False, True)
     c.emit_final("Squeeze", [y, [0]], outputs=c.outputs[-1:])
 
 
@@ -63,57 +60,47 @@ def _with_zeros(c: OperatorConversion, biases: Value, axis: int) -> Value:
 
 
 def _lstm(
-    c: OperatorConversion, given: Sequence[Value | None], first_state: int, x: Value, reverse: bool
+    c: OperatorConversion, given: _Given, state: int, x: Value, reverse: bool, time_first: bool
 ) -> Value:
     """An LSTM. ``given`` are the inputs of UNIDIRECTIONAL_SEQUENCE_LSTM, in its order; its states
-    are those that the operator has from ``first_state`` on."""
-    h, cell = State(c, first_state), State(c, first_state + 1)
-    options = {name: c.option(name) for name in ("cell_clip", "proj_clip")}
-    activation = c.option("fused_activation_function")
-    # ONNX's LSTM has no clipping of the cell or of the projection alone.
-    plain = not any(options.values()) and activation == _TANH
-    # Without weights of the input gate, its gate is coupled to that of forgetting.
-    plain = plain and None not in (*given[1:9], *given[12:16])
-    # Inputs 16 and 17 are a projection, 20 to 23 normalize the gates: ONNX's LSTM has neither.
-    if plain and all(value is None for value in (*given[16:18], *given[20:24])):
-        y, y_h, y_c = _onnx_lstm(c, x, given, (h.value, cell.value), reverse)
+    are those that the operator has from input ``state`` on."""
+    # The gates are i, f, g, o in TFLite, and i, o, f, g in ONNX. Without weights for i it is 1 - f.
+    gates = [gate for gate in (0, 3, 1, 2) if gate or given[1] is not None]
+
+    def stacked(first: int) -> Value | None:
+        """What there is for each gate, as one."""
+        parts = [given[first + gate] for gate in gates]
+        return None if None in parts else c.emit("Concat", parts, axis=0)
+
+    w, r, bias, scales = (stacked(first) for first in (1, 5, 12, 20))
+    if w is None or r is None or bias is None or given[2] is None:
+        raise NodeError("leaves out weights or biases that each LSTM has")
+    # TFLite has peepholes for i, f, o; ONNX for i, o, f.
+    peepholes = [given[9 + gate] for gate in (0, 2, 1) if gate in gates]
+    joined = None if None in peepholes else c.emit("Concat", peepholes, axis=0)
+    states = [State(c, state), State(c, state + 1)]
+    weights = [
+        None if value is None else c.emit("Unsqueeze", [value, [0]])
+        for value in (w, r, _with_zeros(c, bias, 0), joined)
+    ]
+    first = [c.emit("Unsqueeze", [each.value, [1 - time_first]]) for each in states]
+    inputs = [x, *weights[:3], None, *first, weights[3]]
+    clips = {name: float(c.option(name)) for name in ("cell_clip", "proj_clip")}
+    activation, extras = c.option("fused_activation_function"), [*given[16:18], scales]
+    attrs = {
+        "hidden_size": _rows(c, given[2]),
+        "direction": "reverse" if reverse else "forward",
+        "layout": 1 - time_first,
+    }
+    # ONNX's LSTM has no projection, no scales of gates, and no clipping of cells alone.
+    if len(gates) == 4 and activation == _TANH and not any(clips.values()) and extras == [None] * 3:
+        y, *ends = c.emit_several("LSTM", inputs, attrs, count=3)
     else:
-        inputs = [x, *given[1:18], h.value, cell.value, *given[20:24]]
-        if None in inputs[2:5] or None in inputs[6:9] or None in inputs[13:16]:
-            raise NodeError("leaves out weights or biases that each LSTM has")
-        attrs = {**options, "reverse": int(reverse), "activation": activation}
-        y, y_h, y_c = c.emit_several("Lstm", inputs, attrs, count=3, domain=TFLITE)
-    h.write(y_h)
-    cell.write(y_c)
-    return y
-
-
-def _onnx_lstm(
-    c: OperatorConversion,
-    x: Value,
-    given: Sequence[Value | None],
-    states: tuple[Value, Value],
-    reverse: bool,
-) -> list[Value]:
-    """The outputs and the last states. The gates are i, f, g, o in TFLite, and i, o, f, g in
-    ONNX."""
-
-    def stacked(first: int) -> Value:
-        parts = [given[first + gate] for gate in (0, 3, 1, 2)]
-        return c.emit("Unsqueeze", [c.emit("Concat", parts, axis=0), [0]])
-
-    w, r, biases = stacked(1), stacked(5), stacked(12)
-    assert given[8] is not None
-    attrs = {"hidden_size": _rows(c, given[8]), "direction": "reverse" if reverse else "forward"}
-    peepholes = None
-    if given[9] is not None and given[10] is not None and given[11] is not None:
-        # ONNX has peepholes for i, o, f; TFLite for i, f, o.
-        joined = c.emit("Concat", [given[9], given[11], given[10]], axis=0)
-        peepholes = c.emit("Unsqueeze", [joined, [0]])
-    first = [c.emit("Unsqueeze", [state, [0]]) for state in states]
-    inputs = [x, w, r, _with_zeros(c, biases, 1), None, *first, peepholes]
-    y, *last = c.emit_several("LSTM", inputs, attrs, count=3)
-    return [c.emit("Squeeze", [y, [1]]), *(c.emit("Squeeze", [state, [0]]) for state in last)]
+        own = {**attrs, **clips, "activation": activation}
+        y, *ends = c.emit_several("Lstm", [*inputs, *extras], own, count=3, domain=TFLITE)
+    for each, end in zip(states, ends, strict=True):
+        each.write(c.emit("Squeeze", [end, [1 - time_first]]))
+    return c.emit("Squeeze", [y, [2 - time_first]])
 
 
 @operator_rule("UNIDIRECTIONAL_SEQUENCE_LSTM")
@@ -160,7 +147,7 @@ def _basic_step(c: OperatorConversion) -> None:
 
 
 def _rnn(
-    c: OperatorConversion, weights: Sequence[Value | None], state: int, x: Value, reverse: bool
+    c: OperatorConversion, weights: _Given, state: int, x: Value, reverse: bool, time_first: bool
 ) -> Value:
     """A layer of one activation. ``weights`` are those of the input and of the state, and the bias;
     ``state`` is the input that is the state."""
@@ -171,10 +158,12 @@ def _rnn(
     activation = _ACTIVATIONS.get(c.option("fused_activation_function"))
     if activation is None:
         raise InexpressibleError("its activation is none of ONNX's for recurrent layers")
-    parts = (w, r, _with_zeros(c, bias, 0), hidden.value)
-    w, r, biases, first = (c.emit("Unsqueeze", [value, [0]]) for value in parts)
+    parts = (w, r, _with_zeros(c, bias, 0))
+    w, r, biases = (c.emit("Unsqueeze", [value, [0]]) for value in parts)
+    first = c.emit("Unsqueeze", [hidden.value, [1 - time_first]])
     attrs = {
         "hidden_size": _rows(c, parts[1]),
+        "layout": 1 - time_first,
         "activations": [activation],
         "direction": "reverse" if reverse else "forward",
     }
@@ -182,8 +171,8 @@ def _rnn(
         # ONNX's RNN must have an activation; alpha x + beta with 1 and 0 is none.
         attrs |= {"activation_alpha": [1.0], "activation_beta": [0.0]}
     y, y_h = c.emit_several("RNN", [x, w, r, biases, None, first], attrs, count=2)
-    hidden.write(c.emit("Squeeze", [y_h, [0]]))
-    return c.emit("Squeeze", [y, [1]])
+    hidden.write(c.emit("Squeeze", [y_h, [1 - time_first]]))
+    return c.emit("Squeeze", [y, [2 - time_first]])
 
 
 @operator_rule("UNIDIRECTIONAL_SEQUENCE_RNN")

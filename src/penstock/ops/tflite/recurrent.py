@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.types import RunValue, ShapeError, TensorType, Type
+from penstock.core.types import RunValue, Shape, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Types
@@ -24,78 +24,91 @@ _ACTIVATIONS: dict[int, Any] = {
 _EPSILON = 1e-8  # of the variance of a normalized gate
 
 
-_GATES = "ifgo"
-_PATTERNS: dict[str, Sequence[Any]] = {
-    "x": ("steps", "batch", "features"),
-    **{f"the weights of {gate} for features": ("cells", "features") for gate in _GATES},
-    **{f"the weights of {gate} for outputs": ("cells", "outputs") for gate in _GATES},
-    **{f"the peephole of {gate}": ("cells",) for gate in "ifo"},
-    **{f"the bias of {gate}": ("cells",) for gate in _GATES},
-    "the projection": ("outputs", "cells"),
-    "the bias of the projection": ("outputs",),
-    "the first output": ("batch", "outputs"),
-    "the first cells": ("batch", "cells"),
-    **{f"the scale of {gate}": ("cells",) for gate in _GATES},
-}
+def _patterns(attrs: Attrs, gates: int) -> dict[str, Sequence[object]]:
+    batch_first = attrs.get("layout", 0)
+    states = ("batch", 1) if batch_first else (1, "batch")
+    return {
+        "x": ("batch", "steps", "features") if batch_first else ("steps", "batch", "features"),
+        "the weights for features": (1, (gates, "cells"), "features"),
+        "the weights for outputs": (1, (gates, "cells"), "outputs"),
+        "the bias": (1, (2 * gates, "cells")),
+        "the lengths": ("batch",),
+        "the first output": (*states, "outputs"),
+        "the first cells": (*states, "cells"),
+        "the peepholes": (1, (gates - 1, "cells")),
+        "the projection": ("outputs", "cells"),
+        "the bias of the projection": ("outputs",),
+        "the scales": ((gates, "cells"),),
+    }
+
+
+def _gates(w: Shape | None, attrs: Attrs) -> int:
+    """The gates of a layer with these weights: 3 where that of the input is 1 - f."""
+    return 3 if w is not None and w[1] == 3 * attrs["hidden_size"] else 4
 
 
 def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     shapes = [tensor(types, i).shape for i in range(len(types))]
-    sizes = match_dims(_PATTERNS, shapes)
+    patterns = _patterns(attrs, _gates(shapes[1], attrs))
+    sizes = match_dims(patterns, shapes, {"cells": attrs["hidden_size"]})
     dtype, (steps, batch) = tensor(types, 0).dtype, map(sizes.get, ("steps", "batch"))
-    outputs, cells = [(batch, sizes.get(name)) for name in ("outputs", "cells")]
-    return (
-        TensorType(dtype, (steps, *outputs)),
-        TensorType(dtype, outputs),
-        TensorType(dtype, cells),
-    )
+    outputs, cells = map(sizes.get, ("outputs", "cells"))
+    if attrs.get("layout", 0):
+        dims = [(batch, steps, 1, outputs), (batch, 1, outputs), (batch, 1, cells)]
+    else:
+        dims = [(steps, 1, batch, outputs), (1, batch, outputs), (1, batch, cells)]
+    return [TensorType(dtype, shape) for shape in dims]
 
 
 @operator("Lstm", domain=TFLITE, infer=_infer)
 def lstm(node: Node, types: Types) -> Kernel:
-    """``x`` [time, batch, features], and the other inputs of TFLite's UNIDIRECTIONAL_SEQUENCE_LSTM:
-    weights of the gates i, f, g, o for the features (1 to 4) and the outputs (5 to 8), peepholes of
-    i, f, o (9 to 11), biases (12 to 15), a projection and its bias (16, 17), the output and the
-    cells before the first step (18, 19), scales of the gates (20 to 23). Without weights for i this
-    gate is 1 - f. Gives all outputs, and the last output and cells."""
-    cell_clip, proj_clip = (float(node.attrs[name]) for name in ("cell_clip", "proj_clip"))
-    activate = _ACTIVATIONS.get(node.attrs["activation"])
-    reverse = node.attrs["reverse"]
+    """ONNX's LSTM of one direction, with its inputs and outputs; behind them a projection of the
+    output and its bias (8, 9), and scales of normalized gates (10). The state of the cells is
+    clipped to ``cell_clip``, and the projected output to ``proj_clip``, if these are not 0. Of
+    weights for three gates, o, f and g, that of the input is 1 - f."""
+    attrs = node.attrs
+    cell_clip, proj_clip = (float(attrs.get(name, 0)) for name in ("cell_clip", "proj_clip"))
+    activate = _ACTIVATIONS.get(attrs["activation"])
+    axis = attrs.get("layout", 0)  # of the direction in states
     if activate is None:
-        raise ShapeError(f"there is no activation number {node.attrs['activation']}")
+        raise ShapeError(f"there is no activation number {attrs['activation']}")
 
     def function(*inputs: RunValue) -> RunValue:
-        match_dims(_PATTERNS, [None if x is None else x.shape for x in inputs])
-        x, h, c = inputs[0], inputs[18], inputs[19]
+        given = [*inputs, *[None] * (11 - len(inputs))]
+        x, w, r, bias, _, h, c, peepholes, projection, projected, scales = given
+        number = _gates(w.shape, attrs)
+        match_dims(_patterns(attrs, number), [None if a is None else a.shape for a in inputs])
+        parts = [np.split(matrix[0].T, number, axis=1) for matrix in (w, r)]
+        b = np.split(np.add(*np.split(bias[0], 2)), number)
+        s = None if scales is None else np.split(scales, number)
+        p = None if peepholes is None else np.split(peepholes[0], number - 1)
+        h, c, x = h.squeeze(axis), c.squeeze(axis), x.swapaxes(0, axis)
         outputs = np.empty((*x.shape[:2], h.shape[1]), x.dtype)
-        for step in range(len(x))[:: -1 if reverse else 1]:
+        last = number - 4  # the place of i, if there is one; those of o, f and g are behind it
 
-            def gate(number: int, step: int = step, h: np.ndarray = h) -> np.ndarray:
-                return x[step] @ inputs[1 + number].T + h @ inputs[5 + number].T
+        def gate(place: int, peephole: int | None, step: int, cells: np.ndarray) -> np.ndarray:
+            sums = x[step] @ parts[0][place] + h @ parts[1][place]
+            if p is not None and peephole is not None:
+                sums = sums + p[peephole] * cells
+            if s is not None:
+                centred = sums - sums.mean(axis=1, keepdims=True)
+                variance = (centred * centred).mean(axis=1, keepdims=True)
+                sums = centred / np.sqrt(variance + np.float32(_EPSILON)) * s[place]
+            return sums + b[place]
 
-            def finished(number: int, sums: np.ndarray) -> np.ndarray:
-                scale = inputs[20 + number]
-                if scale is not None:
-                    centred = sums - sums.mean(axis=1, keepdims=True)
-                    variance = (centred * centred).mean(axis=1, keepdims=True)
-                    sums = centred / np.sqrt(variance + np.float32(_EPSILON)) * scale
-                return sums + inputs[12 + number]
-
-            def peeped(sums: np.ndarray, number: int, cells: np.ndarray) -> np.ndarray:
-                return sums if inputs[number] is None else sums + inputs[number] * cells
-
-            f = _sigmoid(finished(1, peeped(gate(1), 10, c)))
-            coupled = inputs[1] is None
-            i = 1 - f if coupled else _sigmoid(finished(0, peeped(gate(0), 9, c)))
-            c = f * c + i * activate(finished(2, gate(2)))
+        for step in range(len(x))[:: -1 if attrs["direction"] == "reverse" else 1]:
+            f = _sigmoid(gate(last + 2, last + 2, step, c))
+            i = 1 - f if last else _sigmoid(gate(0, 0, step, c))
+            c = f * c + i * activate(gate(last + 3, None, step, c))
             c = np.clip(c, -cell_clip, cell_clip) if cell_clip > 0 else c
-            h = _sigmoid(finished(3, peeped(gate(3), 11, c))) * activate(c)
-            if inputs[16] is not None:
-                h = h @ inputs[16].T
-                h = h if inputs[17] is None else h + inputs[17]
+            h = _sigmoid(gate(last + 1, last + 1, step, c)) * activate(c)
+            if projection is not None:
+                h = h @ projection.T
+                h = h if projected is None else h + projected
                 h = np.clip(h, -proj_clip, proj_clip) if proj_clip > 0 else h
             outputs[step] = h
-        return outputs, np.array(h), np.array(c)
+        ends = [np.expand_dims(state, axis) for state in (h, c)]
+        return np.expand_dims(outputs.swapaxes(0, axis), 1 + axis), *ends
 
     return Kernel(function)
 

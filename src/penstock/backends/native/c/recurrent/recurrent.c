@@ -49,7 +49,7 @@ struct recurrent {
     int64_t steps, batch, input, hidden, padded; /* padded: units in whole blocks */
     int64_t gates;                               /* of the cell */
     int64_t rows, chunk, item_bytes;             /* of the batch, and steps of X at a time */
-    double clip;                                 /* 0: none */
+    double clip, cell_clip;                      /* 0: none */
     int64_t places[4];                           /* of the gates in ready products */
 };
 
@@ -112,9 +112,9 @@ static void lstm_units(const struct recurrent *a, int64_t d, float *g, float *re
     gate(a, f + 1, new, NULL, c, n);
     for (int64_t i = 0; i < n; i++)
         c[i] = forget[i] * c[i] + in[i] * new[i];
+    clip(c, n, a->cell_clip);
     gate(a, f, out, p ? p + next : NULL, c, n);
-    for (int64_t i = 0; i < n; i++)
-        h[i] = c[i];
+    memcpy(h, c, n * sizeof *h);
     activate(f + 2, h, n);
     for (int64_t i = 0; i < n; i++)
         h[i] *= out[i];
