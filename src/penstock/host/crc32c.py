@@ -14,8 +14,7 @@ import numpy as np
 from penstock.host.native import library
 
 Bytes: TypeAlias = bytes | memoryview | np.ndarray
-_POLYNOMIAL = np.uint32(0x82F63B78)
-_LANES = 4096
+_POLYNOMIAL = 0x82F63B78
 
 
 def crc32c(data: Bytes, checksum: int = 0) -> int:
@@ -32,40 +31,17 @@ def _function() -> Callable[[Bytes, int], int]:
 
 
 def plain_crc32c(data: Bytes, checksum: int) -> int:
-    """As ``crc32c``, in NumPy: the remainders of many equal parts side by side, then pairs of them
-    joined, ``left x^n + right`` for parts of n bits, until one is left."""
-    content = np.frombuffer(data, np.uint8)
-    table = np.arange(256, dtype=np.uint32)
-    for _ in range(8):
-        table = _shifted(table)
-    rest, length = checksum ^ 0xFFFFFFFF, len(content) // _LANES
-    head = len(content) - length * _LANES
-    for byte in content[:head].tolist():
-        rest = int(table[(rest ^ byte) & 0xFF]) ^ rest >> 8
-    if length:
-        sums = np.zeros(_LANES, np.uint32)
-        sums[0] = rest
-        for column in content[head:].reshape(_LANES, length).T:
-            sums = table[(sums ^ column) & 0xFF] ^ sums >> 8
-        power = np.array([1 << 31], np.uint32)  # one
-        for bit in bin(8 * length)[2:]:
-            power = _product(power, power)
-            power = _shifted(power) if bit == "1" else power
-        while len(sums) > 1:
-            sums, power = _product(sums[::2], power) ^ sums[1::2], _product(power, power)
-        rest = int(sums[0])
+    """As ``crc32c``, byte by byte: 0.1 s for a megabyte."""
+    rest, table = checksum ^ 0xFFFFFFFF, _table()
+    for byte in np.frombuffer(data, np.uint8).tolist():
+        rest = table[(rest ^ byte) & 0xFF] ^ rest >> 8
     return rest ^ 0xFFFFFFFF
 
 
-def _shifted(x: np.ndarray) -> np.ndarray:
-    """Polynomials times x."""
-    return (x >> 1) ^ np.where(x & 1, _POLYNOMIAL, 0)
-
-
-def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Products of polynomials."""
-    result = np.zeros_like(a)
-    for bit in range(31, -1, -1):
-        result ^= np.where(a >> bit & 1, b, 0)
-        b = _shifted(b)
-    return result
+@cache
+def _table() -> list[int]:
+    """The remainders of single bytes."""
+    rests = list(range(256))
+    for _ in range(8):
+        rests = [rest >> 1 ^ (_POLYNOMIAL if rest & 1 else 0) for rest in rests]
+    return rests
