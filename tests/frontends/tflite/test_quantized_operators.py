@@ -157,6 +157,8 @@ def elementwise(t: Family) -> Iterator[Quantized]:
     yield Quantized("SELECT_V2", (small, x(2, 30), x(2, 30)), y(), version=1)
     yield Quantized("CAST", (x(30),), REAL, version=1)
     yield Quantized("QUANTIZE", (x(300),), y(1.3, 2))
+    if t.dtype == "int16":
+        yield Quantized("QUANTIZE", (x(300),), ("int32", 0.001, 0))
     yield Quantized("QUANTIZE", (RNG.normal(0, 3, 300).astype(np.float32),), y(), version=1)
     yield Quantized("DEQUANTIZE", (x(300),), REAL)
     if t.dtype == "int16":

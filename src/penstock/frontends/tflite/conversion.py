@@ -285,6 +285,12 @@ def emit_quantized(
 ) -> None:
     """Emit ``output``, of integers that stand for the real numbers of ``value``."""
     scale, point, attrs = _parameters(b, given)
+    if dtype == np.int32:  # which ONNX's QuantizeLinear does not give
+        steps = b.emit("Round", [b.emit("Div", [value, scale])])
+        codes = b.emit("Cast", [steps], {"to": element_number("int32")})
+        inputs = [codes, b.constant(point, dtype)]
+        b.append("Add", "", inputs, [output], None, f"{b.name}/{output.name}")
+        return
     inputs = [value, scale, b.constant(point, dtype)]
     b.append("QuantizeLinear", "", inputs, [output], attrs, f"{b.name}/{output.name}")
 
