@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.checkpoints import THREAD
 from penstock.core.errors import LimitExceeded
 from penstock.core.types import RunValue
 from penstock.host.current_run import copy_within_budget, keep
@@ -91,6 +92,8 @@ def unshared(value: RunValue) -> RunValue:
     """A deep copy of ``value``, so that the caller of a run shares no memory with the run."""
     if isinstance(value, np.ndarray):
         large = value.nbytes > LARGEST
+        if not large and THREAD.run is None:  # there is no budget, which takes as long to ask
+            return in_c_order()(value)
         return copy_within_budget(value, _copy_to_reused if large else in_c_order())
     if isinstance(value, list):
         return [unshared(element) for element in value]
