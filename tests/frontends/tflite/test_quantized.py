@@ -15,12 +15,11 @@ def test_quantized_network_convolves_codes_alone(name: str) -> None:
     case = NETS[name]
     steps = ps.compile(case.path).inspect.plan.steps
     expected = sum(case.data["ops"].get(op, 0) for op in ("CONV_2D", "DEPTHWISE_CONV_2D"))
-    names = [step.node.attrs.get("ops", step.node.op.name).split() for step in steps]
-    codes = [ops for ops in names if "Conv" in ops and ops[0] == "DequantizeLinear"]
+    names = [step.node.op.name for step in steps]
     assert expected > 3
-    assert len(codes) == expected
-    assert all(ops[-1] == "QuantizeLinear" for ops in codes)
-    assert not any("Conv" in ops for ops in names if ops not in codes)
+    assert names.count("QLinearConv") == expected
+    assert "Conv" not in " ".join(step.node.attrs.get("ops", "") for step in steps).split()
+    assert {step.backend for step in steps if step.node.op.name == "QLinearConv"} == {"native"}
 
 
 @pytest.mark.parametrize("suffix", ["", "_int8"])

@@ -202,3 +202,74 @@ def test_layer_of_dynamic_range_is_as_near_to_litert_as_that_rounds(name: str) -
     for run in range(1, RUNS + 1):
         (want,), got = by_litert(file, feeds, run), session(feeds["x"])
         assert np.abs(got - want).max() < 0.015 * np.abs(want).max()
+
+
+# Operators from codes to codes.
+
+
+def of_codes(
+    op: str = "FULLY_CONNECTED",
+    activation: int = 0,
+    *,
+    dtype: str = "int8",
+    w: Sequence[float] = (0.01,),
+    y: tuple[float, int] = (0.5, -5),
+    shape: Sequence[int] | None = None,
+    **options: Any,
+) -> Case:
+    """An operator whose weights have these scales. Zero points are those of int8."""
+    middle, x = 128 if dtype == "uint8" else 0, (0.02, 3)
+    kind, version, given, weights, axis = {
+        "FULLY_CONNECTED": ("FullyConnectedOptions", 5, (5, 40), (8, 40), 0),
+        "CONV_2D": ("Conv2DOptions", 3, (1, 9, 9, 4), (8, 3, 3, 4), 0),
+        "DEPTHWISE_CONV_2D": ("DepthwiseConv2DOptions", 3, (1, 9, 9, 8), (1, 3, 3, 8), 3),
+    }[op]
+    options |= {"fused_activation_function": activation}
+    options |= {"stride_w": 1, "stride_h": 1} if op != "FULLY_CONNECTED" else {}
+    options |= {"depth_multiplier": 1} if axis else {}
+    fed, constant = (
+        (codes(*dims).astype(int) + middle).astype(dtype) for dims in (shape or given, weights)
+    )
+    return layer(
+        *(op, fed, {"w": constant, "b": 20 * codes(8, dtype=np.int32)}, ["x", "w", "b"]),
+        *((kind, options), version),
+        {
+            "x": quantized(x[0], x[1] + middle),
+            "w": quantized(w, middle, axis),
+            "b": quantized([x[0] * scale for scale in w]),
+            "y": {"type": TYPES.index(dtype), **quantized(y[0], y[1] + middle)},
+        },
+    )
+
+
+RELU, RELU6, LOWEST = 1, 3, (0.05, -128)
+ON_CODES = {
+    "dense": of_codes(),
+    "dense, uint8": of_codes(dtype="uint8"),
+    "dense, of images": of_codes(shape=(5, 2, 4, 5)),
+    "dense, Relu that changes nothing": of_codes(activation=RELU, y=LOWEST),
+    "dense, Relu6 that changes nothing": of_codes(activation=RELU6, y=(6 / 255, -128)),
+    "convolution": of_codes("CONV_2D", w=SCALES),
+    "convolution, padded": of_codes("CONV_2D", w=SCALES, padding=0),
+    "convolution, uint8": of_codes("CONV_2D", dtype="uint8", y=(0.4, 2)),
+    "depthwise": of_codes("DEPTHWISE_CONV_2D", w=SCALES, y=(0.1, -5)),
+    "depthwise, Relu that changes nothing": of_codes("DEPTHWISE_CONV_2D", RELU, w=SCALES, y=LOWEST),
+}
+ON_REALS = {
+    "dense, Relu that bounds": of_codes(activation=RELU, y=(0.5, -50)),
+    "dense, Relu6 that bounds": of_codes(activation=RELU6, y=(0.1, -128)),
+    "dense, rows of more dims": of_codes(shape=(5, 2, 40), keep_num_dims=True),
+    "convolution, Relu that bounds": of_codes("CONV_2D", RELU, w=SCALES, y=(0.5, -50)),
+}
+
+
+@pytest.mark.parametrize("name", [*ON_CODES, *ON_REALS])
+def test_operator_of_codes_is_one_node_where_onnx_has_it(name: str) -> None:
+    file, feeds = (ON_CODES | ON_REALS)[name]
+    names = [node.op.name for node in ps.load(file).graph.nodes]
+    assert ("DequantizeLinear" in names) == (name in ON_REALS)
+    assert any(op in names for op in ("QGemm", "QLinearConv")) == (name in ON_CODES)
+    (want,), got = by_litert(file, feeds, 1), ps.compile(file)(feeds["x"])
+    assert got.dtype == want.dtype
+    assert len(np.unique(want)) > 3
+    np.testing.assert_allclose(got.astype(int), want.astype(int), rtol=0, atol=1)

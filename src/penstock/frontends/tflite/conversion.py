@@ -13,6 +13,7 @@ rule in one of two ways:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -70,19 +71,28 @@ class RuleEntry(NamedTuple):
     outputs: int | None = None
     moves: bool = False
     integers: bool = False
+    codes: bool = False
 
 
 RULES: dict[str, RuleEntry] = {}
+_BOUNDS = {0: (-math.inf, math.inf), 1: (0.0, math.inf), 2: (-1.0, 1.0), 3: (0.0, 6.0)}
+"""what activations bound results to, by their number in the schema"""
 
 
 def operator_rule(
-    *operators: str, outputs: int | None = 1, moves: bool = False, integers: bool = False
+    *operators: str,
+    outputs: int | None = 1,
+    moves: bool = False,
+    integers: bool = False,
+    codes: bool = False,
 ) -> Callable[[Rule], Rule]:
     """Register a rule of operators with this number of ``outputs``, or any. ``moves``: they
-    only move elements. ``integers``: the rule converts quantized tensors itself."""
+    only move elements. ``integers``: the rule converts quantized tensors itself. ``codes``: it does
+    where ``OperatorConversion.codes`` is given."""
 
     def register(function: Rule) -> Rule:
-        RULES.update(dict.fromkeys(operators, RuleEntry(function, outputs, moves, integers)))
+        entry = RuleEntry(function, outputs, moves, integers, codes)
+        RULES.update(dict.fromkeys(operators, entry))
         return function
 
     return register
@@ -102,6 +112,8 @@ class OperatorConversion(NodeBuilder):
     output_quantizations: list[Quantization | None]
     output_dtypes: list[np.dtype | None]
     options: FlatTable | None = field(init=False)
+    codes: Sequence[Sequence[Operand]] | None = field(init=False, default=None)
+    """scales and zero points of x, weights and the result, for ONNX's operations on 8-bit codes"""
 
     def __post_init__(self) -> None:
         # Operators that came later, those of StableHLO, have their options in a second union.
@@ -240,12 +252,39 @@ class OperatorConversion(NodeBuilder):
             raise NodeError(f"has {len(self.outputs)} outputs, but {self.op} has {entry.outputs}")
         quantized = any((*self.quantizations, *self.output_quantizations))
         integers = entry.integers or (entry.moves and self.moved_as_integers)
-        if not quantized or integers:
+        self.codes = self._codes() if quantized and entry.codes else None
+        if not quantized or integers or self.codes is not None:
             entry.convert(self)
         else:
-            self._apply_to_reals(entry.convert)
+            self.apply_to_reals(entry.convert)
 
-    def _apply_to_reals(self, convert: Rule) -> None:
+    def _codes(self) -> Sequence[Sequence[Operand]] | None:
+        """``codes`` of an operator with x, weights and bias, and one result, if ONNX's operations
+        on codes compute the same: all are 8-bit codes of one type, weights and bias are constants,
+        and the activation only bounds results to what codes can express."""
+        x, w, bias, *_ = [*self.quantizations, None]
+        (y,), (dtype,) = self.output_quantizations, self.output_dtypes
+        weights, values = [None if v is None else v.const for v in (*self.inputs[1:], None)][:2]
+        if x is None or w is None or y is None or x.per_channel or y.per_channel:
+            return None
+        if dtype not in (np.int8, np.uint8) or self.dtype(0) != dtype:
+            return None
+        axis = 3 if self.op == "DEPTHWISE_CONV_2D" else 0
+        if weights is None or weights.dtype != dtype or (w.per_channel and w.axis != axis):
+            return None
+        # ONNX's operations say nothing of a bias, which has the scale of products.
+        has_bias = len(self.inputs) > 2 and self.inputs[2] is not None
+        if has_bias and (bias is None or values is None or not bias.is_of_products(x, w)):
+            return None
+        bounds = _BOUNDS.get(self.option("fused_activation_function", "FullyConnectedOptions"))
+        if bounds is None or not y.holds(dtype, bounds):
+            return None
+        parts = [_parameters(self, given)[:2] for given in (x, w, y)]
+        return [(scale, self.constant(point, dtype)) for scale, point in parts]
+
+    def apply_to_reals(self, convert: Rule) -> None:
+        """Apply a rule to the real numbers that quantized tensors stand for."""
+        self.codes = None
         for i, (value, given) in enumerate(zip(self.inputs, self.quantizations, strict=True)):
             if value is not None and given is not None:
                 self.inputs[i] = dequantized(self, value, given)  # type: ignore[index]

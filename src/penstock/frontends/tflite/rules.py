@@ -19,7 +19,7 @@ from penstock.frontends.tflite.conversion import (
 from penstock.ir.graph import Value
 from penstock.ir.op import Attrs
 from penstock.ops.common.shape_rules import element_number
-from penstock.ops.registry import TENSORFLOW, TFLITE
+from penstock.ops.registry import MICROSOFT, TENSORFLOW, TFLITE
 
 
 class Plain(NamedTuple):
@@ -203,7 +203,7 @@ def l2_normalization(c: OperatorConversion) -> None:
 # Matrices.
 
 
-@operator_rule("FULLY_CONNECTED")
+@operator_rule("FULLY_CONNECTED", codes=True)
 def fully_connected(c: OperatorConversion) -> None:
     """Weights have a row for each output. An image of more dims is flattened to rows as long as
     those, unless all of its dims but the last are kept."""
@@ -216,8 +216,16 @@ def fully_connected(c: OperatorConversion) -> None:
         width = c.emit("Shape", [weights], start=1)
         flat = c.emit("Concat", [[-1], width], axis=0)
         x, matrix = c.reshaped(x, flat), True
+    if matrix and c.codes is not None:
+        of_x, of_w, of_y = c.codes
+        inputs = [x, *of_x, weights, *of_w, bias, *of_y]
+        c.emit_final("QGemm", inputs, {"transB": 1}, domain=MICROSOFT)
+        return
     if matrix:
         c.emit_activated("Gemm", [x, weights, bias], {"transB": 1}, kind="FullyConnectedOptions")
+        return
+    if c.codes is not None:
+        c.apply_to_reals(fully_connected)
         return
     # ONNX's Gemm takes matrices alone.
     columns = c.transposed(weights, [1, 0])

@@ -46,8 +46,13 @@ def _window_attrs(c: OperatorConversion, rank: int, *, dilations: bool = True) -
 def _convolve(c: OperatorConversion, weights: Value, groups: int, rank: int) -> None:
     attrs = {**_window_attrs(c, rank), "group": groups}
     x, _, bias = c.take(2, 3)
-    inputs = [c.channels_first(x, rank), weights, bias]
-    c.emit_image("Conv", inputs, attrs, rank=rank, activation=c.option("fused_activation_function"))
+    image, activation = c.channels_first(x, rank), c.option("fused_activation_function")
+    if c.codes is None:
+        c.emit_image("Conv", [image, weights, bias], attrs, rank=rank, activation=activation)
+    else:
+        of_x, of_w, of_y = c.codes
+        inputs = [image, *of_x, weights, *of_w, *of_y, bias]
+        c.emit_image("QLinearConv", inputs, attrs, rank=rank)
 
 
 def _channels(c: OperatorConversion, rank: int) -> int | None:
@@ -59,7 +64,7 @@ def _channels(c: OperatorConversion, rank: int) -> int | None:
     return channels if isinstance(channels, int) else None
 
 
-@operator_rule("CONV_2D")
+@operator_rule("CONV_2D", codes=True)
 def conv(c: OperatorConversion) -> None:
     """Weights [outputs, height, width, channels of a group]."""
     weights = c.static_shape(1, "the weights") if c.shape(1) is not None else (0, 0, 0, 0)
@@ -72,7 +77,7 @@ def conv(c: OperatorConversion) -> None:
     _convolve(c, order, channels // weights[-1], 4)
 
 
-@operator_rule("DEPTHWISE_CONV_2D")
+@operator_rule("DEPTHWISE_CONV_2D", codes=True)
 def depthwise(c: OperatorConversion) -> None:
     """Weights [1, height, width, outputs], with as many outputs for each channel."""
     weights = c.static_shape(1, "the weights")

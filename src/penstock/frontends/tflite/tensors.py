@@ -54,6 +54,16 @@ class Quantization:
         same_scale = np.array_equal(self.scale, other.scale)
         return same_scale and np.array_equal(self.zero_point, other.zero_point)
 
+    def is_of_products(self, x: Quantization, w: Quantization) -> bool:
+        """Whether its scale is that of products of ``x`` and ``w``, as far as float32 tells."""
+        return np.allclose(self.scale, x.scale * w.scale, rtol=1e-3, atol=0)
+
+    def holds(self, dtype: np.dtype, bounds: tuple[float, float]) -> bool:
+        """Whether the codes of a type express nothing beyond ``bounds``."""
+        low, high = (bound / self.scale[0] + self.zero_point[0] for bound in bounds)
+        limits = np.iinfo(dtype)
+        return bool(low <= limits.min + 0.5 and high >= limits.max - 0.5)
+
 
 class DeclaredTensor(NamedTuple):
     """The tensor of an input or an output of a subgraph, as the file declares it; ``dtype`` is
