@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import sys
 import threading
+import weakref
 from concurrent.futures import CancelledError, Future, wait
 
 import numpy as np
@@ -107,6 +109,20 @@ def test_future_ends_as_those_of_the_standard_library_do():
     for name in ("result", "exception"):
         own, theirs = (inspect.signature(getattr(kind, name)) for kind in (RunFuture, Future))
         assert list(own.parameters) == list(theirs.parameters)
+
+
+def test_future_with_an_error_is_freed_without_the_collector():
+    gc.disable()
+    try:
+        future: RunFuture[int] = RunFuture()
+        future.set_exception(ValueError("no"))
+        with pytest.raises(ValueError, match="no"):
+            future.result()
+        gone = weakref.ref(future)
+        del future
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_end_of_a_future_wakes_all_who_wait():

@@ -32,7 +32,10 @@ class RunFuture(Future[T]):
 
     def result(self, timeout: float | None = None) -> T:
         self._wait(timeout)
-        return super().result(0)
+        try:
+            return super().result(0)
+        finally:
+            del self  # an error holds this frame
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         self._wait(timeout)
