@@ -269,7 +269,8 @@ def _bind_tried(
     # Bound only for as long as a trial takes: two executors would hold two arenas.
     recipe: Recipe = partial(bind, rival, context)
     used, first, margin = executor, 0, schedule.margin
-    if context.options.autotune and schedule.profiler is not None:
+    stateful = any("store" in step.node.attrs for step in schedule.plan.walk())
+    if context.options.autotune and schedule.profiler is not None and not stateful:
         (used, other), first = faster(executor, recipe(), schedule.profiler.values, margin), FEWEST
         assert isinstance(other, CompiledExecutor)
         recipe = other.recipe()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,6 +112,17 @@ class Variables(Mapping[str, np.ndarray]):
             variable = self._variable(name)
             store, own_name = self._places[name]
             variable.value = store.initial.get(own_name)
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Give all variables the values that they have now again at the end: for runs that are
+        none of the user's."""
+        values = [(variable, variable.value) for variable in map(self._variable, self)]
+        try:
+            yield
+        finally:
+            for variable, value in values:
+                variable.value = value
 
     def save(self, path: str | Path) -> None:
         """Write the values to a file of the safetensors format, in the place of what is there.

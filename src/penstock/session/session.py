@@ -318,7 +318,8 @@ class Session:
         What each node took is kept in the table of costs (in the user's cache folder), which
         decides from then on where nodes run and what runs in parallel: plans are compiled anew. A
         graph that only frames can run is not measured ahead. With ``cluster=`` each worker measures
-        the steps that it runs, and no costs are kept. Raises as ``run`` does.
+        the steps that it runs, and no costs are kept. Variables have the values that they had
+        before, but for those of a cluster. Raises as ``run`` does.
 
         Args:
             feeds: Inputs by name, as ``run`` takes them.
@@ -330,10 +331,13 @@ class Session:
         check_count("runs", runs)
         request, _, values = self._subgraphs.resolve(feeds, None, None)
         with reporting(progress_of(progress)):
-            if not request.subgraph.framed and self.options.cluster is None:
+            if self.options.cluster is not None:
+                return self._parts().profile(feeds, runs)
+            if not request.subgraph.framed:
                 self._compiler.measure(request.subgraph, values, runs)
                 self._plans.drop(request.subgraph)
-            return self._parts().profile(feeds, runs)
+            with self.variables.unchanged():
+                return self._parts().profile(feeds, runs)
 
     @property
     def inspect(self) -> Inspection:

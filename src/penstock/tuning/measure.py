@@ -345,7 +345,8 @@ class GraphProfiler:
         self, backend: Backend, kernels: KernelTable
     ) -> tuple[Graph, Mapping[Node, Backend]]:
         """The graph with its nodes on ``backend`` as far as that supports them, and its placement;
-        a copy with transfers and layouts if the placement needs these."""
+        a copy with transfers and layouts if the placement needs these, and with variables of its
+        own if it has any: what is measured is no run of the user's."""
         from penstock.passes.context import PassContext
         from penstock.passes.lowering.assign_layouts import AssignLayouts
         from penstock.passes.lowering.insert_transfers import InsertTransfers
@@ -353,13 +354,20 @@ class GraphProfiler:
         from penstock.tuning.kernel_placing import KernelPlacing
 
         placed = {node: backend if backend in b else b[0] for node, b in self.allowed.items()}
+        graph = self.graph
+        if any("store" in node.attrs for node in graph.walk()):
+            from penstock.ops.tensorflow.state import apart
+
+            graph = apart(graph)
+            pairs = zip(self.graph.walk(), graph.walk(), strict=True)
+            placed = {new: placed[old] for old, new in pairs if old in placed}
         remote = any(b.memory != HOST for b in placed.values())
         if not remote and not any(_wants_layout(kernels, b, node) for node, b in placed.items()):
-            return self.graph, placed
-        copy = clone(self.graph)
+            return graph, placed
+        copy = clone(graph)
         placement = {
             new: Place(placed[old].name, placed[old].memory)
-            for old, new in zip(self.graph.walk(), copy.walk(), strict=True)
+            for old, new in zip(graph.walk(), copy.walk(), strict=True)
             if old in placed
         }
         context = PassContext(placing=KernelPlacing(self.backends, kernels, placement))

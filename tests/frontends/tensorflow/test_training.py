@@ -49,3 +49,23 @@ def test_training_matches_tensorflow_on_other_executors(
     name: str, executor: str, tmp_path: Path
 ) -> None:
     check(name, executor, tmp_path)
+
+
+@pytest.mark.parametrize("executor", ["parallel", "auto", "streams", "frames"])
+def test_measuring_is_no_training_step(executor: str, tmp_path: Path) -> None:
+    """Neither ahead of the first run, with ``autotune``, nor by ``profile``."""
+    name = "convolutional_GradientDescent"
+    for file, content in MODELS.part(name, "file").items():
+        path = tmp_path / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.tobytes())
+    batches, wanted = MODELS.part(name, "in"), MODELS.part(name, "out")
+    session = ps.compile(tmp_path, executor=executor, autotune=True)
+    for step in range(3):
+        feeds = {key: x[step % len(x)] for key, x in batches.items()}
+        before = {key: np.array(value) for key, value in session.variables.items()}
+        session.profile(feeds, runs=2)
+        for key, value in session.variables.items():
+            np.testing.assert_array_equal(value, before[key])
+        loss = session.run(feeds)["loss"]
+        np.testing.assert_allclose(loss, wanted["loss"][step], rtol=1e-3)

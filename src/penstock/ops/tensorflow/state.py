@@ -128,6 +128,13 @@ class Store:
         """A store with the same variables, which begin with their first values."""
         return Store(self.initial, self.model, constant=self.constant)
 
+    def as_now(self) -> Store:
+        """A store with the same variables, which begin with the values that they have now."""
+        with self._lock:
+            values = {name: variable.value for name, variable in self._variables.items()}
+        known = {n: value for n, value in {**self.initial, **values}.items() if value is not None}
+        return Store(known, self.model, constant=self.constant)
+
     def join(self, other: Store) -> None:
         """Let variables that are not here yet start with the values of ``other``."""
         with self._lock:
@@ -152,6 +159,14 @@ def own_stores(graphs: Mapping[str, Graph], own: dict[Store, Store]) -> dict[str
                 node.attrs["store"] = own.setdefault(store, store.own())
         copies[name] = graph
     return copies
+
+
+def apart(graph: Graph) -> Graph:
+    """A copy of a graph that reads and assigns variables of its own, with the values of now: for
+    runs that must leave no trace. The graph itself if it has none."""
+    given = {node.attrs.get("store") for node in graph.walk()}
+    stores = {store: store.as_now() for store in given if isinstance(store, Store)}
+    return own_stores({"": graph}, stores)[""]
 
 
 def declared_variables(graphs: Iterable[Graph]) -> dict[Store, dict[str, list[TensorType]]]:
