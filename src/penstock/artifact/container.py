@@ -43,7 +43,7 @@ from penstock.host.crc32c import crc32c
 if TYPE_CHECKING:
     from pathlib import Path
 
-VERSION = 4
+VERSION = 5
 HEADER = struct.Struct("<8sIIQQ")
 _ALIGNMENT = 64
 _PIECE = 16 << 20  # bytes that are written or checked between two looks at the control
