@@ -24,17 +24,23 @@ class Gates:
         monkeypatch.setattr(Moment, "query", lambda moment: opened.is_set() and query(moment))
 
 
+def warm(text: str, backend: DelayedBackend, gates: Gates) -> ps.Session:
+    """A session that has run, and has measured what it measures before: ``order`` is empty."""
+    session = compiled(text, backend)
+    gates.opened.set()
+    session.run({"x": X})
+    gates.opened.clear()
+    backend.order.clear()
+    return session
+
+
 SIN_ABS = "g (float[4, 4] x) => (float[4, 4] y) { s = Sin(x) y = Abs(s) }"
 
 
 def test_next_run_of_a_user_stream_is_put_on_the_device_behind_the_last(monkeypatch):
     gates = Gates(monkeypatch)
     backend = DelayedBackend(operations={"Sin"})
-    session = compiled(SIN_ABS, backend)
-    gates.opened.set()
-    session.run({"x": X})
-    gates.opened.clear()
-    backend.order.clear()
+    session = warm(SIN_ABS, backend, gates)
     stream = ps.Stream()
     runs = [stream.run(session, {"x": X + i}) for i in range(6)]
     # The host has seen no event, and two runs are on the device, one behind the other.
@@ -50,7 +56,7 @@ def test_next_run_of_a_user_stream_is_put_on_the_device_behind_the_last(monkeypa
 def test_run_on_a_device_waits_there_for_the_run_before(monkeypatch):
     gates = Gates(monkeypatch)
     backend = DelayedBackend(operations={"Sin"})
-    session = compiled(SIN_ABS, backend)
+    session = warm(SIN_ABS, backend, gates)
     waited = []
     monkeypatch.setattr(Lane, "wait", lambda lane, event: waited.append(event))
     stream = ps.Stream()
@@ -104,7 +110,7 @@ def test_runs_with_effects_do_not_overlap_on_a_user_stream(monkeypatch):
     text = """g (float[4, 4] x) => (float[4, 4] y) {
         s = Sin(x) r = RandomNormalLike(s) y = Add(s, r) }"""
     backend = DelayedBackend(operations={"Sin"})
-    session = compiled(text, backend)
+    session = warm(text, backend, gates)
     stream = ps.Stream()
     runs = [stream.run(session, {"x": X}) for _ in range(3)]
     wait_until(lambda: len(backend.order) == 1)
