@@ -66,14 +66,28 @@ def test_lock_of_another_thread_refuses_nothing():
 
 def test_locks_are_forgotten_with_what_has_them():
     lock = shared_lock.shared_lock()
-    gone = weakref.ref(lock)
-    known = len(shared_lock._LOCKS)
+    gone, known = weakref.ref(lock), len(shared_lock._LOCKS)
     del lock
     assert gone() is None
-    other = shared_lock.shared_lock()
-    assert len(shared_lock._LOCKS) <= known
-    with other, pytest.raises(ps.PenstockError):
-        shared_lock.refuse_reentry()
+    assert len(shared_lock._LOCKS) == known - 1
+
+
+def test_no_lock_is_lost_that_threads_make_at_a_time():
+    made: list[list[object]] = [[] for _ in range(4)]
+
+    def make(own):
+        for i in range(300):
+            own.append(shared_lock.shared_lock())
+            if i % 3 == 0:
+                own.pop(0)
+
+    threads = [threading.Thread(target=make, args=(own,)) for own in made]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    known = {id(each()) for each in shared_lock._LOCKS}
+    assert all(id(lock) in known for own in made for lock in own)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")

@@ -15,14 +15,15 @@ def shared_lock() -> threading.RLock:
     """A lock that the calling thread may hold when a signal handler or a finalizer interrupts it,
     and other threads need to go on: see ``refuse_reentry``. It is free in a forked child."""
     lock = threading.RLock()
-    _LOCKS[:] = [*(known for known in _LOCKS if known() is not None), weakref.ref(lock)]
+    # Both are atomic: threads may make and drop locks at a time.
+    _LOCKS.append(weakref.ref(lock, _LOCKS.remove))
     return lock
 
 
 def refuse_reentry() -> None:
     """Raise ``PenstockError`` if the calling thread holds one of these locks: what it is called
     from has interrupted it, and would wait for a thread that waits for that lock."""
-    for known in _LOCKS:
+    for known in tuple(_LOCKS):
         lock = known()
         if lock is not None and lock._is_owned():  # type: ignore[attr-defined]
             raise PenstockError(
