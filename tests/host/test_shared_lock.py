@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -48,8 +49,9 @@ def test_locks_of_pools_are_shared():
     shared_lock.refuse_reentry()
 
 
-def test_lock_of_another_thread_refuses_nothing():
-    lock, held, end = shared_lock.shared_lock(), threading.Event(), threading.Event()
+@contextmanager
+def held_by_another_thread(lock):
+    held, end = threading.Event(), threading.Event()
 
     def hold():
         with lock:
@@ -59,9 +61,14 @@ def test_lock_of_another_thread_refuses_nothing():
     thread = threading.Thread(target=hold)
     thread.start()
     assert held.wait(30)
-    shared_lock.refuse_reentry()
+    yield
     end.set()
     thread.join(30)
+
+
+def test_lock_of_another_thread_refuses_nothing():
+    with held_by_another_thread(shared_lock.shared_lock()):
+        shared_lock.refuse_reentry()
 
 
 def test_locks_are_forgotten_with_what_has_them():
@@ -93,22 +100,10 @@ def test_no_lock_is_lost_that_threads_make_at_a_time():
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_forked_child_has_locks_of_other_threads_free_and_its_own_held():
     others, own = shared_lock.shared_lock(), shared_lock.shared_lock()
-    held, end = threading.Event(), threading.Event()
-
-    def hold():
-        with others:
-            held.set()
-            end.wait(30)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    assert held.wait(30)
-    with own:
+    with held_by_another_thread(others), own:
         child = os.fork()
         if child == 0:
             free = others.acquire(blocking=False)
             os._exit(0 if free and own._is_owned() else 1)
         _, status = os.waitpid(child, 0)
-    end.set()
-    thread.join(30)
     assert status == 0

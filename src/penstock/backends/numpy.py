@@ -74,7 +74,7 @@ class NumpyBackend(HostBackend):
         name, rates = node.op.name, self.rates
         if name not in rates:
             name = ""
-        items = node.attrs.get("group", 1) - 1  # behind the first one
+        items = node.attrs.get("group", 1) - 1  # groups behind the first, or recurrent steps
         if "hidden_size" in node.attrs and (x := node.inputs[0]) is not None and x.shape:
             steps = x.shape[node.attrs.get("layout", 0)]
             items = steps if isinstance(steps, int) else 1

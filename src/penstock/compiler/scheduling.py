@@ -262,16 +262,18 @@ def _bind_tried(
     schedule: Scheduled, rival: Programmed, executor: Executor, context: CompileContext
 ) -> Executor:
     """The executor of tasks, or the plan in one order if that is faster: ahead of the first run, if
-    the user asks for measurements, else by turns in the first runs."""
+    the user asks for measurements and they assign to no variables, else by turns in the first
+    runs."""
     from penstock.tuning.run_sampler import RunSampler
     from penstock.tuning.trial import FEWEST, Recipe, converse, faster, judged_again
 
     # Bound only for as long as a trial takes: two executors would hold two arenas.
     recipe: Recipe = partial(bind, rival, context)
     used, first, margin = executor, 0, schedule.margin
-    stateful = any("store" in step.node.attrs for step in schedule.plan.walk())
-    if context.options.autotune and schedule.profiler is not None and not stateful:
-        (used, other), first = faster(executor, recipe(), schedule.profiler.values, margin), FEWEST
+    profiler = schedule.profiler if context.options.autotune else None
+    # Added runs would assign to the session's variables.
+    if profiler and not any("store" in step.node.attrs for step in schedule.plan.walk()):
+        (used, other), first = faster(executor, recipe(), profiler.values, margin), FEWEST
         assert isinstance(other, CompiledExecutor)
         recipe = other.recipe()
     assert isinstance(used, CompiledExecutor)
