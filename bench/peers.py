@@ -221,12 +221,16 @@ def installed(engine: str) -> bool:
     return importlib.util.find_spec(ENGINES[engine].module) is not None
 
 
-def environment(cache: Path) -> dict[str, str]:
-    """The environment variables of an engine's process, which may keep files in ``cache``."""
+def environment(cache: Path, checkout: str | None = None) -> dict[str, str]:
+    """The environment variables of an engine's process, which may keep files in ``cache``; with
+    ``checkout``, it imports the Penstock of that folder instead of the one imported here."""
+    # Folders of PYTHONPATH come before site-packages, which name the folder of this one.
+    own = {"PYTHONPATH": str(Path(checkout, "src"))} if checkout else {}
     return {
         **os.environ,
         "DO_NOT_TRACK": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "ORT_DISABLE_TELEMETRY": "1",
         "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
+        **own,
     }

@@ -92,9 +92,7 @@ def measure(job: Job, cache: Path) -> Trial:
     command = [sys.executable, "-m", "bench.trial", json.dumps(asdict(job))]
     # What an earlier process, or the user, has profiled is no part of what is measured.
     with tempfile.TemporaryDirectory() as costs:
-        variables = {**environment(cache), "PENSTOCK_CACHE": costs}
-        if job.checkout:  # before site-packages, which name the folder of this one
-            variables["PYTHONPATH"] = str(Path(job.checkout, "src"))
+        variables = {**environment(cache, job.checkout), "PENSTOCK_CACHE": costs}
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, cwd=ROOT, env=variables, timeout=TIMEOUT

@@ -88,9 +88,11 @@ class Outcome:
 
 class Worker:
     """A process that does jobs with one engine. It is stopped while it has none: the threads of some
-    libraries wait for work by spinning, on a core that another engine is timed on."""
+    libraries wait for work by spinning, on a core that another engine is timed on. ``checkout`` is
+    that of ``trial.Job``."""
 
-    def __init__(self, engine: str, threads: int, cache: Path) -> None:
+    def __init__(self, engine: str, threads: int, cache: Path, checkout: str | None = None) -> None:
+        self.checkout = checkout
         self.command = [sys.executable, "-m", "bench.zoo.worker", engine, str(threads)]
         self.cache = cache
         self.process: subprocess.Popen[str] | None = None
@@ -118,7 +120,7 @@ class Worker:
         self.jobs = 0
         self.costs = tempfile.TemporaryDirectory()
         # What an earlier process, or the user, has profiled is no part of what is measured.
-        variables = {**environment(self.cache), "PENSTOCK_CACHE": self.costs.name}
+        variables = {**environment(self.cache, self.checkout), "PENSTOCK_CACHE": self.costs.name}
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(
             self.command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True,
