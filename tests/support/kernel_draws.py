@@ -529,7 +529,8 @@ def _codes_product(rng: Source, full_name: str) -> Draw:
     x = x.reshape(-1, k)
     inputs = [x, x_scale, zeros[0], w, w_scale, zeros[1], bias, *result]
     constants = [1, *range(3, 9)]
-    return Draw("QGemm", inputs, {}, None, constants, domain="com.microsoft", version=1)
+    attrs = _of_integers(rng, [*inputs[:6], *result], x_dtype)
+    return Draw("QGemm", inputs, attrs, None, constants, domain="com.microsoft", version=1)
 
 
 def _scaled(node: Node, operation: str, **attrs: Any) -> Node:
@@ -710,7 +711,19 @@ def _codes_convolution(rng: Source, full_name: str) -> Draw:
         inputs.append(rng.integers(-2000, 2000, filters, np.int32))
     name, domain = _short(full_name)
     constants = [1, 2, *range(3, len(inputs))]
+    attrs = {**attrs, **_of_integers(rng, inputs, x_dtype)}
     return Draw(name, inputs, attrs, None, constants, domain=domain, version=1 if domain else 26)
+
+
+def _of_integers(rng: Source, inputs: list[Any], dtype: str) -> dict[str, Any]:
+    """Attributes of layers of TFLite, whose scales may be any: rescaled in integers, and bounded
+    from the zero point on, or elsewhere."""
+    if rng.chance(0.4):
+        return {}
+    inputs[4][...] = 2.0 ** rng.uniform(-12, 8, inputs[4].shape)
+    ends = np.iinfo(dtype)
+    low = rng.pick(ends.min, int(inputs[7]))
+    return {"fixed_point": 1, "code_limits": [low, rng.pick(ends.max, min(low + 90, ends.max))]}
 
 
 def _of_real_codes(rng: Source, inputs: list[Any], attrs: dict[str, Any]) -> Draw:

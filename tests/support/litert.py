@@ -81,8 +81,13 @@ def spoken(name: str, *inputs: Any, **options: Any) -> Op:
     return Op(f"CUSTOM:{name}", inputs, bytes(flexbuffers.Dumps(options)))
 
 
-def by_litert(file: bytes, feeds: dict[str, np.ndarray], runs: int = 1) -> list[np.ndarray]:
-    resolver = litert.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+def by_litert(
+    file: bytes,
+    feeds: dict[str, np.ndarray],
+    runs: int = 1,
+    resolver: str = "BUILTIN_WITHOUT_DEFAULT_DELEGATES",
+) -> list[np.ndarray]:
+    resolver = litert.OpResolverType[resolver]
     interpreter = litert.Interpreter(model_content=file, experimental_op_resolver_type=resolver)
     interpreter.allocate_tensors()
     for detail in interpreter.get_input_details():

@@ -240,6 +240,25 @@ def test_convolution_of_wide_and_high_images_in_blocks_equals_numpy():
     check(*_operation_of_codes((1, 500, 3, 140), (500, 1, 3, 3), group=500, pads=[1, 1, 1, 1]))
 
 
+@pytest.mark.parametrize("low", [-128, -9])  # results below the zero point are seen, or not
+@pytest.mark.parametrize("filters", [3, 8, 16, 20, 40, 64])
+@pytest.mark.parametrize("group", [False, True])
+def test_sums_at_and_near_ties_are_rescaled_as_numpy_does(group, filters, low):
+    """Where products are rounded to float32 first, some of these come out on the other side."""
+    dims = (1, filters, 40, 50) if group else (1, 2, 40, 50)
+    attrs = {"group": filters} if group else {}
+    _, inputs = _operation_of_codes(
+        dims, (filters, 1 if group else 2, 1, 1), ("int8", "int8"), zeros=(0, -9), **attrs
+    )
+    inputs[3][...] = RNG.integers(1, 5, inputs[3].shape)
+    offsets = RNG.choice([0.0, 2.0**-23, -(2.0**-23), 2.0**-12, 0.3], filters)
+    inputs[4] = (2.0 ** -RNG.integers(1, 9, filters) * (1 + offsets)).astype(np.float32)
+    inputs[1], inputs[6] = np.float32(1), np.float32(1)
+    inputs[8][...] = RNG.integers(-200, 200, filters)
+    attrs |= {"fixed_point": 1, "code_limits": [low, 120]}
+    check(node_of("QLinearConv", inputs, range(1, 9), **attrs), inputs)
+
+
 def test_convolution_of_an_operation_with_late_scales_has_no_kernel():
     _, inputs = _operation_of_codes((1, 4, 5, 5), (4, 4, 3, 3))
     late = node_of("QLinearConv", inputs, [2, 3, 4, 5, 6, 7, 8])

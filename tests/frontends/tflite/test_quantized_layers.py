@@ -242,34 +242,51 @@ def of_codes(
     )
 
 
-RELU, RELU6, LOWEST = 1, 3, (0.05, -128)
+RELU, RELU_1, RELU6, LOWEST = 1, 2, 3, (0.05, -128)
 ON_CODES = {
     "dense": of_codes(),
     "dense, uint8": of_codes(dtype="uint8"),
     "dense, of images": of_codes(shape=(5, 2, 4, 5)),
+    "dense, a scale for each row": of_codes(w=SCALES),
     "dense, Relu that changes nothing": of_codes(activation=RELU, y=LOWEST),
-    "dense, Relu6 that changes nothing": of_codes(activation=RELU6, y=(6 / 255, -128)),
-    "convolution": of_codes("CONV_2D", w=SCALES),
-    "convolution, padded": of_codes("CONV_2D", w=SCALES, padding=0),
-    "convolution, uint8": of_codes("CONV_2D", dtype="uint8", y=(0.4, 2)),
-    "depthwise": of_codes("DEPTHWISE_CONV_2D", w=SCALES, y=(0.1, -5)),
-    "depthwise, Relu that changes nothing": of_codes("DEPTHWISE_CONV_2D", RELU, w=SCALES, y=LOWEST),
-}
-ON_REALS = {
     "dense, Relu that bounds": of_codes(activation=RELU, y=(0.5, -50)),
     "dense, Relu6 that bounds": of_codes(activation=RELU6, y=(0.1, -128)),
-    "dense, rows of more dims": of_codes(shape=(5, 2, 40), keep_num_dims=True),
+    "dense, uint8, Relu6 that bounds": of_codes(activation=RELU6, dtype="uint8", y=(0.1, -100)),
+    "convolution": of_codes("CONV_2D", w=SCALES),
+    "convolution, one scale": of_codes("CONV_2D"),
+    "convolution, padded": of_codes("CONV_2D", w=SCALES, padding=0),
+    "convolution, uint8": of_codes("CONV_2D", dtype="uint8", y=(0.4, 2)),
     "convolution, Relu that bounds": of_codes("CONV_2D", RELU, w=SCALES, y=(0.5, -50)),
+    "convolution, Relu to 1 that bounds": of_codes("CONV_2D", RELU_1, w=SCALES, y=(0.1, 7)),
+    "convolution, scales above a half": of_codes(
+        "CONV_2D", w=[s * 20 for s in SCALES], y=(0.01, 0)
+    ),
+    "depthwise": of_codes("DEPTHWISE_CONV_2D", w=SCALES, y=(0.1, -5)),
+    "depthwise, Relu that changes nothing": of_codes("DEPTHWISE_CONV_2D", RELU, w=SCALES, y=LOWEST),
+    "depthwise, Relu6 that bounds": of_codes("DEPTHWISE_CONV_2D", RELU6, w=SCALES, y=(0.1, -60)),
+    "depthwise, scales above a half": of_codes(
+        "DEPTHWISE_CONV_2D", w=[s * 20 for s in SCALES], y=(0.01, 0)
+    ),
+}
+ON_REALS = {
+    "dense, rows of more dims": of_codes(shape=(5, 2, 40), keep_num_dims=True),
+    "convolution, Tanh": of_codes("CONV_2D", 4, w=SCALES, y=(1 / 128, 0)),
 }
 
 
 @pytest.mark.parametrize("name", [*ON_CODES, *ON_REALS])
 def test_operator_of_codes_is_one_node_where_onnx_has_it(name: str) -> None:
-    file, feeds = (ON_CODES | ON_REALS)[name]
-    names = [node.op.name for node in ps.load(file).graph.nodes]
+    names = [node.op.name for node in ps.load((ON_CODES | ON_REALS)[name][0]).graph.nodes]
     assert ("DequantizeLinear" in names) == (name in ON_REALS)
     assert any(op in names for op in ("QGemm", "QLinearConv")) == (name in ON_CODES)
-    (want,), got = by_litert(file, feeds, 1), ps.compile(file)(feeds["x"])
+
+
+@pytest.mark.parametrize("backends", [["numpy"], ["native", "numpy"]], ids=str)
+@pytest.mark.parametrize("name", [*ON_CODES, "dense, rows of more dims"])
+def test_operator_of_codes_gives_the_codes_of_the_reference(name: str, backends: list[str]) -> None:
+    file, feeds = (ON_CODES | ON_REALS)[name]
+    (want,) = by_litert(file, feeds, resolver="BUILTIN_REF")
+    got = ps.compile(file, backends=backends)(feeds["x"])
     assert got.dtype == want.dtype
     assert len(np.unique(want)) > 3
-    np.testing.assert_allclose(got.astype(int), want.astype(int), rtol=0, atol=1)
+    np.testing.assert_array_equal(got, want)

@@ -26,12 +26,14 @@ from penstock.core.types import FLOAT32, TensorType
 from penstock.ir.graph import Node, Value
 from penstock.ops.common.constant_cache import ConstantRef, Reordered, reordered
 from penstock.ops.common.dtypes import INT8, INT32, UINT8
+from penstock.ops.common.fixed_point import Multiplier
 from penstock.ops.common.windows import Window, windows
 from penstock.ops.internal.fused import is_fused
 from penstock.ops.work_estimate import Workload
 
 # As in c/windows/quantized_convolution.c.
 _PANEL, _GROUP, CHUNK, _COPIED, _LINES, MOST_TAPS = 32, 4, 64, 65536, 4, 256
+_ONE, _SLACK = float(1 << 15), 2
 TILE = 64  # bytes of a row of a tile
 _ITEMS, _LEAST_WORK = 8, 1 << 22  # of a call that are enough; operations of one
 _LEAST_WEIGHTS, _MOST_WEIGHTS = 1 << 17, 1 << 19  # bytes of an item; bytes that stay in a cache
@@ -42,7 +44,8 @@ _POINT = Window(1, 1, 1)
 class Rescaling(NamedTuple):
     """What becomes of sums, by filter: plus ``terms``, times ``factors``, plus ``offsets``, they
     are real numbers, ``low`` to ``high``, or codes whose range and zero point ``bounds`` has
-    (``code_bounds``). Tensors are of real numbers: one for all filters, or one for each; one
+    (``code_bounds``); ``exact`` multipliers give these without real numbers, which are then a
+    first guess. Tensors are of real numbers: one for all filters, or one for each; one
     array of factors may be for all, too."""
 
     terms: np.ndarray
@@ -53,6 +56,37 @@ class Rescaling(NamedTuple):
     high: float = math.inf
     by_filter: bool = True
     """whether there is a factor for each filter"""
+    exact: Multiplier | None = None
+
+    def of_each(self, exact: Multiplier) -> Rescaling:
+        """The same with exact multipliers, one for all filters or one for each."""
+        shape = self.terms.shape
+        return self._replace(exact=exact.mapped(lambda part: np.broadcast_to(part, shape)))
+
+    def of_codes(
+        self, arranged: Callable[[np.ndarray], np.ndarray]
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Factors and offsets of constants as compiled code reads them, and the bounds."""
+        factors, offsets, bounds = self.factors, self.offsets, self.bounds
+        assert isinstance(factors, np.ndarray) and isinstance(offsets, np.ndarray)
+        assert bounds is not None
+        if self.exact is None:
+            one, two = [arranged(part.astype(FLOAT32)) for part in (factors, offsets)]
+            return line_aligned(one), line_aligned(two), bounds
+        numbers, shifts = [arranged(part.astype(INT32)) for part in self.exact]
+        bounds = bounds.copy()
+        _, zero, low, *_ = view = bounds.view(np.int64)
+        view[-1] = numbers.size if np.all(self.exact.shifts > 0) else -numbers.size
+        factors = np.ldexp(_ONE * numbers, -31 - shifts)
+        # What the first rounding, to an integer, adds to a tie of the second one.
+        offsets = np.where(numbers > 0, np.ldexp(_ONE / 2, -shifts), 0)
+        offsets += _ONE / 2 + _SLACK if low == zero else 0
+        columns = [(factors, numbers), (offsets, shifts)]
+        one, two = [
+            line_aligned(np.concatenate([guess.astype(FLOAT32), part.view(FLOAT32)]))
+            for guess, part in columns
+        ]
+        return one, two, bounds
 
 
 class Operand(NamedTuple):
@@ -338,15 +372,23 @@ def _call(
     read = Workload("codes product", weights=size, items=1)
     terms = rescaling.terms
     late = operand.zero if isinstance(operand.zero, Tensor) else None
-    own = count if packed.factors_step else 1
-    factors, offsets = [_scales(each, own, rescaling.bounds) for each in rescaling[1:3]]
+    own, bounds = count if packed.factors_step else 1, rescaling.bounds
+    if rescaling.bounds is None:
+        factors, offsets = [
+            np.ascontiguousarray(each, FLOAT32) if isinstance(each, np.ndarray) else each
+            for each in rescaling[1:3]
+        ]
+    else:
+        factors, offsets, bounds = rescaling.of_codes(
+            lambda each: _rows_of(each, own, _up(each.size // own, CHUNK)).reshape(-1)
+        )
     return NativeCall(
         "quantized_convolution",
         (
             *(Tensor(operand.tensor), packed.panels, late, packed.sums),
             *(_rows_of(terms, count, packed.filter_step) if np.any(terms) else None, packed.zeros),
             *(factors, offsets, site.result()),
-            *(axis_words(planes), axis_words(rows), axis_words(columns), rescaling.bounds),
+            *(axis_words(planes), axis_words(rows), axis_words(columns), bounds),
             *(rescaling.low, rescaling.high, packed.where, count, *packed[4:6]),
             *(int(rescaling.by_filter), packed.factors_step),
             *(axes.images, channels, filters, depth.size // 4, depth.deep // 4),
@@ -356,18 +398,6 @@ def _call(
         items=positions * -(-every // some),
         item_ns=max(part_ns(work), part_ns(read)) * some / every,
     )
-
-
-def _scales(
-    array: np.ndarray | Tensor | None, groups: int, bounds: np.ndarray | None
-) -> np.ndarray | Tensor | None:
-    """Factors or offsets as compiled code reads them."""
-    if array is None or isinstance(array, Tensor):
-        return array
-    if bounds is None:
-        return np.ascontiguousarray(array, FLOAT32)
-    by_group = _rows_of(array.astype(FLOAT32), groups, _up(array.size // groups, CHUNK))
-    return line_aligned(by_group.reshape(-1))
 
 
 def divided(
@@ -397,11 +427,11 @@ def code_bounds(
     dtype: np.dtype, zero: int, low: float = -math.inf, high: float = math.inf
 ) -> np.ndarray:
     """The range of codes with this zero point as the struct of quantized_convolution.c, a double
-    and three integers; ``low`` and ``high`` are less the zero point."""
+    and four integers; ``low`` and ``high`` are less the zero point."""
     ends, change = np.iinfo(dtype), 128 if dtype == INT8 else 0
     low, high = [min(max(end, ends.min - zero), ends.max - zero) for end in (low, high)]
-    bounds = np.array([high, 0.0, 0.0, 0.0])
-    bounds.view(np.int64)[1:] = zero + change, int(low) + zero + change, change
+    bounds = np.array([high, 0.0, 0.0, 0.0, 0.0])
+    bounds.view(np.int64)[1:] = zero + change, int(low) + zero + change, change, 0
     return bounds
 
 

@@ -41,6 +41,7 @@ from penstock.host.native import library
 from penstock.ir.graph import Node, Value
 from penstock.ops.common.constant_cache import reordered
 from penstock.ops.common.dtypes import INT8, INT32, UINT8
+from penstock.ops.common.fixed_point import of_products
 from penstock.ops.common.windows import Window
 from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.work_estimate import Workload, flops
@@ -187,10 +188,8 @@ def _of_each_channel(site: Site, chain: _Chain, w: np.ndarray, axes: Axes) -> Na
         [TensorType(INT8, (rows.kernel, quads, period, 4))],
     )
     sums = taps.sum(axis=(1, 2), dtype=np.int64)
-    plus, factors, offsets, bounds, *_ = chain.rescaling
-    assert isinstance(factors, np.ndarray) and isinstance(offsets, np.ndarray)
-    terms = _repeated((plus - (zero + change) * sums).astype(INT32), period)
-    repeated = _repeated(factors, period), _repeated(offsets, period)
+    terms = (chain.rescaling.terms - (zero + change) * sums).astype(INT32)
+    factors, offsets, bounds = chain.rescaling.of_codes(lambda each: _repeated(each, period))
     items = axes.images * -(-rows.count // block) * -(-columns.count // chunk)
     codes = block * chunk * filters
     fours, copied = codes * quads * rows.kernel, codes * rows.stride * columns.stride
@@ -198,8 +197,9 @@ def _of_each_channel(site: Site, chain: _Chain, w: np.ndarray, axes: Axes) -> Na
     return NativeCall(
         "code_depthwise",
         (
-            *(Tensor(chain.x.tensor), weights.arrays[0], terms, *repeated, site.result()),
-            *(axis_words(rows), axis_words(columns), bounds, axes.images, filters),
+            *(Tensor(chain.x.tensor), weights.arrays[0], _repeated(terms, period)),
+            *(factors, offsets, site.result(), axis_words(rows), axis_words(columns), bounds),
+            *(axes.images, filters),
             *(filters // x.dims[1], period, read, block, chunk, reach, change, zero, None, None),
         ),
         items=items,
@@ -277,8 +277,13 @@ def _chain_of_operation(site: Site) -> _Chain | None:
     if any(each.size != 1 for each in (scales[0], scales[2])):
         return None
     factors = scales[0] * scales[1] / scales[2]
-    limits = -math.inf, math.inf
-    return _chain_of(site, site.node, (x, w, y), bias, (factors, np.zeros(1)), limits)
+    ends = np.array(site.attr("code_limits", (-math.inf, math.inf)))
+    low, high = ((ends - y.zero[0]) * y.scale[0]).tolist()
+    chain = _chain_of(site, site.node, (x, w, y), bias, (factors, np.zeros(1)), (low, high))
+    if chain is None or not site.attr("fixed_point", 0):
+        return chain
+    exact = of_products(*scales, rounded=site.output().dtype == UINT8)
+    return chain._replace(rescaling=chain.rescaling.of_each(exact))
 
 
 def _chain_of(

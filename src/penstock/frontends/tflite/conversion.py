@@ -98,6 +98,16 @@ def operator_rule(
     return register
 
 
+class CodeLayer(NamedTuple):
+    """Scales and zero points of x, weights and the result, for ONNX's operations on 8-bit codes;
+    and the least and the largest code of the result, which the activation bounds."""
+
+    x: Sequence[Operand]
+    w: Sequence[Operand]
+    y: Sequence[Operand]
+    limits: list[int]
+
+
 @dataclass(eq=False)
 class OperatorConversion(NodeBuilder):
     """An operator. ``op`` is its name in the schema, ``options`` the table of its options, which
@@ -112,8 +122,7 @@ class OperatorConversion(NodeBuilder):
     output_quantizations: list[Quantization | None]
     output_dtypes: list[np.dtype | None]
     options: FlatTable | None = field(init=False)
-    codes: Sequence[Sequence[Operand]] | None = field(init=False, default=None)
-    """scales and zero points of x, weights and the result, for ONNX's operations on 8-bit codes"""
+    codes: CodeLayer | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         # Operators that came later, those of StableHLO, have their options in a second union.
@@ -258,10 +267,10 @@ class OperatorConversion(NodeBuilder):
         else:
             self.apply_to_reals(entry.convert)
 
-    def _codes(self) -> Sequence[Sequence[Operand]] | None:
+    def _codes(self) -> CodeLayer | None:
         """``codes`` of an operator with x, weights and bias, and one result, if ONNX's operations
         on codes compute the same: all are 8-bit codes of one type, weights and bias are constants,
-        and the activation only bounds results to what codes can express."""
+        and the activation only bounds results."""
         x, w, bias, *_ = [*self.quantizations, None]
         (y,), (dtype,) = self.output_quantizations, self.output_dtypes
         weights, values = [None if v is None else v.const for v in (*self.inputs[1:], None)][:2]
@@ -277,10 +286,11 @@ class OperatorConversion(NodeBuilder):
         if has_bias and (bias is None or values is None or not bias.is_of_products(x, w)):
             return None
         bounds = _BOUNDS.get(self.option("fused_activation_function", "FullyConnectedOptions"))
-        if bounds is None or not y.holds(dtype, bounds):
+        if bounds is None or not all(np.all(given.scale > 0) for given in (x, w, y)):
             return None
         parts = [_parameters(self, given)[:2] for given in (x, w, y)]
-        return [(scale, self.constant(point, dtype)) for scale, point in parts]
+        of_x, of_w, of_y = [(scale, self.constant(point, dtype)) for scale, point in parts]
+        return CodeLayer(of_x, of_w, of_y, y.codes_of(bounds, dtype))
 
     def apply_to_reals(self, convert: Rule) -> None:
         """Apply a rule to the real numbers that quantized tensors stand for."""

@@ -217,9 +217,11 @@ def fully_connected(c: OperatorConversion) -> None:
         flat = c.emit("Concat", [[-1], width], axis=0)
         x, matrix = c.reshaped(x, flat), True
     if matrix and c.codes is not None:
-        of_x, of_w, of_y = c.codes
+        of_x, of_w, of_y, limits = c.codes
         inputs = [x, *of_x, weights, *of_w, bias, *of_y]
-        c.emit_final("QGemm", inputs, {"transB": 1}, domain=MICROSOFT)
+        # LiteRT's kernel of int8 rounds in real numbers.
+        attrs = {"transB": 1, "code_limits": limits, "fixed_point": int(c.dtype(0) == np.uint8)}
+        c.emit_final("QGemm", inputs, attrs, domain=MICROSOFT)
         return
     if matrix:
         c.emit_activated("Gemm", [x, weights, bias], {"transB": 1}, kind="FullyConnectedOptions")

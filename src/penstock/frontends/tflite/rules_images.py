@@ -50,8 +50,9 @@ def _convolve(c: OperatorConversion, weights: Value, groups: int, rank: int) -> 
     if c.codes is None:
         c.emit_image("Conv", [image, weights, bias], attrs, rank=rank, activation=activation)
     else:
-        of_x, of_w, of_y = c.codes
+        of_x, of_w, of_y, limits = c.codes
         inputs = [image, *of_x, weights, *of_w, *of_y, bias]
+        attrs |= {"code_limits": limits, "fixed_point": 1}
         c.emit_image("QLinearConv", inputs, attrs, rank=rank)
 
 

@@ -58,11 +58,12 @@ class Quantization:
         """Whether its scale is that of products of ``x`` and ``w``, as far as float32 tells."""
         return np.allclose(self.scale, x.scale * w.scale, rtol=1e-3, atol=0)
 
-    def holds(self, dtype: np.dtype, bounds: tuple[float, float]) -> bool:
-        """Whether the codes of a type express nothing beyond ``bounds``."""
-        low, high = (bound / self.scale[0] + self.zero_point[0] for bound in bounds)
+    def codes_of(self, bounds: tuple[float, float], dtype: np.dtype) -> list[int]:
+        """The codes of real numbers, or the nearest of the type."""
         limits = np.iinfo(dtype)
-        return bool(low <= limits.min + 0.5 and high >= limits.max - 0.5)
+        steps = np.array(bounds, np.float32) / self.scale[0]
+        rounded = np.trunc(steps + np.copysign(np.float32(0.5), steps))  # ties away from zero
+        return np.clip(rounded + self.zero_point[0], limits.min, limits.max).astype(int).tolist()
 
 
 class DeclaredTensor(NamedTuple):

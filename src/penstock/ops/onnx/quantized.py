@@ -18,6 +18,7 @@ import numpy as np
 from penstock.core.types import FLOAT32, RunValue, Shape, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Infer, Types
+from penstock.ops.common import fixed_point
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import INT8, INT32, UINT8
@@ -238,6 +239,13 @@ def requantize(
     quantization.store(real, quantization.zero_of(zero), out, True)
 
 
+def bound_codes(codes: np.ndarray, limits: Sequence[int] | None) -> None:
+    """Bound codes in place, to what an activation leaves of them."""
+    if limits is not None:
+        low, high = limits
+        np.clip(codes, low, high, out=codes)
+
+
 @operator(
     "MatMulInteger",
     since=10,
@@ -308,8 +316,11 @@ def _infer_qgemm(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 def qgemm(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     transposed = bool(node.attrs.get("transA")), bool(node.attrs.get("transB"))
     alpha = np.float32(node.attrs.get("alpha", 1.0))
+    limits = node.attrs.get("code_limits")
+    is_fixed = bool(node.attrs.get("fixed_point"))
     # The bias is added to integers: the sum may be beyond what float32 holds.
-    product = _Product(node, inputs, (0, 2), (3, 5), transposed, rules.given(inputs, 6))
+    is_integer = is_fixed or rules.given(inputs, 6)
+    product = _Product(node, inputs, (0, 2), (3, 5), transposed, is_integer)
 
     def into(*arguments: RunValue) -> None:
         a, a_scale, a_zero, b, b_scale, b_zero, c, y_scale, y_zero, out, workspace = arguments
@@ -317,11 +328,18 @@ def qgemm(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Rout
         total, real = product(b, b_zero, None, workspace), product.values(workspace)
         if c is not None:
             np.add(total, c, total)
+        if is_fixed:
+            rounded = b_scale.size == 1
+            scales = fixed_point.of_products(a_scale, b_scale, y_scale, rounded=rounded)
+            fixed_point.store_rescaled(total, scales, y_zero, out)
+            bound_codes(out, limits)
+            return
         factor = alpha * a_scale.reshape(()) * _per_column(b_scale)
         if y_scale is None:
             np.multiply(total, factor, out=out, dtype=np.float32, casting="unsafe")
             return
         zero = None if y_zero is None else y_zero.reshape(())
         requantize(total, factor / y_scale.reshape(()), zero, real, out)
+        bound_codes(out, limits)
 
     return Routine(into, product.layout.size)

@@ -19,6 +19,7 @@ from penstock.core.records import NamedTuple
 from penstock.core.types import FLOAT32, RunValue, Shape, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
+from penstock.ops.common import fixed_point
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import FLOAT64, INT32, UINT8
 from penstock.ops.common.shape_rules import check_shape, tensor
@@ -29,6 +30,7 @@ from penstock.ops.onnx.quantization import subtract_zero_point, zero_of
 from penstock.ops.onnx.quantized import (
     EXACT,
     accumulate,
+    bound_codes,
     constant_or_left_out,
     pieces,
     reach,
@@ -212,7 +214,9 @@ def qlinear_conv(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) 
     # Added to float32 the bias must be exact there; if it is not, it is added to integers.
     bias_is_known, bias_const = constant_or_left_out(node, 8)
     exact = bias_const is not None and not (np.abs(bias_const) > EXACT).any()
-    integer = not exact and not (bias_is_known and bias_const is None)
+    limits = node.attrs.get("code_limits")
+    is_fixed = bool(node.attrs.get("fixed_point"))
+    integer = is_fixed or (not exact and not (bias_is_known and bias_const is None))
     fixed_bias = bias_const.astype(np.float32) if bias_const is not None and exact else None
     convolve = _Convolution(node, inputs, (0, 2), (3, 5), integer)
     layout, values = convolve.layout, convolve.values
@@ -226,10 +230,18 @@ def qlinear_conv(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) 
             if fixed_bias is not None and total.dtype == FLOAT32:
                 bias = fixed_bias
             np.add(total, _per_filter(bias, spatial), total)
-        # Of scales of rank 0, NumPy's result is no array.
-        factor = np.asarray(x_scale.reshape(()) * w_scale / y_scale.reshape(()), np.float32)
         target = np.moveaxis(out, -1, 1) if convolve.last else out
         zero = y_zero.reshape(())
-        requantize(total, _per_filter(factor, spatial), zero, real(workspace), target)
+        if is_fixed:
+            rounded = out.dtype == UINT8
+            scales = fixed_point.of_products(x_scale, w_scale, y_scale, rounded=rounded)
+            by_filter = scales.mapped(lambda part: _per_filter(part, spatial))
+            fixed_point.store_rescaled(total, by_filter, zero, target)
+        else:
+            # Of scales of rank 0, NumPy's result is no array.
+            scale = x_scale.reshape(()) * w_scale / y_scale.reshape(())
+            factor = _per_filter(np.asarray(scale, np.float32), spatial)
+            requantize(total, factor, zero, real(workspace), target)
+        bound_codes(out, limits)
 
     return Routine(into, layout.size)

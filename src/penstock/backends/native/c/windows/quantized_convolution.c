@@ -25,10 +25,15 @@ enum { SUMS = 32 * GROUP * PANEL, CHUNK = 64, COPIED = 65536, MOST_TAPS = 256, L
 enum { POSITIONS = 256, TILE_SUMS = 24, MOST_ROWS = 12 };
 
 /* How sums become codes: rint(sum * factor + offset), at most `high`, plus zero, at least `low`; all as
-   for uint8, and ^ change for int8. */
+   for uint8, and ^ change for int8. If they are `fixed`, factors and offsets give the product in parts of ONE,
+   rounded once; in offsets is half a ONE and SLACK, unless results below zero are seen, where they have the
+   sign of the sum. Within SLACK, errors of float32 may matter: multipliers and shifts to the right, which tell
+   exactly (ops/common/fixed_point.py), are so many behind factors and offsets. If `fixed` is negative, they
+   alone are used. */
+enum { ONE = 1 << 15, SLACK = 2 };
 typedef struct {
     double high;
-    int64_t zero, low, change;
+    int64_t zero, low, change, fixed;
 } bounds;
 
 /* Where a group begins: its channels, those of its filters, in elements of channels; its weights. */
@@ -69,18 +74,74 @@ struct code_depthwise {
     const steps *x_steps, *y_steps;
 };
 
-/* The codes of four vectors of sums, or of the first `count`, whose factors and offsets are `step` apart; in the
-   order of the sums, or as these vectors interleave. */
-INLINED bytes codes_of_vectors(const bytes *sums, const float *factors, const float *offsets, int step,
+typedef int32_t words __attribute__((vector_size(BYTES)));
+
+/* Sums rescaled in integers. */
+static inline words rescaled(words x, words multipliers, words shifts)
+{
+    const words right = shifts & (shifts > 0);
+    words high;
+    x <<= -shifts & (shifts < 0);
+#if defined(__SSE2__)
+    const bytes half = (bytes){0} + (1 << 30), low = (bytes){0} + UINT32_MAX; /* 64 bits each */
+    const bytes even = V(srli_epi64)(V(mul_epi32)((bytes)x, (bytes)multipliers) + half, 31);
+    const bytes odd = V(mul_epi32)(V(srli_epi64)((bytes)x, 32), V(srli_epi64)((bytes)multipliers, 32)) + half;
+    high = (words)((even & low) | (V(slli_epi64)(odd, 1) & ~low));
+#elif defined(__aarch64__)
+    high = (words)vqrdmulhq_s32((int32x4_t)x, (int32x4_t)multipliers);
+#else
+    for (int i = 0; i < LANES_OF_SUMS; i++)
+        high[i] = (int32_t)(((int64_t)x[i] * multipliers[i] + (1 << 30)) >> 31);
+#endif
+    return (high + (((words){0} + 1) << right >> 1) + ((high >> 31) & (right > 0))) >> right;
+}
+
+/* Rescale vectors of sums in integers, in their place. */
+static __attribute__((noinline)) void rescale_vectors(bytes *sums, const float *factors, const float *offsets,
+                                                      int step, int own, const bounds *b, int count)
+{
+    const int64_t behind = b->fixed < 0 ? -b->fixed : b->fixed;
+    for (int v = 0; v < count; v++) {
+        words parts[2];
+        memcpy(parts, factors + behind + v % own * step, BYTES);
+        memcpy(parts + 1, offsets + behind + v % own * step, BYTES);
+        sums[v] = (bytes)rescaled((words)sums[v], parts[0], parts[1]);
+    }
+}
+
+#if defined(__AVX512BW__)
+#define IS_ANY_BELOW(x, limit) _mm512_cmplt_epi32_mask((bytes)(x), (bytes)((words){0} + (limit)))
+#elif defined(__SSE2__)
+#define IS_ANY_BELOW(x, limit) V(movemask_epi8)((bytes)((x) < (limit)))
+#endif
+
+/* The codes of four vectors of sums, or of the first `count`. Their factors and offsets are `step` apart, and
+   begin again after `own` of them. In the order of the sums, or as these vectors interleave. */
+INLINED bytes codes_of_vectors(const bytes *sums, const float *factors, const float *offsets, int step, int own,
                                const bounds *b, int count, int ordered)
 {
-#if defined(__SSE2__)
     bytes whole[4] = {{0}};
-    UNROLLED(v, count)
-        whole[v] = V(cvtps_epi32)(V(min_ps)(
-            V(add_ps)(V(mul_ps)(V(cvtepi32_ps)(sums[v]), V(loadu_ps)(factors + v * step)),
-                      V(loadu_ps)(offsets + v * step)),
-            V(set1_ps)((float)b->high)));
+#if defined(__SSE2__)
+    words least = (words){0} + ONE;
+    UNROLLED(v, count) {
+        __typeof__(V(setzero_ps)()) number = V(cvtepi32_ps)(sums[v]), offset = V(loadu_ps)(offsets + v % own * step);
+        if (b->fixed && b->low != b->zero)
+            offset = V(set1_ps)(ONE / 2 + SLACK) + V(or_ps)(offset, V(and_ps)(number, V(set1_ps)(-0.0f)));
+        number = V(mul_ps)(number, V(loadu_ps)(factors + v % own * step)) + offset;
+        whole[v] = V(cvtps_epi32)(b->fixed ? number : V(min_ps)(number, V(set1_ps)((float)b->high)));
+        if (b->fixed) { /* of numbers that are too large, all bits but the sign are 0 */
+            least = (words)V(min_epu32)((bytes)least, whole[v] & (bytes)((words){0} + ONE - 1));
+            whole[v] = V(srai_epi32)(whole[v], 15);
+        }
+    }
+    if (b->fixed && (b->fixed < 0 || IS_ANY_BELOW(least, 2 * SLACK))) {
+        bytes copies[4]; /* so that sums and results need not be in memory otherwise */
+        UNROLLED(v, count)
+            copies[v] = sums[v];
+        rescale_vectors(copies, factors, offsets, step, own, b, count);
+        UNROLLED(v, count)
+            whole[v] = copies[v];
+    }
     const bytes zero = V(set1_epi16)((int16_t)b->zero);
     bytes codes = V(packus_epi16)(V(adds_epi16)(V(packs_epi32)(whole[0], whole[1]), zero),
                                   V(adds_epi16)(V(packs_epi32)(whole[2], whole[3]), zero));
@@ -91,19 +152,22 @@ INLINED bytes codes_of_vectors(const bytes *sums, const float *factors, const fl
     if (ordered)
         codes = V(permutevar8x32_epi32)(codes, V(set_epi32)(7, 3, 6, 2, 5, 1, 4, 0));
 #endif
+    codes = V(min_epu8)(codes, V(set1_epi8)((char)((int64_t)b->high + b->zero)));
     return V(max_epu8)(codes, V(set1_epi8)((char)b->low)) ^ V(set1_epi8)((char)b->change);
 #else
-    int32_t whole[BYTES];
     bytes codes;
-    memcpy(whole, sums, sizeof whole);
+    _Alignas(BYTES) int32_t numbers[BYTES];
+    memcpy(numbers, sums, sizeof numbers);
+    if (b->fixed)
+        rescale_vectors((bytes *)numbers, factors, offsets, step, own, b, count);
     for (int i = 0; i < BYTES; i++) {
-        const int at = i / 4 * step + i % 4;
-        float number = (float)whole[i] * factors[at] + offsets[at];
+        const int at = i / 4 % own * step + i % 4;
+        float number = b->fixed ? (float)numbers[i] : (float)numbers[i] * factors[at] + offsets[at];
         number = number < b->high ? number : (float)b->high;
-        whole[i] = (int32_t)rintf(number > -512 ? number : -512) + (int32_t)b->zero;
+        numbers[i] = (int32_t)rintf(number > -512 ? number : -512) + (int32_t)b->zero;
     }
     for (int i = 0; i < BYTES; i++)
-        codes[i] = (uint8_t)(whole[i] > b->low ? whole[i] : b->low) ^ (uint8_t)b->change;
+        codes[i] = (uint8_t)(numbers[i] > b->low ? numbers[i] : b->low) ^ (uint8_t)b->change;
     return codes;
 #endif
 }
@@ -317,8 +381,8 @@ static void finish(const struct quantized_convolution *a, const view *s, const m
             const bytes *four = (const bytes *)(sums + f);
             const float *factors = s->factors + f, *offsets = s->offsets + f;
             const bytes codes = filters - f > BYTES / 2
-                                    ? codes_of_vectors(four, factors, offsets, LANES_OF_SUMS, &own, 4, 1)
-                                    : codes_of_vectors(four, factors, offsets, LANES_OF_SUMS, &own, 2, 1);
+                                    ? codes_of_vectors(four, factors, offsets, LANES_OF_SUMS, 4, &own, 4, 1)
+                                    : codes_of_vectors(four, factors, offsets, LANES_OF_SUMS, 4, &own, 2, 1);
             put_codes(s->y[p] + f * step, step, codes, smaller(filters - f, BYTES));
         }
         if (a->bounds)
@@ -358,10 +422,21 @@ INLINED void tile_of_codes(const view *s, const multiplication *m, const bounds 
                     __asm__("vpdpbusd %2, %1, %0" : "+v"(sums[i * vectors + j]) : "v"(four), "v"(columns[j]));
             }
         }
-    UNROLLED(i, rows)
-        V(mask_storeu_epi8)(s->y[row + i] + first, ~0ull >> (BYTES - count),
-                            codes_of_vectors(sums + i * vectors, s->factors + first, s->offsets + first,
-                                             LANES_OF_SUMS, &own, vectors, 1));
+    /* Those of as many positions as four vectors have. */
+    const int each = vectors < 3 ? 4 / vectors : 1;
+    UNROLLED(i, (rows + each - 1) / each)
+    {
+        const int some = rows - i * each < each ? rows - i * each : each;
+        const bytes codes = codes_of_vectors(sums + i * each * vectors, s->factors + first, s->offsets + first,
+                                             LANES_OF_SUMS, vectors, &own, some * vectors, 1);
+        uint8_t *const *y = s->y + row + i * each;
+        if (each == 1)
+            V(mask_storeu_epi8)(y[0] + first, ~0ull >> (BYTES - count), codes);
+        for (int j = 0; vectors == 2 && j < some; j++)
+            _mm256_mask_storeu_epi8(y[j] + first, ~0u >> (32 - count), _mm512_extracti64x4_epi64(codes, j));
+        for (int j = 0; vectors == 1 && j < some; j++)
+            _mm_mask_storeu_epi8(y[j] + first, 0xffffu >> (16 - count), _mm512_extracti32x4_epi32(codes, j));
+    }
 }
 #endif
 
@@ -570,7 +645,7 @@ INLINED int64_t kernel_row(const axis *u, int64_t row, int64_t t)
                 const int64_t first = at + i / 4;                                                 \
                 const bytes packed =                                                              \
                     codes_of_vectors((const bytes *)sums + 4 * r, a->factors + first,             \
-                                     a->offsets + first, CHUNK / 4, a->bounds, 4, 0);             \
+                                     a->offsets + first, CHUNK / 4, 4, a->bounds, 4, 0);             \
                 memcpy(codes + r * CHUNK + i, &packed, BYTES);                                    \
             }                                                                                     \
         }                                                                                         \

@@ -1,0 +1,59 @@
+"""Codes rescaled by integers alone, as the reference kernels of TFLite do.
+
+A scale is a multiplier of 31 bits, at least 2**30, and a shift. The product with the multiplier is
+rounded to an integer, ties up, and that is rounded once more when it is shifted, ties away from
+zero: what these two roundings give may differ by one from a single one of the real number. Method:
+Jacob et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
+Inference", 2018, section 2.2; the rounding is that of gemmlowp's fixedpoint.h.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from penstock.core.records import NamedTuple
+
+
+class Multiplier(NamedTuple):
+    """A scale, or one for each element of an array: multipliers, and shifts to the right."""
+
+    numbers: np.ndarray
+    shifts: np.ndarray
+
+    def mapped(self, function: Callable[[np.ndarray], np.ndarray]) -> Multiplier:
+        return Multiplier(*map(function, self))
+
+
+def multiplier(scale: np.ndarray | float) -> Multiplier:
+    """The multiplier of scales in float64, which are not negative; of what is below 2**-32, 0."""
+    fractions, exponents = np.frexp(np.asarray(scale, np.float64))
+    numbers = np.floor(fractions * 2.0**31 + 0.5).astype(np.int64)
+    is_whole = numbers == 1 << 31
+    numbers, shifts = np.where(is_whole, numbers // 2, numbers), -(exponents + is_whole)
+    return Multiplier(np.where(shifts > 31, 0, numbers), np.minimum(shifts, 31).astype(np.int64))
+
+
+def of_products(x: np.ndarray, w: np.ndarray, y: np.ndarray, *, rounded: bool) -> Multiplier:
+    """The multipliers of sums of products of codes, by the scales in float32 of both and of the
+    result. ``rounded``: the product of scales is rounded to float32, as TFLite's kernels do for
+    codes of uint8."""
+    scale = np.multiply(x, w, dtype=np.float32 if rounded else np.float64)
+    return multiplier(scale.astype(np.float64) / y)
+
+
+def rescaled(x: np.ndarray, by: Multiplier) -> np.ndarray:
+    """Integers of 32 bits times scales, as int64; beyond 32 bits they wrap before they are
+    multiplied."""
+    left, right = np.maximum(-by.shifts, 0), np.maximum(by.shifts, 0)
+    whole = (x.astype(np.int64) << left).astype(np.int32).astype(np.int64)
+    high = (whole * by.numbers + (1 << 30)) >> 31
+    rounded = (high + ((1 << right) >> 1) - (high < 0)) >> right
+    return np.where(right > 0, rounded, high)
+
+
+def store_rescaled(x: np.ndarray, by: Multiplier, zero: np.ndarray, out: np.ndarray) -> None:
+    """The codes of integers times scales, plus the zero point."""
+    limits = np.iinfo(out.dtype)
+    np.copyto(out, np.clip(rescaled(x, by) + zero, limits.min, limits.max), casting="unsafe")
