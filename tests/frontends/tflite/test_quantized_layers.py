@@ -290,3 +290,43 @@ def test_operator_of_codes_gives_the_codes_of_the_reference(name: str, backends:
     assert got.dtype == want.dtype
     assert len(np.unique(want)) > 3
     np.testing.assert_array_equal(got, want)
+
+
+def mean_of_codes(
+    op: str, options: dict[str, Any], *, dtype: str = "int8", y: tuple[float, int] = (0.02, 3)
+) -> Case:
+    """A mean over windows or all positions of an image of codes; zero points are those of int8."""
+    middle = 128 if dtype == "uint8" else 0
+    x = (codes(2, 8, 8, 5).astype(int) + middle).astype(dtype)
+    kind, constants, version = "Pool2DOptions", {}, 2
+    if op == "MEAN":
+        kind, constants = "ReducerOptions", {"axes": np.array(options.pop("axes"), np.int32)}
+    else:
+        options = {"stride_w": 2, "stride_h": 1, "filter_width": 4, "filter_height": 2, **options}
+    tensors = {"x": quantized(0.02, 3 + middle)}
+    tensors["y"] = {"type": TYPES.index(dtype), **quantized(y[0], y[1] + middle)}
+    return layer(op, x, constants, ["x", *constants], (kind, options), version, tensors)
+
+
+POOL = "AVERAGE_POOL_2D"
+MEANS = {
+    "pool": mean_of_codes(POOL, {"padding": 1}),
+    "pool, padded": mean_of_codes(POOL, {"padding": 0}),
+    "pool, uint8": mean_of_codes(POOL, {"padding": 1}, dtype="uint8"),
+    "pool, Relu": mean_of_codes(POOL, {"padding": 0, "fused_activation_function": RELU}),
+    "mean": mean_of_codes("MEAN", {"axes": [1, 2], "keep_dims": True}),
+    "mean, dims dropped": mean_of_codes("MEAN", {"axes": [2, 1]}),
+    "mean, other scale": mean_of_codes("MEAN", {"axes": [-3, -2]}, y=(0.003, -20)),
+    "mean, uint8": mean_of_codes("MEAN", {"axes": [1, 2]}, dtype="uint8"),
+}
+
+
+@pytest.mark.parametrize("backends", [["numpy"], ["native", "numpy"]], ids=str)
+@pytest.mark.parametrize("name", MEANS)
+def test_mean_of_codes_gives_the_codes_of_the_reference(name: str, backends: list[str]) -> None:
+    """Of 8, 4 or 64 codes, of which many are ties."""
+    file, feeds = MEANS[name]
+    (want,) = by_litert(file, feeds, resolver="BUILTIN_REF")
+    got = ps.compile(file, backends=backends)(feeds["x"])
+    assert (got.dtype, got.shape) == (want.dtype, want.shape)
+    np.testing.assert_array_equal(got, want)

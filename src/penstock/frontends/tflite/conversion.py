@@ -71,7 +71,7 @@ class RuleEntry(NamedTuple):
     outputs: int | None = None
     moves: bool = False
     integers: bool = False
-    codes: bool = False
+    codes: Callable[[OperatorConversion], CodeLayer | None] | None = None
 
 
 RULES: dict[str, RuleEntry] = {}
@@ -84,11 +84,11 @@ def operator_rule(
     outputs: int | None = 1,
     moves: bool = False,
     integers: bool = False,
-    codes: bool = False,
+    codes: Callable[[OperatorConversion], CodeLayer | None] | None = None,
 ) -> Callable[[Rule], Rule]:
     """Register a rule of operators with this number of ``outputs``, or any. ``moves``: they
-    only move elements. ``integers``: the rule converts quantized tensors itself. ``codes``: it does
-    where ``OperatorConversion.codes`` is given."""
+    only move elements. ``integers``: the rule converts quantized tensors itself; it does so, too,
+    where ``codes`` says what these are, as ``OperatorConversion.codes``."""
 
     def register(function: Rule) -> Rule:
         entry = RuleEntry(function, outputs, moves, integers, codes)
@@ -106,6 +106,15 @@ class CodeLayer(NamedTuple):
     w: Sequence[Operand]
     y: Sequence[Operand]
     limits: list[int]
+
+    def convolved(self, image: Value, weights: Value, bias: Operand = None) -> list[Operand]:
+        """The inputs of a QLinearConv."""
+        return [image, *self.x, weights, *self.w, *self.y, bias]
+
+    @property
+    def attrs(self) -> AttrDict:
+        """The attributes of operations whose sums are rescaled in integers."""
+        return {"code_limits": self.limits, "fixed_point": 1}
 
 
 @dataclass(eq=False)
@@ -261,36 +270,11 @@ class OperatorConversion(NodeBuilder):
             raise NodeError(f"has {len(self.outputs)} outputs, but {self.op} has {entry.outputs}")
         quantized = any((*self.quantizations, *self.output_quantizations))
         integers = entry.integers or (entry.moves and self.moved_as_integers)
-        self.codes = self._codes() if quantized and entry.codes else None
+        self.codes = entry.codes(self) if quantized and entry.codes else None
         if not quantized or integers or self.codes is not None:
             entry.convert(self)
         else:
             self.apply_to_reals(entry.convert)
-
-    def _codes(self) -> CodeLayer | None:
-        """``codes`` of an operator with x, weights and bias, and one result, if ONNX's operations
-        on codes compute the same: all are 8-bit codes of one type, weights and bias are constants,
-        and the activation only bounds results."""
-        x, w, bias, *_ = [*self.quantizations, None]
-        (y,), (dtype,) = self.output_quantizations, self.output_dtypes
-        weights, values = [None if v is None else v.const for v in (*self.inputs[1:], None)][:2]
-        if x is None or w is None or y is None or x.per_channel or y.per_channel:
-            return None
-        if dtype not in (np.int8, np.uint8) or self.dtype(0) != dtype:
-            return None
-        axis = 3 if self.op == "DEPTHWISE_CONV_2D" else 0
-        if weights is None or weights.dtype != dtype or (w.per_channel and w.axis != axis):
-            return None
-        # ONNX's operations say nothing of a bias, which has the scale of products.
-        has_bias = len(self.inputs) > 2 and self.inputs[2] is not None
-        if has_bias and (bias is None or values is None or not bias.is_of_products(x, w)):
-            return None
-        bounds = _BOUNDS.get(self.option("fused_activation_function", "FullyConnectedOptions"))
-        if bounds is None or not all(np.all(given.scale > 0) for given in (x, w, y)):
-            return None
-        parts = [_parameters(self, given)[:2] for given in (x, w, y)]
-        of_x, of_w, of_y = [(scale, self.constant(point, dtype)) for scale, point in parts]
-        return CodeLayer(of_x, of_w, of_y, y.codes_of(bounds, dtype))
 
     def apply_to_reals(self, convert: Rule) -> None:
         """Apply a rule to the real numbers that quantized tensors stand for."""
@@ -349,3 +333,46 @@ def _parameters(b: NodeBuilder, given: Quantization) -> tuple[Value, np.ndarray,
     if given.per_channel:
         return b.constant(given.scale, FLOAT32), given.zero_point, {"axis": given.axis}
     return b.constant(given.scale[0], FLOAT32), given.zero_point[0], {}
+
+
+# Codes.
+
+
+def layer_of_codes(c: OperatorConversion) -> CodeLayer | None:
+    """An operator with x, weights and bias, if ONNX's operations on codes compute the same: weights
+    and bias are constants, and all are codes of one type."""
+    x, w, bias, *_ = [*c.quantizations, None]
+    dtype, weights = c.dtype(0), None if c.inputs[1] is None else c.inputs[1].const
+    axis = 3 if c.op == "DEPTHWISE_CONV_2D" else 0
+    if x is None or w is None or weights is None or weights.dtype != dtype:
+        return None
+    if w.per_channel and w.axis != axis:
+        return None
+    # ONNX's operations say nothing of a bias, which has the scale of products.
+    value = c.inputs[2] if len(c.inputs) > 2 else None
+    if value is not None and (value.const is None or not bias or not bias.is_of_products(x, w)):
+        return None
+    return _code_layer(c, x, w)
+
+
+def image_of_codes(c: OperatorConversion) -> CodeLayer | None:
+    """An operator of an image, whose elements count alike."""
+    (x, *_), one = c.quantizations, Quantization(np.ones(1, np.float32), np.zeros(1, np.int64), 0)
+    return None if x is None else _code_layer(c, x, one)
+
+
+def _code_layer(c: OperatorConversion, x: Quantization, w: Quantization) -> CodeLayer | None:
+    """What the codes of an operator stand for, if they have 8 bits, and the activation bounds."""
+    (y,), (dtype,) = c.output_quantizations, c.output_dtypes
+    if y is None or x.per_channel or y.per_channel:
+        return None
+    if dtype not in (np.int8, np.uint8) or c.dtype(0) != dtype:
+        return None
+    name, options = "fused_activation_function", c.options
+    number = options is not None and name in schema().tables[options.kind] and c.option(name)
+    bounds = _BOUNDS.get(int(number))
+    if bounds is None or not all(np.all(given.scale > 0) for given in (x, w, y)):
+        return None
+    parts = [_parameters(c, given)[:2] for given in (x, w, y)]
+    of_x, of_w, of_y = [(scale, c.constant(point, dtype)) for scale, point in parts]
+    return CodeLayer(of_x, of_w, of_y, y.codes_of(bounds, dtype))

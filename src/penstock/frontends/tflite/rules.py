@@ -14,6 +14,7 @@ from penstock.frontends.tflite.conversion import (
     OperatorConversion,
     dequantized,
     emit_quantized,
+    layer_of_codes,
     operator_rule,
 )
 from penstock.ir.graph import Value
@@ -203,7 +204,7 @@ def l2_normalization(c: OperatorConversion) -> None:
 # Matrices.
 
 
-@operator_rule("FULLY_CONNECTED", codes=True)
+@operator_rule("FULLY_CONNECTED", codes=layer_of_codes)
 def fully_connected(c: OperatorConversion) -> None:
     """Weights have a row for each output. An image of more dims is flattened to rows as long as
     those, unless all of its dims but the last are kept."""
@@ -217,10 +218,9 @@ def fully_connected(c: OperatorConversion) -> None:
         flat = c.emit("Concat", [[-1], width], axis=0)
         x, matrix = c.reshaped(x, flat), True
     if matrix and c.codes is not None:
-        of_x, of_w, of_y, limits = c.codes
-        inputs = [x, *of_x, weights, *of_w, bias, *of_y]
+        inputs = [x, *c.codes.x, weights, *c.codes.w, bias, *c.codes.y]
         # LiteRT's kernel of int8 rounds in real numbers.
-        attrs = {"transB": 1, "code_limits": limits, "fixed_point": int(c.dtype(0) == np.uint8)}
+        attrs = {**c.codes.attrs, "transB": 1, "fixed_point": int(c.dtype(0) == np.uint8)}
         c.emit_final("QGemm", inputs, attrs, domain=MICROSOFT)
         return
     if matrix:

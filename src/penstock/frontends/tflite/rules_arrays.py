@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.core.types import INT64
+from penstock.core.types import FLOAT32, INT64
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
-from penstock.frontends.tflite.conversion import OperatorConversion, operator_rule
+from penstock.frontends.tflite.conversion import OperatorConversion, image_of_codes, operator_rule
 from penstock.ir.graph import Value
+from penstock.ops.common.dtypes import INT8
+from penstock.ops.common.shape_rules import all_known
 from penstock.ops.registry import TENSORFLOW, TFLITE
 
 _REDUCTIONS = {
@@ -22,7 +24,28 @@ _REDUCTIONS = {
 _SPARSE, _DENSE = 1, 2  # kinds of LSH_PROJECTION
 
 
-@operator_rule(*_REDUCTIONS)
+@operator_rule("MEAN", codes=image_of_codes)
+def mean(c: OperatorConversion) -> None:
+    """The mean of all positions of an image of codes is a convolution with as many ones."""
+    dims, axes = all_known((c.shape(0) or ())[1:]), c.integers(1)
+    if c.codes is None:
+        reduction(c)
+        return
+    if dims is None or len(dims) != 3 or axes is None or {*axes} not in ({1, 2}, {-3, -2}):
+        c.apply_to_reals(reduction)
+        return
+    height, width, channels = dims
+    codes = c.codes._replace(w=[c.constant(1 / (height * width), FLOAT32), c.codes.w[1]])
+    ones = c.constant(np.ones((channels, 1, height, width)), c.dtype(0) or INT8)
+    inputs = codes.convolved(c.channels_first(c.take(2)[0]), ones)
+    attrs = {**codes.attrs, "group": channels}
+    if c.option("keep_dims", "ReducerOptions"):
+        c.emit_image("QLinearConv", inputs, attrs)
+        return
+    c.emit_final("Squeeze", [c.emit("QLinearConv", inputs, attrs), [2, 3]])
+
+
+@operator_rule(*(name for name in _REDUCTIONS if name != "MEAN"))
 def reduction(c: OperatorConversion) -> None:
     x, _ = c.take(2)
     # Along no axes TFLite reduces nothing, where ONNX by default reduces all.

@@ -10,11 +10,17 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from penstock.core.types import ShapeError
+from penstock.core.types import FLOAT32, ShapeError
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
-from penstock.frontends.tflite.conversion import OperatorConversion, operator_rule
+from penstock.frontends.tflite.conversion import (
+    OperatorConversion,
+    image_of_codes,
+    layer_of_codes,
+    operator_rule,
+)
 from penstock.ir.graph import Value
 from penstock.ir.op import AttrDict
+from penstock.ops.common.dtypes import INT8
 from penstock.ops.common.shape_rules import all_known
 from penstock.ops.registry import TENSORFLOW
 from penstock.ops.tensorflow.windows import backward_attrs
@@ -46,14 +52,12 @@ def _window_attrs(c: OperatorConversion, rank: int, *, dilations: bool = True) -
 def _convolve(c: OperatorConversion, weights: Value, groups: int, rank: int) -> None:
     attrs = {**_window_attrs(c, rank), "group": groups}
     x, _, bias = c.take(2, 3)
+    if c.codes is not None:
+        inputs = c.codes.convolved(c.channels_first(x), weights, bias)
+        c.emit_image("QLinearConv", inputs, {**attrs, **c.codes.attrs})
+        return
     image, activation = c.channels_first(x, rank), c.option("fused_activation_function")
-    if c.codes is None:
-        c.emit_image("Conv", [image, weights, bias], attrs, rank=rank, activation=activation)
-    else:
-        of_x, of_w, of_y, limits = c.codes
-        inputs = [image, *of_x, weights, *of_w, *of_y, bias]
-        attrs |= {"code_limits": limits, "fixed_point": 1}
-        c.emit_image("QLinearConv", inputs, attrs, rank=rank)
+    c.emit_image("Conv", [image, weights, bias], attrs, rank=rank, activation=activation)
 
 
 def _channels(c: OperatorConversion, rank: int) -> int | None:
@@ -65,7 +69,7 @@ def _channels(c: OperatorConversion, rank: int) -> int | None:
     return channels if isinstance(channels, int) else None
 
 
-@operator_rule("CONV_2D", codes=True)
+@operator_rule("CONV_2D", codes=layer_of_codes)
 def conv(c: OperatorConversion) -> None:
     """Weights [outputs, height, width, channels of a group]."""
     weights = c.static_shape(1, "the weights") if c.shape(1) is not None else (0, 0, 0, 0)
@@ -78,7 +82,7 @@ def conv(c: OperatorConversion) -> None:
     _convolve(c, order, channels // weights[-1], 4)
 
 
-@operator_rule("DEPTHWISE_CONV_2D", codes=True)
+@operator_rule("DEPTHWISE_CONV_2D", codes=layer_of_codes)
 def depthwise(c: OperatorConversion) -> None:
     """Weights [1, height, width, outputs], with as many outputs for each channel."""
     weights = c.static_shape(1, "the weights")
@@ -151,7 +155,8 @@ def transposed_with_bias(c: OperatorConversion) -> None:
     c.emit_image("ConvTranspose", [c.channels_first(x), weights, bias], attrs)
 
 
-@operator_rule("AVERAGE_POOL_2D", "MAX_POOL_2D", "L2_POOL_2D")
+@operator_rule("AVERAGE_POOL_2D", codes=image_of_codes)
+@operator_rule("MAX_POOL_2D", "L2_POOL_2D")
 def pool(c: OperatorConversion) -> None:
     (x,) = c.take(1)
     attrs = _window_attrs(c, 4, dilations=False)
@@ -159,6 +164,18 @@ def pool(c: OperatorConversion) -> None:
     if min(attrs["kernel_shape"]) < 1:
         raise NodeError(f"has a window of {attrs['kernel_shape']}, which must be positive")
     activation = c.option("fused_activation_function")
+    if c.codes is not None and not c.moved_as_integers:
+        c.apply_to_reals(pool)
+        return
+    if c.codes is not None:
+        # Means of the codes themselves, exact in float32. LiteRT's kernel rounds ties away from 0:
+        # the scale is below 1 by less than what other means of a few thousand codes are from a tie.
+        dtype, zero = c.dtype(0) or INT8, c.like(0, x)
+        mean = c.emit("DequantizeLinear", [c.channels_first(x), c.constant(1, FLOAT32), zero])
+        mean = c.emit("AveragePool", [mean], attrs)
+        codes = c.emit("QuantizeLinear", [mean, c.constant(1 - 2**-22, FLOAT32), zero])
+        c.emit_image("Clip", [codes, *[c.constant(limit, dtype) for limit in c.codes.limits]], {})
+        return
     if c.op != "L2_POOL_2D":
         op = "MaxPool" if c.op == "MAX_POOL_2D" else "AveragePool"
         c.emit_image(op, [c.channels_first(x)], attrs, activation=activation)
