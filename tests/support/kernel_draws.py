@@ -1632,6 +1632,30 @@ def _recurrent(rng: Source, full_name: str) -> Draw:
     return Draw(name, inputs, attrs, bound, constants, outputs, **options)
 
 
+@draws("tflite.LstmOfCodes")
+def _integer_lstm(rng: Source, full_name: str) -> Draw:
+    """Sums of all sizes, up to gates that saturate; the result is the same to the bit."""
+    steps, batch, width, units = rng.size(7), rng.size(17), rng.size(150), rng.size(90)
+    layout, bits = rng.pick(0, 1), rng.pick(0, 3, 4, 6)
+    dims = (batch, steps, width) if layout else (steps, batch, width)
+    inputs = [rng.numbers(dims, "int8")]
+    inputs += [rng.numbers((4 * units, size), "int8") for size in (width, units)]
+    inputs += [rng.integers(-30000, 30000, 4 * units, np.int32) for _ in range(2)]
+    inputs += [rng.numbers((batch, units), dtype) for dtype in ("int8", "int16")]
+    scales = 2.0 ** rng.uniform(-9, 1, 8)
+    attrs = {
+        "hidden_size": units,
+        "direction": rng.pick("forward", "reverse"),
+        "layout": layout,
+        "scales": [*scales.tolist(), 2.0 ** float(rng.uniform(-25, -20, ()))],
+        "zero": rng.pick(0, -128, 5),
+        "cell_bits": bits,
+        "cell_clip": rng.pick(0, 20000),
+    }
+    options: dict[str, Any] = {"domain": "tflite", "version": 1}
+    return Draw("LstmOfCodes", inputs, attrs, None, [1, 2, 3, 4], 3, **options)
+
+
 def _has(draw: Draw, i: int) -> bool:
     return i < len(draw.inputs) and draw.inputs[i] is not None
 

@@ -37,6 +37,7 @@ _ROWS = (
     (Rates(11e-6, _BYTES, _FLOPS), "AveragePool InstanceNormalization MaxPool Resize"),
     (Rates(21e-6, _BYTES, _FLOPS, item_s=8e-6), "GRU LSTM Lstm RNN"),
     (Rates(27e-6, _BYTES, _FLOPS), "TopK"),
+    (Rates(30e-6, _BYTES, _FLOPS, item_s=300e-6), "LstmOfCodes"),
     (Rates(601e-6, _BYTES, _FLOPS), "NonMaxSuppression"),
     # Products of a BLAS; before those of integers, all of their matrices become floats.
     (Rates(1.15e-6, _BYTES, 60e9), "Gemm MatMul"),

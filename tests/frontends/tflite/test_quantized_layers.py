@@ -64,7 +64,12 @@ def layer(
 
 
 def lstm(
-    x: np.ndarray, weights: Any, biases: Any, peepholes: bool, tensors: dict[str, dict[str, Any]]
+    x: np.ndarray,
+    weights: Any,
+    biases: Any,
+    peepholes: bool,
+    tensors: dict[str, dict[str, Any]],
+    clip: float = 0.0,
 ) -> Case:
     units, features = 6, x.shape[2]
     constants = {f"w{g}": weights(units, features) for g in "ifgo"}
@@ -74,7 +79,7 @@ def lstm(
     order = ["x", *(f"{kind}{gate}" for kind in "wrpb" for gate in "ifgo" if kind + gate != "pg")]
     names = [n if n == "x" or n in constants else None for n in order]
     names += [None, None, "h", "cell", None, None, None, None]
-    options = {"fused_activation_function": 4, "time_major": True}
+    options = {"fused_activation_function": 4, "time_major": True, "cell_clip": clip}
     kind = "UnidirectionalSequenceLSTMOptions"
     version = 3 if x.dtype == np.int8 else 2
     return layer(
@@ -82,7 +87,7 @@ def lstm(
     )
 
 
-def integer_lstm(peepholes: bool) -> Case:
+def integer_lstm(peepholes: bool, clip: float = 0.0) -> Case:
     x = codes(5, 2, 4)
     tensors: dict[str, Any] = {"x": quantized(0.015, 4), "cell": variable("int16", (2, 6), 2**-11)}
     tensors["h"] = variable("int8", (2, 6), 1 / 120, -7)
@@ -93,7 +98,7 @@ def integer_lstm(peepholes: bool) -> Case:
         tensors |= {f"b{gate}": quantized(0.015 * scale), f"m{i}": inner("int16", 2**-12)}
     tensors |= {f"p{gate}": quantized(2**-9) for gate in "ifo" if peepholes}
     tensors["m4"] = inner("int8", 1 / 120, -7)
-    return lstm(x, codes, lambda n: 20 * codes(n, dtype=np.int32), peepholes, tensors)
+    return lstm(x, codes, lambda n: 20 * codes(n, dtype=np.int32), peepholes, tensors, clip)
 
 
 def inner(dtype: str, *quantization: Any) -> dict[str, Any]:
@@ -140,6 +145,20 @@ def test_layer_of_codes_is_in_each_run_within_a_quantum_of_litert(name: str, exe
         assert got.dtype == want.dtype
         assert len(np.unique(want)) > 3  # it says something
         np.testing.assert_allclose(got.astype(int), want.astype(int), rtol=0, atol=1)
+
+
+@pytest.mark.parametrize("backends", [["numpy"], ["native", "numpy"]], ids=str)
+@pytest.mark.parametrize("clip", [0.0, 0.3])
+def test_lstm_of_integers_gives_the_codes_of_the_reference(
+    clip: float, backends: list[str]
+) -> None:
+    """In each run, which goes on from the state of the one before."""
+    file, feeds = integer_lstm(False, clip)
+    session = ps.compile(file, backends=backends)
+    assert "LstmOfCodes" in [step.node.op.name for step in session.inspect.plan.steps]
+    for run in range(1, RUNS + 1):
+        (want,) = by_litert(file, feeds, run, "BUILTIN_REF")
+        np.testing.assert_array_equal(session(feeds["x"]), want)
 
 
 def hybrid(op: str, x: np.ndarray, options: Any, version: int, **weights: Any) -> Case:

@@ -70,7 +70,7 @@ class RuleEntry(NamedTuple):
     convert: Rule
     outputs: int | None = None
     moves: bool = False
-    integers: bool = False
+    integers: bool | Callable[[OperatorConversion], bool] = False
     codes: Callable[[OperatorConversion], CodeLayer | None] | None = None
 
 
@@ -83,12 +83,12 @@ def operator_rule(
     *operators: str,
     outputs: int | None = 1,
     moves: bool = False,
-    integers: bool = False,
+    integers: bool | Callable[[OperatorConversion], bool] = False,
     codes: Callable[[OperatorConversion], CodeLayer | None] | None = None,
 ) -> Callable[[Rule], Rule]:
     """Register a rule of operators with this number of ``outputs``, or any. ``moves``: they
-    only move elements. ``integers``: the rule converts quantized tensors itself; it does so, too,
-    where ``codes`` says what these are, as ``OperatorConversion.codes``."""
+    only move elements. ``integers``: the rule converts quantized tensors itself, or where that
+    says so; it does, too, where ``codes`` says what these are, as ``OperatorConversion.codes``."""
 
     def register(function: Rule) -> Rule:
         entry = RuleEntry(function, outputs, moves, integers, codes)
@@ -269,7 +269,8 @@ class OperatorConversion(NodeBuilder):
         if entry.outputs not in (None, len(self.outputs)):
             raise NodeError(f"has {len(self.outputs)} outputs, but {self.op} has {entry.outputs}")
         quantized = any((*self.quantizations, *self.output_quantizations))
-        integers = entry.integers or (entry.moves and self.moved_as_integers)
+        moves = entry.moves and self.moved_as_integers
+        integers = moves or (entry.integers(self) if callable(entry.integers) else entry.integers)
         self.codes = entry.codes(self) if quantized and entry.codes else None
         if not quantized or integers or self.codes is not None:
             entry.convert(self)

@@ -198,10 +198,10 @@ STATE = "state "
 
 
 class State:
-    """An input of an operator that it reads and writes as real numbers: a variable, zero at first.
-    Elsewhere than in variables, the state is a value that is only read."""
+    """An input of an operator that it reads and writes as real numbers, or as ``codes``: a variable
+    that is zero at first. Elsewhere than in variables, the state is a value that is only read."""
 
-    def __init__(self, c: OperatorConversion, index: int) -> None:
+    def __init__(self, c: OperatorConversion, index: int, *, codes: bool = False) -> None:
         self.c = c
         given = c.inputs[index] if index < len(c.inputs) else None
         self.handle: Value | None = None
@@ -216,6 +216,7 @@ class State:
         if self.quantization is not None:
             # The real number 0 is the code of the zero point.
             zeros = zeros + self.quantization.zero_point.astype(zeros.dtype)[0]
+        self.quantization = None if codes else self.quantization
         self.dtype = zeros.dtype
         name = f"{STATE}{c.scope.index}:{place}"
         c.context.initial[name] = zeros

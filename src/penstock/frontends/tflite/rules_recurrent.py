@@ -7,14 +7,18 @@ sequences and of single steps emit it around their input.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeAlias
+
+import numpy as np
 
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.tflite.conversion import OperatorConversion, operator_rule
 from penstock.frontends.tflite.rules_control import State
 from penstock.ir.graph import Value
+from penstock.ops.common.dtypes import INT8, INT32
 from penstock.ops.registry import TFLITE
 
 Layer: TypeAlias = Callable[[Value, bool, bool], Value]
@@ -103,10 +107,73 @@ def _lstm(
     return c.emit("Squeeze", [y, [2 - time_first]])
 
 
-@operator_rule("UNIDIRECTIONAL_SEQUENCE_LSTM")
+def _of_integers(c: OperatorConversion) -> bool:
+    """Whether an LSTM is one of integers that ``LstmOfCodes`` computes: of 8-bit codes, with gates
+    of 16 bits, and without peepholes, a projection or normalized gates."""
+    given, q = c.inputs, [*c.quantizations, *[None] * _LSTM_INPUTS]
+    if len(given) < _OUTPUT_STATE + 2 or c.dtype(0) != INT8 or c.output_dtypes[-1] != INT8:
+        return False
+    weights, biases, between = given[1:9], given[12:16], c.operator.intermediates or []
+    if any(v is None or v.const is None for v in (*weights, *biases)) or len(between) != 5:
+        return False
+    if any(v is not None for v in (*given[9:12], *given[16:18], *given[20:])):
+        return False
+    hidden = c.context.quantization(c.scope, between[4])
+    known = [each for each in (*q[:9], *q[18:20], hidden) if each is not None]
+    if len(known) < 12 or any(each.per_channel or not each.scale[0] > 0 for each in known):
+        return False
+    fraction, exponent = math.frexp(float(known[-2].scale[0]))
+    activation = c.option("fused_activation_function")
+    return bool(activation == _TANH and fraction == 0.5 and -15 <= exponent - 1 <= -9)
+
+
+def _lstm_of_codes(c: OperatorConversion, x: Value, reverse: bool, time_first: bool) -> Value:
+    """An LSTM of integers, whose sums of gates have 12 bits behind the point."""
+    q, states = c.quantizations, [State(c, _OUTPUT_STATE + i, codes=True) for i in range(2)]
+    hidden = c.context.quantization(c.scope, c.operator.intermediates[4])
+    inner, outer, cell = q[0], q[18], q[19]
+    assert inner is not None and outer is not None and cell is not None and hidden is not None
+
+    def stacked(first: int) -> np.ndarray:
+        """The constants of four gates, as one."""
+        values = c.inputs[first : first + 4]
+        return np.concatenate([v.const for v in values if v is not None and v.const is not None])
+
+    matrices, scales, biases = [stacked(1), stacked(5)], [], []
+    for first, source, matrix in zip((1, 5), (inner, outer), matrices, strict=True):
+        biases.append(-source.zero_point[0] * matrix.sum(axis=1, dtype=np.int64))
+        own = [given.scale[0] for given in q[first : first + 4] if given is not None]
+        scales += [scale * source.scale[0] / np.float32(2.0**-12) for scale in own]
+    biases[0] = biases[0] + stacked(12)
+    scales.append(np.float32(2.0**-30 / hidden.scale[0]))
+    clip, (_, exponent) = float(c.option("cell_clip")), math.frexp(float(cell.scale[0]))
+    attrs = {
+        "hidden_size": len(matrices[1]) // 4,
+        "direction": "reverse" if reverse else "forward",
+        "layout": 1 - time_first,
+        "scales": [float(scale) for scale in scales],
+        "zero": int(hidden.zero_point[0]),
+        "cell_bits": exponent + 14,
+        "cell_clip": int(np.clip(clip / cell.scale[0], 0, 32767)),
+    }
+    constants = [*(c.constant(m, INT8) for m in matrices), *(c.constant(b, INT32) for b in biases)]
+    inputs = [x, *constants, *(state.value for state in states)]
+    y, *ends = c.emit_several("LstmOfCodes", inputs, attrs, count=3, domain=TFLITE)
+    for state, end in zip(states, ends, strict=True):
+        state.write(end)
+    return y
+
+
+@operator_rule("UNIDIRECTIONAL_SEQUENCE_LSTM", integers=_of_integers)
 def unidirectional_lstm(c: OperatorConversion) -> None:
     given = c.take(1, _LSTM_INPUTS)
-    _emit_sequences(c, given[0], partial(_lstm, c, given, _OUTPUT_STATE))
+    _emit_sequences(c, given[0], _layer(c, given))
+
+
+def _layer(c: OperatorConversion, given: _Given) -> Layer:
+    if c.dtype(0) == INT8:
+        return partial(_lstm_of_codes, c)
+    return partial(_lstm, c, given, _OUTPUT_STATE)
 
 
 @operator_rule("BIDIRECTIONAL_SEQUENCE_LSTM", outputs=None)
@@ -119,13 +186,13 @@ def bidirectional_lstm(c: OperatorConversion) -> None:
     _emit_sequences(c, given[0], *layers)
 
 
-@operator_rule("LSTM", outputs=None)
+@operator_rule("LSTM", outputs=None, integers=_of_integers)
 def lstm_step(c: OperatorConversion) -> None:
     if c.option("kernel_type"):
         _basic_step(c)
     else:
         given = c.take(1, _LSTM_INPUTS)
-        _emit_step(c, given[0], partial(_lstm, c, given, _OUTPUT_STATE))
+        _emit_step(c, given[0], _layer(c, given))
 
 
 def _basic_step(c: OperatorConversion) -> None:

@@ -49,8 +49,12 @@ def rescaled(x: np.ndarray, by: Multiplier) -> np.ndarray:
     left, right = np.maximum(-by.shifts, 0), np.maximum(by.shifts, 0)
     whole = (x.astype(np.int64) << left).astype(np.int32).astype(np.int64)
     high = (whole * by.numbers + (1 << 30)) >> 31
-    rounded = (high + ((1 << right) >> 1) - (high < 0)) >> right
-    return np.where(right > 0, rounded, high)
+    return shifted_right(high, right)
+
+
+def shifted_right(x: np.ndarray, bits: np.ndarray | int) -> np.ndarray:
+    """Integers with so many bits less, rounded, ties away from zero."""
+    return np.where(np.equal(bits, 0), x, (x + ((1 << bits) >> 1) - (x < 0)) >> bits)
 
 
 def store_rescaled(x: np.ndarray, by: Multiplier, zero: np.ndarray, out: np.ndarray) -> None:

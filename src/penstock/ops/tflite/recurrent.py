@@ -1,4 +1,4 @@
-"""LSTMs with what ONNX's do not have: a projection, clipped cells, normalized gates."""
+"""LSTMs with what ONNX's do not have: a projection, clipped cells, normalized gates; integers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from penstock.core.types import RunValue, Shape, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Types
+from penstock.ops.common import fixed_point
+from penstock.ops.common.dtypes import INT8
+from penstock.ops.common.integer_curves import integer_logistic, integer_tanh
 from penstock.ops.common.shape_rules import match_dims, tensor
 from penstock.ops.registry import TFLITE, operator
 
@@ -21,6 +24,7 @@ _ACTIVATIONS: dict[int, Any] = {
     3: lambda x: np.clip(x, 0, 6),
     4: np.tanh,
 }
+_INT16 = np.dtype(np.int16)
 _EPSILON = 1e-8  # of the variance of a normalized gate
 
 
@@ -115,3 +119,73 @@ def lstm(node: Node, types: Types) -> Kernel:
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(-x))
+
+
+# Integers.
+
+
+def _infer_codes(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    shapes = [tensor(types, i).shape for i in range(len(types))]
+    sizes = match_dims(_code_patterns(attrs), shapes, {})
+    batch, units = sizes.get("batch"), sizes.get("units")
+    dims = (batch, sizes.get("steps")) if attrs.get("layout", 0) else (sizes.get("steps"), batch)
+    return [
+        TensorType(INT8, (*dims, units)),
+        *[TensorType(t, (batch, units)) for t in (INT8, _INT16)],
+    ]
+
+
+def _code_patterns(attrs: Attrs) -> dict[str, Sequence[object]]:
+    dims = ("batch", "steps") if attrs.get("layout", 0) else ("steps", "batch")
+    return {
+        "x": (*dims, "features"),
+        "the weights for features": ((4, "units"), "features"),
+        "the weights for outputs": ((4, "units"), "units"),
+        "the bias": ((4, "units"),),
+        "the bias of outputs": ((4, "units"),),
+        "the first output": ("batch", "units"),
+        "the first cells": ("batch", "units"),
+    }
+
+
+@operator("LstmOfCodes", domain=TFLITE, infer=_infer_codes)
+def lstm_of_codes(node: Node, types: Types) -> Kernel:
+    """An LSTM of 8-bit codes with gates i, f, g, o, as TFLite's kernel of integers computes it:
+    sums of both products, biases with what zero points add included, are rescaled by ``scales`` of
+    the gates (of features, then of outputs) to 16 bits with 12 behind the point. Cells have
+    ``cell_bits`` before it, and are clipped to ``cell_clip`` if that is not 0; outputs have the
+    zero point ``zero`` and the last of the scales."""
+    attrs = node.attrs
+    by = [fixed_point.multiplier(scale) for scale in attrs["scales"]]
+    zero, bits, clip = attrs["zero"], attrs["cell_bits"], attrs["cell_clip"]
+    axis = attrs.get("layout", 0)
+
+    def function(*inputs: RunValue) -> RunValue:
+        match_dims(_code_patterns(attrs), [a.shape for a in inputs], {})
+        x, w, r, bias, bias_of_outputs, h, c = inputs
+        # Sums of codes are exact in float64.
+        w, r = (np.split(matrix.T.astype(np.float64), 4, axis=1) for matrix in (w, r))
+        biases = [np.split(each.astype(np.int64), 4) for each in (bias, bias_of_outputs)]
+        x, c = x.swapaxes(0, axis), c.astype(np.int64)
+        outputs = np.empty((*x.shape[:2], h.shape[1]), INT8)
+
+        def gate(place: int, step: int) -> np.ndarray:
+            sums = (x[step] @ w[place]).astype(np.int64) + biases[0][place]
+            first = _bounded(fixed_point.rescaled(sums, by[place]))
+            sums = (h @ r[place]).astype(np.int64) + biases[1][place]
+            return _bounded(first + fixed_point.rescaled(sums, by[4 + place]))
+
+        for step in range(len(x))[:: -1 if attrs["direction"] == "reverse" else 1]:
+            i, f, o = (integer_logistic(gate(place, step)) for place in (0, 1, 3))
+            added = fixed_point.shifted_right(i * integer_tanh(gate(2, step), 3), 15 + bits)
+            c = _bounded(fixed_point.shifted_right(f * c, 15) + added)
+            c = np.clip(c, -clip, clip) if clip else c
+            codes = fixed_point.rescaled(o * integer_tanh(c, bits), by[8]) + zero
+            outputs[step] = h = np.clip(codes, -128, 127).astype(INT8)
+        return outputs.swapaxes(0, axis), h, c.astype(_INT16)
+
+    return Kernel(function)
+
+
+def _bounded(x: np.ndarray) -> np.ndarray:
+    return np.clip(x, -32768, 32767)

@@ -1,0 +1,169 @@
+/* The LSTM of 8-bit codes that TFLite computes in integers: as ops/tflite/recurrent.py says, bit by bit. The
+   functions of gates are those of ops/common/integer_curves.py. An item is a row of the batch; some are computed
+   together. Weights are panels of integers.h, and codes uint8 there: 128 more, which sums begin with less. */
+// GCC options: -fno-thread-jumps
+#include "integers.h"
+#include "native.h"
+
+enum { MOST_ROWS = 8, PIECE = 64, PLACES = 7, ONE = 32767, ONE_2 = 8192 };
+
+/* Weights for features, and for outputs: panels, what the sums of their columns begin with, bytes of a row of
+   codes, a multiple of 4, and quads of a tile. */
+struct code_lstm {
+    const int8_t *x, *h;
+    const int16_t *c;
+    const int8_t *weights;
+    const int32_t *start;
+    int64_t size, deep;
+    const int8_t *weights_of_outputs;
+    const int32_t *start_of_outputs;
+    int64_t size_of_outputs, deep_of_outputs;
+    int8_t *y, *last;
+    int16_t *cells;
+    const int32_t *multipliers, *shifts; /* of gates i, f, g, o for x, and for outputs; of outputs */
+    uint8_t *work;                       /* for each row: x, outputs, and sums of both */
+    int64_t room, columns;               /* bytes of that; sums of one, a multiple of PANEL */
+    int64_t steps, units, features, reverse, bits, clip, zero;
+    int64_t x_step, x_row, y_step, y_row; /* of elements */
+};
+
+INLINED int32_t bounded(int32_t x)
+{
+    x = x < 32767 ? x : 32767;
+    return x > -32768 ? x : -32768;
+}
+
+/* Bits less, ties away from zero. */
+INLINED int32_t divided(int32_t x, int bits)
+{
+    return bits ? (x + (1 << bits >> 1) + (x >> 31)) >> bits : x;
+}
+
+INLINED int32_t rescaled(int32_t x, int32_t multiplier, int32_t shift)
+{
+    const int left = shift < 0 ? -shift : 0, right = shift < 0 ? 0 : shift;
+    const int64_t whole = (int64_t)(int32_t)((uint32_t)x << left) * multiplier + (1 << 30);
+    return divided((int32_t)((uint64_t)whole >> 31), right);
+}
+
+INLINED int32_t times(int32_t a, int32_t b)
+{
+    const int32_t x = (a * b + (1 << 14)) >> 15;
+    return x < ONE ? x : ONE;
+}
+
+/* exp(x) for x <= 0 with `bits` before the point, and 1 / ((1 + that) / 2) with two. */
+INLINED int32_t quotient(int32_t x, int bits, const int32_t *places)
+{
+    static const int32_t powers[PLACES] = {25520, 19875, 12055, 4435, 600, 11, 0};
+    const int32_t quarter = 1 << (13 - bits), part = (x & (quarter - 1)) - quarter, rest = part - x;
+    const int32_t y = part * (1 << bits) + (1 << 12), square = times(y, y);
+    const int32_t cube = times(square, y), fourth = times(square, square);
+    const int32_t tail = divided(times(divided(fourth, 2) + cube, 10923) + square, 1);
+    int32_t e = 28918 + times(y + tail, 28918);
+    e = e < ONE ? e : ONE;
+    UNROLLED(i, PLACES) e = rest & places[i] ? times(e, powers[i]) : e;
+    e = bits > 5 && x < -(1 << (20 - bits)) ? 0 : e;
+    e = x ? e : ONE;
+    const int32_t half = (e + ONE + 1) >> 1;
+    int32_t r = 23130 + times(half, -15420);
+    UNROLLED(i, 3) r += bounded(times(r, ONE_2 - times(half, r)) * 4);
+    return r;
+}
+
+static void set_places(int32_t *places, int bits)
+{
+    for (int i = 0; i < PLACES; i++)
+        places[i] = i < bits + 2 ? 1 << (13 - bits + i) : 0;
+}
+
+static void logistic(int32_t *x, int64_t count)
+{
+    int32_t places[PLACES];
+    set_places(places, 3);
+    for (int64_t i = 0; i < count; i++) {
+        const int32_t positive = bounded(quotient(x[i] > 0 ? -x[i] : x[i], 3, places) * 2);
+        x[i] = x[i] > 0 ? positive : x[i] ? ONE - positive : 1 << 14;
+    }
+}
+
+static void hyperbolic(int32_t *x, int64_t count, int bits)
+{
+    int32_t places[PLACES];
+    set_places(places, bits + 1);
+    for (int64_t i = 0; i < count; i++) {
+        const int32_t size = bounded((quotient(x[i] > 0 ? -x[i] : x[i], bits + 1, places) - ONE_2) * 4);
+        x[i] = x[i] > 0 ? size : x[i] ? -size : 0;
+    }
+}
+
+/* The next outputs and cells of some units, whose sums of gates are `units` apart. */
+static void update(const struct code_lstm *a, const int32_t *sums, const int32_t *of_outputs, int16_t *restrict c,
+                   uint8_t *restrict h, int8_t *restrict y, int64_t count)
+{
+    int32_t gates[4][PIECE], cells[PIECE];
+    const int bits = (int)a->bits;
+    const int32_t limit = a->clip ? (int32_t)a->clip : 32768, *by = a->multipliers, *shifts = a->shifts;
+    for (int g = 0; g < 4; g++)
+        for (int64_t i = 0; i < count; i++) {
+            const int32_t first = bounded(rescaled(sums[g * a->units + i], by[g], shifts[g]));
+            gates[g][i] = bounded(first + rescaled(of_outputs[g * a->units + i], by[4 + g], shifts[4 + g]));
+        }
+    logistic(gates[0], count);
+    logistic(gates[1], count);
+    hyperbolic(gates[2], count, 3);
+    logistic(gates[3], count);
+    for (int64_t i = 0; i < count; i++) {
+        const int32_t added = divided(gates[0][i] * gates[2][i], 15 + bits);
+        int32_t cell = bounded(divided(gates[1][i] * c[i], 15) + added);
+        cell = cell < limit ? cell : limit;
+        c[i] = (int16_t)(cells[i] = cell > -limit ? cell : -limit);
+    }
+    hyperbolic(cells, count, bits);
+    for (int64_t i = 0; i < count; i++) {
+        int32_t code = rescaled(gates[3][i] * cells[i], by[8], shifts[8]) + (int32_t)a->zero;
+        code = code < 127 ? code : 127;
+        y[i] = (int8_t)(code > -128 ? code : -128);
+        h[i] = (uint8_t)y[i] ^ 128;
+    }
+}
+
+static int code_lstm(const void *arguments, int64_t begin, int64_t end)
+{
+    const struct code_lstm *a = arguments;
+    const int64_t units = a->units, quads = a->size / QUAD, quads_of_outputs = a->size_of_outputs / QUAD;
+    for (int64_t row = begin, n; row < end; row += n) {
+        n = smaller(end - row, MOST_ROWS);
+        uint8_t *x = a->work + row * a->room, *h = x + n * a->size;
+        int32_t *sums = (int32_t *)(h + n * a->size_of_outputs), *of_outputs = sums + n * a->columns;
+        multiplication of_x = {sums, a->columns, a->start, 0, x, a->size, ONE_PART, 1, quads, a->deep,
+                               a->weights, a->size * PANEL, n, 4 * units};
+        multiplication of_h = {of_outputs, a->columns, a->start_of_outputs, 0, h, a->size_of_outputs, ONE_PART, 1,
+                               quads_of_outputs, a->deep_of_outputs, a->weights_of_outputs,
+                               a->size_of_outputs * PANEL, n, 4 * units};
+        memset(x, 0, n * (a->size + a->size_of_outputs));
+        memcpy(a->cells + row * units, a->c + row * units, n * units * sizeof *a->c);
+        for (int64_t r = 0; r < n; r++)
+            for (int64_t i = 0; i < units; i++)
+                h[r * a->size_of_outputs + i] = (uint8_t)a->h[(row + r) * units + i] ^ 128;
+        for (int64_t s = 0; s < a->steps; s++) {
+            const int64_t step = a->reverse ? a->steps - 1 - s : s;
+            for (int64_t r = 0; r < n; r++)
+                for (int64_t i = 0; i < a->features; i++)
+                    x[r * a->size + i] = (uint8_t)a->x[step * a->x_step + (row + r) * a->x_row + i] ^ 128;
+            product_for(n)(&of_x);
+            product_for(n)(&of_h);
+            for (int64_t r = 0; r < n; r++)
+                for (int64_t i = 0; i < units; i += PIECE)
+                    update(a, sums + r * a->columns + i, of_outputs + r * a->columns + i,
+                           a->cells + (row + r) * units + i, h + r * a->size_of_outputs + i,
+                           a->y + step * a->y_step + (row + r) * a->y_row + i, smaller(PIECE, units - i));
+        }
+        for (int64_t r = 0; r < n; r++)
+            for (int64_t i = 0; i < units; i++)
+                a->last[(row + r) * units + i] = (int8_t)(h[r * a->size_of_outputs + i] ^ 128);
+    }
+    return 0;
+}
+
+KERNELS(code_lstm, KERNEL(code_lstm, code_lstm))

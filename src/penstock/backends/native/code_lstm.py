@@ -1,0 +1,109 @@
+"""The LSTM of 8-bit codes that TFLite computes in integers."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import numpy as np
+
+from penstock.backends.native import family, part_ns
+from penstock.backends.native.code_products import TILE
+from penstock.backends.native.image_convolution import line_aligned
+from penstock.backends.native.integer_panels import (
+    IntegerPanels,
+    integer_panels,
+    panel_types,
+    unpacked,
+)
+from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor, Word
+from penstock.core.types import TensorType
+from penstock.host.native import library
+from penstock.ir.graph import Node
+from penstock.ops.common.constant_cache import Reordered, reordered
+from penstock.ops.common.dtypes import INT8, INT32
+from penstock.ops.common.fixed_point import multiplier
+from penstock.ops.work_estimate import Workload
+
+_PANEL = 32  # as in c/products/integers.h
+
+
+def lstm_workload(node: Node) -> Workload | None:
+    """The work: products of both matrices, and five functions of each unit."""
+    loaded, types = library(), [v.type for v in (node.inputs[0], node.outputs[0]) if v is not None]
+    known = [t.dims for t in types if isinstance(t, TensorType) and t.static and len(t.dims) == 3]
+    if loaded is None or len(known) < 2:
+        return None
+    (steps, rows, features), (*_, units) = known
+    return _work(steps, rows, features, units, loaded.functions.integer_speed)
+
+
+def _work(steps: int, rows: int, features: int, units: int, speed: int) -> Workload:
+    multiplied = 8 * steps * rows * units * (features + units)
+    return Workload("codes product", flops=multiplied / speed + 5 * steps * rows * units)
+
+
+@family("tflite.LstmOfCodes", work=lstm_workload)
+def code_lstm(site: Site) -> NativeCall | None:
+    """LstmOfCodes with constant weights."""
+    x, h, c = [site.input(i) for i in (0, 5, 6)]
+    biases = [site.constant(i) for i in (3, 4)]
+    if x is None or h is None or c is None or 0 in (*x.dims, *site.output().dims):
+        return None
+    if x.dtype != INT8 or h.dtype != INT8 or c.dtype != np.int16:
+        return None
+    if None in [*map(site.weights, (1, 2)), *(None if b is None else 0 for b in biases)]:
+        return None
+    batch_first, units = site.attr("layout", 0), site.output().dims[2]
+    batch, steps = x.dims[:2] if batch_first else x.dims[1::-1]
+    features, columns = x.dims[2], -(-4 * units // _PANEL) * _PANEL
+    held = [_panels(site, i, k) for i, k in ((1, features), (2, units))]
+    sizes = [_tiles(k) for k in (features, units)]
+    words: list[tuple[Word, ...]] = []
+    for panels, bias, size in zip(held, biases, sizes, strict=True):
+        words.append((panels.arrays[0], _start(bias, panels.arrays[1], columns), *size))
+    numbers, shifts = [part.astype(INT32) for part in multiplier(np.array(site.attr("scales", [])))]
+    room = sizes[0][0] + sizes[1][0] + 8 * columns
+    step, row = (1, steps) if batch_first else (batch, 1)
+    work = _work(steps, 1, features, units, site.library.functions.integer_speed)
+    return NativeCall(
+        "code_lstm",
+        (
+            *(Tensor(0), Tensor(5), Tensor(6), *words[0], *words[1]),
+            *(site.result(), site.result(1), site.result(2)),
+            *(numbers, shifts, WORKSPACE, room, columns),
+            *(steps, units, features, int(site.attr("direction", "") == "reverse")),
+            *(site.attr("cell_bits", 4), site.attr("cell_clip", 0), site.attr("zero", 0)),
+            *(step * features, row * features, step * units, row * units),
+        ),
+        items=batch,
+        item_ns=part_ns(work),
+        workspace=batch * room,
+        reordered=dict(zip((1, 2), held, strict=True)),
+    )
+
+
+def _tiles(k: int) -> tuple[int, int]:
+    """Bytes of a row of ``k`` codes that is padded to whole tiles, and quads of a tile."""
+    tiles = math.ceil(k / TILE)
+    deep = math.ceil(k / tiles / 4)
+    return tiles * deep * 4, deep
+
+
+def _panels(site: Site, index: int, k: int) -> Reordered:
+    weights = site.weights(index)
+    assert weights is not None
+    (size, _), columns = _tiles(k), weights.shape[0]
+
+    def made(matrix: np.ndarray) -> IntegerPanels:
+        return integer_panels(matrix.T, np.zeros(columns, INT32), (k, size))
+
+    back = partial(unpacked, (k, columns), size, INT8, True)
+    return reordered(("native lstm", size), weights, made, back, panel_types(size, columns))
+
+
+def _start(bias: np.ndarray | None, sums: np.ndarray, columns: int) -> np.ndarray:
+    assert bias is not None
+    start = np.zeros(columns, INT32)
+    start[: len(bias)] = bias - 128 * sums
+    return line_aligned(start)
