@@ -529,7 +529,7 @@ def _codes_product(rng: Source, full_name: str) -> Draw:
     x = x.reshape(-1, k)
     inputs = [x, x_scale, zeros[0], w, w_scale, zeros[1], bias, *result]
     constants = [1, *range(3, 9)]
-    attrs = _of_integers(rng, [*inputs[:6], *result], x_dtype)
+    attrs = {"code_limits": _limits(rng, result[1])} if rng.chance(0.5) else {}
     return Draw("QGemm", inputs, attrs, None, constants, domain="com.microsoft", version=1)
 
 
@@ -711,19 +711,24 @@ def _codes_convolution(rng: Source, full_name: str) -> Draw:
         inputs.append(rng.integers(-2000, 2000, filters, np.int32))
     name, domain = _short(full_name)
     constants = [1, 2, *range(3, len(inputs))]
-    attrs = {**attrs, **_of_integers(rng, inputs, x_dtype)}
+    attrs = {**attrs, **_of_integers(rng, inputs)}
     return Draw(name, inputs, attrs, None, constants, domain=domain, version=1 if domain else 26)
 
 
-def _of_integers(rng: Source, inputs: list[Any], dtype: str) -> dict[str, Any]:
+def _of_integers(rng: Source, inputs: list[Any]) -> dict[str, Any]:
     """Attributes of layers of TFLite, whose scales may be any: rescaled in integers, and bounded
     from the zero point on, or elsewhere."""
     if rng.chance(0.4):
         return {}
     inputs[4][...] = 2.0 ** rng.uniform(-12, 8, inputs[4].shape)
-    ends = np.iinfo(dtype)
-    low = rng.pick(ends.min, int(inputs[7]))
-    return {"fixed_point": 1, "code_limits": [low, rng.pick(ends.max, min(low + 90, ends.max))]}
+    return {"fixed_point": 1, "code_limits": _limits(rng, inputs[7])}
+
+
+def _limits(rng: Source, zero: np.ndarray) -> list[int]:
+    """Codes that bound others: from the lowest or the zero point on, up to the highest or less."""
+    ends = np.iinfo(zero.dtype)
+    low = rng.pick(ends.min, int(zero))
+    return [low, rng.pick(ends.max, min(low + 90, ends.max))]
 
 
 def _of_real_codes(rng: Source, inputs: list[Any], attrs: dict[str, Any]) -> Draw:
@@ -1630,6 +1635,22 @@ def _recurrent(rng: Source, full_name: str) -> Draw:
     constants = [i for i in (1, 2, 3, 7) if i < len(inputs) and inputs[i] is not None]
     options: dict[str, Any] = {"domain": domain, "version": 1} if domain else {}
     return Draw(name, inputs, attrs, bound, constants, outputs, **options)
+
+
+@draws("tflite.RangedDense")
+def _ranged_dense(rng: Source, full_name: str) -> Draw:
+    """Codes, their sums and what is made of them are the same to the bit."""
+    k, n = rng.size(200), rng.size(150)
+    x = rng.normal(rng.pick(0.0, 2.0), 1, (*rng.dims(1, 9), k)).astype(np.float32)
+    x[0] = x[0] * rng.pick(0, 1)
+    scales = np.asarray(rng.uniform(0.001, 0.1, rng.pick((1,), (n,))), np.float32)
+    inputs = [x, rng.numbers((n, k), "int8"), scales]
+    inputs += [rng.normal(0, 1, n).astype(np.float32)] if rng.chance(0.6) else []
+    attrs: dict[str, Any] = {"asymmetric": rng.pick(0, 1)}
+    attrs |= rng.pick({}, {"limits": [0.0, math.inf]}, {"limits": [-1.0, 1.0]})
+    constants = [*range(1, len(inputs))]
+    options: dict[str, Any] = {"domain": "tflite", "version": 1}
+    return Draw("RangedDense", inputs, attrs, None, constants, **options)
 
 
 @draws("tflite.LstmOfCodes")

@@ -172,11 +172,6 @@ CONV = {"stride_w": 1, "stride_h": 1, "depth_multiplier": 1}
 SCALES = [0.01 + 0.001 * i for i in range(8)]
 STATE = {"s": variable("float32", (2, 40))}
 HYBRIDS = {
-    "FULLY_CONNECTED": hybrid(
-        *("FULLY_CONNECTED", f(3, 40), ("FullyConnectedOptions", {}), 3),
-        w=(codes(8, 40), quantized(0.01)),
-        b=(f(8), None),
-    ),
     "CONV_2D": hybrid(
         *("CONV_2D", f(1, 9, 9, 4), ("Conv2DOptions", {"stride_w": 1, "stride_h": 1}), 5),
         w=(codes(8, 3, 3, 4), quantized(SCALES)),
@@ -221,6 +216,47 @@ def test_layer_of_dynamic_range_is_as_near_to_litert_as_that_rounds(name: str) -
     for run in range(1, RUNS + 1):
         (want,), got = by_litert(file, feeds, run), session(feeds["x"])
         assert np.abs(got - want).max() < 0.015 * np.abs(want).max()
+
+
+def dense_hybrid(
+    x: np.ndarray, scales: Any = 0.01, units: int = 8, bias: bool = True, **options: Any
+) -> Case:
+    w = codes(units, x.shape[-1]), quantized(scales)
+    given = {"b": (f(units), None)} if bias else {}
+    return hybrid("FULLY_CONNECTED", x, ("FullyConnectedOptions", options), 9, w=w, **given)
+
+
+ASYMMETRIC = {"asymmetric_quantize_inputs": True}
+DENSE_HYBRIDS = {
+    "one row": dense_hybrid(f(1, 40)),
+    "rows, some of zeros": dense_hybrid(f(3, 40) * np.array([[0], [1], [1]], np.float32)),
+    "asymmetric": dense_hybrid(f(3, 40), **ASYMMETRIC),
+    "asymmetric, of one sign": dense_hybrid(np.abs(f(3, 40)) + 1, **ASYMMETRIC),
+    "asymmetric, a scale for each unit": dense_hybrid(f(3, 40), SCALES, **ASYMMETRIC),
+    "no bias, Relu": dense_hybrid(f(9, 300), units=130, bias=False, fused_activation_function=1),
+    "more dims": dense_hybrid(f(2, 3, 40), keep_num_dims=True, fused_activation_function=3),
+    "many units": dense_hybrid(f(20, 64), units=200),
+}
+
+
+@pytest.mark.parametrize("backends", [["numpy"], ["native", "numpy"]], ids=str)
+@pytest.mark.parametrize("name", DENSE_HYBRIDS)
+def test_dense_layer_of_dynamic_range_rounds_rows_as_litert(name: str, backends: list[str]) -> None:
+    file, feeds = DENSE_HYBRIDS[name]
+    assert "RangedDense" in [node.op.name for node in ps.load(file).graph.nodes]
+    (want,), got = by_litert(file, feeds), ps.compile(file, backends=backends)(feeds["x"])
+    assert got.shape == want.shape
+    np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6 * np.abs(want).max())
+
+
+def test_dense_layer_with_a_scale_for_each_unit_is_near_the_real_one() -> None:
+    """LiteRT's kernel leaves such scales out where ranges are symmetric."""
+    file, feeds = dense_hybrid(f(3, 40), SCALES)
+    x, got = feeds["x"], ps.compile(file)(feeds["x"])
+    constants = {v.name: v.const for node in ps.load(file).graph.nodes for v in node.inputs if v}
+    w, b = (constants[name] for name in ("w", "b"))
+    want = x @ (w * np.array(SCALES, np.float32)[:, None]).T + b
+    assert np.abs(got - want).max() < 0.015 * np.abs(want).max()
 
 
 # Operators from codes to codes.

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from functools import partial
-
 import numpy as np
 
 from penstock.backends.native import family, part_ns
-from penstock.backends.native.code_products import TILE
 from penstock.backends.native.image_convolution import line_aligned
-from penstock.backends.native.integer_panels import (
-    IntegerPanels,
-    integer_panels,
-    panel_types,
-    unpacked,
-)
+from penstock.backends.native.integer_panels import rows_of_codes, tiles_of_row
 from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor, Word
 from penstock.core.types import TensorType
 from penstock.host.native import library
 from penstock.ir.graph import Node
-from penstock.ops.common.constant_cache import Reordered, reordered
 from penstock.ops.common.dtypes import INT8, INT32
 from penstock.ops.common.fixed_point import multiplier
 from penstock.ops.work_estimate import Workload
@@ -52,13 +42,14 @@ def code_lstm(site: Site) -> NativeCall | None:
         return None
     if x.dtype != INT8 or h.dtype != INT8 or c.dtype != np.int16:
         return None
-    if None in [*map(site.weights, (1, 2)), *(None if b is None else 0 for b in biases)]:
+    matrices = [weights for i in (1, 2) if (weights := site.weights(i)) is not None]
+    if len(matrices) < 2 or biases[0] is None or biases[1] is None:
         return None
     batch_first, units = site.attr("layout", 0), site.output().dims[2]
     batch, steps = x.dims[:2] if batch_first else x.dims[1::-1]
     features, columns = x.dims[2], -(-4 * units // _PANEL) * _PANEL
-    held = [_panels(site, i, k) for i, k in ((1, features), (2, units))]
-    sizes = [_tiles(k) for k in (features, units)]
+    held = [rows_of_codes(weights) for weights in matrices]
+    sizes = [tiles_of_row(k) for k in (features, units)]
     words: list[tuple[Word, ...]] = []
     for panels, bias, size in zip(held, biases, sizes, strict=True):
         words.append((panels.arrays[0], _start(bias, panels.arrays[1], columns), *size))
@@ -81,25 +72,6 @@ def code_lstm(site: Site) -> NativeCall | None:
         workspace=batch * room,
         reordered=dict(zip((1, 2), held, strict=True)),
     )
-
-
-def _tiles(k: int) -> tuple[int, int]:
-    """Bytes of a row of ``k`` codes that is padded to whole tiles, and quads of a tile."""
-    tiles = math.ceil(k / TILE)
-    deep = math.ceil(k / tiles / 4)
-    return tiles * deep * 4, deep
-
-
-def _panels(site: Site, index: int, k: int) -> Reordered:
-    weights = site.weights(index)
-    assert weights is not None
-    (size, _), columns = _tiles(k), weights.shape[0]
-
-    def made(matrix: np.ndarray) -> IntegerPanels:
-        return integer_panels(matrix.T, np.zeros(columns, INT32), (k, size))
-
-    back = partial(unpacked, (k, columns), size, INT8, True)
-    return reordered(("native lstm", size), weights, made, back, panel_types(size, columns))
 
 
 def _start(bias: np.ndarray | None, sums: np.ndarray, columns: int) -> np.ndarray:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 
 from penstock.backends.native.image_convolution import line_aligned
 from penstock.core.records import NamedTuple
 from penstock.core.types import TensorType
+from penstock.ops.common.constant_cache import ConstantRef, Reordered, reordered
 from penstock.ops.common.dtypes import INT8, INT32, UINT8
 
 # As in c/products/integers.h.
-_PANEL, _QUAD, _TILE = 32, 4, 16
+_PANEL, _QUAD, _TILE, _TILE_BYTES = 32, 4, 16, 64
 
 
 class IntegerPanels(NamedTuple):
@@ -67,3 +69,22 @@ def unpacked(
     codes = tiles.transpose(1, 3, 0, 2).reshape(quads * _QUAD, -1)[:k, :n].view(np.uint8)
     codes = (codes ^ (128 if dtype == UINT8 else 0)).view(dtype)
     return np.ascontiguousarray(codes.T if flipped else codes)
+
+
+def tiles_of_row(k: int) -> tuple[int, int]:
+    """Bytes of a row of ``k`` codes that is padded to whole tiles, and quads of a tile."""
+    tiles = math.ceil(k / _TILE_BYTES)
+    deep = math.ceil(k / tiles / _QUAD)
+    return tiles * deep * _QUAD, deep
+
+
+def rows_of_codes(weights: ConstantRef) -> Reordered:
+    """Weights [n, k] of int8 as panels that rows of ``tiles_of_row`` bytes are multiplied by."""
+    columns, k = weights.shape
+    size, _ = tiles_of_row(k)
+
+    def made(matrix: np.ndarray) -> IntegerPanels:
+        return integer_panels(matrix.T, np.zeros(columns, INT32), (k, size))
+
+    back = partial(unpacked, (k, columns), size, INT8, True)
+    return reordered(("native rows", size), weights, made, back, panel_types(size, columns))

@@ -26,7 +26,6 @@ from penstock.core.types import FLOAT32, TensorType
 from penstock.host.native import NativeLibrary, library
 from penstock.ir.graph import Node
 from penstock.ops.common.dtypes import INT8, INT32, UINT8
-from penstock.ops.common.fixed_point import of_products
 from penstock.ops.internal.fused import parts
 from penstock.ops.work_estimate import Workload, flops
 
@@ -138,12 +137,7 @@ def _rescaling(site: Site, node: Node, places: _Places, n: int) -> Rescaling | N
     if dtype in (INT8, UINT8):
         limits = [end - zero for end in site.attr("code_limits", (-math.inf, math.inf))]
         bounds, offsets = code_bounds(dtype, zero, *limits), np.zeros(n, FLOAT32)
-    made = Rescaling(terms.astype(INT32), None if dtype == INT32 else factors, offsets, bounds)
-    if not site.attr("fixed_point", 0):
-        return made
-    x, w, y = [site.constant(i) for i in (places.x[1], places.w[1], places.y[0])]
-    assert x is not None and w is not None and y is not None
-    return made.of_each(of_products(x, w, y, rounded=w.size == 1))
+    return Rescaling(terms.astype(INT32), None if dtype == INT32 else factors, offsets, bounds)
 
 
 @family("DynamicQuantizeLinear", work=by_memory)

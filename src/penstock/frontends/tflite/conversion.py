@@ -75,7 +75,7 @@ class RuleEntry(NamedTuple):
 
 
 RULES: dict[str, RuleEntry] = {}
-_BOUNDS = {0: (-math.inf, math.inf), 1: (0.0, math.inf), 2: (-1.0, 1.0), 3: (0.0, 6.0)}
+BOUNDS = {0: (-math.inf, math.inf), 1: (0.0, math.inf), 2: (-1.0, 1.0), 3: (0.0, 6.0)}
 """what activations bound results to, by their number in the schema"""
 
 
@@ -371,7 +371,7 @@ def _code_layer(c: OperatorConversion, x: Quantization, w: Quantization) -> Code
         return None
     name, options = "fused_activation_function", c.options
     number = options is not None and name in schema().tables[options.kind] and c.option(name)
-    bounds = _BOUNDS.get(int(number))
+    bounds = BOUNDS.get(int(number))
     if bounds is None or not all(np.all(given.scale > 0) for given in (x, w, y)):
         return None
     parts = [_parameters(c, given)[:2] for given in (x, w, y)]

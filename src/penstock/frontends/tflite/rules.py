@@ -11,6 +11,7 @@ from penstock.core.records import NamedTuple
 from penstock.core.types import FLOAT32, INT64
 from penstock.frontends.common.diagnostics import InexpressibleError
 from penstock.frontends.tflite.conversion import (
+    BOUNDS,
     OperatorConversion,
     dequantized,
     emit_quantized,
@@ -18,7 +19,7 @@ from penstock.frontends.tflite.conversion import (
     operator_rule,
 )
 from penstock.ir.graph import Value
-from penstock.ir.op import Attrs
+from penstock.ir.op import AttrDict, Attrs
 from penstock.ops.common.shape_rules import element_number
 from penstock.ops.registry import MICROSOFT, TENSORFLOW, TFLITE
 
@@ -204,7 +205,21 @@ def l2_normalization(c: OperatorConversion) -> None:
 # Matrices.
 
 
-@operator_rule("FULLY_CONNECTED", codes=layer_of_codes)
+def _has_range(c: OperatorConversion) -> bool:
+    """Whether rows of real numbers are multiplied by constant weights of int8."""
+    w, weights = c.quantizations[1], c.inputs[1]
+    if len(c.inputs) < 2 or w is None or weights is None or weights.const is None:
+        return False
+    if c.quantizations[0] is not None or c.output_quantizations[0] is not None:
+        return False
+    is_biased = len(c.inputs) > 2 and c.inputs[2] is not None
+    if is_biased and (c.quantizations[2] is not None or c.dtype(2) != FLOAT32):
+        return False
+    known = weights.const.dtype == np.int8 and not w.zero_point.any() and w.axis == 0
+    return known and c.option("fused_activation_function", "FullyConnectedOptions") in BOUNDS
+
+
+@operator_rule("FULLY_CONNECTED", codes=layer_of_codes, integers=_has_range)
 def fully_connected(c: OperatorConversion) -> None:
     """Weights have a row for each output. An image of more dims is flattened to rows as long as
     those, unless all of its dims but the last are kept."""
@@ -217,10 +232,18 @@ def fully_connected(c: OperatorConversion) -> None:
         width = c.emit("Shape", [weights], start=1)
         flat = c.emit("Concat", [[-1], width], axis=0)
         x, matrix = c.reshaped(x, flat), True
+    w = c.quantizations[1]
+    if c.codes is None and w is not None and weights is c.inputs[1] and _has_range(c):
+        limits = BOUNDS[c.option("fused_activation_function", "FullyConnectedOptions")]
+        asymmetric = int(c.option("asymmetric_quantize_inputs", "FullyConnectedOptions"))
+        inputs = [x, weights, c.constant(w.scale, FLOAT32), bias]
+        attrs: AttrDict = {"asymmetric": asymmetric, "limits": [*limits]}
+        c.emit_final("RangedDense", inputs, attrs, domain=TFLITE)
+        return
     if matrix and c.codes is not None:
         inputs = [x, *c.codes.x, weights, *c.codes.w, bias, *c.codes.y]
-        # LiteRT's kernel of int8 rounds in real numbers.
-        attrs = {**c.codes.attrs, "transB": 1, "fixed_point": int(c.dtype(0) == np.uint8)}
+        # LiteRT's kernels round in real numbers here.
+        attrs = {"transB": 1, "code_limits": c.codes.limits}
         c.emit_final("QGemm", inputs, attrs, domain=MICROSOFT)
         return
     if matrix:

@@ -18,7 +18,6 @@ import numpy as np
 from penstock.core.types import FLOAT32, RunValue, Shape, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Infer, Types
-from penstock.ops.common import fixed_point
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import INT8, INT32, UINT8
@@ -317,10 +316,8 @@ def qgemm(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Rout
     transposed = bool(node.attrs.get("transA")), bool(node.attrs.get("transB"))
     alpha = np.float32(node.attrs.get("alpha", 1.0))
     limits = node.attrs.get("code_limits")
-    is_fixed = bool(node.attrs.get("fixed_point"))
     # The bias is added to integers: the sum may be beyond what float32 holds.
-    is_integer = is_fixed or rules.given(inputs, 6)
-    product = _Product(node, inputs, (0, 2), (3, 5), transposed, is_integer)
+    product = _Product(node, inputs, (0, 2), (3, 5), transposed, rules.given(inputs, 6))
 
     def into(*arguments: RunValue) -> None:
         a, a_scale, a_zero, b, b_scale, b_zero, c, y_scale, y_zero, out, workspace = arguments
@@ -328,12 +325,6 @@ def qgemm(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Rout
         total, real = product(b, b_zero, None, workspace), product.values(workspace)
         if c is not None:
             np.add(total, c, total)
-        if is_fixed:
-            rounded = b_scale.size == 1
-            scales = fixed_point.of_products(a_scale, b_scale, y_scale, rounded=rounded)
-            fixed_point.store_rescaled(total, scales, y_zero, out)
-            bound_codes(out, limits)
-            return
         factor = alpha * a_scale.reshape(()) * _per_column(b_scale)
         if y_scale is None:
             np.multiply(total, factor, out=out, dtype=np.float32, casting="unsafe")

@@ -356,20 +356,30 @@ INLINED void widen(range *restrict r, const float *restrict x, int64_t count)
     }
 }
 
-/* Codes of numbers over their own range, 0 included. Store their scale and return their zero point. */
-static inline int32_t to_codes(uint8_t *restrict y, const float *restrict x, int64_t count, float *scale_of)
+/* The range of numbers, 0 included, in the first elements. */
+static inline range range_of(const float *restrict x, int64_t count)
 {
     range r = {0};
     int64_t whole = count / WIDTH * WIDTH;
     for (int64_t i = 0; i < whole; i += WIDTH)
         widen(&r, x + i, WIDTH);
     widen(&r, x + whole, count - whole);
-    float low = 0, high = 0, numbers[WIDTH];
-    for (int j = 0; j < WIDTH; j++) {
-        low = r.low[j] < low ? r.low[j] : low;
-        high = r.high[j] > high ? r.high[j] : high;
-        r.is_nan[0] |= r.is_nan[j];
-    }
+    for (int half = WIDTH / 2; half; half /= 2)
+        for (int j = 0; j < half; j++) {
+            r.low[j] = r.low[j + half] < r.low[j] ? r.low[j + half] : r.low[j];
+            r.high[j] = r.high[j + half] > r.high[j] ? r.high[j + half] : r.high[j];
+            r.is_nan[j] |= r.is_nan[j + half];
+        }
+    return r;
+}
+
+/* Codes of numbers over their own range, 0 included. Store their scale and return their zero point. */
+static inline int32_t to_codes(uint8_t *restrict y, const float *restrict x, int64_t count, float *scale_of)
+{
+    const range r = range_of(x, count);
+    const int64_t whole = count / WIDTH * WIDTH;
+    const float low = r.low[0], high = r.high[0];
+    float numbers[WIDTH];
     float scale = r.is_nan[0] ? NAN : (high - low) / 255.0f;
     float zero = scale == 0 ? 0 : rintf(-low / scale);
     zero = zero > 0 ? zero : 0; /* NaN too */

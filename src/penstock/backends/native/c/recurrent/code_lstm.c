@@ -1,4 +1,4 @@
-/* The LSTM of 8-bit codes that TFLite computes in integers: as ops/tflite/recurrent.py says, bit by bit. The
+/* The LSTM of 8-bit codes that TFLite computes in integers: as ops/tflite/layers.py says, bit by bit. The
    functions of gates are those of ops/common/integer_curves.py. An item is a row of the batch; some are computed
    together. Weights are panels of integers.h, and codes uint8 there: 128 more, which sums begin with less. */
 // GCC options: -fno-thread-jumps

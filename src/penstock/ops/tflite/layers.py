@@ -1,21 +1,24 @@
-"""LSTMs with what ONNX's do not have: a projection, clipped cells, normalized gates; integers."""
+"""Layers that ONNX does not have: LSTMs with a projection, clipped cells or normalized gates, and
+of integers; dense layers of real numbers with weights of 8 bits."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from penstock.core.types import RunValue, Shape, ShapeError, TensorType, Type
+from penstock.core.types import FLOAT32, RunValue, Shape, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import fixed_point
 from penstock.ops.common.dtypes import INT8
 from penstock.ops.common.integer_curves import integer_logistic, integer_tanh
-from penstock.ops.common.shape_rules import match_dims, tensor
-from penstock.ops.registry import TFLITE, operator
+from penstock.ops.common.shape_rules import match_dims, same_dim, tensor
+from penstock.ops.common.work import product_work
+from penstock.ops.registry import TFLITE, array_operator, operator
 
 _ACTIVATIONS: dict[int, Any] = {
     0: lambda x: x,
@@ -189,3 +192,66 @@ def lstm_of_codes(node: Node, types: Types) -> Kernel:
 
 def _bounded(x: np.ndarray) -> np.ndarray:
     return np.clip(x, -32768, 32767)
+
+
+# Dense layers.
+
+
+def _infer_dense(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x, w = tensor(types, 0).shape, tensor(types, 1).shape
+    if x is None or w is None:
+        return (TensorType(FLOAT32),)
+    if len(w) != 2 or not x:
+        raise ShapeError(f"rows of shape {x} do not fit weights of shape {w}")
+    same_dim(x[-1], w[1], "the columns of rows and weights")
+    return (TensorType(FLOAT32, (*x[:-1], w[0])),)
+
+
+@array_operator("RangedDense", domain=TFLITE, infer=_infer_dense, work=product_work)
+def ranged_dense(
+    x: np.ndarray,
+    w: np.ndarray,
+    scales: np.ndarray,
+    bias: np.ndarray | None = None,
+    *,
+    asymmetric: int = 0,
+    limits: Sequence[float] = (-math.inf, math.inf),
+) -> np.ndarray:
+    """Rows of x [..., K] times weights [N, K] of int8 with one scale, or one for each row of them;
+    plus ``bias``, within ``limits``. As LiteRT's kernels do for weights of dynamic range,
+    each row of x is rounded to the codes -127 to 127 over its largest magnitude or, where that is
+    ``asymmetric``, to those of -128 to 127 over its range, with a zero point."""
+    rows = x.reshape(-1, w.shape[1])
+    least, most = rows.min(axis=1, initial=0), rows.max(axis=1, initial=0)
+    if asymmetric:
+        factors, scale, zero = _ranges(least.astype(np.float64), most.astype(np.float64))
+    else:
+        size = np.maximum(-least, most)
+        empty = size == 0
+        scale = np.where(empty, np.float32(1), size / np.float32(127))
+        factors = np.where(empty, np.float32(0), np.float32(127) / np.where(empty, 1, size))
+        zero = np.zeros(len(rows), np.float32)
+    numbers = zero[:, None] + rows * factors[:, None]
+    numbers = np.clip(numbers, -128 if asymmetric else -127, 127)
+    whole = np.trunc(numbers)
+    codes = whole + (numbers - whole >= 0.5) - (numbers - whole <= -0.5)
+    # Sums of codes are exact in float64.
+    sums = (codes - zero[:, None]).astype(np.float64) @ w.T.astype(np.float64)
+    y = sums.astype(np.float32) * (scale[:, None] * scales.reshape(-1))
+    y = y if bias is None else bias + y
+    low, high = limits
+    return np.clip(y, low, high).astype(np.float32).reshape(*x.shape[:-1], w.shape[0])
+
+
+def _ranges(least: np.ndarray, most: np.ndarray) -> tuple[np.ndarray, ...]:
+    """What numbers from ``least`` to ``most`` are multiplied by, scales and zero points."""
+    empty = least == most
+    step = np.where(empty, 1.0, (most - least) / 255)
+    below, above = -128 - least / step, 127 - most / step
+    is_below = 128 + np.abs(least / step) < 127 + np.abs(most / step)
+    point = np.where(is_below, below, above)
+    point = np.trunc(point + np.copysign(0.5, point))
+    zero = np.where(empty, 0, np.clip(point, -128, 127)).astype(np.float32)
+    scale = step.astype(np.float32)
+    factors = np.where(empty, np.float32(0), np.float32(1) / scale)
+    return factors, scale, zero
