@@ -10,6 +10,8 @@ from __future__ import annotations
 import struct
 from typing import Any
 
+import numpy as np
+
 from penstock.core.types import FLOAT32, ShapeError
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.tflite.conversion import (
@@ -173,8 +175,12 @@ def pool(c: OperatorConversion) -> None:
         dtype, zero = c.dtype(0) or INT8, c.like(0, x)
         mean = c.emit("DequantizeLinear", [c.channels_first(x), c.constant(1, FLOAT32), zero])
         mean = c.emit("AveragePool", [mean], attrs)
-        codes = c.emit("QuantizeLinear", [mean, c.constant(1 - 2**-22, FLOAT32), zero])
-        c.emit_image("Clip", [codes, *[c.constant(limit, dtype) for limit in c.codes.limits]], {})
+        inputs, limits = [mean, c.constant(1 - 2**-22, FLOAT32), zero], c.codes.limits
+        if limits == [np.iinfo(dtype).min, np.iinfo(dtype).max]:
+            c.emit_image("QuantizeLinear", inputs, {})
+            return
+        bounds = [c.constant(limit, dtype) for limit in limits]
+        c.emit_image("Clip", [c.emit("QuantizeLinear", inputs), *bounds], {})
         return
     if c.op != "L2_POOL_2D":
         op = "MaxPool" if c.op == "MAX_POOL_2D" else "AveragePool"
