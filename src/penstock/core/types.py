@@ -238,7 +238,7 @@ def constant_type(array: np.ndarray) -> TensorType:
     """The type of a constant, with its contents where they may take part in shape arithmetic."""
     data = None
     if array.ndim <= 1 and array.size <= MAX_DATA and array.dtype.kind in "iu":
-        data = tuple([int(x) for x in array.reshape(-1)])
+        data = tuple(array.reshape(-1).tolist())
     return TensorType(array.dtype, array.shape, data)
 
 

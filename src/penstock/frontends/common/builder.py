@@ -184,7 +184,10 @@ class NodeBuilder:
 
     def constant(self, data: ArrayLike, dtype: np.dtype = INT64) -> Value:
         """A constant. Numbers beyond the range of the dtype become infinite, as in a Cast."""
-        array = np.asarray(data, np.float64 if dtype.kind not in "iubc" else None)
+        if isinstance(data, (np.ndarray, np.generic)):
+            array = np.asarray(data)
+        else:
+            array = np.asarray(data, np.float64 if dtype.kind not in "iubc" else None)
         if array.dtype != dtype:
             with np.errstate(all="ignore"):  # to infinity, as a Cast during a run
                 array = array.astype(dtype)

@@ -304,36 +304,43 @@ class OperatorConversion(NodeBuilder):
 def dequantized(b: NodeBuilder, value: Value, given: Quantization) -> Value:
     """The real numbers that a quantized tensor stands for."""
     dtype = value.dtype or b.types.tensor(value).dtype or np.dtype(np.int8)
-    scale, point, attrs = _parameters(b, given)
+    attrs = _attributes(given)
     if dtype == INT64:  # biases of 16-bit activations
         if given.per_channel and given.axis:
             raise InexpressibleError("it has int64 codes with a scale for each channel")
+        scale, _ = _parameters(b, given, FLOAT32)
         return b.emit("Mul", [b.cast(value, "float32"), scale])
+    scale, zero = _parameters(b, given, dtype)
     # ONNX's DequantizeLinear takes no zero point for int32.
-    zero = None if dtype == np.int32 else b.constant(point, dtype)
-    return b.emit("DequantizeLinear", [value, scale, zero], attrs)
+    return b.emit("DequantizeLinear", [value, scale, None if dtype == np.int32 else zero], attrs)
 
 
 def emit_quantized(
     b: NodeBuilder, value: Value, given: Quantization, output: Value, dtype: Any
 ) -> None:
     """Emit ``output``, of integers that stand for the real numbers of ``value``."""
-    scale, point, attrs = _parameters(b, given)
+    scale, zero = _parameters(b, given, dtype)
     if dtype == np.int32:  # which ONNX's QuantizeLinear does not give
         steps = b.emit("Round", [b.emit("Div", [value, scale])])
         codes = b.emit("Cast", [steps], {"to": element_number("int32")})
-        inputs = [codes, b.constant(point, dtype)]
+        inputs = [codes, zero]
         b.append("Add", "", inputs, [output], None, f"{b.name}/{output.name}")
         return
-    inputs = [value, scale, b.constant(point, dtype)]
+    inputs, attrs = [value, scale, zero], _attributes(given)
     b.append("QuantizeLinear", "", inputs, [output], attrs, f"{b.name}/{output.name}")
 
 
-def _parameters(b: NodeBuilder, given: Quantization) -> tuple[Value, np.ndarray, Attrs]:
-    """The scale, the zero point and the attributes of a node between codes and real numbers."""
-    if given.per_channel:
-        return b.constant(given.scale, FLOAT32), given.zero_point, {"axis": given.axis}
-    return b.constant(given.scale[0], FLOAT32), given.zero_point[0], {}
+def _parameters(b: NodeBuilder, given: Quantization, dtype: np.dtype) -> tuple[Value, Value]:
+    """The scale, and the zero point in that type: one for all nodes that read or write a tensor."""
+    made, place = given.values, slice(None) if given.per_channel else 0
+    for key, numbers in ((FLOAT32, given.scale), (dtype, given.zero_point)):
+        if key not in made:
+            made[key] = b.constant(numbers[place], key)
+    return made[FLOAT32], made[dtype]
+
+
+def _attributes(given: Quantization) -> Attrs:
+    return {"axis": given.axis} if given.per_channel else {}
 
 
 # Codes.
@@ -374,6 +381,5 @@ def _code_layer(c: OperatorConversion, x: Quantization, w: Quantization) -> Code
     bounds = BOUNDS.get(int(number))
     if bounds is None or not all(np.all(given.scale > 0) for given in (x, w, y)):
         return None
-    parts = [_parameters(c, given)[:2] for given in (x, w, y)]
-    of_x, of_w, of_y = [(scale, c.constant(point, dtype)) for scale, point in parts]
+    of_x, of_w, of_y = [_parameters(c, given, dtype) for given in (x, w, y)]
     return CodeLayer(of_x, of_w, of_y, y.codes_of(bounds, dtype))

@@ -13,13 +13,14 @@ from itertools import pairwise
 import numpy as np
 
 from penstock.core.errors import InvalidModel
-from penstock.core.records import NamedTuple, dataclass
+from penstock.core.records import NamedTuple, dataclass, field
 from penstock.core.types import ANY, STRING, Dim, TensorType, Type, dtypes
 from penstock.frontends.common.constant_budget import ConstantBudget
 from penstock.frontends.common.diagnostics import TensorError
 from penstock.frontends.common.encoding import array_from_bytes, decode_text, vector_of
 from penstock.frontends.tflite.file import FileBytes
 from penstock.frontends.tflite.flatbuffer import Bytes, FlatTable
+from penstock.ir.graph import Value
 
 _TYPES = """
     float32 float16 int32 uint8 int64 string bool int16 complex64 int8 float64 complex128 uint64
@@ -44,6 +45,8 @@ class Quantization:
     scale: np.ndarray
     zero_point: np.ndarray
     axis: int
+    values: dict[np.dtype, Value] = field(default_factory=dict)
+    """the constants that nodes have for the scale and, by their type, zero points"""
 
     @property
     def per_channel(self) -> bool:
