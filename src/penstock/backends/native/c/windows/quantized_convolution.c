@@ -430,12 +430,14 @@ INLINED void tile_of_codes(const view *s, const multiplication *m, const bounds 
         const bytes codes = codes_of_vectors(sums + i * each * vectors, s->factors + first, s->offsets + first,
                                              LANES_OF_SUMS, vectors, &own, some * vectors, 1);
         uint8_t *const *y = s->y + row + i * each;
+        _Alignas(BYTES) uint8_t parts[BYTES];
+        memcpy(parts, &codes, BYTES);
         if (each == 1)
             V(mask_storeu_epi8)(y[0] + first, ~0ull >> (BYTES - count), codes);
-        for (int j = 0; vectors == 2 && j < some; j++)
-            _mm256_mask_storeu_epi8(y[j] + first, ~0u >> (32 - count), _mm512_extracti64x4_epi64(codes, j));
-        for (int j = 0; vectors == 1 && j < some; j++)
-            _mm_mask_storeu_epi8(y[j] + first, 0xffffu >> (16 - count), _mm512_extracti32x4_epi32(codes, j));
+        for (int j = 0; each == 2 && j < some; j++)
+            _mm256_mask_storeu_epi8(y[j] + first, ~0u >> (32 - count), *(const __m256i *)(parts + 32 * j));
+        for (int j = 0; each == 4 && j < some; j++)
+            _mm_mask_storeu_epi8(y[j] + first, 0xffffu >> (16 - count), *(const __m128i *)(parts + 16 * j));
     }
 }
 #endif
