@@ -348,11 +348,16 @@ def test_operator_of_codes_gives_the_codes_of_the_reference(name: str, backends:
 
 
 def mean_of_codes(
-    op: str, options: dict[str, Any], *, dtype: str = "int8", y: tuple[float, int] = (0.02, 3)
+    op: str,
+    options: dict[str, Any],
+    *,
+    dtype: str = "int8",
+    y: tuple[float, int] = (0.02, 3),
+    dims: Sequence[int] = (2, 8, 8, 5),
 ) -> Case:
     """A mean over windows or all positions of an image of codes; zero points are those of int8."""
     middle = 128 if dtype == "uint8" else 0
-    x = (codes(2, 8, 8, 5).astype(int) + middle).astype(dtype)
+    x = (codes(*dims).astype(int) + middle).astype(dtype)
     kind, constants, version = "Pool2DOptions", {}, 2
     if op == "MEAN":
         kind, constants = "ReducerOptions", {"axes": np.array(options.pop("axes"), np.int32)}
@@ -374,6 +379,12 @@ MEANS = {
     "mean, other scale": mean_of_codes("MEAN", {"axes": [-3, -2]}, y=(0.003, -20)),
     "mean, uint8": mean_of_codes("MEAN", {"axes": [1, 2]}, dtype="uint8"),
 }
+
+
+def test_mean_of_a_large_image_has_no_weights() -> None:
+    """A file of a few bytes can declare any dims."""
+    file, _ = mean_of_codes("MEAN", {"axes": [1, 2]}, dims=(1, 1 << 20, 1, 2))
+    assert "QLinearConv" not in [node.op.name for node in ps.load(file).graph.nodes]
 
 
 @pytest.mark.parametrize("backends", [["numpy"], ["native", "numpy"]], ids=str)

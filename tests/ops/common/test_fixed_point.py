@@ -56,6 +56,11 @@ def test_products_are_rounded_twice(scale: float) -> None:
         assert got == nearest(Fraction(high, 2 ** max(shift, 0)), ties_up=False)
 
 
+def test_scales_of_any_size_have_a_multiplier() -> None:
+    for scale in (2.0**31, 1e300, np.inf):
+        assert tuple(map(int, multiplier(scale))) == (1 << 30, -31)
+
+
 def test_ties() -> None:
     half = Multiplier(np.array(1 << 30), np.array(0))
     assert rescaled(np.array([-3, -1, 1, 3]), half).tolist() == [-1, 0, 1, 2]  # up

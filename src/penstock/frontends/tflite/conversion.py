@@ -349,10 +349,10 @@ def _attributes(given: Quantization) -> Attrs:
 def layer_of_codes(c: OperatorConversion) -> CodeLayer | None:
     """An operator with x, weights and bias, if ONNX's operations on codes compute the same: weights
     and bias are constants, and all are codes of one type."""
-    x, w, bias, *_ = [*c.quantizations, None]
-    dtype, weights = c.dtype(0), None if c.inputs[1] is None else c.inputs[1].const
+    x, w, bias, *_ = [*c.quantizations, None, None, None]
     axis = 3 if c.op == "DEPTHWISE_CONV_2D" else 0
-    if x is None or w is None or weights is None or weights.dtype != dtype:
+    weights = c.inputs[1].const if w is not None and c.inputs[1] is not None else None
+    if x is None or w is None or weights is None or weights.dtype != c.dtype(0):
         return None
     if w.per_channel and w.axis != axis:
         return None
@@ -365,7 +365,8 @@ def layer_of_codes(c: OperatorConversion) -> CodeLayer | None:
 
 def image_of_codes(c: OperatorConversion) -> CodeLayer | None:
     """An operator of an image, whose elements count alike."""
-    (x, *_), one = c.quantizations, Quantization(np.ones(1, np.float32), np.zeros(1, np.int64), 0)
+    x, *_ = [*c.quantizations, None]
+    one = Quantization(np.ones(1, np.float32), np.zeros(1, np.int64), 0)
     return None if x is None else _code_layer(c, x, one)
 
 

@@ -207,10 +207,10 @@ def l2_normalization(c: OperatorConversion) -> None:
 
 def _has_range(c: OperatorConversion) -> bool:
     """Whether rows of real numbers are multiplied by constant weights of int8."""
-    w, weights = c.quantizations[1], c.inputs[1]
-    if len(c.inputs) < 2 or w is None or weights is None or weights.const is None:
+    (w, *_), (weights, *_) = [*c.quantizations[1:], None], [*c.inputs[1:], None]
+    if w is None or weights is None or weights.const is None or c.dtype(0) != FLOAT32:
         return False
-    if c.quantizations[0] is not None or c.output_quantizations[0] is not None:
+    if c.output_quantizations[0] is not None:
         return False
     is_biased = len(c.inputs) > 2 and c.inputs[2] is not None
     if is_biased and (c.quantizations[2] is not None or c.dtype(2) != FLOAT32):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from penstock.core.types import FLOAT32, INT64
@@ -22,6 +24,7 @@ _REDUCTIONS = {
 
 
 _SPARSE, _DENSE = 1, 2  # kinds of LSH_PROJECTION
+_MOST_ONES = 1 << 20  # elements of an image whose mean is a convolution
 
 
 @operator_rule("MEAN", codes=image_of_codes)
@@ -31,12 +34,13 @@ def mean(c: OperatorConversion) -> None:
     if c.codes is None:
         reduction(c)
         return
-    if dims is None or len(dims) != 3 or axes is None or {*axes} not in ({1, 2}, {-3, -2}):
+    is_image = dims is not None and len(dims) == 3 and 0 < math.prod(dims) <= _MOST_ONES
+    if dims is None or not is_image or axes is None or {*axes} not in ({1, 2}, {-3, -2}):
         c.apply_to_reals(reduction)
         return
     height, width, channels = dims
     codes = c.codes._replace(w=[c.constant(1 / (height * width), FLOAT32), c.codes.w[1]])
-    ones = c.constant(np.ones((channels, 1, height, width)), c.dtype(0) or INT8)
+    ones = c.constant(np.ones((channels, 1, height, width), INT8), c.dtype(0) or INT8)
     inputs = codes.convolved(c.channels_first(c.take(2)[0]), ones)
     attrs = {**codes.attrs, "group": channels}
     if c.option("keep_dims", "ReducerOptions"):

@@ -111,10 +111,16 @@ def _of_integers(c: OperatorConversion) -> bool:
     """Whether an LSTM is one of integers that ``LstmOfCodes`` computes: of 8-bit codes, with gates
     of 16 bits, and without peepholes, a projection or normalized gates."""
     given, q = c.inputs, [*c.quantizations, *[None] * _LSTM_INPUTS]
-    if len(given) < _OUTPUT_STATE + 2 or c.dtype(0) != INT8 or c.output_dtypes[-1] != INT8:
+    between = c.operator.intermediates or []
+    if len(given) < _OUTPUT_STATE + 2 or len(between) != 5 or INT8 not in c.output_dtypes[-1:]:
         return False
-    weights, biases, between = given[1:9], given[12:16], c.operator.intermediates or []
-    if any(v is None or v.const is None for v in (*weights, *biases)) or len(between) != 5:
+    values = [v for v in (*given[1:9], *given[12:16]) if v is not None]
+    constants = [v.const for v in values if v.const is not None]
+    kinds = [{(array.dtype, array.shape) for array in constants[i : i + 4]} for i in (0, 4, 8)]
+    units = constants[4].shape[-1] if len(constants) == 12 and constants[4].ndim else -1
+    width = constants[0].shape[-1] if units > 0 and constants[0].ndim else -1
+    wanted = [(INT8, (units, width)), (INT8, (units, units)), (INT32, (units,))]
+    if units < 0 or kinds != [{kind} for kind in wanted] or c.dtype(0) != INT8:
         return False
     if any(v is not None for v in (*given[9:12], *given[16:18], *given[20:])):
         return False
@@ -154,7 +160,7 @@ def _lstm_of_codes(c: OperatorConversion, x: Value, reverse: bool, time_first: b
         "scales": [float(scale) for scale in scales],
         "zero": int(hidden.zero_point[0]),
         "cell_bits": exponent + 14,
-        "cell_clip": int(np.clip(clip / cell.scale[0], 0, 32767)),
+        "cell_clip": int(min(clip / cell.scale[0], 32767)) if clip > 0 else 0,
     }
     constants = [*(c.constant(m, INT8) for m in matrices), *(c.constant(b, INT32) for b in biases)]
     inputs = [x, *constants, *(state.value for state in states)]

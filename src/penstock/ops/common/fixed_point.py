@@ -27,8 +27,9 @@ class Multiplier(NamedTuple):
 
 
 def multiplier(scale: np.ndarray | float) -> Multiplier:
-    """The multiplier of scales in float64, which are not negative; of what is below 2**-32, 0."""
-    fractions, exponents = np.frexp(np.asarray(scale, np.float64))
+    """The multiplier of scales in float64, which are not negative; of what is below 2**-32, 0, and
+    of what is above 2**30, which gives no codes but the ends, that."""
+    fractions, exponents = np.frexp(np.minimum(np.asarray(scale, np.float64), 2.0**30))
     numbers = np.floor(fractions * 2.0**31 + 0.5).astype(np.int64)
     is_whole = numbers == 1 << 31
     numbers, shifts = np.where(is_whole, numbers // 2, numbers), -(exponents + is_whole)

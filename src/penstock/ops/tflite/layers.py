@@ -16,7 +16,7 @@ from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import fixed_point
 from penstock.ops.common.dtypes import INT8
 from penstock.ops.common.integer_curves import integer_logistic, integer_tanh
-from penstock.ops.common.shape_rules import match_dims, same_dim, tensor
+from penstock.ops.common.shape_rules import check_shape, match_dims, same_dim, tensor
 from penstock.ops.common.work import product_work
 from penstock.ops.registry import TFLITE, array_operator, operator
 
@@ -204,6 +204,8 @@ def _infer_dense(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     if len(w) != 2 or not x:
         raise ShapeError(f"rows of shape {x} do not fit weights of shape {w}")
     same_dim(x[-1], w[1], "the columns of rows and weights")
+    check_shape("the scales", tensor(types, 2).shape, (1,), (w[0],))
+    check_shape("the bias", tensor(types, 3).shape, (w[0],))
     return (TensorType(FLOAT32, (*x[:-1], w[0])),)
 
 
