@@ -110,27 +110,37 @@ def _lstm(
 def _of_integers(c: OperatorConversion) -> bool:
     """Whether an LSTM is one of integers that ``LstmOfCodes`` computes: of 8-bit codes, with gates
     of 16 bits, and without peepholes, a projection or normalized gates."""
-    given, q = c.inputs, [*c.quantizations, *[None] * _LSTM_INPUTS]
-    between = c.operator.intermediates or []
-    if len(given) < _OUTPUT_STATE + 2 or len(between) != 5 or INT8 not in c.output_dtypes[-1:]:
+    given = c.inputs
+    if len(given) < _OUTPUT_STATE + 2 or INT8 not in c.output_dtypes[-1:] or c.dtype(0) != INT8:
         return False
-    values = [v for v in (*given[1:9], *given[12:16]) if v is not None]
+    others = *given[9:12], *given[16:18], *given[20:]
+    activation = c.option("fused_activation_function")
+    return others.count(None) == len(others) and activation == _TANH and _fits(c) and _scaled(c)
+
+
+def _fits(c: OperatorConversion) -> bool:
+    """Whether weights and biases of four gates are constants whose shapes fit."""
+    values = [v for v in (*c.inputs[1:9], *c.inputs[12:16]) if v is not None]
     constants = [v.const for v in values if v.const is not None]
-    kinds = [{(array.dtype, array.shape) for array in constants[i : i + 4]} for i in (0, 4, 8)]
-    units = constants[4].shape[-1] if len(constants) == 12 and constants[4].ndim else -1
-    width = constants[0].shape[-1] if units > 0 and constants[0].ndim else -1
-    wanted = [(INT8, (units, width)), (INT8, (units, units)), (INT32, (units,))]
-    if units < 0 or kinds != [{kind} for kind in wanted] or c.dtype(0) != INT8:
+    if len(constants) < 12 or not constants[0].ndim == constants[4].ndim == 2:
         return False
-    if any(v is not None for v in (*given[9:12], *given[16:18], *given[20:])):
+    width, units = constants[0].shape[1], constants[4].shape[1]
+    wanted = [(INT8, (units, width)), (INT8, (units, units)), (INT32, (units,))]
+    kinds = [(array.dtype, array.shape) for array in constants]
+    return bool(units) and kinds == [kind for kind in wanted for _ in range(4)]
+
+
+def _scaled(c: OperatorConversion) -> bool:
+    """Whether codes have one scale each, and that of cells is a power of two."""
+    between, q = c.operator.intermediates or [], c.quantizations
+    if len(between) != 5:
         return False
     hidden = c.context.quantization(c.scope, between[4])
     known = [each for each in (*q[:9], *q[18:20], hidden) if each is not None]
     if len(known) < 12 or any(each.per_channel or not each.scale[0] > 0 for each in known):
         return False
     fraction, exponent = math.frexp(float(known[-2].scale[0]))
-    activation = c.option("fused_activation_function")
-    return bool(activation == _TANH and fraction == 0.5 and -15 <= exponent - 1 <= -9)
+    return fraction == 0.5 and -15 <= exponent - 1 <= -9
 
 
 def _lstm_of_codes(c: OperatorConversion, x: Value, reverse: bool, time_first: bool) -> Value:
