@@ -23,7 +23,7 @@ _SUFFIXES = {"float32": "float", "float64": "double"}
 _SUFFIXES_OF_MAXIMA = {**_SUFFIXES, "int8": "int8_t", "uint8": "uint8_t"}
 _KINDS = {"AveragePool": "mean", "MaxPool": "max"}
 # Columns of planes up to which an item brings several planes side by side, if there are as many.
-_NARROW, _FEW_PLANES = 64, 8
+_NARROW, _FEW_PLANES = 56, 8
 # Channels or planes from which windows of three rows and columns share what these come to.
 _SLID = 16
 _PASS = 3  # combinations that take as long as to write and read a row of columns
@@ -137,7 +137,7 @@ def _part(kind: str, axes: Sequence[Window], planes: int, channels: int, itemsiz
 
     def grouped(width_of: int, chunk: int) -> int:
         """Rows that are combined together, each of stretches of as many elements."""
-        seen = min((chunk - 1) * width.stride + width.span, width.size) * width_of
+        seen = ((chunk - 1) * width.stride + width.span) * width_of
         apart = width.stride * (chunk + width.span // width.stride + _PIECE + 1)
         if width_of > 1 or width.stride == 1:
             apart = 0

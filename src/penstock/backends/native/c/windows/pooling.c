@@ -139,7 +139,7 @@ static inline int64_t digit(int64_t *rest, int64_t n)
         }                                                                                         \
     }
 
-#define POOL(name, type, start, MAP, HOW, FINISH)                                                 \
+#define POOL(name, type, start, MAP, HOW, FINISH, MEANS)                                          \
     COMBINE(name##_rows, type, start, MAP, HOW, SAME)                                             \
     COMBINE(name##_columns, type, start, SAME, HOW, FINISH)                                       \
     /* `count` windows of three rows and columns; what a column comes to is kept for the next ones. */\
@@ -209,6 +209,14 @@ static inline int64_t digit(int64_t *rest, int64_t n)
         const int64_t slices = inside(u, d, &slice);                                              \
         const type *x = NULL;                                                                     \
         _Alignas(PIECE) type row[ROW + BEHIND], spread[ROW];                                      \
+        /* Rows are combined with what there is around them, which changes nothing but a mean. */ \
+        const int padded = !a->direct && !MEANS;                                                  \
+        const int64_t low = first * w->stride, width = (count - 1) * w->stride + (w->kernel - 1) * w->dilation + 1;\
+        const int64_t wide = seen(w, first, end - 1, &at), reach = low - w->begin + width - w->size;\
+        const int64_t before = padded && low < w->begin ? smaller(w->begin - low, width) * channels : 0;\
+        const int64_t after = padded && reach > 0 ? smaller(reach, width) * channels : 0;         \
+        const window whole = {low + width, w->count, w->kernel, w->stride, w->dilation, 0, 0};    \
+        pitch = a->direct ? 0 : before + wide * channels + after;                                 \
         for (int64_t r = 0; r < band; r++) {                                                      \
             const int64_t height = inside(v, o + r, &line);                                       \
             n = 0;                                                                                \
@@ -217,8 +225,13 @@ static inline int64_t digit(int64_t *rest, int64_t n)
                     taps[n++] = (i * u->dilation * s->rows + k * v->dilation) * row_step;         \
             x = (const type *)s->x + ((slice - s->first[0]) * s->rows + line - s->first[1]) * row_step;\
             if (!a->direct) {                                                                     \
-                pitch = seen(w, first, end - 1, &at) * channels;                                  \
-                name##_rows(row + r * pitch, x + (at - origin) * channels, taps, n, 1, pitch, 1, 0);\
+                type *to = row + r * pitch;                                                       \
+                const int64_t inner = seen(w, first, end - 1, &at) * channels;                    \
+                for (int64_t i = 0; i < before; i++)                                              \
+                    to[i] = (type)start;                                                          \
+                for (int64_t i = before + inner; i < pitch; i++)                                  \
+                    to[i] = (type)start;                                                          \
+                name##_rows(to + before, x + (at - origin) * channels, taps, n, 1, inner, 1, 0);  \
             }                                                                                     \
         }                                                                                         \
         const int64_t rows = a->direct ? n : 1;                                                   \
@@ -226,7 +239,8 @@ static inline int64_t digit(int64_t *rest, int64_t n)
         if (!a->direct) {                                                                         \
             taps[0] = 0;                                                                          \
             x = row;                                                                              \
-            origin = at;                                                                          \
+            origin = padded ? low : at;                                                           \
+            w = padded ? &whole : w;                                                              \
         }                                                                                         \
         for (int64_t j = first, run; j < end; j += run, y += run * channels) {                    \
             n = inside(w, j, &at);                                                                \
@@ -356,12 +370,12 @@ static inline int64_t digit(int64_t *rest, int64_t n)
     }
 
 #define KINDS(type)                                                                               \
-    POOL(average_pool_##type, type, 0, SAME, SUM, MEAN)                                           \
-    POOL(l1_pool_##type, type, 0, ABSOLUTE, SUM, SAME)                                            \
-    POOL(l2_pool_##type, type, 0, SQUARE, SUM, ROOT)                                              \
+    POOL(average_pool_##type, type, 0, SAME, SUM, MEAN, 1)                                        \
+    POOL(l1_pool_##type, type, 0, ABSOLUTE, SUM, SAME, 0)                                         \
+    POOL(l2_pool_##type, type, 0, SQUARE, SUM, ROOT, 0)                                           \
     MAXIMA(type, -INFINITY)
 #define MAXIMA(type, start)                                                                       \
-    POOL(max_pool_##type, type, start, SAME, HIGHER, SAME)                                        \
+    POOL(max_pool_##type, type, start, SAME, HIGHER, SAME, 0)                                     \
     INDICES(type, start)
 
 KINDS(float)
