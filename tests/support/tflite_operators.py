@@ -54,11 +54,15 @@ def section() -> Iterator[str]:
     yield _filled(
         "Tensors of int8, uint8 and int16 may be quantized, as a whole or by channel. Weights may "
         "be float16, int8, or packed int4 and int2, also with a scale for each block. With quantized "
-        "weights and float activations (dynamic range), the weights stand for real numbers, and "
-        "activations are not rounded: LiteRT's kernels round them to 8 bits in each run, so that its "
-        "answers differ by up to 1 % of the largest, and are further from those of the float model. "
-        "NumericVerify fails only where its result is computed, for it is fetched or read. Answers of quantized operators are within a quantum of "
-        "LiteRT's, of int16 SOFTMAX, EXP and LOG within 8, since LiteRT interpolates in tables."
+        "weights and float activations (dynamic range), dense layers round activations to 8 bits in "
+        "each run, as LiteRT's do. In other operators the weights stand for real numbers, and "
+        "activations are not rounded: LiteRT's kernels round them, so that its answers differ by up to "
+        "1 % of the largest, and are further from those of the float model. "
+        "NumericVerify fails only where its result is computed, for it is fetched or read. "
+        "Convolutions, dense layers, means and LSTMs of 8 bits (without peepholes, projection or "
+        "normalized gates) give the codes of LiteRT's reference kernels; answers of other quantized "
+        "operators are within a quantum of LiteRT's, of int16 SOFTMAX, EXP and LOG within 8, since "
+        "LiteRT interpolates in tables."
     )
     yield ""
     yield _filled(f"**There**, {len(there)}: {_listed(there)}.")
