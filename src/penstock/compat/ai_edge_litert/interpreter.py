@@ -60,8 +60,7 @@ class Interpreter:
         model_content: The bytes of a model, instead of a file.
         experimental_delegates: Delegates, which raise ``ValueError``.
         num_threads: Cores that a run may keep busy; by default all of the process.
-        experimental_op_resolver_type: Not looked at: all kernels are the same, those of 8 bits
-            with the answers of BUILTIN_REF.
+        experimental_op_resolver_type: Not looked at: codes of 8 bits are those of BUILTIN_REF.
         experimental_preserve_all_tensors: Raises ``ValueError``: fetch values by their names.
         experimental: Not looked at.
     """
