@@ -30,10 +30,11 @@ _MOST_ONES = 1 << 20  # elements of an image whose mean is a convolution
 @operator_rule("MEAN", codes=image_of_codes)
 def mean(c: OperatorConversion) -> None:
     """The mean of all positions of an image of codes is a convolution with as many ones."""
-    dims, axes = all_known((c.shape(0) or ())[1:]), c.integers(1)
     if c.codes is None:
         reduction(c)
         return
+    x, _ = c.take(2)
+    dims, axes = all_known((c.shape(0) or ())[1:]), c.integers(1)
     is_image = dims is not None and len(dims) == 3 and 0 < math.prod(dims) <= _MOST_ONES
     if dims is None or not is_image or axes is None or {*axes} not in ({1, 2}, {-3, -2}):
         c.apply_to_reals(reduction)
@@ -41,8 +42,7 @@ def mean(c: OperatorConversion) -> None:
     height, width, channels = dims
     codes = c.codes._replace(w=[c.constant(1 / (height * width), FLOAT32), c.codes.w[1]])
     ones = c.constant(np.ones((channels, 1, height, width), INT8), c.dtype(0) or INT8)
-    inputs = codes.convolved(c.channels_first(c.take(2)[0]), ones)
-    attrs = {**codes.attrs, "group": channels}
+    inputs, attrs = codes.convolved(c.channels_first(x), ones), {**codes.attrs, "group": channels}
     if c.option("keep_dims", "ReducerOptions"):
         c.emit_image("QLinearConv", inputs, attrs)
         return
