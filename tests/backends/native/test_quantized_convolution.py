@@ -240,6 +240,16 @@ def test_convolution_of_wide_and_high_images_in_blocks_equals_numpy():
     check(*_operation_of_codes((1, 500, 3, 140), (500, 1, 3, 3), group=500, pads=[1, 1, 1, 1]))
 
 
+@pytest.mark.parametrize("width", [5, 7, 8])
+@pytest.mark.parametrize("stride", [2, 3])
+def test_rows_that_are_no_number_of_strides_apart_equal_numpy(stride, width):
+    """An image with its channels innermost is read as it lies, several rows at once where these are
+    whole strides apart; not by tiles, since weights have zero points."""
+    _, inputs = _operation_of_codes((1, 8, 16, width), (23, 8, 3, 3), ("uint8", "uint8"))
+    inputs[5] = np.arange(23, dtype=np.uint8)
+    check(node_of("QLinearConv", inputs, range(1, 9), strides=[1, stride]), inputs)
+
+
 @pytest.mark.parametrize("low", [-128, -9])  # results below the zero point are seen, or not
 @pytest.mark.parametrize("filters", [3, 8, 16, 20, 40, 64])
 @pytest.mark.parametrize("group", [False, True])

@@ -260,7 +260,7 @@ static inline int64_t digit(int64_t *rest, int64_t n)
                 name##_apart(spread + r * w->stride * most, from + r * pitch, w->stride, needed, most);\
             const int64_t adjacent = apart || w->stride == 1 ? run : 1;                           \
             for (int64_t r = 0; r < band; r++) {                                                  \
-                const type by = (type)(a->counted[d] * of_row[r] * of_column[j]);                 \
+                const type by = MEANS ? (type)(a->counted[d] * of_row[r] * of_column[j]) : 1;     \
                 if (slid && n == 3 && channels >= LANES(type))                                    \
                     name##_slides(y, from, taps, by, run, channels, w->stride);                   \
                 else                                                                              \

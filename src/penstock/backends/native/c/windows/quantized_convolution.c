@@ -279,8 +279,9 @@ static int look_at_image(const struct quantized_convolution *a, view *s)
         return 0;
     s->step = v->stride * x->column;
     s->far = u->stride * x->row;
-    s->apart = s->rows > 1 && !are_codes(a) ? s->far / s->step : s->columns;
-    if (s->apart >= 2 * s->columns || s->apart < s->columns || (s->far % s->step && s->apart != s->columns))
+    const int equally = s->rows > 1 && !are_codes(a); /* positions must be as far from one another in all rows */
+    s->apart = equally ? s->far / s->step : s->columns;
+    if (s->apart >= 2 * s->columns || s->apart < s->columns || (equally && s->far % s->step))
         return 0;
     set_places(a, s, a->planes->dilation * x->slice, x->row, 1, 0);
     s->x = plane_of(a, s) + s->row * s->far + s->column * s->step;
