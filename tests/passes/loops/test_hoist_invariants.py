@@ -60,6 +60,24 @@ def test_loop_carries_only_what_it_changes(name: str) -> None:
     assert set(carried(name)) == {1}
 
 
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("given", ["int64[] n, bool c", "int64 n, bool[] c"])
+def test_loop_that_changes_nothing_still_refuses_what_is_not_one_element(
+    given: str, executor: str
+) -> None:
+    """How many elements there are is not known when the graph is optimized."""
+    model = model_from_text(
+        f"g ({given}, float[2] x) => (float[2] y) {{ y = Loop (n, c, x) <body = b (int64 i, bool e,"
+        " float[2] v) => (bool d, float[2] u) { d = Identity(e) u = Identity(v) }> }"
+    )
+    session = ps.compile(model, executor=executor)
+    feeds = {"n": np.array(3), "c": np.array(True), "x": FEEDS["x"]}
+    np.testing.assert_array_equal(session.run(feeds)["y"], FEEDS["x"])
+    several = "n" if "[] n" in given else "c"
+    with pytest.raises(ps.PenstockError, match="must (be|have) one"):
+        session.run({**feeds, several: np.repeat(feeds[several], 2)})
+
+
 @pytest.mark.parametrize("count", [0, 1, 3])
 @pytest.mark.parametrize("name", LOOPS)
 def test_loop_that_reads_from_outside_answers_as_onnx_runtime(name: str, count: int) -> None:

@@ -54,7 +54,7 @@ def rescaled(x: np.ndarray, by: Multiplier) -> np.ndarray:
 
 
 def shifted_right(x: np.ndarray, bits: np.ndarray | int) -> np.ndarray:
-    """Integers with so many bits less, rounded, ties away from zero."""
+    """Integers shifted right by ``bits``, rounded to the nearest, ties away from zero."""
     return np.where(np.equal(bits, 0), x, (x + ((1 << bits) >> 1) - (x < 0)) >> bits)
 
 
