@@ -1637,8 +1637,8 @@ def _recurrent(rng: Source, full_name: str) -> Draw:
     return Draw(name, inputs, attrs, bound, constants, outputs, **options)
 
 
-@draws("tflite.RangedDense")
-def _ranged_dense(rng: Source, full_name: str) -> Draw:
+@draws("tflite.DynamicRangeDense")
+def _dynamic_range_dense(rng: Source, full_name: str) -> Draw:
     """Codes, their sums and what is made of them are the same to the bit."""
     k, n = rng.size(200), rng.size(150)
     x = rng.normal(rng.pick(0.0, 2.0), 1, (*rng.dims(1, 9), k)).astype(np.float32)
@@ -1650,10 +1650,10 @@ def _ranged_dense(rng: Source, full_name: str) -> Draw:
     attrs |= rng.pick({}, {"limits": [0.0, math.inf]}, {"limits": [-1.0, 1.0]})
     constants = [*range(1, len(inputs))]
     options: dict[str, Any] = {"domain": "tflite", "version": 1}
-    return Draw("RangedDense", inputs, attrs, None, constants, **options)
+    return Draw("DynamicRangeDense", inputs, attrs, None, constants, **options)
 
 
-@draws("tflite.LstmOfCodes")
+@draws("tflite.IntegerLstm")
 def _integer_lstm(rng: Source, full_name: str) -> Draw:
     """Sums of all sizes, up to gates that saturate; the result is the same to the bit."""
     steps, batch, width, units = rng.size(7), rng.size(17), rng.size(150), rng.size(90)
@@ -1674,7 +1674,7 @@ def _integer_lstm(rng: Source, full_name: str) -> Draw:
         "cell_clip": rng.pick(0, 20000),
     }
     options: dict[str, Any] = {"domain": "tflite", "version": 1}
-    return Draw("LstmOfCodes", inputs, attrs, None, [1, 2, 3, 4], 3, **options)
+    return Draw("IntegerLstm", inputs, attrs, None, [1, 2, 3, 4], 3, **options)
 
 
 def _has(draw: Draw, i: int) -> bool:

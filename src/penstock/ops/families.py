@@ -139,7 +139,7 @@ _FAMILIES: Mapping[str, str] = {
             SparseToDense ToComplex ViewAs
         tflite.detection: TFLite_Detection_PostProcess
         tflite.hashing: LshProjection
-        tflite.layers: Lstm LstmOfCodes RangedDense
+        tflite.layers: Lstm IntegerLstm DynamicRangeDense
         tflite.signal: AudioSpectrogram Mfcc aeq.hadamard_rotation
         tflite.tables: EmbeddingLookupSparse HashtableFind HashtableLookup RngBitGenerator
             SkipGram

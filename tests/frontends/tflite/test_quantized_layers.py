@@ -155,7 +155,7 @@ def test_lstm_of_integers_gives_the_codes_of_the_reference(
     """In each run, which goes on from the state of the one before."""
     file, feeds = integer_lstm(False, clip)
     session = ps.compile(file, backends=backends)
-    assert "LstmOfCodes" in [step.node.op.name for step in session.inspect.plan.steps]
+    assert "IntegerLstm" in [step.node.op.name for step in session.inspect.plan.steps]
     for run in range(1, RUNS + 1):
         (want,) = by_litert(file, feeds, run, "BUILTIN_REF")
         np.testing.assert_array_equal(session(feeds["x"]), want)
@@ -244,7 +244,7 @@ DENSE_HYBRIDS = {
 @pytest.mark.parametrize("name", DENSE_HYBRIDS)
 def test_dense_layer_of_dynamic_range_rounds_rows_as_litert(name: str, backends: list[str]) -> None:
     file, feeds = DENSE_HYBRIDS[name]
-    assert "RangedDense" in [node.op.name for node in ps.load(file).graph.nodes]
+    assert "DynamicRangeDense" in [node.op.name for node in ps.load(file).graph.nodes]
     (want,), got = by_litert(file, feeds), ps.compile(file, backends=backends)(feeds["x"])
     assert got.shape == want.shape
     np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6 * np.abs(want).max())

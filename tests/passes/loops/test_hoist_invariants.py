@@ -74,7 +74,7 @@ def test_loop_that_changes_nothing_still_refuses_what_is_not_one_element(
     feeds = {"n": np.array(3), "c": np.array(True), "x": FEEDS["x"]}
     np.testing.assert_array_equal(session.run(feeds)["y"], FEEDS["x"])
     several = "n" if "[] n" in given else "c"
-    with pytest.raises(ps.PenstockError, match="must (be|have) one"):
+    with pytest.raises(ps.PenstockError, match=r"must (be|have) one"):
         session.run({**feeds, several: np.repeat(feeds[several], 2)})
 
 

@@ -205,7 +205,7 @@ def l2_normalization(c: OperatorConversion) -> None:
 # Matrices.
 
 
-def _has_range(c: OperatorConversion) -> bool:
+def _is_dynamic_range(c: OperatorConversion) -> bool:
     """Whether rows of real numbers are multiplied by constant weights of int8."""
     (w, *_), (weights, *_) = [*c.quantizations[1:], None], [*c.inputs[1:], None]
     if w is None or weights is None or weights.const is None or c.dtype(0) != FLOAT32:
@@ -219,7 +219,7 @@ def _has_range(c: OperatorConversion) -> bool:
     return known and c.option("fused_activation_function", "FullyConnectedOptions") in BOUNDS
 
 
-@operator_rule("FULLY_CONNECTED", codes=layer_of_codes, integers=_has_range)
+@operator_rule("FULLY_CONNECTED", codes=layer_of_codes, integers=_is_dynamic_range)
 def fully_connected(c: OperatorConversion) -> None:
     """Weights have a row for each output. An image of more dims is flattened to rows as long as
     those, unless all of its dims but the last are kept."""
@@ -233,12 +233,12 @@ def fully_connected(c: OperatorConversion) -> None:
         flat = c.emit("Concat", [[-1], width], axis=0)
         x, matrix = c.reshaped(x, flat), True
     w = c.quantizations[1]
-    if c.codes is None and w is not None and weights is c.inputs[1] and _has_range(c):
+    if c.codes is None and w is not None and weights is c.inputs[1] and _is_dynamic_range(c):
         limits = BOUNDS[c.option("fused_activation_function", "FullyConnectedOptions")]
         asymmetric = int(c.option("asymmetric_quantize_inputs", "FullyConnectedOptions"))
         inputs = [x, weights, c.constant(w.scale, FLOAT32), bias]
         attrs: AttrDict = {"asymmetric": asymmetric, "limits": [*limits]}
-        c.emit_final("RangedDense", inputs, attrs, domain=TFLITE)
+        c.emit_final("DynamicRangeDense", inputs, attrs, domain=TFLITE)
         return
     if matrix and c.codes is not None:
         inputs = [x, *c.codes.x, weights, *c.codes.w, bias, *c.codes.y]

@@ -107,8 +107,8 @@ def _lstm(
     return c.emit("Squeeze", [y, [2 - time_first]])
 
 
-def _of_integers(c: OperatorConversion) -> bool:
-    """Whether an LSTM is one of integers that ``LstmOfCodes`` computes: of 8-bit codes, with gates
+def _is_integer(c: OperatorConversion) -> bool:
+    """Whether an LSTM is one of integers that ``IntegerLstm`` computes: of 8-bit codes, with gates
     of 16 bits, and without peepholes, a projection or normalized gates."""
     given = c.inputs
     if len(given) < _OUTPUT_STATE + 2 or INT8 not in c.output_dtypes[-1:] or c.dtype(0) != INT8:
@@ -143,7 +143,7 @@ def _scaled(c: OperatorConversion) -> bool:
     return fraction == 0.5 and -15 <= exponent - 1 <= -9
 
 
-def _lstm_of_codes(c: OperatorConversion, x: Value, reverse: bool, time_first: bool) -> Value:
+def _integer_lstm(c: OperatorConversion, x: Value, reverse: bool, time_first: bool) -> Value:
     """An LSTM of integers, whose sums of gates have 12 bits behind the point."""
     q, states = c.quantizations, [State(c, _OUTPUT_STATE + i, codes=True) for i in range(2)]
     hidden = c.context.quantization(c.scope, c.operator.intermediates[4])
@@ -174,13 +174,13 @@ def _lstm_of_codes(c: OperatorConversion, x: Value, reverse: bool, time_first: b
     }
     constants = [*(c.constant(m, INT8) for m in matrices), *(c.constant(b, INT32) for b in biases)]
     inputs = [x, *constants, *(state.value for state in states)]
-    y, *ends = c.emit_several("LstmOfCodes", inputs, attrs, count=3, domain=TFLITE)
+    y, *ends = c.emit_several("IntegerLstm", inputs, attrs, count=3, domain=TFLITE)
     for state, end in zip(states, ends, strict=True):
         state.write(end)
     return y
 
 
-@operator_rule("UNIDIRECTIONAL_SEQUENCE_LSTM", integers=_of_integers)
+@operator_rule("UNIDIRECTIONAL_SEQUENCE_LSTM", integers=_is_integer)
 def unidirectional_lstm(c: OperatorConversion) -> None:
     given = c.take(1, _LSTM_INPUTS)
     _emit_sequences(c, given[0], _layer(c, given))
@@ -188,7 +188,7 @@ def unidirectional_lstm(c: OperatorConversion) -> None:
 
 def _layer(c: OperatorConversion, given: _Given) -> Layer:
     if c.dtype(0) == INT8:
-        return partial(_lstm_of_codes, c)
+        return partial(_integer_lstm, c)
     return partial(_lstm, c, given, _OUTPUT_STATE)
 
 
@@ -202,7 +202,7 @@ def bidirectional_lstm(c: OperatorConversion) -> None:
     _emit_sequences(c, given[0], *layers)
 
 
-@operator_rule("LSTM", outputs=None, integers=_of_integers)
+@operator_rule("LSTM", outputs=None, integers=_is_integer)
 def lstm_step(c: OperatorConversion) -> None:
     if c.option("kernel_type"):
         _basic_step(c)

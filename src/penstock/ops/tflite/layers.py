@@ -151,8 +151,8 @@ def _code_patterns(attrs: Attrs) -> dict[str, Sequence[object]]:
     }
 
 
-@operator("LstmOfCodes", domain=TFLITE, infer=_infer_codes)
-def lstm_of_codes(node: Node, types: Types) -> Kernel:
+@operator("IntegerLstm", domain=TFLITE, infer=_infer_codes)
+def integer_lstm(node: Node, types: Types) -> Kernel:
     """An LSTM of 8-bit codes with gates i, f, g, o, as TFLite's kernel of integers computes it:
     sums of both products, biases with what zero points add included, are rescaled by ``scales`` of
     the gates (of features, then of outputs) to 16 bits with 12 behind the point. Cells have
@@ -209,8 +209,8 @@ def _infer_dense(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(FLOAT32, (*x[:-1], w[0])),)
 
 
-@array_operator("RangedDense", domain=TFLITE, infer=_infer_dense, work=product_work)
-def ranged_dense(
+@array_operator("DynamicRangeDense", domain=TFLITE, infer=_infer_dense, work=product_work)
+def dynamic_range_dense(
     x: np.ndarray,
     w: np.ndarray,
     scales: np.ndarray,

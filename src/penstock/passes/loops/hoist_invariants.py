@@ -22,7 +22,7 @@ from itertools import zip_longest
 
 from penstock.core.checkpoints import with_checkpoints
 from penstock.core.types import STRING, Dim, TensorType
-from penstock.ir.graph import Graph, Node, Value, all_reads
+from penstock.ir.graph import Graph, Node, all_reads
 from penstock.ir.op import Role
 from penstock.ops.internal.trip_count import TRIP_COUNT
 from penstock.ops.onnx.control_flow import ScanLayout, loop_carried
@@ -69,7 +69,9 @@ class HoistInvariants(Pass):
 def _read_outside(node: Node, substitution: Substitution) -> None:
     """Replace what the loop ``node`` carries unchanged by what it begins with; unless a run may
     refuse its trip count or condition, which must be of one element."""
-    if node.op.role is Role.LOOP and not all(map(_may_be_read, node.inputs[:2])):
+    limits = node.inputs[:2] if node.op.role is Role.LOOP else ()
+    types = [value.type for value in limits if value is not None]
+    if not all(isinstance(t, TensorType) and t.static and t.elements == 1 for t in types):
         return
     entering, leaving = loop_carried(node)
     body: Graph = node.attrs["body"]
@@ -84,11 +86,6 @@ def _read_outside(node: Node, substitution: Substitution) -> None:
                     substitution[value] = initial
     if not all(live):
         keep_carried(node, live)
-
-
-def _may_be_read(value: Value | None) -> bool:
-    type_ = None if value is None else value.type
-    return value is None or (isinstance(type_, TensorType) and type_.static and type_.elements == 1)
 
 
 def _leave(loop: Node, taken: Counter[str]) -> list[Node]:

@@ -212,11 +212,11 @@ static inline int64_t digit(int64_t *rest, int64_t n)
         /* Rows are combined with what there is around them, which changes nothing but a mean. */ \
         const int padded = !a->direct && !MEANS;                                                  \
         const int64_t low = first * w->stride, width = (count - 1) * w->stride + (w->kernel - 1) * w->dilation + 1;\
-        const int64_t wide = seen(w, first, end - 1, &at), reach = low - w->begin + width - w->size;\
+        const int64_t inner = seen(w, first, end - 1, &at) * channels, reach = low - w->begin + width - w->size;\
         const int64_t before = padded && low < w->begin ? smaller(w->begin - low, width) * channels : 0;\
         const int64_t after = padded && reach > 0 ? smaller(reach, width) * channels : 0;         \
         const window whole = {low + width, w->count, w->kernel, w->stride, w->dilation, 0, 0};    \
-        pitch = a->direct ? 0 : before + wide * channels + after;                                 \
+        pitch = a->direct ? 0 : before + inner + after;                                           \
         for (int64_t r = 0; r < band; r++) {                                                      \
             const int64_t height = inside(v, o + r, &line);                                       \
             n = 0;                                                                                \
@@ -226,7 +226,6 @@ static inline int64_t digit(int64_t *rest, int64_t n)
             x = (const type *)s->x + ((slice - s->first[0]) * s->rows + line - s->first[1]) * row_step;\
             if (!a->direct) {                                                                     \
                 type *to = row + r * pitch;                                                       \
-                const int64_t inner = seen(w, first, end - 1, &at) * channels;                    \
                 for (int64_t i = 0; i < before; i++)                                              \
                     to[i] = (type)start;                                                          \
                 for (int64_t i = before + inner; i < pitch; i++)                                  \

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from penstock.backends.native import family, part_ns
-from penstock.backends.native.image_convolution import line_aligned
-from penstock.backends.native.integer_panels import rows_of_codes, tiles_of_row
+from penstock.backends.native.integer_panels import rows_of_codes, starts_of_sums, tiles_of_row
 from penstock.backends.native.integers import integer_workload
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.core.types import FLOAT32
 from penstock.ops.common.dtypes import INT8
 from penstock.ops.work_estimate import Workload
 
-# As in c/products/ranged.c.
+# As in c/products/dynamic_range.c.
 _PANEL, _GROUP, _MOST_ROWS, _ROW_BYTES = 32, 4, 8, 32768
 _LEAST_WORK = 1 << 22  # operations of an item that columns are divided for
 
 
-@family("tflite.RangedDense", work=integer_workload)
-def ranged_dense_call(site: Site) -> NativeCall | None:
-    """RangedDense with constant weights, scales and bias."""
+@family("tflite.DynamicRangeDense", work=integer_workload)
+def dynamic_range_call(site: Site) -> NativeCall | None:
+    """DynamicRangeDense with constant weights, scales and bias."""
     x, w, weights = site.input(0), site.input(1), site.weights(1)
     scales, bias = site.constant(2), site.constant(3)
     if x is None or w is None or weights is None or scales is None:
@@ -41,14 +38,12 @@ def ranged_dense_call(site: Site) -> NativeCall | None:
     blocks, every = -(-rows // block), -(-columns // _PANEL)
     parts = max(1, min(8 // blocks, 2 * block * columns * depth // _LEAST_WORK))
     some = -(-every // parts // _GROUP) * _GROUP
-    start = np.zeros(every * _PANEL, np.int32)
-    start[:columns] = -128 * sums
     ops = 2 * block * columns * depth / site.library.functions.integer_speed
     work = Workload("codes image, a part", block * depth, ops, 0, block * columns)
     return NativeCall(
-        "ranged_rows",
+        "dynamic_range_rows",
         (
-            *(Tensor(0), panels, line_aligned(start), sums, scales.reshape(-1)),
+            *(Tensor(0), panels, starts_of_sums(held), sums, scales.reshape(-1)),
             *(None if bias is None else bias.reshape(-1), site.result()),
             *(int(scales.size > 1), rows, columns, depth, size, deep, block, some),
             *(site.attr("asymmetric", 0), *map(float, site.attr("limits", (-math.inf, math.inf)))),

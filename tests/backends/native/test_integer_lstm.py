@@ -31,7 +31,7 @@ def layer(
         "cell_clip": 0,
         **attrs,
     }
-    return node_of("LstmOfCodes", inputs, constants, 3, "tflite", 1, **attrs), inputs
+    return node_of("IntegerLstm", inputs, constants, 3, "tflite", 1, **attrs), inputs
 
 
 @pytest.mark.parametrize("batch", [1, 2, 8, 9, 20])

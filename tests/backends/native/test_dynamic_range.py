@@ -20,7 +20,7 @@ def layer(
     inputs.append(RNG.uniform(0.01, 0.1, scales).astype(np.float32))
     inputs += [RNG.normal(size=units).astype(np.float32)] if bias else []
     constants = range(1, len(inputs))
-    return node_of("RangedDense", inputs, constants, 1, "tflite", 1, **attrs), inputs
+    return node_of("DynamicRangeDense", inputs, constants, 1, "tflite", 1, **attrs), inputs
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 8, 9, 40])

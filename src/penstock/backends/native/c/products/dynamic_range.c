@@ -5,7 +5,7 @@
 
 enum { MOST_ROWS = 8, ROW_BYTES = 32768, GROUP_COLUMNS = GROUP * PANEL };
 
-struct ranged_rows {
+struct dynamic_range_rows {
     const float *x;
     const int8_t *weights;       /* panels of all columns */
     const int32_t *start, *sums; /* what sums of products with codes + 128 begin with; of columns */
@@ -28,7 +28,7 @@ INLINED int32_t code_of(float x, float low, float high)
 }
 
 /* Codes + 128 of a row over its range; return their scale, and set their zero point. */
-static float range_codes(const struct ranged_rows *a, const float *restrict x, uint8_t *restrict codes, int32_t *zero)
+static float range_codes(const struct dynamic_range_rows *a, const float *restrict x, uint8_t *restrict codes, int32_t *zero)
 {
     const range r = range_of(x, a->depth);
     const float low = r.low[0], high = r.high[0];
@@ -55,9 +55,9 @@ static float range_codes(const struct ranged_rows *a, const float *restrict x, u
     return scale;
 }
 
-static int ranged_rows(const void *arguments, int64_t begin, int64_t end)
+static int dynamic_range_rows(const void *arguments, int64_t begin, int64_t end)
 {
-    const struct ranged_rows *a = arguments;
+    const struct dynamic_range_rows *a = arguments;
     const int64_t panels = (a->columns + PANEL - 1) / PANEL, groups = (panels + a->some - 1) / a->some;
     const float low = (float)a->low, high = (float)a->high;
     _Alignas(64) uint8_t codes[ROW_BYTES + TILE * QUAD];
@@ -91,4 +91,4 @@ static int ranged_rows(const void *arguments, int64_t begin, int64_t end)
     return 0;
 }
 
-KERNELS(ranged, KERNEL(ranged_rows, ranged_rows))
+KERNELS(dynamic_range, KERNEL(dynamic_range_rows, dynamic_range_rows))

@@ -9,7 +9,7 @@ enum { MOST_ROWS = 8, PIECE = 64, PLACES = 7, ONE = 32767, ONE_2 = 8192 };
 
 /* Weights for features, and for outputs: panels, what the sums of their columns begin with, bytes of a row of
    codes, a multiple of 4, and quads of a tile. */
-struct code_lstm {
+struct integer_lstm {
     const int8_t *x, *h;
     const int16_t *c;
     const int8_t *weights;
@@ -33,8 +33,8 @@ INLINED int32_t bounded(int32_t x)
     return x > -32768 ? x : -32768;
 }
 
-/* Bits less, ties away from zero. */
-INLINED int32_t divided(int32_t x, int bits)
+/* As `shifted_right` of ops/common/fixed_point.py. */
+INLINED int32_t shifted_right(int32_t x, int bits)
 {
     return bits ? (x + (1 << bits >> 1) + (x >> 31)) >> bits : x;
 }
@@ -43,7 +43,7 @@ INLINED int32_t rescaled(int32_t x, int32_t multiplier, int32_t shift)
 {
     const int left = shift < 0 ? -shift : 0, right = shift < 0 ? 0 : shift;
     const int64_t whole = (int64_t)(int32_t)((uint32_t)x << left) * multiplier + (1 << 30);
-    return divided((int32_t)((uint64_t)whole >> 31), right);
+    return shifted_right((int32_t)((uint64_t)whole >> 31), right);
 }
 
 INLINED int32_t times(int32_t a, int32_t b)
@@ -59,7 +59,7 @@ INLINED int32_t quotient(int32_t x, int bits, const int32_t *places)
     const int32_t quarter = 1 << (13 - bits), part = (x & (quarter - 1)) - quarter, rest = part - x;
     const int32_t y = part * (1 << bits) + (1 << 12), square = times(y, y);
     const int32_t cube = times(square, y), fourth = times(square, square);
-    const int32_t tail = divided(times(divided(fourth, 2) + cube, 10923) + square, 1);
+    const int32_t tail = shifted_right(times(shifted_right(fourth, 2) + cube, 10923) + square, 1);
     int32_t e = 28918 + times(y + tail, 28918);
     e = e < ONE ? e : ONE;
     UNROLLED(i, PLACES) e = rest & places[i] ? times(e, powers[i]) : e;
@@ -77,7 +77,7 @@ static void set_places(int32_t *places, int bits)
         places[i] = i < bits + 2 ? 1 << (13 - bits + i) : 0;
 }
 
-static void logistic(int32_t *x, int64_t count)
+static void integer_logistic(int32_t *x, int64_t count)
 {
     int32_t places[PLACES];
     set_places(places, 3);
@@ -87,7 +87,7 @@ static void logistic(int32_t *x, int64_t count)
     }
 }
 
-static void hyperbolic(int32_t *x, int64_t count, int bits)
+static void integer_tanh(int32_t *x, int64_t count, int bits)
 {
     int32_t places[PLACES];
     set_places(places, bits + 1);
@@ -98,7 +98,7 @@ static void hyperbolic(int32_t *x, int64_t count, int bits)
 }
 
 /* The next outputs and cells of some units, whose sums of gates are `units` apart. */
-static void update(const struct code_lstm *a, const int32_t *sums, const int32_t *of_outputs, int16_t *restrict c,
+static void update(const struct integer_lstm *a, const int32_t *sums, const int32_t *of_outputs, int16_t *restrict c,
                    uint8_t *restrict h, int8_t *restrict y, int64_t count)
 {
     int32_t gates[4][PIECE], cells[PIECE];
@@ -109,17 +109,17 @@ static void update(const struct code_lstm *a, const int32_t *sums, const int32_t
             const int32_t first = bounded(rescaled(sums[g * a->units + i], by[g], shifts[g]));
             gates[g][i] = bounded(first + rescaled(of_outputs[g * a->units + i], by[4 + g], shifts[4 + g]));
         }
-    logistic(gates[0], count);
-    logistic(gates[1], count);
-    hyperbolic(gates[2], count, 3);
-    logistic(gates[3], count);
+    integer_logistic(gates[0], count);
+    integer_logistic(gates[1], count);
+    integer_tanh(gates[2], count, 3);
+    integer_logistic(gates[3], count);
     for (int64_t i = 0; i < count; i++) {
-        const int32_t added = divided(gates[0][i] * gates[2][i], 15 + bits);
-        int32_t cell = bounded(divided(gates[1][i] * c[i], 15) + added);
+        const int32_t added = shifted_right(gates[0][i] * gates[2][i], 15 + bits);
+        int32_t cell = bounded(shifted_right(gates[1][i] * c[i], 15) + added);
         cell = cell < limit ? cell : limit;
         c[i] = (int16_t)(cells[i] = cell > -limit ? cell : -limit);
     }
-    hyperbolic(cells, count, bits);
+    integer_tanh(cells, count, bits);
     for (int64_t i = 0; i < count; i++) {
         int32_t code = rescaled(gates[3][i] * cells[i], by[8], shifts[8]) + (int32_t)a->zero;
         code = code < 127 ? code : 127;
@@ -128,9 +128,9 @@ static void update(const struct code_lstm *a, const int32_t *sums, const int32_t
     }
 }
 
-static int code_lstm(const void *arguments, int64_t begin, int64_t end)
+static int integer_lstm(const void *arguments, int64_t begin, int64_t end)
 {
-    const struct code_lstm *a = arguments;
+    const struct integer_lstm *a = arguments;
     const int64_t units = a->units, quads = a->size / QUAD, quads_of_outputs = a->size_of_outputs / QUAD;
     for (int64_t row = begin, n; row < end; row += n) {
         n = smaller(end - row, MOST_ROWS);
@@ -166,4 +166,4 @@ static int code_lstm(const void *arguments, int64_t begin, int64_t end)
     return 0;
 }
 
-KERNELS(code_lstm, KERNEL(code_lstm, code_lstm))
+KERNELS(integer_lstm, KERNEL(integer_lstm, integer_lstm))
