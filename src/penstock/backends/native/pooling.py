@@ -137,11 +137,11 @@ def _part(kind: str, axes: Sequence[Window], planes: int, channels: int, itemsiz
 
     def grouped(width_of: int, chunk: int) -> int:
         """Rows that are combined together, each of stretches of as many elements."""
-        seen = ((chunk - 1) * width.stride + width.span) * width_of
-        apart = width.stride * (chunk + width.span // width.stride + _PIECE + 1)
-        if width_of > 1 or width.stride == 1:
-            apart = 0
-        return 1 if direct else min(_ROW // max(seen, apart), height.count)
+        stretch = ((chunk - 1) * width.stride + width.span) * width_of
+        if width_of == 1 and width.stride > 1:
+            vector = _PIECE // (itemsize or 1)
+            stretch = (stretch // width.stride + 3 * vector) // vector * vector * width.stride
+        return 1 if direct else min(_ROW // stretch, height.count)
 
     def group_of(lanes: int, chunk: int) -> int:
         """As many where the last planes may be a single one."""

@@ -11,8 +11,7 @@
 #include "copies.h"
 #include "native.h"
 
-enum { AXES = 3, BYTES = 32768, ROW = 6144, CHUNK = 512, PIECE = 64, MOST_TAPS = 4096, BEHIND = 512, MANY = 4 };
-/* BEHIND: elements behind a row that are read and come to nothing. */
+enum { AXES = 3, BYTES = 32768, ROW = 6144, CHUNK = 512, PIECE = 64, MOST_TAPS = 4096, MANY = 4 };
 
 typedef struct {
     int64_t size, count, kernel, stride, dilation, begin, pitch;
@@ -180,23 +179,38 @@ static inline int64_t digit(int64_t *rest, int64_t n)
                                 : name##_slide(to + i, from + i, taps, by, count, channels, 2, 1);\
         }                                                                                         \
     }                                                                                             \
-    /* `count` elements of each remainder of their places by the step, side by side, with places for n\
-       of them; of a step of 2 all of these, in whole vectors. */                                 \
-    static inline void name##_apart(type *restrict to, const type *restrict from, int64_t step,   \
-                                    int64_t count, int64_t n)                                     \
+    /* The place of element p of a row whose elements of each remainder by the step are side by side, n\
+       places for each. */                                                                        \
+    static inline int64_t name##_place(int64_t p, int64_t step, int64_t n)                        \
     {                                                                                             \
-        if (step == 2) {                                                                          \
-            type *restrict odd = to + n;                                                          \
-            IVDEP for (int64_t i = 0; i < n; i++) {                                               \
-                to[i] = from[2 * i];                                                              \
-                odd[i] = from[2 * i + 1];                                                         \
-            }                                                                                     \
-        } else                                                                                    \
-            for (int64_t k = 0; k < step; k++)                                                    \
-                for (int64_t i = 0; i < count; i++)                                               \
-                    to[k * n + i] = from[i * step + k];                                           \
+        return p % step * n + p / step;                                                           \
     }                                                                                             \
                                                                                                   \
+    /* What `rows` gives, spread so from element `first` of a row on; of a step of 2 in whole vectors. */\
+    static void name##_apart(type *to, const type *from, const int64_t *taps, int64_t count, int64_t length,\
+                             int64_t first, int64_t step, int64_t n)                              \
+    {                                                                                             \
+        _Alignas(PIECE) type some[MANY * LANES(type)];                                            \
+        type *restrict one = to + name##_place(first, step, n);                                   \
+        type *restrict other = to + name##_place(first + 1, step, n);                             \
+        for (int64_t i = 0, rest; (rest = smaller(length - i, MANY * LANES(type))) > 0; i += rest) {\
+            if (count > 0 && rest == MANY * LANES(type))                                          \
+                name##_rows_piece(some, from + i, taps, count, 1, LANES(type), MANY);             \
+            else                                                                                  \
+                name##_rows(some, from + i, taps, count, 1, rest, 1, 0);                          \
+            if (step == 2)                                                                        \
+                IVDEP NOT_UNROLLED for (int64_t j = 0; j < MANY / 2 * LANES(type); j++) {         \
+                    one[i / 2 + j] = some[2 * j];                                                 \
+                    other[i / 2 + j] = some[2 * j + 1];                                           \
+                }                                                                                 \
+            else                                                                                  \
+                for (int64_t k = 0; k < step; k++) {                                              \
+                    type *spread = to + name##_place(first + i + k, step, n);                     \
+                    for (int64_t j = k; j < rest; j += step)                                      \
+                        *spread++ = some[j];                                                      \
+                }                                                                                 \
+        }                                                                                         \
+    }                                                                                             \
     /* `count` columns from `first` on of `band` rows from o on of slice d of the result, whose rows are\
        `step` elements apart in y. */                                                             \
     static void name##_band(const struct pooling *a, const view *s, int64_t d, int64_t o, int64_t band,\
@@ -208,7 +222,7 @@ static inline int64_t digit(int64_t *rest, int64_t n)
         int64_t slice, line, at = 0, origin = s->first[2], pitch = 0, taps[MOST_TAPS], all[MOST_TAPS], n = 0;\
         const int64_t slices = inside(u, d, &slice);                                              \
         const type *x = NULL;                                                                     \
-        _Alignas(PIECE) type row[ROW + BEHIND], spread[ROW];                                      \
+        _Alignas(PIECE) type row[ROW];                                                            \
         /* Rows are combined with what there is around them, which changes nothing but a mean. */ \
         const int padded = !a->direct && !MEANS;                                                  \
         const int64_t low = first * w->stride, width = (count - 1) * w->stride + (w->kernel - 1) * w->dilation + 1;\
@@ -216,7 +230,10 @@ static inline int64_t digit(int64_t *rest, int64_t n)
         const int64_t before = padded && low < w->begin ? smaller(w->begin - low, width) * channels : 0;\
         const int64_t after = padded && reach > 0 ? smaller(reach, width) * channels : 0;         \
         const window whole = {low + width, w->count, w->kernel, w->stride, w->dilation, 0, 0};    \
-        pitch = a->direct ? 0 : before + inner + after;                                           \
+        const int apart = !a->direct && channels == 1 && w->stride > 1;                           \
+        const int64_t places = before + inner + after;                                            \
+        const int64_t n_apart = (places / w->stride + 3 * LANES(type)) / LANES(type) * LANES(type);\
+        pitch = a->direct ? 0 : apart ? w->stride * n_apart : places;                             \
         for (int64_t r = 0; r < band; r++) {                                                      \
             const int64_t height = inside(v, o + r, &line);                                       \
             n = 0;                                                                                \
@@ -226,11 +243,13 @@ static inline int64_t digit(int64_t *rest, int64_t n)
             x = (const type *)s->x + ((slice - s->first[0]) * s->rows + line - s->first[1]) * row_step;\
             if (!a->direct) {                                                                     \
                 type *to = row + r * pitch;                                                       \
-                for (int64_t i = 0; i < before; i++)                                              \
-                    to[i] = (type)start;                                                          \
-                for (int64_t i = before + inner; i < pitch; i++)                                  \
-                    to[i] = (type)start;                                                          \
-                name##_rows(to + before, x + (at - origin) * channels, taps, n, 1, inner, 1, 0);  \
+                const type *some = x + (at - origin) * channels;                                  \
+                if (apart)                                                                        \
+                    name##_apart(to, some, taps, n, inner, before, w->stride, n_apart);           \
+                else                                                                              \
+                    name##_rows(to + before, some, taps, n, 1, inner, 1, 0);                      \
+                for (int64_t i = before ? 0 : inner; i < places; i = i + 1 == before ? before + inner : i + 1)\
+                    to[apart ? name##_place(i, w->stride, n_apart) : i] = (type)start;            \
             }                                                                                     \
         }                                                                                         \
         const int64_t rows = a->direct ? n : 1;                                                   \
@@ -246,25 +265,21 @@ static inline int64_t digit(int64_t *rest, int64_t n)
             const int64_t left = w->size - (w->kernel - 1) * w->dilation - at - 1;                \
             /* All windows that see no padding at once. */                                        \
             run = n < w->kernel ? 1 : smaller(left / w->stride + 1, end - j);                     \
-            const int apart = run > 1 && w->stride > 1 && channels == 1 && !a->direct;            \
-            const type *from = x + (at - origin) * channels;                                      \
+            const type *from = apart ? row : x + (at - origin) * channels;                        \
             for (int64_t i = 0; i < rows; i++)                                                    \
                 for (int64_t k = 0; k < n; k++)                                                   \
-                    all[i * n + k] = taps[i] + k * w->dilation * channels;                        \
-            const int64_t needed = run + (w->kernel - 1) * w->dilation / w->stride;               \
-            const int64_t most = (needed + LANES(type)) / LANES(type) * LANES(type);              \
-            for (int64_t k = 0; apart && k < n; k++)                                              \
-                all[k] = k * w->dilation % w->stride * most + k * w->dilation / w->stride;        \
-            for (int64_t r = 0; apart && r < band; r++)                                           \
-                name##_apart(spread + r * w->stride * most, from + r * pitch, w->stride, needed, most);\
+                    all[i * n + k] = apart ? name##_place(at - origin + k * w->dilation, w->stride, n_apart)\
+                                           : taps[i] + k * w->dilation * channels;                \
             const int64_t adjacent = apart || w->stride == 1 ? run : 1;                           \
-            for (int64_t r = 0; r < band; r++) {                                                  \
+            /* Whole rows, of which each would be one stretch, at once. */                        \
+            const int together = !MEANS && adjacent * channels == step;                           \
+            for (int64_t r = 0; r < band; r += together ? band : 1) {                             \
                 const type by = MEANS ? (type)(a->counted[d] * of_row[r] * of_column[j]) : 1;     \
                 if (slid && n == 3 && channels >= LANES(type))                                    \
                     name##_slides(y, from, taps, by, run, channels, w->stride);                   \
                 else                                                                              \
-                    name##_columns(y + r * step, apart ? spread + r * w->stride * most : from + r * pitch, all,\
-                                   rows * n, by, adjacent * channels, run / adjacent, w->stride * channels);\
+                    name##_columns(y + r * step, from + r * pitch, all, rows * n, by, adjacent * channels,\
+                                   together ? band : run / adjacent, together ? pitch : w->stride * channels);\
             }                                                                                     \
         }                                                                                         \
     }                                                                                             \
