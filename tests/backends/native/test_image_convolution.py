@@ -104,6 +104,14 @@ SHAPES = {
     "a signal": ((1, 6, 30), (4, 6, 5), "<pads = [2, 2]>"),
     "each channel": ((2, 16, 6, 5), (16, 1, 3, 3), "<group = 16, pads = [1, 1, 1, 1]>"),
     "each of odd channels": ((1, 13, 9, 8), (13, 1, 3, 3), "<group = 13, pads = [1, 1, 1, 1]>"),
+    "each of few channels": ((2, 5, 9, 40), (5, 1, 3, 3), "<group = 5, pads = [1, 1, 1, 1]>"),
+    "few channels of rows apart": (
+        (1, 12, 9, 31),
+        (12, 1, 3, 2),
+        "<group = 12, strides = [2, 1], dilations = [2, 3], pads = [3, 0, 1, 5]>",
+    ),
+    "few channels of long rows": ((1, 4, 3, 300), (4, 1, 2, 5), "<group = 4, pads = [0, 2, 1, 2]>"),
+    "few channels of low images": ((3, 8, 1, 2), (8, 1, 5, 7), "<group = 8, pads = [9, 9, 9, 9]>"),
     "each channel apart": (
         (1, 24, 9, 11),
         (24, 1, 5, 3),
@@ -154,7 +162,11 @@ def test_convolution_of_channels_innermost_agrees_with_numpy(name, after):
 
 @pytest.mark.parametrize("after", AFTER)
 @pytest.mark.parametrize(
-    "name", ["positions", "wide groups", "each of odd channels", "an image", "a signal", "deep"]
+    "name",
+    [
+        *("positions", "wide groups", "each of odd channels", "each of few channels", "an image"),
+        *("a signal", "deep"),
+    ],
 )
 def test_convolution_and_what_follows_agrees_with_numpy(name, after):
     # "deep": results are longer than a tile of a program.
@@ -162,7 +174,9 @@ def test_convolution_and_what_follows_agrees_with_numpy(name, after):
     check(*convolution(x_dims, w_dims, attrs, after=after, bias=False), close_to(w_dims))
 
 
-@pytest.mark.parametrize("name", ["positions", "each of odd channels", "a signal"])
+@pytest.mark.parametrize(
+    "name", ["positions", "each of odd channels", "each of few channels", "a signal"]
+)
 @pytest.mark.parametrize(
     "orders", list(product(["channels first", "channels innermost"], repeat=3))
 )
@@ -185,6 +199,7 @@ def test_images_and_result_may_have_their_dims_in_unlike_orders(name, orders):
         ((2, 32, 24, 23), (600, 32, 1, 1), ""),
         ((1, 64, 30, 30), (64, 32, 3, 3), "<group = 2>"),
         ((1, 480, 28, 28), (480, 1, 5, 5), "<group = 480, pads = [2, 2, 2, 2]>"),
+        ((1, 6, 90, 90), (6, 1, 5, 5), "<group = 6, pads = [2, 2, 2, 2]>"),
     ],
 )
 def test_results_do_not_depend_on_the_number_of_threads(x_dims, w_dims, attrs):

@@ -44,12 +44,14 @@ from penstock.ops.work_estimate import Workload, flops, layout_seconds
 TRANSPOSED_WINDOWS = imported("penstock.ops.onnx.deconvolution.transposed_windows")
 
 # As in c/windows/image_convolution.c.
-_COPIED, _MOST_CHANNELS, _ADDRESSES, _AXES = 14336, 8192, 4096, 3
+_COPIED, _MOST_CHANNELS, _ADDRESSES, _AXES, _MOST_ROWS = 14336, 8192, 4096, 3, 64
 _TILE = 6  # rows of a product that are computed together where its columns are many
 _OUTSIDE = -(2**40)  # of any image
 _CACHED = 1152  # elements
 # Channels below which taps are read together, and positions of an item that are enough for them.
 _FEW_CHANNELS, _LEAST_BLOCK = 32, 24
+# Channels up to which a line of each channel alone is computed as one run of elements.
+_MOST_FLAT = 12
 _FOLLOWERS = frozenset(
     {"Add", "Clip", "HardSwish", "LeakyRelu", "Max", "Min", "Mul", "PRelu", "Relu"}
 )
@@ -292,18 +294,22 @@ def _words(
     of ``every`` filters in each group."""
     groups, none = packing.groups or 1, np.zeros(1, FLOAT32)
     bias = chain.bias if isinstance(chain.bias, np.ndarray) else none
-    slopes = None if chain.slopes is None else _of_filters(chain.slopes, groups, every)
+    slopes = (
+        None if chain.slopes is None else _of_filters(chain.slopes, groups, every, packing.repeats)
+    )
     addend = None if chain.addend is None else Tensor(chain.addend)
     packed: tuple[Word, ...] = (WORKSPACE, None)
     if weights is not None:
-        packed = weights.arrays[0], _of_filters(bias, groups, every)
+        packed = weights.arrays[0], _of_filters(bias, groups, every, packing.repeats)
     return Tensor(chain.x), *packed, slopes, addend, site.result()
 
 
-def _of_filters(numbers: np.ndarray, groups: int, every: int) -> np.ndarray:
-    """``numbers``, one or as many as filters, with zeros behind those of each group."""
+def _of_filters(numbers: np.ndarray, groups: int, every: int, repeats: int) -> np.ndarray:
+    """``numbers``, one or as many as filters, repeated, or else with zeros behind each group's."""
     if numbers.size == groups * every and numbers.dtype == FLOAT32:
         return np.ascontiguousarray(numbers)  # kernels of several shapes share them
+    if repeats > 1:
+        return np.tile(np.broadcast_to(numbers, every // repeats), repeats).astype(FLOAT32)
     own = numbers.reshape(-1 if numbers.size == 1 else groups, numbers.size // groups or 1)
     result = np.zeros((groups, every), FLOAT32)
     result[:, : own.shape[1] if numbers.size > 1 else every] = own
@@ -328,8 +334,10 @@ class _Packing(NamedTuple):
     """groups of the convolution"""
     groups: int
     shape: tuple[int, ...]
-    rounds: bool
+    rounds: bool = False
     """whether pairs of channels are rounded to bfloat16"""
+    repeats: int = 1
+    """how often each tap has its channels, if there are no groups"""
 
     @property
     def phases(self) -> list[tuple[tuple[int, ...], ...]]:
@@ -341,7 +349,7 @@ class _Packing(NamedTuple):
         if self.transposed:
             filters, channels = channels, filters
         channels //= 1 + self.rounds
-        width = padded(filters // self.groups) if self.groups else 1
+        width = padded(filters // self.groups) if self.groups else self.repeats
         return [channels * width * math.prod(map(len, p)) * _sees(p) for p in self.phases]
 
     def places(self) -> np.ndarray:
@@ -373,18 +381,20 @@ class _Packing(NamedTuple):
         if self.groups:
             packed = [_panels_of_groups(p, self.given, self.groups, self.rounds) for p in phases]
         else:
-            packed = [line_aligned(p.reshape(len(p), -1).T).reshape(-1) for p in phases]
+            rows = [np.tile(p.reshape(len(p), -1).T, self.repeats) for p in phases]
+            packed = [line_aligned(row).reshape(-1) for row in rows]
         return (packed[0] if len(packed) == 1 else line_aligned(np.concatenate(packed)),)
 
     def back(self, packed: np.ndarray) -> np.ndarray:
         """The weights of a single phase."""
         if self.groups:
             return _filters_of_panels(packed, self.shape, self.given, self.groups)
-        return np.ascontiguousarray(packed.reshape(-1, self.shape[0]).T).reshape(self.shape)
+        rows = packed.reshape(-1, self.repeats, self.shape[0])[:, 0]
+        return np.ascontiguousarray(rows.T).reshape(self.shape)
 
     def weights(self, w: ConstantRef) -> Reordered:
         own = self.taps if self.transposed else ()
-        name = "native image", own, self.given, self.groups, *["bfloat16"] * self.rounds
+        name = "native image", own, self.given, self.groups, self.rounds, self.repeats
         back = None if self.transposed or self.rounds else self.back
         return reordered(name, w, self.pack, back, [TensorType(FLOAT32, (sum(self.sizes()),))])
 
@@ -417,7 +427,7 @@ def _convolution(
     """
     items, work = parts
     channels, filters, *_, room = numbers
-    every = padded(filters) if packing.groups else channels
+    every = padded(filters) if packing.groups else channels * packing.repeats
     x, constant = site.input(chain.x), site.weights(chain.w)
     assert x is not None
     given = constant is None or isinstance(chain.bias, int)
@@ -561,7 +571,7 @@ def _of_each_channel(
                 return count
         return 1
 
-    def of_chunk(chunk: int, room: int) -> NativeCall:
+    def of_chunk(chunk: int, room: int, repeats: int = 1) -> NativeCall:
         chunks = math.ceil(channels / chunk) * phases
         most = most_positions(room)
         whole = 2 * positions * channels * taps
@@ -571,15 +581,29 @@ def _of_each_channel(
         block = lines * columns.positions or block
         items = math.ceil(positions / block) * chunks
         work = Workload("depthwise image", flops=2 * block * chunk * taps)
-        numbers = channels, chunk, block, int(columns.adjacent), 0
-        return _convolution(site, chain, packing, axes, numbers, (items, work))
+        numbers = channels, chunk * repeats, block, int(columns.adjacent), 0
+        own = packing._replace(repeats=repeats)
+        return _convolution(site, chain, own, axes, numbers, (items, work))
 
     # The weights of some channels, and what a few positions see of them, stay in the nearest cache.
     most = max(_CACHED // taps // PANEL, 1) * PANEL
     most = math.ceil(channels / max(round(channels / most), 1) / GRAIN) * GRAIN
     chunk = min(channels, PANEL, _COPIED // (rows * reach))
     copied = min(_COPIED // (rows * chunk), room)
-    return of_chunk(min(channels, most), room), of_chunk(chunk, copied)
+    repeats = 1
+    if site.weights(chain.w) is not None and not isinstance(chain.bias, int) and phases == 1:
+        repeats = _repeats(axes, channels)
+    return of_chunk(min(channels, most), room, repeats), of_chunk(chunk, copied)
+
+
+def _repeats(axes: Sequence[SeenAxis], channels: int) -> int:
+    """How often weights repeat for a line that is a single run of elements; 1 if it is not."""
+    slices, rows, columns = axes
+    line = (columns.results + columns.reach) * channels
+    few = channels <= _MOST_FLAT and max(rows.reach, columns.most_taps) <= _MOST_ROWS
+    if few and slices.most_taps == columns.stride == 1 and line <= _COPIED // max(rows.reach, 4):
+        return GRAIN // math.gcd(channels, GRAIN)
+    return 1
 
 
 def of_any_strides(

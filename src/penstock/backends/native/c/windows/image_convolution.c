@@ -5,7 +5,8 @@
    see. These are not copied: for each tap of the kernel, or each row of taps where channels are few, a
    table has the address of what a position sees, or of zeros outside of the image. In one by each channel,
    the table has what each row of taps sees of a line; a vector of channels is loaded once for all positions
-   that see it. What has gaps in memory, or a row of taps that is partly outside, is copied first.
+   that see it. Of few channels, a line is one run of elements, and weights repeat. What has gaps in memory, or
+   a row of taps that is partly outside, is copied first.
 
    The result of a transposed convolution is made of as many phases as it has strides, each of which is a
    convolution of stride 1 by some of the taps:
@@ -22,7 +23,7 @@
 #include "panels.h"
 #include "programs.h"
 
-enum { COPIED = 14336, MOST_CHANNELS = 8192, ADDRESSES = 4096, AXES = 3, LEAST_LINE = 24 };
+enum { COPIED = 14336, MOST_CHANNELS = 8192, ADDRESSES = 4096, AXES = 3, LEAST_LINE = 24, MOST_ROWS = 64 };
 enum { TILE = 8, WIDE = BY_WIDTH(2, 1, 1) }; /* positions and vectors that are computed together */
 
 /* An axis: elements of the image and of the result; elements between what adjacent positions see; and for each
@@ -227,13 +228,14 @@ static target target_of(const struct image_convolution *a, const phase *f, const
     return to;
 }
 
-/* Write `count` sums of each of `rows` positions of a line to images with gaps between channels. */
+/* Write `count` sums of each of `rows` positions of a line, `apart` from one to the next, to images with gaps
+   between channels or positions. */
 static void put_positions(const struct image_convolution *a, target to, int64_t rows, const float *sums,
-                          int64_t count)
+                          int64_t count, int64_t apart)
 {
     const int64_t step = a->y_steps->channel, addend_step = a->addend ? a->addend_steps->channel : 1;
     float added[PANEL], part[PANEL];
-    for (int64_t r = 0; r < rows; r++, sums += PANEL) {
+    for (int64_t r = 0; r < rows; r++, sums += apart) {
         target own = part_of(&to, r, 0);
         for (int64_t e = 0; e < count && addend_step != 1; e++)
             added[e] = own.addend[e * addend_step];
@@ -309,7 +311,7 @@ static int image_convolution(const void *arguments, int64_t begin, int64_t end)
             if (uniform || by_line)
                 multiply_panel(of_line, l.some, w, width, next, &to, some);
             else
-                put_positions(a, to, l.some, sums + r * PANEL, some);
+                put_positions(a, to, l.some, sums + r * PANEL, some, PANEL);
         }
         const int64_t ready = filter + some;
         seen = panel && item > begin ? seen : filter;
@@ -442,10 +444,96 @@ static int64_t add_some(const sights *x, int64_t channels, const target *to, int
     return add_channels(x, channels, to, 1, 0), 1;
 }
 
+/* Rows of taps that a line sees, NULL outside of the image, as elements one channel after the other; weights are
+   [row][tap][period], since they repeat. */
+typedef struct {
+    const float *rows[MOST_ROWS];
+    int64_t n_rows, n_taps, period, taps[MOST_ROWS]; /* elements from the first tap on */
+    const float *w;
+} flat_line;
+
+/* `vectors` vectors of sums a period apart, or the first `count` of one, from element `at` of a line on. */
+INLINED void add_flat(const flat_line *x, int64_t at, int64_t place, int64_t count, const target *to, int vectors)
+{
+    vector sums[TILE];
+    UNROLLED(j, vectors)
+        sums[j] = loaded(to->bias + place);
+    const float *w = x->w + place;
+    for (int64_t row = 0; row < x->n_rows; row++, w += x->n_taps * x->period)
+        for (int64_t k = 0; k < x->n_taps && x->rows[row]; k++) {
+            const float *const seen = x->rows[row] + x->taps[k] + at;
+            const vector weights = loaded(w + k * x->period);
+            UNROLLED(j, vectors)
+                sums[j] += (vectors > 1 ? loaded(seen + j * x->period) : load_some(seen, count)) * weights;
+        }
+    UNROLLED(j, vectors)
+        put_vectors(sums + j, to, to->y + at + j * x->period, moved(to->addend, at + j * x->period), place,
+                    vectors > 1 ? LANES : count, 1, 1);
+}
+
+static void add_line(const flat_line *x, int64_t count, const target *to)
+{
+    for (int64_t place = 0; place < smaller(x->period, count); place += LANES) {
+        int64_t at = place;
+        for (; at + (TILE - 1) * x->period + LANES <= count; at += TILE * x->period)
+            add_flat(x, at, place, LANES, to, TILE);
+        for (; at + x->period + LANES <= count; at += 2 * x->period)
+            add_flat(x, at, place, LANES, to, 2);
+        for (; at < count; at += x->period)
+            add_flat(x, at, place, count - at, to, 1);
+    }
+}
+
+/* As `image_depthwise`, of few channels, for which `filters` says the period of weights, bias and slopes. What is
+   seen of the image is copied, with zeros around it. */
+static int flat_depthwise(const struct image_convolution *a, int64_t begin, int64_t end)
+{
+    const span *u = a->axes[1], *v = a->axes[2];
+    const phase f = phase_of(a, 0);
+    const int64_t channels = a->channels, n_taps = f.n_taps[2], n_rows = f.n_taps[1], low = f.taps[2][0];
+    const int64_t wide = v->count + f.taps[2][n_taps - 1] - low, slots = f.taps[1][n_rows - 1] - f.taps[1][0] + 1;
+    /* Columns that there are, of those that are seen. */
+    const int64_t first = smaller(low < 0 ? -low : 0, wide), last = smaller(v->size - low, wide);
+    const int is_flat = is_direct(a) && a->y_steps->column == channels &&
+                        (!a->addend || a->addend_steps->column == channels);
+    _Alignas(64) float copy[COPIED], sums[ADDRESSES];
+    const float *held[MOST_ROWS] = {0};
+    flat_line x = {.n_rows = n_rows, .n_taps = n_taps, .period = a->filters, .w = f.weights};
+    for (int64_t k = 0; k < n_taps; k++)
+        x.taps[k] = (f.taps[2][k] - low) * channels;
+    memset(copy, 0, slots * wide * channels * sizeof *copy);
+    for (int64_t item = begin; item < end; item++) {
+        const int64_t start = item * a->block, count = smaller(a->block, f.positions - start);
+        line l;
+        for (int64_t r = 0; r < count; r += l.some) {
+            l = line_of(&f, start + r, count - r);
+            for (int64_t k = 0; k < n_rows; k++) {
+                const float *from = seen_row(a, &f, &l, &(view){0}, k);
+                /* The next lines see the copy, too. */
+                const int64_t slot = from ? (l.at[1] * u->stride + f.taps[1][k]) % slots : 0;
+                float *const to = copy + slot * wide * channels;
+                if (from && held[slot] != from && first < last)
+                    copy_floats(to + first * channels, from + (low + first) * channels, (last - first) * channels);
+                held[slot] = from ? from : held[slot];
+                x.rows[k] = from ? to + l.at[2] * channels : NULL;
+            }
+            const target to = target_of(a, &f, &l, 0, 0), apart = {sums, 0, to.bias, NULL, 0, NO_ACTIVATION, 0, 0};
+            add_line(&x, l.some * channels, is_flat ? &to : &apart);
+            if (!is_flat)
+                put_positions(a, to, l.some, sums, channels, channels);
+        }
+        if (a->follows)
+            follow(a, start, count, 0, channels, channels);
+    }
+    return 0;
+}
+
 /* Here `filters` are the channels of an item; weights are [tap][channel]. */
 static int image_depthwise(const void *arguments, int64_t begin, int64_t end)
 {
     const struct image_convolution *a = arguments;
+    if (a->filters > a->channels)
+        return flat_depthwise(a, begin, end);
     const span *v = a->axes[2];
     const int64_t channels = a->channels, chunks = (channels + a->filters - 1) / a->filters;
     const int64_t phases = phases_of(a), stride = a->adjacent && v->stride < 3 ? v->stride : 0;
@@ -477,7 +565,7 @@ static int image_depthwise(const void *arguments, int64_t begin, int64_t end)
                                       dense ? c : c - channel, f.taps[2], f.weights + c, channels};
                     tile = add_some(&x, now, direct ? &to : &own, l.some - p, (int)stride);
                     if (!direct)
-                        put_positions(a, to, tile, sums, now);
+                        put_positions(a, to, tile, sums, now, PANEL);
                 }
             }
         }
