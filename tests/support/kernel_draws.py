@@ -273,6 +273,28 @@ def _binary(rng: Source, name: str) -> Draw:
     return Draw(name, inputs, attrs, None if dtype != "float16" else _in_half, constants)
 
 
+@draws("tflite.IntegerArithmetic tflite.CodeTable")
+def _integer_arithmetic(rng: Source, full_name: str) -> Draw:
+    """Codes are the same to the bit, also at ties, which scales that are powers of two give."""
+    name, dtype = full_name.removeprefix("tflite."), rng.pick("int8", "uint8")
+    dims, ends = rng.dims(rng.integers(1, 5), least=0), np.iinfo(dtype)
+    options: dict[str, Any] = {"domain": "tflite", "version": 1}
+    if name == "CodeTable":
+        table = rng.integers(ends.min, ends.max + 1, 256).tolist()
+        return Draw(name, [rng.numbers(dims, dtype)], {"table": table}, **options)
+    shapes = [dims, rng.broadcast(dims)]
+    if rng.chance(0.5):
+        shapes.reverse()
+    sizes = rng.uniform(-9, 1, 3) if rng.chance(0.7) else rng.integers(-9, 2, 3)
+    attrs = {
+        "operation": rng.pick("Add", "Mul", "Sub"),
+        "scales": np.exp2(sizes).astype(np.float32).tolist(),
+        "zero_points": rng.integers(ends.min, ends.max + 1, 3).tolist(),
+        "code_limits": sorted(rng.integers(ends.min, ends.max + 1, 2).tolist()),
+    }
+    return Draw(name, [rng.numbers(shape, dtype) for shape in shapes], attrs, **options)
+
+
 def _in_half(draw: Draw) -> list[Rounded | None]:
     """Computed in float32 by at most four roundings of what operands are, and rounded once more."""
     value, *_ = draw.wide()

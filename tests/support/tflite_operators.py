@@ -59,9 +59,10 @@ def section() -> Iterator[str]:
         "activations are not rounded: LiteRT's kernels round them, so that its answers differ by up to "
         "1 % of the largest, and are further from those of the float model. "
         "NumericVerify fails only where its result is computed, for it is fetched or read. "
-        "Convolutions, dense layers, means and LSTMs of 8 bits (without peepholes, projection or "
-        "normalized gates) give the codes of LiteRT's reference kernels; answers of other quantized "
-        "operators are within a quantum of LiteRT's, of int16 SOFTMAX, EXP and LOG within 8, since "
+        "Convolutions, dense layers, means of images, LSTMs of 8 bits (without peepholes, projection or "
+        "normalized gates), ADD, SUB, MUL, HARD_SWISH and LEAKY_RELU give the codes of LiteRT's reference "
+        "kernels; answers of other quantized operators are within a quantum of LiteRT's, of int16 "
+        "SOFTMAX, EXP and LOG within 8, since "
         "LiteRT interpolates in tables."
     )
     yield ""

@@ -135,8 +135,8 @@ _FAMILIES: Mapping[str, str] = {
         penstock.collective: AllReduce Broadcast
     """,
     "tflite": """
-        tflite.arrays: Bucketize ComplexMul DynamicUpdateSlice NumericVerify Rfft2d Segment
-            SparseToDense ToComplex ViewAs
+        tflite.arrays: Bucketize CodeTable ComplexMul DynamicUpdateSlice IntegerArithmetic
+            NumericVerify Rfft2d Segment SparseToDense ToComplex ViewAs
         tflite.detection: TFLite_Detection_PostProcess
         tflite.hashing: LshProjection
         tflite.layers: Lstm IntegerLstm DynamicRangeDense

@@ -166,3 +166,42 @@ def test_long_function_of_bytes_is_a_table_and_equals_numpy(size, dtype):
     with_gaps = np.moveaxis(codes((3, 2, size), dtype), 0, -1)
     want = ps.compile(model, backends=["numpy"]).run({"x": with_gaps})["y"]
     np.testing.assert_array_equal(session.run({"x": with_gaps})["y"], want, strict=True)
+
+
+PAIRS = [
+    ((2, 16, 5, 5), (2, 16, 5, 5)),
+    ((700,), (700,)),
+    ((3, 4, 70), (70,)),
+    ((3, 1), (3, 90)),
+    ((1,), (333,)),
+    ((5, 4, 1), (1, 4, 6)),
+    ((2, 5000), (5000,)),
+]
+"""Shapes of two tensors: alike, repeated, one element for each row, alone, and in other ways."""
+
+
+@pytest.mark.parametrize("dims", PAIRS)
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+@pytest.mark.parametrize("operation", ["Add", "Mul", "Sub"])
+def test_integer_arithmetic_equals_numpy(operation, dtype, dims):
+    ends = np.iinfo(dtype)
+    inputs = [codes(shape, dtype) for shape in dims]
+    # Of scales that are powers of two, many results are ties; of others, few; and sums of large
+    # scales differ by what terms are rounded to.
+    for scales in ([0.25, 0.5, 1.0], [0.0213, 0.0171, 0.0331], [1.0, 0.003, 2.0], [3.0, 2.0, 0.01]):
+        for limits in ([ends.min, ends.max], [ends.min + 60, ends.max - 60]):
+            zeros = RANDOM.integers(ends.min, ends.max + 1, 3).tolist()
+            attrs = {"scales": scales, "zero_points": zeros, "code_limits": limits}
+            attrs["operation"] = operation
+            check(node_of("IntegerArithmetic", inputs, [], 1, "tflite", 1, **attrs), inputs)
+            inputs.reverse()
+            check(node_of("IntegerArithmetic", inputs, [], 1, "tflite", 1, **attrs), inputs)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_code_table_equals_numpy(dtype):
+    ends = np.iinfo(dtype)
+    table = RANDOM.integers(ends.min, ends.max + 1, 256).tolist()
+    for dims in ((3, 700), (1,), (2, 3, 4, 5)):
+        x = codes(dims, dtype)
+        check(node_of("CodeTable", [x], [], 1, "tflite", 1, table=table), [x])

@@ -285,6 +285,27 @@ def test_quantized_operator_is_within_a_quantum_of_litert(op: Quantized) -> None
             np.testing.assert_allclose(value.astype(float), want.astype(float), 0, quantum)
 
 
+WITHIN_ONE = "CONCATENATION L2_NORMALIZATION MEAN PRELU RESIZE_BILINEAR SQRT SUM TRANSPOSE_CONV"
+"""Operators that are computed in real numbers, where the reference kernels round integers."""
+
+
+WITHOUT_REFERENCE = ("DEPTH_TO_SPACE", "ELU")
+
+
+@pytest.mark.parametrize("op", operators(), ids=str)
+def test_8_bit_operator_gives_the_codes_of_the_reference_kernels(op: Quantized) -> None:
+    file, fed = op.file()
+    other = {*WITHIN_ONE.split(), *WITHOUT_REFERENCE}
+    if op.name in other or "int16" in (op.output[0], *[x.dtype.name for x in fed.values()]):
+        return
+    wanted = by_litert(file, fed, resolver="BUILTIN_REF")
+    for backends in (["numpy"], None):
+        got = ps.compile(file, backends=backends).run(fed)
+        for value, want in zip(got.values(), wanted, strict=True):
+            quantum = 0 if want.dtype.kind in "iub" else 1e-5
+            np.testing.assert_allclose(value, want, 0, quantum)
+
+
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "float16"])
 @pytest.mark.parametrize(
     ("tolerance", "fails"), [(1e4, True), (0.2, False), (0.2, True), (0.05, True)]

@@ -37,6 +37,7 @@ from penstock.core.records import replace
 from penstock.core.types import TensorType, dtype_name
 from penstock.ir.graph import Node, Value
 from penstock.ir.layout import packed_strides
+from penstock.ops.common.fixed_point import pair_multipliers
 from penstock.ops.internal.fused import FUSED, is_fused, parts
 from penstock.ops.registry import MICROSOFT
 from penstock.ops.work_estimate import Workload
@@ -56,6 +57,9 @@ _MOST_STRIDED = 2048  # elements of a result whose operands' inner dims may have
 # Additions from which on a table of all bytes is faster, and elements of an item where no program
 # is run.
 _TABLE, _BLOCK = 2, 2**14
+_FINEST = 16  # scales of the result that those of operands may be, to be rounded once
+_PARTS, _SLACK = 14, 4
+_MOST_REPEATED = 4096
 _NARROW = {"float16": "half", "bfloat16": "bfloat"}
 _DTYPES = {kind: kind for kind in KINDS.values()} | {"b1": "u1", "s1": "i1", "s2": "i2"}
 
@@ -85,6 +89,7 @@ _ADDITIONS = {
     **dict.fromkeys(("acos_f8", "asin_f8", "cos_f8", "erf_f8", "sin_f8"), 120),
     **dict.fromkeys(("div_f8", "sqrt_f8", "f4_i8", "i8_f4", "f8_i8", "i8_f8"), 8),
     "Mod": 20,
+    "IntegerArithmetic": 4,
     "QuantizeLinear": 2.6,
     "Swish": 7,
     "Mish": 10,
@@ -116,6 +121,29 @@ def elementwise_call(site: Site) -> NativeCall | None:
         return program.call(program.finished(program.result(), output), output)
     except UnsupportedError:
         return None
+
+
+@family("tflite.CodeTable", work=by_memory)
+def code_table_call(site: Site) -> NativeCall | None:
+    """A CodeTable of a tensor without gaps, which its result has in the same order."""
+    x, output = site.input(0), site.output()
+    if x is None or not x.elements or output.dtype is None:
+        return None
+    size = x.elements
+    table = np.array(site.node.attrs["table"]).astype(output.dtype).view(np.uint8)
+
+    def restrided(strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
+        own = [packed_strides(x.dims, 1) if s is None else s for s in strides]
+        wide = [axis for axis, dim in enumerate(x.dims) if dim > 1]
+        wide.sort(key=lambda axis: -own[0][axis])
+        packed = packed_strides([x.dims[axis] for axis in wide], 1)
+        if any(tuple([s[axis] for axis in wide]) != packed for s in own):
+            raise UnsupportedError
+        words = (Tensor(0), site.result(), table, size, _BLOCK)
+        item_ns = rows_ns(2 * _BLOCK)
+        return NativeCall("table", words, -(-size // _BLOCK), item_ns, restrided=restrided)
+
+    return restrided([None, None])
 
 
 @ahead_of_cache(*OPERATIONS, FUSED.full_name)
@@ -359,9 +387,18 @@ class _Program:
             inplace=tuple([i for i, mode in zip(operands, modes, strict=True) if mode == _DIRECT]),
             restrided=partial(self.call, result, output) if strides is None else None,
         )
-        bytes_only = [_size(value.kind) for value in (*held, result)] == [1, 1]
+        if self.site.node.op.full_name == "tflite.IntegerArithmetic":
+            return self._of_integers(call, dims, steps) or call
+        return self._by_kernel(call, result, modes, cost)
+
+    def _by_kernel(
+        self, call: NativeCall, result: Term, modes: Sequence[int], cost: float
+    ) -> NativeCall:
+        """``call``, by another kernel where one computes the same faster."""
+        order, size = _in_order(result), self.site.output().elements
+        widths = [_size(value.kind) for value in (*[v for v in self.inputs if v in order], result)]
         # To fill the table, the program runs on 256 bytes, which results of fewer do not repay.
-        if bytes_only and modes == [_DIRECT] and size > 256 and cost > _TABLE:
+        if widths == [1, 1] and modes == [_DIRECT] and size > 256 and cost > _TABLE:
             return self._by_table(call, result, size)
         pair = _pair(result) if modes == [_DIRECT, _DIRECT] else None
         return call if pair is None else self._of_pair(call, pair, size)
@@ -375,6 +412,30 @@ class _Program:
         words = (*read, self.site.result(), parameters, size, _BLOCK)
         items = -(-size // _BLOCK)
         return replace(call, kernel=name, words=words, items=items, item_ns=rows_ns(4 * _BLOCK))
+
+    def _of_integers(
+        self, call: NativeCall, dims: Sequence[int], steps: Sequence[Sequence[int]]
+    ) -> NativeCall | None:
+        """``call``, of two tensors of codes that a kernel reads where they are, one of which may
+        repeat rows of these merged ``dims`` or have an element for each; else None."""
+        dense, inner = _dense(dims), dims[-1]
+        first = 0 if list(steps[0]) == dense else 1
+        x, y = steps[first], steps[1 - first]
+        ways = {(*dense,): (0, 0), (0,) * len(dims): (1, 0), (0, 1): (inner, 0), (1, 0): (0, inner)}
+        way = ways.get(tuple(y))
+        if list(x) != dense or way is None or way[0] > _MOST_REPEATED:
+            return None
+        node, output, size = self.site.node, self.site.output(), math.prod(dims)
+        order = [first, 1 - first, 2]
+        factors, numbers = _integer_numbers(node, order)
+        words = (
+            *(Tensor(first), Tensor(1 - first), self.site.result(), factors, numbers),
+            *(size, _BLOCK, *way),
+        )
+        name = "mul" if node.attrs["operation"] == "Mul" else "add"
+        kernel = f"integer_{name}_{QUANTIZED_KINDS[_name(output)]}"
+        ns = rows_ns(4 * _BLOCK)
+        return replace(call, kernel=kernel, words=words, items=-(-size // _BLOCK), item_ns=ns)
 
     def settings(self, result: Term, output: TensorType) -> bytes:
         """As ``call``, without the shapes of tensors."""
@@ -504,6 +565,33 @@ def _pair(result: Term) -> tuple[str, tuple[Term, Term], np.ndarray] | None:
     if not all(1e-30 < scale < 1e30 for scale in numbers[::2] if scale is not None):
         return None
     return f"{real.operation[:3]}_codes_{kind}", (x, y), np.array([*numbers, least], np.float32)
+
+
+def _integer_numbers(node: Node, order: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """The factors and numbers of a pair of codes and their result, whose places among the scales of
+    ``node`` are given, in the order of C."""
+    attrs = node.attrs
+    a, b, y = np.array([attrs["scales"][i] for i in order], np.float64)
+    zeros = [attrs["zero_points"][i] for i in order]
+    *by, of_result = pair_multipliers(attrs["operation"], attrs["scales"])
+    low, high = attrs["code_limits"]
+    shift = int(of_result.shifts)
+    more = 0.5 ** (shift + 1) if shift > 0 else 0.0
+    factors, signs, terms, added = [a * b / y], [1, 1], [(0, 0)] * 2, float(zeros[2])
+    if by:
+        signs = [-1 if attrs["operation"] == "Sub" and i == 1 else 1 for i in order[:2]]
+        factors = [signs[0] * a / y, signs[1] * b / y]
+        added -= factors[0] * zeros[0] + factors[1] * zeros[1]
+        terms = [(int(by[i].numbers), int(by[i].shifts)) for i in order[:2]]
+    # Terms are rounded to parts of the larger scale, which matter where the result's is small.
+    exactly = max(map(abs, factors)) > _FINEST
+    numbers = [zeros[0], *terms[0], zeros[1], *terms[1], zeros[2], int(of_result.numbers), shift]
+    numbers += [low, high, *signs, int(exactly)]
+    # So that what is added is positive, and its last 8 bits are the code.
+    bounds = [added + 256.5, low + 256.5, high + 256.5]
+    parts = np.array([*factors, 0.0][:2] + bounds + [more]) * 2**_PARTS
+    parts[2] += _SLACK
+    return parts.astype(np.float32), np.array(numbers, np.int32)
 
 
 def _tensor_type(value: Value | None) -> TensorType:

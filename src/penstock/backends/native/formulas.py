@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 from penstock.backends.native.kernel import UnsupportedError
 from penstock.ir.op import Attrs
+from penstock.ops.common.fixed_point import TERM_BITS, Multiplier, pair_multipliers
 
 QUANTIZED_KINDS = {"uint8": "u1", "int8": "s1", "uint16": "u2", "int16": "s2"}
 KINDS = {
@@ -252,6 +253,32 @@ def converted(x: Term, kind: str) -> Term:
     return x if x.kind == kind else Term(kind, f"{x.kind}_{kind}", (x,))
 
 
+def _rescaled(x: Term, by: Multiplier) -> Term:
+    """Integers held in float64, as ``ops/common/fixed_point.py`` rescales them: exactly but for
+    sums of more than 52 bits that lie next to a tie, which another rounding decides anyway."""
+    number, shift = int(by.numbers), int(by.shifts)
+    whole = _typed("floor", x * (number * 2.0 ** (max(-shift, 0) - 31)) + 0.5)
+    if shift <= 0:
+        return whole
+    size = _typed("floor", _typed("abs", whole) * 2.0**-shift + 0.5)
+    return size * _typed("sign", whole)
+
+
+def _integer_arithmetic(attrs: Attrs, a: Term, b: Term) -> Term:
+    """A sum, difference or product of 8-bit codes by integers alone."""
+    operation, zeros = attrs["operation"], attrs["zero_points"]
+    *by, of_result = pair_multipliers(operation, attrs["scales"])
+    if of_result.shifts < -13:
+        raise UnsupportedError  # products would wrap
+    x, y = [converted(v, "f8") - float(zero) for v, zero in zip((a, b), zeros, strict=False)]
+    if by:
+        x, y = [_rescaled(v * 2.0**TERM_BITS, own) for v, own in zip((x, y), by, strict=True)]
+    total = x * y if operation == "Mul" else x - y if operation == "Sub" else x + y
+    low, high = map(float, attrs["code_limits"])
+    result = _min(_max(_rescaled(total, of_result) + float(zeros[2]), low), high)
+    return converted(result, "i4")
+
+
 FORMULAS: dict[str, Formula] = {
     **{
         name: _call(name.lower())
@@ -308,6 +335,7 @@ FORMULAS: dict[str, Formula] = {
     "Mish": _mish,
     "Gelu": _gelu,
     "penstock.ZeroNaN": _zero_nan,
+    "tflite.IntegerArithmetic": _integer_arithmetic,
 }
 """by operation, what it computes, given its attributes and its inputs"""
 QUANTIZED = frozenset(

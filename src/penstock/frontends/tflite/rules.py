@@ -20,6 +20,9 @@ from penstock.frontends.tflite.conversion import (
 )
 from penstock.ir.graph import Value
 from penstock.ir.op import AttrDict, Attrs
+from penstock.ops.common.dtypes import INT8, UINT8
+from penstock.ops.common.fixed_point import multiplier, rescaled
+from penstock.ops.common.integer_curves import integer_hard_swish
 from penstock.ops.common.shape_rules import element_number
 from penstock.ops.registry import MICROSOFT, TENSORFLOW, TFLITE
 
@@ -131,14 +134,69 @@ for _operator, _entry in _PLAIN.items():
     )
 
 
-@operator_rule("ADD", "SUB", "MUL")
+def _is_of_codes(c: OperatorConversion) -> bool:
+    """Whether all tensors are codes of one type of 8 bits, each with one scale."""
+    given = [*c.quantizations, *c.output_quantizations]
+    dtypes = {c.dtype(i) for i in range(len(c.inputs))} | {*c.output_dtypes}
+    if len(dtypes) > 1 or not dtypes <= {INT8, UINT8}:
+        return False
+    return all(q is not None and not q.per_channel and q.scale[0] > 0 for q in given)
+
+
+def _is_pair_of_codes(c: OperatorConversion) -> bool:
+    activation = c.option("fused_activation_function", f"{c.op.capitalize()}Options")
+    return len(c.inputs) == 2 and _is_of_codes(c) and activation in BOUNDS
+
+
+@operator_rule("ADD", "SUB", "MUL", integers=_is_pair_of_codes)
 def arithmetic(c: OperatorConversion) -> None:
     dtype = c.dtype(0)
+    if dtype is not None and c.quantizations[0] is not None and _is_pair_of_codes(c):
+        x, y, result = [q for q in (*c.quantizations, *c.output_quantizations) if q is not None]
+        activation = c.option("fused_activation_function", f"{c.op.capitalize()}Options")
+        attrs: AttrDict = {
+            "operation": c.op.capitalize(),
+            "scales": [float(q.scale[0]) for q in (x, y, result)],
+            "zero_points": [int(q.zero_point[0]) for q in (x, y, result)],
+            "code_limits": result.codes_of(BOUNDS[activation], dtype),
+        }
+        c.emit_final("IntegerArithmetic", c.take(2), attrs, domain=TFLITE)
+        return
     # ONNX's operations have no complex numbers.
     if c.op == "MUL" and dtype is not None and dtype.kind == "c":
         c.emit_final("ComplexMul", c.take(2), domain=TFLITE)
     else:
         c.emit_activated(c.op.capitalize(), c.take(2))
+
+
+def _is_function_of_codes(c: OperatorConversion) -> bool:
+    (x, *_), (y, *_) = c.quantizations, c.output_quantizations
+    # LiteRT's HARD_SWISH refuses results in finer steps.
+    fits = c.op != "HARD_SWISH" or (
+        x is not None and y is not None and x.scale[0] < 128 * y.scale[0]
+    )
+    return len(c.inputs) == 1 and _is_of_codes(c) and bool(fits)
+
+
+@operator_rule("HARD_SWISH", "LEAKY_RELU", integers=_is_function_of_codes)
+def activation_of_codes(c: OperatorConversion) -> None:
+    """Of 8-bit codes, a table of what the reference kernels give for each."""
+    given, (wanted,), dtype = c.quantizations[0], c.output_quantizations, c.dtype(0)
+    if given is None or wanted is None or dtype is None or not _is_function_of_codes(c):
+        plain(c)
+        return
+    codes = np.arange(256).astype(np.uint8).view(dtype).astype(np.int64) - given.zero_point[0]
+    scale, result_scale = given.scale[0], wanted.scale[0]
+    if c.op == "HARD_SWISH":
+        y = integer_hard_swish(codes, scale, result_scale)
+    else:
+        alpha = np.float32(c.option("alpha", "LeakyReluOptions"))
+        below = rescaled(codes, multiplier(np.abs(scale * alpha / result_scale)))
+        below = below if alpha >= 0 else -below
+        y = np.where(codes >= 0, rescaled(codes, multiplier(scale / result_scale)), below)
+    ends = np.iinfo(dtype)
+    table = np.clip(y + wanted.zero_point[0], ends.min, ends.max).tolist()
+    c.emit_final("CodeTable", c.take(1), {"table": table}, domain=TFLITE)
 
 
 @operator_rule("DIV")

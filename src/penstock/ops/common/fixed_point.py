@@ -9,7 +9,7 @@ Inference", 2018, section 2.2; the rounding is that of gemmlowp's fixedpoint.h.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -42,6 +42,20 @@ def of_products(x: np.ndarray, w: np.ndarray, y: np.ndarray, *, rounded: bool) -
     codes of uint8."""
     scale = np.multiply(x, w, dtype=np.float32 if rounded else np.float64)
     return multiplier(scale.astype(np.float64) / y)
+
+
+TERM_BITS = 20
+"""bits that terms of sums of codes are shifted left by, so that they keep a fraction"""
+
+
+def pair_multipliers(operation: str, scales: Sequence[float]) -> list[Multiplier]:
+    """The multipliers of the product of two codes, or of both terms of a sum or difference, shifted
+    left by ``TERM_BITS``, and of what they come to; by the scales of both and of the result."""
+    a, b, y = np.array(scales, np.float32)
+    if operation == "Mul":
+        return [multiplier(a * b / y)]  # in float32, as in TFLite
+    most = 2 * np.float64(max(a, b))
+    return [multiplier(number) for number in (a / most, b / most, most / (2.0**TERM_BITS * y))]
 
 
 def rescaled(x: np.ndarray, by: Multiplier) -> np.ndarray:

@@ -1,7 +1,7 @@
-"""The logistic function and the hyperbolic tangent of 16-bit integers, by integers alone.
+"""The logistic function, the hyperbolic tangent and HardSwish of integers, by integers alone.
 
-They are those of gemmlowp's ``fixedpoint.h``, bit by bit, which the integer LSTM of TFLite is
-defined with: arguments have some bits before the point, results none. An exponential is a
+The first two are those of gemmlowp's ``fixedpoint.h``, bit by bit, which the integer LSTM of TFLite
+is defined with: arguments have some bits before the point, results none. An exponential is a
 polynomial of degree 4 around -1/8, times powers of e for the bits of what is left, and a quotient
 is found by three steps of Newton's method for 1 / d. All values are held in int32.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.ops.common.fixed_point import shifted_right
+from penstock.ops.common.fixed_point import multiplier, shifted_right
 
 _ONE, _LEAST = 32767, -32768
 # Of numbers without bits before the point: exp(-1/8), 1/3, and exp(-2^n) from n = -2 on.
@@ -32,6 +32,24 @@ def integer_tanh(x: np.ndarray, bits: int) -> np.ndarray:
     d = _half_sum(_exp(-np.abs(x), bits + 1))
     size = _shifted(_reciprocal(d) - _ONE_2, 2)
     return np.where(x == 0, 0, np.sign(x) * size)
+
+
+def integer_hard_swish(x: np.ndarray, scale: float, result_scale: float) -> np.ndarray:
+    """x * min(max(x / 6 + 1 / 2, 0), 1) in steps of ``result_scale``, for codes less their zero
+    point in steps of ``scale``: as TFLite's reference kernel, with multipliers of 16 bits."""
+    fine = np.float32(scale) / np.float32(128)
+    result, gate = [
+        multiplier(float(fine / np.float32(step))) for step in (result_scale, 3 / 32768)
+    ]
+    of_result, of_gate = [min(int(m.numbers) + (1 << 15) >> 16, _ONE) for m in (result, gate)]
+    x = x * 128
+    # From -1 to 1 where x is from -3 to 3; beyond, these.
+    left, right = max(-int(gate.shifts), 0), max(int(gate.shifts), 0)
+    inner = _product(_shifted(x, max(left - 1, 0)), of_gate)
+    inner = shifted_right(_shifted(inner, min(left, 1)), right)
+    product = (inner + (1 << 15) >> 1) * _product(x, of_result)
+    whole = np.sign(product) * (np.abs(product) >> 15)
+    return shifted_right(whole, int(result.shifts))
 
 
 def _product(a: np.ndarray, b: np.ndarray | int) -> np.ndarray:

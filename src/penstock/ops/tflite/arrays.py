@@ -1,4 +1,4 @@
-"""Parts of arrays that are replaced, joined or counted."""
+"""Parts of arrays that are replaced, joined or counted, and arithmetic on 8-bit codes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 from penstock.core.types import Dim, RunValue, ShapeError, TensorType, Type
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops import registry
+from penstock.ops.common import fixed_point
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import INT32, is_half
 
@@ -48,6 +49,42 @@ def numeric_verify(
 def bucketize(x: np.ndarray, *, boundaries: Sequence[float]) -> np.ndarray:
     """The number of boundaries that are not above each element."""
     return np.searchsorted(np.array(boundaries, x.dtype), x, side="right").astype(np.int32)
+
+
+@array_operator("CodeTable", infer=rules.same_type, elementwise=True)
+def code_table(x: np.ndarray, *, table: Sequence[int]) -> np.ndarray:
+    """The entry of ``table``, of 256, for each code: entry i is that of the code with the bits of
+    the unsigned integer i."""
+    return np.array(table).astype(x.dtype)[x.view(np.uint8)]
+
+
+@array_operator("IntegerArithmetic", infer=rules.broadcast_type, elementwise=True)
+def integer_arithmetic(
+    a: np.ndarray,
+    b: np.ndarray,
+    *,
+    operation: str,
+    scales: Sequence[float],
+    zero_points: Sequence[int],
+    code_limits: Sequence[int],
+) -> np.ndarray:
+    """The codes of a + b, a - b or a * b by integers alone, as TFLite's reference kernels compute
+    them, from ``code_limits[0]`` to ``[1]``.
+
+    ``operation`` is "Add", "Sub" or "Mul"; ``scales`` and ``zero_points`` are those of a, b and the
+    result.
+    """
+    *by, of_result = fixed_point.pair_multipliers(operation, scales)
+    x, y = [v.astype(np.int64) - zero for v, zero in zip((a, b), zero_points, strict=False)]
+    if by:
+        x, y = [
+            fixed_point.rescaled(v << fixed_point.TERM_BITS, own)
+            for v, own in zip((x, y), by, strict=True)
+        ]
+    total = x * y if operation == "Mul" else x - y if operation == "Sub" else x + y
+    codes = fixed_point.rescaled(total, of_result) + zero_points[2]
+    low, high = code_limits
+    return np.clip(codes, low, high).astype(a.dtype)
 
 
 def _infer_rfft2d(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

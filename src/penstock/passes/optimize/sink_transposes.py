@@ -59,8 +59,9 @@ class SinkTransposes(Pass):
 
 def _through(node: Node) -> Sequence[Node] | None:
     """``node`` on what was transposed, and a Transpose of its result."""
-    rule = _RULES.get(node.op.name, _pointwise if node.op.elementwise else None)
-    if rule is None or node.op.domain not in ("", MICROSOFT) or len(node.outputs) != 1:
+    known = _RULES if node.op.domain in ("", MICROSOFT) else {}
+    rule = known.get(node.op.name, _pointwise if node.op.elementwise else None)
+    if rule is None or len(node.outputs) != 1:
         return None
     output = node.outputs[0]
     sources = [None if value is None else _source(value) for value in node.inputs]

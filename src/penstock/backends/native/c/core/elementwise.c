@@ -12,6 +12,7 @@
 #include "math64.h"
 #include "native.h"
 #include "programs.h"
+#include "rescaling.h"
 #ifdef __AVX512BW__
 #include <immintrin.h>
 #endif
@@ -470,6 +471,81 @@ struct pair {
 OF_CODES(ADD_CODES)
 OF_CODES(MUL_CODES)
 
+/* Sums and products of 8-bit codes by integers alone (ops/tflite/integers.py). They are computed in float32, in
+   parts of a code, of 2^-PARTS, and SLACK more; where one is next to a tie, within SLACK, its PIECE of the result is
+   computed in integers. */
+enum { PIECE = 64, PARTS = 14, SLACK = 4, MOST_REPEATED = 4096 };
+struct integer_pair {
+    const uint8_t *x, *y;
+    uint8_t *to;
+    const float *factors;   /* of x and y or of products, what is added, the least and the largest result, by how much
+                               less than a half products are rounded away from 0; all in parts */
+    const int32_t *numbers; /* zero points, multipliers and shifts of x and y; those of the result; its bounds; signs
+                               of the terms; whether all is computed in integers */
+    int64_t size, block;    /* elements, and those of an item */
+    int64_t period, each;   /* y repeats after as many elements, or has one for each so many of x; else 0 */
+};
+
+/* What y has for `count` elements of x from `at` on, fewer where one of y ends; `repeated` has a period of it. */
+static inline const uint8_t *of_y(const struct integer_pair *p, int64_t at, int64_t *count, const uint8_t *repeated,
+                                  uint8_t *filled)
+{
+    if (p->period)
+        return repeated + at % p->period;
+    if (!p->each)
+        return p->y + at;
+    *count = smaller(*count, p->each - at % p->each);
+    return memset(filled, p->y[at / p->each], *count);
+}
+
+#define DEFINE_INTEGER_PAIR(name, type, REAL, TOTAL)                                              \
+    INLINED void name##_piece(const struct integer_pair *p, type *d, const type *x, const type *y, const int64_t n)\
+    {                                                                                             \
+        const float *const f = p->factors;                                                        \
+        const int32_t *const by = p->numbers, low = by[9], high = by[10];                         \
+        type codes[PIECE];                                                                        \
+        int32_t near = by[13];                                                                    \
+        LOOP({                                                                                    \
+            const float a = x[i], b = y[i], real = REAL + f[2];                                   \
+            const float least = real > f[3] ? real : f[3];                                        \
+            const int32_t parts = (int32_t)(least < f[4] ? least : f[4]);                         \
+            near |= !(parts & ((1 << PARTS) - 2 * SLACK));                                        \
+            codes[i] = (type)(parts >> PARTS);                                                    \
+        });                                                                                       \
+        if (near)                                                                                 \
+            LOOP({                                                                                \
+                const int32_t a = x[i] - by[0], b = y[i] - by[3];                                 \
+                int32_t code = rescaled_integer(TOTAL, by[7], by[8]) + by[6];                     \
+                code = code > low ? code : low;                                                   \
+                codes[i] = (type)(code < high ? code : high);                                     \
+            });                                                                                   \
+        memcpy(d, codes, n);                                                                      \
+    }                                                                                             \
+    static int name(const void *arguments, int64_t begin, int64_t end)                            \
+    {                                                                                             \
+        const struct integer_pair *p = arguments;                                                 \
+        const int64_t last = smaller(end * p->block, p->size);                                    \
+        uint8_t repeated[MOST_REPEATED + PIECE], filled[PIECE];                                   \
+        for (int64_t i = 0; p->period && i < p->period + PIECE; i++)                              \
+            repeated[i] = p->y[i % p->period];                                                    \
+        for (int64_t at = begin * p->block, n; at < last; at += n) {                              \
+            n = smaller(last - at, PIECE);                                                        \
+            const type *x = (const type *)p->x + at, *y = (const type *)of_y(p, at, &n, repeated, filled);\
+            if (n == PIECE)                                                                       \
+                name##_piece(p, (type *)p->to + at, x, y, PIECE);                                 \
+            else                                                                                  \
+                name##_piece(p, (type *)p->to + at, x, y, n);                                     \
+        }                                                                                         \
+        return 0;                                                                                 \
+    }
+#define TERM(v, i) rescaled_integer(v * (1 << 20), by[i], by[i + 1])
+#define TERMS by[11] * TERM(a, 1) + by[12] * TERM(b, 4)
+#define PRODUCT ((a - (float)by[0]) * (b - (float)by[3]) * f[0])
+DEFINE_INTEGER_PAIR(integer_add_u1, uint8_t, a *f[0] + b * f[1], TERMS)
+DEFINE_INTEGER_PAIR(integer_add_s1, int8_t, a *f[0] + b * f[1], TERMS)
+DEFINE_INTEGER_PAIR(integer_mul_u1, uint8_t, (PRODUCT < 0 ? PRODUCT - f[5] : PRODUCT + f[5]), a *b)
+DEFINE_INTEGER_PAIR(integer_mul_s1, int8_t, (PRODUCT < 0 ? PRODUCT - f[5] : PRODUCT + f[5]), a *b)
+
 /* A function of bytes: its results for all 256. */
 struct table {
     const uint8_t *x;
@@ -508,4 +584,5 @@ static int table(const void *arguments, int64_t begin, int64_t end)
 }
 
 KERNELS(elementwise, KERNEL(elementwise, elementwise), KERNEL(table, table), KERNELS_OF_CODES(add_codes, pair),
-        KERNELS_OF_CODES(mul_codes, pair))
+        KERNELS_OF_CODES(mul_codes, pair), KERNEL(integer_add_u1, integer_pair),
+        KERNEL(integer_add_s1, integer_pair), KERNEL(integer_mul_u1, integer_pair), KERNEL(integer_mul_s1, integer_pair))

@@ -4,6 +4,7 @@
 // GCC options: -fno-thread-jumps
 #include "integers.h"
 #include "native.h"
+#include "rescaling.h"
 
 enum { MOST_ROWS = 8, PIECE = 64, PLACES = 7, ONE = 32767, ONE_2 = 8192 };
 
@@ -31,19 +32,6 @@ INLINED int32_t bounded(int32_t x)
 {
     x = x < 32767 ? x : 32767;
     return x > -32768 ? x : -32768;
-}
-
-/* As `shifted_right` of ops/common/fixed_point.py. */
-INLINED int32_t shifted_right(int32_t x, int bits)
-{
-    return bits ? (x + (1 << bits >> 1) + (x >> 31)) >> bits : x;
-}
-
-INLINED int32_t rescaled(int32_t x, int32_t multiplier, int32_t shift)
-{
-    const int left = shift < 0 ? -shift : 0, right = shift < 0 ? 0 : shift;
-    const int64_t whole = (int64_t)(int32_t)((uint32_t)x << left) * multiplier + (1 << 30);
-    return shifted_right((int32_t)((uint64_t)whole >> 31), right);
 }
 
 INLINED int32_t times(int32_t a, int32_t b)
@@ -106,8 +94,8 @@ static void update(const struct integer_lstm *a, const int32_t *sums, const int3
     const int32_t limit = a->clip ? (int32_t)a->clip : 32768, *by = a->multipliers, *shifts = a->shifts;
     for (int g = 0; g < 4; g++)
         for (int64_t i = 0; i < count; i++) {
-            const int32_t first = bounded(rescaled(sums[g * a->units + i], by[g], shifts[g]));
-            gates[g][i] = bounded(first + rescaled(of_outputs[g * a->units + i], by[4 + g], shifts[4 + g]));
+            const int32_t first = bounded(rescaled_integer(sums[g * a->units + i], by[g], shifts[g]));
+            gates[g][i] = bounded(first + rescaled_integer(of_outputs[g * a->units + i], by[4 + g], shifts[4 + g]));
         }
     integer_logistic(gates[0], count);
     integer_logistic(gates[1], count);
@@ -121,7 +109,7 @@ static void update(const struct integer_lstm *a, const int32_t *sums, const int3
     }
     integer_tanh(cells, count, bits);
     for (int64_t i = 0; i < count; i++) {
-        int32_t code = rescaled(gates[3][i] * cells[i], by[8], shifts[8]) + (int32_t)a->zero;
+        int32_t code = rescaled_integer(gates[3][i] * cells[i], by[8], shifts[8]) + (int32_t)a->zero;
         code = code < 127 ? code : 127;
         y[i] = (int8_t)(code > -128 ? code : -128);
         h[i] = (uint8_t)y[i] ^ 128;
