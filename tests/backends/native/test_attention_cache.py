@@ -26,7 +26,7 @@ def node_of(name, domain, inputs, **attrs):
     return Node(op, values, [Value(f"y{i}", t) for i, t in enumerate(results[:3])], attrs)
 
 
-def check(node, inputs):
+def check(node, inputs, atol=2e-6):
     """Compare results with those of NumPy's kernel, which must not be called."""
     types = [None if value is None else value.type for value in node.inputs]
     wanted = node.op.compile(node, types).function(*inputs)
@@ -36,7 +36,7 @@ def check(node, inputs):
         function, (_, *others) = kernel.function.func, kernel.function.args
         results = function(refused, *others, *inputs)
         for result, want in zip(results, wanted, strict=False):
-            np.testing.assert_allclose(result, want, rtol=2e-5, atol=2e-6)
+            np.testing.assert_allclose(result, want, rtol=2e-5, atol=atol)
 
 
 def refused(*inputs):
@@ -91,6 +91,31 @@ def test_samples_of_different_lengths_share_a_buffer_with_room(attrs, sizes):
     inputs = groups(3, 1, 32, [4, 31, 17], **sizes)
     attrs = {"num_heads": 6, "kv_num_heads": 2, **attrs}
     check(node_of("GroupQueryAttention", MICROSOFT, inputs, **attrs), inputs)
+
+
+@pytest.mark.parametrize("attrs, sizes", FORMS)
+@pytest.mark.parametrize("heads, kv_heads", [(4, 4), (4, 2), (6, 1)])
+@pytest.mark.parametrize("packed", [False, True])
+def test_prompts_without_a_past_are_close_to_numpy(packed, heads, kv_heads, attrs, sizes):
+    attrs = {"num_heads": heads, "kv_num_heads": kv_heads, **attrs}
+    # A window would leave nothing to see behind the end of a sample.
+    shorter = 8 if "local_window_size" in attrs else 3
+    for queries, lengths in ((1, [0, 0]), (7, [6, 6]), (9, [8, shorter]), (300, [299, 299])):
+        inputs = groups(2, queries, 0, lengths, heads, kv_heads, **sizes)
+        inputs[3:5] = None, None
+        if packed:
+            inputs[:3] = np.concatenate(inputs[:3], axis=2), None, None
+        # NumPy's sums of 300 weights are rounded as often.
+        check(node_of("GroupQueryAttention", MICROSOFT, inputs, **attrs), inputs, 1e-5)
+
+
+@pytest.mark.parametrize("queries, past", [(1, 5), (6, 0), (7, 300)])
+@pytest.mark.parametrize("biased", [False, True])
+def test_attention_of_onnx_with_an_order_is_close_to_numpy(biased, queries, past):
+    parts = [draw(2, heads, queries, 16) for heads in (4, 2, 2)]
+    bias = draw(2, 4, queries, past + queries) if biased else None
+    inputs = [*parts, bias, draw(2, 2, past, 16), draw(2, 2, past, 16)]
+    check(node_of("Attention", "", inputs, is_causal=1), inputs)
 
 
 @pytest.mark.parametrize("mask", [None, (1, 1, 1, 9), (2, 4, 3, 9), (2, 1, 3, 9), (1, 4, 1, 9)])

@@ -206,7 +206,11 @@ def cached_attention(
     tensors = [t if isinstance(t, TensorType) else None for t in types]
     past = 3 if grouped else 4
     read = [*tensors[:3], *tensors[past : past + 2]]
-    if len(read) < 5 or any(t is None or t.dtype != np.float32 for t in read):
+    # Of GroupQueryAttention, keys and values may be packed with the queries, and there may be no
+    # past: of both there are two, or none.
+    missing = [read[i] is None and read[i + 1] is None and grouped for i in (1, 3)]
+    needed = [*read[:1], *([] if missing[0] else read[1:3]), *([] if missing[1] else read[3:])]
+    if len(read) < 5 or any(t is None or t.dtype != np.float32 for t in needed):
         return None
     if len(node.outputs) != 3 or None in node.outputs:
         return None
@@ -218,9 +222,10 @@ def cached_attention(
         plain = not attrs.get("sliding_window_cache") and attrs.get("smooth_softmax", -1) != 1
         plain = plain and {attrs.get(f"{name}_quant_type", "NONE") for name in "kv"} == {"NONE"}
     else:
-        chosen = [attrs.get("q_num_heads", 0), attrs.get("kv_num_heads", 0), *[0] * 5]
+        chosen = [attrs.get("q_num_heads", 0), attrs.get("kv_num_heads", 0)]
+        chosen += [int(bool(attrs.get("is_causal"))), *[0] * 4]
         windows = [attrs.get(f"{side}_window_size", -1) for side in ("left", "right")]
-        plain = not attrs.get("is_causal") and windows == [-1, -1] and attrs.get("scale") != 0
+        plain = windows == [-1, -1] and attrs.get("scale") != 0
         plain = plain and not rules.dtype_attribute(attrs, "softmax_precision")
     if not plain:
         return None

@@ -7,16 +7,18 @@ rule that emits no final node leaves the node unchanged: its operation has a ker
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
 from typing import Any
 
 import numpy as np
 
-from penstock.core.types import FLOAT32
+from penstock.core.types import FLOAT32, Shape
 from penstock.frontends.common.diagnostics import ConversionError, InexpressibleError, NodeError
 from penstock.frontends.onnx.node_upgrade import NodeUpgrade, current
 from penstock.ir.graph import Value
+from penstock.ir.op import AttrDict
 from penstock.ops.common.shape_rules import element_number
 from penstock.ops.registry import MICROSOFT
 
@@ -506,55 +508,119 @@ def embed_layer_normalization(b: NodeUpgrade) -> None:
 def attention(b: NodeUpgrade) -> None:
     """Attention of three projections of one input."""
     masked, past, added = (5, 8, 9) if b.op == "QAttention" else (3, 4, 5)
-    shape = b.shape(1)
-    if shape is None or not isinstance(shape[-1], int) or not _is_plain(b, masked, past):
+    shape, old = b.shape(1), b.optional(past)
+    cached = old is not None and b.optional(masked) is None and not _is_ordered(b)
+    if shape is None or not isinstance(shape[-1], int):
+        return
+    if not (_is_plain(b, masked, past) or (cached and len(b.outputs) > 1 and b.outputs[1])):
         return
     total = shape[-1]
     sizes = b.attrs.get("qkv_hidden_sizes") or [total // 3] * 3
     if len(sizes) != 3 or sum(sizes) != total or sizes[0] != sizes[1]:
         raise NodeError(f"projects to {total} features, which are not those of {sizes}")
-    _become_attention(b, list(_projections(b, sizes)), sizes, masked, b.optional(added))
+    projected = list(_projections(b, sizes))
+    if old is None:
+        _become_attention(b, projected, sizes, masked, b.optional(added))
+        return
+    # Keys and values of the past lie behind one another, and so do those of the present.
+    halves = b.emit_several("Split", [old], {"axis": 0, "num_outputs": 2}, count=2)
+    olds = [b.emit("Squeeze", [half, [0]]) for half in halves]
+    presents = [Value(b.fresh("present")) for _ in range(2)]
+    y, present = b.outputs[0], b.outputs[1]
+    operands = [*projected, b.optional(added), *olds]
+    b.give([y, *presents], "Attention", operands, _in_heads(b, sizes))
+    both = [b.emit("Unsqueeze", [x, [0]]) for x in presents]
+    b.become("Concat", both, {"axis": 0}, [present])
 
 
-@rewrites("MultiHeadAttention")
+@rewrites("MultiHeadAttention", "DecoderMaskedMultiHeadAttention")
 def multi_head_attention(b: NodeUpgrade) -> None:
     """Attention of queries, keys and values, all [batch, places, features]."""
     values = [b.optional(i) for i in range(3)]
     shapes = [b.shape(i) if x is not None else None for i, x in enumerate(values)]
-    sizes = [s[2] for s in shapes if s is not None and len(s) == 3 and isinstance(s[2], int)]
-    if len(sizes) < 3 or not _is_plain(b, 4, 6) or any(b.inputs[6:]):
+    decodes = b.op != "MultiHeadAttention"
+    biased, masked, added, past = (10, 3, 4, 5) if decodes else (3, 4, 5, 6)
+    olds = [b.optional(i) for i in (past, past + 1)]
+    others = any(b.optional(i) for i in range(past + 2, past + 5))
+    cached = all(olds) and b.optional(masked) is None and len(b.outputs) == 3 and all(b.outputs)
+    if others or _is_ordered(b) or not (cached or _is_plain(b, masked, past)):
         return
-    parts = [None] * 3 if b.optional(3) is None else _columns(b, 3, sizes)
+    # Keys and values of another sequence may be in heads already.
+    sizes, wide = (
+        [_features(shape) for shape in shapes],
+        [len(shape or ()) == 4 for shape in shapes],
+    )
+    if 0 in sizes or wide[0] or (cached and any(wide)):
+        return
+    parts = [None] * 3 if b.optional(biased) is None else _columns(b, biased, sizes)
+    parts = [None if in_heads else part for part, in_heads in zip(parts, wide, strict=True)]
     sums = [_sum(b, x, part) for x, part in zip(values, parts, strict=True)]
-    _become_attention(b, sums, sizes, 4, b.optional(5))
+    if cached:
+        b.become("Attention", [*sums, b.optional(added), *olds], _in_heads(b, sizes))
+    else:
+        _become_attention(b, sums, sizes, masked, b.optional(added), wide)
 
 
-_ORDERED = ("unidirectional", "do_rotary", "past_present_share_buffer")
+def _features(shape: Shape | None) -> int:
+    """Those of [batch, places, features] or [batch, heads, places, size]; 0 if they are unknown."""
+    dims = {3: (shape or ())[2:], 4: (shape or ())[1::2]}.get(len(shape or ()), (0,))
+    return math.prod([dim if isinstance(dim, int) else 0 for dim in dims])
+
+
+_ORDERED = ("do_rotary", "past_present_share_buffer")
+
+
+def _is_ordered(b: NodeUpgrade) -> bool:
+    return any(b.attrs.get(key) for key in _ORDERED)
 
 
 def _is_plain(b: NodeUpgrade, masked: int, past: int) -> bool:
-    """Whether attention can be written out: with a past, or an order among the queries, or with
-    masks of other kinds than ``_mask`` makes, nodes are left as they are."""
-    kept = b.optional(past) or any(b.outputs[1:]) or any(b.attrs.get(key) for key in _ORDERED)
+    """Whether attention can be written out: with a past, or with masks of other kinds than
+    ``_mask`` makes, nodes are left as they are."""
+    kept = b.optional(past) or any(b.outputs[1:]) or _is_ordered(b)
     return not kept and _is_mask(b, masked)
 
 
-def _become_attention(
-    b: NodeUpgrade, values: Sequence[Value], sizes: Sequence[int], masked: int, added: Value | None
-) -> None:
-    """Become softmax(q k^T scale + masks) v in heads."""
+def _in_heads(b: NodeUpgrade, sizes: Sequence[int]) -> AttrDict:
+    """The attributes of ONNX's Attention, of queries that see all of the past and, if they have an
+    order, what is before them."""
     heads = b.attrs["num_heads"]
     if heads < 1 or any(n % heads for n in sizes):
         raise NodeError(f"has {sizes} features, which are not those of {heads} heads")
-    q, k, v = (
-        b.emit("Reshape", [y, [0, 0, heads, n // heads]])
-        for y, n in zip(values, sizes, strict=True)
-    )
-    q, v = (b.emit("Transpose", [x], perm=[0, 2, 1, 3]) for x in (q, v))
-    scores = b.emit("MatMul", [q, b.emit("Transpose", [k], perm=[0, 2, 3, 1])])
-    scale = b.attrs.get("scale") or (sizes[0] // heads) ** -0.5
+    return {
+        "q_num_heads": heads,
+        "kv_num_heads": heads,
+        "scale": b.attrs.get("scale") or (sizes[0] // heads) ** -0.5,
+        "is_causal": b.attrs.get("unidirectional", 0),
+    }
+
+
+def _become_attention(
+    b: NodeUpgrade,
+    values: Sequence[Value],
+    sizes: Sequence[int],
+    masked: int,
+    added: Value | None,
+    wide: Sequence[bool] = (False, False, False),
+) -> None:
+    """Become softmax(q k^T scale + masks) v in heads, which values are in already if ``wide``."""
+    attrs = _in_heads(b, sizes)
+    heads, scale = attrs["q_num_heads"], attrs["scale"]
+
+    def split(x: Value, size: int, perm: Sequence[int], in_heads: bool) -> Value:
+        """x in heads, with its dims [batch, places, heads, size] in that order."""
+        if in_heads:
+            perm = [[0, 2, 1, 3][axis] for axis in perm]
+            return x if perm == [0, 1, 2, 3] else b.emit("Transpose", [x], perm=perm)
+        parts = b.emit("Reshape", [x, [0, 0, heads, size // heads]])
+        return b.emit("Transpose", [parts], perm=[*perm])
+
+    orders = [0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3]
+    q, k, v = (split(*each) for each in zip(values, sizes, orders, wide, strict=True))
+    scores = b.emit("MatMul", [q, k])
     scores = b.emit("Mul", [scores, b.like(scale, scores)])
-    scores = _sum(b, scores, _mask(b, masked, scores), added)
+    order = _unseen(b, scores) if attrs["is_causal"] else None
+    scores = _sum(b, scores, _mask(b, masked, scores), added, order)
     y = b.emit("MatMul", [b.emit("Softmax", [scores], axis=-1), v])
     y = b.emit("Transpose", [y], perm=[0, 2, 1, 3])
     b.become("Reshape", [y, [0, 0, sizes[2]]])
@@ -584,6 +650,19 @@ def _columns(b: NodeUpgrade, index: int, sizes: Sequence[int]) -> Sequence[Value
     return b.emit_several("Split", [value, sizes], {"axis": -1}, count=len(sizes))
 
 
+def _keys(b: NodeUpgrade, scores: Value) -> Value:
+    """The places of keys."""
+    length = b.cast(_scalar(b, b.emit("Shape", [scores], start=3)), "int32")
+    return b.emit("Range", [b.constant(0, _INT32), length, b.constant(1, _INT32)])
+
+
+def _unseen(b: NodeUpgrade, scores: Value) -> Value:
+    """The term that hides from each query what is behind it."""
+    places = _keys(b, scores)
+    behind = b.emit("Greater", [places, b.emit("Unsqueeze", [places, [1]])])
+    return b.emit("Where", [behind, b.like(-math.inf, scores), b.like(0, scores)])
+
+
 def _is_mask(b: NodeUpgrade, index: int) -> bool:
     """Whether ``_mask`` can write out a mask: of places of the batch, or where its rows end."""
     if b.optional(index) is None:
@@ -601,9 +680,7 @@ def _mask(b: NodeUpgrade, index: int, scores: Value) -> Value | None:
         return None
     rank = b.rank(index)
     if rank == 1:
-        length = b.cast(_scalar(b, b.emit("Shape", [scores], start=3)), "int32")
-        keys = b.emit("Range", [b.constant(0, _INT32), length, b.constant(1, _INT32)])
-        seen = b.emit("Less", [keys, b.emit("Unsqueeze", [mask, [1]])])
+        seen = b.emit("Less", [_keys(b, scores), b.emit("Unsqueeze", [mask, [1]])])
     else:
         seen = b.emit("Greater", [mask, b.constant(0, _INT32)])
     # -10000 is ONNX Runtime's default: hidden keys get a weight of almost 0, not exactly 0.

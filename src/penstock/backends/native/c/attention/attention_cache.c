@@ -171,10 +171,11 @@ INLINED void add_rows(float (*to)[MOST_HEAD], const float *rows, float (*weights
 }
 
 /* Scores to weights: powers of e, in relation to the highest score so far, `top`. The sum of all weights
-   is added to `total`, and what was summed up with the former `top` is to be multiplied by `shrink`.
+   is added to `total`, and what was summed up with the former `top` is to be multiplied by `shrink`. Of the
+   keys, the first `seen` are seen.
    Returns 1 where a score is neither finite nor -infinity. */
-static int weigh(const struct attention_cache *a, float *scores, const float *bias, int64_t n, float *top,
-                 float *total, float *shrink)
+static int weigh(const struct attention_cache *a, float *scores, const float *bias, int64_t n, int64_t seen,
+                 float *top, float *total, float *shrink)
 {
     int64_t whole = n / LANES * LANES, j;
     float most[LANES], parts[LANES] = {0}, cap = (float)a->softcap;
@@ -182,6 +183,8 @@ static int weigh(const struct attention_cache *a, float *scores, const float *bi
         scores[j] = cap * tanh32(scores[j] / cap);
     for (j = 0; bias && j < n; j++)
         scores[j] += bias[j];
+    for (j = seen > 0 ? seen : 0; j < n; j++)
+        scores[j] = -INFINITY;
     for (int l = 0; l < LANES; l++)
         most[l] = *top;
     for (j = 0; j < whole; j += LANES)
@@ -213,10 +216,16 @@ static int weigh(const struct attention_cache *a, float *scores, const float *bi
     return 0;
 }
 
+/* Queries that are computed together, of heads that share keys or of one head: from one to the next, elements of
+   results and of what is added to scores; how many keys less each sees than the one after it. */
+typedef struct {
+    int64_t y, bias, fewer;
+} apart;
+
 /* Some queries, a constant number, over the keys from `first` up to `end`, a block of them at a time. */
 INLINED int attend(const struct attention_cache *a, const float *const *q, const float *keys,
                    const float *values, const float *bias, int64_t first, int64_t end, float *y,
-                   const int count)
+                   const apart *next, const int count)
 {
     float scores[TOGETHER][KEYS], sums[TOGETHER][MOST_HEAD];
     float top[TOGETHER], total[TOGETHER] = {0}, shrink;
@@ -228,8 +237,9 @@ INLINED int attend(const struct attention_cache *a, const float *const *q, const
         int64_t n = end - from < KEYS ? end - from : KEYS;
         dots(scores, q, keys + from * a->size, n, a->size, (float)a->scale, count);
         for (int c = 0; c < count; c++) {
-            const float *row = bias ? bias + c * a->bias_head + from : NULL;
-            if (weigh(a, scores[c], row, n, &top[c], &total[c], &shrink))
+            const float *row = bias ? bias + c * next->bias + from : NULL;
+            const int64_t seen = end - (count - 1 - c) * next->fewer - from;
+            if (weigh(a, scores[c], row, n, seen, &top[c], &total[c], &shrink))
                 return 1;
             for (int64_t i = 0; shrink != 1 && i < a->value_size; i++)
                 sums[c][i] *= shrink;
@@ -240,28 +250,28 @@ INLINED int attend(const struct attention_cache *a, const float *const *q, const
         if (!(total[c] > 0))
             return 1;
         for (int64_t i = 0; i < a->value_size; i++)
-            y[c * a->y_head + i] = sums[c][i] / total[c];
+            y[c * next->y + i] = sums[c][i] / total[c];
     }
     return 0;
 }
 
 /* Each number of queries that are computed together is code of its own. */
-static int attend_one(const struct attention_cache *a, const float *const *q, const float *keys,
-                      const float *values, const float *bias, int64_t first, int64_t end, float *y)
+static int attend_one(const struct attention_cache *a, const float *const *q, const float *keys, const float *values,
+                      const float *bias, int64_t first, int64_t end, float *y, const apart *next)
 {
-    return attend(a, q, keys, values, bias, first, end, y, 1);
+    return attend(a, q, keys, values, bias, first, end, y, next, 1);
 }
 
-static int attend_two(const struct attention_cache *a, const float *const *q, const float *keys,
-                      const float *values, const float *bias, int64_t first, int64_t end, float *y)
+static int attend_two(const struct attention_cache *a, const float *const *q, const float *keys, const float *values,
+                      const float *bias, int64_t first, int64_t end, float *y, const apart *next)
 {
-    return attend(a, q, keys, values, bias, first, end, y, 2);
+    return attend(a, q, keys, values, bias, first, end, y, next, 2);
 }
 
-static int attend_four(const struct attention_cache *a, const float *const *q, const float *keys,
-                       const float *values, const float *bias, int64_t first, int64_t end, float *y)
+static int attend_four(const struct attention_cache *a, const float *const *q, const float *keys, const float *values,
+                      const float *bias, int64_t first, int64_t end, float *y, const apart *next)
 {
-    return attend(a, q, keys, values, bias, first, end, y, 4);
+    return attend(a, q, keys, values, bias, first, end, y, next, 4);
 }
 
 static int attention_cache(const void *arguments, int64_t begin, int64_t end)
@@ -283,20 +293,28 @@ static int attention_cache(const void *arguments, int64_t begin, int64_t end)
             store(a, a->v + b * a->v_batch + head * a->v_head, a->v_row,
                   a->holds_v ? NULL : old_values, values, a->value_size, cached, 0);
         }
-        for (int64_t i = 0; i < a->queries; i++) {
-            int64_t position = cached + i, together;
-            int64_t last = a->causal && position + 1 < ends ? position + 1 : ends;
-            int64_t first = a->window && position >= a->window ? position - a->window + 1 : 0;
+        /* Where few heads share keys, queries of a head that see all that is before them are computed together. */
+        const int by_rows = group < TOGETHER && !a->window;
+        for (int64_t i = 0, rows; i < a->queries; i += rows) {
+            const int64_t position = cached + i, left = smaller(a->queries, a->causal ? ends - cached : a->queries) - i;
+            rows = !by_rows ? 1 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
+            const int64_t end_of_rows = position + rows;
+            const int64_t last = a->causal && end_of_rows < ends ? end_of_rows : ends;
+            const int64_t first = a->window && position >= a->window ? position - a->window + 1 : 0;
             if (first >= last)
                 return 1;
-            for (int64_t h = head * group; h < (head + 1) * group; h += together) {
-                int64_t left = (head + 1) * group - h;
-                together = left >= 4 ? 4 : left >= 2 ? 2 : 1;
+            for (int64_t h = head * group, heads; h < (head + 1) * group; h += heads) {
+                const int64_t sharing = (head + 1) * group - h;
+                heads = rows > 1 ? 1 : sharing >= 4 ? 4 : sharing >= 2 ? 2 : 1;
+                const int64_t together = rows * heads;
+                const apart next = rows > 1 ? (apart){a->y_row, a->bias_row, a->causal}
+                                            : (apart){a->y_head, a->bias_head, 0};
                 const float *q[TOGETHER], *bias = NULL;
                 for (int c = 0; c < together; c++) {
-                    q[c] = a->q + b * a->q_batch + (h + c) * a->q_head + i * a->q_row;
+                    const int64_t row = rows > 1 ? c : 0, own = rows > 1 ? 0 : c;
+                    q[c] = a->q + b * a->q_batch + (h + own) * a->q_head + (i + row) * a->q_row;
                     if (a->cos) {
-                        rotate(a, q[c], position, turned[c]);
+                        rotate(a, q[c], position + row, turned[c]);
                         q[c] = turned[c];
                     }
                 }
@@ -305,7 +323,7 @@ static int attention_cache(const void *arguments, int64_t begin, int64_t end)
                 float *y = a->y + b * a->y_batch + h * a->y_head + i * a->y_row;
                 if ((together == 4   ? attend_four
                      : together == 2 ? attend_two
-                                     : attend_one)(a, q, keys, values, bias, first, last, y))
+                                     : attend_one)(a, q, keys, values, bias, first, last, y, &next))
                     return 1;
             }
         }

@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-enum { MOST_HEAD = 512, CACHED_ROWS = 32 }; /* features of a head, queries of a sample */
+enum { MOST_HEAD = 512, CACHED_ROWS = 4096 }; /* features of a head, queries of a sample */
 
 struct attention_cache {
     const float *q, *k, *v, *past_k, *past_v; /* the past is [batch, kv_heads, room, size]; k may be

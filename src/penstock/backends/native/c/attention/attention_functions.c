@@ -38,11 +38,14 @@ static int heads_of(PyObject *given, int64_t heads, int64_t *sizes, int64_t *bat
     return wide ? PyArray_DIM(x, 2) % heads == 0 : PyArray_DIM(x, 1) == heads;
 }
 
-/* The past as [batch, heads, room, size], each head without gaps; it may have no positions. */
+/* The past as [batch, heads, room, size], each head without gaps; it may have no positions, or not be there. */
 static int is_past(PyObject *given, int64_t batch, int64_t heads, int64_t size, int64_t *room,
                    int64_t *batch_step, int64_t *head_step)
 {
     PyArrayObject *x = (PyArrayObject *)given;
+    *room = *batch_step = *head_step = 0;
+    if (given == Py_None)
+        return 1;
     if (!PyArray_Check(given) || PyArray_TYPE(x) != NPY_FLOAT || PyArray_NDIM(x) != 4 ||
         !PyArray_ISALIGNED(x) || !PyArray_ISNOTSWAPPED(x) || PyArray_STRIDE(x, 0) % ITEM ||
         PyArray_STRIDE(x, 1) % ITEM)
@@ -91,7 +94,8 @@ static int set_groups(struct attention_cache *a, PyObject *const *x, int64_t bat
         return 0;
     for (int64_t b = 0; b < batch; b++) {
         int64_t end = (int64_t)a->last[b] + 1;
-        if (end < 1 || end > a->total || end < a->queries || (a->queries < a->total && end - a->queries > a->room))
+        const int64_t before = end - a->queries;
+        if (end < 1 || end > a->total || (a->queries < a->total && (before < 0 || before > a->room)))
             return 0;
     }
     if (!a->half)
@@ -182,10 +186,14 @@ static PyObject *cached_attention(PyObject *module, PyObject *const *arguments, 
         a.heads = PyArray_DIM((PyArrayObject *)x[Q], 1);
         a.kv_heads = PyArray_DIM((PyArrayObject *)x[K], 1);
     }
-    if (!a.heads || a.kv_heads < 1 || a.heads % a.kv_heads ||
-        !heads_of(x[Q], a.heads, q, &a.q_batch, &a.q_head, &a.q_row) ||
-        !heads_of(x[K], a.kv_heads, k, &a.k_batch, &a.k_head, &a.k_row) ||
-        !heads_of(x[V], a.kv_heads, v, &a.v_batch, &a.v_head, &a.v_row) || q[0] != k[0] ||
+    /* Keys and values may follow the queries in each row. */
+    const int packed_rows = x[K] == Py_None;
+    PyObject *of_k = packed_rows ? x[Q] : x[K], *of_v = packed_rows ? x[Q] : x[V];
+    const int64_t more = packed_rows ? 2 * a.kv_heads : 0, k_heads = packed_rows ? a.heads + more : a.kv_heads;
+    if (!a.heads || a.kv_heads < 1 || a.heads % a.kv_heads || (packed_rows && !is_real(x[Q], 3)) ||
+        !heads_of(x[Q], a.heads + more, q, &a.q_batch, &a.q_head, &a.q_row) ||
+        !heads_of(of_k, k_heads, k, &a.k_batch, &a.k_head, &a.k_row) ||
+        !heads_of(of_v, k_heads, v, &a.v_batch, &a.v_head, &a.v_row) || q[0] != k[0] ||
         q[0] != v[0] || q[1] != k[1] || q[1] != v[1] || q[2] != k[2] || q[2] > MOST_HEAD ||
         v[2] > MOST_HEAD || q[1] > CACHED_ROWS)
         return any_shape_otherwise(arguments, count);
@@ -219,10 +227,10 @@ static PyObject *cached_attention(PyObject *module, PyObject *const *arguments, 
                            &a.present_v_batch, &a.present_v_head);
     if (new_v) {
         a.q = PyArray_DATA((PyArrayObject *)x[Q]);
-        a.k = PyArray_DATA((PyArrayObject *)x[K]);
-        a.v = PyArray_DATA((PyArrayObject *)x[V]);
-        a.past_k = PyArray_DATA((PyArrayObject *)x[past]);
-        a.past_v = PyArray_DATA((PyArrayObject *)x[past + 1]);
+        a.k = (float *)PyArray_DATA((PyArrayObject *)of_k) + (packed_rows ? a.heads * a.q_head : 0);
+        a.v = (float *)PyArray_DATA((PyArrayObject *)of_v) + (packed_rows ? (a.heads + a.kv_heads) * a.q_head : 0);
+        a.past_k = x[past] == Py_None ? NULL : PyArray_DATA((PyArrayObject *)x[past]);
+        a.past_v = x[past + 1] == Py_None ? NULL : PyArray_DATA((PyArrayObject *)x[past + 1]);
         int status = 0;
         if (compute(&a, q[0], arguments[CHECKPOINT], &status) == 0)
             result = status ? any_shape_otherwise(arguments, count) : PyTuple_Pack(3, y, new_k, new_v);
