@@ -123,7 +123,7 @@ def _map(name: str, value: dict[Any, Any], input_type: MapType) -> dict[Any, Any
     """A map whose keys, and values if these are strings, are of the map's types."""
     if input_type.key == STRING:
         value = {_text(name, key): x for key, x in value.items()}
-    elif not all(isinstance(key, int | np.integer) for key in value):
+    elif not all(issubclass(kind, int | np.integer) for kind in {*map(type, value)}):
         raise InvalidInput(f"input {name!r} is a map with keys that are integers")
     of_strings = isinstance(input_type.value, TensorType) and input_type.value.dtype == STRING
     return {key: _text(name, x) for key, x in value.items()} if of_strings else value

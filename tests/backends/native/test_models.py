@@ -7,6 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.backends.native.kernel import Site
+from penstock.backends.native.models import vector_model
+from penstock.ir.graph import Contents
 from tests.support.native_kernels import LIBRARIES, check, kernel_of, node_of, pytestmark  # noqa: F401
 
 ROUNDING = {"rtol": 2e-6, "atol": 2e-6}
@@ -78,9 +81,53 @@ def test_linear_classifier_equals_numpy(classes, scores, texts, transform):
 
 def test_linear_model_with_many_coefficients_is_left_to_products_of_matrices():
     for width, compiled in ((100, True), (10_000, False)):
-        x, attrs = rows(2, width), {"coefficients": floats(5, 4, width), "targets": 4}
+        x, attrs = rows(2, width, "float64"), {"coefficients": floats(5, 4, width), "targets": 4}
         node = node_of("LinearRegressor", [x], (), 1, "ai.onnx.ml", 1, **attrs)
         assert (kernel_of(node, LIBRARIES[0]) is not None) == compiled
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS[:4])
+@pytest.mark.parametrize(("count", "width", "targets"), [(2000, 40, 1), (700, 33, 5), (65, 64, 90)])
+def test_linear_regressor_as_a_dense_layer_equals_numpy(count, width, targets, transform):
+    attrs = {"coefficients": floats(1, targets, width), "intercepts": floats(2, targets)}
+    attrs |= {"targets": targets, "post_transform": transform}
+    x = rows(count, width)
+    node = node_of("LinearRegressor", [x], (), 1, "ai.onnx.ml", 1, **attrs)
+    assert is_dense(node)
+    check(node, [x], {"rtol": 1e-5, "atol": 2e-5})
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS[:4])
+@pytest.mark.parametrize("texts", [False, True])
+@pytest.mark.parametrize(("classes", "scores", "count"), [(2, 1, 2500), (2, 2, 1200), (9, 9, 300)])
+def test_linear_classifier_as_a_dense_layer_equals_numpy(classes, scores, count, texts, transform):
+    attrs = {"coefficients": floats(3, scores, 32), "intercepts": floats(4, scores)}
+    attrs |= {**labels_of(classes, texts), "post_transform": transform}
+    x = rows(count, 32)
+    node = node_of("LinearClassifier", [x], (), 2, "ai.onnx.ml", 1, **attrs)
+    assert is_dense(node)
+    check(node, [x], {"rtol": 1e-5, "atol": 2e-5})
+
+
+def is_dense(node: Any) -> bool:
+    """Whether the product of a linear model is that of a dense layer."""
+    types = [None if value is None else value.type for value in (*node.inputs, *node.outputs)]
+    call = vector_model(Site(LIBRARIES[0], node, tuple(types), Contents(node.inputs)))
+    assert call is not None
+    return call.kernel == "dense"
+
+
+@pytest.mark.parametrize(
+    ("count", "dtype", "both"),
+    [(4, "float32", True), (900, "float64", True), (900, "float32", False)],
+)
+def test_linear_model_that_is_small_or_wide_or_lacks_an_output_is_no_dense_layer(
+    count, dtype, both
+):
+    attrs, x = {"coefficients": floats(3, 4, 32), **labels_of(4)}, rows(count, 32, dtype)
+    node = node_of("LinearClassifier", [x], (), 2, "ai.onnx.ml", 1, **attrs)
+    node.outputs[0] = node.outputs[0] if both else None
+    assert not is_dense(node)
 
 
 def machine(supports: int, width: int, kernel: str) -> dict[str, Any]:

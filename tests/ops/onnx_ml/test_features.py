@@ -138,6 +138,7 @@ def test_one_hot_encoder_matches_the_reference() -> None:
     strict = {**ints, "zeros": 0}
     check_node("OneHotEncoder", [np.array([1, 2])], strict, **ML)
     fails("OneHotEncoder", [np.array([1, 5])], strict)
+    fails("OneHotEncoder", [np.array([1, 2] * 500 + [5])], strict)
     fails("OneHotEncoder", [text("a")], ints)
     fails("OneHotEncoder", [np.array([1])], {})
 
@@ -199,6 +200,35 @@ def test_label_encoder_with_tensors_and_nan() -> None:
     check_node("LabelEncoder", [x], attrs, **own([np.array([-1, 6, -1, -1, -1])], 4))
 
 
+@pytest.mark.parametrize("keys", [[-3, 0, 4, 0, 9], [5], [2**63 - 2, 2**63 - 5], [1 - 2**63]])
+@pytest.mark.parametrize("edge", [[], [2**63 - 1], [-(2**63)]])
+def test_label_encoder_of_integers_finds_only_its_keys(keys: list[int], edge: list[int]) -> None:
+    """Keys that are close to one another are in a table; an ``edge`` has no room behind it."""
+    keys = [*keys, *edge]
+    limits = np.array([-(2**63), 1 - 2**63, -1, 0, 1, 2**62, 2**63 - 2, 2**63 - 1])
+    near = np.array(keys)[:, None] + np.arange(-2, 3)
+    x = np.concatenate([limits, near.reshape(-1)])  # some wrap around
+    value_of = {key: i for i, key in enumerate(keys)}
+    wanted = np.array([value_of.get(key, -1) for key in x.tolist()])
+    attrs = {"keys_int64s": keys, "values_int64s": [*range(len(keys))]}
+    check_node("LabelEncoder", [x], attrs, **own([wanted], 4))
+    check_node("LabelEncoder", [x[8]], attrs, **own([wanted[8]], 4))
+    check_node("LabelEncoder", [x[:0]], attrs, **own([wanted[:0]], 4))
+
+
+@pytest.mark.parametrize("step", [1, 7, 10_000])
+@pytest.mark.parametrize("count", [3, 70])
+def test_integer_encoders_of_many_elements_match_the_reference(count: int, step: int) -> None:
+    cats = [step * (i - 2) for i in range(count)]
+    x = step * np.random.default_rng(1).integers(-4, count + 2, (30, 20))
+    check_node("OneHotEncoder", [x], {"cats_int64s": cats}, **ML)
+    for values in ({"floats": [0.5 * i for i in cats]}, {"strings": [str(i) for i in cats]}):
+        attrs = {"keys_int64s": cats} | {f"values_{key}": value for key, value in values.items()}
+        check_node("LabelEncoder", [x], attrs, **{**ML, "opset": 4})
+    names = {"cats_int64s": cats, "cats_strings": [f"category {i}" for i in cats]}
+    check_node("CategoryMapper", [x], names, **ML)
+
+
 def test_label_encoder_of_wrong_attributes_is_refused() -> None:
     fails("LabelEncoder", [text("a")], {"keys_int64s": [1], "values_int64s": [1]}, 4)
     fails("LabelEncoder", [text("a")], {"keys_strings": ["a"], "values_int64s": [1, 2]}, 4)
@@ -220,6 +250,8 @@ def test_dict_vectorizer_matches_the_reference() -> None:
     check_node("DictVectorizer", [{"b": value, "a": value * 2}], names, **ML)
     # The other maps ONNX Runtime takes from no Python.
     check_node("DictVectorizer", [{"b": np.int64(3)}], names, **own([np.array([[0, 0, 3]])]))
+    half = [np.array([[0, -2.0, 1.5]], np.float32)]
+    check_node("DictVectorizer", [{2: 1.5, 1: np.array(-2.0, np.float32)}], ints, **own(half))
     wide = {1: np.float64(2.5)}
     check_node("DictVectorizer", [wide], ints, **own([np.array([[0, 2.5, 0]])]))
     want = [text("", "y", "x").reshape(1, 3)]

@@ -65,6 +65,27 @@ def test_linear_classifier_matches_the_reference(transform: str, classes: int) -
     check_node("LinearClassifier", [X], attrs, outputs=2, **ML, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("transform", TRANSFORMS[:4])
+@pytest.mark.parametrize("scale", [1, 10, 100])
+def test_linear_models_of_many_rows_match_the_reference(transform: str, scale: int) -> None:
+    x = np.random.default_rng(scale).normal(size=(700, 20)).astype(np.float32)
+    attrs: dict[str, Any]
+    attrs = {"coefficients": [scale * v for v in floats(6, 20)], "post_transform": transform}
+    attrs["intercepts"] = floats(6)
+    close = {"rtol": 1e-3, "atol": 1e-4 * scale}
+    check_node("LinearRegressor", [x], {**attrs, "targets": 6}, **ML, **close)
+    attrs["classlabels_ints"] = [*range(6)]
+    check_node("LinearClassifier", [x], attrs, outputs=2, **ML, **close)
+
+
+def test_softmax_of_large_scores_is_finite() -> None:
+    x = np.array([[1000, -1000], [-1000, -1000], [50, 49]], np.float32)
+    attrs = {"coefficients": [1.0, 0, 0, 1], "targets": 2, "post_transform": "SOFTMAX"}
+    one = 1 / (1 + np.exp(-1))
+    wanted = np.array([[1, 0], [0.5, 0.5], [one, 1 - one]], np.float32)
+    check_node("LinearRegressor", [x], attrs, **{**ML, "expected": [wanted]})
+
+
 @pytest.mark.parametrize("transform", TRANSFORMS[:4])  # ONNX Runtime's PROBIT reads garbage here
 def test_linear_classifier_with_one_row_for_two_classes(transform: str) -> None:
     attrs = {

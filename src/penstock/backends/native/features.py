@@ -9,10 +9,12 @@ import numpy as np
 
 from penstock.backends.native import family, rows_ns
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, Word, texts_of
-from penstock.core.types import FLOAT32, INT64, STRING
-from penstock.ops.onnx_ml.features import NORMS, categories, encoded_labels, imputed_values
+from penstock.core.types import FLOAT32, INT64, STRING, TensorType
+from penstock.ops.onnx_ml.features import NORMS, categories, encoded_labels, imputed_values, span_of
 
 _DTYPES = ("float32", "float64", "int32", "int64")
+_MOST_SEARCHES = 256
+"""elements up to which a call of NumPy's kernels, which have tables, takes longer than to search"""
 
 
 def _of_rows(site: Site, kernel: str, *words: Word) -> NativeCall | None:
@@ -51,6 +53,11 @@ def _table(
     return ascending, table.astype(values.dtype, copy=False), len(ascending)
 
 
+def _has_table(keys: np.ndarray, x: TensorType) -> bool:
+    """Whether NumPy's kernel is left to look up ``x`` in a table."""
+    return x.elements > _MOST_SEARCHES and span_of(keys) is not None
+
+
 @family("ai.onnx.ml.LabelEncoder")
 def label_encoder(site: Site) -> NativeCall | None:
     """LabelEncoder of numbers, from version 2 on."""
@@ -59,6 +66,8 @@ def label_encoder(site: Site) -> NativeCall | None:
         return None
     keys, values, default = encoded_labels(attrs)
     if keys.dtype != x.dtype or str(x.dtype) not in _DTYPES or len(keys) != len(values):
+        return None
+    if _has_table(keys, x):
         return None
     ascending, table, count = _table(keys, values, default)
     texts = table if y.dtype == STRING else None
@@ -77,6 +86,8 @@ def one_hot_encoder(site: Site) -> NativeCall | None:
     """OneHotEncoder of int64."""
     x, (cats, dtype) = site.input(0), categories(site.node.attrs)
     if x is None or x.dtype != INT64 or dtype != INT64:
+        return None
+    if _has_table(np.asarray(cats, np.int64), x):
         return None
     keys, table, count = _table(np.asarray(cats, np.int64), np.arange(len(cats)), len(cats))
     lenient = bool(site.attr("zeros", 1))

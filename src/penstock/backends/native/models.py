@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 
 from penstock.backends.native import family, rows_ns
-from penstock.backends.native.kernel import NativeCall, Site, Tensor, texts_of
-from penstock.core.records import dataclass
-from penstock.core.types import FLOAT32, STRING
+from penstock.backends.native.kernel import Finish, NativeCall, Site, Tensor, texts_of
+from penstock.core.records import dataclass, replace
+from penstock.core.types import FLOAT32, STRING, TensorType
+from penstock.ir.graph import Contents, Node, Value
 from penstock.ir.op import Attrs
 from penstock.ops.common.constant_cache import shared
 from penstock.ops.onnx_ml import models
 from penstock.ops.onnx_ml.models import KERNELS, TRANSFORM_NAMES, VectorMachine
+from penstock.ops.registry import standard
 
 # As in c/tables/models.c.
 _ROWS, _WIDTH, _DECISIONS, _CLASSES = 4, 16, 256, 32
@@ -26,6 +28,8 @@ _MANY = 2**13
 """elements of support vectors from which on products with float32 features are of float32"""
 _LARGE = 2**14
 """coefficients of a linear model from which on a product of matrices is faster"""
+_MANY_PRODUCTS, _MANY_BEFORE_NUMPY = 2**9, 2**16
+"""products of a linear model with float32 features from which on a dense layer is faster"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,6 +56,9 @@ def vector_model(site: Site) -> NativeCall | None:
     x, attrs, name = site.input(0), site.node.attrs, site.node.op.name
     if x is None or str(x.dtype) not in ("float32", "float64", "int32", "int64"):
         return None
+    layer = _layer(site, x) if name.startswith("Linear") else None
+    if layer is not None:
+        return layer
     narrow = x.dtype == FLOAT32
     words = partial(_words, name, attrs, narrow)
     share = shared((_words, narrow, name, *attrs), words, *attrs.values())
@@ -76,6 +83,36 @@ def vector_model(site: Site) -> NativeCall | None:
         item_ns=rows_ns(together * terms, rows=2 * together),
         keep=share,
         finish=texts_of(site, texts),
+    )
+
+
+def _layer(site: Site, x: TensorType) -> NativeCall | None:
+    """A linear model as a dense layer, behind which NumPy labels and transforms; None for one that
+    is small or not of float32."""
+    attrs, regresses = site.node.attrs, site.node.op.name == "LinearRegressor"
+    if x.dtype != FLOAT32 or len(x.dims) != 2 or None in site.tensors:
+        return None
+    read = models.linear_regression if regresses else models.linear_classes
+    share = shared((read, *attrs), lambda: read(attrs), *attrs.values())
+    weights, bias, function = share.value
+    plain = regresses and models.transform_of(attrs) == "NONE"
+    least = _MANY_PRODUCTS if plain else _MANY_BEFORE_NUMPY
+    if len(weights) != x.dims[1] or x.elements * len(bias) < least:
+        return None
+    from penstock.backends.native.dense import dense_call  # which small models do without
+
+    scores = TensorType(FLOAT32, (x.dims[0], len(bias)))
+    inputs = [Value("", x), Value("", const=weights), Value("", const=bias)]
+    gemm = Node(standard("Gemm"), inputs, [Value("", scores)])
+    tensors = (x, *[TensorType(array.dtype, array.shape) for array in (weights, bias)], scores)
+    call = dense_call(Site(site.library, gemm, tensors, Contents(inputs)))
+    # It reads the features, and writes scores.
+    return call and replace(
+        call,
+        words=tuple([Tensor(min(w.index, 1)) if isinstance(w, Tensor) else w for w in call.words]),
+        keep=(share, call.reordered),
+        reordered={},
+        finish=None if plain else Finish((scores,), function),
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -166,24 +167,54 @@ def feature_vectorizer(*inputs: np.ndarray, inputdimensions: Sequence[int] = ())
     return result
 
 
-class _Lookup:
-    """The place of each element of an array among ``keys``; the number of keys where it is not. Of
-    equal keys the last counts. A float NaN equals any other."""
+def span_of(keys: np.ndarray) -> tuple[int, int] | None:
+    """One less than the least of keys of int64, and one more than the greatest, if they are close
+    enough to each other for a table of all integers between; None otherwise."""
+    if keys.dtype != INT64 or not keys.size:
+        return None
+    low, high = int(keys.min()) - 1, int(keys.max()) + 1
+    fits = low >= -(2**63) and high < 2**63 and high - low <= 16 * keys.size + 1024
+    return (low, high) if fits else None
 
-    def __init__(self, keys: Sequence[Any], dtype: np.dtype) -> None:
+
+class _Lookup:
+    """Each element of an array to the value beside its key, or the default. Of equal keys the last
+    counts. A float NaN equals any other."""
+
+    def __init__(
+        self, keys: Sequence[Any], dtype: np.dtype, values: np.ndarray, default: object
+    ) -> None:
         self.dtype = dtype
         self.count = len(keys)
+        self.values = np.empty(self.count + 1, values.dtype)
+        self.values[:-1], self.values[-1] = values, default
         places = {key: i for i, key in enumerate(keys)}
         self.by_name: dict[Any, int] | None = places if dtype == STRING else None
-        if dtype != STRING:
-            array = np.asarray(keys, dtype)
-            # A stable sort leaves the last of equal keys at the right end of their run.
-            self.order = np.argsort(array, kind="stable")
-            self.sorted = array[self.order]
+        self.table: np.ndarray | None = None
+        if dtype == STRING:
+            return
+        array = np.asarray(keys, dtype)
+        if span := span_of(array):
+            # The first and the last entry are the default.
+            self.low, high = span
+            self.table = np.full(high - self.low + 1, self.values[-1], values.dtype)
+            self.table[np.fromiter(places, dtype) - self.low] = values[[*places.values()]]
+            return
+        # A stable sort leaves the last of equal keys at the right end of their run.
+        self.order = np.argsort(array, kind="stable")
+        self.sorted = array[self.order]
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         if x.dtype != self.dtype:
             raise ShapeError(f"the keys are {dtype_name(self.dtype)}, the input is not")
+        if self.table is not None:
+            # Differences that overflow wrap around, but never into the table.
+            found = self.table.take(np.subtract(x, self.low), mode="clip")
+        else:
+            found = self.values[self._places(x)]
+        return np.asarray(found, self.values.dtype).reshape(x.shape)
+
+    def _places(self, x: np.ndarray) -> np.ndarray:
         if self.by_name is not None:
             get, missing = self.by_name.get, self.count
             flat = [get(key, missing) for key in x.reshape(-1).tolist()]
@@ -196,18 +227,6 @@ class _Lookup:
         if self.dtype.kind == "f":
             equal |= (nearest != nearest) & (x != x)
         return np.where(equal, self.order[place], self.count)
-
-
-def _mapper(lookup: _Lookup, values: np.ndarray, default: object) -> ArrayFunction:
-    """Each input element to the value beside its key."""
-    table = np.empty(lookup.count + 1, values.dtype)
-    table[:-1] = values
-    table[-1] = default
-
-    def run(x: np.ndarray) -> np.ndarray:
-        return np.asarray(table[lookup(x)], table.dtype).reshape(x.shape)
-
-    return run
 
 
 def _infer_other(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -233,8 +252,8 @@ def category_mapper(attrs: Attrs) -> ArrayFunction:
     """Both directions of a mapping; the dtype of the input chooses one."""
     names, ints = category_names(attrs)
     number, name = attrs.get("default_int64", -1), attrs.get("default_string", "_Unused")
-    to_int = _mapper(_Lookup(names, STRING), np.array(ints, np.int64), number)
-    to_name = _mapper(_Lookup(ints, INT64), strings(names, (len(names),)), name)
+    to_int = _Lookup(names, STRING, np.array(ints, np.int64), number)
+    to_name = _Lookup(ints, INT64, strings(names, (len(names),)), name)
     return lambda x: (to_int if x.dtype == STRING else to_name)(x)
 
 
@@ -278,7 +297,7 @@ def encoded_labels(attrs: Attrs) -> tuple[np.ndarray, np.ndarray, Any]:
 @by_attributes
 def label_encoder(attrs: Attrs) -> ArrayFunction:
     keys, values, default = encoded_labels(attrs)
-    return _mapper(_Lookup(keys.tolist(), keys.dtype), values, default)
+    return _Lookup(keys.tolist(), keys.dtype, values, default)
 
 
 def categories(attrs: Attrs) -> tuple[Any, np.dtype]:
@@ -296,16 +315,22 @@ def _infer_one_hot(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]
 @operator("OneHotEncoder", infer=_infer_one_hot, strings=True)
 def one_hot_encoder(node: Node, types: Types) -> Kernel:
     cats, dtype = categories(node.attrs)
-    lookup = _Lookup(cats, dtype)
-    rows = np.eye(len(cats) + 1, len(cats), dtype=np.float32)  # the last is of zeros
-    lenient = bool(node.attrs.get("zeros", 1))
+    width, lenient = len(cats), bool(node.attrs.get("zeros", 1))
+    lookup = _Lookup(cats, dtype, np.arange(width), width)
+    table = np.eye(width + 1, width, dtype=np.float32) if width < 64 else None
 
     def run(x: np.ndarray) -> np.ndarray:
-        places = lookup(x.astype(np.int64) if dtype == INT64 and x.dtype != STRING else x)
-        if not lenient and (places == len(cats)).any():
-            unknown = x[places == len(cats)].reshape(-1)[0]
+        places = lookup(x.astype(INT64, copy=False) if dtype == INT64 and x.dtype != STRING else x)
+        if not lenient and (places == width).any():
+            unknown = x[places == width].reshape(-1)[0]
             raise ShapeError(f"{unknown!r} is none of the categories, and zeros is 0")
-        return rows[places]
+        if table is not None:
+            return table.take(places, axis=0)  # the last row is of zeros
+        # Zeros in new memory need not be written. One element more takes what is no category.
+        result = np.zeros(x.size * width + 1, np.float32)
+        flat = places.reshape(-1)
+        result[np.where(flat < width, flat + np.arange(0, x.size * width, width), -1)] = 1
+        return result[:-1].reshape(*x.shape, width)
 
     return Kernel(run)
 
@@ -332,10 +357,8 @@ def dict_vectorizer(node: Node, types: Types) -> Kernel:
 
     def run(x: Mapping[Any, Any]) -> np.ndarray:
         dtype = declared or _dtype_of(next(iter(x.values()), 0.0))
-        values = [x.get(key, "" if dtype == STRING else 0) for key in vocabulary]
-        if dtype == STRING:
-            return strings(values, (1, len(values)))
-        return np.array([values], dtype)
+        values = map(x.get, vocabulary, repeat("" if dtype == STRING else dtype.type()))
+        return np.fromiter(values, dtype, len(vocabulary))[None]
 
     return Kernel(run)
 
@@ -373,14 +396,13 @@ def cast_map(node: Node, types: Types) -> Kernel:
     def run(x: Mapping[int, Any]) -> np.ndarray:
         # ONNX orders values by their keys, whatever order the map has.
         keys = sorted(x)
-        places: Sequence[int] = range(len(keys))
-        if sparse:
-            if keys and not 0 <= keys[0] <= keys[-1] < width:
-                raise ShapeError(f"keys {keys[0]} to {keys[-1]} are not all below max_map={width}")
-            places = keys
-        result = np.full((1, width if sparse else len(keys)), missing, dtype)
-        for place, key in zip(places, keys, strict=True):
-            result[0, place] = cast(x[key])
+        if sparse and keys and not 0 <= keys[0] <= keys[-1] < width:
+            raise ShapeError(f"keys {keys[0]} to {keys[-1]} are not all below max_map={width}")
+        values = np.fromiter(map(cast, map(x.__getitem__, keys)), dtype, len(keys))
+        if not sparse:
+            return values[None]
+        result = np.full((1, width), missing, dtype)
+        result[0, np.array(keys, np.int64)] = values
         return result
 
     return Kernel(run)

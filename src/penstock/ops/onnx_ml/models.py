@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
+from typing import TypeAlias
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from penstock.core.types import FLOAT32, Dim, ShapeError, TensorType, Type
 from penstock.ir.op import Attrs, Consts, Infer, Types
 from penstock.ops.common.constant_cache import by_attributes
 from penstock.ops.common.dtypes import FLOAT64
+from penstock.ops.common.row_reduce import maxima
 from penstock.ops.common.shape_rules import choice, tensor
 from penstock.ops.onnx.text import strings
 from penstock.ops.onnx_ml.features import one_of, operator
@@ -26,8 +28,8 @@ from penstock.ops.registry import ArrayFunction
 
 def _softmax(scores: np.ndarray) -> np.ndarray:
     # Relative to the largest score, of which the exponential might be infinite.
-    powers = np.exp(scores - scores.max(1, keepdims=True, initial=-np.inf))
-    return powers / powers.sum(1, keepdims=True)
+    powers = np.exp(scores - maxima(np.ascontiguousarray(scores)))
+    return powers / np.einsum("ij->i", powers)[:, None]  # on short rows faster than sum()
 
 
 def _logistic(scores: np.ndarray) -> np.ndarray:
@@ -36,7 +38,7 @@ def _logistic(scores: np.ndarray) -> np.ndarray:
 
 def _softmax_zero(scores: np.ndarray) -> np.ndarray:
     """Softmax over the scores that are not 0, which stay 0."""
-    powers = np.exp(scores - scores.max(1, keepdims=True, initial=-np.inf))
+    powers = np.exp(scores - maxima(np.ascontiguousarray(scores)))
     # ONNX Runtime takes smaller scores for 0.
     powers = np.where(np.abs(scores) > 1e-7, powers, 0)
     total = powers.sum(1, keepdims=True)
@@ -165,17 +167,22 @@ def infer_regressor(targets: str) -> Infer:
     return infer
 
 
+LinearModel: TypeAlias = tuple[np.ndarray, np.ndarray, ArrayFunction]
+"""coefficients [F, E], intercepts [E], and the function that makes the outputs of their sums"""
+
+
+def linear_regression(attrs: Attrs) -> LinearModel:
+    """The model of a LinearRegressor."""
+    weights, bias = coefficients(attrs, attrs.get("targets", 1))
+    transform = transform_of(attrs)
+    return weights, bias, lambda x: transformed(x, transform).astype(np.float32, copy=False)
+
+
 @operator("LinearRegressor", infer=infer_regressor("targets"))
 @by_attributes
 def linear_regressor(attrs: Attrs) -> ArrayFunction:
-    weights, bias = coefficients(attrs, attrs.get("targets", 1))
-    transform = transform_of(attrs)
-
-    def run(x: np.ndarray) -> np.ndarray:
-        scores = matrix(x, len(weights)) @ weights + bias
-        return transformed(scores, transform).astype(np.float32)
-
-    return run
+    weights, bias, finish = linear_regression(attrs)
+    return lambda x: finish(matrix(x, len(weights)) @ weights + bias)
 
 
 def linear_classification(attrs: Attrs) -> tuple[np.ndarray, np.ndarray, Labelling]:
@@ -190,14 +197,12 @@ def linear_classification(attrs: Attrs) -> tuple[np.ndarray, np.ndarray, Labelli
     return weights, bias, Labelling(labels, 0, 0.0, True, True)
 
 
-@operator("LinearClassifier", infer=infer_classifier("classlabels_ints"))
-@by_attributes
-def linear_classifier(attrs: Attrs) -> ArrayFunction:
+def linear_classes(attrs: Attrs) -> LinearModel:
+    """The model of a LinearClassifier."""
     weights, bias, labelling = linear_classification(attrs)
     labels, transform = labelling.labels, transform_of(attrs)
 
-    def run(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        scores = matrix(x, len(weights)) @ weights + bias
+    def finish(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if labelling.pair:
             score = scores[:, 0]
             places = (score > 0).astype(np.int64)
@@ -205,9 +210,16 @@ def linear_classifier(attrs: Attrs) -> ArrayFunction:
         else:
             places = scores.argmax(1)
             scores = transformed(scores, transform)
-        return labels[places], scores.astype(np.float32)
+        return labels[places], scores.astype(np.float32, copy=False)
 
-    return run
+    return weights, bias, finish
+
+
+@operator("LinearClassifier", infer=infer_classifier("classlabels_ints"))
+@by_attributes
+def linear_classifier(attrs: Attrs) -> ArrayFunction:
+    weights, bias, finish = linear_classes(attrs)
+    return lambda x: finish(matrix(x, len(weights)) @ weights + bias)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
