@@ -25,6 +25,7 @@ from penstock.host.threads import core_budget
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel, MemoryUse
 from penstock.ir.layout import packed_strides
+from penstock.ir.op import Attrs
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.registry import MICROSOFT
 from penstock.ops.result_bytes import counted
@@ -204,39 +205,52 @@ def cached_attention(
     present of one whose length is not known ahead grows in place (``host/c/growable.c``)."""
     attrs, grouped = node.attrs, node.op.domain == MICROSOFT
     tensors = [t if isinstance(t, TensorType) else None for t in types]
-    past = 3 if grouped else 4
-    read = [*tensors[:3], *tensors[past : past + 2]]
-    # Of GroupQueryAttention, keys and values may be packed with the queries, and there may be no
-    # past: of both there are two, or none.
-    missing = [read[i] is None and read[i + 1] is None and grouped for i in (1, 3)]
-    needed = [*read[:1], *([] if missing[0] else read[1:3]), *([] if missing[1] else read[3:])]
-    if len(read) < 5 or any(t is None or t.dtype != np.float32 for t in needed):
+    q, *others = [*tensors[:3], *tensors[3 if grouped else 4 :][:2]]
+    chosen = _of_groups(attrs) if grouped else _of_onnx(attrs)
+    if len(others) < 4 or chosen is None or not _are_real(q, others, grouped):
         return None
     if len(node.outputs) != 3 or None in node.outputs:
         return None
     scale, softcap = float(attrs.get("scale") or 0), float(attrs.get("softcap") or 0)
-    if grouped:
-        window = max(attrs.get("local_window_size", -1), 0)
-        chosen = [attrs["num_heads"], attrs["kv_num_heads"], attrs.get("causal", 1), window]
-        chosen += [attrs.get("do_rotary", 0), attrs.get("rotary_interleaved", 0), 1]
-        plain = not attrs.get("sliding_window_cache") and attrs.get("smooth_softmax", -1) != 1
-        plain = plain and {attrs.get(f"{name}_quant_type", "NONE") for name in "kv"} == {"NONE"}
-    else:
-        chosen = [attrs.get("q_num_heads", 0), attrs.get("kv_num_heads", 0)]
-        chosen += [int(bool(attrs.get("is_causal"))), *[0] * 4]
-        windows = [attrs.get(f"{side}_window_size", -1) for side in ("left", "right")]
-        plain = windows == [-1, -1] and attrs.get("scale") != 0
-        plain = plain and not rules.dtype_attribute(attrs, "softmax_precision")
-    if not plain:
-        return None
     # A past of unknown length is that of a decoder, which is fed the present in its next step.
-    grows = any(not t.static for t in read[3:] if t is not None)
+    grows = any(not t.static for t in others[2:] if t is not None)
     rooms = GrowableBuffers()
     settings = _ATTENTION.pack(*chosen, grows, scale, softcap), rooms
-    # For what C has no code for, such as many queries: it looks at the arrays of each call.
+    # For what C has no code for: it looks at the arrays of each call.
     otherwise = counted(node, node.op.compile(node, types).function)
     function = partial(library.functions.cached_attention, otherwise, checkpoint, settings)
     return Kernel(function, memory=MemoryUse(grows, rooms.nbytes))
+
+
+def _are_real(q: TensorType | None, others: Sequence[TensorType | None], grouped: bool) -> bool:
+    """Whether queries, and ``others``, are of float32: keys, values, and both of the past. Of
+    GroupQueryAttention, keys and values may be packed with the queries, and there may be no past.
+    """
+    pairs = others[:2], others[2:]
+    read = [q, *[t for pair in pairs if not grouped or any(pair) for t in pair]]
+    return all(t is not None and t.dtype == FLOAT32 for t in read)
+
+
+def _of_groups(attrs: Attrs) -> list[int] | None:
+    """The settings of a GroupQueryAttention, in the order of C; None for those without a kernel."""
+    if attrs.get("sliding_window_cache") or attrs.get("smooth_softmax", -1) == 1:
+        return None
+    if {attrs.get(f"{name}_quant_type", "NONE") for name in "kv"} != {"NONE"}:
+        return None
+    window = max(attrs.get("local_window_size", -1), 0)
+    chosen = [attrs["num_heads"], attrs["kv_num_heads"], attrs.get("causal", 1), window]
+    return [*chosen, attrs.get("do_rotary", 0), attrs.get("rotary_interleaved", 0), 1]
+
+
+def _of_onnx(attrs: Attrs) -> list[int] | None:
+    """As ``_of_groups``, of ONNX's Attention."""
+    windows = [attrs.get(f"{side}_window_size", -1) for side in ("left", "right")]
+    if windows != [-1, -1] or attrs.get("scale") == 0:
+        return None
+    if rules.dtype_attribute(attrs, "softmax_precision"):
+        return None
+    heads = [attrs.get(f"{name}_num_heads", 0) for name in ("q", "kv")]
+    return [*heads, int(bool(attrs.get("is_causal"))), *[0] * 4]
 
 
 @of_any_shape("penstock.Attention")

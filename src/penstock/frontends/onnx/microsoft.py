@@ -535,26 +535,28 @@ def attention(b: NodeUpgrade) -> None:
 
 @rewrites("MultiHeadAttention", "DecoderMaskedMultiHeadAttention")
 def multi_head_attention(b: NodeUpgrade) -> None:
-    """Attention of queries, keys and values, all [batch, places, features]."""
+    """Attention of queries, keys and values, all [batch, places, features]; keys and values of
+    another sequence may be in heads."""
+    biased, masked, added, past = (3, 4, 5, 6) if b.op == "MultiHeadAttention" else (10, 3, 4, 5)
+    olds = [b.optional(i) for i in (past, past + 1)]
+    cached = all(olds) and b.optional(masked) is None and len(b.outputs) == 3 and all(b.outputs)
+    if not (cached and not _is_ordered(b)) and not _is_plain(b, masked, past):
+        return
     values = [b.optional(i) for i in range(3)]
     shapes = [b.shape(i) if x is not None else None for i, x in enumerate(values)]
-    decodes = b.op != "MultiHeadAttention"
-    biased, masked, added, past = (10, 3, 4, 5) if decodes else (3, 4, 5, 6)
-    olds = [b.optional(i) for i in (past, past + 1)]
-    others = any(b.optional(i) for i in range(past + 2, past + 5))
-    cached = all(olds) and b.optional(masked) is None and len(b.outputs) == 3 and all(b.outputs)
-    if others or _is_ordered(b) or not (cached or _is_plain(b, masked, past)):
-        return
-    # Keys and values of another sequence may be in heads already.
     sizes, wide = (
         [_features(shape) for shape in shapes],
         [len(shape or ()) == 4 for shape in shapes],
     )
-    if 0 in sizes or wide[0] or (cached and any(wide)):
+    # A buffer that the past shares, and beams, are left as they are.
+    others = [b.optional(i) for i in range(past + 2, past + 5)]
+    if 0 in sizes or wide[0] or (cached and any(wide)) or any(others):
         return
     parts = [None] * 3 if b.optional(biased) is None else _columns(b, biased, sizes)
-    parts = [None if in_heads else part for part, in_heads in zip(parts, wide, strict=True)]
-    sums = [_sum(b, x, part) for x, part in zip(values, parts, strict=True)]
+    sums = [
+        _sum(b, x, None if in_heads else part)
+        for x, part, in_heads in zip(values, parts, wide, strict=True)
+    ]
     if cached:
         b.become("Attention", [*sums, b.optional(added), *olds], _in_heads(b, sizes))
     else:
