@@ -122,7 +122,7 @@ def test_arrays_that_do_not_fit_are_left_to_numpy():
             [q[:, :3], k, v, None],
             [q, k, v, draw(4, 1, 1, 1, 4)],
             [q, k, v, draw(4, 1, 5)],
-            [draw(1, 1, 4, 33, 8), k, v, None],
+            [draw(1, 1, 4, 4097, 8), k, v, None],
             [draw(1, 1, 4, 1, 513), draw(1, 1, 2, 5, 513), v, None],
             [q[0], k, v, None],
         ):

@@ -57,6 +57,7 @@ _MOST_STRIDED = 2048  # elements of a result whose operands' inner dims may have
 # Additions from which on a table of all bytes is faster, and elements of an item where no program
 # is run.
 _TABLE, _BLOCK = 2, 2**14
+_CODES = frozenset({"b1", *QUANTIZED_KINDS.values()})
 _FINEST = 16  # scales of the result that those of operands may be, to be rounded once
 _PARTS, _SLACK = 14, 4
 _MOST_REPEATED = 4096
@@ -389,6 +390,8 @@ class _Program:
         )
         if self.site.node.op.full_name == "tflite.IntegerArithmetic":
             return self._of_integers(call, dims, steps) or call
+        if result.kind not in _CODES:
+            return call
         return self._by_kernel(call, result, modes, cost)
 
     def _by_kernel(
