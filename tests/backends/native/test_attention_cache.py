@@ -1,4 +1,4 @@
-"""Compiled attention of few queries over a cache, against NumPy's."""
+"""Compiled attention over a cache, against NumPy's."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.backends.native.attention import few_queries
+from penstock.backends.native.attention import attention_over_any_keys
 from penstock.core.types import ShapeError, TensorType
 from penstock.ir.graph import Node, Value
 from penstock.ops.internal.attention import ATTENTION
@@ -55,7 +55,7 @@ def results(inputs, **attrs):
     with np.errstate(all="ignore"):
         yield ATTENTION.compile(node, types).function(*inputs)
     for library in LIBRARIES:
-        function = few_queries(library, node, types).function
+        function = attention_over_any_keys(library, node, types).function
         _, *others = function.args
         yield function.func(refused, *others, *inputs)
 
@@ -100,7 +100,7 @@ def test_row_that_sees_no_key_is_nan_or_zero(zeros):
     bias[0, 0, 1] = -np.inf
     node, types = node_of([*inputs, bias], zeros=zeros)
     with np.errstate(all="ignore"):
-        kernels = [few_queries(library, node, types) for library in LIBRARIES]
+        kernels = [attention_over_any_keys(library, node, types) for library in LIBRARIES]
         kernels.append(ATTENTION.compile(node, types))
         every = [kernel.function(*inputs, bias) for kernel in kernels]
     for y in every:
@@ -113,7 +113,7 @@ def test_arrays_that_do_not_fit_are_left_to_numpy():
     q, k, v = draw(1, 1, 4, 1, 8), draw(2, 1, 2, 5, 8), draw(3, 1, 2, 5, 8)
     node, types = node_of([q, k, v, None])
     for library in LIBRARIES:
-        function = few_queries(library, node, types).function
+        function = attention_over_any_keys(library, node, types).function
         _, *others = function.args
         for inputs in (
             [q, k[:, :, :0], v[:, :, :0], None],

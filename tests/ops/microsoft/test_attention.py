@@ -305,6 +305,19 @@ def test_decoder_cross_attention_matches_onnx_runtime(bias: bool, mask: bool) ->
     check(DECODER, values, {"output_qk": 1}, outputs=[True, False, False, True])
 
 
+@pytest.mark.parametrize(("queries", "keys"), [(5, 3), (3, 5), (1, 4), (4, 4)])
+def test_queries_see_keys_up_to_their_own_place(queries: int, keys: int) -> None:
+    q, k, v = (normal(BATCH, length, HIDDEN) for length in (queries, keys, keys))
+    wide = [x.reshape(BATCH, -1, HEADS, SIZE).swapaxes(1, 2) for x in (q, k, v)]
+    scores = wide[0] @ wide[1].swapaxes(2, 3) / np.sqrt(SIZE)
+    powers = np.exp(scores) * np.tri(queries, keys)
+    expected = powers / powers.sum(3, keepdims=True) @ wide[2]
+    expected = expected.swapaxes(1, 2).reshape(q.shape).astype(np.float32)
+    check("MultiHeadAttention", [q, k, v], {"unidirectional": 1}, expected=[expected])
+    if queries >= keys:  # with more keys than queries, ONNX Runtime sees others
+        check("MultiHeadAttention", [q, k, v], {"unidirectional": 1})
+
+
 @pytest.mark.parametrize("unidirectional", [0, 1])
 def test_multi_head_attention_shows_its_biased_scores(unidirectional: int) -> None:
     values = mha_inputs("none")

@@ -192,7 +192,7 @@ def _call(site: Site, sizes: _Sizes, strides: Sequence[tuple[int, ...] | None]) 
     )
 
 
-# Few queries, over keys whose number only the run knows.
+# Over keys whose number only the run knows.
 
 _ATTENTION = Struct("=8q2d")  # as in c/attention/attention_functions.c
 
@@ -254,7 +254,9 @@ def _of_onnx(attrs: Attrs) -> list[int] | None:
 
 
 @of_any_shape("penstock.Attention")
-def few_queries(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> Kernel | None:
+def attention_over_any_keys(
+    library: NativeLibrary, node: Node, types: Sequence[Type | None]
+) -> Kernel | None:
     """``penstock.Attention`` of real numbers, over keys of any number."""
     if all(isinstance(t, TensorType) and t.static for t in types if t is not None):
         return None  # ``attention_call`` takes any queries

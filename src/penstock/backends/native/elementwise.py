@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from penstock.backends.native import AnyShapeCall, ahead_of_cache, by_memory, family, rows_ns
+from penstock.backends.native.codes import BLOCK, MOST_REPEATED, arithmetic_numbers, pair_of_codes
 from penstock.backends.native.formulas import (
     CHEAP_POWERS,
     FORMULAS,
@@ -37,7 +38,6 @@ from penstock.core.records import replace
 from penstock.core.types import TensorType, dtype_name
 from penstock.ir.graph import Node, Value
 from penstock.ir.layout import packed_strides
-from penstock.ops.common.fixed_point import pair_multipliers
 from penstock.ops.internal.fused import FUSED, is_fused, parts
 from penstock.ops.registry import MICROSOFT
 from penstock.ops.work_estimate import Workload
@@ -54,13 +54,9 @@ _HEADER, _LATE = Struct("=8i"), Struct("=3i")  # as in c/late.c
 _LEAST_ROW = 256
 _MOST_STRIDED = 2048  # elements of a result whose operands' inner dims may have gaps
 
-# Additions from which on a table of all bytes is faster, and elements of an item where no program
-# is run.
-_TABLE, _BLOCK = 2, 2**14
+# Additions from which on a table of all bytes is faster.
+_TABLE = 2
 _CODES = frozenset({"b1", *QUANTIZED_KINDS.values()})
-_FINEST = 16  # scales of the result that those of operands may be, to be rounded once
-_PARTS, _SLACK = 14, 4
-_MOST_REPEATED = 4096
 _NARROW = {"float16": "half", "bfloat16": "bfloat"}
 _DTYPES = {kind: kind for kind in KINDS.values()} | {"b1": "u1", "s1": "i1", "s2": "i2"}
 
@@ -122,29 +118,6 @@ def elementwise_call(site: Site) -> NativeCall | None:
         return program.call(program.finished(program.result(), output), output)
     except UnsupportedError:
         return None
-
-
-@family("tflite.CodeTable", work=by_memory)
-def code_table_call(site: Site) -> NativeCall | None:
-    """A CodeTable of a tensor without gaps, which its result has in the same order."""
-    x, output = site.input(0), site.output()
-    if x is None or not x.elements or output.dtype is None:
-        return None
-    size = x.elements
-    table = np.array(site.node.attrs["table"]).astype(output.dtype).view(np.uint8)
-
-    def restrided(strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
-        own = [packed_strides(x.dims, 1) if s is None else s for s in strides]
-        wide = [axis for axis, dim in enumerate(x.dims) if dim > 1]
-        wide.sort(key=lambda axis: -own[0][axis])
-        packed = packed_strides([x.dims[axis] for axis in wide], 1)
-        if any(tuple([s[axis] for axis in wide]) != packed for s in own):
-            raise UnsupportedError
-        words = (Tensor(0), site.result(), table, size, _BLOCK)
-        item_ns = rows_ns(2 * _BLOCK)
-        return NativeCall("table", words, -(-size // _BLOCK), item_ns, restrided=restrided)
-
-    return restrided([None, None])
 
 
 @ahead_of_cache(*OPERATIONS, FUSED.full_name)
@@ -392,29 +365,30 @@ class _Program:
             return self._of_integers(call, dims, steps) or call
         if result.kind not in _CODES:
             return call
-        return self._by_kernel(call, result, modes, cost)
+        bytes_only = [_size(value.kind) for value in (*held, result)] == [1, 1]
+        return self._by_kernel(call, result, modes, cost if bytes_only else 0)
 
     def _by_kernel(
         self, call: NativeCall, result: Term, modes: Sequence[int], cost: float
     ) -> NativeCall:
-        """``call``, by another kernel where one computes the same faster."""
-        order, size = _in_order(result), self.site.output().elements
-        widths = [_size(value.kind) for value in (*[v for v in self.inputs if v in order], result)]
+        """``call``, by another kernel where one computes the same faster; ``cost``: that of a
+        program of bytes, 0 of others."""
+        size = self.site.output().elements
         # To fill the table, the program runs on 256 bytes, which results of fewer do not repay.
-        if widths == [1, 1] and modes == [_DIRECT] and size > 256 and cost > _TABLE:
+        if modes == [_DIRECT] and size > 256 and cost > _TABLE:
             return self._by_table(call, result, size)
-        pair = _pair(result) if modes == [_DIRECT, _DIRECT] else None
+        pair = pair_of_codes(result) if modes == [_DIRECT, _DIRECT] else None
         return call if pair is None else self._of_pair(call, pair, size)
 
     def _of_pair(
         self, call: NativeCall, pair: tuple[str, tuple[Term, Term], np.ndarray], size: int
     ) -> NativeCall:
-        """``call``, of a program that ``_pair`` has a kernel for."""
+        """``call``, of a program that ``pair_of_codes`` has a kernel for."""
         name, (x, y), parameters = pair
         read = Tensor(self.inputs[x]), Tensor(self.inputs[y])
-        words = (*read, self.site.result(), parameters, size, _BLOCK)
-        items = -(-size // _BLOCK)
-        return replace(call, kernel=name, words=words, items=items, item_ns=rows_ns(4 * _BLOCK))
+        words = (*read, self.site.result(), parameters, size, BLOCK)
+        items = -(-size // BLOCK)
+        return replace(call, kernel=name, words=words, items=items, item_ns=rows_ns(4 * BLOCK))
 
     def _of_integers(
         self, call: NativeCall, dims: Sequence[int], steps: Sequence[Sequence[int]]
@@ -426,19 +400,19 @@ class _Program:
         x, y = steps[first], steps[1 - first]
         ways = {(*dense,): (0, 0), (0,) * len(dims): (1, 0), (0, 1): (inner, 0), (1, 0): (0, inner)}
         way = ways.get(tuple(y))
-        if list(x) != dense or way is None or way[0] > _MOST_REPEATED:
+        if list(x) != dense or way is None or way[0] > MOST_REPEATED:
             return None
         node, output, size = self.site.node, self.site.output(), math.prod(dims)
         order = [first, 1 - first, 2]
-        factors, numbers = _integer_numbers(node, order)
+        factors, numbers = arithmetic_numbers(node, order)
         words = (
             *(Tensor(first), Tensor(1 - first), self.site.result(), factors, numbers),
-            *(size, _BLOCK, *way),
+            *(size, BLOCK, *way),
         )
         name = "mul" if node.attrs["operation"] == "Mul" else "add"
         kernel = f"integer_{name}_{QUANTIZED_KINDS[_name(output)]}"
-        ns = rows_ns(4 * _BLOCK)
-        return replace(call, kernel=kernel, words=words, items=-(-size // _BLOCK), item_ns=ns)
+        ns = rows_ns(4 * BLOCK)
+        return replace(call, kernel=kernel, words=words, items=-(-size // BLOCK), item_ns=ns)
 
     def settings(self, result: Term, output: TensorType) -> bytes:
         """As ``call``, without the shapes of tensors."""
@@ -478,9 +452,9 @@ class _Program:
             constants[i] = np.arange(256).astype(np.uint8).view(read.dtype)
             kernel = native_kernel(every.site, every.call(result, written))
             self.table = kernel.function(*constants).view(np.uint8)
-        words = (Tensor(i), site.result(), self.table, size, _BLOCK)
-        items = -(-size // _BLOCK)
-        return replace(call, kernel="table", words=words, items=items, item_ns=rows_ns(2 * _BLOCK))
+        words = (Tensor(i), site.result(), self.table, size, BLOCK)
+        items = -(-size // BLOCK)
+        return replace(call, kernel="table", words=words, items=items, item_ns=rows_ns(2 * BLOCK))
 
     def _coalesced(
         self, operands: Sequence[int], output: TensorType, strides: Sequence[Any] | None
@@ -547,54 +521,6 @@ class _Program:
             ended = [x for x in dict.fromkeys(value.arguments) if last_use[x] == i and x.operation]
             free += [registers[x] for x in ended]
         return registers, instructions
-
-
-def _pair(result: Term) -> tuple[str, tuple[Term, Term], np.ndarray] | None:
-    """The kernel of a sum or product of two tensors of codes, not negative perhaps, as codes of the
-    same type; with the two, and the parameters in the order of C. None if it is something else."""
-    kind, least = result.kind, -math.inf
-    if result.operation != f"quantize_{kind}":
-        return None
-    real, *parameters = result.arguments
-    if real.operation == "max_f4" and real.arguments[1].constant == 0:
-        real, least = real.arguments[0], 0.0
-    operands = real.arguments if real.operation in ("add_f4", "mul_f4") else ()
-    if any(operand.operation != f"dequantize_{kind}" for operand in operands) or not operands:
-        return None
-    (x, *x_parameters), (y, *y_parameters) = [operand.arguments for operand in operands]
-    numbers = [v.constant for v in (*x_parameters, *y_parameters, *parameters)]
-    if x.operation or y.operation or None in numbers:
-        return None
-    if not all(1e-30 < scale < 1e30 for scale in numbers[::2] if scale is not None):
-        return None
-    return f"{real.operation[:3]}_codes_{kind}", (x, y), np.array([*numbers, least], np.float32)
-
-
-def _integer_numbers(node: Node, order: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """The factors and numbers of a pair of codes and their result, whose places among the scales of
-    ``node`` are given, in the order of C."""
-    attrs = node.attrs
-    a, b, y = np.array([attrs["scales"][i] for i in order], np.float64)
-    zeros = [attrs["zero_points"][i] for i in order]
-    *by, of_result = pair_multipliers(attrs["operation"], attrs["scales"])
-    low, high = attrs["code_limits"]
-    shift = int(of_result.shifts)
-    more = 0.5 ** (shift + 1) if shift > 0 else 0.0
-    factors, signs, terms, added = [a * b / y], [1, 1], [(0, 0)] * 2, float(zeros[2])
-    if by:
-        signs = [-1 if attrs["operation"] == "Sub" and i == 1 else 1 for i in order[:2]]
-        factors = [signs[0] * a / y, signs[1] * b / y]
-        added -= factors[0] * zeros[0] + factors[1] * zeros[1]
-        terms = [(int(by[i].numbers), int(by[i].shifts)) for i in order[:2]]
-    # Terms are rounded to parts of the larger scale, which matter where the result's is small.
-    exactly = max(map(abs, factors)) > _FINEST
-    numbers = [zeros[0], *terms[0], zeros[1], *terms[1], zeros[2], int(of_result.numbers), shift]
-    numbers += [low, high, *signs, int(exactly)]
-    # So that what is added is positive, and its last 8 bits are the code.
-    bounds = [added + 256.5, low + 256.5, high + 256.5]
-    parts = np.array([*factors, 0.0][:2] + bounds + [more]) * 2**_PARTS
-    parts[2] += _SLACK
-    return parts.astype(np.float32), np.array(numbers, np.int32)
 
 
 def _tensor_type(value: Value | None) -> TensorType:

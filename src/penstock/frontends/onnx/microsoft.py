@@ -509,7 +509,7 @@ def attention(b: NodeUpgrade) -> None:
     """Attention of three projections of one input."""
     masked, past, added = (5, 8, 9) if b.op == "QAttention" else (3, 4, 5)
     shape, old = b.shape(1), b.optional(past)
-    cached = old is not None and b.optional(masked) is None and not _is_ordered(b)
+    cached = old is not None and b.optional(masked) is None and not _is_special(b)
     if shape is None or not isinstance(shape[-1], int):
         return
     if not (_is_plain(b, masked, past) or (cached and len(b.outputs) > 1 and b.outputs[1])):
@@ -540,7 +540,7 @@ def multi_head_attention(b: NodeUpgrade) -> None:
     biased, masked, added, past = (3, 4, 5, 6) if b.op == "MultiHeadAttention" else (10, 3, 4, 5)
     olds = [b.optional(i) for i in (past, past + 1)]
     cached = all(olds) and b.optional(masked) is None and len(b.outputs) == 3 and all(b.outputs)
-    if not (cached and not _is_ordered(b)) and not _is_plain(b, masked, past):
+    if not (cached and not _is_special(b)) and not _is_plain(b, masked, past):
         return
     values = [b.optional(i) for i in range(3)]
     shapes = [b.shape(i) if x is not None else None for i, x in enumerate(values)]
@@ -569,17 +569,15 @@ def _features(shape: Shape | None) -> int:
     return math.prod([dim if isinstance(dim, int) else 0 for dim in dims])
 
 
-_ORDERED = ("do_rotary", "past_present_share_buffer")
-
-
-def _is_ordered(b: NodeUpgrade) -> bool:
-    return any(b.attrs.get(key) for key in _ORDERED)
+def _is_special(b: NodeUpgrade) -> bool:
+    """Whether queries and keys are rotated, or the past and the present share a buffer."""
+    return any(b.attrs.get(key) for key in ("do_rotary", "past_present_share_buffer"))
 
 
 def _is_plain(b: NodeUpgrade, masked: int, past: int) -> bool:
     """Whether attention can be written out: with a past, or with masks of other kinds than
     ``_mask`` makes, nodes are left as they are."""
-    kept = b.optional(past) or any(b.outputs[1:]) or _is_ordered(b)
+    kept = b.optional(past) or any(b.outputs[1:]) or _is_special(b)
     return not kept and _is_mask(b, masked)
 
 
@@ -652,16 +650,16 @@ def _columns(b: NodeUpgrade, index: int, sizes: Sequence[int]) -> Sequence[Value
     return b.emit_several("Split", [value, sizes], {"axis": -1}, count=len(sizes))
 
 
-def _keys(b: NodeUpgrade, scores: Value) -> Value:
-    """The places of keys."""
-    length = b.cast(_scalar(b, b.emit("Shape", [scores], start=3)), "int32")
+def _places(b: NodeUpgrade, scores: Value, axis: int) -> Value:
+    """The places of queries, along axis 2 of scores, or of keys, along axis 3."""
+    length = b.cast(_scalar(b, b.emit("Shape", [scores], start=axis, end=axis + 1)), "int32")
     return b.emit("Range", [b.constant(0, _INT32), length, b.constant(1, _INT32)])
 
 
 def _unseen(b: NodeUpgrade, scores: Value) -> Value:
-    """The term that hides from each query what is behind it."""
-    places = _keys(b, scores)
-    behind = b.emit("Greater", [places, b.emit("Unsqueeze", [places, [1]])])
+    """The term that hides from each query the keys behind its own place."""
+    queries = b.emit("Unsqueeze", [_places(b, scores, 2), [1]])
+    behind = b.emit("Greater", [_places(b, scores, 3), queries])
     return b.emit("Where", [behind, b.like(-math.inf, scores), b.like(0, scores)])
 
 
@@ -682,7 +680,7 @@ def _mask(b: NodeUpgrade, index: int, scores: Value) -> Value | None:
         return None
     rank = b.rank(index)
     if rank == 1:
-        seen = b.emit("Less", [_keys(b, scores), b.emit("Unsqueeze", [mask, [1]])])
+        seen = b.emit("Less", [_places(b, scores, 3), b.emit("Unsqueeze", [mask, [1]])])
     else:
         seen = b.emit("Greater", [mask, b.constant(0, _INT32)])
     # -10000 is ONNX Runtime's default: hidden keys get a weight of almost 0, not exactly 0.

@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from penstock.core.types import Dim, RunValue, ShapeError, TensorType, Type
+from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops import registry
 from penstock.ops.common import fixed_point
@@ -51,30 +52,44 @@ def bucketize(x: np.ndarray, *, boundaries: Sequence[float]) -> np.ndarray:
     return np.searchsorted(np.array(boundaries, x.dtype), x, side="right").astype(np.int32)
 
 
-@array_operator("CodeTable", infer=rules.same_type, elementwise=True)
-def code_table(x: np.ndarray, *, table: Sequence[int]) -> np.ndarray:
+@array_operator(
+    "CodeTable",
+    infer=rules.same_type,
+    elementwise=True,
+    prepared={"table": lambda node: np.array(node.attrs["table"])},
+)
+def code_table(x: np.ndarray, *, table: np.ndarray) -> np.ndarray:
     """The entry of ``table``, of 256, for each code: entry i is that of the code with the bits of
     the unsigned integer i."""
-    return np.array(table).astype(x.dtype)[x.view(np.uint8)]
+    return table[x.view(np.uint8)].astype(x.dtype)
 
 
-@array_operator("IntegerArithmetic", infer=rules.broadcast_type, elementwise=True)
+def _multipliers(node: Node) -> Sequence[fixed_point.Multiplier]:
+    return fixed_point.pair_multipliers(node.attrs["operation"], node.attrs["scales"])
+
+
+@array_operator(
+    "IntegerArithmetic",
+    infer=rules.broadcast_type,
+    elementwise=True,
+    prepared={"multipliers": _multipliers},
+)
 def integer_arithmetic(
     a: np.ndarray,
     b: np.ndarray,
     *,
     operation: str,
-    scales: Sequence[float],
+    multipliers: Sequence[fixed_point.Multiplier],
     zero_points: Sequence[int],
     code_limits: Sequence[int],
 ) -> np.ndarray:
     """The codes of a + b, a - b or a * b by integers alone, as TFLite's reference kernels compute
     them, from ``code_limits[0]`` to ``[1]``.
 
-    ``operation`` is "Add", "Sub" or "Mul"; ``scales`` and ``zero_points`` are those of a, b and the
-    result.
+    ``operation`` is "Add", "Sub" or "Mul"; ``multipliers`` are those of ``scales``, which, as
+    ``zero_points``, are of a, b and the result.
     """
-    *by, of_result = fixed_point.pair_multipliers(operation, scales)
+    *by, of_result = multipliers
     x, y = [v.astype(np.int64) - zero for v, zero in zip((a, b), zero_points, strict=False)]
     if by:
         x, y = [

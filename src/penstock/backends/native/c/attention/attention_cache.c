@@ -1,4 +1,4 @@
-/* Attention of few queries over a cache of keys and values, which new ones are added to. An item is a
+/* Attention over a cache of keys and values, which new ones are added to. An item is a
    head of keys of one sample, with all heads of queries that share it. Returns 1 where a query sees no
    key with a finite score. Compiled with contraction to fused multiply-add. */
 

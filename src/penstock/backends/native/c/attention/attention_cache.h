@@ -1,10 +1,10 @@
-/* Attention of few queries over a cache: see attention_cache.c. */
+/* Attention over a cache: see attention_cache.c. */
 #ifndef PENSTOCK_ATTENTION_CACHE_H
 #define PENSTOCK_ATTENTION_CACHE_H
 
 #include <stdint.h>
 
-enum { MOST_HEAD = 512, CACHED_ROWS = 4096 }; /* features of a head, queries of a sample */
+enum { MOST_HEAD = 512, MOST_QUERIES = 4096 }; /* features of a head, queries of a sample */
 
 struct attention_cache {
     const float *q, *k, *v, *past_k, *past_v; /* the past is [batch, kv_heads, room, size]; k may be

@@ -195,7 +195,7 @@ static PyObject *cached_attention(PyObject *module, PyObject *const *arguments, 
         !heads_of(of_k, k_heads, k, &a.k_batch, &a.k_head, &a.k_row) ||
         !heads_of(of_v, k_heads, v, &a.v_batch, &a.v_head, &a.v_row) || q[0] != k[0] ||
         q[0] != v[0] || q[1] != k[1] || q[1] != v[1] || q[2] != k[2] || q[2] > MOST_HEAD ||
-        v[2] > MOST_HEAD || q[1] > CACHED_ROWS)
+        v[2] > MOST_HEAD || q[1] > MOST_QUERIES)
         return any_shape_otherwise(arguments, count);
     a.queries = q[1];
     a.size = q[2];
@@ -242,7 +242,7 @@ static PyObject *cached_attention(PyObject *module, PyObject *const *arguments, 
 }
 
 /* Of [batch, heads, rows, size], with keys and values for groups of heads. */
-static PyObject *few_queries(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+static PyObject *over_any_keys(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
     PyObject *const *x = arguments + ARRAYS, *result = NULL;
     struct attention_cache a = {0};
@@ -262,7 +262,7 @@ static PyObject *few_queries(PyObject *module, PyObject *const *arguments, Py_ss
     a.scale = PyFloat_AsDouble(arguments[SETTINGS]);
     if (!is_past(x[K], q[0], a.kv_heads, a.size, &a.kept, &a.present_k_batch, &a.present_k_head) ||
         !is_past(x[V], q[0], a.kv_heads, a.value_size, &values, &a.present_v_batch, &a.present_v_head) ||
-        values != a.kept || a.size > MOST_HEAD || a.value_size > MOST_HEAD || a.queries > CACHED_ROWS)
+        values != a.kept || a.size > MOST_HEAD || a.value_size > MOST_HEAD || a.queries > MOST_QUERIES)
         return any_shape_otherwise(arguments, count);
     a.total = a.kept;
     if (!set_mask(&a, x[MASK], q[0]))
@@ -280,10 +280,10 @@ static PyObject *few_queries(PyObject *module, PyObject *const *arguments, Py_ss
 }
 
 PyMethodDef attention_functions[] = {
-    {"attention", FAST(few_queries),
-     "attention(otherwise, checkpoint, scale, q, k, v, bias): attention of few queries."},
+    {"attention", FAST(over_any_keys),
+     "attention(otherwise, checkpoint, scale, q, k, v, bias): attention over any number of keys."},
     {"cached_attention", FAST(cached_attention),
-     "cached_attention(otherwise, checkpoint, settings, q, k, v, past_k, past_v, *others): attention of few "
-     "queries over a cache; the result, and the cache with new keys and values."},
+     "cached_attention(otherwise, checkpoint, settings, q, k, v, past_k, past_v, *others): attention "
+     "over a cache; the result, and the cache with new keys and values."},
     {NULL, NULL, 0, NULL},
 };
