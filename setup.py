@@ -43,6 +43,10 @@ OPTIONS = [
     *["-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-unknown-pragmas"],
     "-Wno-pass-failed",  # clang's, about loops that it does not vectorize though it may
 ]
+# From version 13 on, GCC makes no fused multiply-adds of sums over a loop, unless told to: it takes
+# their latency to matter. Kernels add to many sums in turn; and only some forms of one would be
+# fused, and round otherwise than the others.
+GCC_OPTIONS = ["--param=avoid-fma-max-bits=0"]
 # PENSTOCK_SANITIZE=1 finds what kernels do beyond their memory or the language (CONTRIBUTING.md).
 SANITIZE = bool(os.environ.get("PENSTOCK_SANITIZE"))
 SANITIZERS = ["-fsanitize=address,undefined,float-cast-overflow", "-fno-sanitize-recover=undefined"]
@@ -136,6 +140,7 @@ class BuildKernels(build_ext):
         headers = [Path(__file__), *HEADERS]
         version = subprocess.run([*self.compiler.compiler, "--version"], stdout=subprocess.PIPE)
         clang = b"clang" in version.stdout
+        options = [*OPTIONS, *STRIPPED, *([] if clang else GCC_OPTIONS)]
 
         def compiled(source: str) -> str:
             (target,) = self.compiler.object_filenames([source], output_dir=str(folder))
@@ -149,7 +154,7 @@ class BuildKernels(build_ext):
                     output_dir=str(folder),
                     macros=ext.define_macros,
                     include_dirs=[numpy.get_include(), *map(str, FOLDERS), str(folder)],
-                    extra_postargs=[*OPTIONS, *STRIPPED, *chosen, *THREADS, *SANITIZERS],
+                    extra_postargs=[*options, *chosen, *THREADS, *SANITIZERS],
                 )
             return target
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -66,6 +66,22 @@ def rounded_layer(site: TorchSite, layer: Callable[..., RunValue]) -> Callable[.
     return with_flag(site, layer, torch.backends.cudnn.rnn, "fp32_precision", wanted)
 
 
+def _module(name: str, weights: list[list[Tensor]]) -> torch.nn.RNNBase:
+    """The layer of these weights, which a GPU's library finds in one piece: else it would copy them
+    into one for each run."""
+    first, state = weights[0][:2]
+    # Drawing the first values of parameters would move the user's generator of random numbers.
+    undrawn = {"reset_parameters": lambda layer: None}
+    made: Callable[..., torch.nn.RNNBase] = type(name, (getattr(torch.nn, name),), undrawn)
+    sizes, both = (first.shape[1], state.shape[1]), len(weights) == 2
+    layer = made(*sizes, bidirectional=both, dtype=first.dtype, device=first.device)
+    layer = layer.eval().requires_grad_(False)
+    for parameter, tensor in zip(layer.parameters(), chain(*weights), strict=True):
+        parameter.copy_(tensor)
+    layer.flatten_parameters()
+    return layer
+
+
 def recurrent(site: TorchSite) -> Kernel | None:
     """A recurrent layer in one or both directions; one backward runs on the steps in reverse."""
     dims = site.dims(0)
@@ -75,21 +91,8 @@ def recurrent(site: TorchSite) -> Kernel | None:
     if weights is None:
         return None
     name, backward = site.node.op.name, site.text("direction") == "reverse"
-    flat = [tensor for tensors in weights for tensor in tensors]
     directions, hidden = len(weights), weights[0][1].shape[1]
-    layer: Callable[..., RunValue] = {"LSTM": torch.lstm, "GRU": torch.gru, "RNN": torch.rnn_tanh}[
-        name
-    ]
-    run = partial(
-        rounded_layer(site, layer),
-        params=flat,
-        has_biases=True,
-        num_layers=1,
-        dropout=0.0,
-        train=False,
-        bidirectional=directions == 2,
-        batch_first=False,
-    )
+    run = rounded_layer(site, _module(name, weights))
     count = len(site.node.outputs)
 
     def function(x: Tensor, *others: RunValue) -> Any:
@@ -102,9 +105,9 @@ def recurrent(site: TorchSite) -> Kernel | None:
         if name == "LSTM":
             if c0 is None:
                 c0 = x.new_zeros(directions, batch, hidden)
-            y, *last = run(x, hx=(h0, c0))
+            y, last = run(x, (h0, c0))
         else:
-            y, *last = run(x, hx=h0)
+            y, *last = run(x, h0)
         y = y.reshape(steps, batch, directions, hidden).transpose(1, 2)
         outputs = (y.flip(0) if backward else y, *last)[:count]
         return outputs if count != 1 else outputs[0]
