@@ -475,8 +475,8 @@ static int features_found(void)
         found |= LEVEL_3 | (more & BIT(4) ? AVX_VNNI : 0);
     if (all(kept, 0xe6) && all(b, BIT(16) | BIT(17) | BIT(28) | BIT(30) | BIT(31))) /* F, DQ, CD, BW, VL */
         found |= LEVEL_4 | (c & BIT(11) ? AVX512_VNNI : 0) | (c & BIT(1) ? AVX512_VBMI : 0) |
-                 (more & BIT(5) ? AVX512_BF16 : 0) | (all(kept, 0x60000) && d & BIT(25) ? AMX_INT8 : 0) |
-                 ((width & (BIT(2) | BIT(3))) == BIT(2) ? HALF_VECTORS : 0);
+                 (more & BIT(5) ? AVX512_BF16 : 0) | ((width & (BIT(2) | BIT(3))) == BIT(2) ? HALF_VECTORS : 0) |
+                 (all(kept, 0x60000) && all(d, BIT(22) | BIT(24) | BIT(25)) ? AMX : 0);
     return found;
 }
 #endif

@@ -48,9 +48,9 @@ int integer_speed(const char **instructions); /* of quantized_convolution.c */
 int multiplies_bfloat16(void);                /* of panels.c: whether the processor does */
 
 /* What the processor and the system can do, as module.c finds it once: instructions of x86-64, which zig's library
-   does not tell; HALF_VECTORS: vectors of 512 bits are computed by halves. */
+   does not tell; AMX: tiles of int8 and of bfloat16; HALF_VECTORS: vectors of 512 bits are computed by halves. */
 enum { LEVEL_2 = 1, LEVEL_3 = 2, LEVEL_4 = 4, AVX_VNNI = 8, AVX512_VNNI = 16 };
-enum { AVX512_VBMI = 32, AVX512_BF16 = 64, AMX_INT8 = 128, HALF_VECTORS = 256 };
+enum { AVX512_VBMI = 32, AVX512_BF16 = 64, AMX = 128, HALF_VECTORS = 256 };
 extern int features;
 
 /* Names of the operations of elementwise programs; the last is NULL. */

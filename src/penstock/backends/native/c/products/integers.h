@@ -14,6 +14,7 @@
 #include <arm_neon.h>
 #endif
 #include "native.h"
+#include "tiles.h"
 
 #ifndef PENSTOCK_PRODUCTS_H
 enum { PANEL = 32 };
@@ -190,30 +191,7 @@ PRODUCT(dots, DOTS, 16, 2, 2)
 PRODUCT(plain, , BYTES, 2, 2)
 
 /* Tiles of 16 rows: four of sums, two of x and two of weights. */
-#if defined(__AVX512BW__) && defined(__linux__)
-#include <sys/syscall.h>
-
-long syscall(long number, ...); /* of unistd.h, with extensions of GNU alone */
-
-enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
-
-static int has_tiles(void)
-{
-    static int known; /* 1: yes, 2: no */
-    if (!__atomic_load_n(&known, __ATOMIC_RELAXED)) {
-        int usable = features & AMX_INT8 && !syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA);
-        __atomic_store_n(&known, usable ? 1 : 2, __ATOMIC_RELAXED);
-    }
-    return __atomic_load_n(&known, __ATOMIC_RELAXED) == 1;
-}
-
-/* Shapes of tiles, as the processor reads them. */
-typedef struct {
-    uint8_t palette, start_row, reserved[14];
-    uint16_t bytes[16];
-    uint8_t rows[16];
-} shapes;
-
+#ifdef HAVE_TILES
 /* Tiles of sums: two by two, or without a `right` or `lower` half, or a `tall` column of four. */
 #define EACH_TILE(X) X(0) X(1) X(2) X(3)
 #define IS_USED(t) (tall || ((lower || t < 2) && (right || t % 2 == 0)))
@@ -261,20 +239,12 @@ __attribute__((target("amx-tile,amx-int8"))) INLINED void tiles_of(
 
 __attribute__((target("amx-tile,amx-int8"))) static void tiles(const multiplication *m)
 {
-    shapes shapes = {.palette = 1};
     int64_t configured = 0;
     for (int64_t row = 0; row < m->rows; row += 2 * TILE) {
         const int64_t rows = smaller(2 * TILE, m->rows - row), upper = smaller(rows, TILE);
         const int64_t lower = rows - upper;
-        for (int i = 0; i < 8 && rows != configured; i++) {
-            const int x = i == 4 || i == 5;
-            shapes.bytes[i] = x ? m->deep * QUAD : 64;
-            shapes.rows[i] = i > 5 ? m->deep : i == 2 || i == 3 || i == 5 ? lower + !lower : upper;
-        }
-        if (rows != configured) {
-            __asm__ volatile("" ::"m"(shapes)); /* GCC takes only 8 bytes of it to be read */
-            _tile_loadconfig(&shapes);
-        }
+        if (rows != configured)
+            shape_tiles(upper, lower, m->deep, m->deep * QUAD);
         configured = rows;
         if (m->columns <= TILE && m->rows - row >= 4 * TILE) {
             tiles_of(m, row, 0, 1, 0, 1);
@@ -299,7 +269,7 @@ __attribute__((target("amx-tile,amx-int8"))) static void tiles(const multiplicat
 
 static product *product_for(int64_t rows)
 {
-#if defined(__AVX512BW__) && defined(__linux__)
+#ifdef HAVE_TILES
     if (rows > 4 && has_tiles())
         return tiles;
 #endif

@@ -12,10 +12,12 @@
 // GCC options: -fno-unswitch-loops -fno-tree-sink
 #include "math32.h"
 #include "panels.h"
+#include "tiles.h"
 
 enum { DEPTH = 256, ROWS = 8, LINE = 64, LONG = 128 }; /* LONG: of a product whose results are fetched */
 /* Vectors of columns that a tile has, of those at the end at most, and sums. */
 enum { USUAL = BY_WIDTH(4, 2, 2), MOST_VECTORS = BY_WIDTH(4, 3, 3), SUMS = BY_WIDTH(24, 12, 12) };
+enum { LEAST_DEPTH = 8 }; /* that is multiplied by tiles */
 enum { FLOATS, PAIRS, HALVES }; /* what is multiplied; of HALVES the last vector has half of its lanes */
 
 /* What is fetched: from `next` on to `end`, `lines` lines of the cache for each four rows of a panel. */
@@ -260,6 +262,151 @@ static void multiply_columns(const operands *x, int64_t rows, const float *w, in
     }
 }
 
+#ifdef HAVE_TILES
+#define WITH_TILES __attribute__((target("amx-tile,amx-bf16")))
+
+/* Where a tile is loaded from, and the bytes from one of its rows to the next. */
+typedef struct {
+    const float *from;
+    int64_t step;
+} tile;
+
+/* The bytes from each of `count` rows to the next; 0 if they differ. */
+static inline int64_t step_of(const float *const *rows, int64_t count)
+{
+    const int64_t step = count > 1 ? rows[1] - rows[0] : TILE_ROWS;
+    for (int64_t r = 2; r < count; r++)
+        if (rows[r] - rows[r - 1] != step)
+            return 0;
+    return step * 4;
+}
+
+/* `depth` pairs of `count` rows from k on: where they lie, or copied to `room`, with zeros behind them. */
+static inline tile tile_of(const float *const *rows, int64_t count, int64_t step, int64_t k, int64_t depth,
+                           float *room)
+{
+    if (step && depth == TILE_ROWS)
+        return (tile){rows[0] + k, step};
+    for (int64_t r = 0; r < count; r++)
+        store_some(room + r * TILE_ROWS, load_some(rows[r] + k, depth), TILE_ROWS);
+    return (tile){room, TILE_BYTES};
+}
+
+/* `depth` rows of a panel, as tile_of. */
+static inline tile tile_of_panel(const float *w, int64_t width, int64_t depth, float *room)
+{
+    if (depth == TILE_ROWS)
+        return (tile){w, width * 4};
+    memset(room, 0, TILE_ROWS * TILE_BYTES);
+    for (int64_t k = 0; k < depth; k++)
+        memcpy(room + k * TILE_ROWS, w + k * width, TILE_BYTES);
+    return (tile){room, TILE_BYTES};
+}
+
+/* The product of `upper` and `lower` rows of x, of those from `row` on, with so many vectors of columns; the last two
+   are constants. Tiles 0 to 3 are sums, side by side, 4 and 5 are of x, 6 and 7 of the panel. */
+WITH_TILES INLINED void multiply_tiles(const operands *x, int64_t row, int64_t upper, int64_t lower, const float *w,
+                                       int64_t width, const float *before, const target *to, int64_t column,
+                                       const int below, const int vectors)
+{
+    enum { AREA = TILE_ROWS * TILE_ROWS };
+    _Alignas(64) float of_x[2][AREA], of_panel[4][AREA], sums[4 * AREA];
+    const int64_t rows = upper + lower, apart = vectors * LANES;
+    w += column;
+#define EACH_TILE(from, step)                                                                      \
+    TILE(0, from, step) TILE(1, from, step) TILE(2, from, step) TILE(3, from, step)
+#define TILE_AT(t, from, step) (from) + (below ? t / 2 * TILE_ROWS * (step) + t % 2 * LANES : t * LANES)
+#define IS_USED(t) (below ? t % 2 < vectors : t < vectors)
+#define TILE(t, from, step)                                                                        \
+    if (IS_USED(t) && !before)                                                                     \
+        _tile_zero(t);                                                                             \
+    else if (IS_USED(t))                                                                           \
+        _tile_loadd(t, TILE_AT(t, from, step), (step) * 4);
+    EACH_TILE(before + row * width + column, width)
+#undef TILE
+#define TILE(t, from, step)                                                                        \
+    if (IS_USED(t))                                                                                \
+        _tile_stored(t, TILE_AT(t, from, step), (step) * 4);
+/* GCC does not know that tiles are loaded from memory and stored there. */
+#define IN_MEMORY __asm__ volatile("" ::: "memory")
+#define COLUMNS(t, of)                                                                             \
+    if (t < vectors) {                                                                             \
+        const tile some = tile_of_panel(w + k * width + t * LANES, width, depth, of_panel[t]);     \
+        IN_MEMORY;                                                                                 \
+        _tile_loadd(of, some.from, some.step);                                                     \
+        _tile_dpbf16ps(t, 4, of);                                                                  \
+    }
+    for (int64_t part = 0; part < x->parts; part++, w += x->depth * width) {
+        const float *const *from = x->rows + part * x->apart + row;
+        if (all_at(x->zeros, from, (int)rows))
+            continue;
+        const int64_t step = step_of(from, upper), next_step = step_of(from + upper, lower);
+        for (int64_t k = 0; k < x->depth; k += TILE_ROWS) {
+            const int64_t depth = smaller(TILE_ROWS, x->depth - k);
+            const tile first = tile_of(from, upper, step, x->begin + k, depth, of_x[0]);
+            IN_MEMORY;
+            _tile_loadd(4, first.from, first.step);
+            COLUMNS(0, 6)
+            COLUMNS(1, 7)
+            COLUMNS(2, 6)
+            COLUMNS(3, 7)
+            if (below) {
+                const tile second = tile_of(from + upper, lower, next_step, x->begin + k, depth, of_x[1]);
+                IN_MEMORY;
+                _tile_loadd(5, second.from, second.step);
+                _tile_dpbf16ps(2, 5, 6);
+            }
+            if (below && vectors > 1)
+                _tile_dpbf16ps(3, 5, 7);
+        }
+    }
+    if (to->unfinished) {
+        EACH_TILE(to->y + row * to->step + column, to->step)
+        return;
+    }
+    EACH_TILE(sums, apart)
+    IN_MEMORY;
+    const int64_t rest = to->count - column - (vectors - 1) * LANES;
+    for (int64_t r = 0, at = row; r < rows; r++, at++) {
+        vector own[4];
+        UNROLLED(j, vectors) {
+            own[j] = loaded(sums + r * apart + j * LANES);
+            own[j] = to->bias ? own[j] + loaded(to->bias + column + j * LANES) : own[j];
+        }
+        put_rows(own, to, to->y + at * to->step + column, moved(to->addend, at * to->addend_step + column), column,
+                 rest, 1, vectors);
+    }
+}
+
+/* As multiply_columns, by tiles, for all columns before `end`: two by two tiles of sums, or four side by side. */
+WITH_TILES static void multiply_by_tiles(const operands *x, int64_t rows, const float *w, int64_t width,
+                                         const float *before, const target *to, int64_t end)
+{
+    for (int64_t row = 0, shaped = 0, some; row < rows; row += some) {
+        some = smaller(2 * TILE_ROWS, rows - row);
+        const int64_t upper = smaller(some, TILE_ROWS), lower = some - upper, most = lower ? 2 : 4;
+        if (some != shaped)
+            shape_tiles(upper, lower, TILE_ROWS, TILE_BYTES);
+        shaped = some;
+        for (int64_t column = 0, vectors; column < end; column += vectors * LANES) {
+            vectors = smaller(most, (end - column) / LANES);
+#define MULTIPLY(below, number)                                                                    \
+    if (below == (lower > 0) && vectors == number)                                                 \
+        multiply_tiles(x, row, upper, lower, w, width, before, to, column, below, number);
+            MULTIPLY(1, 1)
+            MULTIPLY(1, 2)
+            MULTIPLY(0, 1)
+            MULTIPLY(0, 2)
+            MULTIPLY(0, 3)
+            MULTIPLY(0, 4)
+        }
+    }
+    _tile_release();
+}
+#else
+#define multiply_by_tiles(...) (void)0
+#endif
+
 void multiply_panel(operands x, int64_t rows, const float *w, int64_t width, const float *next,
                     const target *y, int64_t count)
 {
@@ -272,6 +419,7 @@ void multiply_panel(operands x, int64_t rows, const float *w, int64_t width, con
     const int halves = features & HALF_VECTORS && sizeof forms > HALVES * 4 * ROWS * sizeof *forms;
     const int half = BY_WIDTH(used - count >= LANES / 2 && halves, 0, 0);
     const int kind = BY_WIDTH(x.pairs, 0, 0) ? PAIRS : half ? HALVES : FLOATS;
+    const int by_tiles = x.pairs && x.depth >= LEAST_DEPTH && has_tiles();
     const int64_t end = x.begin + x.depth;
     const target unfinished = {sums, width, NULL, NULL, 0, NO_ACTIVATION, used, 1};
     /* Several parts of the rows, or a piece of one. */
@@ -295,9 +443,11 @@ void multiply_panel(operands x, int64_t rows, const float *w, int64_t width, con
         fetching f = {from, from + (passes > 1 ? depth / 4 * lines * LINE : 0), (lines + passes - 1) / passes};
         target to = last ? *y : unfinished;
         to.count = last ? count : used;
-        if (whole)
+        if (by_tiles)
+            multiply_by_tiles(&some, rows, w, width, before, &to, used);
+        if (whole && !by_tiles)
             multiply_columns(&some, rows, w, width, before, &to, &f, 0, whole * LANES, USUAL, kind);
-        if (rest)
+        if (rest && !by_tiles)
             multiply_columns(&some, rows, w, width, before, &to, &f, whole * LANES, used, rest, kind);
         before = sums;
         x.begin += some.depth;

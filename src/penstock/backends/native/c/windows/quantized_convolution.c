@@ -746,7 +746,7 @@ static int dynamically_quantized(const void *arguments, int64_t begin, int64_t e
 int integer_speed(const char **instructions)
 {
     *instructions = "";
-#if defined(__AVX512BW__) && defined(__linux__)
+#ifdef HAVE_TILES
     if (product_for(TILE) == tiles)
         return *instructions = "AMX", 1000;
 #endif
