@@ -119,6 +119,14 @@ static int64_t place_of(const struct image_convolution *a, const phase *f, const
     return place;
 }
 
+/* Whether all positions of an image are equally far apart. */
+static int is_uniform(const struct image_convolution *a, const steps *x)
+{
+    const int64_t row = a->axes[2]->count * x->column, slice = a->axes[1]->count * row;
+    const int64_t image = a->axes[0]->count * slice;
+    return phases_of(a) == 1 && x->row == row && x->slice == slice && x->image == image;
+}
+
 /* Some channels of what positions see: where each part of it lies, [part][apart]. */
 typedef struct {
     int64_t first, channels, apart;
@@ -181,28 +189,62 @@ static void find_line(const struct image_convolution *a, const float *row, int64
     }
 }
 
+/* Rows of the image that rows of taps see from `count` positions, a whole line or its begin, else 0; the next line
+   sees them from rows of taps that are `back` before. */
+typedef struct {
+    const float *rows[MOST_ROWS];
+    int64_t back, count;
+} seen_rows;
+
+static int64_t rows_back(const struct image_convolution *a, const phase *f)
+{
+    int64_t back = 1;
+    while (back < f->n_taps[1] && f->taps[1][back] - f->taps[1][0] != a->axes[1]->stride)
+        back++;
+    return back < f->n_taps[1] ? back : MOST_ROWS;
+}
+
+/* Whether the line before saw what a row of taps sees of this one. */
+static int is_seen_again(seen_rows *before, const float *from, int64_t row, const line *l)
+{
+    const int64_t other = row + before->back;
+    const int begins = other < MOST_ROWS && l->at[2] == 0 && l->some == before->count;
+    const int again = begins && from && from == before->rows[other];
+    if (row < MOST_ROWS)
+        before->rows[row] = from;
+    return again;
+}
+
+/* Whether each position sees its own element alone, all of them equally far apart. */
+static int is_product(const struct image_convolution *a, const phase *f)
+{
+    int own = a->x_steps->channel == 1 && is_uniform(a, a->x_steps);
+    for (int i = 0; i < AXES && own; i++)
+        own = f->n_taps[i] == 1 && !f->taps[i][0] && a->axes[i]->stride == 1 && a->axes[i]->size == a->axes[i]->count;
+    return own;
+}
+
 /* Find where each part of what `count` positions from `first` on see lies. */
 static void find_rows(const struct image_convolution *a, const phase *f, int64_t first, int64_t count, view seen)
 {
     const int64_t n = f->n_taps[2], wide = a->adjacent ? n : 1, parts = n / wide, stride = a->axes[2]->stride;
+    seen_rows before = {.back = rows_back(a, f)};
+    const int64_t own = is_product(a, f) ? count : 0;
+    for (int64_t r = 0; r < own; r++)
+        seen.rows[r] = a->x + (first + r) * a->x_steps->column;
     line l;
-    for (int64_t r = 0; r < count; r += l.some) {
+    for (int64_t r = own; r < count; r += l.some, before.count = l.at[2] ? 0 : l.some) {
         l = line_of(f, first + r, count - r);
         for (int64_t row = 0; row < f->n_taps[0] * f->n_taps[1]; row++) {
-            const float *from = seen_row(a, f, &l, &seen, row);
-            for (int64_t part = 0; part < parts; part++)
-                find_line(a, from, l.at[2] * stride + f->taps[2][part], stride, l.some, wide, &seen,
-                          seen.rows + (row * parts + part) * seen.apart + r);
+            const float *from = seen_row(a, f, &l, &seen, row), **to = seen.rows + row * parts * seen.apart + r;
+            const int again = is_seen_again(&before, from, row, &l);
+            for (int64_t part = 0; part < parts; part++, to += seen.apart)
+                if (again)
+                    memcpy(to, to + before.back * parts * seen.apart - l.some, l.some * sizeof *to);
+                else
+                    find_line(a, from, l.at[2] * stride + f->taps[2][part], stride, l.some, wide, &seen, to);
         }
     }
-}
-
-/* Whether all positions of an image are equally far apart. */
-static int is_uniform(const struct image_convolution *a, const steps *x)
-{
-    const int64_t row = a->axes[2]->count * x->column, slice = a->axes[1]->count * row;
-    const int64_t image = a->axes[0]->count * slice;
-    return phases_of(a) == 1 && x->row == row && x->slice == slice && x->image == image;
 }
 
 /* Whether sums are written to the result's channels where they are. */
@@ -330,13 +372,18 @@ static void find_columns(const struct image_convolution *a, const phase *f, int6
                          view seen)
 {
     const int64_t *taps = f->taps[2], reach = taps[f->n_taps[2] - 1] - taps[0], stride = a->axes[2]->stride;
+    seen_rows before = {.back = rows_back(a, f)};
     line l;
-    for (int64_t r = 0, at = 0, wide; r < count; r += l.some, at += wide) {
+    for (int64_t r = 0, at = 0, wide; r < count; r += l.some, at += wide, before.count = l.at[2] ? 0 : l.some) {
         l = line_of(f, first + r, count - r);
         wide = (l.some - 1) * stride + reach + 1;
-        for (int64_t row = 0; row < f->n_taps[0] * f->n_taps[1]; row++)
-            find_line(a, seen_row(a, f, &l, &seen, row), l.at[2] * stride + taps[0], 1, wide, 1, &seen,
-                      seen.rows + row * seen.apart + at);
+        for (int64_t row = 0; row < f->n_taps[0] * f->n_taps[1]; row++) {
+            const float *from = seen_row(a, f, &l, &seen, row), **to = seen.rows + row * seen.apart + at;
+            if (is_seen_again(&before, from, row, &l))
+                memcpy(to, to + before.back * seen.apart - wide, wide * sizeof *to);
+            else
+                find_line(a, from, l.at[2] * stride + taps[0], 1, wide, 1, &seen, to);
+        }
     }
 }
 
