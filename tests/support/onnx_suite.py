@@ -277,7 +277,7 @@ def _runtime_operations() -> Iterator[str]:
     yield from _table(("operation", "form"), [(f"`{op}`", form) for op, form in FORMS])
 
 
-CUDA_RUN = "passed: NVIDIA H200, torch 2.11.0 for CUDA 13.0 (2026-11-26)"
+CUDA_RUN = "passed: NVIDIA H200, torch 2.11.0 for CUDA 13.0 (2026-11-27)"
 ON_CUDA = (
     ("kernels, transfers and whole models", "`tests/backends/torch/test_cuda.py`", CUDA_RUN),
     (
@@ -290,11 +290,7 @@ ON_CUDA = (
     ("captured graphs", "`tests/backends/torch/test_cuda.py`", CUDA_RUN),
     ("user streams (`penstock.Stream(device=)`)", "`tests/backends/torch/test_cuda.py`", CUDA_RUN),
     ("frames whose parts are on a GPU", "`tests/backends/torch/test_cuda.py`", CUDA_RUN),
-    (
-        "recurrent layers without TensorFloat-32",
-        "`tests/backends/torch/test_cuda.py`",
-        "not run since it was written; there were answers with TensorFloat-32 before (2026-11-26)",
-    ),
+    ("recurrent layers without TensorFloat-32", "`tests/backends/torch/test_cuda.py`", CUDA_RUN),
     (
         "two devices, AllReduce over them",
         "`tests/backends/torch/test_cuda.py`, with two GPUs",
