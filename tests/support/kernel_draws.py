@@ -606,17 +606,30 @@ def _unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
     return np.asarray(parts.reshape(*packed.shape[:-1], -1))
 
 
-@draws("com.microsoft.QMoE")
+@draws("com.microsoft.MoE", "com.microsoft.QMoE")
 def _experts(rng: Source, name: str) -> Draw:
     tokens, experts, hidden, inner = rng.size(33), rng.integers(2, 6), 32, 32 * rng.integers(1, 4)
-    bits, activation = 4, rng.pick("relu", "silu", "identity", "gelu")
-    inputs: list[Any] = [None] * 15
+    is_quantized, activation = name.endswith(".QMoE"), rng.pick("relu", "silu", "identity", "gelu")
+    inputs: list[Any] = [None] * (15 if is_quantized else 8)
     inputs[0] = rng.normal(size=(1, tokens, hidden)).astype(np.float32)
     inputs[1] = rng.normal(size=(tokens, experts)).astype(np.float32)
-    for place, (rows, columns) in {2: (inner, hidden), 5: (hidden, inner)}.items():
-        inputs[place] = rng.integers(0, 256, (experts, rows, columns // 2), np.uint8)
-        inputs[place + 1] = rng.random((experts, rows), np.float32) / 64
-    attrs = {"expert_weight_bits": bits, "k": 2, "activation_type": activation}
+    layers = {2: (inner, hidden), 5 if is_quantized else 4: (hidden, inner)}
+    for place, (rows, columns) in layers.items():
+        if is_quantized:
+            inputs[place] = rng.integers(0, 256, (experts, rows, columns // 2), np.uint8)
+            inputs[place + 1] = rng.random((experts, rows), np.float32) / 64
+        else:
+            inputs[place] = rng.normal(size=(experts, rows, columns)).astype(np.float32) / 8
+    attrs = {"k": 2, "activation_type": activation}
+    attrs |= {"expert_weight_bits": 4} if is_quantized else {"normalize_routing_weights": 1}
+
+    def weights_of(draw: Draw, place: int, expert: int) -> Rounded:
+        w = draw.inputs[place][expert]
+        if not is_quantized:
+            return Rounded.exact(w.T.astype(np.float64), draw.dtype)
+        w = _unpacked(w, 4) - 8.0
+        w = w * draw.inputs[place + 1][expert][:, None].astype(np.float64)
+        return Rounded.exact(w.T, draw.dtype).rounded(w.T, 0, 2)
 
     def bound(draw: Draw) -> list[Rounded | None]:
         x, shares = draw.read(0)[0], draw.read(1)
@@ -625,10 +638,8 @@ def _experts(rng: Source, name: str) -> Draw:
         total = draw.read(0)[0] * 0.0
         for expert in range(experts):
             h = x
-            for place in (2, 5):
-                w = _unpacked(draw.inputs[place][expert], bits) - 8.0
-                w = w * draw.inputs[place + 1][expert][:, None].astype(np.float64)
-                h = h @ Rounded.exact(w.T, draw.dtype).rounded(w.T, 0, 2)
+            for place in layers:
+                h = h @ weights_of(draw, place, expert)
                 h = _activated(h, activation) if place == 2 else h
             for choice in range(2):
                 share = routes[:, choice : choice + 1]
@@ -636,7 +647,8 @@ def _experts(rng: Source, name: str) -> Draw:
         return [total[None]]
 
     options: dict[str, Any] = {"domain": "com.microsoft", "version": 1, "is_formula": True}
-    return Draw("QMoE", inputs, attrs, bound, [2, 3, 5, 6], **options)
+    constants = [i for i, array in enumerate(inputs) if i > 1 and array is not None]
+    return Draw(_short(name)[0], inputs, attrs, bound, constants, **options)
 
 
 def _activated(x: Rounded, name: str) -> Rounded:

@@ -108,6 +108,24 @@ def test_experts_of_blocks_with_zero_points_and_given_shares_equal_numpy(bits, n
     check(*_experts(PLAIN, bits, 16, **given, **attrs), TOLERANCE)
 
 
+@pytest.mark.parametrize(
+    "attrs", [{}, {"normalize_routing_weights": 1}, SWIGLU | {"swiglu_fusion": 1}]
+)
+@pytest.mark.parametrize("bias", [False, True])
+def test_experts_of_floats_equal_numpy(bias, attrs):
+    rng = np.random.default_rng(3)
+    inner = INNER * (2 if attrs.get("swiglu_fusion") else 1)
+    x, scores = rng.standard_normal((TOKENS, HIDDEN)), rng.standard_normal((TOKENS, EXPERTS))
+    scores[4] = 0.5
+    layers = [rng.standard_normal(of) / 8 for of in ((EXPERTS, inner, HIDDEN), (EXPERTS, inner))]
+    layers += [rng.standard_normal(of) / 8 for of in ((EXPERTS, HIDDEN, INNER), (EXPERTS, HIDDEN))]
+    inputs = [array.astype(np.float32) for array in (x, scores, *layers)]
+    if not bias:
+        inputs[3] = inputs[5] = None
+    constants = [i for i in range(2, 6) if inputs[i] is not None]
+    check(node_of("MoE", inputs, constants, domain=MICROSOFT, k=2, **attrs), inputs, TOLERANCE)
+
+
 def test_experts_chosen_by_nan_equal_numpy():
     node, inputs = _experts(PLAIN, shares=True)
     inputs[1][2, 1:3] = np.nan

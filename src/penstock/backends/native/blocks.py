@@ -13,6 +13,7 @@ from penstock.backends.native.kernel import WORKSPACE, Finish, NativeCall, Site,
 from penstock.core.types import FLOAT32, TensorType
 from penstock.ops.common.constant_cache import ConstantRef, Reordered, Shared, reordered, shared
 from penstock.ops.microsoft.experts import (
+    MOE,
     QMOE,
     ROUTER_WEIGHTS,
     ExpertLayer,
@@ -67,9 +68,10 @@ _ROWS = 32  # TOGETHER of c/products/blocks.c
 _MOST_FLOPS = 6_000_000_000
 
 
-@family("com.microsoft.QMoE")
+@family("com.microsoft.MoE", "com.microsoft.QMoE")
 def experts_call(site: Site) -> NativeCall | None:
-    """QMoE: of each token's experts alone, with constant weights."""
+    """Of each token's experts alone, with constant weights, of float32 or of a few bits."""
+    layers = QMOE if site.node.op.name == "QMoE" else MOE
     x, scores, shares = (site.input(i) for i in (0, 1, ROUTER_WEIGHTS))
     if x is None or scores is None or 0 in (*x.dims, *scores.dims):
         return None
@@ -77,18 +79,22 @@ def experts_call(site: Site) -> NativeCall | None:
         return None
     attrs, hidden, (tokens, count) = site.node.attrs, x.dims[-1], scores.dims
     fusion, chosen = fusion_of(attrs), int(attrs.get("k", 1))
-    first = site.input(QMOE[0].weights)
+    first = site.input(layers[0].weights)
     if first is None:
         return None
     inner = first.dims[1] // (2 if fusion else 1)
     words: list[Word] = []
     keep: list[Any] = []
-    for layer in QMOE:
+    held: dict[int, Reordered] = {}
+    for layer in layers:
         size = inner if layer.name == "fc2" else hidden
-        if not _add_layer(site, layer, count, size, words, keep):
+        of_layer = _layer_words(site, layer, size, keep, held)
+        if of_layer is None:
             return None
+        words += of_layer
     limit = float(attrs.get("swiglu_limit", math.inf))
-    is_normalized = shares is None or bool(attrs.get("normalize_routing_weights", 0))
+    is_normalized = bool(attrs.get("normalize_routing_weights", 0))
+    is_normalized |= shares is None and layers is QMOE
     token_flops = 6 * chosen * hidden * inner
     together = min(max(_MOST_FLOPS // token_flops // _ROWS, 1) * _ROWS, tokens)
     activation = _ACTIVATIONS.index(attrs.get("activation_type", "relu"))
@@ -105,6 +111,7 @@ def experts_call(site: Site) -> NativeCall | None:
         item_ns=rows_ns(4 * hidden * inner * together * chosen / count),
         can_fail=True,  # without memory
         keep=keep,
+        reordered=held,
         # Each expert writes a row of its own for a token: threads add to no common result, and the
         # sum has one order, whatever thread is first.
         finish=Finish(
@@ -114,29 +121,43 @@ def experts_call(site: Site) -> NativeCall | None:
     )
 
 
-def _add_layer(
-    site: Site, layer: ExpertLayer, count: int, size: int, words: list[Word], keep: list[Any]
-) -> bool:
-    """Add the words of a layer; return whether compiled code takes it."""
-    places = layer.weights, layer.scales, layer.zeros, layer.bias
-    arrays = [site.constant(i) for i in places]
-    if any(a is None and site.input(i) is not None for i, a in zip(places, arrays, strict=True)):
-        return False
-    codes, scales, zeros, bias = arrays
-    if codes is None or scales is None:
-        words += [None] * 8
-        return layer.name == "fc3"
-    packed = packed_experts(layer, count * codes.shape[1], size, site.node.attrs)
-    # Zero points of whole rows are packed along the rows.
-    if not has_panels(packed) or codes.shape[1] % PANEL or (zeros is not None and zeros.ndim < 3):
-        return False
-    if packed.k != packed.blocks * packed.block or (bias is not None and bias.dtype != FLOAT32):
-        return False
-    panels, factors = _codes_of(packed, codes), _factors_of(packed, scales, zeros)
-    keep += [panels, factors]
-    words += [*panels.arrays, *factors.value, None if bias is None else Tensor(layer.bias)]
-    words += [packed.k, codes.shape[1], max(packed.bits, 4), packed.block]
-    return True
+def _layer_words(
+    site: Site, layer: ExpertLayer, size: int, keep: list[Any], held: dict[int, Reordered]
+) -> list[Word] | None:
+    """The words of a layer, if compiled code takes it; what they are made of goes to ``keep``, and
+    the weights in the order of panels to ``held``."""
+    weights, ref = site.input(layer.weights), site.weights(layer.weights)
+    if weights is None:
+        return [None] * 8 if layer.name == "fc3" else None
+    places = layer.scales, layer.zeros, layer.bias
+    scales, zeros, bias = (site.constant(i) if i >= 0 else None for i in places)
+    given = [site.input(i) if i >= 0 else None for i in places]
+    if ref is None or [x is None for x in given] != [a is None for a in (scales, zeros, bias)]:
+        return None
+    count, rows, _ = weights.dims
+    if rows % PANEL or (bias is not None and bias.dtype != FLOAT32):
+        return None
+    factors: tuple[np.ndarray | None, np.ndarray | None] = None, None
+    if scales is None:
+        if layer.scales >= 0 or weights.dtype != FLOAT32:
+            return None
+        types = [TensorType(FLOAT32, (count * rows // PANEL, size, PANEL))]
+        pack, back = partial(_panels_of_floats, size), partial(_rows_of_floats, weights.dims)
+        panels = reordered(("native experts", weights.dims), ref, pack, back, types)
+        bits, block = 32, size
+    else:
+        packed = packed_experts(layer, count * rows, size, site.node.attrs)
+        # Zero points of whole rows are packed along the rows.
+        if not has_panels(packed) or (zeros is not None and zeros.ndim < 3):
+            return None
+        if packed.k != packed.blocks * packed.block:
+            return None
+        panels, made = _codes_of(packed, ref), _factors_of(packed, scales, zeros)
+        factors, bits, block = made.value, max(packed.bits, 4), packed.block
+        keep.append(made)
+    held[layer.weights] = panels
+    added = None if bias is None else Tensor(layer.bias)
+    return [*panels.arrays, *factors, added, size, rows, bits, block]
 
 
 def has_panels(packed: PackedWeights) -> bool:
@@ -152,6 +173,14 @@ def _codes_of(packed: PackedWeights, b: np.ndarray | ConstantRef) -> Reordered:
     panels = TensorType(np.dtype(dtype), (math.ceil(packed.n / PANEL), rows, PANEL))
     back = partial(_rows, packed, b.shape)
     return reordered(name, b, lambda b: (_panels(packed, b),), back, [panels])
+
+
+def _panels_of_floats(k: int, weights: np.ndarray) -> tuple[np.ndarray]:
+    return (_columns(weights.reshape(-1, k)),)
+
+
+def _rows_of_floats(shape: tuple[int, ...], panels: np.ndarray) -> np.ndarray:
+    return panels.swapaxes(1, 2).reshape(shape)
 
 
 def _panels(packed: PackedWeights, b: np.ndarray) -> np.ndarray:

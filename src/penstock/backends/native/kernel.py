@@ -269,8 +269,9 @@ def _finished_kernel(site: Site, call: NativeCall, finish: Finish) -> Kernel:
     """The kernel of a call whose results ``finish`` makes the outputs of."""
     tensors = (*site.tensors[: len(site.node.inputs)], *finish.writes)
     written, make = replace(call, finish=None), finish.function
-    function = native_kernel(replace(site, tensors=tensors), written).function
-    return Kernel(lambda *inputs: make(function(*inputs)))
+    kernel = native_kernel(replace(site, tensors=tensors), written)
+    function = kernel.function
+    return Kernel(lambda *inputs: make(function(*inputs)), packed=kernel.packed)
 
 
 class _Runtime:

@@ -39,7 +39,7 @@ class ExpertLayer(NamedTuple):
     zeros: int = -1
 
 
-_MOE = (ExpertLayer("fc1", 2, 3), ExpertLayer("fc2", 4, 5), ExpertLayer("fc3", 6, 7))
+MOE = (ExpertLayer("fc1", 2, 3), ExpertLayer("fc2", 4, 5), ExpertLayer("fc3", 6, 7))
 QMOE = (
     ExpertLayer("fc1", 2, 4, 3, 11),
     ExpertLayer("fc2", 5, 7, 6, 12),
@@ -201,12 +201,12 @@ def _work(attrs: Attrs, inputs: Dims, output: tuple[int, ...]) -> int:
     return 4 * math.prod(output) * attrs.get("k", 1) * (first[1] if first else 0)
 
 
-@operator("MoE", domain=MICROSOFT, infer=partial(_infer, _MOE), work=_work)
+@operator("MoE", domain=MICROSOFT, infer=partial(_infer, MOE), work=_work)
 @operator("QMoE", domain=MICROSOFT, infer=partial(_infer, QMOE), work=_work)
 @by_shape(arity=(15, 1), widen=False)
 def mixture_of_experts(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     attrs, quantized = node.attrs, node.op.name == "QMoE"
-    layers = QMOE if quantized else _MOE
+    layers = QMOE if quantized else MOE
     hidden, count, fused = tensor(inputs, 0).dims[-1], attrs.get("k", 1), fusion_of(attrs)
     inner = tensor(inputs, layers[0].weights).dims[1] // (2 if fused else 1)
     stacks = [

@@ -4,7 +4,7 @@
    Weights are [panel][K / 8][32] uint32 of eight 4-bit codes, the lowest first, or [panel][K][32]
    uint8; both as codes less half their range. Scales are [panel][block][32], and so is `shifts`, what
    a zero point adds to each weight. A few rows take the codes through registers; for more, a part of a
-   panel is written out as float32 first. */
+   panel is written out as float32 first. Those of experts may be float32, without scales. */
 
 // Compiler options: -ffp-contract=fast
 #include <stdlib.h>
@@ -166,7 +166,9 @@ static int block_product(const void *arguments, int64_t begin, int64_t end)
             if (a->bias)
                 memcpy(c + row * step, a->bias + p * PANEL, width * sizeof(float));
         }
-        if (a->rows <= FEW)
+        if (a->bits == 32)
+            add_product(c, step, a->x, a->k, (const float *)a->weights + p * a->k * PANEL, a->k, a->rows);
+        else if (a->rows <= FEW)
             a->bits == 4 ? few(a, 4, p, sums, c, step) : few(a, 8, p, sums, c, step);
         else
             a->bits == 4 ? many(a, 4, p, c, step) : many(a, 8, p, c, step);
@@ -210,17 +212,18 @@ static int64_t rank_of(const float *scores, int64_t count, int64_t e)
 static float share_of(const struct experts *a, int64_t token, int64_t e)
 {
     const float *scores = a->scores + token * a->count, *given = a->shares + token * a->count;
+    const int of_chosen = a->shares || a->is_normalized; /* else the softmax is of all scores */
     float most = scores[0], own = 0, sum = 0;
     for (int64_t j = 1; j < a->count; j++)
         most = scores[j] > most ? scores[j] : most;
     for (int64_t j = 0; j < a->count; j++) {
-        if (rank_of(scores, a->count, j) >= a->chosen)
+        if (of_chosen && rank_of(scores, a->count, j) >= a->chosen)
             continue;
         float weight = a->shares ? given[j] : expf(scores[j] - most);
         sum += weight;
         own = j == e ? weight : own;
     }
-    return a->is_normalized ? own / sum : own;
+    return a->is_normalized || !of_chosen ? own / sum : own;
 }
 
 static void run_layer(const struct experts *a, int i, int64_t e, const float *x, float *y, int64_t rows)
@@ -228,7 +231,7 @@ static void run_layer(const struct experts *a, int i, int64_t e, const float *x,
     const expert_layer *l = a->layers + i;
     int64_t scales = e * l->n * (l->k / l->block);
     struct block_product product = {
-        x, l->weights + e * l->n * l->k * l->bits / 8, l->scales + scales,
+        x, l->weights + e * l->n * l->k * l->bits / 8, l->scales ? l->scales + scales : NULL,
         l->shifts ? l->shifts + scales : NULL, l->bias ? l->bias + e * l->n : NULL, y, NULL,
         rows, l->k, l->n, l->bits, l->block};
     block_product(&product, 0, l->n / PANEL);
