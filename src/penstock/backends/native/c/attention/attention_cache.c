@@ -256,23 +256,16 @@ INLINED int attend(const struct attention_cache *a, const float *const *q, const
 }
 
 /* Each number of queries that are computed together is code of its own. */
-static int attend_one(const struct attention_cache *a, const float *const *q, const float *keys, const float *values,
-                      const float *bias, int64_t first, int64_t end, float *y, const apart *next)
-{
-    return attend(a, q, keys, values, bias, first, end, y, next, 1);
-}
-
-static int attend_two(const struct attention_cache *a, const float *const *q, const float *keys, const float *values,
-                      const float *bias, int64_t first, int64_t end, float *y, const apart *next)
-{
-    return attend(a, q, keys, values, bias, first, end, y, next, 2);
-}
-
-static int attend_four(const struct attention_cache *a, const float *const *q, const float *keys, const float *values,
-                      const float *bias, int64_t first, int64_t end, float *y, const apart *next)
-{
-    return attend(a, q, keys, values, bias, first, end, y, next, 4);
-}
+#define ATTEND(count)                                                                             \
+    static int attend_##count(const struct attention_cache *a, const float *const *q, const float *keys,\
+                              const float *values, const float *bias, int64_t first, int64_t end, float *y,\
+                              const apart *next)                                                  \
+    {                                                                                             \
+        return attend(a, q, keys, values, bias, first, end, y, next, count);                      \
+    }
+ATTEND(1)
+ATTEND(2)
+ATTEND(4)
 
 static int attention_cache(const void *arguments, int64_t begin, int64_t end)
 {
@@ -321,9 +314,9 @@ static int attention_cache(const void *arguments, int64_t begin, int64_t end)
                 if (a->bias)
                     bias = a->bias + b * a->bias_batch + h * a->bias_head + i * a->bias_row;
                 float *y = a->y + b * a->y_batch + h * a->y_head + i * a->y_row;
-                if ((together == 4   ? attend_four
-                     : together == 2 ? attend_two
-                                     : attend_one)(a, q, keys, values, bias, first, last, y, &next))
+                if ((together == 4   ? attend_4
+                     : together == 2 ? attend_2
+                                     : attend_1)(a, q, keys, values, bias, first, last, y, &next))
                     return 1;
             }
         }
