@@ -44,8 +44,8 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
         return 0;                                                                                 \
     }
 
-#define FEW(name, number)                                                                          \
-    if (a->length == number)                                                                       \
+#define FEW(name, number)                                                                         \
+    if (a->length == number)                                                                      \
         return name##_few(x, rows, number, totals);
 
 /* What elements come to: COMBINE(total, value) is computed in type `lane` within parts, in type `wide` among
@@ -55,10 +55,8 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
     {                                                                                             \
         wide total = start;                                                                       \
         if (length < LANES)                                                                       \
-            for (int64_t i = 0; i < length; i++) {                                                \
-                const wide value = MAP((wide)x[i]);                                               \
-                total = COMBINE(total, value);                                                    \
-            }                                                                                     \
+            for (int64_t i = 0; i < length; i++)                                                  \
+                total = COMBINE(total, MAP((wide)x[i]));                                          \
         for (int64_t rest = length < LANES ? 0 : length; rest > 0; rest -= PART, x += PART) {     \
             const int64_t n = rest < PART ? rest : PART;                                          \
             lane lanes[LANES];                                                                    \
@@ -66,24 +64,19 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
                 lanes[l] = start;                                                                 \
             int64_t i = 0;                                                                        \
             for (; i + LANES <= n; i += LANES)                                                    \
-                NOT_UNROLLED for (int l = 0; l < LANES; l++) {                                    \
-                    const lane value = MAP((lane)x[i + l]);                                       \
-                    lanes[l] = COMBINE(lanes[l], value);                                          \
-                }                                                                                 \
+                NOT_UNROLLED for (int l = 0; l < LANES; l++)                                      \
+                    lanes[l] = COMBINE(lanes[l], MAP((lane)x[i + l]));                            \
             /* Halve the lanes, and each time add as many of the elements that are left. */       \
             _Pragma("GCC unroll 4") for (int half = LANES / 2; half; half /= 2) {                 \
                 for (int l = 0; l < half; l++)                                                    \
                     lanes[l] = COMBINE(lanes[l], lanes[l + half]);                                \
                 if (n & half) {                                                                   \
-                    for (int l = 0; l < half; l++) {                                              \
-                        const lane value = MAP((lane)x[i + l]);                                   \
-                        lanes[l] = COMBINE(lanes[l], value);                                      \
-                    }                                                                             \
+                    for (int l = 0; l < half; l++)                                                \
+                        lanes[l] = COMBINE(lanes[l], MAP((lane)x[i + l]));                        \
                     i += half;                                                                    \
                 }                                                                                 \
             }                                                                                     \
-            const wide value = (wide)lanes[0];                                                    \
-            total = COMBINE(total, value);                                                        \
+            total = COMBINE(total, (wide)lanes[0]);                                               \
         }                                                                                         \
         return total;                                                                             \
     }                                                                                             \
@@ -93,10 +86,8 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
         for (int64_t j = 0; j < rows; j++)                                                        \
             totals[j] = start;                                                                    \
         for (int64_t i = 0; i < length; i++)                                                      \
-            for (int64_t j = 0; j < rows; j++) {                                                  \
-                const wide value = MAP((wide)x[j * length + i]);                                  \
-                totals[j] = COMBINE(totals[j], value);                                            \
-            }                                                                                     \
+            for (int64_t j = 0; j < rows; j++)                                                    \
+                totals[j] = COMBINE(totals[j], MAP((wide)x[j * length + i]));                     \
     }                                                                                             \
     static __attribute__((noinline)) void name##_of_rows(const struct reduction *a, int64_t first,\
                                                          int64_t rows, wide *restrict totals)     \
@@ -124,23 +115,17 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
             for (int64_t j = 0; j < width; j++)                                                   \
                 part[j] = MAP((lane)x[j]);                                                        \
             for (i++, x += step; i < end; i++, x += step)                                         \
-                for (int64_t j = 0; j < width; j++) {                                             \
-                    const lane value = MAP((lane)x[j]);                                           \
-                    part[j] = COMBINE(part[j], value);                                            \
-                }                                                                                 \
-            for (int64_t j = 0; j < width; j++) {                                                 \
-                const wide value = (wide)part[j];                                                 \
-                totals[j] = COMBINE(totals[j], value);                                            \
-            }                                                                                     \
+                for (int64_t j = 0; j < width; j++)                                               \
+                    part[j] = COMBINE(part[j], MAP((lane)x[j]));                                  \
+            for (int64_t j = 0; j < width; j++)                                                   \
+                totals[j] = COMBINE(totals[j], (wide)part[j]);                                    \
         }                                                                                         \
         for (int64_t i = 1; i < count; i++)                                                       \
             for (int64_t j = 0; j < columns; j++)                                                 \
                 totals[j] = COMBINE(totals[j], totals[i * columns + j]);                          \
         for (int64_t i = length * count; i < a->length; i++, x += columns)                        \
-            for (int64_t j = 0; j < columns; j++) {                                               \
-                const wide value = MAP((wide)x[j]);                                               \
-                totals[j] = COMBINE(totals[j], value);                                            \
-            }                                                                                     \
+            for (int64_t j = 0; j < columns; j++)                                                 \
+                totals[j] = COMBINE(totals[j], MAP((wide)x[j]));                                  \
     }
 
 /* A kernel whose results are made of such totals. */
@@ -213,7 +198,7 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
             const int32_t place = (int32_t)(a->last ? a->length - 1 - i : i);                     \
             const type *restrict x = (const type *)a->x + first + place * a->inner;               \
             for (int64_t j = 0; j < columns; j++) {                                               \
-                const int beaten = (!i) | ((!(x[j] operator best[j])) & (best[j] == best[j]));        \
+                const int beaten = (!i) | ((!(x[j] operator best[j])) & (best[j] == best[j]));    \
                 places[j] = beaten ? place : places[j];                                           \
                 best[j] = beaten ? x[j] : best[j];                                                \
             }                                                                                     \
@@ -226,8 +211,8 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
 
 #define SUM(a, b) ((a) + (b))
 #define PRODUCT(a, b) ((a) * (b))
-#define HIGHER(a, b) ((((b) > (a)) | ((b) != (b))) ? (b) : (a))
-#define LOWER(a, b) ((((b) < (a)) | ((b) != (b))) ? (b) : (a))
+#define HIGHER(a, b) ({ const __typeof__(a) other = (b); ((other > (a)) | (other != other)) ? other : (a); })
+#define LOWER(a, b) ({ const __typeof__(a) other = (b); ((other < (a)) | (other != other)) ? other : (a); })
 #define SAME(x) (x)
 #define SQUARE(x) ((x) * (x))
 #define ABSOLUTE(x) ((x) < 0 ? -(x) : (x))
@@ -293,7 +278,7 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
                                                     int64_t columns, type *restrict y)            \
     {                                                                                             \
         const type *restrict x = (const type *)a->x + first;                                      \
-        const int64_t count = folds(a, columns), width = count * columns, step = count * a->inner; \
+        const int64_t count = folds(a, columns), width = count * columns, step = count * a->inner;\
         const int64_t length = a->length / count;                                                 \
         double totals[COLUMNS] = {0};                                                             \
         real tops[COLUMNS], part[COLUMNS];                                                        \
