@@ -43,25 +43,6 @@ static void store(const struct attention_cache *a, const float *new, int64_t row
     memset(to + end * size, 0, (a->kept - end) * size * sizeof *to);
 }
 
-/* Lanes to the largest of them, or to their sum, in halves: each is one instruction. */
-static inline float largest(float *lanes)
-{
-#pragma GCC unroll 8
-    for (int half = LANES / 2; half; half /= 2)
-        UNROLLED(l, half)
-            lanes[l] = lanes[l + half] > lanes[l] ? lanes[l + half] : lanes[l];
-    return lanes[0];
-}
-
-static inline float sum_of(float *lanes)
-{
-#pragma GCC unroll 8
-    for (int half = LANES / 2; half; half /= 2)
-        UNROLLED(l, half)
-            lanes[l] += lanes[l + half];
-    return lanes[0];
-}
-
 /* The sums of as many vectors as each has lanes, one in each lane. A step joins two vectors: of lanes
    that differ in one bit of their number, the first is a sum of the first vector, the other of the
    second. */
@@ -190,7 +171,8 @@ static int weigh(const struct attention_cache *a, float *scores, const float *bi
     for (j = 0; j < whole; j += LANES)
         for (int l = 0; l < LANES; l++)
             most[l] = scores[j + l] > most[l] ? scores[j + l] : most[l];
-    float highest = largest(most);
+    HALVE(most, LANES, LARGEST_OF);
+    float highest = most[0];
     for (; j < n; j++)
         highest = scores[j] > highest ? scores[j] : highest;
     *shrink = 1;
@@ -208,7 +190,8 @@ static int weigh(const struct attention_cache *a, float *scores, const float *bi
     for (j = 0; j < whole; j += LANES)
         for (int l = 0; l < LANES; l++)
             parts[l] += scores[j + l];
-    float sum = sum_of(parts);
+    HALVE(parts, LANES, SUM_OF);
+    float sum = parts[0];
     for (; j < n; j++)
         sum += scores[j];
     *total = *total * *shrink + sum;

@@ -63,9 +63,7 @@ enum { LRN_LANES = VECTOR_BYTES / 4, LRN_VECTORS = 4, MOST_ROW = 8192, MOST_AROU
             type parts[LANES];                                                                    \
             sums[0] = (sums[0] + sums[1]) + (sums[2] + sums[3]);                                  \
             memcpy(parts, sums, sizeof parts);                                                    \
-            _Pragma("GCC unroll 4") for (int half = LANES / 2; half; half /= 2)                   \
-                for (int j = 0; j < half; j++)                                                    \
-                    parts[j] += parts[j + half];                                                  \
+            HALVE(parts, LANES, SUM_OF);                                                          \
             total += parts[0];                                                                    \
         }                                                                                         \
         return total;                                                                             \

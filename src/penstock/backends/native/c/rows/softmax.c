@@ -50,9 +50,7 @@ enum { BLOCK = 2048, COLUMNS = 256 };
             tops = name##_higher(name##_read(x + i), tops);                                       \
         tops = name##_higher(tops, others);                                                       \
         memcpy(parts, &tops, sizeof parts);                                                       \
-        _Pragma("GCC unroll 4") for (int half = LANES / 2; half; half /= 2)                       \
-            for (int l = 0; l < half; l++)                                                        \
-                parts[l] = parts[l + half] > parts[l] ? parts[l + half] : parts[l];               \
+        HALVE(parts, LANES, LARGEST_OF);                                                          \
         return parts[0];                                                                          \
     }                                                                                             \
                                                                                                   \
@@ -73,9 +71,7 @@ enum { BLOCK = 2048, COLUMNS = 256 };
             }                                                                                     \
             sums += others;                                                                       \
             memcpy(parts, &sums, sizeof parts);                                                   \
-            _Pragma("GCC unroll 4") for (int half = LANES / 2; half; half /= 2)                   \
-                for (int l = 0; l < half; l++)                                                    \
-                    parts[l] += parts[l + half];                                                  \
+            HALVE(parts, LANES, SUM_OF);                                                          \
         }                                                                                         \
         for (; i < n; i++)                                                                        \
             parts[0] += x[i];                                                                     \
