@@ -163,21 +163,29 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
     {                                                                                             \
         const type *x = (const type *)a->x + first;                                               \
         if (a->length <= FEW) {                                                                   \
-            int64_t few = a->last ? a->length - 1 : 0;                                            \
+            int64_t few = place;                                                                  \
             type top = x[few];                                                                    \
-            for (int64_t i = 1; i < a->length; i++) {                                             \
-                const int64_t at = a->last ? a->length - 1 - i : i;                               \
-                const int beaten = (!(x[at] operator top)) & (top == top);                        \
-                few = beaten ? at : few;                                                          \
-                top = beaten ? x[at] : top;                                                       \
+        const int64_t step = a->last ? -1 : 1;                                                    \
+        int64_t place = a->last ? a->length - 1 : 0, i = 1;                                       \
+            for (int64_t left = a->length; --left > 0;) {                                         \
+                place += step;                                                                    \
+                const int beaten = (!(x[place] operator top)) & (top == top);                     \
+                few = beaten ? place : few;                                                       \
+                top = beaten ? x[place] : top;                                                    \
             }                                                                                     \
             return few;                                                                           \
         }                                                                                         \
         const type best = extreme##_folded(x, a->length);                                         \
-        const int64_t step = a->last ? -1 : 1;                                                    \
-        int64_t place = a->last ? a->length - 1 : 0;                                              \
+        /* Blocks that lack it are passed over, of which compilers compare all elements at once. */\
+        for (int any = 0; i + LANES <= a->length; i += LANES, place += step * LANES) {            \
+            const type *block = x + place - (a->last ? LANES - 1 : 0);                            \
+            for (int l = 0; l < LANES; l++)                                                       \
+                any |= best == best ? block[l] == best : block[l] != block[l];                    \
+            if (any)                                                                              \
+                break;                                                                            \
+        }                                                                                         \
         /* Another thread may have changed the elements since. */                                 \
-        for (int64_t i = 1; i < a->length; i++, place += step)                                    \
+        for (; i < a->length; i++, place += step)                                                 \
             if (best == best ? x[place] == best : x[place] != x[place])                           \
                 break;                                                                            \
         return place;                                                                             \
