@@ -50,13 +50,13 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
 
 /* What elements come to: COMBINE(total, value) is computed in type `lane` within parts, in type `wide` among
    them. Rows are up to ROWS, columns up to COLUMNS. */
-#define TOTALS(name, type, lane, wide, start, COMBINE, MAP)                                       \
+#define ROW_TOTALS(name, type, lane, wide, start, COMBINE, MAP)                                   \
     static inline wide name##_folded(const type *x, int64_t length)                               \
     {                                                                                             \
         wide total = start;                                                                       \
         if (length < LANES)                                                                       \
             for (int64_t i = 0; i < length; i++)                                                  \
-                total = COMBINE(total, MAP((wide)x[i]));                                          \
+                total = COMBINE(total, MAP((wide)x[i], 0));                                       \
         for (int64_t rest = length < LANES ? 0 : length; rest > 0; rest -= PART, x += PART) {     \
             const int64_t n = rest < PART ? rest : PART;                                          \
             lane lanes[LANES];                                                                    \
@@ -65,14 +65,14 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
             int64_t i = 0;                                                                        \
             for (; i + LANES <= n; i += LANES)                                                    \
                 NOT_UNROLLED for (int l = 0; l < LANES; l++)                                      \
-                    lanes[l] = COMBINE(lanes[l], MAP((lane)x[i + l]));                            \
+                    lanes[l] = COMBINE(lanes[l], MAP((lane)x[i + l], 0));                         \
             /* Halve the lanes, and each time add as many of the elements that are left. */       \
             _Pragma("GCC unroll 4") for (int half = LANES / 2; half; half /= 2) {                 \
                 for (int l = 0; l < half; l++)                                                    \
                     lanes[l] = COMBINE(lanes[l], lanes[l + half]);                                \
                 if (n & half) {                                                                   \
                     for (int l = 0; l < half; l++)                                                \
-                        lanes[l] = COMBINE(lanes[l], MAP((lane)x[i + l]));                        \
+                        lanes[l] = COMBINE(lanes[l], MAP((lane)x[i + l], 0));                     \
                     i += half;                                                                    \
                 }                                                                                 \
             }                                                                                     \
@@ -87,7 +87,7 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
             totals[j] = start;                                                                    \
         for (int64_t i = 0; i < length; i++)                                                      \
             for (int64_t j = 0; j < rows; j++)                                                    \
-                totals[j] = COMBINE(totals[j], MAP((wide)x[j * length + i]));                     \
+                totals[j] = COMBINE(totals[j], MAP((wide)x[j * length + i], 0));                  \
     }                                                                                             \
     static __attribute__((noinline)) void name##_of_rows(const struct reduction *a, int64_t first,\
                                                          int64_t rows, wide *restrict totals)     \
@@ -100,9 +100,13 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
             return name##_few(x, rows, a->length, totals);                                        \
         for (int64_t i = 0; i < rows; i++)                                                        \
             totals[i] = name##_folded(x + i * a->length, a->length);                              \
-    }                                                                                             \
+    }
+
+/* The same of columns, each of whose elements MAP takes in relation to its top, if there are tops. */
+#define COLUMN_TOTALS(name, type, lane, wide, start, COMBINE, MAP)                                \
     static __attribute__((noinline)) void name##_of_columns(const struct reduction *a, int64_t first,\
-                                                            int64_t columns, wide *restrict totals)\
+                                                            int64_t columns, wide *restrict totals,\
+                                                            const lane *restrict tops)            \
     {                                                                                             \
         const type *restrict x = (const type *)a->x + first;                                      \
         const int64_t count = folds(a, columns), width = count * columns, step = count * a->inner;\
@@ -113,10 +117,10 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
         for (int64_t i = 0; i < length;) {                                                        \
             const int64_t end = length - i < ROWS ? length : i + ROWS;                            \
             for (int64_t j = 0; j < width; j++)                                                   \
-                part[j] = MAP((lane)x[j]);                                                        \
+                part[j] = MAP((lane)x[j], tops[j]);                                               \
             for (i++, x += step; i < end; i++, x += step)                                         \
                 for (int64_t j = 0; j < width; j++)                                               \
-                    part[j] = COMBINE(part[j], MAP((lane)x[j]));                                  \
+                    part[j] = COMBINE(part[j], MAP((lane)x[j], tops[j]));                         \
             for (int64_t j = 0; j < width; j++)                                                   \
                 totals[j] = COMBINE(totals[j], (wide)part[j]);                                    \
         }                                                                                         \
@@ -125,8 +129,10 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
                 totals[j] = COMBINE(totals[j], totals[i * columns + j]);                          \
         for (int64_t i = length * count; i < a->length; i++, x += columns)                        \
             for (int64_t j = 0; j < columns; j++)                                                 \
-                totals[j] = COMBINE(totals[j], MAP((wide)x[j]));                                  \
+                totals[j] = COMBINE(totals[j], MAP((wide)x[j], tops[j]));                         \
     }
+
+#define TOTALS(name, ...) ROW_TOTALS(name, __VA_ARGS__) COLUMN_TOTALS(name, __VA_ARGS__)
 
 /* A kernel whose results are made of such totals. */
 #define FINISHED(name, totals_of, type, wide, FINISH)                                             \
@@ -145,7 +151,7 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
                                       type *restrict y)                                           \
     {                                                                                             \
         wide totals[COLUMNS];                                                                     \
-        totals_of##_of_columns(a, first, columns, totals);                                        \
+        totals_of##_of_columns(a, first, columns, totals, NULL);                                  \
         for (int64_t j = 0; j < columns; j++)                                                     \
             y[j] = (type)FINISH(totals[j], a->length);                                            \
     }                                                                                             \
@@ -162,11 +168,11 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
     static inline int64_t name##_row(const struct reduction *a, int64_t first)                    \
     {                                                                                             \
         const type *x = (const type *)a->x + first;                                               \
+        const int64_t step = a->last ? -1 : 1;                                                    \
+        int64_t place = a->last ? a->length - 1 : 0, i = 1;                                       \
         if (a->length <= FEW) {                                                                   \
             int64_t few = place;                                                                  \
             type top = x[few];                                                                    \
-        const int64_t step = a->last ? -1 : 1;                                                    \
-        int64_t place = a->last ? a->length - 1 : 0, i = 1;                                       \
             for (int64_t left = a->length; --left > 0;) {                                         \
                 place += step;                                                                    \
                 const int beaten = (!(x[place] operator top)) & (top == top);                     \
@@ -221,16 +227,18 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
 #define PRODUCT(a, b) ((a) * (b))
 #define HIGHER(a, b) ({ const __typeof__(a) other = (b); ((other > (a)) | (other != other)) ? other : (a); })
 #define LOWER(a, b) ({ const __typeof__(a) other = (b); ((other < (a)) | (other != other)) ? other : (a); })
-#define SAME(x) (x)
-#define SQUARE(x) ((x) * (x))
-#define ABSOLUTE(x) ((x) < 0 ? -(x) : (x))
+#define SAME(x, top) (x)
+#define SQUARE(x, top) ((x) * (x))
+#define ABSOLUTE(x, top) ((x) < 0 ? -(x) : (x))
 #define TOTAL(total, n) (total)
 #define MEAN(total, n) ((total) / (double)(n))
 #define ROOT(total, n) sqrt(total)
 #define LOGARITHM(total, n) log(total)
 #define QUOTIENT(total, n) ((int64_t)(total) / (n))
-#define DISTANCE32(x) ((x) >> 31 ? 0 - (x) : (x))
-#define DISTANCE64(x) ((x) >> 63 ? 0 - (x) : (x))
+#define DISTANCE32(x, top) ((x) >> 31 ? 0 - (x) : (x))
+#define DISTANCE64(x, top) ((x) >> 63 ? 0 - (x) : (x))
+#define POWER_float32(x, top) exp32((float)(x) - (top))
+#define POWER_float64(x, top) exp64((x) - (top))
 
 /* Integers wrap around. */
 #define ANY(suffix, type, sum, wide, low, high)                                                   \
@@ -247,7 +255,9 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
 
 /* The logarithm of a sum of exponentials, relative to the highest element; infinities are relative to 0.
    Exponentials are of type `real`, which `reals` names. */
-#define LOGSUMEXP(suffix, type, reals, real, EXP)                                                 \
+#define LOGSUMEXP(suffix, type, reals, real)                                                      \
+    COLUMN_TOTALS(powers_##suffix, type, real, double, 0, SUM, POWER_##reals)                     \
+                                                                                                  \
     static inline real relative_##suffix(type highest)                                            \
     {                                                                                             \
         return isfinite((real)highest) ? (real)highest : 0;                                       \
@@ -270,7 +280,7 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
                     for (int64_t i = 0; i < (rows == 1 ? n : length); i++)                        \
                         powers[j * length + i] = (real)x[at + j * length + i] - relative_##suffix(tops[j]);\
                 for (int64_t i = 0; i < n; i++)                                                   \
-                    powers[i] = EXP(powers[i]);                                                   \
+                    powers[i] = POWER_##reals(powers[i], 0);                                      \
                 if (rows == 1)                                                                    \
                     total += sum_##reals##_folded(powers, n);                                     \
             }                                                                                     \
@@ -285,43 +295,25 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
     static inline void logsumexp_##suffix##_columns(const struct reduction *a, int64_t first,     \
                                                     int64_t columns, type *restrict y)            \
     {                                                                                             \
-        const type *restrict x = (const type *)a->x + first;                                      \
-        const int64_t count = folds(a, columns), width = count * columns, step = count * a->inner;\
-        const int64_t length = a->length / count;                                                 \
-        double totals[COLUMNS] = {0};                                                             \
-        real tops[COLUMNS], part[COLUMNS];                                                        \
+        double totals[COLUMNS];                                                                   \
+        real tops[COLUMNS];                                                                       \
         max_##suffix##_columns(a, first, columns, y);                                             \
-        for (int64_t j = 0; j < width; j++)                                                       \
+        for (int64_t j = 0; j < folds(a, columns) * columns; j++)                                 \
             tops[j] = relative_##suffix(y[j % columns]);                                          \
-        for (int64_t i = 0; i < length;) {                                                        \
-            const int64_t end = length - i < ROWS ? length : i + ROWS;                            \
-            for (int64_t j = 0; j < width; j++)                                                   \
-                part[j] = 0;                                                                      \
-            for (; i < end; i++, x += step)                                                       \
-                for (int64_t j = 0; j < width; j++)                                               \
-                    part[j] += EXP((real)x[j] - tops[j]);                                         \
-            for (int64_t j = 0; j < width; j++)                                                   \
-                totals[j] += (double)part[j];                                                     \
-        }                                                                                         \
-        for (int64_t i = 1; i < count; i++)                                                       \
-            for (int64_t j = 0; j < columns; j++)                                                 \
-                totals[j] += totals[i * columns + j];                                             \
-        for (int64_t i = length * count; i < a->length; i++, x += columns)                        \
-            for (int64_t j = 0; j < columns; j++)                                                 \
-                totals[j] += (double)EXP((real)x[j] - tops[j]);                                   \
+        powers_##suffix##_of_columns(a, first, columns, totals, tops);                            \
         for (int64_t j = 0; j < columns; j++)                                                     \
             y[j] = (type)(log(totals[j]) + (double)tops[j]);                                      \
     }                                                                                             \
                                                                                                   \
     ITEMS(logsumexp_##suffix, type, logsumexp_##suffix##_rows, logsumexp_##suffix##_columns)
 
-#define FLOATS(suffix, type, EXP)                                                                 \
+#define FLOATS(suffix, type)                                                                      \
     ANY(suffix, type, type, double, -INFINITY, INFINITY)                                          \
     FINISHED(mean_##suffix, sum_##suffix, type, double, MEAN)                                     \
     REDUCTION(l1_##suffix, type, type, double, 0, SUM, ABSOLUTE)                                  \
     FINISHED(l2_##suffix, sumsquare_##suffix, type, double, ROOT)                                 \
     FINISHED(logsum_##suffix, sum_##suffix, type, double, LOGARITHM)                              \
-    LOGSUMEXP(suffix, type, suffix, type, EXP)
+    LOGSUMEXP(suffix, type, suffix, type)
 
 /* Roots and logarithms are those of float64, without their fractions; means are exact. */
 #define INTEGERS(suffix, type, sum, mean, low, high, DISTANCE)                                    \
@@ -333,10 +325,10 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
     FINISHED(l2_##suffix, squares_##suffix, type, double, ROOT)                                   \
     TOTALS(reals_##suffix, type, double, double, 0, SUM, SAME)                                    \
     FINISHED(logsum_##suffix, reals_##suffix, type, double, LOGARITHM)                            \
-    LOGSUMEXP(suffix, type, float64, double, exp64)
+    LOGSUMEXP(suffix, type, float64, double)
 
-FLOATS(float32, float, exp32)
-FLOATS(float64, double, exp64)
+FLOATS(float32, float)
+FLOATS(float64, double)
 INTEGERS(int32, int32_t, uint32_t, int64_t, INT32_MIN, INT32_MAX, DISTANCE32)
 INTEGERS(int64, int64_t, uint64_t, uint64_t, INT64_MIN, INT64_MAX, DISTANCE64)
 EXTREMES(int8, int8_t, INT8_MIN, INT8_MAX)
