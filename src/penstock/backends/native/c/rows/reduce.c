@@ -60,8 +60,7 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
         for (int64_t rest = length < LANES ? 0 : length; rest > 0; rest -= PART, x += PART) {     \
             const int64_t n = rest < PART ? rest : PART;                                          \
             lane lanes[LANES];                                                                    \
-            for (int l = 0; l < LANES; l++)                                                       \
-                lanes[l] = start;                                                                 \
+            FILL(lanes, LANES, start);                                                            \
             int64_t i = 0;                                                                        \
             for (; i + LANES <= n; i += LANES)                                                    \
                 NOT_UNROLLED for (int l = 0; l < LANES; l++)                                      \
@@ -83,8 +82,7 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
     /* Rows of a few elements, side by side. */                                                   \
     INLINED void name##_few(const type *x, int64_t rows, const int64_t length, wide *restrict totals)\
     {                                                                                             \
-        for (int64_t j = 0; j < rows; j++)                                                        \
-            totals[j] = start;                                                                    \
+        FILL(totals, rows, start);                                                                \
         for (int64_t i = 0; i < length; i++)                                                      \
             for (int64_t j = 0; j < rows; j++)                                                    \
                 totals[j] = COMBINE(totals[j], MAP((wide)x[j * length + i], 0));                  \
@@ -112,8 +110,7 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
         const int64_t count = folds(a, columns), width = count * columns, step = count * a->inner;\
         const int64_t length = a->length / count;                                                 \
         lane part[COLUMNS];                                                                       \
-        for (int64_t j = 0; j < width; j++)                                                       \
-            totals[j] = start;                                                                    \
+        FILL(totals, width, start);                                                               \
         for (int64_t i = 0; i < length;) {                                                        \
             const int64_t end = length - i < ROWS ? length : i + ROWS;                            \
             for (int64_t j = 0; j < width; j++)                                                   \

@@ -69,8 +69,7 @@ struct classes {
         const type off = ((const type *)a->values)[0], on = ((const type *)a->values)[1];          \
         for (int64_t item = begin; item < end; item++) {                                           \
             type *restrict y = (type *)a->y + item * a->depth * a->inner;                          \
-            for (int64_t i = 0; i < a->depth * a->inner; i++)                                      \
-                y[i] = off;                                                                        \
+            FILL(y, a->depth * a->inner, off);                                                     \
             for (int64_t j = 0; j < a->inner; j++) {                                               \
                 int64_t at = item * a->inner + j;                                                  \
                 int64_t place = a->wide ? ((const int64_t *)a->indices)[at]                        \

@@ -279,12 +279,10 @@ struct pad {
                 const int64_t length =                                                            \
                     inside && from >= 0 && from < rows->length ? a->length : 0;                   \
                 type *row = y + r * rows->y_stride;                                               \
-                for (int64_t i = 0; i < before; i++)                                              \
-                    row[i] = value;                                                               \
+                FILL(row, before, value);                                                         \
                 if (length)                                                                       \
                     memcpy(row + before, x + from * rows->x_stride, length * sizeof(type));       \
-                for (int64_t i = before + length; i < a->width; i++)                              \
-                    row[i] = value;                                                               \
+                FILL(row + before + length, a->width - before - length, value);                   \
             }                                                                                     \
             item += stop - first;                                                                 \
         }                                                                                         \
