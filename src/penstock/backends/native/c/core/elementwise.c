@@ -245,11 +245,9 @@ static inline float quotient(float a, float b, float inverse)
         }                                                                                         \
         if (usual)                                                                                \
             LOOP({                                                                                \
-                float real = a[i] > low ? a[i] : low;                                             \
-                real = real < high ? real : high;                                                 \
-                int32_t code = TO_INT(quotient(real, scale, inverse)) + (int32_t)zero[i]; \
-                code = code > lowest ? code : lowest;                                             \
-                d[i] = (type)(code < highest ? code : highest);                                   \
+                const float real = WITHIN(a[i], low, high);                                       \
+                const int32_t code = TO_INT(quotient(real, scale, inverse)) + (int32_t)zero[i];   \
+                d[i] = (type)WITHIN(code, lowest, highest);                                       \
             });                                                                                   \
     }
 OF_CODES(DEFINE_QUANTIZE)
@@ -457,12 +455,9 @@ struct pair {
         LOOP({                                                                                    \
             float a = ((float)x[i] - x_zero) * x_scale;                                           \
             float b = ((float)y[i] - y_zero) * y_scale;                                           \
-            float real = expression;                                                              \
-            real = real > low ? real : low;                                                       \
-            real = real < high ? real : high;                                                     \
-            int32_t code = TO_INT(quotient(real, scale, inverse)) + zero;               \
-            code = code > lowest ? code : lowest;                                                 \
-            d[i] = (type)(code < highest ? code : highest);                                       \
+            const float real = WITHIN(expression, low, high);                                     \
+            const int32_t code = TO_INT(quotient(real, scale, inverse)) + zero;                   \
+            d[i] = (type)WITHIN(code, lowest, highest);                                           \
         });                                                                                       \
         return 0;                                                                                 \
     }
@@ -507,17 +502,15 @@ static inline const uint8_t *of_y(const struct integer_pair *p, int64_t at, int6
         int32_t near = by[13];                                                                    \
         LOOP({                                                                                    \
             const float a = x[i], b = y[i], real = REAL + f[2];                                   \
-            const float least = real > f[3] ? real : f[3];                                        \
-            const int32_t parts = (int32_t)(least < f[4] ? least : f[4]);                         \
+            const int32_t parts = (int32_t)WITHIN(real, f[3], f[4]);                              \
             near |= !(parts & ((1 << PARTS) - 2 * SLACK));                                        \
             codes[i] = (type)(parts >> PARTS);                                                    \
         });                                                                                       \
         if (near)                                                                                 \
             LOOP({                                                                                \
                 const int32_t a = x[i] - by[0], b = y[i] - by[3];                                 \
-                int32_t code = rescaled_integer(TOTAL, by[7], by[8]) + by[6];                     \
-                code = code > low ? code : low;                                                   \
-                codes[i] = (type)(code < high ? code : high);                                     \
+                const int32_t code = rescaled_integer(TOTAL, by[7], by[8]) + by[6];               \
+                codes[i] = (type)WITHIN(code, low, high);                                         \
             });                                                                                   \
         memcpy(d, codes, n);                                                                      \
     }                                                                                             \

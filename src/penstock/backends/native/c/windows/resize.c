@@ -167,9 +167,7 @@ PLACES(places_double, double)
 #define DEFINE_ROUNDED(type, real, rint, lowest, highest)                                         \
     static inline type rounded_##type(real sum)                                                   \
     {                                                                                             \
-        real whole = rint(sum);                                                                   \
-        whole = whole > lowest ? whole : lowest;                                                  \
-        return (type)(int32_t)(whole < highest ? whole : highest);                                \
+        return (type)(int32_t)WITHIN(rint(sum), lowest, highest);                                 \
     }
 DEFINE_ROUNDED(uint8_t, float, rintf, 0, UINT8_MAX)
 DEFINE_ROUNDED(int8_t, float, rintf, INT8_MIN, INT8_MAX)
