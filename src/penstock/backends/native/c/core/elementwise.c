@@ -76,6 +76,8 @@
     TO_FLOATS(X, b1, uint8_t)                                                                     \
     X(b1_i4, int32_t, uint8_t, a)                                                                 \
     X(b1_i8, int64_t, uint8_t, a)                                                                 \
+    X(bfloat_f4, float, uint16_t, float_of((int32_t)((uint32_t)a << 16)))                         \
+    X(f4_bfloat, uint16_t, float, bfloat_of(a))                                                   \
     BOTH_WAYS(X, u1, uint8_t)                                                                     \
     BOTH_WAYS(X, s1, int8_t)                                                                      \
     BOTH_WAYS(X, u2, uint16_t)                                                                    \
@@ -111,7 +113,7 @@
 /* Those that are no expression of elements of one type. */
 #define SPECIAL(X)                                                                                \
     X(where_1) X(where_2) X(where_4) X(where_8) X(sin_f4) X(cos_f4) X(fmod_f4) X(half_f4) X(f4_half)         \
-    X(bfloat_f4) X(f4_bfloat) X(dequantize_u1) X(dequantize_s1) X(dequantize_u2) X(dequantize_s2)              \
+    X(dequantize_u1) X(dequantize_s1) X(dequantize_u2) X(dequantize_s2)              \
     X(dequantize_i4) X(quantize_u1) X(quantize_s1) X(quantize_u2) X(quantize_s2)
 
 #define NAME(name, ...) #name,
@@ -189,20 +191,6 @@ static void half_f4(void *to, const void *x, const void *y, const void *z, int64
 static void f4_half(void *to, const void *x, const void *y, const void *z, int64_t n)
 {
     halves_of_floats(to, x, n);
-}
-
-static void bfloat_f4(void *to, const void *x, const void *y, const void *z, int64_t n)
-{
-    float *d = to;
-    const uint16_t *a = x;
-    LOOP(d[i] = float_of((int32_t)((uint32_t)a[i] << 16)););
-}
-
-static void f4_bfloat(void *to, const void *x, const void *y, const void *z, int64_t n)
-{
-    uint16_t *d = to;
-    const float *a = x;
-    LOOP(d[i] = bfloat_of(a[i]););
 }
 
 /* (x - zero point) * scale */
