@@ -82,7 +82,7 @@ static void clip(float *restrict x, int64_t n, double bound)
         EACH(x[i] < -high ? -high : x[i] > high ? high : x[i]);
 }
 
-/* `n` units of the gate x of an LSTM: activated with their peepholes p of the cell state c. */
+/* `n` units of a gate x: bounded and activated, those of an LSTM with their peepholes p of the cell state c. */
 static void gate(const struct recurrent *a, const activation *f, float *restrict x,
                  const float *restrict p, const float *restrict c, int64_t n)
 {
@@ -124,8 +124,7 @@ static void lstm_units(const struct recurrent *a, int64_t d, float *g, float *re
 static void gru_units(const struct recurrent *a, int64_t d, const float *restrict update,
                       float *restrict new, const float *restrict h, float *restrict next, int64_t n)
 {
-    clip(new, n, a->clip);
-    activate(a->activations + 3 * d + 1, new, n);
+    gate(a, a->activations + 3 * d + 1, new, NULL, NULL, n);
     for (int64_t i = 0; i < n; i++)
         next[i] = new[i] + update[i] * (h[i] - new[i]);
 }
@@ -375,10 +374,8 @@ static void gru_gates(const struct recurrent *a, const item *m, const float *h, 
               together, first, last, down);
     for (int64_t b = 0; b < m->rows; b++) {
         float *restrict update = gates + b * width + from, *restrict reset = update + next;
-        clip(update, n, a->clip);
-        activate(f, update, n);
-        clip(reset, n, a->clip);
-        activate(f, reset, n);
+        gate(a, f, update, NULL, NULL, n);
+        gate(a, f, reset, NULL, NULL, n);
         const float *restrict state = h + b * next + from, *restrict x = inputs + b * width + 2 * next + from;
         float *restrict new = update + 2 * next, *restrict left = m->product + b * next + from;
         if (a->linear)
@@ -427,8 +424,7 @@ static void finish_step(const struct recurrent *a, item *m, float *inputs, int64
             gru_units(a, m->d, gates + from, gates + 2 * next + from, h, to, n);
         else {
             memcpy(to, gates + from, n * sizeof(float));
-            clip(to, n, a->clip);
-            activate(a->activations + 3 * m->d, to, n);
+            gate(a, a->activations + 3 * m->d, to, NULL, NULL, n);
         }
         if (a->share) {
             blend(to, h, a->share[at], n);
