@@ -157,14 +157,14 @@ static void fill_codes(code_rows *q, const float *x, int64_t rows)
     }
 }
 
-/* Add the product of `rows` rows from `first` on, each `apart` rows behind the one before, to the
-   gates, whose rows are `gates_step` apart, in the panels from `low` up to `high`. */
-static void add_code_panels(const struct recurrent *a, const code_matrix *m, int64_t d, const code_rows *q,
-                            int64_t first, int64_t apart, int64_t rows, float *gates, int64_t gates_step,
-                            int64_t low, int64_t high)
+/* Add the product of `rows` rows from `first` on, each `apart` rows behind the one before, to all gates of
+   the blocks from `low` up to `high`; rows of gates are `gates_step` apart. */
+static void add_code_product(const struct recurrent *a, const code_matrix *m, int64_t d, const code_rows *q,
+                             int64_t first, int64_t apart, int64_t rows, float *gates, int64_t gates_step,
+                             int64_t low, int64_t high)
 {
     enum { MOST = 64 };
-    int64_t columns = a->gates * a->padded, panels = columns / PANEL;
+    int64_t columns = a->gates * a->padded, panels = columns / PANEL, some_panels = (high - low) / PANEL_UNITS;
     int64_t quads = (q->width + QUAD - 1) / QUAD;
     const int8_t *weights = m->panels + d * (panels * quads * PANEL_BYTES + TAIL);
     int32_t c[MOST * GROUP * PANEL], sums[MOST];
@@ -173,8 +173,10 @@ static void add_code_panels(const struct recurrent *a, const code_matrix *m, int
         const uint8_t *x = q->codes + (first + row * apart) * q->step;
         for (int64_t r = 0; r < some; r++)
             sums[r] = sum_of(x + r * apart * q->step, q->width);
-        for (int64_t p = low; p < high; p += GROUP) {
-            int64_t group = high - p < GROUP ? high - p : GROUP, at = d * columns + p * PANEL;
+        for (int64_t i = 0, group; i < a->gates * some_panels; i += group) {
+            int64_t p = i / some_panels * (a->padded / PANEL) + low / PANEL_UNITS + i % some_panels;
+            int64_t at = d * columns + p * PANEL;
+            group = smaller(GROUP, some_panels - i % some_panels);
             memset(c, 0, some * GROUP * PANEL * sizeof *c);
             product_for(some)(&(multiplication){
                 c, GROUP * PANEL, c, GROUP * PANEL, x, apart * q->step, ONE_PART, 1, quads, TILE,
@@ -191,17 +193,6 @@ static void add_code_panels(const struct recurrent *a, const code_matrix *m, int
             }
         }
     }
-}
-
-/* As add_code_panels, for all gates of the blocks from `low` up to `high`. */
-static void add_code_product(const struct recurrent *a, const code_matrix *m, int64_t d, const code_rows *q,
-                             int64_t first, int64_t apart, int64_t rows, float *gates, int64_t gates_step,
-                             int64_t low, int64_t high)
-{
-    int64_t of_gate = a->padded / PANEL;
-    for (int64_t g = 0; g < a->gates; g++)
-        add_code_panels(a, m, d, q, first, apart, rows, gates, gates_step, g * of_gate + low / PANEL_UNITS,
-                        g * of_gate + high / PANEL_UNITS);
 }
 
 typedef struct {
