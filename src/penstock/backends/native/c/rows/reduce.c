@@ -1,13 +1,13 @@
-/* Reductions along one axis, and the places of extremes along it. An item is a block of rows if the
+/* Reductions along one axis, the places of extremes along it, and Hardmax. An item is a block of rows if the
    axis is the last, else a block of columns that stand side by side.
 
    Floats are reduced in parts, of PART elements in LANES of a row or ROWS of a column; parts are
    combined in float64, and so are rows of few elements. Rows of few elements are reduced side by side,
    and of a few columns several rows together, so that there is enough to do at once. */
 // GCC options: -O2 -ftree-vectorize -fvect-cost-model=dynamic
+#include "families.h"
 #include "math32.h"
 #include "math64.h"
-#include "native.h"
 
 struct reduction {
     const void *x;
@@ -324,12 +324,39 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
     FINISHED(logsum_##suffix, reals_##suffix, type, double, LOGARITHM)                            \
     LOGSUMEXP(suffix, type, float64, double)
 
+/* 1 at the first maximum, or the first NaN, and 0 elsewhere. */
+#define HARDMAX(suffix, type)                                                                     \
+    static inline void hardmax_##suffix##_rows(const struct reduction *a, int64_t first, int64_t end, type *y)\
+    {                                                                                             \
+        y = (type *)a->y + first * a->length;                                                     \
+        for (int64_t row = first; row < end; row++, y += a->length) {                             \
+            const int64_t place = argmax_##suffix##_row(a, row * a->length);                      \
+            memset(y, 0, a->length * sizeof(type)); /* all bits are 0 in 0.0 */                   \
+            y[place] = 1;                                                                         \
+        }                                                                                         \
+    }                                                                                             \
+                                                                                                  \
+    static inline void hardmax_##suffix##_columns(const struct reduction *a, int64_t first, int64_t columns,\
+                                                  type *y)                                        \
+    {                                                                                             \
+        int64_t places[COLUMNS];                                                                  \
+        argmax_##suffix##_columns(a, first, columns, places);                                     \
+        y = (type *)a->y + first;                                                                 \
+        for (int64_t i = 0; i < a->length; i++, y += a->inner)                                    \
+            for (int64_t j = 0; j < columns; j++)                                                 \
+                y[j] = i == places[j];                                                            \
+    }                                                                                             \
+                                                                                                  \
+    ITEMS(hardmax_##suffix, type, hardmax_##suffix##_rows, hardmax_##suffix##_columns)
+
 FLOATS(float32, float)
 FLOATS(float64, double)
 INTEGERS(int32, int32_t, uint32_t, int64_t, INT32_MIN, INT32_MAX, DISTANCE32)
 INTEGERS(int64, int64_t, uint64_t, uint64_t, INT64_MIN, INT64_MAX, DISTANCE64)
 EXTREMES(int8, int8_t, INT8_MIN, INT8_MAX)
 EXTREMES(uint8, uint8_t, 0, UINT8_MAX)
+HARDMAX(float32, float)
+HARDMAX(float64, double)
 
 #define EXTREME_ENTRIES(suffix)                                                                   \
     KERNEL(max_##suffix, reduction), KERNEL(min_##suffix, reduction),                             \
@@ -342,4 +369,4 @@ EXTREMES(uint8, uint8_t, 0, UINT8_MAX)
         KERNEL(logsumexp_##suffix, reduction)
 
 KERNELS(reduce, ENTRIES(float32), ENTRIES(float64), ENTRIES(int32), ENTRIES(int64), EXTREME_ENTRIES(int8),
-        EXTREME_ENTRIES(uint8))
+        EXTREME_ENTRIES(uint8), KERNELS_OF_FLOATS(hardmax, reduction))
