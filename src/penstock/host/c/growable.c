@@ -51,12 +51,8 @@ static PyArrayObject *rows_of(Room *room, int axis, npy_intp used)
     npy_intp dims[NPY_MAXDIMS];
     memcpy(dims, PyArray_DIMS(memory), PyArray_NDIM(memory) * sizeof *dims);
     dims[axis] = used;
-    Py_INCREF((PyObject *)PyArray_DESCR(memory));
-    PyObject *y = PyArray_NewFromDescr(&PyArray_Type, PyArray_DESCR(memory), PyArray_NDIM(memory), dims,
-                                       PyArray_STRIDES(memory), PyArray_DATA(memory), 0, NULL);
-    if (y && PyArray_SetBaseObject((PyArrayObject *)y, Py_NewRef((PyObject *)room)) < 0)
-        Py_CLEAR(y);
-    return (PyArrayObject *)y;
+    return (PyArrayObject *)array_view(memory, (PyObject *)room, PyArray_NDIM(memory), dims,
+                                       PyArray_STRIDES(memory), PyArray_DATA(memory));
 }
 
 /* The room of `past`, which now has `added` rows more; NULL if it cannot grow there. */
