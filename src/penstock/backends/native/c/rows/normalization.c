@@ -129,8 +129,7 @@ enum { LRN_LANES = VECTOR_BYTES / 4, LRN_VECTORS = 4, MOST_ROW = 8192, MOST_AROU
         double totals[MOST_CHANNELS];                                                             \
         for (int64_t item = begin; item < end; item++) {                                          \
             int64_t first = item % blocks * a->block * a->channels;                               \
-            int64_t width = a->block * a->channels;                                               \
-            width = step - first < width ? step - first : width;                                  \
+            int64_t width = smaller(step - first, a->block * a->channels);                        \
             int64_t place = item / blocks * a->positions * step + first;                          \
             const type *x = (const type *)a->x + place;                                           \
             const type *bias = (const type *)a->bias + first;                                     \

@@ -100,8 +100,7 @@ static inline void write_row(const struct trees *a, int64_t row, double *scores)
         int64_t targets = a->targets;                                                             \
         double scores[SCORES];                                                                    \
         for (int64_t item = begin; item < end; item++) {                                          \
-            int64_t start = item * a->block, rest = a->rows - start;                              \
-            int64_t count = rest < a->block ? rest : a->block;                                    \
+            int64_t start = item * a->block, count = smaller(a->block, a->rows - start);          \
             double first = a->aggregate <= SUM ? 0 : a->aggregate == MIN ? INFINITY : -INFINITY;  \
             FILL(scores, count * targets, first);                                                 \
             /* Lanes are rows of a tree, or trees of a row if there are few rows. */              \
