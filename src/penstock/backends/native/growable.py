@@ -12,23 +12,22 @@ from penstock.host.current_run import BudgetError, keep, reserve
 
 
 class GrowableBuffers:
-    """The growable buffers of one kernel. A call allocates one, charged to the current run: with
-    the dims ``most`` or, if the budget of the run does not allow that, ``least``. Raises
-    ``BudgetError`` if it does not allow either. A buffer lives as long as an array in it, which
-    callers may hold longer than the session."""
+    """The growable buffers of one kernel. A call allocates one, charged to the current run: as
+    ``past``, but with ``most`` rows along an axis or, if the budget of the run does not allow that,
+    ``least``. Raises ``BudgetError`` if it does not allow either. A buffer lives as long as an
+    array in it, which callers may hold longer than the session."""
 
     def __init__(self) -> None:
         self._live: WeakValueDictionary[int, np.ndarray] = WeakValueDictionary()
 
-    def __call__(
-        self, dtype: np.dtype, most: tuple[int, ...], least: tuple[int, ...]
-    ) -> np.ndarray:
+    def __call__(self, past: np.ndarray, axis: int, most: int, least: int) -> np.ndarray:
+        dims = [*past.shape[:axis], most, *past.shape[axis + 1 :]]
         try:
-            reserve(math.prod(most) * dtype.itemsize)
+            reserve(math.prod(dims) * past.itemsize)
         except BudgetError:
-            most = least
-            reserve(math.prod(least) * dtype.itemsize)
-        memory = keep(np.empty(most, dtype))
+            dims[axis] = least
+            reserve(math.prod(dims) * past.itemsize)
+        memory = keep(np.empty(dims, past.dtype))
         self._live[id(memory)] = memory
         return memory
 

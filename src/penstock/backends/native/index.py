@@ -153,8 +153,8 @@ def top_k_call(site: Site) -> NativeCall | None:
     return NativeCall(
         f"topk_{x.dtype}",
         (
-            *(Tensor(0), site.result(0), site.result(1), length, inner, k),
-            1 if site.attr("largest", 1) else -1,
+            *(Tensor(0), site.result(0), site.result(1), None, length, inner, k),
+            *(1 if site.attr("largest", 1) else -1, 0),
         ),
         items=math.prod(x.dims[:axis]) * math.ceil(inner / _TOP_COLUMNS),
         item_ns=rows_ns(20 * columns * comparisons, rows=columns),
@@ -170,7 +170,7 @@ def _sort(site: Site, x: TensorType, k: int, axis: int) -> NativeCall | None:
         return None
     chains = math.prod(x.dims[:axis]) * inner
     return NativeCall(
-        f"sort_{x.dtype}",
+        f"topk_{x.dtype}",
         (
             *(Tensor(0), site.result(0), site.result(1), WORKSPACE, length, inner, k),
             *(1 if site.attr("largest", 1) else -1, chains),

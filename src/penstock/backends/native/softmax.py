@@ -41,10 +41,10 @@ def _call(site: Site, strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
         axes = range(axis, axis + 1)
     parts = around(x.dims, axes, strides[0])
     outer, length, inner = [math.prod(x.dims[i] for i in part) for part in parts]
-    name, block = site.node.op.name, 1
-    if name != "Hardmax" and inner == 1:
+    name = site.node.op.name
+    if inner == 1:
         block = max(_BLOCK // length, 1)
-    elif name != "Hardmax":
+    else:
         block = min(inner, max(_LINE, min(_CACHED // length, _COLUMNS) // _LINE * _LINE))
     return NativeCall(
         f"{'hardmax' if name == 'Hardmax' else 'softmax'}_{x.dtype}",

@@ -41,6 +41,16 @@ static PyArrayObject *new_array(int rank, const npy_intp *dims, PyArrayObject *l
     return (PyArrayObject *)PyArray_Empty(rank, dims, PyArray_DESCR(like), 0);
 }
 
+PyObject *array_view(PyArrayObject *x, PyObject *owner, int rank, const npy_intp *dims, const npy_intp *strides,
+                     void *data)
+{
+    Py_INCREF((PyObject *)PyArray_DESCR(x));
+    PyObject *y = PyArray_NewFromDescr(&PyArray_Type, PyArray_DESCR(x), rank, dims, strides, data, 0, NULL);
+    if (y && PyArray_SetBaseObject((PyArrayObject *)y, Py_NewRef(owner)) < 0)
+        Py_CLEAR(y);
+    return y;
+}
+
 PyObject *array_copied(PyObject *module, PyObject *given)
 {
     if (!PyArray_Check(given))
@@ -68,8 +78,7 @@ static PyObject *array_refilled(PyObject *module, PyObject *const *arguments, Py
     PyArrayObject *y = (PyArrayObject *)arguments[0], *x = (PyArrayObject *)arguments[1];
     npy_intp nbytes = PyArray_NBYTES(y);
     int alike = PyArray_DESCR(x) == PyArray_DESCR(y) && PyArray_NBYTES(x) == nbytes && is_plain(x) &&
-                PyArray_NDIM(x) == PyArray_NDIM(y) && PyArray_IS_C_CONTIGUOUS(x) &&
-                PyArray_CompareLists(PyArray_DIMS(x), PyArray_DIMS(y), PyArray_NDIM(x));
+                PyArray_SAMESHAPE(x, y) && PyArray_IS_C_CONTIGUOUS(x);
     if (alike && nbytes < WORTH_RELEASE && PyArray_IS_C_CONTIGUOUS(y) && PyArray_ISWRITEABLE(y))
         memmove(PyArray_DATA(y), PyArray_DATA(x), nbytes);
     else if (PyArray_CopyInto(y, x) < 0)
@@ -196,9 +205,7 @@ static PyArrayObject *value_like(PyObject *module, PyObject *variable, PyArrayOb
 {
     PyArrayObject *x = (PyArrayObject *)PyObject_GetAttr(variable, VALUE(module));
     if (x && PyArray_Check((PyObject *)x) && PyArray_IS_C_CONTIGUOUS(x) && is_plain(x) &&
-        PyArray_NDIM(x) == PyArray_NDIM(like) &&
-        PyArray_CompareLists(PyArray_DIMS(x), PyArray_DIMS(like), PyArray_NDIM(x)) &&
-        PyArray_EquivTypes(PyArray_DESCR(x), PyArray_DESCR(like)))
+        PyArray_SAMESHAPE(x, like) && PyArray_EquivTypes(PyArray_DESCR(x), PyArray_DESCR(like)))
         return x;
     Py_XDECREF((PyObject *)x);
     return NULL;
@@ -220,8 +227,7 @@ static PyObject *variable_read(PyObject *module, PyObject *const *arguments, Py_
     PyObject *value = PyObject_CallMethod(arguments[0], "read", NULL);
     PyArrayObject *z = (PyArrayObject *)value;
     int status = -1;
-    if (value && PyArray_Check(value) && PyArray_NDIM(z) == PyArray_NDIM(y) &&
-        PyArray_CompareLists(PyArray_DIMS(z), PyArray_DIMS(y), PyArray_NDIM(y)))
+    if (value && PyArray_Check(value) && PyArray_SAMESHAPE(z, y))
         status = PyArray_CopyInto(y, z);
     else if (value)
         PyErr_SetString(PyExc_ValueError, "the variable has another shape than its read declares");

@@ -102,8 +102,7 @@ static void runs(const char *from, char *to, int64_t from_step, int64_t to_step,
    bits of an element's place by one. */
 #define BLOCK(name, type, SIDE, LOW, HIGH)                                                         \
     typedef type name##_lanes __attribute__((vector_size(SIDE * sizeof(type))));                   \
-    static inline __attribute__((always_inline)) void name##_round(const name##_lanes *rows,       \
-                                                                   name##_lanes *next)             \
+    INLINED void name##_round(const name##_lanes *rows, name##_lanes *next)                        \
     {                                                                                              \
         _Pragma("GCC unroll 16") for (int i = 0; i < SIDE / 2; i++) {                              \
             next[2 * i] = SHUFFLE(name##_lanes, rows[i], rows[i + SIDE / 2], LOW);                 \

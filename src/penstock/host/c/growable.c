@@ -51,12 +51,8 @@ static PyArrayObject *rows_of(Room *room, int axis, npy_intp used)
     npy_intp dims[NPY_MAXDIMS];
     memcpy(dims, PyArray_DIMS(memory), PyArray_NDIM(memory) * sizeof *dims);
     dims[axis] = used;
-    Py_INCREF((PyObject *)PyArray_DESCR(memory));
-    PyObject *y = PyArray_NewFromDescr(&PyArray_Type, PyArray_DESCR(memory), PyArray_NDIM(memory), dims,
-                                       PyArray_STRIDES(memory), PyArray_DATA(memory), 0, NULL);
-    if (y && PyArray_SetBaseObject((PyArrayObject *)y, Py_NewRef((PyObject *)room)) < 0)
-        Py_CLEAR(y);
-    return (PyArrayObject *)y;
+    return (PyArrayObject *)array_view(memory, (PyObject *)room, PyArray_NDIM(memory), dims,
+                                       PyArray_STRIDES(memory), PyArray_DATA(memory));
 }
 
 /* The room of `past`, which now has `added` rows more; NULL if it cannot grow there. */
@@ -79,29 +75,11 @@ static Room *own_room(PyTypeObject *type, PyArrayObject *past, int axis, npy_int
     return atomic_compare_exchange_strong(&room->used, &shown, shown + added) ? room : NULL;
 }
 
-/* The dims of `past` with other rows. */
-static PyObject *dims_with(PyArrayObject *past, int axis, npy_intp rows)
-{
-    int rank = PyArray_NDIM(past);
-    PyObject *dims = PyTuple_New(rank);
-    for (int i = 0; dims && i < rank; i++) {
-        PyObject *dim = PyLong_FromSsize_t(i == axis ? rows : PyArray_DIM(past, i));
-        if (!dim || PyTuple_SetItem(dims, i, dim) < 0)
-            Py_CLEAR(dims);
-    }
-    return dims;
-}
-
 /* All rows of a new room: those used, and as many again if `allocate` can give them. */
 static PyArrayObject *new_memory(PyObject *allocate, PyArrayObject *past, int axis, npy_intp used,
                                  npy_intp capacity)
 {
-    PyObject *most = dims_with(past, axis, capacity), *least = dims_with(past, axis, used);
-    PyObject *dtype = (PyObject *)PyArray_DESCR(past), *memory = NULL;
-    if (most && least)
-        memory = PyObject_CallFunctionObjArgs(allocate, dtype, most, least, NULL);
-    Py_XDECREF(most);
-    Py_XDECREF(least);
+    PyObject *memory = PyObject_CallFunction(allocate, "Oinn", past, axis, capacity, used);
     if (memory && (!PyArray_Check(memory) || PyArray_NDIM((PyArrayObject *)memory) != PyArray_NDIM(past) ||
                    PyArray_DIM((PyArrayObject *)memory, axis) < used)) {
         PyErr_SetString(PyExc_TypeError, "no memory of an array that grows");

@@ -80,8 +80,7 @@ static void run_chunks(void *data)
 static int run_stages(const Call *call, const word *words, int64_t first, int64_t count)
 {
     int64_t threads = call->item_ns < call->stages * WORTH_STAGE ? 1 : most_threads;
-    threads = threads < MOST_SHARES ? threads : MOST_SHARES;
-    threads = threads < call->pieces ? threads : call->pieces;
+    threads = smaller(threads, smaller(MOST_SHARES, call->pieces));
     if (threads > 1) {
         staged_work work;
         stages_prepare(&work, call->kernel->stage, words, first, count, call->pieces, (int)threads);
@@ -102,14 +101,12 @@ static int run_items(const Call *call, const word *words, int64_t begin, int64_t
     /* Items that cannot be divided evenly are shared. */
     if (chunks > 1 && call->stages && (end - begin) % most_threads)
         return run_stages(call, words, begin * call->stages, (end - begin) * call->stages);
-    if (chunks > end - begin)
-        chunks = end - begin;
+    chunks = smaller(chunks, end - begin);
     int64_t threads = chunks < 2 ? 1 : most_threads;
     if (threads < 2)
         return run_kernel(call, words, begin, end);
-    chunks = chunks < 16 * threads ? chunks : 16 * threads;
-    threads = threads < MOST_SHARES ? threads : MOST_SHARES;
-    const int parts = (int)(chunks < threads ? chunks : threads);
+    chunks = smaller(chunks, 16 * threads);
+    const int parts = (int)smaller(chunks, smaller(threads, MOST_SHARES));
     division work;
     work.call = call, work.words = words, work.begin = begin, work.items = end - begin;
     work.chunks = chunks, work.parts = parts;
@@ -118,12 +115,10 @@ static int run_items(const Call *call, const word *words, int64_t begin, int64_t
         atomic_init(&work.shares[i].next, chunks * i / parts);
         work.shares[i].end = chunks * (i + 1) / parts;
     }
-    if (team_begin(run_chunks, &work, parts)) {
-        run_chunks(&work);
-        team_end();
-        return atomic_load(&work.status);
-    }
+    const int shared = team_begin(run_chunks, &work, parts);
     run_chunks(&work);
+    if (shared)
+        team_end();
     return atomic_load(&work.status);
 }
 
@@ -219,11 +214,9 @@ PyObject *call_run(Call *self, PyObject *const *arguments, Py_ssize_t count)
     PyObject *result = NULL;
     int status = 0;
     int64_t used = 0;
-    if (count != self->n_runtime) {
-        PyErr_Format(PyExc_TypeError, "kernel %s takes %lld arrays, not %zd", self->kernel->name,
-                     (long long)self->n_runtime, count);
-        return NULL;
-    }
+    if (count != self->n_runtime)
+        return PyErr_Format(PyExc_TypeError, "kernel %s takes %lld arrays, not %zd", self->kernel->name,
+                            (long long)self->n_runtime, count);
     memcpy(words, self->words, sizeof(word) * self->kernel->words);
     for (; used < count; used++) {
         uint64_t places = self->runtime[used].words;

@@ -41,6 +41,18 @@ static inline int64_t smaller(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
+/* Set elements of an array to a value. */
+#define FILL(to, count, value)                                                                    \
+    for (int64_t place_of = 0; place_of < (count); place_of++)                                    \
+        (to)[place_of] = (value)
+
+/* x within these bounds; the lower one if it is NaN. In this order, compilers have an instruction for each. */
+#define WITHIN(x, low, high)                                                                      \
+    ({                                                                                            \
+        const __typeof__(x) any_x = (x), high_x = any_x > (low) ? any_x : (low);                  \
+        high_x < (high) ? high_x : (high);                                                        \
+    })
+
 /* Names that are the same in the modules of several instruction sets stay within each. */
 #pragma GCC visibility push(hidden)
 

@@ -25,6 +25,10 @@ typedef struct {
 #pragma GCC visibility push(hidden)
 PyObject *array_contiguous(PyObject *module, PyObject *given);
 PyObject *array_copied(PyObject *module, PyObject *given);
+
+/* An array of the type of x in memory of the owner that is not to be written. */
+PyObject *array_view(PyArrayObject *x, PyObject *owner, int rank, const npy_intp *dims, const npy_intp *strides,
+                     void *data);
 #pragma GCC visibility pop
 
 #endif

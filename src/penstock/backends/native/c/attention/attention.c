@@ -127,11 +127,6 @@ static inline vector chosen_of(lanes mask, vector a, vector b)
     return (vector)(((lanes)a & mask) | ((lanes)b & ~mask));
 }
 
-static inline vector total_of(vector a, vector b)
-{
-    return a + b;
-}
-
 /* e^x / 256 for what is not above 0, within a relative error of 4e-7: sums of up to 256 are at most 1. The
    polynomial approximates e^r for |r| up to log(2) / 2 within 8e-8. Results below 2^-126 are 0, so that
    weights are never subnormal, which processors are slow with. */
@@ -229,7 +224,7 @@ INLINED void weigh(const struct attention *h, const struct head *of, float *scor
             totals[i] += x;
         }
     UNROLLED(i, rows) {
-        float total = FOLDED(totals[i], total_of)[0];
+        float total = FOLDED(totals[i], SUM_OF)[0];
         if (!of->first) {
             float before = states[i].total * 256 * weight_of((vector){0} + states[i].top - tops[i])[0];
             total += before;

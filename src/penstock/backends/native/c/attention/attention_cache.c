@@ -43,25 +43,6 @@ static void store(const struct attention_cache *a, const float *new, int64_t row
     memset(to + end * size, 0, (a->kept - end) * size * sizeof *to);
 }
 
-/* Lanes to the largest of them, or to their sum, in halves: each is one instruction. */
-static inline float largest(float *lanes)
-{
-#pragma GCC unroll 8
-    for (int half = LANES / 2; half; half /= 2)
-        UNROLLED(l, half)
-            lanes[l] = lanes[l + half] > lanes[l] ? lanes[l + half] : lanes[l];
-    return lanes[0];
-}
-
-static inline float sum_of(float *lanes)
-{
-#pragma GCC unroll 8
-    for (int half = LANES / 2; half; half /= 2)
-        UNROLLED(l, half)
-            lanes[l] += lanes[l + half];
-    return lanes[0];
-}
-
 /* The sums of as many vectors as each has lanes, one in each lane. A step joins two vectors: of lanes
    that differ in one bit of their number, the first is a sum of the first vector, the other of the
    second. */
@@ -190,7 +171,8 @@ static int weigh(const struct attention_cache *a, float *scores, const float *bi
     for (j = 0; j < whole; j += LANES)
         for (int l = 0; l < LANES; l++)
             most[l] = scores[j + l] > most[l] ? scores[j + l] : most[l];
-    float highest = largest(most);
+    HALVE(most, LANES, LARGEST_OF);
+    float highest = most[0];
     for (; j < n; j++)
         highest = scores[j] > highest ? scores[j] : highest;
     *shrink = 1;
@@ -208,7 +190,8 @@ static int weigh(const struct attention_cache *a, float *scores, const float *bi
     for (j = 0; j < whole; j += LANES)
         for (int l = 0; l < LANES; l++)
             parts[l] += scores[j + l];
-    float sum = sum_of(parts);
+    HALVE(parts, LANES, SUM_OF);
+    float sum = parts[0];
     for (; j < n; j++)
         sum += scores[j];
     *total = *total * *shrink + sum;
@@ -256,23 +239,16 @@ INLINED int attend(const struct attention_cache *a, const float *const *q, const
 }
 
 /* Each number of queries that are computed together is code of its own. */
-static int attend_one(const struct attention_cache *a, const float *const *q, const float *keys, const float *values,
-                      const float *bias, int64_t first, int64_t end, float *y, const apart *next)
-{
-    return attend(a, q, keys, values, bias, first, end, y, next, 1);
-}
-
-static int attend_two(const struct attention_cache *a, const float *const *q, const float *keys, const float *values,
-                      const float *bias, int64_t first, int64_t end, float *y, const apart *next)
-{
-    return attend(a, q, keys, values, bias, first, end, y, next, 2);
-}
-
-static int attend_four(const struct attention_cache *a, const float *const *q, const float *keys, const float *values,
-                      const float *bias, int64_t first, int64_t end, float *y, const apart *next)
-{
-    return attend(a, q, keys, values, bias, first, end, y, next, 4);
-}
+#define ATTEND(count)                                                                             \
+    static int attend_##count(const struct attention_cache *a, const float *const *q, const float *keys,\
+                              const float *values, const float *bias, int64_t first, int64_t end, float *y,\
+                              const apart *next)                                                  \
+    {                                                                                             \
+        return attend(a, q, keys, values, bias, first, end, y, next, count);                      \
+    }
+ATTEND(1)
+ATTEND(2)
+ATTEND(4)
 
 static int attention_cache(const void *arguments, int64_t begin, int64_t end)
 {
@@ -321,9 +297,9 @@ static int attention_cache(const void *arguments, int64_t begin, int64_t end)
                 if (a->bias)
                     bias = a->bias + b * a->bias_batch + h * a->bias_head + i * a->bias_row;
                 float *y = a->y + b * a->y_batch + h * a->y_head + i * a->y_row;
-                if ((together == 4   ? attend_four
-                     : together == 2 ? attend_two
-                                     : attend_one)(a, q, keys, values, bias, first, last, y, &next))
+                if ((together == 4   ? attend_4
+                     : together == 2 ? attend_2
+                                     : attend_1)(a, q, keys, values, bias, first, last, y, &next))
                     return 1;
             }
         }

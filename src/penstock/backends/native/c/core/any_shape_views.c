@@ -5,16 +5,6 @@
 /* Of a range that is computed here, where no run can stop it. */
 enum { MOST_NUMBERS = 400000 };
 
-/* A view of `x` that is not to be written. */
-static PyObject *view_of(PyArrayObject *x, int rank, const npy_intp *dims, const npy_intp *strides, void *data)
-{
-    Py_INCREF((PyObject *)PyArray_DESCR(x));
-    PyObject *y = PyArray_NewFromDescr(&PyArray_Type, PyArray_DESCR(x), rank, dims, strides, data, 0, NULL);
-    if (y && PyArray_SetBaseObject((PyArrayObject *)y, Py_NewRef((PyObject *)x)) < 0)
-        Py_CLEAR(y);
-    return y;
-}
-
 /* Read a list of integers; returns how many there are, -1 for what is no such list. */
 static int numbers_of(PyObject *given, int64_t *to)
 {
@@ -52,7 +42,7 @@ static PyObject *any_shape_expand(PyObject *module, PyObject *const *arguments, 
         dims[axis] = dim == 1 ? wanted : dim;
         strides[axis] = dim == 1 ? 0 : PyArray_STRIDE(x, own);
     }
-    return view_of(x, rank, dims, strides, PyArray_DATA(x));
+    return array_view(x, given[0], rank, dims, strides, PyArray_DATA(x));
 }
 
 /* NumPy's, but that elements which are seen many times are copied by compiled code. */
@@ -125,7 +115,7 @@ static PyObject *any_shape_slice(PyObject *module, PyObject *const *arguments, P
         data += dims[axis] ? ends[0] * strides[axis] : 0;
         strides[axis] *= dims[axis] > 1 ? by : 1;
     }
-    return view_of(x, rank, dims, strides, data);
+    return array_view(x, given[0], rank, dims, strides, data);
 }
 
 /* Of int64 only. */

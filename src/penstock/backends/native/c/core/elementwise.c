@@ -76,6 +76,8 @@
     TO_FLOATS(X, b1, uint8_t)                                                                     \
     X(b1_i4, int32_t, uint8_t, a)                                                                 \
     X(b1_i8, int64_t, uint8_t, a)                                                                 \
+    X(bfloat_f4, float, uint16_t, float_of((int32_t)((uint32_t)a << 16)))                         \
+    X(f4_bfloat, uint16_t, float, bfloat_of(a))                                                   \
     BOTH_WAYS(X, u1, uint8_t)                                                                     \
     BOTH_WAYS(X, s1, int8_t)                                                                      \
     BOTH_WAYS(X, u2, uint16_t)                                                                    \
@@ -111,7 +113,7 @@
 /* Those that are no expression of elements of one type. */
 #define SPECIAL(X)                                                                                \
     X(where_1) X(where_2) X(where_4) X(where_8) X(sin_f4) X(cos_f4) X(fmod_f4) X(half_f4) X(f4_half)         \
-    X(bfloat_f4) X(f4_bfloat) X(dequantize_u1) X(dequantize_s1) X(dequantize_u2) X(dequantize_s2)              \
+    X(dequantize_u1) X(dequantize_s1) X(dequantize_u2) X(dequantize_s2)              \
     X(dequantize_i4) X(quantize_u1) X(quantize_s1) X(quantize_u2) X(quantize_s2)
 
 #define NAME(name, ...) #name,
@@ -191,20 +193,6 @@ static void f4_half(void *to, const void *x, const void *y, const void *z, int64
     halves_of_floats(to, x, n);
 }
 
-static void bfloat_f4(void *to, const void *x, const void *y, const void *z, int64_t n)
-{
-    float *d = to;
-    const uint16_t *a = x;
-    LOOP(d[i] = float_of((int32_t)((uint32_t)a[i] << 16)););
-}
-
-static void f4_bfloat(void *to, const void *x, const void *y, const void *z, int64_t n)
-{
-    uint16_t *d = to;
-    const float *a = x;
-    LOOP(d[i] = bfloat_of(a[i]););
-}
-
 /* (x - zero point) * scale */
 #define DEFINE_DEQUANTIZE(suffix, type, ...)                                                      \
     static void dequantize_##suffix(void *to, const void *x, const void *y, const void *z, int64_t n) \
@@ -245,11 +233,9 @@ static inline float quotient(float a, float b, float inverse)
         }                                                                                         \
         if (usual)                                                                                \
             LOOP({                                                                                \
-                float real = a[i] > low ? a[i] : low;                                             \
-                real = real < high ? real : high;                                                 \
-                int32_t code = TO_INT(quotient(real, scale, inverse)) + (int32_t)zero[i]; \
-                code = code > lowest ? code : lowest;                                             \
-                d[i] = (type)(code < highest ? code : highest);                                   \
+                const float real = WITHIN(a[i], low, high);                                       \
+                const int32_t code = TO_INT(quotient(real, scale, inverse)) + (int32_t)zero[i];   \
+                d[i] = (type)WITHIN(code, lowest, highest);                                       \
             });                                                                                   \
     }
 OF_CODES(DEFINE_QUANTIZE)
@@ -457,12 +443,9 @@ struct pair {
         LOOP({                                                                                    \
             float a = ((float)x[i] - x_zero) * x_scale;                                           \
             float b = ((float)y[i] - y_zero) * y_scale;                                           \
-            float real = expression;                                                              \
-            real = real > low ? real : low;                                                       \
-            real = real < high ? real : high;                                                     \
-            int32_t code = TO_INT(quotient(real, scale, inverse)) + zero;               \
-            code = code > lowest ? code : lowest;                                                 \
-            d[i] = (type)(code < highest ? code : highest);                                       \
+            const float real = WITHIN(expression, low, high);                                     \
+            const int32_t code = TO_INT(quotient(real, scale, inverse)) + zero;                   \
+            d[i] = (type)WITHIN(code, lowest, highest);                                           \
         });                                                                                       \
         return 0;                                                                                 \
     }
@@ -507,17 +490,15 @@ static inline const uint8_t *of_y(const struct integer_pair *p, int64_t at, int6
         int32_t near = by[13];                                                                    \
         LOOP({                                                                                    \
             const float a = x[i], b = y[i], real = REAL + f[2];                                   \
-            const float least = real > f[3] ? real : f[3];                                        \
-            const int32_t parts = (int32_t)(least < f[4] ? least : f[4]);                         \
+            const int32_t parts = (int32_t)WITHIN(real, f[3], f[4]);                              \
             near |= !(parts & ((1 << PARTS) - 2 * SLACK));                                        \
             codes[i] = (type)(parts >> PARTS);                                                    \
         });                                                                                       \
         if (near)                                                                                 \
             LOOP({                                                                                \
                 const int32_t a = x[i] - by[0], b = y[i] - by[3];                                 \
-                int32_t code = rescaled_integer(TOTAL, by[7], by[8]) + by[6];                     \
-                code = code > low ? code : low;                                                   \
-                codes[i] = (type)(code < high ? code : high);                                     \
+                const int32_t code = rescaled_integer(TOTAL, by[7], by[8]) + by[6];               \
+                codes[i] = (type)WITHIN(code, low, high);                                         \
             });                                                                                   \
         memcpy(d, codes, n);                                                                      \
     }                                                                                             \

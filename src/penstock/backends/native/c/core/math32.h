@@ -44,6 +44,17 @@ static inline float fused32(float x, float y, float z)
 #endif
 }
 
+/* A polynomial of x by as many coefficients, that of the highest power first. Each of its steps is a function
+   such as `fused32`. */
+#define POLYNOMIAL_2(fused, x, p, a) fused(p, x, a)
+#define POLYNOMIAL_3(fused, x, p, a, ...) POLYNOMIAL_2(fused, x, fused(p, x, a), __VA_ARGS__)
+#define POLYNOMIAL_4(fused, x, p, a, ...) POLYNOMIAL_3(fused, x, fused(p, x, a), __VA_ARGS__)
+#define POLYNOMIAL_5(fused, x, p, a, ...) POLYNOMIAL_4(fused, x, fused(p, x, a), __VA_ARGS__)
+#define POLYNOMIAL_6(fused, x, p, a, ...) POLYNOMIAL_5(fused, x, fused(p, x, a), __VA_ARGS__)
+#define POLYNOMIAL_7(fused, x, p, a, ...) POLYNOMIAL_6(fused, x, fused(p, x, a), __VA_ARGS__)
+#define POLYNOMIAL_8(fused, x, p, a, ...) POLYNOMIAL_7(fused, x, fused(p, x, a), __VA_ARGS__)
+#define POLYNOMIAL_9(fused, x, p, a, ...) POLYNOMIAL_8(fused, x, fused(p, x, a), __VA_ARGS__)
+
 /* Added to x and taken away again, this rounds |x| < 2^22 to an integer, which is in the lowest bits
    of the sum. */
 static const float ROUNDER = 12582912.0f;
@@ -55,11 +66,8 @@ static inline float exp32(float x)
     clipped = clipped > 89.0f ? 89.0f : clipped;
     float rounded = fused32(clipped, 1.44269504f, ROUNDER), n = rounded - ROUNDER;
     float r = fused32(n, 2.12194440e-4f, fused32(n, -0.693359375f, clipped));
-    float p = fused32(1.9875691500e-4f, r, 1.3981999507e-3f);
-    p = fused32(p, r, 8.3334519073e-3f);
-    p = fused32(p, r, 4.1665795894e-2f);
-    p = fused32(p, r, 1.6666665459e-1f);
-    p = fused32(p, r, 5.0000001201e-1f);
+    float p = POLYNOMIAL_6(fused32, r, 1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f,
+                           1.6666665459e-1f, 5.0000001201e-1f);
     p = fused32(p * r, r, r) + 1.0f;
     /* 2^(n - 1), since 2^n may be infinite where the result is not. */
     int32_t power = (int32_t)((uint32_t)bits_of(rounded) << 23) + (126 << 23);
@@ -68,11 +76,8 @@ static inline float exp32(float x)
 
 static inline float expm132(float x)
 {
-    float p = fused32(1.9908892863895744e-4f, x, 1.3934534508734941e-3f);
-    p = fused32(p, x, 8.33328440785408e-3f);
-    p = fused32(p, x, 4.166645556688309e-2f);
-    p = fused32(p, x, 1.666666716337204e-1f);
-    p = fused32(p, x, 0.5f);
+    float p = POLYNOMIAL_6(fused32, x, 1.9908892863895744e-4f, 1.3934534508734941e-3f, 8.33328440785408e-3f,
+                           4.166645556688309e-2f, 1.666666716337204e-1f, 0.5f);
     float near = fused32(p * x, x, x), far = exp32(x) - 1.0f;
     return fabsf(x) < 0.35f ? near : far;
 }
@@ -87,14 +92,9 @@ static inline float log32(float x)
     int low = m < 0.707106781f;
     e -= low ? 1.0f : 0.0f;
     m = (low ? m + m : m) - 1.0f;
-    float z = m * m, p = fused32(7.0376836292e-2f, m, -1.1514610310e-1f);
-    p = fused32(p, m, 1.1676998740e-1f);
-    p = fused32(p, m, -1.2420140846e-1f);
-    p = fused32(p, m, 1.4249322787e-1f);
-    p = fused32(p, m, -1.6668057665e-1f);
-    p = fused32(p, m, 2.0000714765e-1f);
-    p = fused32(p, m, -2.4999993993e-1f);
-    p = fused32(p, m, 3.3333331174e-1f);
+    float z = m * m;
+    float p = POLYNOMIAL_9(fused32, m, 7.0376836292e-2f, -1.1514610310e-1f, 1.1676998740e-1f, -1.2420140846e-1f,
+                           1.4249322787e-1f, -1.6668057665e-1f, 2.0000714765e-1f, -2.4999993993e-1f, 3.3333331174e-1f);
     float y = fused32(e, -2.12194440e-4f, p * m * z);
     y = fused32(z, -0.5f, y);
     float result = fused32(e, 0.693359375f, m + y);
@@ -114,10 +114,8 @@ static inline float log1p32(float x)
 
 static inline float tanh32(float x)
 {
-    float z = x * x, p = fused32(-5.70498872745e-3f, z, 2.06390887954e-2f);
-    p = fused32(p, z, -5.37397155531e-2f);
-    p = fused32(p, z, 1.33314422036e-1f);
-    p = fused32(p, z, -3.33332819422e-1f);
+    float z = x * x, p = POLYNOMIAL_5(fused32, z, -5.70498872745e-3f, 2.06390887954e-2f, -5.37397155531e-2f,
+                                      1.33314422036e-1f, -3.33332819422e-1f);
     float near = fused32(p * z, x, x);
     float far = 1.0f - 2.0f / (exp32(2.0f * fabsf(x)) + 1.0f);
     return fabsf(x) < 0.625f ? near : copysignf(far, x);
@@ -131,19 +129,12 @@ static inline float sigmoid32(float x)
 static inline float erf32(float x)
 {
     float t = fabsf(x), s = x * x;
-    float p = fused32(-6.22242281679064e-4f, s, 5.035872105509043e-3f);
-    p = fused32(p, s, -2.6793954893946648e-2f);
-    p = fused32(p, s, 1.1282524466514587e-1f);
-    p = fused32(p, s, -3.761255741119385e-1f);
-    p = fused32(p, s, 1.1283791065216064f);
+    float p = POLYNOMIAL_6(fused32, s, -6.22242281679064e-4f, 5.035872105509043e-3f, -2.6793954893946648e-2f,
+                           1.1282524466514587e-1f, -3.761255741119385e-1f, 1.1283791065216064f);
     float near = p * x;
     t = t > 4.0f ? 4.0f : t; /* from there on the result rounds to 1 */
-    float q = fused32(-2.0099576795473695e-4f, t, 3.0922882724553347e-3f);
-    q = fused32(q, t, -2.2420203313231468e-2f);
-    q = fused32(q, t, 1.043274775147438e-1f);
-    q = fused32(q, t, 6.367372274398804e-1f);
-    q = fused32(q, t, 1.1279361248016357f);
-    q = fused32(q, t, 1.3357798161450773e-4f);
+    float q = POLYNOMIAL_7(fused32, t, -2.0099576795473695e-4f, 3.0922882724553347e-3f, -2.2420203313231468e-2f,
+                           1.043274775147438e-1f, 6.367372274398804e-1f, 1.1279361248016357f, 1.3357798161450773e-4f);
     float far = copysignf(1.0f - exp32(-q), x);
     float result = fabsf(x) < 0.875f ? near : far;
     return x != x ? x : result;
@@ -155,20 +146,11 @@ static inline float erf32(float x)
 static inline float gelu32(float x)
 {
     float t = fabsf(x), inside = t < 5.5f ? t : 5.5f;
-    float q = fused32(2.334948860e-06f, inside, -3.373781527e-05f);
-    q = fused32(q, inside, 1.612938329e-04f);
-    q = fused32(q, inside, 1.917035437e-04f);
-    q = fused32(q, inside, -7.126865144e-03f);
-    q = fused32(q, inside, 5.253361313e-02f);
-    q = fused32(q, inside, 4.591982816e-01f);
-    q = fused32(q, inside, 1.151106042e+00f) * inside;
+    float q = POLYNOMIAL_8(fused32, inside, 2.334948860e-06f, -3.373781527e-05f, 1.612938329e-04f, 1.917035437e-04f,
+                           -7.126865144e-03f, 5.253361313e-02f, 4.591982816e-01f, 1.151106042e+00f) * inside;
     float rounded = ROUNDER - q, r = (ROUNDER - rounded) - q;
-    float p = fused32(1.53458122e-4f, r, 1.33999314e-3f);
-    p = fused32(p, r, 9.61848896e-3f);
-    p = fused32(p, r, 5.55032878e-2f);
-    p = fused32(p, r, 2.40226469e-1f);
-    p = fused32(p, r, 6.93147206e-1f);
-    p = fused32(p, r, 1.0f);
+    float p = POLYNOMIAL_7(fused32, r, 1.53458122e-4f, 1.33999314e-3f, 9.61848896e-3f, 5.55032878e-2f, 2.40226469e-1f,
+                           6.93147206e-1f, 1.0f);
     float e = float_of(bits_of(p) + (int32_t)((uint32_t)bits_of(rounded) << 23));
     e = t < 5.5f ? e : 0.0f;
     return 0.5f * x * (x < 0.0f ? e : 2.0f - e);
@@ -202,10 +184,8 @@ static const float HALF_PI = 1.57079637f, HALF_PI_REST = 4.37113883e-8f;
 static inline float half_asin32(float x)
 {
     float t = fabsf(x), z = t > 0.5f ? 0.5f - 0.5f * t : x * x, s = t > 0.5f ? sqrtf(z) : t;
-    float p = fused32(4.2163199048e-2f, z, 2.4181311049e-2f);
-    p = fused32(p, z, 4.5470025998e-2f);
-    p = fused32(p, z, 7.4953002686e-2f);
-    p = fused32(p, z, 1.6666752422e-1f);
+    float p = POLYNOMIAL_5(fused32, z, 4.2163199048e-2f, 2.4181311049e-2f, 4.5470025998e-2f, 7.4953002686e-2f,
+                           1.6666752422e-1f);
     return fused32(p * z, s, s);
 }
 

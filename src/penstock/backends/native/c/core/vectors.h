@@ -32,4 +32,12 @@ enum { VECTOR_BYTES = 16 };
 #define LANES_64(of, bit) TWO(of, 2, 0, bit)
 #endif
 
+/* Halve lanes, an array of so many, until the first is what all of them come to: their SUM_OF, or LARGEST_OF. */
+#define HALVE(lanes, count, JOIN)                                                                 \
+    _Pragma("GCC unroll 4") for (int half = (count) / 2; half; half /= 2)                         \
+        for (int l = 0; l < half; l++)                                                            \
+            lanes[l] = JOIN(lanes[l], lanes[l + half])
+#define SUM_OF(a, b) ((a) + (b))
+#define LARGEST_OF(a, b) ((b) > (a) ? (b) : (a))
+
 #endif

@@ -20,10 +20,9 @@ struct dynamic_range_rows {
 /* The nearest integer, of two the one further from zero, within bounds; NaN becomes the lowest. */
 INLINED int32_t code_of(float x, float low, float high)
 {
-    x = x > low ? x : low;
-    x = x < high ? x : high;
-    const int32_t whole = (int32_t)x;
-    const float rest = x - (float)whole;
+    const float inside = WITHIN(x, low, high);
+    const int32_t whole = (int32_t)inside;
+    const float rest = inside - (float)whole;
     return whole + (rest >= 0.5f) - (rest <= -0.5f);
 }
 

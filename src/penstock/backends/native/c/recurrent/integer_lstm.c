@@ -30,8 +30,7 @@ struct integer_lstm {
 
 INLINED int32_t bounded(int32_t x)
 {
-    x = x < 32767 ? x : 32767;
-    return x > -32768 ? x : -32768;
+    return WITHIN(x, -32768, 32767);
 }
 
 INLINED int32_t times(int32_t a, int32_t b)
@@ -103,15 +102,13 @@ static void update(const struct integer_lstm *a, const int32_t *sums, const int3
     integer_logistic(gates[3], count);
     for (int64_t i = 0; i < count; i++) {
         const int32_t added = shifted_right(gates[0][i] * gates[2][i], 15 + bits);
-        int32_t cell = bounded(shifted_right(gates[1][i] * c[i], 15) + added);
-        cell = cell < limit ? cell : limit;
-        c[i] = (int16_t)(cells[i] = cell > -limit ? cell : -limit);
+        const int32_t cell = bounded(shifted_right(gates[1][i] * c[i], 15) + added);
+        c[i] = (int16_t)(cells[i] = WITHIN(cell, -limit, limit));
     }
     integer_tanh(cells, count, bits);
     for (int64_t i = 0; i < count; i++) {
-        int32_t code = rescaled_integer(gates[3][i] * cells[i], by[8], shifts[8]) + (int32_t)a->zero;
-        code = code < 127 ? code : 127;
-        y[i] = (int8_t)(code > -128 ? code : -128);
+        const int32_t code = rescaled_integer(gates[3][i] * cells[i], by[8], shifts[8]) + (int32_t)a->zero;
+        y[i] = (int8_t)WITHIN(code, -128, 127);
         h[i] = (uint8_t)y[i] ^ 128;
     }
 }

@@ -82,7 +82,7 @@ static void clip(float *restrict x, int64_t n, double bound)
         EACH(x[i] < -high ? -high : x[i] > high ? high : x[i]);
 }
 
-/* `n` units of the gate x of an LSTM: activated with their peepholes p of the cell state c. */
+/* `n` units of a gate x: bounded and activated, those of an LSTM with their peepholes p of the cell state c. */
 static void gate(const struct recurrent *a, const activation *f, float *restrict x,
                  const float *restrict p, const float *restrict c, int64_t n)
 {
@@ -124,8 +124,7 @@ static void lstm_units(const struct recurrent *a, int64_t d, float *g, float *re
 static void gru_units(const struct recurrent *a, int64_t d, const float *restrict update,
                       float *restrict new, const float *restrict h, float *restrict next, int64_t n)
 {
-    clip(new, n, a->clip);
-    activate(a->activations + 3 * d + 1, new, n);
+    gate(a, a->activations + 3 * d + 1, new, NULL, NULL, n);
     for (int64_t i = 0; i < n; i++)
         next[i] = new[i] + update[i] * (h[i] - new[i]);
 }
@@ -158,14 +157,14 @@ static void fill_codes(code_rows *q, const float *x, int64_t rows)
     }
 }
 
-/* Add the product of `rows` rows from `first` on, each `apart` rows behind the one before, to the
-   gates, whose rows are `gates_step` apart, in the panels from `low` up to `high`. */
-static void add_code_panels(const struct recurrent *a, const code_matrix *m, int64_t d, const code_rows *q,
-                            int64_t first, int64_t apart, int64_t rows, float *gates, int64_t gates_step,
-                            int64_t low, int64_t high)
+/* Add the product of `rows` rows from `first` on, each `apart` rows behind the one before, to all gates of
+   the blocks from `low` up to `high`; rows of gates are `gates_step` apart. */
+static void add_code_product(const struct recurrent *a, const code_matrix *m, int64_t d, const code_rows *q,
+                             int64_t first, int64_t apart, int64_t rows, float *gates, int64_t gates_step,
+                             int64_t low, int64_t high)
 {
     enum { MOST = 64 };
-    int64_t columns = a->gates * a->padded, panels = columns / PANEL;
+    int64_t columns = a->gates * a->padded, panels = columns / PANEL, some_panels = (high - low) / PANEL_UNITS;
     int64_t quads = (q->width + QUAD - 1) / QUAD;
     const int8_t *weights = m->panels + d * (panels * quads * PANEL_BYTES + TAIL);
     int32_t c[MOST * GROUP * PANEL], sums[MOST];
@@ -174,8 +173,10 @@ static void add_code_panels(const struct recurrent *a, const code_matrix *m, int
         const uint8_t *x = q->codes + (first + row * apart) * q->step;
         for (int64_t r = 0; r < some; r++)
             sums[r] = sum_of(x + r * apart * q->step, q->width);
-        for (int64_t p = low; p < high; p += GROUP) {
-            int64_t group = high - p < GROUP ? high - p : GROUP, at = d * columns + p * PANEL;
+        for (int64_t i = 0, group; i < a->gates * some_panels; i += group) {
+            int64_t p = i / some_panels * (a->padded / PANEL) + low / PANEL_UNITS + i % some_panels;
+            int64_t at = d * columns + p * PANEL;
+            group = smaller(GROUP, some_panels - i % some_panels);
             memset(c, 0, some * GROUP * PANEL * sizeof *c);
             product_for(some)(&(multiplication){
                 c, GROUP * PANEL, c, GROUP * PANEL, x, apart * q->step, ONE_PART, 1, quads, TILE,
@@ -192,17 +193,6 @@ static void add_code_panels(const struct recurrent *a, const code_matrix *m, int
             }
         }
     }
-}
-
-/* As add_code_panels, for all gates of the blocks from `low` up to `high`. */
-static void add_code_product(const struct recurrent *a, const code_matrix *m, int64_t d, const code_rows *q,
-                             int64_t first, int64_t apart, int64_t rows, float *gates, int64_t gates_step,
-                             int64_t low, int64_t high)
-{
-    int64_t of_gate = a->padded / PANEL;
-    for (int64_t g = 0; g < a->gates; g++)
-        add_code_panels(a, m, d, q, first, apart, rows, gates, gates_step, g * of_gate + low / PANEL_UNITS,
-                        g * of_gate + high / PANEL_UNITS);
 }
 
 typedef struct {
@@ -375,10 +365,8 @@ static void gru_gates(const struct recurrent *a, const item *m, const float *h, 
               together, first, last, down);
     for (int64_t b = 0; b < m->rows; b++) {
         float *restrict update = gates + b * width + from, *restrict reset = update + next;
-        clip(update, n, a->clip);
-        activate(f, update, n);
-        clip(reset, n, a->clip);
-        activate(f, reset, n);
+        gate(a, f, update, NULL, NULL, n);
+        gate(a, f, reset, NULL, NULL, n);
         const float *restrict state = h + b * next + from, *restrict x = inputs + b * width + 2 * next + from;
         float *restrict new = update + 2 * next, *restrict left = m->product + b * next + from;
         if (a->linear)
@@ -427,8 +415,7 @@ static void finish_step(const struct recurrent *a, item *m, float *inputs, int64
             gru_units(a, m->d, gates + from, gates + 2 * next + from, h, to, n);
         else {
             memcpy(to, gates + from, n * sizeof(float));
-            clip(to, n, a->clip);
-            activate(a->activations + 3 * m->d, to, n);
+            gate(a, a->activations + 3 * m->d, to, NULL, NULL, n);
         }
         if (a->share) {
             blend(to, h, a->share[at], n);

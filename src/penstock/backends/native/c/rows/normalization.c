@@ -63,9 +63,7 @@ enum { LRN_LANES = VECTOR_BYTES / 4, LRN_VECTORS = 4, MOST_ROW = 8192, MOST_AROU
             type parts[LANES];                                                                    \
             sums[0] = (sums[0] + sums[1]) + (sums[2] + sums[3]);                                  \
             memcpy(parts, sums, sizeof parts);                                                    \
-            _Pragma("GCC unroll 4") for (int half = LANES / 2; half; half /= 2)                   \
-                for (int j = 0; j < half; j++)                                                    \
-                    parts[j] += parts[j + half];                                                  \
+            HALVE(parts, LANES, SUM_OF);                                                          \
             total += parts[0];                                                                    \
         }                                                                                         \
         return total;                                                                             \
@@ -97,12 +95,10 @@ enum { LRN_LANES = VECTOR_BYTES / 4, LRN_VECTORS = 4, MOST_ROW = 8192, MOST_AROU
                              const type *restrict shifts, int square, double *restrict totals)    \
     {                                                                                             \
         type sums[MOST_CHANNELS];                                                                 \
-        for (int64_t c = 0; c < width; c++)                                                       \
-            totals[c] = 0;                                                                        \
+        FILL(totals, width, 0);                                                                   \
         for (int64_t from = 0; from < positions; from += ROWS) {                                  \
             int64_t to = from + ROWS < positions ? from + ROWS : positions;                       \
-            for (int64_t c = 0; c < width; c++)                                                   \
-                sums[c] = 0;                                                                      \
+            FILL(sums, width, 0);                                                                 \
             for (int64_t i = from; i < to; i++)                                                   \
                 for (int64_t c = 0; c < width; c++) {                                             \
                     type d = x[i * step + c] - shifts[c];                                         \
@@ -133,14 +129,12 @@ enum { LRN_LANES = VECTOR_BYTES / 4, LRN_VECTORS = 4, MOST_ROW = 8192, MOST_AROU
         double totals[MOST_CHANNELS];                                                             \
         for (int64_t item = begin; item < end; item++) {                                          \
             int64_t first = item % blocks * a->block * a->channels;                               \
-            int64_t width = a->block * a->channels;                                               \
-            width = step - first < width ? step - first : width;                                  \
+            int64_t width = smaller(step - first, a->block * a->channels);                        \
             int64_t place = item / blocks * a->positions * step + first;                          \
             const type *x = (const type *)a->x + place;                                           \
             const type *bias = (const type *)a->bias + first;                                     \
             type *y = (type *)a->y + place;                                                       \
-            for (int64_t c = 0; c < width; c++)                                                   \
-                means[c] = 0;                                                                     \
+            FILL(means, width, 0);                                                                \
             name##_sums(x, a->positions, step, width, means, 0, totals);                          \
             name##_mean(a, width, totals);                                                        \
             for (int64_t c = 0; c < width; c++)                                                   \

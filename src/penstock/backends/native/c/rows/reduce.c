@@ -1,13 +1,13 @@
-/* Reductions along one axis, and the places of extremes along it. An item is a block of rows if the
+/* Reductions along one axis, the places of extremes along it, and Hardmax. An item is a block of rows if the
    axis is the last, else a block of columns that stand side by side.
 
    Floats are reduced in parts, of PART elements in LANES of a row or ROWS of a column; parts are
    combined in float64, and so are rows of few elements. Rows of few elements are reduced side by side,
    and of a few columns several rows together, so that there is enough to do at once. */
 // GCC options: -O2 -ftree-vectorize -fvect-cost-model=dynamic
+#include "families.h"
 #include "math32.h"
 #include "math64.h"
-#include "native.h"
 
 struct reduction {
     const void *x;
@@ -44,59 +44,48 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
         return 0;                                                                                 \
     }
 
-#define FEW(name, number)                                                                          \
-    if (a->length == number)                                                                       \
+#define FEW(name, number)                                                                         \
+    if (a->length == number)                                                                      \
         return name##_few(x, rows, number, totals);
 
 /* What elements come to: COMBINE(total, value) is computed in type `lane` within parts, in type `wide` among
    them. Rows are up to ROWS, columns up to COLUMNS. */
-#define TOTALS(name, type, lane, wide, start, COMBINE, MAP)                                       \
+#define ROW_TOTALS(name, type, lane, wide, start, COMBINE, MAP)                                   \
     static inline wide name##_folded(const type *x, int64_t length)                               \
     {                                                                                             \
         wide total = start;                                                                       \
         if (length < LANES)                                                                       \
-            for (int64_t i = 0; i < length; i++) {                                                \
-                const wide value = MAP((wide)x[i]);                                               \
-                total = COMBINE(total, value);                                                    \
-            }                                                                                     \
+            for (int64_t i = 0; i < length; i++)                                                  \
+                total = COMBINE(total, MAP((wide)x[i], 0));                                       \
         for (int64_t rest = length < LANES ? 0 : length; rest > 0; rest -= PART, x += PART) {     \
             const int64_t n = rest < PART ? rest : PART;                                          \
             lane lanes[LANES];                                                                    \
-            for (int l = 0; l < LANES; l++)                                                       \
-                lanes[l] = start;                                                                 \
+            FILL(lanes, LANES, start);                                                            \
             int64_t i = 0;                                                                        \
             for (; i + LANES <= n; i += LANES)                                                    \
-                NOT_UNROLLED for (int l = 0; l < LANES; l++) {                                    \
-                    const lane value = MAP((lane)x[i + l]);                                       \
-                    lanes[l] = COMBINE(lanes[l], value);                                          \
-                }                                                                                 \
+                NOT_UNROLLED for (int l = 0; l < LANES; l++)                                      \
+                    lanes[l] = COMBINE(lanes[l], MAP((lane)x[i + l], 0));                         \
             /* Halve the lanes, and each time add as many of the elements that are left. */       \
             _Pragma("GCC unroll 4") for (int half = LANES / 2; half; half /= 2) {                 \
                 for (int l = 0; l < half; l++)                                                    \
                     lanes[l] = COMBINE(lanes[l], lanes[l + half]);                                \
                 if (n & half) {                                                                   \
-                    for (int l = 0; l < half; l++) {                                              \
-                        const lane value = MAP((lane)x[i + l]);                                   \
-                        lanes[l] = COMBINE(lanes[l], value);                                      \
-                    }                                                                             \
+                    for (int l = 0; l < half; l++)                                                \
+                        lanes[l] = COMBINE(lanes[l], MAP((lane)x[i + l], 0));                     \
                     i += half;                                                                    \
                 }                                                                                 \
             }                                                                                     \
-            const wide value = (wide)lanes[0];                                                    \
-            total = COMBINE(total, value);                                                        \
+            total = COMBINE(total, (wide)lanes[0]);                                               \
         }                                                                                         \
         return total;                                                                             \
     }                                                                                             \
     /* Rows of a few elements, side by side. */                                                   \
     INLINED void name##_few(const type *x, int64_t rows, const int64_t length, wide *restrict totals)\
     {                                                                                             \
-        for (int64_t j = 0; j < rows; j++)                                                        \
-            totals[j] = start;                                                                    \
+        FILL(totals, rows, start);                                                                \
         for (int64_t i = 0; i < length; i++)                                                      \
-            for (int64_t j = 0; j < rows; j++) {                                                  \
-                const wide value = MAP((wide)x[j * length + i]);                                  \
-                totals[j] = COMBINE(totals[j], value);                                            \
-            }                                                                                     \
+            for (int64_t j = 0; j < rows; j++)                                                    \
+                totals[j] = COMBINE(totals[j], MAP((wide)x[j * length + i], 0));                  \
     }                                                                                             \
     static __attribute__((noinline)) void name##_of_rows(const struct reduction *a, int64_t first,\
                                                          int64_t rows, wide *restrict totals)     \
@@ -109,39 +98,38 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
             return name##_few(x, rows, a->length, totals);                                        \
         for (int64_t i = 0; i < rows; i++)                                                        \
             totals[i] = name##_folded(x + i * a->length, a->length);                              \
-    }                                                                                             \
+    }
+
+/* The same of columns, each of whose elements MAP takes in relation to its top, if there are tops. */
+#define COLUMN_TOTALS(name, type, lane, wide, start, COMBINE, MAP)                                \
     static __attribute__((noinline)) void name##_of_columns(const struct reduction *a, int64_t first,\
-                                                            int64_t columns, wide *restrict totals)\
+                                                            int64_t columns, wide *restrict totals,\
+                                                            const lane *restrict tops)            \
     {                                                                                             \
         const type *restrict x = (const type *)a->x + first;                                      \
         const int64_t count = folds(a, columns), width = count * columns, step = count * a->inner;\
         const int64_t length = a->length / count;                                                 \
         lane part[COLUMNS];                                                                       \
-        for (int64_t j = 0; j < width; j++)                                                       \
-            totals[j] = start;                                                                    \
+        FILL(totals, width, start);                                                               \
         for (int64_t i = 0; i < length;) {                                                        \
             const int64_t end = length - i < ROWS ? length : i + ROWS;                            \
             for (int64_t j = 0; j < width; j++)                                                   \
-                part[j] = MAP((lane)x[j]);                                                        \
+                part[j] = MAP((lane)x[j], tops[j]);                                               \
             for (i++, x += step; i < end; i++, x += step)                                         \
-                for (int64_t j = 0; j < width; j++) {                                             \
-                    const lane value = MAP((lane)x[j]);                                           \
-                    part[j] = COMBINE(part[j], value);                                            \
-                }                                                                                 \
-            for (int64_t j = 0; j < width; j++) {                                                 \
-                const wide value = (wide)part[j];                                                 \
-                totals[j] = COMBINE(totals[j], value);                                            \
-            }                                                                                     \
+                for (int64_t j = 0; j < width; j++)                                               \
+                    part[j] = COMBINE(part[j], MAP((lane)x[j], tops[j]));                         \
+            for (int64_t j = 0; j < width; j++)                                                   \
+                totals[j] = COMBINE(totals[j], (wide)part[j]);                                    \
         }                                                                                         \
         for (int64_t i = 1; i < count; i++)                                                       \
             for (int64_t j = 0; j < columns; j++)                                                 \
                 totals[j] = COMBINE(totals[j], totals[i * columns + j]);                          \
         for (int64_t i = length * count; i < a->length; i++, x += columns)                        \
-            for (int64_t j = 0; j < columns; j++) {                                               \
-                const wide value = MAP((wide)x[j]);                                               \
-                totals[j] = COMBINE(totals[j], value);                                            \
-            }                                                                                     \
+            for (int64_t j = 0; j < columns; j++)                                                 \
+                totals[j] = COMBINE(totals[j], MAP((wide)x[j], tops[j]));                         \
     }
+
+#define TOTALS(name, ...) ROW_TOTALS(name, __VA_ARGS__) COLUMN_TOTALS(name, __VA_ARGS__)
 
 /* A kernel whose results are made of such totals. */
 #define FINISHED(name, totals_of, type, wide, FINISH)                                             \
@@ -160,7 +148,7 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
                                       type *restrict y)                                           \
     {                                                                                             \
         wide totals[COLUMNS];                                                                     \
-        totals_of##_of_columns(a, first, columns, totals);                                        \
+        totals_of##_of_columns(a, first, columns, totals, NULL);                                  \
         for (int64_t j = 0; j < columns; j++)                                                     \
             y[j] = (type)FINISH(totals[j], a->length);                                            \
     }                                                                                             \
@@ -177,22 +165,30 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
     static inline int64_t name##_row(const struct reduction *a, int64_t first)                    \
     {                                                                                             \
         const type *x = (const type *)a->x + first;                                               \
+        const int64_t step = a->last ? -1 : 1;                                                    \
+        int64_t place = a->last ? a->length - 1 : 0, i = 1;                                       \
         if (a->length <= FEW) {                                                                   \
-            int64_t few = a->last ? a->length - 1 : 0;                                            \
+            int64_t few = place;                                                                  \
             type top = x[few];                                                                    \
-            for (int64_t i = 1; i < a->length; i++) {                                             \
-                const int64_t at = a->last ? a->length - 1 - i : i;                               \
-                const int beaten = (!(x[at] operator top)) & (top == top);                        \
-                few = beaten ? at : few;                                                          \
-                top = beaten ? x[at] : top;                                                       \
+            for (int64_t left = a->length; --left > 0;) {                                         \
+                place += step;                                                                    \
+                const int beaten = (!(x[place] operator top)) & (top == top);                     \
+                few = beaten ? place : few;                                                       \
+                top = beaten ? x[place] : top;                                                    \
             }                                                                                     \
             return few;                                                                           \
         }                                                                                         \
         const type best = extreme##_folded(x, a->length);                                         \
-        const int64_t step = a->last ? -1 : 1;                                                    \
-        int64_t place = a->last ? a->length - 1 : 0;                                              \
+        /* Blocks that lack it are passed over, of which compilers compare all elements at once. */\
+        for (int any = 0; i + LANES <= a->length; i += LANES, place += step * LANES) {            \
+            const type *block = x + place - (a->last ? LANES - 1 : 0);                            \
+            for (int l = 0; l < LANES; l++)                                                       \
+                any |= best == best ? block[l] == best : block[l] != block[l];                    \
+            if (any)                                                                              \
+                break;                                                                            \
+        }                                                                                         \
         /* Another thread may have changed the elements since. */                                 \
-        for (int64_t i = 1; i < a->length; i++, place += step)                                    \
+        for (; i < a->length; i++, place += step)                                                 \
             if (best == best ? x[place] == best : x[place] != x[place])                           \
                 break;                                                                            \
         return place;                                                                             \
@@ -213,7 +209,7 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
             const int32_t place = (int32_t)(a->last ? a->length - 1 - i : i);                     \
             const type *restrict x = (const type *)a->x + first + place * a->inner;               \
             for (int64_t j = 0; j < columns; j++) {                                               \
-                const int beaten = (!i) | ((!(x[j] operator best[j])) & (best[j] == best[j]));        \
+                const int beaten = (!i) | ((!(x[j] operator best[j])) & (best[j] == best[j]));    \
                 places[j] = beaten ? place : places[j];                                           \
                 best[j] = beaten ? x[j] : best[j];                                                \
             }                                                                                     \
@@ -226,18 +222,20 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
 
 #define SUM(a, b) ((a) + (b))
 #define PRODUCT(a, b) ((a) * (b))
-#define HIGHER(a, b) ((((b) > (a)) | ((b) != (b))) ? (b) : (a))
-#define LOWER(a, b) ((((b) < (a)) | ((b) != (b))) ? (b) : (a))
-#define SAME(x) (x)
-#define SQUARE(x) ((x) * (x))
-#define ABSOLUTE(x) ((x) < 0 ? -(x) : (x))
+#define HIGHER(a, b) ({ const __typeof__(a) other = (b); ((other > (a)) | (other != other)) ? other : (a); })
+#define LOWER(a, b) ({ const __typeof__(a) other = (b); ((other < (a)) | (other != other)) ? other : (a); })
+#define SAME(x, top) (x)
+#define SQUARE(x, top) ((x) * (x))
+#define ABSOLUTE(x, top) ((x) < 0 ? -(x) : (x))
 #define TOTAL(total, n) (total)
 #define MEAN(total, n) ((total) / (double)(n))
 #define ROOT(total, n) sqrt(total)
 #define LOGARITHM(total, n) log(total)
 #define QUOTIENT(total, n) ((int64_t)(total) / (n))
-#define DISTANCE32(x) ((x) >> 31 ? 0 - (x) : (x))
-#define DISTANCE64(x) ((x) >> 63 ? 0 - (x) : (x))
+#define DISTANCE32(x, top) ((x) >> 31 ? 0 - (x) : (x))
+#define DISTANCE64(x, top) ((x) >> 63 ? 0 - (x) : (x))
+#define POWER_float32(x, top) exp32((float)(x) - (top))
+#define POWER_float64(x, top) exp64((x) - (top))
 
 /* Integers wrap around. */
 #define ANY(suffix, type, sum, wide, low, high)                                                   \
@@ -254,7 +252,9 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
 
 /* The logarithm of a sum of exponentials, relative to the highest element; infinities are relative to 0.
    Exponentials are of type `real`, which `reals` names. */
-#define LOGSUMEXP(suffix, type, reals, real, EXP)                                                 \
+#define LOGSUMEXP(suffix, type, reals, real)                                                      \
+    COLUMN_TOTALS(powers_##suffix, type, real, double, 0, SUM, POWER_##reals)                     \
+                                                                                                  \
     static inline real relative_##suffix(type highest)                                            \
     {                                                                                             \
         return isfinite((real)highest) ? (real)highest : 0;                                       \
@@ -277,7 +277,7 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
                     for (int64_t i = 0; i < (rows == 1 ? n : length); i++)                        \
                         powers[j * length + i] = (real)x[at + j * length + i] - relative_##suffix(tops[j]);\
                 for (int64_t i = 0; i < n; i++)                                                   \
-                    powers[i] = EXP(powers[i]);                                                   \
+                    powers[i] = POWER_##reals(powers[i], 0);                                      \
                 if (rows == 1)                                                                    \
                     total += sum_##reals##_folded(powers, n);                                     \
             }                                                                                     \
@@ -292,43 +292,25 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
     static inline void logsumexp_##suffix##_columns(const struct reduction *a, int64_t first,     \
                                                     int64_t columns, type *restrict y)            \
     {                                                                                             \
-        const type *restrict x = (const type *)a->x + first;                                      \
-        const int64_t count = folds(a, columns), width = count * columns, step = count * a->inner; \
-        const int64_t length = a->length / count;                                                 \
-        double totals[COLUMNS] = {0};                                                             \
-        real tops[COLUMNS], part[COLUMNS];                                                        \
+        double totals[COLUMNS];                                                                   \
+        real tops[COLUMNS];                                                                       \
         max_##suffix##_columns(a, first, columns, y);                                             \
-        for (int64_t j = 0; j < width; j++)                                                       \
+        for (int64_t j = 0; j < folds(a, columns) * columns; j++)                                 \
             tops[j] = relative_##suffix(y[j % columns]);                                          \
-        for (int64_t i = 0; i < length;) {                                                        \
-            const int64_t end = length - i < ROWS ? length : i + ROWS;                            \
-            for (int64_t j = 0; j < width; j++)                                                   \
-                part[j] = 0;                                                                      \
-            for (; i < end; i++, x += step)                                                       \
-                for (int64_t j = 0; j < width; j++)                                               \
-                    part[j] += EXP((real)x[j] - tops[j]);                                         \
-            for (int64_t j = 0; j < width; j++)                                                   \
-                totals[j] += (double)part[j];                                                     \
-        }                                                                                         \
-        for (int64_t i = 1; i < count; i++)                                                       \
-            for (int64_t j = 0; j < columns; j++)                                                 \
-                totals[j] += totals[i * columns + j];                                             \
-        for (int64_t i = length * count; i < a->length; i++, x += columns)                        \
-            for (int64_t j = 0; j < columns; j++)                                                 \
-                totals[j] += (double)EXP((real)x[j] - tops[j]);                                   \
+        powers_##suffix##_of_columns(a, first, columns, totals, tops);                            \
         for (int64_t j = 0; j < columns; j++)                                                     \
             y[j] = (type)(log(totals[j]) + (double)tops[j]);                                      \
     }                                                                                             \
                                                                                                   \
     ITEMS(logsumexp_##suffix, type, logsumexp_##suffix##_rows, logsumexp_##suffix##_columns)
 
-#define FLOATS(suffix, type, EXP)                                                                 \
+#define FLOATS(suffix, type)                                                                      \
     ANY(suffix, type, type, double, -INFINITY, INFINITY)                                          \
     FINISHED(mean_##suffix, sum_##suffix, type, double, MEAN)                                     \
     REDUCTION(l1_##suffix, type, type, double, 0, SUM, ABSOLUTE)                                  \
     FINISHED(l2_##suffix, sumsquare_##suffix, type, double, ROOT)                                 \
     FINISHED(logsum_##suffix, sum_##suffix, type, double, LOGARITHM)                              \
-    LOGSUMEXP(suffix, type, suffix, type, EXP)
+    LOGSUMEXP(suffix, type, suffix, type)
 
 /* Roots and logarithms are those of float64, without their fractions; means are exact. */
 #define INTEGERS(suffix, type, sum, mean, low, high, DISTANCE)                                    \
@@ -340,14 +322,41 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
     FINISHED(l2_##suffix, squares_##suffix, type, double, ROOT)                                   \
     TOTALS(reals_##suffix, type, double, double, 0, SUM, SAME)                                    \
     FINISHED(logsum_##suffix, reals_##suffix, type, double, LOGARITHM)                            \
-    LOGSUMEXP(suffix, type, float64, double, exp64)
+    LOGSUMEXP(suffix, type, float64, double)
 
-FLOATS(float32, float, exp32)
-FLOATS(float64, double, exp64)
+/* 1 at the first maximum, or the first NaN, and 0 elsewhere. */
+#define HARDMAX(suffix, type)                                                                     \
+    static inline void hardmax_##suffix##_rows(const struct reduction *a, int64_t first, int64_t end, type *y)\
+    {                                                                                             \
+        y = (type *)a->y + first * a->length;                                                     \
+        for (int64_t row = first; row < end; row++, y += a->length) {                             \
+            const int64_t place = argmax_##suffix##_row(a, row * a->length);                      \
+            memset(y, 0, a->length * sizeof(type)); /* all bits are 0 in 0.0 */                   \
+            y[place] = 1;                                                                         \
+        }                                                                                         \
+    }                                                                                             \
+                                                                                                  \
+    static inline void hardmax_##suffix##_columns(const struct reduction *a, int64_t first, int64_t columns,\
+                                                  type *y)                                        \
+    {                                                                                             \
+        int64_t places[COLUMNS];                                                                  \
+        argmax_##suffix##_columns(a, first, columns, places);                                     \
+        y = (type *)a->y + first;                                                                 \
+        for (int64_t i = 0; i < a->length; i++, y += a->inner)                                    \
+            for (int64_t j = 0; j < columns; j++)                                                 \
+                y[j] = i == places[j];                                                            \
+    }                                                                                             \
+                                                                                                  \
+    ITEMS(hardmax_##suffix, type, hardmax_##suffix##_rows, hardmax_##suffix##_columns)
+
+FLOATS(float32, float)
+FLOATS(float64, double)
 INTEGERS(int32, int32_t, uint32_t, int64_t, INT32_MIN, INT32_MAX, DISTANCE32)
 INTEGERS(int64, int64_t, uint64_t, uint64_t, INT64_MIN, INT64_MAX, DISTANCE64)
 EXTREMES(int8, int8_t, INT8_MIN, INT8_MAX)
 EXTREMES(uint8, uint8_t, 0, UINT8_MAX)
+HARDMAX(float32, float)
+HARDMAX(float64, double)
 
 #define EXTREME_ENTRIES(suffix)                                                                   \
     KERNEL(max_##suffix, reduction), KERNEL(min_##suffix, reduction),                             \
@@ -360,4 +369,4 @@ EXTREMES(uint8, uint8_t, 0, UINT8_MAX)
         KERNEL(logsumexp_##suffix, reduction)
 
 KERNELS(reduce, ENTRIES(float32), ENTRIES(float64), ENTRIES(int32), ENTRIES(int64), EXTREME_ENTRIES(int8),
-        EXTREME_ENTRIES(uint8))
+        EXTREME_ENTRIES(uint8), KERNELS_OF_FLOATS(hardmax, reduction))

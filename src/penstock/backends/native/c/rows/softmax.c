@@ -1,4 +1,4 @@
-/* Softmax, its logarithm, and Hardmax along one axis. An item is a block of rows if the axis is the last,
+/* Softmax and its logarithm along one axis. An item is a block of rows if the axis is the last,
    else a block of columns that stand side by side. Where an element is NaN, or the highest is infinite,
    the sum is NaN, and so are all results. */
 // Compiler options: -ffp-contract=fast
@@ -50,9 +50,7 @@ enum { BLOCK = 2048, COLUMNS = 256 };
             tops = name##_higher(name##_read(x + i), tops);                                       \
         tops = name##_higher(tops, others);                                                       \
         memcpy(parts, &tops, sizeof parts);                                                       \
-        _Pragma("GCC unroll 4") for (int half = LANES / 2; half; half /= 2)                       \
-            for (int l = 0; l < half; l++)                                                        \
-                parts[l] = parts[l + half] > parts[l] ? parts[l + half] : parts[l];               \
+        HALVE(parts, LANES, LARGEST_OF);                                                          \
         return parts[0];                                                                          \
     }                                                                                             \
                                                                                                   \
@@ -73,9 +71,7 @@ enum { BLOCK = 2048, COLUMNS = 256 };
             }                                                                                     \
             sums += others;                                                                       \
             memcpy(parts, &sums, sizeof parts);                                                   \
-            _Pragma("GCC unroll 4") for (int half = LANES / 2; half; half /= 2)                   \
-                for (int l = 0; l < half; l++)                                                    \
-                    parts[l] += parts[l + half];                                                  \
+            HALVE(parts, LANES, SUM_OF);                                                          \
         }                                                                                         \
         for (; i < n; i++)                                                                        \
             parts[0] += x[i];                                                                     \
@@ -162,66 +158,4 @@ enum { BLOCK = 2048, COLUMNS = 256 };
 DEFINE(softmax_float32, float, int32_t, exp32, log32)
 DEFINE(softmax_float64, double, int64_t, exp64, log)
 
-/* 1 at the first maximum, or the first NaN. An item is one row or column. The maxima of a row are
-   taken in lanes, which compilers vectorize, before the first of them is looked for. */
-enum { LANES = 16 };
-
-#define HARDMAX(name, type)                                                                       \
-    static int64_t name##_place(const type *x, int64_t n, int64_t step)                           \
-    {                                                                                             \
-        type lanes[LANES], best = x[0];                                                           \
-        int64_t i = 0, whole = step == 1 ? n / LANES * LANES : 0;                                 \
-        if (whole) {                                                                              \
-            int nans[LANES] = {0}, any = 0;                                                       \
-            for (int j = 0; j < LANES; j++)                                                       \
-                lanes[j] = x[j];                                                                  \
-            for (; i < whole; i += LANES)                                                         \
-                for (int j = 0; j < LANES; j++) {                                                 \
-                    lanes[j] = x[i + j] > lanes[j] ? x[i + j] : lanes[j];                         \
-                    nans[j] |= x[i + j] != x[i + j];                                              \
-                }                                                                                 \
-            for (int j = 0; j < LANES; j++) {                                                     \
-                best = lanes[j] > best ? lanes[j] : best;                                         \
-                any |= nans[j];                                                                   \
-            }                                                                                     \
-            for (i = 0; i < whole; i += LANES) {                                                  \
-                int found = 0;                                                                    \
-                for (int j = 0; j < LANES; j++)                                                   \
-                    found |= any ? x[i + j] != x[i + j] : x[i + j] == best;                       \
-                if (found)                                                                        \
-                    break;                                                                        \
-            }                                                                                     \
-            while (any ? x[i] == x[i] : x[i] != best)                                             \
-                i++;                                                                              \
-        }                                                                                         \
-        int64_t place = i;                                                                        \
-        best = x[place * step];                                                                   \
-        for (i = whole ? whole : 1; i < n; i++) {                                                 \
-            int beaten = !(x[i * step] <= best) & (best == best);                                 \
-            place = beaten ? i : place;                                                           \
-            best = beaten ? x[i * step] : best;                                                   \
-        }                                                                                         \
-        return place;                                                                             \
-    }                                                                                             \
-                                                                                                  \
-    static int name(const void *arguments, int64_t begin, int64_t end)                            \
-    {                                                                                             \
-        const struct softmax *a = arguments;                                                      \
-        int64_t step = a->inner;                                                                  \
-        for (int64_t item = begin; item < end; item++) {                                          \
-            int64_t at = item / step * a->length * step + item % step;                            \
-            type *y = (type *)a->y + at;                                                          \
-            int64_t place = name##_place((const type *)a->x + at, a->length, step);               \
-            if (step == 1)                                                                        \
-                memset(y, 0, (size_t)a->length * sizeof(type)); /* all bits are 0 in 0.0 */       \
-            for (int64_t i = 0; step > 1 && i < a->length; i++)                                   \
-                y[i * step] = 0;                                                                  \
-            y[place * step] = 1;                                                                  \
-        }                                                                                         \
-        return 0;                                                                                 \
-    }
-
-HARDMAX(hardmax_float32, float)
-HARDMAX(hardmax_float64, double)
-
-KERNELS(softmax, KERNELS_OF_FLOATS(hardmax, softmax), KERNELS_OF_FLOATS(softmax, softmax))
+KERNELS(softmax, KERNELS_OF_FLOATS(softmax, softmax))

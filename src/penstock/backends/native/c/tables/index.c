@@ -162,8 +162,8 @@ static inline int64_t slice_offset(const struct slices *a, int64_t tuple)
     return bad < 0 ? -1 : offset;
 }
 
-#define GATHER_ND(bytes, type)                                                                      \
-    static int gathernd_##bytes(const void *arguments, int64_t begin, int64_t end)                  \
+#define GATHER_ND(bytes, type)                                                                     \
+    static int gathernd_##bytes(const void *arguments, int64_t begin, int64_t end)                 \
     {                                                                                              \
         const struct slices *a = arguments;                                                        \
         for (int64_t tuple = begin; tuple < end; tuple++) {                                        \
@@ -224,13 +224,17 @@ REDUCTIONS(int32, int32_t, uint32_t)
 REDUCTIONS(int64, int64_t, uint64_t)
 
 /* The k greatest or least along an axis: an item is one chain of elements, or TOP_COLUMNS side by side.
-   The places of one chain, in the result, are a heap whose root is the last of them, then sorted. */
+   The places of one chain, in the result, are a heap whose root is the last of them, then sorted. Or all
+   elements of a chain are sorted by the digits of their keys, the lowest first, and digits that are equal in all
+   keys left out: then all chains are one item, for its workspace holds the keys and places of one. */
 struct top {
     const void *x;
     void *values;
     int64_t *places;
+    char *work; /* length * 2 * (bytes of a key + 4) bytes; null for heaps */
     int64_t length, inner, k;
     int64_t sign; /* 1 for the greatest, else -1 */
+    int64_t chains;
 };
 
 /* Keys are integers in the order of the elements: -0 is 0, and NaN is above all else. */
@@ -256,8 +260,9 @@ static inline int64_t key_float64(double x)
 #define key_int64(x) (x)
 
 enum { TOP_BLOCK = 64, TOP_COLUMNS = 16, MOST_INSERTED = 128 };
+enum { MOST_DIGITS = 8, MOST_BUCKETS = 2048, LONG_CHAIN = 8192 };
 
-#define TOP(suffix, type, key)                                                                     \
+#define TOP(suffix, type, key, unsigned_key)                                                       \
     /* The key of place i, ascending: the first of the result has the least. */                    \
     static inline key suffix##_at(const type *x, int64_t i, int64_t inner, key flip)               \
     {                                                                                              \
@@ -366,52 +371,10 @@ enum { TOP_BLOCK = 64, TOP_COLUMNS = 16, MOST_INSERTED = 128 };
             }                                                                                      \
     }                                                                                              \
                                                                                                    \
-    static int topk_##suffix(const void *arguments, int64_t begin, int64_t end)                    \
-    {                                                                                              \
-        const struct top *a = arguments;                                                           \
-        int64_t inner = a->inner, blocks = (inner + TOP_COLUMNS - 1) / TOP_COLUMNS;                \
-        key flip = a->sign > 0 ? (key)-1 : 0;                                                      \
-        for (int64_t item = begin; item < end; item++) {                                           \
-            int64_t block = item / blocks, column = item % blocks * TOP_COLUMNS;                   \
-            int64_t to = block * a->k * inner + column, rest = inner - column;                     \
-            const type *x = (const type *)a->x + block * a->length * inner + column;               \
-            type *values = a->values ? (type *)a->values + to : NULL;                              \
-            if (inner == 1)                                                                        \
-                suffix##_chain(a, x, values, a->places + to, flip);                                \
-            else                                                                                   \
-                suffix##_chains(a, x, values, a->places + to, rest < TOP_COLUMNS ? rest : TOP_COLUMNS, flip);\
-        }                                                                                          \
-        return 0;                                                                                  \
-    }
-
-TOP(int8, int8_t, int32_t)
-TOP(uint8, uint8_t, int32_t)
-TOP(float32, float, int32_t)
-TOP(float64, double, int64_t)
-TOP(int32, int32_t, int32_t)
-TOP(int64, int64_t, int64_t)
-
-/* All elements along an axis in order, of which the first k are kept: sorted by the digits of their keys,
-   the lowest first, and digits that are equal in all keys left out. One item, for its workspace holds the
-   keys and places of one chain. */
-struct sort {
-    const void *x;
-    void *values;
-    int64_t *places;
-    char *work; /* length * 2 * (bytes of a key + 4) bytes */
-    int64_t length, inner, k;
-    int64_t sign;
-    int64_t chains;
-};
-
-enum { MOST_DIGITS = 8, MOST_BUCKETS = 2048, LONG_CHAIN = 8192 };
-
-#define SORT(suffix, type, key, unsigned_key)                                                      \
-    static void suffix##_sort(const struct sort *a, const type *x, type *values, int64_t *places)  \
+    static void suffix##_sort(const struct top *a, const type *x, type *values, int64_t *places, key flip)\
     {                                                                                              \
         const int bits = a->length < LONG_CHAIN ? 8 : 11, width = 8 * sizeof(key);                 \
         const int digits = (width + bits - 1) / bits, buckets = 1 << bits;                         \
-        const key flip = a->sign > 0 ? (key)-1 : 0;                                                \
         const unsigned_key highest = (unsigned_key)1 << (width - 1);                               \
         const int64_t length = a->length;                                                          \
         unsigned_key *keys = (unsigned_key *)a->work, *next_keys = keys + length;                  \
@@ -451,35 +414,37 @@ enum { MOST_DIGITS = 8, MOST_BUCKETS = 2048, LONG_CHAIN = 8192 };
         }                                                                                          \
     }                                                                                              \
                                                                                                    \
-    static int sort_##suffix(const void *arguments, int64_t begin, int64_t end)                    \
+    static int topk_##suffix(const void *arguments, int64_t begin, int64_t end)                    \
     {                                                                                              \
-        const struct sort *a = arguments;                                                          \
-        (void)begin, (void)end;                                                                    \
-        for (int64_t chain = 0; chain < a->chains; chain++) {                                      \
-            int64_t block = chain / a->inner, column = chain % a->inner;                           \
-            int64_t to = block * a->k * a->inner + column;                                         \
-            suffix##_sort(a, (const type *)a->x + block * a->length * a->inner + column,           \
-                          a->values ? (type *)a->values + to : NULL, a->places + to);              \
+        const struct top *a = arguments;                                                           \
+        const int64_t inner = a->inner, wide = a->work ? 1 : TOP_COLUMNS, blocks = (inner + wide - 1) / wide;\
+        const key flip = a->sign > 0 ? (key)-1 : 0;                                                \
+        for (int64_t item = begin; item < (a->work ? a->chains : end); item++) {                   \
+            const int64_t block = item / blocks, column = item % blocks * wide;                    \
+            const int64_t to = block * a->k * inner + column;                                      \
+            const type *x = (const type *)a->x + block * a->length * inner + column;               \
+            type *values = a->values ? (type *)a->values + to : NULL;                              \
+            if (a->work)                                                                           \
+                suffix##_sort(a, x, values, a->places + to, flip);                                 \
+            else if (inner == 1)                                                                   \
+                suffix##_chain(a, x, values, a->places + to, flip);                                \
+            else                                                                                   \
+                suffix##_chains(a, x, values, a->places + to, smaller(inner - column, TOP_COLUMNS), flip);\
         }                                                                                          \
         return 0;                                                                                  \
     }
 
-SORT(int8, int8_t, int32_t, uint32_t)
-SORT(uint8, uint8_t, int32_t, uint32_t)
-SORT(float32, float, int32_t, uint32_t)
-SORT(float64, double, int64_t, uint64_t)
-SORT(int32, int32_t, int32_t, uint32_t)
-SORT(int64, int64_t, int64_t, uint64_t)
+TOP(int8, int8_t, int32_t, uint32_t)
+TOP(uint8, uint8_t, int32_t, uint32_t)
+TOP(float32, float, int32_t, uint32_t)
+TOP(float64, double, int64_t, uint64_t)
+TOP(int32, int32_t, int32_t, uint32_t)
+TOP(int64, int64_t, int64_t, uint64_t)
 
-#define SCATTER_ENTRIES(name)                                                                      \
-    KERNEL(scatterelements_##name, elements), KERNEL(scatternd_##name, slices)
-#define MOVES(size)                                                                                \
-    KERNEL(gatherelements_##size, elements), KERNEL(gathernd_##size, slices),                      \
-        SCATTER_ENTRIES(none_##size)
-#define SORTS(suffix) KERNEL(topk_##suffix, top), KERNEL(sort_##suffix, sort)
-#define ENTRIES(suffix)                                                                            \
-    SCATTER_ENTRIES(add_##suffix), SCATTER_ENTRIES(mul_##suffix), SCATTER_ENTRIES(max_##suffix),   \
-        SCATTER_ENTRIES(min_##suffix), SORTS(suffix)
+#define SCATTER_ENTRIES(OF, name) OF(scatterelements_##name, elements), OF(scatternd_##name, slices)
 
-KERNELS(index, KERNEL(gather, gather), MOVES(1), MOVES(2), MOVES(4), MOVES(8), SORTS(int8), SORTS(uint8),
-        ENTRIES(float32), ENTRIES(float64), ENTRIES(int32), ENTRIES(int64))
+KERNELS(index, KERNEL(gather, gather), KERNELS_OF_SIZES(gatherelements, elements), KERNELS_OF_SIZES(gathernd, slices),
+        SCATTER_ENTRIES(KERNELS_OF_SIZES, none), SCATTER_ENTRIES(KERNELS_OF_NUMBERS, add),
+        SCATTER_ENTRIES(KERNELS_OF_NUMBERS, mul), SCATTER_ENTRIES(KERNELS_OF_NUMBERS, max),
+        SCATTER_ENTRIES(KERNELS_OF_NUMBERS, min), KERNELS_OF_NUMBERS(topk, top), KERNEL(topk_int8, top),
+        KERNEL(topk_uint8, top))

@@ -9,7 +9,7 @@
 // Compiler options: -ffp-contract=fast
 #include <string.h>
 #include "families.h"
-#include "math32.h"
+#include "math64.h"
 #include "scores.h"
 
 enum { LINEAR, POLY, RBF, SIGMOID };
@@ -42,35 +42,6 @@ struct models {
 /* Vectors of eight, whose elements are added one by one: on every instruction set alike. */
 enum { WIDTH = 8 };
 typedef double lanes __attribute__((vector_size(64), aligned(8)));
-
-/* e to the power of x, to about 1 ulp, within the range of normal numbers. */
-static inline double power_of_e(double x)
-{
-    const double shift = 0x1.8p52, log2e = 1.4426950408889634074;
-    const double high = 6.93147180369123816490e-01, low = 1.90821492927058770002e-10;
-    x = x < -708 ? -708 : x > 709 ? 709 : x;
-    double shifted = x * log2e + shift, whole = shifted - shift;
-    double r = (x - whole * high) - whole * low, sum = 1. / 6227020800;
-    sum = sum * r + 1. / 479001600;
-    sum = sum * r + 1. / 39916800;
-    sum = sum * r + 1. / 3628800;
-    sum = sum * r + 1. / 362880;
-    sum = sum * r + 1. / 40320;
-    sum = sum * r + 1. / 5040;
-    sum = sum * r + 1. / 720;
-    sum = sum * r + 1. / 120;
-    sum = sum * r + 1. / 24;
-    sum = sum * r + 1. / 6;
-    sum = sum * r + 1. / 2;
-    sum = sum * r + 1;
-    sum = sum * r + 1;
-    int64_t exponent;
-    memcpy(&exponent, &shifted, 8);
-    exponent = (exponent + 1023) << 52;
-    double scale;
-    memcpy(&scale, &exponent, 8);
-    return sum * scale;
-}
 
 /* The products of some features of `n` rows with vectors, added to `sums`, which are VECTORS apart. The
    sums over these features are of the type of the vectors. */
@@ -106,15 +77,15 @@ static void apply_kernel(const struct models *a, double *restrict k, double squa
     if (a->kernel == RBF)
         for (int64_t i = 0; i < count; i++) {
             double distance = square + squares[i] - 2 * k[i];
-            k[i] = power_of_e(-gamma * (distance < 0 ? 0 : distance));
+            k[i] = exp64(-gamma * (distance < 0 ? 0 : distance));
         }
     else if (a->kernel == SIGMOID && a->narrow)
         for (int64_t i = 0; i < count; i++)
             k[i] = tanh32((float)(gamma * k[i] + coef0));
     else if (a->kernel == SIGMOID)
         for (int64_t i = 0; i < count; i++) {
-            double x = gamma * k[i] + coef0, power = power_of_e(2 * fabs(x));
-            k[i] = copysign((power - 1) / (power + 1), x);
+            const double x = gamma * k[i] + coef0;
+            k[i] = copysign(1 - 2 / (exp64(2 * fabs(x)) + 1), x);
         }
     else if (a->kernel == POLY) {
         double base[VECTORS];

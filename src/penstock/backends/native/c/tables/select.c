@@ -10,18 +10,13 @@ struct triangle {
     int64_t rows, columns, diagonal, upper, size;
 };
 
-static inline int64_t within(int64_t place, int64_t columns)
-{
-    return place < 0 ? 0 : place > columns ? columns : place;
-}
-
 static int triangle(const void *arguments, int64_t begin, int64_t end)
 {
     const struct triangle *a = arguments;
     int64_t bytes = a->columns * a->size;
     for (int64_t item = begin; item < end; item++) {
         int64_t first = item % a->rows + a->diagonal;
-        int64_t border = within(a->upper ? first : first + 1, a->columns) * a->size;
+        int64_t border = WITHIN(a->upper ? first : first + 1, 0, a->columns) * a->size;
         const char *x = a->x + item * bytes;
         char *y = a->y + item * bytes;
         const int64_t from = a->upper ? border : 0, to = a->upper ? bytes : border;
@@ -69,8 +64,7 @@ struct classes {
         const type off = ((const type *)a->values)[0], on = ((const type *)a->values)[1];          \
         for (int64_t item = begin; item < end; item++) {                                           \
             type *restrict y = (type *)a->y + item * a->depth * a->inner;                          \
-            for (int64_t i = 0; i < a->depth * a->inner; i++)                                      \
-                y[i] = off;                                                                        \
+            FILL(y, a->depth * a->inner, off);                                                     \
             for (int64_t j = 0; j < a->inner; j++) {                                               \
                 int64_t at = item * a->inner + j;                                                  \
                 int64_t place = a->wide ? ((const int64_t *)a->indices)[at]                        \

@@ -100,11 +100,9 @@ static inline void write_row(const struct trees *a, int64_t row, double *scores)
         int64_t targets = a->targets;                                                             \
         double scores[SCORES];                                                                    \
         for (int64_t item = begin; item < end; item++) {                                          \
-            int64_t start = item * a->block, rest = a->rows - start;                              \
-            int64_t count = rest < a->block ? rest : a->block;                                    \
+            int64_t start = item * a->block, count = smaller(a->block, a->rows - start);          \
             double first = a->aggregate <= SUM ? 0 : a->aggregate == MIN ? INFINITY : -INFINITY;  \
-            for (int64_t i = 0; i < count * targets; i++)                                         \
-                scores[i] = first;                                                                \
+            FILL(scores, count * targets, first);                                                 \
             /* Lanes are rows of a tree, or trees of a row if there are few rows. */              \
             int64_t of_rows = count >= LANES, steps = of_rows ? count : a->trees;                 \
             for (int64_t outer = 0; outer < (of_rows ? a->trees : count); outer++)                \

@@ -61,8 +61,7 @@ static void copy_plane(const struct convolution *a, const float *x, int64_t row,
         for (int64_t q = 0; q < step; q++, to += u->length * length) {
             const int64_t start = column * step + q - v->lead;
             const int64_t low = start < 0 ? (-start + step - 1) / step : 0;
-            int64_t high = v->size > start ? (v->size - start + step - 1) / step : 0;
-            high = smaller(high, length);
+            const int64_t high = smaller(v->size > start ? (v->size - start + step - 1) / step : 0, length);
             for (int64_t i = 0; i < u->length; i++) {
                 const int64_t r = (row + i) * u->splits + p - u->lead;
                 if (r < 0 || r >= u->size)

@@ -1,4 +1,4 @@
-/* How convolutions see images. */
+/* How convolutions and their inverses see images. */
 #ifndef PENSTOCK_IMAGES_H
 #define PENSTOCK_IMAGES_H
 

@@ -354,8 +354,7 @@ static inline int64_t digit(int64_t *rest, int64_t n)
                                         ((plane * u->size + p) * v->size + q) * w->size + r;      \
                         const int64_t step = w->stride, left = w->size - r;                       \
                         const int64_t low = r < 0 ? (-r + step - 1) / step : 0;                   \
-                        int64_t high = left > 0 ? (left + step - 1) / step : 0;                   \
-                        high = high < count ? high : count;                                       \
+                        const int64_t high = smaller(left > 0 ? (left + step - 1) / step : 0, count);\
                         const int32_t place =                                                     \
                             (int32_t)(p * u->pitch + q * v->pitch + r * w->pitch);                \
                         const int32_t further = (int32_t)(step * w->pitch);                       \

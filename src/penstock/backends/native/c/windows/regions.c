@@ -144,11 +144,6 @@ static int bin_of(float start, float end, int64_t bins, int64_t i, int64_t size,
     return 1;
 }
 
-static float rounded_away(float x)
-{
-    return copysignf(floorf(fabsf(x) + 0.5f), x);
-}
-
 static int max_roi_pool(const void *arguments, int64_t begin, int64_t end)
 {
     const struct max_roi_pool *a = arguments;
@@ -160,7 +155,7 @@ static int max_roi_pool(const void *arguments, int64_t begin, int64_t end)
             float scaled = given[k + 1] * (float)a->scale;
             if (!isfinite(scaled))
                 return 1;
-            corners[k] = rounded_away(scaled);
+            corners[k] = copysignf(floorf(fabsf(scaled) + 0.5f), scaled); /* halves away from 0 */
         }
         int64_t lefts[MOST_BINS], rights[MOST_BINS];
         if (!(image >= 0 && image < a->batch) ||

@@ -167,9 +167,7 @@ PLACES(places_double, double)
 #define DEFINE_ROUNDED(type, real, rint, lowest, highest)                                         \
     static inline type rounded_##type(real sum)                                                   \
     {                                                                                             \
-        real whole = rint(sum);                                                                   \
-        whole = whole > lowest ? whole : lowest;                                                  \
-        return (type)(int32_t)(whole < highest ? whole : highest);                                \
+        return (type)(int32_t)WITHIN(rint(sum), lowest, highest);                                 \
     }
 DEFINE_ROUNDED(uint8_t, float, rintf, 0, UINT8_MAX)
 DEFINE_ROUNDED(int8_t, float, rintf, INT8_MIN, INT8_MAX)
@@ -215,8 +213,7 @@ RESIZE(resize_int32, int32_t, double, ROUNDED)
         const axis *rows = a->n_axes > 1 ? along - 1 : &one;                                      \
         const int64_t count = along->count, n_rows = rows->count;                                 \
         for (int64_t item = begin; item < end;) {                                                 \
-            const int64_t first = item % n_rows, left = end - item;                               \
-            const int64_t stop = n_rows - first < left ? n_rows : first + left;                   \
+            const int64_t first = item % n_rows, stop = smaller(n_rows, first + end - item);      \
             const type *x = a->x;                                                                 \
             type *y = a->y;                                                                       \
             int64_t rest = item / n_rows, last = -1;                                              \
@@ -265,8 +262,7 @@ struct pad {
         for (int64_t item = begin; item < end;) {                                                 \
             const type *x = a->x;                                                                 \
             type *y = a->y;                                                                       \
-            const int64_t first = item % rows->count, left = end - item;                          \
-            const int64_t stop = rows->count - first < left ? rows->count : first + left;         \
+            const int64_t first = item % rows->count, stop = smaller(rows->count, first + end - item);\
             int64_t rest = item / rows->count, inside = 1;                                        \
             for (int64_t i = a->n_axes - 2; i >= 0; rest /= a->axes[i--].count) {                 \
                 const int64_t at = rest % a->axes[i].count, from = at - a->axes[i].before;        \
@@ -279,12 +275,10 @@ struct pad {
                 const int64_t length =                                                            \
                     inside && from >= 0 && from < rows->length ? a->length : 0;                   \
                 type *row = y + r * rows->y_stride;                                               \
-                for (int64_t i = 0; i < before; i++)                                              \
-                    row[i] = value;                                                               \
+                FILL(row, before, value);                                                         \
                 if (length)                                                                       \
                     memcpy(row + before, x + from * rows->x_stride, length * sizeof(type));       \
-                for (int64_t i = before + length; i < a->width; i++)                              \
-                    row[i] = value;                                                               \
+                FILL(row + before + length, a->width - before - length, value);                   \
             }                                                                                     \
             item += stop - first;                                                                 \
         }                                                                                         \

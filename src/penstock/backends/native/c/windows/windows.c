@@ -1,21 +1,18 @@
 /* Col2Im. An item is a plane: the elements of one channel of one image. */
 #include <string.h>
+#include "images.h"
 #include "native.h"
 
 enum { AXES = 3 };
 
-typedef struct {
-    int64_t size, count, kernel, stride, dilation, begin;
-} window;
-
 struct windows {
     const void *x;
     void *y;
-    const window *axes; /* AXES of them, the first ones of size 1 if there are fewer */
+    const axis *axes; /* AXES of them, the first ones of size 1 if there are fewer */
 };
 
 /* The windows, from low to high, whose k-th element is no padding; that of window 0. */
-static inline int64_t inside(const window *w, int64_t k, int64_t *low, int64_t *high)
+static inline int64_t inside(const axis *w, int64_t k, int64_t *low, int64_t *high)
 {
     int64_t first = k * w->dilation - w->begin, last = w->size - 1 - first;
     *low = first < 0 ? (-first + w->stride - 1) / w->stride : 0;
@@ -28,7 +25,7 @@ static inline int64_t inside(const window *w, int64_t k, int64_t *low, int64_t *
     static int col2im_##type(const void *arguments, int64_t begin, int64_t end)                   \
     {                                                                                             \
         const struct windows *a = arguments;                                                      \
-        const window *u = a->axes, *v = u + 1, *w = u + 2;                                        \
+        const axis *u = a->axes, *v = u + 1, *w = u + 2;                                          \
         int64_t plane = u->size * v->size * w->size, count = u->count * v->count * w->count;      \
         int64_t taps = u->kernel * v->kernel * w->kernel, low[AXES], high[AXES], at[AXES];        \
         for (int64_t item = begin; item < end; item++) {                                          \
