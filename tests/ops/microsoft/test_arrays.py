@@ -264,6 +264,15 @@ def test_varlen_ngram_hash_mapping_matches_onnx_runtime(
     check_contrib("VarlenNGramHashMapping", inputs, attrs, outputs=1)
 
 
+@pytest.mark.parametrize("reset", [0, 1])
+def test_ngram_hash_mapping_of_empty_texts_matches_onnx_runtime(reset: int) -> None:
+    attrs = {"pad_id": 3, "max_ngram_size": 4, "n_head_per_ngram": 2, "reset_on_eos": reset}
+    ids, segments = np.zeros((2, 0), np.int64), np.zeros((2, 0), np.int32)
+    inputs = [ids, np.arange(1, 5), np.full(6, 7), None, None, np.array(1), segments]
+    check_contrib("NGramHashMapping", inputs, attrs, outputs=2)
+    refused("NGramHashMapping", [ids, np.arange(1, 5), np.full(5, 7)], attrs)
+
+
 @pytest.mark.parametrize("bounds", [[0, 11], [1, 10], [0, 4, 4, 10], [0]])
 def test_varlen_ngram_hash_mapping_with_wrong_bounds_is_refused(bounds: list[int]) -> None:
     ids, ones = np.zeros(10, np.int64), np.ones(2, np.int64)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -291,41 +290,40 @@ class _NGramHash:
     @property
     def before(self) -> int:
         """The number of tokens before one that its hashes depend on."""
-        most: int = self.attrs["max_ngram_size"]
-        if len(self.factors) < most or (self.sizes <= 0).any():
+        before: int = self.attrs["max_ngram_size"] - 1
+        fit = len(self.sizes) == before * self.attrs["n_head_per_ngram"]
+        if len(self.factors) <= before or not fit or (self.sizes <= 0).any():
             raise ShapeError(f"{len(self.factors)} multipliers, sizes {self.sizes.tolist()}")
-        return most - 1
+        return before
 
     @property
     def filler(self) -> int:
         eos, pad = self.eos, int(self.attrs["pad_id"])
         return pad if eos is None else int(rules.one_element(eos, "eos_token_id"))
 
-    def tokens(self, past: np.ndarray | None, ids: np.ndarray) -> np.ndarray:
-        """The ids of texts with those before them."""
-        shape = (len(ids), self.before)
-        earlier = np.full(shape, self.filler, ids.dtype) if past is None else past
-        return np.concatenate([earlier, ids], axis=1)
-
     def hashes(self, tokens: np.ndarray, segments: np.ndarray | None) -> np.ndarray:
         """The hashes of all tokens but the first ``before``; ``segments`` are those of tokens."""
         before, filler, heads = self.before, self.filler, self.attrs["n_head_per_ngram"]
-        starts = np.zeros(tokens.shape, bool)
+        starts = []
         if self.attrs.get("reset_on_eos", 0) and self.eos is not None:
-            starts[:, 1:] |= tokens[:, :-1] == filler
+            starts.append(tokens[:, :-1] == filler)
         if segments is not None:
-            starts[:, 1:] |= segments[:, 1:] != segments[:, :-1]
+            starts.append(segments[:, 1:] != segments[:, :-1])
         places = np.arange(tokens.shape[1])
-        first = np.maximum.accumulate(np.where(starts, places, 0), axis=1)[:, before:]
-        mixed, results = np.zeros(first.shape, tokens.dtype), []
-        for n in range(before + 1):
-            source = places[before:] - n
-            shifted = np.where(source >= first, tokens[:, source], tokens.dtype.type(filler))
+        firsts = [np.maximum.accumulate(np.where(at, places[1:], 0), axis=1) for at in starts]
+        mixed = tokens[:, before:] * self.factors[0]
+        result = np.empty((*mixed.shape, before * heads), tokens.dtype)
+        for n in range(1, before + 1):
+            shifted = tokens[:, before - n : -n]
+            for first in firsts:
+                is_own = places[before - n : -n] >= first[:, before - 1 :]
+                shifted = np.where(is_own, shifted, filler)
             mixed ^= shifted * self.factors[n]
-            if n:
-                results.append(mixed[..., np.newaxis] % self.sizes[(n - 1) * heads : n * heads])
-        hashes = np.concatenate(results, axis=-1)
-        return hashes if self.offsets is None else hashes + self.offsets
+            for i in range((n - 1) * heads, n * heads):
+                # NumPy multiplies instead of dividing, though by a single number alone.
+                multiple = mixed // self.sizes[i] * self.sizes[i]
+                np.subtract(mixed, multiple, result[..., i])
+        return result if self.offsets is None else np.add(result, self.offsets, result)
 
 
 @operator("NGramHashMapping", domain=MICROSOFT, infer=_infer_hashes)
@@ -337,20 +335,20 @@ def ngram_hash_mapping(node: Node, types: Types) -> Kernel:
     ) -> tuple[np.ndarray, np.ndarray]:
         past, offsets, eos, segments = rules.pad_with_none(rest, 4)
         mapping = _NGramHash(node.attrs, factors, sizes, offsets, eos)
-        tokens = mapping.tokens(past, ids)
+        if past is None:
+            past = np.full((len(ids), mapping.before), mapping.filler, ids.dtype)
+        tokens = np.concatenate([past, ids], axis=1)
         if segments is not None:  # which start with the ids
-            segments = np.pad(segments, ((0, 0), (mapping.before, 0)), "edge")
+            mode: Any = "edge" if segments.size else "constant"
+            segments = np.pad(segments, ((0, 0), (mapping.before, 0)), mode)
         return mapping.hashes(tokens, segments), tokens[:, ids.shape[1] :].copy()
 
     return _leading(node, run)
 
 
 def _infer_packed_hashes(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    ids, bounds, heads = (
-        rules.tensor(types, 0),
-        rules.tensor(types, 3),
-        _check_hashes(types, attrs, 4),
-    )
+    ids, bounds = (rules.tensor(types, i) for i in (0, 3))
+    heads = _check_hashes(types, attrs, 4)
     rules.check_shape("input_ids", ids.shape, (None,))
     rules.check_shape("cumulative_sequence_length", bounds.shape, (None,))
     count = bounds.shape[0] if bounds.shape else None
@@ -389,27 +387,29 @@ def packed_ngram_hash_mapping(node: Node, types: Types) -> Kernel:
         before, count = mapping.before, len(bounds) - 1
         if count < 1 or bounds[0] != 0 or bounds[-1] != len(ids) or (np.diff(bounds) < 1).any():
             raise ShapeError(f"texts that end at {bounds.tolist()} of {len(ids)} tokens")
-        hashes = []
-        present, present_segments = (
-            np.empty((count, before), ids.dtype),
-            np.empty((count, before), INT32),
-        )
+        # Each text has room for the tokens before it, and so none depends on another one.
+        lengths, window = np.diff(bounds), np.arange(before)
+        room = before * np.arange(1, count + 1)
+        places = np.arange(len(ids)) + np.repeat(room, lengths)
+        begins, ends = ((b + room - before)[:, np.newaxis] for b in (bounds[:-1], bounds[1:]))
+
+        def spaced(values: np.ndarray, earlier: np.ndarray | int) -> np.ndarray:
+            result = np.empty(len(ids) + room[-1], values.dtype)
+            result[places], result[begins + window] = values, earlier
+            return result
+
+        seen = present_segments = None
+        tokens = spaced(ids, mapping.filler if past is None else past)
+        if segments is not None:
+            firsts = segments[bounds[:-1], np.newaxis]
+            seen = spaced(segments, firsts if past_segments is None else past_segments)[np.newaxis]
+            present_segments = seen[0, ends + window]
+        hashes = mapping.hashes(tokens[np.newaxis], seen)[0].take(places - before, 0)
         states = np.full((count, capacity, before), node.attrs["pad_id"], ids.dtype)
-        for i, (begin, end) in enumerate(pairwise(bounds.tolist())):
-            tokens = mapping.tokens(
-                None if past is None else past[i : i + 1], ids[np.newaxis, begin:end]
-            )
-            seen = None
-            if segments is not None:
-                row = segments[begin:end]
-                earlier = np.repeat(row[:1], before) if past_segments is None else past_segments[i]
-                seen = np.concatenate([earlier, row])[np.newaxis]
-                present_segments[i] = seen[0, end - begin :]
-            hashes.append(mapping.hashes(tokens, seen)[0])
-            present[i] = tokens[0, end - begin :]
-            for j in range(0 if counts is None else min(counts[i], capacity, end - begin)):
-                states[i, j] = tokens[0, j + 1 : j + 1 + before]
-        return np.concatenate(hashes), present, present_segments, states
+        if counts is not None:
+            rows, at = np.nonzero(np.arange(capacity) < np.minimum(counts, lengths)[:, np.newaxis])
+            states[rows, at] = tokens[begins[rows] + at[:, np.newaxis] + 1 + window]
+        return hashes, tokens[ends + window], present_segments, states
 
     return _leading(node, run, 4)
 
