@@ -504,6 +504,28 @@ def embed_layer_normalization(b: NodeUpgrade) -> None:
 # Attention.
 
 
+@rewrites("MRotaryEmbedding")
+def rotary_embedding_of_images(b: NodeUpgrade) -> None:
+    """Each angle belongs to one of three positions of a token: in time, height or width."""
+    section = b.attrs["mrope_section"]
+    if len(section) != 3 or min(section) < 0:
+        raise ValueError(f"mrope_section {section}")
+    half, streams = sum(section), np.repeat(np.arange(3), section)
+    if b.attrs.get("mrope_layout", 0):
+        streams[:] = 0
+        for i in (1, 2):
+            streams[i : 3 * section[i] : 3] = i
+    # A negative position is none, where GatherElements would count from the end of the caches.
+    positions = b.emit("BitwiseAnd", [b.emit("Reshape", [b.input(1), [3, 0, 0]]), [2**63 - 1]])
+    places = b.emit("Gather", [positions, b.constant(streams)], axis=0)
+    places = b.emit("Transpose", [places], perm=[1, 2, 0])
+    rows, dims = b.emit("Flatten", [places], axis=2), b.emit("Shape", [places])
+    caches = [b.emit("Reshape", [b.input(i), [0, half]]) for i in (2, 3)]
+    caches = [b.emit("GatherElements", [cache, rows], axis=0) for cache in caches]
+    angles = [b.emit("Reshape", [cache, dims], allowzero=1) for cache in caches]
+    b.become("RotaryEmbedding", [b.input(0), *angles], b.attrs)
+
+
 @rewrites("Attention", "QAttention")
 def attention(b: NodeUpgrade) -> None:
     """Attention of three projections of one input."""
