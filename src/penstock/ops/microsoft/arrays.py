@@ -182,17 +182,25 @@ def _infer_ngram_block(types: Types, attrs: Attrs, consts: Consts) -> Sequence[T
 
 
 @array_operator(
-    "NGramRepeatBlock", domain=MICROSOFT, arity=(2, 1), infer=_infer_ngram_block, copied=True
+    "NGramRepeatBlock", domain=MICROSOFT, arity=(2, 1), infer=_infer_ngram_block, fills=True
 )
-def ngram_repeat_block(ids: np.ndarray, scores: np.ndarray, *, ngram_size: int) -> np.ndarray:
+def ngram_repeat_block(
+    ids: np.ndarray, scores: np.ndarray, out: np.ndarray | None = None, *, ngram_size: int
+) -> np.ndarray:
     """Scores of -inf for tokens that would repeat an n-gram of their row."""
-    result, length = scores.copy(), ids.shape[1]
-    if length < ngram_size:
+    result, count = np.empty_like(scores) if out is None else out, ids.shape[1] - ngram_size + 1
+    np.copyto(result, scores)
+    if count < 1:
         return result
-    grams = sliding_window_view(ids, ngram_size, axis=1)
-    tail = ids[:, np.newaxis, length + 1 - ngram_size :]
-    rows, places = np.nonzero((grams[..., :-1] == tail).all(-1))
-    tokens = grams[rows, places, -1]
+    is_same = np.ones(ids.shape, bool)
+    if ngram_size > 1:
+        is_same = ids[:, :count] == ids[:, count, np.newaxis]
+    # Few places are left after the first token.
+    rows, places = np.divmod(np.flatnonzero(is_same), count)
+    for i in range(1, ngram_size - 1):
+        left = ids[rows, places + i] == ids[rows, count + i]
+        rows, places = rows[left], places[left]
+    tokens = ids[rows, places + ngram_size - 1]
     if tokens.size and not 0 <= tokens.min() <= tokens.max() < scores.shape[1]:
         raise ShapeError(f"tokens beyond {scores.shape[1]} scores")
     result[rows, tokens] = -np.inf
