@@ -179,14 +179,11 @@ def crop(b: NodeUpgrade) -> None:
 # Activations.
 
 
-@rewrites("BiasGelu")
-def bias_gelu(b: NodeUpgrade) -> None:
-    b.become("Gelu", [_sum(b, b.input(0), b.input(1))])
-
-
-@rewrites("FastGelu")
-def fast_gelu(b: NodeUpgrade) -> None:
-    b.become("Gelu", [_sum(b, b.input(0), b.optional(1))], {"approximate": "tanh"})
+@rewrites("BiasGelu", "FastGelu")
+def biased_gelu(b: NodeUpgrade) -> None:
+    is_fast = b.op == "FastGelu"  # whose bias may be left out
+    x = _sum(b, b.input(0), b.optional(1) if is_fast else b.input(1))
+    b.become("Gelu", [x], {"approximate": "tanh" if is_fast else "none"})
 
 
 @rewrites("QuickGelu")
@@ -490,9 +487,8 @@ def embed_layer_normalization(b: NodeUpgrade) -> None:
         terms.append(rows(4, segments))
     if len(b.outputs) > 1 and b.outputs[1] is not None:
         if mask is None:
-            count = b.emit(
-                "Expand", [b.constant(0, _INT32), b.emit("Shape", [ids], start=0, end=1)]
-            )
+            rows_of_ids = b.emit("Shape", [ids], start=0, end=1)
+            count = b.emit("Expand", [b.constant(0, _INT32), rows_of_ids])
         else:
             ones = b.cast(b.emit("Equal", [mask, b.like(1, mask)]), "int32")
             count = b.emit("ReduceSum", [ones, [1]], keepdims=0)
@@ -566,10 +562,7 @@ def multi_head_attention(b: NodeUpgrade) -> None:
         return
     values = [b.optional(i) for i in range(3)]
     shapes = [b.shape(i) if x is not None else None for i, x in enumerate(values)]
-    sizes, wide = (
-        [_features(shape) for shape in shapes],
-        [len(shape or ()) == 4 for shape in shapes],
-    )
+    sizes, wide = [_features(s) for s in shapes], [len(s or ()) == 4 for s in shapes]
     # A buffer that the past shares, and beams, are left as they are.
     others = [b.optional(i) for i in range(past + 2, past + 5)]
     if 0 in sizes or wide[0] or (cached and any(wide)) or any(others):
@@ -706,9 +699,7 @@ def _mask(b: NodeUpgrade, index: int, scores: Value) -> Value | None:
     else:
         seen = b.emit("Greater", [mask, b.constant(0, _INT32)])
     # -10000 is ONNX Runtime's default: hidden keys get a weight of almost 0, not exactly 0.
-    added = b.emit(
-        "Where",
-        [seen, b.like(0, scores), b.like(b.attrs.get("mask_filter_value", -10000.0), scores)],
-    )
+    hidden = b.like(b.attrs.get("mask_filter_value", -10000.0), scores)
+    added = b.emit("Where", [seen, b.like(0, scores), hidden])
     # A mask of rank 3 has a row for each query; others serve all queries, and both all heads.
     return b.emit("Unsqueeze", [added, [1] if rank == 3 else [1, 2]])

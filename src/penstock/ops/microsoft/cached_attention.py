@@ -410,12 +410,9 @@ def group_query_attention(node: Node, inputs: Tensors, outputs: Tensors, consts:
     smooth = np.zeros(_heads_of(attrs)[0], dtype) if attrs.get("smooth_softmax", -1) == 1 else None
 
     def into(*arguments: RunValue) -> None:
-        q, k, v, old_k, old_v, lengths, _, cos, sin, places, bias, sink, k_scale, v_scale = (
-            arguments[:14]
-        )
+        q, k, v, old_k, old_v, lengths, _, cos, sin, places, bias, sink, *scales = arguments[:14]
         y, new_k, new_v, show, workspace = arguments[16:]
-        if not bits:
-            k_scale = v_scale = None
+        k_scale, v_scale = scales if bits else (None, None)
         call = _Call(
             attend.split(q, k, v),
             ((old_k, new_k, k_scale), (old_v, new_v, v_scale)),
