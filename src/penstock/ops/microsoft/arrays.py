@@ -17,7 +17,7 @@ from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.crops import CropSampling, resized_crops
 from penstock.ops.common.dtypes import INT32, is_half
-from penstock.ops.common.windows import behind, windows
+from penstock.ops.common.windows import windows
 from penstock.ops.registry import MICROSOFT, array_operator, operator, standard
 
 # Matrices and windows.
@@ -93,22 +93,21 @@ def maxpool_with_mask(
     """Maxima of windows, each row of which ends before the first element that the mask hides."""
     attrs = {"strides": strides, "pads": pads, "auto_pad": auto_pad}
     axes = windows(attrs, kernel_shape, x.shape[2:])
-    ends = (max(n, 0) for n in behind(axes))
-    widths = [(0, 0), (0, 0), *zip((axis.begin for axis in axes), ends, strict=True)]
-    lowest = np.finfo(x.dtype).min
-    spatial = tuple(range(2, x.ndim))
-    every = (slice(None), slice(None), *(slice(None, None, axis.stride) for axis in axes))
-
-    def windows_of(array: np.ndarray, padding: float) -> np.ndarray:
-        padded = np.pad(array, widths, constant_values=padding)
-        return sliding_window_view(padded, kernel_shape, spatial)[every]
-
-    shown = mask != 0
+    lowest, shown = np.finfo(x.dtype).min, mask != 0
     if len(axes) > 1:
         shown[(..., *(0 for _ in axes))] = True  # which ONNX Runtime never hides
-    seen = np.logical_and.accumulate(windows_of(shown, True), axis=-1)
-    values = np.where(seen, windows_of(x, lowest), lowest)
-    return values.max(tuple(range(-len(axes), 0)))
+    for at in reversed(range(2, x.ndim)):
+        axis, before = axes[at - 2], (slice(None),) * at
+        result = np.full((*x.shape[:at], axis.count, *x.shape[at + 1 :]), lowest, x.dtype)
+        seen = np.ones((*mask.shape[:at], axis.count), bool)
+        for _, some, elements in axis.taps():
+            part, tap = result[(*before, some)], x[(*before, elements)]
+            if at == mask.ndim - 1:
+                seen[..., some] &= shown[..., elements]
+                tap = np.where(seen[..., some], tap, lowest)
+            np.maximum(part, tap, out=part)
+        x = result
+    return x
 
 
 def _infer_crop(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
