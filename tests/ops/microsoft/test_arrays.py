@@ -141,12 +141,15 @@ def test_crop_and_resize_of_boxes_that_are_nan_is_outside() -> None:
     check_contrib("CropAndResize", [*inputs, np.array([2, 2], np.int32)], expected=[want])
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (5, 7), (1, 9, 4), (6, 1), (30, 40)])
-@pytest.mark.parametrize("kind", ["real", "equal", "few"])
+@pytest.mark.parametrize("shape", [(1, 1), (5, 7), (1, 9, 4), (6, 1), (1, 6), (30, 40), (40, 9)])
+@pytest.mark.parametrize("kind", ["real", "equal", "few", "infinite", "nan"])
 def test_dynamic_time_warping_matches_onnx_runtime(shape: Any, kind: str) -> None:
     costs = draw(*shape)
-    if kind != "real":
+    if kind in ("equal", "few"):
         costs = np.zeros(shape, F32) if kind == "equal" else np.round(np.abs(costs))
+    if kind in ("infinite", "nan"):
+        costs[rng.random(shape) < 0.2] = np.inf
+        costs[rng.random(shape) < 0.1] = -np.inf if kind == "infinite" else np.nan
     check_contrib("DynamicTimeWarping", [costs])
 
 

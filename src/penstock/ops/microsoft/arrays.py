@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
+from numpy.lib.stride_tricks import as_strided, sliding_window_view
 
-from penstock.core.checkpoints import checkpoint
+from penstock.core.checkpoints import with_checkpoints
 from penstock.core.records import dataclass
 from penstock.core.types import FLOAT32, INT64, RunValue, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
@@ -146,28 +146,35 @@ def _infer_path(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 @array_operator("DynamicTimeWarping", domain=MICROSOFT, arity=(1, 1), infer=_infer_path)
 def dynamic_time_warping(costs: np.ndarray) -> np.ndarray:
     """The places of the cheapest path from the first corner of a matrix to the last. Costs add up
-    along one anti-diagonal after the other; ``steps`` says where the best way to a place is from:
-    0 both, 1 the row before, 2 the column before."""
+    along one anti-diagonal after the other, a row of ``total``, which depends on the two before it.
+    Of the places before one the cheapest counts, or the left one if the others are equal."""
     rows, columns = costs.shape[-2:]
-    costs = costs.reshape(rows, columns)
-    total = np.full((rows + 1, columns + 1), np.inf, np.float32)
-    steps = np.empty((rows + 1, columns + 1), np.int8)
-    total[0, 0] = 0
-    # Places on one anti-diagonal depend on the two before it alone, and so come all at once.
-    for diagonal in range(2, rows + columns + 1):
-        checkpoint()
-        i = np.arange(max(1, diagonal - columns), min(rows, diagonal - 1) + 1)
-        j = diagonal - i
-        both, above, left = total[i - 1, j - 1], total[i - 1, j], total[i, j - 1]
-        is_both, is_above = (both < above) & (both < left), (above < both) & (above < left)
-        steps[i, j] = np.where(is_both, 0, np.where(is_above, 1, 2))
-        best = np.where(is_both, both, np.where(is_above, above, left))
-        total[i, j] = best + costs[i - 1, j - 1]
-    path, at, to = [], rows, columns
-    while at > 0 and to > 0:
-        path.append((at - 1, to - 1))
-        step = steps[at, to]
-        at, to = at - (step != 2), to - (step != 1)
+    costs, is_tall = costs.reshape(rows, columns), rows > columns
+    # Sums are NaN where a cost is, or where infinite ones have both signs.
+    width, may_be_nan = min(rows, columns) + 1, not costs.min(initial=0) > -np.inf
+    total = np.full((rows + columns + 1, width), np.inf, np.float32)
+    total[0, 0], (down, along) = 0, total.strides
+    skewed = as_strided(total[2:, 1:], (width - 1, max(rows, columns)), (down + along, down))
+    np.copyto(skewed, costs.T if is_tall else costs)
+    near = (total[1:-1, :-1], total[1:-1, 1:])[:: -1 if is_tall else 1]
+    best, is_equal = np.empty(width - 1, np.float32), np.empty(width - 1, bool)
+    diagonals = zip(total[:-2, :-1], *near, total[2:, 1:], strict=True)
+    for both, above, left, here in with_checkpoints(diagonals):
+        np.minimum(both, above, out=best)
+        np.equal(both, above, out=is_equal)
+        if may_be_nan:
+            is_equal |= np.isnan(best)
+        np.minimum(best, left, out=best)
+        np.copyto(best, left, where=is_equal)
+        np.add(here, best, out=here)
+    path, i, j, totals = [], rows, columns, total.reshape(-1).data
+    to_row, to_column = (width, width + 1) if is_tall else (width + 1, width)
+    while i and j:
+        path.append((i - 1, j - 1))
+        at = (i + j) * width + (j if is_tall else i)
+        a, b, c = totals[at - 2 * width - 1], totals[at - to_row], totals[at - to_column]
+        is_both, is_above = a < b and a < c, b < a and b < c
+        i, j = i - (is_both or is_above), j - (not is_above)
     return np.array(path[::-1], np.int32).reshape(-1, 2).T
 
 
