@@ -189,6 +189,8 @@ def test_word_conv_embedding_matches_onnx_runtime(window: int) -> None:
     attrs = {"embedding_size": 4, "conv_window_size": window, "char_embedding_size": 3}
     check_contrib("WordConvEmbedding", inputs, attrs)
     check_contrib("WordConvEmbedding", inputs, constants=[1, 2, 3])
+    # More embeddings than there are characters.
+    check_contrib("WordConvEmbedding", [*inputs[:3], np.tile(draw(9, 3), (5, 1))], attrs)
 
 
 def test_word_conv_embedding_of_a_word_without_characters_is_zero() -> None:

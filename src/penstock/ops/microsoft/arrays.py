@@ -445,14 +445,20 @@ def word_conv_embedding(
 ) -> np.ndarray:
     """The largest tanh of a convolution over the embedded characters of each word; 0 is no
     character, and the convolution covers at least one window. Words of none are 0."""
-    filters, window = weights.shape[0], weights.shape[2]
+    window, places = weights.shape[2], words.shape[1] - weights.shape[2] + 1
     if window > words.shape[1]:
         raise ShapeError(f"windows of {window} in words of {words.shape[1]} characters")
     if words.size and not 0 <= words.min() <= words.max() < len(table):
         raise ShapeError(f"characters beyond {len(table)} embeddings")
-    lengths = np.where(words[:, 0] > 0, (words > 0).sum(1), 0)[:, np.newaxis]
-    chars = sliding_window_view(table[words], window, axis=1).swapaxes(-1, -2)
-    values = np.tanh(chars.reshape(*chars.shape[:2], -1) @ weights.reshape(filters, -1).T + bias)
-    covered = np.arange(chars.shape[1]) < np.maximum(lengths - window, 0) + 1
-    values[~covered] = -np.inf
-    return np.where(lengths > 0, values.max(1, initial=-np.inf), np.float32(0))
+    lengths = np.where(words[:, 0] > 0, (words > 0).sum(1), 0)
+    if len(table) > words.size:
+        table, words = table[words.reshape(-1)], np.arange(words.size).reshape(words.shape)
+    # What each character adds to the windows that it is the i-th one of.
+    products, chars = table @ weights[:, 0].transpose(1, 2, 0), words.T
+    values = np.take(products[0], chars[:places], 0)
+    for i in range(1, window):
+        values += np.take(products[i], chars[i : i + places], 0)
+    values[np.arange(places)[:, np.newaxis] > np.maximum(lengths - window, 0)] = -np.inf
+    # Neither the bias nor tanh changes which is the largest.
+    largest = np.tanh(values.max(0, initial=-np.inf) + bias)
+    return np.where(lengths[:, np.newaxis] > 0, largest, np.float32(0))
