@@ -114,6 +114,8 @@ def test_crop_and_resize_matches_onnx_runtime(
     inputs = [draw(2, 3, height, width), BOXES, np.array([0, 1, 1, 0], np.int32)]
     attrs = {"mode": mode, "extrapolation_value": -1.5}
     check_contrib("CropAndResize", [*inputs, np.array(size, np.int32)], attrs, constants=[3])
+    single = [inputs[0][:1], BOXES, np.zeros(4, np.int32), np.array(size, np.int32)]
+    check_contrib("CropAndResize", single, attrs)
 
 
 @pytest.mark.parametrize("mode", ["bilinear", "nearest"])

@@ -129,9 +129,8 @@ def crop_and_resize_channels_first(
     extrapolation_value: float = 0.0,
 ) -> np.ndarray:
     last = np.moveaxis(image, 1, -1).astype(FLOAT32, copy=False)
-    boxes = boxes.astype(FLOAT32, copy=False)
     sampling = CropSampling(mode == "nearest", extrapolation_value, exact_ends=True)
-    crops = resized_crops(last, boxes, which, size, sampling)
+    crops = resized_crops(last, boxes.astype(FLOAT32, copy=False), which, size, sampling)
     return np.moveaxis(crops, -1, 1).astype(image.dtype, copy=False)
 
 
