@@ -10,6 +10,7 @@ import pytest
 
 import penstock as ps
 from penstock.core.errors import PenstockError
+from penstock.frontends.onnx.importer import load_onnx
 from tests.ops.harness import run_ort
 from tests.support.contrib import check_contrib, contrib_model
 
@@ -82,6 +83,19 @@ def test_maxpool_with_mask_gives_each_channel_its_own_mask() -> None:
     pool = ps.compile(contrib_model("MaxpoolWithMask", [x, mask], attrs))
     parts = [[run_one(x[i, j], mask[i, j], attrs) for j in range(3)] for i in range(2)]
     np.testing.assert_array_equal(pool(x, mask), parts)
+
+
+@pytest.mark.parametrize("taps, typed", [(3, True), (3, False), (17, True)])
+def test_maxpool_with_mask_is_written_out_for_known_shapes_and_short_rows(
+    taps: int, typed: bool
+) -> None:
+    inputs = [draw(1, 1, 5, 20), (rng.random((1, 1, 5, 20)) < 0.9).astype(np.int32)]
+    inputs[0][rng.random((1, 1, 5, 20)) < 0.2] = -np.inf
+    attrs = {"kernel_shape": [2, taps], "pads": [1, 2, 0, 1]}
+    model = contrib_model("MaxpoolWithMask", inputs, attrs, typed=typed)
+    names = {node.op.name for node in load_onnx(model).graph.nodes}
+    assert ("MaxPool" in names) == (typed and taps == 3)
+    check_contrib("MaxpoolWithMask", inputs, attrs)
 
 
 @pytest.mark.parametrize("masks", [(1, 1), (2, 1), (1, 3)])

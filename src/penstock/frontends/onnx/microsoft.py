@@ -14,15 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.types import FLOAT32, Shape
+from penstock.core.types import BOOL, FLOAT32, Shape
 from penstock.frontends.common.diagnostics import ConversionError, InexpressibleError, NodeError
 from penstock.frontends.onnx.node_upgrade import NodeUpgrade, current
 from penstock.ir.graph import Value
 from penstock.ir.op import AttrDict
-from penstock.ops.common.shape_rules import element_number
+from penstock.ops.common.shape_rules import all_known, element_number
+from penstock.ops.common.windows import behind, windows
 from penstock.ops.registry import MICROSOFT
 
 _INT32 = np.dtype(np.int32)
+_MOST_TAPS = 16  # of a row of a window that is written out
 
 Rule = Callable[[NodeUpgrade], None]
 
@@ -240,6 +242,32 @@ def fused_conv(b: NodeUpgrade) -> None:
 @rewrites("NhwcMaxPool")
 def nhwc_max_pool(b: NodeUpgrade) -> None:
     _become_channels_last(b, "MaxPool", len(b.attrs["kernel_shape"]))
+
+
+@rewrites("MaxpoolWithMask")
+def max_pool_with_mask(b: NodeUpgrade) -> None:
+    """Each row of a window ends before the first element that the mask hides: these maxima are
+    taken tap by tap, from the last one on, and those of rows by MaxPool. Left as it is where
+    shapes are not known, masks are shared, or rows are long."""
+    kernel, dims = b.attrs["kernel_shape"], all_known(b.shape(0) or (None,))
+    is_plain = len(kernel) > 1 and kernel[-1] <= _MOST_TAPS
+    if not is_plain or dims is None or 0 in dims or b.shape(1) != dims:
+        return
+    axes, never_hidden = windows(b.attrs, kernel, dims[2:]), np.zeros(dims[2:], bool)
+    never_hidden.flat[0] = True  # as in ONNX Runtime
+    ends = [max(n, 0) for n in behind(axes)]
+    beside, low = [axes[-1].begin, ends[-1]], b.like(float(np.finfo(FLOAT32).min), b.input(0))
+    shown = b.emit("Or", [b.cast(b.input(1), "bool"), b.constant(never_hidden, BOOL)])
+    shown = b.emit("Pad", [shown, beside, b.constant(True, BOOL), [-1]])
+    x = b.emit("Pad", [b.input(0), beside, low, [-1]])
+    best = b.emit("Where", [shown, b.emit("Max", [x, low]), low])
+    for _ in range(1, kernel[-1]):
+        x, shown = (b.emit("Slice", [v, [0], [-1], [-1]]) for v in (x, shown))
+        after = b.emit("Slice", [best, [1], [2**31], [-1]])
+        best = b.emit("Where", [shown, b.emit("Max", [x, after]), low])
+    pads = [*(axis.begin for axis in axes[:-1]), 0, *ends[:-1], 0]
+    sizes = {"kernel_shape": [*kernel[:-1], 1], "strides": [axis.stride for axis in axes]}
+    b.become("MaxPool", [best], {**sizes, "pads": pads})
 
 
 @rewrites("QLinearConv")
