@@ -68,7 +68,7 @@ _FAMILIES: Mapping[str, str] = {
         onnx.quantization: DequantizeLinear QuantizeLinear
         onnx.quantized: QGemm
         onnx.quantized_conv: QLinearConv
-        onnx.rotary: GemmaRotaryEmbedding MRotaryEmbedding RotaryEmbedding
+        onnx.rotary: GemmaRotaryEmbedding RotaryEmbedding
     """,
     "ai.onnx.ml": """
         onnx_ml.features: ArrayFeatureExtractor Binarizer CastMap CategoryMapper

@@ -10,6 +10,7 @@ import pytest
 
 import penstock as ps
 from penstock.core.errors import PenstockError
+from penstock.frontends.onnx.importer import load_onnx
 from tests.ops.harness import run_ort
 from tests.support.contrib import check_contrib, contrib_model
 
@@ -84,6 +85,19 @@ def test_maxpool_with_mask_gives_each_channel_its_own_mask() -> None:
     np.testing.assert_array_equal(pool(x, mask), parts)
 
 
+@pytest.mark.parametrize("taps, typed", [(3, True), (3, False), (17, True)])
+def test_maxpool_with_mask_is_written_out_for_known_shapes_and_short_rows(
+    taps: int, typed: bool
+) -> None:
+    inputs = [draw(1, 1, 5, 20), (rng.random((1, 1, 5, 20)) < 0.9).astype(np.int32)]
+    inputs[0][rng.random((1, 1, 5, 20)) < 0.2] = -np.inf
+    attrs = {"kernel_shape": [2, taps], "pads": [1, 2, 0, 1]}
+    model = contrib_model("MaxpoolWithMask", inputs, attrs, typed=typed)
+    names = {node.op.name for node in load_onnx(model).graph.nodes}
+    assert ("MaxPool" in names) == (typed and taps == 3)
+    check_contrib("MaxpoolWithMask", inputs, attrs)
+
+
 @pytest.mark.parametrize("masks", [(1, 1), (2, 1), (1, 3)])
 def test_maxpool_with_mask_broadcasts_masks_of_one_image_or_channel(masks: Any) -> None:
     x, mask = draw(2, 3, 6, 5), (rng.random((*masks, 6, 5)) < 0.7).astype(np.int32)
@@ -114,6 +128,8 @@ def test_crop_and_resize_matches_onnx_runtime(
     inputs = [draw(2, 3, height, width), BOXES, np.array([0, 1, 1, 0], np.int32)]
     attrs = {"mode": mode, "extrapolation_value": -1.5}
     check_contrib("CropAndResize", [*inputs, np.array(size, np.int32)], attrs, constants=[3])
+    single = [inputs[0][:1], BOXES, np.zeros(4, np.int32), np.array(size, np.int32)]
+    check_contrib("CropAndResize", single, attrs)
 
 
 @pytest.mark.parametrize("mode", ["bilinear", "nearest"])
@@ -141,12 +157,15 @@ def test_crop_and_resize_of_boxes_that_are_nan_is_outside() -> None:
     check_contrib("CropAndResize", [*inputs, np.array([2, 2], np.int32)], expected=[want])
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (5, 7), (1, 9, 4), (6, 1), (30, 40)])
-@pytest.mark.parametrize("kind", ["real", "equal", "few"])
+@pytest.mark.parametrize("shape", [(1, 1), (5, 7), (1, 9, 4), (6, 1), (1, 6), (30, 40), (40, 9)])
+@pytest.mark.parametrize("kind", ["real", "equal", "few", "infinite", "nan"])
 def test_dynamic_time_warping_matches_onnx_runtime(shape: Any, kind: str) -> None:
     costs = draw(*shape)
-    if kind != "real":
+    if kind in ("equal", "few"):
         costs = np.zeros(shape, F32) if kind == "equal" else np.round(np.abs(costs))
+    if kind in ("infinite", "nan"):
+        costs[rng.random(shape) < 0.2] = np.inf
+        costs[rng.random(shape) < 0.1] = -np.inf if kind == "infinite" else np.nan
     check_contrib("DynamicTimeWarping", [costs])
 
 
@@ -186,6 +205,8 @@ def test_word_conv_embedding_matches_onnx_runtime(window: int) -> None:
     attrs = {"embedding_size": 4, "conv_window_size": window, "char_embedding_size": 3}
     check_contrib("WordConvEmbedding", inputs, attrs)
     check_contrib("WordConvEmbedding", inputs, constants=[1, 2, 3])
+    # More embeddings than there are characters.
+    check_contrib("WordConvEmbedding", [*inputs[:3], np.tile(draw(9, 3), (5, 1))], attrs)
 
 
 def test_word_conv_embedding_of_a_word_without_characters_is_zero() -> None:
@@ -262,6 +283,15 @@ def test_varlen_ngram_hash_mapping_matches_onnx_runtime(
         "VarlenNGramHashMapping", inputs, attrs, outputs=[True, True, segments > 0, captured]
     )
     check_contrib("VarlenNGramHashMapping", inputs, attrs, outputs=1)
+
+
+@pytest.mark.parametrize("reset", [0, 1])
+def test_ngram_hash_mapping_of_empty_texts_matches_onnx_runtime(reset: int) -> None:
+    attrs = {"pad_id": 3, "max_ngram_size": 4, "n_head_per_ngram": 2, "reset_on_eos": reset}
+    ids, segments = np.zeros((2, 0), np.int64), np.zeros((2, 0), np.int32)
+    inputs = [ids, np.arange(1, 5), np.full(6, 7), None, None, np.array(1), segments]
+    check_contrib("NGramHashMapping", inputs, attrs, outputs=2)
+    refused("NGramHashMapping", [ids, np.arange(1, 5), np.full(5, 7)], attrs)
 
 
 @pytest.mark.parametrize("bounds", [[0, 11], [1, 10], [0, 4, 4, 10], [0]])

@@ -8,9 +8,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import penstock as ps
+from penstock.core.errors import PenstockError
 from penstock.core.types import ShapeError, TensorType
 from penstock.ops import find
 from tests.ops.harness import check_node
+from tests.support.contrib import check_contrib, contrib_model
 
 rng = np.random.default_rng(6)
 B, H, S, D, M = 2, 3, 4, 8, 10
@@ -80,24 +83,31 @@ def test_rotary_of_three_positions_matches_onnx_runtime(
     values = [x, rng.integers(0, M, (3, B, S)), cos, sin]
     attrs = {"mrope_section": section, "mrope_layout": layout, "interleaved": interleaved}
     attrs["num_heads"] = H
-    check_node("MRotaryEmbedding", values, attrs, domain="com.microsoft", opset=1, expected="ort")
+    check_contrib("MRotaryEmbedding", values, attrs, constants=[2, 3])
 
 
 @pytest.mark.parametrize(
     ("attrs", "positions"),
     [
-        ({}, (3, B, S)),
-        ({"mrope_section": [2, 1, 2]}, (3, B, S)),
-        ({"mrope_section": [4, 0, 0]}, (B, S)),
+        ({}, np.zeros((3, B, S))),
+        ({"mrope_section": [2, 1, 2]}, np.zeros((3, B, S))),
+        ({"mrope_section": [2, 2]}, np.zeros((3, B, S))),
+        ({"mrope_section": [4, 0, 0]}, np.zeros((B, S))),
+        ({"mrope_section": [2, 1, 1]}, np.zeros((2, B, S))),
+        ({"mrope_section": [2, 1, 1]}, np.zeros((3, B, S + 1))),
+        ({"mrope_section": [2, 1, 1]}, np.full((3, B, S), -1)),
+        ({"mrope_section": [2, 1, 1]}, np.full((3, B, S), M)),
     ],
 )
+@pytest.mark.parametrize("typed", [False, True])
 def test_rotary_of_three_positions_with_misfit_inputs_is_refused(
-    attrs: dict[str, Any], positions: tuple[int, ...]
+    attrs: dict[str, Any], positions: np.ndarray, typed: bool
 ) -> None:
     x, cos, sin, _ = inputs(4, True)
-    values = [x, np.zeros(positions, np.int64), cos, sin]
-    with pytest.raises(ShapeError):
-        check_node("MRotaryEmbedding", values, attrs, domain="com.microsoft", expected=[None])
+    values = [x, positions.astype(np.int64), cos, sin]
+    with pytest.raises(PenstockError):
+        model = contrib_model("MRotaryEmbedding", values, attrs, typed=typed)
+        ps.compile(model).run({f"x{i}": value for i, value in enumerate(values)})
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])

@@ -292,9 +292,7 @@ def _emit(
     arguments = [logits, *rows[:STATE], ids, *(inputs.get(name) for name in _OF_STEPS)]
     go_on, beams, scores, *state = _node(inner, SEARCH_STEP, arguments, 3 + STATE, attrs)
     if attrs["beam_search"]:
-        presents = [
-            inner.emit("Gather", [present, beams], axis=decoding.axis) for present in presents
-        ]
+        presents = [inner.emit("Gather", [x, beams], axis=decoding.axis) for x in presents]
     shown = [scores] if attrs["beam_search"] and len(old.outputs) > 2 else []
     outputs = [go_on, *state, *presents, *shown]
     body = Graph([iteration, condition, *rows], outputs, inner.nodes, f"{old.name}, a step")

@@ -130,9 +130,7 @@ class _Importer:
             for inner in list(graph.graphs()):
                 nchwc.to_plain_layout(inner, self.names.unique, diagnostics)
             diagnostics.raise_collected()
-        metadata = {
-            decode_text(entry.key): decode_text(entry.value) for entry in proto.metadata_props
-        }
+        metadata = {decode_text(x.key): decode_text(x.value) for x in proto.metadata_props}
         return Model(
             {graph.name: graph},
             graph.name,

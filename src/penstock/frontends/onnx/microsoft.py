@@ -14,15 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.types import FLOAT32, Shape
+from penstock.core.types import BOOL, FLOAT32, Shape
 from penstock.frontends.common.diagnostics import ConversionError, InexpressibleError, NodeError
 from penstock.frontends.onnx.node_upgrade import NodeUpgrade, current
 from penstock.ir.graph import Value
 from penstock.ir.op import AttrDict
-from penstock.ops.common.shape_rules import element_number
+from penstock.ops.common.shape_rules import all_known, element_number
+from penstock.ops.common.windows import behind, windows
 from penstock.ops.registry import MICROSOFT
 
 _INT32 = np.dtype(np.int32)
+_MOST_TAPS = 16  # of a row of a window that is written out
 
 Rule = Callable[[NodeUpgrade], None]
 
@@ -179,14 +181,11 @@ def crop(b: NodeUpgrade) -> None:
 # Activations.
 
 
-@rewrites("BiasGelu")
-def bias_gelu(b: NodeUpgrade) -> None:
-    b.become("Gelu", [_sum(b, b.input(0), b.input(1))])
-
-
-@rewrites("FastGelu")
-def fast_gelu(b: NodeUpgrade) -> None:
-    b.become("Gelu", [_sum(b, b.input(0), b.optional(1))], {"approximate": "tanh"})
+@rewrites("BiasGelu", "FastGelu")
+def biased_gelu(b: NodeUpgrade) -> None:
+    is_fast = b.op == "FastGelu"  # whose bias may be left out
+    x = _sum(b, b.input(0), b.optional(1) if is_fast else b.input(1))
+    b.become("Gelu", [x], {"approximate": "tanh" if is_fast else "none"})
 
 
 @rewrites("QuickGelu")
@@ -243,6 +242,32 @@ def fused_conv(b: NodeUpgrade) -> None:
 @rewrites("NhwcMaxPool")
 def nhwc_max_pool(b: NodeUpgrade) -> None:
     _become_channels_last(b, "MaxPool", len(b.attrs["kernel_shape"]))
+
+
+@rewrites("MaxpoolWithMask")
+def max_pool_with_mask(b: NodeUpgrade) -> None:
+    """Each row of a window ends before the first element that the mask hides: these maxima are
+    taken tap by tap, from the last one on, and those of rows by MaxPool. Left as it is where
+    shapes are not known, masks are shared, or rows are long."""
+    kernel, dims = b.attrs["kernel_shape"], all_known(b.shape(0) or (None,))
+    is_plain = len(kernel) > 1 and kernel[-1] <= _MOST_TAPS
+    if not is_plain or dims is None or 0 in dims or b.shape(1) != dims:
+        return
+    axes, never_hidden = windows(b.attrs, kernel, dims[2:]), np.zeros(dims[2:], bool)
+    never_hidden.flat[0] = True  # as in ONNX Runtime
+    ends = [max(n, 0) for n in behind(axes)]
+    beside, low = [axes[-1].begin, ends[-1]], b.like(float(np.finfo(FLOAT32).min), b.input(0))
+    shown = b.emit("Or", [b.cast(b.input(1), "bool"), b.constant(never_hidden, BOOL)])
+    shown = b.emit("Pad", [shown, beside, b.constant(True, BOOL), [-1]])
+    x = b.emit("Pad", [b.input(0), beside, low, [-1]])
+    best = b.emit("Where", [shown, b.emit("Max", [x, low]), low])
+    for _ in range(1, kernel[-1]):
+        x, shown = (b.emit("Slice", [v, [0], [-1], [-1]]) for v in (x, shown))
+        after = b.emit("Slice", [best, [1], [2**31], [-1]])
+        best = b.emit("Where", [shown, b.emit("Max", [x, after]), low])
+    pads = [*(axis.begin for axis in axes[:-1]), 0, *ends[:-1], 0]
+    sizes = {"kernel_shape": [*kernel[:-1], 1], "strides": [axis.stride for axis in axes]}
+    b.become("MaxPool", [best], {**sizes, "pads": pads})
 
 
 @rewrites("QLinearConv")
@@ -490,9 +515,8 @@ def embed_layer_normalization(b: NodeUpgrade) -> None:
         terms.append(rows(4, segments))
     if len(b.outputs) > 1 and b.outputs[1] is not None:
         if mask is None:
-            count = b.emit(
-                "Expand", [b.constant(0, _INT32), b.emit("Shape", [ids], start=0, end=1)]
-            )
+            rows_of_ids = b.emit("Shape", [ids], start=0, end=1)
+            count = b.emit("Expand", [b.constant(0, _INT32), rows_of_ids])
         else:
             ones = b.cast(b.emit("Equal", [mask, b.like(1, mask)]), "int32")
             count = b.emit("ReduceSum", [ones, [1]], keepdims=0)
@@ -502,6 +526,28 @@ def embed_layer_normalization(b: NodeUpgrade) -> None:
 
 
 # Attention.
+
+
+@rewrites("MRotaryEmbedding")
+def rotary_embedding_of_images(b: NodeUpgrade) -> None:
+    """Each angle belongs to one of three positions of a token: in time, height or width."""
+    section = b.attrs["mrope_section"]
+    if len(section) != 3 or min(section) < 0:
+        raise ValueError(f"mrope_section {section}")
+    half, streams = sum(section), np.repeat(np.arange(3), section)
+    if b.attrs.get("mrope_layout", 0):
+        streams[:] = 0
+        for i in (1, 2):
+            streams[i : 3 * section[i] : 3] = i
+    # A negative position is none, where GatherElements would count from the end of the caches.
+    positions = b.emit("BitwiseAnd", [b.emit("Reshape", [b.input(1), [3, 0, 0]]), [2**63 - 1]])
+    places = b.emit("Gather", [positions, b.constant(streams)], axis=0)
+    places = b.emit("Transpose", [places], perm=[1, 2, 0])
+    rows, dims = b.emit("Flatten", [places], axis=2), b.emit("Shape", [places])
+    caches = [b.emit("Reshape", [b.input(i), [0, half]]) for i in (2, 3)]
+    caches = [b.emit("GatherElements", [cache, rows], axis=0) for cache in caches]
+    angles = [b.emit("Reshape", [cache, dims], allowzero=1) for cache in caches]
+    b.become("RotaryEmbedding", [b.input(0), *angles], b.attrs)
 
 
 @rewrites("Attention", "QAttention")
@@ -544,10 +590,7 @@ def multi_head_attention(b: NodeUpgrade) -> None:
         return
     values = [b.optional(i) for i in range(3)]
     shapes = [b.shape(i) if x is not None else None for i, x in enumerate(values)]
-    sizes, wide = (
-        [_features(shape) for shape in shapes],
-        [len(shape or ()) == 4 for shape in shapes],
-    )
+    sizes, wide = [_features(s) for s in shapes], [len(s or ()) == 4 for s in shapes]
     # A buffer that the past shares, and beams, are left as they are.
     others = [b.optional(i) for i in range(past + 2, past + 5)]
     if 0 in sizes or wide[0] or (cached and any(wide)) or any(others):
@@ -684,9 +727,7 @@ def _mask(b: NodeUpgrade, index: int, scores: Value) -> Value | None:
     else:
         seen = b.emit("Greater", [mask, b.constant(0, _INT32)])
     # -10000 is ONNX Runtime's default: hidden keys get a weight of almost 0, not exactly 0.
-    added = b.emit(
-        "Where",
-        [seen, b.like(0, scores), b.like(b.attrs.get("mask_filter_value", -10000.0), scores)],
-    )
+    hidden = b.like(b.attrs.get("mask_filter_value", -10000.0), scores)
+    added = b.emit("Where", [seen, b.like(0, scores), hidden])
     # A mask of rank 3 has a row for each query; others serve all queries, and both all heads.
     return b.emit("Unsqueeze", [added, [1] if rank == 3 else [1, 2]])

@@ -123,10 +123,8 @@ def _block_size(graph: Graph, blocked: set[Value | None], kept: Mapping[Value | 
         raise InexpressibleError("has weights in blocks neither of 8 nor of 16 channels")
     if len(sizes) > 1:
         flags = Path("/proc/cpuinfo")
-        wide = platform.machine() in ("aarch64", "arm64") or (
-            flags.exists() and "avx512f" in flags.read_text("utf-8", "replace")
-        )
-        sizes = {16 if wide else 8}
+        wide = flags.exists() and "avx512f" in flags.read_text("utf-8", "replace")
+        sizes = {16 if wide or platform.machine() in ("aarch64", "arm64") else 8}
         warn(
             f"the model was saved in a layout of ONNX Runtime for one kind of machine, with "
             f"channels in blocks of 8 or 16; taken for {min(sizes)}, which it is on this one",

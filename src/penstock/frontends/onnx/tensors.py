@@ -191,9 +191,7 @@ class TensorReader(ConstantBudget):
         """The contents of external data."""
         if dtype == STRING:
             raise TensorError("cannot be external data; store strings in the model")
-        entries = {
-            decode_text(entry.key): decode_text(entry.value) for entry in proto.external_data
-        }
+        entries = {decode_text(x.key): decode_text(x.value) for x in proto.external_data}
         location = entries.get("location", "")
         offset = _natural(entries, "offset", 0)
         needed = _stored_bytes(code, dtype, count)

@@ -195,9 +195,8 @@ def batch_normalization(old: NodeUpgrade) -> None:
         )
     if old.attrs.get("spatial", 1):
         outputs = old.outputs[: 3 if training else 1]
-        old.become(
-            "BatchNormalization", old.inputs, {**old.attrs, "training_mode": int(training)}, outputs
-        )
+        attrs = {**old.attrs, "training_mode": int(training)}
+        old.become("BatchNormalization", old.inputs, attrs, outputs)
         return
     if training:
         raise InexpressibleError(
@@ -362,9 +361,8 @@ def microsoft_rules() -> Mapping[tuple[str, str], Rule]:
     """The rules for operations of ONNX Runtime, by domain and name."""
     from penstock.frontends.onnx import generation, microsoft, microsoft_gates, microsoft_quantized
 
-    assert (
-        generation and microsoft_quantized and microsoft_gates
-    )  # which add to those of ``microsoft``
+    # These modules add to the rules of ``microsoft``.
+    assert generation and microsoft_quantized and microsoft_gates
     return microsoft.RULES
 
 

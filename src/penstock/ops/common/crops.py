@@ -37,12 +37,40 @@ def resized_crops(
     height, width = image.shape[1:3]
     y = _positions(boxes[:, 0], boxes[:, 2], height, int(size[0]), exact_ends)
     x = _positions(boxes[:, 1], boxes[:, 3], width, int(size[1]), exact_ends)
-    inside = ((y >= 0) & (y <= height - 1))[:, :, None] & ((x >= 0) & (x <= width - 1))[:, None]
+    beyond = ~((y >= 0) & (y <= height - 1))[:, :, None] | ~((x >= 0) & (x <= width - 1))[:, None]
     # What lies outside is replaced, but needs some place to be read from.
     y = np.clip(np.nan_to_num(y), 0, height - 1)
     x = np.clip(np.nan_to_num(x), 0, width - 1)
-    sampled = (_nearest if nearest else _bilinear)(image, which, y, x)
-    return np.where(inside[..., np.newaxis], sampled, np.float32(outside)).astype(np.float32)
+    begins = which.astype(np.int64)[:, None] * height
+    # Channels of a single image that lie first are picked one by one: to move them takes longer.
+    by_plane = len(image) == 1 and not image.flags.c_contiguous
+    every = image.reshape(-1, image.shape[3])
+
+    def pixels(y: np.ndarray, x: np.ndarray) -> np.ndarray:
+        lines = (begins + y.astype(np.int64)) * width
+        places = lines[:, :, None] + x.astype(np.int64)[:, None]
+        picked = np.take(every.T, places, 1) if by_plane else np.take(every, places, 0)
+        return (np.moveaxis(picked, 0, -1) if by_plane else picked).astype(np.float32, copy=False)
+
+    def row(y: np.ndarray) -> np.ndarray:
+        first, last = pixels(y, np.floor(x)), pixels(y, np.ceil(x))
+        return _between(first, last, (x - np.floor(x))[:, None, :, None])
+
+    if nearest:  # halves are rounded away from zero, as in C
+        result = pixels(np.floor(y + np.float32(0.5)), np.floor(x + np.float32(0.5)))
+    else:
+        result = _between(row(np.floor(y)), row(np.ceil(y)), (y - np.floor(y))[:, :, None, None])
+    if beyond.any():
+        result[beyond] = outside
+    return result
+
+
+def _between(first: np.ndarray, last: np.ndarray, part: np.ndarray) -> np.ndarray:
+    """first + (last - first) part, in the place of ``last``."""
+    last -= first
+    last *= part.astype(np.float32, copy=False)
+    last += first
+    return last
 
 
 def _positions(
@@ -57,27 +85,3 @@ def _positions(
             places[:, -1] = high * np.float32(length - 1)
         return places
     return (np.float32(0.5) * (low + high) * np.float32(length - 1))[:, np.newaxis]
-
-
-def _pixels(image: np.ndarray, which: np.ndarray, y: np.ndarray, x: np.ndarray) -> np.ndarray:
-    rows, columns = y.astype(np.int64), x.astype(np.int64)
-    return image[which[:, None, None], rows[:, :, None], columns[:, None, :]]
-
-
-def _nearest(image: np.ndarray, which: np.ndarray, y: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Halves are rounded away from zero, as in C."""
-    half = np.float32(0.5)
-    return _pixels(image, which, np.floor(y + half), np.floor(x + half))
-
-
-def _bilinear(image: np.ndarray, which: np.ndarray, y: np.ndarray, x: np.ndarray) -> np.ndarray:
-    top, left, bottom, right = np.floor(y), np.floor(x), np.ceil(y), np.ceil(x)
-    down = (y - top).astype(np.float32)[:, :, None, None]
-    along = (x - left).astype(np.float32)[:, None, :, None]
-
-    def row(y: np.ndarray) -> np.ndarray:
-        first, last = (_pixels(image, which, y, x).astype(np.float32) for x in (left, right))
-        return first + (last - first) * along
-
-    above = row(top)
-    return above + (row(bottom) - above) * down

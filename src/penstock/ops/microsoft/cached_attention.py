@@ -211,7 +211,7 @@ class _Call(NamedTuple):
     sines, positions."""
 
     parts: Sequence[np.ndarray]
-    caches: Sequence[Sequence[np.ndarray | None]]
+    caches: Sequence[tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]]
     ends: np.ndarray
     turning: Sequence[np.ndarray | None]
     sight: Sight
@@ -243,9 +243,8 @@ class _CachedAttention:
         scoring = Scoring(scale, attrs.get("softcap", 0.0), _shown(attrs, outputs))
         self.core = Core(layout, self.heads, dtype, scoring)
         dims = batch, kv_heads, keys, size
-        self.stores = [
-            _Store(layout, dims, dtype, bits, outputs[i] is None or self.sliding) for i in (1, 2)
-        ]
+        owned = [outputs[i] is None or self.sliding for i in (1, 2)]
+        self.stores = [_Store(layout, dims, dtype, bits, own) for own in owned]
         self.turns = []
         if attrs.get("do_rotary", 0):
             interleaved = bool(attrs.get("rotary_interleaved", 0))
@@ -292,15 +291,10 @@ class _CachedAttention:
         if self.sliding:
             cached = resident(before, self.room, self.window)
             kept = resident(before + self.new, self.room, self.window)
-        rows = [
-            (old, old + self.new, old + self.new - n) for old, n in zip(cached, kept, strict=True)
-        ]
-        k, v = (
-            store.join(new, old, present, scale, rows, workspace)
-            for store, new, (old, present, scale) in zip(
-                self.stores, parts[1:], call.caches, strict=True
-            )
-        )
+        counts = zip(cached, kept, strict=True)
+        rows = [(old, old + self.new, old + self.new - n) for old, n in counts]
+        parts_of_stores = zip(self.stores, parts[1:], call.caches, strict=True)
+        k, v = (store.join(new, *cache, rows, workspace) for store, new, cache in parts_of_stores)
         first = (before - cached).reshape(-1, 1, 1, 1)
         flags = [np.arange(heads.keys) >= ends.reshape(-1, 1, 1, 1) - first, *call.sight.blocked]
         at, left = offset.reshape(-1, 1, 1, 1) - first, self.window - 1
@@ -410,12 +404,9 @@ def group_query_attention(node: Node, inputs: Tensors, outputs: Tensors, consts:
     smooth = np.zeros(_heads_of(attrs)[0], dtype) if attrs.get("smooth_softmax", -1) == 1 else None
 
     def into(*arguments: RunValue) -> None:
-        q, k, v, old_k, old_v, lengths, _, cos, sin, places, bias, sink, k_scale, v_scale = (
-            arguments[:14]
-        )
+        q, k, v, old_k, old_v, lengths, _, cos, sin, places, bias, sink, *scales = arguments[:14]
         y, new_k, new_v, show, workspace = arguments[16:]
-        if not bits:
-            k_scale = v_scale = None
+        k_scale, v_scale = scales if bits else (None, None)
         call = _Call(
             attend.split(q, k, v),
             ((old_k, new_k, k_scale), (old_v, new_v, v_scale)),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -20,18 +19,12 @@ from penstock.ops.onnx.attention import share
 from penstock.ops.registry import MICROSOFT, operator
 
 
-def angles(cache: np.ndarray, positions: np.ndarray, streams: Any = None) -> np.ndarray:
-    """Rows of a cache of cosines or sines, as [batch, 1, sequence, half].
-
-    ``streams`` [half]: which of several positions of a token, [stream, batch, sequence], an angle
-    belongs to.
-    """
+def angles(cache: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Rows of a cache of cosines or sines, as [batch, 1, sequence, half]."""
     # Negative ones, too: NumPy would count them from the end of the cache.
     if positions.size and (positions.min() < 0 or positions.max() >= len(cache)):
         raise ShapeError(f"positions up to {positions.max()} do not fit a cache of {len(cache)}")
-    if streams is None:
-        return np.take(cache, positions, 0)[:, None]
-    return cache[np.moveaxis(positions[streams], 0, -1), np.arange(len(streams))][:, None]
+    return np.take(cache, positions, 0)[:, None]
 
 
 class Rotation:
@@ -115,33 +108,14 @@ def _infer_rotary(
     if not given(types, order[2]):
         check_shape("a cache without position_ids", cos.shape, (batch, length, None))
         return (x.without_data(),)
-    positions = ids.shape
     check_shape("a cache", cos.shape, (None, None))
-    if "mrope_section" in attrs:
-        _streams(attrs, turning // 2 if isinstance(turning, int) else None)
-        check_shape("position_ids", positions, (3, batch, length))
-    else:
-        allowed = [(batch, length), *([(1,)] if order is _MICROSOFT else [])]
-        check_shape("position_ids", positions, *allowed)
+    allowed = [(batch, length), *([(1,)] if order is _MICROSOFT else [])]
+    check_shape("position_ids", ids.shape, *allowed)
     return (x.without_data(),)
-
-
-def _streams(attrs: Attrs, half: Dim) -> np.ndarray:
-    """The position of a token, in time, height or width, that each angle belongs to."""
-    section = attrs["mrope_section"]
-    if len(section) != 3 or min(section) < 0 or (half is not None and sum(section) != half):
-        raise ShapeError(f"mrope_section must be three sizes with the sum {half}, not {section}")
-    if not attrs.get("mrope_layout", 0):
-        return np.repeat(np.arange(3), section)
-    streams = np.zeros(sum(section), np.int64)
-    for i in (1, 2):
-        streams[i : 3 * section[i] : 3] = i
-    return streams
 
 
 @operator("RotaryEmbedding", since=23, infer=partial(_infer_rotary, _ONNX))
 @operator("RotaryEmbedding", domain=MICROSOFT, infer=partial(_infer_rotary, _MICROSOFT))
-@operator("MRotaryEmbedding", domain=MICROSOFT, infer=partial(_infer_rotary, _MICROSOFT))
 @by_shape(arity=(4, 1))
 def rotary_embedding(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     order, attrs = cache_places(node.op), node.attrs
@@ -150,7 +124,6 @@ def rotary_embedding(node: Node, inputs: Tensors, outputs: Tensors, consts: Cons
     four, layout = len(x.dims) == 4, Scratch()
     interleaved = bool(attrs.get("interleaved", 0))
     rotation = Rotation(layout, (batch, heads, length), half, x.dtype, interleaved)
-    streams = _streams(attrs, half) if "mrope_section" in attrs else None
 
     def into(x: np.ndarray, *arguments: RunValue) -> None:
         cos, sin, positions = (arguments[i - 1] for i in order)
@@ -163,7 +136,7 @@ def rotary_embedding(node: Node, inputs: Tensors, outputs: Tensors, consts: Cons
         else:
             if positions.ndim == 1:
                 positions = positions + np.arange(length)[None]
-            cos, sin = angles(cos, positions, streams), angles(sin, positions, streams)
+            cos, sin = angles(cos, positions), angles(sin, positions)
         rotation.run(x, cos, sin, out, workspace)
 
     return Routine(into, layout.size)

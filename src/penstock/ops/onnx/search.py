@@ -80,31 +80,21 @@ def _top_places(x: np.ndarray, k: int, largest: bool) -> np.ndarray:
         if largest:  # descending and stable is ascending and stable, with both ends exchanged
             return (n - 1 - np.argsort(x[..., ::-1], -1, kind="stable")[..., ::-1])[..., :k]
         return np.argsort(x, -1, kind="stable")[..., :k]
-    keys = sorted_keys(x, k, largest)
-    return np.bitwise_and(keys, PLACE, keys)
-
-
-PLACE = 0xFFFFFFFF
-"""bits of a key that are a place"""
-
-
-def sorted_keys(x: np.ndarray, k: int, largest: bool = False) -> np.ndarray:
-    """The first ``k`` elements of at most 32 bits along the last axis in their order, each as an
-    integer above its place. No two such keys are equal, so that NumPy's vectorized selection and
-    sort, which are neither stable nor give places, do both."""
-    keys = _ordered(x).astype(np.int64)
+    # Each element is an integer above its place. No two are equal, so that NumPy's vectorized
+    # selection and sort, which are neither stable nor give places, do both.
+    keys = ordered_integers(x).astype(np.int64)
     if largest:
         np.invert(keys, keys)
     np.left_shift(keys, 32, keys)
-    np.bitwise_or(keys, np.arange(x.shape[-1]), keys)
-    if k < x.shape[-1]:
+    np.bitwise_or(keys, np.arange(n), keys)
+    if k < n:
         keys = np.partition(keys, k, -1)[..., :k]
     checkpoint()
     keys.sort(-1)
-    return keys
+    return np.bitwise_and(keys, 0xFFFFFFFF, keys)
 
 
-def _ordered(x: np.ndarray) -> np.ndarray:
+def ordered_integers(x: np.ndarray) -> np.ndarray:
     """Integers of at most 32 bits in the order of ``x``."""
     if x.dtype == np.uint32:
         # With its highest bit inverted, an unsigned number orders as a signed one.
