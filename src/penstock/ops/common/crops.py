@@ -37,31 +37,31 @@ def resized_crops(
     height, width = image.shape[1:3]
     y = _positions(boxes[:, 0], boxes[:, 2], height, int(size[0]), exact_ends)
     x = _positions(boxes[:, 1], boxes[:, 3], width, int(size[1]), exact_ends)
-    beyond = ~((y >= 0) & (y <= height - 1))[:, :, None] | ~((x >= 0) & (x <= width - 1))[:, None]
+    inside_y, inside_x = (y >= 0) & (y <= height - 1), (x >= 0) & (x <= width - 1)
     # What lies outside is replaced, but needs some place to be read from.
-    y = np.clip(np.nan_to_num(y), 0, height - 1)
-    x = np.clip(np.nan_to_num(x), 0, width - 1)
+    y, x = np.where(inside_y, y, np.float32(0)), np.where(inside_x, x, np.float32(0))
     begins = which.astype(np.int64)[:, None] * height
     # Channels of a single image that lie first are picked one by one: to move them takes longer.
     by_plane = len(image) == 1 and not image.flags.c_contiguous
     every = image.reshape(-1, image.shape[3])
 
     def pixels(y: np.ndarray, x: np.ndarray) -> np.ndarray:
-        lines = (begins + y.astype(np.int64)) * width
-        places = lines[:, :, None] + x.astype(np.int64)[:, None]
+        places = ((begins + y) * width)[:, :, None] + x[:, None]
         picked = np.take(every.T, places, 1) if by_plane else np.take(every, places, 0)
         return (np.moveaxis(picked, 0, -1) if by_plane else picked).astype(np.float32, copy=False)
 
-    def row(y: np.ndarray) -> np.ndarray:
-        first, last = pixels(y, np.floor(x)), pixels(y, np.ceil(x))
-        return _between(first, last, (x - np.floor(x))[:, None, :, None])
-
     if nearest:  # halves are rounded away from zero, as in C
-        result = pixels(np.floor(y + np.float32(0.5)), np.floor(x + np.float32(0.5)))
-    else:
-        result = _between(row(np.floor(y)), row(np.ceil(y)), (y - np.floor(y))[:, :, None, None])
-    if beyond.any():
-        result[beyond] = outside
+        y, x = y + np.float32(0.5), x + np.float32(0.5)
+    top, left = y.astype(np.int64), x.astype(np.int64)
+    result = pixels(top, left)
+    if not nearest:
+        bottom, right = np.ceil(y).astype(np.int64), np.ceil(x).astype(np.int64)
+        along = (x - left)[:, None, :, None]
+        result = _between(result, pixels(top, right), along)
+        below = _between(pixels(bottom, left), pixels(bottom, right), along)
+        result = _between(result, below, (y - top)[:, :, None, None])
+    if not (inside_y.all() and inside_x.all()):
+        result[~(inside_y[:, :, None] & inside_x[:, None])] = outside
     return result
 
 
