@@ -69,12 +69,12 @@ def rounded_layer(site: TorchSite, layer: Callable[..., RunValue]) -> Callable[.
 def _module(name: str, weights: list[list[Tensor]]) -> torch.nn.RNNBase:
     """The layer of these weights, which a GPU's library finds in one piece: else it would copy them
     into one for each run."""
-    first, state = weights[0][:2]
     # Drawing the first values of parameters would move the user's generator of random numbers.
     undrawn = {"reset_parameters": lambda layer: None}
     made: Callable[..., torch.nn.RNNBase] = type(name, (getattr(torch.nn, name),), undrawn)
-    sizes, both = (first.shape[1], state.shape[1]), len(weights) == 2
-    layer = made(*sizes, bidirectional=both, dtype=first.dtype, device=first.device)
+    first, both = weights[0][0], len(weights) == 2
+    options = {"bidirectional": both, "dtype": first.dtype, "device": first.device}
+    layer = made(first.shape[1], weights[0][1].shape[1], **options)
     layer = layer.eval().requires_grad_(False)
     for parameter, tensor in zip(layer.parameters(), chain(*weights), strict=True):
         parameter.copy_(tensor)

@@ -19,12 +19,11 @@ from penstock.core.types import FLOAT32, Dim, RunValue, RunValues, ShapeError, T
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Dims, Types
 from penstock.ops.common import shape_rules as rules
-from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import is_float
 from penstock.ops.common.products import product_in_parts
 from penstock.ops.common.shape_rules import check_shape, given, tensor
 from penstock.ops.common.specialize import Routine, Tensors, by_shape
-from penstock.ops.microsoft.quantized_weights import FIXED_BYTES, PackedWeights, unpack
+from penstock.ops.microsoft.quantized_weights import PackedWeights, unpack
 from penstock.ops.onnx.attention import share
 from penstock.ops.registry import MICROSOFT, operator
 
@@ -77,42 +76,19 @@ def fusion_of(attrs: Attrs) -> int:
     return fusion
 
 
-class _Weights:
-    """The weights of a layer of all experts [experts, rows, columns], float or packed."""
-
-    def __init__(
-        self, layer: ExpertLayer, types: Tensors, attrs: Attrs, consts: Consts, size: int
-    ) -> None:
-        experts, self.rows, _ = tensor(types, layer.weights).dims
-        self.layer = layer
-        self.packed: PackedWeights | None = None
-        self.fixed: Shared[np.ndarray] | None = None
-        self.prepared: list[int] = []
-        if layer.scales >= 0:
-            self.packed = packed_experts(layer, experts * self.rows, size, attrs)
-            ours = [i for i in (layer.weights, layer.scales, layer.zeros) if types[i] is not None]
-            arrays = [array for i in ours if (array := consts[i]) is not None]
-            if len(arrays) == len(ours) and experts * self.rows * size * 4 <= FIXED_BYTES:
-                every = list(consts)
-                self.prepared = ours
-                self.fixed = shared(
-                    ("QMoE", experts * self.rows, size, self.packed.bits, self.packed.block),
-                    lambda: np.stack([self.of(i, every) for i in range(experts)]),
-                    *arrays,
-                )
-
-    def of(self, expert: int, inputs: RunValues) -> np.ndarray:
-        if self.fixed is not None:
-            weights: np.ndarray = self.fixed.value[expert]
-            return weights
-        weights = inputs[self.layer.weights]
-        if self.packed is None:
-            return weights[expert].astype(FLOAT32, copy=False)
-        scales, zeros = inputs[self.layer.scales], inputs[self.layer.zeros]
-        if zeros is not None and zeros.ndim == 2:  # packed along the rows of an expert
-            zeros = unpack(zeros, self.packed.bits)[:, : self.rows]
-        start = expert * self.rows
-        return self.packed.rows(start, start + self.rows, weights, scales, zeros, None)
+def _weights_of(
+    layer: ExpertLayer, expert: int, rows: int, size: int, attrs: Attrs, inputs: RunValues
+) -> np.ndarray:
+    """The weights [rows, size] of an expert in a layer, as float32."""
+    weights = inputs[layer.weights]
+    if layer.scales < 0:
+        return weights[expert].astype(FLOAT32, copy=False)
+    packed = packed_experts(layer, len(weights) * rows, size, attrs)
+    scales, zeros = inputs[layer.scales], inputs[layer.zeros]
+    if zeros is not None and zeros.ndim == 2:  # packed along the rows of an expert
+        zeros = unpack(zeros, packed.bits)[:, :rows]
+    start = expert * rows
+    return packed.rows(start, start + rows, weights, scales, zeros, None)
 
 
 def packed_experts(layer: ExpertLayer, rows: int, size: int, attrs: Attrs) -> PackedWeights:
@@ -208,17 +184,13 @@ def mixture_of_experts(node: Node, inputs: Tensors, outputs: Tensors, consts: Co
     attrs, quantized = node.attrs, node.op.name == "QMoE"
     layers = QMOE if quantized else MOE
     hidden, count, fused = tensor(inputs, 0).dims[-1], attrs.get("k", 1), fusion_of(attrs)
-    inner = tensor(inputs, layers[0].weights).dims[1] // (2 if fused else 1)
-    stacks = [
-        _Weights(layer, inputs, attrs, consts, inner if layer.name == "fc2" else hidden)
-        for layer in layers
-        if inputs[layer.weights] is not None
-    ]
+    rows = [t.dims[1] if (t := inputs[layer.weights]) else 0 for layer in layers]
+    sizes = hidden, rows[0] // (2 if fused else 1), hidden
     name = attrs.get("activation_type", "relu")
     normalized = bool(attrs.get("normalize_routing_weights", 0))
 
     def layer(at: int, expert: int, x: np.ndarray, arguments: RunValues) -> np.ndarray:
-        weights = stacks[at].of(expert, arguments).T
+        weights = _weights_of(layers[at], expert, rows[at], sizes[at], attrs, arguments).T
         y = np.empty((len(x), weights.shape[1]), FLOAT32)
         product_in_parts(x, weights, y)
         bias = arguments[layers[at].bias]
@@ -233,7 +205,7 @@ def mixture_of_experts(node: Node, inputs: Tensors, outputs: Tensors, consts: Co
             y = _swiglu(attrs, y, layer(2, expert, x, arguments))
         else:
             y = _ACTIVATIONS[name](y)
-            if len(stacks) > 2:
+            if rows[2]:
                 y = y * layer(2, expert, x, arguments)
         return layer(1, expert, y, arguments)
 
@@ -258,4 +230,4 @@ def mixture_of_experts(node: Node, inputs: Tensors, outputs: Tensors, consts: Co
             total[tokens] += run(expert, x[tokens], arguments) * shares[tokens, place, None]
         np.copyto(arguments[-1], total.reshape(arguments[-1].shape), casting="unsafe")
 
-    return Routine(into, prepared=tuple(i for stack in stacks for i in stack.prepared))
+    return Routine(into)
