@@ -531,9 +531,9 @@ def embed_layer_normalization(b: NodeUpgrade) -> None:
 @rewrites("MRotaryEmbedding")
 def rotary_embedding_of_images(b: NodeUpgrade) -> None:
     """Each angle belongs to one of three positions of a token: in time, height or width."""
-    section = b.attrs["mrope_section"]
-    if len(section) != 3 or min(section) < 0:
-        raise ValueError(f"mrope_section {section}")
+    section, width = [*b.attrs["mrope_section"]], (b.shape(2) or (None,))[-1]
+    if len(section) != 3 or min(section) < 0 or (isinstance(width, int) and width != sum(section)):
+        raise NodeError(f"has mrope_section {section}, not three sizes with the caches' sum")
     half, streams = sum(section), np.repeat(np.arange(3), section)
     if b.attrs.get("mrope_layout", 0):
         streams[:] = 0
