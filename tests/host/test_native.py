@@ -68,8 +68,13 @@ def test_module_may_be_loaded_twice():
     assert second is not loaded.functions
     assert second.Call is not loaded.call
     x = np.arange(6, dtype=np.float32).reshape(3, 2)
-    y = loaded.functions.appended(lambda dtype, most, _: np.empty(most, dtype), 0, x, x)
-    z = second.appended(lambda dtype, most, _: np.empty(most, dtype), 0, y, x)
+
+    def memory(past, axis, most, least):
+        assert (axis, past.shape[1:]) == (0, (2,))
+        return np.empty((most, 2), past.dtype)
+
+    y = loaded.functions.appended(memory, 0, x, x)
+    z = second.appended(memory, 0, y, x)
     del second
     gc.collect()
     np.testing.assert_array_equal(z, np.concatenate([x, x, x]))
