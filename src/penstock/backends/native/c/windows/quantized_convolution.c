@@ -120,8 +120,8 @@ static __attribute__((noinline)) void rescale_vectors(bytes *sums, const float *
 INLINED bytes codes_of_vectors(const bytes *sums, const float *factors, const float *offsets, int step, int own,
                                const bounds *b, int count, int ordered)
 {
-    bytes whole[4] = {{0}};
 #if defined(__SSE2__)
+    bytes whole[4] = {{0}};
     words least = (words){0} + ONE;
     UNROLLED(v, count) {
         __typeof__(V(setzero_ps)()) number = V(cvtepi32_ps)(sums[v]), offset = V(loadu_ps)(offsets + v % own * step);
