@@ -93,20 +93,14 @@ def most_bytes() -> Callable[[Callable[[], object]], int]:
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave half of the tests of sampled classes to ``make test-full``, by the day. Run the tests
-    that trace allocations last, since tracing slows all that come after, and first those that
-    compile for aarch64 for a minute: at the end, a second worker would wait for them."""
+    """Leave half of the tests of sampled classes to ``make test-full``, by the day, and run the
+    tests that trace allocations last, since tracing slows all that come after."""
     for item in items:
         if getattr(getattr(item, "cls", None), "sampled", False):
             drawn = random.Random(f"{os.environ[DAY]} {item.nodeid}").random() < 0.5
             if not drawn:
                 item.add_marker(pytest.mark.full)
-
-    def place(item: pytest.Item) -> int:
-        is_last = "most_bytes" in getattr(item, "fixturenames", ())
-        return is_last - (item.path.name == "test_aarch64.py")
-
-    items.sort(key=place)
+    items.sort(key=lambda item: "most_bytes" in getattr(item, "fixturenames", ()))
 
 
 def pytest_collection(session: pytest.Session) -> None:
