@@ -86,6 +86,20 @@ def test_input_that_must_not_be_left_out_is_refused() -> None:
         ps.load(model([subgraph(X, [("ADD", ["x"], ["y"], ADD)], ["y"])]))
 
 
+@pytest.mark.parametrize(
+    ("operator", "options"),
+    [
+        ("ADD_N", None),
+        ("CONCATENATION", ("ConcatenationOptions", {})),
+        ("PACK", ("PackOptions", {"values_count": 2})),
+    ],
+)
+def test_no_input_of_any_number_may_be_left_out(operator: str, options: Any) -> None:
+    for inputs in (["x", None], ["x", None, "x"], ["x", "x", None], [None, "x"], [None]):
+        with pytest.raises(ps.InvalidModel, match="leaves out input"):
+            ps.compile(model([subgraph(X, [(operator, inputs, ["y"], options)], ["y"])]))
+
+
 def test_all_faults_are_reported_at_once() -> None:
     operators = [("ADD", ["x"], ["y"], ADD), ("SUB", ["x"], ["z"], ADD)]
     with pytest.raises(ps.InvalidModel, match=r"(?s)ADD_0.*SUB_1"):

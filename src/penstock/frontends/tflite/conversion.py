@@ -149,8 +149,10 @@ class OperatorConversion(NodeBuilder):
         return getattr(self.options, name)
 
     def take(self, least: int, most: int | None = None) -> list[Any]:
-        """The inputs, of which there must be this many, padded with ``None`` up to ``most``."""
+        """This many inputs, or any number if ``most`` is -1; ``None`` for those up to ``most``."""
         count = len(self.inputs)
+        if most is not None and most < 0:
+            least = most = max(least, count)
         if not least <= count <= (most or least):
             raise NodeError(f"has {count} inputs, but {self.op} takes {least}")
         if None in self.inputs[:least]:

@@ -119,7 +119,7 @@ _PLAIN = {
 
 def plain(c: OperatorConversion) -> None:
     entry = _PLAIN[c.op]
-    inputs = c.take(entry.least, entry.most if entry.most >= 0 else len(c.inputs))
+    inputs = c.take(entry.least, entry.most)
     if entry.vector:
         inputs[1] = c.vector(1)
     attrs = {name: c.option(name, entry.table) for name in entry.options}
@@ -211,18 +211,16 @@ def divide(c: OperatorConversion) -> None:
 
 @operator_rule("ADD_N")
 def add_n(c: OperatorConversion) -> None:
-    first, *others = c.take(1, len(c.inputs))
-    if not others:
+    *others, last = c.take(1, -1)
+    if others:
+        c.emit_final("Add", [reduce(lambda a, b: c.emit("Add", [a, b]), others), last])
+    else:
         c.emit_final("Identity")
-        return
-    *others, last = others
-    c.emit_final("Add", [reduce(lambda a, b: c.emit("Add", [a, b]), others, first), last])
 
 
 @operator_rule("SQUARE")
 def square(c: OperatorConversion) -> None:
-    (x,) = c.take(1)
-    c.emit_final("Mul", [x, x])
+    c.emit_final("Mul", c.take(1) * 2)
 
 
 @operator_rule("SQUARED_DIFFERENCE")

@@ -123,8 +123,8 @@ def transpose(c: OperatorConversion) -> None:
 
 @operator_rule("CONCATENATION", moves=True)
 def concatenation(c: OperatorConversion) -> None:
-    inputs = c.take(1, len(c.inputs))
-    c.emit_activated("Concat", inputs, {"axis": c.option("axis")}, kind="ConcatenationOptions")
+    attrs = {"axis": c.option("axis")}
+    c.emit_activated("Concat", c.take(1, -1), attrs, kind="ConcatenationOptions")
 
 
 @operator_rule("UNPACK", moves=True, outputs=None)
