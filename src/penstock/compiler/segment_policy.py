@@ -19,9 +19,9 @@ from penstock.ops.internal.transfer import HOST
 from penstock.ops.onnx.control_flow import collects_rows, is_control
 from penstock.ops.work_estimate import host_seconds
 from penstock.passes.context import FramePolicy
+from penstock.passes.rewrite import has_side_effects
 from penstock.passes.structure.conditions import is_switch
 from penstock.passes.structure.lower_control_flow import spans_devices
-from penstock.passes.structure.relax_control_edges import has_side_effects
 from penstock.tuning.overlap import OverlapPolicy
 
 

@@ -106,9 +106,11 @@ def test_iterations_in_flight_reach_parallel_iterations(parallel: int, ahead: in
     assert Counter(order.begun) == {"c0": 8, "c99": 8}
 
 
-def test_one_parallel_iteration_keeps_side_effects_in_order() -> None:
+@pytest.mark.parametrize("unchanged", [False, True], ids=["counter", "unchanged"])
+def test_one_parallel_iteration_keeps_side_effects_in_order(unchanged: bool) -> None:
     """As in gradients of loops: nothing but the limit says which pop comes first. Each turn ends
-    only when its slow push has.
+    only when its slow push has, and the loop, whose counter or unchanged variable is the limit of
+    the other one, when all have.
 
         while/i/body ─> c0 ─> ... ─> c49 ─> push(stack)
         while/j/body ..> pop(stack) ─> digits * 10 + popped
@@ -122,6 +124,8 @@ def test_one_parallel_iteration_keeps_side_effects_in_order() -> None:
     for _ in range(50):
         last = g.op("Identity", last)
     g.op("StackPushV2", handle, last, name="push")
+    if unchanged:
+        left = g.carry("while", "kept", "n", lambda kept: kept, parallel=1)
     g.loop("back", "zero", left, parallel=1)
     held = g.enter("stack", frame="back", constant=True, parallel=1, T="resource")
     ten = g.enter(g.const(np.int32(10), "ten"), frame="back", constant=True, parallel=1)
@@ -134,6 +138,8 @@ def test_one_parallel_iteration_keeps_side_effects_in_order() -> None:
     values, counts = ran(g, {"zero": 0, "n": 5}, digits, targets=["push"])
     assert values == [43210]
     assert counts["push"] == counts["pop"] == 5
+    session = ps.compile(g.bytes(), executor="dataflow", backends=["numpy"])
+    assert session.run({"zero": 0, "n": 5}, [digits], ["push"])[digits] == 43210
 
 
 def test_node_of_a_fed_tensor_runs_for_its_control_edges() -> None:

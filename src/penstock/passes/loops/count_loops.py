@@ -29,6 +29,7 @@ from penstock.ops.internal.trip_count import TRIP_COUNT
 from penstock.ops.registry import standard
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.loops.loop_rows import count_of
+from penstock.passes.rewrite import has_side_effects
 
 _COMPARISONS = frozenset({"Greater", "Less"})
 _MOST_CONDITIONS = 16
@@ -100,12 +101,10 @@ def _counted(node: Node) -> list[Node] | None:
     node.inputs[:2] = [trips, None if checked or entered else guard]
     # The condition that the body gets is true in each iteration, so that it never ends the Loop.
     body.outputs[0] = body.inputs[1]
-    nodes = [before, node]
     # Of several counters, the limit of one ends the others at numbers between. A guard may keep the
     # counter at its start.
-    if len(found) == 1 and (checked or entered):
-        nodes += _ends(node, found[0], least)
-    return nodes
+    ends = _ends(node, found[0], least) if len(found) == 1 and (checked or entered) else []
+    return [before, node, *ends]
 
 
 def _count_constant(node: Node) -> bool:
@@ -114,8 +113,8 @@ def _count_constant(node: Node) -> bool:
     trips = _constant_trips(node)
     if trips is None:
         return False
-    name = f"{body.outputs[0].name}/trips"
-    node.inputs[0], body.outputs[0] = Value(name, const=np.array(trips, np.int64)), body.inputs[1]
+    node.inputs[0] = Value(f"{body.outputs[0].name}/trips", const=np.array(trips, np.int64))
+    body.outputs[0] = body.inputs[1]
     return True
 
 
@@ -232,7 +231,8 @@ def _ends(node: Node, counter: _Counter, least: int) -> list[Node]:
     """What a counter ends with: its limit, if it started below it, or else where it started, after
     ``least`` iterations."""
     end, start = node.outputs[counter.place], counter.start
-    if end is None:
+    # What reads the end of a loop runs behind its side effects, also those that no edge orders.
+    if end is None or has_side_effects(node):
         return []
     # Max takes operands of one type.
     types_ = [without_data(value.type) for value in (start, counter.limit, end)]

@@ -14,9 +14,8 @@ from functools import cache
 
 from penstock.core.checkpoints import with_checkpoints
 from penstock.ir.graph import Graph, Node, Value, all_reads, is_framed
-from penstock.ir.op import Role
-from penstock.ops.registry import TENSORFLOW
 from penstock.passes.context import Pass, PassContext, Property
+from penstock.passes.rewrite import has_side_effects
 
 
 class RelaxControlEdges(Pass):
@@ -67,12 +66,3 @@ class EffectOrder:
 
     def _nearest(self, source: Node) -> dict[Node, None]:
         return {source: None} if self.has_side_effects(source) else self._before.get(source, {})
-
-
-def has_side_effects(node: Node) -> bool:
-    """Whether it can be observed when, or whether, ``node`` runs."""
-    # These are not pure, since something may wait for them, but nothing can tell when they ran.
-    if node.op.full_name == f"{TENSORFLOW}.NoOp" or node.op.role is Role.CONTROL_TRIGGER:
-        return False
-    nested = (inner for _, graph in node.graphs for inner in graph.walk())
-    return not node.op.pure or any(not inner.op.pure for inner in nested)
