@@ -10,7 +10,14 @@ import pytest
 from penstock.core.types import ShapeError, TensorType
 from penstock.ir.graph import Node, Value
 from penstock.ops.internal.transfer import REORDER
-from tests.support.native_kernels import LIBRARIES, check, kernel_of, node_of, pytestmark  # noqa: F401
+from tests.support.native_kernels import (  # noqa: F401
+    LIBRARIES,
+    check,
+    kernel_of,
+    node_of,
+    pytestmark,
+    threads_of,
+)
 
 DTYPES = ["uint8", "float16", "float32", "float64", "complex128"]
 FEW = [(2, 67), (3, 70), (4, 129)]
@@ -72,6 +79,27 @@ def test_concat_into_memory_with_channels_last_equals_numpy():
         target = np.moveaxis(np.empty((2, 3, 4, 11), np.float32), -1, 1)
         kernel.into(*inputs, target)
         np.testing.assert_array_equal(target, wanted)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("axis", [0, 1, 3])
+def test_threads_divide_a_concat_along_the_outermost_dim_of_its_memory(axis, channels_last):
+    lengths = 5, 0, 131, 1
+    shapes = [tuple(n if i == axis else (2, 16, 9, 16)[i] for i in range(4)) for n in lengths]
+    inputs = [numbers(shape, "int32") for shape in shapes]
+    wanted = np.concatenate(inputs, axis)
+    target = np.empty(wanted.shape, np.int32)
+    if channels_last:
+        *inputs, target = (
+            np.moveaxis(np.moveaxis(x, 1, -1).copy(), -1, 1) for x in (*inputs, target)
+        )
+    for library in LIBRARIES:
+        kernel = kernel_of(node_of("Concat", inputs, axis=axis), library)
+        for threads in (1, 3):
+            target[...] = -1
+            with threads_of(library, threads):
+                kernel.into(*inputs, target)
+            np.testing.assert_array_equal(target, wanted, library.level)
 
 
 @pytest.mark.parametrize("others", [[(2, 4)], [(3, 3)], [(3, 4, 1)]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -51,24 +52,27 @@ def join_call(site: Site) -> NativeCall | None:
     if not _are_copied([*parts, output]) or len(output.dims) > _MOST_DIMS:
         return None
     assert output.dtype is not None
-    rank, size = len(output.dims), output.dtype.itemsize
-    axis = site.attr("axis", 1) % max(rank, 1)
+    size, axis = output.dtype.itemsize, site.attr("axis", 1) % max(len(output.dims), 1)
+    # A tensor of one element without dims is copied as one with a dim.
+    shapes = [t.dims or (1,) for t in (*parts, output)]
 
     def restrided(strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
         in_bytes = [
-            packed_strides(t.dims, size) if s is None else tuple([size * x for x in s])
-            for s, t in zip(strides, [*parts, output], strict=True)
+            tuple([size * x for x in s]) if s else packed_strides(dims, size)
+            for s, dims in zip(strides, shapes, strict=True)
         ]
-        table, place = [rank, size], 0
-        for part, own in zip(parts, in_bytes, strict=False):
-            table.append(place)
-            for dim in zip(part.dims, own, in_bytes[-1], strict=True):
-                table += dim
-            place += part.dims[axis] * in_bytes[-1][axis] if rank else 0
+        # Threads divide the result as those do that write and read it: along its outermost dim.
+        outer = max(range(len(shapes[-1])), key=lambda i: (shapes[-1][i] > 1, in_bytes[-1][i]))
+        table, place, begin = [len(shapes[-1]), size, outer, len(parts)], 0, 0
+        for dims, own in zip(shapes[:-1], in_bytes, strict=False):
+            table += [place, begin, *chain(*zip(dims, own, in_bytes[-1], strict=True))]
+            place += dims[axis] * in_bytes[-1][axis]
+            begin += dims[axis] if outer == axis else 0
         arrays = [Tensor(i) for i in range(len(parts))]
         words = (np.array(table), site.result(), *arrays, *[None] * (_MOST_PARTS - len(parts)))
-        item_ns = rows_ns(2 * output.nbytes / len(parts), rows=2)
-        return NativeCall("join", words, len(parts), item_ns, restrided=restrided)
+        items = shapes[-1][outer]
+        item_ns = rows_ns(2 * output.nbytes, rows=2 * len(parts)) / max(items, 1)
+        return NativeCall("join", words, items, item_ns, restrided=restrided)
 
     return restrided([None] * len(site.tensors))
 

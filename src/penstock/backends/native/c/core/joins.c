@@ -1,11 +1,13 @@
-/* Concatenation of tensors of known shapes and strides. An item is one of them. */
+/* Concatenation of tensors of known shapes and strides. An item is a slice of the dim that is outermost in the
+   result: of all tensors, or, of the dim along which they are joined, of one. */
 #include "copies.h"
 #include "native.h"
 
 enum { MOST_PARTS = 16 };
 
-/* `table` has the rank, the bytes of an element, and of each part its place in the result, in bytes,
-   and of each dim the length and the strides, in bytes, of the part and of the result. */
+/* `table` has the rank, the bytes of an element, the dim of the slices and the number of parts; and of each part its
+   place in the result, in bytes, the item that its slices begin with, and of each dim the length and the strides, in
+   bytes, of the part and of the result. */
 struct join {
     const int64_t *table;
     char *y;
@@ -15,18 +17,18 @@ struct join {
 static int join(const void *arguments, int64_t begin, int64_t end)
 {
     const struct join *a = arguments;
-    int64_t rank = a->table[0];
-    for (int64_t part = begin; part < end; part++) {
-        const int64_t *entry = a->table + 2 + part * (1 + 3 * rank);
+    const int64_t rank = a->table[0], outer = a->table[2], *entry = a->table + 4;
+    for (int64_t part = 0; part < a->table[3]; part++, entry += 2 + 3 * rank) {
+        const int64_t *dims = entry + 2, *sliced = dims + 3 * outer;
+        const int64_t first = begin > entry[1] ? begin - entry[1] : 0, last = smaller(end - entry[1], sliced[0]);
         copy_plan plan;
         plan.rank = (int)rank;
         plan.size = a->table[1];
-        for (int64_t i = 0; i < rank; i++) {
-            plan.dims[i] = entry[1 + 3 * i];
-            plan.from[i] = entry[2 + 3 * i];
-            plan.to[i] = entry[3 + 3 * i];
-        }
-        copy_elements(&plan, a->x[part], a->y + entry[0]);
+        for (int64_t i = 0; i < rank; i++, dims += 3)
+            plan.dims[i] = dims[0], plan.from[i] = dims[1], plan.to[i] = dims[2];
+        plan.dims[outer] = last - first;
+        if (first < last)
+            copy_elements(&plan, a->x[part] + first * sliced[1], a->y + entry[0] + first * sliced[2]);
     }
     return 0;
 }
