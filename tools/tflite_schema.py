@@ -8,6 +8,7 @@ import pkgutil
 import re
 from collections.abc import Iterator
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 
 from circle_schema.v0_10 import circle
@@ -83,4 +84,4 @@ def text() -> str:
 
 
 if __name__ == "__main__":
-    FILE.write_text(text())
+    Path(FILE).write_text(text())

@@ -75,7 +75,7 @@ before = set(sys.modules)
 import penstock
 import numpy as np
 session = {}
-session.run({{"x": np.ones((1, 16), np.float32)}})
+session.run({})
 print(*sorted(set(sys.modules) - before))
 """
 
@@ -99,9 +99,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def modules(session: str, folder: Path) -> set[str]:
+def modules(
+    session: str, folder: Path, feeds: str = '{"x": np.ones((1, 16), np.float32)}'
+) -> set[str]:
     """The modules that a process imports to make a session and run it."""
-    command = [sys.executable, "-c", PROGRAM.format(session)]
+    command = [sys.executable, "-c", PROGRAM.format(session, feeds)]
     environment = {**os.environ, "HOME": str(folder)}  # without measured costs
     for name in ("PENSTOCK_CACHE", "XDG_CACHE_HOME"):
         environment.pop(name, None)
@@ -159,6 +161,19 @@ def test_convolution_and_cast_import_nothing_of_8_bit_models(tmp_path: Path) -> 
     names = modules(f"penstock.compile({str(path)!r})", tmp_path)
     of_8_bits = {"penstock.ops.onnx.quantized", "penstock.passes.lowering.quantize"}
     assert names & (ACCIDENTAL | of_8_bits) == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "feeds"),
+    [
+        ("mobilenet_v2_int8", '{"x": np.ones((1, 32, 32, 3), np.int8)}'),
+        ("lstm_fused", '{"ids": np.ones((1, 10), np.int32)}'),
+    ],
+)
+def test_tflite_models_import_nothing_by_accident(name: str, feeds: str, tmp_path: Path) -> None:
+    file = Path(__file__).parents[1] / "models/tflite/net" / f"mini_{name}.tflite"
+    names = modules(f"penstock.compile({str(file)!r})", tmp_path, feeds)
+    assert names & ACCIDENTAL == set()
 
 
 def test_one_thread_needs_no_schedules_by_costs(model: Path) -> None:

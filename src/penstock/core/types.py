@@ -211,6 +211,11 @@ def dtype_named(name: str) -> np.dtype:
     return _OWN[name] if name in _OWN else dtypes()[name]
 
 
+def find_dtype(name: str) -> np.dtype | None:
+    """The dtype of this name, or None."""
+    return _OWN.get(name) or (dtypes().get(name) if name in _ML_DTYPES else None)
+
+
 @cache
 def dtypes() -> Mapping[str, np.dtype]:
     """Every dtype that a tensor may have, by its name."""

@@ -175,7 +175,7 @@ def _imported(
         from penstock.analysis.type_constraints import check_types
         from penstock.frontends.tflite.importer import load_tflite
 
-        model = load_tflite(_path_or_bytes(source), limits, map_weights, signature)
+        model = load_tflite(source, limits, map_weights, signature)
         model.check_types = check_types  # of the ONNX operations that operators have become
         return model
     from penstock.frontends.onnx.importer import load_onnx
@@ -208,7 +208,7 @@ _TFLITE_SUFFIXES = (".tflite", ".circle", ".lite")
 
 
 def _path_or_bytes(source: Any) -> Any:
-    """A path as a ``Path``, whose module loading an ONNX file does without."""
+    """A path as a ``Path``, whose module ONNX and TFLite files do without."""
     from pathlib import Path
 
     return Path(source) if isinstance(source, str) else source

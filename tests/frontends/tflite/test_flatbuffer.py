@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +18,7 @@ def root(data: bytes) -> FlatTable:
 
 
 def test_schema_is_that_of_the_circle_package() -> None:
-    assert FILE.read_text() == tflite_schema.text()
+    assert Path(FILE).read_text() == tflite_schema.text()
 
 
 def test_schema_numbers_tables_of_unions_and_operators() -> None:

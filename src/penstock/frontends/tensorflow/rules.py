@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.core.types import ShapeError, dtypes
+from penstock.core.types import ShapeError, find_dtype
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.tensorflow.conversion import Conversion, listed, rule
 from penstock.frontends.tensorflow.tensors import declared_type
@@ -104,7 +104,7 @@ def const(c: Conversion) -> None:
     array = c.scope.constant(c.own_name)
     if array is None:
         raise NodeError("has no tensor as its value")
-    if dtypes().get(c.attrs["dtype"]) != array.dtype:
+    if find_dtype(c.attrs["dtype"]) != array.dtype:
         raise NodeError(f"declares {c.attrs['dtype']}, but its value is {array.dtype}")
     c.emit_final("Const", [], {"value": array}, domain=TENSORFLOW)
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from penstock.core.types import STRING, dtypes
+from penstock.core.types import STRING, find_dtype
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.tensorflow.conversion import Conversion, rule
 from penstock.ir.graph import Value
@@ -171,7 +171,7 @@ def sparse_to_dense(c: Conversion) -> None:
 @rule("Empty")
 def empty(c: Conversion) -> None:
     """Zeros, though TensorFlow leaves any elements without the attribute "init"."""
-    dtype = dtypes().get(c.attrs["dtype"])
+    dtype = find_dtype(c.attrs["dtype"])
     if dtype is None:
         raise InexpressibleError(f"no tensors of {c.attrs['dtype']} are available")
     zero = np.array("", STRING) if dtype == STRING else np.zeros((), dtype)
@@ -191,7 +191,7 @@ def ensure_shape(c: Conversion) -> None:
 @rule("Bitcast")
 def bitcast(c: Conversion) -> None:
     """Elements of another size have one dim more or less."""
-    given, wanted = (dtypes().get(c.attrs[name]) for name in ("T", "type"))
+    given, wanted = (find_dtype(c.attrs[name]) for name in ("T", "type"))
     if given is None or wanted is None:
         raise InexpressibleError(f"no view of {c.attrs['T']} as {c.attrs['type']} is available")
     attrs = {"to": element_number(c.attrs["type"])}

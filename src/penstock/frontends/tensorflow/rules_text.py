@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.core.types import STRING, dtypes
+from penstock.core.types import STRING, find_dtype
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.tensorflow.conversion import Conversion, rule
 from penstock.frontends.tensorflow.tables import FILLING
@@ -75,7 +75,7 @@ def fill_table(c: Conversion) -> None:
 def find(c: Conversion) -> None:
     keys, values = _contents(c)
     for array, name in ((keys, "Tin"), (values, "Tout")):
-        if array.dtype != dtypes().get(c.attrs[name]):
+        if array.dtype != find_dtype(c.attrs[name]):
             raise NodeError(f"has {name} {c.attrs[name]}, but its table has {array.dtype}")
     if (rank := c.rank(2)) is not None and rank:
         raise NodeError(f"has a default of rank {rank}, which must be a scalar")

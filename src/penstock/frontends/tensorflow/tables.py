@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.core.errors import InvalidModel
 from penstock.core.records import NamedTuple
-from penstock.core.types import STRING, dtypes
+from penstock.core.types import STRING, find_dtype
 from penstock.frontends.common.diagnostics import TensorError
 from penstock.frontends.common.encoding import decode_text, vector_of
 from penstock.frontends.common.inferred_types import source_of
@@ -235,7 +235,7 @@ def _of_lines(content: bytes, node: NodeDef, table: NodeDef) -> Contents:
     delimiter = attrs["delimiter"].s if "delimiter" in attrs else b"\t"
     sides = []
     for index, dtype in (("key_index", "key_dtype"), ("value_index", "value_dtype")):
-        element_type = dtypes().get(type_name(table.attr[dtype].type))
+        element_type = find_dtype(type_name(table.attr[dtype].type))
         if element_type is None:
             raise ValueError(f"its table has no elements of {dtype}")
         sides.append(_column(lines, attrs[index].i, delimiter, element_type))

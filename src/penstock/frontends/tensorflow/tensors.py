@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.core.limits import Limits
 from penstock.core.records import dataclass, field
-from penstock.core.types import ANY, STRING, Shape, TensorType, Type, dtypes
+from penstock.core.types import ANY, STRING, Shape, TensorType, Type, find_dtype
 from penstock.frontends.common.diagnostics import TensorError
 from penstock.frontends.common.encoding import array_from_bytes, decode_text, vector_of
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import (
@@ -58,7 +58,7 @@ def type_name(number: int) -> str:
 
 def numpy_dtype(number: int) -> np.dtype:
     """The dtype of a tensor of the element type with this number. Raises ``TensorError``."""
-    dtype = dtypes().get(type_name(number))
+    dtype = find_dtype(type_name(number))
     if dtype is None:
         raise TensorError(
             f"tensors of element type {number} are not supported; use numbers or strings"
@@ -69,9 +69,8 @@ def numpy_dtype(number: int) -> np.dtype:
 def declared_type(name: str | None, shape: Shape | None = None) -> Type:
     """The type of a tensor with an element type of this name; anything else, such as a resource,
     can be any type."""
-    if not isinstance(name, str) or name not in dtypes():
-        return ANY
-    return TensorType(dtypes()[name], shape)
+    dtype = find_dtype(name or "")
+    return ANY if dtype is None else TensorType(dtype, shape)
 
 
 def decode_shape(proto: TensorShapeProto, limits: Limits) -> Shape | None:

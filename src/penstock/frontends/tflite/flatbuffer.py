@@ -11,9 +11,9 @@ may take no more than a few times the bytes of the file, though a file can name 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from struct import Struct, unpack
 from typing import Any, NoReturn
 
@@ -22,7 +22,7 @@ from penstock.core.errors import InvalidModel
 from penstock.core.records import NamedTuple
 from penstock.frontends.common.encoding import decode_text
 
-FILE = Path(__file__).with_name("schema.txt")
+FILE = os.path.join(os.path.dirname(__file__), "schema.txt")
 Read = Callable[[int, int], bytes | memoryview]
 
 _U16_U16, _U32, _I32 = Struct("<HH"), Struct("<I"), Struct("<i")
@@ -58,25 +58,26 @@ def schema() -> Schema:
     """The schema of ``schema.txt``."""
     tables: dict[str, dict[str, TableField]] = {}
     unions: dict[str, dict[int, str]] = {}
-    for line in FILE.read_text().splitlines():
-        role, name, *entries = line.split() or ["#", ""]
-        if role == "table":
-            table = tables[name] = {}
-            for slot, entry in enumerate(entries):
-                key, _, rest = entry.partition(":")
-                type_, _, default = rest.partition("=")
-                vector = type_.startswith("[")
-                number = float(default or 0) if type_.startswith("float") else int(default or 0)
-                if type_:
-                    table[key] = TableField(type_.strip("[]"), vector, slot, number)
-        elif role != "#":
-            number = 0
-            names = unions[name] = {}
-            for entry in entries:
-                key, _, given = entry.partition("=")
-                number = int(given) if given else number
-                names[number] = key
-                number += 1
+    with open(FILE, encoding="ascii") as file:
+        for line in file:
+            role, name, *entries = line.split() or ["#", ""]
+            if role == "table":
+                table = tables[name] = {}
+                for slot, entry in enumerate(entries):
+                    key, _, rest = entry.partition(":")
+                    type_, _, default = rest.partition("=")
+                    vector = type_.startswith("[")
+                    number = float(default or 0) if type_.startswith("float") else int(default or 0)
+                    if type_:
+                        table[key] = TableField(type_.strip("[]"), vector, slot, number)
+            elif role != "#":
+                number = 0
+                names = unions[name] = {}
+                for entry in entries:
+                    key, _, given = entry.partition("=")
+                    number = int(given) if given else number
+                    names[number] = key
+                    number += 1
     return Schema(tables, unions, unions.pop("BuiltinOperator"))
 
 

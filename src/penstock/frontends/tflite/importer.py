@@ -14,10 +14,10 @@ reported at once.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
@@ -59,7 +59,7 @@ from penstock.ops.tensorflow.state import Store
 
 
 def load_tflite(
-    source: Path | bytes,
+    source: str | os.PathLike[str] | bytes,
     limits: Limits = DEFAULT_LIMITS,
     map_weights: bool = False,
     signature: str | None = None,
@@ -67,9 +67,9 @@ def load_tflite(
     """Read a ``.tflite`` or ``.circle`` file, or its bytes: the subgraph of ``signature``, if the
     file has such a one, or else the first. Raises ``InvalidModel`` for violations of the format or
     of ``limits``, ``Unsupported`` for operators without a kernel."""
-    path = None if isinstance(source, bytes) else source
-    opened = source if isinstance(source, bytes) else partial(open_path, source)
-    name = "the model" if path is None else path.name
+    path = None if isinstance(source, bytes) else os.fspath(source)
+    opened = source if isinstance(source, bytes) else partial(open_path, os.fspath(source))
+    name = "the model" if path is None else os.path.basename(path)
     with importing(opened, name, limits, map_weights) as importer:
         return importer.model(path, signature)
 
@@ -123,7 +123,7 @@ class SubgraphImporter:
         self._constants: dict[tuple[int, int], Value] = {}
         self._quantizations: dict[tuple[int, int], Quantization | None] = {}
 
-    def model(self, path: Path | None = None, signature: str | None = None) -> Model:
+    def model(self, path: str | None = None, signature: str | None = None) -> Model:
         """The model whose entry is the subgraph of a signature, with its names, or else the
         first."""
         if not self.table.subgraphs:
@@ -160,7 +160,7 @@ class SubgraphImporter:
             {name: graph},
             name,
             metadata={"description": self.table.description} if self.table.description else {},
-            path=None if path is None else str(path),
+            path=path,
             aliases=self.aliases(graph) if entry is None else aliases,
             signatures=keys,
             structure=self.structure(),

@@ -225,8 +225,7 @@ def square(c: OperatorConversion) -> None:
 
 @operator_rule("SQUARED_DIFFERENCE")
 def squared_difference(c: OperatorConversion) -> None:
-    difference = c.emit("Sub", c.take(2))
-    c.emit_final("Mul", [difference, difference])
+    c.emit_final("Mul", [c.emit("Sub", c.take(2))] * 2)
 
 
 @operator_rule("RELU6", "RELU_N1_TO_1", "RELU_0_TO_1")

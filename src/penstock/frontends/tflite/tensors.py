@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.core.errors import InvalidModel
 from penstock.core.records import NamedTuple, dataclass, field
-from penstock.core.types import ANY, STRING, Dim, TensorType, Type, dtypes
+from penstock.core.types import ANY, STRING, Dim, TensorType, Type, dtype_named
 from penstock.frontends.common.constant_budget import ConstantBudget
 from penstock.frontends.common.diagnostics import TensorError
 from penstock.frontends.common.encoding import array_from_bytes, decode_text, vector_of
@@ -85,8 +85,8 @@ def dtype_of(tensor: FlatTable) -> np.dtype | None:
     if number not in _NAMES:
         raise InvalidModel(f"tensor {tensor.name!r} has an unknown element type, number {number}")
     if number in _PACKED:
-        return dtypes()["uint8" if number < 0 else "int8"]
-    return dtypes()[_NAMES[number]]
+        return dtype_named("uint8" if number < 0 else "int8")
+    return dtype_named(_NAMES[number])
 
 
 def input_type(tensor: FlatTable) -> Type:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -39,6 +40,17 @@ SUB_BYTE: Mapping[str, int] = {
 
 BITS: Mapping[int, np.dtype] = {n: np.dtype(f"i{n}") for n in (1, 2, 4, 8)}
 """Integer types by their bytes, to copy elements regardless of their type."""
+
+
+def limits_of(dtype: np.dtype) -> Any:
+    """The ``iinfo`` or ``finfo`` of a dtype: NumPy's, which has none of the types of ml_dtypes, or
+    theirs."""
+    about: Any = np.finfo if dtype.kind == "f" else np.iinfo
+    if dtype.isbuiltin != 1:
+        import ml_dtypes
+
+        about = ml_dtypes.iinfo if "int" in dtype.name else ml_dtypes.finfo
+    return about(dtype)
 
 
 def is_float(dtype: np.dtype) -> bool:

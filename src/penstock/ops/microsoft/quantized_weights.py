@@ -180,7 +180,7 @@ def _infer_gather(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     if attrs.get("block_size", 128) < 0:
         raise ShapeError(f"block_size is {attrs['block_size']}, it must not be negative")
     data, indices, scales = (rules.tensor(types, i) for i in range(3))
-    if data.dtype is not None and data.dtype not in SOURCES:
+    if data.dtype is not None and data.dtype.name not in SOURCES:
         raise ShapeError(f"{dtype_name(data.dtype)} is no quantized type")
     if data.shape is None or indices.shape is None or data.dtype is None:
         return (TensorType(scales.dtype),)

@@ -13,23 +13,13 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from penstock.core.records import NamedTuple
-from penstock.core.types import (
-    FLOAT32,
-    RunValue,
-    Shape,
-    ShapeError,
-    TensorType,
-    Type,
-    dtype_name,
-    dtype_named,
-)
+from penstock.core.types import FLOAT32, RunValue, Shape, ShapeError, TensorType, Type, dtype_name
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
-from penstock.ops.common.dtypes import FLOAT8, FLOAT64, INT8, POWERS, SUB_BYTE, UINT8
+from penstock.ops.common.dtypes import FLOAT8, FLOAT64, INT8, POWERS, SUB_BYTE, UINT8, limits_of
 from penstock.ops.common.elementwise import BLOCK, clip
 from penstock.ops.common.shape_rules import (
     all_known,
@@ -41,17 +31,16 @@ from penstock.ops.common.shape_rules import (
 from penstock.ops.common.specialize import Routine, Scratch, Tensors, by_shape, static_type
 from penstock.ops.registry import MICROSOFT, operator
 
-# Integers of less than a byte keep their low bits in one.
+# Integers of less than a byte keep their low bits in one. All types go by their names.
 _PACKED_INTS = {
-    dtype_named(name): (UINT8 if name.startswith("u") else INT8, np.uint8((1 << bits) - 1))
+    name: (UINT8 if name.startswith("u") else INT8, np.uint8((1 << bits) - 1))
     for name, bits in SUB_BYTE.items()
     if "int" in name
 }
-_INTS = {INT8, UINT8, np.dtype(np.int16), np.dtype(np.uint16), *_PACKED_INTS}
 # Those of less than a byte have neither infinity nor NaN: casts to them saturate.
-_FLOATS = set(map(dtype_named, (*FLOAT8, *SUB_BYTE))) - _PACKED_INTS.keys()
-TARGETS = _INTS | _FLOATS
-SOURCES = TARGETS | {np.dtype(np.int32)}
+_FLOATS = {*FLOAT8, *SUB_BYTE} - _PACKED_INTS.keys()
+TARGETS = {"int8", "uint8", "int16", "uint16", *FLOAT8, *SUB_BYTE}
+SOURCES = TARGETS | {"int32"}
 
 
 class _Spread(NamedTuple):
@@ -130,8 +119,7 @@ def _check_parameters(types: Types, attrs: Attrs) -> None:
 @cache
 def bounds(dtype: np.dtype) -> tuple[float, float]:
     """The lowest and the highest finite number of a quantized type."""
-    about: Callable[[np.dtype], Any] = ml_dtypes.iinfo if dtype in _INTS else ml_dtypes.finfo
-    info = about(dtype)
+    info = limits_of(dtype)
     return float(info.min), float(info.max)
 
 
@@ -149,7 +137,7 @@ def _decoded(dtype: np.dtype) -> np.ndarray:
 
 def subtract_zero_point(x: np.ndarray, zero: np.ndarray | None, out: np.ndarray) -> None:
     """``x - zero`` in float32; ``zero`` is float32 and broadcasts, ``None`` means 0."""
-    if x.dtype in _FLOATS:
+    if x.dtype.kind not in "iu" and x.dtype.name in _FLOATS:
         # No byte is out of range; but in its mode "raise" NumPy would buffer what it writes.
         np.take(_decoded(x.dtype), x.view(np.uint8), out=out, mode="clip")
         if zero is not None:
@@ -164,20 +152,22 @@ def store(values: np.ndarray, zero: np.ndarray | None, out: np.ndarray, saturate
     """Round ``values``, add ``zero``, saturate, write to ``out``; ``values`` is lost. NaN becomes
     the lowest integer, as in ONNX Runtime and the reference."""
     dtype = out.dtype
-    if dtype in _INTS:
+    packed = None if dtype.kind in "iu" else _PACKED_INTS.get(dtype.name)
+    is_integer = packed is not None or dtype.kind in "iu"
+    if is_integer:
         np.rint(values, values)
     if zero is not None:
         np.add(values, zero, values)
-    if dtype in _INTS:
+    if is_integer:
         low, high = _limits(dtype, values.dtype)
         clip(values, low, high, values)
         # The minimum is NaN if one of the values is.
         lowest = np.minimum.reduce(values, axis=None, initial=0)  # far cheaper than fmax
         if lowest != lowest:
             np.fmax(values, low, values)
-        if dtype in _PACKED_INTS:
+        if packed is not None:
             # Many times faster than the cast to the type itself.
-            storage, mask = _PACKED_INTS[dtype]
+            storage, mask = packed
             np.copyto(out.view(storage), values, casting="unsafe")
             raw = out.view(np.uint8)
             np.bitwise_and(raw, mask, raw)
@@ -268,7 +258,7 @@ def _infer_quantize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type
     wanted = dtype_attribute(attrs, "output_dtype")
     # ONNX: uint8 without an output_dtype and without a zero point.
     dtype = tensor(types, 2).dtype or wanted or (None if given(types, 2) else UINT8)
-    if dtype is not None and dtype not in TARGETS:
+    if dtype is not None and dtype.name not in TARGETS:
         raise ShapeError(f"{dtype_name(dtype)} is no type to quantize to")
     if dtype is not None and wanted is not None and dtype != wanted:
         raise ShapeError(f"output_dtype is {dtype_name(wanted)}, but that of the zero point is not")
@@ -311,7 +301,7 @@ def quantize_linear(node: Node, inputs: Tensors, outputs: Tensors, consts: Const
 
 def _infer_dequantize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
-    if x.dtype is not None and x.dtype not in SOURCES:
+    if x.dtype is not None and x.dtype.name not in SOURCES:
         raise ShapeError(f"{dtype_name(x.dtype)} is no quantized type")
     _check_parameters(types, attrs)
     dtype = dtype_attribute(attrs, "output_dtype") or tensor(types, 1).dtype

@@ -9,7 +9,7 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from penstock.core.types import ANY, Dim, Shape, ShapeError, TensorType, Type, dtypes
+from penstock.core.types import ANY, Dim, Shape, ShapeError, TensorType, Type, find_dtype
 from penstock.ir.op import Attrs, Consts, Infer, Types
 from penstock.ops import registry
 from penstock.ops.common.shape_rules import tensor
@@ -51,7 +51,7 @@ def of_type(name: str) -> Infer:
     """``infer``: one output of the element type that attribute ``name`` names."""
 
     def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-        dtype = dtypes().get(attrs.get(name, ""))
+        dtype = find_dtype(attrs.get(name, ""))
         return (ANY if dtype is None else TensorType(dtype),)
 
     return infer
@@ -62,7 +62,7 @@ def of_type(name: str) -> Infer:
 
 def named_dtype(attrs: Attrs, name: str, default: str = "", codes: str = "") -> np.dtype:
     """The dtype that an attribute names, which must be of one of these kinds, if there are any."""
-    dtype = dtypes().get(attrs.get(name) or default)
+    dtype = find_dtype(attrs.get(name) or default)
     if dtype is None or (codes and dtype.kind not in codes):
         raise ShapeError(f"{name} is {attrs.get(name)!r}, which is not a supported element type")
     return dtype
@@ -111,7 +111,7 @@ def handle(type_: type[T], name: str) -> Callable[..., T]:
         if not isinstance(value, type_):
             raise ShapeError(f"a handle of a {name} is needed, not a {type(value).__name__}")
         # Handles have no dtype, so that they are elements of None.
-        if dtype and dtypes().get(dtype) != value.dtype:  # type: ignore[attr-defined]
+        if dtype and find_dtype(dtype) != value.dtype:  # type: ignore[attr-defined]
             raise ShapeError(f"the node is for elements of {dtype}, the {name} is not")
         return value
 

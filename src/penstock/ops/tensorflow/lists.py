@@ -23,7 +23,7 @@ from penstock.core.types import (
     TensorType,
     Type,
     accepts,
-    dtypes,
+    find_dtype,
     type_of,
 )
 from penstock.host.current_run import copy_within_budget, keep, reserve
@@ -132,7 +132,7 @@ def _elements(index: int, before: int = 0) -> Infer:
     """An element of the shape in input ``index``, after ``before`` unknown dims."""
 
     def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-        dtype = dtypes().get(attrs.get("element_dtype", ""))
+        dtype = find_dtype(attrs.get("element_dtype", ""))
         if dtype is None:
             return (ANY,)
         const, type_ = consts[index], types[index]

@@ -24,7 +24,7 @@ from penstock.core.types import (
     TensorType,
     Type,
     accepts,
-    dtypes,
+    find_dtype,
     type_of,
 )
 from penstock.ir.graph import Graph, Node, clone
@@ -187,7 +187,7 @@ def declared_variables(graphs: Iterable[Graph]) -> dict[Store, dict[str, list[Te
 
 
 def _declared(attrs: Attrs) -> TensorType:
-    return TensorType(dtypes().get(attrs.get("dtype", "")), dims_of(attrs.get("shape")))
+    return TensorType(find_dtype(attrs.get("dtype", "")), dims_of(attrs.get("shape")))
 
 
 def variable_name(attrs: Attrs, node_name: str) -> str:

@@ -24,7 +24,7 @@ from penstock.core.types import (
     ShapeError,
     TensorType,
     Type,
-    dtypes,
+    find_dtype,
     type_of,
 )
 from penstock.host.current_run import copy_within_budget, keep, reserve
@@ -69,7 +69,7 @@ _stack = handle(_Stack, "stack")
 
 @array_operator("StackV2", pure=False, traits={"makes handle"})
 def stack(limit: np.ndarray, *, elem_type: str = "") -> _Stack:
-    return _Stack(dtypes().get(elem_type), integer(limit, "the limit of a stack"))
+    return _Stack(find_dtype(elem_type), integer(limit, "the limit of a stack"))
 
 
 def _infer_second(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

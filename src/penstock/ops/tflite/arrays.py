@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from penstock.core.types import Dim, RunValue, ShapeError, TensorType, Type
@@ -15,7 +14,7 @@ from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops import registry
 from penstock.ops.common import fixed_point
 from penstock.ops.common import shape_rules as rules
-from penstock.ops.common.dtypes import INT32, is_half
+from penstock.ops.common.dtypes import INT32, is_half, limits_of
 
 COMPLEX64 = np.dtype(np.complex64)
 array_operator = partial(registry.array_operator, domain=registry.TFLITE)
@@ -159,15 +158,9 @@ _Reduce = Callable[..., RunValue]
 _REDUCTIONS: dict[str, tuple[_Reduce, Callable[[np.dtype], Any]]] = {
     "sum": (np.add, lambda dtype: 0),
     "prod": (np.multiply, lambda dtype: 1),
-    "max": (np.maximum, lambda dtype: _bounds(dtype).min),
-    "min": (np.minimum, lambda dtype: _bounds(dtype).max),
+    "max": (np.maximum, lambda dtype: limits_of(dtype).min),
+    "min": (np.minimum, lambda dtype: limits_of(dtype).max),
 }
-
-
-def _bounds(dtype: np.dtype) -> Any:
-    # NumPy knows no limits of the types that ml_dtypes adds.
-    about: Any = {"f": np.finfo, "i": np.iinfo, "u": np.iinfo}.get(dtype.kind, ml_dtypes.finfo)
-    return about(dtype)
 
 
 def _infer_segment(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

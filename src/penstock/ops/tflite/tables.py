@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.checkpoints import checkpoint
-from penstock.core.types import STRING, ShapeError, TensorType, Type, dtypes
+from penstock.core.types import STRING, ShapeError, TensorType, Type, dtype_named
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Types
@@ -145,7 +145,7 @@ def rng_bit_generator(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The next state and random bits: Salmon et al., Parallel random numbers: as easy as 1, 2, 3
     (SC 2011). ``algorithm``: 2 for Threefry, of a key and a counter, or else Philox."""
-    out_dtype = dtypes()[dtype]
+    out_dtype = dtype_named(dtype)
     # In 64 bits, which a product of two words needs; sums are cut to 32.
     words = state.view(np.uint32).astype(np.uint64)
     threefry = algorithm == 2
