@@ -162,7 +162,7 @@ def structure_for_workers(feeds: Feeds, context: CompileContext) -> Feeds:
     for node in graph.walk():
         node.device = next(iter(wanted(node, context.named_workers.by_key)), node.device)
     # A structured node runs as a whole on one worker, unless what is in it names several.
-    inner = [n for node in graph.nodes for _, g in node.graphs for n in g.walk()]
+    inner = [each for node in graph.nodes for each in node.inner]
     has_devices = bool(context.named_workers.devices)
     spread = any(node.device and (has_devices or names_task(node.device)) for node in inner)
     passes = pass_context(context, frames=_policy(context))
@@ -185,8 +185,7 @@ def build_on_cluster(feeds: Feeds, context: CompileContext) -> Executor:
         # Without frames each node runs once in a run, so that its cost says what a run takes.
         workers = placement.best(cluster.objective)
         for node, worker in zip(graph.nodes, workers, strict=True):
-            inner = [each for _, body in node.graphs for each in body.walk()]
-            for each in (node, *inner):
+            for each in (node, *node.inner):
                 each.device = policy.moved(each.device, worker)
     run_passes((Partition(),), graph, passes)
     return cluster.executor([_named(part, policy) for part in policy.parts], graph, context)
@@ -250,10 +249,9 @@ def _has_state(node: Node, context: CompileContext) -> bool:
     # State is one only where it is on one worker.
     if not node.op.pure or "store" in node.attrs:
         return True
-    if node.op.role is Role.CALL:
-        inner = context.functions[node.attrs["function"]].walk()
-        return any(_has_state(each, context) for each in inner)
-    return any(_has_state(each, context) for _, graph in node.graphs for each in graph.walk())
+    called = context.functions[node.attrs["function"]] if node.op.role is Role.CALL else None
+    inner = node.inner if called is None else called.walk()
+    return any(_has_state(each, context) for each in inner)
 
 
 def _seconds(context: CompileContext, node: Node) -> float:

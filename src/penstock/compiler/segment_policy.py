@@ -19,9 +19,9 @@ from penstock.ops.internal.transfer import HOST
 from penstock.ops.onnx.control_flow import collects_rows, is_control
 from penstock.ops.work_estimate import host_seconds
 from penstock.passes.context import FramePolicy
-from penstock.passes.rewrite import has_side_effects
 from penstock.passes.structure.conditions import is_switch
 from penstock.passes.structure.lower_control_flow import spans_devices
+from penstock.passes.structure.relax_control_edges import has_side_effects
 from penstock.tuning.overlap import OverlapPolicy
 
 
@@ -136,8 +136,7 @@ class SegmentPolicy(FramePolicy):
     def runs_apart(self, node: Node) -> bool:
         """Whether nodes in the graphs of ``node`` had better run at the same time as others; those
         with state stay, which have it in both forms of the graph."""
-        inner = [each for _, graph in node.graphs for each in graph.walk()]
-        return self.is_slow(node) and all(each.op.pure for each in inner)
+        return self.is_slow(node) and all(each.op.pure for each in node.inner)
 
     def must_stay(self, nodes: Sequence[Node], loop: bool) -> Node | None:
         """A node because of which a frame, or the graph around all frames, is not raised: what it
@@ -178,7 +177,7 @@ class SegmentPolicy(FramePolicy):
 
 def _with_kernels(node: Node) -> list[Node]:
     """The nodes of the graphs of ``node`` that have kernels."""
-    return [inner for _, graph in node.graphs for inner in graph.walk() if not inner.graphs]
+    return [inner for inner in node.inner if not inner.graphs]
 
 
 def _is_own(node: Node, backend: Backend) -> bool:

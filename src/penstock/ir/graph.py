@@ -238,6 +238,11 @@ class Node:
         return [(k, v) for k, v in self.attrs.items() if isinstance(v, Graph)]
 
     @property
+    def inner(self) -> list[Node]:
+        """The nodes of its graphs, and of theirs."""
+        return [node for _, graph in self.graphs for node in graph.walk()]
+
+    @property
     def label(self) -> str:
         """The name of the node in messages: its origin, else its name, else its first output."""
         output = next((v.name for v in self.outputs if v is not None), None)

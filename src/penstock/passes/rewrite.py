@@ -13,8 +13,7 @@ import numpy as np
 from penstock.core.checkpoints import with_checkpoints
 from penstock.core.types import TensorType
 from penstock.ir.graph import Graph, Node, Value
-from penstock.ir.op import Role
-from penstock.ops.registry import TENSORFLOW, standard
+from penstock.ops.registry import standard
 
 Replacement = Sequence[Value | None] | None
 Visit = Callable[[Node], Replacement | bool]
@@ -269,12 +268,3 @@ def number_of(value: Value | None) -> float | None:
     if value is None or value.const is None or value.const.size != 1:
         return None
     return float(value.const.reshape(()))
-
-
-def has_side_effects(node: Node) -> bool:
-    """Whether it can be observed when, or whether, ``node`` runs."""
-    # These are not pure, since something may wait for them, but nothing can tell when they ran.
-    if node.op.full_name == f"{TENSORFLOW}.NoOp" or node.op.role is Role.CONTROL_TRIGGER:
-        return False
-    nested = (inner for _, graph in node.graphs for inner in graph.walk())
-    return not node.op.pure or any(not inner.op.pure for inner in nested)

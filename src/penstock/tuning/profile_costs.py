@@ -61,7 +61,7 @@ class ProfileCosts:
         """The seconds of the nodes of a graph in a run: those of the profile, ``estimate`` for
         nodes that it lacks. A node with graphs has what the nodes of these take in all. Raises
         ``InvalidInput`` if the profile is of another model."""
-        owners = {inner.name: node for node in graph.nodes for inner in (node, *_inner(node))}
+        owners = {inner.name: node for node in graph.nodes for inner in (node, *node.inner)}
         known: dict[Node, float] = {}
         beside = 0.0
         for step in self.steps:
@@ -83,10 +83,6 @@ class ProfileCosts:
         total = math.fsum(known.values())
         scale = 1 + beside / total if total else 1.0
         return lambda node: known[node] * scale if node in known else estimate(node)
-
-
-def _inner(node: Node) -> list[Node]:
-    return [inner for _, graph in node.graphs for inner in graph.walk()]
 
 
 def _step(step: Any, index: int, path: str | Path) -> ProfiledStep:

@@ -106,11 +106,11 @@ def test_iterations_in_flight_reach_parallel_iterations(parallel: int, ahead: in
     assert Counter(order.begun) == {"c0": 8, "c99": 8}
 
 
-@pytest.mark.parametrize("unchanged", [False, True], ids=["counter", "unchanged"])
-def test_one_parallel_iteration_keeps_side_effects_in_order(unchanged: bool) -> None:
+@pytest.mark.parametrize("end", ["counter", "unchanged", "size"])
+def test_one_parallel_iteration_keeps_side_effects_in_order(end: str) -> None:
     """As in gradients of loops: nothing but the limit says which pop comes first. Each turn ends
-    only when its slow push has, and the loop, whose counter or unchanged variable is the limit of
-    the other one, when all have.
+    only when its slow push has, and the loop when all have: the limit of the other one is what its
+    counter ends with, a variable that it leaves as it is, or the size of another.
 
         while/i/body ─> c0 ─> ... ─> c49 ─> push(stack)
         while/j/body ..> pop(stack) ─> digits * 10 + popped
@@ -124,8 +124,11 @@ def test_one_parallel_iteration_keeps_side_effects_in_order(unchanged: bool) -> 
     for _ in range(50):
         last = g.op("Identity", last)
     g.op("StackPushV2", handle, last, name="push")
-    if unchanged:
+    if end == "unchanged":
         left = g.carry("while", "kept", "n", lambda kept: kept, parallel=1)
+    elif end == "size":
+        g.const(np.arange(5, dtype=np.int32), "five")
+        left = g.op("Size", g.carry("while", "v", "five", lambda v: g.op("Neg", v), parallel=1))
     g.loop("back", "zero", left, parallel=1)
     held = g.enter("stack", frame="back", constant=True, parallel=1, T="resource")
     ten = g.enter(g.const(np.int32(10), "ten"), frame="back", constant=True, parallel=1)

@@ -29,7 +29,6 @@ from penstock.ops.internal.trip_count import TRIP_COUNT
 from penstock.ops.registry import standard
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.loops.loop_rows import count_of
-from penstock.passes.rewrite import has_side_effects
 
 _COMPARISONS = frozenset({"Greater", "Less"})
 _MOST_CONDITIONS = 16
@@ -84,7 +83,7 @@ def _counted(node: Node) -> list[Node] | None:
         return None
     bounds = _bounds(body.outputs[0])
     found = [counter for bound in bounds if (counter := _counter(node, bound)) is not None]
-    if not bounds or len(found) < len(bounds) or node.control_inputs or None in initial:
+    if not bounds or len(found) < len(bounds) or None in initial:
         return None
     # A guard that compares the initial counters the same way is what TripCount computes: zero
     # trips.
@@ -113,8 +112,8 @@ def _count_constant(node: Node) -> bool:
     trips = _constant_trips(node)
     if trips is None:
         return False
-    node.inputs[0] = Value(f"{body.outputs[0].name}/trips", const=np.array(trips, np.int64))
-    body.outputs[0] = body.inputs[1]
+    name = f"{body.outputs[0].name}/trips"
+    node.inputs[0], body.outputs[0] = Value(name, const=np.array(trips, np.int64)), body.inputs[1]
     return True
 
 
@@ -124,7 +123,7 @@ def _constant_trips(node: Node) -> int | None:
     body: Graph = node.attrs["body"]
     most = None if limit is None or limit.const is None else max(int(limit.const.item()), 0)
     entered = guard is None or (guard.const is not None and bool(guard.const.all()))
-    if (limit is not None and most is None) or most == 0 or not entered or node.control_inputs:
+    if (limit is not None and most is None) or most == 0 or not entered:
         return None
     ends = [most] if most is not None else []
     conditions = _conditions(body.outputs[0], _is_number)
@@ -231,8 +230,7 @@ def _ends(node: Node, counter: _Counter, least: int) -> list[Node]:
     """What a counter ends with: its limit, if it started below it, or else where it started, after
     ``least`` iterations."""
     end, start = node.outputs[counter.place], counter.start
-    # What reads the end of a loop runs behind its side effects, also those that no edge orders.
-    if end is None or has_side_effects(node):
+    if end is None:
         return []
     # Max takes operands of one type.
     types_ = [without_data(value.type) for value in (start, counter.limit, end)]

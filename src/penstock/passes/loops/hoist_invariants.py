@@ -28,7 +28,7 @@ from penstock.ops.internal.trip_count import TRIP_COUNT
 from penstock.ops.onnx.control_flow import ScanLayout, loop_carried
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.dead_code import keep_carried
-from penstock.passes.rewrite import Substitution, has_side_effects, names_of, new_name
+from penstock.passes.rewrite import Substitution, names_of, new_name
 
 _LOOPS = frozenset({Role.LOOP, Role.SCAN})
 
@@ -76,14 +76,14 @@ def _read_outside(node: Node, substitution: Substitution) -> None:
     entering, leaving = loop_carried(node)
     body: Graph = node.attrs["body"]
     places = zip(node.inputs[entering], body.inputs[entering], body.outputs[leaving], strict=True)
-    # What reads the end of a loop runs behind its side effects.
-    live, effects = [], has_side_effects(node)
-    for output, (initial, inside, updated) in zip(node.outputs, places, strict=False):
-        live.append(initial is None or inside is not updated or (effects and output is not None))
+    live = []
+    for place, (initial, inside, updated) in enumerate(places):
+        live.append(initial is None or inside is not updated)
         if initial is not None and not live[-1]:
-            initial = substitution[inside] = substitution.of(initial)
-            if output is not None:
-                substitution[output] = initial
+            initial = substitution.of(initial)
+            for value in (inside, node.outputs[place]):
+                if value is not None:
+                    substitution[value] = initial
     if not all(live):
         keep_carried(node, live)
 
@@ -151,7 +151,7 @@ def _may_move(node: Node, body: Graph) -> bool:
         return False
     if not all(isinstance(value.type, TensorType) for value in node.outputs if value is not None):
         return False  # lists may be changed where they are
-    return all(inner.op.pure for _, graph in node.graphs for inner in graph.walk())
+    return all(inner.op.pure for inner in node.inner)
 
 
 def _cannot_fail(node: Node) -> bool:

@@ -64,8 +64,7 @@ def lower_control_flow(graph: Graph, apart: Callable[[Node], bool]) -> bool:
 
 def spans_devices(node: Node) -> bool:
     """Whether nodes in the graphs of ``node`` name other devices."""
-    inner = (inner for _, graph in node.graphs for inner in graph.walk())
-    return any(n.device and n.device != node.device for n in inner)
+    return any(n.device and n.device != node.device for n in node.inner)
 
 
 def _has_primitives(node: Node) -> bool:

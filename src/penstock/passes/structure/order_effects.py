@@ -48,8 +48,7 @@ def order_effects(graph: Graph) -> bool:
 
 def keeps_order(node: Node) -> bool:
     """Whether ``node``, or one in its graphs, has its place in the order of side effects."""
-    nested = (inner for _, graph in node.graphs for inner in graph.walk())
-    return _has_effect(node.op) or any(_has_effect(inner.op) for inner in nested)
+    return any(_has_effect(each.op) for each in (node, *node.inner))
 
 
 def _has_effect(op: Op) -> bool:

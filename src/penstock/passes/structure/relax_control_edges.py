@@ -9,13 +9,14 @@ without control inputs can then be folded, merged and fused::
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 
 from penstock.core.checkpoints import with_checkpoints
 from penstock.ir.graph import Graph, Node, Value, all_reads, is_framed
+from penstock.ir.op import Role
+from penstock.ops.registry import TENSORFLOW
 from penstock.passes.context import Pass, PassContext, Property
-from penstock.passes.rewrite import has_side_effects
 
 
 class RelaxControlEdges(Pass):
@@ -32,8 +33,10 @@ def relax_control_edges(graph: Graph) -> bool:
     """Replace control inputs without side effects by the nearest nodes with side effects before
     them, in nested graphs too. ``graph`` must be sorted. Returns whether anything changed."""
     changed = False
+    # Those of ONNX and TFLite are in order as they are listed (``order_effects``).
+    ordered = any(not n.op.pure and n.op.domain == TENSORFLOW for n in graph.walk())
     for inner in graph.graphs():
-        if any(node.control_inputs for node in inner.nodes):
+        if ordered or any(node.control_inputs for node in inner.nodes):
             order, own = EffectOrder(), set(inner.nodes)
             for node in with_checkpoints(inner.nodes):
                 # What a nested graph captures was computed before it runs.
@@ -50,9 +53,11 @@ class EffectOrder:
         self._before: dict[Node, dict[Node, None]] = {}
         self.has_side_effects = cache(has_side_effects)  # slow for nodes with large graphs
 
-    def add(self, node: Node, reads: Iterable[Value], waits: Iterable[Node] = ()) -> list[Node]:
+    def add(self, node: Node, reads: Sequence[Value], waits: Iterable[Node] = ()) -> list[Node]:
         """The nodes with side effects that ``node``, whose predecessors were added before, must
-        wait for because of its control inputs; and those of ``waits``, which it inherits."""
+        wait for because of its control inputs; those of ``waits``, which it inherits; and, if it
+        has side effects, those before what it reads: passes may come to know a value, such as the
+        last count of a loop, without what computes it."""
         effects: dict[Node, None] = {}
         for source in node.control_inputs:
             effects.update(self._nearest(source))
@@ -62,7 +67,17 @@ class EffectOrder:
             if value.producer is not None:
                 before.update(self._nearest(value.producer))
         self._before[node] = before
-        return list(effects)
+        known = before if self.has_side_effects(node) else effects
+        near = {value.producer for value in reads if value.producer and not value.producer.graphs}
+        return [effect for effect in known if effect in effects or effect not in near]
 
     def _nearest(self, source: Node) -> dict[Node, None]:
         return {source: None} if self.has_side_effects(source) else self._before.get(source, {})
+
+
+def has_side_effects(node: Node) -> bool:
+    """Whether it can be observed when, or whether, ``node`` runs."""
+    # These are not pure, since something may wait for them, but nothing can tell when they ran.
+    if node.op.full_name == f"{TENSORFLOW}.NoOp" or node.op.role is Role.CONTROL_TRIGGER:
+        return False
+    return not all(each.op.pure for each in (node, *node.inner))
