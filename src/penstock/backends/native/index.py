@@ -10,12 +10,12 @@ import numpy as np
 from penstock.backends.native import by_memory, by_result, family, rows_ns
 from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor
 from penstock.core.types import FLOAT32, INT64, TensorType
+from penstock.host.threads import core_budget
 from penstock.ops.common.shape_rules import normalize_axis
 
-_MOST_TOP = 64  # beyond, and in rows beyond a part of all elements, they are sorted
-_PART = 16
+_MOST_TOP, _PART = 64, 48  # beyond, and in rows beyond a part of all elements, they are sorted
+_PARTITION_NS, _CALLS_NS = 3, 22_000  # NumPy's, of a float32 and of a node
 _TOP_COLUMNS = 16  # as in c/tables/index.c
-_MOST_SORTED = 2000  # of float32: beyond, NumPy's vectorized sort is faster
 
 
 def _strides(dims: Sequence[int]) -> list[int]:
@@ -137,19 +137,23 @@ def top_k_call(site: Site) -> NativeCall | None:
         return None
     k, axis = int(count.item()), normalize_axis(site.attr("axis", -1), len(x.dims))
     length, inner = x.dims[axis], math.prod(x.dims[axis + 1 :])
+    outputs = site.tensors[len(site.node.inputs) :]
+    # Places are numbers of 32 bits while they are sorted.
+    if not 0 < k <= length < 2**31 or len(outputs) < 2 or None in outputs:
+        return None
     # A heap of k takes log k comparisons for what enters it; sorting by digits takes the same for
-    # all.
+    # all, and so does NumPy's partition.
+    comparisons = length + 8 * k * math.log2(k + 1) * (1 + math.log(length / k))
     few = max(_MOST_TOP, length // _PART) if inner == 1 else _MOST_TOP
     sorts = k > few and length > 2 * _MOST_TOP
-    outputs = site.tensors[len(site.node.inputs) :]
-    if not k or len(outputs) < 2 or None in outputs:
-        return None
-    if sorts:
+    if x.dtype == FLOAT32 and 4 * k < length:
+        # Threads share chains; NumPy has one.
+        ns = comparisons * math.ceil(x.elements / length / core_budget())
+        if ns > _CALLS_NS + _PARTITION_NS * x.elements if inner == 1 else sorts:
+            return None
+    elif sorts:
         return _sort(site, x, k, axis)
-    # Places are numbers of 32 bits while they are sorted.
-    if length >= 2**31:
-        return None
-    columns, comparisons = min(inner, _TOP_COLUMNS), length + 8 * k * math.log2(k + 1)
+    columns = min(inner, _TOP_COLUMNS)
     return NativeCall(
         f"topk_{x.dtype}",
         (
@@ -161,13 +165,10 @@ def top_k_call(site: Site) -> NativeCall | None:
     )
 
 
-def _sort(site: Site, x: TensorType, k: int, axis: int) -> NativeCall | None:
-    """TopK by sorting all elements along the axis; None where NumPy is faster."""
+def _sort(site: Site, x: TensorType, k: int, axis: int) -> NativeCall:
+    """TopK by sorting all elements along the axis."""
     length, inner = x.dims[axis], math.prod(x.dims[axis + 1 :])
-    if length >= 2**31 or x.dtype is None:
-        return None
-    if x.dtype == FLOAT32 and (4 * k < length or length > _MOST_SORTED):
-        return None
+    assert x.dtype is not None
     chains = math.prod(x.dims[:axis]) * inner
     return NativeCall(
         f"topk_{x.dtype}",
