@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from penstock.backends.native import index
 from penstock.core.errors import PenstockError
 from tests.support.native_kernels import LIBRARIES, check, kernel_of, node_of, pytestmark  # noqa: F401
 
@@ -88,6 +89,21 @@ def test_index_kernels_refuse_indices_out_of_range(name, index):
 def test_top_k_kernel_equals_numpy(dims, axis, k, sort, largest, dtype):
     inputs = [draw(dims, np.int8).astype(dtype), np.array([k])]
     check(node_of("TopK", inputs, [1], outputs=2, axis=axis, largest=largest, sorted=sort), inputs)
+
+
+@pytest.mark.parametrize(
+    ("dims", "k", "compiled"),
+    [
+        *[((50_257,), 50, True), ((64, 1000), 10, True), ((9000,), 9000, True)],
+        *[((10_000,), 500, False), ((64, 1000), 64, False)],
+    ],
+)
+def test_top_k_of_some_floats_is_left_to_numpy_where_a_heap_costs_more(
+    dims, k, compiled, monkeypatch
+):
+    monkeypatch.setattr(index, "core_budget", lambda: 1)
+    node = node_of("TopK", [np.zeros(dims, np.float32), np.array([k])], [1], outputs=2)
+    assert (kernel_of(node, LIBRARIES[0]) is not None) == compiled
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -14,7 +14,7 @@ from penstock.host.threads import core_budget
 from penstock.ops.common.shape_rules import normalize_axis
 
 _MOST_TOP, _PART = 64, 48  # beyond, and in rows beyond a part of all elements, they are sorted
-_PARTITION_NS, _CALLS_NS = 3, 22_000  # NumPy's, of a float32 and of a node
+_PARTITION, _CALLS = 3, 22_000  # comparisons that an element and a node take by NumPy's partition
 _TOP_COLUMNS = 16  # as in c/tables/index.c
 
 
@@ -148,8 +148,8 @@ def top_k_call(site: Site) -> NativeCall | None:
     sorts = k > few and length > 2 * _MOST_TOP
     if x.dtype == FLOAT32 and 4 * k < length:
         # Threads share chains; NumPy has one.
-        ns = comparisons * math.ceil(x.elements / length / core_budget())
-        if ns > _CALLS_NS + _PARTITION_NS * x.elements if inner == 1 else sorts:
+        of_thread = comparisons * math.ceil(x.elements / length / core_budget())
+        if of_thread > _CALLS + _PARTITION * x.elements if inner == 1 else sorts:
             return None
     elif sorts:
         return _sort(site, x, k, axis)
