@@ -357,7 +357,9 @@ class _Program:
                 *(tile, size, _size(result.kind), row),
             ),
             items=items,
-            item_ns=rows_ns(tile * cost, rows=len(instructions)),
+            # One thread would fetch what others have computed from the caches of their cores, which
+            # takes 0.15 ns for each element, as three additions do.
+            item_ns=rows_ns(tile * (cost + 3 * modes.count(_DIRECT)), rows=len(instructions)),
             inplace=tuple([i for i, mode in zip(operands, modes, strict=True) if mode == _DIRECT]),
             restrided=partial(self.call, result, output) if strides is None else None,
         )
