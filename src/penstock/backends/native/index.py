@@ -148,8 +148,8 @@ def top_k_call(site: Site) -> NativeCall | None:
     sorts = k > few and length > 2 * _MOST_TOP
     if x.dtype == FLOAT32 and 4 * k < length:
         # Threads share chains; NumPy has one.
-        of_thread = comparisons * math.ceil(x.elements / length / core_budget())
-        if of_thread > _CALLS + _PARTITION * x.elements if inner == 1 else sorts:
+        heaps = comparisons * math.ceil(x.elements / length / core_budget())
+        if sorts if inner > 1 else heaps > _CALLS + _PARTITION * x.elements:
             return None
     elif sorts:
         return _sort(site, x, k, axis)

@@ -149,7 +149,7 @@ class OperatorConversion(NodeBuilder):
         return getattr(self.options, name)
 
     def take(self, least: int, most: int | None = None) -> list[Any]:
-        """This many inputs, or any number if ``most`` is -1; ``None`` for those up to ``most``."""
+        """This many inputs, or more up to ``most`` (-1: any number); ``None`` if not there."""
         count = len(self.inputs)
         if most is not None and most < 0:
             least = most = max(least, count)

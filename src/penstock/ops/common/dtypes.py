@@ -42,7 +42,7 @@ BITS: Mapping[int, np.dtype] = {n: np.dtype(f"i{n}") for n in (1, 2, 4, 8)}
 """Integer types by their bytes, to copy elements regardless of their type."""
 
 
-def limits_of(dtype: np.dtype) -> Any:
+def dtype_info(dtype: np.dtype) -> Any:
     """The ``iinfo`` or ``finfo`` of a dtype: NumPy's, which has none of the types of ml_dtypes, or
     theirs."""
     about: Any = np.finfo if dtype.kind == "f" else np.iinfo

@@ -19,7 +19,7 @@ from penstock.core.records import NamedTuple
 from penstock.core.types import FLOAT32, RunValue, Shape, ShapeError, TensorType, Type, dtype_name
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
-from penstock.ops.common.dtypes import FLOAT8, FLOAT64, INT8, POWERS, SUB_BYTE, UINT8, limits_of
+from penstock.ops.common.dtypes import FLOAT8, FLOAT64, INT8, POWERS, SUB_BYTE, UINT8, dtype_info
 from penstock.ops.common.elementwise import BLOCK, clip
 from penstock.ops.common.shape_rules import (
     all_known,
@@ -119,7 +119,7 @@ def _check_parameters(types: Types, attrs: Attrs) -> None:
 @cache
 def bounds(dtype: np.dtype) -> tuple[float, float]:
     """The lowest and the highest finite number of a quantized type."""
-    info = limits_of(dtype)
+    info = dtype_info(dtype)
     return float(info.min), float(info.max)
 
 

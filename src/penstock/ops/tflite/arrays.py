@@ -14,7 +14,7 @@ from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops import registry
 from penstock.ops.common import fixed_point
 from penstock.ops.common import shape_rules as rules
-from penstock.ops.common.dtypes import INT32, is_half, limits_of
+from penstock.ops.common.dtypes import INT32, dtype_info, is_half
 
 COMPLEX64 = np.dtype(np.complex64)
 array_operator = partial(registry.array_operator, domain=registry.TFLITE)
@@ -158,8 +158,8 @@ _Reduce = Callable[..., RunValue]
 _REDUCTIONS: dict[str, tuple[_Reduce, Callable[[np.dtype], Any]]] = {
     "sum": (np.add, lambda dtype: 0),
     "prod": (np.multiply, lambda dtype: 1),
-    "max": (np.maximum, lambda dtype: limits_of(dtype).min),
-    "min": (np.minimum, lambda dtype: limits_of(dtype).max),
+    "max": (np.maximum, lambda dtype: dtype_info(dtype).min),
+    "min": (np.minimum, lambda dtype: dtype_info(dtype).max),
 }
 
 

@@ -30,8 +30,8 @@ class RelaxControlEdges(Pass):
 
 
 def relax_control_edges(graph: Graph) -> bool:
-    """Replace control inputs without side effects by the nearest nodes with side effects before
-    them, in nested graphs too. ``graph`` must be sorted. Returns whether anything changed."""
+    """Replace control inputs by the nearest nodes with side effects before them, and add those that
+    values order, in nested graphs too. ``graph`` must be sorted. Returns whether it changed."""
     changed = False
     # Those of ONNX and TFLite are in order as they are listed (``order_effects``).
     ordered = any(not n.op.pure and n.op.domain == TENSORFLOW for n in graph.walk())
