@@ -98,8 +98,8 @@ class Interpreter:
         self._inputs = dict(zip(main.inputs, self._session.inputs, strict=True))
         self._outputs = dict(zip(main.outputs, self._session.outputs, strict=True))
         self._shapes = {i: tuple(main.tensors[i]["shape"].tolist()) for i in main.inputs}
-        self._fed: dict[int, np.ndarray] = {}
-        self._results: dict[int, np.ndarray] = {}
+        self._fed: dict[str, np.ndarray] = {}
+        self._results: dict[str, np.ndarray] = {}
         self._allocated = False
 
     def _compiled(self, signature: str | None) -> Session:
@@ -125,10 +125,11 @@ class Interpreter:
         """The tensors of the outputs, with the dims that they had in the last run, or else as
         declared."""
         found = []
-        for i in self._outputs:
+        for i, port in self._outputs.items():
             details = self._file.subgraphs[0].tensors[i]
-            if i in self._results:
-                details = {**details, "shape": np.array(self._results[i].shape, np.int32)}
+            if self._results:
+                shape = self._results[port.name].shape
+                details = {**details, "shape": np.array(shape, np.int32)}
             found.append(details)
         return found
 
@@ -172,7 +173,7 @@ class Interpreter:
                 f"-1: {list(size)} does not fit {declared}"
             )
         self._shapes[int(input_index)] = size
-        self._fed.pop(int(input_index), None)
+        self._fed.pop(self._inputs[int(input_index)].name, None)
         # LiteRT wants ``allocate_tensors`` anew after that.
         self._allocated = False
 
@@ -212,11 +213,11 @@ class Interpreter:
         """The memory of an input, of zeros at first."""
         if not self._allocated:
             raise ValueError("Cannot set tensor: call allocate_tensors() first")
-        array = self._fed.get(index)
+        details, name = self._input(index), self._inputs[index].name
+        array = self._fed.get(name)
         if array is None:
-            details = self._input(index)
             dtype = STRING if details["dtype"] is np.bytes_ else details["dtype"]
-            array = self._fed[index] = np.zeros(self._shapes[index], dtype)
+            array = self._fed[name] = np.zeros(self._shapes[index], dtype)
             if dtype == STRING:
                 array.fill("")
         return array
@@ -225,13 +226,13 @@ class Interpreter:
         """Run the model. Raises ``RuntimeError`` if it fails, or tensors are not allocated."""
         if not self._allocated:
             raise RuntimeError("Invoke called on model that is not ready: allocate_tensors() first")
-        feeds = {port.name: self._buffer(i) for i, port in self._inputs.items()}
-        names = [port.name for port in self._outputs.values()]
+        if len(self._fed) < len(self._inputs):
+            for i in self._inputs:
+                self._buffer(i)
         try:
-            outputs = self._session.run(feeds, names)
+            self._results = self._session.run(self._fed)
         except PenstockError as error:
             raise RuntimeError(str(error)) from error
-        self._results = {i: outputs[port.name] for i, port in self._outputs.items()}
 
     def get_tensor(self, tensor_index: int, subgraph_index: int = 0) -> np.ndarray:
         """A copy of an input or an output. Raises ``ValueError`` for other tensors, other
@@ -257,15 +258,12 @@ class Interpreter:
         return lambda: self._value(int(tensor_index))
 
     def _value(self, index: int) -> np.ndarray:
-        if index in self._results:
-            value = self._results[index]
+        if index in self._outputs and self._results:
+            value = self._results[self._outputs[index].name]
+            if value.dtype != STRING:
+                return value
             # LiteRT gives strings as bytes.
-            strings = value.dtype == STRING
-            return (
-                np.array([x.encode() for x in value.flat]).reshape(value.shape)
-                if strings
-                else value
-            )
+            return np.array([x.encode() for x in value.flat]).reshape(value.shape)
         if index in self._inputs:
             return self._buffer(index)
         if index in self._outputs:
