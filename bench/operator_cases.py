@@ -120,11 +120,12 @@ class OperatorCase:
             node.attrs,
             outputs=node.outputs,
             constants=[i for i, x in enumerate(node.inputs) if isinstance(x, Held)],
-            typed=node.steps == 1,  # the dims of caches grow
             domain=self.domain,
         )
         model.opset_import[1].version = self.version
         for info in model.graph.input:
+            if node.steps > 1 and info.name in {f"x{i}" for i in node.fed_back}:
+                info.type.tensor_type.shape.dim[-2].dim_param = "past"  # it grows
             if info.name in {f"x{i}" for i in node.sparse}:
                 dense = info.type.tensor_type
                 dims = [dim.dim_value for dim in dense.shape.dim]
