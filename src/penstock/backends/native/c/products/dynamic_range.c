@@ -17,13 +17,12 @@ struct dynamic_range_rows {
     double low, high;
 };
 
-/* The nearest integer, of two the one further from zero, within bounds; NaN becomes the lowest. */
+/* The nearest integer, of two the one further from zero, within bounds; NaN becomes the lowest. What is added is the
+   number before a half: with a half itself, the number before it would become 1. */
 INLINED int32_t code_of(float x, float low, float high)
 {
     const float inside = WITHIN(x, low, high);
-    const int32_t whole = (int32_t)inside;
-    const float rest = inside - (float)whole;
-    return whole + (rest >= 0.5f) - (rest <= -0.5f);
+    return (int32_t)(inside + copysignf(0x1.fffffep-2f, inside));
 }
 
 /* Codes + 128 of a row over its range; return their scale, and set their zero point. */
@@ -49,7 +48,7 @@ static float range_codes(const struct dynamic_range_rows *a, const float *restri
         factor = 127 / most;
     }
     const float least = a->asymmetric ? -128 : -127, point = (float)*zero;
-    for (int64_t i = 0; i < a->depth; i++)
+    for (int64_t i = 0, depth = a->depth; i < depth; i++)
         codes[i] = (uint8_t)(code_of(point + x[i] * factor, least, 127) + 128);
     return scale;
 }
@@ -75,12 +74,13 @@ static int dynamic_range_rows(const void *arguments, int64_t begin, int64_t end)
                                 a->size / QUAD, a->deep, a->weights + p * a->size * PANEL, a->size * PANEL, n, count};
             product_for(n)(&m);
             for (int64_t r = 0; r < n; r++) {
-                const int32_t *of = sums + r * GROUP_COLUMNS;
+                const int32_t *of = sums + r * GROUP_COLUMNS, *of_codes = a->sums + column;
+                const float *own = a->scale_step ? a->scales + column : NULL, *bias = a->bias ? a->bias + column : NULL;
+                const float one = scales[r] * a->scales[0];
                 float *restrict y = a->y + (row + r) * a->columns + column;
                 for (int64_t j = 0; j < count; j++) {
-                    const float scale = scales[r] * a->scales[(column + j) * a->scale_step];
-                    float number = (float)(of[j] - zeros[r] * a->sums[column + j]) * scale;
-                    number = a->bias ? a->bias[column + j] + number : number;
+                    float number = (float)(of[j] - zeros[r] * of_codes[j]) * (own ? scales[r] * own[j] : one);
+                    number = bias ? bias[j] + number : number;
                     number = number < low ? low : number; /* NaN stays */
                     y[j] = number > high ? high : number;
                 }
