@@ -113,6 +113,13 @@ static void update(const struct integer_lstm *a, const int32_t *sums, const int3
     }
 }
 
+/* Codes + 128 of codes, and the other way round. */
+static void flip(void *restrict to, const void *restrict from, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++)
+        ((uint8_t *)to)[i] = ((const uint8_t *)from)[i] ^ 128;
+}
+
 static int integer_lstm(const void *arguments, int64_t begin, int64_t end)
 {
     const struct integer_lstm *a = arguments;
@@ -129,13 +136,11 @@ static int integer_lstm(const void *arguments, int64_t begin, int64_t end)
         memset(x, 0, n * (a->size + a->size_of_outputs));
         memcpy(a->cells + row * units, a->c + row * units, n * units * sizeof *a->c);
         for (int64_t r = 0; r < n; r++)
-            for (int64_t i = 0; i < units; i++)
-                h[r * a->size_of_outputs + i] = (uint8_t)a->h[(row + r) * units + i] ^ 128;
+            flip(h + r * a->size_of_outputs, a->h + (row + r) * units, units);
         for (int64_t s = 0; s < a->steps; s++) {
             const int64_t step = a->reverse ? a->steps - 1 - s : s;
             for (int64_t r = 0; r < n; r++)
-                for (int64_t i = 0; i < a->features; i++)
-                    x[r * a->size + i] = (uint8_t)a->x[step * a->x_step + (row + r) * a->x_row + i] ^ 128;
+                flip(x + r * a->size, a->x + step * a->x_step + (row + r) * a->x_row, a->features);
             product_for(n)(&of_x);
             product_for(n)(&of_h);
             for (int64_t r = 0; r < n; r++)
@@ -145,8 +150,7 @@ static int integer_lstm(const void *arguments, int64_t begin, int64_t end)
                            a->y + step * a->y_step + (row + r) * a->y_row + i, smaller(PIECE, units - i));
         }
         for (int64_t r = 0; r < n; r++)
-            for (int64_t i = 0; i < units; i++)
-                a->last[(row + r) * units + i] = (int8_t)(h[r * a->size_of_outputs + i] ^ 128);
+            flip(a->last + (row + r) * units, h + r * a->size_of_outputs, units);
     }
     return 0;
 }
