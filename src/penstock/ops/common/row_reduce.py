@@ -17,17 +17,19 @@ MANY = 4  # rows
 SHORT = 2048  # elements
 
 
-def maxima(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """The maximum of each row of a contiguous matrix, as a column; NaN where there is one."""
+def maxima(
+    x: np.ndarray, out: np.ndarray | None = None, places: np.ndarray | None = None
+) -> np.ndarray:
+    """The maximum of each row of a contiguous matrix, as a column; NaN where there is one.
+    ``places`` are those of the maxima, if they are known."""
     rows, width = x.shape
     if out is None:
         out = np.empty((rows, 1), x.dtype)
-    if rows >= MANY and 0 < width <= SHORT:
+    if places is not None or (rows >= MANY and 0 < width <= SHORT):
         # NumPy finds the place of a maximum of a short row faster than the maximum itself.
-        places = x.argmax(1)
-        places += np.arange(0, x.size, width)
+        places = x.argmax(1) if places is None else places
         # All places are in range; to raise for others NumPy would buffer the output.
-        np.take(x.reshape(-1), places, None, out[:, 0], "clip")
+        np.take(x.reshape(-1), places + np.arange(0, x.size, width), None, out[:, 0], "clip")
     else:
         _maximum(x, 1, None, out, True, -math.inf)
     return out

@@ -26,10 +26,12 @@ from penstock.ops.onnx_ml.features import one_of, operator
 from penstock.ops.registry import ArrayFunction
 
 
-def _softmax(scores: np.ndarray) -> np.ndarray:
+def _softmax(scores: np.ndarray, places: np.ndarray | None = None) -> np.ndarray:
     # Relative to the largest score, of which the exponential might be infinite.
-    powers = np.exp(scores - maxima(np.ascontiguousarray(scores)))
-    return powers / np.einsum("ij->i", powers)[:, None]  # on short rows faster than sum()
+    powers = scores - maxima(np.ascontiguousarray(scores), places=places)
+    np.exp(powers, powers)
+    powers /= np.einsum("ij->i", powers)[:, None]  # on short rows faster than sum()
+    return powers
 
 
 def _logistic(scores: np.ndarray) -> np.ndarray:
@@ -209,7 +211,8 @@ def linear_classes(attrs: Attrs) -> LinearModel:
             scores = two_scores(score, transform, True)
         else:
             places = scores.argmax(1)
-            scores = transformed(scores, transform)
+            known = transform == "SOFTMAX" and scores.shape[1] > 1
+            scores = _softmax(scores, places) if known else transformed(scores, transform)
         return labels[places], scores.astype(np.float32, copy=False)
 
     return weights, bias, finish
