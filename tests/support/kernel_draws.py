@@ -960,6 +960,18 @@ def _affine_grid(rng: Source, name: str) -> Draw:
     return Draw(name, [theta, np.array(size)], attrs, bound, [1])
 
 
+@draws("com.microsoft.CropAndResize tensorflow.CropAndResize")
+def _crops(rng: Source, full_name: str) -> Draw:
+    name, domain = _short(full_name)
+    dims, count = (2, *[rng.size(13) for _ in range(3)]), rng.size(9)
+    boxes = np.round(rng.uniform(-0.3, 1.3, (count, 4)), rng.pick(1, 7)).astype(np.float32)
+    size = np.array([rng.size(6), rng.size(6)], np.int32)
+    inputs = [rng.numbers(dims, "float32", 0.1), boxes, rng.integers(0, 2, count, np.int32), size]
+    attr = "mode" if domain == "com.microsoft" else "method"
+    attrs = {attr: rng.pick("bilinear", "nearest"), "extrapolation_value": rng.pick(0.0, -2.5)}
+    return Draw(name, inputs, attrs, None, [3], 1, domain, 1)
+
+
 @draws("RoiAlign MaxRoiPool NonMaxSuppression")
 def _regions(rng: Source, name: str) -> Draw:
     count, dtype = rng.size(33), rng.pick(*FLOATS)

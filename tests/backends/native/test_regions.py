@@ -97,6 +97,30 @@ def test_roi_align_reads_the_last_sample_of_bins_that_are_many_pixels_long(end, 
         check(node_of("RoiAlign", inputs, **attrs), inputs, {"rtol": 1e-4, "atol": 1e-5})
 
 
+@pytest.mark.parametrize(("domain", "mode"), [("com.microsoft", "mode"), ("tensorflow", "method")])
+@pytest.mark.parametrize("way", ["bilinear", "nearest"])
+@pytest.mark.parametrize("size", [[1, 1], [3, 5], [1, 4]])
+def test_crop_and_resize_equals_numpy(size, way, domain, mode):
+    """Also of boxes that are flipped, empty, partly or wholly outside, and not a number."""
+    x = np.random.default_rng(7).normal(size=(2, 5, 9, 12)).astype(np.float32)
+    x[0, 0, 3, 4], x[1, 4, 8, 11] = np.nan, np.inf
+    ends = [(0, 0, 1, 1), (1, 1, 0, 0), (0.5, 0.5, 0.5, 0.5), (-0.2, 0.3, 1.2, 0.6), (2, 2, 3, 3)]
+    boxes = np.array([*ends, (np.nan, 0, 1, 1), (0, 0, np.inf, 1)], np.float32)
+    inputs = [x, boxes, np.arange(len(boxes), dtype=np.int32) % 2, np.array(size, np.int32)]
+    attrs = {mode: way, "extrapolation_value": -2.5}
+    check(node_of("CropAndResize", inputs, [3], domain=domain, version=1, **attrs), inputs)
+
+
+@pytest.mark.parametrize("image", [-1, 2])
+def test_crop_and_resize_refuses_images_that_numpy_refuses(image):
+    inputs = [np.ones((2, 1, 4, 4), np.float32), np.zeros((1, 4), np.float32)]
+    inputs += [np.array([image], np.int32), np.array([2, 2], np.int32)]
+    node = node_of("CropAndResize", inputs, [3], domain="com.microsoft", version=1)
+    for library in LIBRARIES:
+        with pytest.raises(ShapeError):
+            kernel_of(node, library).function(*inputs)
+
+
 def test_items_that_would_take_seconds_are_left_to_numpy():
     image, boxes = np.zeros((1, 256, 64, 64), np.float32), np.zeros((1, 100_000, 4), np.float32)
     inputs = [image, np.zeros((1, 4), np.float32), np.zeros(1, np.int64)]

@@ -1,4 +1,4 @@
-"""RoiAlign, MaxRoiPool, and NonMaxSuppression, whose number of boxes follows from data."""
+"""RoiAlign, MaxRoiPool, CropAndResize, and NonMaxSuppression, whose number of boxes follows from data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from penstock.backends.native import by_memory, family, part_ns, rows_ns
 from penstock.backends.native.kernel import WORKSPACE, Finish, NativeCall, Site, Tensor
 from penstock.core.checkpoints import UNCHECKED_S
 from penstock.core.types import FLOAT32, INT64, TensorType
-from penstock.ops.common.dtypes import FLOAT64
+from penstock.ir.layout import packed_strides
+from penstock.ops.common.dtypes import FLOAT64, INT32
+from penstock.ops.registry import MICROSOFT
 from penstock.ops.work_estimate import Workload
 
 _WORDS, _BESIDE, _MOST_BINS, _MOST_WIDTH = 5, 32, 512, 4096  # as in c/windows/regions.c
@@ -72,6 +74,36 @@ def max_roi_pool(site: Site) -> NativeCall | None:
             float(site.attr("spatial_scale", 1.0)),
         ),
         items=y.dims[0] * y.dims[2],
+        item_ns=item_ns,
+        can_fail=True,
+    )
+
+
+@family("com.microsoft.CropAndResize", "tensorflow.CropAndResize", work=by_memory)
+def crop_and_resize(site: Site) -> NativeCall | None:
+    """CropAndResize of ONNX Runtime, whose channels are axis 1, and of TensorFlow's, the last."""
+    x, boxes, images, y = site.input(0), site.input(1), site.input(2), site.output()
+    if x is None or boxes is None or images is None or len(x.dims) != 4 or 0 in (*x.dims, *y.dims):
+        return None
+    if not x.dtype == boxes.dtype == FLOAT32 or images.dtype != INT32 or boxes.dims[1:] != (4,):
+        return None
+    first = site.node.op.domain == MICROSOFT
+    order = (1, 2, 3) if first else (3, 1, 2)
+    steps = [[packed_strides(t.dims, 1)[axis] for axis in order] for t in (x, y)]
+    sizes = [t.dims[axis] for t in (x, y) for axis in order]
+    item_ns = rows_ns(20 * sizes[0] * sizes[5], rows=10)
+    if images.dims != boxes.dims[:1] or max(x.dims) >= _MOST_SIZE or item_ns > UNCHECKED_S * 1e9:
+        return None
+    return NativeCall(
+        "crop_and_resize",
+        (
+            *(Tensor(0), Tensor(1), Tensor(2), site.result()),
+            *(x.dims[0], *sizes[:3], *sizes[4:], *[np.array(each, np.int64) for each in steps]),
+            int(site.attr("mode" if first else "method", "bilinear") == "nearest"),
+            int(first),
+            float(site.attr("extrapolation_value", 0.0)),
+        ),
+        items=y.dims[0] * sizes[4],
         item_ns=item_ns,
         can_fail=True,
     )

@@ -185,5 +185,62 @@ static int max_roi_pool(const void *arguments, int64_t begin, int64_t end)
     return 0;
 }
 
-KERNELS(regions, KERNEL(max_roi_pool, max_roi_pool), KERNEL(roi_align, roi_align),
-        KERNEL(roi_align_float64, roi_align_float64), KERNEL(suppress, suppress))
+/* Samples of boxes, (top, left, bottom, right) in parts of an image; an item is a row of samples of a box.
+   Steps are from one channel, row and column to the next, of images and of results. */
+struct crop_and_resize {
+    const float *x, *boxes;
+    const int32_t *images; /* of each box */
+    float *y;
+    int64_t batch, channels, height, width, rows, columns;
+    const int64_t *x_steps, *y_steps;
+    int64_t nearest, exact_ends; /* whether the last sample lies on the end of a box, however others are rounded */
+    double outside;              /* what samples beyond the image are */
+};
+
+/* The pixels before and behind sample `i`, and how near it is to the second; returns 0 beyond the image. */
+static int pixels_of(const struct crop_and_resize *a, const float *box, int64_t size, int64_t count, int64_t i,
+                     int64_t pixels[2], float *part)
+{
+    const float low = box[0], high = box[2], last = (float)(size - 1);
+    float at = count == 1 ? 0.5f * (low + high) * last : low * last + (float)i * ((high - low) * last / (float)(count - 1));
+    at = count > 1 && i == count - 1 && a->exact_ends ? high * last : at;
+    if (!(at >= 0 && at <= last))
+        return 0;
+    pixels[0] = (int64_t)(a->nearest ? at + 0.5f : at);
+    pixels[1] = a->nearest ? pixels[0] : (int64_t)ceilf(at);
+    *part = at - (float)pixels[0];
+    return 1;
+}
+
+static int crop_and_resize(const void *arguments, int64_t begin, int64_t end)
+{
+    const struct crop_and_resize *a = arguments;
+    const int64_t c_step = a->x_steps[0], pixels = a->height * a->width * a->channels;
+    for (int64_t item = begin; item < end; item++) {
+        const int64_t box = item / a->rows, i = item % a->rows, image = a->images[box];
+        int64_t rows[2], columns[2];
+        float down, across;
+        if (image < 0 || image >= a->batch)
+            return 1;
+        const int inside = pixels_of(a, a->boxes + 4 * box, a->height, a->rows, i, rows, &down);
+        float *y = a->y + box * a->channels * a->rows * a->columns + i * a->y_steps[1];
+        for (int64_t j = 0; j < a->columns; j++, y += a->y_steps[2]) {
+            if (!inside || !pixels_of(a, a->boxes + 4 * box + 1, a->width, a->columns, j, columns, &across)) {
+                for (int64_t c = 0; c < a->channels; c++)
+                    y[c * a->y_steps[0]] = (float)a->outside;
+                continue;
+            }
+            const float *x = a->x + image * pixels, *upper = x + rows[0] * a->x_steps[1], *lower = x + rows[1] * a->x_steps[1];
+            const int64_t left = columns[0] * a->x_steps[2], right = columns[1] * a->x_steps[2];
+            for (int64_t c = 0, at = 0; c < a->channels; c++, at += c_step) {
+                const float above = upper[at + left] + (upper[at + right] - upper[at + left]) * across;
+                const float below = lower[at + left] + (lower[at + right] - lower[at + left]) * across;
+                y[c * a->y_steps[0]] = a->nearest ? upper[at + left] : above + (below - above) * down;
+            }
+        }
+    }
+    return 0;
+}
+
+KERNELS(regions, KERNEL(max_roi_pool, max_roi_pool), KERNEL(crop_and_resize, crop_and_resize),
+        KERNEL(roi_align, roi_align), KERNEL(roi_align_float64, roi_align_float64), KERNEL(suppress, suppress))
