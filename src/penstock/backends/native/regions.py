@@ -1,4 +1,4 @@
-"""RoiAlign, MaxRoiPool, CropAndResize, and NonMaxSuppression, whose number of boxes follows from data."""
+"""RoiAlign, MaxRoiPool, CropAndResize, and NonMaxSuppression, whose boxes follow from data."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel, returning
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
-from penstock.ops.onnx.search import ordered_integers
+from penstock.ops.common.distinct import comparable, distinct_rows, in_order
 from penstock.ops.onnx.shape import unknown_shape, view_kernel
 from penstock.ops.registry import array_operator, operator
 
@@ -405,39 +405,25 @@ _MOST_COLUMNS = 16
 """elements of slices up to which they are sorted column by column"""
 
 
-def _distinct(x: np.ndarray, axis: int | None) -> tuple[np.ndarray, ...]:
-    """Of distinct elements, or slices along an axis, in ascending order: the first place and the
-    number of each, and for all which one they are."""
-    if axis is None and x.size > 512 and x.dtype.kind in "iuf" and x.dtype.itemsize == 4:
-        # NumPy sorts places by halves, in which it counts digits, faster than by whole numbers.
-        keys = ordered_integers(np.ascontiguousarray(x).reshape(-1))
-        low, high = keys.view(np.uint16)[::2], keys.view(np.int16)[1::2]
-        order = np.argsort(low, kind="stable")
-        order = order[np.argsort(high[order], kind="stable")]
-        return _distinct_runs(order, keys[order, np.newaxis])
-    if axis is None or not x.size or x.dtype.kind not in "biu":
-        return np.unique(x, True, True, True, axis=axis)[1:]
-    outermost = np.moveaxis(x, axis, 0)
-    slices = outermost.reshape(len(outermost), -1)
-    if slices.shape[1] > _MOST_COLUMNS:
-        return np.unique(x, True, True, True, axis=axis)[1:]
-    # NumPy compares slices as records, ten times slower.
-    order = np.lexsort(slices.T[::-1])
-    return _distinct_runs(order, slices[order])
-
-
-def _distinct_runs(order: np.ndarray, ordered: np.ndarray) -> tuple[np.ndarray, ...]:
-    """As ``_distinct``, of rows that are ``ordered``."""
-    # A run of equal rows begins where a row differs from the one before, or behind the last one.
-    begins = np.ones(len(order) + 1, np.bool_)
-    np.logical_or.reduce(ordered[1:] != ordered[:-1], axis=1, out=begins[1:-1])
-    inverse, numbers = np.empty(len(order), np.int64), np.cumsum(begins[:-1])
-    for begin in range(0, len(order), _MOST_PICKED):
-        checkpoint()
-        part = slice(begin, begin + _MOST_PICKED)
-        inverse[order[part]] = numbers[part] - 1
-    places = np.flatnonzero(begins)
-    return order[places[:-1]], inverse, places[1:] - places[:-1]
+def _distinct(x: np.ndarray, axis: int | None, ascending: bool) -> tuple[np.ndarray, ...]:
+    """Of distinct elements, or slices along an axis: the first place of each, which one each
+    element is, and the number of each; in ascending order, or that of the first places."""
+    hashed = x.size and x.dtype.kind in ("biu" if axis is not None else "biuf")
+    if not hashed:
+        found = np.unique(x, True, True, True, axis=axis)[1:]
+        return found if ascending else in_order(np.argsort(found[0]), *found)
+    rows = x.reshape(-1, 1) if axis is None else np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1)
+    found = distinct_rows(comparable(rows))
+    if not ascending:
+        return found
+    kept = rows[found[0]]
+    if rows.shape[1] == 1:
+        order = np.argsort(kept[:, 0])
+    elif rows.shape[1] <= _MOST_COLUMNS:
+        order = np.lexsort(kept.T[::-1])
+    else:
+        order = np.unique(kept, True, axis=0)[1]
+    return in_order(order, *found)
 
 
 @operator("Unique", since=11, infer=_infer_unique, strings=True)
@@ -451,17 +437,10 @@ def unique(node: Node, types: Types) -> Kernel:
             # NumPy compares no rows of strings: number them in order, and compare the numbers.
             values = np.unique(x, return_inverse=True)[1].reshape(x.shape)
         try:
-            first, inverse, counts = _distinct(values, axis)
+            first, inverse, counts = _distinct(values, axis, ascending)
         except np.exceptions.AxisError as error:
             raise ShapeError(str(error)) from None
         inverse = inverse.reshape(-1)
-        # NumPy sorts what is distinct; unsorted, ONNX wants the order of first occurrence.
-        if not ascending:
-            begins = np.zeros(len(inverse), np.bool_)
-            begins[first] = True
-            rank = np.cumsum(begins)[first] - 1
-            counts[rank] = counts.copy()
-            first, inverse = np.flatnonzero(begins), rank[inverse]
         distinct = x.reshape(-1).take(first) if axis is None else x.take(first, axis)
         numbers = [v.astype(np.int64, copy=False) for v in (first, inverse, counts)]
         return (distinct, *numbers)[:count] if count != 1 else distinct

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from penstock.core.checkpoints import checkpoint
-from penstock.core.types import BOOL, STRING, Dim, ShapeError, TensorType, Type
+from penstock.core.types import BOOL, Dim, ShapeError, TensorType, Type
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
+from penstock.ops.common.distinct import comparable, distinct_rows
 from penstock.ops.registry import OUTPUT_COUNT
 from penstock.ops.tensorflow import common
 
@@ -53,16 +54,8 @@ def unique(
     the second input has, if it has one; the number of each element's; with three outputs, how many
     elements are equal. NaNs differ from one another."""
     axis = _slice_axis(x, axes)
-    if x.ndim > 1:
-        moved = np.moveaxis(x, axis, 0)
-        first, numbers = _distinct_rows(moved.reshape(len(moved), -1))
-    elif x.dtype == STRING:
-        first, numbers = _distinct_rows(x[:, np.newaxis])
-    else:
-        _, first, numbers = np.unique(x, return_index=True, return_inverse=True, equal_nan=False)
-        # NumPy has sorted the values, which TensorFlow does not.
-        order = np.argsort(first)
-        first, numbers = first[order], np.argsort(order)[numbers]
+    moved = np.moveaxis(x, axis, 0)
+    first, numbers = _distinct_rows(moved.reshape(len(moved), -1))
     counts = np.bincount(numbers, minlength=len(first)).astype(dtype)
     return (np.take(x, first, axis), numbers.astype(dtype), counts)[:count]
 
@@ -80,6 +73,8 @@ def _slice_axis(x: np.ndarray, axes: np.ndarray | None) -> int:
 
 def _distinct_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The places of rows that differ from all before them, and for each row which one it equals."""
+    if rows.size and rows.dtype.kind in "biuf" and not (rows != rows).any():
+        return distinct_rows(comparable(rows))[:2]
     places: dict[tuple[Any, ...], int] = {}
     first: list[int] = []
     numbers = np.empty(len(rows), np.int64)
