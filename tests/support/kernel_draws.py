@@ -1071,6 +1071,31 @@ def _softmax(rng: Source, name: str) -> Draw:
     return Draw(name, [x], {"axis": axis}, None if name == "Hardmax" else bound)
 
 
+@draws("Det com.microsoft.Inverse")
+def _matrices(rng: Source, full_name: str) -> Draw:
+    """Of matrices in whose columns the diagonal dominates, but for their order of rows."""
+    (name, domain), side, dtype = _short(full_name), rng.size(33), rng.pick(*FLOATS)
+    x = rng.numbers((rng.size(70), side, side), dtype)
+    x += x.dtype.type(2 * np.abs(x).sum(-2).max(initial=1)) * np.eye(side, dtype=dtype)
+    x = x[:, rng.permutation(side)]
+
+    def bound(draw: Draw) -> list[Rounded | None]:
+        # N. Higham, Accuracy and Stability of Numerical Algorithms: of dominant matrices |L||U| is at most 2n
+        # |A| (9.5), of which elimination makes an error of gamma(n); that of Gauss and Jordan has the
+        # condition for a factor, several times (14.4). NumPy's own in float64 are as large again.
+        (value,), u = draw.wide(), unit(draw.dtype)
+        wide = x.astype(np.float64)
+        inverses = np.abs(np.linalg.inv(wide)).sum(-1).max(-1)
+        condition = inverses * np.abs(wide).sum(-1).max(-1)
+        if name == "Det":
+            change = np.expm1(4 * side**2 * gamma(side, u) * condition) + gamma(side, u)
+            return [Rounded(value, np.abs(value) * change, draw.dtype)]
+        error = (32 * gamma(side, u) * condition * inverses)[:, None, None]
+        return [Rounded(value, np.broadcast_to(error, value.shape), draw.dtype)]
+
+    return Draw(name, [x], {}, bound, domain=domain, version=1 if domain else 26)
+
+
 @draws("CumSum CumProd")
 def _cumulative(rng: Source, name: str) -> Draw:
     dims = rng.dims(rng.integers(1, 4), least=0)
