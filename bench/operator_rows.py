@@ -9,19 +9,16 @@ part in.
 from __future__ import annotations
 
 import math
-import sys
 import tempfile
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, ClassVar, Protocol, TypeVar, cast
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
-from bench.exports import CACHE
-from bench.peers import ENGINES, Engine
 from bench.tables import OURS, geometric_mean, heading, line
 from bench.zoo import worker
 from bench.zoo.store import load_arrays
@@ -96,29 +93,14 @@ def shown(figure: float | None, scale: float, form: str) -> str:
     return "-" if figure is None else f"{figure * scale:{form}}"
 
 
-def serve(engines: dict[str, type]) -> None:
-    """Do the jobs of standard input with these engines, as ``bench.zoo.worker`` does."""
-    ENGINES.update(cast("dict[str, type[Engine]]", engines))
-    worker.main()
-
-
-class ServingWorker(worker.Worker):
-    """A process of an engine that the function ``serve`` of ``module`` names."""
-
-    def __init__(self, module: str, engine: str, threads: int) -> None:
-        super().__init__(engine, threads, CACHE)
-        program = f"from {module} import serve; serve()"
-        self.command = [sys.executable, "-c", program, engine, str(threads)]
-
-
 class Sweep:
-    """The processes of both engines, of which those of ``module`` are started, and the ``folder``
-    of the files that they read and write."""
+    """The processes of both engines, and the ``folder`` of the files that they read and write."""
 
-    def __init__(self, module: str, reference: str, threads: int, folder: Path) -> None:
+    def __init__(
+        self, start: Callable[[str, int], worker.Worker], reference: str, threads: int, folder: Path
+    ) -> None:
         self.threads, self.folder = threads, folder
-        engines = reference, OURS
-        self.workers = {engine: ServingWorker(module, engine, threads) for engine in engines}
+        self.workers = {engine: start(engine, threads) for engine in (reference, OURS)}
 
     def add(self, row: Any) -> None:
         """Add a turn of both engines."""
@@ -131,11 +113,7 @@ class Sweep:
         outputs.mkdir(exist_ok=True)
         outcome = self.workers[engine].work(
             replace(
-                job,
-                outputs=str(outputs),
-                seconds=SECONDS,
-                loads=1,
-                of_processor=self.threads == 1,
+                job, outputs=str(outputs), seconds=SECONDS, loads=1, of_processor=self.threads == 1
             )
         )
         if outcome.error:

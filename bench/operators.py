@@ -28,15 +28,16 @@ from datetime import date
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnx
 
 from bench import operator_rows
+from bench.exports import CACHE
 from bench.operator_cases import CASES, Node, OperatorCase, feeds_of
 from bench.operator_rows import OperatorRow, add_options, means, measure, slow_rows
-from bench.peers import OnnxRuntime, Penstock, Run
+from bench.peers import ENGINES, Engine, OnnxRuntime, Penstock, Run
 from bench.tables import LOADING_PEER, OURS, disagreement, heading
 from bench.versus import HERE, described
 from bench.zoo import worker
@@ -152,7 +153,19 @@ class FedOnnxRuntime(OnnxRuntime):
 
 
 def serve() -> None:
-    operator_rows.serve({OURS: FedPenstock, REFERENCE: FedOnnxRuntime})
+    """Do the jobs of standard input, as ``bench.zoo.worker`` does."""
+    engines = {OURS: FedPenstock, REFERENCE: FedOnnxRuntime}
+    ENGINES.update(cast("dict[str, type[Engine]]", engines))
+    worker.main()
+
+
+class OperatorWorker(worker.Worker):
+    """A process whose engine takes its feeds from beside the model."""
+
+    def __init__(self, engine: str, threads: int) -> None:
+        super().__init__(engine, threads, CACHE)
+        program = "from bench.operators import serve; serve()"
+        self.command = [sys.executable, "-c", program, engine, str(threads)]
 
 
 # Rows.
@@ -243,7 +256,7 @@ def main() -> None:
     if not chosen:
         sys.exit("no such operation; there are: " + ", ".join({c.operation: 0 for c in cases()}))
     print("\n".join(heading(table_title(options.threads), COLUMNS)), flush=True)
-    sweep_in = partial(Sweep, "bench.operators", REFERENCE, options.threads)
+    sweep_in = partial(Sweep, OperatorWorker, REFERENCE, options.threads)
     rows = measure([Row(case) for case in chosen], sweep_in, options.turns)
     print("\n".join(summary(rows)))
     if options.write:
