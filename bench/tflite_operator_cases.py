@@ -317,7 +317,7 @@ ACTIVATION = (1, 8, 16, 8), (1, 64, 64, 64)
         "CEIL": "float32",
         "COS": "float32",
         "FLOOR": "float32",
-        "NEG": "float32 int32 int64",
+        "NEG": "float32 int8 int16 int32 int64",
         "RELU": "float32 int8 uint8 int16",
         "RELU6": "float32 int8 uint8 int16",
         "RELU_0_TO_1": "float32 int8 uint8",
@@ -326,7 +326,7 @@ ACTIVATION = (1, 8, 16, 8), (1, 64, 64, 64)
         "SIGN": "float32 int32",
         "SIN": "float32",
         "ELU": "float32 int8",
-        "GELU": "float32 int8 uint8",
+        "GELU": "float32 int8 uint8 int16",
         "HARD_SWISH": "float32 int8 uint8",
         "SQUARE": "float32",
         "ZEROS_LIKE": "float32 int32 int64",
@@ -344,7 +344,7 @@ def exponential(t: Family, name: str, *dims: int) -> SingleOperator:
 
 
 @operator_cases(
-    {"LOG": "float32 int8 int16", "SQRT": "float32 int8", "RSQRT": "float32 int8 int16"},
+    {"LOG": "float32 int8 int16", "SQRT": "float32 int8 int16", "RSQRT": "float32 int8 int16"},
     *ACTIVATION,
 )
 def of_positive_numbers(t: Family, name: str, *dims: int) -> SingleOperator:
@@ -366,7 +366,7 @@ def tanh(t: Family, name: str, *dims: int) -> SingleOperator:
     return SingleOperator(name, [t.x(*dims)], [t.in_range(ONE)])
 
 
-@operator_cases({"PRELU": "float32 int8 uint8 float16"}, *ACTIVATION)
+@operator_cases({"PRELU": "float32 int8 uint8 int16x8 float16"}, *ACTIVATION)
 def prelu(t: Family, name: str, *dims: int) -> SingleOperator:
     alpha = t.weights(1, 1, dims[-1])
     return SingleOperator(name, [t.x(*dims), alpha], [t.y()])
@@ -378,7 +378,7 @@ def fake_quant(t: Family, name: str, *dims: int) -> SingleOperator:
     return SingleOperator(name, [t.x(*dims)], [t.y()], options)
 
 
-@operator_cases({"BUCKETIZE": "float32 int32"}, *ACTIVATION)
+@operator_cases({"BUCKETIZE": "float32 int32 int64"}, *ACTIVATION)
 def bucketize(t: Family, name: str, *dims: int) -> SingleOperator:
     options = {"boundaries": np.linspace(-2, 2, 12).tolist()}
     return SingleOperator(name, [t.x(*dims)], [result("int32")], options)
@@ -419,7 +419,7 @@ def cast(t: Family, name: str, *dims: int) -> SingleOperator:
     return SingleOperator(name, [x], [result("int32" if t.type == "float32" else "float32")])
 
 
-@operator_cases({"BITCAST": "float32 int32"}, *ACTIVATION)
+@operator_cases({"BITCAST": "float32 int32 int64"}, *ACTIVATION)
 def bitcast(t: Family, name: str, *dims: int) -> SingleOperator:
     return SingleOperator(
         name, [t.x(*dims)], [result("int32" if t.type == "float32" else "float32")]
@@ -492,10 +492,10 @@ def with_positive_numbers(t: Family, name: str, *dims: int) -> SingleOperator:
     {
         "MAXIMUM": NUMBERS,
         "MINIMUM": NUMBERS,
-        "STABLEHLO_ADD": "float32 int32",
-        "STABLEHLO_MAXIMUM": "float32 int32",
-        "STABLEHLO_MINIMUM": "float32 int32",
-        "STABLEHLO_MULTIPLY": "float32 int32",
+        "STABLEHLO_ADD": "float32 int32 int64",
+        "STABLEHLO_MAXIMUM": "float32 int32 int64",
+        "STABLEHLO_MINIMUM": "float32 int32 int64",
+        "STABLEHLO_MULTIPLY": "float32 int32 int64",
         "STABLEHLO_AND": "int32 bool",
         "LOGICAL_AND": "bool",
         "LOGICAL_OR": "bool",
@@ -515,6 +515,11 @@ def binary(t: Family, name: str, *dims: int) -> SingleOperator:
 def of_bits(t: Family, name: str, *dims: int) -> SingleOperator:
     x, y = (Tensor(t.rng.integers(0, n, dims).astype(t.dtype)) for n in (120, 5))
     return SingleOperator(name, [x, y], [Tensor(np.zeros(0, t.dtype))])
+
+
+@operator_cases({"DIV": "int8 uint8 int16"}, *ACTIVATION)
+def divide_codes(t: Family, name: str, *dims: int) -> SingleOperator:
+    return SingleOperator(name, [t.x(*dims), t.x(*dims, positive=True)], [t.y()])
 
 
 @operator_cases({"SQUARED_DIFFERENCE": "float32 int8 int32"}, *ACTIVATION)

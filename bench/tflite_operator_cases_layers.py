@@ -133,7 +133,7 @@ def batch_matmul(
 
 
 @operator_cases(
-    {"BATCH_MATMUL": "float32 hybrid float16"}, (4, 8, 8), (64, 256, 256), form="of weights"
+    {"BATCH_MATMUL": "float32 int8 hybrid float16"}, (4, 8, 8), (64, 256, 256), form="of weights"
 )
 def batch_matmul_of_weights(
     t: Family, name: str, rows: int, inner: int, width: int
@@ -239,7 +239,7 @@ def svdf(t: Family, name: str, features: int, units: int, steps: int) -> SingleO
     filters, options = 2 * units, {"rank": 2}
     if t.type == "int8":
         x = replace(t.x(1, features), scale=0.02, zero=3)
-        own = replace(t.weights(filters, features), scale=0.01)
+        own = replace(t.weights(filters, features), scale=0.01 / np.sqrt(features / 8))
         drawn = t.rng.integers(-25000, 25000, (filters, steps)).astype(np.int16)
         times = Tensor(drawn, 2.0**-16, held=True)
         drawn = t.rng.integers(-127, 128, units).astype(np.int32)
