@@ -116,10 +116,10 @@ def differences(got: Sequence[np.ndarray], want: Sequence[np.ndarray]) -> str | 
         elif b.dtype.kind in "iu" and b.dtype.itemsize < 4:
             steps = np.abs(a.astype(int) - b.astype(int))
             if steps.max(initial=0) > 1:
-                share = np.mean(steps > 1)
-                return f"differs by up to {steps.max()} steps, {share:.1%} by more than one"
+                count = f"{np.sum(steps > 1)} of {b.size}"
+                return f"differs by up to {steps.max()} steps, {count} by more than one"
         elif not np.array_equal(a, b):
-            return f"differs in {np.mean(a != b):.1%} of the elements"
+            return f"differs in {np.sum(a != b)} of {b.size} elements"
     return None
 
 
@@ -192,7 +192,7 @@ def page(rows: Sequence[Row], options: Namespace, busy: float) -> list[str]:
         f"Engines in turn, each in its own process. Turns: {options.turns}. "
         f"Load average at the end: {busy:.1f}.",
         "",
-        "Where answers differ: LiteRT rounds activations of hybrid layers to 8 bits, which Penstock "
+        "Where answers differ: LiteRT rounds activations of hybrid layers to 8 bits, as Penstock "
         "does in dense layers alone; its default kernels and delegate round otherwise than its "
         "reference kernels; for functions of int16 it interpolates in tables; and some of its "
         "kernels read codes as numbers, whatever their zero point.",
