@@ -21,30 +21,30 @@ import math
 import os
 import pickle
 import sys
-import tempfile
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from textwrap import shorten
 from typing import Any, cast
 
 import numpy as np
 import onnx
 
+from bench import operator_rows
 from bench.exports import CACHE
 from bench.operator_cases import CASES, Node, OperatorCase, feeds_of
+from bench.operator_rows import OperatorRow, add_options, means, measure, slow_rows
 from bench.peers import ENGINES, Engine, OnnxRuntime, Penstock, Run
-from bench.tables import LOADING_PEER, OURS, disagreement, geometric_mean, heading, line
+from bench.tables import LOADING_PEER, OURS, disagreement, heading
 from bench.versus import HERE, described
 from bench.zoo import worker
-from bench.zoo.store import load_arrays
 
 PAGE = "operators.md"
 REFERENCE = LOADING_PEER  # ONNX Runtime
-TURNS, SECONDS = 2, 0.02
+TURNS = 2
 MOST, SHORT = 1.2, 20e-6  # ratios above are listed, of runs that are not as short
 TOLERANCE = 1e-3
 MODULES = ("operator_cases", "operator_cases_language", "operator_cases_ml")
@@ -172,39 +172,8 @@ class OperatorWorker(worker.Worker):
 
 
 @dataclass
-class Row:
-    """What was measured of a case: the seconds of a run by engine, and notes."""
-
-    case: OperatorCase
-    seconds: dict[str, float] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def ratio(self) -> float | None:
-        if self.seconds.keys() < {OURS, REFERENCE}:
-            return None
-        return self.seconds[OURS] / self.seconds[REFERENCE]
-
-    @property
-    def is_slow(self) -> bool:
-        ratio = self.ratio
-        return ratio is not None and ratio > MOST and self.seconds[REFERENCE] > SHORT
-
-    @property
-    def line(self) -> str:
-        size = f"{self.case.size}: {', '.join(map(str, self.case.dims))}"
-        times = [_shown(self.seconds.get(engine), 1e6, ".4g") for engine in (REFERENCE, OURS)]
-        note = "; ".join(self.notes).replace("|", "/")
-        return line(self.case.title, size, *times, _shown(self.ratio, 1, ".2f"), note)
-
-    def note(self, text: str) -> None:
-        """Add a note, once for all turns."""
-        if text not in self.notes:
-            self.notes.append(text)
-
-
-def _shown(figure: float | None, scale: float, form: str) -> str:
-    return "-" if figure is None else f"{figure * scale:{form}}"
+class Row(OperatorRow):
+    reference, most, short = REFERENCE, MOST, SHORT
 
 
 def difference(got: Sequence[np.ndarray], want: Sequence[np.ndarray]) -> float:
@@ -224,72 +193,27 @@ def difference(got: Sequence[np.ndarray], want: Sequence[np.ndarray]) -> float:
     return worst
 
 
-class Sweep:
-    """The processes of both engines, and the files that they read."""
-
-    def __init__(self, threads: int, folder: Path) -> None:
-        self.threads, self.folder = threads, folder
-        self.workers = {engine: OperatorWorker(engine, threads) for engine in (REFERENCE, OURS)}
+class Sweep(operator_rows.Sweep):
+    """Of models with their feeds beside them."""
 
     def add(self, row: Row) -> None:
-        """Add a turn of both engines."""
         node = row.case.node()
         path = self.folder / "case.onnx"
         onnx.save(row.case.model(node), path)
         Fed.of(node).write_beside(path)
         np.savez(self.folder / "case.npz")
+        job = worker.Job(str(path), [], {"case": str(self.folder / "case.npz")})
         answers: dict[str, list[np.ndarray]] = {}
         for engine in self.workers:
-            seconds = self._turn(engine, path, row)
-            if seconds is not None:
-                seconds /= node.steps
-                row.seconds[engine] = min(seconds, row.seconds.get(engine, math.inf))
-                answers[engine] = load_arrays(self.folder / engine / "case.npz", "output") or []
+            outcome = self.turn(engine, row, job)
+            if outcome is not None:
+                row.add_turn(engine, outcome.runs["case"] / node.steps)
+                answers[engine] = self.outputs(engine)
         if len(answers) == len(self.workers):
             count = 1 if node.bound else len(answers[REFERENCE])
             apart = difference(answers[OURS][:count], answers[REFERENCE])
             if apart > TOLERANCE:
                 row.note(f"differs by {apart:.1e}")
-
-    def _turn(self, engine: str, path: Path, row: Row) -> float | None:
-        """The seconds of all steps; None, with a note, where the engine refuses the model."""
-        outputs = self.folder / engine
-        outputs.mkdir(exist_ok=True)
-        outcome = self.workers[engine].work(
-            worker.Job(
-                str(path),
-                [],
-                {"case": str(self.folder / "case.npz")},
-                outputs=str(outputs),
-                seconds=SECONDS,
-                loads=1,
-                of_processor=self.threads == 1,
-            )
-        )
-        if outcome.error:
-            row.note(f"{engine} refuses it: {shorten(outcome.error, 120)}")
-            return None
-        return outcome.runs["case"]
-
-    def close(self) -> None:
-        for each in self.workers.values():
-            each.close()
-
-
-def measure(chosen: Sequence[OperatorCase], threads: int, turns: int) -> list[Row]:
-    """All rows have their first turn before one has its second."""
-    rows = [Row(case) for case in chosen]
-    with tempfile.TemporaryDirectory() as folder:
-        sweep = Sweep(threads, Path(folder))
-        try:
-            for turn in range(turns):
-                for row in rows:
-                    sweep.add(row)
-                    if turn == turns - 1:
-                        print(row.line, flush=True)
-        finally:
-            sweep.close()
-    return rows
 
 
 COLUMNS = ["operation", "size", "ONNX Runtime", "Penstock", "ratio", "note"]
@@ -301,19 +225,9 @@ def table_title(threads: int) -> str:
 
 def summary(rows: Sequence[Row]) -> list[str]:
     """The means of the domains, and the slow rows."""
-    lines = heading(
-        "Geometric means of the ratios.", ["domain", "rows", "with a ratio", f"<= {MOST}", "mean"]
+    return means(rows, "domain", MOST, lambda case: case.domain) + slow_rows(
+        rows, "ONNX Runtime", COLUMNS, MOST, SHORT
     )
-    for domain in dict.fromkeys(row.case.domain for row in rows):
-        group = [row for row in rows if row.case.domain == domain]
-        ratios = [row.ratio for row in group if row.ratio is not None]
-        good = f"{sum(ratio <= MOST for ratio in ratios)}"
-        mean = _shown(geometric_mean(ratios), 1, ".3f")
-        lines.append(line(domain, len(group), len(ratios), good, mean))
-    slow = sorted((row for row in rows if row.is_slow), key=lambda row: -(row.ratio or 0))
-    count = "1 row" if len(slow) == 1 else f"{len(slow)} rows"
-    title = f"Over {MOST}, where ONNX Runtime takes more than {SHORT * 1e6:g} us: {count}."
-    return lines + heading(title, COLUMNS) + [row.line for row in slow]
 
 
 def page(rows: Sequence[Row], threads: int, turns: int, busy: float) -> list[str]:
@@ -332,12 +246,7 @@ def page(rows: Sequence[Row], threads: int, turns: int, busy: float) -> list[str
 def parse() -> Namespace:
     parser = ArgumentParser(prog="python -m bench.operators", description=__doc__)
     parser.formatter_class = RawDescriptionHelpFormatter
-    add: Callable[..., Any] = parser.add_argument
-    part = "operations whose names have one of these in them"
-    add("--only", nargs="+", metavar="NAME", default=[""], help=part)
-    add("--threads", type=int, default=1, metavar="N", help="1 by default")
-    add("--turns", type=int, default=TURNS, help=f"{TURNS} by default")
-    add("--write", action="store_true", help=f"write bench/{PAGE}")
+    add_options(parser, TURNS, PAGE)
     return parser.parse_args()
 
 
@@ -347,7 +256,8 @@ def main() -> None:
     if not chosen:
         sys.exit("no such operation; there are: " + ", ".join({c.operation: 0 for c in cases()}))
     print("\n".join(heading(table_title(options.threads), COLUMNS)), flush=True)
-    rows = measure(chosen, options.threads, options.turns)
+    sweep_in = partial(Sweep, OperatorWorker, REFERENCE, options.threads)
+    rows = measure([Row(case) for case in chosen], sweep_in, options.turns)
     print("\n".join(summary(rows)))
     if options.write:
         lines = page(rows, options.threads, options.turns, os.getloadavg()[0])

@@ -14,7 +14,7 @@ import importlib.util
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -151,6 +151,35 @@ class OpenVinoOfManyRequests(OpenVino):
     hint = "THROUGHPUT"
 
 
+class LiteRt:
+    """Its default kernels and delegate."""
+
+    module = "ai_edge_litert"
+    reads_files = True
+
+    def __init__(self, threads: int) -> None:
+        from ai_edge_litert.interpreter import Interpreter
+
+        self.open, self.threads = Interpreter, threads or None
+
+    def load(self, path: Path, shapes: Mapping[str, Sequence[int]] | None = None) -> Run:
+        """``shapes``: those of the inputs, where they are other than the file declares."""
+        interpreter = self.open(model_path=str(path), num_threads=self.threads)
+        for detail in interpreter.get_input_details() if shapes else ():
+            interpreter.resize_tensor_input(detail["index"], shapes[detail["name"]])
+        interpreter.allocate_tensors()
+        fed = [(detail["index"], detail["name"]) for detail in interpreter.get_input_details()]
+        fetched = [detail["index"] for detail in interpreter.get_output_details()]
+
+        def run(feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+            for index, name in fed:
+                interpreter.set_tensor(index, feeds[name])
+            interpreter.invoke()
+            return [interpreter.get_tensor(index) for index in fetched]
+
+        return run
+
+
 class OneDnn:
     """Primitives of oneDNN, for models of one operation."""
 
@@ -206,6 +235,7 @@ ENGINES: dict[str, type[Engine]] = {
     "penstock-shapes": PenstockOfManyShapes,
     "onnxruntime": OnnxRuntime,
     "onednn": OneDnn,
+    "litert": LiteRt,
     "openvino": OpenVino,
     "openvino-throughput": OpenVinoOfManyRequests,
     "torch": Torch,

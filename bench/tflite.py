@@ -5,6 +5,7 @@ other processes can only add to a time. A run of Penstock or LiteRT is fed and i
 fetched; of onert the run alone is timed. Opening a model ends with its first run; a convolution is
 opened before, so that imports do not count.
 Writes ``bench/tflite.md``; ``python -m bench.tflite --trial ENGINE THREADS MODEL FEEDS`` is a turn.
+``python -m bench.tflite --operators`` times single operators: see ``bench.tflite_operators``.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from tests.models.fetch import fetch, real_models
 from tests.support.tflite_cases import Case, cases
 from tests.support.tflite_models import model, subgraph
 
+from bench import tflite_operators
+from bench.peers import LiteRt
 from bench.run import machine
 
 HERE = Path(__file__).parent
@@ -89,23 +92,8 @@ def penstock(path: str, threads: int, feeds: Feeds) -> Run:
 
 
 def litert(path: str, threads: int, feeds: Feeds) -> Run:
-    from ai_edge_litert.interpreter import Interpreter
-
-    interpreter = Interpreter(model_path=path, num_threads=threads)
-    for detail in interpreter.get_input_details():
-        interpreter.resize_tensor_input(detail["index"], feeds[detail["name"]].shape)
-    interpreter.allocate_tensors()
-    fed = [(detail["index"], feeds[detail["name"]]) for detail in interpreter.get_input_details()]
-    fetched = [detail["index"] for detail in interpreter.get_output_details()]
-
-    def run() -> None:
-        for index, array in fed:
-            interpreter.set_tensor(index, array)
-        interpreter.invoke()
-        for index in fetched:
-            interpreter.get_tensor(index)
-
-    return run
+    run = LiteRt(threads).load(Path(path), {name: array.shape for name, array in feeds.items()})
+    return lambda: run(feeds)
 
 
 def onert(path: str, threads: int, feeds: Feeds) -> Run:
@@ -230,5 +218,7 @@ def main(wanted: list[str]) -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--trial"]:
         trial(*sys.argv[2:])
+    elif sys.argv[1:2] == ["--operators"]:
+        tflite_operators.main(sys.argv[2:])
     else:
         main(sys.argv[1:])

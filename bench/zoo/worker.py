@@ -42,7 +42,8 @@ class Job:
     Outputs are written to the folder ``outputs``, if there is one. Each case is then timed for
     ``seconds``, if that is not 0. ``profiled``: also tell which steps take the time, those of runs
     or, with ``alone``, each kernel called by itself. The model is loaded up to ``loads`` times. ``of_processor``: runs, which must have one thread, are timed by
-    the processor's seconds, in which no other process has its turn.
+    the processor's seconds, in which no other process has its turn. ``planned``: also tell which
+    steps the last plan of Penstock's has.
     """
 
     path: str
@@ -54,6 +55,7 @@ class Job:
     alone: bool = False
     loads: int = MOST_LOADS
     of_processor: bool = False
+    planned: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,12 +72,13 @@ class Spent:
 @dataclass
 class Outcome:
     """Seconds of the processor from the path of the model to the outputs of its first case, and
-    those of the fastest run, by case; where that takes its time, if Penstock was asked for it.
-    ``error`` says what it could not do."""
+    those of the fastest run, by case; where that takes its time, if Penstock was asked for it, and
+    the backend and the operation of each step but views. ``error`` says what it could not do."""
 
     loaded: float | None = None
     runs: dict[str, float] = field(default_factory=dict)
     spent: dict[str, list[Spent]] = field(default_factory=dict)
+    steps: list[tuple[str, str]] = field(default_factory=list)
     error: str | None = None
 
     @classmethod
@@ -152,6 +155,8 @@ def do(engine: Engine, job: Job) -> Outcome:
                 outcome.runs[name] = _time(partial(run, feeds), job)
             if job.profiled:
                 outcome.spent[name] = _spent(engine, feeds, job)
+        if job.planned:
+            outcome.steps = _steps(engine)
     except Exception as error:
         outcome.error = shortened(error)
     return outcome
@@ -200,6 +205,14 @@ def _spent(engine: Any, feeds: Feeds, job: Job) -> list[Spent]:
         spent, flops = sums[key]
         sums[key] = spent + entry.best * times, flops + round(facts.flops * times)
     return [Spent(*key, *both) for key, both in sums.items()]
+
+
+def _steps(engine: Any) -> list[tuple[str, str]]:
+    """The backend and the operation of each step that is no view, in the plan used last."""
+    from penstock.plan.step_facts import step_facts
+
+    steps = [each for each in engine.session.inspect.plan.steps if not each.node.op.view]
+    return [(facts.backend, facts.operation) for facts in map(step_facts, steps)]
 
 
 def _end_with_parent() -> None:

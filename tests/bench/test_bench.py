@@ -226,7 +226,7 @@ def test_generated_model_takes_its_feeds():
 
 def test_engines_are_all_peers_without_telemetry():
     others = {OURS + "-native", "onednn", OURS + "-shapes", REFERENCE, "openvino-throughput"}
-    assert {OURS, *others, *PEERS} == set(ENGINES)
+    assert {OURS, *others, *PEERS, "litert"} == set(ENGINES)
     assert installed(OURS)
     assert environment(Path("cache"))["ORT_DISABLE_TELEMETRY"] == "1"
     assert environment(Path("cache"))["TORCHINDUCTOR_CACHE_DIR"].startswith("cache")

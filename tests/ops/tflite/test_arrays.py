@@ -11,6 +11,7 @@ COMPLEX = (f(3, 4) + 1j * f(3, 4)).astype(np.complex64)
 
 OPS = [
     Op("BUCKETIZE", (f(3, 4),), {"boundaries": [-0.5, 0.0, 1.0]}, outputs=("int32",)),
+    Op("BUCKETIZE", (i32(-2, -1, 0, 1, 2),), {"boundaries": [-0.5, 0.25, 1.5]}, outputs=("int32",)),
     Op("DYNAMIC_UPDATE_SLICE", (f(4, 5), f(2, 3), i32(3, 1))),
     Op("SEGMENT_SUM", (f(5, 2), i32(0, 0, 1, 2, 2))),
     Op("SPARSE_TO_DENSE", (i32([0, 1], [2, 0]), i32(3, 2), f(2), f(1).reshape(()))),

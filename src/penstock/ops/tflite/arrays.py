@@ -48,7 +48,8 @@ def numeric_verify(
 @array_operator("Bucketize", infer=rules.same_shape(INT32))
 def bucketize(x: np.ndarray, *, boundaries: Sequence[float]) -> np.ndarray:
     """The number of boundaries that are not above each element."""
-    return np.searchsorted(np.array(boundaries, x.dtype), x, side="right").astype(np.int32)
+    # Boundaries of integers may lie between two of them.
+    return np.searchsorted(np.array(boundaries, np.result_type(x, "f")), x, "right").astype(INT32)
 
 
 @array_operator(
