@@ -306,6 +306,24 @@ def _in_half(draw: Draw) -> list[Rounded | None]:
     return [exact.rounded(value, gamma(4, unit(exact.dtype)) * most).cast(np.dtype("float16"))]
 
 
+@draws("tflite.IntegerMean")
+def _mean_of_codes(rng: Source, full_name: str) -> Draw:
+    dims, dtype = rng.dims(rng.integers(1, 5), 3000), np.dtype(rng.pick("int8", "uint8"))
+    ends = np.iinfo(dtype)
+    axes = sorted({int(rng.integers(len(dims))) for _ in range(rng.integers(1, 4))})
+    zeros = [int(rng.integers(ends.min, ends.max + 1)) for _ in range(2)]
+    attrs = {
+        "axes": list(range(axes[0], axes[-1] + 1)),
+        "keepdims": int(rng.chance(0.5)),
+        "scales": [float(np.float32(rng.pick(0.02, 0.013, 1.0))) for _ in range(2)],
+        "zero_points": zeros,
+        "code_limits": rng.pick([ends.min, ends.max], [min(zeros[1], 100), 110]),
+        "fixed_point": int(rng.chance(0.5)),
+    }
+    x = rng.integers(ends.min, ends.max + 1, dims).astype(dtype)
+    return Draw("IntegerMean", [x], attrs, domain="tflite", version=1)
+
+
 @draws("And Or Xor Not")
 def _logic(rng: Source, name: str) -> Draw:
     dims = rng.dims(rng.integers(1, 4), least=0)

@@ -136,6 +136,7 @@ _FAMILIES: Mapping[str, str] = {
     """,
     "tflite": """
         tflite.arrays: Bucketize CodeTable ComplexMul DynamicUpdateSlice IntegerArithmetic
+            IntegerMean
             NumericVerify Rfft2d Segment SparseToDense ToComplex ViewAs
         tflite.detection: TFLite_Detection_PostProcess
         tflite.hashing: LshProjection

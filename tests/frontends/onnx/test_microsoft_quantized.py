@@ -126,7 +126,8 @@ def test_global_average_pool_matches_the_reference(
 ) -> None:
     inputs = [codes(dtype, *shape), scale(0.02), codes(dtype), scale(0.02), codes(dtype)]
     attrs = {"channels_last": channels_last}
-    check_contrib("QLinearGlobalAveragePool", inputs, attrs)
+    for constants in ([], [1, 2, 3, 4]):
+        check_contrib("QLinearGlobalAveragePool", inputs, attrs, constants=constants)
 
 
 def test_reduce_mean_matches_the_reference() -> None:
@@ -136,7 +137,8 @@ def test_reduce_mean_matches_the_reference() -> None:
         mean = real.mean(tuple(axes) or None, keepdims=bool(keepdims))
         want = np.clip(np.rint(mean / inputs[3]) + inputs[4], 0, 255).astype(np.uint8)
         attrs = {"axes": axes, "keepdims": keepdims} if axes else {"keepdims": keepdims}
-        check_contrib("QLinearReduceMean", inputs, attrs, expected=[want])
+        for constants in ([], [1, 2, 3, 4]):
+            check_contrib("QLinearReduceMean", inputs, attrs, expected=[want], constants=constants)
 
 
 @BOTH
@@ -167,7 +169,9 @@ def test_means_halfway_between_codes_are_rounded_to_even(dtype: np.dtype, pool: 
         parameters = [np.array(factor, np.float32), np.zeros((), dtype)]
         inputs = [x, *parameters, *parameters]
         attrs = {"kernel_shape": [1, 2]} if pool == "QLinearAveragePool" else {}
-        model = contrib_model(pool, inputs, attrs)
-        got = ps.compile(model)(*inputs)
-        np.testing.assert_array_equal(got.reshape(-1), np.rint(n + 0.5).astype(dtype))
-        np.testing.assert_array_equal(got, run_ort(model, inputs)[0])
+        for constants in ([], [1, 2, 3, 4]):
+            model = contrib_model(pool, inputs, attrs, constants=constants)
+            fed = [x for i, x in enumerate(inputs) if i not in constants]
+            got = ps.compile(model)(*fed)
+            np.testing.assert_array_equal(got.reshape(-1), np.rint(n + 0.5).astype(dtype))
+        np.testing.assert_array_equal(got, run_ort(model, fed)[0])

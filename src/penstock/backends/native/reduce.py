@@ -6,15 +6,20 @@ import math
 from collections.abc import Container, Sequence
 from functools import partial
 
+import numpy as np
+
 from penstock.backends.native import by_memory, family, rows_ns
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
 from penstock.ir.layout import packed_strides
+from penstock.ops.common.fixed_point import Multiplier, mean_multiplier
 from penstock.ops.common.shape_rules import normalize_axes
 
 _DTYPES = ("float32", "float64", "int32", "int64")
 _EXTREMES = ("max", "min", "argmax", "argmin")
 _COLUMNS = 256  # as in c/rows/reduce.c
 _BLOCK = 4096  # elements of an item of rows
+_MOST_CODES = 2**23
+_NONE = np.zeros(1, np.int64), np.zeros(1, np.int64)
 
 _Strides = Sequence[tuple[int, ...] | None]
 
@@ -49,6 +54,27 @@ def reduction_call(site: Site) -> NativeCall | None:
     return reduction_over(site, name, axes) if axes else None
 
 
+@family("tflite.IntegerMean", work=by_memory)
+def mean_of_codes(site: Site) -> NativeCall | None:
+    """IntegerMean of so few codes that int32 holds their sum."""
+    x = site.input(0)
+    if x is None or 0 in x.dims or x.elements > _MOST_CODES:
+        return None
+    return reduction_over(site, "mean", site.node.attrs["axes"])
+
+
+def _rescaling(site: Site) -> tuple[float, ...]:
+    """What the kernels of means of codes take besides."""
+    x, attrs = site.input(0), site.node.attrs
+    if x is None or site.node.op.name != "IntegerMean":
+        return ()
+    of_x, of_y = attrs["zero_points"]
+    by = mean_multiplier(attrs, x.dtype, x.dims) if attrs["fixed_point"] else Multiplier(*_NONE)
+    ratio = np.float32(attrs["scales"][1]) / np.float32(attrs["scales"][0])
+    numbers = (of_x, by.numbers.item(), by.shifts.item(), of_y, *attrs["code_limits"])
+    return (*numbers, float(ratio))
+
+
 def reduction_over(site: Site, name: str, axes: Sequence[int]) -> NativeCall | None:
     """The call of a reduction over these axes, if they are adjacent."""
     x = site.input(0)
@@ -73,7 +99,7 @@ def _call(site: Site, name: str, axes: Sequence[int], strides: _Strides) -> Nati
         name,
         (
             *(Tensor(0), site.result(), outer, length, inner, block),
-            int(bool(site.attr("select_last_index", 0))),
+            *(int(bool(site.attr("select_last_index", 0))), *_rescaling(site)),
         ),
         items=outer * math.ceil(inner / block) if inner > 1 else math.ceil(outer / block),
         item_ns=rows_ns(3 * block * length, rows=0.3 * block),

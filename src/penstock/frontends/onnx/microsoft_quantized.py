@@ -12,6 +12,9 @@ from penstock.core.types import FLOAT32
 from penstock.frontends.onnx.microsoft import rewrites
 from penstock.frontends.onnx.node_upgrade import NodeUpgrade
 from penstock.ir.graph import Value
+from penstock.ir.op import AttrDict
+from penstock.ops.common.dtypes import INT8, UINT8
+from penstock.ops.registry import TFLITE
 
 
 def _reals(b: NodeUpgrade, i: int, scale: Value | None = None) -> Value:
@@ -83,6 +86,27 @@ def qlinear_where(b: NodeUpgrade) -> None:
 # Means: of codes less their zero points, so that exact ties between equal scales stay ties.
 
 
+def _become_mean_of_codes(b: NodeUpgrade, axes: Sequence[int], keepdims: int) -> bool:
+    """Whether it became an IntegerMean, as scales and zero points are known."""
+    zeros = [_zero(b, i, 0) for i in (2, 4)]
+    scales, points = [[value.const for value in v] for v in ([b.input(1), b.input(3)], zeros)]
+    dtype, rank = b.dtype(0), b.rank(0)
+    if rank is None or dtype not in (INT8, UINT8) or any(x is None for x in (*scales, *points)):
+        return False
+    if any(x is None or x.size != 1 for x in scales):
+        return False
+    attrs: AttrDict = {
+        "axes": sorted(axis % rank for axis in axes),
+        "keepdims": keepdims,
+        "scales": [x.item() for x in scales if x is not None],
+        "zero_points": [x.item() for x in points if x is not None],
+        "code_limits": [np.iinfo(dtype).min, np.iinfo(dtype).max],
+        "fixed_point": 0,
+    }
+    b.emit_final("IntegerMean", [b.input(0)], attrs, domain=TFLITE)
+    return True
+
+
 def _become_mean(b: NodeUpgrade, axes: Sequence[Value | None] = ()) -> None:
     op = b.op.removeprefix("QLinear")
     x, last = _reals(b, 0, b.constant(1.0, FLOAT32)), bool(b.attrs.get("channels_last"))
@@ -103,10 +127,15 @@ def _turned(b: NodeUpgrade, x: Value, axes: Sequence[int], equation: str) -> Val
 
 @rewrites("QLinearAveragePool", "QLinearGlobalAveragePool")
 def qlinear_pool(b: NodeUpgrade) -> None:
-    _become_mean(b)
+    first = 1 if b.attrs.get("channels_last") else 2
+    spatial = range(first, first + (b.rank(0) or 2) - 2)
+    if b.op == "QLinearAveragePool" or not _become_mean_of_codes(b, spatial, 1):
+        _become_mean(b)
 
 
 @rewrites("QLinearReduceMean")
 def qlinear_reduce_mean(b: NodeUpgrade) -> None:
     axes = b.attrs.get("axes")
-    _become_mean(b, [b.constant(axes)] if axes else [])
+    every = axes or range(b.rank(0) or 0)
+    if not _become_mean_of_codes(b, every, b.attrs.get("keepdims", 1)):
+        _become_mean(b, [b.constant(axes)] if axes else [])

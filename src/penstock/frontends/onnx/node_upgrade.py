@@ -77,5 +77,7 @@ class NodeUpgrade(NodeBuilder):
         return {key: value for key, value in attrs.items() if key in allowed}
 
     def operation(self, op: str, domain: str) -> tuple[Op, Attrs]:
+        if domain:
+            return super().operation(op, domain)
         operation, schema = current(op)
         return operation, defaults(schema)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
-from penstock.core.types import FLOAT32, INT64
+from penstock.core.types import INT64
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.tflite.conversion import OperatorConversion, image_of_codes, operator_rule
 from penstock.ir.graph import Value
-from penstock.ops.common.dtypes import INT8
-from penstock.ops.common.shape_rules import all_known
+from penstock.ir.op import AttrDict
 from penstock.ops.registry import TENSORFLOW, TFLITE
 
 _REDUCTIONS = {
@@ -24,39 +21,40 @@ _REDUCTIONS = {
 
 
 _SPARSE, _DENSE = 1, 2  # kinds of LSH_PROJECTION
-_MOST_ONES = 1 << 20  # elements of an image whose mean is a convolution
 
 
 @operator_rule("MEAN", codes=image_of_codes)
 def mean(c: OperatorConversion) -> None:
-    """The mean of all positions of an image of codes is a convolution with as many ones."""
+    """Of the rows and columns of an image of codes, in integers."""
     if c.codes is None:
         reduction(c)
         return
-    x, _ = c.take(2)
-    dims, axes = all_known((c.shape(0) or ())[1:]), c.integers(1)
-    is_image = dims is not None and len(dims) == 3 and 0 < math.prod(dims) <= _MOST_ONES
-    if dims is None or not is_image or axes is None or {*axes} not in ({1, 2}, {-3, -2}):
+    given, (wanted,), axes = c.quantizations[0], c.output_quantizations, c.integers(1)
+    is_image = c.rank(0) == 4 and axes is not None and {*axes} in ({1, 2}, {-3, -2})
+    if not is_image or given is None or wanted is None:
         c.apply_to_reals(reduction)
         return
-    height, width, channels = dims
-    codes = c.codes._replace(w=[c.constant(1 / (height * width), FLOAT32), c.codes.w[1]])
-    ones = c.constant(np.ones((channels, 1, height, width), INT8), c.dtype(0) or INT8)
-    inputs, attrs = codes.convolved(c.channels_first(x), ones), {**codes.attrs, "group": channels}
-    if c.option("keep_dims", "ReducerOptions"):
-        c.emit_image("QLinearConv", inputs, attrs)
-        return
-    c.emit_final("Squeeze", [c.emit("QLinearConv", inputs, attrs), [2, 3]])
+    attrs: AttrDict = {
+        "axes": [1, 2],
+        "keepdims": int(c.option("keep_dims", "ReducerOptions")),
+        "scales": [float(q.scale[0]) for q in (given, wanted)],
+        "zero_points": [int(q.zero_point[0]) for q in (given, wanted)],
+        "code_limits": c.codes.limits,
+        "fixed_point": 1,
+    }
+    c.emit_final("IntegerMean", c.take(2)[:1], attrs, domain=TFLITE)
 
 
-@operator_rule(*(name for name in _REDUCTIONS if name != "MEAN"))
+@operator_rule("REDUCE_MAX", "REDUCE_MIN", moves=True)
+@operator_rule("REDUCE_PROD", "SUM")
 def reduction(c: OperatorConversion) -> None:
     x, _ = c.take(2)
     # Along no axes TFLite reduces nothing, where ONNX by default reduces all.
     attrs = {"keepdims": int(c.option("keep_dims", "ReducerOptions")), "noop_with_empty_axes": 1}
     dtype = c.dtype(0)
-    # ONNX's sums, means and products take no integers of 8 or 16 bits.
-    if dtype is not None and dtype.kind in "iu" and dtype.itemsize < 4:
+    # ONNX's sums, means and products take no integers of 8 or 16 bits, and extremes none of 16.
+    sizes = (2,) if c.op in ("REDUCE_MAX", "REDUCE_MIN") else (1, 2)
+    if dtype is not None and dtype.kind in "iu" and dtype.itemsize in sizes:
         wide = c.emit(_REDUCTIONS[c.op], [c.cast(x, "int32"), c.vector(1)], attrs)
         c.cast_final(wide, dtype)
     else:

@@ -9,7 +9,9 @@ Inference", 2018, section 2.2; the rounding is that of gemmlowp's fixedpoint.h.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -42,6 +44,14 @@ def of_products(x: np.ndarray, w: np.ndarray, y: np.ndarray, *, rounded: bool) -
     codes of uint8."""
     scale = np.multiply(x, w, dtype=np.float32 if rounded else np.float64)
     return multiplier(scale.astype(np.float64) / y)
+
+
+def mean_multiplier(attrs: Mapping[str, Any], dtype: np.dtype, dims: Sequence[int]) -> Multiplier:
+    """The multiplier of the sums of which ``IntegerMean`` with these ``attrs`` makes means: that of
+    products with a weight of 1, whose scale is one part."""
+    count = math.prod([dims[axis] for axis in attrs["axes"]])
+    x, y = np.array(attrs["scales"], np.float32)
+    return of_products(x, np.float32(1 / count), y, rounded=dtype == np.uint8)
 
 
 TERM_BITS = 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -15,6 +16,7 @@ from penstock.ops import registry
 from penstock.ops.common import fixed_point
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import INT32, dtype_info, is_half
+from penstock.ops.common.fixed_point import mean_multiplier, rescaled
 
 COMPLEX64 = np.dtype(np.complex64)
 array_operator = partial(registry.array_operator, domain=registry.TFLITE)
@@ -100,6 +102,41 @@ def integer_arithmetic(
     codes = fixed_point.rescaled(total, of_result) + zero_points[2]
     low, high = code_limits
     return np.clip(codes, low, high).astype(a.dtype)
+
+
+def _infer_mean(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x, axes = rules.tensor(types, 0), attrs["axes"]
+    if x.shape is None:
+        return (TensorType(x.dtype),)
+    kept = attrs["keepdims"]
+    dims = [1 if i in axes else dim for i, dim in enumerate(x.shape) if kept or i not in axes]
+    return (TensorType(x.dtype, tuple(dims)),)
+
+
+@array_operator("IntegerMean", infer=_infer_mean)
+def integer_mean(
+    x: np.ndarray,
+    *,
+    axes: Sequence[int],
+    keepdims: int,
+    scales: Sequence[float],
+    zero_points: Sequence[int],
+    code_limits: Sequence[int],
+    fixed_point: int,
+) -> np.ndarray:
+    """The codes of the mean over ``axes``, which are not negative, from ``code_limits[0]`` to
+    ``[1]``. ``scales`` and ``zero_points`` are of x and of the result. ``fixed_point``: sums are
+    rescaled in integers, as by TFLite's reference kernels; else means are rounded in float32, as by
+    ONNX's QuantizeLinear."""
+    count = math.prod([x.shape[axis] for axis in axes])
+    total = x.sum(tuple(axes), np.int64, keepdims=bool(keepdims)) - count * zero_points[0]
+    if fixed_point:
+        attrs = {"axes": axes, "scales": scales}
+        steps = rescaled(total, mean_multiplier(attrs, x.dtype, x.shape))
+    else:
+        of_x, of_y = np.array(scales, np.float32)
+        steps = np.rint((total / count).astype(np.float32) / (of_y / of_x))
+    return np.clip(steps + zero_points[1], *code_limits).astype(x.dtype)
 
 
 def _infer_rfft2d(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

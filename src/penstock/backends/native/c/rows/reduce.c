@@ -8,6 +8,7 @@
 #include "families.h"
 #include "math32.h"
 #include "math64.h"
+#include "rescaling.h"
 
 struct reduction {
     const void *x;
@@ -17,7 +18,23 @@ struct reduction {
     int64_t last;                 /* of equal elements that are the highest, the last is chosen */
 };
 
+struct mean_of_codes {
+    struct reduction of;
+    int64_t zero, multiplier, shift, result_zero, low, high;
+    double ratio; /* of the scales of the result and of x, where there is no multiplier */
+};
+
 enum { LANES = 16, PART = 512, ROWS = 64, COLUMNS = 256, FEW = 32 };
+
+static inline int32_t code_of_sum(const struct reduction *a, int32_t sum)
+{
+    const struct mean_of_codes *m = (const struct mean_of_codes *)a;
+    const int32_t rest = sum - (int32_t)(m->zero * a->length);
+    const float real = rintf((float)((double)rest / (double)a->length) / (float)m->ratio);
+    const int32_t step = m->multiplier ? rescaled_integer(rest, (int32_t)m->multiplier, (int32_t)m->shift)
+                                       : (int32_t)WITHIN(real, -1024, 1024);
+    return WITHIN(step + (int32_t)m->result_zero, (int32_t)m->low, (int32_t)m->high);
+}
 
 /* How many rows of a matrix are reduced as one, whose columns are combined afterwards. */
 static inline int64_t folds(const struct reduction *a, int64_t columns)
@@ -231,6 +248,7 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
 #define MEAN(total, n) ((total) / (double)(n))
 #define ROOT(total, n) sqrt(total)
 #define LOGARITHM(total, n) log(total)
+#define CODE(total, n) code_of_sum(a, total)
 #define QUOTIENT(total, n) ((int64_t)(total) / (n))
 #define DISTANCE32(x, top) ((x) >> 31 ? 0 - (x) : (x))
 #define DISTANCE64(x, top) ((x) >> 63 ? 0 - (x) : (x))
@@ -353,8 +371,14 @@ FLOATS(float32, float)
 FLOATS(float64, double)
 INTEGERS(int32, int32_t, uint32_t, int64_t, INT32_MIN, INT32_MAX, DISTANCE32)
 INTEGERS(int64, int64_t, uint64_t, uint64_t, INT64_MIN, INT64_MAX, DISTANCE64)
-EXTREMES(int8, int8_t, INT8_MIN, INT8_MAX)
-EXTREMES(uint8, uint8_t, 0, UINT8_MAX)
+/* 16 bits hold the sum of ROWS codes. */
+#define CODES(suffix, type, low, high)                                                            \
+    EXTREMES(suffix, type, low, high)                                                             \
+    ROW_TOTALS(codes_##suffix, type, int32_t, int32_t, 0, SUM, SAME)                              \
+    COLUMN_TOTALS(codes_##suffix, type, int16_t, int32_t, 0, SUM, SAME)                           \
+    FINISHED(mean_##suffix, codes_##suffix, type, int32_t, CODE)
+CODES(int8, int8_t, INT8_MIN, INT8_MAX)
+CODES(uint8, uint8_t, 0, UINT8_MAX)
 HARDMAX(float32, float)
 HARDMAX(float64, double)
 
@@ -369,4 +393,5 @@ HARDMAX(float64, double)
         KERNEL(logsumexp_##suffix, reduction)
 
 KERNELS(reduce, ENTRIES(float32), ENTRIES(float64), ENTRIES(int32), ENTRIES(int64), EXTREME_ENTRIES(int8),
-        EXTREME_ENTRIES(uint8), KERNELS_OF_FLOATS(hardmax, reduction))
+        EXTREME_ENTRIES(uint8), KERNEL(mean_int8, mean_of_codes), KERNEL(mean_uint8, mean_of_codes),
+        KERNELS_OF_FLOATS(hardmax, reduction))
