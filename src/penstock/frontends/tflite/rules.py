@@ -54,23 +54,22 @@ _ONNX_1 = """
 """
 _ONNX_2 = """
     BITWISE_XOR=BitwiseXor EQUAL=Equal GREATER=Greater GREATER_EQUAL=GreaterOrEqual LESS=Less
-    LESS_EQUAL=LessOrEqual LOGICAL_AND=And LOGICAL_OR=Or MAXIMUM=Max MINIMUM=Min POW=Pow PRELU=PRelu
+    LESS_EQUAL=LessOrEqual LOGICAL_AND=And LOGICAL_OR=Or POW=Pow PRELU=PRelu
     STABLEHLO_ADD=Add STABLEHLO_MAXIMUM=Max STABLEHLO_MINIMUM=Min STABLEHLO_MULTIPLY=Mul
 """
-_ONNX_3 = "RANGE=Range SELECT_V2=Where"
+_ONNX_3 = "RANGE=Range"
 _TENSORFLOW_1 = """
     COMPLEX_ABS=ComplexAbs IMAG=Imag MATRIX_DIAG=MatrixDiag RANK=Rank REAL=Real RSQRT=Rsqrt
     WHERE=Where ZEROS_LIKE=ZerosLike
 """
 _TENSORFLOW_2 = """
-    ATAN2=Atan2 BROADCAST_ARGS=BroadcastArgs FILL=Fill FLOOR_DIV=FloorDiv FLOOR_MOD=FloorMod
+    ATAN2=Atan2 BROADCAST_ARGS=BroadcastArgs FLOOR_DIV=FloorDiv FLOOR_MOD=FloorMod
     NOT_EQUAL=NotEqual RIGHT_SHIFT=RightShift STABLEHLO_SHIFT_LEFT=LeftShift
 """
-_TENSORFLOW_3 = "BATCH_TO_SPACE_ND=BatchToSpaceND SELECT=Select SPACE_TO_BATCH_ND=SpaceToBatchND"
 _TABLES = (
     ("", (_ONNX_1, _ONNX_2, _ONNX_3)),
-    (TENSORFLOW, (_TENSORFLOW_1, _TENSORFLOW_2, _TENSORFLOW_3)),
-    (TFLITE, ("", "RFFT2D=Rfft2d", "DILATE=Spread", "SPARSE_TO_DENSE=SparseToDense")),
+    (TENSORFLOW, (_TENSORFLOW_1, _TENSORFLOW_2)),
+    (TFLITE, ("", "RFFT2D=Rfft2d")),
 )
 _GATHER_OPTIONS = (
     *("offset_dims", "collapsed_slice_dims", "start_index_map", "index_vector_dim", "slice_sizes"),
@@ -85,21 +84,26 @@ _PLAIN = {
     for arity, table in enumerate(tables, 1)
     for operator, _, name in (entry.partition("=") for entry in table.split())
 } | {
+    "BATCH_TO_SPACE_ND": Plain("BatchToSpaceND", TENSORFLOW, 3, moves=True),
     "BROADCAST_TO": Plain("Expand", "", 2, vector=True, moves=True),
     "BUCKETIZE": Plain("Bucketize", TFLITE, options=("boundaries",)),
     "CUMSUM": Plain("CumSum", "", 2, 0, _CUMSUM_OPTIONS, "CumsumOptions", vector=True),
     "DEPTH_TO_SPACE": Plain(
         "DepthToSpace", TENSORFLOW, options=("block_size",), attrs=_NHWC, moves=True
     ),
+    "DILATE": Plain("Spread", TFLITE, 3, moves=True),
     "DYNAMIC_UPDATE_SLICE": Plain("DynamicUpdateSlice", TFLITE, 3, moves=True),
     "EMBEDDING_LOOKUP_SPARSE": Plain(
         "EmbeddingLookupSparse", TFLITE, 5, 0, ("combiner",), "EmbeddingLookupSparseOptions"
     ),
     "EXPAND_DIMS": Plain("Unsqueeze", "", 2, vector=True, moves=True),
     "FAKE_QUANT": Plain("FakeQuantWithMinMaxArgs", TENSORFLOW, options=_FAKE_QUANT_OPTIONS),
+    "FILL": Plain("Fill", TENSORFLOW, 2, moves=True),
     "HASHTABLE_LOOKUP": Plain("HashtableLookup", TFLITE, 3, outputs=2, integers=True),
     "LEAKY_RELU": Plain("LeakyRelu", options=("alpha",), table="LeakyReluOptions"),
     "LOG_SOFTMAX": Plain("LogSoftmax", attrs={"axis": -1}),
+    "MAXIMUM": Plain("Max", "", 2, moves=True),
+    "MINIMUM": Plain("Min", "", 2, moves=True),
     "ONE_HOT": Plain("OneHot", TENSORFLOW, 4, 0, ("axis",), "OneHotOptions", integers=True),
     "PACK": Plain("Pack", TENSORFLOW, 1, -1, ("axis",), moves=True),
     "REDUCE_ALL": Plain("All", TENSORFLOW, 2, 0, ("keep_dims",), "ReducerOptions"),
@@ -107,11 +111,14 @@ _PLAIN = {
     "REVERSE_V2": Plain("ReverseV2", TENSORFLOW, 2, moves=True),
     # Of codes, zero where nothing is: LiteRT's kernel does not ask what they stand for.
     "SCATTER_ND": Plain("ScatterNd", TENSORFLOW, 3, integers=True),
+    "SELECT": Plain("Select", TENSORFLOW, 3, moves=True),
+    "SELECT_V2": Plain("Where", "", 3, moves=True),
     "SKIP_GRAM": Plain("SkipGram", TFLITE, options=_SKIP_GRAM_OPTIONS),
     "SLICE": Plain("Slice", TENSORFLOW, 3, moves=True),
     "SPACE_TO_DEPTH": Plain(
         "SpaceToDepth", TENSORFLOW, options=("block_size",), attrs=_NHWC, moves=True
     ),
+    "SPARSE_TO_DENSE": Plain("SparseToDense", TFLITE, 4, moves=True),
     "STABLEHLO_GATHER": Plain("SliceGather", TFLITE, 2, options=_GATHER_OPTIONS, moves=True),
     "TILE": Plain("Tile", "", 2, vector=True, moves=True),
 }

@@ -61,7 +61,7 @@ def reduction(c: OperatorConversion) -> None:
         c.emit_final(_REDUCTIONS[c.op], [x, c.vector(1)], attrs)
 
 
-@operator_rule("ARG_MAX", "ARG_MIN")
+@operator_rule("ARG_MAX", "ARG_MIN", moves=True)
 def arg(c: OperatorConversion) -> None:
     x, _ = c.take(2)
     (axis,) = c.constant_integers(1, "axis")
@@ -197,7 +197,7 @@ def _int64(c: OperatorConversion, index: int, value: Value) -> Value:
     return value if c.dtype(index) == INT64 else c.cast(value, "int64")
 
 
-@operator_rule("UNIQUE", outputs=2)
+@operator_rule("UNIQUE", moves=True, outputs=2)
 def unique(c: OperatorConversion) -> None:
     places = c.output_dtypes[1]
     c.emit_tensorflow("Unique", c.take(1), out_idx="int32" if places is None else places.name)
@@ -226,6 +226,23 @@ def pad(c: OperatorConversion) -> None:
         value = c.constant(given.zero_point[0], c.dtype(0))  # type: ignore[arg-type]
     value = None if value is None else c.emit("Reshape", [value, []], allowzero=1)
     c.emit_final("Pad", [x, c.vector(1, transposed=True), value], {"mode": "constant"})
+
+
+@operator_rule("SPACE_TO_BATCH_ND", moves=True)
+def space_to_batch(c: OperatorConversion) -> None:
+    x, block, pads = c.take(3)
+    given, rank, sides = c.quantizations[0], c.rank(0), c.integers(1)
+    if given is not None and c.moved_as_integers and given.zero_point[0]:
+        # The operation itself fills up with zeros, which stand for other numbers.
+        if rank is None or sides is None:
+            c.apply_to_reals(space_to_batch)
+            return
+        rest = c.constant(np.zeros((rank - 1 - len(sides), 2)), np.dtype(np.int32))
+        every = c.emit("Concat", [c.constant([[0, 0]], np.dtype(np.int32)), pads, rest], axis=0)
+        ends = c.emit("Reshape", [c.emit("Transpose", [c.cast(every, "int64")], perm=[1, 0]), [-1]])
+        x = c.emit("Pad", [x, ends, c.constant(given.zero_point[0], c.dtype(0) or INT8)])
+        pads = c.constant(np.zeros((len(sides), 2)), np.dtype(np.int32))
+    c.emit_tensorflow("SpaceToBatchND", [x, block, pads])
 
 
 @operator_rule("MIRROR_PAD", moves=True)
