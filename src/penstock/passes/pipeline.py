@@ -157,6 +157,16 @@ def decompose_einsum() -> type[Pass]:
     return DecomposeEinsum
 
 
+@lazy_pass(
+    *("All", "Any", "BatchToSpaceND", "DepthToSpace", "Fill", "Select", "SpaceToBatchND"),
+    "SpaceToDepth",
+)
+def decompose_moves() -> type[Pass]:
+    from penstock.passes.optimize.decompose_moves import DecomposeMoves
+
+    return DecomposeMoves
+
+
 @lazy_pass(*_REDUCTIONS)
 def split_reductions() -> type[Pass]:
     from penstock.passes.optimize.split_reductions import SplitReductions
@@ -295,6 +305,7 @@ OPTIMIZE: tuple[Pass, ...] = (
     sink_transposes,
     cancel_reshapes,
     decompose_einsum,
+    decompose_moves,
     split_reductions,
     recompose,
     recompose_cells,

@@ -10,6 +10,7 @@ import numpy as np
 
 from penstock.backends.native import by_memory, family, rows_ns
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
+from penstock.core.types import BOOL
 from penstock.ir.layout import packed_strides
 from penstock.ops.common.fixed_point import Multiplier, mean_multiplier
 from penstock.ops.common.shape_rules import normalize_axes
@@ -47,7 +48,7 @@ def _axes(site: Site, rank: int) -> tuple[int, ...] | None:
 def reduction_call(site: Site) -> NativeCall | None:
     """ReduceSum and the like, ArgMax and ArgMin."""
     x, name = site.input(0), site.node.op.name.lower().removeprefix("reduce")
-    dtypes = (*_DTYPES, "int8", "uint8") if name in _EXTREMES else _DTYPES
+    dtypes = (*_DTYPES, "int8", "uint8", "bool") if name in _EXTREMES else _DTYPES
     if x is None or not x.dims or str(x.dtype) not in dtypes or 0 in x.dims:
         return None
     axes = _axes(site, len(x.dims))
@@ -80,7 +81,8 @@ def reduction_over(site: Site, name: str, axes: Sequence[int]) -> NativeCall | N
     x = site.input(0)
     assert x is not None
     try:
-        return _call(site, f"{name}_{x.dtype}", axes, (None,) * len(site.tensors))
+        dtype = "uint8" if x.dtype == BOOL else x.dtype
+        return _call(site, f"{name}_{dtype}", axes, (None,) * len(site.tensors))
     except UnsupportedError:
         return None
 

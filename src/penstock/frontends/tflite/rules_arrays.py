@@ -230,18 +230,18 @@ def pad(c: OperatorConversion) -> None:
 
 @operator_rule("SPACE_TO_BATCH_ND", moves=True)
 def space_to_batch(c: OperatorConversion) -> None:
-    x, block, pads = c.take(3)
-    given, rank, sides = c.quantizations[0], c.rank(0), c.integers(1)
+    (x, block, pads), int32 = c.take(3), np.dtype(np.int32)
+    given, rank, sides, dtype = c.quantizations[0], c.rank(0), c.integers(1), c.dtype(0)
     if given is not None and c.moved_as_integers and given.zero_point[0]:
         # The operation itself fills up with zeros, which stand for other numbers.
-        if rank is None or sides is None:
+        if rank is None or sides is None or dtype is None:
             c.apply_to_reals(space_to_batch)
             return
-        rest = c.constant(np.zeros((rank - 1 - len(sides), 2)), np.dtype(np.int32))
-        every = c.emit("Concat", [c.constant([[0, 0]], np.dtype(np.int32)), pads, rest], axis=0)
-        ends = c.emit("Reshape", [c.emit("Transpose", [c.cast(every, "int64")], perm=[1, 0]), [-1]])
-        x = c.emit("Pad", [x, ends, c.constant(given.zero_point[0], c.dtype(0) or INT8)])
-        pads = c.constant(np.zeros((len(sides), 2)), np.dtype(np.int32))
+        rest = c.constant(np.zeros((rank - 1 - len(sides), 2)), int32)
+        every = c.cast(c.emit("Concat", [c.constant([[0, 0]], int32), pads, rest], axis=0), "int64")
+        ends = c.emit("Reshape", [c.emit("Transpose", [every], perm=[1, 0]), [-1]])
+        x = c.emit("Pad", [x, ends, c.constant(given.zero_point[0], dtype)])
+        pads = c.constant(np.zeros((len(sides), 2)), int32)
     c.emit_tensorflow("SpaceToBatchND", [x, block, pads])
 
 

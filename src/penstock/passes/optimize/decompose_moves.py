@@ -1,0 +1,162 @@
+"""TensorFlow's operations that move, choose or repeat elements, and tell whether any is true, as
+ONNX's, which have compiled kernels, or are views::
+
+SpaceToBatchND(x, [2], [[0, 0]])    becomes    Reshape(Transpose(Reshape(x)))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from penstock.core.types import TensorType
+from penstock.ir.graph import Graph, Node, Value
+from penstock.passes.context import Pass, PassContext, Property
+from penstock.passes.rewrite import Expansion, dims_and_dtype, replace_nodes
+
+_Rule = Callable[[Expansion, Sequence[Value], Value], bool]
+
+
+class DecomposeMoves(Pass):
+    """Replace nodes of known shapes, whose blocks, crops and dims are constants."""
+
+    name = "decompose_moves"
+    requires = frozenset({Property.TYPED})
+
+    def run(self, graph: Graph, context: PassContext) -> bool:
+        return replace_nodes(graph, _nodes)
+
+
+def _nodes(node: Node) -> Sequence[Node] | None:
+    rule = _RULES.get(node.op.full_name)
+    if rule is None or node.control_inputs:
+        return None
+    (result,) = node.outputs
+    if result is None or not _is_plain(result):
+        return None
+    inputs = [value for value in node.inputs if value is not None and _is_plain(value)]
+    parts = Expansion(node)
+    return parts.nodes if len(inputs) == len(node.inputs) and rule(parts, inputs, result) else None
+
+
+def _is_plain(value: Value) -> bool:
+    """Whether a value is of numbers or truth values, and its shape is known."""
+    type_ = value.type
+    known = isinstance(type_, TensorType) and type_.static and type_.dtype is not None
+    return known and dims_and_dtype(value)[1].kind in "biuf"
+
+
+def _blocks(sizes: Value, pairs: Value) -> tuple[list[int], np.ndarray] | None:
+    """The sides of a block, and what is added or cropped around it; None if they are no constants,
+    or wrong, which the node's kernel explains."""
+    if sizes.const is None or pairs.const is None or pairs.const.shape != (sizes.const.size, 2):
+        return None
+    if (sizes.const < 1).any() or (pairs.const < 0).any():
+        return None
+    return [int(size) for size in sizes.const], pairs.const.astype(np.int64)
+
+
+def _space_to_batch(parts: Expansion, inputs: Sequence[Value], result: Value) -> bool:
+    x, found = inputs[0], _blocks(*inputs[1:])
+    (batch, *dims), dtype = dims_and_dtype(x)
+    if found is None or len(found[0]) > len(dims):
+        return False
+    sides, pads = found
+    n, rest = len(sides), dims[len(sides) :]
+    dims = [dim + sum(pair) for dim, pair in zip(dims, pads.tolist(), strict=False)]
+    if any(dim % side for dim, side in zip(dims, sides, strict=True)):
+        return False
+    if pads.any():
+        ends = np.zeros((2, 1 + n + len(rest)), np.int64)
+        ends[:, 1 : n + 1] = pads.T
+        padded = [x, parts.constant(ends.reshape(-1))]
+        x = parts.emit("Pad", padded, [batch, *dims, *rest], dtype, mode="constant")
+    inner = [part for d, s in zip(dims, sides, strict=True) for part in (d // s, s)]
+    x = parts.reshaped(x, [batch, *inner, *rest])
+    # The place in a block stands before the image in the new batch.
+    order = [*range(2, 2 * n + 1, 2), 0, *range(1, 2 * n, 2)]
+    return _finish(parts, x, [*order, *range(2 * n + 1, 2 * n + 1 + len(rest))], result)
+
+
+def _batch_to_space(parts: Expansion, inputs: Sequence[Value], result: Value) -> bool:
+    x, found = inputs[0], _blocks(*inputs[1:])
+    batch, *dims = dims_and_dtype(x)[0]
+    if found is None or len(found[0]) > len(dims) or batch % int(np.prod(found[0])):
+        return False
+    sides, crops = found
+    n, rest = len(sides), dims[len(sides) :]
+    images = batch // int(np.prod(sides))
+    order = [n, *[axis for i in range(n) for axis in (n + 1 + i, i)]]
+    order += range(2 * n + 1, 2 * n + 1 + len(rest))
+    x = parts.reshaped(x, [*sides, images, *dims])
+    if not crops.any():
+        return _finish(parts, x, order, result)
+    whole = [dim * side for dim, side in zip(dims, sides, strict=False)]
+    x = parts.reshaped(parts.transposed(x, order), [images, *whole, *rest])
+    bounds = [crops[:, 0], np.array(whole) - crops[:, 1], np.arange(1, n + 1)]
+    parts.finish("Slice", [x, *map(parts.constant, bounds)], result)
+    return True
+
+
+def _depth(parts: Expansion, inputs: Sequence[Value], result: Value) -> bool:
+    """Of images whose channels are last, in both directions."""
+    if parts.node.attrs["data_format"] != "NHWC":
+        return False
+    size, to_space = parts.node.attrs["block_size"], parts.node.op.name == "DepthToSpace"
+    n, height, width, channels = dims_and_dtype(inputs[0])[0]
+    if to_space:
+        dims = [n, height, width, size, size, channels // size**2]
+    else:
+        dims = [n, height // size, size, width // size, size, channels]
+    return _finish(parts, parts.reshaped(inputs[0], dims), [0, 1, 3, 2, 4, 5], result)
+
+
+def _finish(parts: Expansion, x: Value, axes: Sequence[int], result: Value) -> bool:
+    shape = parts.constant(np.array(dims_and_dtype(result)[0], np.int64))
+    parts.finish("Reshape", [parts.transposed(x, axes), shape], result, allowzero=1)
+    return True
+
+
+def _select(parts: Expansion, inputs: Sequence[Value], result: Value) -> bool:
+    """A vector of conditions chooses among rows."""
+    condition, a, b = inputs
+    shape, dims = dims_and_dtype(condition)[0], dims_and_dtype(a)[0]
+    if dims_and_dtype(b)[0] != dims or shape not in ((), dims[:1], dims):
+        return False
+    if len(shape) == 1:
+        condition = parts.reshaped(condition, [*shape, *[1] * (len(dims) - 1)])
+    parts.finish("Where", [condition, a, b], result)
+    return True
+
+
+def _fill(parts: Expansion, inputs: Sequence[Value], result: Value) -> bool:
+    shape, value = inputs
+    if shape.const is None or dims_and_dtype(value)[0]:
+        return False
+    parts.finish("Expand", [value, parts.constant(shape.const.astype(np.int64))], result)
+    return True
+
+
+def _truths(parts: Expansion, inputs: Sequence[Value], result: Value) -> bool:
+    """Whether any, or all, of some truth values are true: their maximum, and minimum."""
+    x, axes = inputs
+    if axes.const is None or not axes.const.size:
+        return False
+    name = "ReduceMax" if parts.node.op.name == "Any" else "ReduceMin"
+    keepdims = int(parts.node.attrs.get("keep_dims", False))
+    numbers = parts.constant(axes.const.astype(np.int64).reshape(-1))
+    parts.finish(name, [x, numbers], result, keepdims=keepdims)
+    return True
+
+
+_RULES: dict[str, _Rule] = {
+    "tensorflow.All": _truths,
+    "tensorflow.Any": _truths,
+    "tensorflow.BatchToSpaceND": _batch_to_space,
+    "tensorflow.DepthToSpace": _depth,
+    "tensorflow.Fill": _fill,
+    "tensorflow.Select": _select,
+    "tensorflow.SpaceToBatchND": _space_to_batch,
+    "tensorflow.SpaceToDepth": _depth,
+}
