@@ -373,9 +373,8 @@ static void find_row(const struct elementwise *a, int64_t row, int64_t *index)
     index[a->rank - 1] = 0;
 }
 
-static int elementwise(const void *arguments, int64_t begin, int64_t end)
+ITEMS_OF(elementwise, elementwise)
 {
-    const struct elementwise *a = arguments;
     const int64_t tile = a->tile, last = a->rank - 1;
     const int64_t parts = a->row ? (a->row + tile - 1) / tile : 0;
     registers r;
@@ -397,7 +396,6 @@ static int elementwise(const void *arguments, int64_t begin, int64_t end)
             index[axis - 1]++;
         }
     }
-    return 0;
 }
 
 void run_in_rows(const struct elementwise *a, int64_t first, int64_t rows, int64_t begin, int64_t end)
@@ -551,9 +549,8 @@ __attribute__((target("avx512vbmi"))) static int64_t look_up_64(const struct tab
 }
 #endif
 
-static int table(const void *arguments, int64_t begin, int64_t end)
+ITEMS_OF(table, table)
 {
-    const struct table *a = arguments;
     int64_t at = begin * a->block, last = end * a->block < a->size ? end * a->block : a->size;
 #ifdef __AVX512BW__
     if (features & AVX512_VBMI)
@@ -561,7 +558,6 @@ static int table(const void *arguments, int64_t begin, int64_t end)
 #endif
     for (; at < last; at++)
         a->y[at] = a->table[a->x[at]];
-    return 0;
 }
 
 KERNELS(elementwise, KERNEL(elementwise, elementwise), KERNEL(table, table), KERNELS_OF_CODES(add_codes, pair),

@@ -113,9 +113,8 @@ static void update(const struct integer_lstm *a, const int32_t *sums, const int3
     }
 }
 
-static int integer_lstm(const void *arguments, int64_t begin, int64_t end)
+ITEMS_OF(integer_lstm, integer_lstm)
 {
-    const struct integer_lstm *a = arguments;
     const int64_t units = a->units, quads = a->size / QUAD, quads_of_outputs = a->size_of_outputs / QUAD;
     for (int64_t row = begin, n; row < end; row += n) {
         n = smaller(end - row, MOST_ROWS);
@@ -148,7 +147,6 @@ static int integer_lstm(const void *arguments, int64_t begin, int64_t end)
             for (int64_t i = 0; i < units; i++)
                 a->last[(row + r) * units + i] = (int8_t)(h[r * a->size_of_outputs + i] ^ 128);
     }
-    return 0;
 }
 
 KERNELS(integer_lstm, KERNEL(integer_lstm, integer_lstm))

@@ -27,9 +27,8 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
 }
 
 #define ITEMS(name, result, by_rows, by_columns)                                                  \
-    static int name(const void *arguments, int64_t begin, int64_t end)                            \
+    CHECKED_ITEMS_OF(name, reduction)                                                             \
     {                                                                                             \
-        const struct reduction *a = arguments;                                                    \
         int64_t blocks = (a->inner + a->block - 1) / a->block;                                    \
         if (a->inner == 1) {                                                                      \
             int64_t first = begin * a->block, stop = end * a->block;                              \

@@ -51,9 +51,8 @@ static inline int64_t row_offset(const struct elements *a, int64_t row)
     }
 
 #define GATHER_ELEMENTS(size, type)                                                                \
-    static int gatherelements_##size(const void *arguments, int64_t begin, int64_t end)            \
+    CHECKED_ITEMS_OF(gatherelements_##size, elements)                                              \
     {                                                                                              \
-        const struct elements *a = arguments;                                                      \
         int64_t bad = 0;                                                                           \
         for (int64_t row = begin; row < end; row++) {                                              \
             const type *x = (const type *)a->x + row_offset(a, row);                               \
@@ -86,9 +85,8 @@ static int all_in_range(const void *indices, int64_t wide, int64_t count, int64_
 /* One item: an element may occur several times. Nothing is written if an index is at fault, as the
    result may lie in the memory of the data. */
 #define SCATTER_ELEMENTS(name, type, COMBINE)                                                      \
-    static int name(const void *arguments, int64_t begin, int64_t end)                             \
+    CHECKED_ITEMS_OF(name, elements)                                                               \
     {                                                                                              \
-        const struct elements *a = arguments;                                                      \
         (void)begin, (void)end;                                                                    \
         if (!all_in_range(a->indices, a->wide, a->rows * a->length, a->dim))                       \
             return 1;                                                                              \
@@ -117,9 +115,8 @@ struct gather {
     int64_t wide;
 };
 
-static int gather(const void *arguments, int64_t begin, int64_t end)
+CHECKED_ITEMS_OF(gather, gather)
 {
-    const struct gather *a = arguments;
     for (int64_t i = begin; i < end; i++) {
         int64_t at = checked(index_at(a->indices, a->wide, i % a->count), a->dim);
         if (at < 0)
@@ -163,9 +160,8 @@ static inline int64_t slice_offset(const struct slices *a, int64_t tuple)
 }
 
 #define GATHER_ND(bytes, type)                                                                     \
-    static int gathernd_##bytes(const void *arguments, int64_t begin, int64_t end)                 \
+    CHECKED_ITEMS_OF(gathernd_##bytes, slices)                                                     \
     {                                                                                              \
-        const struct slices *a = arguments;                                                        \
         for (int64_t tuple = begin; tuple < end; tuple++) {                                        \
             int64_t offset = slice_offset(a, tuple);                                               \
             if (offset < 0)                                                                        \
@@ -183,9 +179,8 @@ static inline int64_t slice_offset(const struct slices *a, int64_t tuple)
 OF_SIZES(GATHER_ND)
 
 #define SCATTER_ND(name, type, COMBINE)                                                            \
-    static int name(const void *arguments, int64_t begin, int64_t end)                             \
+    CHECKED_ITEMS_OF(name, slices)                                                                 \
     {                                                                                              \
-        const struct slices *a = arguments;                                                        \
         (void)begin, (void)end;                                                                    \
         for (int64_t tuple = 0; tuple < a->count; tuple++)                                         \
             if (slice_offset(a, tuple) < 0)                                                        \
@@ -414,9 +409,8 @@ enum { MOST_DIGITS = 8, MOST_BUCKETS = 2048, LONG_CHAIN = 8192 };
         }                                                                                          \
     }                                                                                              \
                                                                                                    \
-    static int topk_##suffix(const void *arguments, int64_t begin, int64_t end)                    \
+    ITEMS_OF(topk_##suffix, top)                                                                   \
     {                                                                                              \
-        const struct top *a = arguments;                                                           \
         const int64_t inner = a->inner, wide = a->work ? 1 : TOP_COLUMNS, blocks = (inner + wide - 1) / wide;\
         const key flip = a->sign > 0 ? (key)-1 : 0;                                                \
         for (int64_t item = begin; item < (a->work ? a->chains : end); item++) {                   \
@@ -431,7 +425,6 @@ enum { MOST_DIGITS = 8, MOST_BUCKETS = 2048, LONG_CHAIN = 8192 };
             else                                                                                   \
                 suffix##_chains(a, x, values, a->places + to, smaller(inner - column, TOP_COLUMNS), flip);\
         }                                                                                          \
-        return 0;                                                                                  \
     }
 
 TOP(int8, int8_t, int32_t, uint32_t)

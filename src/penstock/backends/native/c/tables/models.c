@@ -244,16 +244,14 @@ static void write_row(const struct models *a, int64_t row, double *scores)
             write_row(a, row + r, scores[r]);                                                     \
     }                                                                                             \
                                                                                                   \
-    static int name(const void *arguments, int64_t begin, int64_t end)                            \
+    ITEMS_OF(name, models)                                                                        \
     {                                                                                             \
-        const struct models *a = arguments;                                                       \
         for (int64_t item = begin; item < end; item++)                                            \
             if (item * ROWS + ROWS <= a->rows)                                                    \
                 name##_rows(a, item * ROWS, ROWS);                                                \
             else                                                                                  \
                 for (int64_t row = item * ROWS; row < a->rows; row++)                             \
                     name##_rows(a, row, 1);                                                       \
-        return 0;                                                                                 \
     }
 
 MODELS(models_float32, float, double)
