@@ -279,28 +279,13 @@ def _integer_arithmetic(attrs: Attrs, a: Term, b: Term) -> Term:
     return converted(result, "i4")
 
 
+_SINGLE = (
+    *("Abs", "Acos", "Asin", "Ceil", "Cos", "Erf", "Exp", "Floor", "Log", "Neg", "Sigmoid", "Sign"),
+    *("Sin", "Sqrt", "Tanh", "Add", "Sub", "Mul", "And", "Or", "Xor", "Not"),
+)
+"""those that are one instruction, whose name is the same in lower case"""
 FORMULAS: dict[str, Formula] = {
-    **{
-        name: _call(name.lower())
-        for name in [
-            "Abs",
-            "Neg",
-            "Sqrt",
-            "Floor",
-            "Ceil",
-            "Sign",
-            "Exp",
-            "Log",
-            "Tanh",
-            "Sigmoid",
-            "Erf",
-            "Sin",
-            "Cos",
-            "Asin",
-            "Acos",
-        ]
-    },
-    **{name: _call(name.lower()) for name in ["Add", "Sub", "Mul", "And", "Or", "Xor", "Not"]},
+    **{name: _call(name.lower()) for name in _SINGLE},
     **{name: _folded(name.lower()) for name in ("Max", "Min")},
     "Round": _call("rint"),
     "Sum": _folded("add"),
