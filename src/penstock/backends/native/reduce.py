@@ -49,14 +49,12 @@ def reduction_call(site: Site) -> NativeCall | None:
     return reduction_over(site, name, axes) if axes else None
 
 
-def reduction_over(site: Site, name: str, axes: Sequence[int]) -> NativeCall | None:
-    """The call of a reduction over these axes, if they are adjacent."""
+def reduction_over(site: Site, name: str, axes: Sequence[int]) -> NativeCall:
+    """The call of a reduction over these axes. Raises ``UnsupportedError`` unless they are
+    adjacent."""
     x = site.input(0)
     assert x is not None
-    try:
-        return _call(site, f"{name}_{x.dtype}", axes, (None,) * len(site.tensors))
-    except UnsupportedError:
-        return None
+    return _call(site, f"{name}_{x.dtype}", axes, (None,) * len(site.tensors))
 
 
 def _call(site: Site, name: str, axes: Sequence[int], strides: _Strides) -> NativeCall:
