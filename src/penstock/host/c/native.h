@@ -33,11 +33,11 @@ typedef struct {
 
 /* Begin the function of a kernel; `a` are its arguments, a struct of that name. That of CHECKED_ITEMS_OF returns
    whether the inputs are at fault, that of ITEMS_OF nothing. */
-#define ITEMS_OF(name, arguments) KERNEL_OF(name, arguments, void, name##_items(given, begin, end); return 0)
-#define CHECKED_ITEMS_OF(name, arguments) KERNEL_OF(name, arguments, int, return name##_items(given, begin, end))
-#define KERNEL_OF(name, arguments, result, call)                                                  \
+#define ITEMS_OF(name, arguments) KERNEL_OF(name, arguments, void, , return 0;)
+#define CHECKED_ITEMS_OF(name, arguments) KERNEL_OF(name, arguments, int, return, )
+#define KERNEL_OF(name, arguments, result, before, behind)                                        \
     static result name##_items(const struct arguments *a, int64_t begin, int64_t end);            \
-    static int name(const void *given, int64_t begin, int64_t end) { call; }                      \
+    static int name(const void *given, int64_t begin, int64_t end) { before name##_items(given, begin, end); behind }\
     static result name##_items(const struct arguments *a, int64_t begin, int64_t end)
 
 #define KERNEL(name, arguments) {#name, name, sizeof(struct arguments) / 8, NULL}

@@ -500,22 +500,20 @@ static inline const uint8_t *of_y(const struct integer_pair *p, int64_t at, int6
             });                                                                                   \
         memcpy(d, codes, n);                                                                      \
     }                                                                                             \
-    static int name(const void *arguments, int64_t begin, int64_t end)                            \
+    ITEMS_OF(name, integer_pair)                                                                  \
     {                                                                                             \
-        const struct integer_pair *p = arguments;                                                 \
-        const int64_t last = smaller(end * p->block, p->size);                                    \
+        const int64_t last = smaller(end * a->block, a->size);                                    \
         uint8_t repeated[MOST_REPEATED + PIECE], filled[PIECE];                                   \
-        for (int64_t i = 0; p->period && i < p->period + PIECE; i++)                              \
-            repeated[i] = p->y[i % p->period];                                                    \
-        for (int64_t at = begin * p->block, n; at < last; at += n) {                              \
+        for (int64_t i = 0; a->period && i < a->period + PIECE; i++)                              \
+            repeated[i] = a->y[i % a->period];                                                    \
+        for (int64_t at = begin * a->block, n; at < last; at += n) {                              \
             n = smaller(last - at, PIECE);                                                        \
-            const type *x = (const type *)p->x + at, *y = (const type *)of_y(p, at, &n, repeated, filled);\
+            const type *x = (const type *)a->x + at, *y = (const type *)of_y(a, at, &n, repeated, filled);\
             if (n == PIECE)                                                                       \
-                name##_piece(p, (type *)p->to + at, x, y, PIECE);                                 \
+                name##_piece(a, (type *)a->to + at, x, y, PIECE);                                 \
             else                                                                                  \
-                name##_piece(p, (type *)p->to + at, x, y, n);                                     \
+                name##_piece(a, (type *)a->to + at, x, y, n);                                     \
         }                                                                                         \
-        return 0;                                                                                 \
     }
 #define TERM(v, i) rescaled_integer(v * (1 << 20), by[i], by[i + 1])
 #define TERMS by[11] * TERM(a, 1) + by[12] * TERM(b, 4)

@@ -233,22 +233,17 @@ struct top {
 };
 
 /* Keys are integers in the order of the elements: -0 is 0, and NaN is above all else. */
-static inline int32_t key_float32(float x)
-{
-    int32_t bits;
-    x = x + 0.0f;
-    memcpy(&bits, &x, 4);
-    return x != x ? INT32_MAX : bits ^ (bits >> 31 & INT32_MAX);
-}
+#define KEY(suffix, type, key, most)                                                               \
+    static inline key key_##suffix(type x)                                                         \
+    {                                                                                              \
+        key bits;                                                                                  \
+        x = x + 0;                                                                                 \
+        memcpy(&bits, &x, sizeof x);                                                               \
+        return x != x ? most : bits ^ (bits >> (8 * sizeof x - 1) & most);                         \
+    }
 
-static inline int64_t key_float64(double x)
-{
-    int64_t bits;
-    x = x + 0.0;
-    memcpy(&bits, &x, 8);
-    return x != x ? INT64_MAX : bits ^ (bits >> 63 & INT64_MAX);
-}
-
+KEY(float32, float, int32_t, INT32_MAX)
+KEY(float64, double, int64_t, INT64_MAX)
 #define key_int8(x) (x)
 #define key_uint8(x) (x)
 #define key_int32(x) (x)

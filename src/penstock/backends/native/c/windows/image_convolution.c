@@ -682,15 +682,13 @@ static int given_stage(const void *arguments, int64_t stage, int64_t first, int6
     return 0;
 }
 
-static int given_convolution_stage(const void *arguments, int64_t stage, int64_t first, int64_t last)
-{
-    return given_stage(arguments, stage, first, last, 0);
-}
-
-static int given_depthwise_stage(const void *arguments, int64_t stage, int64_t first, int64_t last)
-{
-    return given_stage(arguments, stage, first, last, 1);
-}
+#define GIVEN_STAGE(name, each_channel)                                                           \
+    static int name(const void *arguments, int64_t stage, int64_t first, int64_t last)            \
+    {                                                                                             \
+        return given_stage(arguments, stage, first, last, each_channel);                          \
+    }
+GIVEN_STAGE(given_convolution_stage, 0)
+GIVEN_STAGE(given_depthwise_stage, 1)
 
 /* Round images to pairs of channels in the first stage, and convolve these in the second. */
 static int rounded_convolution_stage(const void *arguments, int64_t stage, int64_t first, int64_t last)
