@@ -135,9 +135,7 @@ static PyObject *array_concatenated(PyObject *module, PyObject *const *arguments
         copy_rows(x, y, to);
         to += PyArray_DIM(x, axis) * PyArray_STRIDE(y, axis);
     }
-    if (arguments[1] == Py_None)
-        return (PyObject *)y;
-    Py_RETURN_NONE;
+    return arguments[1] == Py_None ? (PyObject *)y : Py_NewRef(Py_None);
 }
 
 static PyObject *array_appended(PyObject *module, PyObject *const *arguments, Py_ssize_t count)

@@ -183,15 +183,13 @@ static void fmod_f4(void *to, const void *x, const void *y, const void *z, int64
         memcpy(d, remainders, n * sizeof(float));
 }
 
-static void half_f4(void *to, const void *x, const void *y, const void *z, int64_t n)
-{
-    floats_of_halves(to, x, n);
-}
-
-static void f4_half(void *to, const void *x, const void *y, const void *z, int64_t n)
-{
-    halves_of_floats(to, x, n);
-}
+#define DEFINE_HALVES(name, converted)                                                            \
+    static void name(void *to, const void *x, const void *y, const void *z, int64_t n)            \
+    {                                                                                             \
+        converted(to, x, n);                                                                      \
+    }
+DEFINE_HALVES(half_f4, floats_of_halves)
+DEFINE_HALVES(f4_half, halves_of_floats)
 
 /* (x - zero point) * scale */
 #define DEFINE_DEQUANTIZE(suffix, type, ...)                                                      \
@@ -426,29 +424,27 @@ struct pair {
 };
 
 #define DEFINE_PAIR(name, type, lowest, highest, expression)                                      \
-    static int name(const void *arguments, int64_t begin, int64_t end)                            \
+    ITEMS_OF(name, pair)                                                                          \
     {                                                                                             \
-        const struct pair *p = arguments;                                                         \
-        const float *f = p->parameters, x_scale = f[0], x_zero = f[1], y_scale = f[2];            \
+        const float *f = a->parameters, x_scale = f[0], x_zero = f[1], y_scale = f[2];            \
         const float y_zero = f[3], scale = f[4], inverse = 1 / scale;                             \
         const int32_t zero = (int32_t)f[5];                                                       \
         float low = -LARGEST_CODE * scale, high = LARGEST_CODE * scale;                           \
         low = f[6] > low ? f[6] : low;                                                            \
-        int64_t at = begin * p->block, last = end * p->block < p->size ? end * p->block : p->size; \
-        const type *x = (const type *)p->x + at, *y = (const type *)p->y + at;                    \
-        type *d = (type *)p->to + at;                                                             \
+        int64_t at = begin * a->block, last = end * a->block < a->size ? end * a->block : a->size; \
+        const type *x = (const type *)a->x + at, *y = (const type *)a->y + at;                    \
+        type *d = (type *)a->to + at;                                                             \
         int64_t n = last - at;                                                                    \
         LOOP({                                                                                    \
-            float a = ((float)x[i] - x_zero) * x_scale;                                           \
-            float b = ((float)y[i] - y_zero) * y_scale;                                           \
+            float u = ((float)x[i] - x_zero) * x_scale;                                           \
+            float v = ((float)y[i] - y_zero) * y_scale;                                           \
             const float real = WITHIN(expression, low, high);                                     \
             const int32_t code = TO_INT(quotient(real, scale, inverse)) + zero;                   \
             d[i] = (type)WITHIN(code, lowest, highest);                                           \
         });                                                                                       \
-        return 0;                                                                                 \
     }
-#define ADD_CODES(suffix, ...) DEFINE_PAIR(add_codes_##suffix, __VA_ARGS__, a + b)
-#define MUL_CODES(suffix, ...) DEFINE_PAIR(mul_codes_##suffix, __VA_ARGS__, a *b)
+#define ADD_CODES(suffix, ...) DEFINE_PAIR(add_codes_##suffix, __VA_ARGS__, u + v)
+#define MUL_CODES(suffix, ...) DEFINE_PAIR(mul_codes_##suffix, __VA_ARGS__, u *v)
 OF_CODES(ADD_CODES)
 OF_CODES(MUL_CODES)
 

@@ -11,11 +11,6 @@ static inline int64_t checked(int64_t index, int64_t dim)
     return index >= 0 && index < dim ? index : -1;
 }
 
-static inline int64_t index_at(const void *indices, int64_t wide, int64_t i)
-{
-    return wide ? ((const int64_t *)indices)[i] : ((const int32_t *)indices)[i];
-}
-
 /* Elements at `indices`, which replace one axis and have dims of their own at the others: an item is a
    row of them along the last axis. */
 struct elements {
@@ -87,7 +82,6 @@ static int all_in_range(const void *indices, int64_t wide, int64_t count, int64_
 #define SCATTER_ELEMENTS(name, type, COMBINE)                                                      \
     CHECKED_ITEMS_OF(name, elements)                                                               \
     {                                                                                              \
-        (void)begin, (void)end;                                                                    \
         if (!all_in_range(a->indices, a->wide, a->rows * a->length, a->dim))                       \
             return 1;                                                                              \
         if (a->x != a->y)                                                                          \
@@ -181,7 +175,6 @@ OF_SIZES(GATHER_ND)
 #define SCATTER_ND(name, type, COMBINE)                                                            \
     CHECKED_ITEMS_OF(name, slices)                                                                 \
     {                                                                                              \
-        (void)begin, (void)end;                                                                    \
         for (int64_t tuple = 0; tuple < a->count; tuple++)                                         \
             if (slice_offset(a, tuple) < 0)                                                        \
                 return 1;                                                                          \

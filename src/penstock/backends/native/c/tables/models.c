@@ -41,7 +41,6 @@ struct models {
 
 /* Vectors of eight, whose elements are added one by one: on every instruction set alike. */
 enum { WIDTH = 8 };
-typedef double lanes __attribute__((vector_size(64), aligned(8)));
 
 /* The products of some features of `n` rows with vectors, added to `sums`, which are VECTORS apart. The
    sums over these features are of the type of the vectors. */
@@ -66,7 +65,7 @@ typedef double lanes __attribute__((vector_size(64), aligned(8)));
         }                                                                                         \
     }
 
-ADD_PRODUCTS(add_products, double, 8)
+ADD_PRODUCTS(add_products, double, WIDTH)
 ADD_PRODUCTS(add_narrow_products, float, 16)
 
 /* From the products of a row with vectors to kernels; `square` is that of the row. */
@@ -103,9 +102,9 @@ static void apply_kernel(const struct models *a, double *restrict k, double squa
 
 static inline double dot(const double *x, const double *y, int64_t count)
 {
-    lanes sum = {0};
+    add_products_lanes sum = {0};
     for (int64_t i = 0; i < count; i += WIDTH)
-        sum += *(const lanes *)(x + i) * *(const lanes *)(y + i);
+        sum += *(const add_products_lanes *)(x + i) * *(const add_products_lanes *)(y + i);
     return ((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7]));
 }
 

@@ -61,9 +61,7 @@ struct classes {
             type *restrict y = (type *)a->y + item * a->depth * a->inner;                          \
             FILL(y, a->depth * a->inner, off);                                                     \
             for (int64_t j = 0; j < a->inner; j++) {                                               \
-                int64_t at = item * a->inner + j;                                                  \
-                int64_t place = a->wide ? ((const int64_t *)a->indices)[at]                        \
-                                        : ((const int32_t *)a->indices)[at];                       \
+                int64_t place = index_at(a->indices, a->wide, item * a->inner + j);                \
                 place += place < 0 && a->from_end ? a->depth : 0;                                  \
                 if (place >= 0 && place < a->depth)                                                \
                     y[place * a->inner + j] = on;                                                  \
