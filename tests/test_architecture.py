@@ -26,7 +26,7 @@ MAX_FUNCTION_LINES = 60
 # Today's figures of ``tools/ratchets.py``. A change that lowers one lowers its bound; none rises.
 BOUNDS = {
     "string_imports": 29,
-    "tabled_imports": 128,
+    "tabled_imports": 50,
     "backend_members": 0,
     "backend_lookups": 0,
     "kernel_fields": 8,
@@ -42,7 +42,7 @@ BOUNDS = {
     "passes_outside_pipeline": 0,
     "calls_of_infer_types": 0,
     "tuple_splats": 0,
-    "any_in_signatures": 477,
+    "any_in_signatures": 476,
     "functions_over_6_parameters": 11,
     "classes_over_20_attributes": 0,
     "untested_modules": 44,

@@ -279,13 +279,14 @@ def _integer_arithmetic(attrs: Attrs, a: Term, b: Term) -> Term:
     return converted(result, "i4")
 
 
-_SINGLE = (
-    *("Abs", "Acos", "Asin", "Ceil", "Cos", "Erf", "Exp", "Floor", "Log", "Neg", "Sigmoid", "Sign"),
-    *("Sin", "Sqrt", "Tanh", "Add", "Sub", "Mul", "And", "Or", "Xor", "Not"),
-)
-"""those that are one instruction, whose name is the same in lower case"""
 FORMULAS: dict[str, Formula] = {
-    **{name: _call(name.lower()) for name in _SINGLE},
+    **{
+        name: _call(name.lower())
+        for name in (
+            *("Abs", "Acos", "Asin", "Ceil", "Cos", "Erf", "Exp", "Floor", "Log", "Neg", "Sigmoid"),
+            *("Sign", "Sin", "Sqrt", "Tanh", "Add", "Sub", "Mul", "And", "Or", "Xor", "Not"),
+        )
+    },
     **{name: _folded(name.lower()) for name in ("Max", "Min")},
     "Round": _call("rint"),
     "Sum": _folded("add"),
