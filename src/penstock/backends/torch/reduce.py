@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,29 +16,20 @@ from penstock.core.types import RunValue
 from penstock.ir.kernel import DeviceWork, Kernel
 
 
-def _sum(x: Tensor, dim: RunValue, keepdim: bool, out: Tensor | None = None) -> Tensor:
+def _sum(x: Tensor, **options: Any) -> Tensor:
     # Without a dtype, torch adds up integers as int64, whatever their own type is.
-    return torch.sum(x, dim, keepdim, dtype=x.dtype, out=out)
-
-
-def _log_sum(x: Tensor, dim: RunValue, keepdim: bool, out: Tensor | None = None) -> Tensor:
-    return torch.sum(x, dim, keepdim, out=out).log_()
-
-
-def _sum_square(x: Tensor, dim: RunValue, keepdim: bool, out: Tensor | None = None) -> Tensor:
-    return torch.sum(x * x, dim, keepdim, dtype=x.dtype, out=out)
+    return torch.sum(x, **options, dtype=x.dtype)
 
 
 def _extreme(reduce: Callable[..., Tensor], lowest: bool) -> Callable[..., Tensor]:
     """A maximum or minimum, which torch has of no empty axes: the ``lowest`` or highest number."""
 
-    def extreme(x: Tensor, dim: RunValue, keepdim: bool, out: Tensor | None = None) -> Tensor:
+    def extreme(x: Tensor, **options: Any) -> Tensor:
         if x.numel():
-            return reduce(x, dim, keepdim, out=out)
+            return reduce(x, **options)
         floating = x.dtype in FLOATS
         bounds = (-math.inf, math.inf) if floating else _bounds(x.dtype)
-        result = torch.sum(x, dim, keepdim, dtype=x.dtype, out=out)
-        return result.fill_(bounds[not lowest])
+        return _sum(x, **options).fill_(bounds[not lowest])
 
     return extreme
 
@@ -50,13 +42,13 @@ def _bounds(dtype: torch.dtype) -> tuple[float, float]:
 _REDUCTIONS: Mapping[str, Callable[..., Tensor]] = {
     "ReduceL1": partial(torch.linalg.vector_norm, ord=1),
     "ReduceL2": partial(torch.linalg.vector_norm, ord=2),
-    "ReduceLogSum": _log_sum,
+    "ReduceLogSum": lambda x, **options: torch.sum(x, **options).log_(),
     "ReduceLogSumExp": torch.logsumexp,
     "ReduceMax": _extreme(torch.amax, lowest=True),
     "ReduceMean": torch.mean,
     "ReduceMin": _extreme(torch.amin, lowest=False),
     "ReduceSum": _sum,
-    "ReduceSumSquare": _sum_square,
+    "ReduceSumSquare": lambda x, **options: _sum(x * x, **options),
 }
 REDUCTIONS = tuple(_REDUCTIONS)
 _OF_INTEGERS = ("ReduceMax", "ReduceMin", "ReduceSum", "ReduceSumSquare")
