@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from penstock.core.types import RunValue
 from penstock.ir.kernel import DeviceWork, Kernel
 
 
-def _sum(x: Tensor, **options: Any) -> Tensor:
+def _sum(x: Tensor, **options: RunValue) -> Tensor:
     # Without a dtype, torch adds up integers as int64, whatever their own type is.
     return torch.sum(x, **options, dtype=x.dtype)
 
@@ -24,7 +23,7 @@ def _sum(x: Tensor, **options: Any) -> Tensor:
 def _extreme(reduce: Callable[..., Tensor], lowest: bool) -> Callable[..., Tensor]:
     """A maximum or minimum, which torch has of no empty axes: the ``lowest`` or highest number."""
 
-    def extreme(x: Tensor, **options: Any) -> Tensor:
+    def extreme(x: Tensor, **options: RunValue) -> Tensor:
         if x.numel():
             return reduce(x, **options)
         floating = x.dtype in FLOATS
