@@ -156,7 +156,7 @@ KERNELS := setup.py $(wildcard src/penstock/host/c/* src/penstock/backends/nativ
 
 kernels: setup
 	$(RUN) setup.py -q build_ext --inplace
-	$(RUN) -m tools.native_families
+	$(RUN) -m tools.families
 
 # Into dist/.
 wheels: $(VENV)/.installed-wheels

@@ -26,7 +26,7 @@ MAX_FUNCTION_LINES = 60
 # Today's figures of ``tools/ratchets.py``. A change that lowers one lowers its bound; none rises.
 BOUNDS = {
     "string_imports": 29,
-    "tabled_imports": 128,
+    "tabled_imports": 50,
     "backend_members": 0,
     "backend_lookups": 0,
     "kernel_fields": 8,
@@ -42,7 +42,7 @@ BOUNDS = {
     "passes_outside_pipeline": 0,
     "calls_of_infer_types": 0,
     "tuple_splats": 0,
-    "any_in_signatures": 477,
+    "any_in_signatures": 476,
     "functions_over_6_parameters": 11,
     "classes_over_20_attributes": 0,
     "untested_modules": 44,
@@ -50,7 +50,7 @@ BOUNDS = {
     "session_members": 18,
     "environment_variables": 8,
 }
-MOST = {"python_lines": 106_213, "c_lines": 13_850}
+MOST = {"python_lines": 105_874, "c_lines": 13_730}
 LEAST = {"comment_percent": 5.0, "comment_percent_in_hard_files": 12.5}
 
 # Third-party packages that only some modules may import.

@@ -160,13 +160,9 @@ def _fields_of_kernel(facets: bool) -> Places:
 
 @cache
 def operation_names() -> frozenset[str]:
-    """The names of all operations: those of the table of families, and the internal ones."""
-    names = set()
+    """The names of all operations: those of the index of families, and the internal ones."""
+    names = set((SOURCE / "ops" / "families.txt").read_text().split())
     for module in written():
-        if "_FAMILIES" in text(module):
-            for target, value in assignments(tree(module).body):
-                if target.id == "_FAMILIES":
-                    names |= {word for x in _strings(value) for word in x.split()}
         if 'Op("' in text(module):
             calls = [n for n in nodes(module) if isinstance(n, ast.Call) and n.args]
             made = [n.args[0] for n in calls if getattr(n.func, "id", "") == "Op"]

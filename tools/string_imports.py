@@ -25,7 +25,6 @@ from tools.source_tree import PACKAGE, Function, assignments, modules, nodes, te
 TABLES = {
     "BACKENDS": ("", r"^(.+)$"),
     "COMMANDS": (f"{PACKAGE}.cli.", r"^([a-z_]+)$"),  # the others are help
-    "_FAMILIES": (f"{PACKAGE}.ops.", r"([\w.]+):"),
     "_HOMES": ("", rf"^({PACKAGE}\..+)$"),
     "INTERNAL": (f"{PACKAGE}.ops.internal.", r"^(.+)$"),
 }
@@ -38,7 +37,7 @@ OPEN = {
     "cli.options": "modules that --import names",
     "peers.process": "modules that --import names",
     "host.on_demand": "defines imported()",
-    "ops.registry": "what ops.families names",
+    "ops.registry": "the modules of families that its families.txt names",
 }
 
 _IMPORTERS = ("imported", "import_module")

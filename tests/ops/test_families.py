@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-import penstock.ops.families
-from penstock.ops.families import MODULES
+from penstock.ops.families import INDEX, MODULES
 
 PROGRAM = """
 import pkgutil
@@ -33,12 +33,13 @@ def test_modules_register_just_the_operations_that_the_table_says(reverse: bool)
     program = PROGRAM.format(reverse=reverse)
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.split() == [], f"correct {penstock.ops.families.__name__}"
+    assert done.stdout.split() == [], "run 'make kernels', which writes the table"
 
 
 def test_operation_of_a_family_is_found_by_importing_its_module_alone() -> None:
     program = """
 import sys
+from pathlib import Path
 from penstock.ops import find
 assert find("Celu").name == "Celu" and find("Attention", "com.microsoft") is not None
 assert find("Celu", "nowhere") is None
@@ -54,3 +55,10 @@ print(*[name for name in sys.modules if name.startswith("penstock.ops.") and nam
         "penstock.ops.onnx.attention",
         "penstock.ops.microsoft.attention",
     }
+
+
+def test_index_is_what_the_tool_writes() -> None:
+    program = "from tools.families import operations_text; print(operations_text(), end='')"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert Path(INDEX).read_text() == done.stdout, "run 'make kernels', which writes it"

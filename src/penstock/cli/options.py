@@ -29,12 +29,6 @@ def _backends(
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def _place(
-    context: click.Context, parameter: click.Parameter, texts: Sequence[str]
-) -> dict[str, str] | None:
-    return _pairs(texts) or None
-
-
 def _limits(
     context: click.Context, parameter: click.Parameter, texts: Sequence[str]
 ) -> Limits | None:
@@ -110,7 +104,12 @@ _OPTIONS: Mapping[str, Decorator] = {
     "threads": compile_option("threads", type=click.IntRange(min=1)),
     "backends": compile_option("backends", metavar="NAME,NAME", callback=_backends),
     "precision": compile_option("precision", type=click.Choice(PRECISIONS)),
-    "place": compile_option("place", multiple=True, metavar="WHAT=BACKEND", callback=_place),
+    "place": compile_option(
+        "place",
+        multiple=True,
+        metavar="WHAT=BACKEND",
+        callback=lambda context, parameter, texts: _pairs(texts) or None,
+    ),
     "limits": compile_option("limits", multiple=True, metavar="NAME=VALUE", callback=_limits),
     "devices": compile_option("devices", metavar="N or NAMES", callback=_devices),
     "max_streams": MAX_STREAMS,
@@ -234,12 +233,6 @@ comparison_options = click.option(
 # Files.
 
 
-def _written_file(
-    context: click.Context, parameter: click.Parameter, path: Path | None
-) -> Path | None:
-    return None if path is None else check_writable(path)
-
-
 def check_writable(path: Path) -> Path:
     """A path that can be written, as far as opening it shows."""
     existed = path.exists()
@@ -269,7 +262,12 @@ def _written_folder(
 
 def file_option(*names: str, **settings: Any) -> Decorator:
     """An option for a file that the command writes: tried before it does anything else."""
-    return click.option(*names, type=click.Path(path_type=Path), callback=_written_file, **settings)
+    return click.option(
+        *names,
+        type=click.Path(path_type=Path),
+        callback=lambda context, parameter, path: path and check_writable(path),
+        **settings,
+    )
 
 
 def folder_option(*names: str, **settings: Any) -> Decorator:

@@ -23,11 +23,10 @@ may use in this iteration and in the next, ``x`` the view of a scanned input, ``
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeGuard
 
 from penstock.codegen.steps import StepWriter, comment
 from penstock.core.records import NamedTuple
-from penstock.core.types import MapType, SequenceType, TensorType, Type
+from penstock.core.types import MapType, SequenceType, is_static
 from penstock.ops.onnx.control_flow import ScanLayout, row_type
 from penstock.plan.plan import Carry, Step, reads
 
@@ -176,7 +175,7 @@ def _write_body(writer: StepWriter, step: Step, number: int = 0) -> None:
 def _condition(writer: StepWriter, slot: int) -> str:
     type_, name = writer.slots[slot].type, writer.name[slot]
     # The truth of one element is that of its array, which spares a call in each iteration.
-    single = isinstance(type_, TensorType) and type_.static and set(type_.dims) <= {1}
+    single = is_static(type_) and set(type_.dims) <= {1}
     return name if single else f"truth({name})"
 
 
@@ -294,7 +293,7 @@ class _ScanOutputs:
         writer, step = self.writer, self.step
         for slot, _, axis, backward in self.outputs:
             type_, result = writer.slots[slot].type, writer.name[slot]
-            if _is_static(type_):
+            if is_static(type_):
                 writer.constants[f"k{slot}"] = (type_.dims, type_.dtype)
                 writer.line(f"{result} = empty(*k{slot})", step)
                 writer.line(f"r{slot} = rows_of({result}, {axis}, {backward})", step)
@@ -304,7 +303,7 @@ class _ScanOutputs:
     def collect(self, iteration: str) -> None:
         writer = self.writer
         for slot, row, _, _ in self.outputs:
-            if _is_static(writer.slots[slot].type):
+            if is_static(writer.slots[slot].type):
                 writer.line(f"r{slot}[{iteration}] = {writer.name[row]}", self.step)
             else:
                 added = f"r{slot}.append({{}})" if not writer.counts else f"add_row(r{slot}, {{}})"
@@ -315,14 +314,10 @@ class _ScanOutputs:
         writer = self.writer
         for slot, _, axis, backward in self.outputs:
             type_, rows = writer.slots[slot].type, f"r{slot}"
-            if _is_static(type_):
+            if is_static(type_):
                 continue
             if not isinstance(type_, SequenceType):
                 writer.constants[f"k{slot}"] = row_type(type_, axis)
                 rows = f"stack({rows}, {axis}, {backward}, k{slot})"
             writer.line(f"{writer.name[slot]} = {rows}", self.step)
         return [f"r{output.slot}" for output in self.outputs]
-
-
-def _is_static(type_: Type) -> TypeGuard[TensorType]:
-    return isinstance(type_, TensorType) and type_.static

@@ -120,10 +120,6 @@ def _is_place(value: Any) -> bool:
     return isinstance(value, str) or (_is_list(value) and all(isinstance(n, str) for n in value))
 
 
-def _is_array(value: object) -> bool:
-    return isinstance(value, np.ndarray)
-
-
 def _are_shapes(value: Any) -> bool:
     by_name = partial(
         _by_name, allowed=lambda x: _is_list(x) or isinstance(x, np.ndarray) or _is_size(x)
@@ -460,7 +456,7 @@ class RunOptions:
     )
 
     def __post_init__(self) -> None:
-        if self.out is not None and not _by_name(self.out, _is_array):
+        if self.out is not None and not _by_name(self.out, lambda x: isinstance(x, np.ndarray)):
             raise wrong_type("out", self.out, "a mapping of names to arrays")
         check_choice("returns", self.returns, RETURNS)
         if self.out is not None and self.returns != "numpy":

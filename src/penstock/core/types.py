@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, reduce
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeGuard
 
 import numpy as np
 
@@ -237,6 +237,14 @@ def type_of(value: object) -> Type:
     if value is None:
         return OptionalType(ANY)
     return ANY
+
+
+def is_static(type_: object, kinds: str = "") -> TypeGuard[TensorType]:
+    """Whether a type is that of a tensor whose dims are all known, and whose dtype is of one of
+    these ``kinds``, if any are given."""
+    if not isinstance(type_, TensorType) or not type_.static:
+        return False
+    return not kinds or (type_.dtype is not None and type_.dtype.kind in kinds)
 
 
 def constant_type(array: np.ndarray) -> TensorType:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.core.records import dataclass
-from penstock.core.types import STRING, TensorType, Type
+from penstock.core.types import STRING, Type, is_static
 
 ALIGNMENT = 64
 """bytes: a cache line, and the widest vector register"""
@@ -29,7 +29,7 @@ def aligned_bytes(nbytes: int) -> np.ndarray:
 
 def is_plannable(type_: Type) -> bool:
     """Whether memory for a value of this type can be set aside before the run."""
-    return isinstance(type_, TensorType) and type_.static and type_.dtype != STRING
+    return is_static(type_) and type_.dtype != STRING
 
 
 @dataclass(frozen=True, slots=True, eq=False)

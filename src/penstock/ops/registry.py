@@ -51,6 +51,7 @@ Compile = Callable[[Node, Types], Kernel]
 """Returns the NumPy kernel of a node, for inputs of these types."""
 Prepared = Mapping[str, Callable[[Node], Any]]
 """Computes values once, when a node is compiled, by the names of the parameters that take them."""
+ATTRS: Prepared = {"attrs": lambda node: node.attrs}
 OUTPUT_COUNT: Prepared = {"count": lambda node: len(node.outputs)}
 
 ArrayFunction: TypeAlias = Callable[..., RunValue]

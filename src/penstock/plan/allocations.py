@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from penstock.core.limits import Limits
 from penstock.core.records import NamedTuple
-from penstock.core.types import STRING, TensorType
-from penstock.plan.plan import Plan, Slot, Step
+from penstock.ir.layout import is_plannable
+from penstock.plan.plan import Plan, Step
 
 
 class Allocations(NamedTuple):
@@ -35,25 +35,19 @@ def allocations(plan: Plan, arena_bytes: int, limits: Limits) -> Allocations:
                 continue
             if slot.base >= 0:
                 # No other view has more elements than what it views, which readers may write out.
-                if step.node.op.name == "Expand" and not _is_sized(slot):
+                if step.node.op.name == "Expand" and not is_plannable(slot.type):
                     unknown.add(step)
-            elif _is_sized(slot):
+            elif is_plannable(slot.type):
                 known[step] = known.get(step, 0) + slot.nbytes
             else:
                 unknown.add(step)
     taken = arena_bytes + sum(known.values())
     copies = [plan.slots[i] for i in plan.outputs if not plan.slots[i].owned]
-    total = taken + sum(slot.nbytes for slot in copies if _is_sized(slot))
+    total = taken + sum(slot.nbytes for slot in copies if is_plannable(slot.type))
     fits = limits.max_bytes is None or total <= limits.max_bytes
-    if fits and not unknown and all(map(_is_sized, copies)):
+    if fits and not unknown and all(is_plannable(slot.type) for slot in copies):
         return Allocations()
     # What is known is added up already, so that runs count only the rest.
     if fits:
         return Allocations(True, taken, frozenset(unknown))
     return Allocations(True, arena_bytes, frozenset(unknown.union(known)))
-
-
-def _is_sized(slot: Slot) -> bool:
-    """Whether the size of a value is known: that of strings is not."""
-    type_ = slot.type
-    return isinstance(type_, TensorType) and type_.static and type_.dtype != STRING

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from inspect import getdoc
 from urllib.parse import quote
 
@@ -35,50 +35,27 @@ _PORT = {
 }
 
 
-def _record(properties: Mapping[str, object], *required: str) -> JsonObject:
-    return {"type": "object", "properties": properties, "required": [*required]}
+def _record(required: str, **properties: object) -> JsonObject:
+    """The schema of an object, of whose properties some are required."""
+    return {"type": "object", "properties": properties, "required": required.split()}
 
 
 def _list(schema: str) -> JsonObject:
     return {"type": "array", "items": {"$ref": f"#/components/schemas/{schema}"}}
 
 
+_REQUEST = {"inputs": _list("Tensor"), "outputs": _list("WantedOutput")}
+_RESPONSE = {"model_name": _STRING, "model_version": _STRING, "id": _STRING}
+_MODEL = {"name": _STRING, "versions": {"type": "array", "items": _STRING}, "platform": _STRING}
 _SCHEMAS = {
-    "Error": _record({"error": _STRING}, "error"),
-    "Tensor": _record(_TENSOR, "name", "shape", "datatype"),
-    "WantedOutput": _record({"name": _STRING, "parameters": _OBJECT}, "name"),
-    "InferenceRequest": _record(
-        {
-            "id": _STRING,
-            "parameters": _OBJECT,
-            "inputs": _list("Tensor"),
-            "outputs": _list("WantedOutput"),
-        },
-        "inputs",
-    ),
-    "InferenceResponse": _record(
-        {
-            "model_name": _STRING,
-            "model_version": _STRING,
-            "id": _STRING,
-            "outputs": _list("Tensor"),
-        },
-        "model_name",
-        "outputs",
-    ),
-    "Port": _record(_PORT, "name", "datatype", "shape"),
+    "Error": _record("error", error=_STRING),
+    "Tensor": _record("name shape datatype", **_TENSOR),
+    "WantedOutput": _record("name", name=_STRING, parameters=_OBJECT),
+    "InferenceRequest": _record("inputs", id=_STRING, parameters=_OBJECT, **_REQUEST),
+    "InferenceResponse": _record("model_name outputs", **_RESPONSE, outputs=_list("Tensor")),
+    "Port": _record("name datatype shape", **_PORT),
     "Model": _record(
-        {
-            "name": _STRING,
-            "versions": {"type": "array", "items": _STRING},
-            "platform": _STRING,
-            "inputs": _list("Port"),
-            "outputs": _list("Port"),
-        },
-        "name",
-        "platform",
-        "inputs",
-        "outputs",
+        "name platform inputs outputs", **_MODEL, inputs=_list("Port"), outputs=_list("Port")
     ),
 }
 # By handler: the media type of the response, if it is no JSON, and its schema, if it has one.

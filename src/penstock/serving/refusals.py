@@ -12,6 +12,7 @@ import numpy as np
 
 from penstock.core.errors import InvalidInput
 from penstock.core.types import STRING, TensorType, Type
+from penstock.ops.common.shape_rules import fits
 from penstock.serving.protocol import InferenceRequest, datatype_of
 from penstock.session.session import Session
 
@@ -50,13 +51,9 @@ def _of_input(name: str, x: np.ndarray, values: Mapping[str, Type]) -> Iterator[
     wanted, shape = datatype_of(type_.dtype or STRING), type_.shape
     if type_.dtype is not None and wanted != (given := datatype_of(x.dtype)):
         yield f'input {name!r:.80} has "datatype" {given}: the model takes {wanted}'
-    if shape is not None and not (len(shape) == x.ndim and all(map(_fits, shape, x.shape))):
+    if shape is not None and not fits(x.shape, shape):
         dims = [dim if isinstance(dim, int) else -1 for dim in shape]
         yield f'input {name!r:.80} has "shape" {[*x.shape]}: the model takes {dims}'
-
-
-def _fits(declared: object, dim: int) -> bool:
-    return not isinstance(declared, int) or declared == dim
 
 
 def _names(names: Iterable[str]) -> str:

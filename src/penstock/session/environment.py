@@ -8,7 +8,7 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.registry import BACKENDS, backends_of
@@ -27,10 +27,6 @@ class Variable(NamedTuple):
 
     option: str
     read: Callable[[str], Any]
-
-
-def _executor(text: str) -> str:
-    return _one_of(EXECUTORS, text)
 
 
 def _backends(text: str) -> list[str]:
@@ -60,7 +56,7 @@ def _one_of(names: Mapping[str, Any] | tuple[str, ...], name: str) -> str:
 
 
 VARIABLES = {
-    "PENSTOCK_EXECUTOR": Variable("executor", _executor),
+    "PENSTOCK_EXECUTOR": Variable("executor", partial(_one_of, EXECUTORS)),
     "PENSTOCK_BACKENDS": Variable("backends", _backends),
     "PENSTOCK_PLACE": Variable("place", _place),
     "PENSTOCK_THREADS": Variable("threads", _threads),

@@ -16,7 +16,7 @@ from penstock.core.errors import InternalError
 from penstock.ops.internal.fused import fused
 from tests.support.native_kernels import node_of
 from tests.support.onnx_text import compile_text
-from tools.native_families import index_text
+from tools.families import index_text
 
 
 def test_index_names_what_the_modules_register() -> None:

@@ -110,8 +110,9 @@ class Family:
     known shapes; with ``data_dependent`` those of outputs follow from data, and are left out.
     ``any_shape`` returns a kernel for arrays of any shapes. ``ahead_of_cache`` gets a site whose
     shapes may be unknown; its compiled function calls the other for what it has no code for. Each
-    returns None if it has no kernel for the node. ``work`` is that of a call, in the units of
-    ``RATES``; None for nodes without a kernel."""
+    returns None if it has no kernel for the node; the first and the third may also raise
+    ``UnsupportedError``. ``work`` is that of a call, in the units of ``RATES``; None for nodes
+    without a kernel."""
 
     work: WorkloadOf
     static: Static | None = None

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
 from penstock.backends.dynamic_shapes import SpecializingBackend
 from penstock.backends.native import RATES, family_of
-from penstock.backends.native.kernel import NativeCall, Site, native_kernel, open_site, site_of
+from penstock.backends.native.kernel import (
+    NativeCall,
+    Site,
+    UnsupportedError,
+    native_kernel,
+    open_site,
+    site_of,
+)
 from penstock.core.checkpoints import checkpoint
 from penstock.core.errors import PenstockError
 from penstock.core.records import replace
@@ -22,6 +30,7 @@ from penstock.ops.common.constant_cache import REORDERED, SavedCopies, copies_of
 from penstock.ops.internal.fused import parts
 from penstock.ops.work_estimate import WORTH_ROUNDING, Workload, flops
 
+T = TypeVar("T")
 _PRODUCTS = ("Gemm", "MatMul")
 # Families of work, and products of each element of x that are worth rounding it.
 _ROUNDED, _LEAST_USES = frozenset({"dense", "image"}), 32
@@ -34,6 +43,13 @@ def _touches_objects(site: Site, call: NativeCall) -> bool:
     if call.finish is not None:
         tensors = (*tensors[: len(site.node.inputs)], *call.finish.writes)
     return any(t is not None and t.dtype is not None and t.dtype.hasobject for t in tensors)
+
+
+def _unless_unsupported(choose: Callable[[Site], T | None], site: Site) -> T | None:
+    try:
+        return choose(site)
+    except UnsupportedError:
+        return None
 
 
 class NativeBackend(SpecializingBackend):
@@ -102,7 +118,7 @@ class NativeBackend(SpecializingBackend):
             return kernel
         # It takes arrays of any shapes, so that new ones need no kernel of their own, nor an entry
         # of a cache; products also of any strides, which the function of known shapes would copy.
-        call = family.ahead_of_cache(open_site(self.library, node, types))
+        call = _unless_unsupported(family.ahead_of_cache, open_site(self.library, node, types))
         if call is None:
             return kernel
         function, settings = call
@@ -116,7 +132,7 @@ class NativeBackend(SpecializingBackend):
         site = site_of(self.library, node, types, data_dependent=family.data_dependent)
         if site is not None and self._rounds(node):
             site = replace(site, rounds=True)
-        call = None if site is None else family.static(site)
+        call = None if site is None else _unless_unsupported(family.static, site)
         if site is None or call is None or _touches_objects(site, call):
             return None
         if call.can_fail and not call.items:

@@ -129,11 +129,10 @@ def plane_convolution(site: Site) -> NativeCall | None:
     )
 
 
-def _faster_workload(node: Node) -> Workload | None:
-    return cheaper(image_workload(node), plane_workload(node))
-
-
-@family("Conv", "ConvTranspose", work=_faster_workload)
+@family(
+    *("Conv", "ConvTranspose"),
+    work=lambda node: cheaper(image_workload(node), plane_workload(node)),
+)
 def convolution_call(site: Site) -> NativeCall | None:
     """A convolution with channels innermost, or in the images' own order."""
     image, plane = image_workload(site.node), plane_workload(site.node)

@@ -113,11 +113,8 @@ def elementwise_call(site: Site) -> NativeCall | None:
     output = site.output()
     if not output.elements or len(site.tensors) != len(site.node.inputs) + 1:
         return None
-    try:
-        program = _Program(site)
-        return program.call(program.finished(program.result(), output), output)
-    except UnsupportedError:
-        return None
+    program = _Program(site)
+    return program.call(program.finished(program.result(), output), output)
 
 
 @ahead_of_cache(*OPERATIONS, FUSED.full_name)
@@ -127,11 +124,8 @@ def elementwise_of_any_shape(site: Site) -> AnyShapeCall | None:
     output = site.tensors[-1]
     if len(site.node.outputs) > 1 or output is None or output.shape is None:
         return None
-    try:
-        program = _Program(site)
-        settings = program.settings(program.finished(program.result(), output), output)
-    except UnsupportedError:
-        return None
+    program = _Program(site)
+    settings = program.settings(program.finished(program.result(), output), output)
     return site.library.functions.elementwise, settings
 
 

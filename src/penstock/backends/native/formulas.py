@@ -128,10 +128,6 @@ def _sigmoid(x: Term) -> Term:
     return _typed("sigmoid", x)
 
 
-def _swish(attrs: Attrs, x: Term) -> Term:
-    return x * _sigmoid(x * attrs.get("alpha", 1.0))
-
-
 def _gelu(attrs: Attrs, x: Term) -> Term:
     if attrs.get("approximate", "none") != "none":
         return _tanh_gelu(x)
@@ -234,10 +230,6 @@ def _zero_nan(attrs: Attrs, x: Term) -> Term:
     return _where(_typed("eq", x, x, kind="b1"), x, 0.0)
 
 
-def _is_nan(attrs: Attrs, x: Term) -> Term:
-    return _typed("not", _typed("eq", x, x, kind="b1"))
-
-
 def converted(x: Term, kind: str) -> Term:
     """A value as another kind; integers of 8 and 16 bits become others by way of 32 bits."""
     if x.kind == kind:
@@ -282,25 +274,11 @@ def _integer_arithmetic(attrs: Attrs, a: Term, b: Term) -> Term:
 FORMULAS: dict[str, Formula] = {
     **{
         name: _call(name.lower())
-        for name in [
-            "Abs",
-            "Neg",
-            "Sqrt",
-            "Floor",
-            "Ceil",
-            "Sign",
-            "Exp",
-            "Log",
-            "Tanh",
-            "Sigmoid",
-            "Erf",
-            "Sin",
-            "Cos",
-            "Asin",
-            "Acos",
-        ]
+        for name in (
+            *("Abs", "Acos", "Asin", "Ceil", "Cos", "Erf", "Exp", "Floor", "Log", "Neg", "Sigmoid"),
+            *("Sign", "Sin", "Sqrt", "Tanh", "Add", "Sub", "Mul", "And", "Or", "Xor", "Not"),
+        )
     },
-    **{name: _call(name.lower()) for name in ["Add", "Sub", "Mul", "And", "Or", "Xor", "Not"]},
     **{name: _folded(name.lower()) for name in ("Max", "Min")},
     "Round": _call("rint"),
     "Sum": _folded("add"),
@@ -314,7 +292,7 @@ FORMULAS: dict[str, Formula] = {
     "LessOrEqual": _compared("le"),
     "Greater": _compared("lt", swapped=True),
     "GreaterOrEqual": _compared("le", swapped=True),
-    "IsNaN": _is_nan,
+    "IsNaN": lambda attrs, x: _typed("not", _typed("eq", x, x, kind="b1")),
     "Where": lambda attrs, condition, a, b: _where(condition, a, b),
     "Clip": _clip,
     "Relu": lambda attrs, x: _max(x, 0.0),
@@ -331,7 +309,7 @@ FORMULAS: dict[str, Formula] = {
     "HardSwish": lambda attrs, x: x * _hard_sigmoid(x, 1 / 6, 0.5),
     "Softplus": _softplus,
     "Softsign": lambda attrs, x: x / (_typed("abs", x) + 1.0),
-    "Swish": _swish,
+    "Swish": lambda attrs, x: x * _sigmoid(x * attrs.get("alpha", 1.0)),
     "Mish": _mish,
     "Gelu": _gelu,
     "penstock.ZeroNaN": _zero_nan,

@@ -210,12 +210,7 @@ def image_convolution(site: Site) -> NativeCall | None:
     build = _of_each_channel if is_depthwise else _of_all_channels
     calls = build(site, chain, axes)
     images = chain.x, chain.addend, len(site.node.inputs)
-    if calls is None:
-        return None
-    try:
-        return of_any_strides(site, *calls, images, first=chain.first)
-    except UnsupportedError:
-        return None
+    return None if calls is None else of_any_strides(site, *calls, images, first=chain.first)
 
 
 def _chain(site: Site) -> _Chain | None:

@@ -327,7 +327,7 @@ class _CallBinder(Binder):
     ) -> BoundCall:
         """As ``bind``, for strides that the kernel does not know: inputs are copied at each call,
         and outputs computed without gaps and then copied."""
-        dense = [np.empty_like(y, order="C") if _arrays([y]) else y for y in outputs]
+        dense = [np.empty_like(y, order="C") if isinstance(y, np.ndarray) else y for y in outputs]
         plain = _CallBinder(self.site, replace(self.native, restrided=None))
         call, runtime = plain.bind(inputs, dense, workspace)
 
@@ -386,10 +386,6 @@ def _read(call: NativeCall) -> set[int]:
     """The tensors among the arguments of a call."""
     tensors: list[Any] = [word for word in call.words if word.__class__ is Tensor]
     return {word.index for word in tensors}
-
-
-def _arrays(values: RunValues) -> list[np.ndarray]:
-    return [x for x in values if isinstance(x, np.ndarray)]
 
 
 def _in_order(

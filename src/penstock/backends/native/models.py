@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -160,20 +161,12 @@ def _linear(weights: np.ndarray, bias: np.ndarray) -> VectorMachine:
     return VectorMachine(weights.T, None, bias)
 
 
-def _linear_regressor(attrs: Attrs) -> _Model:
-    return _Model(_linear(*models.coefficients(attrs, attrs.get("targets", 1))))
-
-
 def _linear_classifier(attrs: Attrs) -> _Model:
     weights, bias, labelling = models.linear_classification(attrs)
     rule = _HIGHEST if labelling.single is None else _SINGLE
     return _Model(
         _linear(weights, bias), labelling.labels, rule, 0.0, labelling.pair, labelling.positive
     )
-
-
-def _svm_regressor(attrs: Attrs) -> _Model:
-    return _Model(models.svm_regression(attrs))
 
 
 def _svm_classifier(attrs: Attrs) -> _Model:
@@ -189,9 +182,11 @@ def _svm_classifier(attrs: Attrs) -> _Model:
     return _Model(machine, labels, _VOTES, 0.0, pair, complement, probabilities)
 
 
-_READERS = {
+_READERS: Mapping[str, Callable[[Attrs], _Model]] = {
     "LinearClassifier": _linear_classifier,
-    "LinearRegressor": _linear_regressor,
+    "LinearRegressor": lambda attrs: _Model(
+        _linear(*models.coefficients(attrs, attrs.get("targets", 1)))
+    ),
     "SVMClassifier": _svm_classifier,
-    "SVMRegressor": _svm_regressor,
+    "SVMRegressor": lambda attrs: _Model(models.svm_regression(attrs)),
 }

@@ -185,10 +185,7 @@ def local_response_normalization(site: Site) -> NativeCall | None:
     x, size = site.input(0), site.attr("size", 1)
     if x is None or str(x.dtype) != "float32" or not x.elements:
         return None
-    try:
-        return _by_channel(site, _lrn) if size <= 2 * _MOST_AROUND else None
-    except UnsupportedError:
-        return None
+    return _by_channel(site, _lrn) if size <= 2 * _MOST_AROUND else None
 
 
 def _lrn(site: Site, rows: int, inner: int) -> NativeCall:

@@ -76,15 +76,13 @@ def _rescaling(site: Site) -> tuple[float, ...]:
     return (*numbers, float(ratio))
 
 
-def reduction_over(site: Site, name: str, axes: Sequence[int]) -> NativeCall | None:
-    """The call of a reduction over these axes, if they are adjacent."""
+def reduction_over(site: Site, name: str, axes: Sequence[int]) -> NativeCall:
+    """The call of a reduction over these axes. Raises ``UnsupportedError`` unless they are
+    adjacent."""
     x = site.input(0)
     assert x is not None
-    try:
-        dtype = "uint8" if x.dtype == BOOL else x.dtype
-        return _call(site, f"{name}_{dtype}", axes, (None,) * len(site.tensors))
-    except UnsupportedError:
-        return None
+    dtype = "uint8" if x.dtype == BOOL else x.dtype
+    return _call(site, f"{name}_{dtype}", axes, (None,) * len(site.tensors))
 
 
 def _call(site: Site, name: str, axes: Sequence[int], strides: _Strides) -> NativeCall:

@@ -117,12 +117,8 @@ def _pad_call(
     )
 
 
-def _by_tables(site: Site, name: str, tables: Sequence[Table]) -> NativeCall | None:
-    kernel = partial(_call, site, name, {table.axis: table for table in tables})
-    try:
-        return kernel((None,) * len(site.tensors))
-    except UnsupportedError:
-        return None
+def _by_tables(site: Site, name: str, tables: Sequence[Table]) -> NativeCall:
+    return _call(site, name, {table.axis: table for table in tables}, (None,) * len(site.tensors))
 
 
 def _call(site: Site, name: str, tables: dict[int, Table], strides: _Strides) -> NativeCall:

@@ -28,40 +28,38 @@ def _convolve(site: TorchSite, transposed: bool, groups: int) -> Callable[..., T
     )
 
 
-def convolution(site: TorchSite) -> Kernel | None:
-    """Conv of images with one to three spatial axes."""
+def _window(site: TorchSite) -> list[int] | None:
+    """The spatial dims of weights, if torch has a convolution with these."""
     w = site.type(1)
     if not site.are_floats(0, 1, 2) or w is None or w.shape is None:
         return None
     kernel = [dim for dim in w.shape[2:] if isinstance(dim, int)]
-    if not 1 <= len(kernel) <= 3 or len(kernel) < len(w.shape) - 2:
+    return kernel if 1 <= len(kernel) <= 3 and len(kernel) == len(w.shape) - 2 else None
+
+
+def convolution(site: TorchSite) -> Kernel | None:
+    """Conv of images with one to three spatial axes."""
+    kernel = _window(site)
+    if kernel is None:
         return None
     padding = Padding(site.attrs, kernel)
     convolve = _convolve(site, False, site.attrs.get("group", 1))
     strides, dilations = padding.strides, padding.dilations
-    none = [0] * len(kernel)
-    if (alike := padding.alike) is not None:
+    alike, none = padding.alike, [0] * len(kernel)
 
-        def function(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
-            return convolve(x, w, b, strides, alike, dilations, none)
-    else:
-
-        def function(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+    def function(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+        if alike is None:
             return convolve(padding.pad(x), w, b, strides, none, dilations, none)
+        return convolve(x, w, b, strides, alike, dilations, none)
 
     return Kernel(function)
 
 
 def transposed_convolution(site: TorchSite) -> Kernel | None:
     """ConvTranspose with declared padding: of a result that is larger, a part is cut out."""
-    w, attrs = site.type(1), site.attrs
-    if not site.are_floats(0, 1, 2) or w is None or w.shape is None:
-        return None
-    kernel = [dim for dim in w.shape[2:] if isinstance(dim, int)]
+    kernel, attrs = _window(site), site.attrs
     automatic = site.text("auto_pad") not in ("", "NOTSET")
-    if not 1 <= len(kernel) <= 3 or len(kernel) < len(w.shape) - 2:
-        return None
-    if automatic or attrs.get("output_shape"):
+    if kernel is None or automatic or attrs.get("output_shape"):
         return None
     padding = Padding(attrs, kernel)
     strides, dilations = padding.strides, padding.dilations

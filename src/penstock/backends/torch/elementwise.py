@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial, reduce
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -236,27 +235,15 @@ def variadic(site: TorchSite) -> Kernel | None:
 def clip(site: TorchSite) -> Kernel | None:
     """Clip: bounds are tensors of rank 0, on the host."""
 
-    def bounds(low: RunValue, high: RunValue) -> dict[str, Any]:
-        limits: dict[str, Any] = {}
-        if low is not None:
-            limits["min"] = low.item()
-        if high is not None:
-            limits["max"] = high.item()
-        return limits
+    def function(
+        x: Tensor, low: RunValue = None, high: RunValue = None, *, out: Tensor | None = None
+    ) -> Tensor:
+        if low is None and high is None:
+            return x.clone() if out is None else out.copy_(x)
+        least, most = (None if bound is None else bound.item() for bound in (low, high))
+        return torch.clamp(x, least, most, out=out)
 
-    def function(x: Tensor, low: RunValue = None, high: RunValue = None) -> Tensor:
-        limits = bounds(low, high)
-        return torch.clamp(x, **limits) if limits else x.clone()
-
-    def into(x: Tensor, *others: RunValue) -> None:
-        *limits, out = others
-        given = bounds(*(*limits, None, None)[:2])
-        if given:
-            torch.clamp(x, **given, out=out)
-        else:
-            out.copy_(x)
-
-    return Kernel(function, into, inplace=(0,), device=DeviceWork(host_inputs=(1, 2)))
+    return replace(writing(function, 3, inplace=(0,)), device=DeviceWork(host_inputs=(1, 2)))
 
 
 def where(site: TorchSite) -> Kernel | None:

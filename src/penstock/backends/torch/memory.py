@@ -48,7 +48,7 @@ class TorchMemory:
         self.device = device
         self.width = width
         self._streams = streams
-        held = "" if width is torch.float32 else f" as {_name(width)}"
+        held = "" if width is torch.float32 else f" as {str(width).removeprefix('torch.')}"
         self.name = f"torch {place or device}{held}"
 
     @property
@@ -152,7 +152,3 @@ def array_over(tensor: torch.Tensor) -> np.ndarray:
         # torch gives no NumPy array of bfloat16, which NumPy has only by ml_dtypes.
         return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
     return tensor.numpy()
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

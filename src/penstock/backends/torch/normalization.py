@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from penstock.backends.torch.elementwise import writing
 from penstock.backends.torch.site import TorchSite
 from penstock.ir.kernel import Kernel
 
@@ -34,13 +35,8 @@ def instance_normalization(site: TorchSite) -> Kernel | None:
     """InstanceNormalization: of each channel of each image."""
     if not site.are_floats(0, 1, 2) or (site.rank(0) or 0) < 3:
         return None
-    epsilon = site.attrs.get("epsilon", 1e-5)
-
-    def function(x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-        # As groups of one channel: torch refuses instances of a single element.
-        return torch.group_norm(x, x.shape[1], scale, bias, epsilon, False)
-
-    return Kernel(function)
+    # As groups of one channel: torch refuses instances of a single element.
+    return _by_groups(site, None)
 
 
 def group_normalization_kernel(site: TorchSite) -> Kernel | None:
@@ -51,10 +47,15 @@ def group_normalization_kernel(site: TorchSite) -> Kernel | None:
     groups = site.attrs["num_groups"]
     if site.node.op.since < 21 and (channels is None or channels[0] == groups):
         return None  # scales are of groups
+    return _by_groups(site, groups)
+
+
+def _by_groups(site: TorchSite, groups: int | None) -> Kernel:
+    """The kernel for a number of groups of channels; for None, as many as there are channels."""
     epsilon = site.attrs.get("epsilon", 1e-5)
 
     def function(x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-        return torch.group_norm(x, groups, scale, bias, epsilon, False)
+        return torch.group_norm(x, groups or x.shape[1], scale, bias, epsilon, False)
 
     return Kernel(function)
 
@@ -86,19 +87,14 @@ def layer_normalization_kernel(site: TorchSite) -> Kernel | None:
             return (_scaled(y, scale, bias), *others)[:count]
 
         return Kernel(with_statistics)
-    if whole:
 
-        def function(x: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
-            return torch.layer_norm(x, x.shape[first:], scale, bias, epsilon, False)
+    def function(x: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
+        shape = x.shape[first:]
+        if whole:
+            return torch.layer_norm(x, shape, scale, bias, epsilon, False)
+        return _scaled(torch.layer_norm(x, shape, None, None, epsilon, False), scale, bias)
 
-        return Kernel(function)
-
-    def broadcast(x: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
-        return _scaled(
-            torch.layer_norm(x, x.shape[first:], None, None, epsilon, False), scale, bias
-        )
-
-    return Kernel(broadcast)
+    return Kernel(function)
 
 
 def _scaled(y: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
@@ -167,8 +163,4 @@ def softmax(site: TorchSite) -> Kernel | None:
                 return function(x.flatten(first), first).view(x.shape)
 
             return Kernel(flattened)
-
-    def into(x: Tensor, out: Tensor) -> None:
-        function(x, axis, out=out)
-
-    return Kernel(lambda x: function(x, axis), into)
+    return writing(partial(function, dim=axis), 1)

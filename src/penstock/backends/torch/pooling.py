@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
-from torch import Tensor
 
+from penstock.backends.torch.elementwise import writing
 from penstock.backends.torch.site import TorchSite
 from penstock.backends.torch.windows import Padding
 from penstock.core.types import RunValue
@@ -75,11 +76,5 @@ def global_pool(site: TorchSite) -> Kernel | None:
     if rank is None or rank < 3:
         return None
     axes = tuple(range(2, rank))
-    reduce: Callable[..., Tensor] = torch.mean
-    if site.node.op.name == "GlobalMaxPool":
-        reduce = torch.amax
-
-    def into(x: Tensor, out: Tensor) -> None:
-        reduce(x, axes, True, out=out)
-
-    return Kernel(lambda x: reduce(x, axes, True), into)
+    reduce = torch.amax if site.node.op.name == "GlobalMaxPool" else torch.mean
+    return writing(partial(reduce, dim=axes, keepdim=True), 1)

@@ -37,7 +37,9 @@ def gemm(site: TorchSite) -> Kernel | None:
     turned_a, turned_b = attrs.get("transA", 0), attrs.get("transB", 0)
     addmm, product = rounding(site, torch.addmm), rounding(site, torch.mm)
 
-    def compute(a: Tensor, b: Tensor, c: Tensor | None, out: Tensor | None) -> Tensor:
+    def function(
+        a: Tensor, b: Tensor, c: Tensor | None = None, *, out: Tensor | None = None
+    ) -> Tensor:
         if turned_a:
             a = a.t()
         if turned_b:
@@ -47,13 +49,7 @@ def gemm(site: TorchSite) -> Kernel | None:
         result = product(a, b, out=out)
         return result if alpha == 1 else result.mul_(alpha)
 
-    def function(a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
-        return compute(a, b, c, None)
-
-    def into(a: Tensor, b: Tensor, *others: RunValue) -> None:
-        compute(a, b, others[0] if len(others) > 1 else None, others[-1])
-
-    return Kernel(function, into)
+    return writing(function, 3)
 
 
 def einsum(site: TorchSite) -> Kernel | None:

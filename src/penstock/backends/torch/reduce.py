@@ -4,45 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from penstock.backends.torch.elementwise import writing
 from penstock.backends.torch.site import FLOATS, INDICES, TorchSite
 from penstock.core.types import RunValue
 from penstock.ir.kernel import DeviceWork, Kernel
 
 
-def _norm(order: float) -> Callable[..., Tensor]:
-    def norm(x: Tensor, axes: RunValue, keepdims: bool, out: Tensor | None = None) -> Tensor:
-        return torch.linalg.vector_norm(x, order, axes, keepdims, out=out)
-
-    return norm
-
-
-def _sum(x: Tensor, axes: RunValue, keepdims: bool, out: Tensor | None = None) -> Tensor:
+def _sum(x: Tensor, **options: RunValue) -> Tensor:
     # Without a dtype, torch adds up integers as int64, whatever their own type is.
-    return torch.sum(x, axes, keepdims, dtype=x.dtype, out=out)
-
-
-def _log_sum(x: Tensor, axes: RunValue, keepdims: bool, out: Tensor | None = None) -> Tensor:
-    return torch.sum(x, axes, keepdims, out=out).log_()
-
-
-def _sum_square(x: Tensor, axes: RunValue, keepdims: bool, out: Tensor | None = None) -> Tensor:
-    return torch.sum(x * x, axes, keepdims, dtype=x.dtype, out=out)
+    return torch.sum(x, **options, dtype=x.dtype)
 
 
 def _extreme(reduce: Callable[..., Tensor], lowest: bool) -> Callable[..., Tensor]:
     """A maximum or minimum, which torch has of no empty axes: the ``lowest`` or highest number."""
 
-    def extreme(x: Tensor, axes: RunValue, keepdims: bool, out: Tensor | None = None) -> Tensor:
+    def extreme(x: Tensor, **options: RunValue) -> Tensor:
         if x.numel():
-            return reduce(x, axes, keepdims, out=out)
+            return reduce(x, **options)
         floating = x.dtype in FLOATS
         bounds = (-math.inf, math.inf) if floating else _bounds(x.dtype)
-        result = torch.sum(x, axes, keepdims, dtype=x.dtype, out=out)
-        return result.fill_(bounds[not lowest])
+        return _sum(x, **options).fill_(bounds[not lowest])
 
     return extreme
 
@@ -53,15 +39,15 @@ def _bounds(dtype: torch.dtype) -> tuple[float, float]:
 
 
 _REDUCTIONS: Mapping[str, Callable[..., Tensor]] = {
-    "ReduceL1": _norm(1),
-    "ReduceL2": _norm(2),
-    "ReduceLogSum": _log_sum,
+    "ReduceL1": partial(torch.linalg.vector_norm, ord=1),
+    "ReduceL2": partial(torch.linalg.vector_norm, ord=2),
+    "ReduceLogSum": lambda x, **options: torch.sum(x, **options).log_(),
     "ReduceLogSumExp": torch.logsumexp,
     "ReduceMax": _extreme(torch.amax, lowest=True),
     "ReduceMean": torch.mean,
     "ReduceMin": _extreme(torch.amin, lowest=False),
     "ReduceSum": _sum,
-    "ReduceSumSquare": _sum_square,
+    "ReduceSumSquare": lambda x, **options: _sum(x * x, **options),
 }
 REDUCTIONS = tuple(_REDUCTIONS)
 _OF_INTEGERS = ("ReduceMax", "ReduceMin", "ReduceSum", "ReduceSumSquare")
@@ -88,10 +74,10 @@ def reduction_kernel(site: TorchSite) -> Kernel | None:
         return None  # the error is NumPy's
 
     def function(x: Tensor, _: RunValue = None) -> Tensor:
-        return reduce(x, chosen, keepdims)
+        return reduce(x, dim=chosen, keepdim=keepdims)
 
     def into(x: Tensor, *others: RunValue) -> None:
-        reduce(x, chosen, keepdims, out=others[-1])
+        reduce(x, dim=chosen, keepdim=keepdims, out=others[-1])
 
     return Kernel(function, into, device=DeviceWork(host_inputs=(1,)))
 
@@ -106,11 +92,7 @@ def extreme_place(site: TorchSite) -> Kernel | None:
         return None
     axis, keepdims = site.attrs.get("axis", 0), bool(site.attrs.get("keepdims", 1))
     find = torch.argmax if site.node.op.name == "ArgMax" else torch.argmin
-
-    def into(x: Tensor, out: Tensor) -> None:
-        find(x, axis, keepdims, out=out)
-
-    return Kernel(lambda x: find(x, axis, keepdims), into)
+    return writing(partial(find, dim=axis, keepdim=keepdims), 1)
 
 
 def top_k(site: TorchSite) -> Kernel | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.core.types import ANY, TensorType, Type
+from penstock.core.types import ANY, TensorType, Type, is_static
 from penstock.ir.graph import Node, Value
 
 _MAX_IDENTITIES = 64  # in a row, which may be a circle
@@ -46,7 +46,7 @@ class InferredTypes:
     def of(self, value: Value) -> Type:
         """The type of ``value``: the declared one if that is static or nothing can be inferred."""
         node = value.producer
-        if node is None or _is_static(value):
+        if node is None or is_static(value.type):
             return value.type
         if node not in self._inferred:
             self._infer_with_producers(node)
@@ -73,7 +73,7 @@ class InferredTypes:
                 for value in node.inputs:
                     if value is None or value.producer is None or value.producer in self._entered:
                         continue
-                    if value.type is ANY or not _is_static(value):
+                    if value.type is ANY or not is_static(value.type):
                         stack.append(value.producer)
 
     def _infer(self, node: Node) -> None:
@@ -89,7 +89,3 @@ class InferredTypes:
         for output, type_ in zip(node.outputs, output_types, strict=False):
             if output is not None and type_ is not ANY:
                 inferred[output] = type_
-
-
-def _is_static(value: Value) -> bool:
-    return isinstance(value.type, TensorType) and value.type.static

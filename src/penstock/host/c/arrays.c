@@ -135,9 +135,7 @@ static PyObject *array_concatenated(PyObject *module, PyObject *const *arguments
         copy_rows(x, y, to);
         to += PyArray_DIM(x, axis) * PyArray_STRIDE(y, axis);
     }
-    if (arguments[1] == Py_None)
-        return (PyObject *)y;
-    Py_RETURN_NONE;
+    return arguments[1] == Py_None ? (PyObject *)y : Py_NewRef(Py_None);
 }
 
 static PyObject *array_appended(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
@@ -232,9 +230,7 @@ static PyObject *variable_read(PyObject *module, PyObject *const *arguments, Py_
     else if (value)
         PyErr_SetString(PyExc_ValueError, "the variable has another shape than its read declares");
     Py_XDECREF(value);
-    if (status < 0)
-        return NULL;
-    Py_RETURN_NONE;
+    return status < 0 ? NULL : Py_NewRef(Py_None);
 }
 
 static PyObject *variable_assign(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
@@ -263,9 +259,7 @@ static PyObject *variable_assign(PyObject *module, PyObject *const *arguments, P
     PyArray_CLEARFLAGS((PyArrayObject *)copy, NPY_ARRAY_WRITEABLE);
     int status = PyObject_SetAttr(arguments[0], VALUE(module), copy);
     Py_DECREF(copy);
-    if (status < 0)
-        return NULL;
-    Py_RETURN_NONE;
+    return status < 0 ? NULL : Py_NewRef(Py_None);
 }
 
 PyMethodDef arrays_functions[] = {

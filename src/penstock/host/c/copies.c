@@ -55,13 +55,14 @@ static void join_dims(copy_plan *p)
     p->rank = rank;
 }
 
-typedef void (*block_function)(const char *from, char *to, int64_t from_step, int64_t to_step,
-                               int64_t rows, int64_t length, int64_t from_stride, int64_t to_stride);
+#define OF_BLOCK(name)                                                                             \
+    void name(const char *from, char *to, int64_t from_step, int64_t to_step, int64_t rows,        \
+              int64_t length, int64_t from_stride, int64_t to_stride)
+typedef OF_BLOCK((*block_function));
 
 /* Rows of single elements. */
 #define ELEMENTS(name, type)                                                                       \
-    static void name(const char *from, char *to, int64_t from_step, int64_t to_step, int64_t rows, \
-                     int64_t length, int64_t from_stride, int64_t to_stride)                       \
+    static OF_BLOCK(name)                                                                          \
     {                                                                                              \
         for (int64_t i = 0; i < rows; i++, from += from_step, to += to_step) {                     \
             if (to_stride == sizeof(type) && !from_stride) {                                       \
@@ -82,10 +83,8 @@ ELEMENTS(elements_8, bytes_8)
 ELEMENTS(elements_16, bytes_16)
 
 /* Runs of bytes; `length` is that of a run. */
-static void runs(const char *from, char *to, int64_t from_step, int64_t to_step, int64_t rows,
-                 int64_t length, int64_t from_stride, int64_t to_stride)
+static OF_BLOCK(runs)
 {
-    (void)from_stride, (void)to_stride;
     if (length < 8 || length > 64) {
         for (int64_t i = 0; i < rows; i++)
             memcpy(to + i * to_step, from + i * from_step, length);
@@ -149,8 +148,7 @@ BLOCK(block_8, uint64_t, 2, SET(0, 2), SET(1, 3))
 /* Rows of which element j lies at j * from_stride, and the next row `sizeof(type)` behind. The last block
    of a side begins earlier than others end, where there is not enough left. */
 #define TRANSPOSED(name, type, SIDE, BLOCK, ELEMENTS)                                              \
-    static void name(const char *from, char *to, int64_t from_step, int64_t to_step, int64_t rows, \
-                     int64_t length, int64_t from_stride, int64_t to_stride)                       \
+    static OF_BLOCK(name)                                                                          \
     {                                                                                              \
         FEW_PLANES(type, 2) FEW_PLANES(type, 3) FEW_PLANES(type, 4)                                \
         if (rows < SIDE || length < SIDE) {                                                        \

@@ -31,6 +31,15 @@ typedef struct {
     stage_function stage; /* NULL if there is none */
 } kernel_entry;
 
+/* Begin the function of a kernel; `a` are its arguments, a struct of that name. That of CHECKED_ITEMS_OF returns
+   whether the inputs are at fault, that of ITEMS_OF nothing. */
+#define ITEMS_OF(name, arguments) KERNEL_OF(name, arguments, void, , return 0;)
+#define CHECKED_ITEMS_OF(name, arguments) KERNEL_OF(name, arguments, int, return, )
+#define KERNEL_OF(name, arguments, result, before, behind)                                        \
+    static result name##_items(const struct arguments *a, int64_t begin, int64_t end);            \
+    static int name(const void *given, int64_t begin, int64_t end) { before name##_items(given, begin, end); behind }\
+    static result name##_items(const struct arguments *a, int64_t begin, int64_t end)
+
 #define KERNEL(name, arguments) {#name, name, sizeof(struct arguments) / 8, NULL}
 #define STAGED_KERNEL(name, arguments, run, stage) {#name, run, sizeof(struct arguments) / 8, stage}
 /* The table of the kernels of a file, which setup.py finds. */

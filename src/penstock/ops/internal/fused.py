@@ -77,15 +77,9 @@ def fused_copies(nodes: Sequence[Node]) -> Node:
 def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     region: Region = attrs["region"]
     if region.output.type is ANY:  # as read from a file
-        for value, type_ in zip(region.inputs, types, strict=True):
+        for value, type_ in _types_within(region, types).items():
             if value.const is None:
                 value.type = type_ or ANY
-        for node in region.nodes:
-            inputs = [None if v is None else v.type for v in node.inputs]
-            contents = [None if v is None else v.const for v in node.inputs]
-            (output,) = node.outputs
-            assert output is not None
-            output.type = next(iter(node.op.infer(inputs, node.attrs, contents)), ANY)
     return (region.output.type,)
 
 
@@ -93,6 +87,11 @@ def type_of_result(node: Node, types: Types) -> Type:
     """The type of the result of a fused node for these types of inputs, which its region need not
     know."""
     region: Region = node.attrs["region"]
+    return _types_within(region, types)[region.output] or ANY
+
+
+def _types_within(region: Region, types: Types) -> dict[Value, Type | None]:
+    """The types of the inputs and the results of nodes, for these of the inputs."""
     known: dict[Value, Type | None] = dict(zip(region.inputs, types, strict=True))
     for part in region.nodes:
         inputs = [None if v is None else known.get(v, v.type) for v in part.inputs]
@@ -100,7 +99,7 @@ def type_of_result(node: Node, types: Types) -> Type:
         (output,) = part.outputs
         assert output is not None
         known[output] = next(iter(part.op.infer(inputs, part.attrs, contents)), ANY)
-    return known[region.output] or ANY
+    return known
 
 
 def _compile(node: Node, types: Types) -> Kernel:

@@ -23,11 +23,10 @@ import numpy as np
 from penstock.core.records import NamedTuple
 from penstock.core.types import BOOL, FLOAT32, INT64, RunValue, ShapeError, TensorType, Type
 from penstock.host.current_run import reserve
-from penstock.ir.graph import Node
-from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Op, Types
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.common.shape_rules import always
+from penstock.ops.registry import ATTRS, OUTPUT_COUNT, array_kernel
 
 _ROWS = TensorType(INT32, (None, None))
 _STATE: Sequence[Type] = (
@@ -54,38 +53,35 @@ def _scalar(value: np.ndarray | None, default: float) -> Any:
 _infer_start = always(TensorType(INT64, ()), TensorType(INT64, (None,)), *_STATE)
 
 
-def _compile_start(node: Node, types: Types) -> Kernel:
-    pad = node.attrs["pad_token_id"]
-
-    def function(
-        ids: np.ndarray,
-        max_length: np.ndarray,
-        num_beams: np.ndarray | None,
-        mask: np.ndarray | None,
-    ) -> tuple[RunValue, ...]:
-        beams, length = _scalar(num_beams, 1), _scalar(max_length, 0)
-        if ids.ndim != 2 or not ids.shape[1] or beams < 1 or length < ids.shape[1]:
-            raise ShapeError(f"{beams} beams of length {length} cannot begin with ids {ids.shape}")
-        batch = len(ids)
-        reserve(2 * 4 * batch * beams * length)
-        counts = ids != pad
-        positions = np.where(counts, np.cumsum(counts, axis=1) - 1, 0)
-        if mask is not None and mask.shape != ids.shape:
-            raise ShapeError(f"attention_mask has shape {mask.shape}, not {ids.shape}")
-        rows = (ids, positions, counts if mask is None else mask, ids)
-        scores = np.zeros((batch, beams), np.float32)
-        scores[:, 1:] = -1e9  # so that the beams of a sample do not begin with the same token
-        return (
-            np.array(length - ids.shape[1], np.int64),
-            np.repeat(np.arange(batch), beams),
-            *[np.repeat(x.astype(np.int32), beams, axis=0) for x in rows],
-            scores.reshape(-1),
-            np.full((batch, beams, length), pad, np.int32),
-            np.full((batch, beams), -np.inf, np.float32),
-            np.zeros(batch, np.bool_),
-        )
-
-    return Kernel(function)
+def _start(
+    ids: np.ndarray,
+    max_length: np.ndarray,
+    num_beams: np.ndarray | None,
+    mask: np.ndarray | None,
+    *,
+    pad_token_id: int,
+) -> tuple[RunValue, ...]:
+    beams, length = _scalar(num_beams, 1), _scalar(max_length, 0)
+    if ids.ndim != 2 or not ids.shape[1] or beams < 1 or length < ids.shape[1]:
+        raise ShapeError(f"{beams} beams of length {length} cannot begin with ids {ids.shape}")
+    batch = len(ids)
+    reserve(2 * 4 * batch * beams * length)
+    counts = ids != pad_token_id
+    positions = np.where(counts, np.cumsum(counts, axis=1) - 1, 0)
+    if mask is not None and mask.shape != ids.shape:
+        raise ShapeError(f"attention_mask has shape {mask.shape}, not {ids.shape}")
+    rows = (ids, positions, counts if mask is None else mask, ids)
+    scores = np.zeros((batch, beams), np.float32)
+    scores[:, 1:] = -1e9  # so that the beams of a sample do not begin with the same token
+    return (
+        np.array(length - ids.shape[1], np.int64),
+        np.repeat(np.arange(batch), beams),
+        *[np.repeat(x.astype(np.int32), beams, axis=0) for x in rows],
+        scores.reshape(-1),
+        np.full((batch, beams, length), pad_token_id, np.int32),
+        np.full((batch, beams), -np.inf, np.float32),
+        np.zeros(batch, np.bool_),
+    )
 
 
 # SearchStep(logits, *state, input_ids, min_length?, length_penalty?, repetition_penalty?,
@@ -265,55 +261,50 @@ class _Beams:
         return tokens.reshape(-1), sources.reshape(-1)
 
 
-def _compile_step(node: Node, types: Types) -> Kernel:
-    attrs = node.attrs
+def _step(logits: np.ndarray, *arguments: RunValue, attrs: Attrs) -> tuple[RunValue, ...]:
     pad, eos, beam_search = attrs["pad_token_id"], attrs["eos_token_id"], attrs["beam_search"]
-
-    def function(logits: np.ndarray, *arguments: RunValue) -> tuple[RunValue, ...]:
-        _, positions, mask, sequences, *rest = arguments[:STATE]
-        prompt, min_length, length_penalty, repetition_penalty, *masks = arguments[STATE:-3]
-        presence_mask, seed, processor = arguments[-3:]
-        state = _Beams(attrs, *rest)
-        last = logits[:, -1].astype(np.float32)
-        if len(last) != len(sequences):  # the first run may be of samples, not of beams
-            last = np.repeat(last, state.beams, axis=0)
-        if beam_search:
-            # Logarithms of a softmax; with the largest at 0 no exponential overflows.
-            last -= last.max(axis=1, keepdims=True)
-            last -= np.log(np.exp(last).sum(axis=1, keepdims=True))
-        first = sequences.shape[1] == prompt.shape[1]
-        limits = _Limits(_scalar(min_length, 0), _scalar(repetition_penalty, 1.0), *masks)
-        _penalize(last, sequences, attrs, first, limits)
-        if _scalar(processor, 0) == 1:
-            _keep_timestamps(last, sequences, attrs)
-        if beam_search:
-            last += state.scores.reshape(-1, 1)
-            tokens, sources = state.step(last, sequences, _scalar(length_penalty, 1.0))
+    _, positions, mask, sequences, *rest = arguments[:STATE]
+    prompt, min_length, length_penalty, repetition_penalty, *masks = arguments[STATE:-3]
+    presence_mask, seed, processor = arguments[-3:]
+    state = _Beams(attrs, *rest)
+    last = logits[:, -1].astype(np.float32)
+    if len(last) != len(sequences):  # the first run may be of samples, not of beams
+        last = np.repeat(last, state.beams, axis=0)
+    if beam_search:
+        # Logarithms of a softmax; with the largest at 0 no exponential overflows.
+        last -= last.max(axis=1, keepdims=True)
+        last -= np.log(np.exp(last).sum(axis=1, keepdims=True))
+    first = sequences.shape[1] == prompt.shape[1]
+    limits = _Limits(_scalar(min_length, 0), _scalar(repetition_penalty, 1.0), *masks)
+    _penalize(last, sequences, attrs, first, limits)
+    if _scalar(processor, 0) == 1:
+        _keep_timestamps(last, sequences, attrs)
+    if beam_search:
+        last += state.scores.reshape(-1, 1)
+        tokens, sources = state.step(last, sequences, _scalar(length_penalty, 1.0))
+    else:
+        if attrs["kind"] == "Sampling":
+            step = sequences.shape[1] - prompt.shape[1]
+            tokens = _sample(last, attrs, step, presence_mask, _scalar(seed, 0))
         else:
-            if attrs["kind"] == "Sampling":
-                step = sequences.shape[1] - prompt.shape[1]
-                tokens = _sample(last, attrs, step, presence_mask, _scalar(seed, 0))
-            else:
-                tokens = last.argmax(axis=1).astype(np.int32)
-            state.done |= tokens == eos
-            tokens[state.done] = pad
-            sources = np.arange(len(tokens))
-        counts = (sequences != pad).sum(axis=1) if first else positions[:, -1] + 1
-        return (
-            np.array(not state.done.all()),
-            sources,
-            last.reshape(state.batch, state.beams, -1),
-            tokens[:, None],
-            counts.astype(np.int32)[:, None],
-            np.concatenate((mask, np.ones_like(mask[:, :1])), axis=1),
-            np.concatenate((sequences[sources], tokens[:, None]), axis=1),
-            state.scores.reshape(-1),
-            state.ended,
-            state.ended_scores,
-            state.done,
-        )
-
-    return Kernel(function)
+            tokens = last.argmax(axis=1).astype(np.int32)
+        state.done |= tokens == eos
+        tokens[state.done] = pad
+        sources = np.arange(len(tokens))
+    counts = (sequences != pad).sum(axis=1) if first else positions[:, -1] + 1
+    return (
+        np.array(not state.done.all()),
+        sources,
+        last.reshape(state.batch, state.beams, -1),
+        tokens[:, None],
+        counts.astype(np.int32)[:, None],
+        np.concatenate((mask, np.ones_like(mask[:, :1])), axis=1),
+        np.concatenate((sequences[sources], tokens[:, None]), axis=1),
+        state.scores.reshape(-1),
+        state.ended,
+        state.ended_scores,
+        state.done,
+    )
 
 
 # SearchEnd(sequences, scores, ended, ended_scores, done, length_penalty?, num_return_sequences?,
@@ -326,33 +317,30 @@ def _infer_end(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (sequences, TensorType(FLOAT32, (None, None)), TensorType(FLOAT32, (None,) * 4))
 
 
-def _compile_end(node: Node, types: Types) -> Kernel:
-    attrs = node.attrs
-
-    def function(sequences: np.ndarray, *arguments: RunValue) -> RunValue:
-        scores, *rest, length_penalty, returned, steps, prompt = arguments
-        state, length = _Beams(attrs, scores, *rest), sequences.shape[1]
-        if not attrs["beam_search"]:
-            result = state.ended[:, 0]
-            result[:, :length] = sequences
-            return (result, state.ended_scores, steps) if len(node.outputs) > 1 else result
-        count = _scalar(returned, 1)
-        if not 1 <= count <= state.beams:
-            raise ShapeError(f"{count} sequences of {state.beams} beams cannot be returned")
-        for row, total in enumerate(scores.tolist()):
-            sample = row // state.beams
-            if not state.done[sample]:
-                state.add(sample, sequences[row], total / length ** _scalar(length_penalty, 1.0))
-        order = np.argsort(-state.ended_scores, axis=1, kind="stable")[:, :count]
-        best = np.take_along_axis(state.ended_scores, order, 1)
-        tokens = np.take_along_axis(state.ended, order[..., None], 1)
-        full = np.zeros((state.ended.shape[2] - prompt.shape[1], *steps.shape[1:]), np.float32)
-        full[: len(steps)] = steps
-        return (tokens, best, full)[: len(node.outputs)] if len(node.outputs) > 1 else tokens
-
-    return Kernel(function)
+def _end(sequences: np.ndarray, *arguments: RunValue, attrs: Attrs, count: int) -> RunValue:
+    scores, *rest, length_penalty, returned, steps, prompt = arguments
+    state, length = _Beams(attrs, scores, *rest), sequences.shape[1]
+    if not attrs["beam_search"]:
+        result = state.ended[:, 0]
+        result[:, :length] = sequences
+        return (result, state.ended_scores, steps) if count > 1 else result
+    number = _scalar(returned, 1)
+    if not 1 <= number <= state.beams:
+        raise ShapeError(f"{number} sequences of {state.beams} beams cannot be returned")
+    for row, total in enumerate(scores.tolist()):
+        sample = row // state.beams
+        if not state.done[sample]:
+            state.add(sample, sequences[row], total / length ** _scalar(length_penalty, 1.0))
+    order = np.argsort(-state.ended_scores, axis=1, kind="stable")[:, :number]
+    best = np.take_along_axis(state.ended_scores, order, 1)
+    tokens = np.take_along_axis(state.ended, order[..., None], 1)
+    full = np.zeros((state.ended.shape[2] - prompt.shape[1], *steps.shape[1:]), np.float32)
+    full[: len(steps)] = steps
+    return (tokens, best, full)[:count] if count > 1 else tokens
 
 
-SEARCH_START = Op("SearchStart", "penstock", 1, 1, _infer_start, _compile_start)
-SEARCH_STEP = Op("SearchStep", "penstock", 1, 1, _infer_step, _compile_step)
-SEARCH_END = Op("SearchEnd", "penstock", 1, 1, _infer_end, _compile_end)
+SEARCH_START = Op("SearchStart", "penstock", 1, 1, _infer_start, array_kernel(_start))
+SEARCH_STEP = Op("SearchStep", "penstock", 1, 1, _infer_step, array_kernel(_step, ATTRS))
+SEARCH_END = Op(
+    "SearchEnd", "penstock", 1, 1, _infer_end, array_kernel(_end, {**ATTRS, **OUTPUT_COUNT})
+)

@@ -17,7 +17,7 @@ from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.distinct import comparable, distinct_rows, in_order
 from penstock.ops.onnx.shape import unknown_shape, view_kernel
-from penstock.ops.registry import array_operator, operator
+from penstock.ops.registry import OUTPUT_COUNT, array_operator, operator
 
 _LARGE = 32 * 1024  # bytes of an output from which checking indices costs less than a second copy
 
@@ -426,26 +426,20 @@ def _distinct(x: np.ndarray, axis: int | None, ascending: bool) -> tuple[np.ndar
     return in_order(order, *found)
 
 
-@operator("Unique", since=11, infer=_infer_unique, strings=True)
-def unique(node: Node, types: Types) -> Kernel:
-    axis, ascending = node.attrs.get("axis"), bool(node.attrs.get("sorted", 1))
-    count = len(node.outputs)
-
-    def run(x: np.ndarray) -> Any:
-        values = x
-        if x.dtype == object and axis is not None and x.ndim > 1:
-            # NumPy compares no rows of strings: number them in order, and compare the numbers.
-            values = np.unique(x, return_inverse=True)[1].reshape(x.shape)
-        try:
-            first, inverse, counts = _distinct(values, axis, ascending)
-        except np.exceptions.AxisError as error:
-            raise ShapeError(str(error)) from None
-        inverse = inverse.reshape(-1)
-        distinct = x.reshape(-1).take(first) if axis is None else x.take(first, axis)
-        numbers = [v.astype(np.int64, copy=False) for v in (first, inverse, counts)]
-        return (distinct, *numbers)[:count] if count != 1 else distinct
-
-    return Kernel(run)
+@array_operator("Unique", since=11, infer=_infer_unique, strings=True, prepared=OUTPUT_COUNT)
+def unique(x: np.ndarray, *, axis: int | None = None, sorted: int = 1, count: int) -> Any:
+    values = x
+    if x.dtype == object and axis is not None and x.ndim > 1:
+        # NumPy compares no rows of strings: number them in order, and compare the numbers.
+        values = np.unique(x, return_inverse=True)[1].reshape(x.shape)
+    try:
+        first, inverse, counts = _distinct(values, axis, bool(sorted))
+    except np.exceptions.AxisError as error:
+        raise ShapeError(str(error)) from None
+    inverse = inverse.reshape(-1)
+    distinct = x.reshape(-1).take(first) if axis is None else x.take(first, axis)
+    numbers = [v.astype(np.int64, copy=False) for v in (first, inverse, counts)]
+    return (distinct, *numbers)[:count] if count != 1 else distinct
 
 
 @array_operator("ReverseSequence", since=10, infer=rules.same_type, copied=True, strings=True)

@@ -336,12 +336,11 @@ def expand(node: Node, types: Types) -> Kernel:
     return Kernel(run, into, view=True)
 
 
-def _infer_identity(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (types[0] if types and types[0] is not None else ANY,)
-
-
 @operator(
-    "Identity", infer=_infer_identity, strings=True, traits={"total", "reshapes", "forwards handle"}
+    "Identity",
+    infer=lambda types, a, c: (types[0] if types and types[0] is not None else ANY,),
+    strings=True,
+    traits={"total", "reshapes", "forwards handle"},
 )
 def identity(node: Node, types: Types) -> Kernel:
     if isinstance(types[0], TensorType):

@@ -15,11 +15,10 @@ import numpy as np
 from penstock.core.errors import warn
 from penstock.core.types import Dim, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
-from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.specialize import Routine, Scratch, Tensors, by_shape, static_type
-from penstock.ops.registry import operator
+from penstock.ops.registry import Prepared, array_operator, operator
 
 
 def _complex_dtype(dtype: np.dtype) -> np.dtype:
@@ -203,32 +202,33 @@ _WINDOWS = {
 """coefficients of ``sum((-1)^k * coefficients[k] * cos(k * 2 pi * n / N))``"""
 
 
+_DTYPE: Prepared = {"dtype": lambda node: rules.dtype_attribute(node.attrs, "output_datatype")}
+
+
 def _infer_window(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     size = rules.one_integer(types, consts, 0, "size", 0)
     return (TensorType(rules.dtype_attribute(attrs, "output_datatype"), (size,)),)
 
 
-def _window(node: Node, types: Types) -> Kernel:
-    dtype = rules.dtype_attribute(node.attrs, "output_datatype")
-    periodic = bool(node.attrs.get("periodic", 1))
-
-    def function(size: np.ndarray) -> np.ndarray:
-        n = int(rules.one_element(size, "size"))
-        if n < 0:
-            raise ShapeError(f"size must not be negative, it is {n}")
-        # A symmetric window of one sample: its middle would be 0 / 0.
-        whole = n if periodic else max(n - 1, 1)
-        phase = np.arange(n) * (2 * np.pi / max(whole, 1))
-        result = np.zeros(n)
-        for k, coefficient in enumerate(_WINDOWS[node.op.name]):
-            result += (-1) ** k * coefficient * np.cos(k * phase)
-        return result.astype(dtype)
-
-    return Kernel(function)
-
-
-for _name in _WINDOWS:
-    operator(_name, since=17, infer=_infer_window)(_window)
+@array_operator(
+    *_WINDOWS,
+    since=17,
+    infer=_infer_window,
+    prepared={**_DTYPE, "coefficients": lambda node: _WINDOWS[node.op.name]},
+)
+def _window(
+    size: np.ndarray, *, periodic: int = 1, coefficients: Sequence[float], dtype: np.dtype
+) -> np.ndarray:
+    n = int(rules.one_element(size, "size"))
+    if n < 0:
+        raise ShapeError(f"size must not be negative, it is {n}")
+    # A symmetric window of one sample: its middle would be 0 / 0.
+    whole = n if periodic else max(n - 1, 1)
+    phase = np.arange(n) * (2 * np.pi / max(whole, 1))
+    result = np.zeros(n)
+    for k, coefficient in enumerate(coefficients):
+        result += (-1) ** k * coefficient * np.cos(k * phase)
+    return result.astype(dtype)
 
 
 def _infer_mel(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -238,33 +238,28 @@ def _infer_mel(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(rules.dtype_attribute(attrs, "output_datatype"), (bins, bands)),)
 
 
-@operator("MelWeightMatrix", since=17, infer=_infer_mel)
-def mel_weight_matrix(node: Node, types: Types) -> Kernel:
+@array_operator("MelWeightMatrix", since=17, infer=_infer_mel, prepared=_DTYPE)
+def mel_weight_matrix(*inputs: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Triangles over the bins of a spectrum, evenly spaced in mel = 2595 * log10(1 + hertz / 700).
 
     As in ONNX's own definition, the edges of the triangles are rounded down to whole bins, and the
     spacing counts one triangle more than there are.
     """
-    dtype = rules.dtype_attribute(node.attrs, "output_datatype")
-
-    def function(*inputs: np.ndarray) -> np.ndarray:
-        bands, length, rate = (int(rules.one_element(x, "input")) for x in inputs[:3])
-        low, high = (float(rules.one_element(x, "input")) for x in inputs[3:])
-        if bands < 0 or length < 0 or rate < 1 or not 0 <= low <= high < np.inf:
-            raise ShapeError(
-                f"{bands} mel bins from {low} to {high} hertz of a transform of length {length}"
-                f" at {rate} samples a second cannot be"
-            )
-        first, last = (2595 * np.log10(1 + hertz / 700) for hertz in (low, high))
-        mels = first + np.arange(bands + 2) * ((last - first) / (bands + 2))
-        edges = (length + 1) * (700 * (10 ** (mels / 2595) - 1)) // rate
-        lower, centre, upper = edges[:-2], edges[1:-1], edges[2:]
-        bins = np.arange(length // 2 + 1)[:, None]
-        slope = (bins - lower) / np.maximum(centre - lower, 1)
-        rising = np.where(centre > lower, slope, bins == centre)
-        falling = (upper - bins) / np.maximum(upper - centre, 1)
-        rising *= (bins >= lower) & (bins <= centre)
-        falling *= (bins >= centre) & (bins < upper)
-        return np.maximum(rising, falling).astype(dtype)
-
-    return Kernel(function)
+    bands, length, rate = (int(rules.one_element(x, "input")) for x in inputs[:3])
+    low, high = (float(rules.one_element(x, "input")) for x in inputs[3:])
+    if bands < 0 or length < 0 or rate < 1 or not 0 <= low <= high < np.inf:
+        raise ShapeError(
+            f"{bands} mel bins from {low} to {high} hertz of a transform of length {length}"
+            f" at {rate} samples a second cannot be"
+        )
+    first, last = (2595 * np.log10(1 + hertz / 700) for hertz in (low, high))
+    mels = first + np.arange(bands + 2) * ((last - first) / (bands + 2))
+    edges = (length + 1) * (700 * (10 ** (mels / 2595) - 1)) // rate
+    lower, centre, upper = edges[:-2], edges[1:-1], edges[2:]
+    bins = np.arange(length // 2 + 1)[:, None]
+    slope = (bins - lower) / np.maximum(centre - lower, 1)
+    rising = np.where(centre > lower, slope, bins == centre)
+    falling = (upper - bins) / np.maximum(upper - centre, 1)
+    rising *= (bins >= lower) & (bins <= centre)
+    falling *= (bins >= centre) & (bins < upper)
+    return np.maximum(rising, falling).astype(dtype)

@@ -38,10 +38,6 @@ def _outputs(count: int) -> Infer:
     return infer
 
 
-def _infer_merge(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return _passed(types, attrs), TensorType(INT32, ())
-
-
 def _without(node: Node, types: Types) -> Kernel:
     reason = "only the frames executor runs it"
     raise Unsupported.of([(node.op.full_name, reason, node.label)])
@@ -54,7 +50,10 @@ def _register(role: Role, names: Sequence[str], infer: Infer, arity: Arity) -> N
 
 _register(Role.SWITCH, ("Switch", "RefSwitch"), _outputs(2), (2, 2))
 _register(Role.SWITCH, ("_SwitchN",), _outputs(0), (2, None))
-_register(Role.MERGE, ("Merge", "RefMerge"), _infer_merge, (None, 2))
+_PLACE = TensorType(INT32, ())  # of the input that came
+_register(
+    Role.MERGE, ("Merge", "RefMerge"), lambda types, a, c: (_passed(types, a), _PLACE), (None, 2)
+)
 _register(Role.ENTER, ("Enter", "RefEnter"), _outputs(1), (1, 1))
 _register(Role.EXIT, ("Exit", "RefExit"), _outputs(1), (1, 1))
 _register(Role.NEXT_ITERATION, ("NextIteration", "RefNextIteration"), _outputs(1), (1, 1))

@@ -22,8 +22,8 @@ from penstock.ir.op import Attrs, Consts, Infer, Types
 from penstock.ops.common.dtypes import is_half
 from penstock.ops.common.shape_rules import ints, same_type, tensor
 from penstock.ops.common.windows import Window, windows
-from penstock.ops.registry import standard
-from penstock.ops.tensorflow.common import lengths, operator
+from penstock.ops.registry import ATTRS, standard
+from penstock.ops.tensorflow.common import array_operator, lengths, operator
 
 
 def backward_attrs(image: Sequence[int], window: Sequence[int], attrs: Attrs) -> dict[str, Any]:
@@ -141,72 +141,59 @@ def _infer_sized(index: int, dtype: int) -> Infer:
     return infer
 
 
-@operator("ConvBackpropFilter", infer=_infer_sized(1, 2))
-def conv_filter_backward(node: Node, types: Types) -> Kernel:
+@array_operator("ConvBackpropFilter", infer=_infer_sized(1, 2), prepared=ATTRS)
+def conv_filter_backward(
+    x: np.ndarray, sizes: np.ndarray, dy: np.ndarray, *, depthwise: bool, attrs: Attrs
+) -> np.ndarray:
     """Images [N, ..., I], the shape of the filter, and the gradient [N, ..., O]. The filter has
     shape [..., I / groups, O], or if ``depthwise`` [..., I, O / I]; the other attributes are those
     of Conv."""
-    attrs, depthwise = node.attrs, node.attrs["depthwise"]
-
-    def function(x: np.ndarray, sizes: np.ndarray, dy: np.ndarray) -> np.ndarray:
-        *kernel, depth, last = sizes.tolist()
-        channels, filters = x.shape[-1], dy.shape[-1]
-        groups = depth if depthwise else channels // max(depth, 1)
-        wanted = (groups, groups * last) if depthwise else (groups * depth, last)
-        if groups < 1 or (channels, filters) != wanted or filters % groups:
-            raise ShapeError(f"a filter {sizes.tolist()} for {channels} and {filters} channels")
-        axes = _axes(x.shape, kernel, attrs, dy)
-        x, back = _wide(x), _wide(dy)
-        result = np.zeros((*kernel, groups, channels // groups, filters // groups), x.dtype)
-        for place, seen, elements in _elements(axes):
-            rows = x[elements].reshape(-1, groups, channels // groups)
-            result[place] = rows.transpose(1, 2, 0) @ back[seen].reshape(
-                len(rows), groups, filters // groups
-            ).transpose(1, 0, 2)
-        if not depthwise:  # the channels of all groups stand side by side
-            result = np.moveaxis(result, -3, -2)
-        return result.reshape(sizes.tolist()).astype(dy.dtype, copy=False)
-
-    return Kernel(function)
+    *kernel, depth, last = sizes.tolist()
+    channels, filters = x.shape[-1], dy.shape[-1]
+    groups = depth if depthwise else channels // max(depth, 1)
+    wanted = (groups, groups * last) if depthwise else (groups * depth, last)
+    if groups < 1 or (channels, filters) != wanted or filters % groups:
+        raise ShapeError(f"a filter {sizes.tolist()} for {channels} and {filters} channels")
+    axes = _axes(x.shape, kernel, attrs, dy)
+    x, back = _wide(x), _wide(dy)
+    result = np.zeros((*kernel, groups, channels // groups, filters // groups), x.dtype)
+    for place, seen, elements in _elements(axes):
+        rows = x[elements].reshape(-1, groups, channels // groups)
+        result[place] = rows.transpose(1, 2, 0) @ back[seen].reshape(
+            len(rows), groups, filters // groups
+        ).transpose(1, 0, 2)
+    if not depthwise:  # the channels of all groups stand side by side
+        result = np.moveaxis(result, -3, -2)
+    return result.reshape(sizes.tolist()).astype(dy.dtype, copy=False)
 
 
-@operator("MaxPoolGrad", infer=same_type)
-def max_pool_backward(node: Node, types: Types) -> Kernel:
+@array_operator("MaxPoolGrad", infer=same_type, prepared=ATTRS)
+def max_pool_backward(x: np.ndarray, y: np.ndarray, dy: np.ndarray, *, attrs: Attrs) -> np.ndarray:
     """Images, their maxima and the gradient of these, which goes to the first of equal ones; the
     attributes are those of MaxPool."""
-    attrs = node.attrs
-
-    def function(x: np.ndarray, y: np.ndarray, dy: np.ndarray) -> np.ndarray:
-        if y.shape != dy.shape:
-            raise ShapeError(f"a gradient of shape {dy.shape} for maxima of shape {y.shape}")
-        result = np.zeros(x.shape, _wide(dy[:0]).dtype)
-        left = np.ones(y.shape, np.bool_)
-        for _, seen, elements in _elements(_axes(x.shape, attrs["kernel_shape"], attrs, dy)):
-            chosen = left[seen] & (x[elements] == y[seen])
-            left[seen] ^= chosen
-            # The k-th elements of two windows are never the same, so that this counts each of them.
-            result[elements] += np.where(chosen, dy[seen], np.zeros((), dy.dtype))
-        return result.astype(dy.dtype, copy=False)
-
-    return Kernel(function)
+    if y.shape != dy.shape:
+        raise ShapeError(f"a gradient of shape {dy.shape} for maxima of shape {y.shape}")
+    result = np.zeros(x.shape, _wide(dy[:0]).dtype)
+    left = np.ones(y.shape, np.bool_)
+    for _, seen, elements in _elements(_axes(x.shape, attrs["kernel_shape"], attrs, dy)):
+        chosen = left[seen] & (x[elements] == y[seen])
+        left[seen] ^= chosen
+        # The k-th elements of two windows are never the same, so that this counts each of them.
+        result[elements] += np.where(chosen, dy[seen], np.zeros((), dy.dtype))
+    return result.astype(dy.dtype, copy=False)
 
 
-@operator("AvgPoolGrad", infer=_infer_sized(0, 1))
-def average_pool_backward(node: Node, types: Types) -> Kernel:
+@array_operator("AvgPoolGrad", infer=_infer_sized(0, 1), prepared=ATTRS)
+def average_pool_backward(sizes: np.ndarray, dy: np.ndarray, *, attrs: Attrs) -> np.ndarray:
     """The shape of the images, and the gradient of the means, of which each counts the elements
     that are not padding; the attributes are those of AveragePool."""
-    attrs = node.attrs
-
-    def function(sizes: np.ndarray, dy: np.ndarray) -> np.ndarray:
-        axes = _axes(sizes.tolist(), attrs["kernel_shape"], attrs, dy)
-        counts = [np.zeros(axis.count, np.float32) for axis in axes]
-        for axis, count in zip(axes, counts, strict=True):
-            for _, covered, _ in axis.taps():
-                count[covered] += 1
-        share = _wide(dy) / reduce(np.multiply.outer, counts)[..., np.newaxis].astype(dy.dtype)
-        result = np.zeros(sizes.tolist(), share.dtype)
-        for _, seen, elements in _elements(axes):
-            result[elements] += share[seen]
-        return result.astype(dy.dtype, copy=False)
-
-    return Kernel(function)
+    axes = _axes(sizes.tolist(), attrs["kernel_shape"], attrs, dy)
+    counts = [np.zeros(axis.count, np.float32) for axis in axes]
+    for axis, count in zip(axes, counts, strict=True):
+        for _, covered, _ in axis.taps():
+            count[covered] += 1
+    share = _wide(dy) / reduce(np.multiply.outer, counts)[..., np.newaxis].astype(dy.dtype)
+    result = np.zeros(sizes.tolist(), share.dtype)
+    for _, seen, elements in _elements(axes):
+        result[elements] += share[seen]
+    return result.astype(dy.dtype, copy=False)

@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 
 from penstock.core.types import FLOAT32, ShapeError, TensorType, Type
-from penstock.ir.graph import Node
-from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.onnx.image import box_edges, suppressed
-from penstock.ops.registry import TFLITE, operator
+from penstock.ops.registry import ATTRS, TFLITE, array_operator
 
 
 def _entries(attrs: Attrs) -> int:
@@ -28,32 +26,27 @@ def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return TensorType(FLOAT32, (1, count, 4)), of_each, of_each, TensorType(FLOAT32, (1,))
 
 
-@operator("TFLite_Detection_PostProcess", domain=TFLITE, infer=_infer, arity=(3, 4))
-def detection(node: Node, types: Types) -> Kernel:
+@array_operator(
+    "TFLite_Detection_PostProcess", domain=TFLITE, infer=_infer, arity=(3, 4), prepared=ATTRS
+)
+def detection(encoded: np.ndarray, scores: np.ndarray, anchors: np.ndarray, *, attrs: Attrs) -> Any:
     """Encoded boxes [1, N, 4], scores of classes [1, N, C], anchors [N, 4] as (y, x, h, w). Gives
     boxes (y0, x0, y1, x1), their classes, their scores, and how many of these there are. If there
     is one class more than ``num_classes``, the first is that of the background."""
-    attrs = node.attrs
     count, most = _entries(attrs), int(attrs["max_detections"])
     scales = np.array([attrs[f"{name}_scale"] for name in "yxhw"], np.float32)
-
-    def function(encoded: np.ndarray, scores: np.ndarray, anchors: np.ndarray) -> Any:
-        if anchors.ndim != 2 or encoded.shape[:2] != (1, len(anchors)) or scores.ndim != 3:
-            raise ShapeError(
-                f"boxes {encoded.shape}, scores {scores.shape}, anchors {anchors.shape}"
-            )
-        boxes = _decoded(encoded[0, :, :4] / scales, anchors)
-        own = scores[0, :, scores.shape[2] - int(attrs["num_classes"]) :]
-        select = _by_class if attrs.get("use_regular_nms") else _by_box
-        found = select(boxes, own, attrs)
-        detections = len(found[0])
-        results = np.zeros((count, 4), np.float32), *np.zeros((2, count), np.float32)
-        for result, part in zip(results, found, strict=True):
-            result[:detections] = part
-        valid = detections * most // count
-        return *(result[np.newaxis] for result in results), np.array([valid], np.float32)
-
-    return Kernel(function)
+    if anchors.ndim != 2 or encoded.shape[:2] != (1, len(anchors)) or scores.ndim != 3:
+        raise ShapeError(f"boxes {encoded.shape}, scores {scores.shape}, anchors {anchors.shape}")
+    boxes = _decoded(encoded[0, :, :4] / scales, anchors)
+    own = scores[0, :, scores.shape[2] - int(attrs["num_classes"]) :]
+    select = _by_class if attrs.get("use_regular_nms") else _by_box
+    found = select(boxes, own, attrs)
+    detections = len(found[0])
+    results = np.zeros((count, 4), np.float32), *np.zeros((2, count), np.float32)
+    for result, part in zip(results, found, strict=True):
+        result[:detections] = part
+    valid = detections * most // count
+    return *(result[np.newaxis] for result in results), np.array([valid], np.float32)
 
 
 def _decoded(offsets: np.ndarray, anchors: np.ndarray) -> np.ndarray:

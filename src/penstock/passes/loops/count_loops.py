@@ -16,13 +16,12 @@ own: how often it runs is a constant as well.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 
 from penstock.core.checkpoints import with_checkpoints
 from penstock.core.records import NamedTuple
-from penstock.core.types import TensorType, without_data
+from penstock.core.types import is_static, without_data
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Role
 from penstock.ops.internal.trip_count import TRIP_COUNT
@@ -126,7 +125,7 @@ def _constant_trips(node: Node) -> int | None:
     if (limit is not None and most is None) or most == 0 or not entered:
         return None
     ends = [most] if most is not None else []
-    conditions = _conditions(body.outputs[0], _is_number)
+    conditions = _bounds(body.outputs[0], "iuf")
     for bound in conditions:
         count, end = count_of(node, bound.counter), bound.limit.const
         # A counter that falls stays below its limit until it wraps around.
@@ -143,17 +142,12 @@ def _constant_trips(node: Node) -> int | None:
 
 def _is_endless(limit: Value) -> bool:
     const = limit.const
-    return const is not None and _is_integer(limit) and const.item() >= _ENDLESS
+    return const is not None and _is_number(limit) and const.item() >= _ENDLESS
 
 
-def _bounds(condition: Value) -> list[_Bound]:
-    """The bounds of integers that a condition of one element consists of; empty if it is something
-    else."""
-    return _conditions(condition, _is_integer)
-
-
-def _conditions(condition: Value, fits: Callable[[Value], bool]) -> list[_Bound]:
-    """As ``_bounds``, of numbers that ``fits`` says are as wanted."""
+def _bounds(condition: Value, kinds: str = "iu") -> list[_Bound]:
+    """The bounds of numbers of these kinds that a condition of one element consists of; empty if it
+    is something else."""
     bounds: list[_Bound] = []
     left, seen = [condition], {condition}
     while left:
@@ -168,27 +162,16 @@ def _conditions(condition: Value, fits: Callable[[Value], bool]) -> list[_Bound]
             parts = operands[: 1 if reshapes else 2]
             left += [part for part in parts if part not in seen]
             seen.update(parts)
-        elif name in _COMPARISONS and all(map(fits, operands)):
+        elif name in _COMPARISONS and all(_is_number(x, kinds) for x in operands):
             bounds.append(_Bound(*operands[:: 1 if name == "Less" else -1]))
         else:
             return []
     return bounds
 
 
-def _is_number(value: Value) -> bool:
-    """Whether a value is one number."""
-    type_ = value.type
-    if not isinstance(type_, TensorType) or not type_.static or type_.elements != 1:
-        return False
-    return type_.dtype is not None and type_.dtype.kind in "iuf"
-
-
-def _is_integer(value: Value) -> bool:
-    """Whether a value is one integer."""
-    type_ = value.type
-    if not isinstance(type_, TensorType) or not type_.static or type_.elements != 1:
-        return False
-    return type_.dtype is not None and type_.dtype.kind in "iu"
+def _is_number(value: Value, kinds: str = "iu") -> bool:
+    """Whether a value is one number of these kinds."""
+    return is_static(value.type, kinds) and value.type.elements == 1
 
 
 def _counter(node: Node, bound: _Bound) -> _Counter | None:
@@ -209,7 +192,7 @@ def _counter(node: Node, bound: _Bound) -> _Counter | None:
             limit = node.inputs[2 + inside.index(limit)] or limit
         outside = limit not in body.inputs and limit.producer not in body.nodes
         if outside and updated[place] is bound.counter and start is not None and start.type:
-            return _Counter(place, start, limit) if _is_integer(start) else None
+            return _Counter(place, start, limit) if _is_number(start) else None
     return None
 
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from penstock.core.checkpoints import with_checkpoints
 from penstock.core.records import dataclass, replace
-from penstock.core.types import FLOAT32, TensorType, Type
+from penstock.core.types import FLOAT32, TensorType, Type, is_static
 from penstock.ir.graph import Graph, Node, Readers, Value, readers_of
 from penstock.ir.op import Role
 from penstock.ops.common.shape_rules import normalize_axis
@@ -339,8 +339,7 @@ class _Hoister:
 
 def _is_real(value: Value) -> bool:
     type_ = value.type
-    real = isinstance(type_, TensorType) and type_.static and type_.dtype in _REAL
-    return real and type_.elements > 0  # type: ignore[union-attr]
+    return is_static(type_) and type_.dtype in _REAL and type_.elements > 0
 
 
 def _product_of(node: Node) -> _Product | None:

@@ -25,7 +25,7 @@ import numpy as np
 
 from penstock.core.checkpoints import with_checkpoints
 from penstock.core.records import NamedTuple
-from penstock.core.types import BOOL, FLOAT32, TensorType
+from penstock.core.types import BOOL, FLOAT32, TensorType, is_static
 from penstock.ir.graph import Graph, Node, Value, all_reads
 from penstock.ir.op import Role
 from penstock.ops.internal.recurrence import RECURRENCE
@@ -487,7 +487,7 @@ def _joined_product(tensors: Sequence[Value]) -> tuple[Value, np.ndarray, np.nda
 
 def _is_matrix(value: Value) -> bool:
     type_ = value.type
-    if not isinstance(type_, TensorType) or not type_.static or type_.dtype != FLOAT32:
+    if not is_static(type_) or type_.dtype != FLOAT32:
         return False
     return len(type_.dims) == 2 and type_.elements > 0 and value.const is None
 

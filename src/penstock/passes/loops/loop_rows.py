@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.records import NamedTuple
-from penstock.core.types import TensorType
+from penstock.core.types import TensorType, is_static
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Role
 from penstock.ops.common.shape_rules import normalize_axis
@@ -30,6 +30,7 @@ from penstock.passes.rewrite import Expansion, dims_and_dtype, new_name, swapped
 
 MOST_BYTES = 1 << 27
 """of what is computed before a loop in place of a row in each iteration"""
+_KINDS = "biuf"
 _COUNTING = tuple([np.dtype(t) for t in (np.int32, np.int64, np.float32, np.float64)])
 
 
@@ -126,9 +127,7 @@ def _whole(value: Value | None) -> int | None:
 
 def _is_number(value: Value) -> bool:
     type_ = value.type
-    if not isinstance(type_, TensorType) or not type_.static or type_.elements != 1:
-        return False
-    return type_.dtype in _COUNTING
+    return is_static(type_) and type_.elements == 1 and type_.dtype in _COUNTING
 
 
 class LoopRows(Expansion):
@@ -148,7 +147,7 @@ class LoopRows(Expansion):
     def of(self, value: Value) -> Value | None:
         """A tensor [trips, ...] with ``value`` of every iteration; None if it is not known before
         the loop, or is the same in all."""
-        if value not in self.own or value.const is not None or not _is_static(value):
+        if value not in self.own or value.const is not None or not is_static(value.type, _KINDS):
             return None
         if value not in self._rows:
             self._rows[value] = None  # until it is known
@@ -218,7 +217,7 @@ class LoopRows(Expansion):
 
     def _slice(self, source: Value | None, axis: int, count: Count) -> Value | None:
         """What is read of ``source`` along ``axis``, with that axis first."""
-        if source is None or not _is_static(source):
+        if source is None or not is_static(source.type, _KINDS):
             return None
         dims, dtype = dims_and_dtype(source)
         axis = normalize_axis(axis, len(dims))
@@ -273,10 +272,3 @@ class LoopRows(Expansion):
         result = self.value(node.op.name, (self.trips, *dims), dtype)
         self.nodes.append(node.derived(operands, [result], name=result.name))
         return result
-
-
-def _is_static(value: Value) -> bool:
-    type_ = value.type
-    if not isinstance(type_, TensorType) or not type_.static:
-        return False
-    return type_.dtype is not None and type_.dtype.kind in "biuf"

@@ -21,9 +21,8 @@ static inline void turn(const float *restrict a, const float *restrict b, const 
     }
 }
 
-static int rotary(const void *arguments, int64_t begin, int64_t end)
+CHECKED_ITEMS_OF(rotary, rotary)
 {
-    const struct rotary *a = arguments;
     int64_t size = a->size, half = a->half, of_sample = a->heads * a->sequence;
     for (int64_t item = begin; item < end; item++) {
         int64_t at = a->heads_first ? item % a->sequence : item % of_sample / a->heads;

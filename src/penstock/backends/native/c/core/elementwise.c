@@ -183,15 +183,13 @@ static void fmod_f4(void *to, const void *x, const void *y, const void *z, int64
         memcpy(d, remainders, n * sizeof(float));
 }
 
-static void half_f4(void *to, const void *x, const void *y, const void *z, int64_t n)
-{
-    floats_of_halves(to, x, n);
-}
-
-static void f4_half(void *to, const void *x, const void *y, const void *z, int64_t n)
-{
-    halves_of_floats(to, x, n);
-}
+#define DEFINE_HALVES(name, converted)                                                            \
+    static void name(void *to, const void *x, const void *y, const void *z, int64_t n)            \
+    {                                                                                             \
+        converted(to, x, n);                                                                      \
+    }
+DEFINE_HALVES(half_f4, floats_of_halves)
+DEFINE_HALVES(f4_half, halves_of_floats)
 
 /* (x - zero point) * scale */
 #define DEFINE_DEQUANTIZE(suffix, type, ...)                                                      \
@@ -373,9 +371,8 @@ static void find_row(const struct elementwise *a, int64_t row, int64_t *index)
     index[a->rank - 1] = 0;
 }
 
-static int elementwise(const void *arguments, int64_t begin, int64_t end)
+ITEMS_OF(elementwise, elementwise)
 {
-    const struct elementwise *a = arguments;
     const int64_t tile = a->tile, last = a->rank - 1;
     const int64_t parts = a->row ? (a->row + tile - 1) / tile : 0;
     registers r;
@@ -397,7 +394,6 @@ static int elementwise(const void *arguments, int64_t begin, int64_t end)
             index[axis - 1]++;
         }
     }
-    return 0;
 }
 
 void run_in_rows(const struct elementwise *a, int64_t first, int64_t rows, int64_t begin, int64_t end)
@@ -428,29 +424,27 @@ struct pair {
 };
 
 #define DEFINE_PAIR(name, type, lowest, highest, expression)                                      \
-    static int name(const void *arguments, int64_t begin, int64_t end)                            \
+    ITEMS_OF(name, pair)                                                                          \
     {                                                                                             \
-        const struct pair *p = arguments;                                                         \
-        const float *f = p->parameters, x_scale = f[0], x_zero = f[1], y_scale = f[2];            \
+        const float *f = a->parameters, x_scale = f[0], x_zero = f[1], y_scale = f[2];            \
         const float y_zero = f[3], scale = f[4], inverse = 1 / scale;                             \
         const int32_t zero = (int32_t)f[5];                                                       \
         float low = -LARGEST_CODE * scale, high = LARGEST_CODE * scale;                           \
         low = f[6] > low ? f[6] : low;                                                            \
-        int64_t at = begin * p->block, last = end * p->block < p->size ? end * p->block : p->size; \
-        const type *x = (const type *)p->x + at, *y = (const type *)p->y + at;                    \
-        type *d = (type *)p->to + at;                                                             \
+        int64_t at = begin * a->block, last = end * a->block < a->size ? end * a->block : a->size; \
+        const type *x = (const type *)a->x + at, *y = (const type *)a->y + at;                    \
+        type *d = (type *)a->to + at;                                                             \
         int64_t n = last - at;                                                                    \
         LOOP({                                                                                    \
-            float a = ((float)x[i] - x_zero) * x_scale;                                           \
-            float b = ((float)y[i] - y_zero) * y_scale;                                           \
+            float u = ((float)x[i] - x_zero) * x_scale;                                           \
+            float v = ((float)y[i] - y_zero) * y_scale;                                           \
             const float real = WITHIN(expression, low, high);                                     \
             const int32_t code = TO_INT(quotient(real, scale, inverse)) + zero;                   \
             d[i] = (type)WITHIN(code, lowest, highest);                                           \
         });                                                                                       \
-        return 0;                                                                                 \
     }
-#define ADD_CODES(suffix, ...) DEFINE_PAIR(add_codes_##suffix, __VA_ARGS__, a + b)
-#define MUL_CODES(suffix, ...) DEFINE_PAIR(mul_codes_##suffix, __VA_ARGS__, a *b)
+#define ADD_CODES(suffix, ...) DEFINE_PAIR(add_codes_##suffix, __VA_ARGS__, u + v)
+#define MUL_CODES(suffix, ...) DEFINE_PAIR(mul_codes_##suffix, __VA_ARGS__, u *v)
 OF_CODES(ADD_CODES)
 OF_CODES(MUL_CODES)
 
@@ -502,22 +496,20 @@ static inline const uint8_t *of_y(const struct integer_pair *p, int64_t at, int6
             });                                                                                   \
         memcpy(d, codes, n);                                                                      \
     }                                                                                             \
-    static int name(const void *arguments, int64_t begin, int64_t end)                            \
+    ITEMS_OF(name, integer_pair)                                                                  \
     {                                                                                             \
-        const struct integer_pair *p = arguments;                                                 \
-        const int64_t last = smaller(end * p->block, p->size);                                    \
+        const int64_t last = smaller(end * a->block, a->size);                                    \
         uint8_t repeated[MOST_REPEATED + PIECE], filled[PIECE];                                   \
-        for (int64_t i = 0; p->period && i < p->period + PIECE; i++)                              \
-            repeated[i] = p->y[i % p->period];                                                    \
-        for (int64_t at = begin * p->block, n; at < last; at += n) {                              \
+        for (int64_t i = 0; a->period && i < a->period + PIECE; i++)                              \
+            repeated[i] = a->y[i % a->period];                                                    \
+        for (int64_t at = begin * a->block, n; at < last; at += n) {                              \
             n = smaller(last - at, PIECE);                                                        \
-            const type *x = (const type *)p->x + at, *y = (const type *)of_y(p, at, &n, repeated, filled);\
+            const type *x = (const type *)a->x + at, *y = (const type *)of_y(a, at, &n, repeated, filled);\
             if (n == PIECE)                                                                       \
-                name##_piece(p, (type *)p->to + at, x, y, PIECE);                                 \
+                name##_piece(a, (type *)a->to + at, x, y, PIECE);                                 \
             else                                                                                  \
-                name##_piece(p, (type *)p->to + at, x, y, n);                                     \
+                name##_piece(a, (type *)a->to + at, x, y, n);                                     \
         }                                                                                         \
-        return 0;                                                                                 \
     }
 #define TERM(v, i) rescaled_integer(v * (1 << 20), by[i], by[i + 1])
 #define TERMS by[11] * TERM(a, 1) + by[12] * TERM(b, 4)
@@ -551,9 +543,8 @@ __attribute__((target("avx512vbmi"))) static int64_t look_up_64(const struct tab
 }
 #endif
 
-static int table(const void *arguments, int64_t begin, int64_t end)
+ITEMS_OF(table, table)
 {
-    const struct table *a = arguments;
     int64_t at = begin * a->block, last = end * a->block < a->size ? end * a->block : a->size;
 #ifdef __AVX512BW__
     if (features & AVX512_VBMI)
@@ -561,7 +552,6 @@ static int table(const void *arguments, int64_t begin, int64_t end)
 #endif
     for (; at < last; at++)
         a->y[at] = a->table[a->x[at]];
-    return 0;
 }
 
 KERNELS(elementwise, KERNEL(elementwise, elementwise), KERNEL(table, table), KERNELS_OF_CODES(add_codes, pair),

@@ -10,6 +10,12 @@
     KERNEL(name##_1, arguments), KERNEL(name##_2, arguments), KERNEL(name##_4, arguments),       \
         KERNEL(name##_8, arguments)
 
+/* An index of 64 bits if they are `wide`, else of 32. */
+static inline int64_t index_at(const void *indices, int64_t wide, int64_t i)
+{
+    return wide ? ((const int64_t *)indices)[i] : ((const int32_t *)indices)[i];
+}
+
 /* With the type that they are computed in. */
 #define OF_NUMBERS(DEFINE)                                                                       \
     DEFINE(float32, float, float) DEFINE(float64, double, double) DEFINE(int32, int32_t, float)  \

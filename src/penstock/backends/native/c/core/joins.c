@@ -14,9 +14,8 @@ struct join {
     const char *x[MOST_PARTS];
 };
 
-static int join(const void *arguments, int64_t begin, int64_t end)
+ITEMS_OF(join, join)
 {
-    const struct join *a = arguments;
     const int64_t rank = a->table[0], outer = a->table[2], *entry = a->table + 4;
     for (int64_t part = 0; part < a->table[3]; part++, entry += 2 + 3 * rank) {
         const int64_t *dims = entry + 2, *sliced = dims + 3 * outer;
@@ -30,7 +29,6 @@ static int join(const void *arguments, int64_t begin, int64_t end)
         if (first < last)
             copy_elements(&plan, a->x[part] + first * sliced[1], a->y + entry[0] + first * sliced[2]);
     }
-    return 0;
 }
 
 KERNELS(joins, KERNEL(join, join))

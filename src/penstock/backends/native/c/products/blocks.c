@@ -143,9 +143,8 @@ INLINED void many(const struct block_product *a, int bits, int64_t p, float *c, 
     }
 }
 
-static int block_product(const void *arguments, int64_t begin, int64_t end)
+ITEMS_OF(block_product, block_product)
 {
-    const struct block_product *a = arguments;
     float sums[FEW * MOST_BLOCKS];
     int64_t blocks = (a->k + a->block - 1) / a->block;
     if (a->rows <= FEW && a->shifts)
@@ -175,7 +174,6 @@ static int block_product(const void *arguments, int64_t begin, int64_t end)
         for (int64_t row = 0; row < a->rows && c != y; row++)
             memcpy(y + row * a->n, c + row * PANEL, width * sizeof(float));
     }
-    return 0;
 }
 
 /* Experts, networks of which each token passes a few. An item is an expert for `together` tokens:
@@ -288,9 +286,8 @@ static void run_expert(const struct experts *a, int64_t e, const int64_t *tokens
     }
 }
 
-static int experts(const void *arguments, int64_t begin, int64_t end)
+CHECKED_ITEMS_OF(experts, experts)
 {
-    const struct experts *a = arguments;
     /* Rows of x and y, and of the results of the layers between. */
     size_t numbers = 2 * a->hidden + a->layers[FC1].n + 2 * a->inner;
     float *at = malloc(TOGETHER * numbers * sizeof *at);

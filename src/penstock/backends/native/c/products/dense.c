@@ -17,9 +17,8 @@ struct dense {
     struct elementwise program;          /* of y, in place; tiles are parts of rows, of some panels */
 };
 
-static int dense(const void *arguments, int64_t begin, int64_t end)
+ITEMS_OF(dense, dense)
 {
-    const struct dense *a = arguments;
     const int64_t panels = (a->columns + PANEL - 1) / PANEL;
     const int64_t rest = (a->columns - (panels - 1) * PANEL + GRAIN - 1) / GRAIN * GRAIN;
     const float *from[BLOCK];
@@ -46,7 +45,6 @@ static int dense(const void *arguments, int64_t begin, int64_t end)
             seen = ready;
         }
     }
-    return 0;
 }
 
 /* Round rows of x in the first stage, and multiply them in the second. */

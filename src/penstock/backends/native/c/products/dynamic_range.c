@@ -53,9 +53,8 @@ static float range_codes(const struct dynamic_range_rows *a, const float *restri
     return scale;
 }
 
-static int dynamic_range_rows(const void *arguments, int64_t begin, int64_t end)
+ITEMS_OF(dynamic_range_rows, dynamic_range_rows)
 {
-    const struct dynamic_range_rows *a = arguments;
     const int64_t panels = (a->columns + PANEL - 1) / PANEL, groups = (panels + a->some - 1) / a->some;
     const float low = (float)a->low, high = (float)a->high;
     _Alignas(64) uint8_t codes[ROW_BYTES + TILE * QUAD];
@@ -87,7 +86,6 @@ static int dynamic_range_rows(const void *arguments, int64_t begin, int64_t end)
             }
         }
     }
-    return 0;
 }
 
 KERNELS(dynamic_range, KERNEL(dynamic_range_rows, dynamic_range_rows))

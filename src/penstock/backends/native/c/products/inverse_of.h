@@ -65,26 +65,22 @@ static REAL OF(determinant)(REAL *a, int64_t n)
     return product;
 }
 
-static int OF(inverse)(const void *arguments, int64_t begin, int64_t end)
+ITEMS_OF(OF(inverse), inverse)
 {
-    const struct inverse *a = arguments;
     const int64_t size = a->side * a->side;
     for (int64_t m = begin; m < end; m++) {
         REAL *y = memmove((REAL *)a->y + m * size, (const REAL *)a->x + m * size, size * sizeof *y);
         OF(invert)(y, a->side);
     }
-    return 0;
 }
 
 /* An item is some matrices one behind the other, with memory for one of them. */
-static int OF(det)(const void *arguments, int64_t begin, int64_t end)
+ITEMS_OF(OF(det), inverse)
 {
-    const struct inverse *a = arguments;
     const int64_t size = a->side * a->side;
     for (int64_t item = begin; item < end; item++)
         for (int64_t m = item * a->each; m < smaller(a->count, (item + 1) * a->each); m++) {
             REAL *copy = memcpy((REAL *)a->work + item * size, (const REAL *)a->x + m * size, size * sizeof *copy);
             ((REAL *)a->y)[m] = OF(determinant)(copy, a->side);
         }
-    return 0;
 }

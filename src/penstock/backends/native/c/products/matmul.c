@@ -19,14 +19,10 @@ enum { DEPTH = 256, UNIT = 64, DIRECT = 64, FEW_ROWS = 4, AHEAD = 16, SHARED = 2
 #define INDEX int32_t
 #define LANES_OF_REAL LANES_32
 #include "matmul_of.h"
-#undef REAL
-#undef OF
 #define REAL uint32_t
 #define OF(name) name##_int32
 #include "products_of.h"
 #include "matmul_of.h"
-#undef REAL
-#undef OF
 #undef INDEX
 #undef LANES_OF_REAL
 #define REAL double
@@ -34,8 +30,6 @@ enum { DEPTH = 256, UNIT = 64, DIRECT = 64, FEW_ROWS = 4, AHEAD = 16, SHARED = 2
 #define INDEX int64_t
 #define LANES_OF_REAL LANES_64
 #include "matmul_of.h"
-#undef REAL
-#undef OF
 #define REAL uint64_t
 #define OF(name) name##_int64
 #include "products_of.h"

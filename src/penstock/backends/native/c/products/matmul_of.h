@@ -157,35 +157,37 @@ static int64_t OF(multiply_part)(const struct product *p, OF(matrices) m, int64_
     return columns;
 }
 
-static int OF(product)(const void *arguments, int64_t begin, int64_t end)
+CHECKED_ITEMS_OF(OF(product), product)
 {
-    const struct product *p = arguments;
-    const int64_t unit = UNIT / sizeof(REAL), units = (p->columns + unit - 1) / unit;
+    const int64_t unit = UNIT / sizeof(REAL), units = (a->columns + unit - 1) / unit;
     /* In cycles for the elements of a vector: to multiply each row and add up lanes, or to copy them. */
-    const int dots = p->b_inner == 1 && p->a_inner == 1 && p->rows * (p->inner + 160) < 12 * p->inner;
-    const int64_t parts = (p->inner + DEPTH - 1) / DEPTH;
+    const int dots = a->b_inner == 1 && a->a_inner == 1 && a->rows * (a->inner + 160) < 12 * a->inner;
+    const int64_t parts = (a->inner + DEPTH - 1) / DEPTH;
     for (int64_t item = begin, next; item < end; item = next) {
-        const int64_t strip = item % p->strips, group = item / p->strips % p->groups;
+        const int64_t strip = item % a->strips, group = item / a->strips % a->groups;
         /* Groups of rows share what is copied of b, where they follow one another. */
-        const int64_t most = p->strips == 1 ? SHARED * p->groups / p->rows : 1;
-        const int64_t left = smaller(end - item, p->groups - group), groups = most > 1 ? smaller(most, left) : 1;
-        const int64_t row = group * p->rows / p->groups, rows = (group + groups) * p->rows / p->groups - row;
-        const int64_t stop = smaller((strip + 1) * units / p->strips * unit, p->columns);
-        const int64_t first = strip * units / p->strips * unit;
+        const int64_t most = a->strips == 1 ? SHARED * a->groups / a->rows : 1;
+        const int64_t left = smaller(end - item, a->groups - group), groups = most > 1 ? smaller(most, left) : 1;
+        const int64_t row = group * a->rows / a->groups, rows = (group + groups) * a->rows / a->groups - row;
+        const int64_t stop = smaller((strip + 1) * units / a->strips * unit, a->columns);
+        const int64_t first = strip * units / a->strips * unit;
         OF(matrices) m;
-        if (!OF(find_matrices)(p, item / p->strips / p->groups, &m))
+        if (!OF(find_matrices)(a, item / a->strips / a->groups, &m))
             return 1;
-        if (p->c || !parts)
-            OF(put_term)(p, m.y + row * p->y_row + first, row, rows, first, stop - first);
+        if (a->c || !parts)
+            OF(put_term)(a, m.y + row * a->y_row + first, row, rows, first, stop - first);
         if (dots)
-            OF(put_rows_of_dots)(p, m, row, rows, first, stop);
+            OF(put_rows_of_dots)(a, m, row, rows, first, stop);
         else
             for (int64_t column = first, columns = 0; column < stop; column += columns)
                 for (int64_t part = 0, k = 0, to; part < parts; part++, k = to) {
-                    to = p->inner * (part + 1) / parts;
-                    columns = OF(multiply_part)(p, m, row, rows, column, stop, k, to - k);
+                    to = a->inner * (part + 1) / parts;
+                    columns = OF(multiply_part)(a, m, row, rows, column, stop, k, to - k);
                 }
         next = item + groups;
     }
     return 0;
 }
+
+#undef REAL
+#undef OF

@@ -11,9 +11,8 @@ struct lstm_cell {
     double forget_bias;
 };
 
-static int lstm_cell(const void *arguments, int64_t begin, int64_t end)
+ITEMS_OF(lstm_cell, lstm_cell)
 {
-    const struct lstm_cell *a = arguments;
     int64_t n = a->units;
     float bias = (float)a->forget_bias;
     for (int64_t row = begin; row < end; row++) {
@@ -26,7 +25,6 @@ static int lstm_cell(const void *arguments, int64_t begin, int64_t end)
         for (int64_t i = 0; i < n; i++)
             state[i] = sigmoid32(output[i]) * tanh32(next[i]);
     }
-    return 0;
 }
 
 struct gru_cell {
@@ -35,9 +33,8 @@ struct gru_cell {
     int64_t units, update, reset, new; /* where the gates begin */
 };
 
-static int gru_cell(const void *arguments, int64_t begin, int64_t end)
+ITEMS_OF(gru_cell, gru_cell)
 {
-    const struct gru_cell *a = arguments;
     int64_t n = a->units;
     for (int64_t row = begin; row < end; row++) {
         const float *x = a->of_input + row * 3 * n, *h = a->of_state + row * 3 * n;
@@ -53,7 +50,6 @@ static int gru_cell(const void *arguments, int64_t begin, int64_t end)
             next[i] = new + update * (state[i] - new);
         }
     }
-    return 0;
 }
 
 struct gru_gates {
@@ -73,9 +69,8 @@ INLINED void gate_row(float *restrict out, const float *restrict h, const float 
     }
 }
 
-static int gru_gates(const void *arguments, int64_t begin, int64_t end)
+ITEMS_OF(gru_gates, gru_gates)
 {
-    const struct gru_gates *a = arguments;
     int64_t n = a->units;
     for (int64_t row = begin; row < end; row++) {
         const float *h = a->of_state + row * a->state_width, *state = a->state + row * n;
@@ -89,7 +84,6 @@ static int gru_gates(const void *arguments, int64_t begin, int64_t end)
             gate_row(reset, h + a->h_reset, NULL, state, n);
         }
     }
-    return 0;
 }
 
 struct gru_state {
@@ -108,9 +102,8 @@ INLINED void blend_row(float *restrict next, const float *restrict product, cons
     }
 }
 
-static int gru_state(const void *arguments, int64_t begin, int64_t end)
+ITEMS_OF(gru_state, gru_state)
 {
-    const struct gru_state *a = arguments;
     int64_t n = a->units;
     for (int64_t row = begin; row < end; row++) {
         const float *product = a->product + row * n, *update = a->update + row * n;
@@ -121,7 +114,6 @@ static int gru_state(const void *arguments, int64_t begin, int64_t end)
         else
             blend_row(next, product, NULL, update, state, n);
     }
-    return 0;
 }
 
 KERNELS(cells, KERNEL(lstm_cell, lstm_cell), KERNEL(gru_cell, gru_cell), KERNEL(gru_gates, gru_gates),

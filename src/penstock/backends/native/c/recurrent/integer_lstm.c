@@ -120,9 +120,8 @@ static void flip(void *restrict to, const void *restrict from, int64_t count)
         ((uint8_t *)to)[i] = ((const uint8_t *)from)[i] ^ 128;
 }
 
-static int integer_lstm(const void *arguments, int64_t begin, int64_t end)
+ITEMS_OF(integer_lstm, integer_lstm)
 {
-    const struct integer_lstm *a = arguments;
     const int64_t units = a->units, quads = a->size / QUAD, quads_of_outputs = a->size_of_outputs / QUAD;
     for (int64_t row = begin, n; row < end; row += n) {
         n = smaller(end - row, MOST_ROWS);
@@ -152,7 +151,6 @@ static int integer_lstm(const void *arguments, int64_t begin, int64_t end)
         for (int64_t r = 0; r < n; r++)
             flip(a->last + (row + r) * units, h + r * a->size_of_outputs, units);
     }
-    return 0;
 }
 
 KERNELS(integer_lstm, KERNEL(integer_lstm, integer_lstm))

@@ -482,9 +482,8 @@ static int has_lengths(const struct recurrent *a)
     return 1;
 }
 
-static int recurrent(const void *arguments, int64_t begin, int64_t end)
+CHECKED_ITEMS_OF(recurrent, recurrent)
 {
-    const struct recurrent *a = arguments;
     int64_t stages = stages_of_item(a), blocks = a->padded / UNITS;
     if (!has_lengths(a))
         return 1;

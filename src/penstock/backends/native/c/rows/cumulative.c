@@ -33,9 +33,8 @@ enum { COLUMNS = 128, ROWS = 8 };
         }                                                                                         \
     }                                                                                             \
                                                                                                   \
-    static int name(const void *arguments, int64_t begin, int64_t end)                            \
+    ITEMS_OF(name, cumulative)                                                                    \
     {                                                                                             \
-        const struct cumulative *a = arguments;                                                   \
         int64_t inner = a->inner, length = a->length, exclusive = a->exclusive != 0;              \
         int64_t step = a->reverse ? -inner : inner, back = a->reverse ? (length - 1) * inner : 0; \
         int64_t blocks = (inner + COLUMNS - 1) / COLUMNS;                                         \
@@ -55,7 +54,6 @@ enum { COLUMNS = 128, ROWS = 8 };
                 name##_chains((const type *)a->x + first, (type *)a->y + first,                   \
                               rest < COLUMNS ? rest : COLUMNS, 1, length, step, exclusive);       \
             }                                                                                     \
-        return 0;                                                                                 \
     }
 
 #define SUMS(suffix, type, real) CHAINS(cumsum_##suffix, type, +, 0)

@@ -69,9 +69,8 @@ enum { LRN_LANES = VECTOR_BYTES / 4, LRN_VECTORS = 4, MOST_ROW = 8192, MOST_AROU
         return total;                                                                             \
     }                                                                                             \
                                                                                                   \
-    static int name(const void *arguments, int64_t begin, int64_t end)                            \
+    ITEMS_OF(name, group_normalization)                                                           \
     {                                                                                             \
-        const struct group_normalization *a = arguments;                                          \
         int64_t positions = a->positions, count = a->channels * positions;                        \
         for (int64_t item = begin; item < end; item++) {                                          \
             const type *x = (const type *)a->x + item * count;                                    \
@@ -87,7 +86,6 @@ enum { LRN_LANES = VECTOR_BYTES / 4, LRN_VECTORS = 4, MOST_ROW = 8192, MOST_AROU
                     y[i] = (x[i] - mean) * factor + bias;                                         \
             }                                                                                     \
         }                                                                                         \
-        return 0;                                                                                 \
     }                                                                                             \
                                                                                                   \
     /* Sums by channel of `width` channels that lie side by side, `step` numbers an image row. */ \
@@ -121,9 +119,8 @@ enum { LRN_LANES = VECTOR_BYTES / 4, LRN_VECTORS = 4, MOST_ROW = 8192, MOST_AROU
         }                                                                                         \
     }                                                                                             \
                                                                                                   \
-    static int name##_last(const void *arguments, int64_t begin, int64_t end)                     \
+    ITEMS_OF(name##_last, group_normalization)                                                    \
     {                                                                                             \
-        const struct group_normalization *a = arguments;                                          \
         int64_t blocks = (a->groups + a->block - 1) / a->block, step = a->groups * a->channels;   \
         type means[MOST_CHANNELS], factors[MOST_CHANNELS];                                        \
         double totals[MOST_CHANNELS];                                                             \
@@ -148,16 +145,14 @@ enum { LRN_LANES = VECTOR_BYTES / 4, LRN_VECTORS = 4, MOST_ROW = 8192, MOST_AROU
                 for (int64_t c = 0; c < width; c++)                                               \
                     y[i * step + c] = (x[i * step + c] - means[c]) * factors[c] + bias[c];        \
         }                                                                                         \
-        return 0;                                                                                 \
     }
 
 NORMALIZE(group_normalization_float32, float)
 NORMALIZE(group_normalization_float64, double)
 
 #define LAYER(name, type, sum)                                                                    \
-    static int name(const void *arguments, int64_t begin, int64_t end)                            \
+    ITEMS_OF(name, layer_normalization)                                                           \
     {                                                                                             \
-        const struct layer_normalization *a = arguments;                                          \
         int64_t width = a->width, last = end * a->block < a->rows ? end * a->block : a->rows;     \
         const type *scale = a->scale, *bias = a->bias;                                            \
         for (int64_t row = begin * a->block; row < last; row++) {                                 \
@@ -176,7 +171,6 @@ NORMALIZE(group_normalization_float64, double)
             if (a->inverses)                                                                      \
                 ((type *)a->inverses)[row] = inverse;                                             \
         }                                                                                         \
-        return 0;                                                                                 \
     }
 
 LAYER(layer_normalization_float32, float, group_normalization_float32_sum)
@@ -201,9 +195,8 @@ struct batch_normalization {
         return (type)factor;                                                                      \
     }                                                                                             \
                                                                                                   \
-    static int name(const void *arguments, int64_t begin, int64_t end)                            \
+    ITEMS_OF(name, batch_normalization)                                                           \
     {                                                                                             \
-        const struct batch_normalization *a = arguments;                                          \
         const int64_t channels = a->channels, inner = a->inner;                                   \
         const type low = (type)a->low, *x = a->x;                                                 \
         type factors[MOST_CHANNELS], terms[MOST_CHANNELS], *y = a->y;                             \
@@ -228,7 +221,6 @@ struct batch_normalization {
                 }                                                                                 \
             }                                                                                     \
         }                                                                                         \
-        return 0;                                                                                 \
     }
 
 BATCH(batch_normalization_float32, float)
@@ -307,9 +299,8 @@ INLINED void lrn_row(float *y, const float *x, const float *from, int64_t taps, 
         lrn_pieces(y, x, from, taps, step, a, length, 0, squared);
 }
 
-static int lrn(const void *arguments, int64_t begin, int64_t end)
+ITEMS_OF(lrn, lrn)
 {
-    const struct lrn *a = arguments;
     const int64_t channels = a->channels, inner = a->inner;
     for (int64_t plane = begin; inner > 1 && plane < end; plane++) {
         const int64_t c = plane % channels, first = c < a->before ? 0 : c - a->before;
@@ -331,7 +322,6 @@ static int lrn(const void *arguments, int64_t begin, int64_t end)
             lrn_row(a->y + (row + i) * channels, a->x + (row + i) * channels, around + i * pitch, others + 1, 1, a,
                     channels, 1);
     }
-    return 0;
 }
 
 KERNELS(normalization, KERNELS_OF_FLOATS(group_normalization, group_normalization),

@@ -44,21 +44,19 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
 }
 
 #define ITEMS(name, result, by_rows, by_columns)                                                  \
-    static int name(const void *arguments, int64_t begin, int64_t end)                            \
+    ITEMS_OF(name, reduction)                                                                     \
     {                                                                                             \
-        const struct reduction *a = arguments;                                                    \
         int64_t blocks = (a->inner + a->block - 1) / a->block;                                    \
         if (a->inner == 1) {                                                                      \
             int64_t first = begin * a->block, stop = end * a->block;                              \
             by_rows(a, first, stop < a->outer ? stop : a->outer, (result *)a->y + first);         \
-            return 0;                                                                             \
+            return;                                                                               \
         }                                                                                         \
         for (int64_t item = begin; item < end; item++) {                                          \
             int64_t i = item / blocks, j = item % blocks * a->block, rest = a->inner - j;         \
             by_columns(a, i * a->length * a->inner + j, rest < a->block ? rest : a->block,        \
                        (result *)a->y + i * a->inner + j);                                        \
         }                                                                                         \
-        return 0;                                                                                 \
     }
 
 #define FEW(name, number)                                                                         \

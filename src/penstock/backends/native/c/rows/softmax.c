@@ -134,9 +134,8 @@ enum { BLOCK = 2048, COLUMNS = 256 };
                     logarithm ? y[i * step + j] - totals[j] : y[i * step + j] * totals[j];        \
     }                                                                                             \
                                                                                                   \
-    static int name(const void *arguments, int64_t begin, int64_t end)                            \
+    ITEMS_OF(name, softmax)                                                                       \
     {                                                                                             \
-        const struct softmax *a = arguments;                                                      \
         const type *x = a->x;                                                                     \
         type *y = a->y;                                                                           \
         int64_t blocks = (a->inner + a->block - 1) / a->block;                                    \
@@ -152,7 +151,6 @@ enum { BLOCK = 2048, COLUMNS = 256 };
             name##_columns(x + at, y + at, rest < a->block ? rest : a->block, a->length,          \
                            a->inner, a->logarithm);                                               \
         }                                                                                         \
-        return 0;                                                                                 \
     }
 
 DEFINE(softmax_float32, float, int32_t, exp32, log32)

@@ -12,9 +12,8 @@ struct columns {
 };
 
 #define COLUMNS(size, type)                                                                       \
-    static int columns_##size(const void *arguments, int64_t begin, int64_t end)                  \
+    CHECKED_ITEMS_OF(columns_##size, columns)                                                     \
     {                                                                                             \
-        const struct columns *a = arguments;                                                      \
         const int64_t *restrict places = a->places;                                               \
         for (int64_t row = begin; row < end; row++) {                                             \
             const type *restrict x = (const type *)a->x + row * a->width;                         \
@@ -57,14 +56,12 @@ struct lookup {
     }
 
 #define LOOKUP(suffix, type, size, result)                                                        \
-    static int lookup_##suffix##_##size(const void *arguments, int64_t begin, int64_t end)        \
+    ITEMS_OF(lookup_##suffix##_##size, lookup)                                                    \
     {                                                                                             \
-        const struct lookup *a = arguments;                                                       \
         const type *x = a->x;                                                                     \
         const result *values = a->values;                                                         \
         for (int64_t i = begin; i < end; i++)                                                     \
             ((result *)a->y)[i] = values[find_##suffix(a->keys, a->count, x[i])];                 \
-        return 0;                                                                                 \
     }
 #define LOOKUPS(suffix, type, real) LOOKUP(suffix, type, 4, uint32_t) LOOKUP(suffix, type, 8, uint64_t)
 
@@ -79,9 +76,8 @@ struct one_hot {
     int64_t lenient; /* what is no key gets zeros */
 };
 
-static int one_hot_int64(const void *arguments, int64_t begin, int64_t end)
+CHECKED_ITEMS_OF(one_hot_int64, one_hot)
 {
-    const struct one_hot *a = arguments;
     memset(a->y + begin * a->width, 0, (end - begin) * a->width * sizeof(float));
     for (int64_t i = begin; i < end; i++) {
         int64_t place = find_int64(a->keys, a->count, a->x[i]);
@@ -101,9 +97,8 @@ struct scaler {
 };
 
 #define SCALER(suffix, type, real)                                                                \
-    static int scaler_##suffix(const void *arguments, int64_t begin, int64_t end)                 \
+    ITEMS_OF(scaler_##suffix, scaler)                                                             \
     {                                                                                             \
-        const struct scaler *a = arguments;                                                       \
         for (int64_t row = begin; row < end; row++) {                                             \
             const type *restrict x = (const type *)a->x + row * a->width;                         \
             const float *restrict offset = a->offset, *restrict scale = a->scale;                 \
@@ -111,7 +106,6 @@ struct scaler {
             for (int64_t i = 0; i < a->width; i++)                                                \
                 y[i] = (float)(((real)x[i] - (real)offset[i]) * (real)scale[i]);                  \
         }                                                                                         \
-        return 0;                                                                                 \
     }
 
 OF_NUMBERS(SCALER)
@@ -125,9 +119,8 @@ struct imputer {
 };
 
 #define IMPUTER(suffix, type, real)                                                               \
-    static int imputer_##suffix(const void *arguments, int64_t begin, int64_t end)                \
+    ITEMS_OF(imputer_##suffix, imputer)                                                           \
     {                                                                                             \
-        const struct imputer *a = arguments;                                                      \
         const type replaced = *(const type *)a->replaced;                                         \
         const int nan = replaced != replaced;                                                     \
         for (int64_t row = begin; row < end; row++) {                                             \
@@ -137,7 +130,6 @@ struct imputer {
             for (int64_t i = 0; i < a->width; i++)                                                \
                 y[i] = (x[i] == replaced) | (nan & (x[i] != x[i])) ? values[i] : x[i];            \
         }                                                                                         \
-        return 0;                                                                                 \
     }
 
 OF_NUMBERS(IMPUTER)
@@ -152,9 +144,8 @@ struct normalizer {
 enum { MAX, L1, L2, WIDTH = 8 };
 
 #define NORMALIZER(suffix, type, real)                                                            \
-    static int normalizer_##suffix(const void *arguments, int64_t begin, int64_t end)             \
+    ITEMS_OF(normalizer_##suffix, normalizer)                                                     \
     {                                                                                             \
-        const struct normalizer *a = arguments;                                                   \
         int64_t width = a->width, blocks = width - width % WIDTH;                                 \
         for (int64_t row = begin; row < end; row++) {                                             \
             const type *restrict x = (const type *)a->x + row * width;                            \
@@ -184,7 +175,6 @@ enum { MAX, L1, L2, WIDTH = 8 };
             for (int64_t i = 0; i < width; i++)                                                   \
                 y[i] = (float)((real)x[i] / divisor);                                             \
         }                                                                                         \
-        return 0;                                                                                 \
     }
 
 OF_NUMBERS(NORMALIZER)

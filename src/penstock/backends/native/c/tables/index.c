@@ -11,11 +11,6 @@ static inline int64_t checked(int64_t index, int64_t dim)
     return index >= 0 && index < dim ? index : -1;
 }
 
-static inline int64_t index_at(const void *indices, int64_t wide, int64_t i)
-{
-    return wide ? ((const int64_t *)indices)[i] : ((const int32_t *)indices)[i];
-}
-
 /* Elements at `indices`, which replace one axis and have dims of their own at the others: an item is a
    row of them along the last axis. */
 struct elements {
@@ -51,9 +46,8 @@ static inline int64_t row_offset(const struct elements *a, int64_t row)
     }
 
 #define GATHER_ELEMENTS(size, type)                                                                \
-    static int gatherelements_##size(const void *arguments, int64_t begin, int64_t end)            \
+    CHECKED_ITEMS_OF(gatherelements_##size, elements)                                              \
     {                                                                                              \
-        const struct elements *a = arguments;                                                      \
         int64_t bad = 0;                                                                           \
         for (int64_t row = begin; row < end; row++) {                                              \
             const type *x = (const type *)a->x + row_offset(a, row);                               \
@@ -86,10 +80,8 @@ static int all_in_range(const void *indices, int64_t wide, int64_t count, int64_
 /* One item: an element may occur several times. Nothing is written if an index is at fault, as the
    result may lie in the memory of the data. */
 #define SCATTER_ELEMENTS(name, type, COMBINE)                                                      \
-    static int name(const void *arguments, int64_t begin, int64_t end)                             \
+    CHECKED_ITEMS_OF(name, elements)                                                               \
     {                                                                                              \
-        const struct elements *a = arguments;                                                      \
-        (void)begin, (void)end;                                                                    \
         if (!all_in_range(a->indices, a->wide, a->rows * a->length, a->dim))                       \
             return 1;                                                                              \
         if (a->x != a->y)                                                                          \
@@ -117,9 +109,8 @@ struct gather {
     int64_t wide;
 };
 
-static int gather(const void *arguments, int64_t begin, int64_t end)
+CHECKED_ITEMS_OF(gather, gather)
 {
-    const struct gather *a = arguments;
     for (int64_t i = begin; i < end; i++) {
         int64_t at = checked(index_at(a->indices, a->wide, i % a->count), a->dim);
         if (at < 0)
@@ -163,9 +154,8 @@ static inline int64_t slice_offset(const struct slices *a, int64_t tuple)
 }
 
 #define GATHER_ND(bytes, type)                                                                     \
-    static int gathernd_##bytes(const void *arguments, int64_t begin, int64_t end)                 \
+    CHECKED_ITEMS_OF(gathernd_##bytes, slices)                                                     \
     {                                                                                              \
-        const struct slices *a = arguments;                                                        \
         for (int64_t tuple = begin; tuple < end; tuple++) {                                        \
             int64_t offset = slice_offset(a, tuple);                                               \
             if (offset < 0)                                                                        \
@@ -183,10 +173,8 @@ static inline int64_t slice_offset(const struct slices *a, int64_t tuple)
 OF_SIZES(GATHER_ND)
 
 #define SCATTER_ND(name, type, COMBINE)                                                            \
-    static int name(const void *arguments, int64_t begin, int64_t end)                             \
+    CHECKED_ITEMS_OF(name, slices)                                                                 \
     {                                                                                              \
-        const struct slices *a = arguments;                                                        \
-        (void)begin, (void)end;                                                                    \
         for (int64_t tuple = 0; tuple < a->count; tuple++)                                         \
             if (slice_offset(a, tuple) < 0)                                                        \
                 return 1;                                                                          \
@@ -238,22 +226,17 @@ struct top {
 };
 
 /* Keys are integers in the order of the elements: -0 is 0, and NaN is above all else. */
-static inline int32_t key_float32(float x)
-{
-    int32_t bits;
-    x = x + 0.0f;
-    memcpy(&bits, &x, 4);
-    return x != x ? INT32_MAX : bits ^ (bits >> 31 & INT32_MAX);
-}
+#define KEY(suffix, type, key, most)                                                               \
+    static inline key key_##suffix(type x)                                                         \
+    {                                                                                              \
+        key bits;                                                                                  \
+        x = x + 0;                                                                                 \
+        memcpy(&bits, &x, sizeof x);                                                               \
+        return x != x ? most : bits ^ (bits >> (8 * sizeof x - 1) & most);                         \
+    }
 
-static inline int64_t key_float64(double x)
-{
-    int64_t bits;
-    x = x + 0.0;
-    memcpy(&bits, &x, 8);
-    return x != x ? INT64_MAX : bits ^ (bits >> 63 & INT64_MAX);
-}
-
+KEY(float32, float, int32_t, INT32_MAX)
+KEY(float64, double, int64_t, INT64_MAX)
 #define key_int8(x) (x)
 #define key_uint8(x) (x)
 #define key_int32(x) (x)
@@ -414,9 +397,8 @@ enum { MOST_DIGITS = 8, MOST_BUCKETS = 2048, LONG_CHAIN = 8192 };
         }                                                                                          \
     }                                                                                              \
                                                                                                    \
-    static int topk_##suffix(const void *arguments, int64_t begin, int64_t end)                    \
+    ITEMS_OF(topk_##suffix, top)                                                                   \
     {                                                                                              \
-        const struct top *a = arguments;                                                           \
         const int64_t inner = a->inner, wide = a->work ? 1 : TOP_COLUMNS, blocks = (inner + wide - 1) / wide;\
         const key flip = a->sign > 0 ? (key)-1 : 0;                                                \
         for (int64_t item = begin; item < (a->work ? a->chains : end); item++) {                   \
@@ -431,7 +413,6 @@ enum { MOST_DIGITS = 8, MOST_BUCKETS = 2048, LONG_CHAIN = 8192 };
             else                                                                                   \
                 suffix##_chains(a, x, values, a->places + to, smaller(inner - column, TOP_COLUMNS), flip);\
         }                                                                                          \
-        return 0;                                                                                  \
     }
 
 TOP(int8, int8_t, int32_t, uint32_t)

@@ -41,7 +41,6 @@ struct models {
 
 /* Vectors of eight, whose elements are added one by one: on every instruction set alike. */
 enum { WIDTH = 8 };
-typedef double lanes __attribute__((vector_size(64), aligned(8)));
 
 /* The products of some features of `n` rows with vectors, added to `sums`, which are VECTORS apart. The
    sums over these features are of the type of the vectors. */
@@ -66,7 +65,7 @@ typedef double lanes __attribute__((vector_size(64), aligned(8)));
         }                                                                                         \
     }
 
-ADD_PRODUCTS(add_products, double, 8)
+ADD_PRODUCTS(add_products, double, WIDTH)
 ADD_PRODUCTS(add_narrow_products, float, 16)
 
 /* From the products of a row with vectors to kernels; `square` is that of the row. */
@@ -103,9 +102,9 @@ static void apply_kernel(const struct models *a, double *restrict k, double squa
 
 static inline double dot(const double *x, const double *y, int64_t count)
 {
-    lanes sum = {0};
+    add_products_lanes sum = {0};
     for (int64_t i = 0; i < count; i += WIDTH)
-        sum += *(const lanes *)(x + i) * *(const lanes *)(y + i);
+        sum += *(const add_products_lanes *)(x + i) * *(const add_products_lanes *)(y + i);
     return ((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7]));
 }
 
@@ -244,16 +243,14 @@ static void write_row(const struct models *a, int64_t row, double *scores)
             write_row(a, row + r, scores[r]);                                                     \
     }                                                                                             \
                                                                                                   \
-    static int name(const void *arguments, int64_t begin, int64_t end)                            \
+    ITEMS_OF(name, models)                                                                        \
     {                                                                                             \
-        const struct models *a = arguments;                                                       \
         for (int64_t item = begin; item < end; item++)                                            \
             if (item * ROWS + ROWS <= a->rows)                                                    \
                 name##_rows(a, item * ROWS, ROWS);                                                \
             else                                                                                  \
                 for (int64_t row = item * ROWS; row < a->rows; row++)                             \
                     name##_rows(a, row, 1);                                                       \
-        return 0;                                                                                 \
     }
 
 MODELS(models_float32, float, double)

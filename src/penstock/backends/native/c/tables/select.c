@@ -10,9 +10,8 @@ struct triangle {
     int64_t rows, columns, diagonal, upper, size;
 };
 
-static int triangle(const void *arguments, int64_t begin, int64_t end)
+ITEMS_OF(triangle, triangle)
 {
-    const struct triangle *a = arguments;
     int64_t bytes = a->columns * a->size;
     for (int64_t item = begin; item < end; item++) {
         int64_t first = item % a->rows + a->diagonal;
@@ -24,7 +23,6 @@ static int triangle(const void *arguments, int64_t begin, int64_t end)
         memcpy(y + from, x + from, to - from);
         memset(y + to, 0, bytes - to);
     }
-    return 0;
 }
 
 struct diagonal {
@@ -33,9 +31,8 @@ struct diagonal {
     int64_t columns, diagonal, size;
 };
 
-static int diagonal(const void *arguments, int64_t begin, int64_t end)
+ITEMS_OF(diagonal, diagonal)
 {
-    const struct diagonal *a = arguments;
     int64_t bytes = a->columns * a->size;
     memset(a->y + begin * bytes, 0, (end - begin) * bytes);
     for (int64_t row = begin; row < end; row++) {
@@ -43,7 +40,6 @@ static int diagonal(const void *arguments, int64_t begin, int64_t end)
         if (place >= 0 && place < a->columns)
             memcpy(a->y + row * bytes + place * a->size, a->one, a->size);
     }
-    return 0;
 }
 
 /* Vectors of `depth` elements along an axis, of which one is the second of `values`. An index that is no
@@ -58,23 +54,19 @@ struct classes {
 };
 
 #define CLASSES(size, type)                                                                        \
-    static int classes_##size(const void *arguments, int64_t begin, int64_t end)                   \
+    ITEMS_OF(classes_##size, classes)                                                              \
     {                                                                                              \
-        const struct classes *a = arguments;                                                       \
         const type off = ((const type *)a->values)[0], on = ((const type *)a->values)[1];          \
         for (int64_t item = begin; item < end; item++) {                                           \
             type *restrict y = (type *)a->y + item * a->depth * a->inner;                          \
             FILL(y, a->depth * a->inner, off);                                                     \
             for (int64_t j = 0; j < a->inner; j++) {                                               \
-                int64_t at = item * a->inner + j;                                                  \
-                int64_t place = a->wide ? ((const int64_t *)a->indices)[at]                        \
-                                        : ((const int32_t *)a->indices)[at];                       \
+                int64_t place = index_at(a->indices, a->wide, item * a->inner + j);                \
                 place += place < 0 && a->from_end ? a->depth : 0;                                  \
                 if (place >= 0 && place < a->depth)                                                \
                     y[place * a->inner + j] = on;                                                  \
             }                                                                                      \
         }                                                                                          \
-        return 0;                                                                                  \
     }
 
 OF_SIZES(CLASSES)
@@ -88,9 +80,8 @@ struct sequences {
     int64_t time_first; /* the outer axis is that of times */
 };
 
-static int sequences(const void *arguments, int64_t begin, int64_t end)
+CHECKED_ITEMS_OF(sequences, sequences)
 {
-    const struct sequences *a = arguments;
     int64_t inner = a->time_first ? a->batches : a->times;
     for (int64_t i = begin; i < end; i++)
         for (int64_t j = 0; j < inner; j++) {

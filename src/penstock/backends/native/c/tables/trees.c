@@ -94,9 +94,8 @@ static inline void write_row(const struct trees *a, int64_t row, double *scores)
         } while (moved);                                                                          \
     }                                                                                             \
                                                                                                   \
-    static int trees_##suffix(const void *arguments, int64_t begin, int64_t end)                  \
+    ITEMS_OF(trees_##suffix, trees)                                                               \
     {                                                                                             \
-        const struct trees *a = arguments;                                                        \
         int64_t targets = a->targets;                                                             \
         double scores[SCORES];                                                                    \
         for (int64_t item = begin; item < end; item++) {                                          \
@@ -123,7 +122,6 @@ static inline void write_row(const struct trees *a, int64_t row, double *scores)
             for (int64_t i = 0; i < count; i++)                                                   \
                 write_row(a, start + i, scores + i * targets);                                    \
         }                                                                                         \
-        return 0;                                                                                 \
     }
 
 OF_NUMBERS(TREES)

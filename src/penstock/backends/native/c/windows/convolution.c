@@ -151,9 +151,8 @@ static inline void interleave(const float *restrict lines, int64_t line, float *
                 y[j * phases + p] = lines[p * line + j];
 }
 
-static int convolution(const void *arguments, int64_t begin, int64_t end)
+ITEMS_OF(convolution, convolution)
 {
-    const struct convolution *a = arguments;
     const axis *d = a->depth;
     const spread *u = a->rows, *v = a->columns;
     const int64_t bands = ((u->count + u->phases - 1) / u->phases + u->block - 1) / u->block;
@@ -205,7 +204,6 @@ static int convolution(const void *arguments, int64_t begin, int64_t end)
                                        v->phases, n_columns);
             }
     }
-    return 0;
 }
 
 KERNELS(convolution, KERNEL(convolution, convolution))

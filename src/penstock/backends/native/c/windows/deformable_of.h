@@ -66,9 +66,8 @@ static void OF(see)(const struct OF(deformable) *a, int64_t image, int64_t from,
     }
 }
 
-static int OF(deformable)(const void *arguments, int64_t begin, int64_t end)
+ITEMS_OF(OF(deformable), OF(deformable))
 {
-    const struct OF(deformable) *a = arguments;
     int64_t positions = a->rows * a->columns, taps = a->tall * a->wide, most = TERMS / taps;
     int64_t depth = a->channels / a->groups, together = a->channels / a->displaced;
     int64_t own = a->filters / a->groups, parts = (own + FILTERS - 1) / FILTERS;
@@ -100,5 +99,4 @@ static int OF(deformable)(const void *arguments, int64_t begin, int64_t end)
                 y[j] = sums[i * PANEL + j] + (a->bias ? a->bias[filter + i] : 0);
         }
     }
-    return 0;
 }

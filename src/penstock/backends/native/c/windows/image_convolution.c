@@ -305,9 +305,8 @@ static void follow(const struct image_convolution *a, int64_t first, int64_t cou
     }
 }
 
-static int image_convolution(const void *arguments, int64_t begin, int64_t end)
+CHECKED_ITEMS_OF(image_convolution, image_convolution)
 {
-    const struct image_convolution *a = arguments;
     const int64_t filters = a->filters, panels = (filters + PANEL - 1) / PANEL, phases = phases_of(a);
     const int64_t padded = (filters + GRAIN - 1) / GRAIN * GRAIN;
     const int dense = a->x_steps->channel == 1, direct = is_direct(a);
@@ -576,9 +575,8 @@ static int flat_depthwise(const struct image_convolution *a, int64_t begin, int6
 }
 
 /* Here `filters` are the channels of an item; weights are [tap][channel]. */
-static int image_depthwise(const void *arguments, int64_t begin, int64_t end)
+CHECKED_ITEMS_OF(image_depthwise, image_convolution)
 {
-    const struct image_convolution *a = arguments;
     if (a->filters > a->channels)
         return flat_depthwise(a, begin, end);
     const span *v = a->axes[2];
@@ -684,15 +682,13 @@ static int given_stage(const void *arguments, int64_t stage, int64_t first, int6
     return 0;
 }
 
-static int given_convolution_stage(const void *arguments, int64_t stage, int64_t first, int64_t last)
-{
-    return given_stage(arguments, stage, first, last, 0);
-}
-
-static int given_depthwise_stage(const void *arguments, int64_t stage, int64_t first, int64_t last)
-{
-    return given_stage(arguments, stage, first, last, 1);
-}
+#define GIVEN_STAGE(name, each_channel)                                                           \
+    static int name(const void *arguments, int64_t stage, int64_t first, int64_t last)            \
+    {                                                                                             \
+        return given_stage(arguments, stage, first, last, each_channel);                          \
+    }
+GIVEN_STAGE(given_convolution_stage, 0)
+GIVEN_STAGE(given_depthwise_stage, 1)
 
 /* Round images to pairs of channels in the first stage, and convolve these in the second. */
 static int rounded_convolution_stage(const void *arguments, int64_t stage, int64_t first, int64_t last)

@@ -283,9 +283,8 @@ static inline int64_t digit(int64_t *rest, int64_t n)
             }                                                                                     \
         }                                                                                         \
     }                                                                                             \
-    static int name(const void *arguments, int64_t begin, int64_t end)                            \
+    ITEMS_OF(name, pooling)                                                                       \
     {                                                                                             \
-        const struct pooling *a = arguments;                                                      \
         const window *u = a->axes, *v = u + 1, *w = u + 2;                                        \
         const int64_t chunks = (w->count + a->chunk - 1) / a->chunk;                              \
         const int64_t bands = (v->count + a->band - 1) / a->band;                                 \
@@ -322,13 +321,11 @@ static inline int64_t digit(int64_t *rest, int64_t n)
                 turn(result, y, sizeof(type), (int64_t[]){lanes, 1, band, count},                 \
                      (int64_t[]){1, 0, step, lanes}, (int64_t[]){every, 0, w->count, 1});         \
         }                                                                                         \
-        return 0;                                                                                 \
     }
 
 #define INDICES(type, start)                                                                      \
-    static int max_pool_indices_##type(const void *arguments, int64_t begin, int64_t end)         \
+    ITEMS_OF(max_pool_indices_##type, pooling)                                                    \
     {                                                                                             \
-        const struct pooling *a = arguments;                                                      \
         const window *u = a->axes, *v = u + 1, *w = u + 2;                                        \
         const int64_t chunks = (w->count + CHUNK - 1) / CHUNK;                                    \
         type best[CHUNK];                                                                         \
@@ -372,7 +369,6 @@ static inline int64_t digit(int64_t *rest, int64_t n)
                 a->indices[at + j] = places[j] < 0 ? -1 : places[j] + before;                     \
             }                                                                                     \
         }                                                                                         \
-        return 0;                                                                                 \
     }
 
 #define FURTHER(step)                                                                             \

@@ -468,9 +468,8 @@ static void tiles_of_codes(const view *s, const multiplication *m, const bounds 
 #endif
 }
 
-static int quantized_convolution(const void *arguments, int64_t begin, int64_t end)
+ITEMS_OF(quantized_convolution, quantized_convolution)
 {
-    const struct quantized_convolution *a = arguments;
     const axis *u = a->rows, *v = a->columns;
     const steps *to = a->y_steps;
     const int64_t blocks = (u->count + a->block - 1) / a->block, chunks = (v->count + a->chunk - 1) / a->chunk;
@@ -518,7 +517,6 @@ static int quantized_convolution(const void *arguments, int64_t begin, int64_t e
             }
         }
     }
-    return 0;
 }
 
 /* Products of two matrices that are both computed, in two stages: panels of the second are packed, then
@@ -681,9 +679,8 @@ static inline void put_channels(const struct code_depthwise *a, uint8_t *y, cons
             y[e / a->filters * a->y_steps->column + e % a->filters * a->y_steps->channel] = codes[e - i];
 }
 
-static int code_depthwise(const void *arguments, int64_t begin, int64_t end)
+ITEMS_OF(code_depthwise, code_depthwise)
 {
-    const struct code_depthwise *a = arguments;
     const axis *u = a->rows, *v = a->columns;
     const int64_t chunks = (v->count + a->chunk - 1) / a->chunk;
     const int64_t blocks = (u->count + a->block - 1) / a->block, filters = a->filters;
@@ -722,7 +719,6 @@ static int code_depthwise(const void *arguments, int64_t begin, int64_t end)
             }
         }
     }
-    return 0;
 }
 
 /* Codes of real numbers over their own range, 0 included: one item. */
@@ -734,11 +730,9 @@ struct dynamically_quantized {
     int64_t count;
 };
 
-static int dynamically_quantized(const void *arguments, int64_t begin, int64_t end)
+ITEMS_OF(dynamically_quantized, dynamically_quantized)
 {
-    const struct dynamically_quantized *a = arguments;
     *a->zero = (uint8_t)to_codes(a->y, a->x, a->count, a->scale);
-    return 0;
 }
 
 /* Operations that products of many rows make in a nanosecond, about: a multiplication and an addition

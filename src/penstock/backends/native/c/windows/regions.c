@@ -78,9 +78,8 @@ static inline int overlaps(const float *restrict others, int64_t pitch, const fl
 }
 
 /* An item is a class of an image: boxes best first, but for those that overlap with better ones. */
-static int suppress(const void *arguments, int64_t begin, int64_t end)
+CHECKED_ITEMS_OF(suppress, suppress)
 {
-    const struct suppress *a = arguments;
     int64_t most = a->most ? *a->most : 0, n = a->n_boxes;
     float threshold = a->threshold ? *a->threshold : 0;
     if (!(threshold >= 0 && threshold <= 1))
@@ -144,9 +143,8 @@ static int bin_of(float start, float end, int64_t bins, int64_t i, int64_t size,
     return 1;
 }
 
-static int max_roi_pool(const void *arguments, int64_t begin, int64_t end)
+CHECKED_ITEMS_OF(max_roi_pool, max_roi_pool)
 {
-    const struct max_roi_pool *a = arguments;
     for (int64_t item = begin; item < end; item++) {
         int64_t region = item / a->rows, i = item % a->rows, top, bottom;
         const float *given = a->regions + 5 * region, image = given[0];
@@ -212,9 +210,8 @@ static int pixels_of(const struct crop_and_resize *a, const float *box, int64_t 
     return 1;
 }
 
-static int crop_and_resize(const void *arguments, int64_t begin, int64_t end)
+CHECKED_ITEMS_OF(crop_and_resize, crop_and_resize)
 {
-    const struct crop_and_resize *a = arguments;
     const int64_t c_step = a->x_steps[0], pixels = a->height * a->width * a->channels;
     for (int64_t item = begin; item < end; item++) {
         const int64_t box = item / a->rows, i = item % a->rows, image = a->images[box];

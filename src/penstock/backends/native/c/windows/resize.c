@@ -146,9 +146,8 @@ PLACES(places_double, double)
             }                                                                                     \
     }                                                                                             \
                                                                                                   \
-    static int name(const void *arguments, int64_t begin, int64_t end)                            \
+    ITEMS_OF(name, resize)                                                                        \
     {                                                                                             \
-        const struct resize *a = arguments;                                                       \
         int64_t offsets[MOST_ROWS], n_rows;                                                       \
         real shares[MOST_ROWS];                                                                   \
         for (int64_t item = begin; item < end; item++) {                                          \
@@ -158,7 +157,6 @@ PLACES(places_double, double)
             else                                                                                  \
                 name##_elements(a, a->x, y, n_rows, offsets, shares);                             \
         }                                                                                         \
-        return 0;                                                                                 \
     }
 
 #define ITSELF(type, sum) (sum)
@@ -206,9 +204,8 @@ RESIZE(resize_int32, int32_t, double, ROUNDED)
         }                                                                                         \
     }                                                                                             \
                                                                                                   \
-    static int resize_nearest_##size(const void *arguments, int64_t begin, int64_t end)           \
+    ITEMS_OF(resize_nearest_##size, resize)                                                       \
     {                                                                                             \
-        const struct resize *a = arguments;                                                       \
         const axis one = {1, 0, 0, 1, 0}, *along = &a->axes[a->n_axes - 1];                       \
         const axis *rows = a->n_axes > 1 ? along - 1 : &one;                                      \
         const int64_t count = along->count, n_rows = rows->count;                                 \
@@ -234,7 +231,6 @@ RESIZE(resize_int32, int32_t, double, ROUNDED)
             }                                                                                     \
             item += stop - first;                                                                 \
         }                                                                                         \
-        return 0;                                                                                 \
     }
 
 OF_SIZES(NEAREST)
@@ -254,9 +250,8 @@ struct pad {
 };
 
 #define PAD(size, type)                                                                           \
-    static int pad_##size(const void *arguments, int64_t begin, int64_t end)                      \
+    ITEMS_OF(pad_##size, pad)                                                                     \
     {                                                                                             \
-        const struct pad *a = arguments;                                                          \
         const type value = *(const type *)a->value;                                               \
         const padded_axis one = {1, 0, 1, 0, 0}, *rows = a->n_axes ? a->axes + a->n_axes - 1 : &one;\
         for (int64_t item = begin; item < end;) {                                                 \
@@ -282,7 +277,6 @@ struct pad {
             }                                                                                     \
             item += stop - first;                                                                 \
         }                                                                                         \
-        return 0;                                                                                 \
     }
 
 OF_SIZES(PAD)

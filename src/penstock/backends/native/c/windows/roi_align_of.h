@@ -185,9 +185,8 @@ static void OF(raise_bins)(const struct OF(roi_align) *a, const REAL *x, REAL *y
 }
 
 /* An item is a row of bins of one region. */
-static int OF(roi_align)(const void *arguments, int64_t begin, int64_t end)
+CHECKED_ITEMS_OF(OF(roi_align), OF(roi_align))
 {
-    const struct OF(roi_align) *a = arguments;
     REAL scale = (REAL)a->scale, shift = a->shifted ? (REAL)0.5 : 0;
     int64_t bins = a->rows * a->columns;
     for (int64_t item = begin; item < end; item++) {

@@ -103,9 +103,8 @@ PICK(float)
         }                                                                                         \
     }                                                                                             \
                                                                                                   \
-    static int grid_sample_##type(const void *arguments, int64_t begin, int64_t end)              \
+    ITEMS_OF(grid_sample_##type, grid_sample)                                                     \
     {                                                                                             \
-        const struct grid_sample *a = arguments;                                                  \
         int64_t blocks = (a->points + POINTS - 1) / POINTS, pixels = 1;                           \
         int32_t places[MOST_TAPS][POINTS], own[4][POINTS];                                        \
         type shares[MOST_TAPS][POINTS], weights[4][POINTS];                                       \
@@ -142,12 +141,10 @@ PICK(float)
                 memcpy(y, taps > 1 ? sums : values, count * sizeof(type));                        \
             }                                                                                     \
         }                                                                                         \
-        return 0;                                                                                 \
     }                                                                                             \
                                                                                                   \
-    static int affine_grid_##type(const void *arguments, int64_t begin, int64_t end)              \
+    ITEMS_OF(affine_grid_##type, affine_grid)                                                     \
     {                                                                                             \
-        const struct affine_grid *a = arguments;                                                  \
         int64_t rank = a->rank, width = a->sizes[rank - 1];                                       \
         for (int64_t item = begin; item < end; item++) {                                          \
             const type *theta = (const type *)a->theta + item / a->rows * rank * (rank + 1);      \
@@ -177,7 +174,6 @@ PICK(float)
                 for (int64_t j = 0; j < width * rank; j++)                                        \
                     y[j] = centres[j / rank] * slope[j % rank] + fixed[j % rank];                 \
         }                                                                                         \
-        return 0;                                                                                 \
     }
 
 SAMPLE(float, rintf, floorf, fmodf)

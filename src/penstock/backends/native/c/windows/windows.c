@@ -22,9 +22,8 @@ static inline int64_t inside(const axis *w, int64_t k, int64_t *low, int64_t *hi
 }
 
 #define WINDOWS(type)                                                                             \
-    static int col2im_##type(const void *arguments, int64_t begin, int64_t end)                   \
+    ITEMS_OF(col2im_##type, windows)                                                              \
     {                                                                                             \
-        const struct windows *a = arguments;                                                      \
         const axis *u = a->axes, *v = u + 1, *w = u + 2;                                          \
         int64_t plane = u->size * v->size * w->size, count = u->count * v->count * w->count;      \
         int64_t taps = u->kernel * v->kernel * w->kernel, low[AXES], high[AXES], at[AXES];        \
@@ -50,7 +49,6 @@ static inline int64_t inside(const axis *w, int64_t k, int64_t *low, int64_t *hi
                     }                                                                             \
             }                                                                                     \
         }                                                                                         \
-        return 0;                                                                                 \
     }
 
 WINDOWS(float)
