@@ -317,7 +317,6 @@ def _mean_of_codes(rng: Source, full_name: str) -> Draw:
         "keepdims": int(rng.chance(0.5)),
         "scales": [float(np.float32(rng.pick(0.02, 0.013, 1.0))) for _ in range(2)],
         "zero_points": zeros,
-        "code_limits": rng.pick([ends.min, ends.max], [min(zeros[1], 100), 110]),
         "fixed_point": int(rng.chance(0.5)),
     }
     x = rng.integers(ends.min, ends.max + 1, dims).astype(dtype)

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.host.native import library
 from penstock.ops.common import distinct
-from penstock.ops.common.distinct import comparable, distinct_rows
+from penstock.ops.common.distinct import distinct_rows, of_equal_bytes
 
 COMPILED = pytest.param(True, marks=pytest.mark.skipif(library() is None, reason="not compiled"))
 
@@ -55,10 +55,10 @@ def test_rows_with_gaps_are_told_apart():
 def test_equal_numbers_of_other_bytes_are_comparable():
     other = np.array([0x7FC00001], np.uint32).view(np.float32)[0]
     x = np.array([0.0, -0.0, np.nan, other, 1, -np.inf], np.float32)
-    first, numbers, _ = distinct_rows(comparable(x)[:, None])
+    first, numbers, _ = distinct_rows(of_equal_bytes(x)[:, None])
     assert first.tolist() == [0, 2, 4, 5]
     assert numbers.tolist() == [0, 0, 1, 1, 2, 3]
-    np.testing.assert_array_equal(comparable(x), x)
+    np.testing.assert_array_equal(of_equal_bytes(x), x)
 
 
 def test_numbers_that_simple_hashes_put_together_are_told_apart():

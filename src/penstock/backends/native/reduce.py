@@ -12,7 +12,7 @@ from penstock.backends.native import by_memory, family, rows_ns
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
 from penstock.core.types import BOOL
 from penstock.ir.layout import packed_strides
-from penstock.ops.common.fixed_point import Multiplier, mean_multiplier
+from penstock.ops.common.fixed_point import mean_multiplier
 from penstock.ops.common.shape_rules import normalize_axes
 
 _DTYPES = ("float32", "float64", "int32", "int64")
@@ -20,7 +20,6 @@ _EXTREMES = ("max", "min", "argmax", "argmin")
 _COLUMNS = 256  # as in c/rows/reduce.c
 _BLOCK = 4096  # elements of an item of rows
 _MOST_CODES = 2**23
-_NONE = np.zeros(1, np.int64), np.zeros(1, np.int64)
 
 _Strides = Sequence[tuple[int, ...] | None]
 
@@ -69,11 +68,13 @@ def _rescaling(site: Site) -> tuple[float, ...]:
     x, attrs = site.input(0), site.node.attrs
     if x is None or site.node.op.name != "IntegerMean":
         return ()
-    of_x, of_y = attrs["zero_points"]
-    by = mean_multiplier(attrs, x.dtype, x.dims) if attrs["fixed_point"] else Multiplier(*_NONE)
-    ratio = np.float32(attrs["scales"][1]) / np.float32(attrs["scales"][0])
-    numbers = (of_x, by.numbers.item(), by.shifts.item(), of_y, *attrs["code_limits"])
-    return (*numbers, float(ratio))
+    (of_x, of_y), scales, ends = attrs["zero_points"], attrs["scales"], np.iinfo(x.dtype)
+    number = shift = 0
+    if attrs["fixed_point"]:
+        count = math.prod([x.dims[axis] for axis in attrs["axes"]])
+        number, shift = [int(v) for v in mean_multiplier(scales, count, x.dtype)]
+    ratio = float(np.float32(scales[1]) / np.float32(scales[0]))
+    return of_x, number, shift, of_y, ends.min, ends.max, ratio
 
 
 def reduction_over(site: Site, name: str, axes: Sequence[int]) -> NativeCall:

@@ -100,7 +100,6 @@ def _become_mean_of_codes(b: NodeUpgrade, axes: Sequence[int], keepdims: int) ->
         "keepdims": keepdims,
         "scales": [x.item() for x in scales if x is not None],
         "zero_points": [x.item() for x in points if x is not None],
-        "code_limits": [np.iinfo(dtype).min, np.iinfo(dtype).max],
         "fixed_point": 0,
     }
     b.emit_final("IntegerMean", [b.input(0)], attrs, domain=TFLITE)

@@ -39,7 +39,6 @@ def mean(c: OperatorConversion) -> None:
         "keepdims": int(c.option("keep_dims", "ReducerOptions")),
         "scales": [float(q.scale[0]) for q in (given, wanted)],
         "zero_points": [int(q.zero_point[0]) for q in (given, wanted)],
-        "code_limits": c.codes.limits,
         "fixed_point": 1,
     }
     c.emit_final("IntegerMean", c.take(2)[:1], attrs, domain=TFLITE)

@@ -32,7 +32,7 @@ def in_order(
     return first[order], ranks[numbers], counts[order]
 
 
-def comparable(x: np.ndarray) -> np.ndarray:
+def of_equal_bytes(x: np.ndarray) -> np.ndarray:
     """An array whose elements have equal bytes where those of ``x`` are equal, or both NaN."""
     if x.dtype.kind != "f":
         return x

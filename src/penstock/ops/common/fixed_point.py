@@ -9,9 +9,7 @@ Inference", 2018, section 2.2; the rounding is that of gemmlowp's fixedpoint.h.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -46,11 +44,10 @@ def of_products(x: np.ndarray, w: np.ndarray, y: np.ndarray, *, rounded: bool) -
     return multiplier(scale.astype(np.float64) / y)
 
 
-def mean_multiplier(attrs: Mapping[str, Any], dtype: np.dtype, dims: Sequence[int]) -> Multiplier:
-    """The multiplier of the sums of which ``IntegerMean`` with these ``attrs`` makes means: that of
-    products with a weight of 1, whose scale is one part."""
-    count = math.prod([dims[axis] for axis in attrs["axes"]])
-    x, y = np.array(attrs["scales"], np.float32)
+def mean_multiplier(scales: Sequence[float], count: int, dtype: np.dtype) -> Multiplier:
+    """The multiplier of sums of ``count`` codes of which means are made: that of products with a
+    weight of 1, whose scale is one part. ``scales`` are of codes and of means."""
+    x, y = np.array(scales, np.float32)
     return of_products(x, np.float32(1 / count), y, rounded=dtype == np.uint8)
 
 

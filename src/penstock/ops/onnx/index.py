@@ -15,7 +15,7 @@ from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel, returning
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
-from penstock.ops.common.distinct import comparable, distinct_rows, in_order
+from penstock.ops.common.distinct import distinct_rows, in_order, of_equal_bytes
 from penstock.ops.onnx.shape import unknown_shape, view_kernel
 from penstock.ops.registry import OUTPUT_COUNT, array_operator, operator
 
@@ -413,7 +413,7 @@ def _distinct(x: np.ndarray, axis: int | None, ascending: bool) -> tuple[np.ndar
         found = np.unique(x, True, True, True, axis=axis)[1:]
         return found if ascending else in_order(np.argsort(found[0]), *found)
     rows = x.reshape(-1, 1) if axis is None else np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1)
-    found = distinct_rows(comparable(rows))
+    found = distinct_rows(of_equal_bytes(rows))
     if not ascending:
         return found
     kept = rows[found[0]]

@@ -11,7 +11,7 @@ from penstock.core.checkpoints import checkpoint
 from penstock.core.types import BOOL, Dim, ShapeError, TensorType, Type
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
-from penstock.ops.common.distinct import comparable, distinct_rows
+from penstock.ops.common.distinct import distinct_rows, of_equal_bytes
 from penstock.ops.registry import OUTPUT_COUNT
 from penstock.ops.tensorflow import common
 
@@ -74,7 +74,7 @@ def _slice_axis(x: np.ndarray, axes: np.ndarray | None) -> int:
 def _distinct_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The places of rows that differ from all before them, and for each row which one it equals."""
     if rows.size and rows.dtype.kind in "biuf" and not (rows != rows).any():
-        return distinct_rows(comparable(rows))[:2]
+        return distinct_rows(of_equal_bytes(rows))[:2]
     places: dict[tuple[Any, ...], int] = {}
     first: list[int] = []
     numbers = np.empty(len(rows), np.int64)

@@ -121,22 +121,20 @@ def integer_mean(
     keepdims: int,
     scales: Sequence[float],
     zero_points: Sequence[int],
-    code_limits: Sequence[int],
     fixed_point: int,
 ) -> np.ndarray:
-    """The codes of the mean over ``axes``, which are not negative, from ``code_limits[0]`` to
-    ``[1]``. ``scales`` and ``zero_points`` are of x and of the result. ``fixed_point``: sums are
-    rescaled in integers, as by TFLite's reference kernels; else means are rounded in float32, as by
-    ONNX's QuantizeLinear."""
+    """The codes of the mean over ``axes``, which are not negative. ``scales`` and ``zero_points``
+    are of x and of the result. ``fixed_point``: sums are rescaled in integers, as by TFLite's
+    reference kernels; else means are rounded in float32, as by ONNX's QuantizeLinear."""
     count = math.prod([x.shape[axis] for axis in axes])
     total = x.sum(tuple(axes), np.int64, keepdims=bool(keepdims)) - count * zero_points[0]
     if fixed_point:
-        attrs = {"axes": axes, "scales": scales}
-        steps = rescaled(total, mean_multiplier(attrs, x.dtype, x.shape))
+        steps = rescaled(total, mean_multiplier(scales, count, x.dtype))
     else:
         of_x, of_y = np.array(scales, np.float32)
         steps = np.rint((total / count).astype(np.float32) / (of_y / of_x))
-    return np.clip(steps + zero_points[1], *code_limits).astype(x.dtype)
+    ends = np.iinfo(x.dtype)
+    return np.clip(steps + zero_points[1], ends.min, ends.max).astype(x.dtype)
 
 
 def _infer_rfft2d(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

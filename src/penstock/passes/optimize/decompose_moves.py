@@ -12,10 +12,23 @@ import numpy as np
 
 from penstock.core.types import TensorType
 from penstock.ir.graph import Graph, Node, Value
+from penstock.ops.registry import TENSORFLOW
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.rewrite import Expansion, dims_and_dtype, replace_nodes
 
 _Rule = Callable[[Expansion, Sequence[Value], Value], bool]
+
+_RULES: dict[str, _Rule] = {}
+
+
+def _expresses(*names: str) -> Callable[[_Rule], _Rule]:
+    """Register what writes the nodes of an operation, if it can: it returns whether it has."""
+
+    def register(rule: _Rule) -> _Rule:
+        _RULES.update((f"{TENSORFLOW}.{name}", rule) for name in names)
+        return rule
+
+    return register
 
 
 class DecomposeMoves(Pass):
@@ -57,6 +70,7 @@ def _blocks(sizes: Value, pairs: Value) -> tuple[list[int], np.ndarray] | None:
     return [int(size) for size in sizes.const], pairs.const.astype(np.int64)
 
 
+@_expresses("SpaceToBatchND")
 def _space_to_batch(parts: Expansion, inputs: Sequence[Value], result: Value) -> bool:
     x, found = inputs[0], _blocks(*inputs[1:])
     (batch, *dims), dtype = dims_and_dtype(x)
@@ -79,6 +93,7 @@ def _space_to_batch(parts: Expansion, inputs: Sequence[Value], result: Value) ->
     return _finish(parts, x, [*order, *range(2 * n + 1, 2 * n + 1 + len(rest))], result)
 
 
+@_expresses("BatchToSpaceND")
 def _batch_to_space(parts: Expansion, inputs: Sequence[Value], result: Value) -> bool:
     x, found = inputs[0], _blocks(*inputs[1:])
     batch, *dims = dims_and_dtype(x)[0]
@@ -99,6 +114,7 @@ def _batch_to_space(parts: Expansion, inputs: Sequence[Value], result: Value) ->
     return True
 
 
+@_expresses("DepthToSpace", "SpaceToDepth")
 def _depth(parts: Expansion, inputs: Sequence[Value], result: Value) -> bool:
     """Of images whose channels are last, in both directions."""
     if parts.node.attrs["data_format"] != "NHWC":
@@ -118,6 +134,7 @@ def _finish(parts: Expansion, x: Value, axes: Sequence[int], result: Value) -> b
     return True
 
 
+@_expresses("Select")
 def _select(parts: Expansion, inputs: Sequence[Value], result: Value) -> bool:
     """A vector of conditions chooses among rows."""
     condition, a, b = inputs
@@ -130,6 +147,7 @@ def _select(parts: Expansion, inputs: Sequence[Value], result: Value) -> bool:
     return True
 
 
+@_expresses("Fill")
 def _fill(parts: Expansion, inputs: Sequence[Value], result: Value) -> bool:
     shape, value = inputs
     if shape.const is None or dims_and_dtype(value)[0]:
@@ -138,6 +156,7 @@ def _fill(parts: Expansion, inputs: Sequence[Value], result: Value) -> bool:
     return True
 
 
+@_expresses("All", "Any")
 def _truths(parts: Expansion, inputs: Sequence[Value], result: Value) -> bool:
     """Whether any, or all, of some truth values are true: their maximum, and minimum."""
     x, axes = inputs
@@ -148,15 +167,3 @@ def _truths(parts: Expansion, inputs: Sequence[Value], result: Value) -> bool:
     numbers = parts.constant(axes.const.astype(np.int64).reshape(-1))
     parts.finish(name, [x, numbers], result, keepdims=keepdims)
     return True
-
-
-_RULES: dict[str, _Rule] = {
-    "tensorflow.All": _truths,
-    "tensorflow.Any": _truths,
-    "tensorflow.BatchToSpaceND": _batch_to_space,
-    "tensorflow.DepthToSpace": _depth,
-    "tensorflow.Fill": _fill,
-    "tensorflow.Select": _select,
-    "tensorflow.SpaceToBatchND": _space_to_batch,
-    "tensorflow.SpaceToDepth": _depth,
-}
