@@ -13,7 +13,7 @@ from penstock.ops.common.dtypes import INT8
 from penstock.ops.work_estimate import Workload
 
 # As in c/products/dynamic_range.c.
-_PANEL, _GROUP, _MOST_ROWS, _ROW_BYTES = 32, 4, 8, 32768
+_PANEL, _GROUP, _MOST_ROWS, _ROW_BYTES = 32, 4, 32, 32768
 _LEAST_WORK = 1 << 22  # operations of an item that columns are divided for
 
 

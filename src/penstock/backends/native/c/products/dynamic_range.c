@@ -3,7 +3,7 @@
 #include "integers.h"
 #include "native.h"
 
-enum { MOST_ROWS = 8, ROW_BYTES = 32768, GROUP_COLUMNS = GROUP * PANEL };
+enum { MOST_ROWS = 32, ROW_BYTES = 32768, GROUP_COLUMNS = GROUP * PANEL };
 
 struct dynamic_range_rows {
     const float *x;
