@@ -20,6 +20,17 @@ _PARTS, _SLACK, MOST_REPEATED = 14, 4, 4096
 _FINEST = 16  # scales of the result that those of operands may be, to be rounded once
 
 
+def check_order(dims: tuple[int, ...], strides: Sequence[tuple[int, ...] | None]) -> None:
+    """Raise ``UnsupportedError`` unless tensors of these dims have no gaps and the same order of dims
+    in memory, so that they can be read as vectors."""
+    own = [packed_strides(dims, 1) if s is None else s for s in strides]
+    wide = [axis for axis, dim in enumerate(dims) if dim > 1]
+    wide.sort(key=lambda axis: -own[0][axis])
+    packed = packed_strides([dims[axis] for axis in wide], 1)
+    if any(tuple([s[axis] for axis in wide]) != packed for s in own):
+        raise UnsupportedError
+
+
 @family("tflite.CodeTable", work=by_memory)
 def code_table_call(site: Site) -> NativeCall | None:
     """A CodeTable of a tensor without gaps, which its result has in the same order."""
@@ -30,12 +41,7 @@ def code_table_call(site: Site) -> NativeCall | None:
     table = np.array(site.node.attrs["table"]).astype(output.dtype).view(np.uint8)
 
     def restrided(strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
-        own = [packed_strides(x.dims, 1) if s is None else s for s in strides]
-        wide = [axis for axis, dim in enumerate(x.dims) if dim > 1]
-        wide.sort(key=lambda axis: -own[0][axis])
-        packed = packed_strides([x.dims[axis] for axis in wide], 1)
-        if any(tuple([s[axis] for axis in wide]) != packed for s in own):
-            raise UnsupportedError
+        check_order(x.dims, strides)
         words = (Tensor(0), site.result(), table, size, BLOCK)
         item_ns = rows_ns(2 * BLOCK)
         return NativeCall("table", words, -(-size // BLOCK), item_ns, restrided=restrided)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -19,6 +20,7 @@ from penstock.backends.native.code_products import (
     scaled_sums,
     site_inputs,
 )
+from penstock.backends.native.codes import check_order
 from penstock.backends.native.integer_panels import unpacked
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, Word
 from penstock.core.records import NamedTuple, replace
@@ -146,8 +148,14 @@ def dynamically_quantized(site: Site) -> NativeCall | None:
     x = site.input(0)
     if x is None or x.dtype != FLOAT32:
         return None
-    words: tuple[Word, ...] = Tensor(0), *[site.result(i) for i in range(3)], x.elements
-    return NativeCall("dynamically_quantized", words, 1, rows_ns(10 * x.elements, rows=5))
+
+    def restrided(strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
+        check_order(x.dims, strides[:2])
+        words: tuple[Word, ...] = Tensor(0), *[site.result(i) for i in range(3)], x.elements
+        item_ns = rows_ns(10 * x.elements, rows=5)
+        return NativeCall("dynamically_quantized", words, 1, item_ns, restrided=restrided)
+
+    return restrided([None, None])
 
 
 def _speed(loaded: NativeLibrary, rows: int) -> int:

@@ -365,6 +365,21 @@ def layer_of_codes(c: OperatorConversion) -> CodeLayer | None:
     return _code_layer(c, x, w)
 
 
+def is_dynamic_range(c: OperatorConversion) -> bool:
+    """Whether real numbers are multiplied by constant weights of int8."""
+    (w, *_), (weights, *_) = [*c.quantizations[1:], None], [*c.inputs[1:], None]
+    if w is None or weights is None or weights.const is None or c.dtype(0) != FLOAT32:
+        return False
+    if c.output_quantizations[0] is not None:
+        return False
+    is_biased = len(c.inputs) > 2 and c.inputs[2] is not None
+    if is_biased and (c.quantizations[2] is not None or c.dtype(2) != FLOAT32):
+        return False
+    known = weights.const.dtype == np.int8 and not w.zero_point.any() and w.axis == 0
+    kind = "FullyConnectedOptions" if c.op == "FULLY_CONNECTED" else ""
+    return known and c.option("fused_activation_function", kind) in BOUNDS
+
+
 def image_of_codes(c: OperatorConversion) -> CodeLayer | None:
     """An operator of an image, whose elements count alike."""
     x, *_ = [*c.quantizations, None]

@@ -15,6 +15,7 @@ from penstock.frontends.tflite.conversion import (
     OperatorConversion,
     dequantized,
     emit_quantized,
+    is_dynamic_range,
     layer_of_codes,
     operator_rule,
 )
@@ -267,21 +268,7 @@ def l2_normalization(c: OperatorConversion) -> None:
 # Matrices.
 
 
-def _is_dynamic_range(c: OperatorConversion) -> bool:
-    """Whether rows of real numbers are multiplied by constant weights of int8."""
-    (w, *_), (weights, *_) = [*c.quantizations[1:], None], [*c.inputs[1:], None]
-    if w is None or weights is None or weights.const is None or c.dtype(0) != FLOAT32:
-        return False
-    if c.output_quantizations[0] is not None:
-        return False
-    is_biased = len(c.inputs) > 2 and c.inputs[2] is not None
-    if is_biased and (c.quantizations[2] is not None or c.dtype(2) != FLOAT32):
-        return False
-    known = weights.const.dtype == np.int8 and not w.zero_point.any() and w.axis == 0
-    return known and c.option("fused_activation_function", "FullyConnectedOptions") in BOUNDS
-
-
-@operator_rule("FULLY_CONNECTED", codes=layer_of_codes, integers=_is_dynamic_range)
+@operator_rule("FULLY_CONNECTED", codes=layer_of_codes, integers=is_dynamic_range)
 def fully_connected(c: OperatorConversion) -> None:
     """Weights have a row for each output. An image of more dims is flattened to rows as long as
     those, unless all of its dims but the last are kept."""
@@ -295,7 +282,7 @@ def fully_connected(c: OperatorConversion) -> None:
         flat = c.emit("Concat", [[-1], width], axis=0)
         x, matrix = c.reshaped(x, flat), True
     w = c.quantizations[1]
-    if c.codes is None and w is not None and weights is c.inputs[1] and _is_dynamic_range(c):
+    if c.codes is None and w is not None and weights is c.inputs[1] and is_dynamic_range(c):
         limits = BOUNDS[c.option("fused_activation_function", "FullyConnectedOptions")]
         asymmetric = int(c.option("asymmetric_quantize_inputs", "FullyConnectedOptions"))
         inputs = [x, weights, c.constant(w.scale, FLOAT32), bias]

@@ -17,6 +17,7 @@ from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.tflite.conversion import (
     OperatorConversion,
     image_of_codes,
+    is_dynamic_range,
     layer_of_codes,
     operator_rule,
 )
@@ -59,6 +60,18 @@ def _convolve(c: OperatorConversion, weights: Value, groups: int, rank: int) -> 
         c.emit_image("QLinearConv", inputs, {**attrs, **c.codes.attrs})
         return
     image, activation = c.channels_first(x, rank), c.option("fused_activation_function")
+    given = c.quantizations[1]
+    if given is not None and weights.dtype == INT8:
+        # The image becomes codes over its own range.
+        codes, scale, zero = c.emit_several("DynamicQuantizeLinear", [image], {}, count=3)
+        sums = c.cast(c.emit("ConvInteger", [codes, weights, zero], **attrs), "float32")
+        by = c.emit("Mul", [scale, c.constant(given.scale.reshape(-1, 1, 1), FLOAT32)])
+        if bias is None:
+            c.emit_image("Mul", [sums, by], {}, activation=activation)
+            return
+        bias = c.emit("Reshape", [bias, [-1, 1, 1]])
+        c.emit_image("Add", [c.emit("Mul", [sums, by]), bias], {}, activation=activation)
+        return
     c.emit_image("Conv", [image, weights, bias], attrs, rank=rank, activation=activation)
 
 
@@ -71,7 +84,14 @@ def _channels(c: OperatorConversion, rank: int) -> int | None:
     return channels if isinstance(channels, int) else None
 
 
-@operator_rule("CONV_2D", codes=layer_of_codes)
+def _is_one_image(c: OperatorConversion) -> bool:
+    """Whether a convolution of dynamic range has one image, whose range is that of the tensor."""
+    x, w = c.shape(0), c.shape(1)
+    is_known = x is not None and w is not None and len(x) == len(w) == 4
+    return is_dynamic_range(c) and is_known and x[0] == 1 and x[3] == w[3]  # type: ignore[index]
+
+
+@operator_rule("CONV_2D", codes=layer_of_codes, integers=_is_one_image)
 def conv(c: OperatorConversion) -> None:
     """Weights [outputs, height, width, channels of a group]."""
     weights = c.static_shape(1, "the weights") if c.shape(1) is not None else (0, 0, 0, 0)
