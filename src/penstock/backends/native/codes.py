@@ -21,8 +21,8 @@ _FINEST = 16  # scales of the result that those of operands may be, to be rounde
 
 
 def check_order(dims: tuple[int, ...], strides: Sequence[tuple[int, ...] | None]) -> None:
-    """Raise ``UnsupportedError`` unless tensors of these dims have no gaps and the same order of dims
-    in memory, so that they can be read as vectors."""
+    """Raise ``UnsupportedError`` unless tensors of these dims have no gaps and the same order of
+    dims in memory, so that they can be read as vectors."""
     own = [packed_strides(dims, 1) if s is None else s for s in strides]
     wide = [axis for axis, dim in enumerate(dims) if dim > 1]
     wide.sort(key=lambda axis: -own[0][axis])
