@@ -161,6 +161,34 @@ def test_lstm_of_integers_gives_the_codes_of_the_reference(
         np.testing.assert_array_equal(session(feeds["x"]), want)
 
 
+@pytest.mark.parametrize("backends", [["numpy"], ["native", "numpy"]], ids=str)
+@pytest.mark.parametrize(
+    ("rows", "matrix", "turned"),
+    [
+        ((2, 3, 40), (40, 8), False),
+        ((3, 40), (40, 8), False),
+        ((3, 40), (1, 40, 8), False),
+        ((2, 5, 7, 40), (8, 40), True),
+        ((1, 40), (1, 1, 40, 8), False),
+    ],
+)
+def test_product_of_codes_with_a_constant_matrix_gives_the_codes_of_the_reference(
+    rows: tuple[int, ...], matrix: tuple[int, ...], turned: bool, backends: list[str]
+) -> None:
+    tensors = {"x": quantized(0.02, 3), "w": quantized(0.011)}
+    tensors["y"] = {"type": TYPES.index("int8"), **quantized(0.23, -4)}
+    options = ("BatchMatMulOptions", {"adjoint_rhs": turned})
+    file, feeds = layer(
+        "BATCH_MATMUL", codes(*rows), {"w": codes(*matrix)}, ["x", "w"], options, 4, tensors
+    )
+    session = ps.compile(file, backends=backends)
+    (want,) = by_litert(file, feeds, 1, "BUILTIN_REF")
+    got = session(feeds["x"])
+    assert (got.shape, len(np.unique(want)) > 3) == (want.shape, True)
+    np.testing.assert_array_equal(got, want)
+    assert "QLinearConv" in [step.node.op.name for step in session.inspect.plan.steps]
+
+
 def hybrid(op: str, x: np.ndarray, options: Any, version: int, **weights: Any) -> Case:
     """With int8 weights, and scales of all or of their last or first axis."""
     constants = {name: array for name, (array, _) in weights.items()}

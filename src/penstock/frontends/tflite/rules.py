@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import reduce
 
@@ -12,6 +13,7 @@ from penstock.core.types import FLOAT32, INT64
 from penstock.frontends.common.diagnostics import InexpressibleError
 from penstock.frontends.tflite.conversion import (
     BOUNDS,
+    CodeLayer,
     OperatorConversion,
     dequantized,
     emit_quantized,
@@ -24,7 +26,7 @@ from penstock.ir.op import AttrDict, Attrs
 from penstock.ops.common.dtypes import INT8, UINT8
 from penstock.ops.common.fixed_point import multiplier, rescaled
 from penstock.ops.common.integer_curves import integer_hard_swish
-from penstock.ops.common.shape_rules import element_number
+from penstock.ops.common.shape_rules import all_known, element_number
 from penstock.ops.registry import MICROSOFT, TENSORFLOW, TFLITE
 
 
@@ -309,9 +311,28 @@ def fully_connected(c: OperatorConversion) -> None:
     c.emit_activated(op, inputs, kind="FullyConnectedOptions")
 
 
-@operator_rule("BATCH_MATMUL")
+def _product_with_codes(c: OperatorConversion) -> CodeLayer | None:
+    """A product of rows of known dims with one constant matrix, if all are codes."""
+    codes, x, w = layer_of_codes(c), all_known(c.shape(0)), all_known(c.shape(1))
+    fits = x is not None and w is not None and math.prod(w[:-2]) == 1 and 0 not in x
+    return None if c.option("adjoint_lhs", "BatchMatMulOptions") or not fits else codes
+
+
+@operator_rule("BATCH_MATMUL", codes=_product_with_codes)
 def batch_matmul(c: OperatorConversion) -> None:
     operands = c.take(2)
+    if c.codes is not None:
+        # A convolution by one element, whose sums are rescaled in integers.
+        x, w = c.static_shape(0, "the rows"), operands[1].const
+        matrix = w.reshape(w.shape[-2:])
+        matrix = matrix if c.option("adjoint_rhs", "BatchMatMulOptions") else matrix.T
+        n, k = matrix.shape
+        rows = c.emit("Reshape", [operands[0], [1, -1, 1, k]])
+        weights = c.constant(np.ascontiguousarray(matrix).reshape(n, k, 1, 1), w.dtype)
+        inputs = c.codes.convolved(c.channels_first(rows), weights)
+        y = c.transposed(c.emit("QLinearConv", inputs, c.codes.attrs), [0, 2, 3, 1])
+        c.emit_final("Reshape", [y, [*[1] * (w.ndim - len(x)), *x[:-1], n]])
+        return
     for i, name in enumerate(("adjoint_lhs", "adjoint_rhs")):
         if c.option(name, "BatchMatMulOptions"):
             rank = c.rank(i)
