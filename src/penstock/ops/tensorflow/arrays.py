@@ -25,6 +25,7 @@ from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel, returning
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
+from penstock.ops.common.distinct import distinct_rows
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.registry import ArrayFunction
 from penstock.ops.tensorflow import common
@@ -525,8 +526,11 @@ def scatter_nd(indices: np.ndarray, updates: np.ndarray, dims: np.ndarray) -> np
     limits = np.array(out.shape[: indices.shape[-1]])
     if indices.size and ((indices < 0) | (indices >= limits)).any():
         raise ShapeError(f"indices are out of bounds for shape {out.shape}")
-    # A plain += adds once to a place that several indices name.
-    np.add.at(out, tuple(np.moveaxis(indices, -1, 0)), updates)
+    places, depth = tuple(np.moveaxis(indices, -1, 0)), indices.shape[-1]
+    if depth and len(distinct_rows(indices.reshape(-1, depth))[0]) == indices.size // depth:
+        out[places] = updates
+    else:  # a plain += adds once to a place that several indices name
+        np.add.at(out, places, updates)
     return out
 
 
