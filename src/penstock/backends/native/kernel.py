@@ -392,6 +392,9 @@ def _in_order(
     run: Callable[..., None], orders: Sequence[tuple[int, ...] | None]
 ) -> Callable[..., None]:
     """``run`` of arrays with their dims in these orders."""
+    if len(orders) == 1:  # as of an image that is fed; the way below takes half a microsecond more
+        (order,) = orders
+        return lambda x: run(x.transpose(order))
 
     def function(*arrays: RunValue) -> None:
         pairs = zip(arrays, orders, strict=True)
