@@ -158,8 +158,8 @@ def decompose_einsum() -> type[Pass]:
 
 
 @lazy_pass(
-    *("All", "Any", "BatchToSpaceND", "DepthToSpace", "Fill", "Select", "SpaceToBatchND"),
-    "SpaceToDepth",
+    *("All", "Any", "BatchToSpaceND", "DepthToSpace", "Fill", "Pack", "Select"),
+    *("SpaceToBatchND", "SpaceToDepth"),
 )
 def decompose_moves() -> type[Pass]:
     from penstock.passes.optimize.decompose_moves import DecomposeMoves

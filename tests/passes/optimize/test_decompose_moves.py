@@ -76,6 +76,8 @@ CASES = {
     "select rows": ("Select", [numbers(3) > 0, numbers(3, 4, 2), numbers(3, 4, 2)], [], {}),
     "select all": ("Select", [np.array(True), numbers(3, 4), numbers(3, 4)], [], {}),
     "fill": ("Fill", [int32(2, 3), numbers()], [0], {}),
+    "pack": ("Pack", [numbers(3, 4), numbers(3, 4)], [], {"axis": 1}),
+    "pack last": ("Pack", [numbers(3), numbers(3), numbers(3)], [], {"axis": -1}),
     "any": ("Any", [numbers(3, 4, 5) > 1, int32(0, 2)], [1], {"keep_dims": True}),
     "all": ("All", [numbers(3, 4, 5) > -9, int32(-1)], [1], {}),
 }

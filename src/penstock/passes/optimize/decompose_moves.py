@@ -167,3 +167,12 @@ def _truths(parts: Expansion, inputs: Sequence[Value], result: Value) -> bool:
     numbers = parts.constant(axes.const.astype(np.int64).reshape(-1))
     parts.finish(name, [x, numbers], result, keepdims=keepdims)
     return True
+
+
+@_expresses("Pack")
+def _pack(parts: Expansion, inputs: Sequence[Value], result: Value) -> bool:
+    dims = dims_and_dtype(result)[0]
+    axis = parts.node.attrs.get("axis", 0) % len(dims)
+    wide = [*dims[:axis], 1, *dims[axis + 1 :]]
+    parts.finish("Concat", [parts.reshaped(x, wide) for x in inputs], result, axis=axis)
+    return True
