@@ -139,7 +139,7 @@ _FAMILIES: Mapping[str, str] = {
             NumericVerify Rfft2d Segment SparseToDense ToComplex ViewAs
         tflite.detection: TFLite_Detection_PostProcess
         tflite.hashing: LshProjection
-        tflite.layers: Lstm IntegerLstm DynamicRangeDense
+        tflite.layers: Lstm IntegerLstm IntegerSvdf DynamicRangeDense
         tflite.signal: AudioSpectrogram Mfcc aeq.hadamard_rotation
         tflite.tables: EmbeddingLookupSparse HashtableFind HashtableLookup RngBitGenerator
             SkipGram
