@@ -6,13 +6,16 @@ import numpy as np
 
 from penstock.backends.native import family, part_ns
 from penstock.backends.native.integer_panels import rows_of_codes, starts_of_sums, tiles_of_row
-from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor
+from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.core.types import TensorType
 from penstock.host.native import library
 from penstock.ir.graph import Node
 from penstock.ops.common.dtypes import INT8, INT16, INT32
 from penstock.ops.common.fixed_point import multiplier
 from penstock.ops.work_estimate import Workload
+
+# As in c/recurrent/integer_svdf.c.
+_MOST_ROWS, _ROW_BYTES = 8, 32768
 
 
 def svdf_workload(node: Node) -> Workload | None:
@@ -42,19 +45,20 @@ def integer_svdf_call(site: Site) -> NativeCall | None:
         return None
     (batch, features), (filters, steps) = x.dims, times.shape
     held, (size, deep) = rows_of_codes(weights), tiles_of_row(features)
-    start = starts_of_sums(held, added)
     numbers, shifts = [part.astype(INT32) for part in multiplier(np.array(site.attr("scales", [])))]
-    room = size + 4 * start.size
-    work = _work(1, features, filters, filters * steps, site.library.functions.integer_speed)
+    block = min(_MOST_ROWS, _ROW_BYTES // size, batch)
+    if block < 1:
+        return None
+    work = _work(block, features, filters, filters * steps, site.library.functions.integer_speed)
     return NativeCall(
         "integer_svdf",
         (
-            *(Tensor(0), Tensor(5), held.arrays[0], start, size, deep, times, bias),
-            *(site.result(), site.result(1), numbers, shifts, WORKSPACE, room, start.size),
-            *(features, filters, steps, bias.size, site.attr("zero", 0)),
+            *(Tensor(0), Tensor(5), held.arrays[0], starts_of_sums(held, added)),
+            *(size, deep, times, bias),
+            *(site.result(), site.result(1), numbers, shifts),
+            *(features, filters, steps, bias.size, site.attr("zero", 0), batch, block),
         ),
-        items=batch,
+        items=-(-batch // block),
         item_ns=part_ns(work),
-        workspace=batch * room,
         reordered={1: held},
     )

@@ -4,63 +4,71 @@
 #include "native.h"
 #include "rescaling.h"
 
-enum { MOST_ROWS = 8 };
+enum { MOST_ROWS = 8, ROW_BYTES = 32768, GROUP_COLUMNS = GROUP * PANEL };
 
 struct integer_svdf {
     const int8_t *x;
     const int16_t *memory;
-    const int8_t *weights;
+    const int8_t *weights; /* panels of all filters */
     const int32_t *start;
-    int64_t size, deep;    /* bytes of a row of codes, quads of a tile */
-    const int16_t *times;  /* weights of a filter's steps, filter by filter */
+    int64_t size, deep;   /* bytes of a row of codes, quads of a tile */
+    const int16_t *times; /* weights of a filter's steps, filter by filter */
     const int32_t *bias;
     int8_t *y;
     int16_t *later;
     const int32_t *multipliers, *shifts; /* of features, and of outputs */
-    uint8_t *work;
-    int64_t room, columns; /* bytes of a row's codes and sums; sums of one, a multiple of PANEL */
-    int64_t features, filters, steps, units, zero;
+    int64_t features, filters, steps, units, zero, batch, block;
 };
 
-/* The memory and the outputs of a row after what the features come to. */
-static void advance(const struct integer_svdf *a, int32_t *restrict sums, int64_t row)
+/* The outputs of a row, of the memory of each unit's filters side by side. */
+static void outputs(const struct integer_svdf *a, const int16_t *restrict memory, int8_t *restrict y)
 {
-    const int64_t steps = a->steps, units = a->units, held = a->filters * steps, count = held / units;
-    const int32_t zero = (int32_t)a->zero, *by = a->multipliers, *shifts = a->shifts;
-    int16_t *restrict memory = a->later + row * held;
-    memcpy(memory, a->memory + row * held + 1, (held - 1) * sizeof *memory);
-    for (int64_t i = 0; i < a->filters; i++)
-        sums[i] = bounded(rescaled_integer(sums[i], by[0], shifts[0]));
-    for (int64_t i = 0; i < a->filters; i++)
-        memory[i * steps + steps - 1] = (int16_t)sums[i];
-    for (int64_t i = 0; i < units; i++) {
-        const int16_t *restrict values = memory + i * count, *restrict times = a->times + i * count;
-        int32_t sum = a->bias[i];
-        for (int64_t k = 0; k < count; k++)
-            sum += values[k] * times[k];
-        sums[i] = sum;
-    }
-    for (int64_t i = 0; i < units; i++) {
-        const int32_t code = rescaled_integer(sums[i], by[1], shifts[1]) + zero;
-        a->y[row * units + i] = (int8_t)WITHIN(code, -128, 127);
+    const int64_t count = a->filters / a->units * a->steps;
+    const int16_t *restrict times = a->times;
+    int32_t sums[GROUP_COLUMNS];
+    for (int64_t first = 0, n; first < a->units; first += n) {
+        n = smaller(GROUP_COLUMNS, a->units - first);
+        for (int64_t i = 0; i < n; i++, memory += count, times += count) {
+            sums[i] = a->bias[first + i];
+            for (int64_t k = 0; k < count; k++)
+                sums[i] += memory[k] * times[k];
+        }
+        for (int64_t i = 0; i < n; i++) {
+            const int32_t code = rescaled_integer(sums[i], a->multipliers[1], a->shifts[1]) + (int32_t)a->zero;
+            y[first + i] = (int8_t)WITHIN(code, -128, 127);
+        }
     }
 }
 
 static int integer_svdf(const void *arguments, int64_t begin, int64_t end)
 {
     const struct integer_svdf *a = arguments;
-    for (int64_t row = begin, n; row < end; row += n) {
-        n = smaller(end - row, MOST_ROWS);
-        uint8_t *x = a->work + row * a->room;
-        int32_t *sums = (int32_t *)(x + n * a->size);
-        const multiplication m = {sums, a->columns, a->start, 0, x, a->size, ONE_PART, 1, a->size / QUAD, a->deep,
-                                  a->weights, a->size * PANEL, n, a->filters};
+    const int64_t steps = a->steps, held = a->filters * steps;
+    _Alignas(64) uint8_t x[ROW_BYTES + TILE * QUAD];
+    _Alignas(64) int32_t sums[MOST_ROWS * GROUP_COLUMNS];
+    for (int64_t item = begin; item < end; item++) {
+        const int64_t row = item * a->block, n = smaller(a->block, a->batch - row);
+        int16_t *later = a->later + row * held;
         memset(x, 0, n * a->size);
         for (int64_t r = 0; r < n; r++)
             flip(x + r * a->size, a->x + (row + r) * a->features, a->features);
-        product_for(n)(&m);
+        /* All filters forget their oldest step; their last elements are set below. */
+        memcpy(later, a->memory + row * held + 1, (n * held - 1) * sizeof *later);
+        for (int64_t f = 0; f < a->filters; f += GROUP_COLUMNS) {
+            const int64_t count = smaller(GROUP_COLUMNS, a->filters - f);
+            const multiplication m = {sums, GROUP_COLUMNS, a->start + f, 0, x, a->size, ONE_PART, 1, a->size / QUAD,
+                                      a->deep, a->weights + f * a->size, a->size * PANEL, n, count};
+            product_for(n)(&m);
+            for (int64_t r = 0; r < n; r++) {
+                int32_t *of = sums + r * GROUP_COLUMNS;
+                for (int64_t i = 0; i < count; i++)
+                    of[i] = bounded(rescaled_integer(of[i], a->multipliers[0], a->shifts[0]));
+                for (int64_t i = 0; i < count; i++)
+                    later[r * held + (f + i + 1) * steps - 1] = (int16_t)of[i];
+            }
+        }
         for (int64_t r = 0; r < n; r++)
-            advance(a, sums + r * a->columns, row + r);
+            outputs(a, later + r * held, a->y + (row + r) * a->units);
     }
     return 0;
 }
