@@ -14,7 +14,7 @@ from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import fixed_point
-from penstock.ops.common.dtypes import INT8, INT16
+from penstock.ops.common.dtypes import INT8, INT16, INT32
 from penstock.ops.common.integer_curves import integer_logistic, integer_tanh
 from penstock.ops.common.shape_rules import check_shape, match_dims, same_dim, tensor
 from penstock.ops.common.work import product_work
@@ -214,33 +214,29 @@ _SVDF_PATTERNS: dict[str, Sequence[object]] = {
 }
 
 
-@array_operator("IntegerSvdf", domain=TFLITE, infer=_infer_svdf)
-def integer_svdf(
-    x: np.ndarray,
-    w: np.ndarray,
-    times: np.ndarray,
-    bias_of_features: np.ndarray,
-    bias: np.ndarray,
-    memory: np.ndarray,
-    *,
-    scales: Sequence[float],
-    zero: int,
-) -> tuple[np.ndarray, np.ndarray]:
+@operator("IntegerSvdf", domain=TFLITE, infer=_infer_svdf)
+def integer_svdf(node: Node, types: Types) -> Kernel:
     """Filters of features and of time (SVDF) of 8-bit codes, as TFLite's kernel of integers
-    computes them: sums of x [batch, features] times ``w``, with what the zero point adds in
-    ``bias_of_features``, are rescaled by the first of the ``scales`` to 16 bits, which enter the
-    ``memory`` of each filter at its end. Sums of the memory times ``times``, of all filters of a
+    computes them: sums of x times the weights for features, with a bias that has what the zero
+    point adds, are rescaled by the first of the ``scales`` to 16 bits, which enter the memory of
+    each filter at its end. Sums of the memory times the weights for steps, of all filters of a
     unit, wrap at 32 bits; the second scale and the zero point ``zero`` make codes of them."""
-    (batch, _), (filters, steps), units = x.shape, times.shape, len(bias)
-    first, second = (fixed_point.multiplier(scale) for scale in scales)
-    # Sums of codes are exact in float64.
-    sums = (x @ w.T.astype(np.float64)).astype(np.int64) + bias_of_features
-    now = _bounded(fixed_point.rescaled(sums, first)).astype(INT16)
-    past = memory.reshape(batch, filters, steps)[:, :, 1:]
-    later = np.concatenate([past, now[:, :, None]], axis=2)
-    weighted = (later * times.astype(np.int64)).reshape(batch, units, -1).sum(axis=2)
-    codes = (fixed_point.rescaled(weighted + bias, second) + zero).astype(np.int32)
-    return np.clip(codes, -128, 127).astype(INT8), later.reshape(batch, -1)
+    first, second = (fixed_point.multiplier(scale) for scale in node.attrs["scales"])
+    zero = node.attrs["zero"]
+
+    def function(*inputs: RunValue) -> RunValue:
+        match_dims(_SVDF_PATTERNS, [a.shape for a in inputs])
+        x, w, times, bias_of_features, bias, memory = inputs
+        # Sums of codes are exact in float64.
+        sums = (x @ w.T.astype(np.float64)).astype(np.int64) + bias_of_features
+        now = _bounded(fixed_point.rescaled(sums, first)).astype(INT16)
+        past = memory.reshape(len(x), *times.shape)[:, :, 1:]
+        later = np.concatenate([past, now[:, :, None]], axis=2)
+        weighted = (later * times.astype(np.int64)).reshape(len(x), len(bias), -1).sum(axis=2)
+        codes = (fixed_point.rescaled(weighted + bias, second) + zero).astype(INT32)
+        return np.clip(codes, -128, 127).astype(INT8), later.reshape(memory.shape)
+
+    return Kernel(function)
 
 
 # Dense layers.
