@@ -192,7 +192,7 @@ def test_svdf_of_integers_gives_the_codes_of_the_reference(name: str, backends: 
 
 
 @pytest.mark.parametrize("options", [{"memory": "int8"}, {"activation": 3}], ids=str)
-def test_svdf_that_litert_refuses_is_computed_in_real_numbers(options: dict[str, Any]) -> None:
+def test_svdf_unknown_to_litert_is_computed_in_real_numbers(options: dict[str, Any]) -> None:
     names = [node.op.name for node in ps.load(integer_svdf(**options)[0]).graph.nodes]
     assert "IntegerSvdf" not in names and "DequantizeLinear" in names
 

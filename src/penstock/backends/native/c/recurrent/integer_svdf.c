@@ -34,7 +34,7 @@ static void outputs(const struct integer_svdf *a, const int16_t *restrict memory
                 sums[i] += memory[k] * times[k];
         }
         for (int64_t i = 0; i < n; i++) {
-            const int32_t code = rescaled_integer(sums[i], a->multipliers[1], a->shifts[1]) + (int32_t)a->zero;
+            const int32_t code = rescaled_large(sums[i], a->multipliers[1], a->shifts[1]) + (int32_t)a->zero;
             y[first + i] = (int8_t)WITHIN(code, -128, 127);
         }
     }
@@ -62,7 +62,7 @@ static int integer_svdf(const void *arguments, int64_t begin, int64_t end)
             for (int64_t r = 0; r < n; r++) {
                 int32_t *of = sums + r * GROUP_COLUMNS;
                 for (int64_t i = 0; i < count; i++)
-                    of[i] = bounded(rescaled_integer(of[i], a->multipliers[0], a->shifts[0]));
+                    of[i] = bounded(rescaled_large(of[i], a->multipliers[0], a->shifts[0]));
                 for (int64_t i = 0; i < count; i++)
                     later[r * held + (f + i + 1) * steps - 1] = (int16_t)of[i];
             }
