@@ -1765,6 +1765,21 @@ def _integer_lstm(rng: Source, full_name: str) -> Draw:
     return Draw("IntegerLstm", inputs, attrs, None, [1, 2, 3, 4], 3, **options)
 
 
+@draws("tflite.IntegerSvdf")
+def _integer_svdf(rng: Source, full_name: str) -> Draw:
+    """Sums of all sizes, up to memories and codes that saturate, and sums that wrap."""
+    batch, features, units, rank = rng.size(17), rng.size(150), rng.size(150), rng.pick(1, 2, 3)
+    steps, filters = rng.size(20), rank * units
+    inputs = [rng.numbers((batch, features), "int8"), rng.numbers((filters, features), "int8")]
+    inputs += [rng.numbers((filters, steps), "int16")]
+    inputs += [rng.integers(-30000, 30000, n, np.int32) for n in (filters, units)]
+    inputs += [rng.numbers((batch, filters * steps), "int16")]
+    scales = [2.0 ** float(rng.uniform(low, high, ())) for low, high in ((-12, 3), (-32, -16))]
+    attrs = {"scales": scales, "zero": rng.pick(0, -128, 5)}
+    options: dict[str, Any] = {"domain": "tflite", "version": 1}
+    return Draw("IntegerSvdf", inputs, attrs, None, [1, 2, 3, 4], 2, **options)
+
+
 def _has(draw: Draw, i: int) -> bool:
     return i < len(draw.inputs) and draw.inputs[i] is not None
 

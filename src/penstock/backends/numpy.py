@@ -42,7 +42,7 @@ _ROWS = (
     # Products of a BLAS; before those of integers, all of their matrices become floats.
     (Rates(1.15e-6, _BYTES, 60e9), "Gemm MatMul"),
     (Rates(5e-6, _BYTES, 60e9), "MatMulInteger"),
-    (Rates(60e-6, _BYTES, 20e9), "DynamicRangeDense"),
+    (Rates(60e-6, _BYTES, 20e9), "DynamicRangeDense IntegerSvdf"),
     (Rates(13e-6, _BYTES, 60e9), "QGemm QLinearMatMul"),
     (Rates(13e-6, _BYTES, _FLOPS, item_s=0.4e-6), "Conv"),
     (Rates(21e-6, _BYTES, _FLOPS, item_s=0.4e-6), "ConvInteger ConvTranspose"),

@@ -105,23 +105,32 @@ def inner(dtype: str, *quantization: Any) -> dict[str, Any]:
     return {"type": TYPES.index(dtype), "shape": [0], **quantized(*quantization)}
 
 
-def integer_svdf() -> Case:
-    constants = {"wf": codes(8, 6), "wt": 200 * codes(8, 5, dtype=np.int16)}
-    constants["b"] = codes(4, dtype=np.int32)
+def integer_svdf(
+    rank: int = 2,
+    *,
+    batch: int = 2,
+    bias: bool = True,
+    activation: int = 1,
+    memory: str = "int16",
+    scale: float = 0.02,
+    zero: int = -128,
+) -> Case:
+    constants = {"wf": codes(4 * rank, 6), "wt": 200 * codes(4 * rank, 5, dtype=np.int16)}
+    constants |= {"b": codes(4, dtype=np.int32)} if bias else {}
     return layer(
         "SVDF",
-        codes(2, 6),
+        codes(batch, 6),
         constants,
-        ["x", "wf", "wt", "b", "s"],
-        ("SVDFOptions", {"rank": 2, "fused_activation_function": 1}),
+        ["x", "wf", "wt", "b" if bias else None, "s"],
+        ("SVDFOptions", {"rank": rank, "fused_activation_function": activation}),
         4,
         {
             "x": quantized(0.02, 3),
             "wf": quantized(0.01),
             "wt": quantized(2.0**-16),
-            "b": quantized(2.0**-26),
-            "s": variable("int16", (2, 40), 2**-10),
-            "y": {"type": TYPES.index("int8"), **quantized(0.02, -128)},
+            **({"b": quantized(2.0**-26)} if bias else {}),
+            "s": variable(memory, (batch, 20 * rank), 2**-10),
+            "y": {"type": TYPES.index("int8"), **quantized(scale, zero)},
         },
     )
 
@@ -187,6 +196,33 @@ def test_product_of_codes_with_a_constant_matrix_gives_the_codes_of_the_referenc
     assert (got.shape, len(np.unique(want)) > 3) == (want.shape, True)
     np.testing.assert_array_equal(got, want)
     assert "QLinearConv" in [step.node.op.name for step in session.inspect.plan.steps]
+
+
+SVDF = {
+    "rank 1": integer_svdf(1),
+    "rank 3, 9 rows": integer_svdf(3, batch=9),
+    "no bias": integer_svdf(4, bias=False),
+    "saturated": integer_svdf(scale=0.0007, zero=0),
+    "Relu that bounds codes alone": integer_svdf(zero=3),
+}
+
+
+@pytest.mark.parametrize("backends", [["numpy"], ["native", "numpy"]], ids=str)
+@pytest.mark.parametrize("name", SVDF)
+def test_svdf_of_integers_gives_the_codes_of_the_reference(name: str, backends: list[str]) -> None:
+    """In each run, which goes on from the state of the one before."""
+    file, feeds = SVDF[name]
+    session = ps.compile(file, backends=backends)
+    assert "IntegerSvdf" in [step.node.op.name for step in session.inspect.plan.steps]
+    for run in range(1, 2 * RUNS + 1):
+        (want,) = by_litert(file, feeds, run, "BUILTIN_REF")
+        np.testing.assert_array_equal(session(feeds["x"]), want)
+
+
+@pytest.mark.parametrize("options", [{"memory": "int8"}, {"activation": 3}], ids=str)
+def test_svdf_unknown_to_litert_is_computed_in_real_numbers(options: dict[str, Any]) -> None:
+    names = [node.op.name for node in ps.load(integer_svdf(**options)[0]).graph.nodes]
+    assert "IntegerSvdf" not in names and "DequantizeLinear" in names
 
 
 def hybrid(op: str, x: np.ndarray, options: Any, version: int, **weights: Any) -> Case:

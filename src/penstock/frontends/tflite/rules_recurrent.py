@@ -18,7 +18,7 @@ from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.tflite.conversion import OperatorConversion, operator_rule
 from penstock.frontends.tflite.rules_control import State
 from penstock.ir.graph import Value
-from penstock.ops.common.dtypes import INT8, INT32
+from penstock.ops.common.dtypes import INT8, INT16, INT32
 from penstock.ops.registry import TFLITE
 
 Layer: TypeAlias = Callable[[Value, bool, bool], Value]
@@ -279,16 +279,59 @@ def rnn_step(c: OperatorConversion) -> None:
     _emit_step(c, x, partial(_rnn, c, weights, 4))
 
 
-@operator_rule("SVDF")
+def _is_integer_svdf(c: OperatorConversion) -> bool:
+    """Whether SVDF is one of integers that ``IntegerSvdf`` computes: of 8-bit codes, with constant
+    weights and a memory of 16 bits, and no activation or Relu, which bounds codes alone."""
+    if len(c.inputs) != 5 or c.output_dtypes != [INT8] or c.dtype(0) != INT8:
+        return False
+    values, state = c.inputs[1:4], c.operator.inputs[4]
+    w, times, bias = (None if value is None else value.const for value in values)
+    if w is None or times is None or (values[2] is not None and bias is None):
+        return False
+    if state == -1 or c.inputs[4] is not None or c.context.zeros(c.scope, state).dtype != INT16:
+        return False
+    if (w.dtype, times.dtype) != (INT8, INT16) or (bias is not None and bias.dtype != INT32):
+        return False
+    given = *c.quantizations[:3], c.quantizations[4], *c.output_quantizations
+    known = [q for q in given if q is not None]
+    if len(known) < 5 or any(q.per_channel or not q.scale[0] > 0 for q in known):
+        return False
+    is_bounded = c.option("fused_activation_function", "SVDFOptions") in (0, 1)
+    return is_bounded and not any(q.zero_point[0] for q in known[1:4])
+
+
+def _integer_svdf(c: OperatorConversion, values: _Given, units: int) -> None:
+    """SVDF of integers. Relu is left out, as the kernel of the reference does."""
+    state, (x, w, times, bias) = State(c, 4, codes=True), values
+    of_x, of_w, of_times, _, of_state = c.quantizations
+    (of_y,) = c.output_quantizations
+    assert w is not None and w.const is not None
+    assert of_x and of_w and of_times and of_state and of_y
+    pairs = [(of_x, of_w, of_state), (of_state, of_times, of_y)]
+    # In float32, as in LiteRT.
+    scales = [float(a.scale[0] * b.scale[0] / y.scale[0]) for a, b, y in pairs]
+    added = -of_x.zero_point[0] * w.const.sum(axis=1, dtype=np.int64)
+    bias = c.constant(np.zeros(units), INT32) if bias is None else bias
+    inputs = [x, w, times, c.constant(added, INT32), bias, state.value]
+    attrs = {"scales": scales, "zero": int(of_y.zero_point[0])}
+    memory = Value(c.fresh("memory"))
+    c.emit_final("IntegerSvdf", inputs, attrs, domain=TFLITE, outputs=[*c.outputs, memory])
+    state.write(memory)
+
+
+@operator_rule("SVDF", integers=_is_integer_svdf)
 def svdf(c: OperatorConversion) -> None:
     """Each filter has a weight for each feature and one for each of the last steps: the state holds
     what the features gave then. The filters of a unit, ``rank`` of them, add up."""
     x, features, times, bias = c.take(3, 5)[:4]
-    state = State(c, 4)
     filters, steps = c.static_shape(2, "the weights of time")
     rank = c.option("rank")
     if rank < 1 or filters % rank:
         raise NodeError(f"has {filters} filters of rank {rank}")
+    if c.dtype(0) == INT8:
+        _integer_svdf(c, [x, features, times, bias], filters // rank)
+        return
+    state = State(c, 4)
     now = c.emit("Gemm", [x, features, None], transB=1)
     columns = c.emit("Reshape", [now, [-1, filters, 1]])
     past = c.emit("Reshape", [state.value, [-1, filters, steps]])

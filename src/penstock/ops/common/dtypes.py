@@ -13,6 +13,7 @@ FLOAT64 = np.dtype(np.float64)
 INT32 = np.dtype(np.int32)
 UINT8 = np.dtype(np.uint8)
 INT8 = np.dtype(np.int8)
+INT16 = np.dtype(np.int16)
 
 # The types of ml_dtypes go by their names: most models have none, and its import takes 5 ms.
 

@@ -1,5 +1,5 @@
-"""Layers that ONNX does not have: LSTMs with a projection, clipped cells or normalized gates, and
-of integers; dense layers of real numbers with weights of 8 bits."""
+"""Layers that ONNX does not have: LSTMs with a projection, clipped cells or normalized gates; LSTMs
+and SVDF of integers; dense layers of real numbers with weights of 8 bits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import fixed_point
-from penstock.ops.common.dtypes import INT8
+from penstock.ops.common.dtypes import INT8, INT16, INT32
 from penstock.ops.common.integer_curves import integer_logistic, integer_tanh
 from penstock.ops.common.shape_rules import check_shape, match_dims, same_dim, tensor
 from penstock.ops.common.work import product_work
@@ -27,7 +27,6 @@ _ACTIVATIONS: dict[int, Any] = {
     3: lambda x: np.clip(x, 0, 6),
     4: np.tanh,
 }
-_INT16 = np.dtype(np.int16)
 _EPSILON = 1e-8  # of the variance of a normalized gate
 
 
@@ -134,7 +133,7 @@ def _infer_codes(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     dims = (batch, sizes.get("steps")) if attrs.get("layout", 0) else (sizes.get("steps"), batch)
     return [
         TensorType(INT8, (*dims, units)),
-        *[TensorType(t, (batch, units)) for t in (INT8, _INT16)],
+        *[TensorType(t, (batch, units)) for t in (INT8, INT16)],
     ]
 
 
@@ -185,13 +184,59 @@ def integer_lstm(node: Node, types: Types) -> Kernel:
             c = np.clip(c, -clip, clip) if clip else c
             codes = fixed_point.rescaled(o * integer_tanh(c, bits), by[8]) + zero
             outputs[step] = h = np.clip(codes, -128, 127).astype(INT8)
-        return outputs.swapaxes(0, axis), h, c.astype(_INT16)
+        return outputs.swapaxes(0, axis), h, c.astype(INT16)
 
     return Kernel(function)
 
 
 def _bounded(x: np.ndarray) -> np.ndarray:
     return np.clip(x, -32768, 32767)
+
+
+def _infer_svdf(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    sizes = match_dims(_SVDF_PATTERNS, [tensor(types, i).shape for i in range(len(types))])
+    filters, units, steps = map(sizes.get, ("filters", "units", "steps"))
+    if isinstance(filters, int) and isinstance(units, int) and (not units or filters % units):
+        raise ShapeError(f"{filters} filters are no multiple of {units} units")
+    held = filters * steps if isinstance(filters, int) and isinstance(steps, int) else None
+    same_dim(held, sizes.get("held"), "the weights for steps and the memory")
+    batch = sizes.get("batch")
+    return [TensorType(INT8, (batch, units)), TensorType(INT16, (batch, held))]
+
+
+_SVDF_PATTERNS: dict[str, Sequence[object]] = {
+    "x": ("batch", "features"),
+    "the weights for features": ("filters", "features"),
+    "the weights for steps": ("filters", "steps"),
+    "the bias of features": ("filters",),
+    "the bias": ("units",),
+    "the memory": ("batch", "held"),
+}
+
+
+@operator("IntegerSvdf", domain=TFLITE, infer=_infer_svdf)
+def integer_svdf(node: Node, types: Types) -> Kernel:
+    """Filters of features and of time (SVDF) of 8-bit codes, as TFLite's kernel of integers
+    computes them: sums of x times the weights for features, with a bias that has what the zero
+    point adds, are rescaled by the first of the ``scales`` to 16 bits, which enter the memory of
+    each filter at its end. Sums of the memory times the weights for steps, of all filters of a
+    unit, wrap at 32 bits; the second scale and the zero point ``zero`` make codes of them."""
+    first, second = (fixed_point.multiplier(scale) for scale in node.attrs["scales"])
+    zero = node.attrs["zero"]
+
+    def function(*inputs: RunValue) -> RunValue:
+        match_dims(_SVDF_PATTERNS, [a.shape for a in inputs])
+        x, w, times, bias_of_features, bias, memory = inputs
+        # Sums of codes are exact in float64.
+        sums = (x @ w.T.astype(np.float64)).astype(np.int64) + bias_of_features
+        now = _bounded(fixed_point.rescaled(sums, first)).astype(INT16)
+        past = memory.reshape(len(x), *times.shape)[:, :, 1:]
+        later = np.concatenate([past, now[:, :, None]], axis=2)
+        weighted = (later * times.astype(np.int64)).reshape(len(x), len(bias), -1).sum(axis=2)
+        codes = (fixed_point.rescaled(weighted + bias, second) + zero).astype(INT32)
+        return np.clip(codes, -128, 127).astype(INT8), later.reshape(memory.shape)
+
+    return Kernel(function)
 
 
 # Dense layers.

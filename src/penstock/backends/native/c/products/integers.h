@@ -276,6 +276,13 @@ static product *product_for(int64_t rows)
     return WIDEST();
 }
 
+/* Codes + 128 of codes, and the other way round. */
+static inline void flip(void *restrict to, const void *restrict from, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++)
+        ((uint8_t *)to)[i] = ((const uint8_t *)from)[i] ^ 128;
+}
+
 static inline int32_t sum_of(const uint8_t *x, int64_t count)
 {
 #if defined(__AVX512BW__)

@@ -28,11 +28,6 @@ struct integer_lstm {
     int64_t x_step, x_row, y_step, y_row; /* of elements */
 };
 
-INLINED int32_t bounded(int32_t x)
-{
-    return WITHIN(x, -32768, 32767);
-}
-
 INLINED int32_t times(int32_t a, int32_t b)
 {
     const int32_t x = (a * b + (1 << 14)) >> 15;
@@ -111,13 +106,6 @@ static void update(const struct integer_lstm *a, const int32_t *sums, const int3
         y[i] = (int8_t)WITHIN(code, -128, 127);
         h[i] = (uint8_t)y[i] ^ 128;
     }
-}
-
-/* Codes + 128 of codes, and the other way round. */
-static void flip(void *restrict to, const void *restrict from, int64_t count)
-{
-    for (int64_t i = 0; i < count; i++)
-        ((uint8_t *)to)[i] = ((const uint8_t *)from)[i] ^ 128;
 }
 
 ITEMS_OF(integer_lstm, integer_lstm)
