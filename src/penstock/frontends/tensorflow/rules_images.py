@@ -162,7 +162,8 @@ def conv_transpose(c: Conversion) -> None:
     image = None if sizes is None else all_known(sizes)
     if image is not None and window is not None and all_known(window) and len(image) == n:
         try:
-            attrs = backward_attrs(image, all_known(window) or (), attrs)
+            given = [dim for i, dim in enumerate(c.shape(2) or ()) if i in image_format.axes]
+            attrs = backward_attrs(image, all_known(window) or (), attrs, given)
         except ShapeError as error:
             raise NodeError(str(error)) from error
         image_format.emit_final("ConvTranspose", inputs, {**attrs, "group": groups})

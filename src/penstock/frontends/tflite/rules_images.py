@@ -140,7 +140,13 @@ def conv_transpose(c: OperatorConversion) -> None:
     if image is not None and shape is not None and len(image) == rank:
         window = shape[1:3] if flat else shape[:3]
         try:
-            attrs = backward_attrs(image[1:-1], window, attrs)
+            given = c.shape(2) or (None,) * rank
+            if given[0] not in (None, image[0]) or shape[0 if flat else 3] != image[-1]:
+                raise ShapeError(
+                    f"its output_shape is {image}, but its input {list(given)} and its weights "
+                    f"{list(shape)} make another batch or other channels"
+                )
+            attrs = backward_attrs(image[1:-1], window, attrs, given[1:-1])
         except ShapeError as error:
             raise NodeError(f"cannot be: {error}") from error
         op, domain = "ConvTranspose", ""

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from penstock.core.checkpoints import with_checkpoints
-from penstock.core.types import RunValue, ShapeError, TensorType, Type
+from penstock.core.types import Dim, RunValue, ShapeError, TensorType, Type
 from penstock.ir.graph import Node, Value
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Infer, Types
@@ -26,11 +26,14 @@ from penstock.ops.registry import ATTRS, standard
 from penstock.ops.tensorflow.common import array_operator, lengths, operator
 
 
-def backward_attrs(image: Sequence[int], window: Sequence[int], attrs: Attrs) -> dict[str, Any]:
+def backward_attrs(
+    image: Sequence[int], window: Sequence[int], attrs: Attrs, gradient: Sequence[Dim] = ()
+) -> dict[str, Any]:
     """Attributes of the ConvTranspose whose result is an image of that size.
 
     ``attrs``: ``strides`` and ``dilations`` of the dims that the window moves along, ``padding`` of
-    the convolution forward, and ``pads`` if that is EXPLICIT.
+    the convolution forward, and ``pads`` if that is EXPLICIT. ``gradient``: the size of what is
+    convolved, which must be that of the convolution forward where it is known.
     """
     begins, ends, more = [], [], []
     given = attrs.get("pads") or []
@@ -47,6 +50,11 @@ def backward_attrs(image: Sequence[int], window: Sequence[int], attrs: Attrs) ->
             count = (size + total - reach) // stride + 1
         begins.append(front)
         ends.append(total - front)
+        if gradient and isinstance(gradient[i], int) and gradient[i] != count:
+            raise ShapeError(
+                f"a window of {list(window)} has {count} places along dim {i} of images of "
+                f"{list(image)}, and what is given has {gradient[i]}"
+            )
         # Pixels behind the last window, which the convolution forward has not read.
         more.append(size - ((count - 1) * stride + reach - total))
     if min(more) < 0 or max(image) > 2**31:
@@ -95,8 +103,16 @@ def conv_backward(node: Node, types: Types) -> Kernel:
         if x.ndim != rank or weights.ndim != rank:
             raise ShapeError(f"images of {x.shape} with weights of {weights.shape}")
         image = tuple(_image(sizes.tolist(), rank))
-        groups = sizes.tolist()[1] // max(weights.shape[1], 1) if sizes.size == rank else 1
-        return kernel(image, weights.shape[2:], groups)(x, weights)
+        channels = sizes.tolist()[1] if sizes.size == rank else weights.shape[1]
+        groups = max(channels // max(weights.shape[1], 1), 1)
+        y = kernel(image, weights.shape[2:], groups)(x, weights)
+        wanted = tuple(sizes.tolist()) if sizes.size == rank else (*y.shape[:2], *image)
+        if y.shape != wanted:
+            raise ShapeError(
+                f"an image of shape {list(wanted)} is asked for, channels first, but the gradient "
+                f"{list(x.shape)} and weights {list(weights.shape)} are those of {list(y.shape)}"
+            )
+        return y
 
     return Kernel(function)
 
