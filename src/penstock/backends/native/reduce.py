@@ -66,7 +66,7 @@ def mean_of_codes(site: Site) -> NativeCall | None:
 def _rescaling(site: Site) -> tuple[float, ...]:
     """What the kernels of means of codes take besides."""
     x, attrs = site.input(0), site.node.attrs
-    if x is None or site.node.op.name != "IntegerMean":
+    if x is None or x.dtype is None or site.node.op.name != "IntegerMean":
         return ()
     (of_x, of_y), scales, ends = attrs["zero_points"], attrs["scales"], np.iinfo(x.dtype)
     number = shift = 0

@@ -98,7 +98,8 @@ def crop_and_resize(site: Site) -> NativeCall | None:
         "crop_and_resize",
         (
             *(Tensor(0), Tensor(1), Tensor(2), site.result()),
-            *(x.dims[0], *sizes[:3], *sizes[4:], *[np.array(each, np.int64) for each in steps]),
+            *(x.dims[0], *sizes[:3], *sizes[4:]),
+            *[np.array(each, np.int64) for each in steps],
             int(site.attr("mode" if first else "method", "bilinear") == "nearest"),
             int(first),
             float(site.attr("extrapolation_value", 0.0)),

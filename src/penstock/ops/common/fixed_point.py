@@ -48,7 +48,7 @@ def mean_multiplier(scales: Sequence[float], count: int, dtype: np.dtype) -> Mul
     """The multiplier of sums of ``count`` codes of which means are made: that of products with a
     weight of 1, whose scale is one part. ``scales`` are of codes and of means."""
     x, y = np.array(scales, np.float32)
-    return of_products(x, np.float32(1 / count), y, rounded=dtype == np.uint8)
+    return of_products(x, np.array(1 / count, np.float32), y, rounded=dtype == np.uint8)
 
 
 TERM_BITS = 20
