@@ -52,12 +52,14 @@ def forward(graph: Graph, visit: Visit, substitution: Substitution | None = None
 
 def replace_nodes(graph: Graph, parts: Callable[[Node], Sequence[Node] | None]) -> bool:
     """Put ``parts(node)`` in the place of each node, those of nested graphs included, unless that
-    is None; return whether anything changed. The parts write the same outputs."""
+    is None, or other nodes wait for the node; return whether anything changed. The parts write the
+    same outputs."""
     changed = False
     for inner in list(graph.graphs()):
         nodes: list[Node] = []
+        awaited = {source for node in inner.nodes for source in node.control_inputs}
         for node in with_checkpoints(inner.nodes):
-            replacement = parts(node)
+            replacement = None if node in awaited else parts(node)
             changed |= replacement is not None
             nodes += replacement or (node,)
         inner.nodes = nodes

@@ -124,6 +124,16 @@ def test_what_is_not_known_is_left_to_the_operation(name):
     assert operation in [node.op.name for node in graph.nodes]
 
 
+def test_operation_that_others_wait_for_is_kept():
+    operation, inputs, constants, attrs = CASES["pack"]
+    graph, _ = graph_of(operation, inputs, constants, attrs)
+    waiting = Node(find("Identity"), graph.inputs[:1], [Value("z")], {}, control_inputs=graph.nodes)
+    graph.nodes = [*graph.nodes, waiting]
+    graph.outputs = [*graph.outputs, *waiting.outputs]
+    optimize(graph)
+    assert operation in [node.op.name for node in graph.nodes]
+
+
 def test_images_of_an_unknown_batch_are_left_to_the_operation():
     _, inputs, constants, attrs = CASES["depth"]
     graph, expected = graph_of("SpaceToDepth", inputs, constants, attrs, dims=(None, 6, 4, 3))
