@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from tests.support.native_kernels import LIBRARIES, check, kernel_of, node_of, pytestmark  # noqa: F401
+from tests.support.native_kernels import LIBRARIES, check, expected, kernel_of, node_of, pytestmark  # noqa: F401
 from tests.support.onnx_text import compile_text
 
 FLOATS = ["L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare"]
@@ -133,3 +133,14 @@ def test_reduction_of_short_rows_is_placed_on_compiled_kernels():
     y = session.run({"x": np.ones((200, 5), np.float32)}, observers=[profile])["y"]
     assert y.tolist() == [[5.0]] * 200
     assert [backend for _, backend in profile.entries] == ["native"]
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("length", [1, 15, 127, 128, 129, 1000])
+@pytest.mark.parametrize(("dtype", "code"), [("uint8", 255), ("int8", -128), ("int8", 127)])
+def test_means_of_codes_at_the_ends_do_not_overflow(dtype, code, length, axis):
+    x = np.full((length, 40) if axis == 0 else (40, length), code, dtype)
+    attrs = {"axes": [axis], "keepdims": 0, "scales": [1.0, 1.0], "fixed_point": 1}
+    node = node_of("IntegerMean", [x], domain="tflite", version=1, zero_points=[0, 0], **attrs)
+    check(node, [x])
+    assert (expected(node, [x])[0] == code).all()

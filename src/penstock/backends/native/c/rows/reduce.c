@@ -24,7 +24,7 @@ struct mean_of_codes {
     double ratio; /* of the scales of the result and of x, where there is no multiplier */
 };
 
-enum { LANES = 16, PART = 512, ROWS = 64, COLUMNS = 256, FEW = 32 };
+enum { LANES = 16, PART = 512, ROWS = 64, COLUMNS = 256, FEW = 32, CODES = 128 }; /* whose sum has 16 bits */
 
 static inline int32_t code_of_sum(const struct reduction *a, int32_t sum)
 {
@@ -72,8 +72,9 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
         if (length < LANES)                                                                       \
             for (int64_t i = 0; i < length; i++)                                                  \
                 total = COMBINE(total, MAP((wide)x[i], 0));                                       \
-        for (int64_t rest = length < LANES ? 0 : length; rest > 0; rest -= PART, x += PART) {     \
-            const int64_t n = rest < PART ? rest : PART;                                          \
+        const int64_t most = sizeof(lane) == 2 ? CODES : PART;                                    \
+        for (int64_t rest = length < LANES ? 0 : length; rest > 0; rest -= most, x += most) {     \
+            const int64_t n = rest < most ? rest : most;                                          \
             lane lanes[LANES];                                                                    \
             FILL(lanes, LANES, start);                                                            \
             int64_t i = 0;                                                                        \
@@ -369,14 +370,12 @@ FLOATS(float32, float)
 FLOATS(float64, double)
 INTEGERS(int32, int32_t, uint32_t, int64_t, INT32_MIN, INT32_MAX, DISTANCE32)
 INTEGERS(int64, int64_t, uint64_t, uint64_t, INT64_MIN, INT64_MAX, DISTANCE64)
-/* 16 bits hold the sum of ROWS codes. */
-#define CODES(suffix, type, low, high)                                                            \
+#define MEANS_OF_CODES(suffix, type, low, high)                                                   \
     EXTREMES(suffix, type, low, high)                                                             \
-    ROW_TOTALS(codes_##suffix, type, int32_t, int32_t, 0, SUM, SAME)                              \
-    COLUMN_TOTALS(codes_##suffix, type, int16_t, int32_t, 0, SUM, SAME)                           \
+    TOTALS(codes_##suffix, type, int16_t, int32_t, 0, SUM, SAME)                                  \
     FINISHED(mean_##suffix, codes_##suffix, type, int32_t, CODE)
-CODES(int8, int8_t, INT8_MIN, INT8_MAX)
-CODES(uint8, uint8_t, 0, UINT8_MAX)
+MEANS_OF_CODES(int8, int8_t, INT8_MIN, INT8_MAX)
+MEANS_OF_CODES(uint8, uint8_t, 0, UINT8_MAX)
 HARDMAX(float32, float)
 HARDMAX(float64, double)
 
