@@ -57,6 +57,12 @@ g (int64 n, bool go, float[8] x, float[8, 8] w) => (float[8] y) {
     y = Mul(e, a)
 }
 """
+EMPTY = """
+g (float[2, 0, 1, 2] x, int64[2] s) => (float[2, 0] y) {
+    t = Transpose <perm = [3, 2, 0, 1]> (x)
+    y = Reshape <allowzero = 1> (t, s)
+}
+"""
 FEEDS = {"x": np.ones(8, np.float32), "w": np.eye(8, dtype=np.float32)}
 
 
@@ -76,7 +82,7 @@ def refused(plan: Plan, arena: ArenaPlan, reason: str, tasks: Tasks | None = Non
         check_schedule(plan, arena, tasks)
 
 
-@pytest.mark.parametrize("text", [CHAIN, BRANCHES, LOOP])
+@pytest.mark.parametrize("text", [CHAIN, BRANCHES, LOOP, EMPTY])
 def test_plans_as_compiled_are_sound_in_order_and_as_tasks(text: str) -> None:
     plan = compiled(text)
     check_schedule(plan, plan_arena(plan))
