@@ -1,4 +1,4 @@
-"""Compiled RoiAlign and NonMaxSuppression against NumPy's."""
+"""Compiled RoiAlign, CropAndResize and NonMaxSuppression against NumPy's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from itertools import product
 import numpy as np
 import pytest
 
-from penstock.core.types import ShapeError
+from penstock.core.types import ShapeError, TensorType
+from penstock.ir.graph import Node, Value
+from penstock.ops.registry import find
 from tests.support.native_kernels import LIBRARIES, check, kernel_of, node_of, pytestmark  # noqa: F401
 from tests.support.sweeps import sweep
 
@@ -161,12 +163,54 @@ def test_suppression_equals_numpy(count, most, least, threshold, centred):
     check(node, inputs)
 
 
-def test_suppression_refuses_a_threshold_that_numpy_refuses():
-    inputs = [np.zeros((1, 2, 4), np.float32), np.zeros((1, 1, 2), np.float32), np.array([1])]
-    inputs.append(np.array([1.5], np.float32))
-    node = node_of("NonMaxSuppression", inputs)
+def tensorflow_node(inputs, outputs, **attrs):
+    op = find("NonMaxSuppression", "tensorflow", 1)
+    attrs = {"outputs": outputs, **attrs}
+    values = [
+        Value(f"x{i}", TensorType(x.dtype, x.shape), const=x if i == 2 else None)
+        for i, x in enumerate(inputs)
+    ]
+    types, consts = [v.type for v in values], [v.const for v in values]
+    results = [Value(f"y{i}", type_) for i, type_ in enumerate(op.infer(types, attrs, consts))]
+    return Node(op, values, results, attrs)
+
+
+@pytest.mark.parametrize("inclusive", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(("outputs", "sigma"), [(1, []), (2, []), (3, [0.0]), (3, [0.4])])
+@pytest.mark.parametrize("threshold", [0.0, 1 / 3, 0.5, 1.0])
+@pytest.mark.parametrize("most", [3, 80])
+@pytest.mark.parametrize("count", [1, 60])
+def test_suppression_of_tensorflow_equals_numpy(
+    count, most, threshold, outputs, sigma, padded, inclusive
+):
+    """Boxes of whole coordinates, so that many share just the threshold, in any order of corners."""
+    rng = np.random.default_rng(9)
+    boxes = rng.integers(0, 5, (count, 4)).astype(np.float32)
+    scores = rng.permutation(count).astype(np.float32) / count - 0.1
+    scores[0] = np.nan if count > 1 else 1
+    limits = [np.array(x, np.float32) for x in (threshold, 0.05, *sigma)]
+    inputs = [boxes, scores, np.array(most, np.int32), *limits]
+    attrs = {"pad_to_max_output_size": padded, "inclusive": inclusive}
+    check(tensorflow_node(inputs, outputs, **attrs), inputs, {"rtol": 1e-5})
+
+
+def test_suppression_of_tensorflow_prefers_the_first_of_equal_scores():
+    boxes = np.array([[0, 0, 1, 1], [0, 2, 1, 3], [0, 4, 1, 5], [0, 2, 1, 3]], np.float32)
+    limits = [np.array(x, np.float32) for x in (0.5, -np.inf)]
+    inputs = [boxes, np.array([0, 2, -0.0, 2], np.float32), np.array(4, np.int32), *limits]
+    node = tensorflow_node(inputs, 2)
+    check(node, inputs)
     for library in LIBRARIES:
-        kernel = kernel_of(node, library)
-        assert kernel is not None
-        with pytest.raises(ShapeError):
-            kernel(*inputs)
+        assert kernel_of(node, library).function(*inputs)[0].tolist() == [1, 0, 2]
+
+
+def test_suppression_refuses_a_threshold_that_numpy_refuses():
+    inputs = [np.zeros((2, 4), np.float32), np.zeros(2, np.float32), np.array(1)]
+    limits = [np.array(1.5, np.float32), np.array(0, np.float32)]
+    one = [*inputs[:2], inputs[2].astype(np.int32), *limits]
+    batch = [inputs[0][None], inputs[1][None, None], inputs[2], limits[0]]
+    for node, x in ((tensorflow_node(one, 1), one), (node_of("NonMaxSuppression", batch), batch)):
+        for library in LIBRARIES:
+            with pytest.raises(ShapeError):
+                kernel_of(node, library).function(*x)

@@ -37,6 +37,20 @@ OPS = [
         ),
         outputs=("int32", "float32", "int32"),
     ),
+    *[  # a share of just the threshold
+        Op(
+            "NON_MAX_SUPPRESSION_V4",
+            (
+                np.array([[0, 0, 2, 2], [0, 1, 2, 2], [1, 3, 0, 0]], np.float32),
+                np.array([0.9, 0.8, 0.7], np.float32),
+                [scalar(4)],
+                [scalar(threshold, np.float32)],
+                [scalar(0.1, np.float32)],
+            ),
+            outputs=("int32", "int32"),
+        )
+        for threshold in (0.5, 0.500001)
+    ],
     Op(
         "ONE_HOT",
         (i32([0, 2], [3, -1]), [scalar(3)], [scalar(2, np.float32)], [scalar(-1, np.float32)]),

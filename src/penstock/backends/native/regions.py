@@ -1,8 +1,9 @@
-"""RoiAlign, MaxRoiPool, CropAndResize, and NonMaxSuppression, whose boxes follow from data."""
+"""RoiAlign, MaxRoiPool, CropAndResize, NonMaxSuppression: their boxes follow from data."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from penstock.ops.common.dtypes import FLOAT64, INT32
 from penstock.ops.registry import MICROSOFT
 from penstock.ops.work_estimate import Workload
 
-_WORDS, _BESIDE, _MOST_BINS, _MOST_WIDTH = 5, 32, 512, 4096  # as in c/windows/regions.c
+_WORDS, _BESIDE, _MOST_BINS, _MOST_WIDTH = 4, 32, 512, 4096  # as in c/windows/regions.c
 _MOST_SIZE = 2**24  # of an image, whose positions are float32
 
 
@@ -110,27 +111,12 @@ def crop_and_resize(site: Site) -> NativeCall | None:
     )
 
 
-@family("NonMaxSuppression", data_dependent=True)
-def suppress(site: Site) -> NativeCall | None:
-    """NonMaxSuppression. What each class of each image keeps is written to a row of its own."""
-    boxes, scores = site.input(0), site.input(1)
-    limits = [site.input(i) for i in (2, 3, 4)]
-    dtypes = (INT64, FLOAT32, FLOAT32)
-    if boxes is None or scores is None or not boxes.dtype == scores.dtype == FLOAT32:
-        return None
-    for limit, dtype in zip(limits, dtypes, strict=True):
-        if limit is not None and (limit.dtype != dtype or limit.elements != 1):
-            return None
-    images, classes, count = scores.dims
-    most = site.constant(2)
-    capacity = count if most is None else min(max(int(most.item()), 0), count)
-    rows = images * classes
-    item_ns = rows_ns(4 * count * capacity, rows=2 * count)
-    if not rows or not capacity or limits[0] is None or item_ns > UNCHECKED_S * 1e9:
-        return None
-    places = np.arange(capacity)
+def _suppressed(site: Site, capacity: int, classes: int, padded: int | None) -> Finish:
+    """Makes the results of what each class of each image keeps, and how much: ONNX's are rows of
+    image, class and box; TensorFlow's are of one class, and may be ``padded``."""
+    places, outputs = np.arange(capacity), len(site.node.outputs)
 
-    def selection(results: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+    def of_onnx(results: tuple[np.ndarray, ...]) -> np.ndarray:
         kept, counts = results
         row, place = np.nonzero(places < counts[:, None])
         selected = np.empty((len(row), 3), np.int64)
@@ -138,17 +124,60 @@ def suppress(site: Site) -> NativeCall | None:
         selected[:, 2] = kept[row, place]
         return selected
 
+    def of_tensorflow(results: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...] | np.ndarray:
+        valid = results[1].item()
+        made = []
+        for of, dtype in zip(results[::2], (np.int32, np.float32), strict=False):
+            made.append(np.zeros(valid if padded is None else padded, dtype))
+            made[-1][:valid] = of[0, :valid]
+        return (*made, np.array(valid, np.int32)) if outputs > 1 else made[0]
+
+    scores = site.input(1)
+    assert scores is not None
+    rows = scores.elements // scores.dims[-1]
+    writes = [TensorType(dtype, (rows, capacity)) for dtype in (INT64, FLOAT32)[: 1 + outputs // 3]]
+    writes.insert(1, TensorType(INT64, (rows,)))
+    return Finish(tuple(writes), of_tensorflow if site.node.op.domain else of_onnx)
+
+
+def _are_numbers(site: Site, dtypes: Sequence[np.dtype], needed: int) -> bool:
+    """Whether inputs have these dtypes, and one element from the third on; the first are needed."""
+    tensors = [site.input(i) for i in range(len(dtypes))]
+    return all(
+        i >= needed if x is None else x.dtype == dtype and (i < 2 or x.elements == 1)
+        for i, (x, dtype) in enumerate(zip(tensors, dtypes, strict=True))
+    )
+
+
+@family("NonMaxSuppression", "tensorflow.NonMaxSuppression", data_dependent=True)
+def suppress(site: Site) -> NativeCall | None:
+    """NonMaxSuppression. What each class of each image keeps is written to a row of its own."""
+    is_onnx, scored, limit = not site.node.op.domain, len(site.node.outputs) == 3, site.constant(2)
+    dtypes = (FLOAT32, FLOAT32, INT64 if is_onnx else INT32, *[FLOAT32] * 3)
+    if not _are_numbers(site, dtypes, needed=3 if is_onnx else 5 + scored):
+        return None
+    scores, given = site.input(1), [site.input(i) for i in (3, 4, 5)]
+    if scores is None or (limit is None and not is_onnx):
+        return None
+    images, classes, count = scores.dims if is_onnx else (1, 1, *scores.dims)
+    padded = count if limit is None else max(int(limit.item()), 0)
+    capacity = min(padded, count)
+    item_ns = rows_ns((30 if scored else 4) * count * capacity, rows=2 * count)
+    if not images * classes * capacity or item_ns > UNCHECKED_S * 1e9:
+        return None
+    is_padded = site.attr("pad_to_max_output_size", False)
     return NativeCall(
         "suppress",
         (
-            *(Tensor(0), Tensor(1)),
-            *(None if limit is None else Tensor(i) for i, limit in enumerate(limits, 2)),
-            *(site.result(0), site.result(1), WORKSPACE, classes, count, capacity),
-            int(bool(site.attr("center_point_box", 0))),
+            *(Tensor(0), Tensor(1), None if limit is not None else Tensor(2)),
+            *(None if x is None else Tensor(i) for i, x in enumerate(given, 3)),
+            *(site.result(0), site.result(1), site.result(2) if scored else None),
+            *(WORKSPACE, classes, count, capacity, int(bool(site.attr("center_point_box", 0)))),
+            int(site.attr("inclusive", False)),
         ),
-        items=rows,
+        items=images * classes,
         item_ns=item_ns,
-        workspace=rows * _WORDS * 8 * (count + _BESIDE),
+        workspace=images * classes * _WORDS * 8 * (count + _BESIDE),
         can_fail=True,
-        finish=Finish((TensorType(INT64, (rows, capacity)), TensorType(INT64, (rows,))), selection),
+        finish=_suppressed(site, capacity, classes, padded if is_padded else None),
     )

@@ -301,6 +301,11 @@ def adjust_contrast(c: Conversion) -> None:
 @rule(*(f"NonMaxSuppression{version}" for version in ("", "V2", "V3", "V4", "V5")))
 def suppression(c: Conversion) -> None:
     """All versions except the combined one."""
-    names = ("iou_threshold", "pad_to_max_output_size")
-    attrs = {key: c.attrs[key] for key in names if key in c.attrs}
-    c.emit_final("NonMaxSuppression", attrs={**attrs, "outputs": len(c.outputs)}, domain=TENSORFLOW)
+    inputs = list(c.inputs)
+    if c.op == "NonMaxSuppression":  # its threshold is an attribute
+        inputs.append(c.constant(c.attrs.get("iou_threshold", 0.5), FLOAT32))
+    if len(inputs) == 4:
+        inputs.append(c.constant(-np.inf, FLOAT32))
+    padded = c.attrs.get("pad_to_max_output_size", False)
+    attrs = {"pad_to_max_output_size": padded, "outputs": len(c.outputs)}
+    c.emit_final("NonMaxSuppression", inputs, attrs, domain=TENSORFLOW)

@@ -282,9 +282,10 @@ def matrix_set_diag(c: OperatorConversion) -> None:
 
 @operator_rule("NON_MAX_SUPPRESSION_V4", "NON_MAX_SUPPRESSION_V5", outputs=None)
 def suppression(c: OperatorConversion) -> None:
-    """Outputs have ``max_output_size`` entries, of which the last says how many are valid."""
+    """Outputs have ``max_output_size`` entries, of which the last says how many are valid. Unlike
+    TensorFlow's, those drop a box that overlaps by just the threshold."""
     soft = c.op.endswith("V5")
     if len(c.outputs) != 2 + soft:
         raise NodeError(f"has {len(c.outputs)} outputs")
-    attrs = {"pad_to_max_output_size": True, "outputs": len(c.outputs)}
+    attrs = {"pad_to_max_output_size": True, "inclusive": True, "outputs": len(c.outputs)}
     c.emit_final("NonMaxSuppression", c.take(6 if soft else 5), attrs, domain=TENSORFLOW)

@@ -242,16 +242,14 @@ def box_edges(boxes: np.ndarray, center_point_box: bool = False) -> np.ndarray:
     return np.stack([*edges, (right - left) * (bottom - top)])
 
 
-def _overlaps(rows: np.ndarray, columns: np.ndarray, threshold: float) -> np.ndarray:
-    """Flags of the pairs of boxes, from ``box_edges``, that share more than ``threshold`` of their
-    union."""
+def shares(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """How much of their union the pairs of boxes share, from ``box_edges``."""
     x0, x1, y0, y1, area = rows[:, :, None]
     width = np.minimum(x1, columns[1]) - np.maximum(x0, columns[0])
     height = np.minimum(y1, columns[3]) - np.maximum(y0, columns[2])
     both = np.maximum(width, 0) * np.maximum(height, 0)
-    share = both / (area + columns[4] - both)
     # Two boxes without an area have a share of 0 / 0.
-    return (share > threshold) & (area > 0) & (columns[4] > 0)
+    return np.where((area > 0) & (columns[4] > 0), both / (area + columns[4] - both), 0)
 
 
 _BOXES = 96
@@ -270,10 +268,10 @@ def suppressed(edges: np.ndarray, most: int, threshold: float) -> list[int]:
         block = edges[:, start : start + _BOXES]
         alive = np.arange(start, start + block.shape[1])
         if kept:
-            alive = alive[~_overlaps(edges[:, kept], block, threshold).any(0)]
+            alive = alive[~(shares(edges[:, kept], block) > threshold).any(0)]
             block = edges[:, alive]
         suppressed = 0
-        overlaps = _overlaps(block, block, threshold)
+        overlaps = shares(block, block) > threshold
         for i, box in enumerate(alive.tolist()):
             if not suppressed >> i & 1:
                 kept.append(box)

@@ -14,7 +14,7 @@ from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.crops import CropSampling, resized_crops
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.common.shape_rules import ints, pad_with_none, tensor
-from penstock.ops.onnx.image import box_edges, suppressed
+from penstock.ops.onnx.image import box_edges, shares, suppressed
 from penstock.ops.registry import OUTPUT_COUNT
 from penstock.ops.tensorflow import common
 from penstock.ops.tensorflow.common import array_operator, lengths
@@ -47,24 +47,27 @@ def crop_and_resize(
 
 
 class Thresholds(NamedTuple):
-    """A box is dropped that overlaps a better one by more than ``overlap`` of their union; with a
-    ``sigma`` its score is lowered instead, and it is dropped when that is at most ``least``
-    (Bodla et al., Soft-NMS, 2017)."""
+    """A box is dropped that overlaps a better one by more than ``overlap`` of their union, or with
+    ``inclusive`` by as much; with a ``sigma`` its score is lowered instead, and it is dropped when
+    that is at most ``least`` (Bodla et al., Soft-NMS, 2017)."""
 
     overlap: float
     least: float
     sigma: float = 0.0
+    inclusive: bool = False
 
 
 def _suppressed(
     boxes: np.ndarray, scores: np.ndarray, most: int, thresholds: Thresholds
 ) -> tuple[list[int], list[float]]:
     """The boxes to keep, best first, and their scores."""
-    overlap, least, sigma = thresholds
+    overlap, least, sigma, inclusive = thresholds
     if boxes.ndim != 2 or boxes.shape[1:] != (4,) or scores.shape != boxes.shape[:1]:
         raise ShapeError(f"boxes of {boxes.shape} with scores of {scores.shape}")
     if not 0 <= overlap <= 1:
         raise ShapeError(f"iou_threshold {overlap} is not between 0 and 1")
+    if inclusive:
+        overlap = float(np.nextafter(np.float32(overlap), np.float32(-1)))
     current = scores.astype(np.float32)
     alive = current > least
     if sigma <= 0:
@@ -73,9 +76,7 @@ def _suppressed(
         order = order[np.argsort(-current[order], kind="stable")]
         best_ones = order[suppressed(box_edges(boxes[order]), most, boxes.dtype.type(overlap))]
         return best_ones.tolist(), current[best_ones].tolist()
-    low = np.minimum(boxes[:, :2], boxes[:, 2:])
-    high = np.maximum(boxes[:, :2], boxes[:, 2:])
-    areas = np.prod(high - low, axis=1)
+    edges = box_edges(boxes)
     kept: list[int] = []
     kept_scores: list[float] = []
     while len(kept) < most and alive.any():
@@ -84,12 +85,7 @@ def _suppressed(
         kept.append(best)
         kept_scores.append(float(current[best]))
         alive[best] = False
-        shared = np.maximum(np.minimum(high, high[best]) - np.maximum(low, low[best]), 0)
-        common = shared[:, 0] * shared[:, 1]
-        together = areas + areas[best] - common
-        # Two boxes without an area have a share of 0 / 0.
-        with np.errstate(invalid="ignore", divide="ignore"):
-            iou = np.where((areas > 0) & (areas[best] > 0), common / together, 0)
+        (iou,) = shares(edges[:, [best]], edges)
         weight = np.where(iou <= overlap, np.exp(np.float32(-0.5 / sigma) * iou * iou), 0)
         current = np.where(alive, current * weight, current).astype(np.float32)
         alive &= current > least
@@ -110,15 +106,16 @@ def non_max_suppression(
     scores: np.ndarray,
     *limits: np.ndarray | None,
     pad_to_max_output_size: bool = False,
-    iou_threshold: float = 0.5,
+    inclusive: bool = False,
     count: int,
 ) -> common.Outputs:
     """All versions: with a sigma (V5) there are scores as the second output, and with either of the
     last two versions the number of valid entries as the last."""
-    defaults = zip(pad_with_none(limits, 4), (0, iou_threshold, -np.inf, 0.0), strict=True)
+    defaults = zip(pad_with_none(limits, 4), (0, 0.5, -np.inf, 0.0), strict=True)
     most, overlap, least, sigma = (d if x is None else float(x.item(0)) for x, d in defaults)
     limit = int(most)
-    kept, own_scores = _suppressed(boxes, scores, limit, Thresholds(overlap, least, sigma))
+    thresholds = Thresholds(overlap, least, sigma, inclusive)
+    kept, own_scores = _suppressed(boxes, scores, limit, thresholds)
     valid = np.array(len(kept), np.int32)
     if pad_to_max_output_size:
         missing = limit - len(kept)

@@ -1,4 +1,4 @@
-/* RoiAlign and NonMaxSuppression. */
+/* Regions of images, and which of them to keep. */
 #include <math.h>
 #include <string.h>
 #include "native.h"
@@ -14,38 +14,49 @@ enum { SAMPLES = 128, MOST_SAMPLES = 1 << 20, SPAN = 256, ROWS = 32 };
 #define OF(name) name##_float64
 #include "roi_align_of.h"
 
+enum { WORDS = 4, BESIDE = 32 }; /* a key, and in halves of 8 bytes what was seen and five numbers of each box */
+
 struct suppress {
     const float *boxes, *scores;
-    const int64_t *most;          /* boxes to keep, or null */
-    const float *threshold, *least; /* or null */
-    int64_t *kept;                /* [batch * classes, capacity] */
+    const int64_t *most;                    /* boxes to keep of a class, or null: the capacity */
+    const float *threshold, *least, *sigma; /* or null */
+    int64_t *kept;                          /* [batch * classes, capacity] */
     int64_t *counts;
-    void *workspace;              /* WORDS numbers of 8 bytes a box and item */
-    int64_t classes, n_boxes, capacity, centred;
+    float *kept_scores; /* as kept, or null */
+    void *workspace;    /* WORDS numbers of 8 bytes for each box, and BESIDE more, of an item */
+    int64_t classes, n_boxes, capacity, centred, inclusive; /* whether a share of the threshold is too much */
 };
 
-enum { WORDS = 5, BESIDE = 32 };
-
-/* Keys in ascending order; `spare` has room for as many. */
-static void sort_keys(uint64_t *keys, uint64_t *spare, int64_t count)
+/* A score as 32 bits that are the lower, the better it is, and the number of the box below them. */
+static inline uint64_t key_of(float score, int64_t box)
 {
-    for (int64_t from = 0; from < count; from += 8)
-        for (int64_t i = from + 1; i < count && i < from + 8; i++) {
-            uint64_t key = keys[i];
-            int64_t j = i;
-            for (; j > from && keys[j - 1] > key; j--)
-                keys[j] = keys[j - 1];
-            keys[j] = key;
-        }
-    for (int64_t run = 8; run < count; run *= 2) {
-        for (int64_t from = 0; from < count; from += 2 * run) {
-            int64_t middle = from + run < count ? from + run : count;
-            int64_t end = from + 2 * run < count ? from + 2 * run : count, i = from, j = middle;
-            for (int64_t k = from; k < end; k++)
-                spare[k] = j >= end || (i < middle && keys[i] <= keys[j]) ? keys[i++] : keys[j++];
-        }
-        memcpy(keys, spare, count * sizeof *keys);
+    uint32_t bits;
+    score = score == 0 ? 0 : score;
+    memcpy(&bits, &score, sizeof bits);
+    bits = score != score ? UINT32_MAX : bits >> 31 ? bits : 0x7fffffff - bits;
+    return (uint64_t)bits << 32 | (uint64_t)box;
+}
+
+static inline float score_of(uint64_t key)
+{
+    uint32_t bits = key >> 32;
+    float score;
+    bits = bits >> 31 ? bits : 0x7fffffff - bits;
+    memcpy(&score, &bits, sizeof score);
+    return score;
+}
+
+/* Let key `i` of a heap sink below those that are lower. */
+static void sink(uint64_t *heap, int64_t count, int64_t i)
+{
+    uint64_t key = heap[i];
+    for (int64_t child; (child = 2 * i + 1) < count; i = child) {
+        child += child + 1 < count && heap[child + 1] < heap[child];
+        if (heap[child] >= key)
+            break;
+        heap[i] = heap[child];
     }
+    heap[i] = key;
 }
 
 /* Least and greatest coordinate along either axis, and the area. */
@@ -62,58 +73,83 @@ static inline void corners_of(const float *box, int64_t centred, float *corners)
     corners[4] = (corners[1] - corners[0]) * (corners[3] - corners[2]);
 }
 
-/* Whether any of BESIDE boxes shares more than the threshold of its union with `own`. */
+/* What a kept box shares of its union with `own`. */
+static inline float share_of(const float *restrict other, int64_t pitch, const float *own)
+{
+    float x0 = other[0], x1 = other[pitch], y0 = other[2 * pitch], y1 = other[3 * pitch], area = other[4 * pitch];
+    float width = (x1 < own[1] ? x1 : own[1]) - (x0 > own[0] ? x0 : own[0]);
+    float height = (y1 < own[3] ? y1 : own[3]) - (y0 > own[2] ? y0 : own[2]);
+    float both = (width > 0 ? width : 0) * (height > 0 ? height : 0), share = both / (area + own[4] - both);
+    return (area > 0) & (own[4] > 0) ? share : 0;
+}
+
+/* Whether any of BESIDE boxes shares more than the threshold. */
 static inline int overlaps(const float *restrict others, int64_t pitch, const float *own, float threshold)
 {
     int any = 0;
-    for (int i = 0; i < BESIDE; i++) {
-        float x0 = others[i], x1 = others[pitch + i], y0 = others[2 * pitch + i];
-        float y1 = others[3 * pitch + i], area = others[4 * pitch + i];
-        float width = (x1 < own[1] ? x1 : own[1]) - (x0 > own[0] ? x0 : own[0]);
-        float height = (y1 < own[3] ? y1 : own[3]) - (y0 > own[2] ? y0 : own[2]);
-        float both = (width > 0 ? width : 0) * (height > 0 ? height : 0);
-        any |= (both / (area + own[4] - both) > threshold) & (area > 0);
-    }
-    return any && own[4] > 0;
+    for (int i = 0; i < BESIDE; i++)
+        any |= share_of(others + i, pitch, own) > threshold;
+    return any;
 }
 
-/* An item is a class of an image: boxes best first, but for those that overlap with better ones. */
+/* The score that is left to a box beside those that were kept since it was looked at; -inf if it is beaten. */
+static float softened(const struct suppress *a, float threshold, const float *corners, int64_t from, int64_t count,
+                      const float *own, float score)
+{
+    float scale = -0.5f / *a->sigma;
+    for (int64_t j = count - 1; j >= from; j--) {
+        float share = share_of(corners + j, a->n_boxes + BESIDE, own);
+        score *= share > 0 ? expf(scale * share * share) : 1;
+        if (share > threshold || (a->least && !(score > *a->least)))
+            return -INFINITY;
+    }
+    return score;
+}
+
+/* An item is a class of an image: its boxes, best first, but for those that overlap with better ones. With a sigma
+   overlap lowers scores up to the threshold (Bodla et al., Soft-NMS, 2017): the best candidate is compared with what
+   was kept since it was looked at, and goes back to the others if that lowered its score. */
 CHECKED_ITEMS_OF(suppress, suppress)
 {
-    int64_t most = a->most ? *a->most : 0, n = a->n_boxes;
+    int64_t n = a->n_boxes, pitch = n + BESIDE, most = a->most ? smaller(*a->most, a->capacity) : a->capacity;
     float threshold = a->threshold ? *a->threshold : 0;
     if (!(threshold >= 0 && threshold <= 1))
         return 1;
-    most = most < a->capacity ? most : a->capacity;
+    threshold = a->inclusive ? nextafterf(threshold, -1) : threshold;
     for (int64_t item = begin; item < end; item++) {
         const float *scores = a->scores + item * n, *boxes = a->boxes + item / a->classes * n * 4;
-        uint64_t *keys = (uint64_t *)a->workspace + item * WORDS * (n + BESIDE);
-        int64_t candidates = 0, count = 0, pitch = n + BESIDE;
+        int64_t candidates = 0, count = 0;
+        uint64_t *heap = (uint64_t *)a->workspace + item * WORDS * pitch;
+        float *corners = (float *)(heap + pitch);
+        int32_t *seen = (int32_t *)(corners + 5 * pitch); /* kept boxes that a box was compared with */
         for (int64_t i = 0; most > 0 && i < n; i++) {
-            float score = scores[i] == 0 ? 0 : scores[i];
-            uint32_t bits;
-            memcpy(&bits, &score, sizeof bits);
-            bits = score != score ? UINT32_MAX : bits >> 31 ? bits : 0x7fffffff - bits;
-            keys[candidates] = (uint64_t)bits << 32 | (uint64_t)i;
-            candidates += !a->least || score > *a->least;
+            seen[i] = 0, heap[candidates] = key_of(scores[i], i);
+            candidates += !a->least || scores[i] > *a->least;
         }
-        sort_keys(keys, keys + n + BESIDE, candidates);
-        float *corners = (float *)(keys + 2 * (n + BESIDE));
-        for (int64_t i = 0; i < candidates && count < most; i++) {
-            int64_t box = keys[i] & UINT32_MAX;
+        for (int64_t i = candidates / 2; i-- > 0;)
+            sink(heap, candidates, i);
+        while (candidates && count < most) {
+            int64_t box = heap[0] & UINT32_MAX, beaten = 0;
             float own[5];
+            uint64_t key = heap[0];
             corners_of(boxes + box * 4, a->centred, own);
-            int beaten = 0;
-            for (int64_t j = 0; !beaten && j < count; j += BESIDE)
-                beaten = overlaps(corners + j, pitch, own, threshold);
-            if (beaten)
-                continue;
-            if (count % BESIDE == 0)
-                for (int64_t k = 0; k < BESIDE; k++)
-                    corners[4 * pitch + count + k] = 0;
-            for (int64_t k = 0; k < 5; k++)
-                corners[k * pitch + count] = own[k];
-            a->kept[item * a->capacity + count++] = box;
+            if (a->sigma && *a->sigma > 0) {
+                float score = softened(a, threshold, corners, seen[box], count, own, score_of(key));
+                key = key_of(score, box), beaten = score == -INFINITY, seen[box] = (int32_t)count;
+            } else
+                for (int64_t j = 0; !beaten && j < count; j += BESIDE)
+                    beaten = overlaps(corners + j, pitch, own, threshold);
+            if (!beaten && key == heap[0]) {
+                for (int64_t c = 0; count % BESIDE == 0 && c < BESIDE; c++)
+                    corners[4 * pitch + count + c] = 0;
+                for (int64_t c = 0; c < 5; c++)
+                    corners[c * pitch + count] = own[c];
+                if (a->kept_scores)
+                    a->kept_scores[item * a->capacity + count] = score_of(key);
+                a->kept[item * a->capacity + count++] = box, beaten = 1;
+            }
+            heap[0] = beaten ? heap[--candidates] : key;
+            sink(heap, candidates, 0);
         }
         a->counts[item] = count;
     }
