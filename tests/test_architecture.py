@@ -42,7 +42,7 @@ BOUNDS = {
     "passes_outside_pipeline": 0,
     "calls_of_infer_types": 0,
     "tuple_splats": 0,
-    "any_in_signatures": 476,
+    "any_in_signatures": 475,
     "functions_over_6_parameters": 11,
     "classes_over_20_attributes": 0,
     "untested_modules": 44,
@@ -50,7 +50,7 @@ BOUNDS = {
     "session_members": 18,
     "environment_variables": 8,
 }
-MOST = {"python_lines": 106_541, "c_lines": 14_159}
+MOST = {"python_lines": 106_578, "c_lines": 14_159}
 LEAST = {"comment_percent": 5.0, "comment_percent_in_hard_files": 12.5}
 
 # Third-party packages that only some modules may import.

@@ -27,11 +27,11 @@ def custom(c: OperatorConversion) -> None:
     if find(name, TFLITE) is None:
         raise InexpressibleError(f"{NO_KERNEL}; register one with penstock.ops.operator")
     options = c.context.custom_options(c.operator)
-    attrs = _options(options)
+    attrs = options_of(options)
     c.emit_final(name, attrs={"options": options} if attrs is None else attrs, domain=TFLITE)
 
 
-def _options(options: bytes) -> AttrDict | None:
+def options_of(options: bytes) -> AttrDict | None:
     """The map of a FlexBuffer; None for other bytes."""
     attrs: object = {}
     with suppress(ValueError):
@@ -43,7 +43,10 @@ def _options(options: bytes) -> AttrDict | None:
 def numeric_verify(c: OperatorConversion) -> None:
     """LiteRT's, of models for debugging: the differences of a tensor's real numbers from those that
     it was computed from, which fails beyond ``tolerance`` quanta if it is asked to."""
-    options, quantization = _options(c.context.custom_options(c.operator)) or {}, c.quantizations[0]
+    options, quantization = (
+        options_of(c.context.custom_options(c.operator)) or {},
+        c.quantizations[0],
+    )
     tolerance = options.get("tolerance", 0.0)
     if not isinstance(tolerance, int | float):
         raise InexpressibleError(f"its tolerance is {tolerance!r}, which is no number")

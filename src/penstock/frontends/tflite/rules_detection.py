@@ -1,0 +1,121 @@
+"""Boxes of objects out of a network's answers for anchors: the custom operator
+TFLite_Detection_PostProcess, as operations of ONNX and TensorFlow."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from penstock.core.types import FLOAT32
+from penstock.frontends.common.diagnostics import NodeError
+from penstock.frontends.tflite.conversion import OperatorConversion, operator_rule
+from penstock.frontends.tflite.rules_custom import options_of
+from penstock.ir.graph import Value
+from penstock.ops.common.dtypes import INT32
+from penstock.ops.registry import TENSORFLOW
+
+_COUNTS = ("max_detections", "max_classes_per_detection", "num_classes")
+_NUMBERS = ("y_scale", "x_scale", "h_scale", "w_scale", "nms_score_threshold", "nms_iou_threshold")
+_MOST = 2**20  # results
+
+
+class _Options:
+    """The options. Results are tables of ``rows`` and ``columns``: of the ``most`` boxes with their
+    best classes, or of a box and a class."""
+
+    def __init__(self, c: OperatorConversion) -> None:
+        given = options_of(c.context.custom_options(c.operator)) or {}
+
+        def number(name: str, default: float | None = None) -> float:
+            value = given.get(name, default)
+            if not isinstance(value, int | float) or not math.isfinite(value):
+                raise NodeError(f"has {value!r} as {name}, which must be a number")
+            return value
+
+        self.most, self.number, self.classes = (int(number(name)) for name in _COUNTS)
+        if min(self.most, self.number, self.classes) < 1 or self.most * self.number >= _MOST:
+            raise NodeError(f"has {self.most} detections of up to {self.number} classes")
+        *self.scales, least, overlap = (np.float32(number(name)) for name in _NUMBERS)
+        # NonMaxSuppression takes scores above its threshold; LiteRT those that reach it.
+        least = np.nextafter(least, np.float32(-np.inf))
+        self.limits = [c.constant(limit, FLOAT32) for limit in (overlap, least)]
+        self.each_class = bool(given.get("use_regular_nms"))
+        self.of_each_class = int(number("detections_per_class", 100))
+        table = (self.most * self.number, 1) if self.each_class else (self.most, self.number)
+        self.rows, self.columns = table
+
+
+@operator_rule("CUSTOM:TFLite_Detection_PostProcess", outputs=4)
+def detection(c: OperatorConversion) -> None:
+    """Encoded boxes [1, N, 4], scores of classes [1, N, C], anchors [N, 4] as (y, x, h, w). Gives
+    boxes (y0, x0, y1, x1), their classes, their scores, and how many of these there are. If there
+    is one class more than ``num_classes``, the first is that of the background."""
+    options, (encoded, scores, anchors) = _Options(c), c.take(3)
+    *_, given = c.shape(1) or [None]
+    if isinstance(given, int) and given - options.classes not in (0, 1):
+        raise NodeError(f"has scores of {given} classes, but options of {options.classes}")
+    boxes = _decoded(c, options, encoded, anchors)
+    scores = c.emit("Squeeze", [c.emit("Slice", [scores, [-options.classes], [2**31], [2]]), [0]])
+    find = _of_each_class if options.each_class else _of_any_class
+    boxes, classes, scores, count = find(c, options, boxes, scores)
+    # Behind what was found there are zeros.
+    places = c.constant(np.arange(options.rows, dtype=np.int32)[:, None], INT32)
+    found, zero = c.emit("Less", [places, count]), c.constant(0, FLOAT32)
+    if options.columns > 1:
+        boxes = c.emit("Concat", [boxes] * options.columns, axis=1)
+    for value, output, dims in (
+        (boxes, c.outputs[0], [1, -1, 4]),
+        (c.cast(classes, "float32"), c.outputs[1], [1, -1]),
+        (scores, c.outputs[2], [1, -1]),
+    ):
+        kept = c.emit("Where", [found, value, zero])
+        if output is not None:
+            c.append("Reshape", "", [kept, dims], [output], None, output.name)
+    count = c.emit("Reshape", [count, [1]])
+    c.emit_final("Cast", [count], {"to": 1}, outputs=[c.outputs[3]])
+
+
+def _decoded(c: OperatorConversion, options: _Options, encoded: Value, anchors: Value) -> Value:
+    """The corners of boxes [N, 4]."""
+    encoded = c.emit("Squeeze", [c.emit("Slice", [encoded, [0], [4], [2]]), [0]])
+    encoded = c.emit("Div", [encoded, c.constant(np.array(options.scales), FLOAT32)])
+    offsets, sizes = c.emit_several("Split", [encoded], {"axis": 1, "num_outputs": 2}, count=2)
+    places, extents = c.emit_several("Split", [anchors], {"axis": 1, "num_outputs": 2}, count=2)
+    centres = c.emit("Add", [c.emit("Mul", [offsets, extents]), places])
+    halves = c.emit("Mul", [c.emit("Exp", [sizes]), c.constant(0.5, FLOAT32)])
+    halves = c.emit("Mul", [halves, extents])
+    return c.emit("Concat", [c.emit(op, [centres, halves]) for op in ("Sub", "Add")], axis=1)
+
+
+_Found = tuple[Value, Value, Value, Value]
+
+
+def _of_any_class(c: OperatorConversion, options: _Options, boxes: Value, scores: Value) -> _Found:
+    """Boxes chosen by their highest score, each with its best classes."""
+    best = c.emit("ReduceMax", [scores, [1]], keepdims=0)
+    attrs = {"pad_to_max_output_size": True, "outputs": 2}
+    inputs = [boxes, best, c.constant(options.most, INT32), *options.limits]
+    places, count = c.emit_several("NonMaxSuppression", inputs, attrs, count=2, domain=TENSORFLOW)
+    number = min(options.number, options.classes)
+    own = c.emit("Gather", [scores, places])
+    own, classes = c.emit_several("TopK", [own, [number]], {"axis": 1}, count=2)
+    if options.number > number:
+        ends = [0, 0, 0, options.number - number]
+        own, classes = c.emit("Pad", [own, ends]), c.emit("Pad", [classes, ends])
+    return c.emit("Gather", [boxes, places]), classes, own, count
+
+
+def _of_each_class(c: OperatorConversion, options: _Options, boxes: Value, scores: Value) -> _Found:
+    """Boxes chosen for each class on its own; of all of these the best."""
+    of_classes = c.emit("Unsqueeze", [c.emit("Transpose", [scores], perm=[1, 0]), [0]])
+    each, limit = c.emit("Unsqueeze", [boxes, [0]]), c.constant([options.of_each_class])
+    chosen = c.emit("NonMaxSuppression", [each, of_classes, limit, *options.limits])
+    found = c.emit("GatherND", [scores, c.emit("Gather", [chosen, [2, 1]], axis=1)])
+    found = c.emit("Pad", [found, [0, options.rows], c.constant(-np.inf, FLOAT32)])
+    own, best = c.emit_several("TopK", [found, [options.rows]], {"axis": 0}, count=2)
+    padded = c.emit("Gather", [c.emit("Pad", [chosen, [0, 0, options.rows, 0]]), best])
+    _, classes, places = c.emit_several("Split", [padded], {"axis": 1, "num_outputs": 3}, count=3)
+    boxes = c.emit("Gather", [boxes, c.emit("Squeeze", [places, [1]])])
+    count = c.emit("Min", [c.emit("Shape", [chosen], end=1), [options.most]])
+    return boxes, classes, c.emit("Unsqueeze", [own, [1]]), c.cast(count, "int32")
