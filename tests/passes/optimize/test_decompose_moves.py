@@ -52,7 +52,6 @@ CASES = {
     "rows to batch": ("SpaceToBatchND", [numbers(2, 6, 5), int32(3), int32([0, 0])], [1, 2], {}),
     "whole to batch": ("SpaceToBatchND", [numbers(2, 6), int32(3), int32([2, 1])], [1, 2], {}),
     "nothing to batch": ("SpaceToBatchND", [numbers(1, 4, 0), int32(2), int32([0, 0])], [1, 2], {}),
-    "nothing to space": ("BatchToSpaceND", [numbers(2, 4, 0), int32(2), int32([0, 0])], [1, 2], {}),
     "codes to batch": (
         "SpaceToBatchND",
         [numbers(1, 4, 4, 2, dtype="int8"), int32(2, 2), PAIRS],

@@ -38,12 +38,12 @@ class _Options:
             raise NodeError(f"has {self.most} detections of up to {self.number} classes")
         *self.scales, least, overlap = (np.float32(number(name)) for name in _NUMBERS)
         # NonMaxSuppression takes scores above its threshold; LiteRT those that reach it.
-        least = np.nextafter(least, np.float32(-np.inf))
-        self.limits = [c.constant(limit, FLOAT32) for limit in (overlap, least)]
+        limits = (overlap, np.nextafter(least, np.float32(-np.inf)))
+        self.limits = [c.constant(limit, FLOAT32) for limit in limits]
         self.each_class = bool(given.get("use_regular_nms"))
         self.of_each_class = int(number("detections_per_class", 100))
-        table = (self.most * self.number, 1) if self.each_class else (self.most, self.number)
-        self.rows, self.columns = table
+        self.rows = self.most * (self.number if self.each_class else 1)
+        self.columns = 1 if self.each_class else self.number
 
 
 @operator_rule("CUSTOM:TFLite_Detection_PostProcess", outputs=4)
@@ -72,8 +72,7 @@ def detection(c: OperatorConversion) -> None:
         kept = c.emit("Where", [found, value, zero])
         if output is not None:
             c.append("Reshape", "", [kept, dims], [output], None, output.name)
-    count = c.emit("Reshape", [count, [1]])
-    c.emit_final("Cast", [count], {"to": 1}, outputs=[c.outputs[3]])
+    c.emit_final("Cast", [c.emit("Reshape", [count, [1]])], {"to": 1}, outputs=c.outputs[3:])
 
 
 def _decoded(c: OperatorConversion, options: _Options, encoded: Value, anchors: Value) -> Value:
@@ -94,8 +93,8 @@ _Found = tuple[Value, Value, Value, Value]
 def _of_any_class(c: OperatorConversion, options: _Options, boxes: Value, scores: Value) -> _Found:
     """Boxes chosen by their highest score, each with its best classes."""
     best = c.emit("ReduceMax", [scores, [1]], keepdims=0)
-    attrs = {"pad_to_max_output_size": True, "outputs": 2}
-    inputs = [boxes, best, c.constant(options.most, INT32), *options.limits]
+    attrs, most = {"pad_to_max_output_size": True, "outputs": 2}, c.constant(options.most, INT32)
+    inputs = [boxes, best, most, *options.limits]
     places, count = c.emit_several("NonMaxSuppression", inputs, attrs, count=2, domain=TENSORFLOW)
     number = min(options.number, options.classes)
     own = c.emit("Gather", [scores, places])

@@ -3,7 +3,6 @@ and variances of batches."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -45,8 +44,8 @@ def space_to_batch(x: np.ndarray, block: np.ndarray, pads: np.ndarray) -> np.nda
     split = x.reshape(x.shape[0], *inner, *x.shape[n + 1 :])
     # TensorFlow has the place in a block before the image in the new batch.
     order = [*range(2, 2 * n + 1, 2), 0, *range(1, 2 * n, 2), *range(2 * n + 1, split.ndim)]
-    batch = x.shape[0] * math.prod(sides)
-    return split.transpose(order).reshape(batch, *inner[::2], *x.shape[n + 1 :])
+    dims = x.shape[0] * int(np.prod(sides)), *inner[::2], *x.shape[n + 1 :]
+    return split.transpose(order).reshape(dims)
 
 
 def _unbatched_dims(x: Sequence[int], block: np.ndarray, crops: np.ndarray) -> list[int]:
