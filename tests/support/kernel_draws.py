@@ -989,16 +989,20 @@ def _crops(rng: Source, full_name: str) -> Draw:
     return Draw(name, inputs, attrs, None, [3], 1, domain, 1)
 
 
-@draws("RoiAlign MaxRoiPool NonMaxSuppression")
+@draws("RoiAlign MaxRoiPool NonMaxSuppression tensorflow.NonMaxSuppression")
 def _regions(rng: Source, name: str) -> Draw:
     count, dtype = rng.size(33), rng.pick(*FLOATS)
     corners = rng.uniform(-3, 12, (count, 2))
     boxes = np.concatenate([corners, corners + rng.uniform(-1, 9, (count, 2))], 1)
-    if name == "NonMaxSuppression":
+    if name.endswith("NonMaxSuppression"):
         scores = np.round(rng.normal(size=(1, 2, count)), 1).astype(np.float32)
         inputs = [boxes[None].astype(np.float32), scores, np.array([rng.pick(0, 1, 3, 1000)])]
         inputs += [np.array([rng.pick(0.0, 0.3, 1.0)], np.float32)]
-        inputs += [np.array([0.2], np.float32)] if rng.chance(0.5) else []
+        inputs += [np.array([0.2], np.float32)] if rng.chance(0.5) or name[0] == "t" else []
+        if name[0] == "t":
+            one = [inputs[0][0], scores[0, 0], inputs[2].astype(np.int32), *inputs[3:]]
+            attrs = {"inclusive": rng.chance(0.5)}
+            return Draw("NonMaxSuppression", one, attrs, None, [2], 1, "tensorflow", 1)
         return Draw(name, inputs, {"center_point_box": int(rng.chance(0.5))})
     dims = (2, *[rng.size(13) for _ in range(3)])
     if name == "MaxRoiPool":
