@@ -214,3 +214,11 @@ def test_suppression_refuses_a_threshold_that_numpy_refuses():
         for library in LIBRARIES:
             with pytest.raises(ShapeError):
                 kernel_of(node, library).function(*x)
+
+
+@pytest.mark.parametrize("shapes", [((2, 4), (5,)), ((5, 3), (5,)), ((5, 4), (1, 5))])
+def test_suppression_of_tensorflow_leaves_boxes_that_do_not_fit_to_numpy(shapes):
+    boxes, scores = (np.zeros(dims, np.float32) for dims in shapes)
+    limits = [np.array(x, np.float32) for x in (0.5, 0)]
+    node = tensorflow_node([boxes, scores, np.array(3, np.int32), *limits], 1)
+    assert all(kernel_of(node, library) is None for library in LIBRARIES)

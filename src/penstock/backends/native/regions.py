@@ -156,10 +156,14 @@ def suppress(site: Site) -> NativeCall | None:
     dtypes = (FLOAT32, FLOAT32, INT64 if is_onnx else INT32, *[FLOAT32] * 3)
     if not _are_numbers(site, dtypes, needed=3 if is_onnx else 5 + scored):
         return None
-    scores, given = site.input(1), [site.input(i) for i in (3, 4, 5)]
-    if scores is None or (limit is None and not is_onnx):
+    boxes, scores, *given = [site.input(i) for i in (0, 1, 3, 4, 5)]
+    if boxes is None or scores is None or (limit is None and not is_onnx):
+        return None
+    if len(scores.dims) != (3 if is_onnx else 1):
         return None
     images, classes, count = scores.dims if is_onnx else (1, 1, *scores.dims)
+    if boxes.dims != ((images, count, 4) if is_onnx else (count, 4)):
+        return None
     padded = count if limit is None else max(int(limit.item()), 0)
     capacity = min(padded, count)
     item_ns = rows_ns((30 if scored else 4) * count * capacity, rows=2 * count)

@@ -34,14 +34,15 @@ class _Options:
             return value
 
         self.most, self.number, self.classes = (int(number(name)) for name in _COUNTS)
-        if min(self.most, self.number, self.classes) < 1 or self.most * self.number >= _MOST:
+        counts = (self.most, self.number, self.classes, self.most * self.number)
+        if not 1 <= min(counts) <= max(counts) < _MOST:
             raise NodeError(f"has {self.most} detections of up to {self.number} classes")
         *self.scales, least, overlap = (np.float32(number(name)) for name in _NUMBERS)
         # NonMaxSuppression takes scores above its threshold; LiteRT those that reach it.
         limits = (overlap, np.nextafter(least, np.float32(-np.inf)))
         self.limits = [c.constant(limit, FLOAT32) for limit in limits]
         self.each_class = bool(given.get("use_regular_nms"))
-        self.of_each_class = int(number("detections_per_class", 100))
+        self.of_each_class = int(min(number("detections_per_class", 100), self.most))
         self.rows = self.most * (self.number if self.each_class else 1)
         self.columns = 1 if self.each_class else self.number
 
