@@ -13,6 +13,7 @@ from penstock.frontends.tflite.conversion import OperatorConversion, operator_ru
 from penstock.frontends.tflite.rules_custom import options_of
 from penstock.ir.graph import Value
 from penstock.ops.common.dtypes import INT32
+from penstock.ops.common.shape_rules import element_number
 from penstock.ops.registry import TENSORFLOW
 
 _COUNTS = ("max_detections", "max_classes_per_detection", "num_classes")
@@ -73,7 +74,8 @@ def detection(c: OperatorConversion) -> None:
         kept = c.emit("Where", [found, value, zero])
         if output is not None:
             c.append("Reshape", "", [kept, dims], [output], None, output.name)
-    c.emit_final("Cast", [c.emit("Reshape", [count, [1]])], {"to": 1}, outputs=c.outputs[3:])
+    attrs = {"to": element_number("float32")}
+    c.emit_final("Cast", [c.emit("Reshape", [count, [1]])], attrs, outputs=c.outputs[3:])
 
 
 def _decoded(c: OperatorConversion, options: _Options, encoded: Value, anchors: Value) -> Value:
