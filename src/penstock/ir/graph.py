@@ -177,7 +177,7 @@ class Node:
         self.outputs = list(outputs)
         self.attrs: dict[str, Any] = dict(attrs) if attrs else {}
         # Whether it may have graphs: asked many times for every node, and false for most.
-        self.nests = bool(attrs) and any(x.__class__ is Graph for x in self.attrs.values())
+        self.nests = Graph in map(type, self.attrs.values())
         self.name = name
         self.control_inputs = list(control_inputs)
         self.device = device
@@ -400,17 +400,17 @@ def is_framed(graph: Graph) -> bool:
 def captures(graph: Graph) -> list[Value]:
     """Return the values of outer graphs that a nested graph refers to, in order of first use.
     Constants are not among them: they belong to no graph."""
-    own = set(graph.inputs)
+    own: set[Value | None] = {None, *graph.inputs}
     reads: list[Value | None] = []
     for node in graph.walk():
-        own.update([v for v in node.outputs if v is not None])
+        own.update(node.outputs)
         reads += node.inputs
         for _, inner in node.graphs if node.nests else ():
             own.update(inner.inputs)
     for inner in graph.graphs():
         reads += inner.outputs
-    captured = (v for v in reads if v is not None and not v.is_constant and v not in own)
-    return list(dict.fromkeys(captured))
+    beyond = [v for v in reads if v not in own]
+    return list(dict.fromkeys([v for v in beyond if v is not None and not v.is_constant]))
 
 
 def all_reads(node: Node) -> list[Value]:
@@ -512,20 +512,34 @@ def embed(graph: Graph, inputs: Sequence[Value], suffix: str) -> tuple[list[Node
     cloner = _Cloner(suffix)
     cloner.values.update((value, value) for value in captures(graph))
     cloner.values.update(zip(graph.inputs, inputs, strict=True))
-    nodes = [cloner.node(node) for node in with_checkpoints(graph.nodes)]
+    nodes = cloner.copied(graph.nodes)
     for node, copy in zip(graph.nodes, nodes, strict=True):
         copy.control_inputs = [cloner.nodes.get(source, source) for source in node.control_inputs]
-    return nodes, [cloner.value(value) for value in graph.outputs]
+    return nodes, [cloner.values[value] for value in graph.outputs]
+
+
+class _Copies(dict[Value, Value]):
+    """The copies of values by the values, made when they are first asked for."""
+
+    def __init__(self, suffix: str) -> None:
+        super().__init__()
+        self.suffix = suffix
+
+    def __missing__(self, value: Value) -> Value:
+        # Constants are never changed, and belong to no graph.
+        copy = value if value.is_constant else Value(value.name + self.suffix, value.type)
+        self[value] = copy
+        return copy
 
 
 class _Cloner:
     """Copies nodes and values; names of copied values end in ``suffix``."""
 
     def __init__(self, suffix: str = "") -> None:
-        self.suffix = suffix
-        self.values: dict[Value, Value] = {}
+        self.values = _Copies(suffix)
+        self.values[None] = None  # type: ignore[index, assignment]  # a value left out
         self.nodes: dict[Node, Node] = {}
-        self.fed: set[Value] = set()
+        self.fed: set[Value | None] = set()
 
     def clone(
         self,
@@ -537,39 +551,41 @@ class _Cloner:
         inputs = graph.inputs if inputs is None else inputs
         outputs = graph.outputs if outputs is None else outputs
         targets = graph.targets if targets is None else targets
-        fed = [Value(value.name + self.suffix, value.type) for value in inputs]
+        fed = [Value(value.name + self.values.suffix, value.type) for value in inputs]
         self.fed.update(inputs)
         self.values.update(zip(inputs, fed, strict=True))
-        nodes = [self.node(node) for node in with_checkpoints(graph.nodes)]
+        nodes = self.copied(graph.nodes)
         for node, copy in zip(graph.nodes, nodes, strict=True):
             if node.control_inputs:
                 # In loops, some of these are copied later.
                 before = [self.nodes.get(source) for source in node.control_inputs]
                 copy.control_inputs = [source for source in before if source is not None]
-        outputs_ = [self.value(value) for value in outputs]
+        outputs_ = [self.values[value] for value in outputs]
         return Graph(fed, outputs_, nodes, graph.name, [self.nodes[node] for node in targets])
 
-    def node(self, node: Node) -> Node:
-        attrs = node.attrs
-        if node.nests:
-            attrs = attrs | {key: self.clone(inner) for key, inner in node.graphs}
-        inputs = [None if value is None else self.value(value) for value in node.inputs]
-        outputs = [None if value is None else self.output(value) for value in node.outputs]
-        copy = self.nodes[node] = node.derived(inputs, outputs, attrs)
-        return copy
-
-    def value(self, value: Value) -> Value:
-        """The copy of a value that is read; constants are shared."""
-        copy = self.values.get(value)
-        if copy is None:
-            # Constants are never changed, and belong to no graph.
-            copy = value if value.is_constant else Value(value.name + self.suffix, value.type)
-            self.values[value] = copy
-        return copy
-
-    def output(self, value: Value) -> Value:
-        """The copy of a value that a node produces; of a fed value, a copy without readers."""
-        if value in self.fed:
-            # Its readers have the value that is fed.
-            return Value(f"{value.name}/unfed", value.type)
-        return self.value(value)
+    def copied(self, nodes: list[Node]) -> list[Node]:
+        """Copies of nodes, without their control inputs."""
+        copy_of: Callable[[Value | None], Value | None] = self.values.__getitem__
+        copies = []
+        for node in with_checkpoints(nodes):
+            attrs, outputs = node.attrs, node.outputs
+            if node.nests:
+                attrs = attrs | {key: self.clone(inner) for key, inner in node.graphs}
+            if not self.fed.isdisjoint(outputs):
+                # The readers of these have the value that is fed: they become outputs without any.
+                outputs = [
+                    Value(f"{v.name}/unfed", v.type) if v is not None and v in self.fed else v
+                    for v in outputs
+                ]
+            copy = Node(
+                node.op,
+                map(copy_of, node.inputs),
+                map(copy_of, outputs),
+                attrs,
+                name=node.name,
+                device=node.device,
+                origin=node.origin,
+            )
+            self.nodes[node] = copy
+            copies.append(copy)
+        return copies
