@@ -212,6 +212,15 @@ class StepTable:
         return tuple([i for i in given if self.slots[inputs[i]].kind is SlotKind.CONSTANT])
 
     @cached_property
+    def memory(self) -> list[tuple[int, ...]]:
+        """The arena slots whose memory the value of each slot may be in (``memory_of``)."""
+        arena, alias = SlotKind.ARENA, SlotKind.ALIAS
+        return [
+            (i,) if slot.kind is arena else (slot.base,) if slot.kind is alias else slot.roots
+            for i, slot in enumerate(self.slots)
+        ]
+
+    @cached_property
     def dag(self) -> Dag:
         """The dependencies between the outermost steps."""
         return step_dag(self.slots, self.steps)
@@ -321,13 +330,13 @@ def step_edges(slots: Sequence[Slot], steps: Sequence[Step]) -> list[tuple[int, 
     place = {step.node: i for i, step in enumerate(steps)}
     edges = []
     for i, step in enumerate(with_checkpoints(steps)):
-        for slot in reads(step):
+        for slot in reads(step) if step.blocks else step.inputs:
             # A fixed view has no step: its value is there once that of its base is.
-            source = producer.get(slot, producer.get(slots[slot].base, -1))
+            source = producer.get(slot, producer.get(slots[slot].base, -1)) if slot >= 0 else -1
             if source >= 0 and source != i:
                 edges.append((source, i))
         if step.node.control_inputs:
-            edges.extend((a, i) for a in _waits(step.node, place))
+            edges += [(a, i) for a in _waits(step.node, place)]
     return edges
 
 
@@ -336,21 +345,22 @@ def has_effect(step: Step) -> bool:
     return not step.node.op.pure and (step.kernel is None or step.kernel.begin is None)
 
 
-def _waits(node: Node, place: Mapping[Node, int]) -> Iterator[int]:
+def _waits(node: Node, place: Mapping[Node, int]) -> list[int]:
     """The steps that ``node`` waits for by its control inputs; for a control input without a step,
     the steps that the control input reads or waits for."""
-    stack = list(node.control_inputs)
+    stack, waits = list(node.control_inputs), []
     seen = set(stack)
     while stack:
         before = stack.pop()
         if before in place:
-            yield place[before]
+            waits.append(place[before])
             continue
         producers = [v.producer for v in before.inputs if v is not None and v.producer is not None]
         for source in (*producers, *before.control_inputs):
             if source not in seen:
                 seen.add(source)
                 stack.append(source)
+    return waits
 
 
 def reads(step: Step) -> Sequence[int]:
