@@ -79,7 +79,7 @@ def bound_sequence(
         assert step.kernel is not None and step.kernel.binder is not None
         function, arguments = bind(step)
         places = (-1,) * len(arguments)
-        if place:
+        if place and arguments:
             places = tuple([place.get(id(argument), -1) for argument in arguments])
         steps.append(BoundStep(step.kernel.binder, function, arguments, places))
     run = sequence_of(steps, len(sequence.slots))

@@ -288,7 +288,7 @@ def share_of(
     most: dict[str, int] = {}
     threaded = {b.name for b in hosts if b.threads_of_caller}  # whatever they run
     for step in with_checkpoints(plan.walk()):
-        work = 0 if step.node.op.view else flops(step.node)
+        work = 0 if step.node.op.view else plan.flops_of[step]
         # The shapes that the run will meet are guessed for kernels that look at them.
         late = 0 if step.kernel is None else step.kernel.shapes.flops
         most[step.backend] = max(work, late, most.get(step.backend, 0))

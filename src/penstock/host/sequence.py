@@ -42,7 +42,9 @@ def sequence_of(steps: Sequence[BoundStep], arrays: int) -> Callable[..., None] 
             first: tuple[Any, ...] = function.args
             function, arguments = function.func, (*first, *arguments)
             places = (-1,) * len(first) + places
-        fixed = [x if place < 0 else None for x, place in zip(arguments, places, strict=True)]
-        calls.append((function, tuple(fixed), places, native))
+        if max(places, default=-1) >= 0:
+            pairs = zip(arguments, places, strict=True)
+            arguments = tuple([x if place < 0 else None for x, place in pairs])
+        calls.append((function, arguments, places, native))
     run: Callable[..., None] = compiled.functions.Sequence(tuple(calls), arrays, compiled.call).run
     return run

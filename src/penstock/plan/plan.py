@@ -55,6 +55,7 @@ from penstock.ir.kernel import Kernel
 from penstock.ir.layout import address
 from penstock.ops.internal.fused import operation_name
 from penstock.ops.internal.transfer import HOST
+from penstock.ops.work_estimate import flops
 
 if TYPE_CHECKING:
     from penstock.ir.tables import DisplayTable
@@ -191,16 +192,25 @@ class StepTable:
     outputs: tuple[int, ...]
     constants: tuple[Value | np.ndarray, ...] = ()
 
-    def walk(self) -> Iterator[Step]:
+    def walk(self) -> Sequence[Step]:
         """Every step, those of blocks after the step that carries them."""
-        return walk(self.steps)
+        return self._every_step
+
+    @cached_property
+    def _every_step(self) -> tuple[Step, ...]:
+        nests = any([step.blocks for step in self.steps])
+        return tuple(walk(self.steps)) if nests else self.steps
+
+    @cached_property
+    def flops_of(self) -> Mapping[Step, int]:
+        """The floating-point operations of each step in one run, by estimate, as far as shapes are
+        known."""
+        return {step: flops(step.node) for step in self.walk()}
 
     @property
     def flops(self) -> int:
         """The floating-point operations of one run, by estimate, as far as shapes are known."""
-        from penstock.ops.work_estimate import flops
-
-        return sum(flops(step.node) for step in self.walk())
+        return sum(self.flops_of.values())
 
     def packed_inputs(self, step: Step) -> tuple[int, ...]:
         """The constants among the inputs of a step that the call of its kernel does not read
