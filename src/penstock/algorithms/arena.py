@@ -24,15 +24,11 @@ class Buffer:
     first: int
     last: int
 
-    def __init__(self, size: int, first: int, last: int) -> None:
-        if size < 0:
-            raise ValueError(f"a buffer cannot have {size} bytes")
-        if last < first:
-            raise ValueError(f"a buffer cannot live from step {first} to step {last}")
-        put = object.__setattr__  # the class is frozen
-        put(self, "size", size)
-        put(self, "first", first)
-        put(self, "last", last)
+    def __post_init__(self) -> None:
+        if self.size < 0:
+            raise ValueError(f"a buffer cannot have {self.size} bytes")
+        if self.last < self.first:
+            raise ValueError(f"a buffer cannot live from step {self.first} to step {self.last}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ that gives values their slots both ask, and get the same answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 
 import numpy as np
 
@@ -309,7 +309,7 @@ class _Annotator:
         """Place the views of a value in the arena; views of other values are dynamic."""
         source, *rest = node.inputs
         dummy = self._dummy(source)
-        fixed = not rest or all([value is None or value.is_constant for value in rest])
+        fixed = False not in [value is None or value.is_constant for value in rest]
         # A node with control inputs needs a step: others may wait for it.
         if dummy is None or source is None or not fixed or node.control_inputs:
             (value, *_), perm = node.outputs, node.attrs.get("perm")
@@ -329,7 +329,7 @@ class _Annotator:
             return
         arrays = arrays if len(node.outputs) != 1 else (arrays,)
         # NumPy copies where no strides have the elements in the order that is asked for.
-        if not all([array.size == 0 or np.may_share_memory(array, dummy) for array in arrays]):
+        if False in [array.size == 0 or np.may_share_memory(array, dummy) for array in arrays]:
             if node not in self.remote:
                 self._copy(node)
             return
@@ -387,7 +387,7 @@ def _matches(type_: Type, strides: tuple[int, ...], order: Order) -> bool:
         return True
     wanted = dense_strides(type_, order if len(order) == len(type_.dims) else ())
     dims = zip(type_.dims, strides or dense_strides(type_, ()), wanted, strict=True)
-    return all([n <= 1 or a == b for n, a, b in dims])
+    return False not in [n <= 1 or a == b for n, a, b in dims]
 
 
 def _same_type(a: Type, b: Type) -> bool:

@@ -271,8 +271,10 @@ def _bound(plan: Plan, values: RunValues, step: Step) -> Any:
     assert kernel is not None and kernel.binder is not None
     for i, index in enumerate(step.inputs):
         constant = plan.slots[index].constant if index >= 0 else None
-        packed = constant is None or i in kernel.packed.inputs
-        inputs.append(values[index] if packed else constant.peek)  # type: ignore[union-attr]
+        if constant is None or i in kernel.packed.inputs:
+            inputs.append(values[index])
+        else:
+            inputs.append(constant.const if constant.is_held else constant.peek)
     outputs = [values[i] for i in step.outputs]
     bound = kernel.binder.bind(inputs, outputs, values[step.workspace])
     if step.contract is not None:

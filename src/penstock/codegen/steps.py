@@ -14,7 +14,6 @@ from penstock.core.checkpoints import with_checkpoints
 from penstock.core.records import dataclass
 from penstock.core.types import TensorType
 from penstock.host.native import library
-from penstock.ir.kernel import Kernel
 from penstock.plan.plan import Plan, Step
 from penstock.plan.tasks import NO_SIGNALS, ONE_FUNCTION, Tasks
 
@@ -158,7 +157,7 @@ class StepWriter:
             if step.kernel is None:
                 self._control_flow(self, step)
             else:
-                self._kernel(step, step.kernel)
+                self._kernel(step)
             if observed:
                 self._observe("ended", step, step.outputs)
             if step in self.lifetimes.after:
@@ -232,16 +231,11 @@ class StepWriter:
         arguments = ", ".join(["control", name, *[self.name[i] for i in slots]])
         self.line(f"{function}({arguments})", step)
 
-    def _kernel(self, step: Step, kernel: Kernel) -> None:
+    def _kernel(self, step: Step) -> None:
         self.work += self.plan.flops_of[step] or _UNKNOWN_WORK
         if self.work > _CHECK_EVERY:
             self.add_work(0, step)
-        joins = (
-            kernel.binder is not None
-            and self.gathering.enabled
-            and step not in self.tasks.signals.on
-            and is_joinable(step)
-        )
+        joins = self.gathering.enabled and step not in self.tasks.signals.on and is_joinable(step)
         if self.gathering.steps and not joins:
             self.write_gathered()
         if step.into:

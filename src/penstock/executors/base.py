@@ -342,8 +342,10 @@ def quiet(function: Callable[..., RunValue], *arguments: object) -> Any:
         _QUIET.append(context)
 
 
+_SILENT = contextvars.Context()
+_SILENT.run(np.seterr, all="ignore")
+
+
 def silent() -> contextvars.Context:
-    """A context in which NumPy's floating-point warnings are off."""
-    context = contextvars.Context()
-    context.run(np.seterr, all="ignore")
-    return context
+    """A new context in which NumPy's floating-point warnings are off."""
+    return _SILENT.copy()

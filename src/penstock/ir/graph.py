@@ -7,7 +7,7 @@ body of a Loop. A nested graph refers to a value of a graph around it by the sam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from operator import is_, length_hint
@@ -163,8 +163,8 @@ class Node:
     def __init__(
         self,
         op: Op,
-        inputs: Sequence[Value | None],
-        outputs: Sequence[Value | None],
+        inputs: Iterable[Value | None],
+        outputs: Iterable[Value | None],
         attrs: Attrs | None = None,
         *,
         name: str = "",
@@ -518,11 +518,12 @@ def embed(graph: Graph, inputs: Sequence[Value], suffix: str) -> tuple[list[Node
     return nodes, [cloner.values[value] for value in graph.outputs]
 
 
-class _Copies(dict[Value, Value]):
-    """The copies of values by the values, made when they are first asked for."""
+class _Copies(dict["Value | None", Any]):
+    """The copies of values by the values, made when they are first asked for; None stands for
+    itself."""
 
     def __init__(self, suffix: str) -> None:
-        super().__init__()
+        super().__init__({None: None})
         self.suffix = suffix
 
     def __missing__(self, value: Value) -> Value:
@@ -537,7 +538,6 @@ class _Cloner:
 
     def __init__(self, suffix: str = "") -> None:
         self.values = _Copies(suffix)
-        self.values[None] = None  # type: ignore[index, assignment]  # a value left out
         self.nodes: dict[Node, Node] = {}
         self.fed: set[Value | None] = set()
 
@@ -565,7 +565,7 @@ class _Cloner:
 
     def copied(self, nodes: list[Node]) -> list[Node]:
         """Copies of nodes, without their control inputs."""
-        copy_of: Callable[[Value | None], Value | None] = self.values.__getitem__
+        copy_of = self.values.__getitem__
         copies = []
         for node in with_checkpoints(nodes):
             attrs, outputs = node.attrs, node.outputs
@@ -577,15 +577,9 @@ class _Cloner:
                     Value(f"{v.name}/unfed", v.type) if v is not None and v in self.fed else v
                     for v in outputs
                 ]
-            copy = Node(
-                node.op,
-                map(copy_of, node.inputs),
-                map(copy_of, outputs),
-                attrs,
-                name=node.name,
-                device=node.device,
-                origin=node.origin,
-            )
+            inputs = map(copy_of, node.inputs)
+            copy = Node(node.op, inputs, map(copy_of, outputs), attrs, name=node.name)
+            copy.device, copy.origin = node.device, node.origin
             self.nodes[node] = copy
             copies.append(copy)
         return copies

@@ -63,26 +63,25 @@ def plan_arena(plan: Plan, planner: str = "quick") -> ArenaPlan:
     """Choose order and offsets: of the given order and a memory-aware one, the smaller arena."""
     # The given order is always a candidate: the other one is a heuristic, and may need more memory.
     given = range(len(plan.steps))
-    lifetimes = Intervals(plan, given)
     # A function instead of the arenas of all planners: only reports ask what another planner would
     # have made of it, and a search takes up to a second.
     by = partial(plan_arena, plan)
-    best = _arena_plan(plan, given, assign_buffers(plan, lifetimes), planner, by=by)
+    best = plan_arena_in_order(plan, given, planner, by)
     # Most plans are chains, or have one step that needs as much as all that is ever live.
-    if len(given) <= 2 or best.lower_bound <= _largest_step(plan, lifetimes):
+    if len(given) <= 2 or best.lower_bound <= _largest_step(plan):
         return best
     dag = plan.dag
-    if all([len(dag.succ[i]) <= 1 and len(dag.pred[i]) <= 1 for i in given]):
+    if max(map(len, (*dag.succ, *dag.pred))) <= 1:
         return best  # chains have no other order that could pay
     from penstock.algorithms.ordering import memory_order
 
-    order = memory_order(dag, _released_outputs(plan, lifetimes.sizes))
+    order = memory_order(dag, _released_outputs(plan))
     if order == [*given]:
         return best
     buffers = assign_buffers(plan, Intervals(plan, order))
     # The bound takes one walk, offsets a search. On networks the search comes within percents of
     # the bound, so that an order with a larger bound would lose anyway.
-    if lower_bound(buffers.live()) >= best.lower_bound:
+    if lower_bound(buffers.live(plan)) >= best.lower_bound:
         return best
     return min(best, _arena_plan(plan, order, buffers, planner, by=by), key=attrgetter("size"))
 
@@ -114,7 +113,7 @@ def restored_arena(plan: Plan, saved: SavedArena) -> ArenaPlan | None:
     # whose backends may work in place where those of the file did not.
     buffers = assign_buffers(plan, Intervals(plan, saved.order))
     offset_of = dict(saved.offsets)
-    live = buffers.live()
+    live = buffers.live(plan)
     if offset_of.keys() != set(buffers.owners):
         return None
     offsets = [offset_of[owner] for owner in buffers.owners]
@@ -127,9 +126,14 @@ def restored_arena(plan: Plan, saved: SavedArena) -> ArenaPlan | None:
     return ArenaPlan(order, slots, buffers.buffer_of, size, bound, str(saved.planner), by)
 
 
-def plan_arena_in_order(plan: Plan, order: Sequence[int], planner: str = "quick") -> ArenaPlan:
+def plan_arena_in_order(
+    plan: Plan,
+    order: Sequence[int],
+    planner: str = "quick",
+    by: Callable[[str], ArenaPlan] | None = None,
+) -> ArenaPlan:
     """Choose offsets for the outermost steps in this order."""
-    return _arena_plan(plan, order, assign_buffers(plan, Intervals(plan, order)), planner)
+    return _arena_plan(plan, order, assign_buffers(plan, Intervals(plan, order)), planner, by=by)
 
 
 def plan_arena_for_tasks(plan: Plan, tasks: Tasks, planner: str = "quick") -> ArenaPlan:
@@ -164,7 +168,7 @@ def _arena_plan(
     sizes, bound = {HOST: 0}, 0
     for memory in dict.fromkeys((HOST, *plan.remote)):
         part = buffers.in_memory(plan, memory)
-        live = part.live()
+        live = part.live(plan)
         if precedes is None:
             arena = plan_memory(live, planner)
         else:
@@ -183,14 +187,13 @@ def _arena_plan(
 _MOST_BUFFERS = 2500
 
 
-def _largest_step(plan: Plan, lifetimes: Intervals) -> int:
+def _largest_step(plan: Plan) -> int:
     """The bytes of the host that one step reads and writes at once, at most over all steps: those
     that any order needs."""
-    memory, largest = plan.memory, 0
-    bytes_of = [0] * (len(plan.slots) + 1)  # the last for an output left out, -1
-    for slot, size in lifetimes.sizes.items():
-        bytes_of[slot] = size if plan.slots[slot].memory == HOST else 0
-    for _, step in lifetimes.steps:
+    memory, largest, arena = plan.memory, 0, SlotKind.ARENA
+    bytes_of = [s.nbytes if s.kind is arena and s.memory == HOST else 0 for s in plan.slots]
+    bytes_of.append(0)  # at index -1, of what is left out
+    for step in plan.walk():
         touched = {step.workspace}
         for slot in step.inputs:
             touched.update(memory[slot] if slot >= 0 else ())
@@ -200,7 +203,7 @@ def _largest_step(plan: Plan, lifetimes: Intervals) -> int:
     return largest
 
 
-def _released_outputs(plan: Plan, sizes: Mapping[int, int]) -> list[list[tuple[int, list[int]]]]:
+def _released_outputs(plan: Plan) -> list[list[tuple[int, list[int]]]]:
     """For each outermost step, the bytes of its outputs, and the steps that read them."""
     # By the slots that own memory: a reader of a view keeps the memory of its base alive.
     readers: dict[int, set[int]] = {}
@@ -211,9 +214,9 @@ def _released_outputs(plan: Plan, sizes: Mapping[int, int]) -> list[list[tuple[i
     leaving = {root for slot in plan.outputs for root in plan.memory[slot]}
     return [
         [
-            (sizes[slot], sorted(readers.get(slot, set()) - {i}))
+            (plan.slots[slot].nbytes, sorted(readers.get(slot, set()) - {i}))
             for slot in step.outputs
-            if slot in sizes and slot not in leaving
+            if slot >= 0 and plan.slots[slot].kind is SlotKind.ARENA and slot not in leaving
         ]
         for i, step in enumerate(plan.steps)
     ]
@@ -226,7 +229,7 @@ class Intervals:
     """When arena slots are live if the outermost steps of ``plan`` run in ``order``: from
     ``first[slot]`` to ``last[slot]``, both included.
 
-    ``sizes[slot]`` are its bytes; ``touched[slot]`` maps each task that reads or writes the slot to the last time that it does; -1
+    ``touched[slot]`` maps each task that reads or writes the slot to the last time that it does; -1
     stands for the end of the run, and for all steps if there are no tasks. ``task_of``: the task
     that runs a step, by default that of the step around it. ``steps`` are the steps with kernels,
     each with its time.
@@ -237,7 +240,6 @@ class Intervals:
     ) -> None:
         self.first: dict[int, int] = {}
         self.last: dict[int, int] = {}
-        self.sizes: dict[int, int] = {}
         self.touched: dict[int, dict[int, int]] = {}
         self.steps: list[tuple[int, Step]] = []
         self._plan = plan
@@ -261,7 +263,6 @@ class Intervals:
     def _start(self, slots: Sequence[int]) -> None:
         for slot in slots:
             if slot >= 0 and self._plan.slots[slot].kind is SlotKind.ARENA:
-                self.sizes[slot] = self._plan.slots[slot].nbytes
                 self.first[slot] = self.last[slot] = self._now
                 self.touched[slot] = {self._task: self._now}
 
@@ -367,10 +368,10 @@ class Buffers:
         own = [slot for slot in self.lifetimes.first if self.buffer_of[slot] == slot]
         return own if self.among is None else [slot for slot in own if slot in self.among]
 
-    def live(self) -> list[Buffer]:
+    def live(self, plan: Plan) -> list[Buffer]:
         """Size and lifetime of each buffer, in the order of ``owners``."""
-        sizes, first, last = self.lifetimes.sizes, self.lifetimes.first, self.lifetimes.last
-        return [Buffer(sizes[i], first[i], last[i]) for i in self.owners]
+        slots, first, last = plan.slots, self.lifetimes.first, self.lifetimes.last
+        return [Buffer(slots[i].nbytes, first[i], last[i]) for i in self.owners]
 
     def gone_before(self, buffer: int, task: int, precedes: Precedes) -> bool:
         """Whether all tasks that touch a buffer, but for ``task`` itself, run before ``task``."""

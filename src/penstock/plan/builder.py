@@ -47,14 +47,15 @@ def compile_plan(
     planned: bool = True,
     inner: bool = False,
     kernels: KernelTable | None = None,
+    memory: ValueMemory | None = None,
 ) -> Plan:
     """Compile a sorted graph with inferred types into a plan.
 
     Each node gets the backend it is ``placed`` on, else the first of ``backends`` that has a kernel
     for it. ``kernels`` remembers what the backends have answered so far. Without ``planned``, every
     value is dynamic, and the plan can run in any order that obeys its dependencies. An ``inner``
-    plan may never run, and may hand out what it was given. Raises ``InvalidModel`` for a node that
-    can never run, unless the plan is an inner one.
+    plan may never run, and may hand out what it was given. ``memory``: where values are, if that is
+    decided. Raises ``InvalidModel`` for a node that can never run, unless the plan is an inner one.
     """
     table = kernels or KernelTable()
     compiled: dict[Node, CompiledNode] = {}
@@ -63,10 +64,11 @@ def compile_plan(
             if not (node.nests and is_control(node)):
                 certain = nested is graph and not inner
                 compiled[node] = _compile(node, backends, placed or {}, table, certain)
-    of_nodes = {node: entry.kernel for node, entry in compiled.items()}
-    away = {node for node, entry in compiled.items() if not entry.on_host}
-    remote = {node for node in away if compiled[node].remote}
-    memory = value_memory(graph, of_nodes, away, remote, planned=planned)
+    if memory is None:
+        of_nodes = {node: entry.kernel for node, entry in compiled.items()}
+        away = {node for node, entry in compiled.items() if not entry.on_host}
+        remote = {node for node in away if compiled[node].remote}
+        memory = value_memory(graph, of_nodes, away, remote, planned=planned)
     return _Builder(compiled, memory, planned).plan(graph, inner)
 
 
@@ -86,8 +88,8 @@ def _compile(
         remote = {b.name: b for b in backends if b.memory != HOST}
         source, to_host = remote.get(node.attrs["source"]), node.attrs["target"] not in remote
         contract = contract_of(node, source) if to_host else None
-        on_host = to_host or backend.memory == HOST
-        return CompiledNode(transfer, backend, contract, on_host, not on_host and has_arenas(backend))
+        away = not to_host and backend.memory != HOST
+        return CompiledNode(transfer, backend, contract, not away, away and has_arenas(backend))
     try:
         kernel = table.kernel(backend, node)
     except Exception as error:
@@ -389,10 +391,12 @@ class _Builder:
                 # Without an iteration, or buffers, the result may be the initial value itself.
                 roots = pairs[i] or self.roots(initial[i])
                 results.append(self.define(output, SlotKind.DYNAMIC, roots=roots))
+        updates = self.read(updated)
         carries = [
             Carry(
                 initial[i],
-                *self.read([inside[i], value]),
+                self.slot_of[inside[i]],
+                updates[i],
                 results[i] if i < len(results) else -1,
                 pair,
                 # Whether a step of the body writes the updated value straight into a buffer.

@@ -198,7 +198,7 @@ class StepTable:
 
     @cached_property
     def _every_step(self) -> tuple[Step, ...]:
-        nests = any([step.blocks for step in self.steps])
+        nests = [step for step in self.steps if step.blocks]
         return tuple(walk(self.steps)) if nests else self.steps
 
     @cached_property
@@ -206,11 +206,6 @@ class StepTable:
         """The floating-point operations of each step in one run, by estimate, as far as shapes are
         known."""
         return {step: flops(step.node) for step in self.walk()}
-
-    @property
-    def flops(self) -> int:
-        """The floating-point operations of one run, by estimate, as far as shapes are known."""
-        return sum(self.flops_of.values())
 
     def packed_inputs(self, step: Step) -> tuple[int, ...]:
         """The constants among the inputs of a step that the call of its kernel does not read

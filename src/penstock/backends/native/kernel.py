@@ -417,7 +417,8 @@ def _is_aligned(x: Any) -> bool:
     """Whether compiled code that knows the strides can read an array where it is."""
     if not isinstance(x, np.ndarray):
         return False
-    whole = not any([stride % x.itemsize for stride in x.strides])
+    size = x.itemsize
+    whole = size == 1 or True not in [stride % size != 0 for stride in x.strides]
     return whole and x.flags.aligned and x.dtype.isnative
 
 

@@ -46,6 +46,8 @@ class AssignLayouts(Pass):
         memory = value_memory(graph, kernels, away)
         inserter = _Inserter(kernels, memory, context.placing)
         inserter.graph(graph)
+        if not inserter.count and not away:  # the plan need not decide it again
+            context.placing.memory = memory
         return inserter.count > 0
 
 
