@@ -248,10 +248,10 @@ class _Search:
             self.visits -= 1 + len(self.neighbours[i])
             if self.visits < 0:
                 return None
-            near = [j for j in self.neighbours[i] if ends[j]]
-            taken = sorted([(offsets[j], ends[j]) for j in near])
+            taken = sorted([(offsets[j], ends[j]) for j in self.neighbours[i] if ends[j]])
             offset = _lowest_gap(taken, sizes[i])
             if offset + sizes[i] > limit:
+                near = [j for j in self.neighbours[i] if ends[j]]
                 offset = self.weakest_spot(i, near, offsets, ends, limit)
                 # What has to eject others once is likely to be in their way again: it comes to rest
                 # first.
@@ -266,20 +266,15 @@ class _Search:
             ends[i] = offset + sizes[i]
         return self.blocks.arena(offsets)
 
-    @property
-    def draw(self) -> Callable[[], float]:
-        """Random numbers from 0 to 1, the same in each search; most searches need none."""
-        if self._draw is None:
-            import random
-
-            self._draw = random.Random(0).random
-        return self._draw
-
     def weakest_spot(
         self, i: int, near: list[int], offsets: list[int], ends: list[int], limit: int
     ) -> int:
         """The offset below ``limit`` where the buffers in the way of buffer i resist least."""
-        size, draw = self.blocks.sizes[i], self.draw
+        size = self.blocks.sizes[i]
+        if self._draw is None:  # numbers from 0 to 1, the same in each search
+            import random  # which most searches do without
+
+            self._draw = random.Random(0).random
         # As in ``_lowest_gap``, only the ends of other buffers need to be tried.
         # In the way: buffers that start below the end of the spot, minus those that end before it.
         by_start = sorted(near, key=offsets.__getitem__)
@@ -294,7 +289,7 @@ class _Search:
                 break
             weight = started[bisect_left(starts, spot + size)] - ended[bisect_right(stops, spot)]
             # Equal choices in a loop would eject the same buffers for ever.
-            resistance = weight * (1 + draw())
+            resistance = weight * (1 + self._draw())
             if resistance < least:
                 least, best = resistance, spot
         return best

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from penstock.core.errors import LimitExceeded
 from penstock.core.limits import Limits
@@ -22,13 +23,9 @@ def check_sizes(graph: Graph, limits: Limits) -> None:
             if value is None or (i >= produced and not value.is_constant):
                 continue
             # Most tensors fit by far, which their sizes tell without ``_problem``.
-            type_ = value.type
-            if (
-                type_.__class__ is TensorType
-                and 0 < type_.elements <= limits.max_elements
-                and type_.nbytes <= most_bytes
-                and len(type_.dims) <= limits.max_dims
-            ):
+            type_: Any = value.type
+            fits = type_.__class__ is TensorType and 0 < type_.elements <= limits.max_elements
+            if fits and type_.nbytes <= most_bytes and len(type_.dims) <= limits.max_dims:
                 continue
             if (problem := _problem(value, limits)) is not None:
                 raise LimitExceeded(f"{describe_node(node)}: {problem}")

@@ -9,7 +9,7 @@ from penstock.core.checkpoints import checkpoint
 from penstock.core.records import dataclass
 from penstock.core.types import Type
 from penstock.ir.contract import checked_kernel
-from penstock.ir.graph import Node, Value
+from penstock.ir.graph import Node, Value, same_objects
 from penstock.ir.kernel import Kernel
 from penstock.ops.internal.transfer import (
     HOST,
@@ -31,6 +31,9 @@ class _Answer:
     constants: list[Value | None]
     kernel: Kernel | None
     error: Exception | None
+
+    def holds(self, types: list[Type | None], constants: list[Value | None]) -> bool:
+        return types == self.types and same_objects(constants, self.constants)
 
 
 class KernelTable:
@@ -73,8 +76,7 @@ class KernelTable:
         inputs = node.inputs
         types = [None if v is None else v.type for v in (*inputs, *node.outputs)]
         constants = [v if v is not None and v.is_constant else None for v in inputs]
-        # Values are compared by identity.
-        if answer is None or types != answer.types or constants != answer.constants:
+        if answer is None or not answer.holds(types, constants):
             checkpoint()  # a library may take milliseconds to choose a kernel
             kernel, error = None, None
             try:

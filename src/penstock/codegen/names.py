@@ -61,7 +61,7 @@ _SMALL_BYTES = 1 << 16
 class Call(NamedTuple):
     """The name of a kernel's function, and the text of its arguments. ``begins``: the function
     only begins an asynchronous kernel, and the call gives its ``Outcome``. ``runtime``: the slots
-    whose arrays a kernel that prepares its arguments is given during the run."""
+    whose arrays a kernel that can be bound ahead of the run is given during it."""
 
     function: str
     arguments: str
@@ -118,12 +118,12 @@ def program_names(
             is_counted = step in counted
             function = _function_name(number, step, step.kernel, is_counted)
             begins = step.kernel.begin is not None
-            if step.into and step.kernel.binder is not None:  # it prepares its arguments
-                runtime = runtime_slots(plan, step)
+            runtime = () if step.kernel.binder is None else runtime_slots(plan, step)
+            if step.kernel.binder is None or not step.into:
+                arguments = _arguments(plan, step, slots, is_counted)
+            else:  # it prepares its arguments
                 arguments = ", ".join([slots[i] for i in runtime]) if runtime else f"*a{number}"
-                calls[step] = Call(function, arguments, begins, runtime)
-            else:
-                calls[step] = Call(function, _arguments(plan, step, slots, is_counted), begins)
+            calls[step] = Call(function, arguments, begins, runtime)
     return ProgramNames(tuple(slots), first_name, calls, counted)
 
 
@@ -228,10 +228,10 @@ def bind_names(
     values: list[RunValue] = []
     unread = RuntimeArray()  # a constant that the call of a kernel does not read
     for slot, name in with_checkpoints([*zip(plan.slots, names.slots, strict=False)]):
-        if slot.kind is SlotKind.CONSTANT:
+        if slot.constant is not None:
             values.append(unread)
             if name in read:
-                namespace[name] = slot.peek
+                namespace[name] = slot.constant.peek
         else:
             dynamic = slot.kind is SlotKind.DYNAMIC
             values.append(RuntimeArray(slot.strides) if dynamic else namespace[name])
@@ -275,7 +275,7 @@ def _bound(plan: Plan, values: RunValues, step: Step) -> Any:
             inputs.append(values[index])
         else:
             inputs.append(constant.const if constant.is_held else constant.peek)
-    outputs = [values[i] for i in step.outputs]
+    outputs = tuple(map(values.__getitem__, step.outputs))
     bound = kernel.binder.bind(inputs, outputs, values[step.workspace])
     if step.contract is not None:
         step.contract.check_bound(bound)

@@ -11,7 +11,6 @@ from penstock.analysis.sizes import check_sizes
 from penstock.backends.base import copier, stacks
 from penstock.backends.kernels import KernelTable, other_places, placed_kernels
 from penstock.compiler.stages import CompileContext, Feeds, Lowered, set_threads
-from penstock.core.cached import cached_property
 from penstock.executors.base import Executor
 from penstock.ir.graph import Graph, Node, clone
 from penstock.ir.kernel import Kernel
@@ -136,18 +135,12 @@ class BackendPlacing(Placing):
         ports: Ports | None = None,
     ) -> None:
         super().__init__(ports=ports)
-        self._context = context
-        self._kernels = kernels or KernelTable()
+        table = kernels or KernelTable()
+        self._compiled = placed_kernels(table, context.backends, self.placement)
+        self._other_places = other_places(table, context.backends, self.placement)
+        self._by_name = context.by_name
         self._choose = choose
         self.plans_layouts = layouts
-
-    @cached_property
-    def _compiled(self) -> Callable[[Node], tuple[Place, Kernel] | None]:
-        return placed_kernels(self._kernels, self._context.backends, self.placement)
-
-    @cached_property
-    def _other_places(self) -> Callable[[Node], OtherPlaces]:
-        return other_places(self._kernels, self._context.backends, self.placement)
 
     def chosen(self, graph: Graph) -> Mapping[Node, Place]:
         return self.placement if self._choose is None else self._choose(graph)
@@ -159,11 +152,10 @@ class BackendPlacing(Placing):
         return self._other_places(node)
 
     def direct(self, source: str, target: str) -> bool:
-        by_name = self._context.by_name
-        return copier(by_name[source], by_name[target]) is not None
+        return copier(self._by_name[source], self._by_name[target]) is not None
 
     def stacks(self, backend: str) -> bool:
-        return stacks(self._context.by_name[backend])
+        return stacks(self._by_name[backend])
 
 
 def pass_context(

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -166,7 +166,7 @@ class CompileContext:
     @cached_property
     def fuses(self) -> bool:
         """Whether a backend fuses nodes."""
-        return True in [backend.fuses for backend in self.backends]
+        return any(backend.fuses for backend in self.backends)
 
 
 @dataclass(frozen=True)
@@ -299,11 +299,8 @@ def plan_slots(
     """Compile a plan; if ``planned``, values of known sizes live in an arena, else all values are
     allocated during the run. An ``inner`` plan is part of another, and may never run."""
     graph, placement, kernels = lowered.graph, lowered.placement, lowered.kernels
-    options = {"planned": planned, "inner": inner}
-    memory = lowered.memory
-    plan = compile_plan(
-        graph, context.backends, placement, kernels=kernels, memory=memory, **options
-    )
+    options: Any = {"planned": planned, "inner": inner, "memory": lowered.memory}
+    plan = compile_plan(graph, context.backends, placement, kernels=kernels, **options)
     # Libraries with threads of their own do not know of the option: a scope around each run binds
     # them to it.
     if (threads := context.options.threads) is not None:

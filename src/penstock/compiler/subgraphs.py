@@ -128,7 +128,7 @@ class Subgraphs:
     ) -> tuple[Request, Any, list[Any]]:
         """The request, the key of its plan, and the values fed; with ``stay``, for results that
         stay on the device where they are computed. Raises ``InvalidInput``."""
-        if isinstance(fetches, Mapping):
+        if fetches is not None and isinstance(fetches, Mapping):
             raise InvalidInput(self._swapped(feeds, fetches))
         if feeds is None:
             feeds = {}

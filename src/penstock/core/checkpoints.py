@@ -113,9 +113,9 @@ def cancelled_by(stop: Work) -> Iterator[None]:
 
 def with_checkpoints(items: Iterable[T]) -> Iterator[T]:
     """``items``, which must not change meanwhile, with a checkpoint before each ``CHECK_EVERY``."""
-    if isinstance(items, list | tuple) and len(items) <= CHECK_EVERY:  # of most models all
+    if isinstance(items, list) and len(items) <= CHECK_EVERY:  # of most models all
         checkpoint()
-        return iter((*items,))
+        return iter([*items])
     return chain.from_iterable(_batches(items))
 
 

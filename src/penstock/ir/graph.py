@@ -177,7 +177,7 @@ class Node:
         self.outputs = list(outputs)
         self.attrs: dict[str, Any] = dict(attrs) if attrs else {}
         # Whether it may have graphs: asked many times for every node, and false for most.
-        self.nests = Graph in map(type, self.attrs.values())
+        self.nests = bool(attrs) and Graph in map(type, self.attrs.values())
         self.name = name
         self.control_inputs = list(control_inputs)
         self.device = device
@@ -510,36 +510,29 @@ def embed(graph: Graph, inputs: Sequence[Value], suffix: str) -> tuple[list[Node
     """Return a copy of the nodes of ``graph`` that reads ``inputs``, and the copies of its outputs.
     Captured values stay the same. Names of copied values end in ``suffix``."""
     cloner = _Cloner(suffix)
-    cloner.values.update((value, value) for value in captures(graph))
-    cloner.values.update(zip(graph.inputs, inputs, strict=True))
+    cloner.update((value, value) for value in captures(graph))
+    cloner.update(zip(graph.inputs, inputs, strict=True))
     nodes = cloner.copied(graph.nodes)
     for node, copy in zip(graph.nodes, nodes, strict=True):
         copy.control_inputs = [cloner.nodes.get(source, source) for source in node.control_inputs]
-    return nodes, [cloner.values[value] for value in graph.outputs]
+    return nodes, [cloner[value] for value in graph.outputs]
 
 
-class _Copies(dict["Value | None", Any]):
-    """The copies of values by the values, made when they are first asked for; None stands for
-    itself."""
+class _Cloner(dict["Value | None", Any]):
+    """Copies nodes and values; names of copied values end in ``suffix``. It has the copies by the
+    values, and makes them when they are first asked for; None stands for itself."""
 
-    def __init__(self, suffix: str) -> None:
+    def __init__(self, suffix: str = "") -> None:
         super().__init__({None: None})
         self.suffix = suffix
+        self.nodes: dict[Node, Node] = {}
+        self.fed: set[Value | None] = set()
 
     def __missing__(self, value: Value) -> Value:
         # Constants are never changed, and belong to no graph.
         copy = value if value.is_constant else Value(value.name + self.suffix, value.type)
         self[value] = copy
         return copy
-
-
-class _Cloner:
-    """Copies nodes and values; names of copied values end in ``suffix``."""
-
-    def __init__(self, suffix: str = "") -> None:
-        self.values = _Copies(suffix)
-        self.nodes: dict[Node, Node] = {}
-        self.fed: set[Value | None] = set()
 
     def clone(
         self,
@@ -551,22 +544,21 @@ class _Cloner:
         inputs = graph.inputs if inputs is None else inputs
         outputs = graph.outputs if outputs is None else outputs
         targets = graph.targets if targets is None else targets
-        fed = [Value(value.name + self.values.suffix, value.type) for value in inputs]
+        fed = [Value(value.name + self.suffix, value.type) for value in inputs]
         self.fed.update(inputs)
-        self.values.update(zip(inputs, fed, strict=True))
+        self.update(zip(inputs, fed, strict=True))
         nodes = self.copied(graph.nodes)
         for node, copy in zip(graph.nodes, nodes, strict=True):
             if node.control_inputs:
                 # In loops, some of these are copied later.
                 before = [self.nodes.get(source) for source in node.control_inputs]
                 copy.control_inputs = [source for source in before if source is not None]
-        outputs_ = [self.values[value] for value in outputs]
+        outputs_ = [self[value] for value in outputs]
         return Graph(fed, outputs_, nodes, graph.name, [self.nodes[node] for node in targets])
 
     def copied(self, nodes: list[Node]) -> list[Node]:
         """Copies of nodes, without their control inputs."""
-        copy_of = self.values.__getitem__
-        copies = []
+        copy_of, copies = self.__getitem__, []
         for node in with_checkpoints(nodes):
             attrs, outputs = node.attrs, node.outputs
             if node.nests:

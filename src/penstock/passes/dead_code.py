@@ -38,7 +38,7 @@ def prune(graph: Graph) -> bool:
             changed = True
             continue
         kept.append(node)
-        if node.nests and is_control(node):
+        if is_control(node):
             changed |= _drop_unread(node, needed)
             changed |= node.op.name != "If" and _drop_carried(node, needed)
         needed.update(node.inputs)

@@ -63,10 +63,10 @@ def plan_arena(plan: Plan, planner: str = "quick") -> ArenaPlan:
     """Choose order and offsets: of the given order and a memory-aware one, the smaller arena."""
     # The given order is always a candidate: the other one is a heuristic, and may need more memory.
     given = range(len(plan.steps))
+    best = plan_arena_in_order(plan, given, planner)
     # A function instead of the arenas of all planners: only reports ask what another planner would
     # have made of it, and a search takes up to a second.
-    by = partial(plan_arena, plan)
-    best = plan_arena_in_order(plan, given, planner, by)
+    best = replace(best, by=partial(plan_arena, plan))
     # Most plans are chains, or have one step that needs as much as all that is ever live.
     if len(given) <= 2 or best.lower_bound <= _largest_step(plan):
         return best
@@ -83,7 +83,8 @@ def plan_arena(plan: Plan, planner: str = "quick") -> ArenaPlan:
     # the bound, so that an order with a larger bound would lose anyway.
     if lower_bound(buffers.live(plan)) >= best.lower_bound:
         return best
-    return min(best, _arena_plan(plan, order, buffers, planner, by=by), key=attrgetter("size"))
+    other = replace(_arena_plan(plan, order, buffers, planner), by=best.by)
+    return min(best, other, key=attrgetter("size"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,14 +127,9 @@ def restored_arena(plan: Plan, saved: SavedArena) -> ArenaPlan | None:
     return ArenaPlan(order, slots, buffers.buffer_of, size, bound, str(saved.planner), by)
 
 
-def plan_arena_in_order(
-    plan: Plan,
-    order: Sequence[int],
-    planner: str = "quick",
-    by: Callable[[str], ArenaPlan] | None = None,
-) -> ArenaPlan:
+def plan_arena_in_order(plan: Plan, order: Sequence[int], planner: str = "quick") -> ArenaPlan:
     """Choose offsets for the outermost steps in this order."""
-    return _arena_plan(plan, order, assign_buffers(plan, Intervals(plan, order)), planner, by=by)
+    return _arena_plan(plan, order, assign_buffers(plan, Intervals(plan, order)), planner)
 
 
 def plan_arena_for_tasks(plan: Plan, tasks: Tasks, planner: str = "quick") -> ArenaPlan:
@@ -149,8 +145,8 @@ def plan_arena_for_tasks(plan: Plan, tasks: Tasks, planner: str = "quick") -> Ar
         # "reuse" needs a transitive relation. Tasks of two branches of one If precede each other,
         # both ways, which makes it none.
         precedes = partial_order(tasks, exclusive=False)
-    by = partial(plan_arena_for_tasks, plan, tasks)
-    return _arena_plan(plan, order, buffers, planner, precedes, by)
+    arena_plan = _arena_plan(plan, order, buffers, planner, precedes)
+    return replace(arena_plan, by=partial(plan_arena_for_tasks, plan, tasks))
 
 
 def _arena_plan(
@@ -159,7 +155,6 @@ def _arena_plan(
     buffers: Buffers,
     planner: str,
     precedes: Precedes | None = None,
-    by: Callable[[str], ArenaPlan] | None = None,
 ) -> ArenaPlan:
     # Imported here: a session that is opened from a file has its offsets, and needs no planner.
     from penstock.algorithms.arena_planner import plan_memory, plan_memory_dag
@@ -180,7 +175,7 @@ def _arena_plan(
         bound = lower_bound(live) if memory == HOST else bound
     offsets = {slot: offset_of[buffer] for slot, buffer in buffers.buffer_of.items()}
     size = sizes.pop(HOST)
-    return ArenaPlan(tuple(order), offsets, buffers.buffer_of, size, bound, planner, by, sizes)
+    return ArenaPlan(tuple(order), offsets, buffers.buffer_of, size, bound, planner, remote=sizes)
 
 
 # Up to this many buffers, conflicts are asked for pair by pair, which takes a few seconds.

@@ -37,7 +37,7 @@ order in which its steps run, or its tasks, to decide (``arena_layout``).
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -101,11 +101,6 @@ class Slot:
     def const(self) -> np.ndarray | None:
         """The contents of a constant."""
         return None if self.constant is None else self.constant.const
-
-    @property
-    def peek(self) -> np.ndarray | None:
-        """The contents of a constant, for a reader that holds them itself (``Value.peek``)."""
-        return None if self.constant is None else self.constant.peek
 
     @property
     def nbytes(self) -> int:
@@ -194,12 +189,7 @@ class StepTable:
 
     def walk(self) -> Sequence[Step]:
         """Every step, those of blocks after the step that carries them."""
-        return self._every_step
-
-    @cached_property
-    def _every_step(self) -> tuple[Step, ...]:
-        nests = [step for step in self.steps if step.blocks]
-        return tuple(walk(self.steps)) if nests else self.steps
+        return walk(self.steps)
 
     @cached_property
     def flops_of(self) -> Mapping[Step, int]:
@@ -302,17 +292,18 @@ class Plan(StepTable):
     """what backends on devices have to capture functions into graphs, by the backend's name"""
 
 
-def walk(steps: Sequence[Step]) -> Iterator[Step]:
+def walk(steps: Sequence[Step]) -> list[Step]:
     """``steps``, and those of blocks after the step that carries them."""
-    stack = [iter(steps)]
+    walked, stack = [], [iter(steps)]
     while stack:
         for step in stack[-1]:
-            yield step
+            walked.append(step)
             if step.blocks:
-                stack.extend(iter(block.steps) for block in reversed(step.blocks))
+                stack.extend([iter(block.steps) for block in reversed(step.blocks)])
                 break
         else:
             stack.pop()
+    return walked
 
 
 def memory_of(slots: Sequence[Slot], index: int) -> tuple[int, ...]:
