@@ -416,15 +416,12 @@ def _strides(x: Any, type_: TensorType | None) -> tuple[int, ...] | None:
 
 def _is_aligned(x: np.ndarray) -> bool:
     """Whether compiled code that knows the strides can read an array where it is."""
-    size = x.itemsize
-    whole = size == 1 or True not in [stride % size != 0 for stride in x.strides]
-    return whole and x.flags.aligned and x.dtype.isnative
+    return x.flags.aligned and x.dtype.isnative and all(s % x.itemsize == 0 for s in x.strides)
 
 
 def _is_dense(x: np.ndarray) -> bool:
     """Whether compiled code can read an array where it is."""
-    flags = x.flags
-    return flags.c_contiguous and flags.aligned and x.dtype.isnative
+    return x.flags.c_contiguous and x.flags.aligned and x.dtype.isnative
 
 
 @dataclass(frozen=True, slots=True, eq=False)
