@@ -93,7 +93,6 @@ def bound_sequence(
         calls.append((function, arguments, places, native))
     compiled = library()
     assert compiled is not None  # else no steps are gathered
-    run: Callable[..., None] = compiled.functions.Sequence(
-        tuple(calls), len(sequence.slots), compiled.call
-    ).run
+    arity = len(sequence.slots)
+    run: Callable[..., None] = compiled.functions.Sequence(tuple(calls), arity, compiled.call).run
     return run

@@ -162,21 +162,17 @@ class StepWriter:
                 self._observe("ended", step, step.outputs)
             if step in self.lifetimes.after:
                 self.release(self.lifetimes.after[step])
-            if signals is not NO_SIGNALS:
-                self._signal(step)
-
-    def _signal(self, step: Step) -> None:
-        """Emit the signals that others wait for behind a step."""
-        signals = self.tasks.signals
-        for signal in signals.emits.get(step, ()):
-            stream = signals.events.get(signal)
-            event = "" if stream is None else f", d{stream}.record()"
-            self.line(f"emit({signal}{event})")
-        for signal, stream in signals.overlap.marks.get(step, ()):
-            for other in signals.on[step]:
-                if other != stream:
-                    self.line(f"d{stream}.wait(d{other}.record())")
-            self.line(f"S[{signal}] = d{stream}.record()")
+            if signals is NO_SIGNALS:
+                continue
+            for signal in signals.emits.get(step, ()):
+                stream = signals.events.get(signal)
+                event = "" if stream is None else f", d{stream}.record()"
+                self.line(f"emit({signal}{event})")
+            for signal, stream in signals.overlap.marks.get(step, ()):
+                for other in signals.on[step]:
+                    if other != stream:
+                        self.line(f"d{stream}.wait(d{other}.record())")
+                self.line(f"S[{signal}] = d{stream}.record()")
 
     def write_gathered(self) -> None:
         """One call for the steps that have been gathered; for a single one its own."""

@@ -299,7 +299,7 @@ def plan_slots(
     """Compile a plan; if ``planned``, values of known sizes live in an arena, else all values are
     allocated during the run. An ``inner`` plan is part of another, and may never run."""
     graph, placement, kernels = lowered.graph, lowered.placement, lowered.kernels
-    options: Any = {"planned": planned, "inner": inner, "memory": lowered.memory}
+    options: Any = {"planned": planned and (lowered.memory or True), "inner": inner}
     plan = compile_plan(graph, context.backends, placement, kernels=kernels, **options)
     # Libraries with threads of their own do not know of the option: a scope around each run binds
     # them to it.

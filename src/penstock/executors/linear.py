@@ -44,13 +44,11 @@ def _only_computes(program: Program, hosts: Sequence[Backend]) -> bool:
     """Whether runs keep a core busy from begin to end, and call nothing of users that could wait
     for another run: then they may wait for one another."""
     plan, names = program.plan, {backend.name for backend in hosts}
-    if program.observed or plan.inner or plan.remote or plan.scopes:
-        return False
-    return False not in [
+    return not (program.observed or plan.inner or plan.remote or plan.scopes) and all(
         step.contract is None
         and (step.kernel is None or (step.kernel.begin is None and step.backend in names))
         for step in plan.walk()
-    ]
+    )
 
 
 class LinearExecutor(InlineExecutor, CompiledExecutor):

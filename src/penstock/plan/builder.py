@@ -44,18 +44,18 @@ def compile_plan(
     backends: Sequence[Backend],
     placed: Mapping[Node, Backend] | None = None,
     *,
-    planned: bool = True,
+    planned: bool | ValueMemory = True,
     inner: bool = False,
     kernels: KernelTable | None = None,
-    memory: ValueMemory | None = None,
 ) -> Plan:
     """Compile a sorted graph with inferred types into a plan.
 
     Each node gets the backend it is ``placed`` on, else the first of ``backends`` that has a kernel
     for it. ``kernels`` remembers what the backends have answered so far. Without ``planned``, every
-    value is dynamic, and the plan can run in any order that obeys its dependencies. An ``inner``
-    plan may never run, and may hand out what it was given. ``memory``: where values are, if that is
-    decided. Raises ``InvalidModel`` for a node that can never run, unless the plan is an inner one.
+    value is dynamic, and the plan can run in any order that obeys its dependencies; with it, it may
+    say where values are, if that is decided. An ``inner`` plan may never run, and may hand out what
+    it was given. Raises ``InvalidModel`` for a node that can never run, unless the plan is an inner
+    one.
     """
     table = kernels or KernelTable()
     compiled: dict[Node, CompiledNode] = {}
@@ -64,11 +64,12 @@ def compile_plan(
             if not (node.nests and is_control(node)):
                 certain = nested is graph and not inner
                 compiled[node] = _compile(node, backends, placed or {}, table, certain)
-    if memory is None:
-        of_nodes = {node: entry.kernel for node, entry in compiled.items()}
-        away = {node for node, entry in compiled.items() if not entry.on_host}
-        remote = {node for node in away if compiled[node].remote}
-        memory = value_memory(graph, of_nodes, away, remote, planned=planned)
+    if isinstance(planned, ValueMemory):
+        return _Builder(compiled, planned, planned=True).plan(graph, inner)
+    of_nodes = {node: entry.kernel for node, entry in compiled.items()}
+    away = {node for node, entry in compiled.items() if not entry.on_host}
+    remote = {node for node in away if compiled[node].remote}
+    memory = value_memory(graph, of_nodes, away, remote, planned=planned)
     return _Builder(compiled, memory, planned).plan(graph, inner)
 
 
