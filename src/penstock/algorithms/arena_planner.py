@@ -19,7 +19,8 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 from itertools import accumulate, combinations
-from operator import attrgetter
+from math import inf
+from operator import attrgetter, mul
 
 from penstock.algorithms.arena import ALIGNMENT, Arena, Buffer, largest_load, lower_bound
 from penstock.core.checkpoints import checkpoint, with_checkpoints
@@ -206,9 +207,10 @@ class _Search:
     def __init__(self, blocks: _Blocks, neighbours: Sequence[Sequence[int]]) -> None:
         self.blocks = blocks
         self.neighbours = neighbours
-        # Size times neighbours: roughly the area of a buffer in time and memory.
-        self.order = sorted(blocks.filled, key=lambda i: -blocks.sizes[i] * len(neighbours[i]))
         self.resistance = list(map(len, neighbours))
+        # Size times neighbours: roughly the area of a buffer in time and memory.
+        area = list(map(mul, blocks.sizes, self.resistance))
+        self.order = sorted(blocks.filled, key=area.__getitem__, reverse=True)
         self.visits = 0
         self._draw: Callable[[], float] | None = None
 
@@ -246,10 +248,10 @@ class _Search:
             self.visits -= 1 + len(self.neighbours[i])
             if self.visits < 0:
                 return None
-            near = [j for j in self.neighbours[i] if ends[j]]
-            taken = sorted([(offsets[j], ends[j]) for j in near])
+            taken = sorted([(offsets[j], ends[j]) for j in self.neighbours[i] if ends[j]])
             offset = _lowest_gap(taken, sizes[i])
             if offset + sizes[i] > limit:
+                near = [j for j in self.neighbours[i] if ends[j]]
                 offset = self.weakest_spot(i, near, offsets, ends, limit)
                 # What has to eject others once is likely to be in their way again: it comes to rest
                 # first.
@@ -264,36 +266,33 @@ class _Search:
             ends[i] = offset + sizes[i]
         return self.blocks.arena(offsets)
 
-    @property
-    def draw(self) -> Callable[[], float]:
-        """Random numbers from 0 to 1, the same in each search; most searches need none."""
-        if self._draw is None:
-            import random
-
-            self._draw = random.Random(0).random
-        return self._draw
-
     def weakest_spot(
         self, i: int, near: list[int], offsets: list[int], ends: list[int], limit: int
     ) -> int:
         """The offset below ``limit`` where the buffers in the way of buffer i resist least."""
-        size, draw = self.blocks.sizes[i], self.draw
-        # As in ``_lowest_gap``, only the ends of other buffers need to be tried.
-        spots = sorted({0, *(ends[j] for j in near)})
-        # In the way: buffers that start below the end of the spot, minus those that end before it.
-        by_start = sorted((offsets[j], self.resistance[j]) for j in near)
-        by_end = sorted((ends[j], self.resistance[j]) for j in near)
-        started = [0, *accumulate(weight for _, weight in by_start)]
-        ended = [0, *accumulate(weight for _, weight in by_end)]
-        starts = [start for start, _ in by_start]
-        stops = [end for end, _ in by_end]
+        size = self.blocks.sizes[i]
+        if self._draw is None:  # numbers from 0 to 1, the same in each search
+            import random  # which most searches do without
 
-        def resistance(spot: int) -> float:
+            self._draw = random.Random(0).random
+        # As in ``_lowest_gap``, only the ends of other buffers need to be tried.
+        # In the way: buffers that start below the end of the spot, minus those that end before it.
+        by_start = sorted(near, key=offsets.__getitem__)
+        by_end = sorted(near, key=ends.__getitem__)
+        started = [0, *accumulate(map(self.resistance.__getitem__, by_start))]
+        ended = [0, *accumulate(map(self.resistance.__getitem__, by_end))]
+        starts = list(map(offsets.__getitem__, by_start))
+        stops = list(map(ends.__getitem__, by_end))
+        least, best = inf, 0
+        for spot in sorted({0, *stops}):
+            if spot + size > limit:
+                break
             weight = started[bisect_left(starts, spot + size)] - ended[bisect_right(stops, spot)]
             # Equal choices in a loop would eject the same buffers for ever.
-            return weight * (1 + draw())
-
-        return min((spot for spot in spots if spot + size <= limit), key=resistance)
+            resistance = weight * (1 + self._draw())
+            if resistance < least:
+                least, best = resistance, spot
+        return best
 
 
 def _smallest(arenas: Iterable[Arena]) -> Arena:
@@ -395,12 +394,17 @@ class _Gaps:
     def claim(self, size: int, smallest: bool) -> int:
         """The offset of ``size`` bytes in the lowest or the smallest gap that holds them."""
         starts, ends = self.starts, self.ends
-        fitting = (k for k, start in enumerate(starts) if ends[k] - start >= size)
-        k = min(fitting, key=lambda k: ends[k] - starts[k]) if smallest else next(fitting)
-        offset = self.starts[k]
-        self.starts[k] += size
-        if self.starts[k] == self.ends[k]:
-            del self.starts[k], self.ends[k]
+        if smallest:
+            lengths = [(end - start, start) for start, end in zip(starts, ends, strict=True)]
+            k = starts.index(min([at for at in lengths if at[0] >= size])[1])
+        else:
+            k = 0
+            while ends[k] - starts[k] < size:
+                k += 1
+        offset = starts[k]
+        starts[k] += size
+        if starts[k] == ends[k]:
+            del starts[k], ends[k]
         return offset
 
     def release(self, offset: int, size: int) -> None:

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from math import inf
 
@@ -138,7 +138,8 @@ class _Liveness:
                 self.sizes.append(size)
                 self.touched_by.append(nodes)
         # A lower bound on the peak of any order.
-        self.largest_step = max(sum(self.sizes[b] for b in touched) for touched in self.touches)
+        size_of = self.sizes.__getitem__
+        self.largest_step = max([sum(map(size_of, touched)) for touched in self.touches])
 
     def peak(self, order: Sequence[int]) -> int:
         untouched = [True] * len(self.sizes)
@@ -178,40 +179,37 @@ def _greedy(
     remaining = [len(nodes) for nodes in live.touched_by]
     # With one node of a buffer left, the sum of those that are left is that node.
     remaining_sum = [sum(nodes) for nodes in live.touched_by]
-    growth = [sum(sizes[b] for b in touched if remaining[b] > 1) for touched in live.touches]
+    grown = [size if left > 1 else 0 for size, left in zip(sizes, remaining, strict=True)]
+    growth = [sum(map(grown.__getitem__, touched)) for touched in live.touches]
     waiting = [len(before) for before in pred]
     since = [0] * n  # the step at which a node became ready
     heap: list[tuple[int, int, int]] = []
     order: list[int] = []
     done = [False] * (n + 1)
 
-    def push(i: int) -> None:
-        # A node whose growth fell is pushed again; its older entry is skipped later.
-        heappush(heap, (growth[i], -since[i], i))
-
-    def lower(i: int, by: int) -> None:
-        growth[i] -= by
-        if i < n and not waiting[i]:
-            push(i)
-
     def run(i: int) -> None:
         done[i] = True
         for b in live.touches[i]:
+            fallen: list[int] = []  # nodes whose growth is less by the size of the buffer
             if untouched[b]:
                 untouched[b] = False
-                for j in live.touched_by[b]:
-                    if j != i:
-                        lower(j, sizes[b])
+                fallen += live.touched_by[b]
+                fallen.remove(i)
             remaining[b] -= 1
             remaining_sum[b] -= i
             if remaining[b] == 1:
-                lower(remaining_sum[b], sizes[b])
+                fallen.append(remaining_sum[b])
+            for j in fallen:
+                growth[j] -= sizes[b]
+                # A node is pushed again; its older entry is skipped later.
+                if j < n and not waiting[j]:
+                    heappush(heap, (growth[j], -since[j], j))
 
     if first is not None:
         run(first)
     for i in range(n):
         if not waiting[i]:
-            push(i)
+            heappush(heap, (growth[i], 0, i))
     while heap:
         i = heappop(heap)[2]
         if done[i]:
@@ -224,7 +222,7 @@ def _greedy(
             waiting[j] -= 1
             if not waiting[j]:
                 since[j] = len(order)
-                push(j)
+                heappush(heap, (growth[j], -since[j], j))
     return order
 
 
@@ -237,30 +235,32 @@ def _postorder(dag: Dag, live: _Liveness) -> list[int]:
         if len(nodes) > 1:
             leaves[nodes[0]] += size
     needs = [0] * dag.n  # peak of running a node and everything above it
-
-    def hungriest_first(nodes: Iterable[int]) -> list[int]:
-        return sorted(nodes, key=lambda i: leaves[i] - needs[i])
-
+    excess = [0] * dag.n  # what it leaves less what it needs: the least first
     inputs: list[list[int]] = [[]] * dag.n
     for i in with_checkpoints(topological_order(dag)):
-        inputs[i] = hungriest_first(dag.pred[i])
+        inputs[i] = sorted(dag.pred[i], key=excess.__getitem__)
         held = 0
         for j in inputs[i]:
             needs[i] = max(needs[i], held + needs[j])
             held += leaves[j]
         needs[i] = max(needs[i], held + makes[i])
+        excess[i] = leaves[i] - needs[i]
 
     order: list[int] = []
     done = [False] * dag.n
-    stack = hungriest_first(i for i in range(dag.n) if not dag.succ[i])[::-1]
+    last = [i for i in range(dag.n) if not dag.succ[i]]
+    stack = sorted(last, key=excess.__getitem__)[::-1]
     while stack:
         i = stack[-1]
-        missing = [j for j in reversed(inputs[i]) if not done[j]]
-        if missing and not done[i]:
-            stack += missing
+        if done[i]:
+            stack.pop()
             continue
-        stack.pop()
-        if not done[i]:
+        before = len(stack)
+        for j in reversed(inputs[i]):
+            if not done[j]:
+                stack.append(j)
+        if len(stack) == before:
+            stack.pop()
             done[i] = True
             order.append(i)
     return order

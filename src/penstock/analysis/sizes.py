@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from penstock.core.errors import LimitExceeded
 from penstock.core.limits import Limits
@@ -15,15 +16,19 @@ def check_sizes(graph: Graph, limits: Limits) -> None:
     """Raise ``LimitExceeded`` for a tensor above ``limits`` that a node reads or produces. A
     constant with strides of 0 counts in full: kernels iterate over all of it, and some copy it.
     Nodes of nested graphs count too: a plan reserves memory for them whether they run or not."""
-    fitting: set[int] = set()  # many values share a type; all of these outlive this loop
+    most_bytes = 2**63 - 1 if limits.max_bytes is None else min(limits.max_bytes, 2**63 - 1)
     for node in graph.walk():
-        constants = [v for v in node.inputs if v is not None and v.is_constant]
-        for value in (*node.outputs, *constants):
-            if value is None or id(value.type) in fitting:
+        produced = len(node.outputs)
+        for i, value in enumerate((*node.outputs, *node.inputs)):
+            if value is None or (i >= produced and not value.is_constant):
+                continue
+            # Most tensors fit by far, which their sizes tell without ``_problem``.
+            type_: Any = value.type
+            fits = type_.__class__ is TensorType and 0 < type_.elements <= limits.max_elements
+            if fits and type_.nbytes <= most_bytes and len(type_.dims) <= limits.max_dims:
                 continue
             if (problem := _problem(value, limits)) is not None:
                 raise LimitExceeded(f"{describe_node(node)}: {problem}")
-            fitting.add(id(value.type))
     for value in graph.outputs:
         if (problem := _problem(value, limits)) is not None:
             raise LimitExceeded(problem)

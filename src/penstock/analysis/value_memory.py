@@ -16,7 +16,7 @@ that gives values their slots both ask, and get the same answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 
 import numpy as np
 
@@ -92,22 +92,22 @@ class ValueMemory:
 def value_memory(
     graph: Graph,
     kernels: Mapping[Node, Kernel],
-    on_host: Callable[[Node], bool] = lambda node: True,
+    away: Set[Node] = frozenset(),
+    remote: Set[Node] = frozenset(),
     *,
     planned: bool = True,
-    remote: Callable[[Node], bool] = lambda node: False,
 ) -> ValueMemory:
     """Decide where the values of a sorted graph with inferred types are.
 
     ``kernels`` has the kernel of each node but those of control flow; the outputs of a node that is
-    missing are dynamic. Only nodes ``on_host`` write into the arena, and those ``remote`` into one
-    of their own memory, in C order. Without ``planned`` there is none. Raises ``LimitExceeded`` if
-    a value cannot be allocated at all.
+    missing are dynamic, as are those of nodes ``away`` from the host, unless these are ``remote``:
+    they write into an arena of their own memory, in C order. Without ``planned`` there is none.
+    Raises ``LimitExceeded`` if a value cannot be allocated at all.
     """
     escapes = escaping_values(graph, kernels, planned=planned, remote=remote)
     memory = ValueMemory(escapes, alternating_values(graph) if planned else {})
-    transposed = dict(transposed_values(graph))
-    _Annotator(kernels, on_host, remote, planned, transposed, memory).graph(graph)
+    transposed = transposed_values(graph)
+    _Annotator(kernels, away, remote, planned, transposed, memory).graph(graph)
     return memory
 
 
@@ -125,7 +125,7 @@ def escaping_values(
     kernels: Mapping[Node, Kernel],
     *,
     planned: bool = True,
-    remote: Callable[[Node], bool] = lambda node: False,
+    remote: Set[Node] = frozenset(),
 ) -> set[Value]:
     """The values that must not be in the arena, because they outlive the run, the iteration or the
     branch: the outputs of ``graph``, what loops collect, and what these are views of."""
@@ -141,13 +141,13 @@ def escaping_values(
                 if source is not None and source.producer in own:
                     escapes.add(source)
         for node in inner.nodes:
-            if is_control(node):
+            if node.nests and is_control(node):
                 escapes.update(_escaping_results(node, escapes, planned, remote))
     return escapes
 
 
 def _escaping_results(
-    node: Node, escapes: Collection[Value], planned: bool, remote: Callable[[Node], bool]
+    node: Node, escapes: Collection[Value], planned: bool, remote: Set[Node]
 ) -> Iterator[Value]:
     """The values computed in the graphs of an If or a loop that escape from these graphs."""
     if node.op.name == "If":
@@ -159,7 +159,7 @@ def _escaping_results(
     escaping = body.outputs[loop_carried(node)[1].stop :]
     for inside, updated in _carried(node):
         buffered = planned and is_plannable(inside.type)
-        if updated.producer is not None and remote(updated.producer):
+        if updated.producer in remote:
             buffered = False  # loops have buffers on the host alone
         if updated is not inside and not buffered:
             escaping.append(updated)
@@ -176,7 +176,7 @@ def alternating_values(graph: Graph) -> dict[Value, Value]:
     """The updated values of loops that fit into the buffers of the loop, with the body's input."""
     alternating: dict[Value, Value] = {}
     for node in graph.walk():
-        if is_control(node) and node.op.name != "If":
+        if node.nests and is_control(node) and node.op.name != "If":
             computed = set(_computed(node.attrs["body"], node.attrs["body"].outputs))
             for inside, updated in _carried(node):
                 fits = has_buffers(inside, updated) and _same_type(updated.type, inside.type)
@@ -196,15 +196,20 @@ def _carried(node: Node) -> Iterator[tuple[Value, Value]]:
     return zip(body.inputs[entering], body.outputs[leaving], strict=True)
 
 
-def transposed_values(graph: Graph) -> Iterator[tuple[Value, Order]]:
+def transposed_values(graph: Graph) -> dict[Value, Order]:
     """The values that only one node reads, a Transpose, each with the order of its dims that gives
     the Transpose's result C order."""
-    for value, readers in readers_of(graph).items():
-        nodes = [node for node in readers if node is not None]
-        if len(nodes) != 1 or nodes[0].op.name != "Transpose":
-            continue
-        if isinstance(value.type, TensorType):
-            yield value, tuple(nodes[0].attrs.get("perm") or reversed(range(value.type.rank or 0)))
+    transposes = [node for node in graph.walk() if node.op.name == "Transpose"]
+    readers = readers_of(graph) if transposes else {}
+    orders = {}
+    for node in transposes:
+        value = node.inputs[0]
+        if value is not None and isinstance(value.type, TensorType):
+            others = [reader for reader in readers[value] if reader not in (None, node)]
+            if not others:
+                perm = node.attrs.get("perm") or reversed(range(value.type.rank or 0))
+                orders[value] = tuple(perm)
+    return orders
 
 
 # Annotations that follow from those of the values before.
@@ -213,8 +218,8 @@ def transposed_values(graph: Graph) -> Iterator[tuple[Value, Order]]:
 @dataclass
 class _Annotator:
     kernels: Mapping[Node, Kernel]
-    on_host: Callable[[Node], bool]
-    remote: Callable[[Node], bool]
+    away: Set[Node]
+    remote: Set[Node]
     planned: bool
     transposed: Mapping[Value, Order]
     memory: ValueMemory
@@ -228,63 +233,44 @@ class _Annotator:
                     self.graph(inner)
             elif kernel.view:
                 self._view(node, kernel)
-            elif self.remote(node):
-                self._write_away(node, kernel)
-            elif self._can_write(node, kernel):
-                order = self._order(node, kernel)
-                values = [value for value in node.outputs if value is not None]
-                if self._are_results(values, order):
-                    self.memory.orders[node] = ()
-                    self.memory.results.update(values)
-                # A function that must bring its inputs into their own order is slow, too.
-                elif (
-                    kernel.layout.prefer_bound
-                    or (order and kernel.binder is not None)
-                    or self._may_be_planned(values)
-                ):
-                    self.memory.orders[node] = order
-                    for value in values:
-                        self._place(value, order)
+            elif self.planned and kernel.into is not None:
+                self._write(node, kernel)
 
-    def _write_away(self, node: Node, kernel: Kernel) -> None:
-        """Let the kernel of a device write into the arena there, if all its outputs may be."""
+    def _write(self, node: Node, kernel: Kernel) -> None:
+        """Let a kernel write its outputs into memory that is given, if all of them may be there."""
+        memory, nbytes = self.memory, 0
         values = [value for value in node.outputs if value is not None]
-        plannable = self.planned and kernel.into is not None and bool(values)
-        if plannable and all(is_plannable(value.type) for value in values):
-            kept = self.memory.escapes.isdisjoint(values)
-            if kept and self.memory.alternating.keys().isdisjoint(values):
-                self.memory.orders[node] = ()
-                for value in values:
-                    self._place(value)
-
-    def _place(self, value: Value, order: Order = ()) -> None:
-        if value not in self.memory.alternating:
-            plain = len(order) != value.rank or list(order) == sorted(order)
-            self.memory.strides[value] = () if plain else dense_strides(value.type, order)
-
-    def _can_write(self, node: Node, kernel: Kernel) -> bool:
-        """Whether a kernel can write its outputs into memory that is given."""
-        values = [value for value in node.outputs if value is not None]
-        return (
-            self.planned
-            and kernel.into is not None
-            and self.on_host(node)
-            and bool(values)
-            and all(is_plannable(value.type) for value in values)
-        )
-
-    def _may_be_planned(self, values: Sequence[Value]) -> bool:
-        memory = self.memory
-        return memory.escapes.isdisjoint(values) or all(v in memory.alternating for v in values)
-
-    def _are_results(self, values: Sequence[Value], order: Order) -> bool:
-        """Whether outputs of one node, written in this order, leave the run, and are large."""
-        memory = self.memory
-        return (
-            all(v in memory.escapes and v not in memory.alternating for v in values)
-            and list(order) == sorted(order)
-            and sum(v.type.nbytes for v in values if isinstance(v.type, TensorType)) >= _LARGE
-        )
+        for value in values:
+            if not is_plannable(value.type):
+                return
+            nbytes += value.type.nbytes
+        stay, carried = memory.escapes.isdisjoint(values), memory.alternating.keys()
+        if node in self.remote:  # into the arena of a device, in C order
+            if values and stay and carried.isdisjoint(values):
+                memory.orders[node] = ()
+                memory.strides.update(dict.fromkeys(values, ()))
+            return
+        if node in self.away or not values:
+            return
+        order = self._order(node, kernel)
+        # Outputs of one node that leave the run, and are large.
+        leave = not stay and carried.isdisjoint(values) and memory.escapes >= {*values}
+        if leave and nbytes >= _LARGE and list(order) == sorted(order):
+            memory.orders[node] = ()
+            memory.results.update(values)
+        # A function that must bring its inputs into their own order is slow, too.
+        elif (
+            stay
+            or kernel.layout.prefer_bound
+            or (order and kernel.binder is not None)
+            or carried >= {*values}
+        ):
+            memory.orders[node] = order
+            plain = list(order) == sorted(order)
+            for value in values:
+                if value not in carried:
+                    in_order = plain or len(order) != value.rank
+                    memory.strides[value] = () if in_order else dense_strides(value.type, order)
 
     def _order(self, node: Node, kernel: Kernel) -> Order:
         """The order of dims that a kernel writes: its own, or else that of its inputs."""
@@ -294,8 +280,10 @@ class _Annotator:
             return (first is not None and self.transposed.get(first)) or layout.dims_order
         if layout.dims_order or layout.contiguous:
             return layout.dims_order
-        orders = (self._order_of(value) for value in node.inputs if value is not None)
-        return next((order for order in orders if order), ())
+        for value in node.inputs:
+            if value is not None and (order := self._order_of(value)):
+                return order
+        return ()
 
     def _order_of(self, value: Value) -> Order:
         """The order of a value's dims in memory if it is not their own, and without gaps; that
@@ -307,19 +295,21 @@ class _Annotator:
         if not strides:
             return ()
         assert isinstance(type_, TensorType)
-        own = tuple(range(len(type_.dims)))
         # The stride of a dim of 1 means nothing, so that several orders may match.
-        by_stride = tuple(sorted(own, key=lambda axis: -strides[axis]))
-        for order in (own, channels_last(len(own)) or own, by_stride):
-            if _matches(type_, strides, order):
-                return () if order == own else order
+        rank = len(type_.dims)
+        if _matches(type_, strides, ()):
+            return ()
+        by_stride = tuple(sorted(range(rank), key=strides.__getitem__, reverse=True))
+        for order in (channels_last(rank), by_stride):
+            if order and _matches(type_, strides, order):
+                return order
         return ()
 
     def _view(self, node: Node, kernel: Kernel) -> None:
         """Place the views of a value in the arena; views of other values are dynamic."""
         source, *rest = node.inputs
         dummy = self._dummy(source)
-        fixed = all(value is None or value.const is not None for value in rest)
+        fixed = False not in [value is None or value.is_constant for value in rest]
         # A node with control inputs needs a step: others may wait for it.
         if dummy is None or source is None or not fixed or node.control_inputs:
             (value, *_), perm = node.outputs, node.attrs.get("perm")
@@ -327,7 +317,7 @@ class _Annotator:
                 self.memory.expected[value] = tuple(np.argsort(perm).tolist()) if perm else ()
             return
         function = kernel.function
-        if self.remote(node):  # the same elements as NumPy's, which the dummies are of
+        if node in self.remote:  # the same elements as NumPy's, which the dummies are of
             types = [None if v is None else v.type for v in node.inputs]
             function = node.op.compile(node, types).function
         try:
@@ -339,8 +329,8 @@ class _Annotator:
             return
         arrays = arrays if len(node.outputs) != 1 else (arrays,)
         # NumPy copies where no strides have the elements in the order that is asked for.
-        if not all(array.size == 0 or np.may_share_memory(array, dummy) for array in arrays):
-            if not self.remote(node):
+        if False in [array.size == 0 or np.may_share_memory(array, dummy) for array in arrays]:
+            if node not in self.remote:
                 self._copy(node)
             return
         for value, array in zip(node.outputs, arrays, strict=False):
@@ -367,7 +357,8 @@ class _Annotator:
             stays = value not in self.memory.escapes and is_plannable(value.type)
             if value in self.memory.alternating or stays:
                 self.memory.orders[node] = ()
-                self._place(value)
+                if value not in self.memory.alternating:
+                    self.memory.strides[value] = ()
 
     def _dummy(self, value: Value | None) -> np.ndarray | None:
         """An array with the strides of a value in the arena, to evaluate views; else None."""
@@ -394,10 +385,9 @@ def _matches(type_: Type, strides: tuple[int, ...], order: Order) -> bool:
     assert isinstance(type_, TensorType)
     if not strides and (not order or list(order) == sorted(order)):
         return True
-    own = dense_strides(type_, range(len(type_.dims)))
-    wanted = dense_strides(type_, order) if len(order) == len(type_.dims) else own
-    dims = zip(type_.dims, strides or own, wanted, strict=True)
-    return all(a == b for n, a, b in dims if n > 1)
+    wanted = dense_strides(type_, order if len(order) == len(type_.dims) else ())
+    dims = zip(type_.dims, strides or dense_strides(type_, ()), wanted, strict=True)
+    return False not in [n <= 1 or a == b for n, a, b in dims]
 
 
 def _same_type(a: Type, b: Type) -> bool:

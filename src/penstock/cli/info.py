@@ -184,7 +184,7 @@ def _plan_of(model: Model, shapes: Sequence[str], options: CompileArguments) -> 
         "assumed": assumed,
         "effective": session.effective.line(session.options),
         "steps": sum(1 for _ in plan.walk()),
-        "flops": plan.flops,
+        "flops": sum(plan.flops_of.values()),
         "arena_bytes": 0 if arena_plan is None else arena_plan.size,
         "arena_lower_bound": 0 if arena_plan is None else arena_plan.lower_bound,
         "constant_bytes": plan.constant_bytes,

@@ -43,7 +43,7 @@ class Lifetimes:
             for slot in local_outputs(self._slots, step):
                 if slot not in self._shared:
                     last[slot] = step
-            for slot in reads(step):
+            for slot in reads(step) if step.blocks else step.inputs:
                 if slot in last:
                     last[slot] = step
             for block in step.blocks:

@@ -45,7 +45,7 @@ from penstock.core.types import RunValue, RunValues, TensorType
 from penstock.ir.contract import Guard
 from penstock.ir.kernel import Kernel
 from penstock.ir.layout import RuntimeArray
-from penstock.ops.internal.fused import parts
+from penstock.ops.internal.fused import FUSED, parts
 from penstock.ops.internal.transfer import HOST
 from penstock.plan.arena_layout import ArenaPlan
 from penstock.plan.plan import Plan, Slot, SlotKind, Step
@@ -60,11 +60,13 @@ _SMALL_BYTES = 1 << 16
 
 class Call(NamedTuple):
     """The name of a kernel's function, and the text of its arguments. ``begins``: the function
-    only begins an asynchronous kernel, and the call gives its ``Outcome``."""
+    only begins an asynchronous kernel, and the call gives its ``Outcome``. ``runtime``: the slots
+    whose arrays a kernel that can be bound ahead of the run is given during it."""
 
     function: str
     arguments: str
     begins: bool = False
+    runtime: tuple[int, ...] = ()
 
     def text(self, streams: Sequence[int] = ()) -> str:
         """The call; through streams of devices, if their numbers are given."""
@@ -79,10 +81,12 @@ class Call(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class ProgramNames:
     """``slots[i]`` is the name of slot i; ``slots[-1]``, for a slot left out, is ``"None"``.
-    ``calls`` has the call of each step with a kernel; the results of the steps in ``counted`` count
-    against the budget of a run."""
+    ``views`` has the places in arenas that have names (``view_key``). ``calls`` has the call of
+    each step with a kernel; the results of the steps in ``counted`` count against the budget of a
+    run."""
 
     slots: tuple[str, ...]
+    views: Mapping[tuple[Any, ...], str]
     calls: Mapping[Step, Call]
     counted: frozenset[Step]
 
@@ -103,7 +107,7 @@ def program_names(
         elif slot.kind is SlotKind.DYNAMIC:
             name = f"V[{index}]" if index in shared else f"v{index}"
         else:
-            key = view_key(arena_plan, slot, index, memory_name(plan, slot))
+            key = _view_key(plan, arena_plan, slot, index)
             name = first_name.setdefault(key, f"b{index}")
         slots.append(name)
     # At index -1, which stands for a value that is left out.
@@ -113,25 +117,27 @@ def program_names(
         if step.kernel is not None:
             is_counted = step in counted
             function = _function_name(number, step, step.kernel, is_counted)
-            arguments = _arguments(plan, number, step, slots, is_counted)
-            calls[step] = Call(function, arguments, step.kernel.begin is not None)
-    return ProgramNames(tuple(slots), calls, counted)
+            begins = step.kernel.begin is not None
+            runtime = () if step.kernel.binder is None else runtime_slots(plan, step)
+            if step.kernel.binder is None or not step.into:
+                arguments = _arguments(plan, step, slots, is_counted)
+            else:  # it prepares its arguments
+                arguments = ", ".join([slots[i] for i in runtime]) if runtime else f"*a{number}"
+            calls[step] = Call(function, arguments, begins, runtime)
+    return ProgramNames(tuple(slots), first_name, calls, counted)
 
 
-def view_key(arena_plan: ArenaPlan, slot: Slot, index: int, memory: str = HOST) -> tuple[Any, ...]:
-    """Offset, dims, dtype, strides (None: C order) and ``memory`` of a slot in an arena: slots with
+def _view_key(plan: Plan, arena_plan: ArenaPlan, slot: Slot, index: int) -> tuple[Any, ...]:
+    """Offset, dims, dtype, strides (None: C order) and memory of a slot in an arena: slots with
     equal keys are the same value."""
     assert isinstance(slot.type, TensorType)
-    alias = slot.kind is SlotKind.ALIAS
+    alias, memory = slot.kind is SlotKind.ALIAS, slot.memory
     start = arena_plan.offsets[slot.base if alias else index]
     strides = slot.strides if alias or slot.strides else None
+    if plan.remote:
+        memory = memory if slot.base < 0 else plan.slots[slot.base].memory
     place = start + slot.offset if memory == HOST else (start, slot.offset)
     return place, slot.type.dims, slot.type.dtype, strides, memory
-
-
-def memory_name(plan: Plan, slot: Slot) -> str:
-    """The memory of a slot in an arena, or of a view of one."""
-    return slot.memory if slot.base < 0 else plan.slots[slot.base].memory
 
 
 def bound_slots(step: Step) -> tuple[int, ...]:
@@ -145,30 +151,30 @@ def bound_slots(step: Step) -> tuple[int, ...]:
 
 def runtime_slots(plan: Plan, step: Step) -> tuple[int, ...]:
     """The slots of ``bound_slots`` whose arrays are known only during the run."""
-    slots = plan.slots
-    return tuple([i for i in bound_slots(step) if i >= 0 and slots[i].kind is SlotKind.DYNAMIC])
+    slots, dynamic = plan.slots, SlotKind.DYNAMIC
+    bound = (*step.inputs, *step.outputs) if step.into else step.inputs
+    return tuple([i for i in bound if i >= 0 and slots[i].kind is dynamic])
 
 
 def _function_name(number: int, step: Step, kernel: Kernel, is_counted: bool) -> str:
     function = kernel.into if step.into else kernel.function
     # A function that counts or checks is this step's, and must not have the name of the ufunc.
     own = is_counted or step.contract is not None
-    if isinstance(function, np.ufunc) and not step.prepares and not own:
+    if isinstance(function, np.ufunc) and not own and not step.prepares:
         # Only NumPy's own: others may have any name, the same one several times.
         name = function.__name__
         if getattr(np, name, None) is function:
             return name
-    names = [part.op.name.lower() for part in parts(step.node)]  # of users' operations, any text
-    if len(names) > _MOST_NAMED:
-        names[_MOST_NAMED - 1 :] = ["more"]
-    name = "_".join(names)
+    name = step.node.op.name.lower()  # of users' operations, any text
+    if step.node.op is FUSED:
+        names = [part.op.name.lower() for part in parts(step.node)]
+        if len(names) > _MOST_NAMED:
+            names[_MOST_NAMED - 1 :] = ["more"]
+        name = "_".join(names)
     return f"{name if name.isascii() and name.isidentifier() else 'operation'}_{number}"
 
 
-def _arguments(plan: Plan, number: int, step: Step, names: list[str], is_counted: bool) -> str:
-    if step.prepares:
-        runtime = runtime_slots(plan, step)
-        return ", ".join([names[i] for i in runtime]) if runtime else f"*a{number}"
+def _arguments(plan: Plan, step: Step, names: list[str], is_counted: bool) -> str:
     texts = [names[i] for i in bound_slots(step)]
     if not is_counted:  # else a bound of the results is one of the inputs' sizes
         for i in plan.packed_inputs(step):
@@ -210,26 +216,25 @@ def bind_names(
     host = memory.host
     namespace: dict[str, Any] = helpers()
     ahead: dict[str, int] = defaultdict(int)
-    values: list[RunValue] = []
-    for index, slot in enumerate(with_checkpoints(plan.slots)):
-        name = names.slots[index]
-        if slot.kind in (SlotKind.DYNAMIC, SlotKind.CONSTANT):
-            values.append(RuntimeArray(slot.strides))
-            if slot.kind is SlotKind.CONSTANT and name in read:
-                namespace[name] = slot.peek
+    for (offset, dims, dtype, strides, place), name in with_checkpoints(names.views.items()):
+        if place != HOST:
+            backend: Any = plan.remote[place]
+            type_ = TensorType(dtype, dims)
+            namespace[name] = backend.view(memory.remote[place], *offset, type_, strides)
             continue
-        if name not in namespace:
-            place = memory_name(plan, slot)
-            offset, dims, dtype, strides, _ = view_key(arena_plan, slot, index, place)
-            if place != HOST:
-                backend: Any = plan.remote[place]
-                namespace[name] = backend.view(memory.remote[place], *offset, slot.type, strides)
-                values.append(namespace[name])
-                continue
-            # Arenas of no bytes hold values of no elements, for which ndarray still wants a buffer.
-            buffer, start = (host, offset) if host.size else (np.empty(dims, dtype), 0)
-            namespace[name] = np.ndarray(dims, dtype, buffer, start, strides)
-        values.append(namespace[name])
+        # Arenas of no bytes hold values of no elements, for which ndarray still wants a buffer.
+        buffer, start = (host, offset) if host.size else (np.empty(dims, dtype), 0)
+        namespace[name] = np.ndarray(dims, dtype, buffer, start, strides)
+    values: list[RunValue] = []
+    unread = RuntimeArray()  # a constant that the call of a kernel does not read
+    for slot, name in with_checkpoints([*zip(plan.slots, names.slots, strict=False)]):
+        if slot.constant is not None:
+            values.append(unread)
+            if name in read:
+                namespace[name] = slot.constant.peek
+        else:
+            dynamic = slot.kind is SlotKind.DYNAMIC
+            values.append(RuntimeArray(slot.strides) if dynamic else namespace[name])
     values.append(None)  # for slots left out, whose index is -1
     # Compiled calls know their arrays by identity (``RuntimeArray``) until a run has them.
     bind = partial(_bound, plan, values)
@@ -241,7 +246,7 @@ def bind_names(
         # A step of a sequence is bound there, and has no name in the text.
         if kernel is None or step in in_sequences:
             continue
-        name = names.calls[step].function
+        name, *_, of_run = names.calls[step]
         if kernel.begin is not None or not step.prepares:
             workspace = memory.workspaces.get(step)
             settled = None if memory.on_streams else ahead
@@ -250,7 +255,7 @@ def bind_names(
             )
             continue
         function, arguments = bind(step)
-        runtime = [values[i] for i in runtime_slots(plan, step)]
+        runtime = [values[i] for i in of_run]
         if not runtime:
             namespace[f"a{number}"] = arguments
         # Kernels whose arguments are the arrays themselves are called without a wrapper.
@@ -262,19 +267,16 @@ def bind_names(
 
 def _bound(plan: Plan, values: RunValues, step: Step) -> Any:
     """The bound form of the kernel of ``step``, on the memory of its slots."""
-    kernel = step.kernel
-    assert kernel is not None
-    inputs = [
-        plan.slots[index].peek
-        if index >= 0
-        and plan.slots[index].kind is SlotKind.CONSTANT
-        and i not in kernel.packed.inputs
-        else values[index]
-        for i, index in enumerate(step.inputs)
-    ]
-    outputs = [values[i] for i in step.outputs]
-    workspace = values[step.workspace] if step.workspace >= 0 else None
-    bound = kernel.bind(inputs, outputs, workspace)
+    kernel, inputs = step.kernel, []
+    assert kernel is not None and kernel.binder is not None
+    for i, index in enumerate(step.inputs):
+        constant = plan.slots[index].constant if index >= 0 else None
+        if constant is None or i in kernel.packed.inputs:
+            inputs.append(values[index])
+        else:
+            inputs.append(constant.const if constant.is_held else constant.peek)
+    outputs = tuple(map(values.__getitem__, step.outputs))
+    bound = kernel.binder.bind(inputs, outputs, values[step.workspace])
     if step.contract is not None:
         step.contract.check_bound(bound)
     return bound

@@ -21,7 +21,7 @@ def readable_source(program: Program) -> str:
     """The source of a program, line by line the same, with its comments in full."""
     lines = program.source.splitlines()
     for i, step in enumerate(program.steps):
-        if isinstance(step, Step) and not step.control:
+        if isinstance(step, Step) and step.kernel is not None:
             lines[i] = _line(program.plan, program.names, lines[i], step)
     return "\n".join(lines) + "\n"
 

@@ -11,9 +11,12 @@ between one another. The writer gathers them, and writes one call, with what it 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import repeat
 
 from penstock.core.records import dataclass
 from penstock.core.types import RunValue, RunValues
+from penstock.host.native import library
 from penstock.plan.plan import Step
 
 
@@ -70,18 +73,26 @@ def bound_sequence(
     bind: Callable[[Step], tuple[Callable[..., RunValue], tuple[RunValue, ...]]],
 ) -> Callable[..., None]:
     """The function of a sequence in one arena. ``bind`` binds the kernel of a step; ``values[i]``
-    stands for the array of slot i in what it returns, if that is known only during the run."""
-    from penstock.host.sequence import BoundStep, sequence_of  # small programs have no sequences
-
+    stands for the array of slot i in what it returns, if that is known only during the run. An
+    error that a step raises has the attribute ``place_in_sequence``."""
     place = {id(values[slot]): i for i, slot in enumerate(sequence.slots)}
-    steps = []
+    calls = []
     for step in sequence.steps:
         assert step.kernel is not None and step.kernel.binder is not None
+        assert step.kernel.binder.compiled_call is not None
         function, arguments = bind(step)
-        places = (-1,) * len(arguments)
-        if place:
-            places = tuple([place.get(id(argument), -1) for argument in arguments])
-        steps.append(BoundStep(step.kernel.binder, function, arguments, places))
-    run = sequence_of(steps, len(sequence.slots))
-    assert run is not None
+        native = step.kernel.binder.compiled_call(function, arguments)
+        if isinstance(function, partial) and not function.keywords:  # the call of which takes time
+            first: tuple[RunValue, ...] = function.args
+            function, arguments = function.func, (*first, *arguments)
+        # Of each argument the place among the arrays that the sequence is called with, or -1.
+        places = tuple(map(place.get, map(id, arguments), repeat(-1)))
+        if max(places, default=-1) >= 0:
+            pairs = zip(arguments, places, strict=True)
+            arguments = tuple([x if i < 0 else None for x, i in pairs])
+        calls.append((function, arguments, places, native))
+    compiled = library()
+    assert compiled is not None  # else no steps are gathered
+    arity = len(sequence.slots)
+    run: Callable[..., None] = compiled.functions.Sequence(tuple(calls), arity, compiled.call).run
     return run

@@ -8,15 +8,14 @@ from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias
 
 from penstock.codegen.lifetimes import Lifetimes
-from penstock.codegen.names import MOST_AHEAD, ProgramNames, runtime_slots
+from penstock.codegen.names import MOST_AHEAD, ProgramNames
 from penstock.codegen.sequences import Gathering, is_joinable
 from penstock.core.checkpoints import with_checkpoints
 from penstock.core.records import dataclass
 from penstock.core.types import TensorType
 from penstock.host.native import library
-from penstock.ops.work_estimate import flops
 from penstock.plan.plan import Plan, Step
-from penstock.plan.tasks import ONE_FUNCTION, Tasks
+from penstock.plan.tasks import NO_SIGNALS, ONE_FUNCTION, Tasks
 
 # Estimated operations between two checks for a stop: a few milliseconds of NumPy on one core.
 _CHECK_EVERY = 50_000_000
@@ -147,23 +146,30 @@ class StepWriter:
             self.check_for_stop(step)
 
     def _steps(self, steps: Sequence[Step]) -> None:
+        observed, signals = self.form.observed, self.tasks.signals
         for step in with_checkpoints(steps):
             # In this order: observers are told of the time of the kernel alone, and values go when
             # nothing reads them any more.
-            self._wait(step)
-            self._observe("began", step, step.inputs if self.form.inputs_observed else ())
-            if step.control:
+            if signals is not NO_SIGNALS:
+                self._wait(step)
+            if observed:
+                self._observe("began", step, step.inputs if self.form.inputs_observed else ())
+            if step.kernel is None:
                 self._control_flow(self, step)
             else:
                 self._kernel(step)
-            self._observe("ended", step, step.outputs)
-            self.release(self.lifetimes.after.get(step, ()))
-            for signal in self.tasks.signals.emits.get(step, ()):
-                stream = self.tasks.signals.events.get(signal)
+            if observed:
+                self._observe("ended", step, step.outputs)
+            if step in self.lifetimes.after:
+                self.release(self.lifetimes.after[step])
+            if signals is NO_SIGNALS:
+                continue
+            for signal in signals.emits.get(step, ()):
+                stream = signals.events.get(signal)
                 event = "" if stream is None else f", d{stream}.record()"
                 self.line(f"emit({signal}{event})")
-            for signal, stream in self.tasks.signals.overlap.marks.get(step, ()):
-                for other in self.tasks.signals.on[step]:
+            for signal, stream in signals.overlap.marks.get(step, ()):
+                for other in signals.on[step]:
                     if other != stream:
                         self.line(f"d{stream}.wait(d{other}.record())")
                 self.line(f"S[{signal}] = d{stream}.record()")
@@ -175,11 +181,12 @@ class StepWriter:
         if len(steps) == 1:
             self.call(steps[0])
         elif steps:
-            slots = [i for step in steps for i in runtime_slots(self.plan, step)]
+            calls = [self._names.calls[step] for step in steps]
+            slots = [i for call in calls for i in call.runtime]
             name, sequence = self.gathering.add(steps, slots)
             self.text.write(f"{name}({self.names(sequence.slots)})", sequence.steps)
-            for step in steps:
-                self.text.write(f"# {self._names.calls[step].text()}", step, comment(step))
+            for step, call in zip(steps, calls, strict=True):
+                self.text.write(f"# {call.function}({call.arguments})", step, comment(step))
         if released:
             self.text.write(f"del {self.names(released)}", None)
 
@@ -195,8 +202,6 @@ class StepWriter:
 
     def release(self, slots: Sequence[int]) -> None:
         """Release values that were allocated during the run."""
-        if not slots:
-            return
         self.observe_release(slots)
         # Shared slots are entries of the run's list, which other tasks index.
         local = [i for i in slots if i not in self.tasks.shared]
@@ -216,17 +221,16 @@ class StepWriter:
                 self.line(f"freed(control, {self.names(counted)})")
 
     def _observe(self, function: str, step: Step, slots: Sequence[int]) -> None:
-        if self.form.observed:
-            # The line number makes names that differ.
-            name = f"n{len(self.text.lines)}"
-            self.constants[name] = step
-            arguments = ", ".join(["control", name, *[self.name[i] for i in slots]])
-            self.line(f"{function}({arguments})", step)
+        # The line number makes names that differ.
+        name = f"n{len(self.text.lines)}"
+        self.constants[name] = step
+        arguments = ", ".join(["control", name, *[self.name[i] for i in slots]])
+        self.line(f"{function}({arguments})", step)
 
     def _kernel(self, step: Step) -> None:
-        kernel = step.kernel
-        assert kernel is not None
-        self.add_work(flops(step.node) or _UNKNOWN_WORK, step)
+        self.work += self.plan.flops_of[step] or _UNKNOWN_WORK
+        if self.work > _CHECK_EVERY:
+            self.add_work(0, step)
         joins = self.gathering.enabled and step not in self.tasks.signals.on and is_joinable(step)
         if self.gathering.steps and not joins:
             self.write_gathered()
@@ -327,7 +331,8 @@ class StepWriter:
 def comment(step: Step) -> str:
     """The place in the model that a step comes from."""
     node = step.node
-    return printable(node.origin or node.name or node.op.name)
+    text = node.origin or node.name or node.op.name
+    return text if text.isprintable() else printable(text)
 
 
 def printable(text: str) -> str:

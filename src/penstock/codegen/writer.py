@@ -310,7 +310,7 @@ def _write_tasks(writer: StepWriter, tasks: Tasks) -> list[str]:
 def _write_return(writer: StepWriter) -> None:
     """Return the outputs, as copies where they share memory with others."""
     # Arena slots with dims in another order in memory may have views among the outputs.
-    reordered = any(slot.kind is SlotKind.ARENA and slot.strides for slot in writer.slots)
+    reordered = bool([1 for s in writer.slots if s.strides and s.kind is SlotKind.ARENA])
     # Arrays that grow where they lie are views of nothing, and have room behind each row.
     steps = writer.plan.steps if reordered else ()
     kernels = [(step, step.kernel) for step in steps if step.kernel is not None]

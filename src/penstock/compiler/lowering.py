@@ -48,7 +48,7 @@ def lower_graph(feeds: Feeds, context: CompileContext, *, layouts: bool = True) 
     run_passes(LOWER, graph, pass_context(context, placement, placing))
     # Passes know places by name; from here on steps belong to backends.
     placed = {node: context.by_name[place.backend] for node, place in placing.placement.items()}
-    return Lowered(graph, placed, kernels, costs, profiler)
+    return Lowered(graph, placed, kernels, costs, profiler, memory=placing.memory)
 
 
 def _observed_executor(context: CompileContext, *parts: Any) -> Executor:

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -59,6 +59,7 @@ from penstock.plan.tasks import Tasks, are_asynchronous, in_one_function
 from penstock.tuning.measure import CostModel, GraphProfiler, costs_of, step_seconds
 
 if TYPE_CHECKING:
+    from penstock.analysis.value_memory import ValueMemory
     from penstock.compiler.varying_shapes import OpenTypes
     from penstock.executors.task_loop import Queue
     from penstock.passes.context import Pass, Unraised
@@ -121,10 +122,10 @@ class CompileContext:
         """The backends by name."""
         return {backend.name: backend for backend in self.backends}
 
-    @property
+    @cached_property
     def one_memory(self) -> bool:
         """Whether all backends work on the host's memory."""
-        return all(backend.memory == HOST for backend in self.backends)
+        return {backend.memory for backend in self.backends} <= {HOST}
 
     @property
     def accelerators(self) -> dict[str, Device]:
@@ -138,7 +139,7 @@ class CompileContext:
         # More tasks than a backend can run at the same time would only wait; a pool that the caller
         # gives says itself how many.
         if self.options.expert.pool is None:
-            workers = min(max(backend.workers for backend in self.hosts), workers)
+            workers = min(max([backend.workers for backend in self.hosts]), workers)
         return min(workers, self.options.threads or workers)
 
     @property
@@ -162,7 +163,7 @@ class CompileContext:
         """The cost of a step with ``threads`` threads for its kernel, by default all."""
         return lambda step: step_seconds(costs, step, self.by_name, threads)
 
-    @property
+    @cached_property
     def fuses(self) -> bool:
         """Whether a backend fuses nodes."""
         return any(backend.fuses for backend in self.backends)
@@ -256,6 +257,8 @@ class Lowered:
     """measures what ``costs`` lack, unless the user has given these"""
     arena: SavedArena | None = None
     """the order of steps and their places in the arena, if the graph was saved with them"""
+    memory: ValueMemory | None = None
+    """where values are in memory, if passes had to decide it"""
 
 
 def set_threads(
@@ -296,7 +299,7 @@ def plan_slots(
     """Compile a plan; if ``planned``, values of known sizes live in an arena, else all values are
     allocated during the run. An ``inner`` plan is part of another, and may never run."""
     graph, placement, kernels = lowered.graph, lowered.placement, lowered.kernels
-    options = {"planned": planned, "inner": inner}
+    options: Any = {"planned": planned and (lowered.memory or True), "inner": inner}
     plan = compile_plan(graph, context.backends, placement, kernels=kernels, **options)
     # Libraries with threads of their own do not know of the option: a scope around each run binds
     # them to it.

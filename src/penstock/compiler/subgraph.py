@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -82,15 +81,15 @@ class Subgraph:
         self.inputs = inputs
         self.results = results
         self.unraised = unraised
-        self.names = tuple(value.name for value in inputs)
-        self.types = tuple(value.type for value in inputs)
+        self.names = tuple([value.name for value in inputs])
+        self.types = tuple([value.type for value in inputs])
         dtypes = [t.dtype if isinstance(t, TensorType) else None for t in self.types]
         # Arrays of these dtypes are fed as they are; of strings, the elements are looked at. None
         # would be equal to float64.
         fed = [_NO_DTYPE if d is None or d == STRING else d for d in dtypes]
         self._ports = tuple(zip(self.names, self.types, fed, strict=True))
         # Whether a plan depends on the dtypes of the feeds, and not on shapes alone.
-        self.depends_on_dtypes = any(dtype is None for dtype in dtypes)
+        self.depends_on_dtypes = True in [dtype is None for dtype in dtypes]
         self.outputs = tuple(outputs)
         # The same for feeds and results on devices.
         self.variants: dict[Hashable, Subgraph] = {}
@@ -183,14 +182,13 @@ class Subgraph:
         return tuple(expected)
 
 
-@contextmanager
-def compile_guard() -> Iterator[None]:
+class compile_guard(gc_pause.paused):  # noqa: N801
     """Pause garbage collection; a model too large for the machine raises ``LimitExceeded``."""
-    with gc_pause.paused():
-        try:
-            yield
-        except RecursionError as error:
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        super().__exit__(kind, error, trace)
+        if isinstance(error, RecursionError):
             raise LimitExceeded("the model's graphs nest too deep to be compiled") from error
-        except MemoryError as error:
+        if isinstance(error, MemoryError):
             message = f"there is not enough memory to compile the model: {error}"
             raise LimitExceeded(message) from error

@@ -74,11 +74,13 @@ class Subgraphs:
         self._requests: dict[Any, Request] = {}
         # By sets of names, in the order of their last use.
         self._subgraphs: OrderedDict[Any, Subgraph] = OrderedDict()
+        self._whole: Extract | None = None
         if main is None:
             fed = tuple([value.name for value in self.graph.inputs])
             names = {value: name for name, value in self._shared.items()}
             fetched = tuple([names.get(value.name, value.name) for value in self.graph.outputs])
-            main = self.extracted(Extract(fed, fetched), compiler)
+            self._whole = Extract(fed, fetched)
+            main = self.extracted(self._whole, compiler)
         self.main = main
         self._main_key = (frozenset(main.names), frozenset(main.outputs), frozenset[str]())
         self.all = Request(main, main.outputs)
@@ -126,7 +128,7 @@ class Subgraphs:
     ) -> tuple[Request, Any, list[Any]]:
         """The request, the key of its plan, and the values fed; with ``stay``, for results that
         stay on the device where they are computed. Raises ``InvalidInput``."""
-        if isinstance(fetches, Mapping):
+        if fetches is not None and isinstance(fetches, Mapping):
             raise InvalidInput(self._swapped(feeds, fetches))
         if feeds is None:
             feeds = {}
@@ -250,10 +252,13 @@ class Subgraphs:
         from penstock.executors.feeds import checked
         from penstock.passes.dead_code import cut
 
-        fed = [self.value(name, "feed") for name in extract.feeds]
-        fetched = [self.value(name, "fetch") for name in extract.fetches]
-        target_values, nodes = self._targets(extract.targets)
-        graph = cut(self.graph, fed, [*fetched, *target_values], nodes)
+        if extract is self._whole:  # whose values need not be looked up by name
+            graph = cut(self.graph, self.graph.inputs, self.graph.outputs)
+        else:
+            fed = [self.value(name, "feed") for name in extract.feeds]
+            fetched = [self.value(name, "fetch") for name in extract.fetches]
+            target_values, nodes = self._targets(extract.targets)
+            graph = cut(self.graph, fed, [*fetched, *target_values], nodes)
         if missing := captures(graph):
             names = ", ".join(f"{quoted(v.name)} ({v.type})" for v in missing[:MAX_PROBLEMS])
             if len(missing) > MAX_PROBLEMS:

@@ -83,15 +83,18 @@ def report_progress(step: str, done: int, total: int) -> None:
         progress(step, done, total)
 
 
-@contextmanager
-def reporting(progress: Progress | None) -> Iterator[None]:
+class reporting:  # noqa: N801
     """Report the progress of this thread's work in the block to ``progress``, if given."""
-    outer = THREAD.progress
-    THREAD.progress = outer if progress is None else progress
-    try:
-        yield
-    finally:
-        THREAD.progress = outer
+
+    def __init__(self, progress: Progress | None) -> None:
+        self._progress = progress
+
+    def __enter__(self) -> None:
+        self._outer = THREAD.progress
+        THREAD.progress = self._outer if self._progress is None else self._progress
+
+    def __exit__(self, *error: object) -> None:
+        THREAD.progress = self._outer
 
 
 @contextmanager

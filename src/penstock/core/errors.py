@@ -72,7 +72,7 @@ def check_count(option: str, value: object, most: int | None = None, *, least: i
     unless it is from ``least``, up to ``most`` if given."""
     range_ = f"of at least {least}" if most is None else f"from {least} to {most:,}"
     needed = f"a whole number {range_}"
-    if not isinstance(value, Integral) or isinstance(value, bool):
+    if value.__class__ is not int and (not isinstance(value, Integral) or isinstance(value, bool)):
         raise wrong_type(option, value, needed)
     number = int(value)
     if number < least or (most is not None and number > most):

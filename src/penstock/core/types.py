@@ -39,6 +39,9 @@ class ShapeError(ValueError):
     kernels; their callers add the node and its origin."""
 
 
+_KNOWN = frozenset([int])  # the class of dims that are known
+
+
 class _Sizes:
     """Sizes that a ``TensorType`` computes when first asked, and then has as attributes: they
     are read many times for every value of a model."""
@@ -59,15 +62,14 @@ class _Sizes:
             raise AttributeError(f"a TensorType has no attribute {name!r}")
         assert isinstance(self, TensorType)
         dtype, shape, put = self.dtype, self.shape, object.__setattr__
-        dims = () if shape is None else tuple([dim for dim in shape if isinstance(dim, int)])
-        known = dtype is not None and shape is not None and len(dims) == len(shape)
-        elements = math.prod(dims) if known else -1
+        known = dtype is not None and shape is not None and _KNOWN.issuperset(map(type, shape))
+        elements = math.prod(shape) if known else -1  # type: ignore[arg-type]
         static = elements >= 0
         put(self, "static", static)  # from now on found without this method
         put(self, "elements", elements)
-        if static and dtype is not None:
-            put(self, "dims", dims)
-            put(self, "nbytes", elements * dtype.itemsize)
+        if static:
+            put(self, "dims", shape)
+            put(self, "nbytes", elements * dtype.itemsize)  # type: ignore[union-attr]
         assert static or name in ("static", "elements"), self
         return getattr(self, name)
 

@@ -200,11 +200,8 @@ class CompiledExecutor:
         ``bind(memory)()`` binds the program to one of them. ``shared``: nothing is bound to the
         arenas, so that all runs can use the same functions. ``remote``: the bytes that ``bind``
         allocates for each in memories of devices, by name."""
-        bound = PerThreadCount(bind(np.empty(0, np.uint8))) if shared else None
-
-        def bind_arena(memory: np.ndarray) -> PerThreadCount[T]:
-            return PerThreadCount(bind(memory)) if bound is None else bound
-
+        bound = PerThreadCount(bind, np.empty(0, np.uint8)) if shared else None
+        bind_arena: Any = (lambda memory: bound) if shared else partial(PerThreadCount, bind)
         arenas = Arenas(self.arena_plan.size, host, limits, bind_arena, remote)
         arena = arenas.make()  # before the first run, which may be one of many at once
         with self._share as threads:
@@ -288,7 +285,7 @@ def share_of(
     most: dict[str, int] = {}
     threaded = {b.name for b in hosts if b.threads_of_caller}  # whatever they run
     for step in with_checkpoints(plan.walk()):
-        work = 0 if step.node.op.view else flops(step.node)
+        work = 0 if step.node.op.view else plan.flops_of[step]
         # The shapes that the run will meet are guessed for kernels that look at them.
         late = 0 if step.kernel is None else step.kernel.shapes.flops
         most[step.backend] = max(work, late, most.get(step.backend, 0))
@@ -309,11 +306,11 @@ def share_of(
 
 
 class PerThreadCount(dict[int, T]):
-    """A program bound to one arena: ``bind()``, once for each number of kernel threads."""
+    """A program bound to one arena: ``bind(memory)()``, once for each number of threads."""
 
-    def __init__(self, bind: Callable[[], T]) -> None:
+    def __init__(self, bind: Callable[[np.ndarray], Callable[[], T]], memory: np.ndarray) -> None:
         super().__init__()
-        self._bind = bind
+        self._bind = bind(memory)
 
     def __missing__(self, threads: int) -> T:
         bound = self[threads] = self._bind()
@@ -342,8 +339,10 @@ def quiet(function: Callable[..., RunValue], *arguments: object) -> Any:
         _QUIET.append(context)
 
 
+_SILENT = contextvars.Context()
+_SILENT.run(np.seterr, all="ignore")
+
+
 def silent() -> contextvars.Context:
-    """A context in which NumPy's floating-point warnings are off."""
-    context = contextvars.Context()
-    context.run(np.seterr, all="ignore")
-    return context
+    """A new context in which NumPy's floating-point warnings are off."""
+    return _SILENT.copy()

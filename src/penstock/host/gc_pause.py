@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ContextDecorator
 
 from penstock.host.fork import in_child
 from penstock.host.shared_lock import shared_lock
@@ -19,8 +18,7 @@ _overlaps = 0  # pauses that ended since the first of the present holders began
 _modules = 0  # imported when objects were last made old
 
 
-@contextmanager
-def paused() -> Iterator[None]:
+class paused(ContextDecorator):  # noqa: N801
     """Pause cyclic garbage collection. Building a graph allocates hundreds of thousands of objects
     that all stay alive. Python's collector would walk them repeatedly, which takes a quarter of the
     time to compile a graph of 100,000 nodes. Counts and generations are left as they are, unless
@@ -28,15 +26,17 @@ def paused() -> Iterator[None]:
 
     Where threads always overlap in building graphs, garbage is collected after every 256 of them.
     """
-    global _holders, _was_enabled, _overlaps
-    with _LOCK:  # in an order in which a signal handler may pause and resume in between
-        _holders += 1
-        if _holders == 1:
-            _was_enabled = gc.isenabled()
-            gc.disable()
-    try:
-        yield
-    finally:
+
+    def __enter__(self) -> None:
+        global _holders, _was_enabled
+        with _LOCK:  # in an order in which a signal handler may pause and resume in between
+            _holders += 1
+            if _holders == 1:
+                _was_enabled = gc.isenabled()
+                gc.disable()
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        global _holders, _overlaps
         with _LOCK:
             _overlaps = (_overlaps + 1) % _MOST_OVERLAPS if _holders > 1 else 0
             due = _was_enabled and _holders > 1 and _overlaps == 0

@@ -7,7 +7,7 @@ body of a Loop. A nested graph refers to a value of a graph around it by the sam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from operator import is_, length_hint
@@ -163,8 +163,8 @@ class Node:
     def __init__(
         self,
         op: Op,
-        inputs: Sequence[Value | None],
-        outputs: Sequence[Value | None],
+        inputs: Iterable[Value | None],
+        outputs: Iterable[Value | None],
         attrs: Attrs | None = None,
         *,
         name: str = "",
@@ -177,7 +177,7 @@ class Node:
         self.outputs = list(outputs)
         self.attrs: dict[str, Any] = dict(attrs) if attrs else {}
         # Whether it may have graphs: asked many times for every node, and false for most.
-        self.nests = bool(attrs) and any(x.__class__ is Graph for x in self.attrs.values())
+        self.nests = bool(attrs) and Graph in map(type, self.attrs.values())
         self.name = name
         self.control_inputs = list(control_inputs)
         self.device = device
@@ -400,17 +400,17 @@ def is_framed(graph: Graph) -> bool:
 def captures(graph: Graph) -> list[Value]:
     """Return the values of outer graphs that a nested graph refers to, in order of first use.
     Constants are not among them: they belong to no graph."""
-    own = set(graph.inputs)
+    own: set[Value | None] = {None, *graph.inputs}
     reads: list[Value | None] = []
     for node in graph.walk():
-        own.update([v for v in node.outputs if v is not None])
+        own.update(node.outputs)
         reads += node.inputs
         for _, inner in node.graphs if node.nests else ():
             own.update(inner.inputs)
     for inner in graph.graphs():
         reads += inner.outputs
-    captured = (v for v in reads if v is not None and not v.is_constant and v not in own)
-    return list(dict.fromkeys(captured))
+    beyond = [v for v in reads if v not in own]
+    return list(dict.fromkeys([v for v in beyond if v is not None and not v.is_constant]))
 
 
 def all_reads(node: Node) -> list[Value]:
@@ -510,22 +510,29 @@ def embed(graph: Graph, inputs: Sequence[Value], suffix: str) -> tuple[list[Node
     """Return a copy of the nodes of ``graph`` that reads ``inputs``, and the copies of its outputs.
     Captured values stay the same. Names of copied values end in ``suffix``."""
     cloner = _Cloner(suffix)
-    cloner.values.update((value, value) for value in captures(graph))
-    cloner.values.update(zip(graph.inputs, inputs, strict=True))
-    nodes = [cloner.node(node) for node in with_checkpoints(graph.nodes)]
+    cloner.update((value, value) for value in captures(graph))
+    cloner.update(zip(graph.inputs, inputs, strict=True))
+    nodes = cloner.copied(graph.nodes)
     for node, copy in zip(graph.nodes, nodes, strict=True):
         copy.control_inputs = [cloner.nodes.get(source, source) for source in node.control_inputs]
-    return nodes, [cloner.value(value) for value in graph.outputs]
+    return nodes, [cloner[value] for value in graph.outputs]
 
 
-class _Cloner:
-    """Copies nodes and values; names of copied values end in ``suffix``."""
+class _Cloner(dict["Value | None", Any]):
+    """Copies nodes and values; names of copied values end in ``suffix``. It has the copies by the
+    values, and makes them when they are first asked for; None stands for itself."""
 
     def __init__(self, suffix: str = "") -> None:
+        super().__init__({None: None})
         self.suffix = suffix
-        self.values: dict[Value, Value] = {}
         self.nodes: dict[Node, Node] = {}
-        self.fed: set[Value] = set()
+        self.fed: set[Value | None] = set()
+
+    def __missing__(self, value: Value) -> Value:
+        # Constants are never changed, and belong to no graph.
+        copy = value if value.is_constant else Value(value.name + self.suffix, value.type)
+        self[value] = copy
+        return copy
 
     def clone(
         self,
@@ -539,37 +546,32 @@ class _Cloner:
         targets = graph.targets if targets is None else targets
         fed = [Value(value.name + self.suffix, value.type) for value in inputs]
         self.fed.update(inputs)
-        self.values.update(zip(inputs, fed, strict=True))
-        nodes = [self.node(node) for node in with_checkpoints(graph.nodes)]
+        self.update(zip(inputs, fed, strict=True))
+        nodes = self.copied(graph.nodes)
         for node, copy in zip(graph.nodes, nodes, strict=True):
             if node.control_inputs:
                 # In loops, some of these are copied later.
                 before = [self.nodes.get(source) for source in node.control_inputs]
                 copy.control_inputs = [source for source in before if source is not None]
-        outputs_ = [self.value(value) for value in outputs]
+        outputs_ = [self[value] for value in outputs]
         return Graph(fed, outputs_, nodes, graph.name, [self.nodes[node] for node in targets])
 
-    def node(self, node: Node) -> Node:
-        attrs = node.attrs
-        if node.nests:
-            attrs = attrs | {key: self.clone(inner) for key, inner in node.graphs}
-        inputs = [None if value is None else self.value(value) for value in node.inputs]
-        outputs = [None if value is None else self.output(value) for value in node.outputs]
-        copy = self.nodes[node] = node.derived(inputs, outputs, attrs)
-        return copy
-
-    def value(self, value: Value) -> Value:
-        """The copy of a value that is read; constants are shared."""
-        copy = self.values.get(value)
-        if copy is None:
-            # Constants are never changed, and belong to no graph.
-            copy = value if value.is_constant else Value(value.name + self.suffix, value.type)
-            self.values[value] = copy
-        return copy
-
-    def output(self, value: Value) -> Value:
-        """The copy of a value that a node produces; of a fed value, a copy without readers."""
-        if value in self.fed:
-            # Its readers have the value that is fed.
-            return Value(f"{value.name}/unfed", value.type)
-        return self.value(value)
+    def copied(self, nodes: list[Node]) -> list[Node]:
+        """Copies of nodes, without their control inputs."""
+        copy_of, copies = self.__getitem__, []
+        for node in with_checkpoints(nodes):
+            attrs, outputs = node.attrs, node.outputs
+            if node.nests:
+                attrs = attrs | {key: self.clone(inner) for key, inner in node.graphs}
+            if not self.fed.isdisjoint(outputs):
+                # The readers of these have the value that is fed: they become outputs without any.
+                outputs = [
+                    Value(f"{v.name}/unfed", v.type) if v is not None and v in self.fed else v
+                    for v in outputs
+                ]
+            inputs = map(copy_of, node.inputs)
+            copy = Node(node.op, inputs, map(copy_of, outputs), attrs, name=node.name)
+            copy.device, copy.origin = node.device, node.origin
+            self.nodes[node] = copy
+            copies.append(copy)
+        return copies

@@ -41,7 +41,7 @@ class Binder:
     @property
     def compiled_call(self) -> CompiledCall | None:
         """Given what ``bind`` has returned, what compiled code calls in its place, which joins it
-        with others into one call (``host.sequence``); it returns None if that is a function of
+        with others into one call (``codegen.sequences``); it returns None if that is a function of
         Python after all. None if calls are not to be joined."""
         return None
 

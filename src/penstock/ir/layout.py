@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeGuard
 
 import numpy as np
 
 from penstock.core.records import dataclass
-from penstock.core.types import STRING, Type, is_static
+from penstock.core.types import STRING, TensorType, Type
 
 ALIGNMENT = 64
 """bytes: a cache line, and the widest vector register"""
@@ -27,9 +28,9 @@ def aligned_bytes(nbytes: int) -> np.ndarray:
     return memory[start : start + nbytes]
 
 
-def is_plannable(type_: Type) -> bool:
+def is_plannable(type_: Type) -> TypeGuard[TensorType]:
     """Whether memory for a value of this type can be set aside before the run."""
-    return is_static(type_) and type_.dtype != STRING
+    return isinstance(type_, TensorType) and type_.static and type_.dtype != STRING
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,6 +15,7 @@ from penstock.ir.op import Role
 from penstock.ops.internal.transfer import NO_OTHER_PLACES, OtherPlaces, Place, Ports
 
 if TYPE_CHECKING:
+    from penstock.analysis.value_memory import ValueMemory
     from penstock.ir.graph import GraphPart
 
 Basis = tuple[list[object], list[Type | None]]
@@ -87,6 +88,8 @@ class Placing:
 
     plans_layouts = False
     """whether the layouts of values are planned, by the kernels that ``compiled`` returns"""
+    memory: ValueMemory | None = None
+    """where values are in memory, if all are the host's and the last pass has decided it"""
 
     def __init__(
         self, placement: dict[Node, Place] | None = None, ports: Ports | None = None

@@ -35,7 +35,7 @@ from penstock.core.checkpoints import with_checkpoints
 from penstock.core.records import dataclass, field, replace
 from penstock.core.types import TensorType
 from penstock.ops.internal.transfer import HOST
-from penstock.plan.plan import Plan, Slot, SlotKind, Step, memory_of, reads
+from penstock.plan.plan import Plan, Slot, SlotKind, Step, reads
 from penstock.plan.tasks import Tasks
 
 
@@ -62,19 +62,22 @@ class ArenaPlan:
 def plan_arena(plan: Plan, planner: str = "quick") -> ArenaPlan:
     """Choose order and offsets: of the given order and a memory-aware one, the smaller arena."""
     # The given order is always a candidate: the other one is a heuristic, and may need more memory.
-    best = plan_arena_in_order(plan, range(len(plan.steps)), planner)
+    given = range(len(plan.steps))
+    best = plan_arena_in_order(plan, given, planner)
     # A function instead of the arenas of all planners: only reports ask what another planner would
     # have made of it, and a search takes up to a second.
     best = replace(best, by=partial(plan_arena, plan))
-    if len(plan.steps) <= 2:
+    # Most plans are chains, or have one step that needs as much as all that is ever live.
+    if len(given) <= 2 or best.lower_bound <= _largest_step(plan):
         return best
     dag = plan.dag
-    if all(len(dag.succ[i]) <= 1 and len(dag.pred[i]) <= 1 for i in range(dag.n)):
+    if max(map(len, (*dag.succ, *dag.pred))) <= 1:
         return best  # chains have no other order that could pay
-    # Imported here: plans that are chains never need it.
     from penstock.algorithms.ordering import memory_order
 
     order = memory_order(dag, _released_outputs(plan))
+    if order == [*given]:
+        return best
     buffers = assign_buffers(plan, Intervals(plan, order))
     # The bound takes one walk, offsets a search. On networks the search comes within percents of
     # the bound, so that an order with a larger bound would lose anyway.
@@ -179,15 +182,31 @@ def _arena_plan(
 _MOST_BUFFERS = 2500
 
 
+def _largest_step(plan: Plan) -> int:
+    """The bytes of the host that one step reads and writes at once, at most over all steps: those
+    that any order needs."""
+    memory, largest, arena = plan.memory, 0, SlotKind.ARENA
+    bytes_of = [s.nbytes if s.kind is arena and s.memory == HOST else 0 for s in plan.slots]
+    bytes_of.append(0)  # at index -1, of what is left out
+    for step in plan.walk():
+        touched = {step.workspace}
+        for slot in step.inputs:
+            touched.update(memory[slot] if slot >= 0 else ())
+        if step.kernel is None or not step.kernel.inplace:  # which may take over an input's memory
+            touched.update(step.outputs)
+        largest = max(largest, sum(map(bytes_of.__getitem__, touched)))
+    return largest
+
+
 def _released_outputs(plan: Plan) -> list[list[tuple[int, list[int]]]]:
     """For each outermost step, the bytes of its outputs, and the steps that read them."""
     # By the slots that own memory: a reader of a view keeps the memory of its base alive.
     readers: dict[int, set[int]] = {}
     for i, step in enumerate(plan.steps):
-        for slot in reads(step):
-            for root in memory_of(plan.slots, slot):
+        for slot in reads(step) if step.blocks else step.inputs:
+            for root in plan.memory[slot] if slot >= 0 else ():
                 readers.setdefault(root, set()).add(i)
-    leaving = {root for slot in plan.outputs for root in memory_of(plan.slots, slot)}
+    leaving = {root for slot in plan.outputs for root in plan.memory[slot]}
     return [
         [
             (plan.slots[slot].nbytes, sorted(readers.get(slot, set()) - {i}))
@@ -218,47 +237,43 @@ class Intervals:
         self.last: dict[int, int] = {}
         self.touched: dict[int, dict[int, int]] = {}
         self.steps: list[tuple[int, Step]] = []
-        self._slots = plan.slots
+        self._plan = plan
         self._task_of = task_of or {}
         self._now, self._task = 0, -1
         # The slots that each step with blocks around the current step has read.
         self._loops: list[set[int]] = []
         self._run([plan.steps[i] for i in order])
-        for slot in plan.outputs:
-            self._touch(slot)
+        self._touch(plan.outputs)
 
-    def _touch(self, index: int) -> None:
-        for root in memory_of(self._slots, index) if index >= 0 else ():
-            self._touch_root(root)
-            # Noted for all loops around: which of them it came from outside of is known at the end.
-            for loop in self._loops:
-                loop.add(root)
+    def _touch(self, slots: Sequence[int]) -> None:
+        for slot in slots:
+            for root in self._plan.memory[slot] if slot >= 0 else ():
+                self.last[root] = self._now
+                self.touched[root][self._task] = self._now
+                # Noted for all loops around: which of them it came from outside of is known at the
+                # end.
+                for loop in self._loops:
+                    loop.add(root)
 
-    def _touch_root(self, root: int) -> None:
-        self.last[root] = self._now
-        self.touched[root][self._task] = self._now
-
-    def _start(self, index: int) -> None:
-        if index >= 0 and self._slots[index].kind is SlotKind.ARENA:
-            self.first[index] = self.last[index] = self._now
-            self.touched[index] = {self._task: self._now}
+    def _start(self, slots: Sequence[int]) -> None:
+        for slot in slots:
+            if slot >= 0 and self._plan.slots[slot].kind is SlotKind.ARENA:
+                self.first[slot] = self.last[slot] = self._now
+                self.touched[slot] = {self._task: self._now}
 
     def _run(self, steps: Sequence[Step]) -> None:
         outer_task = self._task
         for step in with_checkpoints(steps):
-            self._task = self._task_of.get(step, outer_task)
-            for slot in step.inputs:
-                self._touch(slot)
-            if step.control:
+            self._task = self._task_of.get(step, outer_task) if self._task_of else outer_task
+            self._touch(step.inputs)
+            if step.kernel is None:
                 self._run_blocks(step)
             else:
                 self.steps.append((self._now, step))
                 # After the inputs, at the same time: an output never shares memory with an input,
                 # unless the step takes it over (``_taken_over``).
-                for slot in step.outputs:
-                    self._start(slot)
-                    self._touch(slot)
-                self._start(step.workspace)
+                self._start((*step.outputs, step.workspace))
+                self._touch(step.outputs)
             self._now += 1
         self._task = outer_task
 
@@ -267,23 +282,20 @@ class Intervals:
         # step of the body that writes to one reads the other (decision 12).
         begin = self._now
         buffers = [slot for carry in step.carries for slot in carry.buffers or ()]
-        for slot in buffers:
-            self._start(slot)
+        self._start(buffers)
         self._loops.append(set())
         for block in step.blocks:
             self._now += 1
             self._run(block.steps)
-            for slot in block.outputs:
-                self._touch(slot)
+            self._touch(block.outputs)
         self._now += 1
         roots = self._loops.pop()
         # The next iteration reads again what the body reads from outside; a branch has no next one.
         if step.node.op.name != "If":
             for root in roots:
                 if self.first[root] <= begin:
-                    self._touch_root(root)
-        for slot in (*buffers, *step.inputs, *step.outputs):
-            self._touch(slot)
+                    self.last[root] = self.touched[root][self._task] = self._now
+        self._touch((*buffers, *step.inputs, *step.outputs))
 
 
 # The order of tasks, as far as it is sure before the run.
@@ -353,8 +365,7 @@ class Buffers:
 
     def live(self, plan: Plan) -> list[Buffer]:
         """Size and lifetime of each buffer, in the order of ``owners``."""
-        first, last = self.lifetimes.first, self.lifetimes.last
-        slots = plan.slots
+        slots, first, last = plan.slots, self.lifetimes.first, self.lifetimes.last
         return [Buffer(slots[i].nbytes, first[i], last[i]) for i in self.owners]
 
     def gone_before(self, buffer: int, task: int, precedes: Precedes) -> bool:
@@ -391,7 +402,8 @@ def assign_buffers(plan: Plan, lifetimes: Intervals, precedes: Precedes | None =
     buffer_of: dict[int, int] = {}
     buffers = Buffers(buffer_of, lifetimes)
     for time, step in with_checkpoints(lifetimes.steps):
-        taken_over = _taken_over(plan, buffers, precedes, time, step)
+        inplace = step.into and step.kernel is not None and step.kernel.inplace
+        taken_over = _taken_over(plan, buffers, precedes, time, step) if inplace else -1
         for slot in step.outputs:
             if slot in lifetimes.first and slot not in buffer_of:
                 buffer_of[slot] = slot
@@ -403,7 +415,6 @@ def assign_buffers(plan: Plan, lifetimes: Intervals, precedes: Precedes | None =
                     lifetimes.touched[buffer] |= lifetimes.touched[slot]
     for slot in lifetimes.first:
         buffer_of.setdefault(slot, slot)
-    assert all(plan.slots[b].kind is SlotKind.ARENA for b in buffer_of.values())
     return buffers
 
 
@@ -411,10 +422,8 @@ def _taken_over(
     plan: Plan, buffers: Buffers, precedes: Precedes | None, time: int, step: Step
 ) -> int:
     """The input slot whose memory the first output of ``step`` takes over, or -1."""
-    kernel = step.kernel
-    if not step.into or kernel is None or not kernel.inplace:
-        return -1
-    output = step.outputs[0]
+    kernel, output = step.kernel, step.outputs[0]
+    assert kernel is not None
     if output < 0 or plan.slots[output].kind is not SlotKind.ARENA:
         return -1
     lifetimes, buffer_of, slots = buffers.lifetimes, buffers.buffer_of, plan.slots
@@ -436,12 +445,13 @@ def _taken_over(
             continue
         # Another input may see the same memory differently (a transpose of it, say), or be the very
         # value, and be read by the kernel after the output is written.
-        others = [
-            slot
+        read = [
+            buffer_of.get(root)
             for k, slot in enumerate(step.inputs)
             if slot >= 0 and (slot != candidate or k not in kernel.inplace)
+            for root in plan.memory[slot]
         ]
-        if all(buffer_of.get(root) != buffer for slot in others for root in memory_of(slots, slot)):
+        if buffer not in read:
             return candidate
     return -1
 

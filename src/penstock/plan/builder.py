@@ -23,29 +23,20 @@ from penstock.ir.contract import Contract, contract_of
 from penstock.ir.describe import compile_error, describe_node
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.kernel import Kernel
-from penstock.ops.internal.transfer import HOST, STACK, is_transfer
+from penstock.ops.internal.transfer import HOST, STACK, TRANSFER
 from penstock.ops.onnx.control_flow import is_control, loop_carried
 from penstock.plan.plan import Block, Carry, Plan, Slot, SlotKind, Step, memory_of
 
 
 class CompiledNode(NamedTuple):
-    """The kernel of a node, and the backend that it is of."""
+    """The kernel of a node, and the backend that it is of. ``on_host``: whether the outputs are in
+    the host's memory; ``remote``: whether they may be in an arena of the backend's own."""
 
     kernel: Kernel
     backend: Backend
-    contract: Contract | None = None
-    to_host: bool = False
-    """whether it is a transfer from the backend to the host"""
-
-    @property
-    def remote(self) -> bool:
-        """Whether the outputs may be in an arena of the backend's own memory."""
-        return not self.on_host and has_arenas(self.backend)
-
-    @property
-    def on_host(self) -> bool:
-        """Whether the outputs are in the host's memory, as arenas are."""
-        return self.to_host or self.backend.memory == HOST or self.kernel.device.host_outputs
+    contract: Contract | None
+    on_host: bool
+    remote: bool
 
 
 def compile_plan(
@@ -53,7 +44,7 @@ def compile_plan(
     backends: Sequence[Backend],
     placed: Mapping[Node, Backend] | None = None,
     *,
-    planned: bool = True,
+    planned: bool | ValueMemory = True,
     inner: bool = False,
     kernels: KernelTable | None = None,
 ) -> Plan:
@@ -61,25 +52,24 @@ def compile_plan(
 
     Each node gets the backend it is ``placed`` on, else the first of ``backends`` that has a kernel
     for it. ``kernels`` remembers what the backends have answered so far. Without ``planned``, every
-    value is dynamic, and the plan can run in any order that obeys its dependencies. An ``inner``
-    plan may never run, and may hand out what it was given. Raises ``InvalidModel`` for a node that
-    can never run, unless the plan is an inner one.
+    value is dynamic, and the plan can run in any order that obeys its dependencies; with it, it may
+    say where values are, if that is decided. An ``inner`` plan may never run, and may hand out what
+    it was given. Raises ``InvalidModel`` for a node that can never run, unless the plan is an inner
+    one.
     """
     table = kernels or KernelTable()
     compiled: dict[Node, CompiledNode] = {}
     for nested in graph.graphs():
         for node in with_checkpoints(nested.nodes[::-1]):
-            if not is_control(node):
+            if not (node.nests and is_control(node)):
                 certain = nested is graph and not inner
                 compiled[node] = _compile(node, backends, placed or {}, table, certain)
+    if isinstance(planned, ValueMemory):
+        return _Builder(compiled, planned, planned=True).plan(graph, inner)
     of_nodes = {node: entry.kernel for node, entry in compiled.items()}
-    memory = value_memory(
-        graph,
-        of_nodes,
-        lambda node: compiled[node].on_host,
-        planned=planned,
-        remote=lambda node: node in compiled and compiled[node].remote,
-    )
+    away = {node for node, entry in compiled.items() if not entry.on_host}
+    remote = {node for node in away if compiled[node].remote}
+    memory = value_memory(graph, of_nodes, away, remote, planned=planned)
     return _Builder(compiled, memory, planned).plan(graph, inner)
 
 
@@ -94,12 +84,13 @@ def _compile(
     backend = placed.get(node) or next((b for b in backends if table.accepts(b, node)), None)
     if backend is None:
         raise InternalError(f"no backend has a kernel for {describe_node(node)}")
-    if is_transfer(node):
+    if node.op is TRANSFER:
         transfer = transfer_kernel(node, backends)
         remote = {b.name: b for b in backends if b.memory != HOST}
         source, to_host = remote.get(node.attrs["source"]), node.attrs["target"] not in remote
         contract = contract_of(node, source) if to_host else None
-        return CompiledNode(transfer, backend, contract, to_host)
+        away = not to_host and backend.memory != HOST
+        return CompiledNode(transfer, backend, contract, not away, away and has_arenas(backend))
     try:
         kernel = table.kernel(backend, node)
     except Exception as error:
@@ -108,8 +99,10 @@ def _compile(
         raise InternalError(f"{backend.name} has no kernel for {describe_node(node)}")
     if backend.device is not None:
         kernel = replace(kernel, device=replace(kernel.device, synchronize=backend.to_host))
-    contract = contract_of(node, backend, on_host=backend.memory == HOST)
-    return CompiledNode(kernel, backend, contract)
+    own = backend.memory != HOST
+    contract = contract_of(node, backend, on_host=not own)
+    away = own and not kernel.device.host_outputs
+    return CompiledNode(kernel, backend, contract, not away, away and has_arenas(backend))
 
 
 # A dynamic value that may be in more arena slots than this is copied.
@@ -128,7 +121,7 @@ class _Builder:
         self.memory = memory
         self.planned = planned
         self.slots: list[Slot] = []
-        self.slot_of: dict[Value, int] = {}
+        self.slot_of: dict[Value | None, int] = {None: -1}
         self.constants: dict[int, tuple[int, np.ndarray | Value]] = {}
         self.copies: dict[tuple[int, str], int] = {}
         self.in_rows = {node.inputs[0] for node in compiled if node.op is STACK}
@@ -136,7 +129,7 @@ class _Builder:
         self.views = 0
 
     def plan(self, graph: Graph, inner: bool) -> Plan:
-        inputs = [self.define(value, SlotKind.DYNAMIC) for value in graph.inputs]
+        inputs = self.define_all(graph.inputs)
         steps = self.steps(graph, certain=not inner)
         outputs, slots = self.read(graph.outputs), tuple(self.slots)
         used = {slot.memory for slot in slots if slot.kind is SlotKind.ARENA}
@@ -154,7 +147,7 @@ class _Builder:
             graph.name,
             steps,
             slots,
-            tuple(inputs),
+            inputs,
             outputs,
             views=self.views,
             inner=inner,
@@ -167,13 +160,13 @@ class _Builder:
     def steps(self, graph: Graph, *, certain: bool) -> tuple[Step, ...]:
         steps: list[Step | None] = []
         for node in with_checkpoints(graph.nodes):
-            # Control flow alone has no kernel.
-            if node not in self.compiled:
+            compiled = self.compiled.get(node)
+            if compiled is None:  # control flow
                 steps.append(self.branches(node) if node.op.name == "If" else self.loop(node))
-            elif self.compiled[node].kernel.view:
-                steps.append(self.view(node, certain))
+            elif compiled.kernel.view:
+                steps.append(self.view(node, compiled, certain))
             else:
-                steps.append(self.step(node))
+                steps.append(self.step(node, compiled))
         self.views += steps.count(None)
         return tuple(filter(None, steps))
 
@@ -184,8 +177,8 @@ class _Builder:
         return len(self.slots) - 1
 
     def define(self, value: Value, kind: SlotKind, type_: Type | None = None, **place: Any) -> int:
-        index = self.add(Slot(value.name, type_ or value.type, kind, **place))
-        self.slot_of[value] = index
+        index = self.slot_of[value] = len(self.slots)
+        self.slots.append(Slot(value.name, type_ or value.type, kind, **place))
         return index
 
     def define_all(self, values: Sequence[Value | None], **place: Any) -> tuple[int, ...]:
@@ -194,25 +187,25 @@ class _Builder:
             [-1 if v is None else self.define(v, SlotKind.DYNAMIC, **place) for v in values]
         )
 
-    def slot(self, value: Value | None) -> int:
-        if value is None:
-            return -1
-        if value not in self.slot_of:
-            if not value.is_constant:
-                raise InternalError(f"value {value.name!r} is used before it is computed")
-            # To read a constant that is held elsewhere would give it back, so that its value stands
-            # for it.
-            held = value.const if value.is_held else value
-            assert held is not None
-            # The object is kept beside its slot, as the id of one that is gone could be another's.
-            if id(held) not in self.constants:
-                slot = Slot(value.name, value.type, SlotKind.CONSTANT, value)
-                self.constants[id(held)] = self.add(slot), held
-            self.slot_of[value] = self.constants[id(held)][0]
-        return self.slot_of[value]
+    def constant(self, value: Value | None) -> int:
+        """A slot for a value without one, which must be a constant."""
+        assert value is not None
+        if not value.is_constant:
+            raise InternalError(f"value {value.name!r} is used before it is computed")
+        # To read a constant that is held elsewhere would give it back, so that its value stands
+        # for it.
+        held = value.const if value.is_held else value
+        assert held is not None
+        # The object is kept beside its slot, as the id of one that is gone could be another's.
+        index, _ = self.constants.setdefault(id(held), (len(self.slots), held))
+        if index == len(self.slots):
+            self.slots.append(Slot(value.name, value.type, SlotKind.CONSTANT, value))
+        self.slot_of[value] = index
+        return index
 
     def read(self, values: Sequence[Value | None]) -> tuple[int, ...]:
-        return tuple([self.slot(value) for value in values])
+        known = self.slot_of
+        return tuple([known[v] if v in known else self.constant(v) for v in values])
 
     def roots(self, index: int) -> tuple[int, ...]:
         """The arena slots whose memory the value of a slot may be in."""
@@ -223,7 +216,7 @@ class _Builder:
         base = self.slots[index].base
         return base if base >= 0 else index
 
-    def written(self, value: Value | None) -> int:
+    def written(self, value: Value | None, compiled: CompiledNode) -> int:
         """The slot of an output that its step writes: in the arena, its own or one of the two
         buffers of a loop; or allocated before the step."""
         if value is None:
@@ -233,8 +226,7 @@ class _Builder:
         inside = self.memory.alternating.get(value)
         if inside is not None:
             return self.define(value, SlotKind.DYNAMIC, roots=self.buffers[inside])
-        compiled = None if value.producer is None else self.compiled.get(value.producer)
-        memory = HOST if compiled is None or not compiled.remote else compiled.backend.memory
+        memory = compiled.backend.memory if compiled.remote else HOST
         return self.define(value, SlotKind.ARENA, strides=self.memory.strides[value], memory=memory)
 
     def allocated(self, value: Value | None) -> int:
@@ -245,19 +237,21 @@ class _Builder:
 
     # Steps with kernels.
 
-    def step(self, node: Node) -> Step:
-        kernel, backend, contract, _ = self.compiled[node]
-        inputs = self.inputs_of(node)
+    def step(self, node: Node, compiled: CompiledNode) -> Step:
+        kernel, backend, contract, *_ = compiled
+        inputs = self.inputs_of(node, compiled)
         into = node in self.memory.orders
-        outputs = tuple([self.written(v) if into else self.allocated(v) for v in node.outputs])
+        outputs = tuple(
+            [self.written(v, compiled) if into else self.allocated(v) for v in node.outputs]
+        )
         workspace = -1
         if into and kernel.workspace:
             # As a slot of the arena, it shares memory with values that are not live meanwhile.
             type_ = TensorType(np.dtype(np.uint8), (kernel.workspace,))
             workspace = self.add(Slot(f"{node.name}/workspace", type_, SlotKind.ARENA))
         copied: tuple[int, ...] = ()
-        tensors = all(_is_tensor(value.type) for value in node.outputs if value is not None)
-        if not tensors or kernel.begin is not None:
+        tensors = [v is None or isinstance(v.type, TensorType) for v in node.outputs]
+        if False in tensors or kernel.begin is not None:
             # A list or an optional keeps the tensors that it is made of; and an asynchronous kernel
             # may read its inputs after its run was stopped.
             copied = tuple([i for i, index in enumerate(inputs) if self.roots(index)])
@@ -273,11 +267,10 @@ class _Builder:
             contract=contract,
         )
 
-    def inputs_of(self, node: Node) -> tuple[int, ...]:
+    def inputs_of(self, node: Node, compiled: CompiledNode) -> tuple[int, ...]:
         """The slots that ``node`` reads; constants in the memory of its backend."""
         inputs = self.read(node.inputs)
-        compiled = self.compiled[node]
-        if compiled.on_host or is_transfer(node):
+        if compiled.on_host or node.op is TRANSFER:
             return inputs
         work = compiled.kernel.device
         slots = list(inputs)
@@ -299,18 +292,18 @@ class _Builder:
             self.copies[key] = self.add(Slot(slot.name, slot.type, SlotKind.CONSTANT, copy))
         return self.copies[key]
 
-    def view(self, node: Node, certain: bool) -> Step | None:
+    def view(self, node: Node, compiled: CompiledNode, certain: bool) -> Step | None:
         """A view of the arena needs no step; a view of other memory is a call during the run."""
-        kernel, backend, contract, _ = self.compiled[node]
-        inputs = self.inputs_of(node)
+        kernel, backend, contract, *_ = compiled
+        inputs = self.inputs_of(node, compiled)
         if node in self.memory.copied:
-            return self.copying(node, kernel, inputs)
+            return self.copying(node, compiled, inputs)
         error = self.memory.invalid.get(node)
         if error is not None:
             kernel = failing(node, error, certain)
             return Step(node, kernel, inputs, self.define_all(node.outputs), backend=backend.name)
         outputs = [value for value in node.outputs if value is not None]
-        if outputs and all(value in self.memory.views for value in outputs):
+        if outputs and self.memory.views.keys() >= {*outputs}:
             for value in outputs:
                 view = self.memory.views[value]
                 base, offset = self.slot_of[view.base], view.offset
@@ -325,9 +318,9 @@ class _Builder:
         slots = self.define_all(node.outputs, **place)
         return Step(node, kernel, inputs, slots, backend=backend.name, contract=contract)
 
-    def copying(self, node: Node, kernel: Kernel, inputs: tuple[int, ...]) -> Step:
+    def copying(self, node: Node, compiled: CompiledNode, inputs: tuple[int, ...]) -> Step:
         """A view that the strides of its source do not allow."""
-        name = self.compiled[node].backend.name
+        kernel, name = compiled.kernel, compiled.backend.name
         if node in self.memory.orders:
             function = kernel.function
 
@@ -335,15 +328,14 @@ class _Builder:
                 np.copyto(arguments[-1], function(*arguments[:-1]))
 
             kernel = Kernel(function, kernel.into or copy)
-            target = self.written(node.outputs[0])
+            target = self.written(node.outputs[0], compiled)
             return Step(node, kernel, inputs, (target,), into=True, backend=name)
         if len(node.outputs) > 1 or node.outputs[0] is None:
             # Some outputs may be views nevertheless.
             outputs = self.define_all(node.outputs, roots=self.roots(inputs[0]))
         else:
             outputs = self.define_all(node.outputs, owned=True)
-        contract = self.compiled[node].contract
-        return Step(node, kernel, inputs, outputs, backend=name, contract=contract)
+        return Step(node, kernel, inputs, outputs, backend=name, contract=compiled.contract)
 
     # Control flow.
 
@@ -400,11 +392,12 @@ class _Builder:
                 # Without an iteration, or buffers, the result may be the initial value itself.
                 roots = pairs[i] or self.roots(initial[i])
                 results.append(self.define(output, SlotKind.DYNAMIC, roots=roots))
+        updates = self.read(updated)
         carries = [
             Carry(
                 initial[i],
-                self.slot(inside[i]),
-                self.slot(value),
+                self.slot_of[inside[i]],
+                updates[i],
                 results[i] if i < len(results) else -1,
                 pair,
                 # Whether a step of the body writes the updated value straight into a buffer.

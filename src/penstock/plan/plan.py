@@ -37,7 +37,7 @@ order in which its steps run, or its tasks, to decide (``arena_layout``).
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -55,6 +55,7 @@ from penstock.ir.kernel import Kernel
 from penstock.ir.layout import address
 from penstock.ops.internal.fused import operation_name
 from penstock.ops.internal.transfer import HOST
+from penstock.ops.work_estimate import flops
 
 if TYPE_CHECKING:
     from penstock.ir.tables import DisplayTable
@@ -100,11 +101,6 @@ class Slot:
     def const(self) -> np.ndarray | None:
         """The contents of a constant."""
         return None if self.constant is None else self.constant.const
-
-    @property
-    def peek(self) -> np.ndarray | None:
-        """The contents of a constant, for a reader that holds them itself (``Value.peek``)."""
-        return None if self.constant is None else self.constant.peek
 
     @property
     def nbytes(self) -> int:
@@ -191,16 +187,15 @@ class StepTable:
     outputs: tuple[int, ...]
     constants: tuple[Value | np.ndarray, ...] = ()
 
-    def walk(self) -> Iterator[Step]:
+    def walk(self) -> Sequence[Step]:
         """Every step, those of blocks after the step that carries them."""
         return walk(self.steps)
 
-    @property
-    def flops(self) -> int:
-        """The floating-point operations of one run, by estimate, as far as shapes are known."""
-        from penstock.ops.work_estimate import flops
-
-        return sum(flops(step.node) for step in self.walk())
+    @cached_property
+    def flops_of(self) -> Mapping[Step, int]:
+        """The floating-point operations of each step in one run, by estimate, as far as shapes are
+        known."""
+        return {step: flops(step.node) for step in self.walk()}
 
     def packed_inputs(self, step: Step) -> tuple[int, ...]:
         """The constants among the inputs of a step that the call of its kernel does not read
@@ -210,6 +205,15 @@ class StepTable:
             return ()
         given = [i for i in kernel.packed.inputs if inputs[i] >= 0]
         return tuple([i for i in given if self.slots[inputs[i]].kind is SlotKind.CONSTANT])
+
+    @cached_property
+    def memory(self) -> list[tuple[int, ...]]:
+        """The arena slots whose memory the value of each slot may be in (``memory_of``)."""
+        arena, alias = SlotKind.ARENA, SlotKind.ALIAS
+        return [
+            (i,) if slot.kind is arena else (slot.base,) if slot.kind is alias else slot.roots
+            for i, slot in enumerate(self.slots)
+        ]
 
     @cached_property
     def dag(self) -> Dag:
@@ -288,17 +292,18 @@ class Plan(StepTable):
     """what backends on devices have to capture functions into graphs, by the backend's name"""
 
 
-def walk(steps: Sequence[Step]) -> Iterator[Step]:
+def walk(steps: Sequence[Step]) -> list[Step]:
     """``steps``, and those of blocks after the step that carries them."""
-    stack = [iter(steps)]
+    walked, stack = [], [iter(steps)]
     while stack:
         for step in stack[-1]:
-            yield step
+            walked.append(step)
             if step.blocks:
-                stack.extend(iter(block.steps) for block in reversed(step.blocks))
+                stack.extend([iter(block.steps) for block in reversed(step.blocks)])
                 break
         else:
             stack.pop()
+    return walked
 
 
 def memory_of(slots: Sequence[Slot], index: int) -> tuple[int, ...]:
@@ -321,13 +326,13 @@ def step_edges(slots: Sequence[Slot], steps: Sequence[Step]) -> list[tuple[int, 
     place = {step.node: i for i, step in enumerate(steps)}
     edges = []
     for i, step in enumerate(with_checkpoints(steps)):
-        for slot in reads(step):
+        for slot in reads(step) if step.blocks else step.inputs:
             # A fixed view has no step: its value is there once that of its base is.
-            source = producer.get(slot, producer.get(slots[slot].base, -1))
+            source = producer.get(slot, producer.get(slots[slot].base, -1)) if slot >= 0 else -1
             if source >= 0 and source != i:
                 edges.append((source, i))
         if step.node.control_inputs:
-            edges.extend((a, i) for a in _waits(step.node, place))
+            edges += [(a, i) for a in _waits(step.node, place)]
     return edges
 
 
@@ -336,21 +341,22 @@ def has_effect(step: Step) -> bool:
     return not step.node.op.pure and (step.kernel is None or step.kernel.begin is None)
 
 
-def _waits(node: Node, place: Mapping[Node, int]) -> Iterator[int]:
+def _waits(node: Node, place: Mapping[Node, int]) -> list[int]:
     """The steps that ``node`` waits for by its control inputs; for a control input without a step,
     the steps that the control input reads or waits for."""
-    stack = list(node.control_inputs)
+    stack, waits = list(node.control_inputs), []
     seen = set(stack)
     while stack:
         before = stack.pop()
         if before in place:
-            yield place[before]
+            waits.append(place[before])
             continue
         producers = [v.producer for v in before.inputs if v is not None and v.producer is not None]
         for source in (*producers, *before.control_inputs):
             if source not in seen:
                 seen.add(source)
                 stack.append(source)
+    return waits
 
 
 def reads(step: Step) -> Sequence[int]:

@@ -181,7 +181,7 @@ _MOST_LOOPS, _MOST_LEVELS = 18, 88
 
 def in_one_function(plan: Plan) -> bool:
     """Whether one function can run a whole plan, its steps one by one."""
-    deep = any(step.control and nests_deep(step) for step in plan.steps)
+    deep = [step for step in plan.steps if step.kernel is None and nests_deep(step)]
     return not deep and not are_asynchronous(plan.steps)
 
 

@@ -95,8 +95,9 @@ class Executors:
 
     def compile_ahead(self, shapes: InputShapes | Sequence[InputShapes] | None) -> None:
         """Compile the plans that ``shapes=`` asks for."""
-        for wanted in (shapes,) if isinstance(shapes, Mapping) else shapes or ():
-            self._ahead(wanted)
+        if shapes is not None:
+            for wanted in (shapes,) if isinstance(shapes, Mapping) else shapes:
+                self._ahead(wanted)
 
     def compile_fixed(self) -> bool:
         """Compile the plan of the model's outputs now, rather than in the first run. Whether that
@@ -404,8 +405,8 @@ def release_constants(table: StepTable) -> int:
     read = set(table.outputs)
     for step in table.walk():
         kernel = step.kernel
-        held: Mapping[int, Callable[[], np.ndarray]] = {}
         release = None if kernel is None else kernel.packed.release
+        held: Mapping[int, Callable[[], np.ndarray]] = {}
         if release is not None and table.packed_inputs(step):
             held = release()
         for i, slot in enumerate(step.inputs):

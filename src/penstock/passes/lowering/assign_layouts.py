@@ -42,11 +42,12 @@ class AssignLayouts(Pass):
         if not any(kernel.layout.contiguous_inputs for kernel in kernels.values()):
             return False
         placement = context.placing.placement
-        memory = value_memory(
-            graph, kernels, lambda n: n not in placement or placement[n].memory == HOST
-        )
+        away = {node for node, place in placement.items() if place.memory != HOST}
+        memory = value_memory(graph, kernels, away)
         inserter = _Inserter(kernels, memory, context.placing)
         inserter.graph(graph)
+        if not inserter.count and not away:  # the plan need not decide it again
+            context.placing.memory = memory
         return inserter.count > 0
 
 
