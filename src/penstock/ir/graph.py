@@ -177,7 +177,7 @@ class Node:
         self.outputs = list(outputs)
         self.attrs: dict[str, Any] = dict(attrs) if attrs else {}
         # Whether it may have graphs: asked many times for every node, and false for most.
-        self.nests = bool(attrs) and any(x.__class__ is Graph for x in self.attrs.values())
+        self.nests = bool(attrs) and Graph in map(type, self.attrs.values())
         self.name = name
         self.control_inputs = list(control_inputs)
         self.device = device

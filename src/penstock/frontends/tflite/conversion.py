@@ -127,16 +127,11 @@ class OperatorConversion(NodeBuilder):
     scope: SubgraphScope
     context: OperatorContext
     operator: FlatTable
+    options: FlatTable | None
     quantizations: list[Quantization | None]
     output_quantizations: list[Quantization | None]
     output_dtypes: list[np.dtype | None]
-    options: FlatTable | None = field(init=False)
     codes: CodeLayer | None = field(init=False, default=None)
-
-    def __post_init__(self) -> None:
-        # Operators that came later, those of StableHLO, have their options in a second union.
-        options = self.operator.builtin_options
-        self.options = self.operator.builtin_options2 if options is None else options
 
     def option(self, name: str, kind: str = "") -> Any:
         """A field of the options; its default if they were left out, where ``kind`` names their
@@ -264,7 +259,7 @@ class OperatorConversion(NodeBuilder):
     def moved_as_integers(self) -> bool:
         """Whether inputs and outputs have one quantization, so that moving integers is exact."""
         given = [q for q in (*self.quantizations, *self.output_quantizations) if q is not None]
-        return all(q.equals(given[0]) for q in given)
+        return not given or all(map(given[0].equals, given[1:]))
 
     def apply(self, entry: RuleEntry) -> None:
         """Apply a rule to the operator, whose tensors may be quantized."""
@@ -334,10 +329,11 @@ def emit_quantized(
 
 def _parameters(b: NodeBuilder, given: Quantization, dtype: np.dtype) -> tuple[Value, Value]:
     """The scale, and the zero point in that type: one for all nodes that read or write a tensor."""
-    made, place = given.values, slice(None) if given.per_channel else 0
-    for key, numbers in ((FLOAT32, given.scale), (dtype, given.zero_point)):
+    made = given.values
+    for key, numbers in ((FLOAT32, given.scales), (dtype, given.zero_points)):
         if key not in made:
-            made[key] = b.constant(numbers[place], key)
+            array = np.array(numbers if given.per_channel else numbers[0]).astype(key)
+            made[key] = Value(b.fresh("constant"), const=array)
     return made[FLOAT32], made[dtype]
 
 
@@ -375,7 +371,7 @@ def is_dynamic_range(c: OperatorConversion) -> bool:
     is_biased = len(c.inputs) > 2 and c.inputs[2] is not None
     if is_biased and (c.quantizations[2] is not None or c.dtype(2) != FLOAT32):
         return False
-    known = weights.const.dtype == np.int8 and not w.zero_point.any() and w.axis == 0
+    known = weights.const.dtype == np.int8 and not any(w.zero_points) and w.axis == 0
     kind = "FullyConnectedOptions" if c.op == "FULLY_CONNECTED" else ""
     return known and c.option("fused_activation_function", kind) in BOUNDS
 
@@ -383,8 +379,7 @@ def is_dynamic_range(c: OperatorConversion) -> bool:
 def image_of_codes(c: OperatorConversion) -> CodeLayer | None:
     """An operator of an image, whose elements count alike."""
     x, *_ = [*c.quantizations, None]
-    one = Quantization(np.ones(1, np.float32), np.zeros(1, np.int64), 0)
-    return None if x is None else _code_layer(c, x, one)
+    return None if x is None else _code_layer(c, x, Quantization([1.0], [0]))
 
 
 def _code_layer(c: OperatorConversion, x: Quantization, w: Quantization) -> CodeLayer | None:
@@ -397,7 +392,7 @@ def _code_layer(c: OperatorConversion, x: Quantization, w: Quantization) -> Code
     name, options = "fused_activation_function", c.options
     number = options is not None and name in schema().tables[options.kind] and c.option(name)
     bounds = BOUNDS.get(int(number))
-    if bounds is None or not all(np.all(given.scale > 0) for given in (x, w, y)):
+    if bounds is None or min(*x.scales, *w.scales, *y.scales) <= 0:
         return None
     of_x, of_w, of_y = [_parameters(c, given, dtype) for given in (x, w, y)]
     return CodeLayer(of_x, of_w, of_y, y.codes_of(bounds, dtype))

@@ -122,7 +122,8 @@ class SubgraphImporter:
         self.handles: dict[Value, int] = {}
         self.tables: dict[int, tuple[Value, Value]] = {}
         self._constants: dict[tuple[int, int], Value] = {}
-        self._quantizations: dict[tuple[int, int], Quantization | None] = {}
+        self._declared: dict[int, dict[int, DeclaredTensor]] = {}
+        self._operations: dict[int, str] = {}
 
     def model(self, path: str | None = None, signature: str | None = None) -> Model:
         """The model whose entry is the subgraph of a signature, with its names, or else the
@@ -134,7 +135,7 @@ class SubgraphImporter:
         name, index = ("main", 0) if entry is None else (signature or "", entry.subgraph_index)
         if index >= len(self.table.subgraphs):
             self.fault(f"signature {name!r} of {self.where} is subgraph {index}, which is missing")
-        scope = SubgraphScope(index, self.table.subgraphs[index], self.where, "", ())
+        scope = self.scope(index, self.where, "", ())
         names = {} if entry is None else {x.tensor_index: x.name for x in entry.inputs}
         inputs = []
         for index in scope.table.inputs:
@@ -170,14 +171,10 @@ class SubgraphImporter:
 
     def ports(self, graph: Graph) -> dict[Value, DeclaredTensor]:
         """The ports of the entry, by their values."""
-        scope = SubgraphScope(0, self.table.subgraphs[0], self.where, "", ())
+        scope = self.scope(0, self.where, "", ())
         indices = [*scope.table.inputs, *scope.table.outputs]
-        return {
-            value: DeclaredTensor(
-                dtype_of(self.tensor(scope, index)), self.quantization(scope, index)
-            )
-            for value, index in zip([*graph.inputs, *graph.outputs], indices, strict=True)
-        }
+        pairs = zip([*graph.inputs, *graph.outputs], indices, strict=True)
+        return {value: self.declared(scope, index) for value, index in pairs}
 
     def structure(self) -> dict[str, list[str]]:
         """The subgraphs and signatures of the file, for people."""
@@ -244,6 +241,12 @@ class SubgraphImporter:
 
     # Subgraphs and tensors.
 
+    def scope(self, index: int, where: str, prefix: str, callers: tuple[int, ...]) -> SubgraphScope:
+        """A use of subgraph ``index``, which exists."""
+        declared = self._declared.setdefault(index, {})
+        table = self.table.subgraphs[index]
+        return SubgraphScope(index, table, where, prefix, callers, declared)
+
     def use(
         self, scope: SubgraphScope, index: int, arguments: Sequence[Value], prefix: str
     ) -> SubgraphScope:
@@ -262,7 +265,7 @@ class SubgraphImporter:
             raise NodeError(
                 f"gives {len(arguments)} arguments to {where}, which takes {len(table.inputs)}"
             )
-        inner = SubgraphScope(index, table, where, prefix, callers)
+        inner = self.scope(index, where, prefix, callers)
         inner.values.update(zip(table.inputs, arguments, strict=True))
         self.run(inner)
         for position, output in enumerate(table.outputs):
@@ -354,18 +357,24 @@ class SubgraphImporter:
         numbers = numbers - parameters[1] if parameters[1:] else numbers
         return (numbers * parameters[0]).astype(np.float32).reshape(codes.shape)
 
-    def quantization(self, scope: SubgraphScope, index: int) -> Quantization | None:
-        """The meaning of the integers of a tensor."""
-        key = (scope.index, index)
-        if key not in self._quantizations:
+    def declared(self, scope: SubgraphScope, index: int) -> DeclaredTensor:
+        """The element type of a tensor, and the meaning of its integers."""
+        declared = scope.declared.get(index)
+        if declared is None:
             tensor = self.tensor(scope, index)
-            dtype = dtype_of(tensor)
+            dtype, quantization = dtype_of(tensor), None
             try:
-                integers = dtype is not None and dtype.kind in "iu" and not blocks_of(tensor)
-                self._quantizations[key] = quantization_of(tensor) if integers else None
+                # Integers with a scale for each block are read as real numbers.
+                if tensor.quantization is not None and dtype is not None and dtype.kind in "iu":
+                    quantization = None if blocks_of(tensor) else quantization_of(tensor)
             except TensorError as error:
                 self.fault(f"tensor {index} ({tensor.name!r}) of {scope.where} {error}")
-        return self._quantizations[key]
+            declared = scope.declared[index] = DeclaredTensor(dtype, quantization)
+        return declared
+
+    def quantization(self, scope: SubgraphScope, index: int) -> Quantization | None:
+        """The meaning of the integers of a tensor."""
+        return self.declared(scope, index).quantization
 
     def custom_options(self, operator: FlatTable) -> bytes:
         """The options of a custom operator, which may be outside of the flatbuffer. Raises
@@ -397,6 +406,9 @@ class SubgraphImporter:
 
     def operation(self, operator: FlatTable) -> str:
         """The name of an operator: of a custom one after "CUSTOM:"."""
+        known = self._operations.get(operator.opcode_index)
+        if known is not None:
+            return known
         codes = self.table.operator_codes
         if operator.opcode_index >= len(codes):
             self.fault(f"{self.where} has an operator whose type is not among its {len(codes)}")
@@ -406,7 +418,9 @@ class SubgraphImporter:
         if code.builtin_code < 0 or code.deprecated_builtin_code < 0:  # Circle's own
             number = min(code.builtin_code, code.deprecated_builtin_code)
         name = schema().operators.get(number, f"number {number}")
-        return f"CUSTOM:{code.custom_code}" if name == "CUSTOM" else name
+        name = f"CUSTOM:{code.custom_code}" if name == "CUSTOM" else name
+        self._operations[operator.opcode_index] = name
+        return name
 
     def convert(self, scope: SubgraphScope, position: int, operator: FlatTable) -> None:
         """Emit the nodes that one operator becomes."""
@@ -414,27 +428,33 @@ class SubgraphImporter:
         name = f"{scope.prefix}{op.removeprefix('CUSTOM:')}_{position}"
         origin = f"{op}_{position} in {scope.where}"
         inputs: list[Value | None] = []
-        faults = []
+        quantizations: list[Quantization | None] = []
+        declared, values, faults = scope.declared, scope.values, []
         for i, index in enumerate(operator.inputs):
-            # TFLite writes -1 for an input that is left out.
-            value = None if index == -1 else self.value(scope, index)
+            if index == -1:  # TFLite's for an input that is left out
+                inputs.append(None)
+                quantizations.append(None)
+                continue
+            value = values.get(index) or self.value(scope, index)
             # A variable may be read before it is written: it starts with zeros.
-            if value is None and index != -1 and not self.tensor(scope, index).is_variable:
+            if value is None and not self.tensor(scope, index).is_variable:
                 faults.append(f"reads tensor {index} as input {i}, which nothing has written")
             inputs.append(value)
+            quantizations.append((declared.get(index) or self.declared(scope, index)).quantization)
         outputs: list[Value | None] = []
         for index in operator.outputs:
             tensor = self.tensor(scope, index)
-            if index in scope.values:
+            if index in values:
                 faults.append(f"writes tensor {index} ({tensor.name!r}), which has a value already")
             value = Value(self.names.unique(scope.prefix + (tensor.name or f"tensor_{index}")))
             outputs.append(value)
         if faults:
             self.diagnostics.problem(*[f"{origin} {fault}" for fault in faults])
             # Operators that read these outputs have no fault of their own to report.
-            scope.values.update(zip(operator.outputs, outputs, strict=True))  # type: ignore[arg-type]
+            values.update(zip(operator.outputs, outputs, strict=True))  # type: ignore[arg-type]
             return
-        dtypes = [dtype_of(self.tensor(scope, index)) for index in operator.outputs]
+        results = [self.declared(scope, index) for index in operator.outputs]
+        options = operator.builtin_options
         conversion = OperatorConversion(
             name,
             inputs,
@@ -447,12 +467,11 @@ class SubgraphImporter:
             scope=scope,
             context=self,
             operator=operator,
-            quantizations=[
-                None if index == -1 else self.quantization(scope, index)
-                for index in operator.inputs
-            ],
-            output_quantizations=[self.quantization(scope, i) for i in operator.outputs],
-            output_dtypes=dtypes,
+            # Operators that came later, those of StableHLO, have theirs in a second union.
+            options=operator.builtin_options2 if options is None else options,
+            quantizations=quantizations,
+            output_quantizations=[tensor.quantization for tensor in results],
+            output_dtypes=[tensor.dtype for tensor in results],
         )
         rule = RULES.get(op)
         if rule is None and op.startswith("CUSTOM:"):
@@ -460,9 +479,8 @@ class SubgraphImporter:
         if rule is None:
             self.diagnostics.unsupported(f"tflite.{op}", NO_KERNEL, origin)
         else:
-            with self.diagnostics.converting(f"tflite.{op}", origin):
-                conversion.apply(rule)
+            self.diagnostics.convert(partial(conversion.apply, rule), f"tflite.{op}", origin)
         scope.nodes += conversion.nodes
         for index, value in zip(operator.outputs, outputs, strict=True):
             if value is not None:
-                scope.values[index] = value
+                values[index] = value

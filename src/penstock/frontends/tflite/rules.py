@@ -150,7 +150,7 @@ def _is_of_codes(c: OperatorConversion) -> bool:
     dtypes = {c.dtype(i) for i in range(len(c.inputs))} | {*c.output_dtypes}
     if len(dtypes) > 1 or not dtypes <= {INT8, UINT8}:
         return False
-    return all(q is not None and not q.per_channel and q.scale[0] > 0 for q in given)
+    return all(q is not None and not q.per_channel and q.scales[0] > 0 for q in given)
 
 
 def _is_pair_of_codes(c: OperatorConversion) -> bool:
@@ -166,8 +166,8 @@ def arithmetic(c: OperatorConversion) -> None:
         activation = c.option("fused_activation_function", f"{c.op.capitalize()}Options")
         attrs: AttrDict = {
             "operation": c.op.capitalize(),
-            "scales": [float(q.scale[0]) for q in (x, y, result)],
-            "zero_points": [int(q.zero_point[0]) for q in (x, y, result)],
+            "scales": [q.scales[0] for q in (x, y, result)],
+            "zero_points": [q.zero_points[0] for q in (x, y, result)],
             "code_limits": result.codes_of(BOUNDS[activation], dtype),
         }
         c.emit_final("IntegerArithmetic", c.take(2), attrs, domain=TFLITE)
@@ -195,7 +195,7 @@ def activation_of_codes(c: OperatorConversion) -> None:
     if given is None or wanted is None or dtype is None or not _is_function_of_codes(c):
         plain(c)
         return
-    codes = np.arange(256).astype(np.uint8).view(dtype).astype(np.int64) - given.zero_point[0]
+    codes = np.arange(256).astype(np.uint8).view(dtype).astype(np.int64) - given.zero_points[0]
     scale, result_scale = given.scale[0], wanted.scale[0]
     if c.op == "HARD_SWISH":
         y = integer_hard_swish(codes, scale, result_scale)
@@ -205,7 +205,7 @@ def activation_of_codes(c: OperatorConversion) -> None:
         below = below if alpha >= 0 else -below
         y = np.where(codes >= 0, rescaled(codes, multiplier(scale / result_scale)), below)
     ends = np.iinfo(dtype)
-    table = np.clip(y + wanted.zero_point[0], ends.min, ends.max).tolist()
+    table = np.clip(y + wanted.zero_points[0], ends.min, ends.max).tolist()
     c.emit_final("CodeTable", c.take(1), {"table": table}, domain=TFLITE)
 
 

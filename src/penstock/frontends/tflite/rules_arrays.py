@@ -37,8 +37,8 @@ def mean(c: OperatorConversion) -> None:
     attrs: AttrDict = {
         "axes": [1, 2],
         "keepdims": int(c.option("keep_dims", "ReducerOptions")),
-        "scales": [float(q.scale[0]) for q in (given, wanted)],
-        "zero_points": [int(q.zero_point[0]) for q in (given, wanted)],
+        "scales": [q.scales[0] for q in (given, wanted)],
+        "zero_points": [q.zero_points[0] for q in (given, wanted)],
         "fixed_point": 1,
     }
     c.emit_final("IntegerMean", c.take(2)[:1], attrs, domain=TFLITE)
@@ -222,7 +222,7 @@ def pad(c: OperatorConversion) -> None:
     x, _, value = c.take(2, 3)
     given = c.quantizations[0]
     if value is None and given is not None and c.dtype(0) is not None and c.moved_as_integers:
-        value = c.constant(given.zero_point[0], c.dtype(0))  # type: ignore[arg-type]
+        value = c.constant(given.zero_points[0], c.dtype(0))  # type: ignore[arg-type]
     value = None if value is None else c.emit("Reshape", [value, []], allowzero=1)
     c.emit_final("Pad", [x, c.vector(1, transposed=True), value], {"mode": "constant"})
 
@@ -231,7 +231,7 @@ def pad(c: OperatorConversion) -> None:
 def space_to_batch(c: OperatorConversion) -> None:
     (x, block, pads), int32 = c.take(3), np.dtype(np.int32)
     given, rank, sides, dtype = c.quantizations[0], c.rank(0), c.integers(1), c.dtype(0)
-    if given is not None and c.moved_as_integers and given.zero_point[0]:
+    if given is not None and c.moved_as_integers and given.zero_points[0]:
         # The operation itself fills up with zeros, which stand for other numbers.
         if rank is None or sides is None or dtype is None:
             c.apply_to_reals(space_to_batch)
@@ -239,7 +239,7 @@ def space_to_batch(c: OperatorConversion) -> None:
         rest = c.constant(np.zeros((rank - 1 - len(sides), 2)), int32)
         every = c.cast(c.emit("Concat", [c.constant([[0, 0]], int32), pads, rest], axis=0), "int64")
         ends = c.emit("Reshape", [c.emit("Transpose", [every], perm=[1, 0]), [-1]])
-        x = c.emit("Pad", [x, ends, c.constant(given.zero_point[0], dtype)])
+        x = c.emit("Pad", [x, ends, c.constant(given.zero_points[0], dtype)])
         pads = c.constant(np.zeros((len(sides), 2)), int32)
     c.emit_tensorflow("SpaceToBatchND", [x, block, pads])
 

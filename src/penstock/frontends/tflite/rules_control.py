@@ -215,7 +215,7 @@ class State:
         self.quantization = c.context.quantization(c.scope, place)
         if self.quantization is not None:
             # The real number 0 is the code of the zero point.
-            zeros = zeros + self.quantization.zero_point.astype(zeros.dtype)[0]
+            zeros = zeros + np.array(self.quantization.zero_points[0]).astype(zeros.dtype)
         self.quantization = None if codes else self.quantization
         self.dtype = zeros.dtype
         name = f"{STATE}{c.scope.index}:{place}"
