@@ -29,6 +29,8 @@ def source_of(value: Value) -> Value:
 def constant_of(value: Value) -> np.ndarray | None:
     """The array that a value holds in every run: of a constant, of a Const node, or of Identity
     nodes behind these. ``None`` if it has no producer yet, or another one."""
+    if value.is_constant:
+        return value.const
     value = source_of(value)
     node = value.producer
     array: np.ndarray | None = value.const if node is None else None
@@ -71,17 +73,22 @@ class InferredTypes:
             else:
                 self._entered.add(node)  # a node that is met again is part of a circle
                 for value in node.inputs:
-                    if value is None or value.producer is None or value.producer in self._entered:
+                    if value is None or value.is_constant:
+                        continue
+                    producer = value.producer
+                    if producer is None or producer in self._entered:
                         continue
                     if value.type is ANY or not is_static(value.type):
-                        stack.append(value.producer)
+                        stack.append(producer)
 
     def _infer(self, node: Node) -> None:
         if node.graphs:  # their contents may not have been read yet
             return
         inferred = self._types
         types = [None if v is None else inferred.get(v, v.type) for v in node.inputs]
-        constants = [None if v is None else constant_of(v) for v in node.inputs]
+        constants = [
+            None if v is None else v.const if v.is_constant else constant_of(v) for v in node.inputs
+        ]
         try:
             output_types = node.op.infer(types, node.attrs, constants)
         except Exception:  # verification of the finished graph reports what is wrong

@@ -265,11 +265,14 @@ class OperatorConversion(NodeBuilder):
         """Apply a rule to the operator, whose tensors may be quantized."""
         if entry.outputs not in (None, len(self.outputs)):
             raise NodeError(f"has {len(self.outputs)} outputs, but {self.op} has {entry.outputs}")
-        quantized = any((*self.quantizations, *self.output_quantizations))
-        moves = entry.moves and self.moved_as_integers
-        integers = moves or (entry.integers(self) if callable(entry.integers) else entry.integers)
-        self.codes = entry.codes(self) if quantized and entry.codes else None
-        if not quantized or integers or self.codes is not None:
+        if not any((*self.quantizations, *self.output_quantizations)):
+            entry.convert(self)
+            return
+        self.codes = entry.codes(self) if entry.codes else None
+        integers = self.codes is not None or (entry.moves and self.moved_as_integers)
+        if not integers:
+            integers = entry.integers(self) if callable(entry.integers) else entry.integers
+        if integers:
             entry.convert(self)
         else:
             self.apply_to_reals(entry.convert)

@@ -130,10 +130,51 @@ class FlatTable:
             (fields[name],) = unpack(data, at - base + offset)
 
     def __getattr__(self, name: str) -> Any:
+        """Read a text, a vector or a table when it is first asked for; one of a union is None if
+        its number is unknown."""
         if name.startswith("_"):
             raise AttributeError(name)
-        # Once a field.
-        value = self.__dict__[name] = self._buffer.field(self, name, *self._others[name])
+        (offset, field), buffer = self._others[name], self._buffer
+        if not offset:
+            buffer.damaged("a field outside of its table")
+        kind, depth, (data, base) = field.type, self._depth + 1, self._part
+        at = self._at + offset
+        at += _U32(data, at - base)[0]
+        value: Any = None
+        if not field.vector and kind != "text":
+            if kind in schema().unions:
+                number = getattr(self, f"{name}_type")
+                if kind == "QuantizationDetails" and buffer.is_tflite:
+                    number += number > 1  # Circle has one kind more, in second place
+                kind = schema().unions[kind].get(number, "")
+            if kind:
+                (value,) = buffer.tables(kind, (at,), depth)
+            self.__dict__[name] = value
+            return value
+        if at + 4 - base > len(data):
+            data, base = buffer.part(at, 4, "a number")
+        (length,) = _U32(data, at - base)
+        at += 4
+        size = length * _WIDTHS.get(kind, 4)
+        if at + size > buffer.size:
+            buffer.damaged("a vector beyond its end")
+        # Weights are such vectors, too large to be read before they are asked for.
+        if kind == "uint8":
+            value = self.__dict__[name] = Bytes(at, size)
+            return value
+        buffer.left -= size
+        if buffer.left < 0 or at + size - base > len(data):
+            data, base = buffer.part(at, size, "a vector")
+        if kind == "text":
+            value = decode_text(bytes(data[at - base : at - base + size]))
+        else:
+            numbers = unpack_from(f"<{length}{_CODES.get(kind, 'I')}", data, at - base)
+            if kind in _CODES:
+                value = [*numbers]
+            else:  # an offset counts from its own place
+                places = [*map(add, numbers, range(at, at + size, 4))]
+                value = buffer.tables(kind, with_checkpoints(places), depth)
+        self.__dict__[name] = value
         return value
 
     def content(self, name: str) -> bytes:
@@ -153,17 +194,17 @@ class FlatBuffer:
         self._page_size = max(_PAGE, size if size <= _WHOLE else 0)
         self._pages: dict[int, _Part] = {}
         self._layouts: dict[tuple[str, int], _Layout] = {}
-        self._left = _FREE_BYTES + _MAX_OVERLAP * size
+        self.left = _FREE_BYTES + _MAX_OVERLAP * size
 
     def root(self, kind: str) -> FlatTable:
         """The table that the file consists of."""
-        data, _ = self._part(0, 4, "a number")
-        return self._tables(kind, _U32(data, 0), 0)[0]
+        data, _ = self.part(0, 4, "a number")
+        return self.tables(kind, _U32(data, 0), 0)[0]
 
     def content(self, place: Bytes) -> bytes:
         at, size = place
-        self._left -= size
-        data, base = self._part(at, size, "a vector")
+        self.left -= size
+        data, base = self.part(at, size, "a vector")
         return bytes(data[at - base : at - base + size])
 
     def damaged(self, what: str) -> NoReturn:
@@ -172,45 +213,7 @@ class FlatBuffer:
             "original's, or export it again"
         )
 
-    def field(self, table: FlatTable, name: str, offset: int, field: TableField) -> Any:
-        """The text, vector or table to which the offset at ``offset`` in ``table`` leads; None for
-        one of a union whose number is unknown."""
-        if not offset:
-            self.damaged("a field outside of its table")
-        kind, depth, (data, base) = field.type, table._depth + 1, table._part
-        place = table._at - base + offset
-        at = base + place + _U32(data, place)[0]
-        if kind in schema().unions:
-            number = getattr(table, f"{name}_type")
-            if kind == "QuantizationDetails" and self.is_tflite:
-                number += number > 1  # Circle has one kind more, in second place
-            kind = schema().unions[kind].get(number, "")
-            return self._tables(kind, (at,), depth)[0] if kind else None
-        if not field.vector and kind != "text":
-            return self._tables(kind, (at,), depth)[0]
-        if at + 4 - base > len(data):
-            data, base = self._part(at, 4, "a number")
-        (length,) = _U32(data, at - base)
-        at += 4
-        size = length * _WIDTHS.get(kind, 4)
-        if at + size > self.size:
-            self.damaged("a vector beyond its end")
-        # Weights are such vectors, too large to be read before they are asked for.
-        if kind == "uint8":
-            return Bytes(at, size)
-        self._left -= size
-        if self._left < 0 or at + size - base > len(data):
-            data, base = self._part(at, size, "a vector")
-        if kind == "text":
-            return decode_text(bytes(data[at - base : at - base + size]))
-        numbers = unpack_from(f"<{length}{_CODES.get(kind, 'I')}", data, at - base)
-        if kind in _CODES:
-            return [*numbers]
-        # An offset counts from its own place.
-        places = [*map(add, numbers, range(at, at + size, 4))]
-        return self._tables(kind, with_checkpoints(places), depth)
-
-    def _tables(self, kind: str, places: Iterable[int], depth: int) -> list[FlatTable]:
+    def tables(self, kind: str, places: Iterable[int], depth: int) -> list[FlatTable]:
         """The tables at these places."""
         if depth > _MAX_DEPTH:
             self.damaged("tables that nest too deep")
@@ -220,28 +223,28 @@ class FlatBuffer:
         for at in places:
             data, base = part
             if not base <= at <= base + len(data) - 4:
-                part = data, base = self._part(at, 4, "a number")
+                part = data, base = self.part(at, 4, "a number")
             key = kind, at - _I32(data, at - base)[0]
             layout = layouts.get(key)
             if layout is None:
                 layout = layouts[key] = self._layout(*key)
             if at + layout.size > self.size:
                 self.damaged("a table beyond its end")
-            self._left -= layout.size
-            if self._left < 0 or at + layout.end - base > len(data):
-                part = self._part(at, layout.end, "a table")
+            self.left -= layout.size
+            if self.left < 0 or at + layout.end - base > len(data):
+                part = self.part(at, layout.end, "a table")
             tables.append(FlatTable(self, kind, layout, at, depth, part))
         return tables
 
     def _layout(self, kind: str, vtable: int) -> _Layout:
-        data, base = self._part(vtable, 4, "a number")
+        data, base = self.part(vtable, 4, "a number")
         length, size = _U16_U16(data, vtable - base)
         length = max(length, 4)
         if vtable + length > self.size:
             self.damaged("the fields of a table beyond its end")
-        self._left -= length
+        self.left -= length
         length = min(length, _OVERHANG)  # newer files may have fields that this schema lacks
-        data, base = self._part(vtable, length, "the fields of a table")
+        data, base = self.part(vtable, length, "the fields of a table")
         offsets = unpack_from(f"<{length // 2}H", data, vtable - base)[2:]
         end = 4  # the first four bytes of a table are the offset of its vtable
         left_out, numbers, others = {}, [], {}
@@ -260,10 +263,10 @@ class FlatBuffer:
                     numbers.append((name, scalar.unpack_from, offset))
         return _Layout(size, end, left_out, numbers, others)
 
-    def _part(self, at: int, size: int, what: str) -> _Part:
+    def part(self, at: int, size: int, what: str) -> _Part:
         """A part of the file in which ``what`` is, these bytes. Raises ``InvalidModel`` if they are
         not in it, and if more was asked for than a file can need."""
-        if self._left < 0:
+        if self.left < 0:
             self.damaged(f"vectors that overlap, of more than {_MAX_OVERLAP} times its bytes")
         if at < 0 or at + size > self.size:
             self.damaged(f"{what} beyond its end")

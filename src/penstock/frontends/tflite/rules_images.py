@@ -86,9 +86,11 @@ def _channels(c: OperatorConversion, rank: int) -> int | None:
 
 def _is_one_image(c: OperatorConversion) -> bool:
     """Whether a convolution of dynamic range has one image, whose range is that of the tensor."""
+    if not is_dynamic_range(c):
+        return False
     x, w = c.shape(0), c.shape(1)
     is_known = x is not None and w is not None and len(x) == len(w) == 4
-    return is_dynamic_range(c) and is_known and x[0] == 1 and x[3] == w[3]  # type: ignore[index]
+    return is_known and x[0] == 1 and x[3] == w[3]  # type: ignore[index]
 
 
 @operator_rule("CONV_2D", codes=layer_of_codes, integers=_is_one_image)
