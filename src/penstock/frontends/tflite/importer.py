@@ -311,16 +311,15 @@ class SubgraphImporter:
         key = (scope.index, index)
         constant = self._constants.get(key)
         if constant is None:
-            tensor = self.tensor(scope, index)
+            dtype, _, tensor = scope.declared.get(index) or self.declared(scope, index)
             try:
                 place = self.reader.place(tensor)
                 if place is None:
-                    dtype = dtype_of(tensor)
                     if dtype is None or tensor.is_variable or 0 not in tensor.shape:
                         return None
                     array = self.without_elements(tensor.shape, dtype)
                 else:
-                    array = self.reader.read(tensor, place)
+                    array = self.reader.read(tensor, dtype, place)
                     if (blocks := blocks_of(tensor)) is not None:
                         array = self.dequantized_blocks(scope, blocks, array)
             except TensorError as error:
@@ -358,7 +357,7 @@ class SubgraphImporter:
         return (numbers * parameters[0]).astype(np.float32).reshape(codes.shape)
 
     def declared(self, scope: SubgraphScope, index: int) -> DeclaredTensor:
-        """The element type of a tensor, and the meaning of its integers."""
+        """A tensor of a subgraph. Raises ``InvalidModel`` if there is none of this number."""
         declared = scope.declared.get(index)
         if declared is None:
             tensor = self.tensor(scope, index)
@@ -369,7 +368,7 @@ class SubgraphImporter:
                     quantization = None if blocks_of(tensor) else quantization_of(tensor)
             except TensorError as error:
                 self.fault(f"tensor {index} ({tensor.name!r}) of {scope.where} {error}")
-            declared = scope.declared[index] = DeclaredTensor(dtype, quantization)
+            declared = scope.declared[index] = DeclaredTensor(dtype, quantization, tensor)
         return declared
 
     def quantization(self, scope: SubgraphScope, index: int) -> Quantization | None:
@@ -406,9 +405,6 @@ class SubgraphImporter:
 
     def operation(self, operator: FlatTable) -> str:
         """The name of an operator: of a custom one after "CUSTOM:"."""
-        known = self._operations.get(operator.opcode_index)
-        if known is not None:
-            return known
         codes = self.table.operator_codes
         if operator.opcode_index >= len(codes):
             self.fault(f"{self.where} has an operator whose type is not among its {len(codes)}")
@@ -419,13 +415,13 @@ class SubgraphImporter:
             number = min(code.builtin_code, code.deprecated_builtin_code)
         name = schema().operators.get(number, f"number {number}")
         name = f"CUSTOM:{code.custom_code}" if name == "CUSTOM" else name
-        self._operations[operator.opcode_index] = name
+        self._operations[operator.opcode_index] = name  # asked for once
         return name
 
     def convert(self, scope: SubgraphScope, position: int, operator: FlatTable) -> None:
         """Emit the nodes that one operator becomes."""
-        op = self.operation(operator)
-        name = f"{scope.prefix}{op.removeprefix('CUSTOM:')}_{position}"
+        op = self._operations.get(operator.opcode_index) or self.operation(operator)
+        node_name = f"{scope.prefix}{op.removeprefix('CUSTOM:')}_{position}"
         origin = f"{op}_{position} in {scope.where}"
         inputs: list[Value | None] = []
         quantizations: list[Quantization | None] = []
@@ -436,27 +432,30 @@ class SubgraphImporter:
                 quantizations.append(None)
                 continue
             value = values.get(index) or self.value(scope, index)
+            tensor = declared.get(index) or self.declared(scope, index)
             # A variable may be read before it is written: it starts with zeros.
-            if value is None and not self.tensor(scope, index).is_variable:
+            if value is None and not tensor.table.is_variable:
                 faults.append(f"reads tensor {index} as input {i}, which nothing has written")
             inputs.append(value)
-            quantizations.append((declared.get(index) or self.declared(scope, index)).quantization)
+            quantizations.append(tensor.quantization)
         outputs: list[Value | None] = []
+        output_quantizations, output_dtypes = [], []
         for index in operator.outputs:
-            tensor = self.tensor(scope, index)
+            tensor = declared.get(index) or self.declared(scope, index)
+            name = tensor.table.name
             if index in values:
-                faults.append(f"writes tensor {index} ({tensor.name!r}), which has a value already")
-            value = Value(self.names.unique(scope.prefix + (tensor.name or f"tensor_{index}")))
-            outputs.append(value)
+                faults.append(f"writes tensor {index} ({name!r}), which has a value already")
+            outputs.append(Value(self.names.unique(scope.prefix + (name or f"tensor_{index}"))))
+            output_quantizations.append(tensor.quantization)
+            output_dtypes.append(tensor.dtype)
         if faults:
             self.diagnostics.problem(*[f"{origin} {fault}" for fault in faults])
             # Operators that read these outputs have no fault of their own to report.
             values.update(zip(operator.outputs, outputs, strict=True))  # type: ignore[arg-type]
             return
-        results = [self.declared(scope, index) for index in operator.outputs]
         options = operator.builtin_options
         conversion = OperatorConversion(
-            name,
+            node_name,
             inputs,
             outputs,
             {},
@@ -470,8 +469,8 @@ class SubgraphImporter:
             # Operators that came later, those of StableHLO, have theirs in a second union.
             options=operator.builtin_options2 if options is None else options,
             quantizations=quantizations,
-            output_quantizations=[tensor.quantization for tensor in results],
-            output_dtypes=[tensor.dtype for tensor in results],
+            output_quantizations=output_quantizations,
+            output_dtypes=output_dtypes,
         )
         rule = RULES.get(op)
         if rule is None and op.startswith("CUSTOM:"):

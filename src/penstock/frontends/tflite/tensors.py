@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -83,15 +84,21 @@ class DeclaredTensor(NamedTuple):
 
     dtype: np.dtype | None
     quantization: Quantization | None
+    table: FlatTable
 
 
 def dtype_of(tensor: FlatTable) -> np.dtype | None:
     """The element type, ``None`` for handles. Raises ``InvalidModel`` for an unknown one."""
-    number = tensor.type
-    if number in HANDLES:
-        return None
+    number: int = tensor.type
     if number not in _NAMES:
         raise InvalidModel(f"tensor {tensor.name!r} has an unknown element type, number {number}")
+    return _dtype_numbered(number)
+
+
+@cache
+def _dtype_numbered(number: int) -> np.dtype | None:
+    if number in HANDLES:
+        return None
     if number in _PACKED:
         return dtype_named("uint8" if number < 0 else "int8")
     return dtype_named(_NAMES[number])
@@ -163,10 +170,9 @@ class TensorContents(ConstantBudget):
             )
         return Bytes(buffer.offset, buffer.size)
 
-    def read(self, tensor: FlatTable, place: Bytes) -> np.ndarray:
+    def read(self, tensor: FlatTable, dtype: np.dtype | None, place: Bytes) -> np.ndarray:
         """The contents of a constant. Raises ``TensorError``."""
         dims = tuple(tensor.shape)
-        dtype = dtype_of(tensor)
         if dtype is None:
             raise TensorError("is a handle, which cannot be constant")
         count = self.count(dims, dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -133,9 +134,18 @@ def dtype_attribute(attrs: Attrs, name: str) -> np.dtype | None:
     if code == 0:
         return None
     if isinstance(code, int) and 0 < code < len(_ELEMENT_TYPES):
-        with suppress(KeyError):  # an old version of ml_dtypes lacks some
-            return dtype_named(_ELEMENT_TYPES[code])
+        dtype = _dtype_numbered(code)
+        if dtype is not None:
+            return dtype
     raise ShapeError(f"{name} is {code}, which is no element type")
+
+
+@cache
+def _dtype_numbered(code: int) -> np.dtype | None:
+    """The dtype with an ONNX number; None if an old version of ml_dtypes lacks it."""
+    with suppress(KeyError):
+        return dtype_named(_ELEMENT_TYPES[code])
+    return None
 
 
 def element_number(name: str) -> int:
@@ -237,7 +247,7 @@ def fits(shape: Shape | None, wanted: Shape | None) -> bool:
 
 def check_shape(name: str, shape: Shape | None, *wanted: Shape | None) -> None:
     """Raise ``ShapeError`` unless ``shape`` fits one of the expected ones."""
-    if not any(fits(shape, candidate) for candidate in wanted):
+    if True not in [fits(shape, candidate) for candidate in wanted]:
         either = " or ".join(dict.fromkeys(map(str, wanted)))
         raise ShapeError(f"{name} has shape {shape} where {either} is needed")
 
