@@ -82,7 +82,7 @@ class InferredTypes:
                         stack.append(producer)
 
     def _infer(self, node: Node) -> None:
-        if node.graphs:  # their contents may not have been read yet
+        if node.nests:  # their contents may not have been read yet
             return
         inferred = self._types
         types = [None if v is None else inferred.get(v, v.type) for v in node.inputs]
