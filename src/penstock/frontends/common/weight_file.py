@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import BinaryIO
 
 import numpy as np
@@ -17,8 +17,8 @@ MAX_OVERLAP = 16
 
 
 class WeightFile:
-    """An open file, or one that is opened for each range. Raises ``ValueError`` with a reason, also
-    if the file has changed since it was opened first.
+    """The file that ``open_file`` opens, each time it is read. Raises ``ValueError`` with a reason,
+    also if the file has changed since it was opened first.
 
     A range is read once, however many tensors name it, and once ranges overlap so much that they
     would take more than the file, they are views of the whole. What reads them may have to copy
@@ -31,15 +31,13 @@ class WeightFile:
     """
 
     def __init__(
-        self,
-        source: BinaryIO | Callable[[], AbstractContextManager[BinaryIO]],
-        mapped: bool = False,
+        self, open_file: Callable[[], AbstractContextManager[BinaryIO]], mapped: bool = False
     ) -> None:
-        self._source = source
+        self._open = open_file
         self._ranges: dict[tuple[int, int], np.ndarray] = {}
         self._taken = 0
         self._whole: np.ndarray | None = None
-        with source() if callable(source) else nullcontext(source) as file:
+        with self._open() as file:
             self._identity = _identity(file)
             self.size = os.fstat(file.fileno()).st_size
             head = file.read(HEAD_BYTES)
@@ -73,20 +71,14 @@ class WeightFile:
 
     def _read(self, offset: int, size: int) -> np.ndarray:
         data = np.empty(size, np.uint8)
-        if callable(self._source):
-            with self._source() as file:
-                self._fill(data, file, offset)
-        else:
-            self._fill(data, self._source, offset)
+        with self._open() as file:
+            file.seek(offset)
+            count = file.readinto(data)  # type: ignore[attr-defined]
+            # Weights of two files would be mixed.
+            if count != size or _identity(file) != self._identity:
+                raise ValueError("it was changed while it was read; load it again")
         data.flags.writeable = False
         return data
-
-    def _fill(self, data: np.ndarray, file: BinaryIO, offset: int) -> None:
-        file.seek(offset)
-        count = file.readinto(data)  # type: ignore[attr-defined]
-        # Weights of two files would be mixed.
-        if count != data.size or _identity(file) != self._identity:
-            raise ValueError("it was changed while it was read; load it again")
 
 
 def _identity(file: BinaryIO) -> tuple[int, ...]:

@@ -20,12 +20,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from penstock.core.records import KW_ONLY, NamedTuple, dataclass, field
-from penstock.core.types import FLOAT32, INT64
+from penstock.core.types import FLOAT32, INT64, dtype_name
 from penstock.frontends.common.builder import NodeBuilder, Operand
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.tflite.flatbuffer import FlatTable, schema
 from penstock.frontends.tflite.scope import SubgraphScope
-from penstock.frontends.tflite.tensors import Quantization
+from penstock.frontends.tflite.tensors import DeclaredTensor, Quantization
 from penstock.ir.graph import Node, Value
 from penstock.ir.op import AttrDict, Attrs
 from penstock.ops.common.shape_rules import element_number
@@ -48,14 +48,11 @@ class OperatorContext(Protocol):
     ) -> SubgraphScope:
         """Import a subgraph for these arguments, for an operator of ``scope``."""
 
-    def tensor(self, scope: SubgraphScope, index: int) -> FlatTable:
+    def declared(self, scope: SubgraphScope, index: int) -> DeclaredTensor:
         """A tensor of a subgraph."""
 
     def zeros(self, scope: SubgraphScope, index: int) -> np.ndarray:
         """The first value of a tensor that is a variable."""
-
-    def quantization(self, scope: SubgraphScope, index: int) -> Quantization | None:
-        """The meaning of the integers of a tensor."""
 
     def custom_options(self, operator: FlatTable) -> bytes:
         """The options of a custom operator."""
@@ -127,11 +124,16 @@ class OperatorConversion(NodeBuilder):
     scope: SubgraphScope
     context: OperatorContext
     operator: FlatTable
-    options: FlatTable | None
     quantizations: list[Quantization | None]
     output_quantizations: list[Quantization | None]
     output_dtypes: list[np.dtype | None]
+    options: FlatTable | None = field(init=False)
     codes: CodeLayer | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        # Operators that came later, those of StableHLO, have their options in a second union.
+        options = self.operator.builtin_options
+        self.options = self.operator.builtin_options2 if options is None else options
 
     def option(self, name: str, kind: str = "") -> Any:
         """A field of the options; its default if they were left out, where ``kind`` names their
@@ -213,7 +215,7 @@ class OperatorConversion(NodeBuilder):
         attrs = {"container": container, "shared_name": name, "store": self.context.store}
         first = self.context.initial.get(variable_name(attrs, ""))
         if first is not None:
-            attrs |= {"dtype": first.dtype.name, "shape": list(first.shape)}
+            attrs |= {"dtype": dtype_name(first.dtype), "shape": list(first.shape)}
         return attrs
 
     def transposed(self, value: Value, perm: Sequence[int]) -> Value:
@@ -335,7 +337,7 @@ def _parameters(b: NodeBuilder, given: Quantization, dtype: np.dtype) -> tuple[V
     made = given.values
     for key, numbers in ((FLOAT32, given.scales), (dtype, given.zero_points)):
         if key not in made:
-            array = np.array(numbers if given.per_channel else numbers[0]).astype(key)
+            array = np.array(numbers if len(numbers) > 1 else numbers[0]).astype(key)
             made[key] = Value(b.fresh("constant"), const=array)
     return made[FLOAT32], made[dtype]
 

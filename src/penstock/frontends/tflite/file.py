@@ -7,7 +7,7 @@ its own: a file is never held as a whole.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import BinaryIO, Protocol
 
 import numpy as np
@@ -53,7 +53,7 @@ def opened_model(
         yield _model(name, len(data), lambda at, n: data[at : at + n], wanted), _Given(source)
         return
     with source() as file:
-        weights = WeightFile(file, map_weights)
+        weights = WeightFile(lambda: nullcontext(file), map_weights)
 
         def read(offset: int, size: int) -> bytes:
             file.seek(offset)

@@ -148,7 +148,7 @@ class FlatTable:
                     number += number > 1  # Circle has one kind more, in second place
                 kind = schema().unions[kind].get(number, "")
             if kind:
-                (value,) = buffer.tables(kind, (at,), depth)
+                (value,) = buffer.tables(kind, (at,), depth, self._part)
             self.__dict__[name] = value
             return value
         if at + 4 - base > len(data):
@@ -173,7 +173,7 @@ class FlatTable:
                 value = [*numbers]
             else:  # an offset counts from its own place
                 places = [*map(add, numbers, range(at, at + size, 4))]
-                value = buffer.tables(kind, with_checkpoints(places), depth)
+                value = buffer.tables(kind, with_checkpoints(places), depth, (data, base))
         self.__dict__[name] = value
         return value
 
@@ -198,8 +198,8 @@ class FlatBuffer:
 
     def root(self, kind: str) -> FlatTable:
         """The table that the file consists of."""
-        data, _ = self.part(0, 4, "a number")
-        return self.tables(kind, _U32(data, 0), 0)[0]
+        part = self.part(0, 4, "a number")
+        return self.tables(kind, _U32(part[0], 0), 0, part)[0]
 
     def content(self, place: Bytes) -> bytes:
         at, size = place
@@ -213,26 +213,24 @@ class FlatBuffer:
             "original's, or export it again"
         )
 
-    def tables(self, kind: str, places: Iterable[int], depth: int) -> list[FlatTable]:
-        """The tables at these places."""
+    def tables(self, kind: str, places: Iterable[int], depth: int, part: _Part) -> list[FlatTable]:
+        """The tables at these places, the first of which may be in ``part``."""
         if depth > _MAX_DEPTH:
             self.damaged("tables that nest too deep")
-        tables = []
-        layouts = self._layouts
-        part: _Part = b"", 0
+        tables, layouts = [], self._layouts
+        data, base = part
         for at in places:
-            data, base = part
             if not base <= at <= base + len(data) - 4:
-                part = data, base = self.part(at, 4, "a number")
-            key = kind, at - _I32(data, at - base)[0]
-            layout = layouts.get(key)
+                data, base = part = self.part(at, 4, "a number")
+            vtable = at - _I32(data, at - base)[0]
+            layout = layouts.get((kind, vtable))
             if layout is None:
-                layout = layouts[key] = self._layout(*key)
+                layout = layouts[kind, vtable] = self._layout(kind, vtable)
             if at + layout.size > self.size:
                 self.damaged("a table beyond its end")
             self.left -= layout.size
             if self.left < 0 or at + layout.end - base > len(data):
-                part = self.part(at, layout.end, "a table")
+                data, base = part = self.part(at, layout.end, "a table")
             tables.append(FlatTable(self, kind, layout, at, depth, part))
         return tables
 

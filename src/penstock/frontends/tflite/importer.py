@@ -22,6 +22,7 @@ from typing import NoReturn
 
 import numpy as np
 
+from penstock.core.cached import cached_property
 from penstock.core.checkpoints import with_checkpoints
 from penstock.core.errors import InvalidModel, shortened
 from penstock.core.limits import DEFAULT_LIMITS, Limits
@@ -123,7 +124,6 @@ class SubgraphImporter:
         self.tables: dict[int, tuple[Value, Value]] = {}
         self._constants: dict[tuple[int, int], Value] = {}
         self._declared: dict[int, dict[int, DeclaredTensor]] = {}
-        self._operations: dict[int, str] = {}
 
     def model(self, path: str | None = None, signature: str | None = None) -> Model:
         """The model whose entry is the subgraph of a signature, with its names, or else the
@@ -139,7 +139,7 @@ class SubgraphImporter:
         names = {} if entry is None else {x.tensor_index: x.name for x in entry.inputs}
         inputs = []
         for index in scope.table.inputs:
-            tensor = self.tensor(scope, index)
+            tensor = self.declared(scope, index).table
             given = names.get(index) or tensor.name or f"input_{index}"
             value = Value(self.names.unique(given), input_type(tensor))
             if scope.values.setdefault(index, value) is value:
@@ -283,13 +283,6 @@ class SubgraphImporter:
         for index in scope.table.outputs:
             self.value(scope, index)
 
-    def tensor(self, scope: SubgraphScope, index: int) -> FlatTable:
-        """A tensor of a subgraph. Raises ``InvalidModel`` if there is none of this number."""
-        tensors = scope.table.tensors
-        if not 0 <= index < len(tensors):
-            self.fault(f"{scope.where} refers to tensor {index}, of {len(tensors)}")
-        return tensors[index]
-
     def fault(self, message: str) -> NoReturn:
         """End the import, with the faults that were found before."""
         self.diagnostics.problem(f"{message}; the file is damaged: export the model again")
@@ -297,7 +290,7 @@ class SubgraphImporter:
         raise AssertionError("a fault was not raised")
 
     def unwritten(self, scope: SubgraphScope, index: int, reader: str) -> None:
-        name = self.tensor(scope, index).name
+        name = self.declared(scope, index).table.name
         self.diagnostics.problem(
             f"{reader} is tensor {index} ({name!r}), which nothing has written"
         )
@@ -343,7 +336,7 @@ class SubgraphImporter:
         ``TensorError``."""
         size, parameters = blocks.block_size, []
         for index in (blocks.scales, *[blocks.zero_points][: blocks.zero_points > 0]):
-            plain = blocks_of(self.tensor(scope, index)) is None
+            plain = blocks_of(self.declared(scope, index).table) is None
             value = self.value(scope, index) if plain else None
             if value is None or value.const is None or value.const.size * size != codes.size:
                 raise TensorError(f"has blocks of {size} without a constant scale for each")
@@ -360,7 +353,10 @@ class SubgraphImporter:
         """A tensor of a subgraph. Raises ``InvalidModel`` if there is none of this number."""
         declared = scope.declared.get(index)
         if declared is None:
-            tensor = self.tensor(scope, index)
+            tensors = scope.table.tensors
+            if not 0 <= index < len(tensors):
+                self.fault(f"{scope.where} refers to tensor {index}, of {len(tensors)}")
+            tensor = tensors[index]
             dtype, quantization = dtype_of(tensor), None
             try:
                 # Integers with a scale for each block are read as real numbers.
@@ -370,10 +366,6 @@ class SubgraphImporter:
                 self.fault(f"tensor {index} ({tensor.name!r}) of {scope.where} {error}")
             declared = scope.declared[index] = DeclaredTensor(dtype, quantization, tensor)
         return declared
-
-    def quantization(self, scope: SubgraphScope, index: int) -> Quantization | None:
-        """The meaning of the integers of a tensor."""
-        return self.declared(scope, index).quantization
 
     def custom_options(self, operator: FlatTable) -> bytes:
         """The options of a custom operator, which may be outside of the flatbuffer. Raises
@@ -388,8 +380,8 @@ class SubgraphImporter:
 
     def zeros(self, scope: SubgraphScope, index: int) -> np.ndarray:
         """The first value of a tensor that is a variable. Raises ``NodeError``."""
-        tensor = self.tensor(scope, index)
-        dtype, dims = dtype_of(tensor), tuple(tensor.shape)
+        dtype, _, tensor = self.declared(scope, index)
+        dims = tuple(tensor.shape)
         try:
             if dtype is None or not tensor.is_variable:
                 raise TensorError("is no variable")
@@ -403,25 +395,24 @@ class SubgraphImporter:
 
     # Operators.
 
-    def operation(self, operator: FlatTable) -> str:
-        """The name of an operator: of a custom one after "CUSTOM:"."""
-        codes = self.table.operator_codes
-        if operator.opcode_index >= len(codes):
-            self.fault(f"{self.where} has an operator whose type is not among its {len(codes)}")
-        code = codes[operator.opcode_index]
-        # Old files have the deprecated one alone, a byte.
-        number = max(code.builtin_code, code.deprecated_builtin_code)
-        if code.builtin_code < 0 or code.deprecated_builtin_code < 0:  # Circle's own
-            number = min(code.builtin_code, code.deprecated_builtin_code)
-        name = schema().operators.get(number, f"number {number}")
-        name = f"CUSTOM:{code.custom_code}" if name == "CUSTOM" else name
-        self._operations[operator.opcode_index] = name  # asked for once
-        return name
+    @cached_property
+    def operations(self) -> list[str]:
+        """The names of the operators that are used: of custom ones after "CUSTOM:"."""
+        names = []
+        for code in self.table.operator_codes:
+            # Old files have the deprecated one alone, a byte; negative ones are Circle's own.
+            numbers = code.builtin_code, code.deprecated_builtin_code
+            number = min(numbers) if min(numbers) < 0 else max(numbers)
+            name = schema().operators.get(number, f"number {number}")
+            names.append(f"CUSTOM:{code.custom_code}" if name == "CUSTOM" else name)
+        return names
 
     def convert(self, scope: SubgraphScope, position: int, operator: FlatTable) -> None:
         """Emit the nodes that one operator becomes."""
-        op = self._operations.get(operator.opcode_index) or self.operation(operator)
-        node_name = f"{scope.prefix}{op.removeprefix('CUSTOM:')}_{position}"
+        if operator.opcode_index >= len(self.operations):
+            count = len(self.operations)
+            self.fault(f"{self.where} has an operator whose type is not among its {count}")
+        op = self.operations[operator.opcode_index]
         origin = f"{op}_{position} in {scope.where}"
         inputs: list[Value | None] = []
         quantizations: list[Quantization | None] = []
@@ -438,8 +429,7 @@ class SubgraphImporter:
                 faults.append(f"reads tensor {index} as input {i}, which nothing has written")
             inputs.append(value)
             quantizations.append(tensor.quantization)
-        outputs: list[Value | None] = []
-        output_quantizations, output_dtypes = [], []
+        outputs, output_quantizations, output_dtypes = [], [], []
         for index in operator.outputs:
             tensor = declared.get(index) or self.declared(scope, index)
             name = tensor.table.name
@@ -448,38 +438,29 @@ class SubgraphImporter:
             outputs.append(Value(self.names.unique(scope.prefix + (name or f"tensor_{index}"))))
             output_quantizations.append(tensor.quantization)
             output_dtypes.append(tensor.dtype)
+        rule = RULES.get(op) or (RuleEntry(custom) if op.startswith("CUSTOM:") else None)
         if faults:
             self.diagnostics.problem(*[f"{origin} {fault}" for fault in faults])
-            # Operators that read these outputs have no fault of their own to report.
-            values.update(zip(operator.outputs, outputs, strict=True))  # type: ignore[arg-type]
-            return
-        options = operator.builtin_options
-        conversion = OperatorConversion(
-            node_name,
-            inputs,
-            outputs,
-            {},
-            types=self.types,
-            unique=self.names.unique,
-            origin=origin,
-            op=op,
-            scope=scope,
-            context=self,
-            operator=operator,
-            # Operators that came later, those of StableHLO, have theirs in a second union.
-            options=operator.builtin_options2 if options is None else options,
-            quantizations=quantizations,
-            output_quantizations=output_quantizations,
-            output_dtypes=output_dtypes,
-        )
-        rule = RULES.get(op)
-        if rule is None and op.startswith("CUSTOM:"):
-            rule = RuleEntry(custom)
-        if rule is None:
+        elif rule is None:
             self.diagnostics.unsupported(f"tflite.{op}", NO_KERNEL, origin)
         else:
+            conversion = OperatorConversion(
+                f"{scope.prefix}{op.removeprefix('CUSTOM:')}_{position}",
+                inputs,
+                outputs,
+                {},
+                types=self.types,
+                unique=self.names.unique,
+                origin=origin,
+                op=op,
+                scope=scope,
+                context=self,
+                operator=operator,
+                quantizations=quantizations,
+                output_quantizations=output_quantizations,
+                output_dtypes=output_dtypes,
+            )
             self.diagnostics.convert(partial(conversion.apply, rule), f"tflite.{op}", origin)
-        scope.nodes += conversion.nodes
-        for index, value in zip(operator.outputs, outputs, strict=True):
-            if value is not None:
-                values[index] = value
+            scope.nodes += conversion.nodes
+        # Operators that read what could not be converted have no fault of their own to report.
+        values.update(zip(operator.outputs, outputs, strict=True))

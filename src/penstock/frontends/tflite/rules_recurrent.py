@@ -135,7 +135,7 @@ def _scaled(c: OperatorConversion) -> bool:
     between, q = c.operator.intermediates or [], c.quantizations
     if len(between) != 5:
         return False
-    hidden = c.context.quantization(c.scope, between[4])
+    hidden = c.context.declared(c.scope, between[4]).quantization
     known = [each for each in (*q[:9], *q[18:20], hidden) if each is not None]
     if len(known) < 12 or any(each.per_channel or not each.scales[0] > 0 for each in known):
         return False
@@ -146,7 +146,7 @@ def _scaled(c: OperatorConversion) -> bool:
 def _integer_lstm(c: OperatorConversion, x: Value, reverse: bool, time_first: bool) -> Value:
     """An LSTM of integers, whose sums of gates have 12 bits behind the point."""
     q, states = c.quantizations, [State(c, _OUTPUT_STATE + i, codes=True) for i in range(2)]
-    hidden = c.context.quantization(c.scope, c.operator.intermediates[4])
+    hidden = c.context.declared(c.scope, c.operator.intermediates[4]).quantization
     inner, outer, cell = q[0], q[18], q[19]
     assert inner is not None and outer is not None and cell is not None and hidden is not None
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from penstock.core.types import STRING, Dim, Shape, ShapeError, TensorType, Type, dtype_named
+from penstock.core.types import STRING, Dim, Shape, ShapeError, TensorType, Type, find_dtype
 from penstock.ir.op import Attrs, Consts, Infer, Types
 
 if TYPE_CHECKING:
@@ -134,18 +132,10 @@ def dtype_attribute(attrs: Attrs, name: str) -> np.dtype | None:
     if code == 0:
         return None
     if isinstance(code, int) and 0 < code < len(_ELEMENT_TYPES):
-        dtype = _dtype_numbered(code)
-        if dtype is not None:
+        dtype = find_dtype(_ELEMENT_TYPES[code])
+        if dtype is not None:  # an old version of ml_dtypes lacks some
             return dtype
     raise ShapeError(f"{name} is {code}, which is no element type")
-
-
-@cache
-def _dtype_numbered(code: int) -> np.dtype | None:
-    """The dtype with an ONNX number; None if an old version of ml_dtypes lacks it."""
-    with suppress(KeyError):
-        return dtype_named(_ELEMENT_TYPES[code])
-    return None
 
 
 def element_number(name: str) -> int:
