@@ -29,10 +29,10 @@ def source_of(value: Value) -> Value:
 def constant_of(value: Value) -> np.ndarray | None:
     """The array that a value holds in every run: of a constant, of a Const node, or of Identity
     nodes behind these. ``None`` if it has no producer yet, or another one."""
-    if value.is_constant:
-        return value.const
-    value = source_of(value)
     node = value.producer
+    if node is not None and node.op.name == "Identity":
+        value = source_of(value)
+        node = value.producer
     array: np.ndarray | None = value.const if node is None else None
     return node.attrs.get("value") if node is not None and node.op.name == "Const" else array
 
@@ -85,10 +85,11 @@ class InferredTypes:
         if node.nests:  # their contents may not have been read yet
             return
         inferred = self._types
-        types = [None if v is None else inferred.get(v, v.type) for v in node.inputs]
-        constants = [
-            None if v is None else v.const if v.is_constant else constant_of(v) for v in node.inputs
-        ]
+        types: list[Type | None] = []
+        constants: list[np.ndarray | None] = []
+        for v in node.inputs:
+            types.append(None if v is None else inferred.get(v, v.type))
+            constants.append(None if v is None else v.const if v.is_constant else constant_of(v))
         try:
             output_types = node.op.infer(types, node.attrs, constants)
         except Exception:  # verification of the finished graph reports what is wrong

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
 
 from penstock.core.records import KW_ONLY, NamedTuple, dataclass, field
-from penstock.core.types import FLOAT32, INT64, dtype_name
+from penstock.core.types import FLOAT32, INT64, TensorType, dtype_name
 from penstock.frontends.common.builder import NodeBuilder, Operand
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.tflite.flatbuffer import FlatTable, schema
@@ -145,6 +146,14 @@ class OperatorConversion(NodeBuilder):
             return given.default
         return getattr(self.options, name)
 
+    def declared_shape(self, index: int) -> Sequence[int]:
+        """The shape that the file declares for input ``index``, which need not be inferred. It may
+        be wrong: rules use it for operations that refuse other shapes when they are compiled."""
+        shape: Sequence[int] = self.context.declared(
+            self.scope, self.operator.inputs[index]
+        ).table.shape
+        return shape
+
     def take(self, least: int, most: int | None = None) -> list[Any]:
         """This many inputs, or more up to ``most`` (-1: any number); ``None`` if not there."""
         count = len(self.inputs)
@@ -173,7 +182,7 @@ class OperatorConversion(NodeBuilder):
     def cast_final(self, value: Any, dtype: np.dtype | None, op: str = "Cast") -> None:
         if dtype is None:
             raise InexpressibleError("its output is a handle")
-        self.emit_final(op, [value], {"to": element_number(dtype.name)})
+        self.emit_final(op, [value], {"to": _element_number(dtype)})
 
     def append_cast(self, value: Value, output: Value | None, dtype: np.dtype | None) -> None:
         """Emit one more output, cast to its element type."""
@@ -274,10 +283,15 @@ class OperatorConversion(NodeBuilder):
         integers = self.codes is not None or (entry.moves and self.moved_as_integers)
         if not integers:
             integers = entry.integers(self) if callable(entry.integers) else entry.integers
-        if integers:
-            entry.convert(self)
-        else:
+        if not integers:
             self.apply_to_reals(entry.convert)
+            return
+        entry.convert(self)
+        # Rules of what reads these codes ask for their type, which need not be inferred then.
+        given = [v.dtype for v, q in zip(self.inputs, self.quantizations, strict=True) if v and q]
+        for value, (q, dtype) in zip(self.outputs, self._output_types(), strict=True):
+            if value and q and (self.codes is not None or dtype in given):
+                value.type = _type_of_codes(dtype)
 
     def apply_to_reals(self, convert: Rule) -> None:
         """Apply a rule to the real numbers that quantized tensors stand for."""
@@ -301,6 +315,16 @@ class OperatorConversion(NodeBuilder):
 
     def _output_types(self) -> list[tuple[Quantization | None, np.dtype | None]]:
         return list(zip(self.output_quantizations, self.output_dtypes, strict=True))
+
+
+@cache
+def _type_of_codes(dtype: np.dtype) -> TensorType:
+    return TensorType(dtype)
+
+
+@cache
+def _element_number(dtype: np.dtype) -> int:
+    return element_number(dtype.name)
 
 
 def dequantized(b: NodeBuilder, value: Value, given: Quantization) -> Value:
@@ -330,6 +354,7 @@ def emit_quantized(
         return
     inputs, attrs = [value, scale, zero], _attributes(given)
     b.append("QuantizeLinear", "", inputs, [output], attrs, f"{b.name}/{output.name}")
+    output.type = _type_of_codes(dtype)
 
 
 def _parameters(b: NodeBuilder, given: Quantization, dtype: np.dtype) -> tuple[Value, Value]:

@@ -5,8 +5,9 @@ nested graph or, where it is called, part of the graph around it, each time that
 tensor becomes a value of its name, an operator the nodes that its rule emits (``rules``). Operators
 come in the order in which they run, so that each reads what the ones before it have written.
 
-Shapes in the file, except those of the inputs, are what the converter has inferred; they are not
-used. Names of the signatures' inputs and outputs are further names of the entry's.
+Shapes in the file, except those of the inputs, are what the converter has inferred; they are used
+only where operations refuse others. Names of the signatures' inputs and outputs are further names
+of the entry's.
 
 The file is not trusted. All violations of the format, or else all operators without a kernel, are
 reported at once.

@@ -9,7 +9,7 @@ from functools import reduce
 import numpy as np
 
 from penstock.core.records import NamedTuple
-from penstock.core.types import FLOAT32, INT64
+from penstock.core.types import FLOAT32, INT64, Dim
 from penstock.frontends.common.diagnostics import InexpressibleError
 from penstock.frontends.tflite.conversion import (
     BOUNDS,
@@ -160,7 +160,8 @@ def _is_pair_of_codes(c: OperatorConversion) -> bool:
 
 @operator_rule("ADD", "SUB", "MUL", integers=_is_pair_of_codes)
 def arithmetic(c: OperatorConversion) -> None:
-    dtype = c.dtype(0)
+    # Other operators need no types, which would have to be inferred.
+    dtype = c.dtype(0) if c.op == "MUL" or c.quantizations[0] is not None else None
     if dtype is not None and c.quantizations[0] is not None and _is_pair_of_codes(c):
         x, y, result = [q for q in (*c.quantizations, *c.output_quantizations) if q is not None]
         activation = c.option("fused_activation_function", f"{c.op.capitalize()}Options")
@@ -270,6 +271,10 @@ def l2_normalization(c: OperatorConversion) -> None:
 # Matrices.
 
 
+def _is_matrix(shape: Sequence[Dim] | None, columns: Dim) -> bool:
+    return shape is not None and len(shape) == 2 and shape[1] == columns
+
+
 @operator_rule("FULLY_CONNECTED", codes=layer_of_codes, integers=is_dynamic_range)
 def fully_connected(c: OperatorConversion) -> None:
     """Weights have a row for each output. An image of more dims is flattened to rows as long as
@@ -277,8 +282,10 @@ def fully_connected(c: OperatorConversion) -> None:
     x, weights, bias = c.take(2, 3)
     if c.option("weights_format", "FullyConnectedOptions"):
         raise InexpressibleError("its weights are shuffled for processors of one kind")
-    shape, rows = c.shape(0), c.shape(1)
-    matrix = shape is not None and rows is not None and len(shape) == 2 and shape[1] == rows[-1]
+    rows = c.shape(1)
+    matrix = rows is not None and (
+        _is_matrix(c.declared_shape(0), rows[-1]) or _is_matrix(c.shape(0), rows[-1])
+    )
     if not matrix and not c.option("keep_num_dims", "FullyConnectedOptions"):
         width = c.emit("Shape", [weights], start=1)
         flat = c.emit("Concat", [[-1], width], axis=0)

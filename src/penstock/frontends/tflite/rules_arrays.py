@@ -30,7 +30,8 @@ def mean(c: OperatorConversion) -> None:
         reduction(c)
         return
     given, (wanted,), axes = c.quantizations[0], c.output_quantizations, c.integers(1)
-    is_image = c.rank(0) == 4 and axes is not None and {*axes} in ({1, 2}, {-3, -2})
+    is_image = len(c.declared_shape(0)) == 4 or c.rank(0) == 4
+    is_image = is_image and axes is not None and {*axes} in ({1, 2}, {-3, -2})
     if not is_image or given is None or wanted is None:
         c.apply_to_reals(reduction)
         return

@@ -77,6 +77,9 @@ def _convolve(c: OperatorConversion, weights: Value, groups: int, rank: int) -> 
 
 def _channels(c: OperatorConversion, rank: int) -> int | None:
     """The channels of the image, if they are known."""
+    declared = c.declared_shape(0)
+    if len(declared) == rank and declared[-1] > 0:
+        return declared[-1]
     shape = c.shape(0)
     if shape is not None and len(shape) != rank:
         raise NodeError(f"has an image of shape {shape}, which must have {rank} dims")
