@@ -103,11 +103,10 @@ class _Index:
                 self.home.setdefault(node, i)
                 made += node.outputs
                 read += node.inputs
-            scope.values = [v for v in made if v is not None]
+            scope.values += filter(None, made)
             for value in scope.values:
                 self.defined.setdefault(value, i)
-            constants = [v for v in read if v is not None and v.const is not None]
-            self.constants.update(dict.fromkeys(constants))
+            self.constants |= {v: None for v in filter(None, read) if v.const is not None}
 
     def within(self, inner: int, outer: int) -> bool:
         """Whether scope ``inner`` is ``outer`` or nested in it."""
@@ -214,13 +213,10 @@ def _check_node_outputs(index: _Index) -> Iterator[str]:
         outputs = node.outputs
         if not outputs and node.op.pure and not (index.partial and node.graphs):
             yield f"{node.label} ({node.op.name}) has no outputs; give it one, or remove it"
-        if len(outputs) > 1:
-            values = [value for value in outputs if value is not None]
-            if len({*values}) < len(values):
-                yield f"{node.label} lists one value twice among its outputs; make two values"
-        for value in outputs:
-            if value is None:
-                continue
+        values = [*filter(None, outputs)]
+        if len({*values}) < len(values):
+            yield f"{node.label} lists one value twice among its outputs; make two values"
+        for value in values:
             if value.producer is not node:
                 other = "no node" if value.producer is None else value.producer.label
                 yield (
@@ -262,14 +258,11 @@ def _check_names(index: _Index) -> Iterator[str]:
 
 def _check_reads(index: _Index) -> Iterator[str]:
     """A value that is read is a constant, or defined in the graph or in a graph around it."""
-    # Most values are constants, or of the graph itself.
     plain = {value for value in index.constants if value.producer is None}
-    defined, constants = index.defined, index.constants
     for i, _, node in index.nodes():
-        for value in node.inputs:
-            if value is None or value in plain:
-                continue
-            if defined.get(value) == i and value not in constants:
+        for value in filter(None, node.inputs):
+            # Most are constants, or of the graph itself.
+            if value in plain or (index.defined.get(value) == i and value not in index.constants):
                 continue
             if (fault := _unreadable(index, i, value)) is not None:
                 yield f"{node.label} reads {value.name!r}, {fault}"
@@ -523,7 +516,10 @@ def _check_constants(index: _Index) -> Iterator[str]:
             continue
         total += array.nbytes
         declared = value.type
-        if not isinstance(declared, TensorType) or not _holds(declared, array):
+        if not isinstance(declared, TensorType) or not (
+            (declared.dtype == array.dtype and declared.shape == array.shape)  # as of most
+            or accepts(declared, type_of(array))
+        ):
             yield (
                 f"constant {value.name!r} is declared {declared} but holds {type_of(array)}; "
                 "its contents must fit its type"
@@ -540,11 +536,6 @@ def _check_constants(index: _Index) -> Iterator[str]:
     total += _bytes_of_attributes(index)
     if excess := index.limits.beyond("max_constant_bytes", total):
         yield f"the model's constants have {total} bytes, more {excess}"
-
-
-def _holds(declared: TensorType, array: np.ndarray) -> bool:
-    same = declared.dtype == array.dtype and declared.shape == array.shape  # as of most
-    return same or accepts(declared, type_of(array))
 
 
 def _bytes_of_attributes(index: _Index) -> int:

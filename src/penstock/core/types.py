@@ -207,6 +207,7 @@ def is_dtype(dtype: object) -> bool:
     return dtype in _OWN_DTYPES or dtype in dtypes().values()
 
 
+@cache
 def dtype_named(name: str) -> np.dtype:
     """The dtype of this name (``dtype_name``). Raises ``KeyError`` if there is none."""
     return _OWN[name] if name in _OWN else dtypes()[name]

@@ -436,12 +436,7 @@ def dependencies(graph: Graph) -> Iterator[tuple[Graph, list[tuple[int, int]]]]:
         # Producers in graphs around this one: the node with the graph waits.
         beyond: set[Node] = set()
         for b, node in enumerate(with_checkpoints(subgraph.nodes)):
-            needed = []
-            for value in node.inputs:
-                if value is not None and value._producer is not None:
-                    producer = value._producer()
-                    if producer is not None:
-                        needed.append(producer)
+            needed = [p for v in node.inputs if v and (r := v._producer) and (p := r())]
             if node.op.role is Role.MERGE:
                 needed = [p for p in needed if p.op.role is not Role.NEXT_ITERATION]
             needed += node.control_inputs

@@ -106,8 +106,7 @@ class NodeBuilder:
         array = self.input_constant(index)
         if array is None or array.dtype.kind not in "iu" or array.size > _MAX_INTEGERS:
             return None
-        elements: list[int] = array.reshape(-1).tolist()
-        return elements
+        return [*map(int, array.reshape(-1))]
 
     def constant_integers(self, index: int, role: str) -> list[int]:
         """As ``integers``. Raises ``InexpressibleError`` if the input is none; ``role`` is what the
@@ -180,11 +179,8 @@ class NodeBuilder:
 
     def fresh(self, hint: str) -> str:
         """A name for a new value."""
-        name = self.name
-        for output in self.outputs:
-            if output is not None:
-                name = output.name
-                break
+        output = self.outputs[0] if self.outputs else None
+        name = self.name if output is None else output.name
         return self.unique(f"{name if len(name) <= MAX_NAME else short_name(name)}/{hint}")
 
     def constant(self, data: ArrayLike, dtype: np.dtype = INT64) -> Value:

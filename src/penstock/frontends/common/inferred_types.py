@@ -29,10 +29,8 @@ def source_of(value: Value) -> Value:
 def constant_of(value: Value) -> np.ndarray | None:
     """The array that a value holds in every run: of a constant, of a Const node, or of Identity
     nodes behind these. ``None`` if it has no producer yet, or another one."""
+    value = source_of(value)
     node = value.producer
-    if node is not None and node.op.name == "Identity":
-        value = source_of(value)
-        node = value.producer
     array: np.ndarray | None = value.const if node is None else None
     return node.attrs.get("value") if node is not None and node.op.name == "Const" else array
 
@@ -72,10 +70,8 @@ class InferredTypes:
                 self._infer(node)
             else:
                 self._entered.add(node)  # a node that is met again is part of a circle
-                for value in node.inputs:
-                    if value is None or value.is_constant:
-                        continue
-                    producer = value.producer
+                for value in filter(None, node.inputs):
+                    producer = None if value.is_constant else value.producer
                     if producer is None or producer in self._entered:
                         continue
                     if value.type is ANY or not is_static(value.type):
@@ -85,11 +81,8 @@ class InferredTypes:
         if node.nests:  # their contents may not have been read yet
             return
         inferred = self._types
-        types: list[Type | None] = []
-        constants: list[np.ndarray | None] = []
-        for v in node.inputs:
-            types.append(None if v is None else inferred.get(v, v.type))
-            constants.append(None if v is None else v.const if v.is_constant else constant_of(v))
+        types = [None if v is None else inferred.get(v, v.type) for v in node.inputs]
+        constants = [None if v is None else constant_of(v) for v in node.inputs]
         try:
             output_types = node.op.infer(types, node.attrs, constants)
         except Exception:  # verification of the finished graph reports what is wrong

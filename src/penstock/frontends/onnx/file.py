@@ -184,11 +184,8 @@ def _fields(file: BinaryIO, start: int, end: int) -> Iterator[tuple[int, int, in
         if at + _HEAD > len(window) and base + len(window) < end:
             checkpoint()
             window, base, at = _piece(file, start, min(end, start + _WINDOW)), start, 0
-        tag = window[at]
-        if tag < 0x80:  # of one byte, as of fields up to 15
-            at += 1
-        else:
-            tag, at = read_varint(window, at)
+        # Of one byte, as of fields up to 15, without a call.
+        tag, at = (window[at], at + 1) if window[at] < 0x80 else read_varint(window, at)
         wire_type = tag & 7
         payload = None
         if wire_type == _BYTES:

@@ -72,6 +72,8 @@ class RuleEntry(NamedTuple):
     codes: Callable[[OperatorConversion], CodeLayer | None] | None = None
 
 
+_type_of_codes = cache(TensorType)
+_element_number = cache(lambda dtype: element_number(dtype.name))
 RULES: dict[str, RuleEntry] = {}
 BOUNDS = {0: (-math.inf, math.inf), 1: (0.0, math.inf), 2: (-1.0, 1.0), 3: (0.0, 6.0)}
 """what activations bound results to, by their number in the schema"""
@@ -149,10 +151,8 @@ class OperatorConversion(NodeBuilder):
     def declared_shape(self, index: int) -> Sequence[int]:
         """The shape that the file declares for input ``index``, which need not be inferred. It may
         be wrong: rules use it for operations that refuse other shapes when they are compiled."""
-        shape: Sequence[int] = self.context.declared(
-            self.scope, self.operator.inputs[index]
-        ).table.shape
-        return shape
+        table = self.context.declared(self.scope, self.operator.inputs[index]).table
+        return table.shape
 
     def take(self, least: int, most: int | None = None) -> list[Any]:
         """This many inputs, or more up to ``most`` (-1: any number); ``None`` if not there."""
@@ -315,16 +315,6 @@ class OperatorConversion(NodeBuilder):
 
     def _output_types(self) -> list[tuple[Quantization | None, np.dtype | None]]:
         return list(zip(self.output_quantizations, self.output_dtypes, strict=True))
-
-
-@cache
-def _type_of_codes(dtype: np.dtype) -> TensorType:
-    return TensorType(dtype)
-
-
-@cache
-def _element_number(dtype: np.dtype) -> int:
-    return element_number(dtype.name)
 
 
 def dequantized(b: NodeBuilder, value: Value, given: Quantization) -> Value:

@@ -179,7 +179,10 @@ class FlatTable:
 
     def content(self, name: str) -> bytes:
         """The bytes of a field that is a vector of them."""
-        return self._buffer.content(getattr(self, name))
+        (at, size), buffer = getattr(self, name), self._buffer
+        buffer.left -= size
+        data, base = buffer.part(at, size, "a vector")
+        return bytes(data[at - base : at - base + size])
 
 
 class FlatBuffer:
@@ -200,12 +203,6 @@ class FlatBuffer:
         """The table that the file consists of."""
         part = self.part(0, 4, "a number")
         return self.tables(kind, _U32(part[0], 0), 0, part)[0]
-
-    def content(self, place: Bytes) -> bytes:
-        at, size = place
-        self.left -= size
-        data, base = self.part(at, size, "a vector")
-        return bytes(data[at - base : at - base + size])
 
     def damaged(self, what: str) -> NoReturn:
         raise InvalidModel(
@@ -268,17 +265,15 @@ class FlatBuffer:
             self.damaged(f"vectors that overlap, of more than {_MAX_OVERLAP} times its bytes")
         if at < 0 or at + size > self.size:
             self.damaged(f"{what} beyond its end")
-        page, start = divmod(at, self._page_size)
-        part = self._pages.get(page)
-        if part is None:
+        first = at - at % self._page_size
+        end = min(first + self._page_size + _OVERHANG, self.size)
+        if at + size > end:
+            first, end = at, at + size
+        part = self._pages.get(first)
+        if part is None or len(part[0]) < end - first:
             checkpoint()
-            first = page * self._page_size
-            part = self._fetched(first, min(self._page_size + _OVERHANG, self.size - first))
-            self._pages[page] = part  # kept: tables are small beside the weights
-        return part if start + size <= len(part[0]) else self._fetched(at, size)
-
-    def _fetched(self, at: int, size: int) -> _Part:
-        data = self._read(at, size)
-        if len(data) < size:
-            self.damaged("been cut while it was read")
-        return data, at
+            data = self._read(first, end - first)
+            if len(data) < end - first:
+                self.damaged("been cut while it was read")
+            part = self._pages[first] = data, first  # tables are small beside the weights
+        return part

@@ -9,7 +9,7 @@ from functools import reduce
 import numpy as np
 
 from penstock.core.records import NamedTuple
-from penstock.core.types import FLOAT32, INT64, Dim
+from penstock.core.types import FLOAT32, INT64
 from penstock.frontends.common.diagnostics import InexpressibleError
 from penstock.frontends.tflite.conversion import (
     BOUNDS,
@@ -271,10 +271,6 @@ def l2_normalization(c: OperatorConversion) -> None:
 # Matrices.
 
 
-def _is_matrix(shape: Sequence[Dim] | None, columns: Dim) -> bool:
-    return shape is not None and len(shape) == 2 and shape[1] == columns
-
-
 @operator_rule("FULLY_CONNECTED", codes=layer_of_codes, integers=is_dynamic_range)
 def fully_connected(c: OperatorConversion) -> None:
     """Weights have a row for each output. An image of more dims is flattened to rows as long as
@@ -282,9 +278,9 @@ def fully_connected(c: OperatorConversion) -> None:
     x, weights, bias = c.take(2, 3)
     if c.option("weights_format", "FullyConnectedOptions"):
         raise InexpressibleError("its weights are shuffled for processors of one kind")
-    rows = c.shape(1)
-    matrix = rows is not None and (
-        _is_matrix(c.declared_shape(0), rows[-1]) or _is_matrix(c.shape(0), rows[-1])
+    last = (c.shape(1) or ())[-1:]
+    matrix = len(last) == 1 and (
+        tuple(c.declared_shape(0)[1:]) == last or (c.shape(0) or ())[1:] == last
     )
     if not matrix and not c.option("keep_num_dims", "FullyConnectedOptions"):
         width = c.emit("Shape", [weights], start=1)

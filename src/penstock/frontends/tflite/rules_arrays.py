@@ -51,7 +51,7 @@ def reduction(c: OperatorConversion) -> None:
     x, _ = c.take(2)
     # Along no axes TFLite reduces nothing, where ONNX by default reduces all.
     attrs = {"keepdims": int(c.option("keep_dims", "ReducerOptions")), "noop_with_empty_axes": 1}
-    dtype = c.dtype(0)
+    (dtype,) = c.output_dtypes
     # ONNX's sums, means and products take no integers of 8 or 16 bits, and extremes none of 16.
     sizes = (2,) if c.op in ("REDUCE_MAX", "REDUCE_MIN") else (1, 2)
     if dtype is not None and dtype.kind in "iu" and dtype.itemsize in sizes:

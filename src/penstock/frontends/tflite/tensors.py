@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -19,7 +18,7 @@ from penstock.core.types import ANY, STRING, Dim, TensorType, Type, dtype_named
 from penstock.frontends.common.constant_budget import ConstantBudget
 from penstock.frontends.common.diagnostics import TensorError
 from penstock.frontends.common.encoding import array_from_bytes, decode_text, vector_of
-from penstock.frontends.tflite.file import FileBytes
+from penstock.frontends.common.weight_file import WeightFile
 from penstock.frontends.tflite.flatbuffer import Bytes, FlatTable
 from penstock.ir.graph import Value
 
@@ -89,16 +88,11 @@ class DeclaredTensor(NamedTuple):
 
 def dtype_of(tensor: FlatTable) -> np.dtype | None:
     """The element type, ``None`` for handles. Raises ``InvalidModel`` for an unknown one."""
-    number: int = tensor.type
-    if number not in _NAMES:
-        raise InvalidModel(f"tensor {tensor.name!r} has an unknown element type, number {number}")
-    return _dtype_numbered(number)
-
-
-@cache
-def _dtype_numbered(number: int) -> np.dtype | None:
+    number = tensor.type
     if number in HANDLES:
         return None
+    if number not in _NAMES:
+        raise InvalidModel(f"tensor {tensor.name!r} has an unknown element type, number {number}")
     if number in _PACKED:
         return dtype_named("uint8" if number < 0 else "int8")
     return dtype_named(_NAMES[number])
@@ -151,7 +145,7 @@ class TensorContents(ConstantBudget):
     """Reads the constants of one file."""
 
     buffers: Sequence[FlatTable]
-    weights: FileBytes
+    weights: WeightFile
 
     def place(self, tensor: FlatTable) -> Bytes | None:
         """The place of a tensor's contents; ``None`` if it has none. Raises ``TensorError``."""
