@@ -451,10 +451,7 @@ def _check_types(index: _Index) -> Iterator[str]:
             type_ = value.type
             if id(type_) in sound:
                 continue
-            if isinstance(type_, TensorType):
-                fault = _tensor_fault(type_, index.limits)
-            else:
-                fault = _type_fault(type_, index.limits)
+            fault = _type_fault(type_, index.limits)
             if fault is None:
                 sound.add(id(type_))
             else:

@@ -171,16 +171,12 @@ class _Importer:
                     dims[info.name] = type_.shape
         return dims
 
-    def value(
-        self, name: str, context: ImportContext, type_: Type = ANY, const: np.ndarray | None = None
-    ) -> Value:
-        """A new value, with a unique name within functions, which may be expanded many times."""
+    def name(self, name: str, context: ImportContext) -> str:
+        """The name of a new value: a unique one in functions, which may be expanded many times."""
         if name.__class__ is not str:  # protobuf gives bytes for what is not UTF-8
             self.diagnostics.problem(f"{context.where}: the name {name!r} is not UTF-8; rename it")
             name = repr(name)
-        if context.prefix:
-            name = self.names.unique(short_name(context.prefix + name))
-        return Value(name, type_, None, const)
+        return self.names.unique(short_name(context.prefix + name)) if context.prefix else name
 
     # Graphs
 
@@ -191,7 +187,7 @@ class _Importer:
         entry = context.depth == 1
         outer_inputs, graph.inputs = graph.inputs, []  # given by rules, such as of searches
         for name, const in self.initializers(proto, context):
-            names[name] = self.value(name, context, const=const)
+            names[name] = Value(self.name(name, context), const=const)
         n, wanted = len(proto.input), len(outer_inputs)
         if wanted not in (0, n):
             self.diagnostics.problem(f"{context.where} has {n} inputs, but must have {wanted}")
@@ -204,7 +200,7 @@ class _Importer:
                 continue  # an initializer that callers may override
             # Declared types of the inputs of nested graphs are not trusted: they are inferred.
             type_ = self.input_type(info, context) if entry else ANY
-            value = names[info.name] = self.value(info.name, context, type_)
+            value = names[info.name] = Value(self.name(info.name, context), type_)
             graph.inputs.append(value)
         # Types that the file declares for values in between are not read: memory is planned from
         # types, and a wrong one would mean writing past a buffer (decision 14).
@@ -273,7 +269,7 @@ class _Importer:
                     # Once: a name that is made again is a fault.
                     value = bound.pop(name, None) if bound else None
                     if value is None:
-                        value = self.value(name, context)
+                        value = Value(self.name(name, context))
                     # A name that is made twice gets two values, which verify reports.
                     names[name] = value
                 outputs.append(value)

@@ -1,7 +1,7 @@
 """Files of TFLite and Circle: their tables, and the bytes of their weights.
 
-Tables are read where they are needed, a few kilobytes at a time, and weights each into an array of
-its own: a file is never held as a whole.
+Tables are read where they are needed, those of a large file a few kilobytes at a time, and weights
+each into an array of its own: a large file is never held as a whole.
 """
 
 from __future__ import annotations

@@ -80,10 +80,10 @@ def schema() -> Schema:
                     key, _, rest = entry.partition(":")
                     type_, _, default = rest.partition("=")
                     vector, type_ = type_.startswith("["), type_.strip("[]")
-                    empty: Any = [] if vector else "" if type_ == "text" else None
-                    if vector and type_ == "uint8":
-                        empty = Bytes(0, 0)
-                    elif type_ in _CODES and not vector:
+                    empty: Any = "" if type_ == "text" else None
+                    if vector:
+                        empty = Bytes(0, 0) if type_ == "uint8" else []
+                    elif type_ in _CODES:
                         empty = (float if type_.startswith("float") else int)(default or 0)
                     if type_:
                         table[key] = TableField(type_, vector, slot, empty)

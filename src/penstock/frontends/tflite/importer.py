@@ -124,7 +124,7 @@ class SubgraphImporter:
         self.handles: dict[Value, int] = {}
         self.tables: dict[int, tuple[Value, Value]] = {}
         self._constants: dict[tuple[int, int], Value] = {}
-        self._declared: dict[int, dict[int, DeclaredTensor]] = {}
+        self._declared: dict[tuple[int, int], DeclaredTensor] = {}
 
     def model(self, path: str | None = None, signature: str | None = None) -> Model:
         """The model whose entry is the subgraph of a signature, with its names, or else the
@@ -136,7 +136,7 @@ class SubgraphImporter:
         name, index = ("main", 0) if entry is None else (signature or "", entry.subgraph_index)
         if index >= len(self.table.subgraphs):
             self.fault(f"signature {name!r} of {self.where} is subgraph {index}, which is missing")
-        scope = self.scope(index, self.where, "", ())
+        scope = SubgraphScope(index, self.table.subgraphs[index], self.where, "", ())
         names = {} if entry is None else {x.tensor_index: x.name for x in entry.inputs}
         inputs = []
         for index in scope.table.inputs:
@@ -172,7 +172,7 @@ class SubgraphImporter:
 
     def ports(self, graph: Graph) -> dict[Value, DeclaredTensor]:
         """The ports of the entry, by their values."""
-        scope = self.scope(0, self.where, "", ())
+        scope = SubgraphScope(0, self.table.subgraphs[0], self.where, "", ())
         indices = [*scope.table.inputs, *scope.table.outputs]
         pairs = zip([*graph.inputs, *graph.outputs], indices, strict=True)
         return {value: self.declared(scope, index) for value, index in pairs}
@@ -242,12 +242,6 @@ class SubgraphImporter:
 
     # Subgraphs and tensors.
 
-    def scope(self, index: int, where: str, prefix: str, callers: tuple[int, ...]) -> SubgraphScope:
-        """A use of subgraph ``index``, which exists."""
-        declared = self._declared.setdefault(index, {})
-        table = self.table.subgraphs[index]
-        return SubgraphScope(index, table, where, prefix, callers, declared)
-
     def use(
         self, scope: SubgraphScope, index: int, arguments: Sequence[Value], prefix: str
     ) -> SubgraphScope:
@@ -266,7 +260,7 @@ class SubgraphImporter:
             raise NodeError(
                 f"gives {len(arguments)} arguments to {where}, which takes {len(table.inputs)}"
             )
-        inner = self.scope(index, where, prefix, callers)
+        inner = SubgraphScope(index, table, where, prefix, callers)
         inner.values.update(zip(table.inputs, arguments, strict=True))
         self.run(inner)
         for position, output in enumerate(table.outputs):
@@ -305,7 +299,7 @@ class SubgraphImporter:
         key = (scope.index, index)
         constant = self._constants.get(key)
         if constant is None:
-            dtype, _, tensor = scope.declared.get(index) or self.declared(scope, index)
+            dtype, _, tensor = self.declared(scope, index)
             try:
                 place = self.reader.place(tensor)
                 if place is None:
@@ -352,7 +346,8 @@ class SubgraphImporter:
 
     def declared(self, scope: SubgraphScope, index: int) -> DeclaredTensor:
         """A tensor of a subgraph. Raises ``InvalidModel`` if there is none of this number."""
-        declared = scope.declared.get(index)
+        key = (scope.index, index)
+        declared = self._declared.get(key)
         if declared is None:
             tensors = scope.table.tensors
             if not 0 <= index < len(tensors):
@@ -365,7 +360,7 @@ class SubgraphImporter:
                     quantization = None if blocks_of(tensor) else quantization_of(tensor)
             except TensorError as error:
                 self.fault(f"tensor {index} ({tensor.name!r}) of {scope.where} {error}")
-            declared = scope.declared[index] = DeclaredTensor(dtype, quantization, tensor)
+            declared = self._declared[key] = DeclaredTensor(dtype, quantization, tensor)
         return declared
 
     def custom_options(self, operator: FlatTable) -> bytes:
@@ -417,14 +412,14 @@ class SubgraphImporter:
         origin = f"{op}_{position} in {scope.where}"
         inputs: list[Value | None] = []
         quantizations: list[Quantization | None] = []
-        declared, values, faults = scope.declared, scope.values, []
+        known, values, faults, place = self._declared, scope.values, [], scope.index
         for i, index in enumerate(operator.inputs):
             if index == -1:  # TFLite's for an input that is left out
                 inputs.append(None)
                 quantizations.append(None)
                 continue
             value = values.get(index) or self.value(scope, index)
-            tensor = declared.get(index) or self.declared(scope, index)
+            tensor = known.get((place, index)) or self.declared(scope, index)
             # A variable may be read before it is written: it starts with zeros.
             if value is None and not tensor.table.is_variable:
                 faults.append(f"reads tensor {index} as input {i}, which nothing has written")
@@ -432,7 +427,7 @@ class SubgraphImporter:
             quantizations.append(tensor.quantization)
         outputs, output_quantizations, output_dtypes = [], [], []
         for index in operator.outputs:
-            tensor = declared.get(index) or self.declared(scope, index)
+            tensor = known.get((place, index)) or self.declared(scope, index)
             name = tensor.table.name
             if index in values:
                 faults.append(f"writes tensor {index} ({name!r}), which has a value already")

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from penstock.core.records import dataclass, field
 from penstock.frontends.tflite.flatbuffer import FlatTable
-from penstock.frontends.tflite.tensors import DeclaredTensor
 from penstock.ir.graph import Graph, Node, Value
 
 
@@ -15,9 +14,8 @@ class SubgraphScope:
     """One use of subgraph ``index``. ``callers`` are the subgraphs that it is used in, and
     ``prefix`` stands before the names of its values and nodes.
 
-    ``values`` has the values of the tensors that have been written so far, ``declared`` what the
-    file says of those that were asked for, in all uses of the subgraph. ``effect`` is the last node
-    with effects: the next one waits for it.
+    ``values`` has the values of the tensors that have been written so far. ``effect`` is the last
+    node with effects: the next one waits for it.
     """
 
     index: int
@@ -25,7 +23,6 @@ class SubgraphScope:
     where: str
     prefix: str
     callers: tuple[int, ...]
-    declared: dict[int, DeclaredTensor]
     values: dict[int, Value] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
     effect: Node | None = None
