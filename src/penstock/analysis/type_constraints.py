@@ -90,6 +90,7 @@ def name_of(type_: Type) -> TypeName:
     return None
 
 
+@lru_cache(maxsize=256)
 def _type(name: TypeName) -> Type:
     """The type of a name; unknown for maps, of which no operation's types are made."""
     if name is None:

@@ -96,16 +96,17 @@ class _Index:
         self.constants: dict[Value, None] = {}
         self.orders: dict[Graph, list[Node]] = {}
         for i, scope in enumerate(self.scopes):
-            read = list(scope.graph.outputs)
-            scope.values += scope.graph.inputs
+            read: list[Value | None] = [*scope.graph.outputs]
+            made: list[Value | None] = [*scope.graph.inputs]
             for node in with_checkpoints(scope.graph.nodes):
                 # Of a node that is listed twice, the first place; a check reports it.
                 self.home.setdefault(node, i)
-                scope.values += [v for v in node.outputs if v is not None]
-                read += [v for v in node.inputs if v is not None]
+                made += node.outputs
+                read += node.inputs
+            scope.values += filter(None, made)
             for value in scope.values:
                 self.defined.setdefault(value, i)
-            self.constants.update((v, None) for v in read if v.const is not None)
+            self.constants |= {v: None for v in filter(None, read) if v.const is not None}
 
     def within(self, inner: int, outer: int) -> bool:
         """Whether scope ``inner`` is ``outer`` or nested in it."""
@@ -148,6 +149,7 @@ def _nesting(roots: Iterable[Graph], limits: Limits) -> list[_Scope]:
         inner = [
             _Scope(graph, position, node, name, scope.depth + 1)
             for node in scope.graph.nodes
+            if node.nests
             for name, graph in node.graphs
         ]
         stack.extend(reversed(inner))
@@ -211,7 +213,7 @@ def _check_node_outputs(index: _Index) -> Iterator[str]:
         outputs = node.outputs
         if not outputs and node.op.pure and not (index.partial and node.graphs):
             yield f"{node.label} ({node.op.name}) has no outputs; give it one, or remove it"
-        values = [value for value in outputs if value is not None]
+        values = [*filter(None, outputs)]
         if len({*values}) < len(values):
             yield f"{node.label} lists one value twice among its outputs; make two values"
         for value in values:
@@ -256,9 +258,13 @@ def _check_names(index: _Index) -> Iterator[str]:
 
 def _check_reads(index: _Index) -> Iterator[str]:
     """A value that is read is a constant, or defined in the graph or in a graph around it."""
+    plain = {value for value in index.constants if value.producer is None}
     for i, _, node in index.nodes():
-        for value in node.inputs:
-            if value is not None and (fault := _unreadable(index, i, value)) is not None:
+        for value in filter(None, node.inputs):
+            # Most are constants, or of the graph itself.
+            if value in plain or (index.defined.get(value) == i and value not in index.constants):
+                continue
+            if (fault := _unreadable(index, i, value)) is not None:
                 yield f"{node.label} reads {value.name!r}, {fault}"
     for i, scope in enumerate(index.scopes):
         for value in scope.graph.outputs:
@@ -442,11 +448,12 @@ def _check_types(index: _Index) -> Iterator[str]:
     sound: set[int] = set()  # many values share a type; all of these outlive this loop
     for values in (*(scope.values for scope in index.scopes), index.constants):
         for value in with_checkpoints(values):
-            if id(value.type) in sound:
+            type_ = value.type
+            if id(type_) in sound:
                 continue
-            fault = _type_fault(value.type, index.limits)
+            fault = _type_fault(type_, index.limits)
             if fault is None:
-                sound.add(id(value.type))
+                sound.add(id(type_))
             else:
                 yield f"{_described(value)}: {fault}"
 
@@ -505,10 +512,13 @@ def _check_constants(index: _Index) -> Iterator[str]:
             yield f"constant {value.name!r} is a {type(array).__name__}; make it a NumPy array"
             continue
         total += array.nbytes
-        declared, held = value.type, type_of(array)
-        if not isinstance(declared, TensorType) or not accepts(declared, held):
+        declared = value.type
+        if not isinstance(declared, TensorType) or not (
+            (declared.dtype == array.dtype and declared.shape == array.shape)  # as of most
+            or accepts(declared, type_of(array))
+        ):
             yield (
-                f"constant {value.name!r} is declared {declared} but holds {held}; "
+                f"constant {value.name!r} is declared {declared} but holds {type_of(array)}; "
                 "its contents must fit its type"
             )
         elif declared.data is not None:

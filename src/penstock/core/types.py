@@ -203,11 +203,13 @@ _OWN = {name: np.dtype(name) for name in _NUMPY_DTYPES} | {"string": STRING}
 _OWN_DTYPES = frozenset(_OWN.values())
 
 
+@cache
 def is_dtype(dtype: object) -> bool:
     """Whether a tensor may have this dtype."""
     return dtype in _OWN_DTYPES or dtype in dtypes().values()
 
 
+@cache
 def dtype_named(name: str) -> np.dtype:
     """The dtype of this name (``dtype_name``). Raises ``KeyError`` if there is none."""
     return _OWN[name] if name in _OWN else dtypes()[name]

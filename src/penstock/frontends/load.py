@@ -212,8 +212,3 @@ def _path_or_bytes(source: Any) -> Any:
     from pathlib import Path
 
     return Path(source) if isinstance(source, str) else source
-
-
-def _name(path: str) -> str:
-    """The last part of a path."""
-    return os.path.basename(path.rstrip(os.sep))

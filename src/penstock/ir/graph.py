@@ -436,7 +436,7 @@ def dependencies(graph: Graph) -> Iterator[tuple[Graph, list[tuple[int, int]]]]:
         # Producers in graphs around this one: the node with the graph waits.
         beyond: set[Node] = set()
         for b, node in enumerate(with_checkpoints(subgraph.nodes)):
-            needed = [p for v in node.inputs if v is not None and (p := v.producer) is not None]
+            needed = [p for v in node.inputs if v and (r := v._producer) and (p := r())]
             if node.op.role is Role.MERGE:
                 needed = [p for p in needed if p.op.role is not Role.NEXT_ITERATION]
             needed += node.control_inputs
@@ -465,7 +465,7 @@ def ordered(graph: Graph, edges: Sequence[tuple[int, int]]) -> list[Node]:
 
     Their order is kept if it is valid; else, of the nodes that are ready, the one that is listed
     first comes first. Raises ``InvalidModel`` that names a cycle if there is one."""
-    if all(a < b for a, b in edges):
+    if False not in [a < b for a, b in edges]:
         return list(graph.nodes)
     from penstock.algorithms.ordering import topological_order
 

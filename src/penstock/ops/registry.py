@@ -291,6 +291,8 @@ def find(name: str, domain: str = "", version: int | None = None) -> Op | None:
         load_operations()
     entries = _REGISTRY.get(key, ())
     if version is None:
+        if len(entries) == 1:
+            return entries[0]
         return max(entries, key=lambda op: op.version, default=None)
     for op in entries:
         if op.since <= version <= op.version:

@@ -45,8 +45,10 @@ def test_problems_are_raised_before_unsupported_operations(diagnostics: Diagnost
 def test_errors_of_a_conversion_become_problems_of_its_node(
     diagnostics: Diagnostics, error: Exception, problem: str
 ) -> None:
-    with diagnostics.converting("x.Add", "b in net.json", "b (Add)"):
+    def rule() -> None:
         raise error
+
+    diagnostics.convert(rule, "x.Add", "b in net.json", "b (Add)")
     with pytest.raises(InvalidModel) as caught:
         diagnostics.raise_collected()
     assert caught.value.problems[0].startswith(problem)

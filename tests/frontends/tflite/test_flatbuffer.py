@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import InvalidModel
+from penstock.frontends.tflite import flatbuffer
 from penstock.frontends.tflite.flatbuffer import FILE, FlatBuffer, FlatTable, schema
 from tests.support.tflite_models import serialized
 from tools import tflite_schema
@@ -41,6 +42,46 @@ def test_fields_that_were_written_are_read_and_others_have_defaults() -> None:
     assert read.content("custom_options") == b"abc"
     assert read.builtin_options.kind == "FullyConnectedOptions"
     assert read.builtin_options.keep_num_dims is True
+
+
+@pytest.mark.parametrize("whole", [0, 2**18])
+def test_fields_are_read_from_pages_of_large_files_and_from_small_ones_at_once(
+    monkeypatch: pytest.MonkeyPatch, whole: int
+) -> None:
+    monkeypatch.setattr(flatbuffer, "_WHOLE", whole)
+    numbers, texts = [*range(3000)], [f"{i} " * i for i in range(300)]
+    subgraphs = [{"name": text, "inputs": [i, -1]} for i, text in enumerate(texts)]
+    data = serialized({"metadata_buffer": numbers, "subgraphs": subgraphs})
+    parts: list[int] = []
+    table = FlatBuffer("m", len(data), lambda at, n: parts.append(n) or data[at : at + n])
+    model = table.root("Model")
+    assert model.metadata_buffer == numbers
+    assert [(graph.name, graph.inputs) for graph in model.subgraphs] == [
+        (text, [i, -1]) for i, text in enumerate(texts)
+    ]
+    assert (parts == [len(data)]) == bool(whole)
+
+
+@pytest.mark.parametrize("whole", [0, 2**18])
+def test_file_that_is_cut_while_it_is_read_is_refused(
+    monkeypatch: pytest.MonkeyPatch, whole: int
+) -> None:
+    monkeypatch.setattr(flatbuffer, "_WHOLE", whole)
+    data = serialized({"metadata_buffer": range(3000)})
+    for size in (4, 100, 4096, 5000):
+        with pytest.raises(InvalidModel, match="been cut while it was read"):
+            buffer = FlatBuffer("m", len(data), lambda at, n, end=size: data[at : min(at + n, end)])
+            print(len(buffer.root("Model").metadata_buffer))
+
+
+def test_field_outside_of_its_table_is_refused_when_it_is_asked_for() -> None:
+    data = bytearray(serialized({"version": 3, "description": "x"}))
+    (table,) = struct.unpack_from("<I", data)
+    vtable = table - struct.unpack_from("<i", data, table)[0]
+    struct.pack_into("<H", data, vtable + 4, 2**15)
+    assert root(bytes(data)).description == "x"
+    with pytest.raises(InvalidModel, match="a field outside of its table"):
+        print(root(bytes(data)).version)
 
 
 @pytest.mark.parametrize("number", [1, 2**16, 2**31 - 1, 2**32 - 1])

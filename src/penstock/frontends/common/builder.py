@@ -106,7 +106,7 @@ class NodeBuilder:
         array = self.input_constant(index)
         if array is None or array.dtype.kind not in "iu" or array.size > _MAX_INTEGERS:
             return None
-        return [int(element) for element in array.reshape(-1)]
+        return [*map(int, array.reshape(-1))]
 
     def constant_integers(self, index: int, role: str) -> list[int]:
         """As ``integers``. Raises ``InexpressibleError`` if the input is none; ``role`` is what the
@@ -179,8 +179,9 @@ class NodeBuilder:
 
     def fresh(self, hint: str) -> str:
         """A name for a new value."""
-        output = next((v.name for v in self.outputs if v is not None), self.name)
-        return self.unique(f"{short_name(output)}/{hint}")
+        output = self.outputs[0] if self.outputs else None
+        name = self.name if output is None else output.name
+        return self.unique(f"{name if len(name) <= MAX_NAME else short_name(name)}/{hint}")
 
     def constant(self, data: ArrayLike, dtype: np.dtype = INT64) -> Value:
         """A constant. Numbers beyond the range of the dtype become infinite, as in a Cast."""

@@ -25,11 +25,12 @@ class ConstantBudget:
             raise TensorError(f"it has {len(dims)} dims, more than {limits.max_dims}")
         if dims and min(dims) < 0:
             raise TensorError(f"it has a negative dim in {list(dims)}")
+        count = math.prod(dims)
         # Dims of 0 count as 1: strides are products of the other dims.
-        extent = math.prod([dim or 1 for dim in dims])
+        extent = count or math.prod([dim or 1 for dim in dims])
         if extent > limits.max_elements or extent * dtype.itemsize >= 2**63:
             raise TensorError(f"its dims {list(dims)} multiply to more than memory can hold")
-        return math.prod(dims)
+        return count
 
     def spend(self, nbytes: int) -> None:
         """Count bytes of constants. Raises ``TensorError`` beyond ``Limits.max_constant_bytes``."""

@@ -8,8 +8,7 @@ everything, so that a user learns of all faults of a file in one attempt.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from penstock.core.errors import (
     MAX_SENTENCE,
@@ -78,12 +77,14 @@ class Diagnostics:
         else:
             self.problem(f"{subject} {error}")
 
-    @contextmanager
-    def converting(self, operation: str, origin: str, subject: str = "") -> Iterator[None]:
-        """Record the errors of the block, which converts one node. Rules expect the attributes and
-        inputs that exporters write: errors of Python's own say that the file has others."""
+    def convert(
+        self, rule: Callable[[], object], operation: str, origin: str, subject: str = ""
+    ) -> None:
+        """Call ``rule``, which converts one node, and record its errors. Rules expect the
+        attributes and inputs that exporters write: errors of Python's own say that the file has
+        others."""
         try:
-            yield
+            rule()
         except ConversionError as error:
             self.record(error, operation, origin, subject or origin)
         except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:

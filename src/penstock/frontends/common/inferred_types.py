@@ -70,14 +70,15 @@ class InferredTypes:
                 self._infer(node)
             else:
                 self._entered.add(node)  # a node that is met again is part of a circle
-                for value in node.inputs:
-                    if value is None or value.producer is None or value.producer in self._entered:
+                for value in filter(None, node.inputs):
+                    producer = None if value.is_constant else value.producer
+                    if producer is None or producer in self._entered:
                         continue
                     if value.type is ANY or not is_static(value.type):
-                        stack.append(value.producer)
+                        stack.append(producer)
 
     def _infer(self, node: Node) -> None:
-        if node.graphs:  # their contents may not have been read yet
+        if node.nests:  # their contents may not have been read yet
             return
         inferred = self._types
         types = [None if v is None else inferred.get(v, v.type) for v in node.inputs]

@@ -17,8 +17,8 @@ MAX_OVERLAP = 16
 
 
 class WeightFile:
-    """The file that ``open_file`` opens, each time it is read. Raises ``ValueError`` with a reason,
-    also if the file has changed since it was opened first.
+    """The bytes that are given, or the file that ``source`` opens, each time it is read. Raises
+    ``ValueError`` with a reason, also if the file has changed since it was opened first.
 
     A range is read once, however many tensors name it, and once ranges overlap so much that they
     would take more than the file, they are views of the whole. What reads them may have to copy
@@ -31,12 +31,15 @@ class WeightFile:
     """
 
     def __init__(
-        self, open_file: Callable[[], AbstractContextManager[BinaryIO]], mapped: bool = False
+        self, source: bytes | Callable[[], AbstractContextManager[BinaryIO]], mapped: bool = False
     ) -> None:
-        self._open = open_file
         self._ranges: dict[tuple[int, int], np.ndarray] = {}
         self._taken = 0
         self._whole: np.ndarray | None = None
+        if isinstance(source, bytes):
+            self._whole, self.size = np.frombuffer(source, np.uint8), len(source)
+            return
+        self._open = source
         with self._open() as file:
             self._identity = _identity(file)
             self.size = os.fstat(file.fileno()).st_size

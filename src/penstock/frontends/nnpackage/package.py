@@ -293,7 +293,8 @@ class _Package:
     def converted(self, source: Value, target: Value) -> Value:
         """The value that feeds ``target``: ``source``, converted if its element type is another, or
         if both are quantized and its integers stand for other numbers."""
-        (dtype, given), (wanted_dtype, wanted) = self.declared[source], self.declared[target]
+        dtype, given, _ = self.declared[source]
+        wanted_dtype, wanted, _ = self.declared[target]
         alike = given is None or wanted is None or given.equals(wanted)
         if str(dtype) == str(wanted_dtype) and alike:
             return source

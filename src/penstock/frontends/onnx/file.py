@@ -91,7 +91,7 @@ def _read(file: BinaryIO, name: str) -> tuple[ModelProto, Weights]:
     if size >= LARGE_FILE:
         try:
             rest, spans = _split(file, size)
-        except ValueError:
+        except (ValueError, IndexError):
             pass  # no sequence of fields, which protobuf reports, or of small ones
         else:
             proto = _parsed(ModelProto, b"".join(rest), name)
@@ -132,7 +132,7 @@ def _initializer(file: BinaryIO, start: int, end: int, name: str) -> TensorProto
     """The initializer from ``start`` to ``end``, its raw data apart if it has them once."""
     try:
         raw = [field for field in _fields(file, start, end) if field[0] == _RAW_DATA]
-    except ValueError:
+    except (ValueError, IndexError):
         raw = []  # protobuf reports that
     if len(raw) != 1 or raw[0][2] is None:
         return _parsed(TensorProto, _piece(file, start, end), name)
@@ -184,7 +184,8 @@ def _fields(file: BinaryIO, start: int, end: int) -> Iterator[tuple[int, int, in
         if at + _HEAD > len(window) and base + len(window) < end:
             checkpoint()
             window, base, at = _piece(file, start, min(end, start + _WINDOW)), start, 0
-        tag, at = read_varint(window, at)
+        # Of one byte, as of fields up to 15, without a call.
+        tag, at = (window[at], at + 1) if window[at] < 0x80 else read_varint(window, at)
         wire_type = tag & 7
         payload = None
         if wire_type == _BYTES:

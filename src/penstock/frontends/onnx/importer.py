@@ -18,6 +18,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, zip_longest
+from operator import attrgetter
 
 import numpy as np
 
@@ -78,6 +79,7 @@ def load_onnx(source: Source, limits: Limits = DEFAULT_LIMITS, map_weights: bool
         return _Importer(proto, weights, path, tensors).model()
 
 
+_METADATA = attrgetter("metadata_props")
 # Opsets of domains that a model does not import: as ONNX Runtime, since exporters forget them.
 _IMPLIED = {MICROSOFT: 1, "ai.onnx.ml": 5}
 
@@ -169,14 +171,12 @@ class _Importer:
                     dims[info.name] = type_.shape
         return dims
 
-    def value(self, name: str, context: ImportContext, type_: Type = ANY) -> Value:
-        """A new value, with a unique name within functions, which may be expanded many times."""
+    def name(self, name: str, context: ImportContext) -> str:
+        """The name of a new value: a unique one in functions, which may be expanded many times."""
         if name.__class__ is not str:  # protobuf gives bytes for what is not UTF-8
             self.diagnostics.problem(f"{context.where}: the name {name!r} is not UTF-8; rename it")
             name = repr(name)
-        if context.prefix:
-            name = self.names.unique(short_name(context.prefix + name))
-        return Value(name, type_)
+        return self.names.unique(short_name(context.prefix + name)) if context.prefix else name
 
     # Graphs
 
@@ -187,9 +187,7 @@ class _Importer:
         entry = context.depth == 1
         outer_inputs, graph.inputs = graph.inputs, []  # given by rules, such as of searches
         for name, const in self.initializers(proto, context):
-            value = self.value(name, context)
-            value.set_constant(const)
-            names[name] = value
+            names[name] = Value(self.name(name, context), const=const)
         n, wanted = len(proto.input), len(outer_inputs)
         if wanted not in (0, n):
             self.diagnostics.problem(f"{context.where} has {n} inputs, but must have {wanted}")
@@ -202,7 +200,7 @@ class _Importer:
                 continue  # an initializer that callers may override
             # Declared types of the inputs of nested graphs are not trusted: they are inferred.
             type_ = self.input_type(info, context) if entry else ANY
-            value = names[info.name] = self.value(info.name, context, type_)
+            value = names[info.name] = Value(self.name(info.name, context), type_)
             graph.inputs.append(value)
         # Types that the file declares for values in between are not read: memory is planned from
         # types, and a wrong one would mean writing past a buffer (decision 14).
@@ -256,7 +254,7 @@ class _Importer:
         in any order, so that outputs are needed before inputs are looked up. ``bound`` has values
         for outputs of a function by name; names that no node produces are left in it."""
         self.diagnostics.count_nodes(len(nodes))
-        if not context.prefix and any(node.metadata_props for node in with_checkpoints(nodes)):
+        if not context.prefix and any(map(_METADATA, with_checkpoints(nodes))):
             from penstock.frontends.onnx.module_scopes import module_scopes
 
             self.scopes |= module_scopes(nodes)
@@ -271,7 +269,7 @@ class _Importer:
                     # Once: a name that is made again is a fault.
                     value = bound.pop(name, None) if bound else None
                     if value is None:
-                        value = self.value(name, context)
+                        value = Value(self.name(name, context))
                     # A name that is made twice gets two values, which verify reports.
                     names[name] = value
                 outputs.append(value)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -63,6 +63,7 @@ _TYPED: Mapping[str, tuple[str, type]] = {
 _DAMAGED = "the file is damaged, or its weights were left out: export it again"
 
 
+@cache
 def dtype_of_code(code: int) -> np.dtype:
     """The NumPy dtype of a ``TensorProto.DataType``; small types are those of ml_dtypes."""
     name = DTYPE_NAMES.get(code)
@@ -257,7 +258,7 @@ def _raw(
     proto: TensorProto, apart: np.ndarray | None, code: int, dtype: np.dtype, count: int
 ) -> np.ndarray:
     data = proto.raw_data if apart is None else apart
-    needed = _stored_bytes(code, dtype, count)
+    needed = _stored_bytes(code, dtype, count) if code in _PACKED else count * dtype.itemsize
     if len(data) != needed:
         # An empty field that exporters set by mistake.
         if not len(data) and getattr(proto, _field(dtype)[0]):

@@ -20,6 +20,7 @@ reported at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from penstock.core.checkpoints import with_checkpoints
@@ -242,9 +243,8 @@ class Importer(ConversionContext):
             elif fault := _dtype_fault(reference.value, dtype):
                 self.diagnostics.problem(f"{subject}: its input {i} {fault}")
                 return
-        with self.diagnostics.converting(f"{TENSORFLOW}.{op}", origin, subject):
-            _apply_rule(op, conversion)
-            conversion.commit()
+        rule = partial(_apply_rule, op, conversion)
+        self.diagnostics.convert(rule, f"{TENSORFLOW}.{op}", origin, subject)
 
 
 def _apply_rule(op: str, conversion: Conversion) -> None:
@@ -257,6 +257,7 @@ def _apply_rule(op: str, conversion: Conversion) -> None:
         conversion.emit_same_op()
     else:
         raise InexpressibleError(NO_KERNEL)
+    conversion.commit()
 
 
 def _inputs(

@@ -15,17 +15,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
 
 from penstock.core.records import KW_ONLY, NamedTuple, dataclass, field
-from penstock.core.types import FLOAT32, INT64
+from penstock.core.types import FLOAT32, INT64, TensorType, dtype_name
 from penstock.frontends.common.builder import NodeBuilder, Operand
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.tflite.flatbuffer import FlatTable, schema
 from penstock.frontends.tflite.scope import SubgraphScope
-from penstock.frontends.tflite.tensors import Quantization
+from penstock.frontends.tflite.tensors import DeclaredTensor, Quantization
 from penstock.ir.graph import Node, Value
 from penstock.ir.op import AttrDict, Attrs
 from penstock.ops.common.shape_rules import element_number
@@ -48,14 +49,11 @@ class OperatorContext(Protocol):
     ) -> SubgraphScope:
         """Import a subgraph for these arguments, for an operator of ``scope``."""
 
-    def tensor(self, scope: SubgraphScope, index: int) -> FlatTable:
+    def declared(self, scope: SubgraphScope, index: int) -> DeclaredTensor:
         """A tensor of a subgraph."""
 
     def zeros(self, scope: SubgraphScope, index: int) -> np.ndarray:
         """The first value of a tensor that is a variable."""
-
-    def quantization(self, scope: SubgraphScope, index: int) -> Quantization | None:
-        """The meaning of the integers of a tensor."""
 
     def custom_options(self, operator: FlatTable) -> bytes:
         """The options of a custom operator."""
@@ -74,6 +72,8 @@ class RuleEntry(NamedTuple):
     codes: Callable[[OperatorConversion], CodeLayer | None] | None = None
 
 
+_type_of_codes = cache(TensorType)
+_element_number = cache(lambda dtype: element_number(dtype.name))
 RULES: dict[str, RuleEntry] = {}
 BOUNDS = {0: (-math.inf, math.inf), 1: (0.0, math.inf), 2: (-1.0, 1.0), 3: (0.0, 6.0)}
 """what activations bound results to, by their number in the schema"""
@@ -148,6 +148,12 @@ class OperatorConversion(NodeBuilder):
             return given.default
         return getattr(self.options, name)
 
+    def declared_shape(self, index: int) -> Sequence[int]:
+        """The shape that the file declares for input ``index``, which need not be inferred. It may
+        be wrong: rules use it for operations that refuse other shapes when they are compiled."""
+        table = self.context.declared(self.scope, self.operator.inputs[index]).table
+        return table.shape
+
     def take(self, least: int, most: int | None = None) -> list[Any]:
         """This many inputs, or more up to ``most`` (-1: any number); ``None`` if not there."""
         count = len(self.inputs)
@@ -176,7 +182,7 @@ class OperatorConversion(NodeBuilder):
     def cast_final(self, value: Any, dtype: np.dtype | None, op: str = "Cast") -> None:
         if dtype is None:
             raise InexpressibleError("its output is a handle")
-        self.emit_final(op, [value], {"to": element_number(dtype.name)})
+        self.emit_final(op, [value], {"to": _element_number(dtype)})
 
     def append_cast(self, value: Value, output: Value | None, dtype: np.dtype | None) -> None:
         """Emit one more output, cast to its element type."""
@@ -218,7 +224,7 @@ class OperatorConversion(NodeBuilder):
         attrs = {"container": container, "shared_name": name, "store": self.context.store}
         first = self.context.initial.get(variable_name(attrs, ""))
         if first is not None:
-            attrs |= {"dtype": first.dtype.name, "shape": list(first.shape)}
+            attrs |= {"dtype": dtype_name(first.dtype), "shape": list(first.shape)}
         return attrs
 
     def transposed(self, value: Value, perm: Sequence[int]) -> Value:
@@ -264,20 +270,28 @@ class OperatorConversion(NodeBuilder):
     def moved_as_integers(self) -> bool:
         """Whether inputs and outputs have one quantization, so that moving integers is exact."""
         given = [q for q in (*self.quantizations, *self.output_quantizations) if q is not None]
-        return all(q.equals(given[0]) for q in given)
+        return not given or all(map(given[0].equals, given[1:]))
 
     def apply(self, entry: RuleEntry) -> None:
         """Apply a rule to the operator, whose tensors may be quantized."""
         if entry.outputs not in (None, len(self.outputs)):
             raise NodeError(f"has {len(self.outputs)} outputs, but {self.op} has {entry.outputs}")
-        quantized = any((*self.quantizations, *self.output_quantizations))
-        moves = entry.moves and self.moved_as_integers
-        integers = moves or (entry.integers(self) if callable(entry.integers) else entry.integers)
-        self.codes = entry.codes(self) if quantized and entry.codes else None
-        if not quantized or integers or self.codes is not None:
+        if not any((*self.quantizations, *self.output_quantizations)):
             entry.convert(self)
-        else:
+            return
+        self.codes = entry.codes(self) if entry.codes else None
+        integers = self.codes is not None or (entry.moves and self.moved_as_integers)
+        if not integers:
+            integers = entry.integers(self) if callable(entry.integers) else entry.integers
+        if not integers:
             self.apply_to_reals(entry.convert)
+            return
+        entry.convert(self)
+        # Rules of what reads these codes ask for their type, which need not be inferred then.
+        given = [v.dtype for v, q in zip(self.inputs, self.quantizations, strict=True) if v and q]
+        for value, (q, dtype) in zip(self.outputs, self._output_types(), strict=True):
+            if value and q and (self.codes is not None or dtype in given):
+                value.type = _type_of_codes(dtype)
 
     def apply_to_reals(self, convert: Rule) -> None:
         """Apply a rule to the real numbers that quantized tensors stand for."""
@@ -330,14 +344,16 @@ def emit_quantized(
         return
     inputs, attrs = [value, scale, zero], _attributes(given)
     b.append("QuantizeLinear", "", inputs, [output], attrs, f"{b.name}/{output.name}")
+    output.type = _type_of_codes(dtype)
 
 
 def _parameters(b: NodeBuilder, given: Quantization, dtype: np.dtype) -> tuple[Value, Value]:
     """The scale, and the zero point in that type: one for all nodes that read or write a tensor."""
-    made, place = given.values, slice(None) if given.per_channel else 0
-    for key, numbers in ((FLOAT32, given.scale), (dtype, given.zero_point)):
+    made = given.values
+    for key, numbers in ((FLOAT32, given.scales), (dtype, given.zero_points)):
         if key not in made:
-            made[key] = b.constant(numbers[place], key)
+            array = np.array(numbers if len(numbers) > 1 else numbers[0]).astype(key)
+            made[key] = Value(b.fresh("constant"), const=array)
     return made[FLOAT32], made[dtype]
 
 
@@ -375,7 +391,7 @@ def is_dynamic_range(c: OperatorConversion) -> bool:
     is_biased = len(c.inputs) > 2 and c.inputs[2] is not None
     if is_biased and (c.quantizations[2] is not None or c.dtype(2) != FLOAT32):
         return False
-    known = weights.const.dtype == np.int8 and not w.zero_point.any() and w.axis == 0
+    known = weights.const.dtype == np.int8 and not any(w.zero_points) and w.axis == 0
     kind = "FullyConnectedOptions" if c.op == "FULLY_CONNECTED" else ""
     return known and c.option("fused_activation_function", kind) in BOUNDS
 
@@ -383,8 +399,7 @@ def is_dynamic_range(c: OperatorConversion) -> bool:
 def image_of_codes(c: OperatorConversion) -> CodeLayer | None:
     """An operator of an image, whose elements count alike."""
     x, *_ = [*c.quantizations, None]
-    one = Quantization(np.ones(1, np.float32), np.zeros(1, np.int64), 0)
-    return None if x is None else _code_layer(c, x, one)
+    return None if x is None else _code_layer(c, x, Quantization([1.0], [0]))
 
 
 def _code_layer(c: OperatorConversion, x: Quantization, w: Quantization) -> CodeLayer | None:
@@ -397,7 +412,7 @@ def _code_layer(c: OperatorConversion, x: Quantization, w: Quantization) -> Code
     name, options = "fused_activation_function", c.options
     number = options is not None and name in schema().tables[options.kind] and c.option(name)
     bounds = BOUNDS.get(int(number))
-    if bounds is None or not all(np.all(given.scale > 0) for given in (x, w, y)):
+    if bounds is None or min(*x.scales, *w.scales, *y.scales) <= 0:
         return None
     of_x, of_w, of_y = [_parameters(c, given, dtype) for given in (x, w, y)]
     return CodeLayer(of_x, of_w, of_y, y.codes_of(bounds, dtype))

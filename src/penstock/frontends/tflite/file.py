@@ -1,16 +1,14 @@
 """Files of TFLite and Circle: their tables, and the bytes of their weights.
 
-Tables are read where they are needed, a few kilobytes at a time, and weights each into an array of
-its own: a file is never held as a whole.
+Tables are read where they are needed, those of a large file a few kilobytes at a time, and weights
+each into an array of its own: a large file is never held as a whole.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import BinaryIO, Protocol
-
-import numpy as np
+from typing import BinaryIO
 
 from penstock.core.errors import InvalidModel
 from penstock.frontends.common.weight_file import WeightFile
@@ -21,36 +19,16 @@ OpenFile = Callable[[], BinaryIO]
 _HEAD = 8  # bytes: the offset of the model, and the identifier
 
 
-class FileBytes(Protocol):
-    """The bytes of a file. Raises ``ValueError`` with a reason."""
-
-    size: int
-
-    def read(self, offset: int, size: int) -> np.ndarray:
-        """``size`` bytes from ``offset``, which lie within the file; read-only."""
-
-
-class _Given:
-    """A file whose bytes were given."""
-
-    def __init__(self, data: bytes) -> None:
-        self.size = len(data)
-        self._data = np.frombuffer(data, np.uint8)
-
-    def read(self, offset: int, size: int) -> np.ndarray:
-        return self._data[offset : offset + size]
-
-
 @contextmanager
 def opened_model(
     source: OpenFile | bytes, name: str, map_weights: bool = False, wanted: str | None = None
-) -> Iterator[tuple[FlatTable, FileBytes]]:
+) -> Iterator[tuple[FlatTable, WeightFile]]:
     """The ``Model`` table of a file, whose fields can be read while the context is open, and its
     weights. Raises ``InvalidModel``, also if the file is not of the ``wanted`` format, and what
     opening it raises."""
     if isinstance(source, bytes):
         data = memoryview(source)
-        yield _model(name, len(data), lambda at, n: data[at : at + n], wanted), _Given(source)
+        yield _model(name, len(data), lambda at, n: data[at : at + n], wanted), WeightFile(source)
         return
     with source() as file:
         weights = WeightFile(lambda: nullcontext(file), map_weights)

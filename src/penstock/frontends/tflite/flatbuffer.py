@@ -1,8 +1,9 @@
 """FlatBuffers, read by a schema and checked while they are read.
 
-A table's fields are read when they are first asked for. Every offset, length and number of a union
-is checked before it is used, so that any bytes give values or ``InvalidModel``. Together, vectors
-may take no more than a few times the bytes of the file, though a file can name one many times.
+The numbers of a table are read with it; its texts, vectors and tables when they are first asked
+for. Every offset, length and number of a union is checked before it is used, so that any bytes give
+values or ``InvalidModel``. Together, vectors may take no more than a few times the bytes of the
+file, though a file can name one many times.
 
     table: [offset of its vtable] [fields, in any order]
     vtable: [bytes] [bytes of the table] [where field 0 is] [where field 1 is] ...   0: left out
@@ -12,28 +13,40 @@ may take no more than a few times the bytes of the file, though a file can name 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from struct import Struct, unpack
-from typing import Any, NoReturn
+from operator import add
+from struct import Struct, unpack_from
+from typing import Any, NoReturn, TypeAlias
 
-from penstock.core.checkpoints import checkpoint
+from penstock.core.checkpoints import checkpoint, with_checkpoints
 from penstock.core.errors import InvalidModel
 from penstock.core.records import NamedTuple
 from penstock.frontends.common.encoding import decode_text
 
 FILE = os.path.join(os.path.dirname(__file__), "schema.txt")
 Read = Callable[[int, int], bytes | memoryview]
+_Part: TypeAlias = tuple[bytes | memoryview, int]
+"""Bytes of a file, and where they begin in it."""
 
-_U16_U16, _U32, _I32 = Struct("<HH"), Struct("<I"), Struct("<i")
+_U16_U16, _U32, _I32 = [Struct(code).unpack_from for code in ("<HH", "<I", "<i")]
 _NAMES = "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float32 float64"
 _CODES = dict(zip(_NAMES.split(), "?bBhHiIqQfd", strict=True))
 _SCALARS = {name: Struct(f"<{code}") for name, code in _CODES.items()}
-_PAGE = 2**12  # bytes that are read at a time
+_WIDTHS = {"text": 1} | {name: scalar.size for name, scalar in _SCALARS.items()}
+_WHOLE = 2**18  # bytes of a file that is read at once
+_PAGE = 2**12  # bytes of a larger one that are read at a time
 _OVERHANG = 256  # bytes of what may begin at the end of a page; longer parts are read alone
 _MAX_OVERLAP = 16
 _MAX_DEPTH = 16  # of tables in tables
 _FREE_BYTES = 2**16
+
+
+class Bytes(NamedTuple):
+    """A vector of bytes that has not been read: where it is in the file."""
+
+    offset: int
+    size: int
 
 
 class TableField(NamedTuple):
@@ -42,7 +55,7 @@ class TableField(NamedTuple):
     type: str
     vector: bool
     slot: int
-    default: int | float
+    default: Any
 
 
 class Schema(NamedTuple):
@@ -66,10 +79,14 @@ def schema() -> Schema:
                 for slot, entry in enumerate(entries):
                     key, _, rest = entry.partition(":")
                     type_, _, default = rest.partition("=")
-                    vector = type_.startswith("[")
-                    number = float(default or 0) if type_.startswith("float") else int(default or 0)
+                    vector, type_ = type_.startswith("["), type_.strip("[]")
+                    empty: Any = "" if type_ == "text" else None
+                    if vector:
+                        empty = Bytes(0, 0) if type_ == "uint8" else []
+                    elif type_ in _CODES:
+                        empty = (float if type_.startswith("float") else int)(default or 0)
                     if type_:
-                        table[key] = TableField(type_.strip("[]"), vector, slot, number)
+                        table[key] = TableField(type_, vector, slot, empty)
             elif role != "#":
                 number = 0
                 names = unions[name] = {}
@@ -81,77 +98,91 @@ def schema() -> Schema:
     return Schema(tables, unions, unions.pop("BuiltinOperator"))
 
 
-@cache
-def _slots(kind: str) -> int:
-    """The number of fields that tables of a kind may have."""
-    return max((field.slot + 1 for field in schema().tables[kind].values()), default=0)
+class _Layout(NamedTuple):
+    """The fields of tables of one kind and one vtable. ``size``: bytes of such a table; ``end``:
+    those up to the end of its last field. ``left_out`` has the values of fields that it does not
+    have, ``numbers`` how to read a number and where, ``others`` where other fields are: at 0 what
+    is not within the table."""
 
-
-class Bytes(NamedTuple):
-    """A vector of bytes that has not been read: where it is in the file."""
-
-    offset: int
     size: int
+    end: int
+    left_out: Mapping[str, Any]
+    numbers: Sequence[tuple[str, Callable[[Any, int], tuple[Any, ...]], int]]
+    others: Mapping[str, tuple[int, TableField]]
 
 
 class FlatTable:
     """A table of the file: its fields are attributes. A text or vector that was left out is empty,
     a table ``None``, a number its default. Vectors of bytes are places (``Bytes``)."""
 
-    def __init__(self, buffer: FlatBuffer, kind: str, at: int, depth: int) -> None:
+    def __init__(
+        self, buffer: FlatBuffer, kind: str, layout: _Layout, at: int, depth: int, part: _Part
+    ) -> None:
+        self.kind = kind
         self._buffer = buffer
+        self._others = layout.others
         self._at = at
         self._depth = depth
-        self.kind = kind
-        if depth > _MAX_DEPTH:
-            buffer.damaged("tables that nest too deep")
-        vtable = at - buffer.numbers(_I32, at)[0]
-        size, self._size = buffer.numbers(_U16_U16, vtable)
-        slots = max((size - 4) // 2, 0)
-        buffer.check(vtable, 4 + 2 * slots, "the fields of a table")
-        buffer.check(at, self._size, "a table")
-        slots = min(slots, _slots(kind))  # newer files may have fields that this schema lacks
-        self._offsets = unpack(f"<{slots}H", buffer.part(vtable + 4, 2 * slots))
+        self._part = data, base = part
+        fields = self.__dict__
+        fields.update(layout.left_out)
+        for name, unpack, offset in layout.numbers:
+            (fields[name],) = unpack(data, at - base + offset)
 
     def __getattr__(self, name: str) -> Any:
+        """Read a text, a vector or a table when it is first asked for; one of a union is None if
+        its number is unknown."""
         if name.startswith("_"):
             raise AttributeError(name)
-        # Once a field.
-        value = self.__dict__[name] = self._read(name, schema().tables[self.kind][name])
+        (offset, field), buffer = self._others[name], self._buffer
+        if not offset:
+            buffer.damaged("a field outside of its table")
+        kind, depth, (data, base) = field.type, self._depth + 1, self._part
+        at = self._at + offset
+        at += _U32(data, at - base)[0]
+        value: Any = None
+        if not field.vector and kind != "text":
+            if kind in schema().unions:
+                number = getattr(self, f"{name}_type")
+                if kind == "QuantizationDetails" and buffer.is_tflite:
+                    number += number > 1  # Circle has one kind more, in second place
+                kind = schema().unions[kind].get(number, "")
+            if kind:
+                (value,) = buffer.tables(kind, (at,), depth, self._part)
+            self.__dict__[name] = value
+            return value
+        if at + 4 - base > len(data):
+            data, base = buffer.part(at, 4, "a number")
+        (length,) = _U32(data, at - base)
+        at += 4
+        size = length * _WIDTHS.get(kind, 4)
+        if at + size > buffer.size:
+            buffer.damaged("a vector beyond its end")
+        # Weights are such vectors, too large to be read before they are asked for.
+        if kind == "uint8":
+            value = self.__dict__[name] = Bytes(at, size)
+            return value
+        buffer.left -= size
+        if buffer.left < 0 or at + size - base > len(data):
+            data, base = buffer.part(at, size, "a vector")
+        if kind == "text":
+            value = decode_text(bytes(data[at - base : at - base + size]))
+        else:
+            numbers = unpack_from(f"<{length}{_CODES.get(kind, 'I')}", data, at - base)
+            if kind in _CODES:
+                value = [*numbers]
+            else:  # an offset counts from its own place
+                places = [*map(add, numbers, range(at, at + size, 4))]
+                value = buffer.tables(kind, with_checkpoints(places), depth, (data, base))
+        self.__dict__[name] = value
         return value
 
     def content(self, name: str) -> bytes:
         """The bytes of a field that is a vector of them."""
-        return self._buffer.content(getattr(self, name))
-
-    def _read(self, name: str, field: TableField) -> Any:
-        buffer = self._buffer
-        scalar = _SCALARS.get(field.type)
-        offset = self._offsets[field.slot] if field.slot < len(self._offsets) else 0
-        if scalar is not None and not field.vector:
-            if not offset:
-                return field.default
-            self._check(offset, scalar.size)
-            return buffer.numbers(scalar, self._at + offset)[0]
-        if not offset:
-            empty = Bytes(0, 0) if field.type == "uint8" else []
-            return empty if field.vector else "" if field.type == "text" else None
-        self._check(offset, 4)
-        at = buffer.target(self._at + offset)
-        if field.vector:
-            return buffer.vector(field.type, at, self._depth)
-        if field.type in schema().unions:
-            number = getattr(self, f"{name}_type")
-            if field.type == "QuantizationDetails" and buffer.is_tflite:
-                number += number > 1  # Circle has one kind more, in second place
-            kind = schema().unions[field.type].get(number)
-            return None if kind is None else FlatTable(buffer, kind, at, self._depth + 1)
-        return buffer.value(field.type, at, self._depth)
-
-    def _check(self, offset: int, size: int) -> None:
-        # The first four bytes of a table are the offset of its vtable.
-        if offset < 4 or offset + size > self._size:
-            self._buffer.damaged("a field outside of its table")
+        (at, size), buffer = getattr(self, name), self._buffer
+        buffer.left -= size
+        data, base = buffer.part(at, size, "a vector")
+        return bytes(data[at - base : at - base + size])
 
 
 class FlatBuffer:
@@ -163,12 +194,15 @@ class FlatBuffer:
         self.is_tflite = is_tflite
         self.size = size
         self._read = read
-        self._pages: dict[int, bytes | memoryview] = {}
-        self._left = _FREE_BYTES + _MAX_OVERLAP * size
+        self._page_size = max(_PAGE, size if size <= _WHOLE else 0)
+        self._pages: dict[int, _Part] = {}
+        self._layouts: dict[tuple[str, int], _Layout] = {}
+        self.left = _FREE_BYTES + _MAX_OVERLAP * size
 
     def root(self, kind: str) -> FlatTable:
         """The table that the file consists of."""
-        return FlatTable(self, kind, self.target(0), 0)
+        part = self.part(0, 4, "a number")
+        return self.tables(kind, _U32(part[0], 0), 0, part)[0]
 
     def damaged(self, what: str) -> NoReturn:
         raise InvalidModel(
@@ -176,70 +210,70 @@ class FlatBuffer:
             "original's, or export it again"
         )
 
-    def check(self, at: int, size: int, what: str) -> None:
-        """Raise ``InvalidModel`` if ``what``, these bytes, is not in the file."""
+    def tables(self, kind: str, places: Iterable[int], depth: int, part: _Part) -> list[FlatTable]:
+        """The tables at these places, the first of which may be in ``part``."""
+        if depth > _MAX_DEPTH:
+            self.damaged("tables that nest too deep")
+        tables, layouts = [], self._layouts
+        data, base = part
+        for at in places:
+            if not base <= at <= base + len(data) - 4:
+                data, base = part = self.part(at, 4, "a number")
+            vtable = at - _I32(data, at - base)[0]
+            layout = layouts.get((kind, vtable))
+            if layout is None:
+                layout = layouts[kind, vtable] = self._layout(kind, vtable)
+            if at + layout.size > self.size:
+                self.damaged("a table beyond its end")
+            self.left -= layout.size
+            if self.left < 0 or at + layout.end - base > len(data):
+                data, base = part = self.part(at, layout.end, "a table")
+            tables.append(FlatTable(self, kind, layout, at, depth, part))
+        return tables
+
+    def _layout(self, kind: str, vtable: int) -> _Layout:
+        data, base = self.part(vtable, 4, "a number")
+        length, size = _U16_U16(data, vtable - base)
+        length = max(length, 4)
+        if vtable + length > self.size:
+            self.damaged("the fields of a table beyond its end")
+        self.left -= length
+        length = min(length, _OVERHANG)  # newer files may have fields that this schema lacks
+        data, base = self.part(vtable, length, "the fields of a table")
+        offsets = unpack_from(f"<{length // 2}H", data, vtable - base)[2:]
+        end = 4  # the first four bytes of a table are the offset of its vtable
+        left_out, numbers, others = {}, [], {}
+        for name, field in schema().tables[kind].items():
+            offset = offsets[field.slot] if field.slot < len(offsets) else 0
+            scalar = None if field.vector else _SCALARS.get(field.type)
+            if not offset:
+                left_out[name] = field.default
+            elif offset < 4 or offset + (width := 4 if scalar is None else scalar.size) > size:
+                others[name] = 0, field
+            else:
+                end = max(end, offset + width)
+                if scalar is None:
+                    others[name] = offset, field
+                else:
+                    numbers.append((name, scalar.unpack_from, offset))
+        return _Layout(size, end, left_out, numbers, others)
+
+    def part(self, at: int, size: int, what: str) -> _Part:
+        """A part of the file in which ``what`` is, these bytes. Raises ``InvalidModel`` if they are
+        not in it, and if more was asked for than a file can need."""
+        if self.left < 0:
+            self.damaged(f"vectors that overlap, of more than {_MAX_OVERLAP} times its bytes")
         if at < 0 or at + size > self.size:
             self.damaged(f"{what} beyond its end")
-
-    def numbers(self, scalars: Struct, at: int) -> tuple[Any, ...]:
-        start = at % _PAGE
-        data = self._pages.get(at // _PAGE)
-        if data is None or start + scalars.size > len(data):
-            self.check(at, scalars.size, "a number")
-            data = self._page(at)
-        return scalars.unpack_from(data, start)
-
-    def part(self, at: int, size: int) -> bytes | memoryview:
-        """These bytes, which are in the file."""
-        if size > _OVERHANG:
-            return self._read(at, size)
-        start = at % _PAGE
-        return self._page(at)[start : start + size] if size else b""
-
-    def _page(self, at: int) -> bytes | memoryview:
-        page = at // _PAGE
-        data = self._pages.get(page)
-        if data is None:
+        first = at - at % self._page_size
+        end = min(first + self._page_size + _OVERHANG, self.size)
+        if at + size > end:
+            first, end = at, at + size
+        part = self._pages.get(first)
+        if part is None or len(part[0]) < end - first:
             checkpoint()
-            size = min(_PAGE + _OVERHANG, self.size - page * _PAGE)
-            # Kept: tables are small beside the weights.
-            data = self._pages[page] = self._read(page * _PAGE, size)
-            if len(data) < size:
+            data = self._read(first, end - first)
+            if len(data) < end - first:
                 self.damaged("been cut while it was read")
-        return data
-
-    def target(self, at: int) -> int:
-        """The place that the offset at ``at`` leads to."""
-        offset: int = self.numbers(_U32, at)[0]
-        return at + offset
-
-    def value(self, kind: str, at: int, depth: int) -> Any:
-        """The text or the table at ``at``."""
-        if kind != "text":
-            return FlatTable(self, kind, at, depth + 1)
-        return decode_text(self.content(self.vector("uint8", at, depth)))
-
-    def content(self, place: Bytes) -> bytes:
-        self._spend(place.size)
-        return bytes(self.part(*place))
-
-    def vector(self, kind: str, at: int, depth: int) -> Any:
-        """The elements of the vector at ``at``."""
-        (length,) = self.numbers(_U32, at)
-        scalar = _SCALARS.get(kind)
-        width = 4 if scalar is None else scalar.size
-        at += 4
-        self.check(at, length * width, "a vector")
-        # Weights are such vectors, too large to be read before they are asked for.
-        if kind == "uint8":
-            return Bytes(at, length)
-        self._spend(length * width)
-        if scalar is not None:
-            return [*unpack(f"<{length}{_CODES[kind]}", self.part(at, length * width))]
-        places: Sequence[int] = range(at, at + 4 * length, 4)
-        return [self.value(kind, self.target(place), depth) for place in places]
-
-    def _spend(self, size: int) -> None:
-        self._left -= size
-        if self._left < 0:
-            self.damaged(f"vectors that overlap, of more than {_MAX_OVERLAP} times its bytes")
+            part = self._pages[first] = data, first  # tables are small beside the weights
+        return part

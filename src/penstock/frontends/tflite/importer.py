@@ -5,8 +5,9 @@ nested graph or, where it is called, part of the graph around it, each time that
 tensor becomes a value of its name, an operator the nodes that its rule emits (``rules``). Operators
 come in the order in which they run, so that each reads what the ones before it have written.
 
-Shapes in the file, except those of the inputs, are what the converter has inferred; they are not
-used. Names of the signatures' inputs and outputs are further names of the entry's.
+Shapes in the file, except those of the inputs, are what the converter has inferred; they are used
+only where operations refuse others. Names of the signatures' inputs and outputs are further names
+of the entry's.
 
 The file is not trusted. All violations of the format, or else all operators without a kernel, are
 reported at once.
@@ -22,6 +23,7 @@ from typing import NoReturn
 
 import numpy as np
 
+from penstock.core.cached import cached_property
 from penstock.core.checkpoints import with_checkpoints
 from penstock.core.errors import InvalidModel, shortened
 from penstock.core.limits import DEFAULT_LIMITS, Limits
@@ -122,7 +124,7 @@ class SubgraphImporter:
         self.handles: dict[Value, int] = {}
         self.tables: dict[int, tuple[Value, Value]] = {}
         self._constants: dict[tuple[int, int], Value] = {}
-        self._quantizations: dict[tuple[int, int], Quantization | None] = {}
+        self._declared: dict[tuple[int, int], DeclaredTensor] = {}
 
     def model(self, path: str | None = None, signature: str | None = None) -> Model:
         """The model whose entry is the subgraph of a signature, with its names, or else the
@@ -138,7 +140,7 @@ class SubgraphImporter:
         names = {} if entry is None else {x.tensor_index: x.name for x in entry.inputs}
         inputs = []
         for index in scope.table.inputs:
-            tensor = self.tensor(scope, index)
+            tensor = self.declared(scope, index).table
             given = names.get(index) or tensor.name or f"input_{index}"
             value = Value(self.names.unique(given), input_type(tensor))
             if scope.values.setdefault(index, value) is value:
@@ -172,12 +174,8 @@ class SubgraphImporter:
         """The ports of the entry, by their values."""
         scope = SubgraphScope(0, self.table.subgraphs[0], self.where, "", ())
         indices = [*scope.table.inputs, *scope.table.outputs]
-        return {
-            value: DeclaredTensor(
-                dtype_of(self.tensor(scope, index)), self.quantization(scope, index)
-            )
-            for value, index in zip([*graph.inputs, *graph.outputs], indices, strict=True)
-        }
+        pairs = zip([*graph.inputs, *graph.outputs], indices, strict=True)
+        return {value: self.declared(scope, index) for value, index in pairs}
 
     def structure(self) -> dict[str, list[str]]:
         """The subgraphs and signatures of the file, for people."""
@@ -280,13 +278,6 @@ class SubgraphImporter:
         for index in scope.table.outputs:
             self.value(scope, index)
 
-    def tensor(self, scope: SubgraphScope, index: int) -> FlatTable:
-        """A tensor of a subgraph. Raises ``InvalidModel`` if there is none of this number."""
-        tensors = scope.table.tensors
-        if not 0 <= index < len(tensors):
-            self.fault(f"{scope.where} refers to tensor {index}, of {len(tensors)}")
-        return tensors[index]
-
     def fault(self, message: str) -> NoReturn:
         """End the import, with the faults that were found before."""
         self.diagnostics.problem(f"{message}; the file is damaged: export the model again")
@@ -294,7 +285,7 @@ class SubgraphImporter:
         raise AssertionError("a fault was not raised")
 
     def unwritten(self, scope: SubgraphScope, index: int, reader: str) -> None:
-        name = self.tensor(scope, index).name
+        name = self.declared(scope, index).table.name
         self.diagnostics.problem(
             f"{reader} is tensor {index} ({name!r}), which nothing has written"
         )
@@ -308,16 +299,15 @@ class SubgraphImporter:
         key = (scope.index, index)
         constant = self._constants.get(key)
         if constant is None:
-            tensor = self.tensor(scope, index)
+            dtype, _, tensor = self.declared(scope, index)
             try:
                 place = self.reader.place(tensor)
                 if place is None:
-                    dtype = dtype_of(tensor)
                     if dtype is None or tensor.is_variable or 0 not in tensor.shape:
                         return None
                     array = self.without_elements(tensor.shape, dtype)
                 else:
-                    array = self.reader.read(tensor, place)
+                    array = self.reader.read(tensor, dtype, place)
                     if (blocks := blocks_of(tensor)) is not None:
                         array = self.dequantized_blocks(scope, blocks, array)
             except TensorError as error:
@@ -341,7 +331,7 @@ class SubgraphImporter:
         ``TensorError``."""
         size, parameters = blocks.block_size, []
         for index in (blocks.scales, *[blocks.zero_points][: blocks.zero_points > 0]):
-            plain = blocks_of(self.tensor(scope, index)) is None
+            plain = blocks_of(self.declared(scope, index).table) is None
             value = self.value(scope, index) if plain else None
             if value is None or value.const is None or value.const.size * size != codes.size:
                 raise TensorError(f"has blocks of {size} without a constant scale for each")
@@ -354,18 +344,24 @@ class SubgraphImporter:
         numbers = numbers - parameters[1] if parameters[1:] else numbers
         return (numbers * parameters[0]).astype(np.float32).reshape(codes.shape)
 
-    def quantization(self, scope: SubgraphScope, index: int) -> Quantization | None:
-        """The meaning of the integers of a tensor."""
+    def declared(self, scope: SubgraphScope, index: int) -> DeclaredTensor:
+        """A tensor of a subgraph. Raises ``InvalidModel`` if there is none of this number."""
         key = (scope.index, index)
-        if key not in self._quantizations:
-            tensor = self.tensor(scope, index)
-            dtype = dtype_of(tensor)
+        declared = self._declared.get(key)
+        if declared is None:
+            tensors = scope.table.tensors
+            if not 0 <= index < len(tensors):
+                self.fault(f"{scope.where} refers to tensor {index}, of {len(tensors)}")
+            tensor = tensors[index]
+            dtype, quantization = dtype_of(tensor), None
             try:
-                integers = dtype is not None and dtype.kind in "iu" and not blocks_of(tensor)
-                self._quantizations[key] = quantization_of(tensor) if integers else None
+                # Integers with a scale for each block are read as real numbers.
+                if tensor.quantization is not None and dtype is not None and dtype.kind in "iu":
+                    quantization = None if blocks_of(tensor) else quantization_of(tensor)
             except TensorError as error:
                 self.fault(f"tensor {index} ({tensor.name!r}) of {scope.where} {error}")
-        return self._quantizations[key]
+            declared = self._declared[key] = DeclaredTensor(dtype, quantization, tensor)
+        return declared
 
     def custom_options(self, operator: FlatTable) -> bytes:
         """The options of a custom operator, which may be outside of the flatbuffer. Raises
@@ -380,8 +376,8 @@ class SubgraphImporter:
 
     def zeros(self, scope: SubgraphScope, index: int) -> np.ndarray:
         """The first value of a tensor that is a variable. Raises ``NodeError``."""
-        tensor = self.tensor(scope, index)
-        dtype, dims = dtype_of(tensor), tuple(tensor.shape)
+        dtype, _, tensor = self.declared(scope, index)
+        dims = tuple(tensor.shape)
         try:
             if dtype is None or not tensor.is_variable:
                 raise TensorError("is no variable")
@@ -395,74 +391,72 @@ class SubgraphImporter:
 
     # Operators.
 
-    def operation(self, operator: FlatTable) -> str:
-        """The name of an operator: of a custom one after "CUSTOM:"."""
-        codes = self.table.operator_codes
-        if operator.opcode_index >= len(codes):
-            self.fault(f"{self.where} has an operator whose type is not among its {len(codes)}")
-        code = codes[operator.opcode_index]
-        # Old files have the deprecated one alone, a byte.
-        number = max(code.builtin_code, code.deprecated_builtin_code)
-        if code.builtin_code < 0 or code.deprecated_builtin_code < 0:  # Circle's own
-            number = min(code.builtin_code, code.deprecated_builtin_code)
-        name = schema().operators.get(number, f"number {number}")
-        return f"CUSTOM:{code.custom_code}" if name == "CUSTOM" else name
+    @cached_property
+    def operations(self) -> list[str]:
+        """The names of the operators that are used: of custom ones after "CUSTOM:"."""
+        names = []
+        for code in self.table.operator_codes:
+            # Old files have the deprecated one alone, a byte; negative ones are Circle's own.
+            numbers = code.builtin_code, code.deprecated_builtin_code
+            number = min(numbers) if min(numbers) < 0 else max(numbers)
+            name = schema().operators.get(number, f"number {number}")
+            names.append(f"CUSTOM:{code.custom_code}" if name == "CUSTOM" else name)
+        return names
 
     def convert(self, scope: SubgraphScope, position: int, operator: FlatTable) -> None:
         """Emit the nodes that one operator becomes."""
-        op = self.operation(operator)
-        name = f"{scope.prefix}{op.removeprefix('CUSTOM:')}_{position}"
+        if operator.opcode_index >= len(self.operations):
+            count = len(self.operations)
+            self.fault(f"{self.where} has an operator whose type is not among its {count}")
+        op = self.operations[operator.opcode_index]
         origin = f"{op}_{position} in {scope.where}"
         inputs: list[Value | None] = []
-        faults = []
+        quantizations: list[Quantization | None] = []
+        known, values, faults, place = self._declared, scope.values, [], scope.index
         for i, index in enumerate(operator.inputs):
-            # TFLite writes -1 for an input that is left out.
-            value = None if index == -1 else self.value(scope, index)
+            if index == -1:  # TFLite's for an input that is left out
+                inputs.append(None)
+                quantizations.append(None)
+                continue
+            value = values.get(index) or self.value(scope, index)
+            tensor = known.get((place, index)) or self.declared(scope, index)
             # A variable may be read before it is written: it starts with zeros.
-            if value is None and index != -1 and not self.tensor(scope, index).is_variable:
+            if value is None and not tensor.table.is_variable:
                 faults.append(f"reads tensor {index} as input {i}, which nothing has written")
             inputs.append(value)
-        outputs: list[Value | None] = []
+            quantizations.append(tensor.quantization)
+        outputs, output_quantizations, output_dtypes = [], [], []
         for index in operator.outputs:
-            tensor = self.tensor(scope, index)
-            if index in scope.values:
-                faults.append(f"writes tensor {index} ({tensor.name!r}), which has a value already")
-            value = Value(self.names.unique(scope.prefix + (tensor.name or f"tensor_{index}")))
-            outputs.append(value)
+            tensor = known.get((place, index)) or self.declared(scope, index)
+            name = tensor.table.name
+            if index in values:
+                faults.append(f"writes tensor {index} ({name!r}), which has a value already")
+            outputs.append(Value(self.names.unique(scope.prefix + (name or f"tensor_{index}"))))
+            output_quantizations.append(tensor.quantization)
+            output_dtypes.append(tensor.dtype)
+        rule = RULES.get(op) or (RuleEntry(custom) if op.startswith("CUSTOM:") else None)
         if faults:
             self.diagnostics.problem(*[f"{origin} {fault}" for fault in faults])
-            # Operators that read these outputs have no fault of their own to report.
-            scope.values.update(zip(operator.outputs, outputs, strict=True))  # type: ignore[arg-type]
-            return
-        dtypes = [dtype_of(self.tensor(scope, index)) for index in operator.outputs]
-        conversion = OperatorConversion(
-            name,
-            inputs,
-            outputs,
-            {},
-            types=self.types,
-            unique=self.names.unique,
-            origin=origin,
-            op=op,
-            scope=scope,
-            context=self,
-            operator=operator,
-            quantizations=[
-                None if index == -1 else self.quantization(scope, index)
-                for index in operator.inputs
-            ],
-            output_quantizations=[self.quantization(scope, i) for i in operator.outputs],
-            output_dtypes=dtypes,
-        )
-        rule = RULES.get(op)
-        if rule is None and op.startswith("CUSTOM:"):
-            rule = RuleEntry(custom)
-        if rule is None:
+        elif rule is None:
             self.diagnostics.unsupported(f"tflite.{op}", NO_KERNEL, origin)
         else:
-            with self.diagnostics.converting(f"tflite.{op}", origin):
-                conversion.apply(rule)
-        scope.nodes += conversion.nodes
-        for index, value in zip(operator.outputs, outputs, strict=True):
-            if value is not None:
-                scope.values[index] = value
+            conversion = OperatorConversion(
+                f"{scope.prefix}{op.removeprefix('CUSTOM:')}_{position}",
+                inputs,
+                outputs,
+                {},
+                types=self.types,
+                unique=self.names.unique,
+                origin=origin,
+                op=op,
+                scope=scope,
+                context=self,
+                operator=operator,
+                quantizations=quantizations,
+                output_quantizations=output_quantizations,
+                output_dtypes=output_dtypes,
+            )
+            self.diagnostics.convert(partial(conversion.apply, rule), f"tflite.{op}", origin)
+            scope.nodes += conversion.nodes
+        # Operators that read what could not be converted have no fault of their own to report.
+        values.update(zip(operator.outputs, outputs, strict=True))

@@ -150,7 +150,7 @@ def _is_of_codes(c: OperatorConversion) -> bool:
     dtypes = {c.dtype(i) for i in range(len(c.inputs))} | {*c.output_dtypes}
     if len(dtypes) > 1 or not dtypes <= {INT8, UINT8}:
         return False
-    return all(q is not None and not q.per_channel and q.scale[0] > 0 for q in given)
+    return all(q is not None and not q.per_channel and q.scales[0] > 0 for q in given)
 
 
 def _is_pair_of_codes(c: OperatorConversion) -> bool:
@@ -160,14 +160,15 @@ def _is_pair_of_codes(c: OperatorConversion) -> bool:
 
 @operator_rule("ADD", "SUB", "MUL", integers=_is_pair_of_codes)
 def arithmetic(c: OperatorConversion) -> None:
-    dtype = c.dtype(0)
+    # Other operators need no types, which would have to be inferred.
+    dtype = c.dtype(0) if c.op == "MUL" or c.quantizations[0] is not None else None
     if dtype is not None and c.quantizations[0] is not None and _is_pair_of_codes(c):
         x, y, result = [q for q in (*c.quantizations, *c.output_quantizations) if q is not None]
         activation = c.option("fused_activation_function", f"{c.op.capitalize()}Options")
         attrs: AttrDict = {
             "operation": c.op.capitalize(),
-            "scales": [float(q.scale[0]) for q in (x, y, result)],
-            "zero_points": [int(q.zero_point[0]) for q in (x, y, result)],
+            "scales": [q.scales[0] for q in (x, y, result)],
+            "zero_points": [q.zero_points[0] for q in (x, y, result)],
             "code_limits": result.codes_of(BOUNDS[activation], dtype),
         }
         c.emit_final("IntegerArithmetic", c.take(2), attrs, domain=TFLITE)
@@ -195,7 +196,7 @@ def activation_of_codes(c: OperatorConversion) -> None:
     if given is None or wanted is None or dtype is None or not _is_function_of_codes(c):
         plain(c)
         return
-    codes = np.arange(256).astype(np.uint8).view(dtype).astype(np.int64) - given.zero_point[0]
+    codes = np.arange(256).astype(np.uint8).view(dtype).astype(np.int64) - given.zero_points[0]
     scale, result_scale = given.scale[0], wanted.scale[0]
     if c.op == "HARD_SWISH":
         y = integer_hard_swish(codes, scale, result_scale)
@@ -205,7 +206,7 @@ def activation_of_codes(c: OperatorConversion) -> None:
         below = below if alpha >= 0 else -below
         y = np.where(codes >= 0, rescaled(codes, multiplier(scale / result_scale)), below)
     ends = np.iinfo(dtype)
-    table = np.clip(y + wanted.zero_point[0], ends.min, ends.max).tolist()
+    table = np.clip(y + wanted.zero_points[0], ends.min, ends.max).tolist()
     c.emit_final("CodeTable", c.take(1), {"table": table}, domain=TFLITE)
 
 
@@ -277,8 +278,10 @@ def fully_connected(c: OperatorConversion) -> None:
     x, weights, bias = c.take(2, 3)
     if c.option("weights_format", "FullyConnectedOptions"):
         raise InexpressibleError("its weights are shuffled for processors of one kind")
-    shape, rows = c.shape(0), c.shape(1)
-    matrix = shape is not None and rows is not None and len(shape) == 2 and shape[1] == rows[-1]
+    last = (c.shape(1) or ())[-1:]
+    matrix = len(last) == 1 and (
+        tuple(c.declared_shape(0)[1:]) == last or (c.shape(0) or ())[1:] == last
+    )
     if not matrix and not c.option("keep_num_dims", "FullyConnectedOptions"):
         width = c.emit("Shape", [weights], start=1)
         flat = c.emit("Concat", [[-1], width], axis=0)

@@ -30,15 +30,16 @@ def mean(c: OperatorConversion) -> None:
         reduction(c)
         return
     given, (wanted,), axes = c.quantizations[0], c.output_quantizations, c.integers(1)
-    is_image = c.rank(0) == 4 and axes is not None and {*axes} in ({1, 2}, {-3, -2})
+    is_image = len(c.declared_shape(0)) == 4 or c.rank(0) == 4
+    is_image = is_image and axes is not None and {*axes} in ({1, 2}, {-3, -2})
     if not is_image or given is None or wanted is None:
         c.apply_to_reals(reduction)
         return
     attrs: AttrDict = {
         "axes": [1, 2],
         "keepdims": int(c.option("keep_dims", "ReducerOptions")),
-        "scales": [float(q.scale[0]) for q in (given, wanted)],
-        "zero_points": [int(q.zero_point[0]) for q in (given, wanted)],
+        "scales": [q.scales[0] for q in (given, wanted)],
+        "zero_points": [q.zero_points[0] for q in (given, wanted)],
         "fixed_point": 1,
     }
     c.emit_final("IntegerMean", c.take(2)[:1], attrs, domain=TFLITE)
@@ -50,7 +51,7 @@ def reduction(c: OperatorConversion) -> None:
     x, _ = c.take(2)
     # Along no axes TFLite reduces nothing, where ONNX by default reduces all.
     attrs = {"keepdims": int(c.option("keep_dims", "ReducerOptions")), "noop_with_empty_axes": 1}
-    dtype = c.dtype(0)
+    (dtype,) = c.output_dtypes
     # ONNX's sums, means and products take no integers of 8 or 16 bits, and extremes none of 16.
     sizes = (2,) if c.op in ("REDUCE_MAX", "REDUCE_MIN") else (1, 2)
     if dtype is not None and dtype.kind in "iu" and dtype.itemsize in sizes:
@@ -222,7 +223,7 @@ def pad(c: OperatorConversion) -> None:
     x, _, value = c.take(2, 3)
     given = c.quantizations[0]
     if value is None and given is not None and c.dtype(0) is not None and c.moved_as_integers:
-        value = c.constant(given.zero_point[0], c.dtype(0))  # type: ignore[arg-type]
+        value = c.constant(given.zero_points[0], c.dtype(0))  # type: ignore[arg-type]
     value = None if value is None else c.emit("Reshape", [value, []], allowzero=1)
     c.emit_final("Pad", [x, c.vector(1, transposed=True), value], {"mode": "constant"})
 
@@ -231,7 +232,7 @@ def pad(c: OperatorConversion) -> None:
 def space_to_batch(c: OperatorConversion) -> None:
     (x, block, pads), int32 = c.take(3), np.dtype(np.int32)
     given, rank, sides, dtype = c.quantizations[0], c.rank(0), c.integers(1), c.dtype(0)
-    if given is not None and c.moved_as_integers and given.zero_point[0]:
+    if given is not None and c.moved_as_integers and given.zero_points[0]:
         # The operation itself fills up with zeros, which stand for other numbers.
         if rank is None or sides is None or dtype is None:
             c.apply_to_reals(space_to_batch)
@@ -239,7 +240,7 @@ def space_to_batch(c: OperatorConversion) -> None:
         rest = c.constant(np.zeros((rank - 1 - len(sides), 2)), int32)
         every = c.cast(c.emit("Concat", [c.constant([[0, 0]], int32), pads, rest], axis=0), "int64")
         ends = c.emit("Reshape", [c.emit("Transpose", [every], perm=[1, 0]), [-1]])
-        x = c.emit("Pad", [x, ends, c.constant(given.zero_point[0], dtype)])
+        x = c.emit("Pad", [x, ends, c.constant(given.zero_points[0], dtype)])
         pads = c.constant(np.zeros((len(sides), 2)), int32)
     c.emit_tensorflow("SpaceToBatchND", [x, block, pads])
 

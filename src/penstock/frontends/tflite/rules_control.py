@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.types import BOOL, INT64, TensorType
+from penstock.core.types import BOOL, INT64, TensorType, dtype_name
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.tflite.conversion import (
     OperatorConversion,
@@ -181,7 +181,7 @@ def var_handle(c: OperatorConversion) -> None:
 def read_variable(c: OperatorConversion) -> None:
     (handle,) = c.take(1)
     dtype = c.output_dtypes[0]
-    attrs: dict[str, Any] = {} if dtype is None else {"dtype": dtype.name}
+    attrs: dict[str, Any] = {} if dtype is None else {"dtype": dtype_name(dtype)}
     node = handle.producer
     if node is not None and node.op.name == "VarHandleOp":
         attrs |= {key: node.attrs[key] for key in ("dtype", "shape") if key in node.attrs}
@@ -212,10 +212,10 @@ class State:
         if place == -1:
             raise NodeError(f"leaves out its state, input {index}")
         zeros = c.context.zeros(c.scope, place)
-        self.quantization = c.context.quantization(c.scope, place)
+        self.quantization = c.context.declared(c.scope, place).quantization
         if self.quantization is not None:
             # The real number 0 is the code of the zero point.
-            zeros = zeros + self.quantization.zero_point.astype(zeros.dtype)[0]
+            zeros = zeros + np.array(self.quantization.zero_points[0]).astype(zeros.dtype)
         self.quantization = None if codes else self.quantization
         self.dtype = zeros.dtype
         name = f"{STATE}{c.scope.index}:{place}"

@@ -52,5 +52,5 @@ def numeric_verify(c: OperatorConversion) -> None:
         raise InexpressibleError(f"its tolerance is {tolerance!r}, which is no number")
     attrs = {}
     if options.get("log_if_failed") and tolerance >= _LEAST_TOLERANCE:
-        attrs["most"] = tolerance * (float(quantization.scale[0]) if quantization else 0.0)
+        attrs["most"] = tolerance * (quantization.scales[0] if quantization else 0.0)
     c.emit_final("NumericVerify", c.take(2), attrs, domain=TFLITE)

@@ -77,6 +77,9 @@ def _convolve(c: OperatorConversion, weights: Value, groups: int, rank: int) -> 
 
 def _channels(c: OperatorConversion, rank: int) -> int | None:
     """The channels of the image, if they are known."""
+    declared = c.declared_shape(0)
+    if len(declared) == rank and declared[-1] > 0:
+        return declared[-1]
     shape = c.shape(0)
     if shape is not None and len(shape) != rank:
         raise NodeError(f"has an image of shape {shape}, which must have {rank} dims")
@@ -86,9 +89,11 @@ def _channels(c: OperatorConversion, rank: int) -> int | None:
 
 def _is_one_image(c: OperatorConversion) -> bool:
     """Whether a convolution of dynamic range has one image, whose range is that of the tensor."""
+    if not is_dynamic_range(c):
+        return False
     x, w = c.shape(0), c.shape(1)
     is_known = x is not None and w is not None and len(x) == len(w) == 4
-    return is_dynamic_range(c) and is_known and x[0] == 1 and x[3] == w[3]  # type: ignore[index]
+    return is_known and x[0] == 1 and x[3] == w[3]  # type: ignore[index]
 
 
 @operator_rule("CONV_2D", codes=layer_of_codes, integers=_is_one_image)

@@ -135,18 +135,18 @@ def _scaled(c: OperatorConversion) -> bool:
     between, q = c.operator.intermediates or [], c.quantizations
     if len(between) != 5:
         return False
-    hidden = c.context.quantization(c.scope, between[4])
+    hidden = c.context.declared(c.scope, between[4]).quantization
     known = [each for each in (*q[:9], *q[18:20], hidden) if each is not None]
-    if len(known) < 12 or any(each.per_channel or not each.scale[0] > 0 for each in known):
+    if len(known) < 12 or any(each.per_channel or not each.scales[0] > 0 for each in known):
         return False
-    fraction, exponent = math.frexp(float(known[-2].scale[0]))
+    fraction, exponent = math.frexp(known[-2].scales[0])
     return fraction == 0.5 and -15 <= exponent - 1 <= -9
 
 
 def _integer_lstm(c: OperatorConversion, x: Value, reverse: bool, time_first: bool) -> Value:
     """An LSTM of integers, whose sums of gates have 12 bits behind the point."""
     q, states = c.quantizations, [State(c, _OUTPUT_STATE + i, codes=True) for i in range(2)]
-    hidden = c.context.quantization(c.scope, c.operator.intermediates[4])
+    hidden = c.context.declared(c.scope, c.operator.intermediates[4]).quantization
     inner, outer, cell = q[0], q[18], q[19]
     assert inner is not None and outer is not None and cell is not None and hidden is not None
 
@@ -157,18 +157,18 @@ def _integer_lstm(c: OperatorConversion, x: Value, reverse: bool, time_first: bo
 
     matrices, scales, biases = [stacked(1), stacked(5)], [], []
     for first, source, matrix in zip((1, 5), (inner, outer), matrices, strict=True):
-        biases.append(-source.zero_point[0] * matrix.sum(axis=1, dtype=np.int64))
+        biases.append(-source.zero_points[0] * matrix.sum(axis=1, dtype=np.int64))
         own = [given.scale[0] for given in q[first : first + 4] if given is not None]
         scales += [scale * source.scale[0] / np.float32(2.0**-12) for scale in own]
     biases[0] = biases[0] + stacked(12)
     scales.append(np.float32(2.0**-30 / hidden.scale[0]))
-    clip, (_, exponent) = float(c.option("cell_clip")), math.frexp(float(cell.scale[0]))
+    clip, (_, exponent) = float(c.option("cell_clip")), math.frexp(cell.scales[0])
     attrs = {
         "hidden_size": len(matrices[1]) // 4,
         "direction": "reverse" if reverse else "forward",
         "layout": 1 - time_first,
         "scales": [float(scale) for scale in scales],
-        "zero": int(hidden.zero_point[0]),
+        "zero": hidden.zero_points[0],
         "cell_bits": exponent + 14,
         "cell_clip": int(min(clip / cell.scale[0], 32767)) if clip > 0 else 0,
     }
@@ -294,10 +294,10 @@ def _is_integer_svdf(c: OperatorConversion) -> bool:
         return False
     given = *c.quantizations[:3], c.quantizations[4], *c.output_quantizations
     known = [q for q in given if q is not None]
-    if len(known) < 5 or any(q.per_channel or not q.scale[0] > 0 for q in known):
+    if len(known) < 5 or any(q.per_channel or not q.scales[0] > 0 for q in known):
         return False
     is_bounded = c.option("fused_activation_function", "SVDFOptions") in (0, 1)
-    return is_bounded and not any(q.zero_point[0] for q in known[1:4])
+    return is_bounded and not any(q.zero_points[0] for q in known[1:4])
 
 
 def _integer_svdf(c: OperatorConversion, values: _Given, units: int) -> None:
@@ -310,10 +310,10 @@ def _integer_svdf(c: OperatorConversion, values: _Given, units: int) -> None:
     pairs = [(of_x, of_w, of_state), (of_state, of_times, of_y)]
     # In float32, as in LiteRT.
     scales = [float(a.scale[0] * b.scale[0] / y.scale[0]) for a, b, y in pairs]
-    added = -of_x.zero_point[0] * w.const.sum(axis=1, dtype=np.int64)
+    added = -of_x.zero_points[0] * w.const.sum(axis=1, dtype=np.int64)
     bias = c.constant(np.zeros(units), INT32) if bias is None else bias
     inputs = [x, w, times, c.constant(added, INT32), bias, state.value]
-    attrs = {"scales": scales, "zero": int(of_y.zero_point[0])}
+    attrs = {"scales": scales, "zero": of_y.zero_points[0]}
     memory = Value(c.fresh("memory"))
     c.emit_final("IntegerSvdf", inputs, attrs, domain=TFLITE, outputs=[*c.outputs, memory])
     state.write(memory)

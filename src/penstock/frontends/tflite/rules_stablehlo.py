@@ -77,7 +77,8 @@ def _region(c: OperatorConversion, option: str) -> str:
 
 @operator_rule("STABLEHLO_RNG_BIT_GENERATOR", outputs=2)
 def random_bits(c: OperatorConversion) -> None:
-    dtype, shape = c.output_dtypes[1], c.context.tensor(c.scope, c.operator.outputs[1]).shape
+    dtype, _, tensor = c.context.declared(c.scope, c.operator.outputs[1])
+    shape = tensor.shape
     if dtype is None or dtype.name not in ("int32", "int64", "uint32", "uint64"):
         raise InexpressibleError(f"it gives {dtype}")
     attrs = {"algorithm": c.option("algorithm"), "dtype": dtype.name, "shape": list(shape)}

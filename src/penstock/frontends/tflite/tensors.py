@@ -18,7 +18,7 @@ from penstock.core.types import ANY, STRING, Dim, TensorType, Type, dtype_named
 from penstock.frontends.common.constant_budget import ConstantBudget
 from penstock.frontends.common.diagnostics import TensorError
 from penstock.frontends.common.encoding import array_from_bytes, decode_text, vector_of
-from penstock.frontends.tflite.file import FileBytes
+from penstock.frontends.common.weight_file import WeightFile
 from penstock.frontends.tflite.flatbuffer import Bytes, FlatTable
 from penstock.ir.graph import Value
 
@@ -39,42 +39,51 @@ _MAX_GROWTH = 64
 
 @dataclass(frozen=True, eq=False)
 class Quantization:
-    """The meaning of the integers of a tensor: ``(q - zero_point) * scale``. Both are vectors, of
-    one element, or of one for each place along ``axis``."""
+    """The meaning of the integers of a tensor: ``(q - zero_point) * scale``. There is one of both,
+    or one for each place along ``axis``."""
 
-    scale: np.ndarray
-    zero_point: np.ndarray
-    axis: int
+    scales: Sequence[float]
+    zero_points: Sequence[int]
+    axis: int = 0
     values: dict[np.dtype, Value] = field(default_factory=dict)
     """the constants that nodes have for the scale and, by their type, zero points"""
 
     @property
+    def scale(self) -> np.ndarray:
+        """The scales in float32, the type that LiteRT computes with."""
+        return np.array(self.scales, np.float32)
+
+    @property
     def per_channel(self) -> bool:
-        return self.scale.size > 1
+        return len(self.scales) > 1
 
     def equals(self, other: Quantization) -> bool:
         """Whether integers stand for the same numbers in both."""
-        same_scale = np.array_equal(self.scale, other.scale)
-        return same_scale and np.array_equal(self.zero_point, other.zero_point)
+        return self.scales == other.scales and self.zero_points == other.zero_points
 
     def is_of_products(self, x: Quantization, w: Quantization) -> bool:
         """Whether its scale is that of products of ``x`` and ``w``, as far as float32 tells."""
-        return np.allclose(self.scale, x.scale * w.scale, rtol=1e-3, atol=0)
+        products = x.scale * w.scale
+        close = abs(self.scale - products) <= np.float32(1e-3) * products
+        return bool((close & (products < np.inf)).all())
 
     def codes_of(self, bounds: tuple[float, float], dtype: np.dtype) -> list[int]:
         """The codes of real numbers, or the nearest of the type."""
-        limits = np.iinfo(dtype)
-        steps = np.array(bounds, np.float32) / self.scale[0]
-        rounded = np.trunc(steps + np.copysign(np.float32(0.5), steps))  # ties away from zero
-        return np.clip(rounded + self.zero_point[0], limits.min, limits.max).astype(int).tolist()
+        limits, codes = np.iinfo(dtype), []
+        for bound in bounds:
+            steps = np.float32(bound) / np.float32(self.scales[0])
+            rounded = np.trunc(steps + np.copysign(np.float32(0.5), steps))  # ties away from zero
+            code = float(rounded) + self.zero_points[0]
+            codes.append(int(min(max(code, limits.min), limits.max)))
+        return codes
 
 
 class DeclaredTensor(NamedTuple):
-    """The tensor of an input or an output of a subgraph, as the file declares it; ``dtype`` is
-    None for a handle."""
+    """A tensor as the file declares it; ``dtype`` is None for a handle."""
 
     dtype: np.dtype | None
     quantization: Quantization | None
+    table: FlatTable
 
 
 def dtype_of(tensor: FlatTable) -> np.dtype | None:
@@ -111,18 +120,18 @@ def quantization_of(tensor: FlatTable) -> Quantization | None:
         if parameters is not None and parameters.details_type > 1:
             raise TensorError("is quantized in a way that no kernel computes")
         return None
-    scale = np.array(parameters.scale, np.float32)
-    points = parameters.zero_point or [0]
-    axis = parameters.quantized_dimension
-    if len(points) not in (1, scale.size):
-        raise TensorError(f"has {scale.size} scales, but {len(points)} zero points")
-    if not np.all(np.isfinite(scale) & (scale >= 0)):
+    scales, points = parameters.scale, parameters.zero_point or [0]
+    axis, count = parameters.quantized_dimension, len(scales)
+    if len(points) not in (1, count):
+        raise TensorError(f"has {count} scales, but {len(points)} zero points")
+    # No sum of float32 is beyond float64, unless one of them is not finite.
+    if not (math.isfinite(sum(scales)) and min(scales) >= 0):
         raise TensorError("has a scale that is negative or not finite")
-    if max(map(abs, points)) >= 2**31:
+    if max(points) >= 2**31 or min(points) <= -(2**31):
         raise TensorError("has a zero point out of range")
-    if scale.size > 1 and not (0 <= axis < len(tensor.shape) and tensor.shape[axis] == scale.size):
-        raise TensorError(f"has {scale.size} scales along axis {axis} of shape {tensor.shape}")
-    return Quantization(scale, np.resize(np.array(points, np.int64), scale.size), axis)
+    if count > 1 and not (0 <= axis < len(tensor.shape) and tensor.shape[axis] == count):
+        raise TensorError(f"has {count} scales along axis {axis} of shape {tensor.shape}")
+    return Quantization(scales, points * (count // len(points)), axis)
 
 
 def blocks_of(tensor: FlatTable) -> FlatTable | None:
@@ -136,7 +145,7 @@ class TensorContents(ConstantBudget):
     """Reads the constants of one file."""
 
     buffers: Sequence[FlatTable]
-    weights: FileBytes
+    weights: WeightFile
 
     def place(self, tensor: FlatTable) -> Bytes | None:
         """The place of a tensor's contents; ``None`` if it has none. Raises ``TensorError``."""
@@ -155,10 +164,9 @@ class TensorContents(ConstantBudget):
             )
         return Bytes(buffer.offset, buffer.size)
 
-    def read(self, tensor: FlatTable, place: Bytes) -> np.ndarray:
+    def read(self, tensor: FlatTable, dtype: np.dtype | None, place: Bytes) -> np.ndarray:
         """The contents of a constant. Raises ``TensorError``."""
         dims = tuple(tensor.shape)
-        dtype = dtype_of(tensor)
         if dtype is None:
             raise TensorError("is a handle, which cannot be constant")
         count = self.count(dims, dtype)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from penstock.core.types import STRING, Dim, Shape, ShapeError, TensorType, Type, dtype_named
+from penstock.core.types import STRING, Dim, Shape, ShapeError, TensorType, Type, find_dtype
 from penstock.ir.op import Attrs, Consts, Infer, Types
 
 if TYPE_CHECKING:
@@ -133,8 +132,9 @@ def dtype_attribute(attrs: Attrs, name: str) -> np.dtype | None:
     if code == 0:
         return None
     if isinstance(code, int) and 0 < code < len(_ELEMENT_TYPES):
-        with suppress(KeyError):  # an old version of ml_dtypes lacks some
-            return dtype_named(_ELEMENT_TYPES[code])
+        dtype = find_dtype(_ELEMENT_TYPES[code])
+        if dtype is not None:  # an old version of ml_dtypes lacks some
+            return dtype
     raise ShapeError(f"{name} is {code}, which is no element type")
 
 
@@ -237,7 +237,7 @@ def fits(shape: Shape | None, wanted: Shape | None) -> bool:
 
 def check_shape(name: str, shape: Shape | None, *wanted: Shape | None) -> None:
     """Raise ``ShapeError`` unless ``shape`` fits one of the expected ones."""
-    if not any(fits(shape, candidate) for candidate in wanted):
+    if True not in [fits(shape, candidate) for candidate in wanted]:
         either = " or ".join(dict.fromkeys(map(str, wanted)))
         raise ShapeError(f"{name} has shape {shape} where {either} is needed")
 

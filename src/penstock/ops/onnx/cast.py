@@ -52,7 +52,10 @@ def _target(types: Types, attrs: Attrs) -> np.dtype | None:
 
 def _infer_cast(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x, dtype = tensor(types, 0), _target(types, attrs)
-    _round_mode(attrs)
+    if "round_mode" in attrs:
+        _round_mode(attrs)
+    if x.data is None:
+        return (TensorType(dtype, x.shape),)
 
     def contents() -> tuple[Dim, ...] | None:
         if x.data is None or dtype is None:

@@ -268,7 +268,7 @@ def _infer_transpose(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
         perm = range(len(x.shape))[::-1]
     elif sorted(perm) != list(range(len(x.shape))):
         raise ShapeError(f"perm {list(perm)} does not permute the axes of shape {list(x.shape)}")
-    return (_carried(TensorType(x.dtype, tuple(x.shape[i] for i in perm)), x),)
+    return (_carried(TensorType(x.dtype, tuple([x.shape[i] for i in perm])), x),)
 
 
 @operator(
