@@ -79,9 +79,6 @@ class LazyPass(Pass):
     def run(self, graph: Graph, context: PassContext) -> bool:
         return self.implementation.run(graph, context)
 
-    def graphs(self, graph: Graph, context: PassContext) -> Sequence[Graph]:
-        return self.implementation.graphs(graph, context)
-
 
 def lazy_pass(*operations: str | Role) -> Callable[[Callable[[], type[Pass]]], LazyPass]:
     """The pass of a function that imports its class, for graphs with one of ``operations``."""
@@ -374,13 +371,15 @@ def run_passes(
     inferred before a pass that requires them, if one of those before it has invalidated them."""
     changed, idle, outdated = False, 0, False
     checks = bool(os.environ.get(CHECK_PASSES))
+    watched = checks or context.after_pass is not None
     present: set[Any] = set()
     graphs: Sequence[Graph] = (graph,)
     for step in passes:
         # The operations of a graph are collected anew only behind a pass that has changed it.
         if step.operations and not present:
-            nodes = [node for each in graphs for node in each.walk()]
-            present = {key for node in nodes for key in (node.op.name, node.op.role)}
+            for each in graphs:
+                ops = {node.op for node in each.walk()}
+                present.update([op.name for op in ops], [op.role for op in ops])
         concerned = not step.operations or not step.operations.isdisjoint(present)
         changes = False
         if concerned or checks:
@@ -388,17 +387,17 @@ def run_passes(
                 for each in graphs:
                     _INFER_TYPES.run(each, context)
                 outdated = False
-            # A list and no generator: a pass has to run on each graph, also behind one that it has
-            # changed.
-            changes = True in [step.run(each, context) for each in graphs]
-            graphs = [left for each in graphs for left in step.graphs(each, context)]
+            for each in graphs:
+                changes |= step.run(each, context)
+            if step is partition:
+                graphs = [part.graph for part in context.frames.parts]
         if changes:
             present, outdated = set(), outdated or Property.TYPED in step.invalidates
             # Under checks each pass runs, and so betrays operations that are missing in its set,
             # for lack of which it would be skipped otherwise.
             if not concerned:
                 raise InternalError(f"pass {step.name} changed a graph without its operations")
-        for each in graphs:
+        for each in graphs if watched else ():
             _tell(step, each, context, checks)
         changed, idle = changed or changes, 0 if changes else idle + 1
         if idle == most_idle:

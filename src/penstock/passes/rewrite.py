@@ -133,10 +133,11 @@ class Substitution:
     control input (``Node.control_inputs``) that is removed is replaced by the nodes that it
     depended on."""
 
-    __slots__ = ("_removed", "_values", "_waiting", "pending", "used")
+    __slots__ = ("_removed", "_waiting", "pending", "used", "values")
 
     def __init__(self) -> None:
-        self._values: dict[Value, Value] = {}
+        self.values: dict[Value, Value] = {}
+        """what replaces values, by these"""
         self._removed: dict[Node, Sequence[Node]] = {}
         self._waiting: set[Node] = set()
         self.used = False
@@ -148,18 +149,18 @@ class Substitution:
         return self.pending
 
     def __setitem__(self, old: Value, new: Value) -> None:
-        self._values[old] = new
+        self.values[old] = new
         self.pending = True
 
     def replace(self, old: Sequence[Value | None], new: Sequence[Value | None]) -> None:
         """Replace each value of ``old`` by that of ``new`` in its place, if both have one."""
         pairs = zip(old, new, strict=False)
-        self._values.update([(a, b) for a, b in pairs if a is not None and b is not None])
-        self.pending = self.pending or bool(self._values)
+        self.values.update([(a, b) for a, b in pairs if a is not None and b is not None])
+        self.pending = self.pending or bool(self.values)
 
     def of(self, value: Value) -> Value:
         """The value that replaces ``value``, or ``value`` itself."""
-        return self._values.get(value, value)
+        return self.values.get(value, value)
 
     def drop(self, node: Node, instead: Sequence[Node] = ()) -> None:
         """Remove ``node``; the nodes ``instead`` run in its place."""
@@ -170,7 +171,7 @@ class Substitution:
 
     def apply(self, node: Node) -> None:
         """Replace the inputs and the control inputs of ``node``."""
-        values = self._values
+        values = self.values
         for i, value in enumerate(node.inputs):
             if value is not None and value in values:
                 node.inputs[i] = values[value]
@@ -189,7 +190,7 @@ class Substitution:
             for node in self._waiting & own:
                 node.control_inputs = [before for before in node.control_inputs if before in own]
             self._waiting -= own
-        if not self._values.keys().isdisjoint(graph.outputs):
+        if not self.values.keys().isdisjoint(graph.outputs):
             graph.outputs = [self.of(value) for value in graph.outputs]
             self.used = True
 

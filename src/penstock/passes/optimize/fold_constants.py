@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from operator import is_
 
 import numpy as np
 
@@ -21,10 +22,11 @@ from penstock.core.limits import Limits
 from penstock.core.types import ANY, ShapeError, TensorType, Type
 from penstock.ir.contract import contract_of, guarded
 from penstock.ir.describe import compile_error
-from penstock.ir.graph import Graph, Node, Value, is_framed, same_objects
-from penstock.ops.onnx.control_flow import is_control, truth
+from penstock.ir.graph import Graph, Node, Value, is_framed
+from penstock.ir.op import Role
+from penstock.ops.onnx.control_flow import CONTROL, truth
 from penstock.ops.registry import unknown_types
-from penstock.passes.context import Basis, Pass, PassContext, Property
+from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.rewrite import Substitution
 
 
@@ -69,7 +71,7 @@ class _Folder:
         limits: Limits,
         kept: Collection[Node],
         framed: bool,
-        inferred: dict[Node, Basis],
+        inferred: dict[Node, list[object]],
     ) -> None:
         self.graph = graph
         self.inferred = inferred
@@ -83,6 +85,7 @@ class _Folder:
 
     def run(self, graph: Graph, *, certain: bool) -> None:
         kept: list[Node] = []
+        replaced, inferred = self.substitution.values, self.inferred
         # A stack of iterators instead of recursion, because branches are spliced in place.
         stack = [with_checkpoints(graph.nodes)]
         while stack:
@@ -90,14 +93,20 @@ class _Folder:
             if node is None:
                 stack.pop()
                 continue
-            if self.substitution.pending:
+            if node.control_inputs or not replaced.keys().isdisjoint(node.inputs):
                 self.substitution.apply(node)
-            branch = self.taken(node, certain)
+            # Passes run in rounds, and most nodes of a later round are what they were in the one
+            # before: a comparison is cheaper than inference.
+            if (known := inferred.get(node)) is not None:
+                basis = _basis(node)
+                if len(known) == len(basis) and all(map(is_, known, basis)):
+                    kept.append(node)
+                    continue
+            branch = self.taken(node, certain) if node.op.role is Role.IF else None
             if branch is not None:
                 self.changed = True
                 stack.append(self.splice(node, branch))
-                continue
-            if self.node(node, certain=certain):
+            elif self.node(node, certain=certain):
                 kept.append(node)
             else:
                 self.changed = True
@@ -117,7 +126,7 @@ class _Folder:
 
     def taken(self, node: Node, certain: bool) -> Graph | None:
         """The branch that an If with a constant condition takes."""
-        condition = node.inputs[0] if node.op.name == "If" and is_control(node) else None
+        condition = node.inputs[0]
         if condition is None or condition.const is None or node.control_inputs:
             return None
         try:
@@ -132,29 +141,30 @@ class _Folder:
 
     def node(self, node: Node, *, certain: bool) -> bool:
         """Infer types of one node and fold it; return whether it stays."""
-        known = self.inferred.get(node)
-        # Passes run in rounds, and most nodes of a later round are what they were in the one
-        # before: a comparison is cheaper than inference.
-        if known is not None and _is_same(_basis(node), known):
-            return True
         types = node_types(node, certain=certain)
+        first = node.inputs[0] if node.inputs else None
+        # The first input says no for nearly all nodes.
+        is_constant = (first is None or first.is_constant) and self.is_constant(node)
+        is_control = node.op.role in CONTROL
         results: Sequence[np.ndarray] | None = None
-        if is_control(node):
+        if is_control:
             for _, inner in node.graphs:
                 self.run(inner, certain=False)
-        else:
+        elif is_constant:
             results = self.evaluate(node, types)
-        stays = bool(node.control_inputs) or not node.outputs
+        waits = bool(node.control_inputs)
+        stays = waits or not node.outputs
         for i, value in enumerate(node.outputs):
             if value is None:
                 continue
             type_ = types[i] if i < len(types) else ANY
             const = None if results is None else results[i]
-            if results is None and not self.framed:
+            if results is None and not self.framed and getattr(type_, "data", None) is not None:
                 const = _contents(type_)
             # A node that waits for others stays as a node, so that readers wait for them as well.
-            if const is None or node.control_inputs:
-                if value.type != type_:  # an equal one stays, so that no reader is asked again
+            if const is None or waits:
+                # An equal one stays, so that no reader is asked again.
+                if value.type is ANY or value.type != type_:
                     value.type = type_
                 stays = True
             else:
@@ -163,14 +173,12 @@ class _Folder:
                     self.readers[folded] = self.readers[value]
         # What a control node computes depends on graphs that may change while it stays the same;
         # and a constant may be folded later, once nothing else reads its large inputs.
-        if stays and not is_control(node) and not self.is_constant(node):
+        if stays and not is_control and not is_constant:
             self.inferred[node] = _basis(node)
         return stays
 
     def evaluate(self, node: Node, types: Sequence[Type]) -> Sequence[np.ndarray] | None:
         """The outputs of a pure operation of constants, unless they are too large to keep."""
-        if not self.is_constant(node):
-            return None
         consts = [None if value is None else value.const for value in node.inputs]
         held = sum(owned_bytes(const) for const in consts if const is not None)
         static = [t for t in types if isinstance(t, TensorType) and t.static]
@@ -203,8 +211,9 @@ class _Folder:
         """Whether ``node`` computes the same in every run, and may be computed now."""
         if not node.op.pure or node.control_inputs or node in self.kept:
             return False
-        if True in [value is not None and not value.is_constant for value in node.inputs]:
-            return False
+        for value in node.inputs:
+            if value is not None and not value.is_constant:
+                return False
         return bool(node.inputs) or node.op.infer is not unknown_types
 
     def has_unknown_size(self, node: Node, static: Sequence[TensorType], held: int) -> bool:
@@ -231,16 +240,14 @@ class _Folder:
         )
 
 
-def _basis(node: Node) -> Basis:
-    values = (*node.inputs, *node.outputs)
-    types = [None if value is None else value.type for value in values]
-    # Of a value that is no constant, the type counts alone.
-    constants = [v if v is not None and v.is_constant else None for v in node.inputs]
-    return [node.op, *node.attrs, *node.attrs.values(), *constants], types
-
-
-def _is_same(one: Basis, other: Basis) -> bool:
-    return same_objects(one[0], other[0]) and one[1] == other[1]
+def _basis(node: Node) -> list[object]:
+    """What the types of a node depend on, and these themselves: all are the very same objects as
+    long as nothing has changed."""
+    basis: list[object] = [node.op, *node.attrs, *node.attrs.values()]
+    for value in (*node.inputs, *node.outputs):
+        # Of a value that is no constant, the type counts alone.
+        basis.append(value if value is None or value.is_constant else value.type)
+    return basis
 
 
 def _contents(type_: Type) -> np.ndarray | None:
