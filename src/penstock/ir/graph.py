@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
-from operator import is_, length_hint
+from operator import attrgetter, is_, length_hint
 from typing import Any, TypeAlias, overload
 from weakref import ref
 
@@ -255,6 +255,9 @@ class Node:
         return f"{outputs} = {self.op.name}({inputs})"
 
 
+_NESTS, _OP = attrgetter("nests"), attrgetter("op")
+
+
 class Graph:
     """Nodes in any order (``sort`` puts them in one), with the values that enter and leave.
     ``targets`` are nodes that run though no output may need them."""
@@ -277,12 +280,8 @@ class Graph:
 
     def walk(self) -> Iterator[Node]:
         """Every node, those of nested graphs after the node that carries them."""
-        return self._walk_nested() if self._nests else with_checkpoints(self.nodes)
-
-    @property
-    def _nests(self) -> bool:
-        """Whether a node has graphs."""
-        return True in [node.nests for node in self.nodes]
+        nested = True in map(_NESTS, self.nodes)
+        return self._walk_nested() if nested else with_checkpoints(self.nodes)
 
     def _walk_nested(self) -> Iterator[Node]:
         stack = [iter(self.nodes)]
@@ -298,13 +297,18 @@ class Graph:
                 if not length_hint(stack[-1]):
                     stack.pop()
 
-    def graphs(self) -> Iterator[Graph]:
-        """This graph and every nested one."""
-        yield self
-        for node in self.walk() if self._nests else ():
+    def graphs(self) -> list[Graph]:
+        """This graph and every nested one, which comes after the graphs around it."""
+        graphs = [self]
+        for node in self._walk_nested() if True in map(_NESTS, self.nodes) else ():
             if node.nests:
-                for _, graph in node.graphs:
-                    yield graph
+                graphs += [graph for _, graph in node.graphs]
+        return graphs
+
+    @property
+    def ops(self) -> set[Op]:
+        """The operations of the nodes, those of nested graphs included."""
+        return set(map(_OP, self.walk()))
 
     def __repr__(self) -> str:
         return f"Graph({self.name!r}, {len(self.nodes)} nodes)"
@@ -394,7 +398,7 @@ def readers_of(graph: Graph) -> Readers:
 
 def is_framed(graph: Graph) -> bool:
     """Whether some node, in nested graphs too, can only run on the frames executor."""
-    return not FRAMED.isdisjoint([node.op.role for node in graph.walk()])
+    return not FRAMED.isdisjoint([op.role for op in graph.ops])
 
 
 def captures(graph: Graph) -> list[Value]:

@@ -378,8 +378,7 @@ def run_passes(
         # The operations of a graph are collected anew only behind a pass that has changed it.
         if step.operations and not present:
             for each in graphs:
-                ops = {node.op for node in each.walk()}
-                present.update([op.name for op in ops], [op.role for op in ops])
+                present.update([key for op in each.ops for key in (op.name, op.role)])
         concerned = not step.operations or not step.operations.isdisjoint(present)
         changes = False
         if concerned or checks:

@@ -4,7 +4,7 @@ patterns are matched by, and what writes the nodes that one node becomes."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -17,12 +17,16 @@ from penstock.ops.registry import standard
 
 Replacement = Sequence[Value | None] | None
 Visit = Callable[[Node], Replacement | bool]
+Parts = Callable[[Node], Sequence[Node] | None]
 
 
-def forward(graph: Graph, visit: Visit, substitution: Substitution | None = None) -> bool:
-    """Call ``visit`` for every node, nested graphs first; return whether anything changed.
+def forward(
+    graph: Graph, visits: Mapping[str, Visit], substitution: Substitution | None = None
+) -> bool:
+    """Call a visit of ``visits``, which are by full names of operations, for every node that has
+    one and waits for no others, nested graphs first; return whether anything changed.
 
-    ``visit`` returns a value for each of the node's outputs, which then replaces every later use of
+    A visit returns a value for each of the node's outputs, which then replaces every later use of
     that output, and the node is dropped; or ``None`` or ``False`` to keep the node as it is; or
     ``True`` if it changed the node in place. When a node is visited, replacements have already been
     applied to its inputs. ``substitution`` is that of the graph around this one.
@@ -30,19 +34,19 @@ def forward(graph: Graph, visit: Visit, substitution: Substitution | None = None
     substitution = Substitution() if substitution is None else substitution
     changed = False
     kept = []
-    replaced = substitution.pending
+    replaced = substitution.values
     for node in with_checkpoints(graph.nodes):
-        if replaced:
+        if node.control_inputs or not replaced.keys().isdisjoint(node.inputs):
             substitution.apply(node)
         for _, inner in node.graphs if node.nests else ():
-            changed |= forward(inner, visit, substitution)
-            replaced = substitution.pending
-        values = visit(node)
+            changed |= forward(inner, visits, substitution)
+        visit = visits.get(node.op.full_name)
+        values = None if visit is None or node.control_inputs else visit(node)
         if values is None or isinstance(values, bool):
             kept.append(node)
             changed |= bool(values)
             continue
-        changed = replaced = True
+        changed = True
         substitution.drop(node)
         substitution.replace(node.outputs, values)
     graph.nodes = kept
@@ -50,18 +54,24 @@ def forward(graph: Graph, visit: Visit, substitution: Substitution | None = None
     return changed
 
 
-def replace_nodes(graph: Graph, parts: Callable[[Node], Sequence[Node] | None]) -> bool:
-    """Put ``parts(node)`` in the place of each node, those of nested graphs included, unless that
-    is None, or other nodes wait for the node; return whether anything changed. The parts write the
-    same outputs."""
+def replace_nodes(graph: Graph, parts: Mapping[str, Parts]) -> bool:
+    """Put what a function of ``parts``, which are by full names of operations, returns in the place
+    of each node that has one, those of nested graphs included, unless that is None, or other nodes
+    wait for the node, or it for them; return whether anything changed. The parts write the same
+    outputs."""
     changed = False
-    for inner in list(graph.graphs()):
+    for inner in graph.graphs():
         nodes: list[Node] = []
         awaited = {source for node in inner.nodes for source in node.control_inputs}
         for node in with_checkpoints(inner.nodes):
-            replacement = None if node in awaited else parts(node)
-            changed |= replacement is not None
-            nodes += replacement or (node,)
+            split = parts.get(node.op.full_name)
+            stays = split is None or node.control_inputs or node in awaited
+            replacement = None if split is None or stays else split(node)
+            if replacement is None:
+                nodes.append(node)
+            else:
+                nodes += replacement
+                changed = True
         inner.nodes = nodes
     return changed
 

@@ -7,7 +7,7 @@ other backends its parts run one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
@@ -16,11 +16,11 @@ from penstock.core.types import FLOAT32, TensorType
 from penstock.ir.graph import Graph, Node, Value, readers_of
 from penstock.ops.common.dtypes import INT8, UINT8
 from penstock.ops.internal.fused import fused_copies
-from penstock.ops.registry import COMPUTING
+from penstock.ops.registry import COMPUTING, MICROSOFT
 from penstock.passes.context import FusionPolicy, Pass, PassContext, Property
 from penstock.passes.dead_code import prune
 from penstock.passes.lowering.fuse import became
-from penstock.passes.rewrite import forward
+from penstock.passes.rewrite import Visit, forward
 
 BOUNDING = frozenset({"Clip", "Relu"})
 """operations that may stand between one of ``COMPUTING`` and the conversion of its result"""
@@ -42,13 +42,18 @@ class Quantize(Pass):
             return False
         # Moves first: with codes on both sides of them, an operation and its conversions come to
         # stand next to each other.
-        changed = forward(graph, _Moving(graph))
+        changed = forward(graph, _named(["QuantizeLinear"], _Moving(graph)))
         # An operation whose result is not quantized again may still have an integer kernel.
         for last in ({"QuantizeLinear"}, COMPUTING):
-            changed |= forward(graph, _Computing(graph, policy, last))
+            changed |= forward(graph, _named(last, _Computing(graph, policy)))
             if changed:
                 prune(graph)
         return changed
+
+
+def _named(names: Iterable[str], visit: Visit) -> dict[str, Visit]:
+    """A visit of the operations of these names, of ONNX and of Microsoft."""
+    return {name: visit for own in names for name in (own, f"{MICROSOFT}.{own}")}
 
 
 def _is_alone(node: Node, awaited: Collection[Node]) -> bool:
@@ -71,7 +76,7 @@ class _Moving:
 
     def __call__(self, node: Node) -> Sequence[Value | None] | None:
         # A node that others wait for must stay to be waited for.
-        if not is_conversion(node, "QuantizeLinear") or node in self.awaited:
+        if node in self.awaited:
             return None
         value, output = node.inputs[0], node.outputs[0]
         moving = None if value is None else value.producer
@@ -123,15 +128,14 @@ class _Computing:
     """A visit of each of the operations ``last``: turn it into the fused node of an operation with
     the conversions around it, where ``policy`` accepts that."""
 
-    def __init__(self, graph: Graph, policy: FusionPolicy, last: Collection[str]) -> None:
+    def __init__(self, graph: Graph, policy: FusionPolicy) -> None:
         self.readers = readers_of(graph)
         self.awaited = _awaited(graph)
         self.policy = policy
-        self.last = last
         self.home = {node: inner for inner in graph.graphs() for node in inner.nodes}
 
     def __call__(self, node: Node) -> bool:
-        candidate = self.fused(node) if node.op.name in self.last else None
+        candidate = self.fused(node)
         return candidate is not None and became(node, candidate, self.policy)
 
     def fused(self, last: Node) -> Node | None:

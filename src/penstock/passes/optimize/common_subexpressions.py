@@ -48,12 +48,16 @@ class _Eliminator:
     def run(self, graph: Graph) -> None:
         self.scopes.append(_Scope())
         kept = []
+        replaced = self.substitution.values
         for node in with_checkpoints(graph.nodes):
-            if self.substitution.pending:
+            if node.control_inputs or not replaced.keys().isdisjoint(node.inputs):
                 self.substitution.apply(node)
-            for _, inner in node.graphs:
+            for _, inner in node.graphs if node.nests else ():
                 self.run(inner)
-            equal = self.seen(node)
+            # A node that waits for others may be meant to run behind them, where an equal one ran
+            # before.
+            mergeable = node.op.pure and not node.control_inputs and not node.nests
+            equal = self.seen(node) if mergeable else None
             if equal is None:
                 kept.append(node)
                 continue
@@ -65,15 +69,13 @@ class _Eliminator:
 
     def seen(self, node: Node) -> Node | None:
         """An equal node that was there before; else this one is from now on."""
-        # A node that waits for others may be meant to run behind them, where an equal one ran
-        # before.
-        if not node.op.pure or node.control_inputs or node.graphs:
-            return None
         inputs = [None if v is None or v.is_constant else v for v in node.inputs]
         rough, own = (node.op, *inputs), self.scopes[-1]
-        same = [scope for scope in self.scopes if rough in scope.alone]
         # Most nodes share operation and inputs with no other one: their attributes and constants,
         # of which full keys are made, are never looked at.
+        if len(self.scopes) == 1 and own.alone.setdefault(rough, node) is node:
+            return None
+        same = [scope for scope in self.scopes if rough in scope.alone]
         if not same:
             own.alone[rough] = node
             return None

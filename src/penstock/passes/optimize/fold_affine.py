@@ -29,13 +29,11 @@ class FoldAffine(Pass):
     requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
-        if not any(node.op.name in _CHANNELS or node.op.name == "MatMul" for node in graph.walk()):
-            return False
         readers = readers_of(graph)
 
         def visit(node: Node) -> Sequence[Value | None] | bool | None:
-            rule = _RULES.get(node.op.full_name)
-            if rule is None or node.control_inputs or len(node.outputs) != 1:
+            rule = _RULES[node.op.name]
+            if len(node.outputs) != 1:
                 return None
             if rule is _normalization and _folded_into_matmul(node, readers):
                 return True
@@ -56,7 +54,7 @@ class FoldAffine(Pass):
                     return (value,)
             return None
 
-        return forward(graph, visit)
+        return forward(graph, dict.fromkeys(_RULES, visit))
 
 
 _CHANNELS = {"Conv": 0, "ConvTranspose": 1, "Gemm": 1}

@@ -44,18 +44,16 @@ class Recompose(Pass):
     requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
-        def visit(node: Node) -> bool:
-            rule = RULES.get(node.op.full_name)
-            if rule is None or node.control_inputs:
-                return False
-            (output,) = node.outputs
-            match = rule(node) if output is not None and _is_float32(output) else None
-            if match is None:
-                return False
-            node.op, node.inputs, node.attrs = match.op, list(match.inputs), dict(match.attrs)
-            return True
+        return forward(graph, dict.fromkeys(RULES, _visit))
 
-        return forward(graph, visit)
+
+def _visit(node: Node) -> bool:
+    (output,) = node.outputs
+    match = RULES[node.op.name](node) if output is not None and _is_float32(output) else None
+    if match is None:
+        return False
+    node.op, node.inputs, node.attrs = match.op, list(match.inputs), dict(match.attrs)
+    return True
 
 
 # Matching of values.

@@ -20,7 +20,7 @@ from penstock.core.types import TensorType
 from penstock.ir.graph import Graph, Node, Value, readers_of
 from penstock.ops.registry import MICROSOFT, standard
 from penstock.passes.context import Pass, PassContext, Property
-from penstock.passes.rewrite import replace_nodes
+from penstock.passes.rewrite import Parts, replace_nodes
 
 # With fewer axes, what has channels last is a sequence of vectors more often than an image.
 _FEWEST_AXES = 4
@@ -44,46 +44,68 @@ class SinkTransposes(Pass):
     requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
-        readers = readers_of(graph)
-
-        def moved(node: Node) -> Sequence[Node] | None:
-            return (
-                _through(node)
-                or _before_pad(node, readers)
-                or _before_dequantization(node)
-                or _before_transpose(node, readers)
-            )
-
-        return replace_nodes(graph, moved)
+        return replace_nodes(graph, _Sinking(graph).parts)
 
 
-def _through(node: Node) -> Sequence[Node] | None:
-    """``node`` on what was transposed, and a Transpose of its result."""
-    known = _RULES if node.op.domain in ("", MICROSOFT) else {}
-    rule = known.get(node.op.name, _pointwise if node.op.elementwise else None)
-    if rule is None or len(node.outputs) != 1:
-        return None
-    output = node.outputs[0]
-    sources = [None if value is None else _source(value) for value in node.inputs]
-    ranks = {source.rank for source in sources if source is not None}
-    rank = ranks.pop() if len(ranks) == 1 else None
-    moved = None if output is None or rank is None else rule(node, sources, rank)
-    if moved is None or output is None:
-        return None
-    node.inputs = list(moved.inputs)
-    node.attrs |= moved.attrs
-    if list(moved.perm) == sorted(moved.perm):
-        return *moved.before, node
-    first = Value(f"{output.name}/first", _unmoved(output, moved.perm), node)
-    node.outputs = [first]
-    return *moved.before, node, _transposed(first, output, moved.perm, node)
+class _Sinking:
+    """A walk over a graph. ``sources``: what values are that have had their channels moved from
+    axis 1 to the last. ``parts``: by operation, what moves a Transpose there."""
 
+    def __init__(self, graph: Graph) -> None:
+        self.sources: dict[Value | None, Value | None] = {}
+        self.readers = readers_of(graph)
+        self.note([node for node in graph.walk() if node.op.full_name == "Transpose"])
+        self.rules: dict[str, _Rule] = {}
+        self.parts: dict[str, Parts] = {"Transpose": self.before}
+        for op in graph.ops:
+            known = _RULES if op.domain in ("", MICROSOFT) else {}
+            rule = known.get(op.name, _pointwise if op.elementwise else None)
+            if rule is not None and self.sources:
+                self.rules[op.full_name] = rule
+                self.parts[op.full_name] = self.through
+            if op.full_name.startswith(("Arg", "Reduce")):
+                self.parts[op.full_name] = self.reduced
 
-def _source(value: Value) -> Value | None:
-    """What ``value`` is with its channels moved from axis 1 to the last."""
-    node = value.producer
-    perm = None if node is None else _perm(node)
-    return node.inputs[0] if node is not None and perm and perm == _last(len(perm)) else None
+    def note(self, nodes: Sequence[Node]) -> Sequence[Node]:
+        """Keep what ``nodes`` have moved, which are new; return them."""
+        for node in nodes:
+            for value in node.outputs:
+                self.sources.pop(value, None)
+            perm = _perm(node)
+            if perm and perm == _last(len(perm)):
+                self.sources[node.outputs[0]] = node.inputs[0]
+        return nodes
+
+    def through(self, node: Node) -> Sequence[Node] | None:
+        """``node`` on what was transposed, and a Transpose of its result."""
+        if len(node.outputs) != 1 or self.sources.keys().isdisjoint(node.inputs):
+            return None
+        rule, output = self.rules[node.op.full_name], node.outputs[0]
+        sources = [self.sources.get(value) for value in node.inputs]
+        ranks = {source.rank for source in sources if source is not None}
+        rank = ranks.pop() if len(ranks) == 1 else None
+        moved = None if output is None or rank is None else rule(node, sources, rank)
+        if moved is None or output is None:
+            return None
+        node.inputs = list(moved.inputs)
+        node.attrs |= moved.attrs
+        if list(moved.perm) == sorted(moved.perm):
+            return *moved.before, node
+        first = Value(f"{output.name}/first", _unmoved(output, moved.perm), node)
+        node.outputs = [first]
+        return self.note((*moved.before, node, _transposed(first, output, moved.perm, node)))
+
+    def before(self, node: Node) -> Sequence[Node] | None:
+        """A Transpose before what it is to be done before."""
+        parts = _before_pad(node, self.readers) or _before_dequantization(node)
+        return None if parts is None else self.note(parts)
+
+    def reduced(self, node: Node) -> Sequence[Node] | None:
+        """A reduction before the Transpose of what it reads."""
+        parts = self.through(node) if node.op.full_name in self.rules else None
+        if parts is None and (parts := _before_transpose(node, self.readers)) is not None:
+            self.note(parts)
+        return parts
 
 
 def _perm(node: Node) -> list[int] | None:
@@ -260,8 +282,6 @@ def _before_pad(node: Node, readers: dict[Value, list[Node | None]]) -> Sequence
 
 def _before_transpose(node: Node, readers: dict[Value, list[Node | None]]) -> Sequence[Node] | None:
     """A reduction of what a Transpose moves for it alone, as one of what that reads."""
-    if not node.op.full_name.startswith(("Arg", "Reduce")) or node.control_inputs:
-        return None
     value, output = node.inputs[0], node.outputs[0]
     transpose = None if value is None else value.producer
     # Another reader needs the Transpose anyway, so that moving it saves nothing.
@@ -293,8 +313,6 @@ def _before_transpose(node: Node, readers: dict[Value, list[Node | None]]) -> Se
 def _before_dequantization(node: Node) -> Sequence[Node] | None:
     """A Transpose of what DequantizeLinear computes, to channels first or of a constant, as one of
     its codes."""
-    if node.op.full_name != "Transpose" or node.control_inputs:
-        return None
     conversion = producer(node.inputs[0], "DequantizeLinear")
     perm, output = node.attrs.get("perm"), node.outputs[0]
     codes = None if conversion is None else conversion.inputs[0]
