@@ -4,7 +4,7 @@ patterns are matched by, and what writes the nodes that one node becomes."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -17,6 +17,7 @@ from penstock.ops.registry import standard
 
 Replacement = Sequence[Value | None] | None
 Visit = Callable[[Node], Replacement | bool]
+Operands = Sequence[tuple[Value | None, Value | None]]
 Parts = Callable[[Node], Sequence[Node] | None]
 
 
@@ -36,7 +37,8 @@ def forward(
     kept = []
     replaced = substitution.values
     for node in with_checkpoints(graph.nodes):
-        if node.control_inputs or not replaced.keys().isdisjoint(node.inputs):
+        # Most nodes read nothing that was replaced, which is found without a call.
+        if not replaced.keys().isdisjoint(node.inputs) or (substitution.pending and node.control_inputs):
             substitution.apply(node)
         for _, inner in node.graphs if node.nests else ():
             changed |= forward(inner, visits, substitution)
@@ -268,12 +270,15 @@ def argument(value: Value | None, name: str) -> Value | None:
     return None if node is None else node.inputs[0]
 
 
-def swapped(node: Node | None) -> Iterator[tuple[Value | None, Value | None]]:
-    """The operands of a binary node in either order."""
-    if node is not None and len(node.inputs) == 2:
-        a, b = node.inputs
-        yield a, b
-        yield b, a
+def swapped(node: Node | None, name: str | None = None) -> Operands:
+    """The operands of a binary node in either order; with a ``name``, of a node of this operation
+    that waits for no others."""
+    if node is None or len(node.inputs) != 2:
+        return ()
+    if name is not None and (node.op.full_name != name or node.control_inputs):
+        return ()
+    a, b = node.inputs
+    return (a, b), (b, a)
 
 
 def number_of(value: Value | None) -> float | None:

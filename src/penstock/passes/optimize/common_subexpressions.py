@@ -50,7 +50,8 @@ class _Eliminator:
         kept = []
         replaced = self.substitution.values
         for node in with_checkpoints(graph.nodes):
-            if node.control_inputs or not replaced.keys().isdisjoint(node.inputs):
+            pending = self.substitution.pending and node.control_inputs
+            if pending or not replaced.keys().isdisjoint(node.inputs):
                 self.substitution.apply(node)
             for _, inner in node.graphs if node.nests else ():
                 self.run(inner)

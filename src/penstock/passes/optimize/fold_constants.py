@@ -93,7 +93,8 @@ class _Folder:
             if node is None:
                 stack.pop()
                 continue
-            if node.control_inputs or not replaced.keys().isdisjoint(node.inputs):
+            pending = self.substitution.pending and node.control_inputs
+            if pending or not replaced.keys().isdisjoint(node.inputs):
                 self.substitution.apply(node)
             # Passes run in rounds, and most nodes of a later round are what they were in the one
             # before: a comparison is cheaper than inference.

@@ -49,7 +49,7 @@ class Recompose(Pass):
 
 def _visit(node: Node) -> bool:
     (output,) = node.outputs
-    match = RULES[node.op.name](node) if output is not None and _is_float32(output) else None
+    match = RULES[node.op.name](node) if output is not None and output.dtype == FLOAT32 else None
     if match is None:
         return False
     node.op, node.inputs, node.attrs = match.op, list(match.inputs), dict(match.attrs)
@@ -59,17 +59,16 @@ def _visit(node: Node) -> bool:
 # Matching of values.
 
 
-def _is_float32(value: Value) -> bool:
-    return value.dtype is not None and value.dtype == FLOAT32
-
-
 def _near(number: float | None, wanted: float) -> bool:
     return number is not None and math.isclose(number, wanted, rel_tol=_CLOSE)
 
 
 def _operand(node: Node | None, wanted: float) -> Value | None:
     """The other operand of a binary node, of which one operand is a constant near ``wanted``."""
-    return next((b for a, b in swapped(node) if _near(number_of(a), wanted)), None)
+    for a, b in swapped(node):
+        if a is not None and a.is_constant and _near(number_of(a), wanted):
+            return b
+    return None
 
 
 def _times(value: Value | None, wanted: float) -> Value | None:
@@ -89,7 +88,8 @@ def _product(node: Node, most: int = 4) -> tuple[float, list[Value]] | None:
         value = stack.pop()
         if value is None or len(values) + len(stack) > most:
             return None
-        factor, before = number_of(value), produced_by(value, "Mul", "Div")
+        factor = number_of(value) if value.is_constant else None
+        before = None if value.is_constant else produced_by(value, "Mul", "Div")
         if factor is not None:
             number *= factor
         elif before is not None and before.op.name == "Mul":
@@ -116,11 +116,12 @@ def _activation(node: Node) -> Match | None:
         return None
     for x, gate in (values, values[::-1]):
         # Where the gate broadcasts x, the product has another shape than a function of x.
-        if gate.producer is not None and _same_shape(x, node.outputs[0]):
-            for rule in (_gelu, _swish, _hard_swish, _mish):
-                match = rule(x, gate, number)
-                if match is not None:
-                    return match
+        function = gate.producer
+        rule = None if function is None else _GATES.get(function.op.full_name)
+        if rule is not None and _same_shape(x, node.outputs[0]):
+            match = rule(x, gate, number)
+            if match is not None:
+                return match
     return None
 
 
@@ -184,6 +185,16 @@ def _mish(x: Value, gate: Value, number: float) -> Match | None:
     return Match(standard("Mish"), [x], {})
 
 
+# By the operation of the gate.
+_GATES: dict[str, Callable[[Value, Value, float], Match | None]] = {
+    "Add": _gelu,
+    "Sigmoid": _swish,
+    "HardSigmoid": _hard_swish,
+    "Clip": _hard_swish,
+    "Tanh": _mish,
+}
+
+
 def _quotient(node: Node) -> Match | None:
     """A Div as HardSigmoid, as a normalization, or as an activation."""
     if _near(number_of(node.inputs[1]), 6):
@@ -196,7 +207,7 @@ def _quotient(node: Node) -> Match | None:
 def _normalization(node: Node) -> Match | None:
     """(x - mean) / sqrt(variance + epsilon), along trailing axes; and x / sqrt(mean of x^2)."""
     top, added = node.inputs[0], produced_by(argument(node.inputs[1], "Sqrt"), "Add")
-    if top is None or not _is_float32(top):
+    if top is None or top.dtype != FLOAT32:
         return None
     for number, squares in swapped(added):
         epsilon, variance = number_of(number), produced_by(squares, "ReduceMean")
@@ -257,9 +268,11 @@ _MOST_ONES = 1 << 20
 def _onto_normalization(node: Node) -> Match | None:
     """A Mul to a normalization, as its scale, or an Add, as its bias."""
     for value, operand in swapped(node):
+        if operand is None or operand.const is None:
+            continue
         normal = produced_by(value, "LayerNormalization", "RMSNormalization")
         scale = None if normal is None else normal.const(1)
-        if normal is None or scale is None or operand is None or operand.const is None:
+        if normal is None or scale is None:
             continue
         # Behind a bias, a factor would multiply that as well.
         if len(normal.inputs) != 2 or operand.const.shape != scale.shape:
