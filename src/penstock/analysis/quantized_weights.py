@@ -15,7 +15,9 @@ from penstock.ops.registry import COMPUTING, MICROSOFT
 def quantized_weights(graph: Graph) -> Collection[Node]:
     """The DequantizeLinear nodes of constants that are multiplied, perhaps transposed, with values
     that are dequantized during the run."""
-    weights = set()
+    weights: set[Node] = set()
+    if "DequantizeLinear" not in [op.name for op in graph.ops]:
+        return weights
     for node in graph.walk():
         if node.op.name not in COMPUTING or node.op.domain:
             continue
@@ -37,10 +39,10 @@ def _untransposed(value: Value | None) -> Value | None:
 
 def has_quantized_weights(graph: Graph) -> bool:
     """Whether there are constants behind a DequantizeLinear."""
-    return any(
-        is_conversion(node, "DequantizeLinear") and _has_constant_inputs(node)
-        for node in graph.walk()
-    )
+    for node in graph.walk():
+        if is_conversion(node, "DequantizeLinear") and _has_constant_inputs(node):
+            return True
+    return False
 
 
 def is_conversion(node: Node | None, name: str) -> bool:

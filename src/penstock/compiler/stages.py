@@ -162,7 +162,7 @@ class CompileContext:
         """The cost of a step with ``threads`` threads for its kernel, by default all."""
         return lambda step: step_seconds(costs, step, self.by_name, threads)
 
-    @property
+    @cached_property
     def fuses(self) -> bool:
         """Whether a backend fuses nodes."""
         return any(backend.fuses for backend in self.backends)

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
-from operator import attrgetter, is_, length_hint
+from operator import attrgetter, is_
 from typing import Any, TypeAlias, overload
 from weakref import ref
 
 import numpy as np
 
 from penstock.algorithms.dag import CycleError, Dag
-from penstock.core.checkpoints import CHECK_EVERY, checkpoint, with_checkpoints
+from penstock.core.checkpoints import checkpoint, with_checkpoints
 from penstock.core.errors import InvalidModel
 from penstock.core.records import dataclass, field
 from penstock.core.types import ANY, Shape, TensorType, Type, constant_type
@@ -255,7 +254,7 @@ class Node:
         return f"{outputs} = {self.op.name}({inputs})"
 
 
-_NESTS, _OP = attrgetter("nests"), attrgetter("op")
+_NESTS, _OP, _ROLE = map(attrgetter, ("nests", "op", "role"))
 
 
 class Graph:
@@ -281,26 +280,27 @@ class Graph:
     def walk(self) -> Iterator[Node]:
         """Every node, those of nested graphs after the node that carries them."""
         nested = True in map(_NESTS, self.nodes)
-        return self._walk_nested() if nested else with_checkpoints(self.nodes)
+        return with_checkpoints(self._nested_nodes() if nested else self.nodes)
 
-    def _walk_nested(self) -> Iterator[Node]:
+    def _nested_nodes(self) -> list[Node]:
+        nodes: list[Node] = []
+        # Models may nest deeper than Python recurses.
         stack = [iter(self.nodes)]
         while stack:
             checkpoint()
-            for node in islice(stack[-1], CHECK_EVERY):
-                yield node
+            for node in stack[-1]:
+                nodes.append(node)
                 if node.nests:
                     stack.extend([iter(graph.nodes) for _, graph in reversed(node.graphs)])
                     break
             else:
-                # A slice of nodes may end before the nodes do.
-                if not length_hint(stack[-1]):
-                    stack.pop()
+                stack.pop()
+        return nodes
 
     def graphs(self) -> list[Graph]:
         """This graph and every nested one, which comes after the graphs around it."""
         graphs = [self]
-        for node in self._walk_nested() if True in map(_NESTS, self.nodes) else ():
+        for node in self._nested_nodes() if True in map(_NESTS, self.nodes) else ():
             if node.nests:
                 graphs += [graph for _, graph in node.graphs]
         return graphs
@@ -308,7 +308,8 @@ class Graph:
     @property
     def ops(self) -> set[Op]:
         """The operations of the nodes, those of nested graphs included."""
-        return set(map(_OP, self.walk()))
+        nested = True in map(_NESTS, self.nodes)
+        return set(map(_OP, self._nested_nodes() if nested else self.nodes))
 
     def __repr__(self) -> str:
         return f"Graph({self.name!r}, {len(self.nodes)} nodes)"
@@ -398,7 +399,7 @@ def readers_of(graph: Graph) -> Readers:
 
 def is_framed(graph: Graph) -> bool:
     """Whether some node, in nested graphs too, can only run on the frames executor."""
-    return not FRAMED.isdisjoint([op.role for op in graph.ops])
+    return not FRAMED.isdisjoint(map(_ROLE, graph.ops))
 
 
 def captures(graph: Graph) -> list[Value]:
@@ -434,7 +435,7 @@ def dependencies(graph: Graph) -> Iterator[tuple[Graph, list[tuple[int, int]]]]:
     follows it in one iteration and precedes it in the next. Pairs may repeat.
     """
     reads: dict[Graph, set[Node]] = {}  # what is read beyond each graph, inner ones first
-    for subgraph in reversed(list(graph.graphs())):
+    for subgraph in reversed(graph.graphs()):
         position = {node: i for i, node in enumerate(subgraph.nodes)}
         edges: list[tuple[int, int]] = []
         # Producers in graphs around this one: the node with the graph waits.

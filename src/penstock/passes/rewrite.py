@@ -236,10 +236,10 @@ class Substitution:
 
 def names_of(graph: Graph) -> Counter[str]:
     """The names of all values of a graph and those nested in it, of which several may have one."""
-    names = Counter([value.name for inner in graph.graphs() for value in inner.inputs])
+    values = [value for inner in graph.graphs() for value in inner.inputs]
     for node in graph.walk():
-        names.update([value.name for value in node.outputs if value is not None])
-    return names
+        values += filter(None, node.outputs)
+    return Counter([value.name for value in values])
 
 
 def new_name(name: str, taken: Counter[str]) -> str:

@@ -51,7 +51,7 @@ class RecomposeCells(Pass):
         if context.framed:
             return False
         changed, taken = False, None
-        for inner in list(graph.graphs()):
+        for inner in graph.graphs():
             cells: dict[Node, Node] = {}
             ends: set[Node] = set()
             blends: list[Node] = []

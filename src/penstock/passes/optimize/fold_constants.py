@@ -181,12 +181,12 @@ class _Folder:
     def evaluate(self, node: Node, types: Sequence[Type]) -> Sequence[np.ndarray] | None:
         """The outputs of a pure operation of constants, unless they are too large to keep."""
         consts = [None if value is None else value.const for value in node.inputs]
-        held = sum(owned_bytes(const) for const in consts if const is not None)
+        held = sum([owned_bytes(const) for const in consts if const is not None])
         static = [t for t in types if isinstance(t, TensorType) and t.static]
         if self.has_unknown_size(node, static, held):
             return None
-        inputs = sum(const.nbytes for const in consts if const is not None)
-        outputs = sum(t.nbytes for t in static)
+        inputs = sum([const.nbytes for const in consts if const is not None])
+        outputs = sum([t.nbytes for t in static])
         allowed = max(self.limits.max_folded_bytes, self.replaced(node, held))
         try:
             if node.op.name == "ConstantOfShape" and static:
@@ -206,7 +206,7 @@ class _Folder:
         except Exception:
             return None  # the run raises the error, with the node and its inputs in the message
         # A sequence or an optional is no constant that a value can hold.
-        return arrays if all(isinstance(array, np.ndarray) for array in arrays) else None
+        return None if False in [isinstance(x, np.ndarray) for x in arrays] else arrays
 
     def is_constant(self, node: Node) -> bool:
         """Whether ``node`` computes the same in every run, and may be computed now."""
@@ -223,7 +223,7 @@ class _Folder:
         operations that infer anything; for the others nothing is known."""
         if node.op.infer is not unknown_types and held <= self.limits.max_folded_bytes:
             return False
-        return len(static) < sum(value is not None for value in node.outputs)
+        return len(static) < len(node.outputs) - node.outputs.count(None)
 
     def replaced(self, node: Node, held: int) -> int:
         """Of the ``held`` bytes of constant inputs, those that are freed if ``node`` is folded.
