@@ -94,7 +94,8 @@ class Value:
 
     @property
     def rank(self) -> int | None:
-        return None if self.shape is None else len(self.shape)
+        shape = self.type.shape if isinstance(self.type, TensorType) else None
+        return None if shape is None else len(shape)
 
     @property
     def producer(self) -> Node | None:

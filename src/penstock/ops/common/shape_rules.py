@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -101,11 +100,13 @@ def _whole_numbers(const: np.ndarray) -> tuple[int, ...] | None:
     return tuple([int(x) for x in flat.tolist()])
 
 
+_INT = {int}
+
+
 def all_known(values: Sequence[Dim] | None) -> tuple[int, ...] | None:
     """Dims, or contents of an integer input, as ints; ``None`` unless all are known."""
-    if values is None or False in [isinstance(x, int) for x in values]:
-        return None
-    return tuple(values)  # type: ignore[arg-type]
+    known = values is not None and {*map(type, values)} <= _INT
+    return tuple(values) if known else None  # type: ignore[arg-type]
 
 
 def known_ints(node: Node, types: Types, index: int) -> tuple[int, ...] | None:
@@ -133,8 +134,10 @@ def dtype_attribute(attrs: Attrs, name: str) -> np.dtype | None:
     if code == 0:
         return None
     if isinstance(code, int) and 0 < code < len(_ELEMENT_TYPES):
-        with suppress(KeyError):  # an old version of ml_dtypes lacks some
+        try:
             return dtype_named(_ELEMENT_TYPES[code])
+        except KeyError:  # an old version of ml_dtypes lacks some
+            pass
     raise ShapeError(f"{name} is {code}, which is no element type")
 
 

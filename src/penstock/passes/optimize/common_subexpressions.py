@@ -46,7 +46,8 @@ class _Eliminator:
         self.constants: dict[Value, tuple[Hashable, np.ndarray]] = {}
 
     def run(self, graph: Graph) -> None:
-        self.scopes.append(_Scope())
+        own, is_outermost = _Scope(), not self.scopes
+        self.scopes.append(own)
         kept = []
         replaced = self.substitution.values
         for node in with_checkpoints(graph.nodes):
@@ -58,7 +59,11 @@ class _Eliminator:
             # A node that waits for others may be meant to run behind them, where an equal one ran
             # before.
             mergeable = node.op.pure and not node.control_inputs and not node.nests
-            equal = self.seen(node) if mergeable else None
+            rough = (node.op, *[None if v is None or v.is_constant else v for v in node.inputs])
+            # Most nodes share operation and inputs with no other one: their attributes and
+            # constants, of which full keys are made, are never looked at.
+            alone = not mergeable or (is_outermost and own.alone.setdefault(rough, node) is node)
+            equal = None if alone else self.seen(node, rough)
             if equal is None:
                 kept.append(node)
                 continue
@@ -68,14 +73,9 @@ class _Eliminator:
         self.substitution.apply_outputs(graph)
         self.scopes.pop()
 
-    def seen(self, node: Node) -> Node | None:
+    def seen(self, node: Node, rough: Hashable) -> Node | None:
         """An equal node that was there before; else this one is from now on."""
-        inputs = [None if v is None or v.is_constant else v for v in node.inputs]
-        rough, own = (node.op, *inputs), self.scopes[-1]
-        # Most nodes share operation and inputs with no other one: their attributes and constants,
-        # of which full keys are made, are never looked at.
-        if len(self.scopes) == 1 and own.alone.setdefault(rough, node) is node:
-            return None
+        own = self.scopes[-1]
         same = [scope for scope in self.scopes if rough in scope.alone]
         if not same:
             own.alone[rough] = node

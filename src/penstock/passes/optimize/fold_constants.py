@@ -180,12 +180,19 @@ class _Folder:
 
     def evaluate(self, node: Node, types: Sequence[Type]) -> Sequence[np.ndarray] | None:
         """The outputs of a pure operation of constants, unless they are too large to keep."""
-        consts = [None if value is None else value.const for value in node.inputs]
-        held = sum([owned_bytes(const) for const in consts if const is not None])
+        consts: list[np.ndarray | None] = []
+        read: list[Type | None] = []
+        inputs = held = 0
+        for value in node.inputs:
+            const = None if value is None else value.const
+            consts.append(const)
+            read.append(None if value is None else value.type)
+            if const is not None:
+                inputs += const.nbytes
+                held += owned_bytes(const)
         static = [t for t in types if isinstance(t, TensorType) and t.static]
         if self.has_unknown_size(node, static, held):
             return None
-        inputs = sum([const.nbytes for const in consts if const is not None])
         outputs = sum([t.nbytes for t in static])
         allowed = max(self.limits.max_folded_bytes, self.replaced(node, held))
         try:
@@ -195,7 +202,7 @@ class _Folder:
             # without storing them, and all of these but Expand no more than their inputs have.
             if outputs > max(allowed, inputs) and node.op.name != "Expand":
                 return None
-            kernel = node.op.compile(node, [None if v is None else v.type for v in node.inputs])
+            kernel = node.op.compile(node, read)
             # Elements that a stride of 0 repeats take no memory, but time.
             if not kernel.view and max(outputs, inputs - held) > allowed:
                 return None
@@ -273,5 +280,7 @@ def _filled(node: Node, type_: TensorType) -> np.ndarray:
 
 def owned_bytes(array: np.ndarray) -> int:
     """The bytes of memory behind an array; an element repeated by a stride of 0 counts once."""
+    if array.flags.c_contiguous:
+        return array.nbytes
     counted = [d for d, s in zip(array.shape, array.strides, strict=True) if s != 0]
     return math.prod(counted) * array.itemsize if array.size else 0

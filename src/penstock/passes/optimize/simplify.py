@@ -92,20 +92,20 @@ def single(node: Node, value: Value, output: Value) -> Replacement:
 
 def transpose(node: Node, value: Value, output: Value) -> Replacement | bool:
     """Remove an identity permutation; merge two Transposes in a row into one."""
-    perm = node.attrs.get("perm")
+    perm, rank = node.attrs.get("perm"), value.rank
     before = value.producer
     if before is not None and before.op is node.op and not before.control_inputs:
         first, second = before.attrs.get("perm"), perm
         # Reversed twice, axes of any number are as they were.
-        if value.rank is None and first is None and second is None:
+        if rank is None and first is None and second is None:
             return (before.inputs[0],)
-        if value.rank is not None:
-            backwards = list(range(value.rank))[::-1]
+        if rank is not None:
+            backwards = list(range(rank))[::-1]
             first, second = first or backwards, second or backwards
             node.attrs["perm"] = [first[axis] for axis in second]
             node.inputs[0] = before.inputs[0]
             return True
-    return (value,) if perm is not None and list(perm) == list(range(value.rank or 0)) else None
+    return (value,) if perm is not None and list(perm) == list(range(rank or 0)) else None
 
 
 RESHAPES = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")

@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from penstock.analysis.quantized_weights import producer
+from penstock.analysis.quantized_weights import is_conversion
 from penstock.core.records import NamedTuple
 from penstock.core.types import TensorType
-from penstock.ir.graph import Graph, Node, Value, readers_of
+from penstock.ir.graph import Graph, Node, Readers, Value, readers_of
 from penstock.ops.registry import MICROSOFT, standard
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.rewrite import Parts, replace_nodes
@@ -97,7 +97,13 @@ class _Sinking:
 
     def before(self, node: Node) -> Sequence[Node] | None:
         """A Transpose before what it is to be done before."""
-        parts = _before_pad(node, self.readers) or _before_dequantization(node)
+        value = node.inputs[0]
+        source = None if value is None else value.producer
+        parts = None
+        if source is not None and source.op.full_name == "Pad":
+            parts = _before_pad(node, source, self.readers)
+        elif is_conversion(source, "DequantizeLinear"):
+            parts = _before_dequantization(node, source)
         return None if parts is None else self.note(parts)
 
     def reduced(self, node: Node) -> Sequence[Node] | None:
@@ -258,20 +264,16 @@ _RULES: dict[str, _Rule] = {
 }
 
 
-def _before_pad(node: Node, readers: dict[Value, list[Node | None]]) -> Sequence[Node] | None:
+def _before_pad(node: Node, pad: Node, readers: Readers) -> Sequence[Node] | None:
     """A Transpose to channels first of a Pad that no other node reads, before the Pad."""
-    perm = _perm(node)
-    if perm is None:
-        return None
-    padded, output = node.inputs[0], node.outputs[0]
-    pad = None if padded is None else padded.producer
-    if pad is None or padded is None or output is None:
+    perm, padded, output = _perm(node), node.inputs[0], node.outputs[0]
+    if perm is None or padded is None or output is None:
         return None
     rank, source = len(perm), pad.inputs[0]
     # What else reads the Pad expects its channels where they are.
     if perm != _first(rank) or source is None or len(readers.get(padded, ())) != 1:
         return None
-    if pad.op.full_name != "Pad" or pad.control_inputs or source.rank != rank:
+    if pad.control_inputs or source.rank != rank:
         return None
     first = Value(f"{padded.name}/first", _unmoved(source, _last(rank)))
     inputs = _padded(pad, first, _last(rank))
@@ -280,7 +282,7 @@ def _before_pad(node: Node, readers: dict[Value, list[Node | None]]) -> Sequence
     return _transposed(source, first, perm, node), pad.derived(inputs, [output])
 
 
-def _before_transpose(node: Node, readers: dict[Value, list[Node | None]]) -> Sequence[Node] | None:
+def _before_transpose(node: Node, readers: Readers) -> Sequence[Node] | None:
     """A reduction of what a Transpose moves for it alone, as one of what that reads."""
     value, output = node.inputs[0], node.outputs[0]
     transpose = None if value is None else value.producer
@@ -310,13 +312,11 @@ def _before_transpose(node: Node, readers: dict[Value, list[Node | None]]) -> Se
     return node.derived(inputs, [first], attrs), _transposed(first, output, perm, node)
 
 
-def _before_dequantization(node: Node) -> Sequence[Node] | None:
+def _before_dequantization(node: Node, conversion: Node) -> Sequence[Node] | None:
     """A Transpose of what DequantizeLinear computes, to channels first or of a constant, as one of
     its codes."""
-    conversion = producer(node.inputs[0], "DequantizeLinear")
-    perm, output = node.attrs.get("perm"), node.outputs[0]
-    codes = None if conversion is None else conversion.inputs[0]
-    if conversion is None or codes is None or output is None or not perm or codes.rank != len(perm):
+    perm, output, codes = node.attrs.get("perm"), node.outputs[0], conversion.inputs[0]
+    if codes is None or output is None or not perm or codes.rank != len(perm):
         return None
     is_constant = all(value is None or value.const is not None for value in conversion.inputs)
     if not is_constant and (len(perm) < _FEWEST_AXES or perm != _first(len(perm))):
