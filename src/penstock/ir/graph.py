@@ -280,13 +280,13 @@ class Graph:
 
     def walk(self) -> Iterator[Node]:
         """Every node, those of nested graphs after the node that carries them."""
-        nested = True in map(_NESTS, self.nodes)
-        return with_checkpoints(self._nested_nodes() if nested else self.nodes)
+        return with_checkpoints(self._all_nodes())
 
-    def _nested_nodes(self) -> list[Node]:
+    def _all_nodes(self) -> list[Node]:
+        if True not in map(_NESTS, self.nodes):
+            return self.nodes
         nodes: list[Node] = []
-        # Models may nest deeper than Python recurses.
-        stack = [iter(self.nodes)]
+        stack = [iter(self.nodes)]  # graphs may nest deeper than Python recurses
         while stack:
             checkpoint()
             for node in stack[-1]:
@@ -299,18 +299,14 @@ class Graph:
         return nodes
 
     def graphs(self) -> list[Graph]:
-        """This graph and every nested one, which comes after the graphs around it."""
-        graphs = [self]
-        for node in self._nested_nodes() if True in map(_NESTS, self.nodes) else ():
-            if node.nests:
-                graphs += [graph for _, graph in node.graphs]
-        return graphs
+        """This graph and every nested one, each behind those around it."""
+        nesting = [node for node in self._all_nodes() if node.nests]
+        return [self, *[graph for node in nesting for _, graph in node.graphs]]
 
     @property
     def ops(self) -> set[Op]:
         """The operations of the nodes, those of nested graphs included."""
-        nested = True in map(_NESTS, self.nodes)
-        return set(map(_OP, self._nested_nodes() if nested else self.nodes))
+        return set(map(_OP, self._all_nodes()))
 
     def __repr__(self) -> str:
         return f"Graph({self.name!r}, {len(self.nodes)} nodes)"

@@ -16,6 +16,7 @@ from penstock.ops.internal.transfer import NO_OTHER_PLACES, OtherPlaces, Place, 
 if TYPE_CHECKING:
     from penstock.ir.graph import GraphPart
 
+
 class Property(Enum):
     """What holds for a graph, and stays true once a pass has established it."""
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import compress
-from operator import attrgetter
 
 from penstock.core.checkpoints import with_checkpoints
 from penstock.ir.graph import Graph, Node, Value, captures, clone
 from penstock.ir.op import Role
 from penstock.ops.onnx.control_flow import CONTROL, loop_carried
 from penstock.passes.context import Pass, PassContext
-
-_ROLE = attrgetter("op.role")
 
 
 class DeadCode(Pass):
@@ -30,7 +27,7 @@ def prune(graph: Graph) -> bool:
     """
     # Over a back edge a node is needed by one that stands before it, which one walk backwards would
     # miss.
-    if Role.NEXT_ITERATION in map(_ROLE, graph.nodes):
+    if Role.NEXT_ITERATION in [node.op.role for node in graph.nodes]:
         return _prune_cyclic(graph)
     changed = False
     needed: set[Value | None] = set(graph.outputs)

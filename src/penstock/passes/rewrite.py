@@ -35,10 +35,8 @@ def forward(
     substitution = Substitution() if substitution is None else substitution
     changed = False
     kept = []
-    replaced = substitution.values
     for node in with_checkpoints(graph.nodes):
-        # Most nodes read nothing that was replaced, which is found without a call.
-        if not replaced.keys().isdisjoint(node.inputs) or (substitution.pending and node.control_inputs):
+        if node.control_inputs or not substitution.replaced.isdisjoint(node.inputs):
             substitution.apply(node)
         for _, inner in node.graphs if node.nests else ():
             changed |= forward(inner, visits, substitution)
@@ -67,13 +65,10 @@ def replace_nodes(graph: Graph, parts: Mapping[str, Parts]) -> bool:
         awaited = {source for node in inner.nodes for source in node.control_inputs}
         for node in with_checkpoints(inner.nodes):
             split = parts.get(node.op.full_name)
-            stays = split is None or node.control_inputs or node in awaited
-            replacement = None if split is None or stays else split(node)
-            if replacement is None:
-                nodes.append(node)
-            else:
-                nodes += replacement
-                changed = True
+            waits = node.control_inputs or node in awaited
+            replacement = None if split is None or waits else split(node)
+            changed |= replacement is not None
+            nodes += replacement or (node,)
         inner.nodes = nodes
     return changed
 
@@ -145,11 +140,11 @@ class Substitution:
     control input (``Node.control_inputs``) that is removed is replaced by the nodes that it
     depended on."""
 
-    __slots__ = ("_removed", "_waiting", "pending", "used", "values")
+    __slots__ = ("_removed", "_values", "_waiting", "pending", "replaced", "used")
 
     def __init__(self) -> None:
-        self.values: dict[Value, Value] = {}
-        """what replaces values, by these"""
+        self._values: dict[Value, Value] = {}
+        self.replaced = self._values.keys()  # asked for each node before ``apply`` is called
         self._removed: dict[Node, Sequence[Node]] = {}
         self._waiting: set[Node] = set()
         self.used = False
@@ -161,18 +156,18 @@ class Substitution:
         return self.pending
 
     def __setitem__(self, old: Value, new: Value) -> None:
-        self.values[old] = new
+        self._values[old] = new
         self.pending = True
 
     def replace(self, old: Sequence[Value | None], new: Sequence[Value | None]) -> None:
         """Replace each value of ``old`` by that of ``new`` in its place, if both have one."""
         pairs = zip(old, new, strict=False)
-        self.values.update([(a, b) for a, b in pairs if a is not None and b is not None])
-        self.pending = self.pending or bool(self.values)
+        self._values.update([(a, b) for a, b in pairs if a is not None and b is not None])
+        self.pending = self.pending or bool(self._values)
 
     def of(self, value: Value) -> Value:
         """The value that replaces ``value``, or ``value`` itself."""
-        return self.values.get(value, value)
+        return self._values.get(value, value)
 
     def drop(self, node: Node, instead: Sequence[Node] = ()) -> None:
         """Remove ``node``; the nodes ``instead`` run in its place."""
@@ -183,7 +178,7 @@ class Substitution:
 
     def apply(self, node: Node) -> None:
         """Replace the inputs and the control inputs of ``node``."""
-        values = self.values
+        values = self._values
         for i, value in enumerate(node.inputs):
             if value is not None and value in values:
                 node.inputs[i] = values[value]
@@ -202,7 +197,7 @@ class Substitution:
             for node in self._waiting & own:
                 node.control_inputs = [before for before in node.control_inputs if before in own]
             self._waiting -= own
-        if not self.values.keys().isdisjoint(graph.outputs):
+        if not self._values.keys().isdisjoint(graph.outputs):
             graph.outputs = [self.of(value) for value in graph.outputs]
             self.used = True
 

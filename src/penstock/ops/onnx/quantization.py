@@ -117,12 +117,6 @@ def _check_parameters(types: Types, attrs: Attrs) -> None:
 
 
 @cache
-def _name(dtype: np.dtype) -> str:
-    # NumPy makes it up anew each time.
-    return dtype.name
-
-
-@cache
 def bounds(dtype: np.dtype) -> tuple[float, float]:
     """The lowest and the highest finite number of a quantized type."""
     info = dtype_info(dtype)
@@ -264,7 +258,7 @@ def _infer_quantize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type
     wanted = dtype_attribute(attrs, "output_dtype")
     # ONNX: uint8 without an output_dtype and without a zero point.
     dtype = tensor(types, 2).dtype or wanted or (None if given(types, 2) else UINT8)
-    if dtype is not None and _name(dtype) not in TARGETS:
+    if dtype is not None and dtype_name(dtype) not in TARGETS:
         raise ShapeError(f"{dtype_name(dtype)} is no type to quantize to")
     if dtype is not None and wanted is not None and dtype != wanted:
         raise ShapeError(f"output_dtype is {dtype_name(wanted)}, but that of the zero point is not")
@@ -307,11 +301,11 @@ def quantize_linear(node: Node, inputs: Tensors, outputs: Tensors, consts: Const
 
 def _infer_dequantize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
-    if x.dtype is not None and _name(x.dtype) not in SOURCES:
+    if x.dtype is not None and dtype_name(x.dtype) not in SOURCES:
         raise ShapeError(f"{dtype_name(x.dtype)} is no quantized type")
     _check_parameters(types, attrs)
     dtype = dtype_attribute(attrs, "output_dtype") or tensor(types, 1).dtype
-    if dtype is not None and _name(dtype) == POWERS:
+    if dtype is not None and dtype_name(dtype) == POWERS:
         raise ShapeError("float8e8m0 scales need an output_dtype")
     return (TensorType(dtype, x.shape),)
 

@@ -7,7 +7,7 @@ other backends its parts run one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -20,11 +20,12 @@ from penstock.ops.registry import COMPUTING, MICROSOFT
 from penstock.passes.context import FusionPolicy, Pass, PassContext, Property
 from penstock.passes.dead_code import prune
 from penstock.passes.lowering.fuse import became
-from penstock.passes.rewrite import Visit, forward
+from penstock.passes.rewrite import forward
 
 BOUNDING = frozenset({"Clip", "Relu"})
 """operations that may stand between one of ``COMPUTING`` and the conversion of its result"""
 
+_QUANTIZING = ("QuantizeLinear", f"{MICROSOFT}.QuantizeLinear")
 _MOST_BOUNDS = 2
 _SMALLEST, _LARGEST = 1e-30, 1e30
 
@@ -42,18 +43,13 @@ class Quantize(Pass):
             return False
         # Moves first: with codes on both sides of them, an operation and its conversions come to
         # stand next to each other.
-        changed = forward(graph, _named(["QuantizeLinear"], _Moving(graph)))
+        changed = forward(graph, dict.fromkeys(_QUANTIZING, _Moving(graph)))
         # An operation whose result is not quantized again may still have an integer kernel.
-        for last in ({"QuantizeLinear"}, COMPUTING):
-            changed |= forward(graph, _named(last, _Computing(graph, policy)))
+        for last in (_QUANTIZING, COMPUTING):
+            changed |= forward(graph, dict.fromkeys(last, _Computing(graph, policy)))
             if changed:
                 prune(graph)
         return changed
-
-
-def _named(names: Iterable[str], visit: Visit) -> dict[str, Visit]:
-    """A visit of the operations of these names, of ONNX and of Microsoft."""
-    return {name: visit for own in names for name in (own, f"{MICROSOFT}.{own}")}
 
 
 def _is_alone(node: Node, awaited: Collection[Node]) -> bool:

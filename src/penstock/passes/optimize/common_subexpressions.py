@@ -49,10 +49,8 @@ class _Eliminator:
         own, is_outermost = _Scope(), not self.scopes
         self.scopes.append(own)
         kept = []
-        replaced = self.substitution.values
         for node in with_checkpoints(graph.nodes):
-            pending = self.substitution.pending and node.control_inputs
-            if pending or not replaced.keys().isdisjoint(node.inputs):
+            if node.control_inputs or not self.substitution.replaced.isdisjoint(node.inputs):
                 self.substitution.apply(node)
             for _, inner in node.graphs if node.nests else ():
                 self.run(inner)

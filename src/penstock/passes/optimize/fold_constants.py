@@ -85,7 +85,6 @@ class _Folder:
 
     def run(self, graph: Graph, *, certain: bool) -> None:
         kept: list[Node] = []
-        replaced, inferred = self.substitution.values, self.inferred
         # A stack of iterators instead of recursion, because branches are spliced in place.
         stack = [with_checkpoints(graph.nodes)]
         while stack:
@@ -93,12 +92,11 @@ class _Folder:
             if node is None:
                 stack.pop()
                 continue
-            pending = self.substitution.pending and node.control_inputs
-            if pending or not replaced.keys().isdisjoint(node.inputs):
+            if node.control_inputs or not self.substitution.replaced.isdisjoint(node.inputs):
                 self.substitution.apply(node)
             # Passes run in rounds, and most nodes of a later round are what they were in the one
             # before: a comparison is cheaper than inference.
-            if (known := inferred.get(node)) is not None:
+            if (known := self.inferred.get(node)) is not None:
                 basis = _basis(node)
                 if len(known) == len(basis) and all(map(is_, known, basis)):
                     kept.append(node)
@@ -153,17 +151,16 @@ class _Folder:
                 self.run(inner, certain=False)
         elif is_constant:
             results = self.evaluate(node, types)
-        waits = bool(node.control_inputs)
-        stays = waits or not node.outputs
+        stays = bool(node.control_inputs) or not node.outputs
         for i, value in enumerate(node.outputs):
             if value is None:
                 continue
             type_ = types[i] if i < len(types) else ANY
             const = None if results is None else results[i]
-            if results is None and not self.framed and getattr(type_, "data", None) is not None:
+            if results is None and not self.framed:
                 const = _contents(type_)
             # A node that waits for others stays as a node, so that readers wait for them as well.
-            if const is None or waits:
+            if const is None or node.control_inputs:
                 # An equal one stays, so that no reader is asked again.
                 if value.type is ANY or value.type != type_:
                     value.type = type_
@@ -180,19 +177,12 @@ class _Folder:
 
     def evaluate(self, node: Node, types: Sequence[Type]) -> Sequence[np.ndarray] | None:
         """The outputs of a pure operation of constants, unless they are too large to keep."""
-        consts: list[np.ndarray | None] = []
-        read: list[Type | None] = []
-        inputs = held = 0
-        for value in node.inputs:
-            const = None if value is None else value.const
-            consts.append(const)
-            read.append(None if value is None else value.type)
-            if const is not None:
-                inputs += const.nbytes
-                held += owned_bytes(const)
+        consts = [None if value is None else value.const for value in node.inputs]
+        held = sum([owned_bytes(const) for const in consts if const is not None])
         static = [t for t in types if isinstance(t, TensorType) and t.static]
         if self.has_unknown_size(node, static, held):
             return None
+        inputs = sum([const.nbytes for const in consts if const is not None])
         outputs = sum([t.nbytes for t in static])
         allowed = max(self.limits.max_folded_bytes, self.replaced(node, held))
         try:
@@ -202,7 +192,7 @@ class _Folder:
             # without storing them, and all of these but Expand no more than their inputs have.
             if outputs > max(allowed, inputs) and node.op.name != "Expand":
                 return None
-            kernel = node.op.compile(node, read)
+            kernel = node.op.compile(node, [None if v is None else v.type for v in node.inputs])
             # Elements that a stride of 0 repeats take no memory, but time.
             if not kernel.view and max(outputs, inputs - held) > allowed:
                 return None
@@ -219,9 +209,8 @@ class _Folder:
         """Whether ``node`` computes the same in every run, and may be computed now."""
         if not node.op.pure or node.control_inputs or node in self.kept:
             return False
-        for value in node.inputs:
-            if value is not None and not value.is_constant:
-                return False
+        if True in [value is not None and not value.is_constant for value in node.inputs]:
+            return False
         return bool(node.inputs) or node.op.infer is not unknown_types
 
     def has_unknown_size(self, node: Node, static: Sequence[TensorType], held: int) -> bool:
@@ -251,11 +240,10 @@ class _Folder:
 def _basis(node: Node) -> list[object]:
     """What the types of a node depend on, and these themselves: all are the very same objects as
     long as nothing has changed."""
-    basis: list[object] = [node.op, *node.attrs, *node.attrs.values()]
-    for value in (*node.inputs, *node.outputs):
-        # Of a value that is no constant, the type counts alone.
-        basis.append(value if value is None or value.is_constant else value.type)
-    return basis
+    values = (*node.inputs, *node.outputs)
+    # Of a value that is no constant, the type counts alone.
+    basis = [v if v is None or v.is_constant else v.type for v in values]
+    return [node.op, *node.attrs, *node.attrs.values(), *basis]
 
 
 def _contents(type_: Type) -> np.ndarray | None:

@@ -65,10 +65,7 @@ def _near(number: float | None, wanted: float) -> bool:
 
 def _operand(node: Node | None, wanted: float) -> Value | None:
     """The other operand of a binary node, of which one operand is a constant near ``wanted``."""
-    for a, b in swapped(node):
-        if a is not None and a.is_constant and _near(number_of(a), wanted):
-            return b
-    return None
+    return next((b for a, b in swapped(node) if _near(number_of(a), wanted)), None)
 
 
 def _times(value: Value | None, wanted: float) -> Value | None:
@@ -116,12 +113,10 @@ def _activation(node: Node) -> Match | None:
         return None
     for x, gate in (values, values[::-1]):
         # Where the gate broadcasts x, the product has another shape than a function of x.
-        function = gate.producer
-        rule = None if function is None else _GATES.get(function.op.full_name)
-        if rule is not None and _same_shape(x, node.outputs[0]):
-            match = rule(x, gate, number)
-            if match is not None:
-                return match
+        rule = None if gate.producer is None else _GATES.get(gate.producer.op.full_name)
+        match = None if rule is None else rule(x, gate, number)
+        if match is not None and _same_shape(x, node.outputs[0]):
+            return match
     return None
 
 
@@ -185,14 +180,8 @@ def _mish(x: Value, gate: Value, number: float) -> Match | None:
     return Match(standard("Mish"), [x], {})
 
 
-# By the operation of the gate.
-_GATES: dict[str, Callable[[Value, Value, float], Match | None]] = {
-    "Add": _gelu,
-    "Sigmoid": _swish,
-    "HardSigmoid": _hard_swish,
-    "Clip": _hard_swish,
-    "Tanh": _mish,
-}
+_GATES = {"Add": _gelu, "Sigmoid": _swish, "Tanh": _mish}
+_GATES |= dict.fromkeys(("Clip", "HardSigmoid"), _hard_swish)
 
 
 def _quotient(node: Node) -> Match | None:

@@ -17,7 +17,7 @@ from penstock.ir.graph import Graph, Node, Value
 from penstock.ops.common.shape_rules import known_ints
 from penstock.ops.registry import TENSORFLOW, standard
 from penstock.passes.context import Pass, PassContext, Property
-from penstock.passes.rewrite import Replacement, Visit, forward
+from penstock.passes.rewrite import Replacement, forward
 
 Rule = Callable[[Node, Value, Value], "Replacement | bool"]
 
@@ -29,7 +29,15 @@ class Simplify(Pass):
     requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
-        return forward(graph, _VISITS)
+        return forward(graph, dict.fromkeys(RULES, _visit))
+
+
+def _visit(node: Node) -> Replacement | bool:
+    value = node.inputs[0] if node.inputs else None
+    output = node.outputs[0] if node.outputs else None
+    if value is None or output is None:
+        return None
+    return RULES[node.op.full_name](node, value, output)
 
 
 def identity(node: Node, value: Value, output: Value) -> Replacement:
@@ -208,17 +216,3 @@ RULES: dict[str, Rule] = {
     "Pad": no_pad,
     "Transpose": transpose,
 }
-
-
-def _visit(rule: Rule) -> Visit:
-    """A rule for nodes whose first input and output are there."""
-
-    def visit(node: Node) -> Replacement | bool:
-        value = node.inputs[0] if node.inputs else None
-        output = node.outputs[0] if node.outputs else None
-        return None if value is None or output is None else rule(node, value, output)
-
-    return visit
-
-
-_VISITS = {name: _visit(rule) for name, rule in RULES.items()}

@@ -20,7 +20,7 @@ from penstock.core.types import TensorType
 from penstock.ir.graph import Graph, Node, Readers, Value, readers_of
 from penstock.ops.registry import MICROSOFT, standard
 from penstock.passes.context import Pass, PassContext, Property
-from penstock.passes.rewrite import Parts, replace_nodes
+from penstock.passes.rewrite import replace_nodes
 
 # With fewer axes, what has channels last is a sequence of vectors more often than an image.
 _FEWEST_AXES = 4
@@ -44,43 +44,59 @@ class SinkTransposes(Pass):
     requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
-        return replace_nodes(graph, _Sinking(graph).parts)
+        sinking = _Sinking(graph)
+        return replace_nodes(graph, dict.fromkeys(sinking.names, sinking.moved))
 
 
 class _Sinking:
     """A walk over a graph. ``sources``: what values are that have had their channels moved from
-    axis 1 to the last. ``parts``: by operation, what moves a Transpose there."""
+    axis 1 to the last. ``names``: of the operations that it concerns."""
 
     def __init__(self, graph: Graph) -> None:
         self.sources: dict[Value | None, Value | None] = {}
         self.readers = readers_of(graph)
         self.note([node for node in graph.walk() if node.op.full_name == "Transpose"])
         self.rules: dict[str, _Rule] = {}
-        self.parts: dict[str, Parts] = {"Transpose": self.before}
-        for op in graph.ops:
+        for op in graph.ops if self.sources else ():
             known = _RULES if op.domain in ("", MICROSOFT) else {}
             rule = known.get(op.name, _pointwise if op.elementwise else None)
-            if rule is not None and self.sources:
+            if rule is not None:
                 self.rules[op.full_name] = rule
-                self.parts[op.full_name] = self.through
-            if op.full_name.startswith(("Arg", "Reduce")):
-                self.parts[op.full_name] = self.reduced
+        reductions = [op.name for op in graph.ops if op.full_name.startswith(("Arg", "Reduce"))]
+        self.names = ["Transpose", *reductions, *self.rules]
 
-    def note(self, nodes: Sequence[Node]) -> Sequence[Node]:
-        """Keep what ``nodes`` have moved, which are new; return them."""
+    def note(self, nodes: Sequence[Node]) -> None:
+        """Keep what ``nodes``, which are new, have moved."""
         for node in nodes:
             for value in node.outputs:
                 self.sources.pop(value, None)
             perm = _perm(node)
             if perm and perm == _last(len(perm)):
                 self.sources[node.outputs[0]] = node.inputs[0]
-        return nodes
+
+    def moved(self, node: Node) -> Sequence[Node] | None:
+        """``node`` and a Transpose in the other order."""
+        parts = None
+        if not self.sources.keys().isdisjoint(node.inputs):
+            parts = self.through(node)
+        value = node.inputs[0]
+        before = None if parts is not None or value is None else value.producer
+        if before is not None and node.op.name == "Transpose":
+            if before.op.full_name == "Pad":
+                parts = _before_pad(node, before, self.readers)
+            elif is_conversion(before, "DequantizeLinear"):
+                parts = _before_dequantization(node, before)
+        elif before is not None and node.op.full_name.startswith(("Arg", "Reduce")):
+            parts = _before_transpose(node, before, self.readers)
+        self.note(parts or ())
+        return parts
 
     def through(self, node: Node) -> Sequence[Node] | None:
         """``node`` on what was transposed, and a Transpose of its result."""
-        if len(node.outputs) != 1 or self.sources.keys().isdisjoint(node.inputs):
+        rule = self.rules.get(node.op.full_name)
+        if rule is None or len(node.outputs) != 1:
             return None
-        rule, output = self.rules[node.op.full_name], node.outputs[0]
+        output = node.outputs[0]
         sources = [self.sources.get(value) for value in node.inputs]
         ranks = {source.rank for source in sources if source is not None}
         rank = ranks.pop() if len(ranks) == 1 else None
@@ -93,25 +109,7 @@ class _Sinking:
             return *moved.before, node
         first = Value(f"{output.name}/first", _unmoved(output, moved.perm), node)
         node.outputs = [first]
-        return self.note((*moved.before, node, _transposed(first, output, moved.perm, node)))
-
-    def before(self, node: Node) -> Sequence[Node] | None:
-        """A Transpose before what it is to be done before."""
-        value = node.inputs[0]
-        source = None if value is None else value.producer
-        parts = None
-        if source is not None and source.op.full_name == "Pad":
-            parts = _before_pad(node, source, self.readers)
-        elif is_conversion(source, "DequantizeLinear"):
-            parts = _before_dequantization(node, source)
-        return None if parts is None else self.note(parts)
-
-    def reduced(self, node: Node) -> Sequence[Node] | None:
-        """A reduction before the Transpose of what it reads."""
-        parts = self.through(node) if node.op.full_name in self.rules else None
-        if parts is None and (parts := _before_transpose(node, self.readers)) is not None:
-            self.note(parts)
-        return parts
+        return *moved.before, node, _transposed(first, output, moved.perm, node)
 
 
 def _perm(node: Node) -> list[int] | None:
@@ -282,12 +280,11 @@ def _before_pad(node: Node, pad: Node, readers: Readers) -> Sequence[Node] | Non
     return _transposed(source, first, perm, node), pad.derived(inputs, [output])
 
 
-def _before_transpose(node: Node, readers: Readers) -> Sequence[Node] | None:
+def _before_transpose(node: Node, transpose: Node, readers: Readers) -> Sequence[Node] | None:
     """A reduction of what a Transpose moves for it alone, as one of what that reads."""
     value, output = node.inputs[0], node.outputs[0]
-    transpose = None if value is None else value.producer
     # Another reader needs the Transpose anyway, so that moving it saves nothing.
-    if value is None or transpose is None or output is None or len(readers.get(value, ())) != 1:
+    if value is None or output is None or len(readers.get(value, ())) != 1:
         return None
     attrs, perm = dict(node.attrs), transpose.attrs.get("perm")
     axes = np.array([attrs.get("axis", 0)]) if node.op.name.startswith("Arg") else node.const(1)

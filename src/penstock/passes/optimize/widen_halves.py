@@ -46,13 +46,9 @@ class WidenHalves(Pass):
     def run(self, graph: Graph, context: PassContext) -> bool:
         if context.strict:
             return False
-        dtypes = {
-            value.type.dtype
-            for node in graph.walk()
-            for value in (*node.inputs, *node.outputs)
-            if value is not None and isinstance(value.type, TensorType)
-        }
-        if not any(map(is_half, dtypes)):
+        values = [value for node in graph.walk() for value in (*node.inputs, *node.outputs)]
+        types = [value.type for value in values if value is not None]
+        if not any(map(is_half, {t.dtype for t in types if isinstance(t, TensorType)})):
             return False
         walk = _Widening(context.weights.widened)
         return walk.run(graph, walk.outermost)

@@ -11,15 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cache
-from operator import attrgetter
 
 from penstock.core.checkpoints import with_checkpoints
 from penstock.ir.graph import Graph, Node, all_reads, is_framed
 from penstock.ir.op import Role
 from penstock.ops.registry import TENSORFLOW
 from penstock.passes.context import Pass, PassContext, Property
-
-_CONTROL_INPUTS = attrgetter("control_inputs")
 
 
 class RelaxControlEdges(Pass):
@@ -39,7 +36,7 @@ def relax_control_edges(graph: Graph) -> bool:
     # Those of ONNX and TFLite are in order as they are listed (``order_effects``).
     ordered = True in [not op.pure and op.domain == TENSORFLOW for op in graph.ops]
     for inner in graph.graphs():
-        if ordered or any(map(_CONTROL_INPUTS, inner.nodes)):
+        if ordered or any([node.control_inputs for node in inner.nodes]):
             order, own = EffectOrder(), set(inner.nodes)
             for node in with_checkpoints(inner.nodes):
                 # What a nested graph captures was computed before it runs.
@@ -59,30 +56,28 @@ class EffectOrder:
         self._nearest: dict[Node, dict[Node, None]] = {}
         self.has_side_effects = cache(has_side_effects)  # slow for nodes with large graphs
 
-    def add(
-        self, node: Node, producers: Sequence[Node], waits: Iterable[Node] = ()
-    ) -> list[Node]:
+    def add(self, node: Node, producers: Sequence[Node], waits: Iterable[Node] = ()) -> list[Node]:
         """The nodes with side effects that ``node``, whose predecessors were added before, must
         wait for because of its control inputs; those of ``waits``, which it inherits; and, if it
         has side effects, those before the ``producers`` of what it reads: passes may come to know a
         value, such as the last count of a loop, without what computes it."""
-        nearest = self._nearest
         effects: dict[Node, None] = {}
         for source in node.control_inputs:
-            effects.update(nearest[source] if source in nearest else self._of(source))
+            effects.update(self._of(source))
         effects.update(dict.fromkeys(waits))
         before = dict(effects)
         for source in producers:
-            before.update(nearest[source] if source in nearest else self._of(source))
+            before.update(self._of(source))
         if not self.has_side_effects(node):
-            nearest[node] = before
+            self._nearest[node] = before
             return list(effects)
-        nearest[node] = {node: None}
+        self._nearest[node] = {node: None}
         near = {source for source in producers if not source.nests}
         return [effect for effect in before if effect in effects or effect not in near]
 
     def _of(self, source: Node) -> dict[Node, None]:
-        return {source: None} if self.has_side_effects(source) else {}
+        known = self._nearest.get(source)
+        return {source: None} if known is None and self.has_side_effects(source) else known or {}
 
 
 def has_side_effects(node: Node) -> bool:
