@@ -177,7 +177,7 @@ class Node:
         self.outputs = list(outputs)
         self.attrs: dict[str, Any] = dict(attrs) if attrs else {}
         # Whether it may have graphs: asked many times for every node, and false for most.
-        self.nests = bool(attrs) and any(x.__class__ is Graph for x in self.attrs.values())
+        self.nests = bool(attrs) and Graph in map(type, self.attrs.values())
         self.name = name
         self.control_inputs = list(control_inputs)
         self.device = device
@@ -280,11 +280,10 @@ class Graph:
 
     def walk(self) -> Iterator[Node]:
         """Every node, those of nested graphs after the node that carries them."""
-        return with_checkpoints(self._all_nodes())
+        flat = True not in map(_NESTS, self.nodes)
+        return with_checkpoints(self.nodes if flat else self._nested_nodes())
 
-    def _all_nodes(self) -> list[Node]:
-        if True not in map(_NESTS, self.nodes):
-            return self.nodes
+    def _nested_nodes(self) -> list[Node]:
         nodes: list[Node] = []
         stack = [iter(self.nodes)]  # graphs may nest deeper than Python recurses
         while stack:
@@ -300,13 +299,16 @@ class Graph:
 
     def graphs(self) -> list[Graph]:
         """This graph and every nested one, each behind those around it."""
-        nesting = [node for node in self._all_nodes() if node.nests]
-        return [self, *[graph for node in nesting for _, graph in node.graphs]]
+        graphs = [self]
+        for node in self._nested_nodes() if True in map(_NESTS, self.nodes) else ():
+            graphs += [graph for _, graph in node.graphs] if node.nests else ()
+        return graphs
 
     @property
     def ops(self) -> set[Op]:
         """The operations of the nodes, those of nested graphs included."""
-        return set(map(_OP, self._all_nodes()))
+        flat = True not in map(_NESTS, self.nodes)
+        return set(map(_OP, self.nodes if flat else self._nested_nodes()))
 
     def __repr__(self) -> str:
         return f"Graph({self.name!r}, {len(self.nodes)} nodes)"

@@ -51,6 +51,10 @@ CHECK_PASSES = "PENSTOCK_CHECK_PASSES"
 _MAX_ROUNDS = 8
 
 
+def _of_implementation(name: str) -> Any:
+    return property(lambda step: getattr(step.implementation, name))
+
+
 class LazyPass(Pass):
     """A pass whose module ``load`` imports when it runs: for certain ``operations``, once a graph
     has one of them. A model without them is compiled without importing it."""
@@ -64,17 +68,9 @@ class LazyPass(Pass):
     def implementation(self) -> Pass:
         return self.load()()
 
-    @property
-    def requires(self) -> frozenset[Property]:  # type: ignore[override]
-        return self.implementation.requires
-
-    @property
-    def establishes(self) -> frozenset[Property]:  # type: ignore[override]
-        return self.implementation.establishes
-
-    @property
-    def invalidates(self) -> frozenset[Property]:  # type: ignore[override]
-        return self.implementation.invalidates
+    requires = _of_implementation("requires")
+    establishes = _of_implementation("establishes")
+    invalidates = _of_implementation("invalidates")
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         return self.implementation.run(graph, context)

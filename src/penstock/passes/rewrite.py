@@ -171,10 +171,8 @@ class Substitution:
 
     def drop(self, node: Node, instead: Sequence[Node] = ()) -> None:
         """Remove ``node``; the nodes ``instead`` run in its place."""
-        # What waited for the node waited for its producers with it.
-        sources = [p for v in node.inputs if v is not None and (p := v.producer) is not None]
         self.pending = True
-        self._removed[node] = (*node.control_inputs, *sources, *instead)
+        self._removed[node] = instead
 
     def apply(self, node: Node) -> None:
         """Replace the inputs and the control inputs of ``node``."""
@@ -220,7 +218,9 @@ class Substitution:
                 continue
             seen.add(node)
             if node in self._removed:
-                stack.extend(reversed(self._removed[node]))
+                # What waited for the node waited for its producers with it.
+                sources = [p for v in node.inputs if v is not None and (p := v.producer)]
+                stack += [*self._removed[node], *sources[::-1], *node.control_inputs[::-1]]
             else:
                 remaining[node] = None
         return list(remaining)

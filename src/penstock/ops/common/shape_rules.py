@@ -241,21 +241,17 @@ def fits(shape: Shape | None, wanted: Shape | None) -> bool:
 
 def check_shape(name: str, shape: Shape | None, *wanted: Shape | None) -> None:
     """Raise ``ShapeError`` unless ``shape`` fits one of the expected ones."""
-    if shape is None or shape in wanted:
-        return
-    if True not in [fits(shape, candidate) for candidate in wanted]:
+    if shape not in (None, *wanted) and not any(fits(shape, candidate) for candidate in wanted):
         either = " or ".join(dict.fromkeys(map(str, wanted)))
         raise ShapeError(f"{name} has shape {shape} where {either} is needed")
 
 
 def check_broadcasts(name: str, shape: Shape | None, full: Shape | None) -> None:
     """Raise ``ShapeError`` unless ``shape`` broadcasts to ``full`` itself."""
-    if shape is None or full is None:
+    if shape is None or full is None or shape == full[len(full) - len(shape) :]:
         return
-    fit = len(shape) <= len(full)
-    for a, b in zip(reversed(shape), reversed(full), strict=False):
-        fit = fit and (a in (1, b) or fits((a,), (b,)))
-    if not fit:
+    pairs = zip(reversed(shape), reversed(full), strict=False)
+    if len(shape) > len(full) or any(a != 1 and not fits((a,), (b,)) for a, b in pairs):
         raise ShapeError(f"{name} of shape {shape} does not broadcast to {full}")
 
 

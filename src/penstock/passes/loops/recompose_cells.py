@@ -120,7 +120,7 @@ def lstm_cells(node: Node) -> Iterator[LstmParts]:
                 for into, values in () if f is None else swapped(produced_by(added, "Mul")):
                     parts = [argument(into, "Sigmoid"), f, o, argument(values, "Tanh"), cell]
                     if _alike([*parts, following, node.outputs[0]]):
-                        yield LstmParts(*parts, following)  # type: ignore
+                        yield LstmParts(*parts, following)  # type: ignore[arg-type, call-arg]
 
 
 def _gru(node: Node, blends: Sequence[_Blend]) -> Node | None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from operator import is_
+from collections.abc import Iterator, Sequence
+from operator import attrgetter, is_
 
 import numpy as np
 
@@ -18,16 +18,18 @@ from penstock.analysis.interpreter import evaluate
 from penstock.analysis.quantized_weights import quantized_weights
 from penstock.analysis.type_inference import infer_types, node_types
 from penstock.core.checkpoints import with_checkpoints
-from penstock.core.limits import Limits
-from penstock.core.types import ANY, ShapeError, TensorType, Type
+from penstock.core.types import ANY, Dim, ShapeError, TensorType, Type
 from penstock.ir.contract import contract_of, guarded
 from penstock.ir.describe import compile_error
 from penstock.ir.graph import Graph, Node, Value, is_framed
 from penstock.ir.op import Role
+from penstock.ops.common.shape_rules import all_known
 from penstock.ops.onnx.control_flow import CONTROL, truth
 from penstock.ops.registry import unknown_types
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.rewrite import Substitution
+
+_TYPE, _NBYTES = attrgetter("type"), attrgetter("nbytes")
 
 
 class FoldConstants(Pass):
@@ -38,8 +40,7 @@ class FoldConstants(Pass):
     establishes = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
-        kept = () if context.fold_quantized_weights else quantized_weights(graph)
-        folder = _Folder(graph, context.limits, kept, context.framed, context.inferred)
+        folder = _Folder(graph, context)
         # As in a run, infinity and NaN are results like others, and no cause for a warning.
         with np.errstate(all="ignore"):
             folder.run(graph, certain=not context.framed)
@@ -65,19 +66,11 @@ class InferTypes(Pass):
 
 
 class _Folder:
-    def __init__(
-        self,
-        graph: Graph,
-        limits: Limits,
-        kept: Collection[Node],
-        framed: bool,
-        inferred: dict[Node, list[object]],
-    ) -> None:
+    def __init__(self, graph: Graph, context: PassContext) -> None:
         self.graph = graph
-        self.inferred = inferred
-        self.kept = kept
-        self.framed = framed
-        self.limits = limits
+        self.inferred, self.limits = context.inferred, context.limits
+        self.framed = context.framed
+        self.kept = () if context.fold_quantized_weights else quantized_weights(graph)
         # The number of nodes that read each value, counted only if there are large constants.
         self.readers: Counter[Value | None] | None = None
         self.substitution = Substitution()
@@ -157,8 +150,8 @@ class _Folder:
                 continue
             type_ = types[i] if i < len(types) else ANY
             const = None if results is None else results[i]
-            if results is None and not self.framed:
-                const = _contents(type_)
+            if results is None and isinstance(type_, TensorType) and type_.data is not None:
+                const = None if self.framed else _contents(type_, type_.data)
             # A node that waits for others stays as a node, so that readers wait for them as well.
             if const is None or node.control_inputs:
                 # An equal one stays, so that no reader is asked again.
@@ -178,12 +171,12 @@ class _Folder:
     def evaluate(self, node: Node, types: Sequence[Type]) -> Sequence[np.ndarray] | None:
         """The outputs of a pure operation of constants, unless they are too large to keep."""
         consts = [None if value is None else value.const for value in node.inputs]
-        held = sum([owned_bytes(const) for const in consts if const is not None])
+        given = [const for const in consts if const is not None]
+        held = sum(map(owned_bytes, given))
         static = [t for t in types if isinstance(t, TensorType) and t.static]
         if self.has_unknown_size(node, static, held):
             return None
-        inputs = sum([const.nbytes for const in consts if const is not None])
-        outputs = sum([t.nbytes for t in static])
+        inputs, outputs = sum(map(_NBYTES, given)), sum(map(_NBYTES, static))
         allowed = max(self.limits.max_folded_bytes, self.replaced(node, held))
         try:
             if node.op.name == "ConstantOfShape" and static:
@@ -240,20 +233,16 @@ class _Folder:
 def _basis(node: Node) -> list[object]:
     """What the types of a node depend on, and these themselves: all are the very same objects as
     long as nothing has changed."""
-    values = (*node.inputs, *node.outputs)
-    # Of a value that is no constant, the type counts alone.
-    basis = [v if v is None or v.is_constant else v.type for v in values]
-    return [node.op, *node.attrs, *node.attrs.values(), *basis]
+    types = map(_TYPE, filter(None, (*node.inputs, *node.outputs)))
+    return [node.op, *node.attrs, *node.attrs.values(), *node.inputs, *types]
 
 
-def _contents(type_: Type) -> np.ndarray | None:
+def _contents(type_: TensorType, data: Sequence[Dim]) -> np.ndarray | None:
     """The constant of shape arithmetic, if every element is known."""
-    if not isinstance(type_, TensorType) or type_.data is None or not type_.static:
-        return None
-    if not all(isinstance(x, int) for x in type_.data):
+    if not type_.static or all_known(data) is None:
         return None
     try:
-        return np.array(type_.data, type_.dtype).reshape(type_.dims)
+        return np.array(data, type_.dtype).reshape(type_.dims)
     except OverflowError:  # out of the range of the dtype
         return None
 

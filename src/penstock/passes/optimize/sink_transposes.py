@@ -56,14 +56,14 @@ class _Sinking:
         self.sources: dict[Value | None, Value | None] = {}
         self.readers = readers_of(graph)
         self.note([node for node in graph.walk() if node.op.full_name == "Transpose"])
-        self.rules: dict[str, _Rule] = {}
-        for op in graph.ops if self.sources else ():
-            known = _RULES if op.domain in ("", MICROSOFT) else {}
-            rule = known.get(op.name, _pointwise if op.elementwise else None)
-            if rule is not None:
-                self.rules[op.full_name] = rule
-        reductions = [op.name for op in graph.ops if op.full_name.startswith(("Arg", "Reduce"))]
-        self.names = ["Transpose", *reductions, *self.rules]
+        reductions, moving = ("Arg", "Reduce"), bool(self.sources)
+        self.names = [
+            op.full_name
+            for op in graph.ops
+            if (moving and (op.elementwise or op.name in _RULES))
+            or op.full_name == "Transpose"
+            or op.full_name.startswith(reductions)
+        ]
 
     def note(self, nodes: Sequence[Node]) -> None:
         """Keep what ``nodes``, which are new, have moved."""
@@ -76,9 +76,8 @@ class _Sinking:
 
     def moved(self, node: Node) -> Sequence[Node] | None:
         """``node`` and a Transpose in the other order."""
-        parts = None
-        if not self.sources.keys().isdisjoint(node.inputs):
-            parts = self.through(node)
+        reads = not self.sources.keys().isdisjoint(node.inputs)
+        parts = self.through(node) if reads else None
         value = node.inputs[0]
         before = None if parts is not None or value is None else value.producer
         if before is not None and node.op.name == "Transpose":
@@ -88,12 +87,14 @@ class _Sinking:
                 parts = _before_dequantization(node, before)
         elif before is not None and node.op.full_name.startswith(("Arg", "Reduce")):
             parts = _before_transpose(node, before, self.readers)
-        self.note(parts or ())
+        if parts is not None:
+            self.note(parts)
         return parts
 
     def through(self, node: Node) -> Sequence[Node] | None:
         """``node`` on what was transposed, and a Transpose of its result."""
-        rule = self.rules.get(node.op.full_name)
+        known = _RULES if node.op.domain in ("", MICROSOFT) else {}
+        rule = known.get(node.op.name, _pointwise if node.op.elementwise else None)
         if rule is None or len(node.outputs) != 1:
             return None
         output = node.outputs[0]

@@ -36,7 +36,7 @@ def relax_control_edges(graph: Graph) -> bool:
     # Those of ONNX and TFLite are in order as they are listed (``order_effects``).
     ordered = True in [not op.pure and op.domain == TENSORFLOW for op in graph.ops]
     for inner in graph.graphs():
-        if ordered or any([node.control_inputs for node in inner.nodes]):
+        if ordered or True in [bool(node.control_inputs) for node in inner.nodes]:
             order, own = EffectOrder(), set(inner.nodes)
             for node in with_checkpoints(inner.nodes):
                 # What a nested graph captures was computed before it runs.
