@@ -226,7 +226,7 @@ class Node:
         Args:
             index: The position of the input.
         """
-        value = self.input(index)
+        value = self.inputs[index] if index < len(self.inputs) else None
         return None if value is None else value.const
 
     @property

@@ -97,7 +97,7 @@ def _whole_numbers(const: np.ndarray) -> tuple[int, ...] | None:
         flat = flat.astype(np.float64)
         if not (np.isfinite(flat).all() and (flat == np.trunc(flat)).all()):
             return None
-    return tuple([int(x) for x in flat.tolist()])
+    return tuple(map(int, flat.tolist()))
 
 
 _INT = {int}
@@ -173,7 +173,7 @@ def normalize_axis(axis: int, rank: int) -> int:
 
 def normalize_axes(axes: Iterable[int], rank: int) -> tuple[int, ...]:
     """``axes`` as non-negative numbers. Raises ``ShapeError`` for repeated ones."""
-    result = tuple(normalize_axis(axis, rank) for axis in axes)
+    result = tuple([normalize_axis(axis, rank) for axis in axes])
     if len(set(result)) != len(result):
         raise ShapeError(f"axes {result} name one axis twice")
     return result

@@ -59,7 +59,8 @@ def unchanged_type(node: Node, value: Value, output: Value) -> Replacement:
     before, after = value.type, output.type
     if not isinstance(before, TensorType) or not isinstance(after, TensorType):
         return None
-    return (value,) if before.static and before.without_data() == after.without_data() else None
+    same = before.static and after.static and before.dtype == after.dtype
+    return (value,) if same and before.shape == after.shape else None
 
 
 def repeat(node: Node, value: Value, output: Value) -> Replacement:
@@ -191,8 +192,8 @@ def rank_zero(node: Node, value: Value, output: Value) -> bool:
     """Constants of one element take rank 0, where that leaves the result's rank as it is. NumPy
     adds a scalar three times as fast as an array of shape (1,)."""
     changed = False
-    for i in (0, 1):
-        const, operand, other = node.const(i), node.inputs[i], node.inputs[1 - i]
+    for i, operand in enumerate(node.inputs):
+        const, other = None if operand is None else operand.const, node.inputs[1 - i]
         if operand is None or const is None or const.size != 1 or const.ndim == 0 or other is None:
             continue
         # The other operand alone gives the result its rank then.
