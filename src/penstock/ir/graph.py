@@ -387,9 +387,8 @@ def readers_of(graph: Graph) -> Readers:
     stands for the reader of an output of a graph."""
     readers: Readers = {}
     for node in graph.walk():
-        for value in node.inputs:
-            if value is not None:
-                readers.setdefault(value, []).append(node)
+        for value in filter(None, node.inputs):
+            readers.setdefault(value, []).append(node)
     for inner in graph.graphs():
         for value in inner.outputs:
             readers.setdefault(value, []).append(None)

@@ -51,10 +51,6 @@ CHECK_PASSES = "PENSTOCK_CHECK_PASSES"
 _MAX_ROUNDS = 8
 
 
-def _of_implementation(name: str) -> Any:
-    return property(lambda step: getattr(step.implementation, name))
-
-
 class LazyPass(Pass):
     """A pass whose module ``load`` imports when it runs: for certain ``operations``, once a graph
     has one of them. A model without them is compiled without importing it."""
@@ -68,9 +64,9 @@ class LazyPass(Pass):
     def implementation(self) -> Pass:
         return self.load()()
 
-    requires = _of_implementation("requires")
-    establishes = _of_implementation("establishes")
-    invalidates = _of_implementation("invalidates")
+    requires = property(lambda step: step.implementation.requires)
+    establishes = property(lambda step: step.implementation.establishes)
+    invalidates = property(lambda step: step.implementation.invalidates)
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         return self.implementation.run(graph, context)
@@ -393,18 +389,13 @@ def run_passes(
             if not concerned:
                 raise InternalError(f"pass {step.name} changed a graph without its operations")
         for each in graphs if watched else ():
-            _tell(step, each, context, checks)
+            if context.after_pass is not None:
+                context.after_pass(step, each)
+            if checks:
+                from penstock.passes.check import check_graph
+
+                check_graph(step, each)
         changed, idle = changed or changes, 0 if changes else idle + 1
         if idle == most_idle:
             break
     return changed
-
-
-def _tell(step: Pass, graph: Graph, context: PassContext, checks: bool) -> None:
-    """Show a graph to whom the passes are shown, and check it."""
-    if context.after_pass is not None:
-        context.after_pass(step, graph)
-    if checks:
-        from penstock.passes.check import check_graph
-
-        check_graph(step, graph)

@@ -17,24 +17,20 @@ from penstock.ops.registry import standard
 
 Replacement = Sequence[Value | None] | None
 Visit = Callable[[Node], Replacement | bool]
-Operands = Sequence[tuple[Value | None, Value | None]]
 Parts = Callable[[Node], Sequence[Node] | None]
 
 
-def forward(
-    graph: Graph, visits: Mapping[str, Visit], substitution: Substitution | None = None
-) -> bool:
-    """Call a visit of ``visits``, which are by full names of operations, for every node that has
-    one and waits for no others, nested graphs first; return whether anything changed.
+def forward(graph: Graph, visits: Mapping[str, Visit], outer: Substitution | None = None) -> bool:
+    """Call the visit of its operation, by full name, for every node that has one and waits for no
+    others, nested graphs first; return whether anything changed.
 
     A visit returns a value for each of the node's outputs, which then replaces every later use of
     that output, and the node is dropped; or ``None`` or ``False`` to keep the node as it is; or
     ``True`` if it changed the node in place. When a node is visited, replacements have already been
-    applied to its inputs. ``substitution`` is that of the graph around this one.
+    applied to its inputs. ``outer`` is the substitution of the graph around this one.
     """
-    substitution = Substitution() if substitution is None else substitution
-    changed = False
-    kept = []
+    substitution = Substitution() if outer is None else outer
+    changed, kept = False, []
     for node in with_checkpoints(graph.nodes):
         if node.control_inputs or not substitution.replaced.isdisjoint(node.inputs):
             substitution.apply(node)
@@ -55,10 +51,9 @@ def forward(
 
 
 def replace_nodes(graph: Graph, parts: Mapping[str, Parts]) -> bool:
-    """Put what a function of ``parts``, which are by full names of operations, returns in the place
-    of each node that has one, those of nested graphs included, unless that is None, or other nodes
-    wait for the node, or it for them; return whether anything changed. The parts write the same
-    outputs."""
+    """Put what the function of its operation, by full name, returns in the place of each node, also
+    in nested graphs, unless that is None, or other nodes wait for the node, or it for them; return
+    whether anything changed. The parts write the same outputs."""
     changed = False
     for inner in graph.graphs():
         nodes: list[Node] = []
@@ -232,8 +227,7 @@ class Substitution:
 def names_of(graph: Graph) -> Counter[str]:
     """The names of all values of a graph and those nested in it, of which several may have one."""
     values = [value for inner in graph.graphs() for value in inner.inputs]
-    for node in graph.walk():
-        values += filter(None, node.outputs)
+    values += [v for node in graph.walk() for v in node.outputs if v is not None]
     return Counter([value.name for value in values])
 
 
@@ -265,12 +259,12 @@ def argument(value: Value | None, name: str) -> Value | None:
     return None if node is None else node.inputs[0]
 
 
-def swapped(node: Node | None, name: str | None = None) -> Operands:
+def swapped(node: Node | None, name: str = "") -> Sequence[tuple[Value | None, Value | None]]:
     """The operands of a binary node in either order; with a ``name``, of a node of this operation
     that waits for no others."""
     if node is None or len(node.inputs) != 2:
         return ()
-    if name is not None and (node.op.full_name != name or node.control_inputs):
+    if name and (node.op.full_name != name or node.control_inputs):
         return ()
     a, b = node.inputs
     return (a, b), (b, a)

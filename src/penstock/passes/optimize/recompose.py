@@ -113,16 +113,19 @@ def _activation(node: Node) -> Match | None:
         return None
     for x, gate in (values, values[::-1]):
         # Where the gate broadcasts x, the product has another shape than a function of x.
-        rule = None if gate.producer is None else _GATES.get(gate.producer.op.full_name)
-        match = None if rule is None else rule(x, gate, number)
-        if match is not None and _same_shape(x, node.outputs[0]):
-            return match
+        if gate.producer is not None and _same_shape(x, node.outputs[0]):
+            for rule in (_gelu, _swish, _hard_swish, _mish):
+                match = rule(x, gate, number)
+                if match is not None:
+                    return match
     return None
 
 
 def _gelu(x: Value, gate: Value, number: float) -> Match | None:
     """x / 2 (1 + erf(x / sqrt 2)), or with tanh(sqrt(2 / pi) (x + 0.044715 x^3)) in its place."""
     inner = _operand(produced_by(gate, "Add"), 1) if _near(number, 0.5) else None
+    if inner is None:
+        return None
     if _times(argument(inner, "Erf"), math.sqrt(0.5)) is x:
         return Match(standard("Gelu"), [x], {})
     cubic = produced_by(_times(argument(inner, "Tanh"), math.sqrt(2 / math.pi)), "Add")
@@ -178,10 +181,6 @@ def _mish(x: Value, gate: Value, number: float) -> Match | None:
     if number != 1 or argument(argument(gate, "Tanh"), "Softplus") is not x:
         return None
     return Match(standard("Mish"), [x], {})
-
-
-_GATES = {"Add": _gelu, "Sigmoid": _swish, "Tanh": _mish}
-_GATES |= dict.fromkeys(("Clip", "HardSigmoid"), _hard_swish)
 
 
 def _quotient(node: Node) -> Match | None:

@@ -56,14 +56,8 @@ class _Sinking:
         self.sources: dict[Value | None, Value | None] = {}
         self.readers = readers_of(graph)
         self.note([node for node in graph.walk() if node.op.full_name == "Transpose"])
-        reductions, moving = ("Arg", "Reduce"), bool(self.sources)
-        self.names = [
-            op.full_name
-            for op in graph.ops
-            if (moving and (op.elementwise or op.name in _RULES))
-            or op.full_name == "Transpose"
-            or op.full_name.startswith(reductions)
-        ]
+        names, others = [op.full_name for op in graph.ops], ("Arg", "Reduce", "Transpose")
+        self.names = names if self.sources else [n for n in names if n.startswith(others)]
 
     def note(self, nodes: Sequence[Node]) -> None:
         """Keep what ``nodes``, which are new, have moved."""
@@ -78,7 +72,7 @@ class _Sinking:
         """``node`` and a Transpose in the other order."""
         reads = not self.sources.keys().isdisjoint(node.inputs)
         parts = self.through(node) if reads else None
-        value = node.inputs[0]
+        value = node.inputs[0] if node.inputs else None
         before = None if parts is not None or value is None else value.producer
         if before is not None and node.op.name == "Transpose":
             if before.op.full_name == "Pad":
