@@ -363,7 +363,11 @@ def run_passes(
     inferred before a pass that requires them, if one of those before it has invalidated them."""
     changed, idle, outdated = False, 0, False
     checks = bool(os.environ.get(CHECK_PASSES))
-    watched = checks or context.after_pass is not None
+    shown = list(filter(None, [context.after_pass]))
+    if checks:
+        from penstock.passes.check import check_graph
+
+        shown.append(check_graph)
     present: set[Any] = set()
     graphs: Sequence[Graph] = (graph,)
     for step in passes:
@@ -388,13 +392,9 @@ def run_passes(
             # for lack of which it would be skipped otherwise.
             if not concerned:
                 raise InternalError(f"pass {step.name} changed a graph without its operations")
-        for each in graphs if watched else ():
-            if context.after_pass is not None:
-                context.after_pass(step, each)
-            if checks:
-                from penstock.passes.check import check_graph
-
-                check_graph(step, each)
+        for show in shown:
+            for each in graphs:
+                show(step, each)
         changed, idle = changed or changes, 0 if changes else idle + 1
         if idle == most_idle:
             break
