@@ -215,7 +215,8 @@ class Substitution:
             if node in self._removed:
                 # What waited for the node waited for its producers with it.
                 sources = [p for v in node.inputs if v is not None and (p := v.producer)]
-                stack += [*self._removed[node], *sources[::-1], *node.control_inputs[::-1]]
+                instead = self._removed[node]
+                stack += [*instead[::-1], *sources[::-1], *node.control_inputs[::-1]]
             else:
                 remaining[node] = None
         return list(remaining)
