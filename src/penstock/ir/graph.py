@@ -16,7 +16,7 @@ from weakref import ref
 import numpy as np
 
 from penstock.algorithms.dag import CycleError, Dag
-from penstock.core.checkpoints import checkpoint, with_checkpoints
+from penstock.core.checkpoints import with_checkpoints
 from penstock.core.errors import InvalidModel
 from penstock.core.records import dataclass, field
 from penstock.core.types import ANY, Shape, TensorType, Type, constant_type
@@ -287,7 +287,6 @@ class Graph:
         nodes: list[Node] = []
         stack = [iter(self.nodes)]  # graphs may nest deeper than Python recurses
         while stack:
-            checkpoint()
             for node in stack[-1]:
                 nodes.append(node)
                 if node.nests:
