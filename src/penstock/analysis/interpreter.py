@@ -34,7 +34,7 @@ def evaluate(
     if not node.outputs:
         return ()  # the kernel may return None
     results = result if len(node.outputs) != 1 else (result,)
-    return tuple(array_of(x) for x in results)
+    return tuple(map(array_of, results))
 
 
 class Interpreter:

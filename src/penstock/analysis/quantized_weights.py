@@ -15,8 +15,8 @@ from penstock.ops.registry import COMPUTING, MICROSOFT
 def quantized_weights(graph: Graph) -> Collection[Node]:
     """The DequantizeLinear nodes of constants that are multiplied, perhaps transposed, with values
     that are dequantized during the run."""
-    weights = set()
-    for node in graph.walk():
+    weights = set[Node]()
+    for node in graph.walk() if "DequantizeLinear" in [op.name for op in graph.ops] else ():
         if node.op.name not in COMPUTING or node.op.domain:
             continue
         sources = [producer(_untransposed(value), "DequantizeLinear") for value in node.inputs]
@@ -37,10 +37,8 @@ def _untransposed(value: Value | None) -> Value | None:
 
 def has_quantized_weights(graph: Graph) -> bool:
     """Whether there are constants behind a DequantizeLinear."""
-    return any(
-        is_conversion(node, "DequantizeLinear") and _has_constant_inputs(node)
-        for node in graph.walk()
-    )
+    conversions = [node for node in graph.walk() if is_conversion(node, "DequantizeLinear")]
+    return any(map(_has_constant_inputs, conversions))
 
 
 def is_conversion(node: Node | None, name: str) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from penstock.core.checkpoints import with_checkpoints
 from penstock.core.errors import PenstockError
 from penstock.core.types import (
@@ -57,10 +59,14 @@ def node_types(
     try:
         if node.op.role in _CONTROL_TYPES:
             return _CONTROL_TYPES[node.op.role](node, {} if settled is None else settled)
-        inputs = node.inputs
-        return node.op.infer(
-            [None if v is None else v.type for v in inputs], node.attrs, Contents(inputs)
-        )
+        types, consts = list[Type | None](), list[np.ndarray | None]()
+        for value in node.inputs:
+            types.append(None if value is None else value.type)
+            if value is None or value.is_held:
+                consts.append(None if value is None else value.const)
+        # What is not held is given back only when it is asked for.
+        contents = consts if len(consts) == len(types) else Contents(node.inputs)
+        return node.op.infer(types, node.attrs, contents)
     except PenstockError:
         raise
     except Exception as error:

@@ -75,7 +75,7 @@ def with_chains_fused(graph: Graph, placement: Placement, context: CompileContex
     copy = clone(graph)
     # An estimate would already leave chains out of what is about to be measured.
     placement.measured_only = True
-    run_passes(LOWER, copy, pass_context(context, placement))
+    run_passes(LOWER, copy, pass_context(context, placement, BackendPlacing(context)))
     return copy
 
 
@@ -171,7 +171,7 @@ def pass_context(
         fold_quantized_weights=not context.fuses,
         strict=context.options.precision == "strict",
         weights=context.weights,
-        placing=placing or BackendPlacing(context),
+        placing=placing or Placing(),
         frames=frames or FramePolicy(),
         after_pass=context.options.expert.after_pass,
     )

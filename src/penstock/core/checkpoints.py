@@ -114,7 +114,8 @@ def cancelled_by(stop: Work) -> Iterator[None]:
 def with_checkpoints(items: Iterable[T]) -> Iterator[T]:
     """``items``, which must not change meanwhile, with a checkpoint before each ``CHECK_EVERY``."""
     if isinstance(items, list) and len(items) <= CHECK_EVERY:  # of most models all
-        checkpoint()
+        if (run := THREAD.run) is not None:  # as in ``checkpoint``
+            run.check()
         return iter([*items])
     return chain.from_iterable(_batches(items))
 

@@ -203,7 +203,7 @@ _OWN = {name: np.dtype(name) for name in _NUMPY_DTYPES} | {"string": STRING}
 _OWN_DTYPES = frozenset(_OWN.values())
 
 
-@cache
+@lru_cache(maxsize=64)  # dtypes of texts are without end
 def is_dtype(dtype: object) -> bool:
     """Whether a tensor may have this dtype."""
     return dtype in _OWN_DTYPES or dtype in dtypes().values()

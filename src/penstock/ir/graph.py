@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
-from operator import is_, length_hint
+from operator import attrgetter, is_
 from typing import Any, TypeAlias, overload
 from weakref import ref
 
 import numpy as np
 
 from penstock.algorithms.dag import CycleError, Dag
-from penstock.core.checkpoints import CHECK_EVERY, checkpoint, with_checkpoints
+from penstock.core.checkpoints import with_checkpoints
 from penstock.core.errors import InvalidModel
 from penstock.core.records import dataclass, field
 from penstock.core.types import ANY, Shape, TensorType, Type, constant_type
@@ -95,7 +94,8 @@ class Value:
 
     @property
     def rank(self) -> int | None:
-        return None if self.shape is None else len(self.shape)
+        shape = self.type.shape if isinstance(self.type, TensorType) else None
+        return None if shape is None else len(shape)
 
     @property
     def producer(self) -> Node | None:
@@ -226,7 +226,7 @@ class Node:
         Args:
             index: The position of the input.
         """
-        value = self.input(index)
+        value = self.inputs[index] if index < len(self.inputs) else None
         return None if value is None else value.const
 
     @property
@@ -255,6 +255,9 @@ class Node:
         return f"{outputs} = {self.op.name}({inputs})"
 
 
+_NESTS, _OP, _ROLE = map(attrgetter, ("nests", "op", "role"))
+
+
 class Graph:
     """Nodes in any order (``sort`` puts them in one), with the values that enter and leave.
     ``targets`` are nodes that run though no output may need them."""
@@ -277,34 +280,34 @@ class Graph:
 
     def walk(self) -> Iterator[Node]:
         """Every node, those of nested graphs after the node that carries them."""
-        return self._walk_nested() if self._nests else with_checkpoints(self.nodes)
+        flat = True not in map(_NESTS, self.nodes)
+        return with_checkpoints(self.nodes if flat else self._nested_nodes())
 
-    @property
-    def _nests(self) -> bool:
-        """Whether a node has graphs."""
-        return True in [node.nests for node in self.nodes]
-
-    def _walk_nested(self) -> Iterator[Node]:
-        stack = [iter(self.nodes)]
+    def _nested_nodes(self) -> list[Node]:
+        nodes: list[Node] = []
+        stack = [iter(self.nodes)]  # graphs may nest deeper than Python recurses
         while stack:
-            checkpoint()
-            for node in islice(stack[-1], CHECK_EVERY):
-                yield node
+            for node in stack[-1]:
+                nodes.append(node)
                 if node.nests:
                     stack.extend([iter(graph.nodes) for _, graph in reversed(node.graphs)])
                     break
             else:
-                # A slice of nodes may end before the nodes do.
-                if not length_hint(stack[-1]):
-                    stack.pop()
+                stack.pop()
+        return nodes
 
-    def graphs(self) -> Iterator[Graph]:
-        """This graph and every nested one."""
-        yield self
-        for node in self.walk() if self._nests else ():
-            if node.nests:
-                for _, graph in node.graphs:
-                    yield graph
+    def graphs(self) -> list[Graph]:
+        """This graph and every nested one, each behind those around it."""
+        graphs = [self]
+        for node in self._nested_nodes() if True in map(_NESTS, self.nodes) else ():
+            graphs += [graph for _, graph in node.graphs] if node.nests else ()
+        return graphs
+
+    @property
+    def ops(self) -> set[Op]:
+        """The operations of the nodes, those of nested graphs included."""
+        flat = True not in map(_NESTS, self.nodes)
+        return set(map(_OP, self.nodes if flat else self._nested_nodes()))
 
     def __repr__(self) -> str:
         return f"Graph({self.name!r}, {len(self.nodes)} nodes)"
@@ -383,9 +386,8 @@ def readers_of(graph: Graph) -> Readers:
     stands for the reader of an output of a graph."""
     readers: Readers = {}
     for node in graph.walk():
-        for value in node.inputs:
-            if value is not None:
-                readers.setdefault(value, []).append(node)
+        for value in filter(None, node.inputs):
+            readers.setdefault(value, []).append(node)
     for inner in graph.graphs():
         for value in inner.outputs:
             readers.setdefault(value, []).append(None)
@@ -394,7 +396,7 @@ def readers_of(graph: Graph) -> Readers:
 
 def is_framed(graph: Graph) -> bool:
     """Whether some node, in nested graphs too, can only run on the frames executor."""
-    return not FRAMED.isdisjoint([node.op.role for node in graph.walk()])
+    return not FRAMED.isdisjoint(map(_ROLE, graph.ops))
 
 
 def captures(graph: Graph) -> list[Value]:
@@ -430,7 +432,7 @@ def dependencies(graph: Graph) -> Iterator[tuple[Graph, list[tuple[int, int]]]]:
     follows it in one iteration and precedes it in the next. Pairs may repeat.
     """
     reads: dict[Graph, set[Node]] = {}  # what is read beyond each graph, inner ones first
-    for subgraph in reversed(list(graph.graphs())):
+    for subgraph in reversed(graph.graphs()):
         position = {node: i for i, node in enumerate(subgraph.nodes)}
         edges: list[tuple[int, int]] = []
         # Producers in graphs around this one: the node with the graph waits.

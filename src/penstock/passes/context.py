@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from penstock.core.limits import DEFAULT_LIMITS, Limits
 from penstock.core.records import dataclass, field
-from penstock.core.types import Type
 from penstock.ir.graph import ConvertedWeights, Graph, Node, clone
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Role
@@ -17,10 +16,6 @@ from penstock.ops.internal.transfer import NO_OTHER_PLACES, OtherPlaces, Place, 
 if TYPE_CHECKING:
     from penstock.analysis.value_memory import ValueMemory
     from penstock.ir.graph import GraphPart
-
-Basis = tuple[list[object], list[Type | None]]
-"""What the types of a node were inferred from: objects, which must be the very same, and types of
-inputs and outputs, which must be equal."""
 
 
 class Property(Enum):
@@ -57,10 +52,6 @@ class Pass(Protocol):
     def run(self, graph: Graph, context: PassContext) -> bool:
         """Transform ``graph``, nested graphs included; return whether anything changed."""
         ...
-
-    def graphs(self, graph: Graph, context: PassContext) -> Sequence[Graph]:
-        """The graphs that the pass has left of ``graph``: that graph, unless it was partitioned."""
-        return (graph,)
 
 
 class FusionPolicy(Protocol):
@@ -198,8 +189,8 @@ class PassContext:
     """Whether to round each value to its type: float16 and bfloat16 are not widened then."""
     weights: ConvertedWeights = field(default_factory=ConvertedWeights)
     """What weights were converted to, in all graphs of a session."""
-    inferred: dict[Node, Basis] = field(default_factory=dict)
-    """What the types of nodes were inferred from, in the rounds before."""
+    inferred: dict[Node, list[object]] = field(default_factory=dict)
+    """What the types of nodes were inferred from, in the rounds before: the objects."""
     placing: Placing = field(default_factory=Placing)
     """Where nodes run: what a pass decides of it is kept there."""
     frames: FramePolicy = field(default_factory=FramePolicy)

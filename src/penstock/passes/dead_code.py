@@ -8,7 +8,7 @@ from itertools import compress
 from penstock.core.checkpoints import with_checkpoints
 from penstock.ir.graph import Graph, Node, Value, captures, clone
 from penstock.ir.op import Role
-from penstock.ops.onnx.control_flow import is_control, loop_carried
+from penstock.ops.onnx.control_flow import CONTROL, loop_carried
 from penstock.passes.context import Pass, PassContext
 
 
@@ -38,7 +38,7 @@ def prune(graph: Graph) -> bool:
             changed = True
             continue
         kept.append(node)
-        if is_control(node):
+        if node.op.role in CONTROL:
             changed |= _drop_unread(node, needed)
             changed |= node.op.name != "If" and _drop_carried(node, needed)
         needed.update(node.inputs)

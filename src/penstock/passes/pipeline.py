@@ -64,23 +64,12 @@ class LazyPass(Pass):
     def implementation(self) -> Pass:
         return self.load()()
 
-    @property
-    def requires(self) -> frozenset[Property]:  # type: ignore[override]
-        return self.implementation.requires
-
-    @property
-    def establishes(self) -> frozenset[Property]:  # type: ignore[override]
-        return self.implementation.establishes
-
-    @property
-    def invalidates(self) -> frozenset[Property]:  # type: ignore[override]
-        return self.implementation.invalidates
+    requires = property(lambda step: step.implementation.requires)
+    establishes = property(lambda step: step.implementation.establishes)
+    invalidates = property(lambda step: step.implementation.invalidates)
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         return self.implementation.run(graph, context)
-
-    def graphs(self, graph: Graph, context: PassContext) -> Sequence[Graph]:
-        return self.implementation.graphs(graph, context)
 
 
 def lazy_pass(*operations: str | Role) -> Callable[[Callable[[], type[Pass]]], LazyPass]:
@@ -374,13 +363,18 @@ def run_passes(
     inferred before a pass that requires them, if one of those before it has invalidated them."""
     changed, idle, outdated = False, 0, False
     checks = bool(os.environ.get(CHECK_PASSES))
+    shown = list(filter(None, [context.after_pass]))
+    if checks:
+        from penstock.passes.check import check_graph
+
+        shown.append(check_graph)
     present: set[Any] = set()
     graphs: Sequence[Graph] = (graph,)
     for step in passes:
         # The operations of a graph are collected anew only behind a pass that has changed it.
         if step.operations and not present:
-            nodes = [node for each in graphs for node in each.walk()]
-            present = {key for node in nodes for key in (node.op.name, node.op.role)}
+            for each in graphs:
+                present.update([key for op in each.ops for key in (op.name, op.role)])
         concerned = not step.operations or not step.operations.isdisjoint(present)
         changes = False
         if concerned or checks:
@@ -388,29 +382,20 @@ def run_passes(
                 for each in graphs:
                     _INFER_TYPES.run(each, context)
                 outdated = False
-            # A list and no generator: a pass has to run on each graph, also behind one that it has
-            # changed.
-            changes = True in [step.run(each, context) for each in graphs]
-            graphs = [left for each in graphs for left in step.graphs(each, context)]
+            for each in graphs:
+                changes |= step.run(each, context)
+            if step is partition:
+                graphs = [part.graph for part in context.frames.parts]
         if changes:
             present, outdated = set(), outdated or Property.TYPED in step.invalidates
             # Under checks each pass runs, and so betrays operations that are missing in its set,
             # for lack of which it would be skipped otherwise.
             if not concerned:
                 raise InternalError(f"pass {step.name} changed a graph without its operations")
-        for each in graphs:
-            _tell(step, each, context, checks)
+        for show in shown:
+            for each in graphs:
+                show(step, each)
         changed, idle = changed or changes, 0 if changes else idle + 1
         if idle == most_idle:
             break
     return changed
-
-
-def _tell(step: Pass, graph: Graph, context: PassContext, checks: bool) -> None:
-    """Show a graph to whom the passes are shown, and check it."""
-    if context.after_pass is not None:
-        context.after_pass(step, graph)
-    if checks:
-        from penstock.passes.check import check_graph
-
-        check_graph(step, graph)

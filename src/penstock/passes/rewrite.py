@@ -4,7 +4,7 @@ patterns are matched by, and what writes the nodes that one node becomes."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -17,32 +17,32 @@ from penstock.ops.registry import standard
 
 Replacement = Sequence[Value | None] | None
 Visit = Callable[[Node], Replacement | bool]
+Parts = Callable[[Node], Sequence[Node] | None]
 
 
-def forward(graph: Graph, visit: Visit, substitution: Substitution | None = None) -> bool:
-    """Call ``visit`` for every node, nested graphs first; return whether anything changed.
+def forward(graph: Graph, visits: Mapping[str, Visit], outer: Substitution | None = None) -> bool:
+    """Call the visit of its operation, by full name, for every node that has one and waits for no
+    others, nested graphs first; return whether anything changed.
 
-    ``visit`` returns a value for each of the node's outputs, which then replaces every later use of
+    A visit returns a value for each of the node's outputs, which then replaces every later use of
     that output, and the node is dropped; or ``None`` or ``False`` to keep the node as it is; or
     ``True`` if it changed the node in place. When a node is visited, replacements have already been
-    applied to its inputs. ``substitution`` is that of the graph around this one.
+    applied to its inputs. ``outer`` is the substitution of the graph around this one.
     """
-    substitution = Substitution() if substitution is None else substitution
-    changed = False
-    kept = []
-    replaced = substitution.pending
+    substitution = Substitution() if outer is None else outer
+    changed, kept = False, []
     for node in with_checkpoints(graph.nodes):
-        if replaced:
+        if node.control_inputs or not substitution.replaced.isdisjoint(node.inputs):
             substitution.apply(node)
         for _, inner in node.graphs if node.nests else ():
-            changed |= forward(inner, visit, substitution)
-            replaced = substitution.pending
-        values = visit(node)
+            changed |= forward(inner, visits, substitution)
+        visit = visits.get(node.op.full_name)
+        values = None if visit is None or node.control_inputs else visit(node)
         if values is None or isinstance(values, bool):
             kept.append(node)
             changed |= bool(values)
             continue
-        changed = replaced = True
+        changed = True
         substitution.drop(node)
         substitution.replace(node.outputs, values)
     graph.nodes = kept
@@ -50,16 +50,18 @@ def forward(graph: Graph, visit: Visit, substitution: Substitution | None = None
     return changed
 
 
-def replace_nodes(graph: Graph, parts: Callable[[Node], Sequence[Node] | None]) -> bool:
-    """Put ``parts(node)`` in the place of each node, those of nested graphs included, unless that
-    is None, or other nodes wait for the node; return whether anything changed. The parts write the
-    same outputs."""
+def replace_nodes(graph: Graph, parts: Mapping[str, Parts]) -> bool:
+    """Put what the function of its operation, by full name, returns in the place of each node, also
+    in nested graphs, unless that is None, or other nodes wait for the node, or it for them; return
+    whether anything changed. The parts write the same outputs."""
     changed = False
-    for inner in list(graph.graphs()):
+    for inner in graph.graphs():
         nodes: list[Node] = []
         awaited = {source for node in inner.nodes for source in node.control_inputs}
         for node in with_checkpoints(inner.nodes):
-            replacement = None if node in awaited else parts(node)
+            split = parts.get(node.op.full_name)
+            waits = node.control_inputs or node in awaited
+            replacement = None if split is None or waits else split(node)
             changed |= replacement is not None
             nodes += replacement or (node,)
         inner.nodes = nodes
@@ -133,10 +135,11 @@ class Substitution:
     control input (``Node.control_inputs``) that is removed is replaced by the nodes that it
     depended on."""
 
-    __slots__ = ("_removed", "_values", "_waiting", "pending", "used")
+    __slots__ = ("_removed", "_values", "_waiting", "pending", "replaced", "used")
 
     def __init__(self) -> None:
         self._values: dict[Value, Value] = {}
+        self.replaced = self._values.keys()  # asked for each node before ``apply`` is called
         self._removed: dict[Node, Sequence[Node]] = {}
         self._waiting: set[Node] = set()
         self.used = False
@@ -163,10 +166,8 @@ class Substitution:
 
     def drop(self, node: Node, instead: Sequence[Node] = ()) -> None:
         """Remove ``node``; the nodes ``instead`` run in its place."""
-        # What waited for the node waited for its producers with it.
-        sources = [p for v in node.inputs if v is not None and (p := v.producer) is not None]
         self.pending = True
-        self._removed[node] = (*node.control_inputs, *sources, *instead)
+        self._removed[node] = instead
 
     def apply(self, node: Node) -> None:
         """Replace the inputs and the control inputs of ``node``."""
@@ -212,7 +213,10 @@ class Substitution:
                 continue
             seen.add(node)
             if node in self._removed:
-                stack.extend(reversed(self._removed[node]))
+                # What waited for the node waited for its producers with it.
+                sources = [p for v in node.inputs if v is not None and (p := v.producer)]
+                instead = self._removed[node]
+                stack += [*instead[::-1], *sources[::-1], *node.control_inputs[::-1]]
             else:
                 remaining[node] = None
         return list(remaining)
@@ -223,10 +227,9 @@ class Substitution:
 
 def names_of(graph: Graph) -> Counter[str]:
     """The names of all values of a graph and those nested in it, of which several may have one."""
-    names = Counter([value.name for inner in graph.graphs() for value in inner.inputs])
-    for node in graph.walk():
-        names.update([value.name for value in node.outputs if value is not None])
-    return names
+    values = [value for inner in graph.graphs() for value in inner.inputs]
+    values += [v for node in graph.walk() for v in node.outputs if v is not None]
+    return Counter([value.name for value in values])
 
 
 def new_name(name: str, taken: Counter[str]) -> str:
@@ -257,12 +260,15 @@ def argument(value: Value | None, name: str) -> Value | None:
     return None if node is None else node.inputs[0]
 
 
-def swapped(node: Node | None) -> Iterator[tuple[Value | None, Value | None]]:
-    """The operands of a binary node in either order."""
-    if node is not None and len(node.inputs) == 2:
-        a, b = node.inputs
-        yield a, b
-        yield b, a
+def swapped(node: Node | None, name: str = "") -> Sequence[tuple[Value | None, Value | None]]:
+    """The operands of a binary node in either order; with a ``name``, of a node of this operation
+    that waits for no others."""
+    if node is None or len(node.inputs) != 2:
+        return ()
+    if name and (node.op.full_name != name or node.control_inputs):
+        return ()
+    a, b = node.inputs
+    return (a, b), (b, a)
 
 
 def number_of(value: Value | None) -> float | None:

@@ -223,6 +223,8 @@ def carrying(
 
     def inferred(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         (type_,) = infer(types, attrs, consts)
+        if type_.dtype is None or type_.dtype.kind not in "biu":
+            return (type_,)
 
         def contents() -> tuple[Dim, ...] | None:
             columns = []

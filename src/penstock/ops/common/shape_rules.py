@@ -97,14 +97,16 @@ def _whole_numbers(const: np.ndarray) -> tuple[int, ...] | None:
         flat = flat.astype(np.float64)
         if not (np.isfinite(flat).all() and (flat == np.trunc(flat)).all()):
             return None
-    return tuple([int(x) for x in flat.tolist()])
+    return tuple(map(int, flat.tolist()))
+
+
+_INT = {int}
 
 
 def all_known(values: Sequence[Dim] | None) -> tuple[int, ...] | None:
     """Dims, or contents of an integer input, as ints; ``None`` unless all are known."""
-    if values is None or False in [isinstance(x, int) for x in values]:
-        return None
-    return tuple(values)  # type: ignore[arg-type]
+    known = values is not None and {*map(type, values)} <= _INT
+    return tuple(values) if known else None  # type: ignore[arg-type]
 
 
 def known_ints(node: Node, types: Types, index: int) -> tuple[int, ...] | None:
@@ -170,7 +172,7 @@ def normalize_axis(axis: int, rank: int) -> int:
 
 def normalize_axes(axes: Iterable[int], rank: int) -> tuple[int, ...]:
     """``axes`` as non-negative numbers. Raises ``ShapeError`` for repeated ones."""
-    result = tuple(normalize_axis(axis, rank) for axis in axes)
+    result = tuple([normalize_axis(axis, rank) for axis in axes])
     if len(set(result)) != len(result):
         raise ShapeError(f"axes {result} name one axis twice")
     return result
@@ -207,10 +209,11 @@ def broadcast_shapes(shapes: Sequence[Shape | None]) -> Shape | None:
         missing = len(shape) - len(result)
         if missing > 0:
             result[:0] = [1] * missing
-        offset = len(result) - len(shape)
-        for i, dim in enumerate(shape):
+        for i, dim in enumerate(shape, len(result) - len(shape)):
+            if dim in (1, result[i]):
+                continue
             try:
-                result[offset + i] = broadcast_dim(result[offset + i], dim)
+                result[i] = broadcast_dim(result[i], dim)
             except ShapeError:
                 raise ShapeError(
                     f"shapes {' and '.join(map(str, shapes))} do not broadcast"
@@ -227,7 +230,7 @@ def same_dim(a: Dim, b: Dim, what: str) -> Dim:
 
 def fits(shape: Shape | None, wanted: Shape | None) -> bool:
     """Whether ``shape`` fits the expected one, as far as both are known."""
-    if shape is None or wanted is None:
+    if shape is None or wanted is None or shape == wanted:
         return True
     return len(shape) == len(wanted) and False not in [
         a == b or not isinstance(a, int) or not isinstance(b, int)
@@ -237,14 +240,14 @@ def fits(shape: Shape | None, wanted: Shape | None) -> bool:
 
 def check_shape(name: str, shape: Shape | None, *wanted: Shape | None) -> None:
     """Raise ``ShapeError`` unless ``shape`` fits one of the expected ones."""
-    if True not in [fits(shape, candidate) for candidate in wanted]:
+    if shape not in (None, *wanted) and True not in [fits(shape, each) for each in wanted]:
         either = " or ".join(dict.fromkeys(map(str, wanted)))
         raise ShapeError(f"{name} has shape {shape} where {either} is needed")
 
 
 def check_broadcasts(name: str, shape: Shape | None, full: Shape | None) -> None:
     """Raise ``ShapeError`` unless ``shape`` broadcasts to ``full`` itself."""
-    if shape is None or full is None:
+    if shape is None or full is None or shape == full[len(full) - len(shape) :]:
         return
     pairs = zip(reversed(shape), reversed(full), strict=False)
     if len(shape) > len(full) or any(a != 1 and not fits((a,), (b,)) for a, b in pairs):
@@ -260,7 +263,8 @@ def same_dtype(types: Types, indices: Iterable[int]) -> np.dtype | None:
     """
     common: np.dtype | None = None
     for index in indices:
-        dtype = tensor(types, index).dtype
+        type_ = types[index] if index < len(types) else None
+        dtype = (type_ if isinstance(type_, TensorType) else tensor(types, index)).dtype
         if dtype is None:
             continue
         if common is not None and dtype != common:
@@ -306,7 +310,8 @@ def same_type(types: Types, attrs: Attrs, consts: Consts) -> tuple[TensorType]:
         attrs: The attributes.
         consts: Contents of constant inputs.
     """
-    return (tensor(types, 0).without_data(),)
+    type_ = tensor(types, 0)
+    return (type_ if type_.data is None else type_.without_data(),)
 
 
 def same_shape(dtype: np.dtype | Callable[[Attrs], np.dtype | None], index: int = 0) -> Infer:
@@ -320,12 +325,8 @@ def same_shape(dtype: np.dtype | Callable[[Attrs], np.dtype | None], index: int 
 def broadcast_type(types: Types, attrs: Attrs, consts: Consts) -> tuple[TensorType]:
     """``infer``: one output of the inputs' common dtype and broadcast shape."""
     first = types[0]
-    if (
-        isinstance(first, TensorType)
-        and first.data is None
-        and all(isinstance(t, TensorType) and t.without_data() == first for t in types)
-    ):
-        # Most often all inputs are of one type, which then need not be made again.
+    # Most often all inputs are of one type, which then need not be made again.
+    if isinstance(first, TensorType) and first.data is None and types == [first] * len(types):
         return (first,)
     every = range(len(types))
     shape = broadcast_shapes([tensor(types, i).shape for i in every])

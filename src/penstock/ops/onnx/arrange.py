@@ -63,7 +63,7 @@ def _infer_concat(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         return (TensorType(dtype),)
     rank = len(shapes[0])
     where = rules.normalize_axis(attrs.get("axis", 1), rank)
-    if rank == 0 or any(len(dims) != rank for dims in shapes):
+    if rank == 0 or {*map(len, shapes)} != {rank}:
         raise ShapeError("inputs of these ranks cannot be concatenated")
     result: list[Dim] = []
     for i, dims in enumerate(zip(*shapes, strict=True)):
@@ -87,7 +87,8 @@ def _infer_concat(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         return tuple(data) if len(data) <= MAX_DATA else None
 
     type_ = TensorType(dtype, tuple(result))
-    return (rules.with_data(type_, contents) if any(t.data for t in input_types) else type_,)
+    known = True in [bool(type_.data) for type_ in input_types]
+    return (rules.with_data(type_, contents) if known else type_,)
 
 
 @operator(

@@ -94,7 +94,7 @@ def cast(node: Node, types: Types) -> Kernel:
     if source == dtype:
         return view_kernel(lambda x, *_: x)
     convert = _conversion(source, dtype, saturate, mode)
-    if not _direct(source, dtype) or dtype.name in {POWERS, *FLOAT8}:
+    if not _direct(source, dtype) or (dtype.itemsize == 1 and dtype.name in {POWERS, *FLOAT8}):
         return returning(lambda x, *_: convert(x))
 
     def into(x: np.ndarray, *rest: Any) -> None:

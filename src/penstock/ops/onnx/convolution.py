@@ -81,8 +81,10 @@ def kernel_dims(attrs: Attrs, weights: Shape | None, rank: int) -> Shape:
         return (None,) * rank if weights is None else weights[2:]
     if len(declared) != rank:
         raise ShapeError(f"kernel_shape {list(declared)} must have {rank} entries")
-    rules.check_shape(f"weights for kernel_shape {declared}", weights, (None, None, *declared))
-    return tuple(declared)
+    kernel = tuple(declared)
+    if weights is not None and weights[2:] != kernel:
+        rules.check_shape(f"weights for kernel_shape {declared}", weights, (None, None, *kernel))
+    return kernel
 
 
 def conv_shape(x: Shape | None, w: Shape | None, attrs: Attrs) -> Shape | None:

@@ -116,7 +116,7 @@ def _infer_pad(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
             continue
         numbers = rules.all_known((dim, before, after))
         dims.append(None if numbers is None else sum(numbers))
-    if any(isinstance(d, int) and d < 0 for d in dims):
+    if True in [isinstance(d, int) and d < 0 for d in dims]:
         raise ShapeError(f"pads {list(pads or ())} cut more off shape {list(x.shape)} than it has")
     type_ = TensorType(x.dtype, tuple(dims))
     if not rank:

@@ -61,7 +61,7 @@ class _Spread(NamedTuple):
 def _spread(parameter: tuple[int, ...], shape: tuple[int, ...], axis: int, block: int) -> _Spread:
     """The layout of a scale or zero point of shape ``parameter`` along a tensor of ``shape``.
     Blocks that fill their axis are not repeated: the tensor is seen with an axis more then."""
-    if all(dim == 1 for dim in parameter):
+    if parameter.count(1) == len(parameter):
         return _Spread(())
     rank = len(shape)
     if not block:
@@ -99,8 +99,9 @@ def _check_parameters(types: Types, attrs: Attrs) -> None:
     """Raise what ``_spread`` would, as far as the shapes are known."""
     axis, block = _axis_and_block(attrs)
     x = tensor(types, 0).shape
-    for i in (1, 2):
-        parameter, shape = all_known(tensor(types, i).shape), all_known(x)
+    shape = all_known(x)
+    scale, zero = all_known(tensor(types, 1).shape), all_known(tensor(types, 2).shape)
+    for parameter in (scale, zero):
         if parameter is None or x is None:
             continue
         if shape is not None:
@@ -111,8 +112,7 @@ def _check_parameters(types: Types, attrs: Attrs) -> None:
             fits = len(parameter) == 1 and x[at] in (parameter[0], None)
             if not fits and not isinstance(x[at], str):
                 raise _misfit(parameter, axis, x)
-    scale, zero = all_known(tensor(types, 1).shape), all_known(tensor(types, 2).shape)
-    if scale is not None and zero is not None and np.prod(scale) != np.prod(zero):
+    if scale is not None and zero is not None and math.prod(scale) != math.prod(zero):
         raise ShapeError(f"scale has shape {scale}, zero point {zero}: they must be the same")
 
 
@@ -258,7 +258,7 @@ def _infer_quantize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type
     wanted = dtype_attribute(attrs, "output_dtype")
     # ONNX: uint8 without an output_dtype and without a zero point.
     dtype = tensor(types, 2).dtype or wanted or (None if given(types, 2) else UINT8)
-    if dtype is not None and dtype.name not in TARGETS:
+    if dtype is not None and dtype_name(dtype) not in TARGETS:
         raise ShapeError(f"{dtype_name(dtype)} is no type to quantize to")
     if dtype is not None and wanted is not None and dtype != wanted:
         raise ShapeError(f"output_dtype is {dtype_name(wanted)}, but that of the zero point is not")
@@ -301,11 +301,11 @@ def quantize_linear(node: Node, inputs: Tensors, outputs: Tensors, consts: Const
 
 def _infer_dequantize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
-    if x.dtype is not None and x.dtype.name not in SOURCES:
+    if x.dtype is not None and dtype_name(x.dtype) not in SOURCES:
         raise ShapeError(f"{dtype_name(x.dtype)} is no quantized type")
     _check_parameters(types, attrs)
     dtype = dtype_attribute(attrs, "output_dtype") or tensor(types, 1).dtype
-    if dtype is not None and dtype.name == POWERS:
+    if dtype is not None and dtype_name(dtype) == POWERS:
         raise ShapeError("float8e8m0 scales need an output_dtype")
     return (TensorType(dtype, x.shape),)
 

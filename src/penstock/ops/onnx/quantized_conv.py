@@ -176,7 +176,7 @@ def _check(
     for i in (*scalars, *vectors):
         parameter = tensor(types, i).shape
         filters = (None if shape is None else shape[1],) if i in vectors else ()
-        if parameter is not None and any(dim != 1 for dim in parameter):
+        if parameter is not None and parameter.count(1) < len(parameter):
             check_shape(f"input {i}", parameter, (), (1,), filters)
 
 

@@ -33,7 +33,7 @@ def _refill(x: np.ndarray, out: np.ndarray) -> None:
 
 def _carried(type_: TensorType, source: TensorType) -> TensorType:
     """``type_`` with the contents of ``source``, whose elements are the same in the same order."""
-    return rules.with_data(type_, lambda: source.data)
+    return type_ if source.data is None else rules.with_data(type_, lambda: source.data)
 
 
 def unknown_shape(types: Types, index: int) -> Shape | None:
@@ -216,7 +216,7 @@ def _infer_squeeze(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]
         for axis in dropped:
             if isinstance(x.shape[axis], int) and x.shape[axis] != 1:
                 raise ShapeError(f"axis {axis} of shape {list(x.shape)} is not 1")
-    kept = tuple(dim for i, dim in enumerate(x.shape) if i not in dropped)
+    kept = tuple([dim for i, dim in enumerate(x.shape) if i not in dropped])
     return (_carried(TensorType(x.dtype, kept), x),)
 
 
@@ -240,7 +240,7 @@ def _infer_unsqueeze(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
         return (_carried(TensorType(x.dtype, (None,) * rank), x),)
     added = rules.normalize_axes(axes, rank)
     dims = iter(x.shape)
-    shape = tuple(1 if i in added else next(dims) for i in range(rank))
+    shape = tuple([1 if i in added else next(dims) for i in range(rank)])
     return (_carried(TensorType(x.dtype, shape), x),)
 
 

@@ -206,12 +206,12 @@ def _infer_strided_slice(types: Types, attrs: Attrs, consts: Consts) -> Sequence
 
 
 def _check_vectors(*ranks: int | None) -> None:
-    if any(rank not in (None, 1) for rank in ranks):
+    if not {*ranks} <= {None, 1}:
         raise ShapeError("begin, end and strides must have one dim each")
 
 
 def _sliced(dims: Shape, index: rules.Index) -> Shape:
-    used = sum(1 for item in index if item is not Ellipsis and item is not np.newaxis)
+    used = len([i for i in index if i is not Ellipsis and i is not np.newaxis])
     if used > len(dims):
         raise ShapeError(f"{used} dims are sliced of {len(dims)}")
     result: list[Dim] = []

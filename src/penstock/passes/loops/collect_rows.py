@@ -37,13 +37,13 @@ class CollectRows(Pass):
         if context.framed:
             return False
         readers, taken, joined = readers_of(graph), names_of(graph), dict[Node, list[Node]]()
-        for inner in list(graph.graphs()):
+        for inner in graph.graphs():
             for node in with_checkpoints(inner.nodes):
                 if node.op.role is Role.LOOP and (trips_of(node) or 0) > 0:
                     _collect(node, readers, taken, joined)
         if not joined:
             return False
-        for inner in list(graph.graphs()):
+        for inner in graph.graphs():
             inner.nodes = [part for node in inner.nodes for part in joined.get(node, (node,))]
         prune(graph)
         return True

@@ -45,7 +45,7 @@ class CountLoops(Pass):
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         changed = False
-        for inner in list(graph.graphs()):
+        for inner in graph.graphs():
             nodes: list[Node] = []
             for node in with_checkpoints(inner.nodes):
                 counted = _counted(node) if node.op.role is Role.LOOP else None

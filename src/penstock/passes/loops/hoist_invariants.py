@@ -45,7 +45,7 @@ class HoistInvariants(Pass):
         if context.framed:
             return False
         substitution = Substitution()
-        graphs = list(graph.graphs())
+        graphs = graph.graphs()
         # Outer loops come first, so that what an inner one begins with is replaced already.
         for inner in graphs:
             for node in with_checkpoints(inner.nodes):

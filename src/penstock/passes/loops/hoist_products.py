@@ -52,7 +52,7 @@ class HoistProducts(Pass):
             return False
         readers, changed = readers_of(graph), False
         taken = names_of(graph)
-        for outer in list(graph.graphs()):
+        for outer in graph.graphs():
             nodes: list[Node] = []
             for node in with_checkpoints(outer.nodes):
                 if node.op.role in (Role.LOOP, Role.SCAN):

@@ -54,7 +54,7 @@ class HoistRecurrences(Pass):
         taken, substitution, changed = names_of(graph), Substitution(), False
         # Graphs are listed before any is changed. A loop within a loop is hoisted into the body of
         # the outer one, where its Recurrence runs once for each of the outer iterations.
-        for outer in list(graph.graphs()):
+        for outer in graph.graphs():
             nodes: list[Node] = []
             for node in with_checkpoints(outer.nodes):
                 if node.op.role in (Role.LOOP, Role.SCAN):

@@ -38,6 +38,8 @@ from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.dead_code import prune
 from penstock.passes.rewrite import argument, names_of, new_name, number_of, produced_by, swapped
 
+_Blend = tuple[Value | None, Value | None, Value | None]
+
 
 class RecomposeCells(Pass):
     """Replace the nodes that compute the next state, and cell, by one."""
@@ -49,7 +51,7 @@ class RecomposeCells(Pass):
         if context.framed:
             return False
         changed, taken = False, None
-        for inner in list(graph.graphs()):
+        for inner in graph.graphs():
             cells: dict[Node, Node] = {}
             ends: set[Node] = set()
             blends: list[Node] = []
@@ -57,14 +59,16 @@ class RecomposeCells(Pass):
             for node in with_checkpoints(inner.nodes):
                 # An LstmCell takes the place of the node of the next cell, which other nodes may
                 # read before that of the next state, and computes both.
-                if (found := _lstm(node)) is not None:
+                if node.op.full_name == "Mul" and (found := _lstm(node)) is not None:
                     first, cell = found
                     if first not in cells and first in own:
                         cells[first] = cell
                         ends.add(node)
-                elif (replacement := _gru(node)) is not None:
+                    continue
+                parts = [*_blends(node)] if node.op.full_name == "Add" else []
+                if parts and (replacement := _gru(node, parts)) is not None:
                     cells[node] = replacement
-                elif (replacement := _gru_state(node)) is not None:
+                elif parts and (replacement := _gru_state(node, parts)) is not None:
                     cells[node] = replacement
                     blends.append(replacement)
             if blends:
@@ -107,26 +111,26 @@ class LstmParts(NamedTuple):
 
 def lstm_cells(node: Node) -> Iterator[LstmParts]:
     """The cells of which ``node`` computes the state, by the roles that its operands may have."""
-    for output, new in _operands_of(node, "Mul"):
-        o, following = argument(output, "Sigmoid"), argument(new, "Tanh")
-        total = produced_by(following, "Add")
-        for kept, added in _operands_of(total, "Add"):
-            for forget, cell in _operands_of(produced_by(kept, "Mul"), "Mul"):
-                for into, values in _operands_of(produced_by(added, "Mul"), "Mul"):
-                    gates = argument(into, "Sigmoid"), argument(forget, "Sigmoid"), o
-                    parts = [*gates, argument(values, "Tanh"), cell, following]
-                    if _alike([*parts, node.outputs[0]]):
-                        yield LstmParts(*parts)  # type: ignore[arg-type]
+    for output, new in swapped(node, "Mul"):
+        o = argument(output, "Sigmoid")
+        following = None if o is None else argument(new, "Tanh")
+        for kept, added in swapped(produced_by(following, "Add")):
+            for forget, cell in swapped(produced_by(kept, "Mul")):
+                f = argument(forget, "Sigmoid")
+                for into, values in () if f is None else swapped(produced_by(added, "Mul")):
+                    parts = [argument(into, "Sigmoid"), f, o, argument(values, "Tanh"), cell]
+                    if _alike([*parts, following, node.outputs[0]]):
+                        yield LstmParts(*parts, following)  # type: ignore[arg-type, call-arg]
 
 
-def _gru(node: Node) -> Node | None:
-    """A GruCell in the place of ``node``, if that computes the next state of one."""
-    for new, update, state in _blends(node):
-        for of_x, product in _operands_of(produced_by(argument(new, "Tanh"), "Add"), "Add"):
-            for reset, of_h in _operands_of(produced_by(product, "Mul"), "Mul"):
+def _gru(node: Node, blends: Sequence[_Blend]) -> Node | None:
+    """A GruCell in the place of ``node``, if one of its ``blends`` is the next state of one."""
+    for new, update, state in blends:
+        for of_x, product in swapped(produced_by(argument(new, "Tanh"), "Add")):
+            for reset, of_h in swapped(produced_by(product, "Mul")):
                 sums = [produced_by(argument(gate, "Sigmoid"), "Add") for gate in (update, reset)]
-                for zx, zh in _operands_of(sums[0], "Add"):
-                    for rx, rh in _operands_of(sums[1], "Add"):
+                for zx, zh in swapped(sums[0]):
+                    for rx, rh in swapped(sums[1]):
                         x, order = _split((zx, rx, of_x), 3)
                         h, same = _split((zh, rh, of_h), 3)
                         # GruCell has one order of gates for both of its inputs.
@@ -138,14 +142,14 @@ def _gru(node: Node) -> Node | None:
     return None
 
 
-def _gru_state(node: Node) -> Node | None:
-    """A GruState in the place of ``node``, if that blends a state with a tanh."""
-    for new, update, state in _blends(node):
+def _gru_state(node: Node, blends: Sequence[_Blend]) -> Node | None:
+    """A GruState in the place of ``node``, if one of its ``blends`` is of a state and a tanh."""
+    for new, update, state in blends:
         total = argument(new, "Tanh")
         if total is None or not _alike([total, update, state, node.outputs[0]]):
             continue
         inputs, place = [total, update, state], 0
-        for of_x, product in _operands_of(produced_by(total, "Add"), "Add"):
+        for of_x, product in swapped(produced_by(total, "Add")):
             x, order = _split([of_x])
             if x is not None and _alike([product, total]):
                 inputs, (place,) = [product, update, state, x], order
@@ -166,7 +170,7 @@ def _gates_of(
     places = {node: i for i, node in enumerate(graph.nodes)}
     gates: dict[Node, Node] = {}
     for node in with_checkpoints(graph.nodes):
-        for reset, state in _operands_of(node, "Mul"):
+        for reset, state in swapped(node, "Mul"):
             for blend in by_state.get(state, ()) if node not in gates else ():
                 update, inputs, order = blend.inputs[1], *_gate_parts(blend.inputs[1], reset)
                 # A GruGates stands in the place of the product, and the blend that reads its update
@@ -190,8 +194,8 @@ def _gate_parts(update: Value | None, reset: Value | None) -> tuple[list[Value],
     """The tensors whose parts, added up, are what both gates are sigmoids of, one or two, and the
     places of both gates in each; none if there are no such."""
     before = argument(update, "Sigmoid"), argument(reset, "Sigmoid")
-    for zx, zh in _operands_of(produced_by(before[0], "Add"), "Add"):
-        for rx, rh in _operands_of(produced_by(before[1], "Add"), "Add"):
+    for zx, zh in swapped(produced_by(before[0], "Add")):
+        for rx, rh in swapped(produced_by(before[1], "Add")):
             (x, of_x), (h, of_h) = _split((zx, rx)), _split((zh, rh))
             if x is not None and h is not None and _alike([zx, zh]):
                 return [h, x], (*of_h, *of_x)
@@ -203,11 +207,11 @@ def _gate_parts(update: Value | None, reset: Value | None) -> tuple[list[Value],
     return ([], ()) if x is None else ([x], order)
 
 
-def _blends(node: Node) -> Iterator[tuple[Value | None, Value | None, Value | None]]:
+def _blends(node: Node) -> Iterator[_Blend]:
     """a, z and b, if ``node`` computes (1 - z) * a + z * b, or a + z * (b - a)."""
-    for left, right in _operands_of(node, "Add"):
-        for z, b in _operands_of(produced_by(right, "Mul"), "Mul"):
-            for rest, a in _operands_of(produced_by(left, "Mul"), "Mul"):
+    for left, right in swapped(node, "Add"):
+        for z, b in swapped(produced_by(right, "Mul")):
+            for rest, a in swapped(produced_by(left, "Mul")):
                 if rest is not None and z is not None and _complement(rest) is z:
                     yield a, z, b
             difference = produced_by(b, "Sub")
@@ -220,21 +224,15 @@ def _complement(value: Value) -> Value | None:
     difference = produced_by(value, "Sub")
     if difference is not None and number_of(difference.inputs[0]) == 1:
         return difference.inputs[1]
-    for negative, one in _operands_of(produced_by(value, "Add"), "Add"):
+    for negative, one in swapped(produced_by(value, "Add")):
         if number_of(one) == 1 and (x := argument(negative, "Neg")) is not None:
             return x
     return None
 
 
-def _operands_of(node: Node | None, name: str) -> Iterator[tuple[Value | None, Value | None]]:
-    """The operands of a binary node in either order; none if it is another operation."""
-    if node is not None and node.op.full_name == name and not node.control_inputs:
-        yield from swapped(node)
-
-
 def _without_number(value: Value | None) -> tuple[Value | None, float]:
     """x and a number, if ``value`` is their sum; else itself and 0."""
-    for added, x in _operands_of(produced_by(value, "Add"), "Add"):
+    for added, x in swapped(produced_by(value, "Add")):
         if (bias := number_of(added)) is not None:
             return x, bias
     return value, 0.0
@@ -312,12 +310,14 @@ def _width_of(value: Value) -> int:
 
 def _alike(values: Sequence[Value | None]) -> bool:
     """Whether all are of float32 and of one shape, with a last dim that is known."""
-    types = [None if value is None else value.type for value in values]
+    if None in values:
+        return False
+    types = [value.type for value in values if value is not None]
     first = types[0]
     if not isinstance(first, TensorType) or first.dtype != FLOAT32 or not first.shape:
         return False
     # Unknown dims (None) compare as equal without being known to be; named ones are equal.
-    known = all(dim is not None for dim in first.shape) and isinstance(first.shape[-1], int)
-    return known and all(
+    known = None not in first.shape and isinstance(first.shape[-1], int)
+    return known and False not in [
         isinstance(t, TensorType) and t.dtype == FLOAT32 and t.shape == first.shape for t in types
-    )
+    ]

@@ -55,7 +55,7 @@ class Fuse(Pass):
             readers = readers_of(graph)
             # A node with outgoing control edges must run at its own time.
             awaited = {before for node in graph.walk() for before in node.control_inputs}
-            for subgraph in list(graph.graphs()):
+            for subgraph in graph.graphs():
                 search = _ChainSearch(subgraph.nodes, readers, awaited, context.fusion)
                 search.run(heavy)
                 if search.replacements:

@@ -42,7 +42,7 @@ class InsertTransfers(Pass):
         transfers = _Transfers(placement, next(on_host, Place(HOST, HOST)), context)
         if ports is not None:
             transfers.places.update((graph.inputs[i], place) for i, place in ports.fed.items())
-        for inner in list(graph.graphs()):  # a graph before those nested in it
+        for inner in graph.graphs():  # a graph before those nested in it
             transfers.insert(inner, stay=inner is graph and ports is not None and ports.stay)
         return len(placement) > before
 

@@ -54,9 +54,6 @@ class Partition(Pass):
         policy.parts = partition(graph, frames, devices) if several else [_whole(graph, frames)]
         return several
 
-    def graphs(self, graph: Graph, context: PassContext) -> Sequence[Graph]:
-        return [part.graph for part in context.frames.parts]
-
 
 def _whole(graph: Graph, frames: Frames) -> GraphPart:
     """A graph as its only part."""

@@ -16,7 +16,7 @@ from penstock.core.types import FLOAT32, TensorType
 from penstock.ir.graph import Graph, Node, Value, readers_of
 from penstock.ops.common.dtypes import INT8, UINT8
 from penstock.ops.internal.fused import fused_copies
-from penstock.ops.registry import COMPUTING
+from penstock.ops.registry import COMPUTING, MICROSOFT
 from penstock.passes.context import FusionPolicy, Pass, PassContext, Property
 from penstock.passes.dead_code import prune
 from penstock.passes.lowering.fuse import became
@@ -25,6 +25,7 @@ from penstock.passes.rewrite import forward
 BOUNDING = frozenset({"Clip", "Relu"})
 """operations that may stand between one of ``COMPUTING`` and the conversion of its result"""
 
+_QUANTIZING = ("QuantizeLinear", f"{MICROSOFT}.QuantizeLinear")
 _MOST_BOUNDS = 2
 _SMALLEST, _LARGEST = 1e-30, 1e30
 
@@ -42,10 +43,10 @@ class Quantize(Pass):
             return False
         # Moves first: with codes on both sides of them, an operation and its conversions come to
         # stand next to each other.
-        changed = forward(graph, _Moving(graph))
+        changed = forward(graph, dict.fromkeys(_QUANTIZING, _Moving(graph)))
         # An operation whose result is not quantized again may still have an integer kernel.
-        for last in ({"QuantizeLinear"}, COMPUTING):
-            changed |= forward(graph, _Computing(graph, policy, last))
+        for last in (_QUANTIZING, COMPUTING):
+            changed |= forward(graph, dict.fromkeys(last, _Computing(graph, policy)))
             if changed:
                 prune(graph)
         return changed
@@ -71,7 +72,7 @@ class _Moving:
 
     def __call__(self, node: Node) -> Sequence[Value | None] | None:
         # A node that others wait for must stay to be waited for.
-        if not is_conversion(node, "QuantizeLinear") or node in self.awaited:
+        if node in self.awaited:
             return None
         value, output = node.inputs[0], node.outputs[0]
         moving = None if value is None else value.producer
@@ -123,15 +124,14 @@ class _Computing:
     """A visit of each of the operations ``last``: turn it into the fused node of an operation with
     the conversions around it, where ``policy`` accepts that."""
 
-    def __init__(self, graph: Graph, policy: FusionPolicy, last: Collection[str]) -> None:
+    def __init__(self, graph: Graph, policy: FusionPolicy) -> None:
         self.readers = readers_of(graph)
         self.awaited = _awaited(graph)
         self.policy = policy
-        self.last = last
         self.home = {node: inner for inner in graph.graphs() for node in inner.nodes}
 
     def __call__(self, node: Node) -> bool:
-        candidate = self.fused(node) if node.op.name in self.last else None
+        candidate = self.fused(node)
         return candidate is not None and became(node, candidate, self.policy)
 
     def fused(self, last: Node) -> Node | None:

@@ -97,7 +97,7 @@ class RecognizeAttention(Pass):
         changed = False
         readers = readers_of(graph)
         awaited = {before for node in graph.walk() for before in node.control_inputs}
-        for inner in list(graph.graphs()):
+        for inner in graph.graphs():
             search = _Search(context, readers, awaited, set(inner.nodes))
             nodes: list[Node] = []
             for node in with_checkpoints(inner.nodes):

@@ -19,6 +19,7 @@ from penstock.core.types import TensorType
 from penstock.ir.graph import Graph, Node, Value, readers_of
 from penstock.ops.registry import MICROSOFT
 from penstock.passes.context import Pass, PassContext, Property
+from penstock.passes.optimize.simplify import RESHAPES
 from penstock.passes.rewrite import Replacement, forward
 
 Dims: TypeAlias = tuple[int, ...]
@@ -35,14 +36,12 @@ class CancelReshapes(Pass):
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         readers = readers_of(graph)
-        return forward(graph, lambda node: _cancelled(node, readers))
+        return forward(graph, dict.fromkeys(RESHAPES, lambda node: _cancelled(node, readers)))
 
 
 def _cancelled(last: Node, readers: dict[Value, list[Node | None]]) -> Replacement:
     """What replaces the output of the second Reshape: that of the operation before it. The
     operations between the two are changed."""
-    if "reshapes" not in last.op.traits or last.control_inputs:
-        return None
     value, output = last.inputs[0], last.outputs[0]
     if value is None or output is None:
         return None

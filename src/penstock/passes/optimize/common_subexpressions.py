@@ -46,14 +46,22 @@ class _Eliminator:
         self.constants: dict[Value, tuple[Hashable, np.ndarray]] = {}
 
     def run(self, graph: Graph) -> None:
-        self.scopes.append(_Scope())
+        own, is_outermost = _Scope(), not self.scopes
+        self.scopes.append(own)
         kept = []
         for node in with_checkpoints(graph.nodes):
-            if self.substitution.pending:
+            if node.control_inputs or not self.substitution.replaced.isdisjoint(node.inputs):
                 self.substitution.apply(node)
-            for _, inner in node.graphs:
+            for _, inner in node.graphs if node.nests else ():
                 self.run(inner)
-            equal = self.seen(node)
+            # A node that waits for others may be meant to run behind them, where an equal one ran
+            # before.
+            mergeable = node.op.pure and not node.control_inputs and not node.nests
+            rough = (node.op, *[None if v is None or v.is_constant else v for v in node.inputs])
+            # Most nodes share operation and inputs with no other one: their attributes and
+            # constants, of which full keys are made, are never looked at.
+            alone = not mergeable or (is_outermost and own.alone.setdefault(rough, node) is node)
+            equal = None if alone else self.seen(node, rough)
             if equal is None:
                 kept.append(node)
                 continue
@@ -63,17 +71,10 @@ class _Eliminator:
         self.substitution.apply_outputs(graph)
         self.scopes.pop()
 
-    def seen(self, node: Node) -> Node | None:
+    def seen(self, node: Node, rough: Hashable) -> Node | None:
         """An equal node that was there before; else this one is from now on."""
-        # A node that waits for others may be meant to run behind them, where an equal one ran
-        # before.
-        if not node.op.pure or node.control_inputs or node.graphs:
-            return None
-        inputs = [None if v is None or v.is_constant else v for v in node.inputs]
-        rough, own = (node.op, *inputs), self.scopes[-1]
+        own = self.scopes[-1]
         same = [scope for scope in self.scopes if rough in scope.alone]
-        # Most nodes share operation and inputs with no other one: their attributes and constants,
-        # of which full keys are made, are never looked at.
         if not same:
             own.alone[rough] = node
             return None

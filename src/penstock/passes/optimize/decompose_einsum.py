@@ -27,11 +27,11 @@ class DecomposeEinsum(Pass):
     requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
-        return replace_nodes(graph, _nodes)
+        return replace_nodes(graph, {"Einsum": _nodes})
 
 
 def _nodes(node: Node) -> Sequence[Node] | None:
-    if node.op.full_name != "Einsum" or node.control_inputs or node.outputs[0] is None:
+    if node.outputs[0] is None:
         return None
     types = [value.type for value in node.inputs if value is not None]
     known = [type_ for type_ in types if isinstance(type_, TensorType) and type_.static]

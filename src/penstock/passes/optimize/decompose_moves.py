@@ -38,13 +38,11 @@ class DecomposeMoves(Pass):
     requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
-        return replace_nodes(graph, _nodes)
+        return replace_nodes(graph, dict.fromkeys(_RULES, _nodes))
 
 
 def _nodes(node: Node) -> Sequence[Node] | None:
-    rule = _RULES.get(node.op.full_name)
-    if rule is None or node.control_inputs:
-        return None
+    rule = _RULES[node.op.full_name]
     (result,) = node.outputs
     if result is None or not _is_plain(result):
         return None

@@ -29,13 +29,11 @@ class FoldAffine(Pass):
     requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
-        if not any(node.op.name in _CHANNELS or node.op.name == "MatMul" for node in graph.walk()):
-            return False
         readers = readers_of(graph)
 
         def visit(node: Node) -> Sequence[Value | None] | bool | None:
-            rule = _RULES.get(node.op.full_name)
-            if rule is None or node.control_inputs or len(node.outputs) != 1:
+            rule = _RULES[node.op.name]
+            if len(node.outputs) != 1:
                 return None
             if rule is _normalization and _folded_into_matmul(node, readers):
                 return True
@@ -56,7 +54,7 @@ class FoldAffine(Pass):
                     return (value,)
             return None
 
-        return forward(graph, visit)
+        return forward(graph, dict.fromkeys(_RULES, visit))
 
 
 _CHANNELS = {"Conv": 0, "ConvTranspose": 1, "Gemm": 1}
@@ -64,7 +62,8 @@ _CHANNELS = {"Conv": 0, "ConvTranspose": 1, "Gemm": 1}
 
 
 def _constant(node: Node, index: int) -> np.ndarray | None:
-    const = node.const(index)
+    value = node.inputs[index] if index < len(node.inputs) else None
+    const = None if value is None else value.const
     return const if const is not None and const.dtype == FLOAT32 else None
 
 
@@ -72,13 +71,14 @@ def _normalization(node: Node, i: int) -> _Affine | None:
     """BatchNormalization in inference mode."""
     if i or node.attrs.get("training_mode", 0):
         return None
-    arrays = [_constant(node, i) for i in range(1, 5)]
-    if any(array is None for array in arrays):
+    constants = [_constant(node, i) for i in range(1, 5)]
+    arrays = [array.astype(np.float64) for array in constants if array is not None]
+    if len(arrays) < 4:
         return None
-    scale, shift, mean, variance = (np.asarray(array, np.float64) for array in arrays)
+    scale, shift, mean, variance = arrays
     scale = scale / np.sqrt(variance + node.attrs.get("epsilon", 1e-5))
     # A variance of -epsilon or less would write infinity or NaN into all weights of a channel.
-    return (scale, shift - mean * scale) if np.all(np.isfinite(scale)) else None
+    return (scale, shift - mean * scale) if np.isfinite(scale).all() else None
 
 
 def _arithmetic(node: Node, i: int) -> _Affine | None:
@@ -115,9 +115,9 @@ def _folded(node: Node, affine: _Affine) -> list[Value | None] | None:
     group = node.attrs.get("group", 1)
     axis = 0 if node.attrs.get("transB", 0) else _CHANNELS[node.op.name]
     channels = weights.shape[0] if axis == 0 else weights.shape[1] * group
-    if any(len(vector) not in (1, channels) for vector in affine):
+    if not {*map(len, affine)} <= {1, channels}:
         return None
-    scale, shift = (np.broadcast_to(vector, channels) for vector in affine)
+    scale, shift = [v if len(v) == channels else v.repeat(channels) for v in affine]
     if bias is not None:
         if bias.size not in (1, *bias.shape[-1:]):  # of a Gemm
             return None
@@ -125,7 +125,7 @@ def _folded(node: Node, affine: _Affine) -> list[Value | None] | None:
     name = node.outputs[0].name if node.outputs[0] is not None else node.name
     values = list(node.inputs[:2])
     # A shift alone goes into the bias, and the weights need no copy.
-    if np.any(scale != 1):
+    if (scale != 1).any():
         values[1] = Value(f"{name}/weights", const=_scaled(weights, scale, axis, group))
     values.append(Value(f"{name}/bias", const=shift.astype(FLOAT32)))
     return values

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from operator import attrgetter, is_
 
 import numpy as np
 
@@ -17,15 +18,18 @@ from penstock.analysis.interpreter import evaluate
 from penstock.analysis.quantized_weights import quantized_weights
 from penstock.analysis.type_inference import infer_types, node_types
 from penstock.core.checkpoints import with_checkpoints
-from penstock.core.limits import Limits
-from penstock.core.types import ANY, ShapeError, TensorType, Type
+from penstock.core.types import ANY, Dim, ShapeError, TensorType, Type
 from penstock.ir.contract import contract_of, guarded
 from penstock.ir.describe import compile_error
-from penstock.ir.graph import Graph, Node, Value, is_framed, same_objects
-from penstock.ops.onnx.control_flow import is_control, truth
+from penstock.ir.graph import Graph, Node, Value, is_framed
+from penstock.ir.op import Role
+from penstock.ops.common.shape_rules import all_known
+from penstock.ops.onnx.control_flow import CONTROL, truth
 from penstock.ops.registry import unknown_types
-from penstock.passes.context import Basis, Pass, PassContext, Property
+from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.rewrite import Substitution
+
+_TYPE, _NBYTES = attrgetter("type"), attrgetter("nbytes")
 
 
 class FoldConstants(Pass):
@@ -36,8 +40,7 @@ class FoldConstants(Pass):
     establishes = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
-        kept = () if context.fold_quantized_weights else quantized_weights(graph)
-        folder = _Folder(graph, context.limits, kept, context.framed, context.inferred)
+        folder = _Folder(graph, context)
         # As in a run, infinity and NaN are results like others, and no cause for a warning.
         with np.errstate(all="ignore"):
             folder.run(graph, certain=not context.framed)
@@ -63,19 +66,11 @@ class InferTypes(Pass):
 
 
 class _Folder:
-    def __init__(
-        self,
-        graph: Graph,
-        limits: Limits,
-        kept: Collection[Node],
-        framed: bool,
-        inferred: dict[Node, Basis],
-    ) -> None:
+    def __init__(self, graph: Graph, context: PassContext) -> None:
         self.graph = graph
-        self.inferred = inferred
-        self.kept = kept
-        self.framed = framed
-        self.limits = limits
+        self.inferred, self.limits = context.inferred, context.limits
+        self.framed = context.framed
+        self.kept = () if context.fold_quantized_weights else quantized_weights(graph)
         # The number of nodes that read each value, counted only if there are large constants.
         self.readers: Counter[Value | None] | None = None
         self.substitution = Substitution()
@@ -90,14 +85,20 @@ class _Folder:
             if node is None:
                 stack.pop()
                 continue
-            if self.substitution.pending:
+            if node.control_inputs or not self.substitution.replaced.isdisjoint(node.inputs):
                 self.substitution.apply(node)
-            branch = self.taken(node, certain)
+            # Passes run in rounds, and most nodes of a later round are what they were in the one
+            # before: a comparison is cheaper than inference.
+            if (known := self.inferred.get(node)) is not None:
+                basis = _basis(node)
+                if len(known) == len(basis) and all(map(is_, known, basis)):
+                    kept.append(node)
+                    continue
+            branch = self.taken(node, certain) if node.op.role is Role.IF else None
             if branch is not None:
                 self.changed = True
                 stack.append(self.splice(node, branch))
-                continue
-            if self.node(node, certain=certain):
+            elif self.node(node, certain=certain):
                 kept.append(node)
             else:
                 self.changed = True
@@ -117,7 +118,7 @@ class _Folder:
 
     def taken(self, node: Node, certain: bool) -> Graph | None:
         """The branch that an If with a constant condition takes."""
-        condition = node.inputs[0] if node.op.name == "If" and is_control(node) else None
+        condition = node.inputs[0]
         if condition is None or condition.const is None or node.control_inputs:
             return None
         try:
@@ -132,17 +133,16 @@ class _Folder:
 
     def node(self, node: Node, *, certain: bool) -> bool:
         """Infer types of one node and fold it; return whether it stays."""
-        known = self.inferred.get(node)
-        # Passes run in rounds, and most nodes of a later round are what they were in the one
-        # before: a comparison is cheaper than inference.
-        if known is not None and _is_same(_basis(node), known):
-            return True
         types = node_types(node, certain=certain)
+        first = node.inputs[0] if node.inputs else None
+        # The first input says no for nearly all nodes.
+        is_constant = (first is None or first.is_constant) and self.is_constant(node)
+        is_control = node.op.role in CONTROL
         results: Sequence[np.ndarray] | None = None
-        if is_control(node):
+        if is_control:
             for _, inner in node.graphs:
                 self.run(inner, certain=False)
-        else:
+        elif is_constant:
             results = self.evaluate(node, types)
         stays = bool(node.control_inputs) or not node.outputs
         for i, value in enumerate(node.outputs):
@@ -150,11 +150,12 @@ class _Folder:
                 continue
             type_ = types[i] if i < len(types) else ANY
             const = None if results is None else results[i]
-            if results is None and not self.framed:
-                const = _contents(type_)
+            if results is None and isinstance(type_, TensorType) and type_.data is not None:
+                const = None if self.framed else _contents(type_, type_.data)
             # A node that waits for others stays as a node, so that readers wait for them as well.
             if const is None or node.control_inputs:
-                if value.type != type_:  # an equal one stays, so that no reader is asked again
+                # An equal one stays, so that no reader is asked again.
+                if value.type is ANY or value.type != type_:
                     value.type = type_
                 stays = True
             else:
@@ -163,21 +164,19 @@ class _Folder:
                     self.readers[folded] = self.readers[value]
         # What a control node computes depends on graphs that may change while it stays the same;
         # and a constant may be folded later, once nothing else reads its large inputs.
-        if stays and not is_control(node) and not self.is_constant(node):
+        if stays and not is_control and not is_constant:
             self.inferred[node] = _basis(node)
         return stays
 
     def evaluate(self, node: Node, types: Sequence[Type]) -> Sequence[np.ndarray] | None:
         """The outputs of a pure operation of constants, unless they are too large to keep."""
-        if not self.is_constant(node):
-            return None
         consts = [None if value is None else value.const for value in node.inputs]
-        held = sum(owned_bytes(const) for const in consts if const is not None)
+        given = [const for const in consts if const is not None]
+        held = sum(map(owned_bytes, given))
         static = [t for t in types if isinstance(t, TensorType) and t.static]
         if self.has_unknown_size(node, static, held):
             return None
-        inputs = sum(const.nbytes for const in consts if const is not None)
-        outputs = sum(t.nbytes for t in static)
+        inputs, outputs = sum(map(_NBYTES, given)), sum(map(_NBYTES, static))
         allowed = max(self.limits.max_folded_bytes, self.replaced(node, held))
         try:
             if node.op.name == "ConstantOfShape" and static:
@@ -197,7 +196,7 @@ class _Folder:
         except Exception:
             return None  # the run raises the error, with the node and its inputs in the message
         # A sequence or an optional is no constant that a value can hold.
-        return arrays if all(isinstance(array, np.ndarray) for array in arrays) else None
+        return None if False in [isinstance(x, np.ndarray) for x in arrays] else arrays
 
     def is_constant(self, node: Node) -> bool:
         """Whether ``node`` computes the same in every run, and may be computed now."""
@@ -213,7 +212,7 @@ class _Folder:
         operations that infer anything; for the others nothing is known."""
         if node.op.infer is not unknown_types and held <= self.limits.max_folded_bytes:
             return False
-        return len(static) < sum(value is not None for value in node.outputs)
+        return len(static) < len(node.outputs) - node.outputs.count(None)
 
     def replaced(self, node: Node, held: int) -> int:
         """Of the ``held`` bytes of constant inputs, those that are freed if ``node`` is folded.
@@ -231,26 +230,19 @@ class _Folder:
         )
 
 
-def _basis(node: Node) -> Basis:
-    values = (*node.inputs, *node.outputs)
-    types = [None if value is None else value.type for value in values]
-    # Of a value that is no constant, the type counts alone.
-    constants = [v if v is not None and v.is_constant else None for v in node.inputs]
-    return [node.op, *node.attrs, *node.attrs.values(), *constants], types
+def _basis(node: Node) -> list[object]:
+    """What the types of a node depend on, and these themselves: all are the very same objects as
+    long as nothing has changed."""
+    types = map(_TYPE, filter(None, (*node.inputs, *node.outputs)))
+    return [node.op, *node.attrs, *node.attrs.values(), *node.inputs, *types]
 
 
-def _is_same(one: Basis, other: Basis) -> bool:
-    return same_objects(one[0], other[0]) and one[1] == other[1]
-
-
-def _contents(type_: Type) -> np.ndarray | None:
+def _contents(type_: TensorType, data: Sequence[Dim]) -> np.ndarray | None:
     """The constant of shape arithmetic, if every element is known."""
-    if not isinstance(type_, TensorType) or type_.data is None or not type_.static:
-        return None
-    if not all(isinstance(x, int) for x in type_.data):
+    if not type_.static or all_known(data) is None:
         return None
     try:
-        return np.array(type_.data, type_.dtype).reshape(type_.dims)
+        return np.array(data, type_.dtype).reshape(type_.dims)
     except OverflowError:  # out of the range of the dtype
         return None
 
@@ -265,5 +257,7 @@ def _filled(node: Node, type_: TensorType) -> np.ndarray:
 
 def owned_bytes(array: np.ndarray) -> int:
     """The bytes of memory behind an array; an element repeated by a stride of 0 counts once."""
+    if array.flags.c_contiguous:
+        return array.nbytes
     counted = [d for d, s in zip(array.shape, array.strides, strict=True) if s != 0]
     return math.prod(counted) * array.itemsize if array.size else 0

@@ -27,7 +27,7 @@ class FoldPadding(Pass):
             if not windowed or node.inputs[0] is None:
                 continue
             pad = node.inputs[0].producer
-            borders = None if pad is None else _borders(pad)
+            borders = None if pad is None or pad.op.full_name != "Pad" else _borders(pad)
             if pad is not None and borders and _can_pad(node, pad, borders):
                 own = _own_pads(node, len(borders) // 2)
                 # ONNX does not allow pads beside another auto_pad, as VALID would be.
@@ -46,7 +46,7 @@ class FoldPadding(Pass):
 def _borders(pad: Node) -> list[int] | None:
     """The elements that a Pad adds before each spatial axis, then those after each; None if it pads
     other axes or crops, or if the amounts are unknown."""
-    if pad.op.name != "Pad" or pad.op.domain or pad.control_inputs:
+    if pad.control_inputs:
         return None
     x, pads, axes = pad.inputs[0], pad.const(1), pad.const(3)
     if pad.attrs.get("mode", "constant") != "constant" or pads is None:

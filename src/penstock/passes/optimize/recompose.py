@@ -44,25 +44,19 @@ class Recompose(Pass):
     requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
-        def visit(node: Node) -> bool:
-            rule = RULES.get(node.op.full_name)
-            if rule is None or node.control_inputs:
-                return False
-            (output,) = node.outputs
-            match = rule(node) if output is not None and _is_float32(output) else None
-            if match is None:
-                return False
-            node.op, node.inputs, node.attrs = match.op, list(match.inputs), dict(match.attrs)
-            return True
+        return forward(graph, dict.fromkeys(RULES, _visit))
 
-        return forward(graph, visit)
+
+def _visit(node: Node) -> bool:
+    (output,) = node.outputs
+    match = RULES[node.op.name](node) if output is not None and output.dtype == FLOAT32 else None
+    if match is None:
+        return False
+    node.op, node.inputs, node.attrs = match.op, list(match.inputs), dict(match.attrs)
+    return True
 
 
 # Matching of values.
-
-
-def _is_float32(value: Value) -> bool:
-    return value.dtype is not None and value.dtype == FLOAT32
 
 
 def _near(number: float | None, wanted: float) -> bool:
@@ -91,7 +85,8 @@ def _product(node: Node, most: int = 4) -> tuple[float, list[Value]] | None:
         value = stack.pop()
         if value is None or len(values) + len(stack) > most:
             return None
-        factor, before = number_of(value), produced_by(value, "Mul", "Div")
+        factor = number_of(value) if value.is_constant else None
+        before = None if value.is_constant else produced_by(value, "Mul", "Div")
         if factor is not None:
             number *= factor
         elif before is not None and before.op.name == "Mul":
@@ -129,6 +124,8 @@ def _activation(node: Node) -> Match | None:
 def _gelu(x: Value, gate: Value, number: float) -> Match | None:
     """x / 2 (1 + erf(x / sqrt 2)), or with tanh(sqrt(2 / pi) (x + 0.044715 x^3)) in its place."""
     inner = _operand(produced_by(gate, "Add"), 1) if _near(number, 0.5) else None
+    if inner is None:
+        return None
     if _times(argument(inner, "Erf"), math.sqrt(0.5)) is x:
         return Match(standard("Gelu"), [x], {})
     cubic = produced_by(_times(argument(inner, "Tanh"), math.sqrt(2 / math.pi)), "Add")
@@ -198,7 +195,7 @@ def _quotient(node: Node) -> Match | None:
 def _normalization(node: Node) -> Match | None:
     """(x - mean) / sqrt(variance + epsilon), along trailing axes; and x / sqrt(mean of x^2)."""
     top, added = node.inputs[0], produced_by(argument(node.inputs[1], "Sqrt"), "Add")
-    if top is None or not _is_float32(top):
+    if top is None or top.dtype != FLOAT32:
         return None
     for number, squares in swapped(added):
         epsilon, variance = number_of(number), produced_by(squares, "ReduceMean")
@@ -259,9 +256,11 @@ _MOST_ONES = 1 << 20
 def _onto_normalization(node: Node) -> Match | None:
     """A Mul to a normalization, as its scale, or an Add, as its bias."""
     for value, operand in swapped(node):
+        if operand is None or operand.const is None:
+            continue
         normal = produced_by(value, "LayerNormalization", "RMSNormalization")
         scale = None if normal is None else normal.const(1)
-        if normal is None or scale is None or operand is None or operand.const is None:
+        if normal is None or scale is None:
             continue
         # Behind a bias, a factor would multiply that as well.
         if len(normal.inputs) != 2 or operand.const.shape != scale.shape:

@@ -34,7 +34,7 @@ class RecomposeExperts(Pass):
     requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
-        return replace_nodes(graph, _product)
+        return replace_nodes(graph, {"MatMul": _product})
 
 
 class _Chosen(NamedTuple):
@@ -48,8 +48,6 @@ class _Chosen(NamedTuple):
 
 
 def _product(node: Node) -> Sequence[Node] | None:
-    if node.op.full_name != "MatMul" or node.control_inputs:
-        return None
     left, right = node.inputs
     for x, other, columns in ((left, right, False), (right, left, True)):
         chosen = _chosen_by(other)

@@ -29,14 +29,15 @@ class Simplify(Pass):
     requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
-        def visit(node: Node) -> Replacement | bool:
-            rule = RULES.get(node.op.full_name)
-            if rule is None or node.control_inputs:
-                return None
-            value, output = node.input(0), next(iter(node.outputs), None)
-            return None if value is None or output is None else rule(node, value, output)
+        return forward(graph, dict.fromkeys(RULES, _visit))
 
-        return forward(graph, visit)
+
+def _visit(node: Node) -> Replacement | bool:
+    value = node.inputs[0] if node.inputs else None
+    output = node.outputs[0] if node.outputs else None
+    if value is None or output is None:
+        return None
+    return RULES[node.op.full_name](node, value, output)
 
 
 def identity(node: Node, value: Value, output: Value) -> Replacement:
@@ -58,7 +59,8 @@ def unchanged_type(node: Node, value: Value, output: Value) -> Replacement:
     before, after = value.type, output.type
     if not isinstance(before, TensorType) or not isinstance(after, TensorType):
         return None
-    return (value,) if before.static and before.without_data() == after.without_data() else None
+    same = before.static and after.static and before.dtype == after.dtype
+    return (value,) if same and before.shape == after.shape else None
 
 
 def repeat(node: Node, value: Value, output: Value) -> Replacement:
@@ -99,20 +101,20 @@ def single(node: Node, value: Value, output: Value) -> Replacement:
 
 def transpose(node: Node, value: Value, output: Value) -> Replacement | bool:
     """Remove an identity permutation; merge two Transposes in a row into one."""
-    perm = node.attrs.get("perm")
+    perm, rank = node.attrs.get("perm"), value.rank
     before = value.producer
     if before is not None and before.op is node.op and not before.control_inputs:
         first, second = before.attrs.get("perm"), perm
         # Reversed twice, axes of any number are as they were.
-        if value.rank is None and first is None and second is None:
+        if rank is None and first is None and second is None:
             return (before.inputs[0],)
-        if value.rank is not None:
-            backwards = list(range(value.rank))[::-1]
+        if rank is not None:
+            backwards = list(range(rank))[::-1]
             first, second = first or backwards, second or backwards
             node.attrs["perm"] = [first[axis] for axis in second]
             node.inputs[0] = before.inputs[0]
             return True
-    return (value,) if perm is not None and list(perm) == list(range(value.rank or 0)) else None
+    return (value,) if perm is not None and list(perm) == list(range(rank or 0)) else None
 
 
 RESHAPES = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
@@ -190,8 +192,8 @@ def rank_zero(node: Node, value: Value, output: Value) -> bool:
     """Constants of one element take rank 0, where that leaves the result's rank as it is. NumPy
     adds a scalar three times as fast as an array of shape (1,)."""
     changed = False
-    for i in (0, 1):
-        const, operand, other = node.const(i), node.inputs[i], node.inputs[1 - i]
+    for i, operand in enumerate(node.inputs):
+        const, other = None if operand is None else operand.const, node.inputs[1 - i]
         if operand is None or const is None or const.size != 1 or const.ndim == 0 or other is None:
             continue
         # The other operand alone gives the result its rank then.

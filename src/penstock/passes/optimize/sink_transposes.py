@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from penstock.analysis.quantized_weights import producer
+from penstock.analysis.quantized_weights import is_conversion
 from penstock.core.records import NamedTuple
 from penstock.core.types import TensorType
-from penstock.ir.graph import Graph, Node, Value, readers_of
+from penstock.ir.graph import Graph, Node, Readers, Value, readers_of
 from penstock.ops.registry import MICROSOFT, standard
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.rewrite import replace_nodes
@@ -44,46 +44,67 @@ class SinkTransposes(Pass):
     requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
-        readers = readers_of(graph)
-
-        def moved(node: Node) -> Sequence[Node] | None:
-            return (
-                _through(node)
-                or _before_pad(node, readers)
-                or _before_dequantization(node)
-                or _before_transpose(node, readers)
-            )
-
-        return replace_nodes(graph, moved)
+        sinking = _Sinking(graph)
+        return replace_nodes(graph, dict.fromkeys(sinking.names, sinking.moved))
 
 
-def _through(node: Node) -> Sequence[Node] | None:
-    """``node`` on what was transposed, and a Transpose of its result."""
-    known = _RULES if node.op.domain in ("", MICROSOFT) else {}
-    rule = known.get(node.op.name, _pointwise if node.op.elementwise else None)
-    if rule is None or len(node.outputs) != 1:
-        return None
-    output = node.outputs[0]
-    sources = [None if value is None else _source(value) for value in node.inputs]
-    ranks = {source.rank for source in sources if source is not None}
-    rank = ranks.pop() if len(ranks) == 1 else None
-    moved = None if output is None or rank is None else rule(node, sources, rank)
-    if moved is None or output is None:
-        return None
-    node.inputs = list(moved.inputs)
-    node.attrs |= moved.attrs
-    if list(moved.perm) == sorted(moved.perm):
-        return *moved.before, node
-    first = Value(f"{output.name}/first", _unmoved(output, moved.perm), node)
-    node.outputs = [first]
-    return *moved.before, node, _transposed(first, output, moved.perm, node)
+class _Sinking:
+    """A walk over a graph. ``sources``: what values are that have had their channels moved from
+    axis 1 to the last. ``names``: of the operations that it concerns."""
 
+    def __init__(self, graph: Graph) -> None:
+        self.sources: dict[Value | None, Value | None] = {}
+        self.readers = readers_of(graph)
+        self.note([node for node in graph.walk() if node.op.full_name == "Transpose"])
+        names, others = [op.full_name for op in graph.ops], ("Arg", "Reduce", "Transpose")
+        self.names = names if self.sources else [n for n in names if n.startswith(others)]
 
-def _source(value: Value) -> Value | None:
-    """What ``value`` is with its channels moved from axis 1 to the last."""
-    node = value.producer
-    perm = None if node is None else _perm(node)
-    return node.inputs[0] if node is not None and perm and perm == _last(len(perm)) else None
+    def note(self, nodes: Sequence[Node]) -> None:
+        """Keep what ``nodes``, which are new, have moved."""
+        for node in nodes:
+            for value in node.outputs:
+                self.sources.pop(value, None)
+            perm = _perm(node)
+            if perm and perm == _last(len(perm)):
+                self.sources[node.outputs[0]] = node.inputs[0]
+
+    def moved(self, node: Node) -> Sequence[Node] | None:
+        """``node`` and a Transpose in the other order."""
+        reads = not self.sources.keys().isdisjoint(node.inputs)
+        parts = self.through(node) if reads else None
+        value = node.inputs[0] if node.inputs else None
+        before = None if parts is not None or value is None else value.producer
+        if before is not None and node.op.name == "Transpose":
+            if before.op.full_name == "Pad":
+                parts = _before_pad(node, before, self.readers)
+            elif is_conversion(before, "DequantizeLinear"):
+                parts = _before_dequantization(node, before)
+        elif before is not None and node.op.full_name.startswith(("Arg", "Reduce")):
+            parts = _before_transpose(node, before, self.readers)
+        if parts is not None:
+            self.note(parts)
+        return parts
+
+    def through(self, node: Node) -> Sequence[Node] | None:
+        """``node`` on what was transposed, and a Transpose of its result."""
+        known = _RULES if node.op.domain in ("", MICROSOFT) else {}
+        rule = known.get(node.op.name, _pointwise if node.op.elementwise else None)
+        if rule is None or len(node.outputs) != 1:
+            return None
+        output = node.outputs[0]
+        sources = [self.sources.get(value) for value in node.inputs]
+        ranks = {source.rank for source in sources if source is not None}
+        rank = ranks.pop() if len(ranks) == 1 else None
+        moved = None if output is None or rank is None else rule(node, sources, rank)
+        if moved is None or output is None:
+            return None
+        node.inputs = list(moved.inputs)
+        node.attrs |= moved.attrs
+        if list(moved.perm) == sorted(moved.perm):
+            return *moved.before, node
+        first = Value(f"{output.name}/first", _unmoved(output, moved.perm), node)
+        node.outputs = [first]
+        return *moved.before, node, _transposed(first, output, moved.perm, node)
 
 
 def _perm(node: Node) -> list[int] | None:
@@ -236,20 +257,16 @@ _RULES: dict[str, _Rule] = {
 }
 
 
-def _before_pad(node: Node, readers: dict[Value, list[Node | None]]) -> Sequence[Node] | None:
+def _before_pad(node: Node, pad: Node, readers: Readers) -> Sequence[Node] | None:
     """A Transpose to channels first of a Pad that no other node reads, before the Pad."""
-    perm = _perm(node)
-    if perm is None:
-        return None
-    padded, output = node.inputs[0], node.outputs[0]
-    pad = None if padded is None else padded.producer
-    if pad is None or padded is None or output is None:
+    perm, padded, output = _perm(node), node.inputs[0], node.outputs[0]
+    if perm is None or padded is None or output is None:
         return None
     rank, source = len(perm), pad.inputs[0]
     # What else reads the Pad expects its channels where they are.
     if perm != _first(rank) or source is None or len(readers.get(padded, ())) != 1:
         return None
-    if pad.op.full_name != "Pad" or pad.control_inputs or source.rank != rank:
+    if pad.control_inputs or source.rank != rank:
         return None
     first = Value(f"{padded.name}/first", _unmoved(source, _last(rank)))
     inputs = _padded(pad, first, _last(rank))
@@ -258,14 +275,11 @@ def _before_pad(node: Node, readers: dict[Value, list[Node | None]]) -> Sequence
     return _transposed(source, first, perm, node), pad.derived(inputs, [output])
 
 
-def _before_transpose(node: Node, readers: dict[Value, list[Node | None]]) -> Sequence[Node] | None:
+def _before_transpose(node: Node, transpose: Node, readers: Readers) -> Sequence[Node] | None:
     """A reduction of what a Transpose moves for it alone, as one of what that reads."""
-    if not node.op.full_name.startswith(("Arg", "Reduce")) or node.control_inputs:
-        return None
     value, output = node.inputs[0], node.outputs[0]
-    transpose = None if value is None else value.producer
     # Another reader needs the Transpose anyway, so that moving it saves nothing.
-    if value is None or transpose is None or output is None or len(readers.get(value, ())) != 1:
+    if value is None or output is None or len(readers.get(value, ())) != 1:
         return None
     attrs, perm = dict(node.attrs), transpose.attrs.get("perm")
     axes = np.array([attrs.get("axis", 0)]) if node.op.name.startswith("Arg") else node.const(1)
@@ -290,15 +304,11 @@ def _before_transpose(node: Node, readers: dict[Value, list[Node | None]]) -> Se
     return node.derived(inputs, [first], attrs), _transposed(first, output, perm, node)
 
 
-def _before_dequantization(node: Node) -> Sequence[Node] | None:
+def _before_dequantization(node: Node, conversion: Node) -> Sequence[Node] | None:
     """A Transpose of what DequantizeLinear computes, to channels first or of a constant, as one of
     its codes."""
-    if node.op.full_name != "Transpose" or node.control_inputs:
-        return None
-    conversion = producer(node.inputs[0], "DequantizeLinear")
-    perm, output = node.attrs.get("perm"), node.outputs[0]
-    codes = None if conversion is None else conversion.inputs[0]
-    if conversion is None or codes is None or output is None or not perm or codes.rank != len(perm):
+    perm, output, codes = node.attrs.get("perm"), node.outputs[0], conversion.inputs[0]
+    if codes is None or output is None or not perm or codes.rank != len(perm):
         return None
     is_constant = all(value is None or value.const is not None for value in conversion.inputs)
     if not is_constant and (len(perm) < _FEWEST_AXES or perm != _first(len(perm))):

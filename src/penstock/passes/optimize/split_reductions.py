@@ -25,6 +25,7 @@ _OPERATIONS = {
     "LogSum": ("Sum", "LogSum"),
     "SumSquare": ("SumSquare", "Sum"),
 }
+_NAMES = [f"Reduce{name}" for name in _OPERATIONS]
 # Those whose results are rounded where elements are integers, or that take integers for floats.
 _ROUNDED = frozenset({"L2", "LogSum", "LogSumExp", "Mean"})
 _DTYPES = frozenset(map(np.dtype, ("float32", "float64", "int32", "int64", "int8", "uint8")))
@@ -37,13 +38,11 @@ class SplitReductions(Pass):
     requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
-        return replace_nodes(graph, _split)
+        return replace_nodes(graph, dict.fromkeys(_NAMES, _split))
 
 
 def _split(node: Node) -> Sequence[Node] | None:
-    name = node.op.full_name.removeprefix("Reduce")
-    if name not in _OPERATIONS or node.op.full_name == name or node.control_inputs:
-        return None
+    name = node.op.name.removeprefix("Reduce")
     x, spelled, (y,) = node.inputs[0], node.const(1), node.outputs
     if x is None or spelled is None or y is None or not isinstance(x.type, TensorType):
         return None

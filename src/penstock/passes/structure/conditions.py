@@ -66,9 +66,10 @@ class Deadness:
             reads = self.reads[node] = all_reads(node)
             self.conditions[node] = ALWAYS if node in running else self._condition(node)
             # A Switch is removed; its readers wait for what it has waited for.
-            switches = [v.producer for v in reads if v.producer and is_switch(v.producer)]
+            producers = [p for v in reads if (p := v.producer) is not None]
+            switches = [p for p in producers if is_switch(p)]
             inherited = [effect for switch in switches for effect in self.waits.get(switch, ())]
-            self.waits[node] = self._order.add(node, reads, inherited)
+            self.waits[node] = self._order.add(node, producers, inherited)
 
     def of(self, value: Value) -> Condition:
         """The condition under which ``value`` lives."""

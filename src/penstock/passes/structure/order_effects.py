@@ -33,7 +33,7 @@ def order_effects(graph: Graph) -> bool:
     """Let each node that ``keeps_order`` wait for the one before it in its graph, in nested graphs
     too. ``graph`` must be sorted. Return whether anything changed."""
     changed = False
-    if not any(_has_effect(node.op) for node in graph.walk()):
+    if True not in [_has_effect(op) for op in graph.ops if not op.pure]:
         return changed
     for inner in graph.graphs():
         before = None

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 
 from penstock.core.checkpoints import with_checkpoints
-from penstock.ir.graph import Graph, Node, Value, all_reads, is_framed
+from penstock.ir.graph import Graph, Node, all_reads, is_framed
 from penstock.ir.op import Role
 from penstock.ops.registry import TENSORFLOW
 from penstock.passes.context import Pass, PassContext, Property
@@ -34,13 +34,15 @@ def relax_control_edges(graph: Graph) -> bool:
     values order, in nested graphs too. ``graph`` must be sorted. Returns whether it changed."""
     changed = False
     # Those of ONNX and TFLite are in order as they are listed (``order_effects``).
-    ordered = any(not n.op.pure and n.op.domain == TENSORFLOW for n in graph.walk())
+    ordered = True in [not op.pure and op.domain == TENSORFLOW for op in graph.ops]
     for inner in graph.graphs():
-        if ordered or any(node.control_inputs for node in inner.nodes):
+        if ordered or True in [bool(node.control_inputs) for node in inner.nodes]:
             order, own = EffectOrder(), set(inner.nodes)
             for node in with_checkpoints(inner.nodes):
                 # What a nested graph captures was computed before it runs.
-                effects = order.add(node, [v for v in all_reads(node) if v.producer in own])
+                reads = all_reads(node) if node.nests else node.inputs
+                producers = [p for v in reads if v is not None and (p := v.producer) in own]
+                effects = order.add(node, producers)
                 changed |= effects != node.control_inputs
                 node.control_inputs = effects
     return changed
@@ -50,29 +52,32 @@ class EffectOrder:
     """The nodes with side effects that must run before others: of each node the nearest ones."""
 
     def __init__(self) -> None:
-        self._before: dict[Node, dict[Node, None]] = {}
+        # The node itself if it has side effects, else the nearest before it.
+        self._nearest: dict[Node, dict[Node, None]] = {}
         self.has_side_effects = cache(has_side_effects)  # slow for nodes with large graphs
 
-    def add(self, node: Node, reads: Sequence[Value], waits: Iterable[Node] = ()) -> list[Node]:
+    def add(self, node: Node, producers: Sequence[Node], waits: Iterable[Node] = ()) -> list[Node]:
         """The nodes with side effects that ``node``, whose predecessors were added before, must
         wait for because of its control inputs; those of ``waits``, which it inherits; and, if it
-        has side effects, those before what it reads: passes may come to know a value, such as the
-        last count of a loop, without what computes it."""
+        has side effects, those before the ``producers`` of what it reads: passes may come to know a
+        value, such as the last count of a loop, without what computes it."""
         effects: dict[Node, None] = {}
         for source in node.control_inputs:
-            effects.update(self._nearest(source))
+            effects.update(self._of(source))
         effects.update(dict.fromkeys(waits))
         before = dict(effects)
-        for value in reads:
-            if value.producer is not None:
-                before.update(self._nearest(value.producer))
-        self._before[node] = before
-        known = before if self.has_side_effects(node) else effects
-        near = {value.producer for value in reads if value.producer and not value.producer.graphs}
-        return [effect for effect in known if effect in effects or effect not in near]
+        for source in producers:
+            before.update(self._of(source))
+        if not self.has_side_effects(node):
+            self._nearest[node] = before
+            return list(effects)
+        self._nearest[node] = {node: None}
+        near = {source for source in producers if not source.nests}
+        return [effect for effect in before if effect in effects or effect not in near]
 
-    def _nearest(self, source: Node) -> dict[Node, None]:
-        return {source: None} if self.has_side_effects(source) else self._before.get(source, {})
+    def _of(self, source: Node) -> dict[Node, None]:
+        known = self._nearest.get(source)
+        return {source: None} if known is None and self.has_side_effects(source) else known or {}
 
 
 def has_side_effects(node: Node) -> bool:
@@ -80,4 +85,4 @@ def has_side_effects(node: Node) -> bool:
     # These are not pure, since something may wait for them, but nothing can tell when they ran.
     if node.op.full_name == f"{TENSORFLOW}.NoOp" or node.op.role is Role.CONTROL_TRIGGER:
         return False
-    return not all(each.op.pure for each in (node, *node.inner))
+    return not node.op.pure or (node.nests and not all(each.op.pure for each in node.inner))
