@@ -151,8 +151,23 @@ NO_MEMORY_USE = MemoryUse()
 NO_RUNTIME_SHAPES = RuntimeShapes()
 
 
+class _LateFunction:
+    """The ``function`` of a kernel that makes it when it is first read, and then has it as an
+    attribute: most kernels are bound ahead of the run, and it is never called."""
+
+    __slots__ = ("_make",)
+    _make: Callable[[], Callable[..., RunValue]]
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "function":
+            raise AttributeError(f"a Kernel has no attribute {name!r}")
+        function = self._make()
+        object.__setattr__(self, name, function)
+        return function
+
+
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class Kernel(_LateFunction):
     """The code of one node on one backend.
 
     ``function(*inputs)`` takes one argument for each of the node's inputs (``None`` for one left
@@ -196,6 +211,19 @@ class Kernel:
     device: DeviceWork = OWN_DEVICE
     memory: MemoryUse = NO_MEMORY_USE
     shapes: RuntimeShapes = NO_RUNTIME_SHAPES
+
+    @classmethod
+    def late(cls, make: Callable[[], Callable[..., RunValue]], **fields: Any) -> Kernel:
+        """Return the kernel whose function ``make`` returns, once that is needed.
+
+        Args:
+            make: Called without arguments.
+            fields: The other fields of the kernel.
+        """
+        kernel = cls(make, **fields)
+        object.__delattr__(kernel, "function")
+        object.__setattr__(kernel, "_make", make)
+        return kernel
 
     def __call__(self, *inputs: RunValue) -> RunValue:
         return self.function(*inputs)

@@ -176,8 +176,10 @@ def products_of_images(
     if axes.are_rows and weights.groups == 1:
         return products_of_rows(site, x, weights, rescaling)
     call = _products(site, axes, x, _merged(weights), rescaling)
+    if call is None:
+        return None
     images = x.tensor, len(site.node.inputs)
-    return None if call is None else of_any_strides(site, call, call, images, turned=axes.turned)
+    return of_any_strides(site, call, lambda: call, images, turned=axes.turned)
 
 
 def products_of_rows(

@@ -101,7 +101,8 @@ class NativeCall:
     ``restrided(strides)``, if given, returns the call for tensors that have these strides (in
     elements; None for those without gaps), or raises ``UnsupportedError``: memory in any order of
     dims is then read and written where it is, best in ``dims_order``, or, with ``any_layout``, the
-    output in the order that its reader prefers.
+    output in the order that its reader prefers. What is not ``complete`` must be restrided, even if
+    no tensor has gaps.
 
     ``finish`` makes the outputs of what the kernel writes in their place. ``keep`` is held with the
     call, such as what its arrays are shared by. ``reordered`` are inputs that need not be held, as
@@ -121,6 +122,7 @@ class NativeCall:
     reordered: Mapping[int, Reordered] = field(default_factory=dict)
     dims_order: tuple[int, ...] = ()
     any_layout: bool = False
+    complete: bool = True
     restrided: Callable[[Sequence[tuple[int, ...] | None]], NativeCall] | None = None
 
 
@@ -191,21 +193,12 @@ def native_kernel(site: Site, call: NativeCall) -> Kernel:
         site = replace(site, constants=Contents(others))
     binder = _CallBinder(site, call)
     count, tensors = len(site.node.inputs), site.tensors
-    runtime: tuple[Any, ...] = (_RUNTIME,) * len(tensors)
-    call_given = binder.call(runtime, _RUNTIME if call.workspace else None, every=True)
-    into: Callable[..., RunValue] = call_given.run
-    function: Callable[..., RunValue] = call_given.make
-    # No closures, whose cells Python's collector would walk for as long as plans live.
-    if call.restrided is not None or call.workspace:
-        into = partial(_run_given, binder, call_given.run)
-    if call.workspace or None in tensors[count:]:
-        function = partial(_run_into_new, into, tensors[count:])
     read = _read(call) - {w.index for w in call.words if isinstance(w, Tensor) and w.own_order}
     inputs = enumerate(site.node.inputs)
     dense = tuple([i for i, v in inputs if i in read and (v is None or not v.is_constant)])
-    return Kernel(
-        function,
-        into,
+    return Kernel.late(
+        binder.function,
+        into=partial(_run_once, binder),
         binder=binder,
         workspace=call.workspace,
         operand_dtype="bfloat16" if call.kernel.startswith(ROUNDED) else "",
@@ -226,17 +219,23 @@ def native_kernel(site: Site, call: NativeCall) -> Kernel:
 
 def _run_given(binder: _CallBinder, call: Callable[..., None], *arrays: np.ndarray | None) -> None:
     """Make a call on arrays that are given each time, of any strides, and a workspace."""
-    site, nbytes = binder.site, binder.native.workspace
-    count, end = len(site.node.inputs), len(site.tensors)
-    work = arrays[end] if len(arrays) > end else None
-    # Only plans set workspace aside.
-    if nbytes and work is None:
-        work = np.empty(nbytes, np.uint8)
-    if all(y is None or y.flags.c_contiguous for y in arrays[count:end]):
-        call(*arrays[:end], *(() if work is None else (work,)))
+    count, nbytes = len(binder.site.node.inputs), binder.native.workspace
+    if nbytes and len(arrays) == len(binder.site.tensors):  # only plans set workspace aside
+        arrays = (*arrays, np.empty(nbytes, np.uint8))
+    outputs = arrays[count : len(binder.site.tensors)]
+    if all([y is None or y.flags.c_contiguous for y in outputs]):
+        call(*arrays)
     else:
-        run, runtime = binder.bind(arrays[:count], arrays[count:end], work)
-        run(*runtime)
+        _run_once(binder, *arrays)
+
+
+def _run_once(binder: _CallBinder, *arrays: np.ndarray | None) -> None:
+    """As ``_run_given``, with a call that is made for these arrays."""
+    count, end = len(binder.site.node.inputs), len(binder.site.tensors)
+    nbytes = binder.native.workspace
+    work = arrays[end] if len(arrays) > end else np.empty(nbytes, np.uint8) if nbytes else None
+    run, runtime = binder.bind(arrays[:count], arrays[count:end], work)
+    run(*runtime)
 
 
 def _run_into_new(
@@ -297,6 +296,29 @@ class _CallBinder(Binder):
     def compiled_call(self) -> CompiledCall:
         return self.site.library.call_of
 
+    def plain(self) -> NativeCall:
+        """The call for tensors without gaps."""
+        native = self.native
+        if native.complete or native.restrided is None:
+            return native
+        return native.restrided([None] * len(self.site.tensors))
+
+    def function(self) -> Callable[..., RunValue]:
+        """The function of the kernel."""
+        native, tensors = self.plain(), self.site.tensors
+        outputs = tensors[len(self.site.node.inputs) :]
+        runtime: tuple[Any, ...] = (_RUNTIME,) * len(tensors)
+        work = _RUNTIME if native.workspace else None
+        call = _CallBinder(self.site, native).call(runtime, work, every=True)
+        # No closures, whose cells Python's collector would walk for as long as plans live.
+        function: Callable[..., RunValue] = call.make
+        if native.workspace or None in outputs:
+            into = call.run
+            if native.restrided is not None or native.workspace:
+                into = partial(_run_given, self, into)
+            function = partial(_run_into_new, into, outputs)
+        return function
+
     def bind(
         self, inputs: RunValues, outputs: RunValues, workspace: np.ndarray | None
     ) -> BoundCall:
@@ -304,7 +326,9 @@ class _CallBinder(Binder):
         native, usable = self.native, _is_dense
         orders: dict[int, tuple[int, ...] | None] = {}
         strides = list(map(_strides, arrays, self.site.tensors))
-        if native.restrided is not None and any(strides):
+        if native.restrided is None or not any(strides):
+            native = self.plain()
+        else:
             try:
                 # Code that is told the strides needs no more than whole elements at aligned
                 # addresses.
@@ -328,7 +352,7 @@ class _CallBinder(Binder):
         """As ``bind``, for strides that the kernel does not know: inputs are copied at each call,
         and outputs computed without gaps and then copied."""
         dense = [np.empty_like(y, order="C") if isinstance(y, np.ndarray) else y for y in outputs]
-        plain = _CallBinder(self.site, replace(self.native, restrided=None))
+        plain = _CallBinder(self.site, replace(self.plain(), restrided=None))
         call, runtime = plain.bind(inputs, dense, workspace)
 
         def run(*arrays: RunValue) -> None:

@@ -129,9 +129,8 @@ def quantized_convolution(site: Site) -> NativeCall | None:
     if is_depthwise and axes.planes == Window(1, 1, 1):
         call = _of_each_channel(site, chain, less, axes)
         if call is not None:
-            return of_any_strides(
-                site, call, call, (x.tensor, len(site.node.inputs)), turned=axes.turned
-            )
+            images = x.tensor, len(site.node.inputs)
+            return of_any_strides(site, call, lambda: call, images, turned=axes.turned)
     return products_of_images(site, axes, x, weights, chain.rescaling)
 
 
