@@ -383,14 +383,20 @@ def _types(values: Sequence[Value | None]) -> list[Type | None]:
 
 
 def _are_static(types: Sequence[Type | None]) -> bool:
-    return False not in [t is None or (isinstance(t, TensorType) and t.static) for t in types]
+    for type_ in types:
+        if type_ is not None and not (isinstance(type_, TensorType) and type_.static):
+            return False
+    return True
 
 
 def _tensors(types: Sequence[Type | None]) -> list[TensorType | None] | None:
     """``types``, if all are tensors of known dtypes, else None."""
-    tensors = [t for t in types if t is None or isinstance(t, TensorType)]
-    unknown = any(t is not None and t.dtype is None for t in tensors)
-    return None if unknown or len(tensors) < len(types) else tensors
+    tensors: list[TensorType | None] = []
+    for type_ in types:
+        if type_ is not None and (not isinstance(type_, TensorType) or type_.dtype is None):
+            return None
+        tensors.append(type_)
+    return tensors
 
 
 def _is_small(value: Value | None) -> bool:

@@ -11,6 +11,7 @@ from penstock.core.types import Type
 from penstock.ir.contract import checked_kernel
 from penstock.ir.graph import Node, Value, same_objects
 from penstock.ir.kernel import Kernel
+from penstock.ir.op import Attrs
 from penstock.ops.internal.transfer import (
     HOST,
     NO_OTHER_PLACES,
@@ -24,16 +25,14 @@ from penstock.ops.internal.transfer import (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Answer:
-    """The kernel of a node whose inputs and outputs have these types and constants; None if the
-    backend has none, and ``error`` if it raised."""
+    """The kernel of a node with these attributes, whose inputs and outputs have these types and
+    constants; None if the backend has none, and ``error`` if it raised."""
 
+    attrs: Attrs
     types: list[Type | None]
     constants: list[Value | None]
     kernel: Kernel | None
     error: Exception | None
-
-    def holds(self, types: list[Type | None], constants: list[Value | None]) -> bool:
-        return types == self.types and same_objects(constants, self.constants)
 
 
 class KernelTable:
@@ -73,10 +72,20 @@ class KernelTable:
     def _answer(self, backend: Backend, node: Node) -> _Answer:
         key = (backend.name, node)
         answer = self._answers.get(key)
-        inputs = node.inputs
-        types = [None if v is None else v.type for v in (*inputs, *node.outputs)]
-        constants = [v if v is not None and v.is_constant else None for v in inputs]
-        if answer is None or not answer.holds(types, constants):
+        attrs, inputs = node.attrs, node.inputs
+        types: list[Type | None] = []
+        constants: list[Value | None] = []
+        for value in inputs:
+            types.append(None if value is None else value.type)
+            constants.append(value if value is not None and value.is_constant else None)
+        for value in node.outputs:
+            types.append(None if value is None else value.type)
+        if (
+            answer is None
+            or attrs is not answer.attrs
+            or types != answer.types
+            or not same_objects(constants, answer.constants)
+        ):
             checkpoint()  # a library may take milliseconds to choose a kernel
             kernel, error = None, None
             try:
@@ -87,7 +96,7 @@ class KernelTable:
                 kernel = checked_kernel(node, kernel, backend)
             except Exception as raised:
                 error = raised.with_traceback(None)  # that would hold this table
-            answer = self._answers[key] = _Answer(types, constants, kernel, error)
+            answer = self._answers[key] = _Answer(attrs, types, constants, kernel, error)
         return answer
 
 

@@ -198,7 +198,8 @@ def compared(
         return seconds, True
     known = {} if known is None else known
     missing = [backend for backend in among if backend.name not in known]
-    known.update(zip([b.name for b in missing], estimates(missing, node), strict=True))
+    if missing:
+        known.update(zip([b.name for b in missing], estimates(missing, node), strict=True))
     return [known[backend.name] for backend in among], False
 
 

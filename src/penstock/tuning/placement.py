@@ -124,13 +124,15 @@ class Placement:
         """Whether a fused node is expected to be at least as fast as its parts, or as the
         ``pieces`` in whose place it comes, each on the backend that is fastest for it; True where
         the user has chosen the backend of its parts. Pieces that the user has placed stay."""
-        fusing = self._fusing(node)
-        if not fusing or any(wanted(piece, self.overrides) for piece in pieces or ()):
+        fusing, overrides = self._fusing(node), self.overrides
+        if not fusing or (overrides and any(wanted(piece, overrides) for piece in pieces or ())):
             return False
-        if wanted(node, self.overrides):
+        if overrides and wanted(node, overrides):
             return True
         pieces = parts(node) if pieces is None else pieces
-        among = [*fusing, *[backend for backend in self.backends if backend not in fusing]]
+        among = fusing
+        if self.costs.knows(node):  # it may have been measured to be faster elsewhere
+            among = [*fusing, *[backend for backend in self.backends if backend not in fusing]]
         compared_seconds, measured = self._compared(node, among)
         if measured:
             fastest = among[compared_seconds.index(min(compared_seconds))]
@@ -140,15 +142,15 @@ class Placement:
             return fastest in fusing
         if self.measured_only:
             return True
-        seconds = min(self._expected(node, fusing))
+        seconds = min(compared_seconds if among is fusing else self._expected(node, fusing))
         # The least cost of a part may be that of a backend that has no kernel for it.
         least = (min(self._expected(part, self._allowed(part))) for part in pieces)
         return _add_up_to(seconds, least) or _add_up_to(seconds, map(self._seconds, pieces))
 
     def _fusing(self, node: Node) -> list[Backend]:
         """The backends that may have a kernel for a fused node."""
-        names = set(wanted(node, self.overrides))
-        return [b for b in self.backends if b.fuses and names <= {b.name}]
+        names = set(wanted(node, self.overrides)) if self.overrides else ()
+        return [b for b in self.backends if b.fuses and (not names or names == {b.name})]
 
     def _expected(self, node: Node, among: Sequence[Backend]) -> Sequence[float]:
         return self._compared(node, among)[0]
@@ -157,6 +159,8 @@ class Placement:
         known, basis = self._known.get(node), _basis(node)
         if known is None or not same_objects(basis, known.basis):
             known = self._known[node] = _Known(basis)
+        if not self.costs.knows(node):
+            return compared(self.costs, node, among, known.estimates)
         names = tuple([backend.name for backend in among])
         found = known.comparisons.get(names)
         if found is None:
@@ -190,11 +194,12 @@ class Placement:
         """The backend of each node, nested ones included, that is expected to be the fastest, for
         backends that share a memory. Raises ``Unsupported``, which lists all operations for which
         none of the backends, or not the one that the user wants, has a kernel."""
-        readers = readers_of(graph)
+        convolutions = [n for n in graph.walk() if n.op.name in ("Conv", "ConvTranspose")]
+        readers = readers_of(graph) if convolutions else {}
         self._order_seconds = {
             node: wanted_in_own_order(node, readers.get(node.outputs[0], ()))
-            for node in graph.walk()
-            if node.op.name in ("Conv", "ConvTranspose") and node.outputs[0] is not None
+            for node in convolutions
+            if node.outputs[0] is not None
         }
         return self._chosen(graph, self._fastest)
 
@@ -235,7 +240,7 @@ class Placement:
         return backend if backend is not None and self.kernels.accepts(backend, node) else None
 
     def _allowed(self, node: Node) -> Sequence[Backend]:
-        names = wanted(node, self.overrides)
+        names = wanted(node, self.overrides) if self.overrides else ()
         if names:
             by_name = {backend.name: backend for backend in self.backends}
             return [by_name[name] for name in names]
@@ -250,16 +255,16 @@ class Placement:
         """Of the backends that have a kernel for a node, the one that is expected to be fastest;
         others that are expected to be slower are not asked."""
         left = list(among)
-        while left:
-            seconds = self._expected(node, left) if len(left) > 1 else [0.0]
-            copy_s = self._order_seconds.get(node, 0.0)
-            if copy_s and not self._compared(node, left)[1]:
+        copy_s = self._order_seconds.get(node, 0.0) if self._order_seconds else 0.0
+        while len(left) > 1:
+            seconds, measured = self._compared(node, left)
+            if copy_s and not measured:
                 pairs = zip(left, seconds, strict=True)
                 seconds = [s + copy_s * order_lacking(b) for b, s in pairs]
             backend = left.pop(seconds.index(min(seconds)))
             if self.kernels.accepts(backend, node):
                 return backend
-        return None
+        return left[0] if left and self.kernels.accepts(left[0], node) else None
 
     def _chosen(self, graph: Graph, choice: Callable[[Node], T | None]) -> dict[Node, T]:
         chosen: dict[Node, T] = {}

@@ -225,14 +225,18 @@ def fused_with(first: str) -> str:
 def family_of(node: Node) -> Family | None:
     """The family of a node's operation, and of a fused node by what it begins with; None if there
     are no kernels."""
-    name = node.op.full_name
-    if name != FUSED.full_name:
-        return _family(name)
-    names = [part.op.full_name for part in parts(node)]
+    if node.op is not FUSED:
+        name = node.op.full_name
+        return _COMPLETE.get(name) or _family(name)
+    nodes = parts(node)
+    first = nodes[0].op.full_name
     # Products of codes begin with it, and elementwise chains may, too.
-    if names[0] == "DequantizeLinear" and _PRODUCTS.isdisjoint(names):
-        return _family(name)
-    return _family(fused_with(names[0])) or _family(name)
+    if first != "DequantizeLinear" or any(n.op.full_name in _PRODUCTS for n in nodes):
+        name = fused_with(first)
+        own = _COMPLETE.get(name) or _family(name)
+        if own is not None:
+            return own
+    return _family(FUSED.full_name)
 
 
 def _family(name: str) -> Family | None:

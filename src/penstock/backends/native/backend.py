@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
-
 import numpy as np
 
 from penstock.backends.dynamic_shapes import SpecializingBackend
@@ -30,7 +28,6 @@ from penstock.ops.common.constant_cache import REORDERED, SavedCopies, copies_of
 from penstock.ops.internal.fused import parts
 from penstock.ops.work_estimate import WORTH_ROUNDING, Workload, flops
 
-T = TypeVar("T")
 _PRODUCTS = ("Gemm", "MatMul")
 # Families of work, and products of each element of x that are worth rounding it.
 _ROUNDED, _LEAST_USES = frozenset({"dense", "image"}), 32
@@ -42,14 +39,10 @@ def _touches_objects(site: Site, call: NativeCall) -> bool:
     tensors = site.tensors
     if call.finish is not None:
         tensors = (*tensors[: len(site.node.inputs)], *call.finish.writes)
-    return any(t is not None and t.dtype is not None and t.dtype.hasobject for t in tensors)
-
-
-def _unless_unsupported(choose: Callable[[Site], T | None], site: Site) -> T | None:
-    try:
-        return choose(site)
-    except UnsupportedError:
-        return None
+    for type_ in tensors:  # loops: this is asked for each kernel
+        if type_ is not None and type_.dtype is not None and type_.dtype.hasobject:
+            return True
+    return False
 
 
 class NativeBackend(SpecializingBackend):
@@ -73,25 +66,23 @@ class NativeBackend(SpecializingBackend):
                 "there are no compiled kernels: install Penstock with a C compiler, such as gcc; "
                 "PENSTOCK_NATIVE=off turns them off"
             )
-        self.library, self._precision = loaded, precision
+        self.library = loaded
+        self.narrow = precision == "bf16" and bool(loaded.functions.multiplies_bfloat16)
+        """whether operands of products are rounded to bfloat16"""
 
     def work(self, node: Node) -> Workload | None:
         family = family_of(node)
         work = None if family is None else family.work(node)
-        if work is None or work.family not in _ROUNDED or not self._rounds(node):
+        if not self.narrow or work is None or work.family not in _ROUNDED or not self._rounds(node):
             return work
         # Pairs are multiplied in the time of one number, and read in it.
         return work._replace(flops=work.flops / 2, weights=work.weights / 2)
 
-    @property
-    def narrow(self) -> bool:
-        """Whether operands of products are rounded to bfloat16."""
-        return self._precision == "bf16" and bool(self.library.functions.multiplies_bfloat16)
-
     def _rounds(self, node: Node) -> bool:
-        """Whether operands of a node are rounded, if it is a product of a kind that can be."""
+        """Whether operands of a node are rounded, if it is a product of a kind that can be, and the
+        backend is ``narrow``."""
         first = parts(node)[0]
-        x = first.inputs[0].type if self.narrow and first.inputs and first.inputs[0] else None
+        x = first.inputs[0].type if first.inputs and first.inputs[0] else None
         if not isinstance(x, TensorType) or not x.static:
             return False
         return flops(first) >= max(WORTH_ROUNDING, 2 * _LEAST_USES * x.elements)
@@ -118,7 +109,10 @@ class NativeBackend(SpecializingBackend):
             return kernel
         # It takes arrays of any shapes, so that new ones need no kernel of their own, nor an entry
         # of a cache; products also of any strides, which the function of known shapes would copy.
-        call = _unless_unsupported(family.ahead_of_cache, open_site(self.library, node, types))
+        try:
+            call = family.ahead_of_cache(open_site(self.library, node, types))
+        except UnsupportedError:
+            call = None
         if call is None:
             return kernel
         function, settings = call
@@ -130,10 +124,15 @@ class NativeBackend(SpecializingBackend):
         if family is None or family.static is None:
             return None
         site = site_of(self.library, node, types, data_dependent=family.data_dependent)
-        if site is not None and self._rounds(node):
+        if site is None:
+            return None
+        if self.narrow and self._rounds(node):
             site = replace(site, rounds=True)
-        call = None if site is None else _unless_unsupported(family.static, site)
-        if site is None or call is None or _touches_objects(site, call):
+        try:
+            call = family.static(site)
+        except UnsupportedError:
+            return None
+        if call is None or _touches_objects(site, call):
             return None
         if call.can_fail and not call.items:
             return None  # nothing would look at the inputs, which may be at fault

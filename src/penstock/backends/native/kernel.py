@@ -185,30 +185,32 @@ def native_kernel(site: Site, call: NativeCall) -> Kernel:
     """The kernel that makes ``call``."""
     if call.finish is not None:
         return _finished_kernel(site, call, call.finish)
+    node, tensors = site.node, site.tensors
     if call.reordered:
         call = replace(call, reordered=_worth_packing(site, call))
         # The call has these in an order of its own: a site that held them would keep both in
         # memory.
-        others = [None if i in call.reordered else v for i, v in enumerate(site.node.inputs)]
+        others = [None if i in call.reordered else v for i, v in enumerate(node.inputs)]
         site = replace(site, constants=Contents(others))
     binder = _CallBinder(site, call)
-    count, tensors = len(site.node.inputs), site.tensors
-    read = _read(call) - {w.index for w in call.words if isinstance(w, Tensor) and w.own_order}
-    inputs = enumerate(site.node.inputs)
-    dense = tuple([i for i, v in inputs if i in read and (v is None or not v.is_constant)])
+    dense: tuple[int, ...] = ()
+    if call.restrided is None or call.dims_order:
+        read = _read(call) - {w.index for w in call.words if isinstance(w, Tensor) and w.own_order}
+        inputs = enumerate(node.inputs)
+        dense = tuple([i for i, v in inputs if i in read and (v is None or not v.is_constant)])
     return Kernel.late(
         binder.function,
         into=partial(_run_once, binder),
         binder=binder,
         workspace=call.workspace,
         operand_dtype="bfloat16" if call.kernel.startswith(ROUNDED) else "",
-        inplace=tuple([i for i in call.inplace if tensors[i] == tensors[count]]),
+        inplace=tuple([i for i in call.inplace if tensors[i] == tensors[len(node.inputs)]]),
         layout=LayoutHints(
             contiguous=call.restrided is None,
             dims_order=tuple(range(len(site.output().dims)))
             if call.any_layout
             else call.dims_order,
-            contiguous_inputs=dense if call.restrided is None or call.dims_order else (),
+            contiguous_inputs=dense,
             any_layout=call.any_layout,
             # A call of the function is given the former, and has results in their own order.
             prefer_bound=bool(call.reordered or call.dims_order),
