@@ -143,6 +143,8 @@ class Placement:
         if self.measured_only:
             return True
         seconds = min(compared_seconds if among is fusing else self._expected(node, fusing))
+        if seconds == inf:  # there is no kernel, which those of the parts need not be made to show
+            return False
         # The least cost of a part may be that of a backend that has no kernel for it.
         least = (min(self._expected(part, self._allowed(part))) for part in pieces)
         return _add_up_to(seconds, least) or _add_up_to(seconds, map(self._seconds, pieces))

@@ -30,6 +30,7 @@ from penstock.backends.native.kernel import (
     Tensor,
     UnsupportedError,
     Word,
+    dtype_text,
 )
 from penstock.core.records import NamedTuple, replace
 from penstock.core.types import FLOAT32, TensorType, dtypes
@@ -176,7 +177,7 @@ def product_call(site: Site) -> NativeCall | None:
 def product_of_any_shape(site: Site) -> AnyShapeCall | None:
     """MatMul of real numbers."""
     x = site.input(0)
-    is_real = x is not None and str(x.dtype) in ("float32", "float64")
+    is_real = x is not None and dtype_text(x.dtype) in ("float32", "float64")
     return (site.library.functions.product, site.weights(1) is not None) if is_real else None
 
 
