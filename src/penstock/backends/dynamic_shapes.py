@@ -281,17 +281,28 @@ def _empty_results(node: Node) -> Callable[..., RunValue] | None:
 def plausible(node: Node) -> Node:
     """The node with plausible dims in place of unknown ones, for estimates; the node itself if all
     are known, or no guess fits the operation."""
-    if _are_static(_types((*node.inputs, *node.outputs))):
+    for value in (*node.inputs, *node.outputs):  # a loop: this is asked for each estimate
+        type_ = None if value is None else value.type
+        if value is not None and not (isinstance(type_, TensorType) and type_.static):
+            break
+    else:
         return node
     tensors = _tensors(_types(node.inputs))
     guesses = [] if tensors is None else [guess for guess, _ in _guessed_nodes(node, tensors)]
     return next((guess for guess in guesses if _are_static(_types(guess.outputs))), node)
 
 
-def estimates(backends: Sequence[Backend], node: Node) -> list[float]:
-    """The seconds of a node on each backend, with plausible dims in place of unknown ones."""
-    guess = plausible(node)
-    return [_late_estimate(b, guess) if guess is not node else b.seconds(node) for b in backends]
+def estimates(backends: Sequence[Backend], node: Node, known: dict[str, float]) -> list[float]:
+    """The seconds of a node on each backend, with plausible dims in place of unknown ones; kept in
+    ``known``, by the names of backends."""
+    guess: Node | None = None
+    for backend in backends:
+        if backend.name not in known:
+            guess = guess or plausible(node)
+            is_late = guess is not node
+            seconds = _late_estimate(backend, guess) if is_late else backend.seconds(node)
+            known[backend.name] = seconds
+    return [known[backend.name] for backend in backends]
 
 
 def _late_estimate(backend: Backend, node: Node) -> float:

@@ -196,11 +196,7 @@ def compared(
         seconds.append(cost.seconds if cost.source is CostSource.MEASURED else inf)
     if measured:
         return seconds, True
-    known = {} if known is None else known
-    missing = [backend for backend in among if backend.name not in known]
-    if missing:
-        known.update(zip([b.name for b in missing], estimates(missing, node), strict=True))
-    return [known[backend.name] for backend in among], False
+    return estimates(among, node, {} if known is None else known), False
 
 
 def step_seconds(

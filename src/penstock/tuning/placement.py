@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from penstock.algorithms.dag import Dag
 from penstock.backends.base import Backend, Where, group_name, is_fallback, order_lacking
+from penstock.backends.dynamic_shapes import estimates
 from penstock.backends.kernels import KernelTable
 from penstock.core.errors import InvalidInput, Unsupported
 from penstock.core.records import dataclass, field
@@ -162,7 +163,7 @@ class Placement:
         if known is None or not same_objects(basis, known.basis):
             known = self._known[node] = _Known(basis)
         if not self.costs.knows(node):
-            return compared(self.costs, node, among, known.estimates)
+            return estimates(among, node, known.estimates), False
         names = tuple([backend.name for backend in among])
         found = known.comparisons.get(names)
         if found is None:

@@ -190,15 +190,20 @@ def native_kernel(site: Site, call: NativeCall) -> Kernel:
         return _finished_kernel(site, call, call.finish)
     node, tensors = site.node, site.tensors
     if call.reordered:
-        call = replace(call, reordered=_worth_packing(site, call))
-        # The call has these in an order of its own: a site that held them would keep both in
-        # memory.
-        others = [None if i in call.reordered else v for i, v in enumerate(node.inputs)]
-        site = replace(site, constants=Contents(others))
+        # Those of many bytes: a kernel that packs some is called with planned memory alone.
+        kept = [i for i in call.reordered if (t := tensors[i]) and t.nbytes >= WORTH_PACKING]
+        if len(kept) < len(call.reordered):
+            call = replace(call, reordered={i: call.reordered[i] for i in kept})
+        if kept:
+            # The call has these in an order of its own: a site that held them would keep both in
+            # memory.
+            others = [None if i in kept else v for i, v in enumerate(node.inputs)]
+            site = replace(site, constants=Contents(others))
     binder = _CallBinder(site, call)
     dense: tuple[int, ...] = ()
     if call.restrided is None or call.dims_order:
-        read = _read(call) - {w.index for w in call.words if isinstance(w, Tensor) and w.own_order}
+        read = _read(call)
+        read -= {w.index for w in call.words if isinstance(w, Tensor) and w.own_order}
         inputs = enumerate(node.inputs)
         dense = tuple([i for i, v in inputs if i in read and (v is None or not v.is_constant)])
     return Kernel.late(
@@ -258,15 +263,6 @@ def _packed(reordered: Mapping[int, Reordered]) -> PackedConstants:
 
 def _released(reordered: Mapping[int, Reordered]) -> dict[int, Callable[[], np.ndarray]]:
     return {i: held.release() for i, held in reordered.items()}
-
-
-def _worth_packing(site: Site, call: NativeCall) -> Mapping[int, Reordered]:
-    """Constants of many bytes. A kernel that packs some is called with planned memory alone."""
-    return {
-        i: held
-        for i, held in call.reordered.items()
-        if (type_ := site.input(i)) is not None and type_.nbytes >= WORTH_PACKING
-    }
 
 
 def _finished_kernel(site: Site, call: NativeCall, finish: Finish) -> Kernel:
@@ -413,8 +409,7 @@ class _CallBinder(Binder):
 
 def _read(call: NativeCall) -> set[int]:
     """The tensors among the arguments of a call."""
-    tensors: list[Any] = [word for word in call.words if word.__class__ is Tensor]
-    return {word.index for word in tensors}
+    return {word.index for word in call.words if isinstance(word, Tensor)}
 
 
 def _in_order(
