@@ -228,9 +228,12 @@ def _may_follow(chain: Sequence[Node], node: Node) -> bool:
 
 def became(node: Node, candidate: Node, policy: FusionPolicy) -> bool:
     """Turn ``node`` into a fused node, if ``policy`` accepts that; return whether it does."""
-    if not (policy.is_faster(candidate) and policy.has_kernel(candidate)):
-        return False
+    before = node.op, node.inputs, node.attrs
+    # The policy is asked about the node itself, which then has its kernel already.
     node.op, node.inputs, node.attrs = candidate.op, candidate.inputs, candidate.attrs
+    if not (policy.is_faster(node) and policy.has_kernel(node)):
+        node.op, node.inputs, node.attrs = before
+        return False
     node.name, node.origin = candidate.name, candidate.origin
     return True
 
