@@ -56,6 +56,7 @@ _MOST_FLAT = 12
 _FOLLOWERS = frozenset(
     {"Add", "Clip", "HardSwish", "LeakyRelu", "Max", "Min", "Mul", "PRelu", "Relu"}
 )
+_NO_GATE = (0.0, 0.0, 1.0, 0.0)
 
 
 class _Chain(NamedTuple):
@@ -69,7 +70,7 @@ class _Chain(NamedTuple):
     """numbers, or the tensor that has them in a run"""
     addend: int | None
     slopes: np.ndarray | None = None
-    gate: tuple[float, ...] = (0.0, 0.0, 1.0, 0.0)
+    gate: tuple[float, ...] = _NO_GATE
     """of HardSwish: x * min(max(x * gate[0] + gate[1], 0), 1) * gate[2] + gate[3]"""
     low: float = -math.inf
     high: float = math.inf
@@ -169,7 +170,7 @@ def spans(node: Node, kernel: Sequence[int], sizes: Sequence[int]) -> list[SeenA
     if not all([axis.addressable for axis in axes]):
         return None
     if is_conv:
-        return [_axis_of_conv(axis) for axis in axes]
+        return list(map(_axis_of_conv, axes))
     # Where the image has one element, no other is as far as a stride from it: each element of the
     # result can be a phase of its own.
     axes = [replace(a, stride=a.size) if a.count == 1 else a for a in axes]
@@ -178,9 +179,9 @@ def spans(node: Node, kernel: Sequence[int], sizes: Sequence[int]) -> list[SeenA
 
 
 def _axis_of_conv(axis: Window) -> SeenAxis:
-    size, count, kernel, stride, step, begin = axis.numbers
-    seen = tuple(range(-begin, kernel * step - begin, step))
-    return SeenAxis(size, count, stride, (tuple(range(kernel)),), (seen,))
+    begin, step = axis.begin, axis.dilation
+    seen = tuple(range(-begin, axis.kernel * step - begin, step))
+    return SeenAxis(axis.size, axis.count, axis.stride, (tuple(range(axis.kernel)),), (seen,))
 
 
 def _of_phase(axis: Window, phase: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -230,24 +231,27 @@ def _chain(site: Site) -> _Chain | None:
     if not is_fused(site.node):
         return _Chain(site.node, 0, 1, _bias(site, 2), None)
     region, output = site.node.attrs["region"], site.output()
-    if any(v is None or v.type != output for part in region.nodes for v in part.outputs):
-        return None
+    for part in region.nodes:
+        for value in part.outputs:
+            if value is None or (value.type is not output and value.type != output):
+                return None
     place: dict[Value | None, int] = {value: i for i, value in enumerate(region.inputs)}
     conv, *others = region.nodes
-    bias = None if conv.input(2) is None else _bias(site, place[conv.input(2)])
-    x, w, *_ = conv.inputs
-    chain = _Chain(conv, place[x], place[w], bias, None)
+    bias, addend = None if conv.input(2) is None else _bias(site, place[conv.input(2)]), None
     if others[0].op.name == "Add":
         (other,) = [v for v in others[0].inputs if v is not conv.outputs[0]] or [None]
         addend = place.get(other)
         # Others, such as rows that are broadcast, are the program's.
-        if addend is not None and site.tensors[addend] == output:
-            chain, others = chain._replace(addend=addend), others[1:]
-    active, rest = _activated(site, place, chain, others)
-    limits = bounds_of(site, place, rest)
+        if addend is not None and site.tensors[addend] != output:
+            addend = None
+        others = others if addend is None else others[1:]
+    slopes, gate, rest = _activated(site, place, others)
+    limits, first = bounds_of(site, place, rest), 0
     if limits is None:
-        return chain._replace(first=len(parts(site.node)) - len(others))
-    return active._replace(low=limits[0], high=limits[1])
+        first = len(region.nodes) - len(others)
+        slopes, gate, limits = None, _NO_GATE, (-math.inf, math.inf)
+    x, w = place[conv.inputs[0]], place[conv.inputs[1]]
+    return _Chain(conv, x, w, bias, addend, slopes, gate, *limits, first)
 
 
 def _bias(site: Site, i: int) -> np.ndarray | int | None:
@@ -258,21 +262,21 @@ def _bias(site: Site, i: int) -> np.ndarray | int | None:
 
 
 def _activated(
-    site: Site, place: Mapping[Value | None, int], chain: _Chain, nodes: Sequence[Node]
-) -> tuple[_Chain, Sequence[Node]]:
-    """``chain`` with the slopes or the gate that ``nodes`` begin with, and the rest of them."""
+    site: Site, place: Mapping[Value | None, int], nodes: Sequence[Node]
+) -> tuple[np.ndarray | None, tuple[float, ...], Sequence[Node]]:
+    """The slopes or the gate that ``nodes`` begin with, and the rest of them."""
     name = nodes[0].op.name if nodes else ""
     if name in ("LeakyRelu", "PRelu"):
         slopes = _slopes(site, place, nodes[0])
-        return (chain, nodes) if slopes is None else (chain._replace(slopes=slopes), nodes[1:])
+        return slopes, _NO_GATE, nodes if slopes is None else nodes[1:]
     if name != "HardSwish":
-        return chain, nodes
+        return None, _NO_GATE, nodes
     gate, nodes = [1 / 6, 0.5, 1.0, 0.0], nodes[1:]
     for name, i in (("Mul", 2), ("Add", 3)):
         number = _number(site, place, nodes[0]) if nodes and nodes[0].op.name == name else None
         if number is not None:
             gate[i], nodes = number, nodes[1:]
-    return chain._replace(gate=tuple(gate)), nodes
+    return None, tuple(gate), nodes
 
 
 def _number(site: Site, place: Mapping[Value | None, int], node: Node) -> float | None:
@@ -526,6 +530,8 @@ def _of_all_channels(
 def _merged(groups: int, filters: int) -> int:
     """The number of groups if adjacent ones are merged as long as they have 8 filters at most."""
     most = max(GRAIN // 2 // filters, 1)
+    if groups == 1 or most == 1:
+        return groups
     return groups // max(m for m in range(1, most + 1) if groups % m == 0)
 
 
@@ -720,4 +726,5 @@ def bounds_of(
 
 def axis_words(axis: Window) -> np.ndarray:
     """An axis as compiled code takes it."""
-    return np.array(axis.numbers, np.int64)
+    own = axis.size, axis.count, axis.kernel, axis.stride, axis.dilation, axis.begin
+    return np.array(own, np.int64)

@@ -54,14 +54,10 @@ class Window:
         return self.span == self.stride == 1 and self.begin == 0 and self.size == self.count
 
     @property
-    def numbers(self) -> tuple[int, ...]:
-        """All of these but for the padding at the end, in their order."""
-        return self.size, self.count, self.kernel, self.stride, self.dilation, self.begin
-
-    @property
     def addressable(self) -> bool:
         """Whether sums of products of these numbers fit into 64 bits, as compiled code needs."""
-        return max(map(abs, self.numbers)) < 2**31
+        numbers = self.size, self.count, self.kernel, self.stride, self.dilation, self.begin
+        return max(map(abs, numbers)) < 2**31
 
     @property
     def padded(self) -> bool:

@@ -49,12 +49,13 @@ class Fuse(Pass):
     def run(self, graph: Graph, context: PassContext) -> bool:
         if context.fusion is None:
             return False
-        changed = False
+        changed, readers = False, readers_of(graph)
+        # A node with outgoing control edges must run at its own time.
+        awaited = {before for node in graph.walk() for before in node.control_inputs}
         # Heavy beginnings get the nodes that light chains would take otherwise.
         for heavy in (True, False):
-            readers = readers_of(graph)
-            # A node with outgoing control edges must run at its own time.
-            awaited = {before for node in graph.walk() for before in node.control_inputs}
+            if not heavy and changed:
+                readers = readers_of(graph)
             for subgraph in list(graph.graphs()):
                 search = _ChainSearch(subgraph.nodes, readers, awaited, context.fusion)
                 search.run(heavy)
@@ -84,10 +85,11 @@ class _ChainSearch:
     doubtful: bool = False
 
     def run(self, heavy: bool) -> None:
-        self.inside = set(self.nodes)
         begins = _is_heavy if heavy else _begins_light
-        for node in with_checkpoints(self.nodes):
-            if self._is_free(node) and begins(node):
+        beginnings = list(filter(begins, self.nodes))
+        self.inside = set(self.nodes) if beginnings else set()
+        for node in with_checkpoints(beginnings):
+            if self._is_free(node):
                 self._begin(node, heavy)
 
     def _begin(self, node: Node, heavy: bool) -> None:
@@ -128,7 +130,7 @@ class _ChainSearch:
 
     def _chain(self, first: Node, most: int) -> list[Node]:
         """The longest chain of at most ``most`` nodes, each the only reader of the one before."""
-        chain = [first]
+        chain, is_heavy = [first], _is_heavy(first)
         while len(chain) < most:
             (output,) = chain[-1].outputs
             assert output is not None
@@ -138,7 +140,7 @@ class _ChainSearch:
                 break
             if not _may_follow(chain, reader):
                 break
-            if not _is_heavy(chain[0]) and _grows(output, reader.outputs[0]):
+            if not is_heavy and _grows(output, reader.outputs[0]):
                 break
             if reader.op.name == "DequantizeLinear" and self._are_read(reader):
                 break
@@ -240,8 +242,9 @@ def became(node: Node, candidate: Node, policy: FusionPolicy) -> bool:
 
 def _absorb(graph: Graph, policy: FusionPolicy) -> bool:
     """Fuse elementwise nodes with copies of the DequantizeLinear nodes before them."""
-    inside, changed = set(graph.nodes), False
-    for node in with_checkpoints(graph.nodes):
+    inside = {node for node in graph.nodes if node.op.name == "DequantizeLinear"}
+    changed = False
+    for node in with_checkpoints(graph.nodes if inside else ()):
         if not all(_links(part) and part.op.domain in _DOMAINS for part in parts(node)):
             continue
         sources = dict.fromkeys([producer(value, "DequantizeLinear") for value in node.inputs])
