@@ -139,20 +139,25 @@ def placed_kernels(
     where it is placed, else on the first of ``backends`` that has a kernel; for a copy between
     layouts, on that of the host's memory that should be the fastest."""
 
+    by_name = {backend.name: backend for backend in backends}
+
     def compiled(node: Node) -> tuple[Place, Kernel] | None:
         place = placement.get(node)
+        if is_transfer(node):
+            return None
         among = backends
-        if place is None and node.op is REORDER:
+        if place is not None:
+            among = [by_name[place.backend]] if place.backend in by_name else []
+        elif node.op is REORDER:
             hosts = [backend for backend in backends if backend.memory == HOST]
             among = sorted(hosts, key=lambda backend: backend.seconds(node))
         for backend in among:
-            if place is None or place.backend == backend.name:
-                try:
-                    kernel = None if is_transfer(node) else table.kernel(backend, node)
-                except Exception:  # the plan raises it, unless the node may never run
-                    return None
-                if kernel is not None:
-                    return Place(backend.name, backend.memory), kernel
+            try:
+                kernel = table.kernel(backend, node)
+            except Exception:  # the plan raises it, unless the node may never run
+                return None
+            if kernel is not None:
+                return place or Place(backend.name, backend.memory), kernel
         return None
 
     return compiled
