@@ -9,7 +9,7 @@ from penstock.core.checkpoints import checkpoint
 from penstock.core.records import dataclass
 from penstock.core.types import Type
 from penstock.ir.contract import checked_kernel
-from penstock.ir.graph import Node, Value, same_objects
+from penstock.ir.graph import Node, Value
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs
 from penstock.ops.internal.transfer import (
@@ -84,7 +84,7 @@ class KernelTable:
             answer is None
             or attrs is not answer.attrs
             or types != answer.types
-            or not same_objects(constants, answer.constants)
+            or constants != answer.constants  # values are compared by identity
         ):
             checkpoint()  # a library may take milliseconds to choose a kernel
             kernel, error = None, None

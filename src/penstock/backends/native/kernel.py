@@ -324,28 +324,31 @@ class _CallBinder(Binder):
         self, inputs: RunValues, outputs: RunValues, workspace: np.ndarray | None
     ) -> BoundCall:
         arrays = (*inputs, *outputs)
-        native, usable = self.native, _is_dense
+        native = self.native
         orders: dict[int, tuple[int, ...] | None] = {}
-        strides = list(map(_strides, arrays, self.site.tensors))
-        if native.restrided is None or not any(strides):
-            native = self.plain()
-        else:
+        # Others are arguments of each call, which looks at them, and copies inputs that it cannot
+        # read.
+        fixed = list(map(_is_dense, arrays))
+        strides: list[tuple[int, ...] | None] = []
+        if native.restrided is not None and False in fixed:
+            strides = list(map(_strides, arrays, self.site.tensors, fixed))
+        if native.restrided is not None and any(strides):
             try:
-                # Code that is told the strides needs no more than whole elements at aligned
-                # addresses.
-                native, usable = native.restrided(strides), _is_aligned
+                native = native.restrided(strides)
             except UnsupportedError:
                 return self._bind_copy(inputs, outputs, workspace)
             orders = {i: x.order for i, x in enumerate(arrays) if isinstance(x, RuntimeArray)}
-        # Others are arguments of each call, which looks at them, and copies inputs that it cannot
-        # read.
-        fixed = [isinstance(x, np.ndarray) and usable(x) for x in arrays]
+            # Code that is told the strides needs no more than whole elements at aligned addresses.
+            fixed = list(map(_is_aligned, arrays))
+        else:
+            native = self.plain()
+        binder = self if native is self.native else _CallBinder(self.site, native)
         read = _read(native)
-        runtime = [i for i in range(len(arrays)) if i in read and not fixed[i]]
-        run = _CallBinder(self.site, native).call(arrays, workspace, runtime).run
-        of_runtime = [orders.get(i) for i in runtime]
-        function = _in_order(run, of_runtime) if any(of_runtime) else run
-        return function, tuple([arrays[i] for i in runtime])
+        runtime = [i for i, is_fixed in enumerate(fixed) if not is_fixed and i in read]
+        run = binder.call(arrays, workspace, runtime).run
+        if orders and any(of_runtime := [orders.get(i) for i in runtime]):
+            run = _in_order(run, of_runtime)
+        return run, tuple([arrays[i] for i in runtime])
 
     def _bind_copy(
         self, inputs: RunValues, outputs: RunValues, workspace: np.ndarray | None
@@ -427,25 +430,33 @@ def _in_order(
     return function
 
 
-def _strides(x: Any, type_: TensorType | None) -> tuple[int, ...] | None:
+def _strides(x: Any, type_: TensorType | None, dense: bool) -> tuple[int, ...] | None:
     """The strides of an array in elements, also those expected of one that is given during the run;
-    None if it is dense, or must be copied before it is read."""
-    if isinstance(x, RuntimeArray) and type_ is not None and type_.dtype is not None:
-        return tuple([stride // type_.dtype.itemsize for stride in x.strides]) or None
-    if not isinstance(x, np.ndarray) or _is_dense(x) or not _is_aligned(x):
+    None if it is ``dense``, or must be copied before it is read."""
+    if isinstance(x, RuntimeArray):
+        size = 0 if type_ is None or type_.dtype is None else type_.dtype.itemsize
+        return tuple([stride // size for stride in x.strides]) if size and x.strides else None
+    if dense or not _is_aligned(x):
         return None
     size = x.itemsize
     return tuple([stride // size for stride in x.strides])
 
 
-def _is_aligned(x: np.ndarray) -> bool:
+def _is_aligned(x: Any) -> bool:
     """Whether compiled code that knows the strides can read an array where it is."""
-    return x.flags.aligned and x.dtype.isnative and all(s % x.itemsize == 0 for s in x.strides)
+    if not isinstance(x, np.ndarray):
+        return False
+    size = x.itemsize
+    whole = size == 1 or True not in [stride % size != 0 for stride in x.strides]
+    return whole and x.flags.aligned and x.dtype.isnative
 
 
-def _is_dense(x: np.ndarray) -> bool:
+def _is_dense(x: Any) -> bool:
     """Whether compiled code can read an array where it is."""
-    return x.flags.c_contiguous and x.flags.aligned and x.dtype.isnative
+    if not isinstance(x, np.ndarray):
+        return False
+    flags = x.flags
+    return flags.c_contiguous and flags.aligned and x.dtype.isnative
 
 
 @dataclass(frozen=True, slots=True, eq=False)

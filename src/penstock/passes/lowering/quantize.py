@@ -37,16 +37,15 @@ class Quantize(Pass):
     requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
-        policy, names = context.fusion, {node.op.name for node in graph.walk()}
-        if policy is None or "DequantizeLinear" not in names:
+        policy = context.fusion
+        if policy is None or not any(is_conversion(n, "DequantizeLinear") for n in graph.walk()):
             return False
         # Moves first: with codes on both sides of them, an operation and its conversions come to
         # stand next to each other.
-        changed = "QuantizeLinear" in names and forward(graph, _Moving(graph))
+        changed = forward(graph, _Moving(graph))
         # An operation whose result is not quantized again may still have an integer kernel.
         for last in ({"QuantizeLinear"}, COMPUTING):
-            if not names.isdisjoint(last):
-                changed |= forward(graph, _Computing(graph, policy, last))
+            changed |= forward(graph, _Computing(graph, policy, last))
             if changed:
                 prune(graph)
         return changed
