@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import TypeVar
 
@@ -11,10 +10,11 @@ from penstock.algorithms.dag import Dag
 from penstock.backends.base import Backend, Where, group_name, is_fallback, order_lacking
 from penstock.backends.dynamic_shapes import estimates
 from penstock.backends.kernels import KernelTable
+from penstock.core.cached import cached_property
 from penstock.core.errors import InvalidInput, Unsupported
 from penstock.core.records import dataclass, field
 from penstock.ir.graph import Graph, Node, dependencies, readers_of, same_objects
-from penstock.ops.internal.fused import is_fused, parts
+from penstock.ops.internal.fused import FUSED, parts
 from penstock.ops.internal.transfer import HOST
 from penstock.ops.onnx.control_flow import is_control
 from penstock.ops.work_estimate import wanted_in_own_order
@@ -147,13 +147,28 @@ class Placement:
         if seconds == inf:  # there is no kernel, which those of the parts need not be made to show
             return False
         # The least cost of a part may be that of a backend that has no kernel for it.
-        least = (min(self._expected(part, self._allowed(part))) for part in pieces)
-        return _add_up_to(seconds, least) or _add_up_to(seconds, map(self._seconds, pieces))
+        total = 0.0
+        for part in pieces:
+            total += min(self._expected(part, self._allowed(part)))
+            if total >= seconds:
+                return True
+        total = 0.0
+        for part in pieces:
+            total += self._seconds(part)
+            if total >= seconds:
+                return True
+        return False
 
-    def _fusing(self, node: Node) -> list[Backend]:
+    def _fusing(self, node: Node) -> Sequence[Backend]:
         """The backends that may have a kernel for a fused node."""
-        names = set(wanted(node, self.overrides)) if self.overrides else ()
-        return [b for b in self.backends if b.fuses and (not names or names == {b.name})]
+        if not self.overrides:
+            return self._all_fusing
+        names = set(wanted(node, self.overrides))
+        return [backend for backend in self._all_fusing if names <= {backend.name}]
+
+    @cached_property
+    def _all_fusing(self) -> Sequence[Backend]:
+        return [backend for backend in self.backends if backend.fuses]
 
     def _expected(self, node: Node, among: Sequence[Backend]) -> Sequence[float]:
         return self._compared(node, among)[0]
@@ -251,7 +266,7 @@ class Placement:
         return self.backends if measured is None else [measured]
 
     def _fastest(self, node: Node) -> Backend | None:
-        fused = self._cheapest(node, self._fusing(node)) if is_fused(node) else None
+        fused = self._cheapest(node, self._fusing(node)) if node.op is FUSED else None
         return fused or self._cheapest(node, self._allowed(node))
 
     def _cheapest(self, node: Node, among: Sequence[Backend]) -> Backend | None:
@@ -273,7 +288,7 @@ class Placement:
         chosen: dict[Node, T] = {}
         faults = []
         for node in graph.walk():
-            if is_control(node):
+            if node.nests and is_control(node):
                 continue
             if backend := choice(node):
                 chosen[node] = backend
@@ -289,8 +304,3 @@ class Placement:
 def _preferred(among: list[Backend]) -> list[Backend]:
     """Those of ``among`` that stand in for no other, if there are such."""
     return [backend for backend in among if not is_fallback(backend)] or among
-
-
-def _add_up_to(bound: float, seconds: Iterable[float]) -> bool:
-    """Whether the sum of ``seconds`` is at least ``bound``; takes no more of them than needed."""
-    return any(total >= bound for total in accumulate(seconds))

@@ -151,6 +151,8 @@ def blocks_of_rows(rows: int, panels: int, most: int, flops: float) -> int:
 
 def cheaper(first: Workload | None, second: Workload | None) -> Workload | None:
     """The work that takes less time."""
+    if first is None or second is None:
+        return first or second
     return first if estimate(RATES, first) <= estimate(RATES, second) else second
 
 

@@ -21,6 +21,7 @@ from penstock.core.checkpoints import with_checkpoints
 from penstock.core.records import dataclass, field
 from penstock.core.types import TensorType
 from penstock.ir.graph import Graph, Node, Value, readers_of
+from penstock.ir.op import Trait
 from penstock.ops.internal.fused import fused, fused_copies, parts
 from penstock.ops.internal.zero_nan import ZERO_NAN
 from penstock.ops.registry import MICROSOFT
@@ -30,6 +31,10 @@ from penstock.passes.rewrite import Substitution
 
 _INTEGERS = frozenset({"ConvInteger", "MatMulInteger"})
 """products and convolutions whose integer results must be cast before anything else"""
+
+_HEAVY: frozenset[Trait] = frozenset({"heavy"})
+_LIGHT: frozenset[Trait] = frozenset({"begins", "links"})
+"""what chains may begin with besides elementwise operations"""
 
 _MOST_NODES, _MOST_REPEATED = 16, 4096
 _DOMAINS = ("", MICROSOFT, ZERO_NAN.domain)
@@ -85,8 +90,12 @@ class _ChainSearch:
     doubtful: bool = False
 
     def run(self, heavy: bool) -> None:
-        begins = _is_heavy if heavy else _begins_light
-        beginnings = list(filter(begins, self.nodes))
+        traits = _HEAVY if heavy else _LIGHT
+        beginnings = [
+            node
+            for node in self.nodes
+            if not traits.isdisjoint(node.op.traits) or (node.op.elementwise and not heavy)
+        ]
         self.inside = set(self.nodes) if beginnings else set()
         for node in with_checkpoints(beginnings):
             if self._is_free(node):
@@ -111,7 +120,7 @@ class _ChainSearch:
             if candidate is None:
                 return
             if length == len(chain) or self.policy.is_faster(candidate):
-                self.replacements.update((part, part) for part in chain[:length])
+                self.replacements.update(zip(chain[:length], chain, strict=False))
                 self.replacements[chain[length - 1]] = candidate
                 return
             chain = chain[:length]
@@ -215,10 +224,6 @@ def _is_heavy(node: Node) -> bool:
     """Whether a chain may begin with a node that is most of its work. Where two chains compete for
     a node, one with such a beginning wins."""
     return "heavy" in node.op.traits
-
-
-def _begins_light(node: Node) -> bool:
-    return _links(node) or "begins" in node.op.traits
 
 
 def _may_follow(chain: Sequence[Node], node: Node) -> bool:
