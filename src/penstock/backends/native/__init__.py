@@ -169,13 +169,14 @@ def by_call(node: Node) -> Workload:
 def by_memory(node: Node, additions: float = 1) -> Workload | None:
     """The bytes read and written, and this number of additions for each element of the result; None
     if a shape is unknown."""
-    values = (*node.inputs, *node.outputs)
-    types_ = [v.type for v in values if v is not None and not v.is_constant]
-    tensors = [t for t in types_ if isinstance(t, TensorType) and t.static]
-    if len(tensors) < len(types_):
-        return None
-    moved = sum(t.nbytes for t in tensors)
-    return Workload(nbytes=moved, elements=tensors[-1].elements * additions)
+    moved = elements = 0
+    for value in (*node.inputs, *node.outputs):
+        if value is not None and not value.is_constant:
+            type_ = value.type
+            if not isinstance(type_, TensorType) or not type_.static:
+                return None
+            moved, elements = moved + type_.nbytes, type_.elements
+    return Workload(nbytes=moved, elements=elements * additions)
 
 
 def by_result(node: Node) -> Workload | None:

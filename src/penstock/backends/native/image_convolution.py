@@ -82,14 +82,16 @@ def image_workload(node: Node) -> Workload | None:
     """The work of a convolution; None where there is no kernel."""
     conv, *others = parts(node)
     values = *conv.inputs[:2], node.outputs[0]
-    types = [v.type for v in values if v]
-    tensors = [t for t in types if isinstance(t, TensorType) and t.static]
+    tensors = [v.type for v in values if v and isinstance(v.type, TensorType) and v.type.static]
     if len(tensors) < 3:
         return None
-    # Those of programs; others cost next to nothing where sums are written.
-    additions = [0 if p.op.name in _FOLLOWERS else additions_of(p) for p in others]
-    if None in additions:
-        return None
+    added = 0.0
+    for part in others:
+        # Those of programs; others cost next to nothing where sums are written.
+        additions = 0.0 if part.op.name in _FOLLOWERS else additions_of(part)
+        if additions is None:
+            return None
+        added += additions
     x, w, y = tensors
     source = None if node.inputs[0] is None else node.inputs[0].producer
     given, filters, kernel = conv.attrs.get("group", 1), y.dims[1], list(map(float, w.dims[2:]))
@@ -102,7 +104,7 @@ def image_workload(node: Node) -> Workload | None:
         kernel = [1 if size == 1 else k / stride for k, stride, size in sizes]
     taps, of_rows = math.prod(kernel), math.prod(kernel[:-1])
     positions, moved = y.elements // max(filters, 1), x.nbytes + y.nbytes
-    more, copies_s = y.elements * sum(map(float, filter(None, additions))), layout_seconds(node)[0]
+    more, copies_s = y.elements * added, layout_seconds(node)[0]
     copies_s += 0 if constant else part_ns(Workload("gather", w.nbytes)) * 1e-9
     if 1 < given == filters == x.dims[1]:
         lines = positions * of_rows
@@ -382,7 +384,8 @@ class _Packing(NamedTuple):
         if self.groups:
             packed = [_panels_of_groups(p, self.given, self.groups, self.rounds) for p in phases]
         else:
-            rows = [np.tile(p.reshape(len(p), -1).T, self.repeats) for p in phases]
+            rows = [p.reshape(len(p), -1).T for p in phases]
+            rows = [np.tile(row, self.repeats) for row in rows] if self.repeats > 1 else rows
             packed = [line_aligned(row).reshape(-1) for row in rows]
         return (packed[0] if len(packed) == 1 else line_aligned(np.concatenate(packed)),)
 
@@ -453,7 +456,7 @@ def _convolution(
     name = "image_convolution" if packing.groups else "image_depthwise"
     words = (
         *_words(chain, site, packing, every, weights),
-        *[axis.words for axis in axes],
+        *(axes[0].words, axes[1].words, axes[2].words),
         places,
         *(*chain.gate, chain.low, chain.high),
         *(x.dims[0], packing.groups or 1, *numbers, items),
