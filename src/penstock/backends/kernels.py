@@ -75,11 +75,9 @@ class KernelTable:
         attrs, inputs = node.attrs, node.inputs
         types: list[Type | None] = []
         constants: list[Value | None] = []
-        for value in inputs:
+        for value in (*inputs, *node.outputs):
             types.append(None if value is None else value.type)
             constants.append(value if value is not None and value.is_constant else None)
-        for value in node.outputs:
-            types.append(None if value is None else value.type)
         if (
             answer is None
             or attrs is not answer.attrs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+
 import numpy as np
 
 from penstock.backends.dynamic_shapes import SpecializingBackend

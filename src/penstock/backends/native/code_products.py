@@ -164,7 +164,7 @@ def axes_of(site: Site, node: Node, tensor: int, taps: Sequence[int]) -> Axes | 
         return None
     axes = [_POINT] * (5 - len(x.dims))
     axes += list(windows(node.attrs, taps, x.dims[2:]))
-    if not all([axis.addressable for axis in axes]):
+    if False in [axis.addressable for axis in axes]:
         return None
     # An image of one column is a row, whose taps are computed together.
     planes, rows, columns = axes

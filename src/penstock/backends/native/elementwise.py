@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from functools import cache, partial
+from itertools import repeat
 from struct import Struct
 from typing import Any
 
@@ -462,8 +463,10 @@ class _Program:
         no operand tells apart, and the strides of each operand in elements, 0 where it is
         broadcast."""
         rank, tensors = len(output.dims), self.site.tensors
-        if strides is None and not self.dims and _are_alike(output, [tensors[i] for i in operands]):
-            return [output.elements], [[int(output.elements > 1)] for _ in operands]
+        if strides is None and not self.dims:
+            others = [i for i in operands if (t := tensors[i]) is None or t.dims != output.dims]
+            if not others:
+                return [output.elements], [[int(output.elements > 1)] for _ in operands]
         rows = []
         for i in (*operands, len(self.site.node.inputs)):
             type_, given = tensors[i], None if strides is None else strides[i]
@@ -519,18 +522,9 @@ class _Program:
             # The interpreter looks up three operands, whatever the operation reads.
             read = map(registers.__getitem__, (*arguments, *arguments[:1] * (3 - len(arguments))))
             instructions.append((number, target, *read))
-            for argument in dict.fromkeys(arguments):
-                if last_use[argument] == i and argument.operation:
-                    free.append(registers[argument])
+            read_here = dict.fromkeys(arguments)
+            free += [registers[x] for x in read_here if last_use[x] == i and x.operation]
         return registers, instructions
-
-
-def _are_alike(output: TensorType, types: Sequence[TensorType | None]) -> bool:
-    """Whether all have the dims of the output."""
-    for type_ in types:
-        if type_ is None or type_.dims != output.dims:
-            return False
-    return True
 
 
 def _tensor_type(value: Value | None) -> TensorType:
@@ -564,8 +558,7 @@ def _in_order(result: Term) -> dict[Term, None]:
             order[value] = None
         else:
             stack.append((value, True))
-            for argument in value.arguments:
-                stack.append((argument, False))
+            stack += zip(value.arguments, repeat(False))
     return order
 
 

@@ -138,7 +138,7 @@ class SeenAxis(NamedTuple):
     @property
     def adjacent(self) -> bool:
         """Whether the taps of each phase see elements next to one another."""
-        return all([p == tuple(range(p[0], p[0] + len(p))) for p in self.seen])
+        return False not in [p == tuple(range(p[0], p[0] + len(p))) for p in self.seen]
 
     @property
     def most_taps(self) -> int:
@@ -169,7 +169,7 @@ def spans(node: Node, kernel: Sequence[int], sizes: Sequence[int]) -> list[SeenA
     is_conv = node.op.name == "Conv"
     axes: Sequence[Window]
     axes = (windows if is_conv else TRANSPOSED_WINDOWS)(node.attrs, kernel, sizes)
-    if not all([axis.addressable for axis in axes]):
+    if False in [axis.addressable for axis in axes]:
         return None
     if is_conv:
         return list(map(_axis_of_conv, axes))
@@ -483,9 +483,7 @@ def _convolution(
     )
 
 
-def _of_all_channels(
-    site: Site, chain: _Chain, axes: Sequence[SeenAxis]
-) -> _Calls | None:
+def _of_all_channels(site: Site, chain: _Chain, axes: Sequence[SeenAxis]) -> _Calls | None:
     x, given = site.input(chain.x), chain.conv.attrs.get("group", 1)
     assert x is not None
     # Narrow groups are computed together, as one whose other weights are zeros.
@@ -568,9 +566,7 @@ def _filters_of_panels(
     return result
 
 
-def _of_each_channel(
-    site: Site, chain: _Chain, axes: Sequence[SeenAxis]
-) -> _Calls | None:
+def _of_each_channel(site: Site, chain: _Chain, axes: Sequence[SeenAxis]) -> _Calls | None:
     x = site.input(chain.x)
     assert x is not None
     channels, columns = x.dims[1], axes[-1]
@@ -636,9 +632,9 @@ def of_any_strides(
 ) -> NativeCall:
     """A call for any strides of the ``images``, whose steps are its last words: ``call`` where all
     have their channels innermost, and columns of the first no gaps between them, else what
-    ``copying`` makes. ``turned``: rows and columns change places. ``first``, if not None: the kernel
-    takes a program of the parts from there on, 0 for none. Raises ``UnsupportedError`` where there
-    is none."""
+    ``copying`` makes. ``turned``: rows and columns change places. ``first``, if not None: the
+    kernel takes a program of the parts from there on, 0 for none. Raises ``UnsupportedError`` where
+    there is none."""
     output = site.output().dims
     tensors = [word for word in call.words if isinstance(word, Tensor)]
     # Weights and bias of a run, and what kernels without programs read beside images.
@@ -652,7 +648,7 @@ def of_any_strides(
             type_ = None if i is None else site.tensors[i]
             own = None if i is None or type_ is None else steps_of(type_.dims, strides[i], turned)
             steps.append(own)
-        innermost = all([own is None or own[1] == 1 for own in steps])
+        innermost = False not in [own is None or own[1] == 1 for own in steps]
         x = site.tensors[images[0] or 0]
         gaps = steps[0] is None or x is None or steps[0][3] != x.dims[1]
         chosen, program = call if innermost and not gaps else copying(), NO_PROGRAM
@@ -674,9 +670,7 @@ def of_any_strides(
 
     order = channels_last(len(output))
     if first:  # whose program there may be none of
-        return replace(
-            restrided([None] * len(site.tensors)), restrided=restrided, dims_order=order
-        )
+        return replace(restrided([None] * len(site.tensors)), restrided=restrided, dims_order=order)
     return replace(call, restrided=restrided, dims_order=order, complete=False)
 
 

@@ -43,7 +43,11 @@ def by_elements(site: Site) -> NativeCall | None:
         return None
     axis = normalize_axis(site.attr("axis", 0), len(x.dims))
     pairs = list(zip(x.dims, indices.dims, strict=True))
-    if dtype_text(indices.dtype) not in ("int32", "int64") or not indices.elements or not x.dims[axis]:
+    if (
+        dtype_text(indices.dtype) not in ("int32", "int64")
+        or not indices.elements
+        or not x.dims[axis]
+    ):
         return None
     if any(of_index > of_data for i, (of_data, of_index) in enumerate(pairs) if i != axis):
         return None

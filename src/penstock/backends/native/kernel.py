@@ -233,7 +233,7 @@ def _run_given(binder: _CallBinder, call: Callable[..., None], *arrays: np.ndarr
     if nbytes and len(arrays) == len(binder.site.tensors):  # only plans set workspace aside
         arrays = (*arrays, np.empty(nbytes, np.uint8))
     outputs = arrays[count : len(binder.site.tensors)]
-    if all([y is None or y.flags.c_contiguous for y in outputs]):
+    if False not in [y is None or y.flags.c_contiguous for y in outputs]:
         call(*arrays)
     else:
         _run_once(binder, *arrays)

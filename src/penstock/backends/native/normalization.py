@@ -135,7 +135,13 @@ def batch_normalization(site: Site) -> NativeCall | None:
     inputs = site.node.attrs["region"].inputs if behind else node.inputs
     places = [list(inputs).index(value) for value in node.inputs]
     x, *parameters = [site.input(i) for i in places]
-    if x is None or places[0] or dtype_text(x.dtype) not in _DTYPES or len(x.dims) < 2 or not x.elements:
+    if (
+        x is None
+        or places[0]
+        or dtype_text(x.dtype) not in _DTYPES
+        or len(x.dims) < 2
+        or not x.elements
+    ):
         return None
     if any(t is None or t.dtype != x.dtype for t in (*parameters, site.output())):
         return None

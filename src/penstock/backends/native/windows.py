@@ -19,7 +19,12 @@ _SUFFIXES = {"float32": "float", "float64": "double"}
 def col2im(site: Site) -> NativeCall | None:
     """Col2Im with constant shapes."""
     x, block, y = site.input(0), site.constant(2), site.output()
-    if x is None or site.constant(1) is None or block is None or dtype_text(x.dtype) not in _SUFFIXES:
+    if (
+        x is None
+        or site.constant(1) is None
+        or block is None
+        or dtype_text(x.dtype) not in _SUFFIXES
+    ):
         return None
     axes = windows(site.node.attrs, [int(k) for k in block], y.dims[2:])
     if len(axes) > _AXES or 0 in (*x.dims, *y.dims) or not all(a.addressable for a in axes):
