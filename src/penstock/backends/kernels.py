@@ -73,17 +73,11 @@ class KernelTable:
         key = (backend.name, node)
         answer = self._answers.get(key)
         attrs, inputs = node.attrs, node.inputs
-        types: list[Type | None] = []
-        constants: list[Value | None] = []
-        for value in (*inputs, *node.outputs):
-            types.append(None if value is None else value.type)
-            constants.append(value if value is not None and value.is_constant else None)
-        if (
-            answer is None
-            or attrs is not answer.attrs
-            or types != answer.types
-            or constants != answer.constants  # values are compared by identity
-        ):
+        types = [None if v is None else v.type for v in (*inputs, *node.outputs)]
+        constants = [v if v is not None and v.is_constant else None for v in inputs]
+        # Values are compared by identity.
+        same = answer and types == answer.types and constants == answer.constants
+        if answer is None or not same or attrs is not answer.attrs:
             checkpoint()  # a library may take milliseconds to choose a kernel
             kernel, error = None, None
             try:

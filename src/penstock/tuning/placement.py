@@ -143,21 +143,20 @@ class Placement:
             return fastest in fusing
         if self.measured_only:
             return True
-        seconds = min(compared_seconds if among is fusing else self._expected(node, fusing))
+        seconds = min(compared_seconds if among is fusing else self._compared(node, fusing)[0])
         if seconds == inf:  # there is no kernel, which those of the parts need not be made to show
             return False
-        # The least cost of a part may be that of a backend that has no kernel for it.
-        total = 0.0
-        for part in pieces:
-            total += min(self._expected(part, self._allowed(part)))
-            if total >= seconds:
-                return True
-        total = 0.0
-        for part in pieces:
-            total += self._seconds(part)
-            if total >= seconds:
-                return True
+        for cost in (self._least, self._seconds):
+            total = 0.0
+            for part in pieces:
+                total += cost(part)
+                if total >= seconds:
+                    return True
         return False
+
+    def _least(self, node: Node) -> float:
+        """The least expected cost, perhaps that of a backend that has no kernel for a node."""
+        return min(self._compared(node, self._allowed(node))[0])
 
     def _fusing(self, node: Node) -> Sequence[Backend]:
         """The backends that may have a kernel for a fused node."""
@@ -169,9 +168,6 @@ class Placement:
     @cached_property
     def _all_fusing(self) -> Sequence[Backend]:
         return [backend for backend in self.backends if backend.fuses]
-
-    def _expected(self, node: Node, among: Sequence[Backend]) -> Sequence[float]:
-        return self._compared(node, among)[0]
 
     def _compared(self, node: Node, among: Sequence[Backend]) -> tuple[Sequence[float], bool]:
         known, basis = self._known.get(node), _basis(node)
@@ -190,7 +186,7 @@ class Placement:
         backend, allowed = self._fastest(node), self._allowed(node)
         if backend is None:
             return inf
-        return self._expected(node, allowed)[list(allowed).index(backend)]
+        return self._compared(node, allowed)[0][list(allowed).index(backend)]
 
     def candidates(self, graph: Graph) -> Candidates:
         """The backends that have a kernel for each node, nested ones included, those named first to

@@ -127,6 +127,10 @@ threads may import files that register forms of the same one: dicts are changed 
 _COMPLETE: dict[str, Family] = {}  # of which all files are imported
 
 
+text_of = cache(str)
+"""the text of a dtype, which NumPy takes microseconds to make"""
+
+
 def part_ns(work: Workload) -> float:
     """The nanoseconds of a part of a call that does this work."""
     return part_seconds(RATES, work) * 1e9

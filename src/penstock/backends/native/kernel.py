@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -45,9 +45,6 @@ WORKSPACE = _Workspace()
 
 ROUNDED = "rounded_"
 """the beginning of names of kernels that round operands to bfloat16"""
-
-dtype_text = cache(str)
-"""the text of a dtype, which NumPy takes microseconds to make"""
 
 Word: TypeAlias = int | float | np.ndarray | Tensor | _Workspace | None
 """An argument of a compiled kernel: a number, an array made at compile time, a tensor of the node,

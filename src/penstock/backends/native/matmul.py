@@ -9,15 +9,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from penstock.backends.native import blocks_of_rows, family, part_ns
-from penstock.backends.native.kernel import (
-    NativeCall,
-    Site,
-    Tensor,
-    UnsupportedError,
-    Word,
-    dtype_text,
-)
+from penstock.backends.native import blocks_of_rows, family, part_ns, text_of
+from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError, Word
 from penstock.core.records import NamedTuple, replace
 from penstock.core.types import INT64, TensorType
 from penstock.ir.graph import Node
@@ -61,7 +54,7 @@ def _macs(rows: int, inner: int, columns: int) -> int:
 
 
 def _work(dtype: object, macs: int, products: int) -> Workload:
-    return Workload(f"product {dtype_text(dtype)}", flops=2 * macs, items=products)
+    return Workload(f"product {text_of(dtype)}", flops=2 * macs, items=products)
 
 
 def _product(
@@ -115,31 +108,21 @@ def _merged(axes: Sequence[_Axis]) -> list[_Axis]:
 def product(site: Site) -> NativeCall | None:
     """MatMul and Gemm of numbers; of integers, without factors."""
     a, b = site.input(0), site.input(1)
-    if a is None or b is None or dtype_text(a.dtype) not in _DTYPES or a.dtype != b.dtype:
+    if a is None or b is None or text_of(a.dtype) not in _DTYPES or a.dtype != b.dtype:
         return None
     factors = site.attr("alpha", 1.0), site.attr("beta", 1.0)
-    if dtype_text(a.dtype).startswith("int") and factors != (1, 1):
+    if text_of(a.dtype).startswith("int") and factors != (1, 1):
         return None
-    product = _product(site.node, (a, b), [None] * 3)
-    return None if product is None else _call(site, a, b, [None] * len(site.tensors), product)
-
-
-def _restrided(
-    site: Site, a: TensorType, b: TensorType, strides: Sequence[tuple[int, ...] | None]
-) -> NativeCall:
-    product = _product(site.node, (a, b), (*strides[:2], strides[-1]))
-    assert product is not None
-    return _call(site, a, b, strides, product)
+    return _call(site, a, b, [None] * len(site.tensors))
 
 
 def _call(
-    site: Site,
-    a: TensorType,
-    b: TensorType,
-    strides: Sequence[tuple[int, ...] | None],
-    product: _Product,
+    site: Site, a: TensorType, b: TensorType, strides: Sequence[tuple[int, ...] | None]
 ) -> NativeCall:
     """The call for tensors of these strides. Raises ``UnsupportedError``."""
+    product = _product(site.node, (a, b), (*strides[:2], strides[-1]))
+    if product is None:
+        raise UnsupportedError
     # As in the definition, a third input times 0 is not read.
     beta, third = float(site.attr("beta", 1.0)), site.input(2)
     third = third if beta else None
@@ -167,8 +150,8 @@ def _call(
     words = [*operands, None if third is None else Tensor(2), site.result()]
     padded = held is not None and not is_swapped
     factors = float(site.attr("alpha", 1.0)), beta
-    call = _native_call(dtype_text(a.dtype), words, product, padded, factors)
-    restrided = partial(_restrided, site, a, b)
+    call = _native_call(text_of(a.dtype), words, product, padded, factors)
+    restrided = partial(_call, site, a, b)
     packed = {} if held is None else {1: held}
     return replace(call, reordered=packed, restrided=restrided, any_layout=True)
 
@@ -207,7 +190,7 @@ def chosen_product(site: Site) -> NativeCall | None:
     x, matrices, indices = (site.input(i) for i in range(3))
     if x is None or matrices is None or indices is None or 0 in (*x.dims, *matrices.dims):
         return None
-    if dtype_text(x.dtype) not in ("float32", "float64") or indices.dtype != INT64:
+    if text_of(x.dtype) not in ("float32", "float64") or indices.dtype != INT64:
         return None
     transposed, count = site.attr("transposed", False), matrices.dims[0]
     columns, inner = matrices.dims[1:] if transposed else matrices.dims[:0:-1]
@@ -224,7 +207,7 @@ def chosen_product(site: Site) -> NativeCall | None:
     )
     words = Tensor(0), Tensor(1), None, site.result()
     chosen = Tensor(2), count, inner * columns
-    return replace(_native_call(dtype_text(x.dtype), words, product, chosen=chosen), can_fail=True)
+    return replace(_native_call(text_of(x.dtype), words, product, chosen=chosen), can_fail=True)
 
 
 def _sharing(lead: tuple[int, ...], indices: tuple[int, ...]) -> int | None:
@@ -263,7 +246,7 @@ def product_workload(node: Node) -> Workload | None:
     a, b = [None if v is None else v.type for v in node.inputs[:2]]
     if not isinstance(a, TensorType) or not isinstance(b, TensorType):
         return None
-    if not (a.static and b.static) or dtype_text(a.dtype) not in _DTYPES:
+    if not (a.static and b.static) or text_of(a.dtype) not in _DTYPES:
         return None
     product = _product(node, (a, b), [None] * 3)
     if product is None:
