@@ -292,17 +292,10 @@ def plausible(node: Node) -> Node:
     return next((guess for guess in guesses if _are_static(_types(guess.outputs))), node)
 
 
-def estimates(backends: Sequence[Backend], node: Node, known: dict[str, float]) -> list[float]:
-    """The seconds of a node on each backend, with plausible dims in place of unknown ones; kept in
-    ``known``, by the names of backends."""
-    guess: Node | None = None
-    for backend in backends:
-        if backend.name not in known:
-            guess = guess or plausible(node)
-            is_late = guess is not node
-            seconds = _late_estimate(backend, guess) if is_late else backend.seconds(node)
-            known[backend.name] = seconds
-    return [known[backend.name] for backend in backends]
+def estimates(backends: Sequence[Backend], node: Node) -> list[float]:
+    """The seconds of a node on each backend, with plausible dims in place of unknown ones."""
+    guess = plausible(node)
+    return [_late_estimate(b, guess) if guess is not node else b.seconds(node) for b in backends]
 
 
 def _late_estimate(backend: Backend, node: Node) -> float:
@@ -394,20 +387,13 @@ def _types(values: Sequence[Value | None]) -> list[Type | None]:
 
 
 def _are_static(types: Sequence[Type | None]) -> bool:
-    for type_ in types:
-        if type_ is not None and not (isinstance(type_, TensorType) and type_.static):
-            return False
-    return True
+    return False not in [t is None or (isinstance(t, TensorType) and t.static) for t in types]
 
 
 def _tensors(types: Sequence[Type | None]) -> list[TensorType | None] | None:
     """``types``, if all are tensors of known dtypes, else None."""
-    tensors: list[TensorType | None] = []
-    for type_ in types:
-        if type_ is not None and (not isinstance(type_, TensorType) or type_.dtype is None):
-            return None
-        tensors.append(type_)
-    return tensors
+    tensors = [t for t in types if t is None or (isinstance(t, TensorType) and t.dtype is not None)]
+    return tensors if len(tensors) == len(types) else None
 
 
 def _is_small(value: Value | None) -> bool:

@@ -57,6 +57,10 @@ class Binder:
         """
         raise NotImplementedError
 
+    def function(self) -> Callable[..., RunValue]:
+        """The ``function`` of a kernel that was made without: most are bound, and never called."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True, slots=True)
 class LayoutHints:
@@ -152,16 +156,15 @@ NO_RUNTIME_SHAPES = RuntimeShapes()
 
 
 class _LateFunction:
-    """The ``function`` of a kernel that makes it when it is first read, and then has it as an
-    attribute: most kernels are bound ahead of the run, and it is never called."""
+    """Has the binder of a kernel without a ``function`` make it when it is first read."""
 
-    __slots__ = ("_make",)
-    _make: Callable[[], Callable[..., RunValue]]
+    __slots__ = ()
+    binder: Binder | None
 
-    def __getattr__(self, name: str) -> Any:
-        if name != "function":
+    def __getattr__(self, name: str) -> Callable[..., RunValue]:
+        if name != "function" or self.binder is None:
             raise AttributeError(f"a Kernel has no attribute {name!r}")
-        function = self._make()
+        function = self.binder.function()
         object.__setattr__(self, name, function)
         return function
 
@@ -211,19 +214,6 @@ class Kernel(_LateFunction):
     device: DeviceWork = OWN_DEVICE
     memory: MemoryUse = NO_MEMORY_USE
     shapes: RuntimeShapes = NO_RUNTIME_SHAPES
-
-    @classmethod
-    def late(cls, make: Callable[[], Callable[..., RunValue]], **fields: Any) -> Kernel:
-        """Return the kernel whose function ``make`` returns, once that is needed.
-
-        Args:
-            make: Called without arguments.
-            fields: The other fields of the kernel.
-        """
-        kernel = cls(make, **fields)
-        object.__delattr__(kernel, "function")
-        object.__setattr__(kernel, "_make", make)
-        return kernel
 
     def __call__(self, *inputs: RunValue) -> RunValue:
         return self.function(*inputs)

@@ -8,12 +8,10 @@ from typing import TypeVar
 
 from penstock.algorithms.dag import Dag
 from penstock.backends.base import Backend, Where, group_name, is_fallback, order_lacking
-from penstock.backends.dynamic_shapes import estimates
 from penstock.backends.kernels import KernelTable
-from penstock.core.cached import cached_property
 from penstock.core.errors import InvalidInput, Unsupported
 from penstock.core.records import dataclass, field
-from penstock.ir.graph import Graph, Node, dependencies, readers_of, same_objects
+from penstock.ir.graph import Graph, Node, dependencies, readers_of
 from penstock.ops.internal.fused import FUSED, parts
 from penstock.ops.internal.transfer import HOST
 from penstock.ops.onnx.control_flow import is_control
@@ -75,26 +73,6 @@ def wanted(node: Node, overrides: Mapping[str, Where]) -> list[str]:
     return [*dict.fromkeys([group_name(where) for where in places if where is not None])]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Known:
-    """What is known of a node's costs, and what they depend on: its estimates by backend, and
-    comparisons of several backends, by their names: the seconds on each, and whether they were
-    measured."""
-
-    basis: list[object]
-    estimates: dict[str, float] = field(default_factory=dict)
-    comparisons: dict[tuple[str, ...], tuple[Sequence[float], bool]] = field(default_factory=dict)
-
-
-def _basis(node: Node) -> list[object]:
-    """What the costs of a node depend on: its operation, attributes, types, and constants."""
-    basis: list[object] = [node.op, node.attrs]
-    for value in (*node.inputs, *node.outputs):
-        constant = value if value is not None and value.is_constant else None
-        basis += (None if value is None else value.type, constant)
-    return basis
-
-
 @dataclass
 class Placement:
     """Chooses the backends of nodes by their expected costs, and decides about fused nodes.
@@ -109,8 +87,6 @@ class Placement:
     kernels: KernelTable
     costs: CostModel
     measured_only: bool = False
-    # Of nodes and proposals for fused ones, which are asked about several times.
-    _known: dict[Node, _Known] = field(default_factory=dict)
     # Of the parts of fused nodes that were measured to be slower than these apart.
     _measured_fastest: dict[Node, Backend] = field(default_factory=dict)
     # What it costs that readers want the result of a convolution in another order of dims.
@@ -160,27 +136,11 @@ class Placement:
 
     def _fusing(self, node: Node) -> Sequence[Backend]:
         """The backends that may have a kernel for a fused node."""
-        if not self.overrides:
-            return self._all_fusing
         names = set(wanted(node, self.overrides))
-        return [backend for backend in self._all_fusing if names <= {backend.name}]
-
-    @cached_property
-    def _all_fusing(self) -> Sequence[Backend]:
-        return [backend for backend in self.backends if backend.fuses]
+        return [b for b in self.backends if b.fuses and names <= {b.name}]
 
     def _compared(self, node: Node, among: Sequence[Backend]) -> tuple[Sequence[float], bool]:
-        known, basis = self._known.get(node), _basis(node)
-        if known is None or not same_objects(basis, known.basis):
-            known = self._known[node] = _Known(basis)
-        if not self.costs.knows(node):
-            return estimates(among, node, known.estimates), False
-        names = tuple([backend.name for backend in among])
-        found = known.comparisons.get(names)
-        if found is None:
-            found = compared(self.costs, node, among, known.estimates)
-            known.comparisons[names] = found
-        return found
+        return compared(self.costs, node, among)
 
     def _seconds(self, node: Node) -> float:
         backend, allowed = self._fastest(node), self._allowed(node)

@@ -127,7 +127,7 @@ threads may import files that register forms of the same one: dicts are changed 
 _COMPLETE: dict[str, Family] = {}  # of which all files are imported
 
 
-text_of = cache(str)
+str_ = cache(str)
 """the text of a dtype, which NumPy takes microseconds to make"""
 
 
@@ -155,8 +155,6 @@ def blocks_of_rows(rows: int, panels: int, most: int, flops: float) -> int:
 
 def cheaper(first: Workload | None, second: Workload | None) -> Workload | None:
     """The work that takes less time."""
-    if first is None or second is None:
-        return first or second
     return first if estimate(RATES, first) <= estimate(RATES, second) else second
 
 

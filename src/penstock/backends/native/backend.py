@@ -40,10 +40,7 @@ def _touches_objects(site: Site, call: NativeCall) -> bool:
     tensors = site.tensors
     if call.finish is not None:
         tensors = (*tensors[: len(site.node.inputs)], *call.finish.writes)
-    for type_ in tensors:  # loops: this is asked for each kernel
-        if type_ is not None and type_.dtype is not None and type_.dtype.hasobject:
-            return True
-    return False
+    return True in [t is not None and t.dtype is not None and t.dtype.hasobject for t in tensors]
 
 
 class NativeBackend(SpecializingBackend):

@@ -72,8 +72,7 @@ class Rescaling(NamedTuple):
         if self.exact is None:
             one, two = arranged(factors.astype(FLOAT32)), arranged(offsets.astype(FLOAT32))
             return line_aligned(one), line_aligned(two), bounds
-        numbers, shifts = self.exact
-        numbers, shifts = arranged(numbers.astype(INT32)), arranged(shifts.astype(INT32))
+        numbers, shifts = [arranged(part.astype(INT32)) for part in self.exact]
         bounds = bounds.copy()
         _, zero, low, *_ = view = bounds.view(np.int64)
         view[-1] = numbers.size if (self.exact.shifts > 0).all() else -numbers.size

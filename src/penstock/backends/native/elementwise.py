@@ -389,7 +389,9 @@ class _Program:
         items = -(-size // BLOCK)
         return replace(call, kernel=name, words=words, items=items, item_ns=rows_ns(4 * BLOCK))
 
-    def of_integers(self, output: TensorType, strides: Sequence[Any] | None = None) -> NativeCall:
+    def of_integers(
+        self, output: TensorType, strides: Sequence[tuple[int, ...] | None] | None = None
+    ) -> NativeCall:
         """The call of an IntegerArithmetic of two tensors: by a kernel that reads codes where they
         are, if one may repeat rows of the result or have an element for each, else of a program."""
         dims, steps = self._coalesced([0, 1], output, strides)
@@ -462,14 +464,10 @@ class _Program:
         """The dims of the result in the order in which it lies in memory, with those merged that
         no operand tells apart, and the strides of each operand in elements, 0 where it is
         broadcast."""
-        rank, tensors = len(output.dims), self.site.tensors
-        if strides is None and not self.dims:
-            others = [i for i in operands if (t := tensors[i]) is None or t.dims != output.dims]
-            if not others:
-                return [output.elements], [[int(output.elements > 1)] for _ in operands]
+        rank = len(output.dims)
         rows = []
         for i in (*operands, len(self.site.node.inputs)):
-            type_, given = tensors[i], None if strides is None else strides[i]
+            type_, given = self.site.tensors[i], None if strides is None else strides[i]
             assert type_ is not None
             shape = self.dims.get(i, type_.dims)
             steps = _dense(shape) if given is None else (*given, *shape[len(given) :])

@@ -157,10 +157,8 @@ class SeenAxis(NamedTuple):
     @property
     def inside(self) -> bool:
         """Whether no position sees padding."""
-        ends = [
-            phase[-1] + (self.results - p - 1) // len(self.taps) * self.stride
-            for p, phase in enumerate(self.seen)
-        ]
+        count, stride, seen = len(self.taps), self.stride, enumerate(self.seen)
+        ends = [phase[-1] + (self.results - p - 1) // count * stride for p, phase in seen]
         return max(ends) < self.size and min(self.seen)[0] >= 0
 
 
@@ -233,10 +231,9 @@ def _chain(site: Site) -> _Chain | None:
     if not is_fused(site.node):
         return _Chain(site.node, 0, 1, _bias(site, 2), None)
     region, output = site.node.attrs["region"], site.output()
-    for part in region.nodes:
-        for value in part.outputs:
-            if value is None or (value.type is not output and value.type != output):
-                return None
+    types = [None if v is None else v.type for part in region.nodes for v in part.outputs]
+    if types.count(output) < len(types):
+        return None
     place: dict[Value | None, int] = {value: i for i, value in enumerate(region.inputs)}
     conv, *others = region.nodes
     bias, addend = None if conv.input(2) is None else _bias(site, place[conv.input(2)]), None
@@ -248,12 +245,10 @@ def _chain(site: Site) -> _Chain | None:
             addend = None
         others = others if addend is None else others[1:]
     slopes, gate, rest = _activated(site, place, others)
-    limits, first = bounds_of(site, place, rest), 0
+    limits, x, w = bounds_of(site, place, rest), place[conv.inputs[0]], place[conv.inputs[1]]
     if limits is None:
-        first = len(region.nodes) - len(others)
-        slopes, gate, limits = None, _NO_GATE, (-math.inf, math.inf)
-    x, w = place[conv.inputs[0]], place[conv.inputs[1]]
-    return _Chain(conv, x, w, bias, addend, slopes, gate, *limits, first)
+        return _Chain(conv, x, w, bias, addend, first=len(region.nodes) - len(others))
+    return _Chain(conv, x, w, bias, addend, slopes, gate, limits[0], limits[1])
 
 
 def _bias(site: Site, i: int) -> np.ndarray | int | None:
@@ -413,13 +408,7 @@ def _taps_of(w: np.ndarray, phase: Sequence[tuple[int, ...]]) -> np.ndarray:
 
 
 def _packing(
-    site: Site,
-    chain: _Chain,
-    axes: Sequence[SeenAxis],
-    groups: int,
-    *,
-    rounds: bool = False,
-    repeats: int = 1,
+    site: Site, chain: _Chain, axes: Sequence[SeenAxis], groups: int, rounds: bool, repeats: int = 1
 ) -> _Packing:
     taps = tuple([axis.taps for axis in axes])
     transposed, given = chain.conv.op.name == "ConvTranspose", chain.conv.attrs.get("group", 1)
@@ -503,7 +492,7 @@ def _of_all_channels(site: Site, chain: _Chain, axes: Sequence[SeenAxis]) -> _Ca
     k //= 1 + rounds
     if max(x.dims[1], together * channels) > _MOST_CHANNELS or addresses > _ADDRESSES:
         return None
-    packing = _packing(site, chain, axes, groups, rounds=rounds)
+    packing = _packing(site, chain, axes, groups, rounds)
     phases, positions = len(packing.phases), x.dims[0] * math.prod([a.positions for a in axes])
 
     def of_block(most: int, room: int) -> NativeCall:
@@ -597,7 +586,7 @@ def _of_each_channel(site: Site, chain: _Chain, axes: Sequence[SeenAxis]) -> _Ca
         items = math.ceil(positions / block) * chunks
         work = Workload("depthwise image", flops=2 * block * chunk * taps)
         numbers = channels, chunk * repeats, block, int(columns.adjacent), 0
-        packing = _packing(site, chain, axes, 0, repeats=repeats)
+        packing = _packing(site, chain, axes, 0, False, repeats)
         return _convolution(site, chain, packing, axes, numbers, (items, work))
 
     # The weights of some channels, and what a few positions see of them, stay in the nearest cache.
@@ -636,6 +625,7 @@ def of_any_strides(
     kernel takes a program of the parts from there on, 0 for none. Raises ``UnsupportedError`` where
     there is none."""
     output = site.output().dims
+    order = channels_last(len(output))
     tensors = [word for word in call.words if isinstance(word, Tensor)]
     # Weights and bias of a run, and what kernels without programs read beside images.
     dense = {t.index for t in tensors if t.own_order or (first is None and t.index not in images)}
@@ -668,10 +658,9 @@ def of_any_strides(
         words = words if first is None else (*words, rows, *program)
         return replace(chosen, words=words, item_ns=ns)
 
-    order = channels_last(len(output))
-    if first:  # whose program there may be none of
-        return replace(restrided([None] * len(site.tensors)), restrided=restrided, dims_order=order)
-    return replace(call, restrided=restrided, dims_order=order, complete=False)
+    # A program reads tensors of its own, or there is none.
+    plain = restrided([None] * len(site.tensors)) if first else call
+    return replace(plain, restrided=restrided, dims_order=order)
 
 
 def steps_of(dims: Sequence[int], strides: Sequence[int] | None, turned: bool) -> np.ndarray:

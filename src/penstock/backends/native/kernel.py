@@ -101,8 +101,8 @@ class NativeCall:
     ``restrided(strides)``, if given, returns the call for tensors that have these strides (in
     elements; None for those without gaps), or raises ``UnsupportedError``: memory in any order of
     dims is then read and written where it is, best in ``dims_order``, or, with ``any_layout``, the
-    output in the order that its reader prefers. What is not ``complete`` must be restrided, even if
-    no tensor has gaps.
+    output in the order that its reader prefers. A call with ``dims_order`` must be restrided even
+    if no tensor has gaps.
 
     ``finish`` makes the outputs of what the kernel writes in their place. ``keep`` is held with the
     call, such as what its arrays are shared by. ``reordered`` are inputs that need not be held, as
@@ -122,7 +122,6 @@ class NativeCall:
     reordered: Mapping[int, Reordered] = field(default_factory=dict)
     dims_order: tuple[int, ...] = ()
     any_layout: bool = False
-    complete: bool = True
     restrided: Callable[[Sequence[tuple[int, ...] | None]], NativeCall] | None = None
 
 
@@ -187,15 +186,11 @@ def native_kernel(site: Site, call: NativeCall) -> Kernel:
         return _finished_kernel(site, call, call.finish)
     node, tensors = site.node, site.tensors
     if call.reordered:
-        # Those of many bytes: a kernel that packs some is called with planned memory alone.
-        kept = [i for i in call.reordered if (t := tensors[i]) and t.nbytes >= WORTH_PACKING]
-        if len(kept) < len(call.reordered):
-            call = replace(call, reordered={i: call.reordered[i] for i in kept})
-        if kept:
-            # The call has these in an order of its own: a site that held them would keep both in
-            # memory.
-            others = [None if i in kept else v for i, v in enumerate(node.inputs)]
-            site = replace(site, constants=Contents(others))
+        call = replace(call, reordered=_worth_packing(site, call))
+        # The call has these in an order of its own: a site that held them would keep both in
+        # memory.
+        others = [None if i in call.reordered else v for i, v in enumerate(node.inputs)]
+        site = replace(site, constants=Contents(others))
     binder = _CallBinder(site, call)
     dense: tuple[int, ...] = ()
     if call.restrided is None or call.dims_order:
@@ -203,9 +198,9 @@ def native_kernel(site: Site, call: NativeCall) -> Kernel:
         read -= {w.index for w in call.words if isinstance(w, Tensor) and w.own_order}
         inputs = enumerate(node.inputs)
         dense = tuple([i for i, v in inputs if i in read and (v is None or not v.is_constant)])
-    return Kernel.late(
-        binder.function,
-        into=partial(_run_once, binder),
+    kernel = Kernel(
+        _run_once,
+        partial(_run_once, binder),
         binder=binder,
         workspace=call.workspace,
         operand_dtype="bfloat16" if call.kernel.startswith(ROUNDED) else "",
@@ -222,18 +217,21 @@ def native_kernel(site: Site, call: NativeCall) -> Kernel:
         ),
         packed=_packed(call.reordered) if call.reordered else NO_PACKED_CONSTANTS,
     )
+    object.__delattr__(kernel, "function")  # which the binder makes, if it is read
+    return kernel
 
 
 def _run_given(binder: _CallBinder, call: Callable[..., None], *arrays: np.ndarray | None) -> None:
     """Make a call on arrays that are given each time, of any strides, and a workspace."""
     count, nbytes = len(binder.site.node.inputs), binder.native.workspace
-    if nbytes and len(arrays) == len(binder.site.tensors):  # only plans set workspace aside
-        arrays = (*arrays, np.empty(nbytes, np.uint8))
-    outputs = arrays[count : len(binder.site.tensors)]
+    given = [*arrays]
+    if nbytes and len(given) == len(binder.site.tensors):  # only plans set workspace aside
+        given.append(np.empty(nbytes, np.uint8))
+    outputs = given[count : len(binder.site.tensors)]
     if False not in [y is None or y.flags.c_contiguous for y in outputs]:
-        call(*arrays)
+        call(*given)
     else:
-        _run_once(binder, *arrays)
+        _run_once(binder, *given)
 
 
 def _run_once(binder: _CallBinder, *arrays: np.ndarray | None) -> None:
@@ -260,6 +258,12 @@ def _packed(reordered: Mapping[int, Reordered]) -> PackedConstants:
 
 def _released(reordered: Mapping[int, Reordered]) -> dict[int, Callable[[], np.ndarray]]:
     return {i: held.release() for i, held in reordered.items()}
+
+
+def _worth_packing(site: Site, call: NativeCall) -> Mapping[int, Reordered]:
+    """Constants of many bytes. A kernel that packs some is called with planned memory alone."""
+    types = [(i, site.tensors[i]) for i in call.reordered]
+    return {i: call.reordered[i] for i, type_ in types if type_ and type_.nbytes >= WORTH_PACKING}
 
 
 def _finished_kernel(site: Site, call: NativeCall, finish: Finish) -> Kernel:
@@ -297,25 +301,23 @@ class _CallBinder(Binder):
     def plain(self) -> NativeCall:
         """The call for tensors without gaps."""
         native = self.native
-        if native.complete or native.restrided is None:
+        if native.restrided is None or not native.dims_order:
             return native
         return native.restrided([None] * len(self.site.tensors))
 
     def function(self) -> Callable[..., RunValue]:
         """The function of the kernel."""
         native, tensors = self.plain(), self.site.tensors
-        outputs = tensors[len(self.site.node.inputs) :]
-        runtime: tuple[Any, ...] = (_RUNTIME,) * len(tensors)
         work = _RUNTIME if native.workspace else None
-        call = _CallBinder(self.site, native).call(runtime, work, every=True)
+        call = _CallBinder(self.site, native).call([_RUNTIME] * len(tensors), work, every=True)
+        outputs, into = tensors[len(self.site.node.inputs) :], call.run
+        if not native.workspace and None not in outputs:
+            make: Callable[..., RunValue] = call.make
+            return make
         # No closures, whose cells Python's collector would walk for as long as plans live.
-        function: Callable[..., RunValue] = call.make
-        if native.workspace or None in outputs:
-            into = call.run
-            if native.restrided is not None or native.workspace:
-                into = partial(_run_given, self, into)
-            function = partial(_run_into_new, into, outputs)
-        return function
+        if native.restrided is not None or native.workspace:
+            into = partial(_run_given, self, into)
+        return partial(_run_into_new, into, outputs)
 
     def bind(
         self, inputs: RunValues, outputs: RunValues, workspace: np.ndarray | None
@@ -439,7 +441,7 @@ def _strides(x: Any, type_: TensorType | None, dense: bool) -> tuple[int, ...] |
     return tuple([stride // size for stride in x.strides])
 
 
-def _is_aligned(x: Any) -> bool:
+def _is_aligned(x: object) -> bool:
     """Whether compiled code that knows the strides can read an array where it is."""
     if not isinstance(x, np.ndarray):
         return False
@@ -448,7 +450,7 @@ def _is_aligned(x: Any) -> bool:
     return whole and x.flags.aligned and x.dtype.isnative
 
 
-def _is_dense(x: Any) -> bool:
+def _is_dense(x: object) -> bool:
     """Whether compiled code can read an array where it is."""
     if not isinstance(x, np.ndarray):
         return False

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from penstock.backends.native import blocks_of_rows, family, part_ns, text_of
+from penstock.backends.native import blocks_of_rows, family, part_ns, str_
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError, Word
 from penstock.core.records import NamedTuple, replace
 from penstock.core.types import INT64, TensorType
@@ -54,7 +54,7 @@ def _macs(rows: int, inner: int, columns: int) -> int:
 
 
 def _work(dtype: object, macs: int, products: int) -> Workload:
-    return Workload(f"product {text_of(dtype)}", flops=2 * macs, items=products)
+    return Workload(f"product {str_(dtype)}", flops=2 * macs, items=products)
 
 
 def _product(
@@ -108,10 +108,10 @@ def _merged(axes: Sequence[_Axis]) -> list[_Axis]:
 def product(site: Site) -> NativeCall | None:
     """MatMul and Gemm of numbers; of integers, without factors."""
     a, b = site.input(0), site.input(1)
-    if a is None or b is None or text_of(a.dtype) not in _DTYPES or a.dtype != b.dtype:
+    if a is None or b is None or str_(a.dtype) not in _DTYPES or a.dtype != b.dtype:
         return None
     factors = site.attr("alpha", 1.0), site.attr("beta", 1.0)
-    if text_of(a.dtype).startswith("int") and factors != (1, 1):
+    if str_(a.dtype).startswith("int") and factors != (1, 1):
         return None
     return _call(site, a, b, [None] * len(site.tensors))
 
@@ -150,7 +150,7 @@ def _call(
     words = [*operands, None if third is None else Tensor(2), site.result()]
     padded = held is not None and not is_swapped
     factors = float(site.attr("alpha", 1.0)), beta
-    call = _native_call(text_of(a.dtype), words, product, padded, factors)
+    call = _native_call(str_(a.dtype), words, product, padded, factors)
     restrided = partial(_call, site, a, b)
     packed = {} if held is None else {1: held}
     return replace(call, reordered=packed, restrided=restrided, any_layout=True)
@@ -190,7 +190,7 @@ def chosen_product(site: Site) -> NativeCall | None:
     x, matrices, indices = (site.input(i) for i in range(3))
     if x is None or matrices is None or indices is None or 0 in (*x.dims, *matrices.dims):
         return None
-    if text_of(x.dtype) not in ("float32", "float64") or indices.dtype != INT64:
+    if str_(x.dtype) not in ("float32", "float64") or indices.dtype != INT64:
         return None
     transposed, count = site.attr("transposed", False), matrices.dims[0]
     columns, inner = matrices.dims[1:] if transposed else matrices.dims[:0:-1]
@@ -207,7 +207,7 @@ def chosen_product(site: Site) -> NativeCall | None:
     )
     words = Tensor(0), Tensor(1), None, site.result()
     chosen = Tensor(2), count, inner * columns
-    return replace(_native_call(text_of(x.dtype), words, product, chosen=chosen), can_fail=True)
+    return replace(_native_call(str_(x.dtype), words, product, chosen=chosen), can_fail=True)
 
 
 def _sharing(lead: tuple[int, ...], indices: tuple[int, ...]) -> int | None:
@@ -246,7 +246,7 @@ def product_workload(node: Node) -> Workload | None:
     a, b = [None if v is None else v.type for v in node.inputs[:2]]
     if not isinstance(a, TensorType) or not isinstance(b, TensorType):
         return None
-    if not (a.static and b.static) or text_of(a.dtype) not in _DTYPES:
+    if not (a.static and b.static) or str_(a.dtype) not in _DTYPES:
         return None
     product = _product(node, (a, b), [None] * 3)
     if product is None:

@@ -37,16 +37,9 @@ class Region:
 def fused(nodes: Sequence[Node]) -> Node:
     """Return one node in place of ``nodes``; each has one output, which only later ones read. It is
     not added to their graph."""
-    inner: set[Value | None] = set()
-    read: dict[Value, None] = {}
-    waits: dict[Node, None] = {}
-    for node in nodes:
-        inner.add(node.outputs[0])
-        for value in node.inputs:
-            if value is not None:
-                read[value] = None
-        for before in node.control_inputs:
-            waits[before] = None
+    inner = {node.outputs[0] for node in nodes}
+    read = dict.fromkeys([v for node in nodes for v in node.inputs if v is not None])
+    waits = dict.fromkeys([before for node in nodes for before in node.control_inputs])
     inputs = tuple([value for value in read if value not in inner])
     region = Region(tuple(nodes), inputs)
     result = region.output

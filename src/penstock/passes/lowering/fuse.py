@@ -21,7 +21,6 @@ from penstock.core.checkpoints import with_checkpoints
 from penstock.core.records import dataclass, field
 from penstock.core.types import TensorType
 from penstock.ir.graph import Graph, Node, Value, readers_of
-from penstock.ir.op import Trait
 from penstock.ops.internal.fused import fused, fused_copies, parts
 from penstock.ops.internal.zero_nan import ZERO_NAN
 from penstock.ops.registry import MICROSOFT
@@ -31,10 +30,6 @@ from penstock.passes.rewrite import Substitution
 
 _INTEGERS = frozenset({"ConvInteger", "MatMulInteger"})
 """products and convolutions whose integer results must be cast before anything else"""
-
-_HEAVY: frozenset[Trait] = frozenset({"heavy"})
-_LIGHT: frozenset[Trait] = frozenset({"begins", "links"})
-"""what chains may begin with besides elementwise operations"""
 
 _MOST_NODES, _MOST_REPEATED = 16, 4096
 _DOMAINS = ("", MICROSOFT, ZERO_NAN.domain)
@@ -90,14 +85,9 @@ class _ChainSearch:
     doubtful: bool = False
 
     def run(self, heavy: bool) -> None:
-        traits = _HEAVY if heavy else _LIGHT
-        beginnings = [
-            node
-            for node in self.nodes
-            if not traits.isdisjoint(node.op.traits) or (node.op.elementwise and not heavy)
-        ]
-        self.inside = set(self.nodes) if beginnings else set()
-        for node in with_checkpoints(beginnings):
+        starts = list(filter(_is_heavy if heavy else _begins_light, self.nodes))
+        self.inside = set(self.nodes) if starts else set()
+        for node in with_checkpoints(starts):
             if self._is_free(node):
                 self._begin(node, heavy)
 
@@ -224,6 +214,10 @@ def _is_heavy(node: Node) -> bool:
     """Whether a chain may begin with a node that is most of its work. Where two chains compete for
     a node, one with such a beginning wins."""
     return "heavy" in node.op.traits
+
+
+def _begins_light(node: Node) -> bool:
+    return node.op.elementwise or "links" in node.op.traits or "begins" in node.op.traits
 
 
 def _may_follow(chain: Sequence[Node], node: Node) -> bool:
