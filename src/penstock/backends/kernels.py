@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-
 from penstock.backends.base import Backend, stack_kernel
 from penstock.core.checkpoints import checkpoint
 from penstock.core.records import dataclass
@@ -12,15 +10,7 @@ from penstock.ir.contract import checked_kernel
 from penstock.ir.graph import Node, Value
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs
-from penstock.ops.internal.transfer import (
-    HOST,
-    NO_OTHER_PLACES,
-    REORDER,
-    STACK,
-    OtherPlaces,
-    Place,
-    is_transfer,
-)
+from penstock.ops.internal.transfer import STACK
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,66 +80,3 @@ class KernelTable:
                 error = raised.with_traceback(None)  # that would hold this table
             answer = self._answers[key] = _Answer(attrs, types, constants, kernel, error)
         return answer
-
-
-def other_places(
-    table: KernelTable, backends: Sequence[Backend], placement: Mapping[Node, Place]
-) -> Callable[[Node], OtherPlaces]:
-    """A function from a node to the places of its values, for ``PassContext.other_places``, by
-    ``DeviceWork`` of its kernel."""
-    remote = {backend.name: backend for backend in backends if backend.memory != HOST}
-    home = next((Place(b.name, HOST) for b in backends if b.memory == HOST), Place(HOST, HOST))
-
-    def places(node: Node) -> OtherPlaces:
-        place = placement.get(node)
-        backend = None if place is None else remote.get(place.backend)
-        if backend is None or is_transfer(node):
-            return NO_OTHER_PLACES
-        try:
-            kernel = table.kernel(backend, node)
-        except Exception:  # the plan raises it, unless the node may never run
-            return NO_OTHER_PLACES
-        if kernel is None:
-            return NO_OTHER_PLACES
-        if kernel.device.backends_of_values:
-            of_members = [
-                Place(member.name, member.memory) for member in kernel.device.backends_of_values
-            ]
-            inputs = dict(enumerate(of_members[: len(node.inputs)]))
-            return OtherPlaces(inputs, dict(enumerate(of_members)))
-        results = range(len(node.outputs) if kernel.device.host_outputs else 0)
-        on_host = dict.fromkeys(kernel.device.host_inputs, home)
-        return OtherPlaces(on_host, dict.fromkeys(results, home))
-
-    return places
-
-
-def placed_kernels(
-    table: KernelTable, backends: Sequence[Backend], placement: Mapping[Node, Place]
-) -> Callable[[Node], tuple[Place, Kernel] | None]:
-    """A function from a node to its place and kernel, for ``PassContext.compiled``: on the backend
-    where it is placed, else on the first of ``backends`` that has a kernel; for a copy between
-    layouts, on that of the host's memory that should be the fastest."""
-
-    by_name = {backend.name: backend for backend in backends}
-
-    def compiled(node: Node) -> tuple[Place, Kernel] | None:
-        place = placement.get(node)
-        if is_transfer(node):
-            return None
-        among = backends
-        if place is not None:
-            among = [by_name[place.backend]] if place.backend in by_name else []
-        elif node.op is REORDER:
-            hosts = [backend for backend in backends if backend.memory == HOST]
-            among = sorted(hosts, key=lambda backend: backend.seconds(node))
-        for backend in among:
-            try:
-                kernel = table.kernel(backend, node)
-            except Exception:  # the plan raises it, unless the node may never run
-                return None
-            if kernel is not None:
-                return place or Place(backend.name, backend.memory), kernel
-        return None
-
-    return compiled

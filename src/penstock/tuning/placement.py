@@ -110,7 +110,7 @@ class Placement:
         among = fusing
         if self.costs.knows(node):  # it may have been measured to be faster elsewhere
             among = [*fusing, *[backend for backend in self.backends if backend not in fusing]]
-        compared_seconds, measured = self._compared(node, among)
+        compared_seconds, measured = compared(self.costs, node, among)
         if measured:
             fastest = among[compared_seconds.index(min(compared_seconds))]
             if fastest not in fusing and not isinstance(self.costs, CustomCosts):
@@ -119,7 +119,9 @@ class Placement:
             return fastest in fusing
         if self.measured_only:
             return True
-        seconds = min(compared_seconds if among is fusing else self._compared(node, fusing)[0])
+        seconds = min(
+            compared_seconds if among is fusing else compared(self.costs, node, fusing)[0]
+        )
         if seconds == inf:  # there is no kernel, which those of the parts need not be made to show
             return False
         for cost in (self._least, self._seconds):
@@ -132,21 +134,18 @@ class Placement:
 
     def _least(self, node: Node) -> float:
         """The least expected cost, perhaps that of a backend that has no kernel for a node."""
-        return min(self._compared(node, self._allowed(node))[0])
+        return min(compared(self.costs, node, self._allowed(node))[0])
 
     def _fusing(self, node: Node) -> Sequence[Backend]:
         """The backends that may have a kernel for a fused node."""
         names = set(wanted(node, self.overrides))
         return [b for b in self.backends if b.fuses and names <= {b.name}]
 
-    def _compared(self, node: Node, among: Sequence[Backend]) -> tuple[Sequence[float], bool]:
-        return compared(self.costs, node, among)
-
     def _seconds(self, node: Node) -> float:
         backend, allowed = self._fastest(node), self._allowed(node)
         if backend is None:
             return inf
-        return self._compared(node, allowed)[0][list(allowed).index(backend)]
+        return compared(self.costs, node, allowed)[0][list(allowed).index(backend)]
 
     def candidates(self, graph: Graph) -> Candidates:
         """The backends that have a kernel for each node, nested ones included, those named first to
@@ -205,7 +204,7 @@ class Placement:
     def _fastest_alone(self, node: Node) -> Backend | None:
         """The backend that is the fastest with one thread; None unless all were measured."""
         allowed = self._allowed(node)
-        if len(allowed) == 1 or not self._compared(node, allowed)[1]:
+        if len(allowed) == 1 or not compared(self.costs, node, allowed)[1]:
             return None
         able = [backend for backend in allowed if backend.seconds(node) < inf]
         costs = [self.costs.cost(node, backend, 1) for backend in able]
@@ -231,7 +230,7 @@ class Placement:
         left = list(among)
         copy_s = self._order_seconds.get(node, 0.0) if self._order_seconds else 0.0
         while len(left) > 1:
-            seconds, measured = self._compared(node, left)
+            seconds, measured = compared(self.costs, node, left)
             if copy_s and not measured:
                 pairs = zip(left, seconds, strict=True)
                 seconds = [s + copy_s * order_lacking(b) for b, s in pairs]

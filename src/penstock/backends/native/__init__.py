@@ -236,12 +236,9 @@ def family_of(node: Node) -> Family | None:
     nodes = parts(node)
     first = nodes[0].op.full_name
     # Products of codes begin with it, and elementwise chains may, too.
-    if first != "DequantizeLinear" or any(n.op.full_name in _PRODUCTS for n in nodes):
-        name = fused_with(first)
-        own = _COMPLETE.get(name) or _family(name)
-        if own is not None:
-            return own
-    return _family(FUSED.full_name)
+    if first == "DequantizeLinear" and _PRODUCTS.isdisjoint([n.op.full_name for n in nodes]):
+        return _family(FUSED.full_name)
+    return _family(fused_with(first)) or _family(FUSED.full_name)
 
 
 def _family(name: str) -> Family | None:

@@ -179,9 +179,9 @@ def spans(node: Node, kernel: Sequence[int], sizes: Sequence[int]) -> list[SeenA
 
 
 def _axis_of_conv(axis: Window) -> SeenAxis:
-    begin, step = axis.begin, axis.dilation
-    seen = tuple(range(-begin, axis.kernel * step - begin, step))
-    return SeenAxis(axis.size, axis.count, axis.stride, (tuple(range(axis.kernel)),), (seen,))
+    taps, step = tuple(range(axis.kernel)), axis.dilation
+    seen = tuple(range(-axis.begin, axis.kernel * step - axis.begin, step))
+    return SeenAxis(axis.size, axis.count, axis.stride, (taps,), (seen,))
 
 
 def _of_phase(axis: Window, phase: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -224,14 +224,12 @@ def native_kernel(site: Site, call: NativeCall) -> Kernel:
 def _run_given(binder: _CallBinder, call: Callable[..., None], *arrays: np.ndarray | None) -> None:
     """Make a call on arrays that are given each time, of any strides, and a workspace."""
     count, nbytes = len(binder.site.node.inputs), binder.native.workspace
-    given = [*arrays]
-    if nbytes and len(given) == len(binder.site.tensors):  # only plans set workspace aside
-        given.append(np.empty(nbytes, np.uint8))
-    outputs = given[count : len(binder.site.tensors)]
-    if False not in [y is None or y.flags.c_contiguous for y in outputs]:
-        call(*given)
-    else:
-        _run_once(binder, *given)
+    outputs = arrays[count : len(binder.site.tensors)]
+    # Only plans set workspace aside.
+    work = [np.empty(nbytes, np.uint8)] if nbytes and len(arrays) == count + len(outputs) else []
+    if False in [y is None or y.flags.c_contiguous for y in outputs]:
+        call = partial(_run_once, binder)
+    call(*arrays, *work)
 
 
 def _run_once(binder: _CallBinder, *arrays: np.ndarray | None) -> None:
