@@ -339,7 +339,7 @@ class _Program:
             _OPERAND.pack(registers[v], m, _SIZES[v.kind], 0, *s, *unused) for v, m, s in placed
         ]
         constants = _constants(order, registers)
-        cost = _cost(order)
+        cost = sum([_ADDITIONS.get(value.operation, 1) for value in order if value.operation])
         cost += (2 if row else 20) * modes.count(_GATHERED)
         pointers: list[Any] = [Tensor(i) for i in operands]
         call = NativeCall(
@@ -426,7 +426,7 @@ class _Program:
             raise UnsupportedError
         registers, instructions = self._allocate(order, result)
         constants = _constants(order, registers)
-        cost = _cost(order)
+        cost = sum([_ADDITIONS.get(value.operation, 1) for value in order if value.operation])
         widest = max([_SIZES[value.kind] for value in order])
         header = _HEADER.pack(
             len(held),
@@ -558,11 +558,6 @@ def _in_order(result: Term) -> dict[Term, None]:
             stack.append((value, True))
             stack += zip(value.arguments, repeat(False))
     return order
-
-
-def _cost(order: Iterable[Term]) -> float:
-    """Roughly how many additions take as long as an element of a program of these values."""
-    return sum([_ADDITIONS.get(value.operation, 1) for value in order if value.operation])
 
 
 def _constants(order: Iterable[Term], registers: Mapping[Term, int]) -> list[bytes]:

@@ -72,14 +72,10 @@ Formula: TypeAlias = Callable[..., Term]
 def _typed(name: str, x: Term, *others: _Operand, kind: str = "") -> Term:
     """An operation on values of one kind, that of ``x``; numbers become constants. The result has
     the same kind, if no other is given."""
-    operands = [x]
-    for y in others:
-        if not isinstance(y, Term):
-            y = Term(x.kind, constant=y)
-        elif y.kind != x.kind:
-            raise UnsupportedError
-        operands.append(y)
-    return Term(kind or x.kind, f"{name}_{x.kind}", tuple(operands))
+    operands = [y if isinstance(y, Term) else Term(x.kind, constant=y) for y in others]
+    if [y for y in operands if y.kind != x.kind]:
+        raise UnsupportedError
+    return Term(kind or x.kind, f"{name}_{x.kind}", (x, *operands))
 
 
 def _call(name: str) -> Formula:

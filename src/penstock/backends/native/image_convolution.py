@@ -189,9 +189,8 @@ def _of_phase(axis: Window, phase: int) -> tuple[tuple[int, ...], tuple[int, ...
     they see."""
     at = phase + axis.begin
     taps = [k for k in reversed(range(axis.kernel)) if (at - k * axis.dilation) % axis.stride == 0]
-    if not taps:
-        return _PADDING, (_OUTSIDE,)
-    return tuple(taps), tuple([(at - k * axis.dilation) // axis.stride for k in taps])
+    seen = [(at - k * axis.dilation) // axis.stride for k in taps]
+    return tuple(taps) or _PADDING, tuple(seen) or (_OUTSIDE,)
 
 
 _POINT = SeenAxis(1, 1, 1, ((0,),), ((0,),))
@@ -222,8 +221,7 @@ def image_convolution(site: Site) -> NativeCall | None:
 
 
 _Calls: TypeAlias = tuple[NativeCall, Callable[[], NativeCall]]
-"""the call for images with their channels innermost, and a function that makes the one for others,
-of which all that a position sees is copied"""
+"""the call for images with their channels innermost, and what makes the one that copies others"""
 
 
 def _chain(site: Site) -> _Chain | None:
@@ -379,8 +377,7 @@ class _Packing(NamedTuple):
         if self.groups:
             packed = [_panels_of_groups(p, self.given, self.groups, self.rounds) for p in phases]
         else:
-            rows = [p.reshape(len(p), -1).T for p in phases]
-            rows = [np.tile(row, self.repeats) for row in rows] if self.repeats > 1 else rows
+            rows = [np.tile(p.reshape(len(p), -1).T, self.repeats) for p in phases]
             packed = [line_aligned(row).reshape(-1) for row in rows]
         return (packed[0] if len(packed) == 1 else line_aligned(np.concatenate(packed)),)
 
@@ -415,8 +412,7 @@ def _packing(
     w = site.input(chain.w)
     assert w is not None
     filters, channels = w.dims[0], w.dims[1] * given
-    if transposed:
-        filters, channels = channels, filters
+    filters, channels = (channels, filters) if transposed else (filters, channels)
     each = channels // (1 + rounds) * (padded(filters // groups) if groups else repeats)
     phases = list(product(*taps))
     sizes = [0 if _PADDING in p else each * math.prod(map(len, p)) for p in phases]

@@ -215,7 +215,9 @@ def native_kernel(site: Site, call: NativeCall) -> Kernel:
             # A call of the function is given the former, and has results in their own order.
             prefer_bound=bool(call.reordered or call.dims_order),
         ),
-        packed=_packed(call.reordered) if call.reordered else NO_PACKED_CONSTANTS,
+        packed=PackedConstants(tuple(call.reordered), partial(_released, call.reordered))
+        if call.reordered
+        else NO_PACKED_CONSTANTS,
     )
     object.__delattr__(kernel, "function")  # which the binder makes, if it is read
     return kernel
@@ -248,10 +250,6 @@ def _run_into_new(
     results = [None if t is None else np.empty(t.dims, t.dtype) for t in types]
     into(*inputs, *results)
     return results[0] if len(results) == 1 else tuple(results)
-
-
-def _packed(reordered: Mapping[int, Reordered]) -> PackedConstants:
-    return PackedConstants(tuple(reordered), partial(_released, reordered))
 
 
 def _released(reordered: Mapping[int, Reordered]) -> dict[int, Callable[[], np.ndarray]]:
@@ -308,9 +306,8 @@ class _CallBinder(Binder):
         native, tensors = self.plain(), self.site.tensors
         work = _RUNTIME if native.workspace else None
         call = _CallBinder(self.site, native).call([_RUNTIME] * len(tensors), work, every=True)
-        outputs, into = tensors[len(self.site.node.inputs) :], call.run
+        outputs, into, make = tensors[len(self.site.node.inputs) :], call.run, call.make
         if not native.workspace and None not in outputs:
-            make: Callable[..., RunValue] = call.make
             return make
         # No closures, whose cells Python's collector would walk for as long as plans live.
         if native.restrided is not None or native.workspace:
@@ -326,10 +323,8 @@ class _CallBinder(Binder):
         # Others are arguments of each call, which looks at them, and copies inputs that it cannot
         # read.
         fixed = list(map(_is_dense, arrays))
-        strides: list[tuple[int, ...] | None] = []
-        if native.restrided is not None and False in fixed:
-            strides = list(map(_strides, arrays, self.site.tensors, fixed))
-        if native.restrided is not None and any(strides):
+        given = map(_strides, arrays, self.site.tensors, fixed) if False in fixed else ()
+        if native.restrided is not None and any(strides := list(given)):
             try:
                 native = native.restrided(strides)
             except UnsupportedError:
@@ -339,10 +334,9 @@ class _CallBinder(Binder):
             fixed = list(map(_is_aligned, arrays))
         else:
             native = self.plain()
-        binder = self if native is self.native else _CallBinder(self.site, native)
         read = _read(native)
         runtime = [i for i, is_fixed in enumerate(fixed) if not is_fixed and i in read]
-        run = binder.call(arrays, workspace, runtime).run
+        run = _CallBinder(self.site, native).call(arrays, workspace, runtime).run
         if orders and any(of_runtime := [orders.get(i) for i in runtime]):
             run = _in_order(run, of_runtime)
         return run, tuple([arrays[i] for i in runtime])
@@ -443,8 +437,7 @@ def _is_aligned(x: object) -> bool:
     """Whether compiled code that knows the strides can read an array where it is."""
     if not isinstance(x, np.ndarray):
         return False
-    size = x.itemsize
-    whole = size == 1 or True not in [stride % size != 0 for stride in x.strides]
+    whole = x.itemsize == 1 or True not in [stride % x.itemsize != 0 for stride in x.strides]
     return whole and x.flags.aligned and x.dtype.isnative
 
 
@@ -452,8 +445,7 @@ def _is_dense(x: object) -> bool:
     """Whether compiled code can read an array where it is."""
     if not isinstance(x, np.ndarray):
         return False
-    flags = x.flags
-    return flags.c_contiguous and flags.aligned and x.dtype.isnative
+    return x.flags.c_contiguous and x.flags.aligned and x.dtype.isnative
 
 
 @dataclass(frozen=True, slots=True, eq=False)
