@@ -174,8 +174,7 @@ def by_memory(node: Node, additions: float = 1) -> Workload | None:
     moved = elements = 0
     for value in (*node.inputs, *node.outputs):
         if value is not None and not value.is_constant:
-            type_ = value.type
-            if not isinstance(type_, TensorType) or not type_.static:
+            if not isinstance(type_ := value.type, TensorType) or not type_.static:
                 return None
             moved, elements = moved + type_.nbytes, type_.elements
     return Workload(nbytes=moved, elements=elements * additions)

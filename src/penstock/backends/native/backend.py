@@ -64,23 +64,25 @@ class NativeBackend(SpecializingBackend):
                 "there are no compiled kernels: install Penstock with a C compiler, such as gcc; "
                 "PENSTOCK_NATIVE=off turns them off"
             )
-        self.library = loaded
-        self.narrow = precision == "bf16" and bool(loaded.functions.multiplies_bfloat16)
-        """whether operands of products are rounded to bfloat16"""
+        self.library, self._precision = loaded, precision
 
     def work(self, node: Node) -> Workload | None:
         family = family_of(node)
         work = None if family is None else family.work(node)
-        if not self.narrow or work is None or work.family not in _ROUNDED or not self._rounds(node):
+        if work is None or work.family not in _ROUNDED or not self._rounds(node):
             return work
         # Pairs are multiplied in the time of one number, and read in it.
         return work._replace(flops=work.flops / 2, weights=work.weights / 2)
 
+    @property
+    def narrow(self) -> bool:
+        """Whether operands of products are rounded to bfloat16."""
+        return self._precision == "bf16" and bool(self.library.functions.multiplies_bfloat16)
+
     def _rounds(self, node: Node) -> bool:
-        """Whether operands of a node are rounded, if it is a product of a kind that can be, and the
-        backend is ``narrow``."""
+        """Whether operands of a node are rounded, if it is a product of a kind that can be."""
         first = parts(node)[0]
-        x = first.inputs[0].type if first.inputs and first.inputs[0] else None
+        x = first.inputs[0].type if self.narrow and first.inputs and first.inputs[0] else None
         if not isinstance(x, TensorType) or not x.static:
             return False
         return flops(first) >= max(WORTH_ROUNDING, 2 * _LEAST_USES * x.elements)
@@ -122,15 +124,13 @@ class NativeBackend(SpecializingBackend):
         if family is None or family.static is None:
             return None
         site = site_of(self.library, node, types, data_dependent=family.data_dependent)
-        if site is None:
-            return None
-        if self.narrow and self._rounds(node):
+        if site is not None and self._rounds(node):
             site = replace(site, rounds=True)
         try:
-            call = family.static(site)
+            call = None if site is None else family.static(site)
         except UnsupportedError:
             return None
-        if call is None or _touches_objects(site, call):
+        if site is None or call is None or _touches_objects(site, call):
             return None
         if call.can_fail and not call.items:
             return None  # nothing would look at the inputs, which may be at fault
