@@ -281,7 +281,11 @@ def _empty_results(node: Node) -> Callable[..., RunValue] | None:
 def plausible(node: Node) -> Node:
     """The node with plausible dims in place of unknown ones, for estimates; the node itself if all
     are known, or no guess fits the operation."""
-    if _are_static(_types((*node.inputs, *node.outputs))):
+    for value in (*node.inputs, *node.outputs):  # a loop: this is asked for each estimate
+        type_ = None if value is None else value.type
+        if value is not None and not (isinstance(type_, TensorType) and type_.static):
+            break
+    else:
         return node
     tensors = _tensors(_types(node.inputs))
     guesses = [] if tensors is None else [guess for guess, _ in _guessed_nodes(node, tensors)]
@@ -388,9 +392,8 @@ def _are_static(types: Sequence[Type | None]) -> bool:
 
 def _tensors(types: Sequence[Type | None]) -> list[TensorType | None] | None:
     """``types``, if all are tensors of known dtypes, else None."""
-    tensors = [t for t in types if t is None or isinstance(t, TensorType)]
-    unknown = any(t is not None and t.dtype is None for t in tensors)
-    return None if unknown or len(tensors) < len(types) else tensors
+    tensors = [t for t in types if t is None or (isinstance(t, TensorType) and t.dtype is not None)]
+    return tensors if len(tensors) == len(types) else None
 
 
 def _is_small(value: Value | None) -> bool:

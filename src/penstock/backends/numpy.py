@@ -10,7 +10,7 @@ from penstock.backends.base import HostBackend
 from penstock.core.types import Type
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
-from penstock.ops.internal.fused import parts
+from penstock.ops.internal.fused import FUSED, parts
 from penstock.ops.work_estimate import Rates, RateTable, Workload, estimate, flops, moved_bytes
 
 # Calls were timed with tensors of 8 elements, rates with those that fit into the cache of a core,
@@ -69,6 +69,8 @@ class NumpyBackend(HostBackend):
         return node.op.compile(node, types)
 
     def seconds(self, node: Node) -> float:
+        if node.op is not FUSED:
+            return estimate(self.rates, self.work(node))
         return sum([estimate(self.rates, self.work(part)) for part in parts(node)])
 
     def work(self, node: Node) -> Workload:

@@ -9,14 +9,14 @@ from typing import Any
 
 from penstock.analysis.sizes import check_sizes
 from penstock.backends.base import copier, stacks
-from penstock.backends.kernels import KernelTable, other_places, placed_kernels
+from penstock.backends.kernels import KernelTable
 from penstock.compiler.stages import CompileContext, Feeds, Lowered, set_threads
 from penstock.executors.base import Executor
 from penstock.ir.graph import Graph, Node, clone
-from penstock.ir.kernel import Kernel
-from penstock.ops.internal.transfer import OtherPlaces, Place, Ports
-from penstock.passes.context import FramePolicy, FusionPolicy, PassContext, Placing
+from penstock.ops.internal.transfer import Place, Ports
+from penstock.passes.context import FramePolicy, FusionPolicy, PassContext
 from penstock.passes.pipeline import LOWER, optimize, run_passes
+from penstock.tuning.kernel_placing import KernelPlacing
 from penstock.tuning.measure import GraphProfiler
 from penstock.tuning.placement import Placement
 
@@ -122,7 +122,7 @@ def _places(
     return {node: Place(backend.name, backend.memory) for node, backend in placed.items()}
 
 
-class BackendPlacing(Placing):
+class BackendPlacing(KernelPlacing):
     """Where nodes run, among the backends of a session: ``choose`` says it, which takes a graph.
     With ``layouts``, the ``kernels`` of the compilation decide the layouts of values."""
 
@@ -134,22 +134,13 @@ class BackendPlacing(Placing):
         layouts: bool = False,
         ports: Ports | None = None,
     ) -> None:
-        super().__init__(ports=ports)
-        table = kernels or KernelTable()
-        self._compiled = placed_kernels(table, context.backends, self.placement)
-        self._other_places = other_places(table, context.backends, self.placement)
+        super().__init__(context.backends, kernels or KernelTable(), ports=ports)
         self._by_name = context.by_name
         self._choose = choose
         self.plans_layouts = layouts
 
     def chosen(self, graph: Graph) -> Mapping[Node, Place]:
         return self.placement if self._choose is None else self._choose(graph)
-
-    def compiled(self, node: Node) -> tuple[Place, Kernel] | None:
-        return self._compiled(node)
-
-    def other_places(self, node: Node) -> OtherPlaces:
-        return self._other_places(node)
 
     def direct(self, source: str, target: str) -> bool:
         return copier(self._by_name[source], self._by_name[target]) is not None

@@ -57,6 +57,10 @@ class Binder:
         """
         raise NotImplementedError
 
+    def function(self) -> Callable[..., RunValue]:
+        """The ``function`` of a kernel that was made without: most are bound, and never called."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True, slots=True)
 class LayoutHints:
@@ -151,8 +155,22 @@ NO_MEMORY_USE = MemoryUse()
 NO_RUNTIME_SHAPES = RuntimeShapes()
 
 
+class _LateFunction:
+    """Has the binder of a kernel without a ``function`` make it when it is first read."""
+
+    __slots__ = ()
+    binder: Binder | None
+
+    def __getattr__(self, name: str) -> Callable[..., RunValue]:
+        if name != "function" or self.binder is None:
+            raise AttributeError(f"a Kernel has no attribute {name!r}")
+        function = self.binder.function()
+        object.__setattr__(self, name, function)
+        return function
+
+
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class Kernel(_LateFunction):
     """The code of one node on one backend.
 
     ``function(*inputs)`` takes one argument for each of the node's inputs (``None`` for one left

@@ -181,11 +181,11 @@ def costs_of(model: Any, backends: Sequence[Backend]) -> CostModel:
 
 
 def compared(
-    costs: CostModel, node: Node, among: Sequence[Backend], known: dict[str, float] | None = None
+    costs: CostModel, node: Node, among: Sequence[Backend]
 ) -> tuple[Sequence[float], bool]:
     """The seconds of ``node`` on each of ``among``, to compare with one another, and whether they
     were measured: on all of them but those without a kernel, where they are infinite. Else they are
-    the backends' own estimates, which are kept in ``known``, by name, if it is given."""
+    the backends' own estimates."""
     seconds: list[float] = []
     measured = costs.knows(node)
     for backend in among if measured else ():
@@ -196,10 +196,7 @@ def compared(
         seconds.append(cost.seconds if cost.source is CostSource.MEASURED else inf)
     if measured:
         return seconds, True
-    known = {} if known is None else known
-    missing = [backend for backend in among if backend.name not in known]
-    known.update(zip([b.name for b in missing], estimates(missing, node), strict=True))
-    return [known[backend.name] for backend in among], False
+    return estimates(among, node), False
 
 
 def step_seconds(

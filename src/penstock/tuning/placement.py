@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import TypeVar
 
@@ -12,8 +11,8 @@ from penstock.backends.base import Backend, Where, group_name, is_fallback, orde
 from penstock.backends.kernels import KernelTable
 from penstock.core.errors import InvalidInput, Unsupported
 from penstock.core.records import dataclass, field
-from penstock.ir.graph import Graph, Node, dependencies, readers_of, same_objects
-from penstock.ops.internal.fused import is_fused, parts
+from penstock.ir.graph import Graph, Node, dependencies, readers_of
+from penstock.ops.internal.fused import FUSED, parts
 from penstock.ops.internal.transfer import HOST
 from penstock.ops.onnx.control_flow import is_control
 from penstock.ops.work_estimate import wanted_in_own_order
@@ -74,26 +73,6 @@ def wanted(node: Node, overrides: Mapping[str, Where]) -> list[str]:
     return [*dict.fromkeys([group_name(where) for where in places if where is not None])]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Known:
-    """What is known of a node's costs, and what they depend on: its estimates by backend, and
-    comparisons of several backends, by their names: the seconds on each, and whether they were
-    measured."""
-
-    basis: list[object]
-    estimates: dict[str, float] = field(default_factory=dict)
-    comparisons: dict[tuple[str, ...], tuple[Sequence[float], bool]] = field(default_factory=dict)
-
-
-def _basis(node: Node) -> list[object]:
-    """What the costs of a node depend on: its operation, attributes, types, and constants."""
-    basis: list[object] = [node.op, node.attrs]
-    for value in (*node.inputs, *node.outputs):
-        constant = value if value is not None and value.is_constant else None
-        basis += (None if value is None else value.type, constant)
-    return basis
-
-
 @dataclass
 class Placement:
     """Chooses the backends of nodes by their expected costs, and decides about fused nodes.
@@ -108,8 +87,6 @@ class Placement:
     kernels: KernelTable
     costs: CostModel
     measured_only: bool = False
-    # Of nodes and proposals for fused ones, which are asked about several times.
-    _known: dict[Node, _Known] = field(default_factory=dict)
     # Of the parts of fused nodes that were measured to be slower than these apart.
     _measured_fastest: dict[Node, Backend] = field(default_factory=dict)
     # What it costs that readers want the result of a convolution in another order of dims.
@@ -124,14 +101,16 @@ class Placement:
         """Whether a fused node is expected to be at least as fast as its parts, or as the
         ``pieces`` in whose place it comes, each on the backend that is fastest for it; True where
         the user has chosen the backend of its parts. Pieces that the user has placed stay."""
-        fusing = self._fusing(node)
-        if not fusing or any(wanted(piece, self.overrides) for piece in pieces or ()):
+        fusing, overrides = self._fusing(node), self.overrides
+        if not fusing or (overrides and any(wanted(piece, overrides) for piece in pieces or ())):
             return False
-        if wanted(node, self.overrides):
+        if overrides and wanted(node, overrides):
             return True
         pieces = parts(node) if pieces is None else pieces
-        among = [*fusing, *[backend for backend in self.backends if backend not in fusing]]
-        compared_seconds, measured = self._compared(node, among)
+        among = fusing
+        if self.costs.knows(node):  # it may have been measured to be faster elsewhere
+            among = [*fusing, *[backend for backend in self.backends if backend not in fusing]]
+        compared_seconds, measured = compared(self.costs, node, among)
         if measured:
             fastest = among[compared_seconds.index(min(compared_seconds))]
             if fastest not in fusing and not isinstance(self.costs, CustomCosts):
@@ -140,35 +119,33 @@ class Placement:
             return fastest in fusing
         if self.measured_only:
             return True
-        seconds = min(self._expected(node, fusing))
-        # The least cost of a part may be that of a backend that has no kernel for it.
-        least = (min(self._expected(part, self._allowed(part))) for part in pieces)
-        return _add_up_to(seconds, least) or _add_up_to(seconds, map(self._seconds, pieces))
+        seconds = min(
+            compared_seconds if among is fusing else compared(self.costs, node, fusing)[0]
+        )
+        if seconds == inf:  # there is no kernel, which those of the parts need not be made to show
+            return False
+        for cost in (self._least, self._seconds):
+            total = 0.0
+            for part in pieces:
+                total += cost(part)
+                if total >= seconds:
+                    return True
+        return False
 
-    def _fusing(self, node: Node) -> list[Backend]:
+    def _least(self, node: Node) -> float:
+        """The least expected cost, perhaps that of a backend that has no kernel for a node."""
+        return min(compared(self.costs, node, self._allowed(node))[0])
+
+    def _fusing(self, node: Node) -> Sequence[Backend]:
         """The backends that may have a kernel for a fused node."""
         names = set(wanted(node, self.overrides))
         return [b for b in self.backends if b.fuses and names <= {b.name}]
-
-    def _expected(self, node: Node, among: Sequence[Backend]) -> Sequence[float]:
-        return self._compared(node, among)[0]
-
-    def _compared(self, node: Node, among: Sequence[Backend]) -> tuple[Sequence[float], bool]:
-        known, basis = self._known.get(node), _basis(node)
-        if known is None or not same_objects(basis, known.basis):
-            known = self._known[node] = _Known(basis)
-        names = tuple([backend.name for backend in among])
-        found = known.comparisons.get(names)
-        if found is None:
-            found = compared(self.costs, node, among, known.estimates)
-            known.comparisons[names] = found
-        return found
 
     def _seconds(self, node: Node) -> float:
         backend, allowed = self._fastest(node), self._allowed(node)
         if backend is None:
             return inf
-        return self._expected(node, allowed)[list(allowed).index(backend)]
+        return compared(self.costs, node, allowed)[0][list(allowed).index(backend)]
 
     def candidates(self, graph: Graph) -> Candidates:
         """The backends that have a kernel for each node, nested ones included, those named first to
@@ -190,11 +167,12 @@ class Placement:
         """The backend of each node, nested ones included, that is expected to be the fastest, for
         backends that share a memory. Raises ``Unsupported``, which lists all operations for which
         none of the backends, or not the one that the user wants, has a kernel."""
-        readers = readers_of(graph)
+        convolutions = [n for n in graph.walk() if n.op.name in ("Conv", "ConvTranspose")]
+        readers = readers_of(graph) if convolutions else {}
         self._order_seconds = {
             node: wanted_in_own_order(node, readers.get(node.outputs[0], ()))
-            for node in graph.walk()
-            if node.op.name in ("Conv", "ConvTranspose") and node.outputs[0] is not None
+            for node in convolutions
+            if node.outputs[0] is not None
         }
         return self._chosen(graph, self._fastest)
 
@@ -226,7 +204,7 @@ class Placement:
     def _fastest_alone(self, node: Node) -> Backend | None:
         """The backend that is the fastest with one thread; None unless all were measured."""
         allowed = self._allowed(node)
-        if len(allowed) == 1 or not self._compared(node, allowed)[1]:
+        if len(allowed) == 1 or not compared(self.costs, node, allowed)[1]:
             return None
         able = [backend for backend in allowed if backend.seconds(node) < inf]
         costs = [self.costs.cost(node, backend, 1) for backend in able]
@@ -235,7 +213,7 @@ class Placement:
         return backend if backend is not None and self.kernels.accepts(backend, node) else None
 
     def _allowed(self, node: Node) -> Sequence[Backend]:
-        names = wanted(node, self.overrides)
+        names = wanted(node, self.overrides) if self.overrides else ()
         if names:
             by_name = {backend.name: backend for backend in self.backends}
             return [by_name[name] for name in names]
@@ -243,29 +221,29 @@ class Placement:
         return self.backends if measured is None else [measured]
 
     def _fastest(self, node: Node) -> Backend | None:
-        fused = self._cheapest(node, self._fusing(node)) if is_fused(node) else None
+        fused = self._cheapest(node, self._fusing(node)) if node.op is FUSED else None
         return fused or self._cheapest(node, self._allowed(node))
 
     def _cheapest(self, node: Node, among: Sequence[Backend]) -> Backend | None:
         """Of the backends that have a kernel for a node, the one that is expected to be fastest;
         others that are expected to be slower are not asked."""
         left = list(among)
-        while left:
-            seconds = self._expected(node, left) if len(left) > 1 else [0.0]
-            copy_s = self._order_seconds.get(node, 0.0)
-            if copy_s and not self._compared(node, left)[1]:
+        copy_s = self._order_seconds.get(node, 0.0) if self._order_seconds else 0.0
+        while len(left) > 1:
+            seconds, measured = compared(self.costs, node, left)
+            if copy_s and not measured:
                 pairs = zip(left, seconds, strict=True)
                 seconds = [s + copy_s * order_lacking(b) for b, s in pairs]
             backend = left.pop(seconds.index(min(seconds)))
             if self.kernels.accepts(backend, node):
                 return backend
-        return None
+        return left[0] if left and self.kernels.accepts(left[0], node) else None
 
     def _chosen(self, graph: Graph, choice: Callable[[Node], T | None]) -> dict[Node, T]:
         chosen: dict[Node, T] = {}
         faults = []
         for node in graph.walk():
-            if is_control(node):
+            if node.nests and is_control(node):
                 continue
             if backend := choice(node):
                 chosen[node] = backend
@@ -281,8 +259,3 @@ class Placement:
 def _preferred(among: list[Backend]) -> list[Backend]:
     """Those of ``among`` that stand in for no other, if there are such."""
     return [backend for backend in among if not is_fallback(backend)] or among
-
-
-def _add_up_to(bound: float, seconds: Iterable[float]) -> bool:
-    """Whether the sum of ``seconds`` is at least ``bound``; takes no more of them than needed."""
-    return any(total >= bound for total in accumulate(seconds))

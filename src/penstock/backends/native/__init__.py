@@ -127,6 +127,10 @@ threads may import files that register forms of the same one: dicts are changed 
 _COMPLETE: dict[str, Family] = {}  # of which all files are imported
 
 
+str_ = cache(str)
+"""the text of a dtype, which NumPy takes microseconds to make"""
+
+
 def part_ns(work: Workload) -> float:
     """The nanoseconds of a part of a call that does this work."""
     return part_seconds(RATES, work) * 1e9
@@ -167,13 +171,13 @@ def by_call(node: Node) -> Workload:
 def by_memory(node: Node, additions: float = 1) -> Workload | None:
     """The bytes read and written, and this number of additions for each element of the result; None
     if a shape is unknown."""
-    values = (*node.inputs, *node.outputs)
-    types_ = [v.type for v in values if v is not None and not v.is_constant]
-    tensors = [t for t in types_ if isinstance(t, TensorType) and t.static]
-    if len(tensors) < len(types_):
-        return None
-    moved = sum(t.nbytes for t in tensors)
-    return Workload(nbytes=moved, elements=tensors[-1].elements * additions)
+    moved = elements = 0
+    for value in (*node.inputs, *node.outputs):
+        if value is not None and not value.is_constant:
+            if not isinstance(type_ := value.type, TensorType) or not type_.static:
+                return None
+            moved, elements = moved + type_.nbytes, type_.elements
+    return Workload(nbytes=moved, elements=elements * additions)
 
 
 def by_result(node: Node) -> Workload | None:
@@ -225,14 +229,15 @@ def fused_with(first: str) -> str:
 def family_of(node: Node) -> Family | None:
     """The family of a node's operation, and of a fused node by what it begins with; None if there
     are no kernels."""
-    name = node.op.full_name
-    if name != FUSED.full_name:
-        return _family(name)
-    names = [part.op.full_name for part in parts(node)]
+    if node.op is not FUSED:
+        name = node.op.full_name
+        return _COMPLETE.get(name) or _family(name)
+    nodes = parts(node)
+    first = nodes[0].op.full_name
     # Products of codes begin with it, and elementwise chains may, too.
-    if names[0] == "DequantizeLinear" and _PRODUCTS.isdisjoint(names):
-        return _family(name)
-    return _family(fused_with(names[0])) or _family(name)
+    if first == "DequantizeLinear" and _PRODUCTS.isdisjoint([n.op.full_name for n in nodes]):
+        return _family(FUSED.full_name)
+    return _family(fused_with(first)) or _family(FUSED.full_name)
 
 
 def _family(name: str) -> Family | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
 
 import numpy as np
 
@@ -30,7 +29,6 @@ from penstock.ops.common.constant_cache import REORDERED, SavedCopies, copies_of
 from penstock.ops.internal.fused import parts
 from penstock.ops.work_estimate import WORTH_ROUNDING, Workload, flops
 
-T = TypeVar("T")
 _PRODUCTS = ("Gemm", "MatMul")
 # Families of work, and products of each element of x that are worth rounding it.
 _ROUNDED, _LEAST_USES = frozenset({"dense", "image"}), 32
@@ -42,14 +40,7 @@ def _touches_objects(site: Site, call: NativeCall) -> bool:
     tensors = site.tensors
     if call.finish is not None:
         tensors = (*tensors[: len(site.node.inputs)], *call.finish.writes)
-    return any(t is not None and t.dtype is not None and t.dtype.hasobject for t in tensors)
-
-
-def _unless_unsupported(choose: Callable[[Site], T | None], site: Site) -> T | None:
-    try:
-        return choose(site)
-    except UnsupportedError:
-        return None
+    return True in [t is not None and t.dtype is not None and t.dtype.hasobject for t in tensors]
 
 
 class NativeBackend(SpecializingBackend):
@@ -118,7 +109,10 @@ class NativeBackend(SpecializingBackend):
             return kernel
         # It takes arrays of any shapes, so that new ones need no kernel of their own, nor an entry
         # of a cache; products also of any strides, which the function of known shapes would copy.
-        call = _unless_unsupported(family.ahead_of_cache, open_site(self.library, node, types))
+        try:
+            call = family.ahead_of_cache(open_site(self.library, node, types))
+        except UnsupportedError:
+            call = None
         if call is None:
             return kernel
         function, settings = call
@@ -132,7 +126,10 @@ class NativeBackend(SpecializingBackend):
         site = site_of(self.library, node, types, data_dependent=family.data_dependent)
         if site is not None and self._rounds(node):
             site = replace(site, rounds=True)
-        call = None if site is None else _unless_unsupported(family.static, site)
+        try:
+            call = None if site is None else family.static(site)
+        except UnsupportedError:
+            return None
         if site is None or call is None or _touches_objects(site, call):
             return None
         if call.can_fail and not call.items:

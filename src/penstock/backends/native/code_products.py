@@ -60,8 +60,7 @@ class Rescaling(NamedTuple):
 
     def of_each(self, exact: Multiplier) -> Rescaling:
         """The same with exact multipliers, one for all filters or one for each."""
-        shape = self.terms.shape
-        return self._replace(exact=exact.mapped(lambda part: np.broadcast_to(part, shape)))
+        return self._replace(exact=Multiplier(*[of_each(part, self.terms.size) for part in exact]))
 
     def of_codes(
         self, arranged: Callable[[np.ndarray], np.ndarray]
@@ -71,22 +70,26 @@ class Rescaling(NamedTuple):
         assert isinstance(factors, np.ndarray) and isinstance(offsets, np.ndarray)
         assert bounds is not None
         if self.exact is None:
-            one, two = [arranged(part.astype(FLOAT32)) for part in (factors, offsets)]
+            one, two = arranged(factors.astype(FLOAT32)), arranged(offsets.astype(FLOAT32))
             return line_aligned(one), line_aligned(two), bounds
         numbers, shifts = [arranged(part.astype(INT32)) for part in self.exact]
         bounds = bounds.copy()
         _, zero, low, *_ = view = bounds.view(np.int64)
-        view[-1] = numbers.size if np.all(self.exact.shifts > 0) else -numbers.size
+        view[-1] = numbers.size if (self.exact.shifts > 0).all() else -numbers.size
         factors = np.ldexp(_ONE * numbers, -31 - shifts)
         # What the first rounding, to an integer, adds to a tie of the second one.
         offsets = np.where(numbers > 0, np.ldexp(_ONE / 2, -shifts), 0)
         offsets += _ONE / 2 + _SLACK if low == zero else 0
-        columns = [(factors, numbers), (offsets, shifts)]
-        one, two = [
-            line_aligned(np.concatenate([guess.astype(FLOAT32), part.view(FLOAT32)]))
-            for guess, part in columns
-        ]
-        return one, two, bounds
+        one = np.concatenate([factors.astype(FLOAT32), numbers.view(FLOAT32)])
+        two = np.concatenate([offsets.astype(FLOAT32), shifts.view(FLOAT32)])
+        return line_aligned(one), line_aligned(two), bounds
+
+
+def of_each(numbers: np.ndarray, count: int) -> np.ndarray:
+    """Numbers, one for all or one for each of ``count``, as one for each."""
+    if numbers.shape == (count,):
+        return numbers
+    return numbers.repeat(count) if numbers.size == 1 else np.broadcast_to(numbers, (count,))
 
 
 class Operand(NamedTuple):
@@ -160,7 +163,7 @@ def axes_of(site: Site, node: Node, tensor: int, taps: Sequence[int]) -> Axes | 
         return None
     axes = [_POINT] * (5 - len(x.dims))
     axes += list(windows(node.attrs, taps, x.dims[2:]))
-    if not all(axis.addressable for axis in axes):
+    if False in [axis.addressable for axis in axes]:
         return None
     # An image of one column is a row, whose taps are computed together.
     planes, rows, columns = axes
@@ -176,8 +179,10 @@ def products_of_images(
     if axes.are_rows and weights.groups == 1:
         return products_of_rows(site, x, weights, rescaling)
     call = _products(site, axes, x, _merged(weights), rescaling)
+    if call is None:
+        return None
     images = x.tensor, len(site.node.inputs)
-    return None if call is None else of_any_strides(site, call, call, images, turned=axes.turned)
+    return of_any_strides(site, call, lambda: call, images, turned=axes.turned)
 
 
 def products_of_rows(
@@ -332,7 +337,7 @@ def _products(
     weights_step = panels.size // count
     known = _Packed(
         *(depth, channels, each, line_aligned(where), weights_step, step, factors_step),
-        *(panels, sums, zeros if np.any(zeros) else None),
+        *(panels, sums, zeros if zeros.any() else None),
     )
     call = _call(site, axes, x, known, rescaling)
     return None if call is None else replace(call, keep=packed)
@@ -386,7 +391,7 @@ def _call(
         "quantized_convolution",
         (
             *(Tensor(operand.tensor), packed.panels, late, packed.sums),
-            *(_rows_of(terms, count, packed.filter_step) if np.any(terms) else None, packed.zeros),
+            *(_rows_of(terms, count, packed.filter_step) if terms.any() else None, packed.zeros),
             *(factors, offsets, site.result()),
             *(axis_words(planes), axis_words(rows), axis_words(columns), bounds),
             *(rescaling.low, rescaling.high, packed.where, count, *packed[4:6]),

@@ -79,6 +79,8 @@ def arithmetic_numbers(node: Node, order: Sequence[int]) -> tuple[np.ndarray, np
     *by, of_result = pair_multipliers(attrs["operation"], attrs["scales"])
     low, high = attrs["code_limits"]
     shift = int(of_result.shifts)
+    if shift < -13:
+        raise UnsupportedError  # products would wrap
     more = 0.5 ** (shift + 1) if shift > 0 else 0.0
     factors, signs, terms, added = [a * b / y, 0.0], [1, 1], [(0, 0)] * 2, float(zeros[2])
     if by:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from penstock.backends.native import family, rows_ns
+from penstock.backends.native import family, rows_ns, str_
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.ops.common.shape_rules import normalize_axis
 
@@ -21,7 +21,7 @@ _SUFFIXES = {
 def cumulative(site: Site) -> NativeCall | None:
     """CumSum and CumProd over a constant axis."""
     x, axis = site.input(0), site.constant(1)
-    suffix = _SUFFIXES.get(str(x.dtype)) if x is not None else None
+    suffix = _SUFFIXES.get(str_(x.dtype)) if x is not None else None
     if x is None or suffix is None or axis is None or axis.size != 1 or not x.dims:
         return None
     place = normalize_axis(int(axis.item()), len(x.dims))

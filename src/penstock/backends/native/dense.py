@@ -20,6 +20,7 @@ from penstock.backends.native import (
     fused_with,
     part_ns,
     rows_ns,
+    str_,
 )
 from penstock.backends.native.elementwise import program_behind
 from penstock.backends.native.kernel import (
@@ -176,7 +177,7 @@ def product_call(site: Site) -> NativeCall | None:
 def product_of_any_shape(site: Site) -> AnyShapeCall | None:
     """MatMul of real numbers."""
     x = site.input(0)
-    is_real = x is not None and str(x.dtype) in ("float32", "float64")
+    is_real = x is not None and str_(x.dtype) in ("float32", "float64")
     return (site.library.functions.product, site.weights(1) is not None) if is_real else None
 
 

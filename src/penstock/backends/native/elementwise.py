@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from functools import cache, partial
+from itertools import repeat
 from struct import Struct
 from typing import Any
 
@@ -59,6 +60,8 @@ _TABLE = 2
 _CODES = frozenset({"b1", *QUANTIZED_KINDS.values()})
 _NARROW = {"float16": "half", "bfloat16": "bfloat"}
 _DTYPES = {kind: kind for kind in KINDS.values()} | {"b1": "u1", "s1": "i1", "s2": "i2"}
+_SIZES = {kind: int(kind[1]) for kind in KINDS.values()} | dict.fromkeys(_NARROW.values(), 2)
+"""bytes of an element in memory"""
 
 # Additions that take as long as an operation, roughly; one for others.
 _ADDITIONS = {
@@ -114,6 +117,8 @@ def elementwise_call(site: Site) -> NativeCall | None:
     if not output.elements or len(site.tensors) != len(site.node.inputs) + 1:
         return None
     program = _Program(site)
+    if site.node.op.full_name == "tflite.IntegerArithmetic" and len(program.inputs) == 2:
+        return program.of_integers(output)
     return program.call(program.finished(program.result(), output), output)
 
 
@@ -320,7 +325,7 @@ class _Program:
         size = math.prod(dims)
         if strides is not None:
             _check_strides(steps, size)
-        widest = max(_size(value.kind) for value in order)
+        widest = max([_SIZES[value.kind] for value in order])
         registers, instructions = self._allocate(order, result)
         most = _REGISTER_BYTES // widest
         if row:
@@ -331,10 +336,10 @@ class _Program:
         unused = [0] * (_MOST_RANK - len(dims))
         placed = zip(held, modes, steps, strict=True)
         table = [
-            _OPERAND.pack(registers[v], m, _size(v.kind), 0, *s, *unused) for v, m, s in placed
+            _OPERAND.pack(registers[v], m, _SIZES[v.kind], 0, *s, *unused) for v, m, s in placed
         ]
         constants = _constants(order, registers)
-        cost = sum(_ADDITIONS.get(value.operation, 1) for value in order if value.operation)
+        cost = sum([_ADDITIONS.get(value.operation, 1) for value in order if value.operation])
         cost += (2 if row else 20) * modes.count(_GATHERED)
         pointers: list[Any] = [Tensor(i) for i in operands]
         call = NativeCall(
@@ -348,7 +353,7 @@ class _Program:
                 _joined(constants) if constants else None,
                 np.array(dims, np.int64),
                 *(len(operands), len(instructions), len(constants), len(dims)),
-                *(tile, size, _size(result.kind), row),
+                *(tile, size, _SIZES[result.kind], row),
             ),
             items=items,
             # One thread would fetch what others have computed from the caches of their cores, which
@@ -357,11 +362,9 @@ class _Program:
             inplace=tuple([i for i, mode in zip(operands, modes, strict=True) if mode == _DIRECT]),
             restrided=partial(self.call, result, output) if strides is None else None,
         )
-        if self.site.node.op.full_name == "tflite.IntegerArithmetic":
-            return self._of_integers(call, dims, steps) or call
         if result.kind not in _CODES:
             return call
-        bytes_only = [_size(value.kind) for value in (*held, result)] == [1, 1]
+        bytes_only = [_SIZES[value.kind] for value in (*held, result)] == [1, 1]
         return self._by_kernel(call, result, modes, cost if bytes_only else 0)
 
     def _by_kernel(
@@ -386,29 +389,32 @@ class _Program:
         items = -(-size // BLOCK)
         return replace(call, kernel=name, words=words, items=items, item_ns=rows_ns(4 * BLOCK))
 
-    def _of_integers(
-        self, call: NativeCall, dims: Sequence[int], steps: Sequence[Sequence[int]]
-    ) -> NativeCall | None:
-        """``call``, of two tensors of codes that a kernel reads where they are, one of which may
-        repeat rows of these merged ``dims`` or have an element for each; else None."""
-        dense, inner = _dense(dims), dims[-1]
-        first = 0 if list(steps[0]) == dense else 1
-        x, y = steps[first], steps[1 - first]
+    def of_integers(
+        self, output: TensorType, strides: Sequence[tuple[int, ...] | None] | None = None
+    ) -> NativeCall:
+        """The call of an IntegerArithmetic of two tensors: by a kernel that reads codes where they
+        are, if one may repeat rows of the result or have an element for each, else of a program."""
+        dims, steps = self._coalesced([0, 1], output, strides)
+        dense, inner, size = _dense(dims), dims[-1], math.prod(dims)
+        first = 0 if steps[0] == dense else 1
         ways = {(*dense,): (0, 0), (0,) * len(dims): (1, 0), (0, 1): (inner, 0), (1, 0): (0, inner)}
-        way = ways.get(tuple(y))
-        if list(x) != dense or way is None or way[0] > MOST_REPEATED:
-            return None
-        node, output, size = self.site.node, self.site.output(), math.prod(dims)
-        order = [first, 1 - first, 2]
-        factors, numbers = arithmetic_numbers(node, order)
-        words = (
-            *(Tensor(first), Tensor(1 - first), self.site.result(), factors, numbers),
-            *(size, BLOCK, *way),
+        way = ways.get(tuple(steps[1 - first]))
+        if steps[first] != dense or way is None or way[0] > MOST_REPEATED:
+            return self.call(self.finished(self.result(), output), output, strides)
+        node, name = self.site.node, _name(output)
+        factors, numbers = arithmetic_numbers(node, [first, 1 - first, 2])
+        operation = "mul" if node.attrs["operation"] == "Mul" else "add"
+        return NativeCall(
+            f"integer_{operation}_{QUANTIZED_KINDS[name]}",
+            (
+                *(Tensor(first), Tensor(1 - first), self.site.result(), factors, numbers),
+                *(size, BLOCK, *way),
+            ),
+            items=-(-size // BLOCK),
+            item_ns=rows_ns(4 * BLOCK),
+            inplace=tuple([i for i in (0, 1) if size > 1 and steps[i] == dense]),
+            restrided=partial(self.of_integers, output) if strides is None else None,
         )
-        name = "mul" if node.attrs["operation"] == "Mul" else "add"
-        kernel = f"integer_{name}_{QUANTIZED_KINDS[_name(output)]}"
-        ns = rows_ns(4 * BLOCK)
-        return replace(call, kernel=kernel, words=words, items=-(-size // BLOCK), item_ns=ns)
 
     def settings(self, result: Term, output: TensorType) -> bytes:
         """As ``call``, without the shapes of tensors."""
@@ -420,19 +426,19 @@ class _Program:
             raise UnsupportedError
         registers, instructions = self._allocate(order, result)
         constants = _constants(order, registers)
-        cost = sum(_ADDITIONS.get(value.operation, 1) for value in order if value.operation)
-        widest = max(_size(value.kind) for value in order)
+        cost = sum([_ADDITIONS.get(value.operation, 1) for value in order if value.operation])
+        widest = max([_SIZES[value.kind] for value in order])
         header = _HEADER.pack(
             len(held),
             len(instructions),
             len(constants),
             len(output.shape),
             output.dtype.num,
-            _size(result.kind),
+            _SIZES[result.kind],
             widest,
             round(50 * cost),  # picoseconds
         )
-        read = [_LATE.pack(registers[v], _size(v.kind), self.inputs[v]) for v in held]
+        read = [_LATE.pack(registers[v], _SIZES[v.kind], self.inputs[v]) for v in held]
         steps = np.array(instructions, np.int32).tobytes()
         return b"".join([header, *constants, *read, steps])
 
@@ -478,7 +484,7 @@ class _Program:
         columns: list[tuple[int, ...]] = []
         for axis, dim in zip(axes, ordered, strict=True):
             column = tuple([row[axis] for row in rows[:-1]])
-            if dims and all(a == b * dim for a, b in zip(columns[-1], column, strict=True)):
+            if dims and columns[-1] == tuple([step * dim for step in column]):
                 dims[-1] *= dim
                 columns[-1] = column
             else:
@@ -505,17 +511,17 @@ class _Program:
             if not value.operation:
                 registers[value] = _taken(free)
         for i, value in enumerate(order):
+            arguments, number = value.arguments, numbers.get(value.operation)
             if not value.operation:
                 continue
-            if value.operation not in numbers:
+            if number is None:
                 raise UnsupportedError
-            registers[value] = 0 if value is result else _taken(free)
-            read = [registers[argument] for argument in value.arguments]
+            registers[value] = target = 0 if value is result else _taken(free)
             # The interpreter looks up three operands, whatever the operation reads.
-            read += read[:1] * (3 - len(read))
-            instructions.append((numbers[value.operation], registers[value], *read))
-            ended = [x for x in dict.fromkeys(value.arguments) if last_use[x] == i and x.operation]
-            free += [registers[x] for x in ended]
+            read = map(registers.__getitem__, (*arguments, *arguments[:1] * (3 - len(arguments))))
+            instructions.append((number, target, *read))
+            read_here = dict.fromkeys(arguments)
+            free += [registers[x] for x in read_here if last_use[x] == i and x.operation]
         return registers, instructions
 
 
@@ -537,11 +543,6 @@ def _taken(free: list[int]) -> int:
     return free.pop()
 
 
-def _size(kind: str) -> int:
-    """Bytes of an element in memory."""
-    return 2 if kind in _NARROW.values() else int(kind[1])
-
-
 def _in_order(result: Term) -> dict[Term, None]:
     """The values that ``result`` depends on, and itself, each behind those that it reads."""
     order: dict[Term, None] = {}
@@ -555,7 +556,7 @@ def _in_order(result: Term) -> dict[Term, None]:
             order[value] = None
         else:
             stack.append((value, True))
-            stack += [(argument, False) for argument in value.arguments]
+            stack += zip(value.arguments, repeat(False))
     return order
 
 
@@ -566,7 +567,7 @@ def _constants(order: Iterable[Term], registers: Mapping[Term, int]) -> list[byt
         if value.constant is not None:
             # Compiled code repeats these bits over a register without knowing their type.
             raw = np.array(value.constant).astype(_DTYPES[value.kind]).tobytes()
-            table.append(_CONSTANT.pack(registers[value], _size(value.kind), raw))
+            table.append(_CONSTANT.pack(registers[value], _SIZES[value.kind], raw))
     return table
 
 

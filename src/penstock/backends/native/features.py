@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.backends.native import family, rows_ns
+from penstock.backends.native import family, rows_ns, str_
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, Word, texts_of
 from penstock.core.types import FLOAT32, INT64, STRING, TensorType
 from penstock.ops.onnx_ml.features import NORMS, categories, encoded_labels, imputed_values, span_of
@@ -20,7 +20,7 @@ _MOST_SEARCHES = 256
 def _of_rows(site: Site, kernel: str, *words: Word) -> NativeCall | None:
     """The call of a kernel for each row of an input of numbers, which also takes ``words``."""
     x = site.input(0)
-    if x is None or not x.dims or str(x.dtype) not in _DTYPES:
+    if x is None or not x.dims or str_(x.dtype) not in _DTYPES:
         return None
     inplace = (0,) if x == site.output() else ()
     words = (Tensor(0), site.result(), *words)
@@ -65,7 +65,7 @@ def label_encoder(site: Site) -> NativeCall | None:
     if x is None or x.dtype == STRING or site.node.op.version < 2:
         return None
     keys, values, default = encoded_labels(attrs)
-    if keys.dtype != x.dtype or str(x.dtype) not in _DTYPES or len(keys) != len(values):
+    if keys.dtype != x.dtype or str_(x.dtype) not in _DTYPES or len(keys) != len(values):
         return None
     if _has_table(keys, x):
         return None

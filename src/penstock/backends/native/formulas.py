@@ -73,7 +73,7 @@ def _typed(name: str, x: Term, *others: _Operand, kind: str = "") -> Term:
     """An operation on values of one kind, that of ``x``; numbers become constants. The result has
     the same kind, if no other is given."""
     operands = [y if isinstance(y, Term) else Term(x.kind, constant=y) for y in others]
-    if any(y.kind != x.kind for y in operands):
+    if [y for y in operands if y.kind != x.kind]:
         raise UnsupportedError
     return Term(kind or x.kind, f"{name}_{x.kind}", (x, *operands))
 

@@ -4,8 +4,9 @@ them and bounds them."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from itertools import accumulate, pairwise, product
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, product
+from typing import TypeAlias
 
 import numpy as np
 
@@ -46,7 +47,7 @@ TRANSPOSED_WINDOWS = imported("penstock.ops.onnx.deconvolution.transposed_window
 # As in c/windows/image_convolution.c.
 _COPIED, _MOST_CHANNELS, _ADDRESSES, _AXES, _MOST_ROWS = 14336, 8192, 4096, 3, 64
 _TILE = 6  # rows of a product that are computed together where its columns are many
-_OUTSIDE = -(2**40)  # of any image
+_OUTSIDE, _PADDING = -(2**40), (-1,)  # an element of no image, and the taps that see it alone
 _CACHED = 1152  # elements
 # Channels below which taps are read together, and positions of an item that are enough for them.
 _FEW_CHANNELS, _LEAST_BLOCK = 32, 24
@@ -55,6 +56,7 @@ _MOST_FLAT = 12
 _FOLLOWERS = frozenset(
     {"Add", "Clip", "HardSwish", "LeakyRelu", "Max", "Min", "Mul", "PRelu", "Relu"}
 )
+_NO_GATE = (0.0, 0.0, 1.0, 0.0)
 
 
 class _Chain(NamedTuple):
@@ -68,7 +70,7 @@ class _Chain(NamedTuple):
     """numbers, or the tensor that has them in a run"""
     addend: int | None
     slopes: np.ndarray | None = None
-    gate: tuple[float, ...] = (0.0, 0.0, 1.0, 0.0)
+    gate: tuple[float, ...] = _NO_GATE
     """of HardSwish: x * min(max(x * gate[0] + gate[1], 0), 1) * gate[2] + gate[3]"""
     low: float = -math.inf
     high: float = math.inf
@@ -80,14 +82,16 @@ def image_workload(node: Node) -> Workload | None:
     """The work of a convolution; None where there is no kernel."""
     conv, *others = parts(node)
     values = *conv.inputs[:2], node.outputs[0]
-    types = [v.type for v in values if v]
-    tensors = [t for t in types if isinstance(t, TensorType) and t.static]
+    tensors = [v.type for v in values if v and isinstance(v.type, TensorType) and v.type.static]
     if len(tensors) < 3:
         return None
-    # Those of programs; others cost next to nothing where sums are written.
-    additions = [0 if p.op.name in _FOLLOWERS else additions_of(p) for p in others]
-    if None in additions:
-        return None
+    added = 0.0
+    for part in others:
+        # Those of programs; others cost next to nothing where sums are written.
+        additions = 0.0 if part.op.name in _FOLLOWERS else additions_of(part)
+        if additions is None:
+            return None
+        added += additions
     x, w, y = tensors
     source = None if node.inputs[0] is None else node.inputs[0].producer
     given, filters, kernel = conv.attrs.get("group", 1), y.dims[1], list(map(float, w.dims[2:]))
@@ -100,7 +104,7 @@ def image_workload(node: Node) -> Workload | None:
         kernel = [1 if size == 1 else k / stride for k, stride, size in sizes]
     taps, of_rows = math.prod(kernel), math.prod(kernel[:-1])
     positions, moved = y.elements // max(filters, 1), x.nbytes + y.nbytes
-    more, copies_s = y.elements * sum(map(float, filter(None, additions))), layout_seconds(node)[0]
+    more, copies_s = y.elements * added, layout_seconds(node)[0]
     copies_s += 0 if constant else part_ns(Workload("gather", w.nbytes)) * 1e-9
     if 1 < given == filters == x.dims[1]:
         lines = positions * of_rows
@@ -114,25 +118,27 @@ def image_workload(node: Node) -> Workload | None:
 
 
 class SeenAxis(NamedTuple):
-    """An axis, as in image_convolution.c: with the taps of each phase of the result, as their
-    positions in the kernel and where its first position sees them. A phase without taps has one of
-    its own, -1, which sees padding alone."""
+    """An axis, as in image_convolution.c: with the ``taps`` of each phase of the result, as their
+    positions in the kernel, and the elements that these show to its first position. A phase without
+    taps has one of its own, ``_PADDING``."""
 
     size: int
     results: int
     stride: int
-    taps: tuple[tuple[tuple[int, int], ...], ...]
+    taps: tuple[tuple[int, ...], ...]
+    seen: tuple[tuple[int, ...], ...]
 
     @property
     def words(self) -> np.ndarray:
-        seen = [(len(phase), *[at for _, at in phase]) for phase in self.taps]
-        words = self.size, self.results, self.stride, len(seen), *[n for row in seen for n in row]
+        words = [self.size, self.results, self.stride, len(self.seen)]
+        for phase in self.seen:
+            words += (len(phase), *phase)
         return np.array(words, np.int64)
 
     @property
     def adjacent(self) -> bool:
         """Whether the taps of each phase see elements next to one another."""
-        return all(b - a == 1 for phase in self.taps for (_, a), (_, b) in pairwise(phase))
+        return False not in [p == tuple(range(p[0], p[0] + len(p))) for p in self.seen]
 
     @property
     def most_taps(self) -> int:
@@ -141,52 +147,53 @@ class SeenAxis(NamedTuple):
     @property
     def reach(self) -> int:
         """Elements from the first to the last one that a position sees."""
-        return max(phase[-1][1] - phase[0][1] + 1 for phase in self.taps)
+        return max([phase[-1] - phase[0] + 1 for phase in self.seen])
 
     @property
     def positions(self) -> int:
         """Those of the largest phase."""
-        return math.ceil(self.results / len(self.taps))
+        return -(-self.results // len(self.taps))
 
     @property
     def inside(self) -> bool:
         """Whether no position sees padding."""
-        return all(
-            phase[0][1] >= 0
-            and phase[-1][1] + ((self.results - p - 1) // len(self.taps)) * self.stride < self.size
-            for p, phase in enumerate(self.taps)
-        )
+        count, stride, seen = len(self.taps), self.stride, enumerate(self.seen)
+        ends = [phase[-1] + (self.results - p - 1) // count * stride for p, phase in seen]
+        return max(ends) < self.size and min(self.seen)[0] >= 0
 
 
 def spans(node: Node, kernel: Sequence[int], sizes: Sequence[int]) -> list[SeenAxis] | None:
     """The axes of a Conv or ConvTranspose; None for numbers that compiled code does not take."""
-    if node.op.name == "Conv":
-        axes: Sequence[Window] = windows(node.attrs, kernel, sizes)
-    else:
-        axes = TRANSPOSED_WINDOWS(node.attrs, kernel, sizes)
-    if not all(axis.addressable for axis in axes):
+    is_conv = node.op.name == "Conv"
+    axes: Sequence[Window]
+    axes = (windows if is_conv else TRANSPOSED_WINDOWS)(node.attrs, kernel, sizes)
+    if False in [axis.addressable for axis in axes]:
         return None
-    if node.op.name == "Conv":
-        seen = [_phase(range(a.kernel), -a.begin, a.dilation) for a in axes]
-        own = zip(axes, seen, strict=True)
-        return [SeenAxis(a.size, a.count, a.stride, (taps,)) for a, taps in own]
+    if is_conv:
+        return list(map(_axis_of_conv, axes))
     # Where the image has one element, no other is as far as a stride from it: each element of the
     # result can be a phase of its own.
     axes = [replace(a, stride=a.size) if a.count == 1 else a for a in axes]
-    phases = [tuple([_of_phase(a, p) for p in range(a.stride)]) for a in axes]
-    return [SeenAxis(a.count, a.size, 1, taps) for a, taps in zip(axes, phases, strict=True)]
+    phases = [zip(*[_of_phase(a, p) for p in range(a.stride)], strict=True) for a in axes]
+    return [SeenAxis(a.count, a.size, 1, *of) for a, of in zip(axes, phases, strict=True)]
 
 
-def _phase(kernel: Sequence[int], first: int, step: int) -> tuple[tuple[int, int], ...]:
-    return tuple([(k, first + i * step) for i, k in enumerate(kernel)])
+def _axis_of_conv(axis: Window) -> SeenAxis:
+    taps, step = tuple(range(axis.kernel)), axis.dilation
+    seen = tuple(range(-axis.begin, axis.kernel * step - axis.begin, step))
+    return SeenAxis(axis.size, axis.count, axis.stride, (taps,), (seen,))
 
 
-def _of_phase(axis: Window, phase: int) -> tuple[tuple[int, int], ...]:
-    """The taps of a phase of a transposed convolution, whose result is told as its input."""
+def _of_phase(axis: Window, phase: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The taps of a phase of a transposed convolution, whose result is told as its input, and what
+    they see."""
     at = phase + axis.begin
-    seen = [(k, at - k * axis.dilation) for k in range(axis.kernel)]
-    taps = [(k, n // axis.stride) for k, n in reversed(seen) if n % axis.stride == 0]
-    return tuple(taps) or ((-1, _OUTSIDE),)
+    taps = [k for k in reversed(range(axis.kernel)) if (at - k * axis.dilation) % axis.stride == 0]
+    seen = [(at - k * axis.dilation) // axis.stride for k in taps]
+    return tuple(taps) or _PADDING, tuple(seen) or (_OUTSIDE,)
+
+
+_POINT = SeenAxis(1, 1, 1, ((0,),), ((0,),))
 
 
 @family(fused_with("Conv"), work=image_workload)
@@ -205,7 +212,7 @@ def image_convolution(site: Site) -> NativeCall | None:
     axes = spans(chain.conv, w.dims[2:], sizes)
     if axes is None:
         return None
-    axes = [SeenAxis(1, 1, 1, (((0, 0),),))] * (_AXES - len(sizes)) + axes
+    axes = [_POINT] * (_AXES - len(sizes)) + axes
     is_depthwise = group == site.output().dims[1] == x.dims[1] > 1
     build = _of_each_channel if is_depthwise else _of_all_channels
     calls = build(site, chain, axes)
@@ -213,29 +220,33 @@ def image_convolution(site: Site) -> NativeCall | None:
     return None if calls is None else of_any_strides(site, *calls, images, first=chain.first)
 
 
+_Calls: TypeAlias = tuple[NativeCall, Callable[[], NativeCall]]
+"""the call for images with their channels innermost, and what makes the one that copies others"""
+
+
 def _chain(site: Site) -> _Chain | None:
     """What a node computes, if it is one that there are kernels for."""
     if not is_fused(site.node):
         return _Chain(site.node, 0, 1, _bias(site, 2), None)
     region, output = site.node.attrs["region"], site.output()
-    if any(v is None or v.type != output for part in region.nodes for v in part.outputs):
+    types = [None if v is None else v.type for part in region.nodes for v in part.outputs]
+    if types.count(output) < len(types):
         return None
     place: dict[Value | None, int] = {value: i for i, value in enumerate(region.inputs)}
     conv, *others = region.nodes
-    bias = None if conv.input(2) is None else _bias(site, place[conv.input(2)])
-    x, w, *_ = conv.inputs
-    chain = _Chain(conv, place[x], place[w], bias, None)
+    bias, addend = None if conv.input(2) is None else _bias(site, place[conv.input(2)]), None
     if others[0].op.name == "Add":
         (other,) = [v for v in others[0].inputs if v is not conv.outputs[0]] or [None]
         addend = place.get(other)
         # Others, such as rows that are broadcast, are the program's.
-        if addend is not None and site.tensors[addend] == output:
-            chain, others = chain._replace(addend=addend), others[1:]
-    active, rest = _activated(site, place, chain, others)
-    limits = bounds_of(site, place, rest)
+        if addend is not None and site.tensors[addend] != output:
+            addend = None
+        others = others if addend is None else others[1:]
+    slopes, gate, rest = _activated(site, place, others)
+    limits, x, w = bounds_of(site, place, rest), place[conv.inputs[0]], place[conv.inputs[1]]
     if limits is None:
-        return chain._replace(first=len(parts(site.node)) - len(others))
-    return active._replace(low=limits[0], high=limits[1])
+        return _Chain(conv, x, w, bias, addend, first=len(region.nodes) - len(others))
+    return _Chain(conv, x, w, bias, addend, slopes, gate, limits[0], limits[1])
 
 
 def _bias(site: Site, i: int) -> np.ndarray | int | None:
@@ -246,21 +257,21 @@ def _bias(site: Site, i: int) -> np.ndarray | int | None:
 
 
 def _activated(
-    site: Site, place: Mapping[Value | None, int], chain: _Chain, nodes: Sequence[Node]
-) -> tuple[_Chain, Sequence[Node]]:
-    """``chain`` with the slopes or the gate that ``nodes`` begin with, and the rest of them."""
+    site: Site, place: Mapping[Value | None, int], nodes: Sequence[Node]
+) -> tuple[np.ndarray | None, tuple[float, ...], Sequence[Node]]:
+    """The slopes or the gate that ``nodes`` begin with, and the rest of them."""
     name = nodes[0].op.name if nodes else ""
     if name in ("LeakyRelu", "PRelu"):
         slopes = _slopes(site, place, nodes[0])
-        return (chain, nodes) if slopes is None else (chain._replace(slopes=slopes), nodes[1:])
+        return slopes, _NO_GATE, nodes if slopes is None else nodes[1:]
     if name != "HardSwish":
-        return chain, nodes
+        return None, _NO_GATE, nodes
     gate, nodes = [1 / 6, 0.5, 1.0, 0.0], nodes[1:]
     for name, i in (("Mul", 2), ("Add", 3)):
         number = _number(site, place, nodes[0]) if nodes and nodes[0].op.name == name else None
         if number is not None:
             gate[i], nodes = number, nodes[1:]
-    return chain._replace(gate=tuple(gate)), nodes
+    return None, tuple(gate), nodes
 
 
 def _number(site: Site, place: Mapping[Value | None, int], node: Node) -> float | None:
@@ -329,27 +340,18 @@ class _Packing(NamedTuple):
     """groups of the convolution"""
     groups: int
     shape: tuple[int, ...]
-    rounds: bool = False
+    rounds: bool
     """whether pairs of channels are rounded to bfloat16"""
-    repeats: int = 1
+    repeats: int
     """how often each tap has its channels, if there are no groups"""
+    phases: Sequence[tuple[tuple[int, ...], ...]]
+    sizes: Sequence[int]
+    """elements of each phase, or pairs of them; 0 for those that see padding alone"""
 
     @property
-    def phases(self) -> list[tuple[tuple[int, ...], ...]]:
-        return list(product(*self.taps))
-
-    def sizes(self) -> list[int]:
-        """Elements of each phase, or pairs of them; 0 for those that see padding alone."""
-        filters, channels = self.shape[0], self.shape[1] * self.given
-        if self.transposed:
-            filters, channels = channels, filters
-        channels //= 1 + self.rounds
-        width = padded(filters // self.groups) if self.groups else self.repeats
-        return [channels * width * math.prod(map(len, p)) * _sees(p) for p in self.phases]
-
-    def places(self) -> np.ndarray:
-        """Where each phase begins, and the last one ends."""
-        return np.array([0, *accumulate(self.sizes())], np.int64)
+    def seen(self) -> list[tuple[tuple[int, ...], ...]]:
+        """The phases that have taps along each axis."""
+        return [phase for phase in self.phases if _PADDING not in phase]
 
     def given_words(self, chain: _Chain) -> tuple[Word, ...]:
         """What the packing of weights that a run gives needs to know."""
@@ -357,7 +359,7 @@ class _Packing(NamedTuple):
         strides = packed_strides((1,) * (_AXES - len(kernel)) + kernel, 1)
         taps = [
             sum(k * step for k, step in zip(tap, strides, strict=True))
-            for phase in filter(_sees, self.phases)
+            for phase in self.seen
             for tap in product(*phase)
         ]
         size, other = math.prod(kernel), self.shape[1] * math.prod(kernel)
@@ -371,8 +373,7 @@ class _Packing(NamedTuple):
             w = w.reshape(self.given, -1, *w.shape[1:]).swapaxes(1, 2)
             w = w.reshape(-1, *w.shape[2:])
         w = w.reshape(*w.shape[:2], *[1] * (_AXES + 2 - w.ndim), *w.shape[2:])
-        seen = filter(_sees, self.phases)
-        phases = [w[:, :, a][:, :, :, b][..., c] for a, b, c in seen]
+        phases = [_taps_of(w, phase) for phase in self.seen]
         if self.groups:
             packed = [_panels_of_groups(p, self.given, self.groups, self.rounds) for p in phases]
         else:
@@ -391,22 +392,31 @@ class _Packing(NamedTuple):
         own = self.taps if self.transposed else ()
         name = "native image", own, self.given, self.groups, self.rounds, self.repeats
         back = None if self.transposed or self.rounds else self.back
-        return reordered(name, w, self.pack, back, [TensorType(FLOAT32, (sum(self.sizes()),))])
+        return reordered(name, w, self.pack, back, [TensorType(FLOAT32, (sum(self.sizes),))])
 
 
-def _sees(phase: Sequence[Sequence[int]]) -> bool:
-    """Whether a phase has taps along each axis."""
-    return all(taps[0] >= 0 for taps in phase)
+def _taps_of(w: np.ndarray, phase: Sequence[tuple[int, ...]]) -> np.ndarray:
+    """Weights with the taps of a phase alone."""
+    for axis, taps in enumerate(phase, 2):
+        # Those of a convolution are all there are: they need no copy.
+        if taps != tuple(range(w.shape[axis])):
+            w = w.take(taps, axis)
+    return w
 
 
 def _packing(
-    site: Site, chain: _Chain, axes: Sequence[SeenAxis], groups: int, rounds: bool = False
+    site: Site, chain: _Chain, axes: Sequence[SeenAxis], groups: int, rounds: bool, repeats: int = 1
 ) -> _Packing:
-    taps = tuple([tuple([tuple([k for k, _ in taps]) for taps in a.taps]) for a in axes])
+    taps = tuple([axis.taps for axis in axes])
     transposed, given = chain.conv.op.name == "ConvTranspose", chain.conv.attrs.get("group", 1)
     w = site.input(chain.w)
     assert w is not None
-    return _Packing(taps, transposed, given, groups, w.dims, rounds)
+    filters, channels = w.dims[0], w.dims[1] * given
+    filters, channels = (channels, filters) if transposed else (filters, channels)
+    each = channels // (1 + rounds) * (padded(filters // groups) if groups else repeats)
+    phases = list(product(*taps))
+    sizes = [0 if _PADDING in p else each * math.prod(map(len, p)) for p in phases]
+    return _Packing(taps, transposed, given, groups, w.dims, rounds, repeats, phases, sizes)
 
 
 def _convolution(
@@ -422,6 +432,7 @@ def _convolution(
     """
     items, work = parts
     channels, filters, *_, room = numbers
+    places = np.array([0, *accumulate(packing.sizes)], np.int64)  # of each phase, and the end
     every = padded(filters) if packing.groups else channels * packing.repeats
     x, constant = site.input(chain.x), site.weights(chain.w)
     assert x is not None
@@ -430,8 +441,8 @@ def _convolution(
     name = "image_convolution" if packing.groups else "image_depthwise"
     words = (
         *_words(chain, site, packing, every, weights),
-        *[axis.words for axis in axes],
-        packing.places(),
+        *(axes[0].words, axes[1].words, axes[2].words),
+        places,
         *(*chain.gate, chain.low, chain.high),
         *(x.dims[0], packing.groups or 1, *numbers, items),
         WORKSPACE if packing.rounds else None,
@@ -445,7 +456,7 @@ def _convolution(
         held = {"keep": weights} if is_kept else {"reordered": {chain.w: weights}}
         call = NativeCall(name, words, items, ns, can_fail=room > _COPIED, **held)
         return of_pairs(call, "convolution", x.elements // 2) if packing.rounds else call
-    size = int(packing.places()[-1]) + (packing.groups or 1) * every
+    size = sum(packing.sizes) + (packing.groups or 1) * every
     return NativeCall(
         name.replace("image", "given"),
         words,
@@ -457,18 +468,14 @@ def _convolution(
     )
 
 
-def _of_all_channels(
-    site: Site, chain: _Chain, axes: Sequence[SeenAxis]
-) -> tuple[NativeCall, NativeCall] | None:
-    """The calls for images with their channels innermost, and for others, of which all that a
-    position sees is copied."""
+def _of_all_channels(site: Site, chain: _Chain, axes: Sequence[SeenAxis]) -> _Calls | None:
     x, given = site.input(chain.x), chain.conv.attrs.get("group", 1)
     assert x is not None
     # Narrow groups are computed together, as one whose other weights are zeros.
     every_filter = site.output().dims[1]
     groups = _merged(given, every_filter // given)
     filters, channels = every_filter // groups, x.dims[1] // groups
-    columns, taps = axes[-1], math.prod(axis.most_taps for axis in axes)
+    columns, taps = axes[-1], math.prod([axis.most_taps for axis in axes])
     k, every = taps * channels, padded(filters)
     # Taps of a row are read together if they see adjacent elements that are few. Where rows may be
     # partly outside, there must be room for copies.
@@ -482,7 +489,7 @@ def _of_all_channels(
     if max(x.dims[1], together * channels) > _MOST_CHANNELS or addresses > _ADDRESSES:
         return None
     packing = _packing(site, chain, axes, groups, rounds)
-    phases, positions = len(packing.phases), x.dims[0] * math.prod(a.positions for a in axes)
+    phases, positions = len(packing.phases), x.dims[0] * math.prod([a.positions for a in axes])
 
     def of_block(most: int, room: int) -> NativeCall:
         panels = math.ceil(every / PANEL) * groups * phases
@@ -502,13 +509,15 @@ def _of_all_channels(
     copied = min(_COPIED // k if k <= _COPIED // _TILE else _LEAST_BLOCK, addressed)
     dense = of_block(addressed if columns.inside or together == 1 else copied, 0)
     if rounds:  # to images with their channels innermost
-        return dense, dense
-    return dense, of_block(copied, copied * k)
+        return dense, lambda: dense
+    return dense, lambda: of_block(copied, copied * k)
 
 
 def _merged(groups: int, filters: int) -> int:
     """The number of groups if adjacent ones are merged as long as they have 8 filters at most."""
     most = max(GRAIN // 2 // filters, 1)
+    if groups == 1 or most == 1:
+        return groups
     return groups // max(m for m in range(1, most + 1) if groups % m == 0)
 
 
@@ -542,29 +551,26 @@ def _filters_of_panels(
     return result
 
 
-def _of_each_channel(
-    site: Site, chain: _Chain, axes: Sequence[SeenAxis]
-) -> tuple[NativeCall, NativeCall] | None:
+def _of_each_channel(site: Site, chain: _Chain, axes: Sequence[SeenAxis]) -> _Calls | None:
     x = site.input(chain.x)
     assert x is not None
     channels, columns = x.dims[1], axes[-1]
     rows = axes[0].most_taps * axes[1].most_taps
-    taps, positions = rows * columns.most_taps, x.dims[0] * math.prod(a.positions for a in axes)
+    taps, positions = rows * columns.most_taps, x.dims[0] * math.prod([a.positions for a in axes])
     # Columns that a row of taps has room for; a line sees ``reach`` more than its positions.
     room, reach = _ADDRESSES // rows, columns.reach
     if room < reach or channels > _MOST_CHANNELS or rows * reach > _COPIED:
         return None
-    packing = _packing(site, chain, axes, 0)
-    phases = len(packing.phases)
+    phases, of_line = math.prod([len(axis.taps) for axis in axes]), columns.positions
 
     def most_positions(room: int) -> int:
         """The positions that see at most ``room`` columns, wherever they begin in a line."""
         stride, more = columns.stride, max(reach - columns.stride, 0)
-        for count in range(BLOCK, 1, -1):
-            lines = 1 + math.ceil((count - 1) / columns.positions)
-            if count * stride + lines * more <= room:
-                return count
-        return 1
+        # As many as would see them if lines had no ends, but for those that these cost.
+        most = min(BLOCK, (room - more) // stride)
+        while most > 1 and most * stride + (1 + -(-(most - 1) // of_line)) * more > room:
+            most -= 1
+        return max(most, 1)
 
     def of_chunk(chunk: int, room: int, repeats: int = 1) -> NativeCall:
         chunks = math.ceil(channels / chunk) * phases
@@ -572,13 +578,12 @@ def _of_each_channel(
         whole = 2 * positions * channels * taps
         block = math.ceil(positions / blocks_of_rows(positions, chunks, most, whole))
         # Whole lines, if there is room: tiles of positions end with a line.
-        lines = min(math.ceil(block / columns.positions), most // columns.positions)
-        block = lines * columns.positions or block
+        block = min(math.ceil(block / of_line), most // of_line) * of_line or block
         items = math.ceil(positions / block) * chunks
         work = Workload("depthwise image", flops=2 * block * chunk * taps)
         numbers = channels, chunk * repeats, block, int(columns.adjacent), 0
-        own = packing._replace(repeats=repeats)
-        return _convolution(site, chain, own, axes, numbers, (items, work))
+        packing = _packing(site, chain, axes, 0, False, repeats)
+        return _convolution(site, chain, packing, axes, numbers, (items, work))
 
     # The weights of some channels, and what a few positions see of them, stay in the nearest cache.
     most = max(_CACHED // taps // PANEL, 1) * PANEL
@@ -588,7 +593,7 @@ def _of_each_channel(
     repeats = 1
     if site.weights(chain.w) is not None and not isinstance(chain.bias, int) and phases == 1:
         repeats = _repeats(axes, channels)
-    return of_chunk(min(channels, most), room, repeats), of_chunk(chunk, copied)
+    return of_chunk(min(channels, most), room, repeats), lambda: of_chunk(chunk, copied)
 
 
 def _repeats(axes: Sequence[SeenAxis], channels: int) -> int:
@@ -604,18 +609,19 @@ def _repeats(axes: Sequence[SeenAxis], channels: int) -> int:
 def of_any_strides(
     site: Site,
     call: NativeCall,
-    copying: NativeCall,
+    copying: Callable[[], NativeCall],
     images: Sequence[int | None],
     *,
     turned: bool = False,
     first: int | None = None,
 ) -> NativeCall:
     """A call for any strides of the ``images``, whose steps are its last words: ``call`` where all
-    have their channels innermost, and columns of the first no gaps between them, else
-    ``copying``. ``turned``: rows and columns change places. ``first``, if not None: the kernel
-    takes a program of the parts from there on, 0 for none. Raises ``UnsupportedError`` where there
-    is none."""
+    have their channels innermost, and columns of the first no gaps between them, else what
+    ``copying`` makes. ``turned``: rows and columns change places. ``first``, if not None: the
+    kernel takes a program of the parts from there on, 0 for none. Raises ``UnsupportedError`` where
+    there is none."""
     output = site.output().dims
+    order = channels_last(len(output))
     tensors = [word for word in call.words if isinstance(word, Tensor)]
     # Weights and bias of a run, and what kernels without programs read beside images.
     dense = {t.index for t in tensors if t.own_order or (first is None and t.index not in images)}
@@ -628,14 +634,13 @@ def of_any_strides(
             type_ = None if i is None else site.tensors[i]
             own = None if i is None or type_ is None else steps_of(type_.dims, strides[i], turned)
             steps.append(own)
-        innermost = all(own is None or own[1] == 1 for own in steps)
+        innermost = False not in [own is None or own[1] == 1 for own in steps]
         x = site.tensors[images[0] or 0]
         gaps = steps[0] is None or x is None or steps[0][3] != x.dims[1]
-        chosen, program = call if innermost and not gaps else copying, NO_PROGRAM
+        chosen, program = call if innermost and not gaps else copying(), NO_PROGRAM
         ns = chosen.item_ns
         rows = 0
         if first:
-            order = channels_last(len(output))
             last = steps_of(output, packed_strides(output, 1, order), turned)
             # Of filters, or of the positions of a filter.
             rows = 1 if steps[-1] is not None and steps[-1].tolist() == last.tolist() else 2
@@ -649,8 +654,9 @@ def of_any_strides(
         words = words if first is None else (*words, rows, *program)
         return replace(chosen, words=words, item_ns=ns)
 
-    plain = restrided([None] * len(site.tensors))
-    return replace(plain, restrided=restrided, dims_order=channels_last(len(output)))
+    # A program reads tensors of its own, or there is none.
+    plain = restrided([None] * len(site.tensors)) if first else call
+    return replace(plain, restrided=restrided, dims_order=order)
 
 
 def steps_of(dims: Sequence[int], strides: Sequence[int] | None, turned: bool) -> np.ndarray:

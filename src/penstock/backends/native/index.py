@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.backends.native import by_memory, by_result, family, rows_ns
+from penstock.backends.native import by_memory, by_result, family, rows_ns, str_
 from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor
 from penstock.core.types import FLOAT32, INT64, TensorType
 from penstock.host.threads import core_budget
@@ -43,7 +43,7 @@ def by_elements(site: Site) -> NativeCall | None:
         return None
     axis = normalize_axis(site.attr("axis", 0), len(x.dims))
     pairs = list(zip(x.dims, indices.dims, strict=True))
-    if str(indices.dtype) not in ("int32", "int64") or not indices.elements or not x.dims[axis]:
+    if str_(indices.dtype) not in ("int32", "int64") or not indices.elements or not x.dims[axis]:
         return None
     if any(of_index > of_data for i, (of_data, of_index) in enumerate(pairs) if i != axis):
         return None
@@ -79,7 +79,7 @@ def gather_call(site: Site) -> NativeCall | None:
     x, indices, y = site.input(0), site.input(1), site.output()
     if x is None or indices is None or x.dtype is None or x.dtype.kind not in "biufcV":
         return None
-    if str(indices.dtype) not in ("int32", "int64") or not y.elements:
+    if str_(indices.dtype) not in ("int32", "int64") or not y.elements:
         return None
     axis = normalize_axis(site.attr("axis", 0), len(x.dims))
     nbytes = math.prod(x.dims[axis + 1 :]) * x.dtype.itemsize

@@ -101,7 +101,8 @@ class NativeCall:
     ``restrided(strides)``, if given, returns the call for tensors that have these strides (in
     elements; None for those without gaps), or raises ``UnsupportedError``: memory in any order of
     dims is then read and written where it is, best in ``dims_order``, or, with ``any_layout``, the
-    output in the order that its reader prefers.
+    output in the order that its reader prefers. A call with ``dims_order`` must be restrided even
+    if no tensor has gaps.
 
     ``finish`` makes the outputs of what the kernel writes in their place. ``keep`` is held with the
     call, such as what its arrays are shared by. ``reordered`` are inputs that need not be held, as
@@ -183,60 +184,63 @@ def native_kernel(site: Site, call: NativeCall) -> Kernel:
     """The kernel that makes ``call``."""
     if call.finish is not None:
         return _finished_kernel(site, call, call.finish)
+    node, tensors = site.node, site.tensors
     if call.reordered:
         call = replace(call, reordered=_worth_packing(site, call))
         # The call has these in an order of its own: a site that held them would keep both in
         # memory.
-        others = [None if i in call.reordered else v for i, v in enumerate(site.node.inputs)]
+        others = [None if i in call.reordered else v for i, v in enumerate(node.inputs)]
         site = replace(site, constants=Contents(others))
     binder = _CallBinder(site, call)
-    count, tensors = len(site.node.inputs), site.tensors
-    runtime: tuple[Any, ...] = (_RUNTIME,) * len(tensors)
-    call_given = binder.call(runtime, _RUNTIME if call.workspace else None, every=True)
-    into: Callable[..., RunValue] = call_given.run
-    function: Callable[..., RunValue] = call_given.make
-    # No closures, whose cells Python's collector would walk for as long as plans live.
-    if call.restrided is not None or call.workspace:
-        into = partial(_run_given, binder, call_given.run)
-    if call.workspace or None in tensors[count:]:
-        function = partial(_run_into_new, into, tensors[count:])
-    read = _read(call) - {w.index for w in call.words if isinstance(w, Tensor) and w.own_order}
-    inputs = enumerate(site.node.inputs)
-    dense = tuple([i for i, v in inputs if i in read and (v is None or not v.is_constant)])
-    return Kernel(
-        function,
-        into,
+    dense: tuple[int, ...] = ()
+    if call.restrided is None or call.dims_order:
+        read = _read(call)
+        read -= {w.index for w in call.words if isinstance(w, Tensor) and w.own_order}
+        inputs = enumerate(node.inputs)
+        dense = tuple([i for i, v in inputs if i in read and (v is None or not v.is_constant)])
+    kernel = Kernel(
+        _run_once,
+        partial(_run_once, binder),
         binder=binder,
         workspace=call.workspace,
         operand_dtype="bfloat16" if call.kernel.startswith(ROUNDED) else "",
-        inplace=tuple([i for i in call.inplace if tensors[i] == tensors[count]]),
+        inplace=tuple([i for i in call.inplace if tensors[i] == tensors[len(node.inputs)]]),
         layout=LayoutHints(
             contiguous=call.restrided is None,
             dims_order=tuple(range(len(site.output().dims)))
             if call.any_layout
             else call.dims_order,
-            contiguous_inputs=dense if call.restrided is None or call.dims_order else (),
+            contiguous_inputs=dense,
             any_layout=call.any_layout,
             # A call of the function is given the former, and has results in their own order.
             prefer_bound=bool(call.reordered or call.dims_order),
         ),
-        packed=_packed(call.reordered) if call.reordered else NO_PACKED_CONSTANTS,
+        packed=PackedConstants(tuple(call.reordered), partial(_released, call.reordered))
+        if call.reordered
+        else NO_PACKED_CONSTANTS,
     )
+    object.__delattr__(kernel, "function")  # which the binder makes, if it is read
+    return kernel
 
 
 def _run_given(binder: _CallBinder, call: Callable[..., None], *arrays: np.ndarray | None) -> None:
     """Make a call on arrays that are given each time, of any strides, and a workspace."""
-    site, nbytes = binder.site, binder.native.workspace
-    count, end = len(site.node.inputs), len(site.tensors)
-    work = arrays[end] if len(arrays) > end else None
+    count, nbytes = len(binder.site.node.inputs), binder.native.workspace
+    outputs = arrays[count : len(binder.site.tensors)]
     # Only plans set workspace aside.
-    if nbytes and work is None:
-        work = np.empty(nbytes, np.uint8)
-    if all(y is None or y.flags.c_contiguous for y in arrays[count:end]):
-        call(*arrays[:end], *(() if work is None else (work,)))
-    else:
-        run, runtime = binder.bind(arrays[:count], arrays[count:end], work)
-        run(*runtime)
+    work = [np.empty(nbytes, np.uint8)] if nbytes and len(arrays) == count + len(outputs) else []
+    if False in [y is None or y.flags.c_contiguous for y in outputs]:
+        call = partial(_run_once, binder)
+    call(*arrays, *work)
+
+
+def _run_once(binder: _CallBinder, *arrays: np.ndarray | None) -> None:
+    """As ``_run_given``, with a call that is made for these arrays."""
+    count, end = len(binder.site.node.inputs), len(binder.site.tensors)
+    nbytes = binder.native.workspace
+    work = arrays[end] if len(arrays) > end else np.empty(nbytes, np.uint8) if nbytes else None
+    run, runtime = binder.bind(arrays[:count], arrays[count:end], work)
+    run(*runtime)
 
 
 def _run_into_new(
@@ -248,21 +252,14 @@ def _run_into_new(
     return results[0] if len(results) == 1 else tuple(results)
 
 
-def _packed(reordered: Mapping[int, Reordered]) -> PackedConstants:
-    return PackedConstants(tuple(reordered), partial(_released, reordered))
-
-
 def _released(reordered: Mapping[int, Reordered]) -> dict[int, Callable[[], np.ndarray]]:
     return {i: held.release() for i, held in reordered.items()}
 
 
 def _worth_packing(site: Site, call: NativeCall) -> Mapping[int, Reordered]:
     """Constants of many bytes. A kernel that packs some is called with planned memory alone."""
-    return {
-        i: held
-        for i, held in call.reordered.items()
-        if (type_ := site.input(i)) is not None and type_.nbytes >= WORTH_PACKING
-    }
+    types = [(i, site.tensors[i]) for i in call.reordered]
+    return {i: call.reordered[i] for i, type_ in types if type_ and type_.nbytes >= WORTH_PACKING}
 
 
 def _finished_kernel(site: Site, call: NativeCall, finish: Finish) -> Kernel:
@@ -297,30 +294,52 @@ class _CallBinder(Binder):
     def compiled_call(self) -> CompiledCall:
         return self.site.library.call_of
 
+    def plain(self) -> NativeCall:
+        """The call for tensors without gaps."""
+        native = self.native
+        if native.restrided is None or not native.dims_order:
+            return native
+        return native.restrided([None] * len(self.site.tensors))
+
+    def function(self) -> Callable[..., RunValue]:
+        """The function of the kernel."""
+        native, tensors = self.plain(), self.site.tensors
+        work = _RUNTIME if native.workspace else None
+        call = _CallBinder(self.site, native).call([_RUNTIME] * len(tensors), work, every=True)
+        outputs, into, make = tensors[len(self.site.node.inputs) :], call.run, call.make
+        if not native.workspace and None not in outputs:
+            return make
+        # No closures, whose cells Python's collector would walk for as long as plans live.
+        if native.restrided is not None or native.workspace:
+            into = partial(_run_given, self, into)
+        return partial(_run_into_new, into, outputs)
+
     def bind(
         self, inputs: RunValues, outputs: RunValues, workspace: np.ndarray | None
     ) -> BoundCall:
         arrays = (*inputs, *outputs)
-        native, usable = self.native, _is_dense
+        native = self.native
         orders: dict[int, tuple[int, ...] | None] = {}
-        strides = list(map(_strides, arrays, self.site.tensors))
-        if native.restrided is not None and any(strides):
+        # Others are arguments of each call, which looks at them, and copies inputs that it cannot
+        # read.
+        fixed = list(map(_is_dense, arrays))
+        given = map(_strides, arrays, self.site.tensors, fixed) if False in fixed else ()
+        if native.restrided is not None and any(strides := list(given)):
             try:
-                # Code that is told the strides needs no more than whole elements at aligned
-                # addresses.
-                native, usable = native.restrided(strides), _is_aligned
+                native = native.restrided(strides)
             except UnsupportedError:
                 return self._bind_copy(inputs, outputs, workspace)
             orders = {i: x.order for i, x in enumerate(arrays) if isinstance(x, RuntimeArray)}
-        # Others are arguments of each call, which looks at them, and copies inputs that it cannot
-        # read.
-        fixed = [isinstance(x, np.ndarray) and usable(x) for x in arrays]
+            # Code that is told the strides needs no more than whole elements at aligned addresses.
+            fixed = list(map(_is_aligned, arrays))
+        else:
+            native = self.plain()
         read = _read(native)
-        runtime = [i for i in range(len(arrays)) if i in read and not fixed[i]]
+        runtime = [i for i, is_fixed in enumerate(fixed) if not is_fixed and i in read]
         run = _CallBinder(self.site, native).call(arrays, workspace, runtime).run
-        of_runtime = [orders.get(i) for i in runtime]
-        function = _in_order(run, of_runtime) if any(of_runtime) else run
-        return function, tuple([arrays[i] for i in runtime])
+        if orders and any(of_runtime := [orders.get(i) for i in runtime]):
+            run = _in_order(run, of_runtime)
+        return run, tuple([arrays[i] for i in runtime])
 
     def _bind_copy(
         self, inputs: RunValues, outputs: RunValues, workspace: np.ndarray | None
@@ -328,7 +347,7 @@ class _CallBinder(Binder):
         """As ``bind``, for strides that the kernel does not know: inputs are copied at each call,
         and outputs computed without gaps and then copied."""
         dense = [np.empty_like(y, order="C") if isinstance(y, np.ndarray) else y for y in outputs]
-        plain = _CallBinder(self.site, replace(self.native, restrided=None))
+        plain = _CallBinder(self.site, replace(self.plain(), restrided=None))
         call, runtime = plain.bind(inputs, dense, workspace)
 
         def run(*arrays: RunValue) -> None:
@@ -384,8 +403,7 @@ class _CallBinder(Binder):
 
 def _read(call: NativeCall) -> set[int]:
     """The tensors among the arguments of a call."""
-    tensors: list[Any] = [word for word in call.words if word.__class__ is Tensor]
-    return {word.index for word in tensors}
+    return {word.index for word in call.words if isinstance(word, Tensor)}
 
 
 def _in_order(
@@ -403,24 +421,30 @@ def _in_order(
     return function
 
 
-def _strides(x: Any, type_: TensorType | None) -> tuple[int, ...] | None:
+def _strides(x: Any, type_: TensorType | None, dense: bool) -> tuple[int, ...] | None:
     """The strides of an array in elements, also those expected of one that is given during the run;
-    None if it is dense, or must be copied before it is read."""
-    if isinstance(x, RuntimeArray) and type_ is not None and type_.dtype is not None:
-        return tuple([stride // type_.dtype.itemsize for stride in x.strides]) or None
-    if not isinstance(x, np.ndarray) or _is_dense(x) or not _is_aligned(x):
+    None if it is ``dense``, or must be copied before it is read."""
+    if isinstance(x, RuntimeArray):
+        size = 0 if type_ is None or type_.dtype is None else type_.dtype.itemsize
+        return tuple([stride // size for stride in x.strides]) if size and x.strides else None
+    if dense or not _is_aligned(x):
         return None
     size = x.itemsize
     return tuple([stride // size for stride in x.strides])
 
 
-def _is_aligned(x: np.ndarray) -> bool:
+def _is_aligned(x: object) -> bool:
     """Whether compiled code that knows the strides can read an array where it is."""
-    return x.flags.aligned and x.dtype.isnative and all(s % x.itemsize == 0 for s in x.strides)
+    if not isinstance(x, np.ndarray):
+        return False
+    whole = x.itemsize == 1 or True not in [stride % x.itemsize != 0 for stride in x.strides]
+    return whole and x.flags.aligned and x.dtype.isnative
 
 
-def _is_dense(x: np.ndarray) -> bool:
+def _is_dense(x: object) -> bool:
     """Whether compiled code can read an array where it is."""
+    if not isinstance(x, np.ndarray):
+        return False
     return x.flags.c_contiguous and x.flags.aligned and x.dtype.isnative
 
 

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from penstock.backends.native import blocks_of_rows, family, part_ns
+from penstock.backends.native import blocks_of_rows, family, part_ns, str_
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError, Word
 from penstock.core.records import NamedTuple, replace
 from penstock.core.types import INT64, TensorType
@@ -54,7 +54,7 @@ def _macs(rows: int, inner: int, columns: int) -> int:
 
 
 def _work(dtype: object, macs: int, products: int) -> Workload:
-    return Workload(f"product {dtype}", flops=2 * macs, items=products)
+    return Workload(f"product {str_(dtype)}", flops=2 * macs, items=products)
 
 
 def _product(
@@ -65,14 +65,16 @@ def _product(
     a, b = types
     if not a.dims or not b.dims or 0 in (*a.dims, *b.dims):
         return None
-    of_a, of_b = (s or packed_strides(t.dims, 1) for s, t in zip(strides, types, strict=False))
+    of_a, of_b = strides[0] or packed_strides(a.dims, 1), strides[1] or packed_strides(b.dims, 1)
     # Vectors are matrices of one row, or of one column.
     left = [(1, 0), *zip(a.dims, of_a, strict=True)]
     right = [*zip(b.dims, of_b, strict=True)]
     right = right if len(right) > 1 else [*right, (1, 0)]
     (rows, a_row), (inner, a_inner) = left[-2:][:: -1 if node.attrs.get("transA", 0) else 1]
     (_, b_inner), (columns, b_column) = right[-2:][:: -1 if node.attrs.get("transB", 0) else 1]
-    dims = np.broadcast_shapes(a.dims[:-2], b.dims[:-2])
+    dims = a.dims[:-2]
+    if b.dims[:-2] != dims:
+        dims = np.broadcast_shapes(dims, b.dims[:-2])
     shape = (*dims, *(rows,) * (len(a.dims) > 1), *(columns,) * (len(b.dims) > 1))
     of_y = [*(strides[2] or packed_strides(shape, 1))]
     y_column = of_y.pop() if len(b.dims) > 1 else 1
@@ -106,12 +108,10 @@ def _merged(axes: Sequence[_Axis]) -> list[_Axis]:
 def product(site: Site) -> NativeCall | None:
     """MatMul and Gemm of numbers; of integers, without factors."""
     a, b = site.input(0), site.input(1)
-    if a is None or b is None or str(a.dtype) not in _DTYPES or a.dtype != b.dtype:
+    if a is None or b is None or str_(a.dtype) not in _DTYPES or a.dtype != b.dtype:
         return None
     factors = site.attr("alpha", 1.0), site.attr("beta", 1.0)
-    if str(a.dtype).startswith("int") and factors != (1, 1):
-        return None
-    if _product(site.node, (a, b), [None] * 3) is None:
+    if str_(a.dtype).startswith("int") and factors != (1, 1):
         return None
     return _call(site, a, b, [None] * len(site.tensors))
 
@@ -121,7 +121,8 @@ def _call(
 ) -> NativeCall:
     """The call for tensors of these strides. Raises ``UnsupportedError``."""
     product = _product(site.node, (a, b), (*strides[:2], strides[-1]))
-    assert product is not None
+    if product is None:
+        raise UnsupportedError
     # As in the definition, a third input times 0 is not read.
     beta, third = float(site.attr("beta", 1.0)), site.input(2)
     third = third if beta else None
@@ -149,7 +150,7 @@ def _call(
     words = [*operands, None if third is None else Tensor(2), site.result()]
     padded = held is not None and not is_swapped
     factors = float(site.attr("alpha", 1.0)), beta
-    call = _native_call(str(a.dtype), words, product, padded, factors)
+    call = _native_call(str_(a.dtype), words, product, padded, factors)
     restrided = partial(_call, site, a, b)
     packed = {} if held is None else {1: held}
     return replace(call, reordered=packed, restrided=restrided, any_layout=True)
@@ -189,7 +190,7 @@ def chosen_product(site: Site) -> NativeCall | None:
     x, matrices, indices = (site.input(i) for i in range(3))
     if x is None or matrices is None or indices is None or 0 in (*x.dims, *matrices.dims):
         return None
-    if str(x.dtype) not in ("float32", "float64") or indices.dtype != INT64:
+    if str_(x.dtype) not in ("float32", "float64") or indices.dtype != INT64:
         return None
     transposed, count = site.attr("transposed", False), matrices.dims[0]
     columns, inner = matrices.dims[1:] if transposed else matrices.dims[:0:-1]
@@ -206,7 +207,7 @@ def chosen_product(site: Site) -> NativeCall | None:
     )
     words = Tensor(0), Tensor(1), None, site.result()
     chosen = Tensor(2), count, inner * columns
-    return replace(_native_call(str(x.dtype), words, product, chosen=chosen), can_fail=True)
+    return replace(_native_call(str_(x.dtype), words, product, chosen=chosen), can_fail=True)
 
 
 def _sharing(lead: tuple[int, ...], indices: tuple[int, ...]) -> int | None:
@@ -242,10 +243,10 @@ def _unpadded(shape: tuple[int, ...], transposed: bool, padded: np.ndarray) -> n
 
 def product_workload(node: Node) -> Workload | None:
     """The work of a product; None where there is no kernel."""
-    a, b = (None if v is None else v.type for v in node.inputs[:2])
+    a, b = [None if v is None else v.type for v in node.inputs[:2]]
     if not isinstance(a, TensorType) or not isinstance(b, TensorType):
         return None
-    if not (a.static and b.static) or str(a.dtype) not in _DTYPES:
+    if not (a.static and b.static) or str_(a.dtype) not in _DTYPES:
         return None
     product = _product(node, (a, b), [None] * 3)
     if product is None:

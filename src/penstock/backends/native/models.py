@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.backends.native import family, rows_ns
+from penstock.backends.native import family, rows_ns, str_
 from penstock.backends.native.kernel import Finish, NativeCall, Site, Tensor, texts_of
 from penstock.core.records import dataclass, replace
 from penstock.core.types import FLOAT32, STRING, TensorType
@@ -55,7 +55,7 @@ class _Model:
 def vector_model(site: Site) -> NativeCall | None:
     """LinearClassifier, LinearRegressor, SVMClassifier, SVMRegressor."""
     x, attrs, name = site.input(0), site.node.attrs, site.node.op.name
-    if x is None or str(x.dtype) not in ("float32", "float64", "int32", "int64"):
+    if x is None or str_(x.dtype) not in ("float32", "float64", "int32", "int64"):
         return None
     layer = _layer(site, x) if name.startswith("Linear") else None
     if layer is not None:

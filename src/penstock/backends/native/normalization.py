@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from penstock.backends.native import by_memory, family, fused_with, rows_ns
+from penstock.backends.native import by_memory, family, fused_with, rows_ns, str_
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError, Word
 from penstock.core.records import replace
 from penstock.ir.layout import channels_last, packed_strides
@@ -28,7 +28,7 @@ _Strides = Sequence[tuple[int, ...] | None]
 def group_normalization(site: Site) -> NativeCall | None:
     """InstanceNormalization is a GroupNormalization with a group for each channel."""
     x, scale, bias = (site.input(i) for i in range(3))
-    if x is None or str(x.dtype) not in _DTYPES or 0 in x.dims:
+    if x is None or str_(x.dtype) not in _DTYPES or 0 in x.dims:
         return None
     if scale is None or bias is None or not scale.dtype == bias.dtype == x.dtype:
         return None
@@ -45,7 +45,7 @@ def layer_normalization(site: Site) -> NativeCall | None:
     """LayerNormalization, and RMSNormalization, which subtracts no mean."""
     x, centred = site.input(0), site.node.op.name == "LayerNormalization"
     given = [type_ for type_ in site.tensors if type_ is not None]
-    if x is None or str(x.dtype) not in _DTYPES or any(t.dtype != x.dtype for t in given):
+    if x is None or str_(x.dtype) not in _DTYPES or any(t.dtype != x.dtype for t in given):
         return None
     if not x.dims or not x.elements:
         return None
@@ -128,7 +128,7 @@ def batch_normalization(site: Site) -> NativeCall | None:
     inputs = site.node.attrs["region"].inputs if behind else node.inputs
     places = [list(inputs).index(value) for value in node.inputs]
     x, *parameters = [site.input(i) for i in places]
-    if x is None or places[0] or str(x.dtype) not in _DTYPES or len(x.dims) < 2 or not x.elements:
+    if x is None or places[0] or str_(x.dtype) not in _DTYPES or len(x.dims) < 2 or not x.elements:
         return None
     if any(t is None or t.dtype != x.dtype for t in (*parameters, site.output())):
         return None
@@ -183,7 +183,7 @@ def _by_channel(
 def local_response_normalization(site: Site) -> NativeCall | None:
     """LRN over the channels around each, of float32."""
     x, size = site.input(0), site.attr("size", 1)
-    if x is None or str(x.dtype) != "float32" or not x.elements:
+    if x is None or str_(x.dtype) != "float32" or not x.elements:
         return None
     return _by_channel(site, _lrn) if size <= 2 * _MOST_AROUND else None
 

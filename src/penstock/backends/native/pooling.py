@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from penstock.backends.native import by_memory, family, rows_ns
+from penstock.backends.native import by_memory, family, rows_ns, str_
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
 from penstock.backends.native.reduce import reduction_over
 from penstock.core.records import NamedTuple
@@ -39,7 +39,7 @@ def pooling_call(site: Site) -> NativeCall | None:
     """A pooling of floats, or the maxima of 8-bit integers."""
     x, name, p = site.input(0), site.node.op.name, site.attr("p", 2)
     suffixes = _SUFFIXES_OF_MAXIMA if "Max" in name else _SUFFIXES
-    if x is None or str(x.dtype) not in suffixes or 0 in (*x.dims, *site.output().dims):
+    if x is None or str_(x.dtype) not in suffixes or 0 in (*x.dims, *site.output().dims):
         return None
     if "Lp" in name and p not in (1, 2):
         return None
@@ -90,7 +90,7 @@ def _call(site: Site, kind: str, axes: Sequence[Window], strides: _Strides) -> N
     groups = math.ceil(planes / max(part.lanes, 1))
     taps = math.prod(axis.kernel for axis in axes)
     return NativeCall(
-        f"{kind}_pool{'_indices' * indices}_{_SUFFIXES_OF_MAXIMA[str(x.dtype)]}",
+        f"{kind}_pool{'_indices' * indices}_{_SUFFIXES_OF_MAXIMA[str_(x.dtype)]}",
         (
             *(Tensor(0), site.result(), site.result(1) if indices else None),
             np.array(words, np.int64),

@@ -21,6 +21,7 @@ from penstock.backends.native.code_products import (
     code_bounds,
     divided,
     merged_groups,
+    of_each,
     operand_zero,
     products_of_images,
     products_of_matrices,
@@ -112,13 +113,15 @@ def quantized_convolution(site: Site) -> NativeCall | None:
     codes, count = chain.filters, chain.node.attrs.get("group", 1)
     if codes is None:
         return products_of_matrices(site, x, w, chain.rescaling)
-    less = codes.astype(np.int32) - chain.w.zero.reshape(-1, *[1] * (codes.ndim - 1))
-    # Codes less their zero points may need nine bits.
-    is_narrow = less.min() >= -128 and less.max() <= 127
-    made, zeros = (less.astype(INT8), np.zeros(1, INT32)) if is_narrow else (codes, chain.w.zero)
+    made, zeros, less = codes, chain.w.zero, codes
+    if codes.dtype != INT8 or zeros.any():
+        less = codes.astype(np.int32) - zeros.reshape(-1, *[1] * (codes.ndim - 1))
+        # Codes less their zero points may need nine bits.
+        if less.min() >= -128 and less.max() <= 127:
+            made, zeros = less.astype(INT8), np.zeros(1, INT32)
     source, dims = site.constant(chain.w.tensor), made.shape
     assert source is not None
-    name, zeros = ("native codes", chain.w.zero.tobytes()), np.broadcast_to(zeros, dims[:1])
+    name, zeros = ("native codes", chain.w.zero.tobytes()), of_each(zeros, dims[0])
     weights = CodeWeights(source, dims, lambda _: made, zeros, name, groups=count)
     if codes.ndim == 2:
         return products_of_rows(site, x, weights, chain.rescaling)
@@ -129,9 +132,8 @@ def quantized_convolution(site: Site) -> NativeCall | None:
     if is_depthwise and axes.planes == Window(1, 1, 1):
         call = _of_each_channel(site, chain, less, axes)
         if call is not None:
-            return of_any_strides(
-                site, call, call, (x.tensor, len(site.node.inputs)), turned=axes.turned
-            )
+            images = x.tensor, len(site.node.inputs)
+            return of_any_strides(site, call, lambda: call, images, turned=axes.turned)
     return products_of_images(site, axes, x, weights, chain.rescaling)
 
 
@@ -154,7 +156,7 @@ def integer_convolution(site: Site) -> NativeCall | None:
     rescaling = scaled_sums(site, others, filters, 1) if others else Rescaling(terms)
     if axes is None or w_zero is None or rescaling is None or not w.size:
         return None
-    zeros = np.broadcast_to(w_zero.reshape(-1).astype(INT32), (filters,))
+    zeros = of_each(w_zero.reshape(-1).astype(INT32), filters)
     name, count = ("native sums", zeros.tobytes()), conv.attrs.get("group", 1)
     weights = CodeWeights(w, w.shape, lambda w: w, zeros, name, groups=count)
     zero = operand_zero(site, zero_at, x.dtype)
@@ -174,7 +176,7 @@ def _of_each_channel(site: Site, chain: _Chain, w: np.ndarray, axes: Axes) -> Na
     period = math.lcm(filters, CHUNK)
     if block < 1 or period > _MOST_PERIOD or read + 3 > MOST_TAPS:
         return None
-    if taps.min() < -128 or taps.max() > 127:
+    if taps.dtype != INT8 and (taps.min() < -128 or taps.max() > 127):
         return None
 
     change = 128 if x.dtype == INT8 else 0
@@ -211,7 +213,7 @@ def _of_each_channel(site: Site, chain: _Chain, w: np.ndarray, axes: Axes) -> Na
 def _taps_of_bytes(w: np.ndarray) -> np.ndarray:
     """Weights [filters, rows, columns] of nine bits as twice as many columns of eight, whose sums
     they are; others as they are."""
-    if w.min() >= -128 and w.max() <= 127:
+    if w.dtype == INT8 or (w.min() >= -128 and w.max() <= 127):
         return w
     return np.concatenate([w >> 1, w - (w >> 1)], axis=-1)
 
@@ -230,7 +232,8 @@ def _fours_of_taps(w: np.ndarray, period: int) -> np.ndarray:
 def _repeated(array: np.ndarray, period: int) -> np.ndarray:
     """The last axis repeated, and put into the order of vectors (``quantized_convolution.c``)."""
     *outer, size = array.shape
-    chunks = np.tile(array, period // size).reshape(*outer, -1, 4, 4, 4)
+    repeated = np.tile(array, period // size) if period > size else array
+    chunks = repeated.reshape(*outer, -1, 4, 4, 4)
     return line_aligned(chunks.swapaxes(-2, -3).reshape(*outer, period))
 
 
@@ -274,7 +277,7 @@ def _chain_of_operation(site: Site) -> _Chain | None:
         return None
     # In float32 step by step, as NumPy's kernel computes them.
     scales = [each.scale.astype(FLOAT32) for each in (x, w, y)]
-    if any(each.size != 1 for each in (scales[0], scales[2])):
+    if not scales[0].size == scales[2].size == 1:
         return None
     factors = scales[0] * scales[1] / scales[2]
     ends = np.array(site.attr("code_limits", (-math.inf, math.inf)))
@@ -303,7 +306,7 @@ def _chain_of(
         return None
     if {w_type.dtype, type_.dtype} - {INT8, UINT8} or dtype not in (INT8, UINT8, FLOAT32):
         return None
-    if any(each.size != 1 for each in (x.scale, x.zero, y.scale, y.zero)):
+    if not x.scale.size == x.zero.size == y.scale.size == y.zero.size == 1:
         return None
     filters, axis = None, _axis_of_filters(node)
     if codes is not None:
@@ -313,13 +316,13 @@ def _chain_of(
     elif node.op.name != "MatMul" or max(w.scale.size, w.zero.size) > 1:
         return None
     columns = w_type.dims[-1] if filters is None else filters.shape[0]
-    factors, offsets = [np.broadcast_to(each, (columns,)).astype(FLOAT32) for each in scaling]
+    factors, offsets = [each.astype(FLOAT32) for each in scaling]
     # float64 may hold what float32 cannot, and infinity times a sum of 0 would be NaN.
-    if not np.all(np.isfinite(factors) & np.isfinite(offsets)):
+    if not (np.isfinite(factors).all() and np.isfinite(offsets).all()):
         return None
-    terms = np.broadcast_to(terms, (columns,))
+    terms, factors, offsets = [of_each(part, columns) for part in (terms, factors, offsets)]
     if dtype == FLOAT32:
-        own = offsets if np.any(offsets) else None
+        own = offsets if offsets.any() else None
         return _Chain(node, x, w, filters, Rescaling(terms, factors, own, None, *limits))
     low, high = [float(np.rint(limit / y.scale[0])) for limit in limits]
     bounds = code_bounds(dtype, int(y.zero[0]), low, high)
@@ -371,7 +374,7 @@ def _quantized(site: Site, tensor: int, scale: int, zero: int) -> _Quantized | N
         return None
     if zeros.dtype not in (INT8, UINT8, INT32) or max(scales.ndim, zeros.ndim) > 1:
         return None
-    if not np.all((scales > _LEAST) & (scales < _MOST)):
+    if not ((scales > _LEAST) & (scales < _MOST)).all():
         return None
     numbers = scales.reshape(-1).astype(np.float64)
     return _Quantized(tensor, numbers, zeros.reshape(-1).astype(INT32))

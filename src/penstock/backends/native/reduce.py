@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from penstock.backends.native import by_memory, family, rows_ns
+from penstock.backends.native import by_memory, family, rows_ns, str_
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
 from penstock.core.types import BOOL
 from penstock.ir.layout import packed_strides
@@ -48,7 +48,7 @@ def reduction_call(site: Site) -> NativeCall | None:
     """ReduceSum and the like, ArgMax and ArgMin."""
     x, name = site.input(0), site.node.op.name.lower().removeprefix("reduce")
     dtypes = (*_DTYPES, "int8", "uint8", "bool") if name in _EXTREMES else _DTYPES
-    if x is None or not x.dims or str(x.dtype) not in dtypes or 0 in x.dims:
+    if x is None or not x.dims or str_(x.dtype) not in dtypes or 0 in x.dims:
         return None
     axes = _axes(site, len(x.dims))
     return reduction_over(site, name, axes) if axes else None

@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from penstock.backends.native import by_memory, family, rows_ns
+from penstock.backends.native import by_memory, family, rows_ns, str_
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
 from penstock.core.types import TensorType
 from penstock.ir.layout import packed_strides
@@ -36,7 +36,7 @@ def resize(site: Site) -> NativeCall | None:
         return None
     nearest = site.attr("mode", "nearest") == "nearest"
     size = 0 if x.dtype is None else x.dtype.itemsize
-    if size not in (1, 2, 4, 8) if nearest else str(x.dtype) not in _REALS:
+    if size not in (1, 2, 4, 8) if nearest else str_(x.dtype) not in _REALS:
         return None
     if 0 in (*x.dims, *site.output().dims) or max(x.dims, default=0) >= _MOST_INDEX:
         return None
@@ -162,7 +162,7 @@ def _call(site: Site, name: str, tables: dict[int, Table], strides: _Strides) ->
             site.result(),
             np.array(entries, np.int64),
             np.concatenate([part.reshape(-1) for part, _ in reads]).astype(np.int32),
-            None if nearest else weights.astype(_REALS[str(x.dtype)]),
+            None if nearest else weights.astype(_REALS[str_(x.dtype)]),
             spans,
             *(len(entries), inner, chunk, *run),
         ),

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from penstock.backends.native import by_memory, family, rows_ns
+from penstock.backends.native import by_memory, family, rows_ns, str_
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.ops.onnx.image import pixel_centres, sampling_modes
 
@@ -21,7 +21,7 @@ _SUFFIXES = {"float32": "float", "float64": "double"}
 def grid_sample(site: Site) -> NativeCall | None:
     """GridSample of images in the type of their grids."""
     x, grid, y = site.input(0), site.input(1), site.output()
-    suffix = _SUFFIXES.get(str(x.dtype)) if x is not None else None
+    suffix = _SUFFIXES.get(str_(x.dtype)) if x is not None else None
     if x is None or grid is None or suffix is None or grid.dtype != x.dtype or 0 in x.dims:
         return None
     mode, padding = sampling_modes(site.node.attrs)
@@ -48,7 +48,7 @@ def grid_sample(site: Site) -> NativeCall | None:
 def affine_grid(site: Site) -> NativeCall | None:
     """AffineGrid of a constant size."""
     theta, y = site.input(0), site.output()
-    suffix = _SUFFIXES.get(str(theta.dtype)) if theta is not None else None
+    suffix = _SUFFIXES.get(str_(theta.dtype)) if theta is not None else None
     if theta is None or suffix is None or site.constant(1) is None or 0 in y.dims:
         return None
     batch, *sizes, rank = y.dims

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
-from penstock.backends.native import AnyShapeCall, ahead_of_cache, by_memory, family, rows_ns
+from penstock.backends.native import AnyShapeCall, ahead_of_cache, by_memory, family, rows_ns, str_
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
 from penstock.backends.native.reduce import around
 from penstock.ops.common.shape_rules import normalize_axis
@@ -22,7 +22,7 @@ _ADDITIONS = {"float32": 7, "float64": 20}  # that take as long as an element
 def softmax_call(site: Site) -> NativeCall | None:
     """Along one axis or, before version 13, along all from some axis on."""
     x = site.input(0)
-    if x is None or str(x.dtype) not in _ADDITIONS or not x.elements or not x.dims:
+    if x is None or str_(x.dtype) not in _ADDITIONS or not x.elements or not x.dims:
         return None
     return _call(site, (None, None))
 
@@ -50,7 +50,7 @@ def _call(site: Site, strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
         f"{'hardmax' if name == 'Hardmax' else 'softmax'}_{x.dtype}",
         (Tensor(0), site.result(), outer, length, inner, block, int(name == "LogSoftmax")),
         items=math.ceil(outer / block) if inner == 1 else outer * math.ceil(inner / block),
-        item_ns=rows_ns(block * length * _ADDITIONS[str(x.dtype)], rows=1),
+        item_ns=rows_ns(block * length * _ADDITIONS[str_(x.dtype)], rows=1),
         inplace=(0,),
         restrided=partial(_call, site),
     )
@@ -62,7 +62,7 @@ def softmax_of_any_shape(site: Site) -> AnyShapeCall | None:
     x = site.input(0)
     if (
         x is None
-        or str(x.dtype) not in _ADDITIONS
+        or str_(x.dtype) not in _ADDITIONS
         or not x.shape
         or site.node.op.since < SINGLE_AXIS
     ):

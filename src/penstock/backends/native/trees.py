@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from penstock.backends.native import family, rows_ns
+from penstock.backends.native import family, rows_ns, str_
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, texts_of
 from penstock.core.records import dataclass
 from penstock.core.types import STRING, RunValue
@@ -59,7 +59,7 @@ _READERS: Mapping[str, Callable[..., RunValue]] = {
 def tree_ensemble(site: Site) -> NativeCall | None:
     """TreeEnsemble, TreeEnsembleClassifier, TreeEnsembleRegressor."""
     x, attrs, name = site.input(0), site.node.attrs, site.node.op.name
-    if x is None or str(x.dtype) not in ("float32", "float64", "int32", "int64"):
+    if x is None or str_(x.dtype) not in ("float32", "float64", "int32", "int64"):
         return None
     read = _READERS[name]
     share = shared((_pack, name, *attrs), lambda: _pack(read(attrs)), *attrs.values())

@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary, ref
 import numpy as np
 
 from penstock.core.records import NamedTuple
-from penstock.core.types import RunValue, TensorType, type_of
+from penstock.core.types import RunValue, TensorType
 from penstock.host.shared_lock import shared_lock
 from penstock.ir.graph import Node, Value
 from penstock.ir.kernel import Kernel
@@ -170,13 +170,13 @@ def reordered(
         entry = _REORDERED.get((id(constant), name))
     # As above, the id may be of another array by now.
     if entry is None or entry.constant() is not constant:
-        copies = saved_copies(REORDERED, constant)
-        names = _names(name, len(types))
+        copies, wanted = saved_copies(REORDERED, constant), [(t.dtype, t.dims) for t in types]
+        names = _names(name, len(types)) if copies else ()
         arrays = tuple([copies[each] for each in names if each in copies])
         # A file may have anything under these names.
-        if [type_of(array) for array in arrays] != [*types]:
+        if not arrays or [(array.dtype, array.shape) for array in arrays] != wanted:
             arrays = make(constant)
-        assert [type_of(array) for array in arrays] == [*types]
+        assert [(array.dtype, array.shape) for array in arrays] == wanted
         entry = Reordered(name, constant, arrays, back)
         with _LOCK:
             _REORDERED[id(constant), name] = entry

@@ -57,7 +57,7 @@ class Window:
     def addressable(self) -> bool:
         """Whether sums of products of these numbers fit into 64 bits, as compiled code needs."""
         numbers = self.size, self.count, self.kernel, self.stride, self.dilation, self.begin
-        return all(abs(number) < 2**31 for number in numbers)
+        return max(map(abs, numbers)) < 2**31
 
     @property
     def padded(self) -> bool:
@@ -149,10 +149,8 @@ def windows(
 ) -> tuple[Window, ...]:
     """The windows over axes of the given sizes; ``ceil`` keeps a last, partial window."""
     axes, auto_pad = parse_axes(attrs, len(kernel))
-    return tuple(
-        _window(axis, auto_pad, k, size, ceil)
-        for axis, k, size in zip(axes, kernel, sizes, strict=True)
-    )
+    of_axes = zip(axes, kernel, sizes, strict=True)
+    return tuple([_window(axis, auto_pad, k, size, ceil) for axis, k, size in of_axes])
 
 
 def behind(axes: Sequence[Window]) -> list[int]:

@@ -38,17 +38,16 @@ def fused(nodes: Sequence[Node]) -> Node:
     """Return one node in place of ``nodes``; each has one output, which only later ones read. It is
     not added to their graph."""
     inner = {node.outputs[0] for node in nodes}
-    read = dict.fromkeys(v for node in nodes for v in node.inputs if v is not None)
+    read = dict.fromkeys([v for node in nodes for v in node.inputs if v is not None])
+    waits = dict.fromkeys([before for node in nodes for before in node.control_inputs])
     inputs = tuple([value for value in read if value not in inner])
     region = Region(tuple(nodes), inputs)
-    names = [node.op.name for node in nodes]
-    output = Value(region.output.name, region.output.type)
-    waits = dict.fromkeys(before for node in nodes for before in node.control_inputs)
+    result = region.output
     return Node(
         FUSED,
         inputs,
-        [output],
-        {"region": region, "ops": " ".join(names)},
+        [Value(result.name, result.type)],
+        {"region": region, "ops": " ".join([node.op.name for node in nodes])},
         name="+".join([node.name or node.op.name for node in nodes]),
         control_inputs=list(waits),
         origin=nodes[0].origin,

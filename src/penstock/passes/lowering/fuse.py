@@ -49,12 +49,13 @@ class Fuse(Pass):
     def run(self, graph: Graph, context: PassContext) -> bool:
         if context.fusion is None:
             return False
-        changed = False
+        changed, readers = False, readers_of(graph)
+        # A node with outgoing control edges must run at its own time.
+        awaited = {before for node in graph.walk() for before in node.control_inputs}
         # Heavy beginnings get the nodes that light chains would take otherwise.
         for heavy in (True, False):
-            readers = readers_of(graph)
-            # A node with outgoing control edges must run at its own time.
-            awaited = {before for node in graph.walk() for before in node.control_inputs}
+            if not heavy and changed:
+                readers = readers_of(graph)
             for subgraph in graph.graphs():
                 search = _ChainSearch(subgraph.nodes, readers, awaited, context.fusion)
                 search.run(heavy)
@@ -84,10 +85,10 @@ class _ChainSearch:
     doubtful: bool = False
 
     def run(self, heavy: bool) -> None:
-        self.inside = set(self.nodes)
-        begins = _is_heavy if heavy else _begins_light
-        for node in with_checkpoints(self.nodes):
-            if self._is_free(node) and begins(node):
+        starts = list(filter(_is_heavy if heavy else _begins_light, self.nodes))
+        self.inside = set(self.nodes) if starts else set()
+        for node in with_checkpoints(starts):
+            if self._is_free(node):
                 self._begin(node, heavy)
 
     def _begin(self, node: Node, heavy: bool) -> None:
@@ -109,7 +110,7 @@ class _ChainSearch:
             if candidate is None:
                 return
             if length == len(chain) or self.policy.is_faster(candidate):
-                self.replacements.update((part, part) for part in chain[:length])
+                self.replacements.update(zip(chain[:length], chain, strict=False))
                 self.replacements[chain[length - 1]] = candidate
                 return
             chain = chain[:length]
@@ -128,7 +129,7 @@ class _ChainSearch:
 
     def _chain(self, first: Node, most: int) -> list[Node]:
         """The longest chain of at most ``most`` nodes, each the only reader of the one before."""
-        chain = [first]
+        chain, is_heavy = [first], _is_heavy(first)
         while len(chain) < most:
             (output,) = chain[-1].outputs
             assert output is not None
@@ -138,7 +139,7 @@ class _ChainSearch:
                 break
             if not _may_follow(chain, reader):
                 break
-            if not _is_heavy(chain[0]) and _grows(output, reader.outputs[0]):
+            if not is_heavy and _grows(output, reader.outputs[0]):
                 break
             if reader.op.name == "DequantizeLinear" and self._are_read(reader):
                 break
@@ -216,7 +217,7 @@ def _is_heavy(node: Node) -> bool:
 
 
 def _begins_light(node: Node) -> bool:
-    return _links(node) or "begins" in node.op.traits
+    return node.op.elementwise or "links" in node.op.traits or "begins" in node.op.traits
 
 
 def _may_follow(chain: Sequence[Node], node: Node) -> bool:
@@ -228,17 +229,21 @@ def _may_follow(chain: Sequence[Node], node: Node) -> bool:
 
 def became(node: Node, candidate: Node, policy: FusionPolicy) -> bool:
     """Turn ``node`` into a fused node, if ``policy`` accepts that; return whether it does."""
-    if not (policy.is_faster(candidate) and policy.has_kernel(candidate)):
-        return False
+    before = node.op, node.inputs, node.attrs
+    # The policy is asked about the node itself, which then has its kernel already.
     node.op, node.inputs, node.attrs = candidate.op, candidate.inputs, candidate.attrs
+    if not (policy.is_faster(node) and policy.has_kernel(node)):
+        node.op, node.inputs, node.attrs = before
+        return False
     node.name, node.origin = candidate.name, candidate.origin
     return True
 
 
 def _absorb(graph: Graph, policy: FusionPolicy) -> bool:
     """Fuse elementwise nodes with copies of the DequantizeLinear nodes before them."""
-    inside, changed = set(graph.nodes), False
-    for node in with_checkpoints(graph.nodes):
+    inside = {node for node in graph.nodes if node.op.name == "DequantizeLinear"}
+    changed = False
+    for node in with_checkpoints(graph.nodes if inside else ()):
         if not all(_links(part) and part.op.domain in _DOMAINS for part in parts(node)):
             continue
         sources = dict.fromkeys([producer(value, "DequantizeLinear") for value in node.inputs])
