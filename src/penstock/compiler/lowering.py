@@ -14,7 +14,7 @@ from penstock.compiler.stages import CompileContext, Feeds, Lowered, set_threads
 from penstock.executors.base import Executor
 from penstock.ir.graph import Graph, Node, clone
 from penstock.ops.internal.transfer import Place, Ports
-from penstock.passes.context import FramePolicy, FusionPolicy, PassContext
+from penstock.passes.context import FramePolicy, FusionPolicy, PassContext, Placing
 from penstock.passes.pipeline import LOWER, optimize, run_passes
 from penstock.tuning.kernel_placing import KernelPlacing
 from penstock.tuning.measure import GraphProfiler
@@ -152,7 +152,7 @@ class BackendPlacing(KernelPlacing):
 def pass_context(
     context: CompileContext,
     fusion: FusionPolicy | None = None,
-    placing: BackendPlacing | None = None,
+    placing: Placing | None = None,
     frames: FramePolicy | None = None,
 ) -> PassContext:
     """The context of passes: by default nodes have no places, and all frames are raised."""
