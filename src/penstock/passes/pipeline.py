@@ -29,18 +29,19 @@ from penstock.analysis.quantized_weights import has_quantized_weights
 from penstock.core.cached import cached_property
 from penstock.core.errors import InternalError
 from penstock.core.records import replace
+from penstock.core.types import TensorType
 from penstock.ir.graph import Graph
 from penstock.ir.op import FRAMED, Role
+from penstock.ops.common.dtypes import is_half
+from penstock.ops.internal.transfer import HOST
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.dead_code import DeadCode
 from penstock.passes.lowering.assign_backends import AssignBackends
 from penstock.passes.lowering.assign_layouts import AssignLayouts
 from penstock.passes.lowering.fuse import Fuse
-from penstock.passes.lowering.insert_transfers import InsertTransfers
 from penstock.passes.optimize.common_subexpressions import CommonSubexpressions
 from penstock.passes.optimize.fold_constants import FoldConstants, InferTypes
 from penstock.passes.optimize.simplify import RESHAPES, Simplify
-from penstock.passes.optimize.widen_halves import WidenHalves
 from penstock.passes.structure.order_effects import OrderEffects
 from penstock.passes.structure.relax_control_edges import RelaxControlEdges
 
@@ -51,14 +52,20 @@ CHECK_PASSES = "PENSTOCK_CHECK_PASSES"
 _MAX_ROUNDS = 8
 
 
+Where = Callable[[Graph, PassContext], bool]
+
+
 class LazyPass(Pass):
     """A pass whose module ``load`` imports when it runs: for certain ``operations``, once a graph
-    has one of them. A model without them is compiled without importing it."""
+    has one of them, and only ``where`` that says so. Other models are compiled without it."""
 
-    def __init__(self, load: Callable[[], type[Pass]], operations: frozenset[str | Role]) -> None:
+    def __init__(
+        self, load: Callable[[], type[Pass]], operations: frozenset[str | Role], where: Where
+    ) -> None:
         self.load = load
         self.name = load.__name__
         self.operations = operations  # type: ignore[misc]
+        self.where = where
 
     @cached_property
     def implementation(self) -> Pass:
@@ -69,12 +76,15 @@ class LazyPass(Pass):
     invalidates = property(lambda step: step.implementation.invalidates)
 
     def run(self, graph: Graph, context: PassContext) -> bool:
-        return self.implementation.run(graph, context)
+        return self.where(graph, context) and self.implementation.run(graph, context)
 
 
-def lazy_pass(*operations: str | Role) -> Callable[[Callable[[], type[Pass]]], LazyPass]:
-    """The pass of a function that imports its class, for graphs with one of ``operations``."""
-    return lambda load: LazyPass(load, frozenset(operations))
+def lazy_pass(
+    *operations: str | Role, where: Where = lambda graph, context: True
+) -> Callable[[Callable[[], type[Pass]]], LazyPass]:
+    """The pass of a function that imports its class, for graphs with one of ``operations`` and
+    ``where`` it has work that no operation tells of."""
+    return lambda load: LazyPass(load, frozenset(operations), where)
 
 
 class FoldQuantizedWeights(Pass):
@@ -102,6 +112,21 @@ def raise_control_flow() -> type[Pass]:
     from penstock.passes.structure.raise_control_flow import RaiseControlFlow
 
     return RaiseControlFlow
+
+
+def _has_halves(graph: Graph, context: PassContext) -> bool:
+    if context.strict:
+        return False
+    values = [value for node in graph.walk() for value in (*node.inputs, *node.outputs)]
+    types = [value.type for value in values if value is not None]
+    return any(map(is_half, {t.dtype for t in types if isinstance(t, TensorType)}))
+
+
+@lazy_pass(where=_has_halves)
+def widen_halves() -> type[Pass]:
+    from penstock.passes.optimize.widen_halves import WidenHalves
+
+    return WidenHalves
 
 
 @lazy_pass(Role.LOOP, Role.SCAN)
@@ -163,7 +188,10 @@ def split_reductions() -> type[Pass]:
     return SplitReductions
 
 
-@lazy_pass("Add", "Div", "Mul", "Where")
+@lazy_pass(  # of which each pattern has one
+    *("Clip", "Erf", "HardSigmoid", "IsNaN", "LayerNormalization", "RMSNormalization"),
+    *("Sigmoid", "Sqrt", "Tanh"),
+)
 def recompose() -> type[Pass]:
     from penstock.passes.optimize.recompose import Recompose
 
@@ -247,6 +275,18 @@ def grow_caches() -> type[Pass]:
     return GrowCaches
 
 
+def _leaves_host(_: Graph, context: PassContext) -> bool:
+    places = context.placing.placement.values()
+    return context.placing.ports is not None or not {place.memory for place in places} <= {HOST}
+
+
+@lazy_pass(where=_leaves_host)
+def insert_transfers() -> type[Pass]:
+    from penstock.passes.lowering.insert_transfers import InsertTransfers
+
+    return InsertTransfers
+
+
 @lazy_pass()
 def assign_devices() -> type[Pass]:
     from penstock.passes.lowering.assign_devices import AssignDevices
@@ -286,7 +326,7 @@ OPTIMIZE: tuple[Pass, ...] = (
     DeadCode(),
     # All that follow ask for types, which this one infers.
     FoldConstants(),
-    WidenHalves(),
+    widen_halves,
     Simplify(),
     hoist_invariants,
     collect_rows,
@@ -319,7 +359,7 @@ LOWER: tuple[Pass, ...] = (
     # A fused node has one backend: chains are fused before nodes are placed.
     AssignBackends(),
     # What moves values needs to know in whose memory they are.
-    InsertTransfers(),
+    insert_transfers,
     AssignLayouts(),
 )
 

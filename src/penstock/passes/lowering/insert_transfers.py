@@ -35,8 +35,6 @@ class InsertTransfers(Pass):
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         placement, ports = context.placing.placement, context.placing.ports
-        if ports is None and {place.memory for place in placement.values()} <= {HOST}:
-            return False
         before = len(placement)
         on_host = (place for place in placement.values() if place.memory == HOST)
         transfers = _Transfers(placement, next(on_host, Place(HOST, HOST)), context)

@@ -44,12 +44,6 @@ class WidenHalves(Pass):
     name = "widen_halves"
 
     def run(self, graph: Graph, context: PassContext) -> bool:
-        if context.strict:
-            return False
-        values = [value for node in graph.walk() for value in (*node.inputs, *node.outputs)]
-        types = [value.type for value in values if value is not None]
-        if not any(map(is_half, {t.dtype for t in types if isinstance(t, TensorType)})):
-            return False
         walk = _Widening(context.weights.widened)
         return walk.run(graph, walk.outermost)
 
