@@ -17,7 +17,13 @@ from typing import Any
 import numpy as np
 
 from penstock.backends.native import AnyShapeCall, ahead_of_cache, by_memory, family, rows_ns
-from penstock.backends.native.codes import BLOCK, MOST_REPEATED, arithmetic_numbers, pair_of_codes
+from penstock.backends.native.codes import (
+    BLOCK,
+    MOST_REPEATED,
+    CodePair,
+    integer_pair,
+    pair_of_codes,
+)
 from penstock.backends.native.formulas import (
     CHEAP_POWERS,
     FORMULAS,
@@ -357,58 +363,43 @@ class _Program:
             inplace=tuple([i for i, mode in zip(operands, modes, strict=True) if mode == _DIRECT]),
             restrided=partial(self.call, result, output) if strides is None else None,
         )
-        if self.site.node.op.full_name == "tflite.IntegerArithmetic":
-            return self._of_integers(call, dims, steps) or call
         if result.kind not in _CODES:
             return call
+        # To fill a table, the program runs on 256 bytes, which results of fewer do not repay.
         bytes_only = [_size(value.kind) for value in (*held, result)] == [1, 1]
-        return self._by_kernel(call, result, modes, cost if bytes_only else 0)
-
-    def _by_kernel(
-        self, call: NativeCall, result: Term, modes: Sequence[int], cost: float
-    ) -> NativeCall:
-        """``call``, by another kernel where one computes the same faster; ``cost``: that of a
-        program of bytes, 0 of others."""
-        size = self.site.output().elements
-        # To fill the table, the program runs on 256 bytes, which results of fewer do not repay.
-        if modes == [_DIRECT] and size > 256 and cost > _TABLE:
+        if bytes_only and modes == [_DIRECT] and size > 256 and cost > _TABLE:
             return self._by_table(call, result, size)
-        pair = pair_of_codes(result) if modes == [_DIRECT, _DIRECT] else None
-        return call if pair is None else self._of_pair(call, pair, size)
+        return self._of_pair(call, result, held, dims, steps) or call
 
     def _of_pair(
-        self, call: NativeCall, pair: tuple[str, tuple[Term, Term], np.ndarray], size: int
-    ) -> NativeCall:
-        """``call``, of a program that ``pair_of_codes`` has a kernel for."""
-        name, (x, y), parameters = pair
-        read = Tensor(self.inputs[x]), Tensor(self.inputs[y])
-        words = (*read, self.site.result(), parameters, size, BLOCK)
-        items = -(-size // BLOCK)
-        return replace(call, kernel=name, words=words, items=items, item_ns=rows_ns(4 * BLOCK))
-
-    def _of_integers(
-        self, call: NativeCall, dims: Sequence[int], steps: Sequence[Sequence[int]]
+        self, call: NativeCall, result: Term, held: Sequence[Term], dims: Sequence[int], steps: Any
     ) -> NativeCall | None:
         """``call``, of two tensors of codes that a kernel reads where they are, one of which may
         repeat rows of these merged ``dims`` or have an element for each; else None."""
-        dense, inner = _dense(dims), dims[-1]
-        first = 0 if list(steps[0]) == dense else 1
-        x, y = steps[first], steps[1 - first]
-        ways = {(*dense,): (0, 0), (0,) * len(dims): (1, 0), (0, 1): (inner, 0), (1, 0): (0, inner)}
-        way = ways.get(tuple(y))
-        if list(x) != dense or way is None or way[0] > MOST_REPEATED:
+        node, dtype = self.site.node, self.site.output().dtype
+        if len(held) != 2 or dtype is None or dtype.kind == "b":
             return None
-        node, output, size = self.site.node, self.site.output(), math.prod(dims)
-        order = [first, 1 - first, 2]
-        factors, numbers = arithmetic_numbers(node, order)
-        words = (
-            *(Tensor(first), Tensor(1 - first), self.site.result(), factors, numbers),
-            *(size, BLOCK, *way),
-        )
-        name = "mul" if node.attrs["operation"] == "Mul" else "add"
-        kernel = f"integer_{name}_{QUANTIZED_KINDS[_name(output)]}"
-        ns = rows_ns(4 * BLOCK)
-        return replace(call, kernel=kernel, words=words, items=-(-size // BLOCK), item_ns=ns)
+        if node.op.full_name == "tflite.IntegerArithmetic":
+            pair: CodePair | None = integer_pair(node, result.kind)
+        else:
+            ends = np.iinfo(dtype)
+            pair = pair_of_codes(result, held, ends.min, ends.max)
+        dense, inner, size = _dense(dims), dims[-1], math.prod(dims)
+        order = [0, 1, 2] if list(steps[0]) == dense else [1, 0, 2]
+        x, y = [steps[i] for i in order[:2]]
+        ways = {(*dense,): (0, 0)}
+        if dtype.itemsize == 1:
+            ways |= {(0,) * len(dims): (1, 0), (0, 1): (inner, 0), (1, 0): (0, inner)}
+        way = ways.get(tuple(y))
+        if pair is None or list(x) != dense or way is None or way[0] > MOST_REPEATED:
+            return None
+        numbers = pair.numbers(order)
+        if numbers is None:
+            return None
+        read = [self.inputs[held[i]] for i in order[:2]]
+        words = (*map(Tensor, read), self.site.result(), *numbers, size, BLOCK, *way)
+        items, ns = -(-size // BLOCK), rows_ns(4 * BLOCK)
+        return replace(call, kernel=pair.kernel, words=words, items=items, item_ns=ns)
 
     def settings(self, result: Term, output: TensorType) -> bytes:
         """As ``call``, without the shapes of tensors."""
