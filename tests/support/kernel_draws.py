@@ -1582,6 +1582,49 @@ def _cached(rng: Source, full_name: str) -> Draw:
     return Draw(name, inputs, attrs, bound, outputs=3, is_formula=True, **options)
 
 
+@draws("LinearAttention")
+def _linear_attention(rng: Source, name: str) -> Draw:
+    rule = rng.pick("linear", "gated", "delta", "gated_delta")
+    lead, heads, share = (rng.size(3), rng.pick(0, 1, 2, 5)), rng.size(3), rng.size(3)
+    size, values = rng.size(33), rng.size(129)
+    normal = lambda *dims: rng.normal(size=dims).astype(np.float32)  # noqa: E731
+    inputs: list[Any] = [
+        normal(*lead, heads * share * size),
+        normal(*lead, heads * size) / np.float32(size),
+        normal(*lead, heads * values),
+        normal(lead[0], heads, size, values) if rng.chance(0.5) else None,
+        -abs(normal(*lead, heads * rng.pick(1, size))) if "gated" in rule else None,
+        abs(normal(*lead, rng.pick(1, heads))) if "delta" in rule else None,
+    ]
+    attrs = {"q_num_heads": heads * share, "kv_num_heads": heads, "update_rule": rule}
+    attrs |= {"scale": 0.5} if rng.chance(0.5) else {}
+
+    def bound(draw: Draw) -> list[Rounded | None]:
+        zeros = np.zeros((lead[0], heads, size, values))
+        state = Rounded.exact(zeros, draw.dtype) if inputs[3] is None else draw.read(3)
+        apart = lambda i, *dims: draw.read(i).map(lambda x: x.reshape(*lead, heads, *dims))  # noqa: E731
+        q, k, v = apart(0, share, size), apart(1, 1, size), apart(2, 1, values)
+        turned = lambda x: x.map(lambda y: y.swapaxes(-1, -2))  # noqa: E731
+        scale = attrs.get("scale", 1 / math.sqrt(size))
+        results: list[Rounded] = []
+        for t in range(lead[1]):
+            key, added = k[:, t], v[:, t]
+            if inputs[4] is not None:
+                state = state * apart(4, -1, 1)[:, t].exp()
+            if inputs[5] is not None:
+                rate = draw.read(5)[:, t].map(lambda x: x[..., None, None])
+                added = (added - key @ state) * rate
+            state = state + turned(key) * added
+            results.append(q[:, t] @ state * _near(state, scale))
+        if not results:
+            return [None, state]
+        joined = [np.stack([getattr(y, x) for y in results], 1) for x in ("value", "error")]
+        y = Rounded(*[x.reshape(*lead, -1) for x in joined], draw.dtype)
+        return [y, state]
+
+    return Draw(name, inputs, attrs, bound, outputs=2, version=27, is_formula=True)
+
+
 @draws("RotaryEmbedding com.microsoft.RotaryEmbedding")
 def _rotary(rng: Source, full_name: str) -> Draw:
     (name, domain), half = _short(full_name), rng.size(17)
