@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from functools import cache, partial
 from struct import Struct
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -62,7 +62,6 @@ _MOST_STRIDED = 2048  # elements of a result whose operands' inner dims may have
 
 # Additions from which on a table of all bytes is faster.
 _TABLE = 2
-_CODES = frozenset({"b1", *QUANTIZED_KINDS.values()})
 _NARROW = {"float16": "half", "bfloat16": "bfloat"}
 _DTYPES = {kind: kind for kind in KINDS.values()} | {"b1": "u1", "s1": "i1", "s2": "i2"}
 
@@ -106,6 +105,9 @@ _QUANTIZING = ("DequantizeLinear", "QuantizeLinear")
 _CONVERTING = ("Cast", *_QUANTIZING, *[f"{MICROSOFT}.{name}" for name in _QUANTIZING])
 OPERATIONS = (*FORMULAS, *_CONVERTING)
 """those of programs"""
+
+_Merged: TypeAlias = tuple[Sequence[int], Sequence[Sequence[int]]]
+"""Merged dims, and the strides of operands along them."""
 
 
 def _by_program(node: Node) -> Workload | None:
@@ -363,22 +365,38 @@ class _Program:
             inplace=tuple([i for i, mode in zip(operands, modes, strict=True) if mode == _DIRECT]),
             restrided=partial(self.call, result, output) if strides is None else None,
         )
-        if result.kind not in _CODES:
-            return call
-        # To fill a table, the program runs on 256 bytes, which results of fewer do not repay.
+        return self._by_kernel(call, result, held, (dims, steps), modes, cost)
+
+    def _by_kernel(
+        self,
+        call: NativeCall,
+        result: Term,
+        held: Sequence[Term],
+        merged: _Merged,
+        modes: Sequence[int],
+        cost: float,
+    ) -> NativeCall:
+        """``call``, by another kernel where one computes the same faster."""
+        size = self.site.output().elements
+        # To fill the table, the program runs on 256 bytes, which results of fewer do not repay.
         bytes_only = [_size(value.kind) for value in (*held, result)] == [1, 1]
         if bytes_only and modes == [_DIRECT] and size > 256 and cost > _TABLE:
             return self._by_table(call, result, size)
-        return self._of_pair(call, result, held, dims, steps) or call
+        is_pair = len(held) == 2 and result.kind in QUANTIZED_KINDS.values()
+        return (self._of_pair(call, result, held, *merged) if is_pair else None) or call
 
     def _of_pair(
-        self, call: NativeCall, result: Term, held: Sequence[Term], dims: Sequence[int], steps: Any
+        self,
+        call: NativeCall,
+        result: Term,
+        held: Sequence[Term],
+        dims: Sequence[int],
+        steps: Sequence[Sequence[int]],
     ) -> NativeCall | None:
         """``call``, of two tensors of codes that a kernel reads where they are, one of which may
         repeat rows of these merged ``dims`` or have an element for each; else None."""
         node, dtype = self.site.node, self.site.output().dtype
-        if len(held) != 2 or dtype is None or dtype.kind == "b":
-            return None
+        assert dtype is not None
         if node.op.full_name == "tflite.IntegerArithmetic":
             pair: CodePair | None = integer_pair(node, result.kind)
         else:
