@@ -1625,6 +1625,43 @@ def _linear_attention(rng: Source, name: str) -> Draw:
     return Draw(name, inputs, attrs, bound, outputs=2, version=27, is_formula=True)
 
 
+@draws("CausalConvWithState")
+def _causal(rng: Source, name: str) -> Draw:
+    (n, channels), length, kernel = rng.dims(2, 300), rng.pick(1, rng.size(161)), rng.integers(1, 7)
+    dims, shapes = (n, channels, length), [(channels, 1, kernel), (channels,)]
+    x, w, bias = (rng.numbers(shape, "float32") for shape in (dims, *shapes))
+    past = rng.numbers((n, channels, kernel - 1), "float32") if rng.chance(0.7) else None
+    attrs = {"activation": rng.pick("none", "silu")}
+
+    def bound(draw: Draw) -> list[Rounded | None]:
+        before = np.zeros((n, channels, kernel - 1), np.float32) if past is None else past
+        rows = np.concatenate([before, x], -1)
+        seen = np.lib.stride_tricks.sliding_window_view(rows, kernel, -1)
+        one = np.ones((*dims, 1)) * (0 if draw.inputs[2] is None else bias[:, None, None])
+        # The bias is among the terms of a sum.
+        terms = Rounded.exact(np.concatenate([seen, one], -1), draw.dtype)
+        y = (terms * np.concatenate([w, np.ones((channels, 1, 1))], -1)).sum(-1)
+        return [y if attrs["activation"] == "none" else y * y.sigmoid(), None]
+
+    inputs = [x, w, bias if rng.chance(0.7) else None, past]
+    return Draw(name, inputs, attrs, bound, outputs=2, version=27, is_formula=True)
+
+
+@draws("com.microsoft.GatherBlockQuantized")
+def _gathered_blocks(rng: Source, full_name: str) -> Draw:
+    (name, domain), bits, block = _short(full_name), rng.pick(2, 4, 4, 8), rng.pick(16, 32, 128)
+    lead, nbytes = rng.dims(rng.pick(1, 2), 60), rng.size(129)
+    blocks = -(-nbytes * 8 // bits // block)
+    codes = rng.integers(0, 256, (*lead, nbytes)).astype(np.uint8)
+    zeros = rng.integers(0, 256, (*lead, -(-blocks * bits // 8))).astype(np.uint8)
+    scales = rng.numbers((*lead, blocks), "float32")
+    dims, dtype = rng.dims(rng.integers(3), 40), rng.pick("int32", "int64")
+    indices = rng.integers(-lead[0] - 1, lead[0] + 1, dims).astype(dtype)
+    inputs = [codes, indices, scales, *([zeros] if rng.chance(0.5) else [])]
+    attrs = {"bits": bits, "block_size": block, "gather_axis": 0, "quantize_axis": len(lead)}
+    return Draw(name, inputs, attrs, domain=domain, version=1)
+
+
 @draws("RotaryEmbedding com.microsoft.RotaryEmbedding")
 def _rotary(rng: Source, full_name: str) -> Draw:
     (name, domain), half = _short(full_name), rng.size(17)

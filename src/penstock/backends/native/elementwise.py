@@ -38,6 +38,7 @@ from penstock.backends.native.kernel import (
     Site,
     Tensor,
     UnsupportedError,
+    Word,
     native_kernel,
 )
 from penstock.core.records import replace
@@ -415,7 +416,8 @@ class _Program:
         if numbers is None:
             return None
         read = [self.inputs[held[i]] for i in order[:2]]
-        words = (*map(Tensor, read), self.site.result(), *numbers, size, BLOCK, *way)
+        words: tuple[Word, ...] = (*map(Tensor, read), self.site.result(), *numbers)
+        words += (size, BLOCK, *way)
         items, ns = -(-size // BLOCK), rows_ns(4 * BLOCK)
         return replace(call, kernel=pair.kernel, words=words, items=items, item_ns=ns)
 
