@@ -1662,6 +1662,14 @@ def _gathered_blocks(rng: Source, full_name: str) -> Draw:
     return Draw(name, inputs, attrs, domain=domain, version=1)
 
 
+@draws("com.microsoft.NGramRepeatBlock")
+def _ngrams(rng: Source, full_name: str) -> Draw:
+    (name, domain), rows, words = _short(full_name), rng.size(9), rng.size(65)
+    ids = rng.integers(0, min(words, 3), (rows, rng.integers(0, 40)))
+    scores, attrs = rng.numbers((rows, words), "float32"), {"ngram_size": rng.integers(1, 6)}
+    return Draw(name, [ids, scores], attrs, domain=domain, version=1)
+
+
 @draws("RotaryEmbedding com.microsoft.RotaryEmbedding")
 def _rotary(rng: Source, full_name: str) -> Draw:
     (name, domain), half = _short(full_name), rng.size(17)
