@@ -63,15 +63,16 @@ class CodePair(NamedTuple):
         """The factors and the numbers that the kernel takes, of tensors in this ``order``; None
         where integers of 32 bits overflow."""
         a, b, y = np.array([self.scales[i] for i in order], np.float32).astype(np.float64).tolist()
-        zeros, shift, size = [self.zeros[i] for i in order], 0, 0.0
-        factors, added, signs = [a * b / y, 0.0], float(zeros[2]), [1, 1]
+        zeros, shift, factor = [self.zeros[i] for i in order], 0, a * b / y
+        factors, added, signs = [factor, -zeros[0] * factor], float(zeros[2]), [1, 1]
+        size = 2 * 255**2 * factor + 1792
         if self.operation != "Mul":
             signs = [-1 if self.operation == "Sub" and i == 1 else 1 for i in order[:2]]
             factors = [signs[0] * a / y, signs[1] * b / y]
             added -= factors[0] * zeros[0] + factors[1] * zeros[1]
             size = 4 * 255 * (a + b) / y + 2 * abs(added + 257)
         # What float32 rounds off, in parts times 1024; products may also be too small for it.
-        exactly = size > 768 * _SLACK or not 1e-30 < a * b < min(1e30, 1e30 * y)
+        exactly = size > 768 * _SLACK or a * b < 1e-30
         swapped = self.kernel.startswith("integer_add") and a < b
         numbers = [*zeros, *self.limits, int(exactly), swapped]
         if self.kernel.startswith("integer"):

@@ -421,9 +421,9 @@ enum { PIECE = 64, PARTS = 14, SLACK = 4, MOST_REPEATED = 4096, MOST_NEAR = 16 }
 struct pair {
     const char *x, *y;
     char *to;
-    const float *factors;   /* of x and y or of products, what is added, the least and the largest result, by how much
-                               less than a half products are rounded away from 0, all in parts; scales of x, of y and
-                               of the result, its inverse, and the largest number that is divided by it */
+    const float *factors;   /* of x and y, or of x and its zero point, what is added, the least and the largest result,
+                               by how much less than a half products are rounded away from 0, all in parts; scales of
+                               x, of y and of the result, its inverse, and the largest number that is divided by it */
     const int32_t *numbers; /* of the definition, which may have x and y swapped */
     int64_t size, block;    /* elements, and those of an item */
     int64_t period, each;   /* y repeats after as many elements, or has one for each so many of x; else 0 */
@@ -528,12 +528,12 @@ INLINED void last_bytes(uint8_t *to, const int32_t *from, const int64_t n)
 #define ADD_CODES(suffix, type, ...)                                                              \
     DEFINE_PAIR(add_codes_##suffix, type, MULTIPLIED_ADDED(a, f[0], MULTIPLIED_ADDED(b, f[1], f[2])), DIVIDED(u + v))
 #define MUL_CODES(suffix, type, ...)                                                              \
-    DEFINE_PAIR(mul_codes_##suffix, type, MULTIPLIED_ADDED(FACTORS, f[0], f[2]), DIVIDED(u *v))
-#define FACTORS (a - (float)by[X_ZERO]) * (b - (float)by[Y_ZERO])
+    DEFINE_PAIR(mul_codes_##suffix, type, MULTIPLIED_ADDED(SCALED, b - (float)by[Y_ZERO], f[2]), DIVIDED(u *v))
+#define SCALED MULTIPLIED_ADDED(a, f[0], f[1])
 #ifdef __FMA__
 #define MULTIPLIED_ADDED(a, b, c) __builtin_fmaf(a, b, c)
 #else
-#define MULTIPLIED_ADDED(a, b, c) (a) * (b) + (c)
+#define MULTIPLIED_ADDED(a, b, c) ((a) * (b) + (c))
 #endif
 OF_CODES(ADD_CODES)
 OF_CODES(MUL_CODES)
@@ -557,7 +557,7 @@ OF_CODES(MUL_CODES)
 #define DEFINE_INTEGER_PAIRS(suffix, type)                                                        \
     DEFINE_PAIR(integer_add_##suffix, type, MULTIPLIED_ADDED(a, f[0], MULTIPLIED_ADDED(b, f[1], f[2])), RESCALED(SUM)) \
     DEFINE_PAIR(integer_mul_##suffix, type,                                                       \
-                ({ const float product = FACTORS * f[0]; product + copysignf(f[5], product) + f[2]; }), RESCALED(a *b))
+                ({ const float p = SCALED * (b - (float)by[Y_ZERO]); p + copysignf(f[5], p) + f[2]; }), RESCALED(a *b))
 DEFINE_INTEGER_PAIRS(u1, uint8_t)
 DEFINE_INTEGER_PAIRS(s1, int8_t)
 
