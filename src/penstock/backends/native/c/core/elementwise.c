@@ -442,20 +442,21 @@ INLINED const void *of_y(const struct pair *p, int64_t at, int64_t *count, const
     return memset(filled, p->y[at / p->each], *count);
 }
 
-/* Compilers unpack bytes by halves, which takes longer than all else that is done with them. */
-INLINED void floats_of_codes(float *to, const void *from, int is_signed, const int64_t n)
+/* Compilers unpack bytes, and multiply for the upper halves of products, by way of halves of vectors, which takes
+   longer than all else that is done with them. */
+INLINED void ints_of_bytes(int32_t *to, const void *from, int is_signed, const int64_t n)
 {
     const int8_t *const s = from;
     const uint8_t *const u = from;
 #ifdef __AVX512BW__
     for (int64_t i = 0; n == PIECE && i < n; i += 16) {
         const __m128i codes = _mm_loadu_si128((const void *)(u + i));
-        _mm512_storeu_ps(to + i, _mm512_cvtepi32_ps(is_signed ? _mm512_cvtepi8_epi32(codes) : _mm512_cvtepu8_epi32(codes)));
+        _mm512_storeu_si512(to + i, is_signed ? _mm512_cvtepi8_epi32(codes) : _mm512_cvtepu8_epi32(codes));
     }
     if (n == PIECE)
         return;
 #endif
-    LOOP(to[i] = is_signed ? (float)s[i] : (float)u[i];);
+    LOOP(to[i] = is_signed ? s[i] : u[i];);
 }
 
 INLINED void last_bytes(uint8_t *to, const int32_t *from, const int64_t n)
@@ -469,20 +470,40 @@ INLINED void last_bytes(uint8_t *to, const int32_t *from, const int64_t n)
     LOOP(to[i] = (uint8_t)from[i];);
 }
 
-/* Returns whether the piece was computed as its definition says. */
-#define DEFINE_PAIR(name, type, REAL, DEFINITION)                                                 \
+INLINED void upper_halves(int32_t *x, int32_t by, const int64_t n)
+{
+#ifdef __AVX512BW__
+    for (int64_t i = 0; n == PIECE && i < n; i += 16) {
+        const __m512i odd = _mm512_set1_epi32(by), even = _mm512_loadu_si512(x + i);
+        _mm512_storeu_si512(x + i, _mm512_mask_blend_epi32(
+            0xAAAA, _mm512_srli_epi64(_mm512_mul_epi32(even, odd), 32),
+            _mm512_mul_epi32(_mm512_srli_epi64(even, 32), odd)));
+    }
+    if (n == PIECE)
+        return;
+#endif
+    LOOP(x[i] = (int32_t)((int64_t)x[i] * by >> 32););
+}
+
+/* The two roundings of rescaled_integer(), of the upper half of a product with two bits more. */
+#define ROUNDED ((total + by[MORE] + (total >> 31 & by[AWAY])) >> by[DOWN])
+/* Returns whether the piece was computed as its definition says: TOTAL, of which integers take the upper half of a
+   product. */
+#define DEFINE_PAIR(name, type, REAL, TOTAL, by_integers)                                         \
     INLINED int name##_piece(const struct pair *g, type *d, const type *x, const type *y, const int64_t n, int exactly) \
     {                                                                                             \
         const float *const f = g->factors;                                                        \
         const int32_t *const by = g->numbers, low = by[LOW], high = by[HIGH];                     \
+        _Alignas(64) int32_t xs[PIECE], ys[PIECE], whole[PIECE];                                  \
+        if (sizeof(type) == 1) {                                                                  \
+            ints_of_bytes(xs, x, (type)-1 < 0, n);                                                \
+            ints_of_bytes(ys, y, (type)-1 < 0, n);                                                \
+        } else                                                                                    \
+            LOOP(xs[i] = x[i], ys[i] = y[i];);                                                    \
         if (sizeof(type) == 1 && !exactly) {                                                      \
-            float xs[PIECE], ys[PIECE];                                                           \
-            int32_t whole[PIECE];                                                                 \
             uint32_t least = 2 * SLACK;                                                           \
-            floats_of_codes(xs, x, (type)-1 < 0, n);                                              \
-            floats_of_codes(ys, y, (type)-1 < 0, n);                                              \
             LOOP({                                                                                \
-                const float a = xs[i], b = ys[i];                                                 \
+                const float a = (float)xs[i], b = (float)ys[i];                                   \
                 const int32_t parts = (int32_t)WITHIN(REAL, f[3], f[4]);                          \
                 const uint32_t beyond = parts & ((1 << PARTS) - 1);                               \
                 least = beyond < least ? beyond : least;                                          \
@@ -493,13 +514,22 @@ INLINED void last_bytes(uint8_t *to, const int32_t *from, const int64_t n)
                 return 0;                                                                         \
             }                                                                                     \
         }                                                                                         \
-        type codes[PIECE];                                                                        \
-        const type *const p = by[SWAPPED] ? y : x, *const q = by[SWAPPED] ? x : y;                \
+        const int32_t *const p = by[SWAPPED] ? ys : xs, *const q = by[SWAPPED] ? xs : ys;         \
         LOOP({                                                                                    \
-            const int32_t a = p[i] - by[X_ZERO], b = q[i] - by[Y_ZERO], code = DEFINITION + by[ZERO]; \
-            codes[i] = (type)WITHIN(code, low, high);                                             \
+            const int32_t a = p[i] - by[X_ZERO], b = q[i] - by[Y_ZERO], total = TOTAL;            \
+            whole[i] = by_integers ? total : WITHIN(total + by[ZERO], low, high);                 \
         });                                                                                       \
-        memcpy(d, codes, n * sizeof(type));                                                       \
+        if (by_integers) {                                                                        \
+            upper_halves(whole, by[BY], n);                                                       \
+            LOOP({                                                                                \
+                const int32_t total = whole[i];                                                   \
+                whole[i] = WITHIN(ROUNDED + by[ZERO], low, high);                                 \
+            });                                                                                   \
+        }                                                                                         \
+        if (sizeof(type) == 1)                                                                    \
+            last_bytes((uint8_t *)d, whole, n);                                                   \
+        else                                                                                      \
+            LOOP(d[i] = (type)whole[i];);                                                         \
         return 1;                                                                                 \
     }                                                                                             \
     ITEMS_OF(name, pair)                                                                          \
@@ -526,9 +556,9 @@ INLINED void last_bytes(uint8_t *to, const int32_t *from, const int64_t n)
         TO_INT(quotient(WITHIN(real, -f[10], f[10]), f[8], f[9]));                                \
     })
 #define ADD_CODES(suffix, type, ...)                                                              \
-    DEFINE_PAIR(add_codes_##suffix, type, MULTIPLIED_ADDED(a, f[0], MULTIPLIED_ADDED(b, f[1], f[2])), DIVIDED(u + v))
+    DEFINE_PAIR(add_codes_##suffix, type, MULTIPLIED_ADDED(a, f[0], MULTIPLIED_ADDED(b, f[1], f[2])), DIVIDED(u + v), 0)
 #define MUL_CODES(suffix, type, ...)                                                              \
-    DEFINE_PAIR(mul_codes_##suffix, type, MULTIPLIED_ADDED(SCALED, b - (float)by[Y_ZERO], f[2]), DIVIDED(u *v))
+    DEFINE_PAIR(mul_codes_##suffix, type, MULTIPLIED_ADDED(SCALED, b - (float)by[Y_ZERO], f[2]), DIVIDED(u *v), 0)
 #define SCALED MULTIPLIED_ADDED(a, f[0], f[1])
 #ifdef __FMA__
 #define MULTIPLIED_ADDED(a, b, c) __builtin_fmaf(a, b, c)
@@ -548,16 +578,12 @@ OF_CODES(MUL_CODES)
         const int32_t term = v * by[WHOLE] + ((v * by[FRACTION] + 1024) >> 11);                   \
         (term + by[HALF] + (term >> 31)) >> by[SHIFT];                                            \
     })
-/* rescaled_integer() with its two roundings of the product's upper half, to which two bits are added. */
-#define RESCALED(total)                                                                           \
-    ({                                                                                            \
-        const int32_t high = (int32_t)((int64_t)((total) * (1 << by[UP])) * by[BY] >> 32);        \
-        (high + by[MORE] + (high >> 31 & by[AWAY])) >> by[DOWN];                                  \
-    })
 #define DEFINE_INTEGER_PAIRS(suffix, type)                                                        \
-    DEFINE_PAIR(integer_add_##suffix, type, MULTIPLIED_ADDED(a, f[0], MULTIPLIED_ADDED(b, f[1], f[2])), RESCALED(SUM)) \
+    DEFINE_PAIR(integer_add_##suffix, type, MULTIPLIED_ADDED(a, f[0], MULTIPLIED_ADDED(b, f[1], f[2])),  \
+                (SUM) * (1 << by[UP]), 1)                                                         \
     DEFINE_PAIR(integer_mul_##suffix, type,                                                       \
-                ({ const float p = SCALED * (b - (float)by[Y_ZERO]); p + copysignf(f[5], p) + f[2]; }), RESCALED(a *b))
+                ({ const float p = SCALED * (b - (float)by[Y_ZERO]); p + copysignf(f[5], p) + f[2]; }), \
+                (a * b) * (1 << by[UP]), 1)
 DEFINE_INTEGER_PAIRS(u1, uint8_t)
 DEFINE_INTEGER_PAIRS(s1, int8_t)
 
