@@ -1582,6 +1582,94 @@ def _cached(rng: Source, full_name: str) -> Draw:
     return Draw(name, inputs, attrs, bound, outputs=3, is_formula=True, **options)
 
 
+@draws("LinearAttention")
+def _linear_attention(rng: Source, name: str) -> Draw:
+    rule = rng.pick("linear", "gated", "delta", "gated_delta")
+    lead, heads, share = (rng.size(3), rng.pick(0, 1, 2, 5)), rng.size(3), rng.size(3)
+    size, values = rng.size(33), rng.size(129)
+    normal = lambda *dims: rng.normal(size=dims).astype(np.float32)  # noqa: E731
+    inputs: list[Any] = [
+        normal(*lead, heads * share * size),
+        normal(*lead, heads * size) / np.float32(size),
+        normal(*lead, heads * values),
+        normal(lead[0], heads, size, values) if rng.chance(0.5) else None,
+        -abs(normal(*lead, heads * rng.pick(1, size))) if "gated" in rule else None,
+        abs(normal(*lead, rng.pick(1, heads))) if "delta" in rule else None,
+    ]
+    attrs = {"q_num_heads": heads * share, "kv_num_heads": heads, "update_rule": rule}
+    attrs |= {"scale": 0.5} if rng.chance(0.5) else {}
+
+    def bound(draw: Draw) -> list[Rounded | None]:
+        zeros = np.zeros((lead[0], heads, size, values))
+        state = Rounded.exact(zeros, draw.dtype) if inputs[3] is None else draw.read(3)
+        apart = lambda i, *dims: draw.read(i).map(lambda x: x.reshape(*lead, heads, *dims))  # noqa: E731
+        q, k, v = apart(0, share, size), apart(1, 1, size), apart(2, 1, values)
+        turned = lambda x: x.map(lambda y: y.swapaxes(-1, -2))  # noqa: E731
+        scale = attrs.get("scale", 1 / math.sqrt(size))
+        results: list[Rounded] = []
+        for t in range(lead[1]):
+            key, added = k[:, t], v[:, t]
+            if inputs[4] is not None:
+                state = state * apart(4, -1, 1)[:, t].exp()
+            if inputs[5] is not None:
+                rate = draw.read(5)[:, t].map(lambda x: x[..., None, None])
+                added = (added - key @ state) * rate
+            state = state + turned(key) * added
+            results.append(q[:, t] @ state * _near(state, scale))
+        if not results:
+            return [None, state]
+        joined = [np.stack([getattr(y, x) for y in results], 1) for x in ("value", "error")]
+        y = Rounded(*[x.reshape(*lead, -1) for x in joined], draw.dtype)
+        return [y, state]
+
+    return Draw(name, inputs, attrs, bound, outputs=2, version=27, is_formula=True)
+
+
+@draws("CausalConvWithState")
+def _causal(rng: Source, name: str) -> Draw:
+    (n, channels), length, kernel = rng.dims(2, 300), rng.pick(1, rng.size(161)), rng.integers(1, 7)
+    dims, shapes = (n, channels, length), [(channels, 1, kernel), (channels,)]
+    x, w, bias = (rng.numbers(shape, "float32") for shape in (dims, *shapes))
+    past = rng.numbers((n, channels, kernel - 1), "float32") if rng.chance(0.7) else None
+    attrs = {"activation": rng.pick("none", "silu")}
+
+    def bound(draw: Draw) -> list[Rounded | None]:
+        before = np.zeros((n, channels, kernel - 1), np.float32) if past is None else past
+        rows = np.concatenate([before, x], -1)
+        seen = np.lib.stride_tricks.sliding_window_view(rows, kernel, -1)
+        one = np.ones((*dims, 1)) * (0 if draw.inputs[2] is None else bias[:, None, None])
+        # The bias is among the terms of a sum.
+        terms = Rounded.exact(np.concatenate([seen, one], -1), draw.dtype)
+        y = (terms * np.concatenate([w, np.ones((channels, 1, 1))], -1)).sum(-1)
+        return [y if attrs["activation"] == "none" else y * y.sigmoid(), None]
+
+    inputs = [x, w, bias if rng.chance(0.7) else None, past]
+    return Draw(name, inputs, attrs, bound, outputs=2, version=27, is_formula=True)
+
+
+@draws("com.microsoft.GatherBlockQuantized")
+def _gathered_blocks(rng: Source, full_name: str) -> Draw:
+    (name, domain), bits, block = _short(full_name), rng.pick(2, 4, 4, 8), rng.pick(16, 32, 128)
+    lead, nbytes = rng.dims(rng.pick(1, 2), 60), rng.size(129)
+    blocks = -(-nbytes * 8 // bits // block)
+    codes = rng.integers(0, 256, (*lead, nbytes)).astype(np.uint8)
+    zeros = rng.integers(0, 256, (*lead, -(-blocks * bits // 8))).astype(np.uint8)
+    scales = rng.numbers((*lead, blocks), "float32")
+    dims, dtype = rng.dims(rng.integers(3), 40), rng.pick("int32", "int64")
+    indices = rng.integers(-lead[0] - 1, lead[0] + 1, dims).astype(dtype)
+    inputs = [codes, indices, scales, *([zeros] if rng.chance(0.5) else [])]
+    attrs = {"bits": bits, "block_size": block, "gather_axis": 0, "quantize_axis": len(lead)}
+    return Draw(name, inputs, attrs, domain=domain, version=1)
+
+
+@draws("com.microsoft.NGramRepeatBlock")
+def _ngrams(rng: Source, full_name: str) -> Draw:
+    (name, domain), rows, words = _short(full_name), rng.size(9), rng.size(65)
+    ids = rng.integers(0, min(words, 3), (rows, rng.integers(0, 40)))
+    scores, attrs = rng.numbers((rows, words), "float32"), {"ngram_size": rng.integers(1, 6)}
+    return Draw(name, [ids, scores], attrs, domain=domain, version=1)
+
+
 @draws("RotaryEmbedding com.microsoft.RotaryEmbedding")
 def _rotary(rng: Source, full_name: str) -> Draw:
     (name, domain), half = _short(full_name), rng.size(17)

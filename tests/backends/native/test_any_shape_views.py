@@ -104,10 +104,25 @@ def test_integers_are_counted_as_numpy_does():
     for bounds in ((0, 2**40, 2**38), (0, 5, 0)):
         inputs = [np.array(bound) for bound in bounds]
         check(node_of("Range", inputs), inputs, refused=True)
-    inputs = [np.array(bound, np.float32) for bound in (0, 2, 0.5)]
-    check(node_of("Range", inputs), inputs, refused=True)
     inputs = [np.array(bound, np.int32) for bound in (0, 4, 1)]
     check(node_of("Range", inputs), inputs, refused=True)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_floats_are_counted_as_numpy_does(dtype):
+    for bounds in (
+        (0, 2, 0.5),
+        (0.1, 1, 0.1),
+        (3, -1e3, -0.7),
+        (3, 3, 1),
+        (7, 2, 1e-30),
+        (0, 1e6, 1),
+    ):
+        inputs = [np.array(bound, dtype) for bound in bounds]
+        check(node_of("Range", inputs), inputs)
+    for bounds in ((0, 1, 0), (np.inf, 0, 1), (0, np.inf, 1), (0, 1, np.nan), (0, 1, 1e-7)):
+        inputs = [np.array(bound, dtype) for bound in bounds]
+        check(node_of("Range", inputs), inputs, refused=True)
 
 
 def test_results_hold_what_they_are_views_of_and_cannot_be_written():

@@ -52,7 +52,7 @@ def test_category_mapper_and_first_label_encoder_equal_numpy():
 @pytest.mark.parametrize("attrs", [{}, {"positive": 0, "seed": 7}])
 @pytest.mark.parametrize("dtype", ["str", "int32", "uint32", "int64", "float32", "float64"])
 def test_hashes_equal_numpy(dtype, attrs):
-    x = some(TEXTS, (4, 9)) if dtype == "str" else np.arange(-18, 18).reshape(4, 9).astype(dtype)
+    x = some(TEXTS, (5, 41)) if dtype == "str" else np.arange(-99, 106).reshape(5, 41).astype(dtype)
     check(node_of("MurmurHash3", [x], domain="com.microsoft", version=1, **attrs), [x])
 
 

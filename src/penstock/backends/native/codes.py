@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,14 +9,15 @@ import numpy as np
 from penstock.backends.native import by_memory, family, rows_ns
 from penstock.backends.native.formulas import Term
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
+from penstock.core.records import NamedTuple
 from penstock.ir.graph import Node
 from penstock.ir.layout import packed_strides
-from penstock.ops.common.fixed_point import pair_multipliers
+from penstock.ops.common.fixed_point import Multiplier, pair_multipliers
 
 BLOCK = 2**14  # elements of an item
 # As in c/core/elementwise.c.
 _PARTS, _SLACK, MOST_REPEATED = 14, 4, 4096
-_FINEST = 16  # scales of the result that those of operands may be, to be rounded once
+_LARGEST_CODE = 262144
 
 
 def check_order(dims: tuple[int, ...], strides: Sequence[tuple[int, ...] | None]) -> None:
@@ -49,51 +49,99 @@ def code_table_call(site: Site) -> NativeCall | None:
     return restrided([None, None])
 
 
-def pair_of_codes(result: Term) -> tuple[str, tuple[Term, Term], np.ndarray] | None:
-    """The kernel of a sum or product of two tensors of codes, not negative perhaps, as codes of the
-    same type; with the two, and the parameters in the order of C. None if it is something else."""
-    kind, least = result.kind, -math.inf
+class CodePair(NamedTuple):
+    """A sum, difference or product of two tensors of codes, as codes of the same type: the compiled
+    kernel, scales and zero points of both and of the result, its least code and its largest."""
+
+    kernel: str
+    operation: str
+    scales: Sequence[float]
+    zeros: Sequence[int]
+    limits: Sequence[int]
+
+    def numbers(self, order: Sequence[int]) -> tuple[np.ndarray, np.ndarray] | None:
+        """The factors and the numbers that the kernel takes, of tensors in this ``order``; None
+        where integers of 32 bits overflow."""
+        a, b, y = np.array([self.scales[i] for i in order], np.float32).astype(np.float64).tolist()
+        zeros, shift, factor = [self.zeros[i] for i in order], 0, a * b / y
+        factors, added, signs = [factor, -zeros[0] * factor], float(zeros[2]), [1, 1]
+        size = 2 * 255**2 * factor + 1792
+        if self.operation != "Mul":
+            signs = [-1 if self.operation == "Sub" and i == 1 else 1 for i in order[:2]]
+            factors = [signs[0] * a / y, signs[1] * b / y]
+            added -= factors[0] * zeros[0] + factors[1] * zeros[1]
+            size = 4 * 255 * (a + b) / y + 2 * abs(added + 257)
+        # What float32 rounds off, in parts times 1024; products may also be too small for it.
+        exactly = size > 768 * _SLACK or a * b < 1e-30
+        swapped = self.kernel.startswith("integer_add") and a < b
+        numbers = [*zeros, *self.limits, int(exactly), swapped]
+        if self.kernel.startswith("integer"):
+            *terms, of_result = pair_multipliers(self.operation, [a, b, y])
+            shift = int(of_result.shifts)
+            if shift < (0 if terms else -12):
+                return None
+            if swapped:
+                numbers[:2], signs = zeros[1::-1], signs[::-1]
+            numbers += [-(sign < 0) for sign in signs]
+            numbers += _of_term(terms[not swapped]) if terms else [0] * 4
+            numbers += _of_result(of_result)
+        # So that what is added is positive, and its last 8 bits are the code.
+        bounds = [added + 256.5, *[limit + 256.5 for limit in self.limits]]
+        parts = np.array([*factors, *bounds, 0.5 ** (shift + 1) if shift > 0 else 0.0]) * 2**_PARTS
+        parts[2] += _SLACK
+        divided = np.array([a, b, y, np.float32(1) / np.float32(y), _LARGEST_CODE * y])
+        return np.append(parts, divided).astype(np.float32), np.array(numbers, np.int32)
+
+
+def _of_term(by: Multiplier) -> list[int]:
+    """The numbers of TERM in C: the multiplier in two parts, and by how much the product is shifted
+    right, at least by 1, with the half of it."""
+    number, shift = _bounded(by)
+    if not shift:
+        number, shift = 2 * number, 1
+    return [number >> 16 << 5, number & 0xFFFF, 1 << shift >> 1, shift]
+
+
+def _of_result(by: Multiplier) -> list[int]:
+    """The numbers of RESCALED in C."""
+    number, shift = _bounded(by)
+    right = max(shift, 0)
+    half = 1 << right >> 1
+    return [3 - min(shift, 0), number, 4 * half + 2, -4 if right else 0, right + 2]
+
+
+def _bounded(by: Multiplier) -> tuple[int, int]:
+    """A multiplier and a shift to the right that leaves nothing of integers below 2**28 if it is as
+    large as can be."""
+    number, shift = int(by.numbers), int(by.shifts)
+    return (0, 28) if shift > 28 else (number, shift)
+
+
+def integer_pair(node: Node, kind: str) -> CodePair:
+    """That of a node of IntegerArithmetic."""
+    attrs, operation = node.attrs, node.attrs["operation"]
+    kernel = f"integer_{'mul' if operation == 'Mul' else 'add'}_{kind}"
+    return CodePair(kernel, operation, attrs["scales"], attrs["zero_points"], attrs["code_limits"])
+
+
+def pair_of_codes(result: Term, held: Sequence[Term], least: int, most: int) -> CodePair | None:
+    """The sum or product, not negative perhaps, of the two tensors of codes that are ``held``, as
+    codes from ``least`` to ``most``; None if ``result`` is something else."""
+    kind = result.kind
     if result.operation != f"quantize_{kind}":
         return None
     real, *parameters = result.arguments
     if real.operation == "max_f4" and real.arguments[1].constant == 0:
-        real, least = real.arguments[0], 0.0
+        real, least = real.arguments[0], max(least, int(parameters[1].constant or 0))
     operands = real.arguments if real.operation in ("add_f4", "mul_f4") else ()
-    if any(operand.operation != f"dequantize_{kind}" for operand in operands) or not operands:
+    terms = [o.arguments for value in held for o in operands if value in o.arguments[:1]]
+    if len(terms) < 2 or any(operand.operation != f"dequantize_{kind}" for operand in operands):
         return None
-    (x, *x_parameters), (y, *y_parameters) = [operand.arguments for operand in operands]
-    numbers = [v.constant for v in (*x_parameters, *y_parameters, *parameters)]
-    if x.operation or y.operation or None in numbers:
+    every = (*terms[0][1:], *terms[1][1:], *parameters)
+    numbers = [v.constant for v in every if v.constant is not None]
+    scales, zeros = numbers[::2], [int(zero) for zero in numbers[1::2]]
+    if len(numbers) < 6 or not all(1e-30 < scale < 1e30 for scale in scales):
         return None
-    if not all(1e-30 < scale < 1e30 for scale in numbers[::2] if scale is not None):
-        return None
-    return f"{real.operation[:3]}_codes_{kind}", (x, y), np.array([*numbers, least], np.float32)
-
-
-def arithmetic_numbers(node: Node, order: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """The factors and numbers of a pair of codes and their result, whose places among the scales of
-    ``node`` are given, in the order of C."""
-    attrs = node.attrs
-    a, b, y = np.array([attrs["scales"][i] for i in order], np.float64)
-    zeros = [attrs["zero_points"][i] for i in order]
-    *by, of_result = pair_multipliers(attrs["operation"], attrs["scales"])
-    low, high = attrs["code_limits"]
-    shift = int(of_result.shifts)
-    if shift < -13:
-        raise UnsupportedError  # products would wrap
-    more = 0.5 ** (shift + 1) if shift > 0 else 0.0
-    factors, signs, terms, added = [a * b / y, 0.0], [1, 1], [(0, 0)] * 2, float(zeros[2])
-    if by:
-        signs = [-1 if attrs["operation"] == "Sub" and i == 1 else 1 for i in order[:2]]
-        factors = [signs[0] * a / y, signs[1] * b / y]
-        added -= factors[0] * zeros[0] + factors[1] * zeros[1]
-        terms = [(int(by[i].numbers), int(by[i].shifts)) for i in order[:2]]
-    # Terms are rounded to parts of the larger scale, which matter where the result's is small.
-    exactly = max(map(abs, factors)) > _FINEST
-    numbers = [zeros[0], *terms[0], zeros[1], *terms[1], zeros[2], int(of_result.numbers), shift]
-    numbers += [low, high, *signs, int(exactly)]
-    # So that what is added is positive, and its last 8 bits are the code.
-    bounds = [added + 256.5, low + 256.5, high + 256.5]
-    parts = np.array([*factors, *bounds, more]) * 2**_PARTS
-    parts[2] += _SLACK
-    return parts.astype(np.float32), np.array(numbers, np.int32)
+    operation = real.operation[:3]
+    kernel = f"{operation}_codes_{kind}"
+    return CodePair(kernel, operation.title(), scales, zeros, (least, most))

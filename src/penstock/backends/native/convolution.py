@@ -8,7 +8,7 @@ from itertools import product
 
 import numpy as np
 
-from penstock.backends.native import cheaper, family, part_ns
+from penstock.backends.native import below_numpy, cheaper, family, part_ns, rows_ns
 from penstock.backends.native.image_convolution import (
     TRANSPOSED_WINDOWS,
     image_convolution,
@@ -25,6 +25,7 @@ from penstock.ops.work_estimate import Workload, flops, layout_seconds
 # As in c/windows/convolution.c.
 _AXES, _BUFFER, _LINE, _MOST_SLICES, _BLOCK = 3, 10240, 2048 - 16, 32, 4
 _LEAST_COLUMNS, _LANES = 8, 16
+_TOGETHER = 4096  # elements of an item of CausalConvWithState
 
 
 class _Spread(NamedTuple):
@@ -126,6 +127,30 @@ def plane_convolution(site: Site) -> NativeCall | None:
         items=items,
         item_ns=part_ns(Workload("planes, a part", flops=flops(site.node) / items, items=1)),
         keep=packed,
+    )
+
+
+@family("CausalConvWithState", work=below_numpy)
+def causal_convolution(site: Site) -> NativeCall | None:
+    """CausalConvWithState of float32."""
+    x, w, *others = [site.input(i) for i in range(4)]
+    y, state = (*site.tensors[len(site.node.inputs) :], None)[:2]
+    if x is None or w is None or y is None or not x.elements:
+        return None
+    if any(t is not None and t.dtype != FLOAT32 for t in (x, w, *others, state)):
+        return None
+    (n, channels, length), kernel = x.dims, w.dims[2]
+    optional = [None if t is None else Tensor(2 + i) for i, t in enumerate(others)]
+    silu, block = site.attr("activation", "none") != "none", max(1, _TOGETHER // length)
+    return NativeCall(
+        "causal",
+        (
+            *(Tensor(0), Tensor(1), *optional, site.result()),
+            None if state is None else site.result(1),
+            *(n * channels, channels, length, kernel, int(silu), block),
+        ),
+        items=-(-n * channels // block),
+        item_ns=rows_ns(block * length * (kernel + 5 * silu), rows=block),
     )
 
 

@@ -13,12 +13,18 @@ from copy import copy
 from functools import cache, partial
 from itertools import repeat
 from struct import Struct
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from penstock.backends.native import AnyShapeCall, ahead_of_cache, by_memory, family, rows_ns
-from penstock.backends.native.codes import BLOCK, MOST_REPEATED, arithmetic_numbers, pair_of_codes
+from penstock.backends.native.codes import (
+    BLOCK,
+    MOST_REPEATED,
+    CodePair,
+    integer_pair,
+    pair_of_codes,
+)
 from penstock.backends.native.formulas import (
     CHEAP_POWERS,
     FORMULAS,
@@ -33,6 +39,7 @@ from penstock.backends.native.kernel import (
     Site,
     Tensor,
     UnsupportedError,
+    Word,
     native_kernel,
 )
 from penstock.core.records import replace
@@ -57,7 +64,6 @@ _MOST_STRIDED = 2048  # elements of a result whose operands' inner dims may have
 
 # Additions from which on a table of all bytes is faster.
 _TABLE = 2
-_CODES = frozenset({"b1", *QUANTIZED_KINDS.values()})
 _NARROW = {"float16": "half", "bfloat16": "bfloat"}
 _DTYPES = {kind: kind for kind in KINDS.values()} | {"b1": "u1", "s1": "i1", "s2": "i2"}
 _SIZES = {kind: int(kind[1]) for kind in KINDS.values()} | dict.fromkeys(_NARROW.values(), 2)
@@ -103,6 +109,9 @@ _QUANTIZING = ("DequantizeLinear", "QuantizeLinear")
 _CONVERTING = ("Cast", *_QUANTIZING, *[f"{MICROSOFT}.{name}" for name in _QUANTIZING])
 OPERATIONS = (*FORMULAS, *_CONVERTING)
 """those of programs"""
+
+_Merged: TypeAlias = tuple[Sequence[int], Sequence[Sequence[int]]]
+"""Merged dims, and the strides of operands along them."""
 
 
 def _by_program(node: Node) -> Workload | None:
@@ -362,57 +371,63 @@ class _Program:
             inplace=tuple([i for i, mode in zip(operands, modes, strict=True) if mode == _DIRECT]),
             restrided=partial(self.call, result, output) if strides is None else None,
         )
-        if result.kind not in _CODES:
-            return call
-        bytes_only = [_SIZES[value.kind] for value in (*held, result)] == [1, 1]
-        return self._by_kernel(call, result, modes, cost if bytes_only else 0)
+        return self._by_kernel(call, result, held, (dims, steps), modes, cost)
 
     def _by_kernel(
-        self, call: NativeCall, result: Term, modes: Sequence[int], cost: float
+        self,
+        call: NativeCall,
+        result: Term,
+        held: Sequence[Term],
+        merged: _Merged,
+        modes: Sequence[int],
+        cost: float,
     ) -> NativeCall:
-        """``call``, by another kernel where one computes the same faster; ``cost``: that of a
-        program of bytes, 0 of others."""
+        """``call``, by another kernel where one computes the same faster."""
         size = self.site.output().elements
         # To fill the table, the program runs on 256 bytes, which results of fewer do not repay.
-        if modes == [_DIRECT] and size > 256 and cost > _TABLE:
+        bytes_only = [_SIZES[value.kind] for value in (*held, result)] == [1, 1]
+        if bytes_only and modes == [_DIRECT] and size > 256 and cost > _TABLE:
             return self._by_table(call, result, size)
-        pair = pair_of_codes(result) if modes == [_DIRECT, _DIRECT] else None
-        return call if pair is None else self._of_pair(call, pair, size)
+        if len(held) != 2 or result.kind not in QUANTIZED_KINDS.values():
+            return call
+        ends = np.iinfo(_DTYPES[result.kind])
+        pair = pair_of_codes(result, held, ends.min, ends.max)
+        made = pair and self._of_pair(pair, [self.inputs[value] for value in held], merged)
+        return replace(made, inplace=call.inplace, restrided=call.restrided) if made else call
 
-    def _of_pair(
-        self, call: NativeCall, pair: tuple[str, tuple[Term, Term], np.ndarray], size: int
-    ) -> NativeCall:
-        """``call``, of a program that ``pair_of_codes`` has a kernel for."""
-        name, (x, y), parameters = pair
-        read = Tensor(self.inputs[x]), Tensor(self.inputs[y])
-        words = (*read, self.site.result(), parameters, size, BLOCK)
-        items = -(-size // BLOCK)
-        return replace(call, kernel=name, words=words, items=items, item_ns=rows_ns(4 * BLOCK))
+    def _of_pair(self, pair: CodePair, read: Sequence[int], merged: _Merged) -> NativeCall | None:
+        """The call of two tensors of codes that a kernel reads where they are, inputs ``read``; one
+        may repeat rows of the ``merged`` dims or have an element for each. None of others."""
+        dims, steps = merged
+        dense, inner, size = _dense(dims), dims[-1], math.prod(dims)
+        order = [0, 1, 2] if list(steps[0]) == dense else [1, 0, 2]
+        x, y = [steps[i] for i in order[:2]]
+        ways = {(*dense,): (0, 0)}
+        if pair.kernel[-1] == "1":  # codes of one byte
+            ways |= {(0,) * len(dims): (1, 0), (0, 1): (inner, 0), (1, 0): (0, inner)}
+        way = ways.get(tuple(y))
+        if list(x) != dense or way is None or way[0] > MOST_REPEATED:
+            return None
+        numbers = pair.numbers(order)
+        if numbers is None:
+            return None
+        words: tuple[Word, ...] = (Tensor(read[order[0]]), Tensor(read[order[1]]))
+        words += (self.site.result(), *numbers, size, BLOCK, *way)
+        return NativeCall(pair.kernel, words, -(-size // BLOCK), rows_ns(4 * BLOCK))
 
     def of_integers(
         self, output: TensorType, strides: Sequence[tuple[int, ...] | None] | None = None
     ) -> NativeCall:
-        """The call of an IntegerArithmetic of two tensors: by a kernel that reads codes where they
-        are, if one may repeat rows of the result or have an element for each, else of a program."""
-        dims, steps = self._coalesced([0, 1], output, strides)
-        dense, inner, size = _dense(dims), dims[-1], math.prod(dims)
-        first = 0 if steps[0] == dense else 1
-        ways = {(*dense,): (0, 0), (0,) * len(dims): (1, 0), (0, 1): (inner, 0), (1, 0): (0, inner)}
-        way = ways.get(tuple(steps[1 - first]))
-        if steps[first] != dense or way is None or way[0] > MOST_REPEATED:
+        """The call of an IntegerArithmetic of two tensors; of a program, where no kernel reads the
+        codes where they are."""
+        dims, steps = merged = self._coalesced([0, 1], output, strides)
+        pair = integer_pair(self.site.node, QUANTIZED_KINDS[_name(output)])
+        made = self._of_pair(pair, (0, 1), merged)
+        if made is None:
             return self.call(self.finished(self.result(), output), output, strides)
-        node, name = self.site.node, _name(output)
-        factors, numbers = arithmetic_numbers(node, [first, 1 - first, 2])
-        operation = "mul" if node.attrs["operation"] == "Mul" else "add"
-        return NativeCall(
-            f"integer_{operation}_{QUANTIZED_KINDS[name]}",
-            (
-                *(Tensor(first), Tensor(1 - first), self.site.result(), factors, numbers),
-                *(size, BLOCK, *way),
-            ),
-            items=-(-size // BLOCK),
-            item_ns=rows_ns(4 * BLOCK),
-            inplace=tuple([i for i in (0, 1) if size > 1 and steps[i] == dense]),
+        return replace(
+            made,
+            inplace=tuple([i for i in (0, 1) if math.prod(dims) > 1 and steps[i] == _dense(dims)]),
             restrided=partial(self.of_integers, output) if strides is None else None,
         )
 

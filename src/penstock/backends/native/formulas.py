@@ -260,8 +260,8 @@ def _integer_arithmetic(attrs: Attrs, a: Term, b: Term) -> Term:
     """A sum, difference or product of 8-bit codes by integers alone."""
     operation, zeros = attrs["operation"], attrs["zero_points"]
     *by, of_result = pair_multipliers(operation, attrs["scales"])
-    if of_result.shifts < -13:
-        raise UnsupportedError  # products would wrap
+    if of_result.shifts < (0 if by else -13):
+        raise UnsupportedError  # what is multiplied would wrap
     x, y = [converted(v, "f8") - float(zero) for v, zero in zip((a, b), zeros, strict=False)]
     if by:
         x, y = [_rescaled(v * 2.0**TERM_BITS, own) for v, own in zip((x, y), by, strict=True)]

@@ -11,11 +11,13 @@ from penstock.backends.native import by_memory, by_result, family, rows_ns, str_
 from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor
 from penstock.core.types import FLOAT32, INT64, TensorType
 from penstock.host.threads import core_budget
+from penstock.ops.common.dtypes import UINT8
 from penstock.ops.common.shape_rules import normalize_axis
 
 _MOST_TOP, _PART = 64, 48  # beyond, and in rows beyond a part of all elements, they are sorted
 _PARTITION, _CALLS = 3, 22_000  # comparisons that an element and a node take by NumPy's partition
 _TOP_COLUMNS = 16  # as in c/tables/index.c
+_BLOCK_AXES = "gather_axis", "quantize_axis"
 
 
 def _strides(dims: Sequence[int]) -> list[int]:
@@ -90,6 +92,38 @@ def gather_call(site: Site) -> NativeCall | None:
         items=math.prod(x.dims[:axis]) * indices.elements,
         item_ns=rows_ns(2 * nbytes, rows=0.3),
         can_fail=True,
+    )
+
+
+@family("com.microsoft.GatherBlockQuantized", work=by_result)
+def gather_blocks(site: Site) -> NativeCall | None:
+    """GatherBlockQuantized along the first axis, of bytes with blocks along the last."""
+    codes, indices, scales, zeros = (site.input(i) for i in range(4))
+    y, attrs = site.output(), site.node.attrs
+    if codes is None or indices is None or scales is None or codes.dtype != UINT8:
+        return None
+    rank, bits = len(codes.dims), attrs.get("bits", 4)
+    axes = [normalize_axis(attrs.get(name, i), rank) for i, name in enumerate(_BLOCK_AXES)]
+    per_byte, width = 8 // bits, y.dims[-1] if y.dims else 0
+    block = attrs.get("block_size", 128) or width
+    if axes != [0, rank - 1] or rank < 2 or scales.dtype != FLOAT32 or not y.elements:
+        return None
+    if scales.dims != (*codes.dims[:-1], -(-width // block)) or block % per_byte:
+        return None
+    packed = (*codes.dims[:-1], -(-scales.dims[-1] // per_byte))
+    if zeros is not None and (zeros.dtype != UINT8 or zeros.dims != packed):
+        return None
+    if str(indices.dtype) not in ("int32", "int64"):
+        return None
+    rows = math.prod(codes.dims[1:-1])
+    return NativeCall(
+        "gather_blocks",
+        (
+            *(Tensor(0), Tensor(1), Tensor(2), None if zeros is None else Tensor(3)),
+            *(site.result(), codes.dims[0], rows, width, block, bits, int(indices.dtype == INT64)),
+        ),
+        items=indices.elements,
+        item_ns=rows_ns(3 * rows * width, rows=rows),
     )
 
 

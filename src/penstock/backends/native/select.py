@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.backends.native import family, rows_ns
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
-from penstock.core.types import INT64, STRING, TensorType
+from penstock.core.types import FLOAT32, INT64, STRING, TensorType
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.common.shape_rules import normalize_axis
 
@@ -84,5 +84,23 @@ def reverse_sequence(site: Site) -> NativeCall | None:
         (Tensor(0), Tensor(1), site.result(), *words),
         items=x.dims[0],
         item_ns=rows_ns(x.dims[1] * words[2], rows=0.4 * x.dims[1]),
+        can_fail=True,
+    )
+
+
+@family("com.microsoft.NGramRepeatBlock")
+def without_repeated(site: Site) -> NativeCall | None:
+    """NGramRepeatBlock."""
+    ids, scores = site.input(0), site.input(1)
+    if ids is None or scores is None or (ids.dtype, scores.dtype) != (INT64, FLOAT32):
+        return None
+    (rows, words), length = scores.dims, ids.dims[1]
+    size = min(site.node.attrs["ngram_size"], length + 1)
+    return NativeCall(
+        "repeated",
+        (Tensor(0), Tensor(1), site.result(), length, words, size),
+        items=rows,
+        item_ns=rows_ns(2 * words + 4 * length, rows=1),
+        inplace=(1,),
         can_fail=True,
     )

@@ -29,7 +29,6 @@ from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.constant_cache import Shared, shared
-from penstock.ops.common.dtypes import UINT8
 from penstock.ops.common.products import is_long, product_in_parts
 from penstock.ops.common.specialize import Field, Routine, Scratch, Tensors, by_shape, static_type
 from penstock.ops.common.windows import Window, window_counts, windows
@@ -478,27 +477,20 @@ def causal_conv(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -
     (n, channels, length), dtype = static_type(inputs, 0)
     w_type, layout = rules.tensor(inputs, 1), Scratch()
     state = w_type.dims[2] - 1
-    joined = layout.field((n, channels, state + length), dtype)
-    activated = node.attrs.get("activation", "none") != "none"
-    term = layout.field((n, channels, length), dtype) if activated else None
-    silu, attrs = swish(dtype, {}), {"group": max(channels, 1)}
-    routine = convolution_routine(TensorType(dtype, joined.shape), w_type, attrs, consts[1])
-    inner = layout.field((routine.workspace,), UINT8)
+    joined, term = (layout.field((n, channels, m), dtype) for m in (state + length, length))
+    silu, activated = swish(dtype, {}), node.attrs.get("activation", "none") != "none"
 
     def into(*arguments: RunValue) -> None:
         x, w, bias, past, out, present, workspace = arguments
-        sequence = joined(workspace)
+        sequence, product = joined(workspace), term(workspace)
         sequence[..., :state] = 0 if past is None else past
         sequence[..., state:] = x
-        # A step of a decoder: each channel has one window, which is all of its sequence.
-        if length == 1:
-            np.vecdot(sequence, w[:, 0], out[..., 0])
-        else:
-            routine.into(sequence, w, out, *((inner(workspace),) if routine.workspace else ()))
-        if bias is not None:
-            np.add(out, bias[:, None], out)
-        if term is not None:
-            silu(out, out, term(workspace))
+        out[...] = 0 if bias is None else bias[:, np.newaxis]
+        for k in range(state + 1):
+            np.multiply(sequence[..., k : k + length], w[..., k], product)
+            np.add(out, product, out)
+        if activated:
+            silu(out, out, product)
         if present is not None:
             np.copyto(present, sequence[..., length:])
 

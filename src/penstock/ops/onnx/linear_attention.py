@@ -11,7 +11,7 @@ from penstock.core.types import FLOAT32, RunValue, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.shape_rules import check_shape, choice, dim_product, given, tensor
-from penstock.ops.common.specialize import Routine, Scratch, Tensors, by_shape
+from penstock.ops.common.specialize import Routine, Tensors, by_shape
 from penstock.ops.onnx.attention import share
 from penstock.ops.registry import operator
 
@@ -59,14 +59,10 @@ def linear_attention(node: Node, inputs: Tensors, outputs: Tensors, consts: Cons
     (batch, length, hidden), group = q.dims, heads // kv_heads
     size, value_size = hidden // heads, v.dims[2] // kv_heads
     scale = FLOAT32.type(attrs.get("scale") or 1 / math.sqrt(max(size, 1)))
-    layout, shape = Scratch(), (batch, kv_heads, size, value_size)
-    state_field, update_field = layout.field(shape, FLOAT32), layout.field(shape, FLOAT32)
-    value_field = layout.field((batch, kv_heads, 1, value_size), FLOAT32)
 
     def into(*arguments: RunValue) -> None:
-        q, k, v, past, decay, beta, y, present, workspace = arguments
-        state, update = state_field(workspace), update_field(workspace)
-        correction = value_field(workspace)
+        q, k, v, past, decay, beta, y, present = arguments
+        state = np.zeros((batch, kv_heads, size, value_size), FLOAT32)
         np.copyto(state, 0 if past is None else past, casting="unsafe")
         every = (length, batch, kv_heads)
 
@@ -87,15 +83,11 @@ def linear_attention(node: Node, inputs: Tensors, outputs: Tensors, consts: Cons
             if decay_of is not None:
                 np.multiply(state, decay_of[t], state)
             if rates is not None:
-                np.matmul(key.swapaxes(2, 3), state, correction)
-                np.subtract(value, correction, correction)
-                np.multiply(correction, rates[t], correction)
-                value = correction
-            np.multiply(key, value, update)
-            np.add(state, update, state)
+                value = (value - key.swapaxes(2, 3) @ state) * rates[t]
+            np.add(state, key * value, state)
             # One product for the query heads that read this state.
             np.multiply(np.matmul(queries[t], state), scale, outs[t])
         if present is not None:
             np.copyto(present, state, casting="unsafe")
 
-    return Routine(into, layout.size)
+    return Routine(into)

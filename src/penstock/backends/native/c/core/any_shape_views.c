@@ -1,9 +1,10 @@
 /* Views, and shapes that numbers of another array spell out (any_shape.h). */
 #include "any_shape.h"
+#include <math.h>
 #include <string.h>
 
 /* Of a range that is computed here, where no run can stop it. */
-enum { MOST_NUMBERS = 400000 };
+enum { MOST_NUMBERS = 1 << 20 };
 
 /* Read a list of integers; returns how many there are, -1 for what is no such list. */
 static int numbers_of(PyObject *given, int64_t *to)
@@ -118,31 +119,52 @@ static PyObject *any_shape_slice(PyObject *module, PyObject *const *arguments, P
     return array_view(x, given[0], rank, dims, strides, data);
 }
 
-/* Of int64 only. */
+/* As NumPy's kernel, which computes floats as float64. */
+#define NUMBERS_OF(type, first, by)                                                               \
+    IVDEP for (int64_t i = 0; i < length; i++) ((type *)data)[i] = (type)((first) + i * (by))
+
+/* Of int64, float32 and float64. */
 static PyObject *any_shape_range(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
-    int64_t bounds[3][MOST_RANK], length = 0;
-    for (int i = 0; i < 3; i++)
-        if (count != ARRAYS + 3 || numbers_of(arguments[ARRAYS + i], bounds[i]) != 1 ||
-            PyArray_TYPE((PyArrayObject *)arguments[ARRAYS + i]) != NPY_INT64 ||
-            bounds[i][0] != (int32_t)bounds[i][0])
+    int64_t bounds[3][MOST_RANK] = {{0}}, length = 0;
+    double reals[3] = {0};
+    int type = -1;
+    if (count != ARRAYS + 3)
+        return any_shape_otherwise(arguments, count);
+    for (int i = 0; i < 3; i++) {
+        PyArrayObject *x = (PyArrayObject *)arguments[ARRAYS + i];
+        if (!PyArray_Check(arguments[ARRAYS + i]) || !PyArray_ISCARRAY_RO(x) || PyArray_SIZE(x) != 1 ||
+            (i && PyArray_TYPE(x) != type))
             return any_shape_otherwise(arguments, count);
-    int64_t first = bounds[0][0], span = bounds[1][0] - first, by = bounds[2][0];
-    if (!by)
-        return any_shape_otherwise(arguments, count);
-    if ((span > 0) == (by > 0) && span)
+        type = PyArray_TYPE(x);
+        if (type == NPY_FLOAT || type == NPY_DOUBLE)
+            reals[i] = type == NPY_FLOAT ? *(const float *)PyArray_DATA(x) : *(const double *)PyArray_DATA(x);
+        else if (type != NPY_INT64 || numbers_of(arguments[ARRAYS + i], bounds[i]) != 1 ||
+                 bounds[i][0] != (int32_t)bounds[i][0])
+            return any_shape_otherwise(arguments, count);
+    }
+    const int64_t first = bounds[0][0], span = bounds[1][0] - first, by = bounds[2][0];
+    const double numbers = ceil((reals[1] - reals[0]) / reals[2]);
+    if (type != NPY_INT64)
+        length = numbers > -INFINITY && numbers <= MOST_NUMBERS ? numbers > 0 ? (int64_t)numbers : 0 : -1;
+    else if (by && (span > 0) == (by > 0) && span)
         length = (span - (by > 0 ? 1 : -1)) / by + 1;
-    if (length > MOST_NUMBERS)
+    if (length < 0 || length > MOST_NUMBERS || (!by && !reals[2]))
         return any_shape_otherwise(arguments, count);
-    PyObject *y = PyArray_EMPTY(1, (npy_intp[]){length}, NPY_INT64, 0);
-    for (int64_t i = 0; y && i < length; i++)
-        ((int64_t *)PyArray_DATA((PyArrayObject *)y))[i] = first + i * by;
+    PyObject *y = PyArray_EMPTY(1, (npy_intp[]){length}, type, 0);
+    void *data = y ? PyArray_DATA((PyArrayObject *)y) : NULL;
+    if (y && type == NPY_INT64)
+        NUMBERS_OF(int64_t, first, by);
+    else if (y && type == NPY_FLOAT)
+        NUMBERS_OF(float, reals[0], reals[2]);
+    else if (y)
+        NUMBERS_OF(double, reals[0], reals[2]);
     return y;
 }
 
 PyMethodDef any_shape_views_functions[] = {
     {"expand", FAST(any_shape_expand), "expand(otherwise, checkpoint, None, x, shape): a view of x."},
-    {"range", FAST(any_shape_range), "range(otherwise, checkpoint, None, start, limit, delta): integers."},
+    {"range", FAST(any_shape_range), "range(otherwise, checkpoint, None, start, limit, delta)."},
     {"reshape", FAST(any_shape_reshape), "reshape(otherwise, checkpoint, allowzero, x, shape)."},
     {"slice", FAST(any_shape_slice), "slice(otherwise, checkpoint, None, x, *bounds): a view of x."},
     {NULL, NULL, 0, NULL},

@@ -12,7 +12,6 @@
 #include "math64.h"
 #include "native.h"
 #include "programs.h"
-#include "rescaling.h"
 #ifdef __AVX512BW__
 #include <immintrin.h>
 #endif
@@ -415,109 +414,178 @@ void run_in_rows(const struct elementwise *a, int64_t first, int64_t rows, int64
     }
 }
 
-/* Sums and products of codes of one type as such codes, which programs take twice as long for. */
+/* Sums and products of codes of one type as such codes (codes.py). Those of 8 bits are computed in float32, in parts
+   of a code, of 2^-PARTS, and SLACK more. Where one is next to a tie, within SLACK, its PIECE of the result is computed
+   as its definition says; and the rest of an item, where most pieces are of this kind. */
+enum { PIECE = 64, PARTS = 14, SLACK = 4, MOST_REPEATED = 4096, MOST_NEAR = 16 };
 struct pair {
-    const void *x, *y;
-    void *to;
-    const float *parameters; /* scale and zero point of x, y and the result; the least real number */
-    int64_t size, block;     /* elements, and those of an item */
-};
-
-#define DEFINE_PAIR(name, type, lowest, highest, expression)                                      \
-    ITEMS_OF(name, pair)                                                                          \
-    {                                                                                             \
-        const float *f = a->parameters, x_scale = f[0], x_zero = f[1], y_scale = f[2];            \
-        const float y_zero = f[3], scale = f[4], inverse = 1 / scale;                             \
-        const int32_t zero = (int32_t)f[5];                                                       \
-        float low = -LARGEST_CODE * scale, high = LARGEST_CODE * scale;                           \
-        low = f[6] > low ? f[6] : low;                                                            \
-        int64_t at = begin * a->block, last = end * a->block < a->size ? end * a->block : a->size; \
-        const type *x = (const type *)a->x + at, *y = (const type *)a->y + at;                    \
-        type *d = (type *)a->to + at;                                                             \
-        int64_t n = last - at;                                                                    \
-        LOOP({                                                                                    \
-            float u = ((float)x[i] - x_zero) * x_scale;                                           \
-            float v = ((float)y[i] - y_zero) * y_scale;                                           \
-            const float real = WITHIN(expression, low, high);                                     \
-            const int32_t code = TO_INT(quotient(real, scale, inverse)) + zero;                   \
-            d[i] = (type)WITHIN(code, lowest, highest);                                           \
-        });                                                                                       \
-    }
-#define ADD_CODES(suffix, ...) DEFINE_PAIR(add_codes_##suffix, __VA_ARGS__, u + v)
-#define MUL_CODES(suffix, ...) DEFINE_PAIR(mul_codes_##suffix, __VA_ARGS__, u *v)
-OF_CODES(ADD_CODES)
-OF_CODES(MUL_CODES)
-
-/* Sums and products of 8-bit codes by integers alone (ops/tflite/integers.py). They are computed in float32, in
-   parts of a code, of 2^-PARTS, and SLACK more; where one is next to a tie, within SLACK, its PIECE of the result is
-   computed in integers. */
-enum { PIECE = 64, PARTS = 14, SLACK = 4, MOST_REPEATED = 4096 };
-struct integer_pair {
-    const uint8_t *x, *y;
-    uint8_t *to;
-    const float *factors;   /* of x and y or of products, what is added, the least and the largest result, by how much
-                               less than a half products are rounded away from 0; all in parts */
-    const int32_t *numbers; /* zero points, multipliers and shifts of x and y; those of the result; its bounds; signs
-                               of the terms; whether all is computed in integers */
+    const char *x, *y;
+    char *to;
+    const float *factors;   /* of x and y, or of x and its zero point, what is added, the least and the largest result,
+                               by how much less than a half products are rounded away from 0, all in parts; scales of
+                               x, of y and of the result, its inverse, and the largest number that is divided by it */
+    const int32_t *numbers; /* of the definition, which may have x and y swapped */
     int64_t size, block;    /* elements, and those of an item */
     int64_t period, each;   /* y repeats after as many elements, or has one for each so many of x; else 0 */
 };
+enum { X_ZERO, Y_ZERO, ZERO, LOW, HIGH, EXACTLY, SWAPPED, X_SIGN, Y_SIGN, WHOLE, FRACTION, HALF, SHIFT, UP, BY, MORE,
+       AWAY, DOWN };
 
 /* What y has for `count` elements of x from `at` on, fewer where one of y ends; `repeated` has a period of it. */
-static inline const uint8_t *of_y(const struct integer_pair *p, int64_t at, int64_t *count, const uint8_t *repeated,
-                                  uint8_t *filled)
+INLINED const void *of_y(const struct pair *p, int64_t at, int64_t *count, const char *repeated, void *filled, int size)
 {
     if (p->period)
         return repeated + at % p->period;
     if (!p->each)
-        return p->y + at;
+        return p->y + at * size;
     *count = smaller(*count, p->each - at % p->each);
     return memset(filled, p->y[at / p->each], *count);
 }
 
-#define DEFINE_INTEGER_PAIR(name, type, REAL, TOTAL)                                              \
-    INLINED void name##_piece(const struct integer_pair *p, type *d, const type *x, const type *y, const int64_t n)\
+/* Compilers unpack bytes, and multiply for the upper halves of products, by way of halves of vectors, which takes
+   longer than all else that is done with them. */
+INLINED void ints_of_bytes(int32_t *to, const void *from, int is_signed, const int64_t n)
+{
+    const int8_t *const s = from;
+    const uint8_t *const u = from;
+#ifdef __AVX512BW__
+    for (int64_t i = 0; n == PIECE && i < n; i += 16) {
+        const __m128i codes = _mm_loadu_si128((const void *)(u + i));
+        _mm512_storeu_si512(to + i, is_signed ? _mm512_cvtepi8_epi32(codes) : _mm512_cvtepu8_epi32(codes));
+    }
+    if (n == PIECE)
+        return;
+#endif
+    LOOP(to[i] = is_signed ? s[i] : u[i];);
+}
+
+INLINED void last_bytes(uint8_t *to, const int32_t *from, const int64_t n)
+{
+#ifdef __AVX512BW__
+    for (int64_t i = 0; n == PIECE && i < n; i += 16)
+        _mm_storeu_si128((void *)(to + i), _mm512_cvtepi32_epi8(_mm512_loadu_si512(from + i)));
+    if (n == PIECE)
+        return;
+#endif
+    LOOP(to[i] = (uint8_t)from[i];);
+}
+
+INLINED void upper_halves(int32_t *x, int32_t by, const int64_t n)
+{
+#ifdef __AVX512BW__
+    for (int64_t i = 0; n == PIECE && i < n; i += 16) {
+        const __m512i odd = _mm512_set1_epi32(by), even = _mm512_loadu_si512(x + i);
+        _mm512_storeu_si512(x + i, _mm512_mask_blend_epi32(
+            0xAAAA, _mm512_srli_epi64(_mm512_mul_epi32(even, odd), 32),
+            _mm512_mul_epi32(_mm512_srli_epi64(even, 32), odd)));
+    }
+    if (n == PIECE)
+        return;
+#endif
+    LOOP(x[i] = (int32_t)((int64_t)x[i] * by >> 32););
+}
+
+/* The two roundings of rescaled_integer(), of the upper half of a product with two bits more. */
+#define ROUNDED ((total + by[MORE] + (total >> 31 & by[AWAY])) >> by[DOWN])
+/* Returns whether the piece was computed as its definition says: TOTAL, of which integers take the upper half of a
+   product. */
+#define DEFINE_PAIR(name, type, REAL, TOTAL, by_integers)                                         \
+    INLINED int name##_piece(const struct pair *g, type *d, const type *x, const type *y, const int64_t n, int exactly) \
     {                                                                                             \
-        const float *const f = p->factors;                                                        \
-        const int32_t *const by = p->numbers, low = by[9], high = by[10];                         \
-        type codes[PIECE];                                                                        \
-        int32_t near = by[13];                                                                    \
-        LOOP({                                                                                    \
-            const float a = x[i], b = y[i], real = REAL + f[2];                                   \
-            const int32_t parts = (int32_t)WITHIN(real, f[3], f[4]);                              \
-            near |= !(parts & ((1 << PARTS) - 2 * SLACK));                                        \
-            codes[i] = (type)(parts >> PARTS);                                                    \
-        });                                                                                       \
-        if (near)                                                                                 \
+        const float *const f = g->factors;                                                        \
+        const int32_t *const by = g->numbers, low = by[LOW], high = by[HIGH];                     \
+        _Alignas(64) int32_t xs[PIECE], ys[PIECE], whole[PIECE];                                  \
+        if (sizeof(type) == 1) {                                                                  \
+            ints_of_bytes(xs, x, (type)-1 < 0, n);                                                \
+            ints_of_bytes(ys, y, (type)-1 < 0, n);                                                \
+        } else                                                                                    \
+            LOOP(xs[i] = x[i], ys[i] = y[i];);                                                    \
+        if (sizeof(type) == 1 && !exactly) {                                                      \
+            uint32_t least = 2 * SLACK;                                                           \
             LOOP({                                                                                \
-                const int32_t a = x[i] - by[0], b = y[i] - by[3];                                 \
-                const int32_t code = rescaled_integer(TOTAL, by[7], by[8]) + by[6];               \
-                codes[i] = (type)WITHIN(code, low, high);                                         \
+                const float a = (float)xs[i], b = (float)ys[i];                                   \
+                const int32_t parts = (int32_t)WITHIN(REAL, f[3], f[4]);                          \
+                const uint32_t beyond = parts & ((1 << PARTS) - 1);                               \
+                least = beyond < least ? beyond : least;                                          \
+                whole[i] = parts >> PARTS;                                                        \
             });                                                                                   \
-        memcpy(d, codes, n);                                                                      \
+            if (least == 2 * SLACK) {                                                             \
+                last_bytes((uint8_t *)d, whole, n);                                               \
+                return 0;                                                                         \
+            }                                                                                     \
+        }                                                                                         \
+        const int32_t *const p = by[SWAPPED] ? ys : xs, *const q = by[SWAPPED] ? xs : ys;         \
+        LOOP({                                                                                    \
+            const int32_t a = p[i] - by[X_ZERO], b = q[i] - by[Y_ZERO], total = TOTAL;            \
+            whole[i] = by_integers ? total : WITHIN(total + by[ZERO], low, high);                 \
+        });                                                                                       \
+        if (by_integers) {                                                                        \
+            upper_halves(whole, by[BY], n);                                                       \
+            LOOP({                                                                                \
+                const int32_t total = whole[i];                                                   \
+                whole[i] = WITHIN(ROUNDED + by[ZERO], low, high);                                 \
+            });                                                                                   \
+        }                                                                                         \
+        if (sizeof(type) == 1)                                                                    \
+            last_bytes((uint8_t *)d, whole, n);                                                   \
+        else                                                                                      \
+            LOOP(d[i] = (type)whole[i];);                                                         \
+        return 1;                                                                                 \
     }                                                                                             \
-    ITEMS_OF(name, integer_pair)                                                                  \
+    ITEMS_OF(name, pair)                                                                          \
     {                                                                                             \
         const int64_t last = smaller(end * a->block, a->size);                                    \
-        uint8_t repeated[MOST_REPEATED + PIECE], filled[PIECE];                                   \
+        char repeated[MOST_REPEATED + PIECE], filled[PIECE];                                      \
         for (int64_t i = 0; a->period && i < a->period + PIECE; i++)                              \
             repeated[i] = a->y[i % a->period];                                                    \
+        int near = a->numbers[EXACTLY] ? MOST_NEAR : 0;                                           \
         for (int64_t at = begin * a->block, n; at < last; at += n) {                              \
             n = smaller(last - at, PIECE);                                                        \
-            const type *x = (const type *)a->x + at, *y = (const type *)of_y(a, at, &n, repeated, filled);\
-            if (n == PIECE)                                                                       \
-                name##_piece(a, (type *)a->to + at, x, y, PIECE);                                 \
-            else                                                                                  \
-                name##_piece(a, (type *)a->to + at, x, y, n);                                     \
+            const type *x = (const type *)a->x + at, *y = of_y(a, at, &n, repeated, filled, sizeof(type)); \
+            type *d = (type *)a->to + at;                                                         \
+            const int done = n == PIECE ? name##_piece(a, d, x, y, PIECE, near == MOST_NEAR)      \
+                                        : name##_piece(a, d, x, y, n, near == MOST_NEAR);         \
+            near += done ? near < MOST_NEAR : -(near > 0);                                        \
         }                                                                                         \
     }
-#define TERM(v, i) rescaled_integer(v * (1 << 20), by[i], by[i + 1])
-#define TERMS by[11] * TERM(a, 1) + by[12] * TERM(b, 4)
-#define PRODUCT ((a - (float)by[0]) * (b - (float)by[3]) * f[0])
-DEFINE_INTEGER_PAIR(integer_add_u1, uint8_t, a *f[0] + b * f[1], TERMS)
-DEFINE_INTEGER_PAIR(integer_add_s1, int8_t, a *f[0] + b * f[1], TERMS)
-DEFINE_INTEGER_PAIR(integer_mul_u1, uint8_t, (PRODUCT < 0 ? PRODUCT - f[5] : PRODUCT + f[5]), a *b)
-DEFINE_INTEGER_PAIR(integer_mul_s1, int8_t, (PRODUCT < 0 ? PRODUCT - f[5] : PRODUCT + f[5]), a *b)
+
+/* By floats, as ONNX's QuantizeLinear of a sum or product of what DequantizeLinear gives. */
+#define DIVIDED(real)                                                                             \
+    ({                                                                                            \
+        const float u = (float)a * f[6], v = (float)b * f[7];                                     \
+        TO_INT(quotient(WITHIN(real, -f[10], f[10]), f[8], f[9]));                                \
+    })
+#define ADD_CODES(suffix, type, ...)                                                              \
+    DEFINE_PAIR(add_codes_##suffix, type, MULTIPLIED_ADDED(a, f[0], MULTIPLIED_ADDED(b, f[1], f[2])), DIVIDED(u + v), 0)
+#define MUL_CODES(suffix, type, ...)                                                              \
+    DEFINE_PAIR(mul_codes_##suffix, type, MULTIPLIED_ADDED(SCALED, b - (float)by[Y_ZERO], f[2]), DIVIDED(u *v), 0)
+#define SCALED MULTIPLIED_ADDED(a, f[0], f[1])
+#ifdef __FMA__
+#define MULTIPLIED_ADDED(a, b, c) __builtin_fmaf(a, b, c)
+#else
+#define MULTIPLIED_ADDED(a, b, c) ((a) * (b) + (c))
+#endif
+OF_CODES(ADD_CODES)
+OF_CODES(MUL_CODES)
+
+/* By integers alone, as TFLite's reference kernels (ops/tflite/arrays.py). */
+#define SIGNED(x, sign) (((x) ^ by[sign]) - by[sign])
+#define SUM SIGNED(a * (1 << 19), X_SIGN) + SIGNED(TERM(b), Y_SIGN)
+/* Of the smaller scale, whose multiplier is in two parts, so that products have 32 bits. That of the larger one is a
+   half. */
+#define TERM(v)                                                                                   \
+    ({                                                                                            \
+        const int32_t term = v * by[WHOLE] + ((v * by[FRACTION] + 1024) >> 11);                   \
+        (term + by[HALF] + (term >> 31)) >> by[SHIFT];                                            \
+    })
+#define DEFINE_INTEGER_PAIRS(suffix, type)                                                        \
+    DEFINE_PAIR(integer_add_##suffix, type, MULTIPLIED_ADDED(a, f[0], MULTIPLIED_ADDED(b, f[1], f[2])),  \
+                (SUM) * (1 << by[UP]), 1)                                                         \
+    DEFINE_PAIR(integer_mul_##suffix, type,                                                       \
+                ({ const float p = SCALED * (b - (float)by[Y_ZERO]); p + copysignf(f[5], p) + f[2]; }), \
+                (a * b) * (1 << by[UP]), 1)
+DEFINE_INTEGER_PAIRS(u1, uint8_t)
+DEFINE_INTEGER_PAIRS(s1, int8_t)
 
 /* A function of bytes: its results for all 256. */
 struct table {
@@ -555,5 +623,5 @@ ITEMS_OF(table, table)
 }
 
 KERNELS(elementwise, KERNEL(elementwise, elementwise), KERNEL(table, table), KERNELS_OF_CODES(add_codes, pair),
-        KERNELS_OF_CODES(mul_codes, pair), KERNEL(integer_add_u1, integer_pair),
-        KERNEL(integer_add_s1, integer_pair), KERNEL(integer_mul_u1, integer_pair), KERNEL(integer_mul_s1, integer_pair))
+        KERNELS_OF_CODES(mul_codes, pair), KERNEL(integer_add_u1, pair), KERNEL(integer_add_s1, pair),
+        KERNEL(integer_mul_u1, pair), KERNEL(integer_mul_s1, pair))

@@ -127,6 +127,59 @@ CHECKED_ITEMS_OF(gather, gather)
     return 0;
 }
 
+/* The same along the first axis of codes of some bits, packed in bytes, as real numbers: those of a block along the
+   last axis share a scale and a zero point. Where an index is out of range they are 0. */
+struct gather_blocks {
+    const uint8_t *codes;
+    const void *indices;
+    const float *scales;
+    const uint8_t *zeros; /* packed, too; or null */
+    float *y;
+    int64_t dim, rows, width, block, bits; /* of the axis, rows of a slice, their codes, those of a block */
+    int64_t wide;
+};
+
+INLINED int code_at(const uint8_t *codes, int64_t i, const int bits)
+{
+    return codes[i * bits / 8] >> i * bits % 8 & ((1 << bits) - 1);
+}
+
+INLINED void reals_of_row(const struct gather_blocks *a, int64_t row, float *y, const int bits)
+{
+    enum { SOME = 32 };
+    const int64_t blocks = (a->width + a->block - 1) / a->block;
+    const uint8_t *codes = a->codes + row * a->width * bits / 8;
+    const uint8_t *zeros = a->zeros ? a->zeros + row * ((blocks * bits + 7) / 8) : NULL;
+    for (int64_t block = 0, j = 0; block < blocks; block++) {
+        const int zero = zeros ? code_at(zeros, block, bits) : 1 << (bits - 1);
+        const float scale = a->scales[row * blocks + block];
+        const int64_t end = smaller(j + a->block, a->width);
+        for (; end - j >= SOME; j += SOME)
+            for (int i = 0; i < SOME * bits / 8; i++)
+                UNROLLED(k, 8 / bits)
+                    y[j + i * 8 / bits + k] = (float)(code_at(codes + j * bits / 8 + i, k, bits) - zero) * scale;
+        for (; j < end; j++)
+            y[j] = (float)(code_at(codes, j, bits) - zero) * scale;
+    }
+}
+
+ITEMS_OF(gather_blocks, gather_blocks)
+{
+    for (int64_t i = begin; i < end; i++) {
+        const int64_t at = checked(index_at(a->indices, a->wide, i), a->dim);
+        float *y = a->y + i * a->rows * a->width;
+        if (at < 0)
+            FILL(y, a->rows * a->width, 0);
+        for (int64_t k = 0; at >= 0 && k < a->rows; k++, y += a->width)
+            if (a->bits == 4)
+                reals_of_row(a, at * a->rows + k, y, 4);
+            else if (a->bits == 8)
+                reals_of_row(a, at * a->rows + k, y, 8);
+            else
+                reals_of_row(a, at * a->rows + k, y, 2);
+    }
+}
+
 /* Slices at tuples of indices, which lead into the first axes of the data, or of each of its batches. */
 struct slices {
     const void *x;
@@ -424,7 +477,8 @@ TOP(int64, int64_t, int64_t, uint64_t)
 
 #define SCATTER_ENTRIES(OF, name) OF(scatterelements_##name, elements), OF(scatternd_##name, slices)
 
-KERNELS(index, KERNEL(gather, gather), KERNELS_OF_SIZES(gatherelements, elements), KERNELS_OF_SIZES(gathernd, slices),
+KERNELS(index, KERNEL(gather, gather), KERNEL(gather_blocks, gather_blocks),
+        KERNELS_OF_SIZES(gatherelements, elements), KERNELS_OF_SIZES(gathernd, slices),
         SCATTER_ENTRIES(KERNELS_OF_SIZES, none), SCATTER_ENTRIES(KERNELS_OF_NUMBERS, add),
         SCATTER_ENTRIES(KERNELS_OF_NUMBERS, mul), SCATTER_ENTRIES(KERNELS_OF_NUMBERS, max),
         SCATTER_ENTRIES(KERNELS_OF_NUMBERS, min), KERNELS_OF_NUMBERS(topk, top), KERNEL(topk_int8, top),

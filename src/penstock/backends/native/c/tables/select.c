@@ -1,5 +1,6 @@
 /* Elements that are kept, set or moved by their places: parts of matrices, one-hot vectors, sequences in
    reverse. An item is a row. Elements are any bytes. */
+#include <math.h>
 #include <string.h>
 #include "families.h"
 
@@ -95,5 +96,32 @@ CHECKED_ITEMS_OF(sequences, sequences)
     return 0;
 }
 
+/* Rows of scores, less those of tokens that would repeat one of the n-grams of ids. */
+struct repeated {
+    const int64_t *ids;
+    const float *scores;
+    float *y;
+    int64_t length, words, size; /* ids of a row, scores of a row, ids of an n-gram */
+};
+
+CHECKED_ITEMS_OF(repeated, repeated)
+{
+    const int64_t begun = a->size - 1, count = a->length - begun;
+    for (int64_t row = begin; row < end; row++) {
+        const int64_t *ids = a->ids + row * a->length, *last = ids + count;
+        float *y = a->y + row * a->words;
+        if (a->y != a->scores)
+            memcpy(y, a->scores + row * a->words, a->words * sizeof(float));
+        for (int64_t i = 0; i < count; i++) {
+            if (begun && (ids[i] != *last || memcmp(ids + i, last, begun * sizeof *ids)))
+                continue;
+            if (ids[i + begun] < 0 || ids[i + begun] >= a->words)
+                return 1;
+            y[ids[i + begun]] = -INFINITY;
+        }
+    }
+    return 0;
+}
+
 KERNELS(select, KERNEL(triangle, triangle), KERNEL(diagonal, diagonal), KERNELS_OF_SIZES(classes, classes),
-        KERNEL(sequences, sequences))
+        KERNEL(sequences, sequences), KERNEL(repeated, repeated))

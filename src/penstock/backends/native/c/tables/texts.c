@@ -2,6 +2,7 @@
    and rows as dictionaries. */
 #include "numpy_api.h"
 #include <string.h>
+#include "native.h"
 
 /* Strings between two looks at whether the run must stop. */
 enum { BETWEEN_CHECKS = 1 << 14 };
@@ -81,7 +82,7 @@ static inline uint32_t rotated(uint32_t x, int bits)
 }
 
 /* MurmurHash3_x86_32 (Appleby, 2011) of `size` bytes. */
-static uint32_t hash_of(const char *bytes, Py_ssize_t size, uint32_t seed)
+INLINED uint32_t hash_of(const char *bytes, const Py_ssize_t size, uint32_t seed)
 {
     uint32_t hash = seed;
     for (Py_ssize_t at = 0; at < size; at += 4) {
@@ -99,6 +100,20 @@ static uint32_t hash_of(const char *bytes, Py_ssize_t size, uint32_t seed)
     return hash ^ hash >> 16;
 }
 
+#define HASHES_OF(size) for (int i = 0; i < AT_ONCE; i++) to[i] = hash_of(bytes + i * size, size, seed)
+/* As many as come between two looks at whether a run goes on; returns how many. */
+static npy_intp hashes_of_numbers(const char *bytes, int64_t size, uint32_t seed, npy_intp left, uint32_t *restrict to)
+{
+    enum { AT_ONCE = 64 };
+    if (left >= AT_ONCE && size == 4)
+        HASHES_OF(4);
+    else if (left >= AT_ONCE && size == 8)
+        HASHES_OF(8);
+    else
+        to[0] = hash_of(bytes, size, seed), left = 1;
+    return smaller(left, AT_ONCE);
+}
+
 static PyObject *text_hashes(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
     if (!expected(count, 3) || !PyArray_Check(arguments[0]))
@@ -107,14 +122,15 @@ static PyObject *text_hashes(PyObject *module, PyObject *const *arguments, Py_ss
     const uint32_t seed = (uint32_t)PyLong_AsUnsignedLong(arguments[1]);
     PyArrayObject *x = PyErr_Occurred() ? NULL : array_of(arguments[0], type);
     PyArrayObject *y = x ? new_array(PyArray_NDIM(x), PyArray_DIMS(x), NPY_UINT32) : NULL;
-    for (npy_intp i = 0; y && i < PyArray_SIZE(x); i++) {
+    for (npy_intp i = 0, hashed = 1; y && i < PyArray_SIZE(x); i += hashed) {
         Py_ssize_t size = PyArray_ITEMSIZE(x);
         const char *bytes = (const char *)PyArray_DATA(x) + i * size;
-        if (type == NPY_OBJECT)
-            bytes = PyUnicode_AsUTF8AndSize(text_at(x, i), &size);
-        if (bytes)
-            ((uint32_t *)PyArray_DATA(y))[i] = hash_of(bytes, size, seed);
-        if (!bytes || !goes_on(i, arguments[2]))
+        uint32_t *to = (uint32_t *)PyArray_DATA(y) + i;
+        if (type != NPY_OBJECT)
+            hashed = hashes_of_numbers(bytes, size, seed, PyArray_SIZE(x) - i, to);
+        else if ((bytes = PyUnicode_AsUTF8AndSize(text_at(x, i), &size)))
+            to[0] = hash_of(bytes, size, seed);
+        if (!bytes || !goes_on(i + hashed - 1, arguments[2]))
             Py_CLEAR(y);
     }
     Py_XDECREF((PyObject *)x);
