@@ -23,7 +23,7 @@ from penstock.core.types import STRING
 from penstock.ir.graph import Node
 from penstock.ir.op import Op
 from penstock.ops.internal.append import APPEND
-from penstock.ops.internal.attention import ATTENTION
+from penstock.ops.internal.attention import ATTENTION, STACKED_ATTENTION
 from penstock.ops.internal.cells import GRU_CELL, GRU_GATES, GRU_STATE, LSTM_CELL
 from penstock.ops.internal.chosen_product import CHOSEN_MATMUL
 from penstock.ops.internal.fused import fused
@@ -1544,9 +1544,10 @@ def _attention(rng: Source, name: str) -> Draw:
     return Draw(ATTENTION, inputs, {"scale": scale, "keys_last": keys_last}, bound)
 
 
-@draws("Attention com.microsoft.GroupQueryAttention")
+@draws("Attention com.microsoft.GroupQueryAttention penstock.StackedAttention")
 def _cached(rng: Source, full_name: str) -> Draw:
     (name, domain), groups, share = _short(full_name), rng.integers(1, 4), rng.pick(1, 2, 3)
+    stacked, domain = name == "StackedAttention", domain if domain != "penstock" else ""
     batch, rows, past, size = rng.pick(1, 2), rng.pick(1, 1, 2, 5), rng.size(65), rng.size(33)
     heads = groups * share
     normal = lambda *dims: rng.normal(size=dims).astype(np.float32)  # noqa: E731
@@ -1561,13 +1562,13 @@ def _cached(rng: Source, full_name: str) -> Draw:
     else:
         q = normal(batch, heads, rows, size)
         k, v = (normal(batch, groups, rows, size) for _ in range(2))
-        inputs, attrs = [q, k, v, None, *caches], {}
+        inputs, attrs = [q, k, v, None, *([np.stack(caches)] if stacked else caches)], {}
 
     def bound(draw: Draw) -> list[Rounded | None]:
         split = lambda a, n: a.reshape(batch, rows, n, size).swapaxes(1, 2)  # noqa: E731
         q, k, v = (x.astype(np.float64) for x in draw.inputs[:3])
         q, k, v = (split(q, heads), split(k, groups), split(v, groups)) if domain else (q, k, v)
-        cached = draw.inputs[3:5] if domain else draw.inputs[4:6]
+        cached = draw.inputs[3:5] if domain else draw.inputs[4] if stacked else draw.inputs[4:6]
         whole = [np.concatenate(pair, 2) for pair in zip(cached, (k, v), strict=True)]
         k, v = (np.repeat(a, share, 1) for a in whole)
         later = np.arange(total) > past + np.arange(rows)[:, None]
@@ -1576,10 +1577,11 @@ def _cached(rng: Source, full_name: str) -> Draw:
         y = _attended(q, k, v, 1 / math.sqrt(size), mask)
         if domain:
             y = y.map(lambda a: a.swapaxes(1, 2).reshape(batch, rows, -1))
-        return [y, None, None]
+        return [y, None] if stacked else [y, None, None]
 
     options: dict[str, Any] = {"domain": domain, "version": 1 if domain else 24}
-    return Draw(name, inputs, attrs, bound, outputs=3, is_formula=True, **options)
+    op = STACKED_ATTENTION if stacked else name
+    return Draw(op, inputs, attrs, bound, outputs=3 - stacked, is_formula=True, **options)
 
 
 @draws("RotaryEmbedding com.microsoft.RotaryEmbedding")

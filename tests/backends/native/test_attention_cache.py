@@ -8,6 +8,7 @@ import pytest
 from penstock.backends.native.attention import cached_attention
 from penstock.core.types import TensorType
 from penstock.ir.graph import Node, Value
+from penstock.ops.internal.attention import STACKED_ATTENTION
 from penstock.ops.registry import MICROSOFT, find
 from tests.support.native_kernels import LIBRARIES, pytestmark  # noqa: F401
 
@@ -19,7 +20,7 @@ def draw(*shape):
 
 
 def node_of(name, domain, inputs, **attrs):
-    op = find(name, domain, 24 if not domain else 1)
+    op = STACKED_ATTENTION if domain == "penstock" else find(name, domain, 24 if not domain else 1)
     types = [None if x is None else TensorType(x.dtype, (None,) * x.ndim) for x in inputs]
     values = [None if t is None else Value(f"x{i}", t) for i, t in enumerate(types)]
     results = op.infer(types, attrs, [None] * len(types))
@@ -128,6 +129,43 @@ def test_attention_of_onnx_over_a_past_is_close_to_numpy(mask, flat):
         parts = [x.transpose(0, 2, 1, 3).reshape(2, 3, -1) for x in parts]
     inputs = [*parts, bias, draw(2, 2, 6, 16), draw(2, 2, 6, 20)]
     check(node_of("Attention", "", inputs, **attrs), inputs)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("queries, past", [(1, 5), (1, 600), (3, 40), (6, 0)])
+def test_attention_over_a_stacked_past_is_close_to_numpy(masked, queries, past):
+    parts = [draw(2, queries, width) for width in (4 * 24, 2 * 24, 2 * 24)]
+    mask = draw(2, 1, 1, past + queries) if masked else None
+    inputs = [*parts, mask, draw(2, 2, 2, past, 24)]
+    attrs = {"q_num_heads": 4, "kv_num_heads": 2, "is_causal": 1}
+    check(node_of("StackedAttention", "penstock", inputs, **attrs), inputs)
+
+
+def test_present_of_a_stacked_past_grows_where_that_is():
+    for library in LIBRARIES:
+        past, copies = draw(2, 2, 3, 5, 16), 0
+        for _ in range(12):
+            inputs = [*[draw(2, 3, 1, 16) for _ in range(3)], None, past]
+            node = node_of("StackedAttention", "penstock", inputs)
+            types = [value and value.type for value in node.inputs]
+            before, wanted = past.copy(), node.op.compile(node, types).function(*inputs)
+            results = cached_attention(library, node, types).function(*inputs)
+            for result, want in zip(results, wanted, strict=True):
+                np.testing.assert_allclose(result, want, rtol=2e-5, atol=2e-6)
+            np.testing.assert_array_equal(past, before)
+            copies += not np.shares_memory(past, results[1])
+            past = results[1]
+        assert copies == 1
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 2, 4, 8), (2, 1, 2, 4, 9), (1, 2, 4, 8), (2, 2, 2, 4, 8)])
+def test_stacked_pasts_that_do_not_fit_are_left_to_numpy(shape):
+    inputs = [*[draw(1, 2, 1, 8) for _ in range(3)], None, draw(2, 1, 2, 4, 8)]
+    node = node_of("StackedAttention", "penstock", inputs)
+    for library in LIBRARIES:
+        kernel = cached_attention(library, node, [value and value.type for value in node.inputs])
+        function, (_, *others) = kernel.function.func, kernel.function.args
+        assert function(lambda *x: "NumPy", *others, *inputs[:4], draw(*shape)) == "NumPy"
 
 
 @pytest.mark.parametrize("queries", [1, 3])

@@ -27,6 +27,7 @@ from penstock.ir.kernel import Kernel, MemoryUse
 from penstock.ir.layout import packed_strides
 from penstock.ir.op import Attrs
 from penstock.ops.common import shape_rules as rules
+from penstock.ops.internal.attention import STACKED_ATTENTION
 from penstock.ops.registry import MICROSOFT
 from penstock.ops.result_bytes import counted
 from penstock.ops.work_estimate import Workload
@@ -194,28 +195,30 @@ def _call(site: Site, sizes: _Sizes, strides: Sequence[tuple[int, ...] | None]) 
 
 # Over keys whose number only the run knows.
 
-_ATTENTION = Struct("=8q2d")  # as in c/attention/attention_functions.c
+_ATTENTION = Struct("=9q2d")  # as in c/attention/attention_functions.c
 
 
-@of_any_shape("Attention", "com.microsoft.GroupQueryAttention")
+@of_any_shape("Attention", "penstock.StackedAttention", "com.microsoft.GroupQueryAttention")
 def cached_attention(
     library: NativeLibrary, node: Node, types: Sequence[Type | None]
 ) -> Kernel | None:
     """GroupQueryAttention of com.microsoft, and ONNX's Attention, with a past of real numbers. The
     present of one whose length is not known ahead grows in place (``host/c/growable.c``)."""
     attrs, grouped = node.attrs, node.op.domain == MICROSOFT
+    stacked = node.op is STACKED_ATTENTION
     tensors = [t if isinstance(t, TensorType) else None for t in types]
-    q, *others = [*tensors[:3], *tensors[3 if grouped else 4 :][:2]]
+    olds = tensors[4:5] * 2 if stacked else tensors[3 if grouped else 4 :][:2]
+    q, *others = [*tensors[:3], *olds]
     chosen = _of_groups(attrs) if grouped else _of_onnx(attrs)
     if len(others) < 4 or chosen is None or not _are_real(q, others, grouped):
         return None
-    if len(node.outputs) != 3 or None in node.outputs:
+    if len(node.outputs) != 3 - stacked or None in node.outputs:
         return None
     scale, softcap = float(attrs.get("scale") or 0), float(attrs.get("softcap") or 0)
     # A past of unknown length is that of a decoder, which is fed the present in its next step.
     grows = any(not t.static for t in others[2:] if t is not None)
     rooms = GrowableBuffers()
-    settings = _ATTENTION.pack(*chosen, grows, scale, softcap), rooms
+    settings = _ATTENTION.pack(*chosen, stacked, grows, scale, softcap), rooms
     # For what C has no code for: it looks at the arrays of each call.
     otherwise = counted(node, node.op.compile(node, types).function)
     function = partial(library.functions.cached_attention, otherwise, checkpoint, settings)

@@ -7,7 +7,7 @@
 #include <string.h>
 
 typedef struct {
-    int64_t heads, kv_heads, causal, window, rotary, interleaved, grouped, grows;
+    int64_t heads, kv_heads, causal, window, rotary, interleaved, grouped, stacked, grows;
     double scale, softcap; /* scale 0: by the size of a head */
 } attention_settings;
 
@@ -38,42 +38,52 @@ static int heads_of(PyObject *given, int64_t heads, int64_t *sizes, int64_t *bat
     return wide ? PyArray_DIM(x, 2) % heads == 0 : PyArray_DIM(x, 1) == heads;
 }
 
-/* The past as [batch, heads, room, size], each head without gaps; it may have no positions, or not be there. */
-static int is_past(PyObject *given, int64_t batch, int64_t heads, int64_t size, int64_t *room,
-                   int64_t *batch_step, int64_t *head_step)
+/* Keys, or values, of a cache, as [batch, heads, positions, size]; one that is `stacked` has both, along another dim
+   in front. */
+typedef struct {
+    const npy_intp *dims, *strides;
+    float *data;
+    int64_t batch, head; /* elements from one to the next */
+} cached;
+
+static cached half_of(PyObject *cache, int stacked, int values)
+{
+    PyArrayObject *x = (PyArrayObject *)cache;
+    cached half = {PyArray_DIMS(x) + stacked, PyArray_STRIDES(x) + stacked, NULL, 0, 0};
+    half.data = (float *)(PyArray_BYTES(x) + (stacked && values ? PyArray_STRIDE(x, 0) : 0));
+    half.batch = any_shape_step(x, stacked);
+    half.head = any_shape_step(x, 1 + stacked);
+    return half;
+}
+
+/* Keys, or values, of the past, each head without gaps; there may be no positions, or no past. */
+static int is_past(PyObject *given, int stacked, int values, int64_t batch, int64_t heads, int64_t size, cached *past)
 {
     PyArrayObject *x = (PyArrayObject *)given;
-    *room = *batch_step = *head_step = 0;
+    static const npy_intp none[4];
+    *past = (cached){none, none, NULL, 0, 0};
     if (given == Py_None)
         return 1;
-    if (!PyArray_Check(given) || PyArray_TYPE(x) != NPY_FLOAT || PyArray_NDIM(x) != 4 ||
-        !PyArray_ISALIGNED(x) || !PyArray_ISNOTSWAPPED(x) || PyArray_STRIDE(x, 0) % ITEM ||
-        PyArray_STRIDE(x, 1) % ITEM)
+    if (!PyArray_Check(given) || PyArray_TYPE(x) != NPY_FLOAT || PyArray_NDIM(x) != 4 + stacked ||
+        !PyArray_ISALIGNED(x) || !PyArray_ISNOTSWAPPED(x) || (stacked && PyArray_DIM(x, 0) != 2))
         return 0;
-    *room = PyArray_DIM(x, 2);
-    *batch_step = any_shape_step(x, 0);
-    *head_step = any_shape_step(x, 1);
-    int dense = (PyArray_DIM(x, 3) == 1 || PyArray_STRIDE(x, 3) == ITEM) &&
-                (*room < 2 || PyArray_STRIDE(x, 2) == ITEM * size);
-    return (dense || !*room) && PyArray_DIM(x, 0) == batch && PyArray_DIM(x, 1) == heads &&
-           PyArray_DIM(x, 3) == size;
+    *past = half_of(given, stacked, values);
+    const npy_intp *dims = past->dims, *strides = past->strides;
+    int dense = (dims[3] == 1 || strides[3] == ITEM) && (dims[2] < 2 || strides[2] == ITEM * size);
+    for (int i = 0; i < 2 + stacked; i++)
+        dense = dense && PyArray_STRIDE(x, i) % ITEM == 0;
+    return (dense || !dims[2]) && dims[0] == batch && dims[1] == heads && dims[3] == size;
 }
 
 /* The present of a past, which may be where that is, or in memory from `allocate` if it grows. */
-static PyObject *present_of(PyObject *module, const struct attention_cache *a, PyObject *past, int grows,
-                            PyObject *allocate, int64_t batch, int64_t size, int64_t *holds, float **data, int64_t *batch_step,
-                            int64_t *head_step)
+static PyObject *present_of(PyObject *module, const struct attention_cache *a, PyObject *past, int stacked,
+                            PyObject *allocate, int grows, int64_t batch, int64_t size, int64_t *holds)
 {
-    npy_intp dims[] = {batch, a->kv_heads, a->kept, size};
+    npy_intp dims[] = {2, batch, a->kv_heads, a->kept, size};
     int held = 0;
-    PyArrayObject *y = grows ? grown(module, (PyArrayObject *)past, 2, a->queries, allocate, &held)
-                             : (PyArrayObject *)PyArray_EMPTY(4, dims, NPY_FLOAT, 0);
+    PyArrayObject *y = grows ? grown(module, (PyArrayObject *)past, 2 + stacked, a->queries, allocate, &held)
+                             : (PyArrayObject *)PyArray_EMPTY(4 + stacked, dims + !stacked, NPY_FLOAT, 0);
     *holds = held;
-    if (y) {
-        *data = PyArray_DATA(y);
-        *batch_step = PyArray_STRIDE(y, 0) / ITEM;
-        *head_step = PyArray_STRIDE(y, 1) / ITEM;
-    }
     return (PyObject *)y;
 }
 
@@ -158,13 +168,23 @@ static int compute(const struct attention_cache *a, int64_t batch, PyObject *che
     return call.kernel ? call_run_words(&call, (const word *)a, status) : -1;
 }
 
+/* Where the past, and the present, of keys and of values lie. */
+static void set_caches(struct attention_cache *a, const cached *old, const cached *new)
+{
+    a->past_k = old[0].data, a->past_k_batch = old[0].batch, a->past_k_head = old[0].head;
+    a->past_v = old[1].data, a->past_v_batch = old[1].batch, a->past_v_head = old[1].head;
+    a->present_k = new[0].data, a->present_k_batch = new[0].batch, a->present_k_head = new[0].head;
+    a->present_v = new[1].data, a->present_v_batch = new[1].batch, a->present_v_head = new[1].head;
+}
+
 static PyObject *cached_attention(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
     PyObject *const *x = arguments + ARRAYS, *result = NULL;
     attention_settings settings;
     struct attention_cache a = {0};
     int32_t last[MOST_SAMPLES];
-    int64_t q[3], k[3], v[3], old;
+    int64_t q[3], k[3], v[3];
+    cached old[2], new[2];
     char *bytes;
     Py_ssize_t nbytes;
     if (count < ARRAYS)
@@ -174,10 +194,11 @@ static PyObject *cached_attention(PyObject *module, PyObject *const *arguments, 
     if (!allocate || PyBytes_AsStringAndSize(packed, &bytes, &nbytes) < 0)
         return NULL;
     memcpy(&settings, bytes, sizeof settings);
-    int past = settings.grouped ? PAST_K : OLD_K;
-    if (count < ARRAYS + (!settings.grouped ? OF_ONNX : settings.rotary ? OF_GROUPS : COS))
+    const int stacked = (int)settings.stacked, past = settings.grouped ? PAST_K : OLD_K, past_v = past + !stacked;
+    const Py_ssize_t of_onnx = OF_ONNX - stacked;
+    if (count < ARRAYS + (!settings.grouped ? of_onnx : settings.rotary ? OF_GROUPS : COS))
         return any_shape_otherwise(arguments, count);
-    for (Py_ssize_t i = settings.grouped ? OF_GROUPS : OF_ONNX; i < count - ARRAYS; i++)
+    for (Py_ssize_t i = settings.grouped ? OF_GROUPS : of_onnx; i < count - ARRAYS; i++)
         if (x[i] != Py_None)
             return any_shape_otherwise(arguments, count);
     a.heads = settings.heads;
@@ -206,10 +227,10 @@ static PyObject *cached_attention(PyObject *module, PyObject *const *arguments, 
     a.half = settings.rotary;
     a.scale = settings.scale ? settings.scale : 1 / sqrt((double)a.size);
     a.softcap = settings.softcap;
-    if (!is_past(x[past], q[0], a.kv_heads, a.size, &a.room, &a.past_k_batch, &a.past_k_head) ||
-        !is_past(x[past + 1], q[0], a.kv_heads, a.value_size, &old, &a.past_v_batch, &a.past_v_head) ||
-        a.room != old)
+    if (!is_past(x[past], stacked, 0, q[0], a.kv_heads, a.size, &old[0]) ||
+        !is_past(x[past_v], stacked, 1, q[0], a.kv_heads, a.value_size, &old[1]) || old[0].dims[2] != old[1].dims[2])
         return any_shape_otherwise(arguments, count);
+    a.room = old[0].dims[2];
     a.total = a.kept = a.room + a.queries;
     if (!(settings.grouped ? set_groups(&a, x, q[0], last) : set_mask(&a, x[MASK], q[0])))
         return any_shape_otherwise(arguments, count);
@@ -218,26 +239,30 @@ static PyObject *cached_attention(PyObject *module, PyObject *const *arguments, 
     for (int64_t b = 0; a.last && b < q[0]; b++)
         grows = grows && last[b] + 1 == a.total;
     PyObject *y = result_of(&a, q[0], PyArray_NDIM((PyArrayObject *)x[Q]) == 3);
-    PyObject *new_k = NULL, *new_v = NULL;
+    PyObject *keys = NULL, *values = NULL;
     if (y)
-        new_k = present_of(module, &a, x[past], grows, allocate, q[0], a.size, &a.holds_k, &a.present_k,
-                           &a.present_k_batch, &a.present_k_head);
-    if (new_k)
-        new_v = present_of(module, &a, x[past + 1], grows, allocate, q[0], a.value_size, &a.holds_v, &a.present_v,
-                           &a.present_v_batch, &a.present_v_head);
-    if (new_v) {
+        keys = present_of(module, &a, x[past], stacked, allocate, grows, q[0], a.size, &a.holds_k);
+    if (keys && stacked) {
+        values = Py_NewRef(keys);
+        a.holds_v = a.holds_k;
+    } else if (keys)
+        values = present_of(module, &a, x[past_v], 0, allocate, grows, q[0], a.value_size, &a.holds_v);
+    if (values) {
+        new[0] = half_of(keys, stacked, 0);
+        new[1] = half_of(values, stacked, 1);
         a.q = PyArray_DATA((PyArrayObject *)x[Q]);
         a.k = (float *)PyArray_DATA((PyArrayObject *)of_k) + (packed_rows ? a.heads * a.q_head : 0);
         a.v = (float *)PyArray_DATA((PyArrayObject *)of_v) + (packed_rows ? (a.heads + a.kv_heads) * a.q_head : 0);
-        a.past_k = x[past] == Py_None ? NULL : PyArray_DATA((PyArrayObject *)x[past]);
-        a.past_v = x[past + 1] == Py_None ? NULL : PyArray_DATA((PyArrayObject *)x[past + 1]);
+        set_caches(&a, old, new);
         int status = 0;
         if (compute(&a, q[0], arguments[CHECKPOINT], &status) == 0)
-            result = status ? any_shape_otherwise(arguments, count) : PyTuple_Pack(3, y, new_k, new_v);
+            result = status    ? any_shape_otherwise(arguments, count)
+                     : stacked ? PyTuple_Pack(2, y, keys)
+                               : PyTuple_Pack(3, y, keys, values);
     }
     Py_XDECREF(y);
-    Py_XDECREF(new_k);
-    Py_XDECREF(new_v);
+    Py_XDECREF(keys);
+    Py_XDECREF(values);
     return result;
 }
 
@@ -246,7 +271,8 @@ static PyObject *over_any_keys(PyObject *module, PyObject *const *arguments, Py_
 {
     PyObject *const *x = arguments + ARRAYS, *result = NULL;
     struct attention_cache a = {0};
-    int64_t q[3], values;
+    int64_t q[3];
+    cached all[2];
     int status = 0;
     if (count < ARRAYS)
         return NULL;
@@ -260,19 +286,18 @@ static PyObject *over_any_keys(PyObject *module, PyObject *const *arguments, Py_
     a.queries = q[1];
     a.size = q[2];
     a.scale = PyFloat_AsDouble(arguments[SETTINGS]);
-    if (!is_past(x[K], q[0], a.kv_heads, a.size, &a.kept, &a.present_k_batch, &a.present_k_head) ||
-        !is_past(x[V], q[0], a.kv_heads, a.value_size, &values, &a.present_v_batch, &a.present_v_head) ||
-        values != a.kept || a.size > MOST_HEAD || a.value_size > MOST_HEAD || a.queries > MOST_QUERIES)
+    if (!is_past(x[K], 0, 0, q[0], a.kv_heads, a.size, &all[0]) ||
+        !is_past(x[V], 0, 0, q[0], a.kv_heads, a.value_size, &all[1]) || all[0].dims[2] != all[1].dims[2] ||
+        a.size > MOST_HEAD || a.value_size > MOST_HEAD || a.queries > MOST_QUERIES)
         return any_shape_otherwise(arguments, count);
-    a.total = a.kept;
+    a.total = a.kept = all[0].dims[2];
+    set_caches(&a, all, all);
     if (!set_mask(&a, x[MASK], q[0]))
         return any_shape_otherwise(arguments, count);
     PyObject *y = result_of(&a, q[0], 0);
     if (!y)
         return NULL;
     a.q = PyArray_DATA((PyArrayObject *)x[Q]);
-    a.present_k = PyArray_DATA((PyArrayObject *)x[K]);
-    a.present_v = PyArray_DATA((PyArrayObject *)x[V]);
     if (compute(&a, q[0], arguments[CHECKPOINT], &status) == 0)
         result = status ? any_shape_otherwise(arguments, count) : Py_NewRef(y);
     Py_DECREF(y);
