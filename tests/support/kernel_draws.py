@@ -1584,6 +1584,27 @@ def _cached(rng: Source, full_name: str) -> Draw:
     return Draw(op, inputs, attrs, bound, outputs=3 - stacked, is_formula=True, **options)
 
 
+@draws("com.microsoft.DecoderMaskedMultiHeadAttention")
+def _buffered(rng: Source, name: str) -> Draw:
+    batch, heads, room, size = rng.size(4), rng.size(5), rng.size(65), rng.size(33)
+    normal = lambda *dims: rng.normal(size=dims).astype(np.float32)  # noqa: E731
+    parts, pasts = ([normal(*dims) for _ in range(n)] for n, dims in (
+        (3, (batch, 1, heads * size)), (2, (batch, heads, room, size))))  # fmt: skip
+    used = rng.integers(room)
+    inputs = [*parts, None, None, *pasts, np.array([used], np.int32)]
+
+    def bound(draw: Draw) -> list[Rounded | None]:
+        q, k, v = (x.astype(np.float64).reshape(batch, heads, 1, size) for x in draw.inputs[:3])
+        old = [x[:, :, :used] for x in draw.inputs[5:7]]
+        k, v = (np.concatenate(pair, 2) for pair in zip(old, (k, v), strict=True))
+        q, k, v = (Rounded.exact(a, np.dtype("float32")) for a in (q, k.swapaxes(-1, -2), v))
+        y = _attended(q, k, v, 1 / math.sqrt(size), None)
+        return [y.map(lambda a: a.swapaxes(1, 2).reshape(batch, 1, -1)), None, None]
+
+    attrs, options = {"num_heads": heads}, {"domain": "com.microsoft", "version": 1}
+    return Draw(_short(name)[0], inputs, attrs, bound, outputs=3, is_formula=True, **options)
+
+
 @draws("RotaryEmbedding com.microsoft.RotaryEmbedding")
 def _rotary(rng: Source, full_name: str) -> Draw:
     (name, domain), half = _short(full_name), rng.size(17)

@@ -168,6 +168,45 @@ def test_stacked_pasts_that_do_not_fit_are_left_to_numpy(shape):
         assert function(lambda *x: "NumPy", *others, *inputs[:4], draw(*shape)) == "NumPy"
 
 
+DECODER = "DecoderMaskedMultiHeadAttention"
+
+
+def buffers(room=9, used=4, size=24, **changes):
+    """Inputs of DecoderMaskedMultiHeadAttention, which has three heads."""
+    parts = [draw(2, 1, 3 * size) for _ in range(3)]
+    pasts = [draw(2, 3, room, size) for _ in range(2)]
+    inputs = [*parts, None, None, *pasts, np.array([used], np.int32), None, None, None]
+    return changed(inputs, **changes)
+
+
+@pytest.mark.parametrize("room, used", [(9, 0), (9, 4), (9, 8), (600, 400), (1, 0)])
+@pytest.mark.parametrize("attrs", [{}, {"scale": 0.3}, {"unidirectional": 1}])
+def test_attention_over_a_buffer_is_close_to_numpy(attrs, room, used):
+    inputs = buffers(room, used)
+    check(node_of(DECODER, MICROSOFT, inputs, num_heads=3, **attrs), inputs)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"x7": np.array([9], np.int32)},
+        {"x7": np.array([-1], np.int32)},
+        {"x7": np.array([4, 4], np.int32)},
+        {"x3": np.ones((2, 5), np.int32)},
+        {"x4": draw(2, 3, 1, 5)},
+        {"x6": draw(2, 3, 8, 24)},
+        {"x9": np.zeros((1, 2, 9), np.int32)},
+        {"x10": draw(216)},
+    ],
+)
+def test_buffers_that_do_not_fit_are_left_to_numpy(changes):
+    node = node_of(DECODER, MICROSOFT, buffers(), num_heads=3)
+    for library in LIBRARIES:
+        kernel = cached_attention(library, node, [value and value.type for value in node.inputs])
+        function, (_, *others) = kernel.function.func, kernel.function.args
+        assert function(lambda *inputs: "NumPy", *others, *buffers(**changes)) == "NumPy"
+
+
 @pytest.mark.parametrize("queries", [1, 3])
 def test_present_of_a_growing_cache_is_where_the_past_is(queries):
     attrs = {"num_heads": 6, "kv_num_heads": 2, "do_rotary": 1}

@@ -28,7 +28,6 @@ from penstock.ir.layout import packed_strides
 from penstock.ir.op import Attrs
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.internal.attention import STACKED_ATTENTION
-from penstock.ops.registry import MICROSOFT
 from penstock.ops.result_bytes import counted
 from penstock.ops.work_estimate import Workload
 
@@ -196,20 +195,26 @@ def _call(site: Site, sizes: _Sizes, strides: Sequence[tuple[int, ...] | None]) 
 # Over keys whose number only the run knows.
 
 _ATTENTION = Struct("=9q2d")  # as in c/attention/attention_functions.c
+_DECODER = "DecoderMaskedMultiHeadAttention"
 
 
-@of_any_shape("Attention", "penstock.StackedAttention", "com.microsoft.GroupQueryAttention")
+@of_any_shape(
+    *("Attention", "penstock.StackedAttention"),
+    *("com.microsoft.GroupQueryAttention", "com.microsoft.DecoderMaskedMultiHeadAttention"),
+)
 def cached_attention(
     library: NativeLibrary, node: Node, types: Sequence[Type | None]
 ) -> Kernel | None:
-    """GroupQueryAttention of com.microsoft, and ONNX's Attention, with a past of real numbers. The
-    present of one whose length is not known ahead grows in place (``host/c/growable.c``)."""
-    attrs, grouped = node.attrs, node.op.domain == MICROSOFT
-    stacked = node.op is STACKED_ATTENTION
+    """Attention with a past of real numbers: of ONNX, and of com.microsoft for groups of heads, or
+    with a buffer that is filled. The present of a past whose length is not known ahead grows in
+    place (``host/c/growable.c``)."""
+    attrs, stacked = node.attrs, node.op is STACKED_ATTENTION
+    grouped, buffered = node.op.name == "GroupQueryAttention", node.op.name == _DECODER
+    chosen = (_of_groups if grouped else _of_buffers if buffered else _of_onnx)(attrs)
     tensors = [t if isinstance(t, TensorType) else None for t in types]
-    olds = tensors[4:5] * 2 if stacked else tensors[3 if grouped else 4 :][:2]
+    past = 3 if grouped else 5 if buffered else 4
+    olds = tensors[past : past + 1] * 2 if stacked else tensors[past : past + 2]
     q, *others = [*tensors[:3], *olds]
-    chosen = _of_groups(attrs) if grouped else _of_onnx(attrs)
     if len(others) < 4 or chosen is None or not _are_real(q, others, grouped):
         return None
     if len(node.outputs) != 3 - stacked or None in node.outputs:
@@ -254,6 +259,11 @@ def _of_onnx(attrs: Attrs) -> list[int] | None:
         return None
     heads = [attrs.get(f"{name}_num_heads", 0) for name in ("q", "kv")]
     return [*heads, int(bool(attrs.get("is_causal"))), *[0] * 4]
+
+
+def _of_buffers(attrs: Attrs) -> list[int]:
+    """As ``_of_groups``, of DecoderMaskedMultiHeadAttention."""
+    return [attrs["num_heads"], attrs["num_heads"], *[0] * 4, 2]
 
 
 @of_any_shape("penstock.Attention")

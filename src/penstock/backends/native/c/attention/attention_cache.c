@@ -26,7 +26,7 @@ static void rotate(const struct attention_cache *a, const float *x, int64_t posi
     memcpy(to + 2 * a->half, x + 2 * a->half, (a->size - 2 * a->half) * sizeof *to);
 }
 
-/* The present of one head: the past, unless it is there, new rows, and zeros. */
+/* The present of one head: the past, unless it is there, new rows, and zeros or the rest of the past. */
 static void store(const struct attention_cache *a, const float *new, int64_t row, const float *past,
                   float *to, int64_t size, int64_t cached, int turned)
 {
@@ -39,8 +39,11 @@ static void store(const struct attention_cache *a, const float *new, int64_t row
         else
             memcpy(place, new + i * row, size * sizeof *to);
     }
-    int64_t end = cached + a->queries;
-    memset(to + end * size, 0, (a->kept - end) * size * sizeof *to);
+    const int64_t end = cached + a->queries, rest = (a->kept - end) * size * sizeof *to;
+    if (a->keeps)
+        memcpy(to + end * size, past + end * size, rest);
+    else
+        memset(to + end * size, 0, rest);
 }
 
 /* The sums of as many vectors as each has lanes, one in each lane. A step joins two vectors: of lanes

@@ -7,13 +7,15 @@
 #include <string.h>
 
 typedef struct {
-    int64_t heads, kv_heads, causal, window, rotary, interleaved, grouped, stacked, grows;
+    int64_t heads, kv_heads, causal, window, rotary, interleaved, form, stacked, grows;
     double scale, softcap; /* scale 0: by the size of a head */
 } attention_settings;
 
 enum { Q, K, V, PAST_K, PAST_V, MOST_SAMPLES = 64, ITEM = sizeof(float) };
 enum { LENGTHS = 5, TOTAL, COS, SIN, OF_GROUPS }; /* of GroupQueryAttention */
 enum { MASK = 3, OLD_K, OLD_V, OF_ONNX };         /* of Attention */
+enum { ADDED = 4, BUFFER_K, BUFFER_V, USED, OF_BUFFERS }; /* of DecoderMaskedMultiHeadAttention, as is MASK */
+enum { ONNX, GROUPS, BUFFERS };
 
 static int is_real(PyObject *x, int rank)
 {
@@ -122,6 +124,20 @@ static int set_groups(struct attention_cache *a, PyObject *const *x, int64_t bat
     return 1;
 }
 
+/* The positions of a buffer that stays as it is but for the new rows; 0 for what NumPy computes or explains. */
+static int set_buffers(struct attention_cache *a, PyObject *const *x)
+{
+    PyArrayObject *used = (PyArrayObject *)x[USED];
+    if (x[MASK] != Py_None || x[ADDED] != Py_None || !PyArray_Check(x[USED]) || PyArray_TYPE(used) != NPY_INT ||
+        !PyArray_ISCARRAY_RO(used) || PyArray_SIZE(used) != 1)
+        return 0;
+    const int64_t cached = *(const int32_t *)PyArray_DATA(used);
+    a->total = cached + a->queries;
+    a->kept = a->room;
+    a->keeps = 1;
+    return cached >= 0 && a->total <= a->room;
+}
+
 /* The mask of ONNX's Attention, which is added to scores. */
 static int set_mask(struct attention_cache *a, PyObject *given, int64_t batch)
 {
@@ -194,11 +210,12 @@ static PyObject *cached_attention(PyObject *module, PyObject *const *arguments, 
     if (!allocate || PyBytes_AsStringAndSize(packed, &bytes, &nbytes) < 0)
         return NULL;
     memcpy(&settings, bytes, sizeof settings);
-    const int stacked = (int)settings.stacked, past = settings.grouped ? PAST_K : OLD_K, past_v = past + !stacked;
-    const Py_ssize_t of_onnx = OF_ONNX - stacked;
-    if (count < ARRAYS + (!settings.grouped ? of_onnx : settings.rotary ? OF_GROUPS : COS))
+    static const int pasts[] = {OLD_K, PAST_K, BUFFER_K}, ends[] = {OF_ONNX, OF_GROUPS, OF_BUFFERS};
+    const int form = (int)settings.form, stacked = (int)settings.stacked, past = pasts[form], past_v = past + !stacked;
+    const int end = ends[form] - stacked;
+    if (count < ARRAYS + (form == GROUPS && !settings.rotary ? COS : end))
         return any_shape_otherwise(arguments, count);
-    for (Py_ssize_t i = settings.grouped ? OF_GROUPS : of_onnx; i < count - ARRAYS; i++)
+    for (Py_ssize_t i = end; i < count - ARRAYS; i++)
         if (x[i] != Py_None)
             return any_shape_otherwise(arguments, count);
     a.heads = settings.heads;
@@ -232,7 +249,9 @@ static PyObject *cached_attention(PyObject *module, PyObject *const *arguments, 
         return any_shape_otherwise(arguments, count);
     a.room = old[0].dims[2];
     a.total = a.kept = a.room + a.queries;
-    if (!(settings.grouped ? set_groups(&a, x, q[0], last) : set_mask(&a, x[MASK], q[0])))
+    if (!(form == GROUPS    ? set_groups(&a, x, q[0], last)
+          : form == BUFFERS ? set_buffers(&a, x)
+                            : set_mask(&a, x[MASK], q[0])))
         return any_shape_otherwise(arguments, count);
     /* New rows come behind all of the past, in each sample. */
     int grows = settings.grows && a.kept == a.room + a.queries && a.kept == a.total;
