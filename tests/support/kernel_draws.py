@@ -1584,25 +1584,35 @@ def _cached(rng: Source, full_name: str) -> Draw:
     return Draw(op, inputs, attrs, bound, outputs=3 - stacked, is_formula=True, **options)
 
 
-@draws("com.microsoft.DecoderMaskedMultiHeadAttention")
-def _buffered(rng: Source, name: str) -> Draw:
+@draws("com.microsoft.DecoderMaskedMultiHeadAttention com.microsoft.SparseAttention")
+def _buffered(rng: Source, full_name: str) -> Draw:
+    name, sparse = _short(full_name)[0], full_name.endswith("SparseAttention")
     batch, heads, room, size = rng.size(4), rng.size(5), rng.size(65), rng.size(33)
     normal = lambda *dims: rng.normal(size=dims).astype(np.float32)  # noqa: E731
     parts, pasts = ([normal(*dims) for _ in range(n)] for n, dims in (
         (3, (batch, 1, heads * size)), (2, (batch, heads, room, size))))  # fmt: skip
-    used = rng.integers(room)
+    used, count = rng.integers(room), math.ceil(room / 16)
+    seen = np.array([[rng.chance(0.5) or i == j for i in range(count)] for j in range(count)])
     inputs = [*parts, None, None, *pasts, np.array([used], np.int32)]
+    attrs, mask = {"num_heads": heads}, None
+    if sparse:
+        starts, columns = np.append(0, seen.sum(1).cumsum()), np.nonzero(seen)[1]
+        codes = [x.astype(np.int32)[None] for x in (starts, columns)]
+        ends = [np.full(n, used + 1, np.int32) for n in (1, batch)]
+        inputs = [*parts, *pasts, *codes, *ends]
+        attrs |= {"kv_num_heads": heads, "sparse_block_size": 16}
+        mask = np.where(seen[used // 16, np.arange(used + 1) // 16], 0, -np.inf)
 
     def bound(draw: Draw) -> list[Rounded | None]:
         q, k, v = (x.astype(np.float64).reshape(batch, heads, 1, size) for x in draw.inputs[:3])
-        old = [x[:, :, :used] for x in draw.inputs[5:7]]
+        old = [x[:, :, :used] for x in draw.inputs[3 if sparse else 5 :][:2]]
         k, v = (np.concatenate(pair, 2) for pair in zip(old, (k, v), strict=True))
         q, k, v = (Rounded.exact(a, np.dtype("float32")) for a in (q, k.swapaxes(-1, -2), v))
-        y = _attended(q, k, v, 1 / math.sqrt(size), None)
+        y = _attended(q, k, v, 1 / math.sqrt(size), mask)
         return [y.map(lambda a: a.swapaxes(1, 2).reshape(batch, 1, -1)), None, None]
 
-    attrs, options = {"num_heads": heads}, {"domain": "com.microsoft", "version": 1}
-    return Draw(_short(name)[0], inputs, attrs, bound, outputs=3, is_formula=True, **options)
+    options: dict[str, Any] = {"domain": "com.microsoft", "version": 1}
+    return Draw(name, inputs, attrs, bound, outputs=3, is_formula=True, **options)
 
 
 @draws("RotaryEmbedding com.microsoft.RotaryEmbedding")

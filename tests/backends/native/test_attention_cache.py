@@ -207,6 +207,63 @@ def test_buffers_that_do_not_fit_are_left_to_numpy(changes):
         assert function(lambda *inputs: "NumPy", *others, *buffers(**changes)) == "NumPy"
 
 
+VISIBLE = np.tril(rng.random((2, 5, 5)) < 0.5) | np.eye(5, dtype=bool)
+
+
+def blocks(queries, lengths, layouts=2, block=16, size=24, half=0, **changes):
+    """Inputs of SparseAttention, with rows of blocks of which each sees itself."""
+    total = max(lengths)
+    inputs = groups(2, queries, 5 * block, [n - 1 for n in lengths], 4, 2, size, half)
+    seen = VISIBLE[:layouts]
+    starts = np.concatenate([np.zeros((layouts, 1)), np.cumsum(seen.sum(2), 1)], 1)
+    columns = np.full((layouts, seen.sum((1, 2)).max()), -1, np.int32)
+    for row, of in zip(columns, seen, strict=True):
+        row[: of.sum()] = np.nonzero(of)[1]
+    numbers = [np.array(total, np.int32), np.array(lengths, np.int32)]
+    angles = inputs[7:] if half else []
+    return changed([*inputs[:5], starts.astype(np.int32), columns, *numbers, *angles], **changes)
+
+
+SPARSE = {"num_heads": 4, "kv_num_heads": 2, "sparse_block_size": 16}
+
+
+@pytest.mark.parametrize("layouts", [1, 2])
+@pytest.mark.parametrize("half", [0, 12])
+@pytest.mark.parametrize(
+    "queries, lengths", [(80, [80, 80]), (37, [37, 37]), (1, [38, 80]), (1, [5, 21]), (5, [30, 41])]
+)
+def test_attention_to_blocks_is_close_to_numpy(queries, lengths, half, layouts):
+    inputs, attrs = blocks(queries, lengths, layouts, half=half), {"do_rotary": int(half > 0)}
+    check(node_of("SparseAttention", MICROSOFT, inputs, **SPARSE, **attrs), inputs)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"x5": np.zeros((2, 6), np.int32)},  # queries that see nothing
+        {"x5": np.ones((2, 6), np.int32)},
+        {"x5": np.full((2, 6), 2**31 - 1, np.int32)},
+        {"x5": np.zeros((2, 1), np.int32)},
+        {"x5": np.zeros((3, 6), np.int32)},
+        {"x6": np.full((2, 40), 5, np.int32)},
+        {"x6": np.full((2, 40), -1, np.int32)},
+        {"x6": np.zeros((2, 40), np.int32)},
+        {"x6": np.zeros((2, 2), np.int32)},
+        {"x7": np.array(81, np.int32)},
+        {"x8": np.array([81, 38], np.int32)},
+        {"x8": np.array([0, 38], np.int32)},
+        {"x8": np.array([-(2**31), 38], np.int32)},
+    ],
+)
+def test_blocks_that_do_not_fit_are_left_to_numpy(changes):
+    node = node_of("SparseAttention", MICROSOFT, blocks(1, [38, 80]), **SPARSE)
+    for library in LIBRARIES:
+        kernel = cached_attention(library, node, [value and value.type for value in node.inputs])
+        function, (_, *others) = kernel.function.func, kernel.function.args
+        inputs = blocks(1, [38, 80], **changes)
+        assert function(lambda *inputs: "NumPy", *others, *inputs) == "NumPy"
+
+
 @pytest.mark.parametrize("queries", [1, 3])
 def test_present_of_a_growing_cache_is_where_the_past_is(queries):
     attrs = {"num_heads": 6, "kv_num_heads": 2, "do_rotary": 1}

@@ -7,7 +7,7 @@
 #include <string.h>
 
 typedef struct {
-    int64_t heads, kv_heads, causal, window, rotary, interleaved, form, stacked, grows;
+    int64_t heads, kv_heads, causal, window, rotary, interleaved, form, stacked, grows, block;
     double scale, softcap; /* scale 0: by the size of a head */
 } attention_settings;
 
@@ -15,7 +15,8 @@ enum { Q, K, V, PAST_K, PAST_V, MOST_SAMPLES = 64, ITEM = sizeof(float) };
 enum { LENGTHS = 5, TOTAL, COS, SIN, OF_GROUPS }; /* of GroupQueryAttention */
 enum { MASK = 3, OLD_K, OLD_V, OF_ONNX };         /* of Attention */
 enum { ADDED = 4, BUFFER_K, BUFFER_V, USED, OF_BUFFERS }; /* of DecoderMaskedMultiHeadAttention, as is MASK */
-enum { ONNX, GROUPS, BUFFERS };
+enum { STARTS = 5, COLUMNS, SPARSE_TOTAL, SPARSE_LENGTHS, SPARSE_COS, OF_SPARSE = 11 }; /* of SparseAttention */
+enum { ONNX, GROUPS, BUFFERS, SPARSE };
 
 static int is_real(PyObject *x, int rank)
 {
@@ -89,20 +90,22 @@ static PyObject *present_of(PyObject *module, const struct attention_cache *a, P
     return (PyObject *)y;
 }
 
-/* The positions of the samples of GroupQueryAttention; 0 for those that NumPy explains or computes.
-   The last ones are copied: the caller may change his. */
-static int set_groups(struct attention_cache *a, PyObject *const *x, int64_t batch, int32_t *last_of)
+/* The positions of the samples of GroupQueryAttention, or of SparseAttention; 0 for those that NumPy explains
+   or computes. The last ones are copied: the caller may change his. */
+static int set_groups(struct attention_cache *a, PyObject *const *x, int64_t batch, int sparse, int32_t *last_of)
 {
-    PyArrayObject *last = (PyArrayObject *)x[LENGTHS], *total = (PyArrayObject *)x[TOTAL];
-    if (!PyArray_Check(x[LENGTHS]) || !PyArray_Check(x[TOTAL]) || PyArray_TYPE(last) != NPY_INT ||
+    const int lengths = sparse ? SPARSE_LENGTHS : LENGTHS, of_total = sparse ? SPARSE_TOTAL : TOTAL;
+    PyArrayObject *last = (PyArrayObject *)x[lengths], *total = (PyArrayObject *)x[of_total];
+    if (!PyArray_Check(x[lengths]) || !PyArray_Check(x[of_total]) || PyArray_TYPE(last) != NPY_INT ||
         PyArray_TYPE(total) != NPY_INT || !PyArray_ISCARRAY_RO(last) || !PyArray_ISCARRAY_RO(total) ||
         PyArray_SIZE(last) != batch || PyArray_SIZE(total) != 1 || batch > MOST_SAMPLES)
         return 0;
-    memcpy(last_of, PyArray_DATA(last), batch * sizeof *last_of);
+    for (int64_t b = 0; b < batch; b++)
+        last_of[b] = (int32_t)((uint32_t)((const int32_t *)PyArray_DATA(last))[b] - (uint32_t)sparse);
     a->last = last_of;
     a->total = *(const int32_t *)PyArray_DATA(total);
     a->kept = a->room > a->total ? a->room : a->total;
-    if (a->room && a->total > a->room && a->total != a->room + a->queries)
+    if ((a->room || sparse) && a->total > a->room && (sparse || a->total != a->room + a->queries))
         return 0;
     for (int64_t b = 0; b < batch; b++) {
         int64_t end = (int64_t)a->last[b] + 1;
@@ -112,8 +115,9 @@ static int set_groups(struct attention_cache *a, PyObject *const *x, int64_t bat
     }
     if (!a->half)
         return a->queries <= a->kept;
-    PyArrayObject *cos = (PyArrayObject *)x[COS], *sin = (PyArrayObject *)x[SIN];
-    if (!is_real(x[COS], 2) || !is_real(x[SIN], 2) || !PyArray_ISCARRAY_RO(cos) ||
+    PyObject *const *angles = x + (sparse ? SPARSE_COS : COS);
+    PyArrayObject *cos = (PyArrayObject *)angles[0], *sin = (PyArrayObject *)angles[1];
+    if (!is_real(angles[0], 2) || !is_real(angles[1], 2) || !PyArray_ISCARRAY_RO(cos) ||
         !PyArray_ISCARRAY_RO(sin) || PyArray_SIZE(cos) != PyArray_SIZE(sin) ||
         PyArray_DIM(cos, 1) != PyArray_DIM(sin, 1) || 2 * PyArray_DIM(cos, 1) > a->size ||
         PyArray_DIM(cos, 0) < a->total)
@@ -121,6 +125,38 @@ static int set_groups(struct attention_cache *a, PyObject *const *x, int64_t bat
     a->half = PyArray_DIM(cos, 1);
     a->cos = PyArray_DATA(cos);
     a->sin = PyArray_DATA(sin);
+    return 1;
+}
+
+/* The blocks of keys that each block of queries sees, in order; 0 for those that are none, or not in order. */
+static int set_blocks(struct attention_cache *a, PyObject *const *x, int64_t block)
+{
+    PyArrayObject *starts = (PyArrayObject *)x[STARTS], *columns = (PyArrayObject *)x[COLUMNS];
+    for (int i = STARTS; i <= COLUMNS; i++)
+        if (!PyArray_Check(x[i]) || PyArray_TYPE((PyArrayObject *)x[i]) != NPY_INT ||
+            PyArray_NDIM((PyArrayObject *)x[i]) != 2 || !PyArray_ISCARRAY_RO((PyArrayObject *)x[i]))
+            return 0;
+    a->layouts = PyArray_DIM(starts, 0);
+    a->blocks = PyArray_DIM(starts, 1) - 1;
+    a->most = PyArray_DIM(columns, 1);
+    a->block = block;
+    a->starts = PyArray_DATA(starts);
+    a->columns = PyArray_DATA(columns);
+    if (block < 1 || block > INT32_MAX || a->blocks < 1 || a->layouts < 1 || a->heads % a->layouts ||
+        PyArray_DIM(columns, 0) != a->layouts || (a->total - 1) / block >= a->blocks)
+        return 0;
+    for (int64_t layout = 0; layout < a->layouts; layout++) {
+        const int32_t *start = a->starts + layout * (a->blocks + 1), *column = a->columns + layout * a->most;
+        if (start[0])
+            return 0;
+        for (int64_t i = 0; i < a->blocks; i++) {
+            if (start[i + 1] < start[i] || start[i + 1] > a->most)
+                return 0;
+            for (int64_t j = start[i]; j < start[i + 1]; j++)
+                if (column[j] < 0 || column[j] >= a->blocks || (j > start[i] && column[j] <= column[j - 1]))
+                    return 0;
+        }
+    }
     return 1;
 }
 
@@ -210,10 +246,11 @@ static PyObject *cached_attention(PyObject *module, PyObject *const *arguments, 
     if (!allocate || PyBytes_AsStringAndSize(packed, &bytes, &nbytes) < 0)
         return NULL;
     memcpy(&settings, bytes, sizeof settings);
-    static const int pasts[] = {OLD_K, PAST_K, BUFFER_K}, ends[] = {OF_ONNX, OF_GROUPS, OF_BUFFERS};
+    static const int pasts[] = {OLD_K, PAST_K, BUFFER_K, PAST_K};
+    static const int ends[] = {OF_ONNX, OF_GROUPS, OF_BUFFERS, OF_SPARSE};
     const int form = (int)settings.form, stacked = (int)settings.stacked, past = pasts[form], past_v = past + !stacked;
-    const int end = ends[form] - stacked;
-    if (count < ARRAYS + (form == GROUPS && !settings.rotary ? COS : end))
+    const int end = ends[form] - stacked, angles = form == GROUPS || form == SPARSE ? 2 : 0;
+    if (count < ARRAYS + end - (settings.rotary ? 0 : angles))
         return any_shape_otherwise(arguments, count);
     for (Py_ssize_t i = end; i < count - ARRAYS; i++)
         if (x[i] != Py_None)
@@ -249,9 +286,10 @@ static PyObject *cached_attention(PyObject *module, PyObject *const *arguments, 
         return any_shape_otherwise(arguments, count);
     a.room = old[0].dims[2];
     a.total = a.kept = a.room + a.queries;
-    if (!(form == GROUPS    ? set_groups(&a, x, q[0], last)
+    if (!(angles              ? set_groups(&a, x, q[0], form == SPARSE, last)
           : form == BUFFERS ? set_buffers(&a, x)
-                            : set_mask(&a, x[MASK], q[0])))
+                            : set_mask(&a, x[MASK], q[0])) ||
+        (form == SPARSE && !set_blocks(&a, x, settings.block)))
         return any_shape_otherwise(arguments, count);
     /* New rows come behind all of the past, in each sample. */
     int grows = settings.grows && a.kept == a.room + a.queries && a.kept == a.total;
