@@ -573,14 +573,11 @@ def attention(b: NodeUpgrade) -> None:
     b.emit_final("StackedAttention", operands, _in_heads(b, sizes), domain="penstock")
 
 
-@rewrites("MultiHeadAttention", "DecoderMaskedMultiHeadAttention")
+@rewrites("MultiHeadAttention")
 def multi_head_attention(b: NodeUpgrade) -> None:
     """Attention of queries, keys and values, all [batch, places, features]; keys and values of
     another sequence may be in heads."""
     biased, masked, added, past = (3, 4, 5, 6) if b.op == "MultiHeadAttention" else (10, 3, 4, 5)
-    if past == 5 and b.optional(biased) is not None and b.optional(past + 2) is not None:
-        _add_to_buffers(b, biased)
-        return
     olds = [b.optional(i) for i in (past, past + 1)]
     cached = all(olds) and _is_bias(b, masked) and len(b.outputs) == 3 and all(b.outputs)
     if not (cached and not _is_special(b)) and not _is_plain(b, masked, past):
@@ -604,13 +601,17 @@ def multi_head_attention(b: NodeUpgrade) -> None:
         _become_attention(b, sums, sizes, masked, b.optional(added), wide)
 
 
-def _add_to_buffers(b: NodeUpgrade, biased: int) -> None:
-    """Let an attention over a buffer have its bias added before; it is left with one if sizes are
-    unknown."""
-    values, sizes = b.inputs[:3], [_features(b.shape(i)) for i in range(3)]
+@rewrites("DecoderMaskedMultiHeadAttention")
+def decoder_attention(b: NodeUpgrade) -> None:
+    """Attention of one query; over a buffer it stays as it is, but for a bias that is added before
+    if sizes are known."""
+    if b.optional(7) is None or b.optional(10) is None:
+        multi_head_attention(b)
+        return
+    sizes = [_features(b.shape(i)) for i in range(3)]
     if 0 not in sizes and [b.rank(i) for i in range(3)] == [3, 3, 3]:
-        pairs = zip(values, _columns(b, biased, sizes), strict=True)
-        inputs = [*[_sum(b, x, part) for x, part in pairs], *b.inputs[3:biased]]
+        pairs = zip(b.inputs[:3], _columns(b, 10, sizes), strict=True)
+        inputs = [*[_sum(b, x, part) for x, part in pairs], *b.inputs[3:10]]
         b.emit_final(b.op, inputs, b.attrs, domain=MICROSOFT)
 
 

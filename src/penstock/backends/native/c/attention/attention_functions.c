@@ -90,20 +90,26 @@ static PyObject *present_of(PyObject *module, const struct attention_cache *a, P
     return (PyObject *)y;
 }
 
+/* `size` elements of int32 without gaps; NULL for others. */
+static const int32_t *integers_of(PyObject *given, int64_t size)
+{
+    PyArrayObject *x = (PyArrayObject *)given;
+    const int fits = PyArray_Check(given) && PyArray_TYPE(x) == NPY_INT && PyArray_ISCARRAY_RO(x);
+    return fits && PyArray_SIZE(x) == size ? PyArray_DATA(x) : NULL;
+}
+
 /* The positions of the samples of GroupQueryAttention, or of SparseAttention; 0 for those that NumPy explains
    or computes. The last ones are copied: the caller may change his. */
 static int set_groups(struct attention_cache *a, PyObject *const *x, int64_t batch, int sparse, int32_t *last_of)
 {
-    const int lengths = sparse ? SPARSE_LENGTHS : LENGTHS, of_total = sparse ? SPARSE_TOTAL : TOTAL;
-    PyArrayObject *last = (PyArrayObject *)x[lengths], *total = (PyArrayObject *)x[of_total];
-    if (!PyArray_Check(x[lengths]) || !PyArray_Check(x[of_total]) || PyArray_TYPE(last) != NPY_INT ||
-        PyArray_TYPE(total) != NPY_INT || !PyArray_ISCARRAY_RO(last) || !PyArray_ISCARRAY_RO(total) ||
-        PyArray_SIZE(last) != batch || PyArray_SIZE(total) != 1 || batch > MOST_SAMPLES)
+    const int32_t *last = integers_of(x[sparse ? SPARSE_LENGTHS : LENGTHS], batch);
+    const int32_t *total = integers_of(x[sparse ? SPARSE_TOTAL : TOTAL], 1);
+    if (!last || !total || batch > MOST_SAMPLES)
         return 0;
     for (int64_t b = 0; b < batch; b++)
-        last_of[b] = (int32_t)((uint32_t)((const int32_t *)PyArray_DATA(last))[b] - (uint32_t)sparse);
+        last_of[b] = (int32_t)((uint32_t)last[b] - (uint32_t)sparse);
     a->last = last_of;
-    a->total = *(const int32_t *)PyArray_DATA(total);
+    a->total = *total;
     a->kept = a->room > a->total ? a->room : a->total;
     if ((a->room || sparse) && a->total > a->room && (sparse || a->total != a->room + a->queries))
         return 0;
@@ -132,17 +138,16 @@ static int set_groups(struct attention_cache *a, PyObject *const *x, int64_t bat
 static int set_blocks(struct attention_cache *a, PyObject *const *x, int64_t block)
 {
     PyArrayObject *starts = (PyArrayObject *)x[STARTS], *columns = (PyArrayObject *)x[COLUMNS];
-    for (int i = STARTS; i <= COLUMNS; i++)
-        if (!PyArray_Check(x[i]) || PyArray_TYPE((PyArrayObject *)x[i]) != NPY_INT ||
-            PyArray_NDIM((PyArrayObject *)x[i]) != 2 || !PyArray_ISCARRAY_RO((PyArrayObject *)x[i]))
-            return 0;
+    if (!PyArray_Check(x[STARTS]) || !PyArray_Check(x[COLUMNS]) || PyArray_NDIM(starts) != 2 ||
+        PyArray_NDIM(columns) != 2)
+        return 0;
     a->layouts = PyArray_DIM(starts, 0);
     a->blocks = PyArray_DIM(starts, 1) - 1;
     a->most = PyArray_DIM(columns, 1);
+    a->starts = integers_of(x[STARTS], PyArray_SIZE(starts));
+    a->columns = integers_of(x[COLUMNS], PyArray_SIZE(columns));
     a->block = block;
-    a->starts = PyArray_DATA(starts);
-    a->columns = PyArray_DATA(columns);
-    if (block < 1 || block > INT32_MAX || a->blocks < 1 || a->layouts < 1 || a->heads % a->layouts ||
+    if (!a->starts || !a->columns || block < 1 || block > INT32_MAX || a->blocks < 1 || a->layouts < 1 || a->heads % a->layouts ||
         PyArray_DIM(columns, 0) != a->layouts || (a->total - 1) / block >= a->blocks)
         return 0;
     for (int64_t layout = 0; layout < a->layouts; layout++) {
@@ -163,15 +168,13 @@ static int set_blocks(struct attention_cache *a, PyObject *const *x, int64_t blo
 /* The positions of a buffer that stays as it is but for the new rows; 0 for what NumPy computes or explains. */
 static int set_buffers(struct attention_cache *a, PyObject *const *x)
 {
-    PyArrayObject *used = (PyArrayObject *)x[USED];
-    if (x[MASK] != Py_None || x[ADDED] != Py_None || !PyArray_Check(x[USED]) || PyArray_TYPE(used) != NPY_INT ||
-        !PyArray_ISCARRAY_RO(used) || PyArray_SIZE(used) != 1)
+    const int32_t *used = integers_of(x[USED], 1);
+    if (x[MASK] != Py_None || x[ADDED] != Py_None || !used)
         return 0;
-    const int64_t cached = *(const int32_t *)PyArray_DATA(used);
-    a->total = cached + a->queries;
+    a->total = *used + a->queries;
     a->kept = a->room;
     a->keeps = 1;
-    return cached >= 0 && a->total <= a->room;
+    return *used >= 0 && a->total <= a->room;
 }
 
 /* The mask of ONNX's Attention, which is added to scores. */
