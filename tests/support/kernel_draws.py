@@ -23,7 +23,7 @@ from penstock.core.types import STRING
 from penstock.ir.graph import Node
 from penstock.ir.op import Op
 from penstock.ops.internal.append import APPEND
-from penstock.ops.internal.attention import ATTENTION
+from penstock.ops.internal.attention import ATTENTION, STACKED_ATTENTION
 from penstock.ops.internal.cells import GRU_CELL, GRU_GATES, GRU_STATE, LSTM_CELL
 from penstock.ops.internal.chosen_product import CHOSEN_MATMUL
 from penstock.ops.internal.fused import fused
@@ -1544,9 +1544,10 @@ def _attention(rng: Source, name: str) -> Draw:
     return Draw(ATTENTION, inputs, {"scale": scale, "keys_last": keys_last}, bound)
 
 
-@draws("Attention com.microsoft.GroupQueryAttention")
+@draws("Attention com.microsoft.GroupQueryAttention penstock.StackedAttention")
 def _cached(rng: Source, full_name: str) -> Draw:
     (name, domain), groups, share = _short(full_name), rng.integers(1, 4), rng.pick(1, 2, 3)
+    stacked, domain = name == "StackedAttention", domain if domain != "penstock" else ""
     batch, rows, past, size = rng.pick(1, 2), rng.pick(1, 1, 2, 5), rng.size(65), rng.size(33)
     heads = groups * share
     normal = lambda *dims: rng.normal(size=dims).astype(np.float32)  # noqa: E731
@@ -1561,13 +1562,13 @@ def _cached(rng: Source, full_name: str) -> Draw:
     else:
         q = normal(batch, heads, rows, size)
         k, v = (normal(batch, groups, rows, size) for _ in range(2))
-        inputs, attrs = [q, k, v, None, *caches], {}
+        inputs, attrs = [q, k, v, None, *([np.stack(caches)] if stacked else caches)], {}
 
     def bound(draw: Draw) -> list[Rounded | None]:
         split = lambda a, n: a.reshape(batch, rows, n, size).swapaxes(1, 2)  # noqa: E731
         q, k, v = (x.astype(np.float64) for x in draw.inputs[:3])
         q, k, v = (split(q, heads), split(k, groups), split(v, groups)) if domain else (q, k, v)
-        cached = draw.inputs[3:5] if domain else draw.inputs[4:6]
+        cached = draw.inputs[3:5] if domain else draw.inputs[4] if stacked else draw.inputs[4:6]
         whole = [np.concatenate(pair, 2) for pair in zip(cached, (k, v), strict=True)]
         k, v = (np.repeat(a, share, 1) for a in whole)
         later = np.arange(total) > past + np.arange(rows)[:, None]
@@ -1576,9 +1577,41 @@ def _cached(rng: Source, full_name: str) -> Draw:
         y = _attended(q, k, v, 1 / math.sqrt(size), mask)
         if domain:
             y = y.map(lambda a: a.swapaxes(1, 2).reshape(batch, rows, -1))
-        return [y, None, None]
+        return [y, None] if stacked else [y, None, None]
 
     options: dict[str, Any] = {"domain": domain, "version": 1 if domain else 24}
+    op = STACKED_ATTENTION if stacked else name
+    return Draw(op, inputs, attrs, bound, outputs=3 - stacked, is_formula=True, **options)
+
+
+@draws("com.microsoft.DecoderMaskedMultiHeadAttention com.microsoft.SparseAttention")
+def _buffered(rng: Source, full_name: str) -> Draw:
+    name, sparse = _short(full_name)[0], full_name.endswith("SparseAttention")
+    batch, heads, room, size = rng.size(4), rng.size(5), rng.size(65), rng.size(33)
+    normal = lambda *dims: rng.normal(size=dims).astype(np.float32)  # noqa: E731
+    parts, pasts = ([normal(*dims) for _ in range(n)] for n, dims in (
+        (3, (batch, 1, heads * size)), (2, (batch, heads, room, size))))  # fmt: skip
+    used, count = rng.integers(room), math.ceil(room / 16)
+    seen = np.array([[rng.chance(0.5) or i == j for i in range(count)] for j in range(count)])
+    inputs = [*parts, None, None, *pasts, np.array([used], np.int32)]
+    attrs, mask = {"num_heads": heads}, None
+    if sparse:
+        starts, columns = np.append(0, seen.sum(1).cumsum()), np.nonzero(seen)[1]
+        codes = [x.astype(np.int32)[None] for x in (starts, columns)]
+        ends = [np.full(n, used + 1, np.int32) for n in (1, batch)]
+        inputs = [*parts, *pasts, *codes, *ends]
+        attrs |= {"kv_num_heads": heads, "sparse_block_size": 16}
+        mask = np.where(seen[used // 16, np.arange(used + 1) // 16], 0, -np.inf)
+
+    def bound(draw: Draw) -> list[Rounded | None]:
+        q, k, v = (x.astype(np.float64).reshape(batch, heads, 1, size) for x in draw.inputs[:3])
+        old = [x[:, :, :used] for x in draw.inputs[3 if sparse else 5 :][:2]]
+        k, v = (np.concatenate(pair, 2) for pair in zip(old, (k, v), strict=True))
+        q, k, v = (Rounded.exact(a, np.dtype("float32")) for a in (q, k.swapaxes(-1, -2), v))
+        y = _attended(q, k, v, 1 / math.sqrt(size), mask)
+        return [y.map(lambda a: a.swapaxes(1, 2).reshape(batch, 1, -1)), None, None]
+
+    options: dict[str, Any] = {"domain": "com.microsoft", "version": 1}
     return Draw(name, inputs, attrs, bound, outputs=3, is_formula=True, **options)
 
 

@@ -254,6 +254,13 @@ def hoist_scales() -> type[Pass]:
     return HoistScales
 
 
+@lazy_pass("Unsqueeze")
+def join_caches() -> type[Pass]:
+    from penstock.passes.lowering.join_caches import JoinCaches
+
+    return JoinCaches
+
+
 @lazy_pass("Attention", "Softmax")
 def recognize_attention() -> type[Pass]:
     from penstock.passes.lowering.recognize_attention import RecognizeAttention
@@ -352,6 +359,7 @@ LOWER: tuple[Pass, ...] = (
     # Until here weights stay codes, so that quantize can find them.
     FoldQuantizedWeights(),
     hoist_scales,
+    join_caches,
     recognize_attention,
     bind_variables,
     grow_caches,

@@ -8,6 +8,7 @@ import pytest
 from penstock.backends.native.attention import cached_attention
 from penstock.core.types import TensorType
 from penstock.ir.graph import Node, Value
+from penstock.ops.internal.attention import STACKED_ATTENTION
 from penstock.ops.registry import MICROSOFT, find
 from tests.support.native_kernels import LIBRARIES, pytestmark  # noqa: F401
 
@@ -19,7 +20,7 @@ def draw(*shape):
 
 
 def node_of(name, domain, inputs, **attrs):
-    op = find(name, domain, 24 if not domain else 1)
+    op = STACKED_ATTENTION if domain == "penstock" else find(name, domain, 24 if not domain else 1)
     types = [None if x is None else TensorType(x.dtype, (None,) * x.ndim) for x in inputs]
     values = [None if t is None else Value(f"x{i}", t) for i, t in enumerate(types)]
     results = op.infer(types, attrs, [None] * len(types))
@@ -128,6 +129,139 @@ def test_attention_of_onnx_over_a_past_is_close_to_numpy(mask, flat):
         parts = [x.transpose(0, 2, 1, 3).reshape(2, 3, -1) for x in parts]
     inputs = [*parts, bias, draw(2, 2, 6, 16), draw(2, 2, 6, 20)]
     check(node_of("Attention", "", inputs, **attrs), inputs)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("queries, past", [(1, 5), (1, 600), (3, 40), (6, 0)])
+def test_attention_over_a_stacked_past_is_close_to_numpy(masked, queries, past):
+    parts = [draw(2, queries, width) for width in (4 * 24, 2 * 24, 2 * 24)]
+    mask = draw(2, 1, 1, past + queries) if masked else None
+    inputs = [*parts, mask, draw(2, 2, 2, past, 24)]
+    attrs = {"q_num_heads": 4, "kv_num_heads": 2, "is_causal": 1}
+    check(node_of("StackedAttention", "penstock", inputs, **attrs), inputs)
+
+
+def test_present_of_a_stacked_past_grows_where_that_is():
+    for library in LIBRARIES:
+        past, copies = draw(2, 2, 3, 5, 16), 0
+        for _ in range(12):
+            inputs = [*[draw(2, 3, 1, 16) for _ in range(3)], None, past]
+            node = node_of("StackedAttention", "penstock", inputs)
+            types = [value and value.type for value in node.inputs]
+            before, wanted = past.copy(), node.op.compile(node, types).function(*inputs)
+            results = cached_attention(library, node, types).function(*inputs)
+            for result, want in zip(results, wanted, strict=True):
+                np.testing.assert_allclose(result, want, rtol=2e-5, atol=2e-6)
+            np.testing.assert_array_equal(past, before)
+            copies += not np.shares_memory(past, results[1])
+            past = results[1]
+        assert copies == 1
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 2, 4, 8), (2, 1, 2, 4, 9), (1, 2, 4, 8), (2, 2, 2, 4, 8)])
+def test_stacked_pasts_that_do_not_fit_are_left_to_numpy(shape):
+    inputs = [*[draw(1, 2, 1, 8) for _ in range(3)], None, draw(2, 1, 2, 4, 8)]
+    node = node_of("StackedAttention", "penstock", inputs)
+    for library in LIBRARIES:
+        kernel = cached_attention(library, node, [value and value.type for value in node.inputs])
+        function, (_, *others) = kernel.function.func, kernel.function.args
+        assert function(lambda *x: "NumPy", *others, *inputs[:4], draw(*shape)) == "NumPy"
+
+
+DECODER = "DecoderMaskedMultiHeadAttention"
+
+
+def buffers(room=9, used=4, size=24, **changes):
+    """Inputs of DecoderMaskedMultiHeadAttention, which has three heads."""
+    parts = [draw(2, 1, 3 * size) for _ in range(3)]
+    pasts = [draw(2, 3, room, size) for _ in range(2)]
+    inputs = [*parts, None, None, *pasts, np.array([used], np.int32), None, None, None]
+    return changed(inputs, **changes)
+
+
+@pytest.mark.parametrize("room, used", [(9, 0), (9, 4), (9, 8), (600, 400), (1, 0)])
+@pytest.mark.parametrize("attrs", [{}, {"scale": 0.3}, {"unidirectional": 1}])
+def test_attention_over_a_buffer_is_close_to_numpy(attrs, room, used):
+    inputs = buffers(room, used)
+    check(node_of(DECODER, MICROSOFT, inputs, num_heads=3, **attrs), inputs)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"x7": np.array([9], np.int32)},
+        {"x7": np.array([-1], np.int32)},
+        {"x7": np.array([4, 4], np.int32)},
+        {"x3": np.ones((2, 5), np.int32)},
+        {"x4": draw(2, 3, 1, 5)},
+        {"x6": draw(2, 3, 8, 24)},
+        {"x9": np.zeros((1, 2, 9), np.int32)},
+        {"x10": draw(216)},
+    ],
+)
+def test_buffers_that_do_not_fit_are_left_to_numpy(changes):
+    node = node_of(DECODER, MICROSOFT, buffers(), num_heads=3)
+    for library in LIBRARIES:
+        kernel = cached_attention(library, node, [value and value.type for value in node.inputs])
+        function, (_, *others) = kernel.function.func, kernel.function.args
+        assert function(lambda *inputs: "NumPy", *others, *buffers(**changes)) == "NumPy"
+
+
+VISIBLE = np.tril(rng.random((2, 5, 5)) < 0.5) | np.eye(5, dtype=bool)
+
+
+def blocks(queries, lengths, layouts=2, block=16, size=24, half=0, **changes):
+    """Inputs of SparseAttention, with rows of blocks of which each sees itself."""
+    total = max(lengths)
+    inputs = groups(2, queries, 5 * block, [n - 1 for n in lengths], 4, 2, size, half)
+    seen = VISIBLE[:layouts]
+    starts = np.concatenate([np.zeros((layouts, 1)), np.cumsum(seen.sum(2), 1)], 1)
+    columns = np.full((layouts, seen.sum((1, 2)).max()), -1, np.int32)
+    for row, of in zip(columns, seen, strict=True):
+        row[: of.sum()] = np.nonzero(of)[1]
+    numbers = [np.array(total, np.int32), np.array(lengths, np.int32)]
+    angles = inputs[7:] if half else []
+    return changed([*inputs[:5], starts.astype(np.int32), columns, *numbers, *angles], **changes)
+
+
+SPARSE = {"num_heads": 4, "kv_num_heads": 2, "sparse_block_size": 16}
+
+
+@pytest.mark.parametrize("layouts", [1, 2])
+@pytest.mark.parametrize("half", [0, 12])
+@pytest.mark.parametrize(
+    "queries, lengths", [(80, [80, 80]), (37, [37, 37]), (1, [38, 80]), (1, [5, 21]), (5, [30, 41])]
+)
+def test_attention_to_blocks_is_close_to_numpy(queries, lengths, half, layouts):
+    inputs, attrs = blocks(queries, lengths, layouts, half=half), {"do_rotary": int(half > 0)}
+    check(node_of("SparseAttention", MICROSOFT, inputs, **SPARSE, **attrs), inputs)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"x5": np.zeros((2, 6), np.int32)},  # queries that see nothing
+        {"x5": np.ones((2, 6), np.int32)},
+        {"x5": np.full((2, 6), 2**31 - 1, np.int32)},
+        {"x5": np.zeros((2, 1), np.int32)},
+        {"x5": np.zeros((3, 6), np.int32)},
+        {"x6": np.full((2, 40), 5, np.int32)},
+        {"x6": np.full((2, 40), -1, np.int32)},
+        {"x6": np.zeros((2, 40), np.int32)},
+        {"x6": np.zeros((2, 2), np.int32)},
+        {"x7": np.array(81, np.int32)},
+        {"x8": np.array([81, 38], np.int32)},
+        {"x8": np.array([0, 38], np.int32)},
+        {"x8": np.array([-(2**31), 38], np.int32)},
+    ],
+)
+def test_blocks_that_do_not_fit_are_left_to_numpy(changes):
+    node = node_of("SparseAttention", MICROSOFT, blocks(1, [38, 80]), **SPARSE)
+    for library in LIBRARIES:
+        kernel = cached_attention(library, node, [value and value.type for value in node.inputs])
+        function, (_, *others) = kernel.function.func, kernel.function.args
+        inputs = blocks(1, [38, 80], **changes)
+        assert function(lambda *inputs: "NumPy", *others, *inputs) == "NumPy"
 
 
 @pytest.mark.parametrize("queries", [1, 3])

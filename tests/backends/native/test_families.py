@@ -62,7 +62,7 @@ def test_family_of_fused_node_follows_what_it_begins_with() -> None:
     of_product, of_chain = family_of(fused([product])), family_of(fused([relu]))
     assert of_product is not None
     assert of_chain is not None
-    assert of_product.static.__name__ == "dense_call"  # type: ignore[union-attr]
+    assert of_product.static.__name__ == "product_call"  # type: ignore[union-attr]
     assert of_chain.static.__name__ == "elementwise_call"  # type: ignore[union-attr]
 
 

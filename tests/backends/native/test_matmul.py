@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from penstock.backends.native import RATES
 from penstock.backends.native.matmul import product_workload
-from penstock.ir.graph import Node
+from penstock.ir.graph import Node, Value
 from penstock.ir.kernel import Kernel
+from penstock.ops.internal.fused import fused
+from penstock.ops.registry import standard
 from penstock.ops.work_estimate import estimate
 from tests.support.native_kernels import (  # noqa: F401
     LIBRARIES,
@@ -50,6 +52,32 @@ def numbers(dims: tuple[int, ...], dtype: str) -> np.ndarray:
 def test_matmul_is_close_to_numpy(shapes, constants, dtype):
     inputs = [numbers(dims, dtype) for dims in shapes]
     check(node_of("MatMul", inputs, constants), inputs, ROUNDING)
+
+
+def scaled(operation, shapes, dtype, factor, first=False):
+    """A product and what multiplies or divides it by a number, as one node, and its inputs."""
+    product = node_of("MatMul", [numbers(dims, dtype) for dims in shapes])
+    y = product.outputs[0]
+    constant = Value("factor", const=np.array(factor, dtype))
+    values, result = [y, constant][:: -1 if first else 1], [Value("scaled", y.type)]
+    inputs = [numbers(dims, dtype) for dims in shapes]
+    return fused([product, Node(standard(operation), values, result)]), [*inputs, constant.const]
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2])
+@pytest.mark.parametrize("shapes", SHAPES, ids=str)
+def test_matmul_with_a_factor_is_close_to_numpy(shapes, dtype):
+    for operation, factor in (("Mul", 0.3), ("Div", [-8.0])):
+        check(*scaled(operation, shapes, dtype, factor), ROUNDING)
+
+
+@pytest.mark.parametrize("dtype, operation, factor, first", [
+    ("float32", "Div", 8.0, True), ("float32", "Mul", 1e-9, False), ("int32", "Mul", 3, False),
+    ("float32", "Add", 2.0, False),
+])  # fmt: skip
+def test_matmul_with_what_is_no_factor_of_it_has_no_kernel(dtype, operation, factor, first):
+    node, _ = scaled(operation, [(3, 4, 5), (5, 6)], dtype, factor, first)
+    assert all(kernel_of(node, library) is None for library in LIBRARIES)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -345,6 +345,30 @@ def test_attention_matches_onnx_runtime(mask: str, added: Any, attrs: Mapping[st
     check_contrib("Attention", inputs, {"num_heads": 2, **attrs}, constants=[1, 2], untyped=False)
 
 
+@pytest.mark.parametrize("mask", [None, "keys", "queries", "ends"])
+@pytest.mark.parametrize("attrs", [{}, {"unidirectional": 1, "mask_filter_value": -3.0}])
+def test_attention_over_a_past_matches_onnx_runtime(mask: Any, attrs: Mapping[str, Any]) -> None:
+    seen = rng.random((2, 3, 7)) < 0.7
+    masks = {"keys": seen[:, 0], "queries": seen, "ends": np.array([5, 7])}
+    given = None if mask is None else masks[mask].astype(np.int32)
+    past, attrs = draw(2, 2, 2, 4, 4), {"num_heads": 2, **attrs}
+    inputs = [draw(2, 3, 6), draw(6, 24), draw(24), given, past]
+    check_contrib("Attention", inputs, attrs, constants=[1, 2], untyped=False, outputs=2)
+    inputs = [*[draw(2, 3, 8) for _ in range(3)], None, given, None, *past]
+    check_contrib("MultiHeadAttention", inputs, attrs, untyped=False, outputs=3)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("mask", [False, True])
+def test_attention_over_a_buffer_matches_onnx_runtime(mask: bool, bias: bool) -> None:
+    seen = np.array([[1, 1, 0, 1], [0, 1, 1, 1]], np.int32) if mask else None
+    parts, pasts = [draw(2, 1, 8) for _ in range(3)], [draw(2, 2, 6, 4) for _ in range(2)]
+    inputs = [*parts, seen, None, *pasts, np.array([3], np.int32)]
+    inputs += [None, None, draw(24)] if bias else []
+    attrs = {"num_heads": 2, "past_present_share_buffer": 1}
+    check_contrib("DecoderMaskedMultiHeadAttention", inputs, attrs, outputs=3)
+
+
 def test_attention_of_weights_that_are_fed_matches_onnx_runtime() -> None:
     check_contrib("Attention", [draw(2, 5, 6), draw(6, 24), draw(24)], {"num_heads": 2})
 

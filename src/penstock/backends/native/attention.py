@@ -27,6 +27,7 @@ from penstock.ir.kernel import Kernel, MemoryUse
 from penstock.ir.layout import packed_strides
 from penstock.ir.op import Attrs
 from penstock.ops.common import shape_rules as rules
+from penstock.ops.internal.attention import STACKED_ATTENTION
 from penstock.ops.registry import MICROSOFT
 from penstock.ops.result_bytes import counted
 from penstock.ops.work_estimate import Workload
@@ -194,28 +195,41 @@ def _call(site: Site, sizes: _Sizes, strides: Sequence[tuple[int, ...] | None]) 
 
 # Over keys whose number only the run knows.
 
-_ATTENTION = Struct("=8q2d")  # as in c/attention/attention_functions.c
+_ATTENTION = Struct("=10q2d")  # as in c/attention/attention_functions.c
+_DECODER = "DecoderMaskedMultiHeadAttention"
 
 
-@of_any_shape("Attention", "com.microsoft.GroupQueryAttention")
+@of_any_shape(
+    *("Attention", "penstock.StackedAttention"),
+    *("com.microsoft.GroupQueryAttention", "com.microsoft.DecoderMaskedMultiHeadAttention"),
+    "com.microsoft.SparseAttention",
+)
 def cached_attention(
     library: NativeLibrary, node: Node, types: Sequence[Type | None]
 ) -> Kernel | None:
-    """GroupQueryAttention of com.microsoft, and ONNX's Attention, with a past of real numbers. The
-    present of one whose length is not known ahead grows in place (``host/c/growable.c``)."""
-    attrs, grouped = node.attrs, node.op.domain == MICROSOFT
+    """Attention with a past of real numbers: of ONNX, and of com.microsoft for groups of heads, or
+    with a buffer that is filled. The present of a past whose length is not known ahead grows in
+    place (``host/c/growable.c``)."""
+    attrs, stacked = node.attrs, node.op is STACKED_ATTENTION
+    buffered = node.op.name == _DECODER
+    grouped = node.op.domain == MICROSOFT and not buffered
+    chosen = (_of_groups if grouped else _of_buffers if buffered else _of_onnx)(attrs)
     tensors = [t if isinstance(t, TensorType) else None for t in types]
-    q, *others = [*tensors[:3], *tensors[3 if grouped else 4 :][:2]]
-    chosen = _of_groups(attrs) if grouped else _of_onnx(attrs)
+    past = 3 if grouped else 5 if buffered else 4
+    olds = tensors[past : past + 1] * 2 if stacked else tensors[past : past + 2]
+    q, *others = [*tensors[:3], *olds]
     if len(others) < 4 or chosen is None or not _are_real(q, others, grouped):
         return None
-    if len(node.outputs) != 3 or None in node.outputs:
+    if len(node.outputs) != 3 - stacked or None in node.outputs:
         return None
     scale, softcap = float(attrs.get("scale") or 0), float(attrs.get("softcap") or 0)
     # A past of unknown length is that of a decoder, which is fed the present in its next step.
     grows = any(not t.static for t in others[2:] if t is not None)
     rooms = GrowableBuffers()
-    settings = _ATTENTION.pack(*chosen, grows, scale, softcap), rooms
+    settings = (
+        _ATTENTION.pack(*chosen, stacked, grows, attrs.get("sparse_block_size", 0), scale, softcap),
+        rooms,
+    )
     # For what C has no code for: it looks at the arrays of each call.
     otherwise = counted(node, node.op.compile(node, types).function)
     function = partial(library.functions.cached_attention, otherwise, checkpoint, settings)
@@ -232,14 +246,16 @@ def _are_real(q: TensorType | None, others: Sequence[TensorType | None], grouped
 
 
 def _of_groups(attrs: Attrs) -> list[int] | None:
-    """The settings of a GroupQueryAttention, in the order of C; None for those without a kernel."""
+    """The settings of a GroupQueryAttention, or of a SparseAttention, in the order of C; None for
+    those without a kernel."""
     if attrs.get("sliding_window_cache") or attrs.get("smooth_softmax", -1) == 1:
         return None
     if {attrs.get(f"{name}_quant_type", "NONE") for name in "kv"} != {"NONE"}:
         return None
     window = max(attrs.get("local_window_size", -1), 0)
     chosen = [attrs["num_heads"], attrs["kv_num_heads"], attrs.get("causal", 1), window]
-    return [*chosen, attrs.get("do_rotary", 0), attrs.get("rotary_interleaved", 0), 1]
+    form = 3 if "sparse_block_size" in attrs else 1
+    return [*chosen, attrs.get("do_rotary", 0), attrs.get("rotary_interleaved", 0), form]
 
 
 def _of_onnx(attrs: Attrs) -> list[int] | None:
@@ -251,6 +267,11 @@ def _of_onnx(attrs: Attrs) -> list[int] | None:
         return None
     heads = [attrs.get(f"{name}_num_heads", 0) for name in ("q", "kv")]
     return [*heads, int(bool(attrs.get("is_causal"))), *[0] * 4]
+
+
+def _of_buffers(attrs: Attrs) -> list[int]:
+    """As ``_of_groups``, of DecoderMaskedMultiHeadAttention."""
+    return [attrs["num_heads"], attrs["num_heads"], *[0] * 4, 2]
 
 
 @of_any_shape("penstock.Attention")

@@ -76,7 +76,6 @@ def dense_workload(node: Node) -> Workload | None:
     return Workload("dense", flops=2 * rows * inner * padded(columns), elements=odd)
 
 
-@family(fused_with("Gemm"), fused_with("MatMul"), work=dense_workload)
 def dense_call(site: Site) -> NativeCall | None:
     """MatMul and Gemm of float32 with a constant matrix, and the elementwise operations behind them
     in a fused node."""
@@ -162,7 +161,7 @@ def _product_workload(node: Node) -> Workload | None:
     return product_workload(node)
 
 
-@family("Gemm", "MatMul", work=_product_workload)
+@family(fused_with("Gemm"), fused_with("MatMul"), "Gemm", "MatMul", work=_product_workload)
 def product_call(site: Site) -> NativeCall | None:
     """A product with a constant matrix, or of small ones."""
     call = dense_call(site)

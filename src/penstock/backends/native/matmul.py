@@ -16,9 +16,11 @@ from penstock.core.types import INT64, TensorType
 from penstock.ir.graph import Node
 from penstock.ir.layout import packed_strides
 from penstock.ops.common.constant_cache import ConstantRef, Reordered, reordered
+from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.work_estimate import Workload
 
 _DTYPES = ("float32", "float64", "int32", "int64")
+_SMALLEST = 1e-6  # factors of operands that leave numbers far from what rounds to 0 or infinity
 _UNIT, _STRIP, _MOST_ROWS = 64, 256, 256  # bytes of a line and of a strip, rows of an item
 
 _Axis: TypeAlias = tuple[int, int, int, int]
@@ -106,26 +108,52 @@ def _merged(axes: Sequence[_Axis]) -> list[_Axis]:
 
 
 def product(site: Site) -> NativeCall | None:
-    """MatMul and Gemm of numbers; of integers, without factors."""
+    """MatMul and Gemm of numbers, perhaps times a factor in a fused node; of integers, without
+    factors."""
     a, b = site.input(0), site.input(1)
     if a is None or b is None or str_(a.dtype) not in _DTYPES or a.dtype != b.dtype:
         return None
-    factors = site.attr("alpha", 1.0), site.attr("beta", 1.0)
-    if str_(a.dtype).startswith("int") and factors != (1, 1):
+    alpha = _alpha(site)
+    if alpha is None or (
+        str_(a.dtype).startswith("int") and (alpha, site.attr("beta", 1.0)) != (1, 1)
+    ):
         return None
-    return _call(site, a, b, [None] * len(site.tensors))
+    return _call(site, a, b, alpha, [None] * len(site.tensors))
+
+
+def _alpha(site: Site) -> float | None:
+    """The factor of a product, alone or with a multiplication by a number; None for others."""
+    product, *others = parts(site.node)
+    if not others:
+        return float(site.attr("alpha", 1.0))
+    scale, result, factor = others[0], product.outputs[0], site.constant(2)
+    if len(others) > 1 or product.op.name != "MatMul" or scale.op.name not in ("Div", "Mul"):
+        return None
+    # A number divided by a product is no factor, and one of higher rank changes the shape.
+    if scale.op.name == "Div" and scale.inputs[0] is not result:
+        return None
+    if factor is None or factor.size != 1 or result is None or result.type != site.output():
+        return None
+    number = float(factor.reshape(()))
+    if not _SMALLEST < abs(number) < 1 / _SMALLEST:
+        return None
+    return number if scale.op.name == "Mul" else 1 / number
 
 
 def _call(
-    site: Site, a: TensorType, b: TensorType, strides: Sequence[tuple[int, ...] | None]
+    site: Site,
+    a: TensorType,
+    b: TensorType,
+    alpha: float,
+    strides: Sequence[tuple[int, ...] | None],
 ) -> NativeCall:
     """The call for tensors of these strides. Raises ``UnsupportedError``."""
-    product = _product(site.node, (a, b), (*strides[:2], strides[-1]))
+    product = _product(parts(site.node)[0], (a, b), (*strides[:2], strides[-1]))
     if product is None:
         raise UnsupportedError
-    # As in the definition, a third input times 0 is not read.
+    # As in the definition, a third input times 0 is not read; that of a fused node is ``alpha``.
     beta, third = float(site.attr("beta", 1.0)), site.input(2)
-    third = third if beta else None
+    third = third if beta and not is_fused(site.node) else None
     if third is not None:
         if strides[2] is not None:
             raise UnsupportedError
@@ -149,9 +177,8 @@ def _call(
         raise UnsupportedError
     words = [*operands, None if third is None else Tensor(2), site.result()]
     padded = held is not None and not is_swapped
-    factors = float(site.attr("alpha", 1.0)), beta
-    call = _native_call(str_(a.dtype), words, product, padded, factors)
-    restrided = partial(_call, site, a, b)
+    call = _native_call(str_(a.dtype), words, product, padded, (alpha, beta))
+    restrided = partial(_call, site, a, b, alpha)
     packed = {} if held is None else {1: held}
     return replace(call, reordered=packed, restrided=restrided, any_layout=True)
 
@@ -241,8 +268,10 @@ def _unpadded(shape: tuple[int, ...], transposed: bool, padded: np.ndarray) -> n
     return np.ascontiguousarray(matrix.T if transposed else matrix).reshape(shape)
 
 
-def product_workload(node: Node) -> Workload | None:
-    """The work of a product; None where there is no kernel."""
+def product_workload(fused: Node) -> Workload | None:
+    """The work of a product, also of one that a fused node begins with; None where there is no
+    kernel."""
+    node = parts(fused)[0]
     a, b = [None if v is None else v.type for v in node.inputs[:2]]
     if not isinstance(a, TensorType) or not isinstance(b, TensorType):
         return None

@@ -22,6 +22,7 @@ from penstock.frontends.common.inferred_types import InferredTypes, constant_of
 from penstock.ir.graph import Node, Value
 from penstock.ir.op import Attrs, Op
 from penstock.ops.common.shape_rules import all_known, element_number
+from penstock.ops.internal import internal_operation
 from penstock.ops.registry import find
 
 if TYPE_CHECKING:
@@ -273,7 +274,7 @@ class NodeBuilder:
 
     def operation(self, op: str, domain: str) -> tuple[Op, Attrs]:
         """An operation, and the attributes that its nodes have unless they are given."""
-        operation = find(op, domain)
+        operation = find(op, domain) or internal_operation(op, domain)
         if operation is None:
             raise InexpressibleError(NO_KERNEL)
         return operation, {}

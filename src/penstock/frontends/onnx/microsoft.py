@@ -556,37 +556,30 @@ def attention(b: NodeUpgrade) -> None:
     """Attention of three projections of one input."""
     masked, past, added = (5, 8, 9) if b.op == "QAttention" else (3, 4, 5)
     shape, old = b.shape(1), b.optional(past)
-    cached = old is not None and b.optional(masked) is None and not _is_special(b)
+    cached = old is not None and b.outputs[1:] and b.outputs[1] and not _is_special(b)
     if shape is None or not isinstance(shape[-1], int):
         return
-    if not (_is_plain(b, masked, past) or (cached and len(b.outputs) > 1 and b.outputs[1])):
+    if not (_is_bias(b, masked) if cached else _is_plain(b, masked, past)):
         return
     total = shape[-1]
     sizes = b.attrs.get("qkv_hidden_sizes") or [total // 3] * 3
     if len(sizes) != 3 or sum(sizes) != total or sizes[0] != sizes[1]:
         raise NodeError(f"projects to {total} features, which are not those of {sizes}")
     projected = list(_projections(b, sizes))
-    if old is None:
+    if not cached:
         _become_attention(b, projected, sizes, masked, b.optional(added))
         return
-    # Keys and values of the past lie behind one another, and so do those of the present.
-    halves = b.emit_several("Split", [old], {"axis": 0, "num_outputs": 2}, count=2)
-    olds = [b.emit("Squeeze", [half, [0]]) for half in halves]
-    presents = [Value(b.fresh("present")) for _ in range(2)]
-    y, present = b.outputs[0], b.outputs[1]
-    operands = [*projected, b.optional(added), *olds]
-    b.give([y, *presents], "Attention", operands, _in_heads(b, sizes))
-    both = [b.emit("Unsqueeze", [x, [0]]) for x in presents]
-    b.become("Concat", both, {"axis": 0}, [present])
+    operands = [*projected, _biases(b, masked, added, projected[0]), old]
+    b.emit_final("StackedAttention", operands, _in_heads(b, sizes), domain="penstock")
 
 
-@rewrites("MultiHeadAttention", "DecoderMaskedMultiHeadAttention")
+@rewrites("MultiHeadAttention")
 def multi_head_attention(b: NodeUpgrade) -> None:
     """Attention of queries, keys and values, all [batch, places, features]; keys and values of
     another sequence may be in heads."""
     biased, masked, added, past = (3, 4, 5, 6) if b.op == "MultiHeadAttention" else (10, 3, 4, 5)
     olds = [b.optional(i) for i in (past, past + 1)]
-    cached = all(olds) and b.optional(masked) is None and len(b.outputs) == 3 and all(b.outputs)
+    cached = all(olds) and _is_bias(b, masked) and len(b.outputs) == 3 and all(b.outputs)
     if not (cached and not _is_special(b)) and not _is_plain(b, masked, past):
         return
     values = [b.optional(i) for i in range(3)]
@@ -602,9 +595,24 @@ def multi_head_attention(b: NodeUpgrade) -> None:
         for x, part, in_heads in zip(values, parts, wide, strict=True)
     ]
     if cached:
-        b.become("Attention", [*sums, b.optional(added), *olds], _in_heads(b, sizes))
+        biases = _biases(b, masked, added, sums[0])
+        b.become("Attention", [*sums, biases, *olds], _in_heads(b, sizes))
     else:
         _become_attention(b, sums, sizes, masked, b.optional(added), wide)
+
+
+@rewrites("DecoderMaskedMultiHeadAttention")
+def decoder_attention(b: NodeUpgrade) -> None:
+    """Attention of one query; over a buffer it stays as it is, but for a bias that is added before
+    if sizes are known."""
+    if b.optional(7) is None or b.optional(10) is None:
+        multi_head_attention(b)
+        return
+    sizes = [_features(b.shape(i)) for i in range(3)]
+    if 0 not in sizes and [b.rank(i) for i in range(3)] == [3, 3, 3]:
+        pairs = zip(b.inputs[:3], _columns(b, 10, sizes), strict=True)
+        inputs = [*[_sum(b, x, part) for x, part in pairs], *b.inputs[3:10]]
+        b.emit_final(b.op, inputs, b.attrs, domain=MICROSOFT)
 
 
 def _features(shape: Shape | None) -> int:
@@ -623,6 +631,17 @@ def _is_plain(b: NodeUpgrade, masked: int, past: int) -> bool:
     ``_mask`` makes, nodes are left as they are."""
     kept = b.optional(past) or any(b.outputs[1:]) or _is_special(b)
     return not kept and _is_mask(b, masked)
+
+
+def _is_bias(b: NodeUpgrade, masked: int) -> bool:
+    """Whether ``_mask`` can write out a mask, if there is one, without scores."""
+    return b.optional(masked) is None or b.rank(masked) in (2, 3)
+
+
+def _biases(b: NodeUpgrade, masked: int, added: int, x: Value) -> Value | None:
+    """The sum of a mask and of what is added to scores, which have the dtype of ``x``."""
+    mask, bias = _mask(b, masked, x), b.optional(added)
+    return _sum(b, mask, bias) if mask or bias else None
 
 
 def _in_heads(b: NodeUpgrade, sizes: Sequence[int]) -> AttrDict:

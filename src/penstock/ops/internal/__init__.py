@@ -23,6 +23,7 @@ INTERNAL = {
     "SearchStart": "search.SEARCH_START",
     "SearchStep": "search.SEARCH_STEP",
     "Stack": "transfer.STACK",
+    "StackedAttention": "attention.STACKED_ATTENTION",
     "Transfer": "transfer.TRANSFER",
     "TripCount": "trip_count.TRIP_COUNT",
     "ZeroNaN": "zero_nan.ZERO_NAN",

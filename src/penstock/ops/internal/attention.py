@@ -9,6 +9,10 @@ the groups of keys serves ``heads / groups`` heads in a row.
 Attributes: ``scale``; ``softcap``, 0 for none; ``keys_last``: keys are [..., groups, size,
 positions]; and ``zeros``: which rows of the result become 0. "unseen" ones have no score above
 negative infinity, and would be NaN; "nan" ones have weights that are NaN.
+
+StackedAttention, which a front end creates, is ONNX's Attention with a past whose keys and values
+are one tensor [2, batch, heads, positions, size], behind queries, keys, values and a mask or None.
+Its outputs are the result and the present: the past with new keys and values behind it.
 """
 
 from __future__ import annotations
@@ -18,11 +22,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.core.types import ShapeError, TensorType, Type
-from penstock.ir.graph import Node
+from penstock.ir.graph import Node, Value
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Dims, Op, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.work import attention_work
+from penstock.ops.registry import standard
 
 
 def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -90,3 +95,40 @@ def _work(attrs: Attrs, inputs: Dims, output: tuple[int, ...]) -> int:
 
 
 ATTENTION = Op("Attention", "penstock", 1, 1, _infer, _compile, work=_work)
+
+
+# With a past.
+
+
+def _parted(types: Types) -> list[Type | None]:
+    """The types of the inputs of ONNX's Attention."""
+    past = rules.tensor(types, 4)
+    rules.check_shape("past", past.shape, (2, None, None, None, None))
+    half = TensorType(past.dtype, None if past.shape is None else past.shape[1:])
+    return [*types[:4], half, half]
+
+
+def _infer_stacked(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    y, *present = standard("Attention").infer(_parted(types), attrs, consts)[:3]
+    k, v = rules.tensor(present, 0), rules.tensor(present, 1)
+    rules.check_shape("values in heads", v.shape, k.shape or v.shape)
+    return y, TensorType(k.dtype, None if k.shape is None else (2, *k.shape))
+
+
+def _compile_stacked(node: Node, types: Types) -> Kernel:
+    parts, (y, _) = _parted(types), node.outputs
+    k, v, old_k, old_v = (Value(name) for name in ("k", "v", "old_k", "old_v"))
+    inputs = [*node.inputs[:4], old_k, old_v]
+    inner = node.derived(inputs, [y, k, v], op=standard("Attention"))
+    attend = inner.op.compile(inner, parts).function
+
+    def function(*inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        y, k, v = attend(*inputs[:4], *inputs[4])
+        return y, np.stack((k, v))
+
+    return Kernel(function)
+
+
+STACKED_ATTENTION = Op(
+    "StackedAttention", "penstock", 1, 1, _infer_stacked, _compile_stacked, work=attention_work
+)

@@ -26,7 +26,7 @@ static void rotate(const struct attention_cache *a, const float *x, int64_t posi
     memcpy(to + 2 * a->half, x + 2 * a->half, (a->size - 2 * a->half) * sizeof *to);
 }
 
-/* The present of one head: the past, unless it is there, new rows, and zeros. */
+/* The present of one head: the past, unless it is there, new rows, and zeros or the rest of the past. */
 static void store(const struct attention_cache *a, const float *new, int64_t row, const float *past,
                   float *to, int64_t size, int64_t cached, int turned)
 {
@@ -39,8 +39,11 @@ static void store(const struct attention_cache *a, const float *new, int64_t row
         else
             memcpy(place, new + i * row, size * sizeof *to);
     }
-    int64_t end = cached + a->queries;
-    memset(to + end * size, 0, (a->kept - end) * size * sizeof *to);
+    const int64_t end = cached + a->queries, rest = (a->kept - end) * size * sizeof *to;
+    if (a->keeps)
+        memcpy(to + end * size, past + end * size, rest);
+    else
+        memset(to + end * size, 0, rest);
 }
 
 /* The sums of as many vectors as each has lanes, one in each lane. A step joins two vectors: of lanes
@@ -203,7 +206,26 @@ static int weigh(const struct attention_cache *a, float *scores, const float *bi
    results and of what is added to scores; how many keys less each sees than the one after it. */
 typedef struct {
     int64_t y, bias, fewer;
+    const int32_t *blocks; /* of keys that all of them see, `count`; NULL: all */
+    int64_t count;
 } apart;
+
+/* How many keys, of those before `end`, are next from `*from` on, which is moved to the first that is seen. */
+static int64_t next_keys(const struct attention_cache *a, const apart *next, int64_t *from, int64_t end)
+{
+    int64_t at = 0, stop = end;
+    if (next->blocks) {
+        while (at < next->count && (next->blocks[at] + 1) * a->block <= *from)
+            at++;
+        if (at == next->count)
+            return 0;
+        *from = *from > next->blocks[at] * a->block ? *from : next->blocks[at] * a->block;
+        while (at + 1 < next->count && next->blocks[at + 1] == next->blocks[at] + 1)
+            at++;
+        stop = smaller(end, (next->blocks[at] + 1) * a->block);
+    }
+    return *from < stop ? smaller(KEYS, stop - *from) : 0;
+}
 
 /* Some queries, a constant number, over the keys from `first` up to `end`, a block of them at a time. */
 INLINED int attend(const struct attention_cache *a, const float *const *q, const float *keys,
@@ -216,8 +238,7 @@ INLINED int attend(const struct attention_cache *a, const float *const *q, const
         top[c] = -INFINITY;
         memset(sums[c], 0, a->value_size * sizeof *sums[c]);
     }
-    for (int64_t from = first; from < end; from += KEYS) {
-        int64_t n = end - from < KEYS ? end - from : KEYS;
+    for (int64_t from = first, n; (n = next_keys(a, next, &from, end)) > 0; from += n) {
         dots(scores, q, keys + from * a->size, n, a->size, (float)a->scale, count);
         for (int c = 0; c < count; c++) {
             const float *row = bias ? bias + c * next->bias + from : NULL;
@@ -270,9 +291,12 @@ static int attention_cache(const void *arguments, int64_t begin, int64_t end)
                   a->holds_v ? NULL : old_values, values, a->value_size, cached, 0);
         }
         /* Where few heads share keys, queries of a head that see all that is before them are computed together. */
-        const int by_rows = group < TOGETHER && !a->window;
+        const int by_rows = (group < TOGETHER || a->block) && !a->window;
         for (int64_t i = 0, rows; i < a->queries; i += rows) {
-            const int64_t position = cached + i, left = smaller(a->queries, a->causal ? ends - cached : a->queries) - i;
+            const int64_t position = cached + i;
+            int64_t left = smaller(a->queries, a->causal ? ends - cached : a->queries) - i;
+            if (a->block)
+                left = smaller(left, a->block - position % a->block);
             rows = !by_rows ? 1 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
             const int64_t end_of_rows = position + rows;
             const int64_t last = a->causal && end_of_rows < ends ? end_of_rows : ends;
@@ -280,11 +304,17 @@ static int attention_cache(const void *arguments, int64_t begin, int64_t end)
             if (first >= last)
                 return 1;
             for (int64_t h = head * group, heads; h < (head + 1) * group; h += heads) {
-                const int64_t sharing = (head + 1) * group - h;
+                const int64_t sharing = a->layouts > 1 ? 1 : (head + 1) * group - h;
                 heads = rows > 1 ? 1 : sharing >= 4 ? 4 : sharing >= 2 ? 2 : 1;
                 const int64_t together = rows * heads;
-                const apart next = rows > 1 ? (apart){a->y_row, a->bias_row, a->causal}
-                                            : (apart){a->y_head, a->bias_head, 0};
+                apart next = {rows > 1 ? a->y_row : a->y_head, rows > 1 ? a->bias_row : a->bias_head,
+                              rows > 1 ? a->causal : 0, NULL, 0};
+                if (a->block) {
+                    const int64_t layout = h % a->layouts;
+                    const int32_t *starts = a->starts + layout * (a->blocks + 1) + position / a->block;
+                    next.blocks = a->columns + layout * a->most + starts[0];
+                    next.count = starts[1] - starts[0];
+                }
                 const float *q[TOGETHER], *bias = NULL;
                 for (int c = 0; c < together; c++) {
                     const int64_t row = rows > 1 ? c : 0, own = rows > 1 ? 0 : c;

@@ -19,7 +19,12 @@ struct attention_cache {
     int64_t past_k_batch, past_k_head, past_v_batch, past_v_head;
     int64_t present_k_batch, present_k_head, present_v_batch, present_v_head;
     int64_t holds_k, holds_v; /* whether the present holds the past already */
+    int64_t keeps;            /* whether it has what lies behind new rows in the past, in place of zeros */
     int64_t causal, window, half, interleaved;
+    /* Of block i of queries, in the layout of a head, the blocks of keys columns[starts[i]] to
+       columns[starts[i + 1] - 1] are seen, of as many positions; block 0: all are. */
+    const int32_t *starts, *columns;              /* [layouts, blocks + 1], [layouts, most] */
+    int64_t block, blocks, layouts, most;
     double scale, softcap;
 };
 

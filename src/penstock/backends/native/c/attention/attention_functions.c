@@ -7,13 +7,16 @@
 #include <string.h>
 
 typedef struct {
-    int64_t heads, kv_heads, causal, window, rotary, interleaved, grouped, grows;
+    int64_t heads, kv_heads, causal, window, rotary, interleaved, form, stacked, grows, block;
     double scale, softcap; /* scale 0: by the size of a head */
 } attention_settings;
 
 enum { Q, K, V, PAST_K, PAST_V, MOST_SAMPLES = 64, ITEM = sizeof(float) };
 enum { LENGTHS = 5, TOTAL, COS, SIN, OF_GROUPS }; /* of GroupQueryAttention */
 enum { MASK = 3, OLD_K, OLD_V, OF_ONNX };         /* of Attention */
+enum { ADDED = 4, BUFFER_K, BUFFER_V, USED, OF_BUFFERS }; /* of DecoderMaskedMultiHeadAttention, as is MASK */
+enum { STARTS = 5, COLUMNS, SPARSE_TOTAL, SPARSE_LENGTHS, SPARSE_COS, OF_SPARSE = 11 }; /* of SparseAttention */
+enum { ONNX, GROUPS, BUFFERS, SPARSE };
 
 static int is_real(PyObject *x, int rank)
 {
@@ -38,59 +41,77 @@ static int heads_of(PyObject *given, int64_t heads, int64_t *sizes, int64_t *bat
     return wide ? PyArray_DIM(x, 2) % heads == 0 : PyArray_DIM(x, 1) == heads;
 }
 
-/* The past as [batch, heads, room, size], each head without gaps; it may have no positions, or not be there. */
-static int is_past(PyObject *given, int64_t batch, int64_t heads, int64_t size, int64_t *room,
-                   int64_t *batch_step, int64_t *head_step)
+/* Keys, or values, of a cache, as [batch, heads, positions, size]; one that is `stacked` has both, along another dim
+   in front. */
+typedef struct {
+    const npy_intp *dims, *strides;
+    float *data;
+    int64_t batch, head; /* elements from one to the next */
+} cached;
+
+static cached half_of(PyObject *cache, int stacked, int values)
+{
+    PyArrayObject *x = (PyArrayObject *)cache;
+    cached half = {PyArray_DIMS(x) + stacked, PyArray_STRIDES(x) + stacked, NULL, 0, 0};
+    half.data = (float *)(PyArray_BYTES(x) + (stacked && values ? PyArray_STRIDE(x, 0) : 0));
+    half.batch = any_shape_step(x, stacked);
+    half.head = any_shape_step(x, 1 + stacked);
+    return half;
+}
+
+/* Keys, or values, of the past, each head without gaps; there may be no positions, or no past. */
+static int is_past(PyObject *given, int stacked, int values, int64_t batch, int64_t heads, int64_t size, cached *past)
 {
     PyArrayObject *x = (PyArrayObject *)given;
-    *room = *batch_step = *head_step = 0;
+    static const npy_intp none[4];
+    *past = (cached){none, none, NULL, 0, 0};
     if (given == Py_None)
         return 1;
-    if (!PyArray_Check(given) || PyArray_TYPE(x) != NPY_FLOAT || PyArray_NDIM(x) != 4 ||
-        !PyArray_ISALIGNED(x) || !PyArray_ISNOTSWAPPED(x) || PyArray_STRIDE(x, 0) % ITEM ||
-        PyArray_STRIDE(x, 1) % ITEM)
+    if (!PyArray_Check(given) || PyArray_TYPE(x) != NPY_FLOAT || PyArray_NDIM(x) != 4 + stacked ||
+        !PyArray_ISALIGNED(x) || !PyArray_ISNOTSWAPPED(x) || (stacked && PyArray_DIM(x, 0) != 2))
         return 0;
-    *room = PyArray_DIM(x, 2);
-    *batch_step = any_shape_step(x, 0);
-    *head_step = any_shape_step(x, 1);
-    int dense = (PyArray_DIM(x, 3) == 1 || PyArray_STRIDE(x, 3) == ITEM) &&
-                (*room < 2 || PyArray_STRIDE(x, 2) == ITEM * size);
-    return (dense || !*room) && PyArray_DIM(x, 0) == batch && PyArray_DIM(x, 1) == heads &&
-           PyArray_DIM(x, 3) == size;
+    *past = half_of(given, stacked, values);
+    const npy_intp *dims = past->dims, *strides = past->strides;
+    int dense = (dims[3] == 1 || strides[3] == ITEM) && (dims[2] < 2 || strides[2] == ITEM * size);
+    for (int i = 0; i < 2 + stacked; i++)
+        dense = dense && PyArray_STRIDE(x, i) % ITEM == 0;
+    return (dense || !dims[2]) && dims[0] == batch && dims[1] == heads && dims[3] == size;
 }
 
 /* The present of a past, which may be where that is, or in memory from `allocate` if it grows. */
-static PyObject *present_of(PyObject *module, const struct attention_cache *a, PyObject *past, int grows,
-                            PyObject *allocate, int64_t batch, int64_t size, int64_t *holds, float **data, int64_t *batch_step,
-                            int64_t *head_step)
+static PyObject *present_of(PyObject *module, const struct attention_cache *a, PyObject *past, int stacked,
+                            PyObject *allocate, int grows, int64_t batch, int64_t size, int64_t *holds)
 {
-    npy_intp dims[] = {batch, a->kv_heads, a->kept, size};
+    npy_intp dims[] = {2, batch, a->kv_heads, a->kept, size};
     int held = 0;
-    PyArrayObject *y = grows ? grown(module, (PyArrayObject *)past, 2, a->queries, allocate, &held)
-                             : (PyArrayObject *)PyArray_EMPTY(4, dims, NPY_FLOAT, 0);
+    PyArrayObject *y = grows ? grown(module, (PyArrayObject *)past, 2 + stacked, a->queries, allocate, &held)
+                             : (PyArrayObject *)PyArray_EMPTY(4 + stacked, dims + !stacked, NPY_FLOAT, 0);
     *holds = held;
-    if (y) {
-        *data = PyArray_DATA(y);
-        *batch_step = PyArray_STRIDE(y, 0) / ITEM;
-        *head_step = PyArray_STRIDE(y, 1) / ITEM;
-    }
     return (PyObject *)y;
 }
 
-/* The positions of the samples of GroupQueryAttention; 0 for those that NumPy explains or computes.
-   The last ones are copied: the caller may change his. */
-static int set_groups(struct attention_cache *a, PyObject *const *x, int64_t batch, int32_t *last_of)
+/* `size` elements of int32 without gaps; NULL for others. */
+static const int32_t *integers_of(PyObject *given, int64_t size)
 {
-    PyArrayObject *last = (PyArrayObject *)x[LENGTHS], *total = (PyArrayObject *)x[TOTAL];
-    if (!PyArray_Check(x[LENGTHS]) || !PyArray_Check(x[TOTAL]) || PyArray_TYPE(last) != NPY_INT ||
-        PyArray_TYPE(total) != NPY_INT || !PyArray_ISCARRAY_RO(last) || !PyArray_ISCARRAY_RO(total) ||
-        PyArray_SIZE(last) != batch || PyArray_SIZE(total) != 1 || batch > MOST_SAMPLES)
+    PyArrayObject *x = (PyArrayObject *)given;
+    const int fits = PyArray_Check(given) && PyArray_TYPE(x) == NPY_INT && PyArray_ISCARRAY_RO(x);
+    return fits && PyArray_SIZE(x) == size ? PyArray_DATA(x) : NULL;
+}
+
+/* The positions of the samples of GroupQueryAttention, or of SparseAttention; 0 for those that NumPy explains
+   or computes. The last ones are copied: the caller may change his. */
+static int set_groups(struct attention_cache *a, PyObject *const *x, int64_t batch, int sparse, int32_t *last_of)
+{
+    const int32_t *last = integers_of(x[sparse ? SPARSE_LENGTHS : LENGTHS], batch);
+    const int32_t *total = integers_of(x[sparse ? SPARSE_TOTAL : TOTAL], 1);
+    if (!last || !total || batch > MOST_SAMPLES)
         return 0;
-    memcpy(last_of, PyArray_DATA(last), batch * sizeof *last_of);
+    for (int64_t b = 0; b < batch; b++)
+        last_of[b] = (int32_t)((uint32_t)last[b] - (uint32_t)sparse);
     a->last = last_of;
-    a->total = *(const int32_t *)PyArray_DATA(total);
+    a->total = *total;
     a->kept = a->room > a->total ? a->room : a->total;
-    if (a->room && a->total > a->room && a->total != a->room + a->queries)
+    if ((a->room || sparse) && a->total > a->room && (sparse || a->total != a->room + a->queries))
         return 0;
     for (int64_t b = 0; b < batch; b++) {
         int64_t end = (int64_t)a->last[b] + 1;
@@ -100,8 +121,9 @@ static int set_groups(struct attention_cache *a, PyObject *const *x, int64_t bat
     }
     if (!a->half)
         return a->queries <= a->kept;
-    PyArrayObject *cos = (PyArrayObject *)x[COS], *sin = (PyArrayObject *)x[SIN];
-    if (!is_real(x[COS], 2) || !is_real(x[SIN], 2) || !PyArray_ISCARRAY_RO(cos) ||
+    PyObject *const *angles = x + (sparse ? SPARSE_COS : COS);
+    PyArrayObject *cos = (PyArrayObject *)angles[0], *sin = (PyArrayObject *)angles[1];
+    if (!is_real(angles[0], 2) || !is_real(angles[1], 2) || !PyArray_ISCARRAY_RO(cos) ||
         !PyArray_ISCARRAY_RO(sin) || PyArray_SIZE(cos) != PyArray_SIZE(sin) ||
         PyArray_DIM(cos, 1) != PyArray_DIM(sin, 1) || 2 * PyArray_DIM(cos, 1) > a->size ||
         PyArray_DIM(cos, 0) < a->total)
@@ -110,6 +132,49 @@ static int set_groups(struct attention_cache *a, PyObject *const *x, int64_t bat
     a->cos = PyArray_DATA(cos);
     a->sin = PyArray_DATA(sin);
     return 1;
+}
+
+/* The blocks of keys that each block of queries sees, in order; 0 for those that are none, or not in order. */
+static int set_blocks(struct attention_cache *a, PyObject *const *x, int64_t block)
+{
+    PyArrayObject *starts = (PyArrayObject *)x[STARTS], *columns = (PyArrayObject *)x[COLUMNS];
+    if (!PyArray_Check(x[STARTS]) || !PyArray_Check(x[COLUMNS]) || PyArray_NDIM(starts) != 2 ||
+        PyArray_NDIM(columns) != 2)
+        return 0;
+    a->layouts = PyArray_DIM(starts, 0);
+    a->blocks = PyArray_DIM(starts, 1) - 1;
+    a->most = PyArray_DIM(columns, 1);
+    a->starts = integers_of(x[STARTS], PyArray_SIZE(starts));
+    a->columns = integers_of(x[COLUMNS], PyArray_SIZE(columns));
+    a->block = block;
+    if (!a->starts || !a->columns || block < 1 || block > INT32_MAX || a->blocks < 1 || a->layouts < 1 || a->heads % a->layouts ||
+        PyArray_DIM(columns, 0) != a->layouts || (a->total - 1) / block >= a->blocks)
+        return 0;
+    for (int64_t layout = 0; layout < a->layouts; layout++) {
+        const int32_t *start = a->starts + layout * (a->blocks + 1), *column = a->columns + layout * a->most;
+        if (start[0])
+            return 0;
+        for (int64_t i = 0; i < a->blocks; i++) {
+            if (start[i + 1] < start[i] || start[i + 1] > a->most)
+                return 0;
+            for (int64_t j = start[i]; j < start[i + 1]; j++)
+                if (column[j] < 0 || column[j] >= a->blocks || (j > start[i] && column[j] <= column[j - 1]))
+                    return 0;
+        }
+    }
+    return 1;
+}
+
+/* The positions of a buffer that stays as it is but for the new rows; 0 for what NumPy computes or explains. */
+static int set_buffers(struct attention_cache *a, PyObject *const *x)
+{
+    const int32_t *used = integers_of(x[USED], 1);
+    if (x[MASK] != Py_None || x[ADDED] != Py_None || !used)
+        return 0;
+    a->total = *used + a->queries;
+    a->kept = a->room;
+    a->keeps = 1;
+    return *used >= 0 && a->total <= a->room;
 }
 
 /* The mask of ONNX's Attention, which is added to scores. */
@@ -158,13 +223,23 @@ static int compute(const struct attention_cache *a, int64_t batch, PyObject *che
     return call.kernel ? call_run_words(&call, (const word *)a, status) : -1;
 }
 
+/* Where the past, and the present, of keys and of values lie. */
+static void set_caches(struct attention_cache *a, const cached *old, const cached *new)
+{
+    a->past_k = old[0].data, a->past_k_batch = old[0].batch, a->past_k_head = old[0].head;
+    a->past_v = old[1].data, a->past_v_batch = old[1].batch, a->past_v_head = old[1].head;
+    a->present_k = new[0].data, a->present_k_batch = new[0].batch, a->present_k_head = new[0].head;
+    a->present_v = new[1].data, a->present_v_batch = new[1].batch, a->present_v_head = new[1].head;
+}
+
 static PyObject *cached_attention(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
     PyObject *const *x = arguments + ARRAYS, *result = NULL;
     attention_settings settings;
     struct attention_cache a = {0};
     int32_t last[MOST_SAMPLES];
-    int64_t q[3], k[3], v[3], old;
+    int64_t q[3], k[3], v[3];
+    cached old[2], new[2];
     char *bytes;
     Py_ssize_t nbytes;
     if (count < ARRAYS)
@@ -174,10 +249,13 @@ static PyObject *cached_attention(PyObject *module, PyObject *const *arguments, 
     if (!allocate || PyBytes_AsStringAndSize(packed, &bytes, &nbytes) < 0)
         return NULL;
     memcpy(&settings, bytes, sizeof settings);
-    int past = settings.grouped ? PAST_K : OLD_K;
-    if (count < ARRAYS + (!settings.grouped ? OF_ONNX : settings.rotary ? OF_GROUPS : COS))
+    static const int pasts[] = {OLD_K, PAST_K, BUFFER_K, PAST_K};
+    static const int ends[] = {OF_ONNX, OF_GROUPS, OF_BUFFERS, OF_SPARSE};
+    const int form = (int)settings.form, stacked = (int)settings.stacked, past = pasts[form], past_v = past + !stacked;
+    const int end = ends[form] - stacked, angles = form == GROUPS || form == SPARSE ? 2 : 0;
+    if (count < ARRAYS + end - (settings.rotary ? 0 : angles))
         return any_shape_otherwise(arguments, count);
-    for (Py_ssize_t i = settings.grouped ? OF_GROUPS : OF_ONNX; i < count - ARRAYS; i++)
+    for (Py_ssize_t i = end; i < count - ARRAYS; i++)
         if (x[i] != Py_None)
             return any_shape_otherwise(arguments, count);
     a.heads = settings.heads;
@@ -206,38 +284,45 @@ static PyObject *cached_attention(PyObject *module, PyObject *const *arguments, 
     a.half = settings.rotary;
     a.scale = settings.scale ? settings.scale : 1 / sqrt((double)a.size);
     a.softcap = settings.softcap;
-    if (!is_past(x[past], q[0], a.kv_heads, a.size, &a.room, &a.past_k_batch, &a.past_k_head) ||
-        !is_past(x[past + 1], q[0], a.kv_heads, a.value_size, &old, &a.past_v_batch, &a.past_v_head) ||
-        a.room != old)
+    if (!is_past(x[past], stacked, 0, q[0], a.kv_heads, a.size, &old[0]) ||
+        !is_past(x[past_v], stacked, 1, q[0], a.kv_heads, a.value_size, &old[1]) || old[0].dims[2] != old[1].dims[2])
         return any_shape_otherwise(arguments, count);
+    a.room = old[0].dims[2];
     a.total = a.kept = a.room + a.queries;
-    if (!(settings.grouped ? set_groups(&a, x, q[0], last) : set_mask(&a, x[MASK], q[0])))
+    if (!(angles              ? set_groups(&a, x, q[0], form == SPARSE, last)
+          : form == BUFFERS ? set_buffers(&a, x)
+                            : set_mask(&a, x[MASK], q[0])) ||
+        (form == SPARSE && !set_blocks(&a, x, settings.block)))
         return any_shape_otherwise(arguments, count);
     /* New rows come behind all of the past, in each sample. */
     int grows = settings.grows && a.kept == a.room + a.queries && a.kept == a.total;
     for (int64_t b = 0; a.last && b < q[0]; b++)
         grows = grows && last[b] + 1 == a.total;
     PyObject *y = result_of(&a, q[0], PyArray_NDIM((PyArrayObject *)x[Q]) == 3);
-    PyObject *new_k = NULL, *new_v = NULL;
+    PyObject *keys = NULL, *values = NULL;
     if (y)
-        new_k = present_of(module, &a, x[past], grows, allocate, q[0], a.size, &a.holds_k, &a.present_k,
-                           &a.present_k_batch, &a.present_k_head);
-    if (new_k)
-        new_v = present_of(module, &a, x[past + 1], grows, allocate, q[0], a.value_size, &a.holds_v, &a.present_v,
-                           &a.present_v_batch, &a.present_v_head);
-    if (new_v) {
+        keys = present_of(module, &a, x[past], stacked, allocate, grows, q[0], a.size, &a.holds_k);
+    if (keys && stacked) {
+        values = Py_NewRef(keys);
+        a.holds_v = a.holds_k;
+    } else if (keys)
+        values = present_of(module, &a, x[past_v], 0, allocate, grows, q[0], a.value_size, &a.holds_v);
+    if (values) {
+        new[0] = half_of(keys, stacked, 0);
+        new[1] = half_of(values, stacked, 1);
         a.q = PyArray_DATA((PyArrayObject *)x[Q]);
         a.k = (float *)PyArray_DATA((PyArrayObject *)of_k) + (packed_rows ? a.heads * a.q_head : 0);
         a.v = (float *)PyArray_DATA((PyArrayObject *)of_v) + (packed_rows ? (a.heads + a.kv_heads) * a.q_head : 0);
-        a.past_k = x[past] == Py_None ? NULL : PyArray_DATA((PyArrayObject *)x[past]);
-        a.past_v = x[past + 1] == Py_None ? NULL : PyArray_DATA((PyArrayObject *)x[past + 1]);
+        set_caches(&a, old, new);
         int status = 0;
         if (compute(&a, q[0], arguments[CHECKPOINT], &status) == 0)
-            result = status ? any_shape_otherwise(arguments, count) : PyTuple_Pack(3, y, new_k, new_v);
+            result = status    ? any_shape_otherwise(arguments, count)
+                     : stacked ? PyTuple_Pack(2, y, keys)
+                               : PyTuple_Pack(3, y, keys, values);
     }
     Py_XDECREF(y);
-    Py_XDECREF(new_k);
-    Py_XDECREF(new_v);
+    Py_XDECREF(keys);
+    Py_XDECREF(values);
     return result;
 }
 
@@ -246,7 +331,8 @@ static PyObject *over_any_keys(PyObject *module, PyObject *const *arguments, Py_
 {
     PyObject *const *x = arguments + ARRAYS, *result = NULL;
     struct attention_cache a = {0};
-    int64_t q[3], values;
+    int64_t q[3];
+    cached all[2];
     int status = 0;
     if (count < ARRAYS)
         return NULL;
@@ -260,19 +346,18 @@ static PyObject *over_any_keys(PyObject *module, PyObject *const *arguments, Py_
     a.queries = q[1];
     a.size = q[2];
     a.scale = PyFloat_AsDouble(arguments[SETTINGS]);
-    if (!is_past(x[K], q[0], a.kv_heads, a.size, &a.kept, &a.present_k_batch, &a.present_k_head) ||
-        !is_past(x[V], q[0], a.kv_heads, a.value_size, &values, &a.present_v_batch, &a.present_v_head) ||
-        values != a.kept || a.size > MOST_HEAD || a.value_size > MOST_HEAD || a.queries > MOST_QUERIES)
+    if (!is_past(x[K], 0, 0, q[0], a.kv_heads, a.size, &all[0]) ||
+        !is_past(x[V], 0, 0, q[0], a.kv_heads, a.value_size, &all[1]) || all[0].dims[2] != all[1].dims[2] ||
+        a.size > MOST_HEAD || a.value_size > MOST_HEAD || a.queries > MOST_QUERIES)
         return any_shape_otherwise(arguments, count);
-    a.total = a.kept;
+    a.total = a.kept = all[0].dims[2];
+    set_caches(&a, all, all);
     if (!set_mask(&a, x[MASK], q[0]))
         return any_shape_otherwise(arguments, count);
     PyObject *y = result_of(&a, q[0], 0);
     if (!y)
         return NULL;
     a.q = PyArray_DATA((PyArrayObject *)x[Q]);
-    a.present_k = PyArray_DATA((PyArrayObject *)x[K]);
-    a.present_v = PyArray_DATA((PyArrayObject *)x[V]);
     if (compute(&a, q[0], arguments[CHECKPOINT], &status) == 0)
         result = status ? any_shape_otherwise(arguments, count) : Py_NewRef(y);
     Py_DECREF(y);

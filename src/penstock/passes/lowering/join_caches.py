@@ -1,0 +1,161 @@
+"""Caches of keys and values in one tensor, to which new rows of both are joined at once.
+
+::
+
+    k = Concat(Gather(past, 0), new_k)              present = Concat(past, Stack(new_k, new_v))
+    v = Concat(Gather(past, 1), new_v)   becomes    k, v = Split(present)
+    present = Stack(k, v)
+
+A Stack is a Concat of Unsqueezes. In place of three copies of the cache, and those of Gather, there
+is one, or none if the present grows where the past lies (``grow_caches``). Keys may be transposed
+before new ones are joined, and back before they are stacked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.core.records import NamedTuple
+from penstock.core.types import Dim
+from penstock.ir.graph import Graph, Node, Value, all_reads, sort
+from penstock.ops.registry import standard
+from penstock.passes.context import Pass, PassContext, Property
+from penstock.passes.dead_code import prune
+from penstock.passes.rewrite import Expansion, Substitution, number_of, produced_by, replace_nodes
+
+
+class JoinCaches(Pass):
+    """Join both halves of a cache with new rows at once."""
+
+    name = "join_caches"
+    requires = frozenset({Property.TYPED})
+    invalidates = frozenset({Property.TYPED})
+
+    def run(self, graph: Graph, context: PassContext) -> bool:
+        substitution = Substitution()
+        changed = replace_nodes(graph, {"Concat": lambda node: _nodes(node, substitution)})
+        if changed:
+            substitution.apply_throughout(graph)
+            sort(graph)
+            prune(graph)
+        return changed
+
+
+class _Half(NamedTuple):
+    """Keys, or values, of the ``past`` with ``new`` ones behind them, along an ``axis`` of what
+    ``concat`` joins; its axes in the order ``perm`` are those of ``whole``, and those of that in
+    the order ``back`` are its own."""
+
+    past: Value
+    new: Value
+    axis: int
+    concat: Node
+    whole: Value
+    perm: Sequence[int]
+    back: Sequence[int]
+
+
+def _nodes(node: Node, substitution: Substitution) -> Sequence[Node] | None:
+    if len(node.inputs) != 2:
+        return None
+    present = node.outputs[0]
+    k, v = (_half(value, i) for i, value in enumerate(node.inputs))
+    if k is None or v is None or k.past is not v.past or present is None or not present.rank:
+        return None
+    axis = k.perm.index(k.axis)
+    if node.attrs["axis"] % present.rank or axis != v.perm.index(v.axis):
+        return None
+    if _waits_for({k.concat, v.concat}, [k.new, v.new]):
+        return None
+    parts = _Parts(node)
+    first = parts.constant([0])
+    rows = [parts.add("Unsqueeze", [parts.turned(x.new, x.perm), first]) for x in (k, v)]
+    new = parts.add("Concat", rows, axis=0)
+    parts.finish("Concat", [k.past, new], present, axis=axis + 1)
+    both = [Value(f"{present.name}/half{i}") for i in range(2)]
+    op, attrs = standard("Split"), {"axis": 0, "num_outputs": 2}
+    parts.nodes.append(node.derived([present], both, attrs, op=op))
+    for x, half in zip((k, v), both, strict=True):
+        whole = parts.add("Squeeze", [half, first])
+        substitution[x.whole] = whole
+        if x.concat.outputs[0] is not x.whole:
+            substitution.replace(x.concat.outputs, [parts.turned(whole, x.back)])
+    return parts.nodes
+
+
+class _Parts(Expansion):
+    """Nodes whose types are inferred later."""
+
+    def add(self, name: str, inputs: Sequence[Value], **attrs: int | Sequence[int]) -> Value:
+        output = Value(f"{self._name}/part{next(self._numbers)}")
+        self.finish(name, inputs, output, **attrs)
+        return output
+
+    def turned(self, value: Value, perm: Sequence[int]) -> Value:
+        return value if perm == sorted(perm) else self.add("Transpose", [value], perm=perm)
+
+
+def _half(value: Value | None, place: int) -> _Half | None:
+    """What an Unsqueeze stacks, if that is the half of a cache at this place with new rows."""
+    stack = produced_by(value, "Unsqueeze")
+    whole = None if stack is None or number_of(stack.inputs[1]) != 0 else stack.inputs[0]
+    turn = produced_by(whole, "Transpose")
+    concat = produced_by(whole if turn is None else turn.inputs[0], "Concat")
+    if whole is None or concat is None or len(concat.inputs) != 2 or not whole.rank:
+        return None
+    old, new = concat.inputs
+    perm = back = [*range(whole.rank)]
+    if turn is not None:
+        before = produced_by(old, "Transpose")
+        if before is None:
+            return None
+        perm, back = ([*x.attrs.get("perm", perm[::-1])] for x in (turn, before))
+        old = before.inputs[0]
+        if [back[axis] for axis in perm] != sorted(perm):
+            return None
+    past = _past_of(old, place)
+    if past is None or new is None:
+        return None
+    return _Half(past, new, concat.attrs["axis"] % whole.rank, concat, whole, perm, back)
+
+
+def _past_of(value: Value | None, place: int) -> Value | None:
+    """The tensor of two along its first axis of which ``value`` is the one at this place."""
+    node = produced_by(value, "Gather", "Squeeze")
+    if node is None:
+        return None
+    past, index = node.inputs[:2]
+    fits, chosen = index is not None and index.rank == 0, number_of(index)
+    axis: float | None = node.attrs.get("axis", 0)
+    if node.op.name == "Squeeze":
+        part, node = past, None if past is None else past.producer
+        if node is None or node.control_inputs or not node.inputs:
+            return None
+        past, fits = node.inputs[0], chosen == 0 and _first_dim(part) == 1
+        if node.op.full_name == "Split" and len(node.outputs) == 2:
+            chosen, axis = node.outputs.index(part), node.attrs.get("axis", 0)
+        elif node.op.full_name == "Slice" and len(node.inputs) > 3:
+            # Of one row, only where it begins counts.
+            chosen, axis = number_of(node.inputs[1]), number_of(node.inputs[3])
+        else:
+            return None
+    is_half = fits and axis == 0 and chosen in (place, place - 2) and _first_dim(past) == 2
+    return past if is_half else None
+
+
+def _first_dim(value: Value | None) -> Dim:
+    return value.shape[0] if value is not None and value.shape else None
+
+
+def _waits_for(goals: set[Node], values: Sequence[Value]) -> bool:
+    """Whether any of the nodes ``goals`` must run before all ``values`` are there."""
+    seen: set[Node] = set()
+    stack = [value.producer for value in values]
+    while stack:
+        node = stack.pop()
+        if node in goals:
+            return True
+        if node is not None and node not in seen:
+            seen.add(node)
+            stack += [*[x.producer for x in all_reads(node)], *node.control_inputs]
+    return False
