@@ -182,7 +182,7 @@ def products_of_images(
     if call is None:
         return None
     images = x.tensor, len(site.node.inputs)
-    return of_any_strides(site, call, lambda: call, images, turned=axes.turned)
+    return of_any_strides(site, call, images, turned=axes.turned)
 
 
 def products_of_rows(

@@ -369,7 +369,7 @@ class _Program:
             # takes 0.15 ns for each element, as three additions do.
             item_ns=rows_ns(tile * (cost + 3 * modes.count(_DIRECT)), rows=len(instructions)),
             inplace=tuple([i for i, mode in zip(operands, modes, strict=True) if mode == _DIRECT]),
-            restrided=partial(self.call, result, output) if strides is None else None,
+            restrided=partial(_Program.call, self, result, output) if strides is None else None,
         )
         return self._by_kernel(call, result, held, (dims, steps), modes, cost)
 
@@ -428,7 +428,7 @@ class _Program:
         return replace(
             made,
             inplace=tuple([i for i in (0, 1) if math.prod(dims) > 1 and steps[i] == _dense(dims)]),
-            restrided=partial(self.of_integers, output) if strides is None else None,
+            restrided=partial(_Program.of_integers, self, output) if strides is None else None,
         )
 
     def settings(self, result: Term, output: TensorType) -> bytes:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate, product
-from typing import TypeAlias
 
 import numpy as np
 
@@ -215,13 +215,13 @@ def image_convolution(site: Site) -> NativeCall | None:
     axes = [_POINT] * (_AXES - len(sizes)) + axes
     is_depthwise = group == site.output().dims[1] == x.dims[1] > 1
     build = _of_each_channel if is_depthwise else _of_all_channels
-    calls = build(site, chain, axes)
+    call = build(site, chain, axes)
+    if call is None:
+        return None
     images = chain.x, chain.addend, len(site.node.inputs)
-    return None if calls is None else of_any_strides(site, *calls, images, first=chain.first)
-
-
-_Calls: TypeAlias = tuple[NativeCall, Callable[[], NativeCall]]
-"""the call for images with their channels innermost, and what makes the one that copies others"""
+    # No closure, whose cells Python's collector would walk for as long as plans live.
+    copying = partial(build, site, chain, axes, copies=True)
+    return of_any_strides(site, call, images, copying, first=chain.first)
 
 
 def _chain(site: Site) -> _Chain | None:
@@ -468,7 +468,10 @@ def _convolution(
     )
 
 
-def _of_all_channels(site: Site, chain: _Chain, axes: Sequence[SeenAxis]) -> _Calls | None:
+def _of_all_channels(
+    site: Site, chain: _Chain, axes: Sequence[SeenAxis], *, copies: bool = False
+) -> NativeCall | None:
+    """The call for images with their channels innermost, or that which ``copies`` others."""
     x, given = site.input(chain.x), chain.conv.attrs.get("group", 1)
     assert x is not None
     # Narrow groups are computed together, as one whose other weights are zeros.
@@ -507,10 +510,9 @@ def _of_all_channels(site: Site, chain: _Chain, axes: Sequence[SeenAxis]) -> _Ca
     addressed = _ADDRESSES // addresses
     # Of large windows, copies of a few have memory of their own.
     copied = min(_COPIED // k if k <= _COPIED // _TILE else _LEAST_BLOCK, addressed)
-    dense = of_block(addressed if columns.inside or together == 1 else copied, 0)
-    if rounds:  # to images with their channels innermost
-        return dense, lambda: dense
-    return dense, lambda: of_block(copied, copied * k)
+    if copies and not rounds:  # to images with their channels innermost
+        return of_block(copied, copied * k)
+    return of_block(addressed if columns.inside or together == 1 else copied, 0)
 
 
 def _merged(groups: int, filters: int) -> int:
@@ -551,7 +553,10 @@ def _filters_of_panels(
     return result
 
 
-def _of_each_channel(site: Site, chain: _Chain, axes: Sequence[SeenAxis]) -> _Calls | None:
+def _of_each_channel(
+    site: Site, chain: _Chain, axes: Sequence[SeenAxis], *, copies: bool = False
+) -> NativeCall | None:
+    """As ``_of_all_channels``."""
     x = site.input(chain.x)
     assert x is not None
     channels, columns = x.dims[1], axes[-1]
@@ -585,15 +590,16 @@ def _of_each_channel(site: Site, chain: _Chain, axes: Sequence[SeenAxis]) -> _Ca
         packing = _packing(site, chain, axes, 0, False, repeats)
         return _convolution(site, chain, packing, axes, numbers, (items, work))
 
+    if copies:
+        chunk = min(channels, PANEL, _COPIED // (rows * reach))
+        return of_chunk(chunk, min(_COPIED // (rows * chunk), room))
     # The weights of some channels, and what a few positions see of them, stay in the nearest cache.
     most = max(_CACHED // taps // PANEL, 1) * PANEL
     most = math.ceil(channels / max(round(channels / most), 1) / GRAIN) * GRAIN
-    chunk = min(channels, PANEL, _COPIED // (rows * reach))
-    copied = min(_COPIED // (rows * chunk), room)
     repeats = 1
     if site.weights(chain.w) is not None and not isinstance(chain.bias, int) and phases == 1:
         repeats = _repeats(axes, channels)
-    return of_chunk(min(channels, most), room, repeats), lambda: of_chunk(chunk, copied)
+    return of_chunk(min(channels, most), room, repeats)
 
 
 def _repeats(axes: Sequence[SeenAxis], channels: int) -> int:
@@ -609,17 +615,17 @@ def _repeats(axes: Sequence[SeenAxis], channels: int) -> int:
 def of_any_strides(
     site: Site,
     call: NativeCall,
-    copying: Callable[[], NativeCall],
     images: Sequence[int | None],
+    copying: Callable[[], NativeCall | None] | None = None,
     *,
     turned: bool = False,
     first: int | None = None,
 ) -> NativeCall:
     """A call for any strides of the ``images``, whose steps are its last words: ``call`` where all
     have their channels innermost, and columns of the first no gaps between them, else what
-    ``copying`` makes. ``turned``: rows and columns change places. ``first``, if not None: the
-    kernel takes a program of the parts from there on, 0 for none. Raises ``UnsupportedError`` where
-    there is none."""
+    ``copying`` makes, if it is given. ``turned``: rows and columns change places. ``first``, if not
+    None: the kernel takes a program of the parts from there on, 0 for none. Raises
+    ``UnsupportedError`` where there is none."""
     output = site.output().dims
     order = channels_last(len(output))
     tensors = [word for word in call.words if isinstance(word, Tensor)]
@@ -637,7 +643,9 @@ def of_any_strides(
         innermost = False not in [own is None or own[1] == 1 for own in steps]
         x = site.tensors[images[0] or 0]
         gaps = steps[0] is None or x is None or steps[0][3] != x.dims[1]
-        chosen, program = call if innermost and not gaps else copying(), NO_PROGRAM
+        chosen, program = call, NO_PROGRAM
+        if copying is not None and (gaps or not innermost):
+            chosen = copying() or call
         ns = chosen.item_ns
         rows = 0
         if first:

@@ -133,7 +133,7 @@ def quantized_convolution(site: Site) -> NativeCall | None:
         call = _of_each_channel(site, chain, less, axes)
         if call is not None:
             images = x.tensor, len(site.node.inputs)
-            return of_any_strides(site, call, lambda: call, images, turned=axes.turned)
+            return of_any_strides(site, call, images, turned=axes.turned)
     return products_of_images(site, axes, x, weights, chain.rescaling)
 
 
