@@ -1,15 +1,49 @@
-"""Where loading, compiling and the first run spend their time."""
+"""Where loading, compiling and the first run spend their time, and what they do."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 from bench.open import HERE, STAGES
+from bench.open_counts import COLUMNS
+
+NETWORKS = "tests/models/tflite/net"
+# Calls of Python's functions, with 5 % to spare: versions of Python and NumPy differ by a few.
+MOST_CALLS = {
+    "torch-modules/LayerNorm_dynamo": 1_400,
+    "scikit-learn/MLPRegressor_double": 4_470,
+    "derived/torch-modules-mlp_script__qdq_s8s8": 7_950,
+    f"{NETWORKS}/mini_lstm_fused.tflite": 6_750,
+    f"{NETWORKS}/mini_mobilenet_v2_int8.tflite": 18_800,
+    f"{NETWORKS}/mini_resnet.tflite": 10_520,
+}
 
 
-def test_every_stage_of_opening_a_model_is_timed():
-    command = [sys.executable, "-m", "bench.open", "--one", "torch-modules/RMSNorm_dynamo"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=HERE.parent)
-    assert json.loads(done.stdout).keys() == {*STAGES}
+def in_process(folder: Path, *arguments: str) -> list:
+    """What ``python -m bench.open`` prints, without measured costs."""
+    command = [sys.executable, "-m", "bench.open", *arguments]
+    environment = {**os.environ, "PENSTOCK_CACHE": str(folder)}
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, cwd=HERE.parent, env=environment
+    )
+    return json.loads(done.stdout)
+
+
+def test_every_stage_of_opening_a_model_is_timed(tmp_path):
+    seconds = in_process(tmp_path, "--one", "torch-modules/RMSNorm_dynamo")
+    assert {*seconds} == {*STAGES}
+
+
+@pytest.mark.parametrize("model", MOST_CALLS)
+def test_opening_a_model_takes_at_most_its_bound_of_calls(model, tmp_path):
+    figures, calls = in_process(tmp_path, "--counts", "--one", model)
+    assert [*figures] == [*COLUMNS]
+    assert [*calls] == [*STAGES]
+    assert all(count > 0 for count in calls.values())
+    assert sum(calls.values()) <= MOST_CALLS[model], calls

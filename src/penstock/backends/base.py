@@ -283,15 +283,6 @@ class FallbackOnly(Protocol):
         """Whether it does."""
 
 
-class WeighsOrder(Protocol):
-    """Estimates ``seconds`` without the copies into an order of dims that a kernel wants."""
-
-    @property
-    def order_lacking(self) -> int:
-        """How often ``seconds`` lacks ``wanted_in_own_order`` of ``ops.work_estimate`` (-1: it is
-        one too many)."""
-
-
 class HostBackend:
     """A base class of backends in the host's memory. They add a name and ``kernel``, and if their
     kernels have threads of their own, ``threads`` and ``set_threads``."""
@@ -404,12 +395,6 @@ def is_fallback(backend: Backend) -> bool:
     """Whether a backend runs only what no other one has a kernel for."""
     fallback = capability(backend, FallbackOnly)
     return fallback is not None and fallback.fallback_only
-
-
-def order_lacking(backend: Backend) -> int:
-    """How often ``seconds`` of a backend lacks the time of copies into orders of dims."""
-    weighing = capability(backend, WeighsOrder)
-    return 0 if weighing is None else weighing.order_lacking
 
 
 def stack_kernel(node: Node, backend: Backend) -> Kernel:

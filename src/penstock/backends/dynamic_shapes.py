@@ -63,13 +63,11 @@ class SpecializingBackend(HostBackend, Backend):
     """A base class of backends whose kernels are made for known shapes (``static_kernel``). Of a
     node with unknown dims the kernel is chosen in each run, among these and NumPy's. To make a
     kernel takes about ``making_s`` seconds, and a call that is not bound to memory ``unbound_s``
-    more than one that is, a look at the shapes included. ``order_lacking``: how often ``seconds``
-    lacks ``wanted_in_own_order`` of ``ops.work_estimate`` (-1: it is one too many). Kernels made in
-    runs take ``most_bytes`` at most."""
+    more than one that is, a look at the shapes included. Kernels made in runs take ``most_bytes``
+    at most."""
 
     making_s: float
     unbound_s: float
-    order_lacking = 0
     most_bytes = _MOST_BYTES
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ A backend has a table of ``Rates`` by family of operations; ``""`` stands for al
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from math import inf
 from typing import Any, TypeAlias
 
@@ -138,8 +138,6 @@ _FEW_CHANNELS = 16
 
 # Operations whose results have their dims in their own order in memory.
 _OWN_ORDER = frozenset({"Gemm", "MatMul", "Reshape", "Unsqueeze"})
-_OUTSIDE = ""
-_OWN_ORDER_READERS = _OWN_ORDER | {"Flatten", "Squeeze", _OUTSIDE}
 
 
 def moved_bytes(node: Node) -> int:
@@ -179,17 +177,6 @@ def layout_seconds(node: Node) -> tuple[float, float]:
     if source is None or source.op.name in _OWN_ORDER:
         return of_x + of_y / 4, of_y * 3 / 4
     return of_y / 4, of_x + of_y * 3 / 4
-
-
-def wanted_in_own_order(node: Node, readers: Sequence[Node | None]) -> float:
-    """What ``layout_seconds`` charges too little for one order, and too much for the other, if all
-    ``readers`` of the result, None for those outside of the graph, want its dims in their own
-    order; else 0."""
-    names = [_OUTSIDE if reader is None else reader.op.name for reader in readers]
-    y = node.outputs[0]
-    if node.op.name not in ("Conv", "ConvTranspose") or y is None:
-        return 0.0
-    return _copy_time(y.type) * 3 / 4 if _OWN_ORDER_READERS.issuperset(names) else 0.0
 
 
 def _copy_time(image: Type) -> float:

@@ -7,15 +7,14 @@ from math import inf
 from typing import TypeVar
 
 from penstock.algorithms.dag import Dag
-from penstock.backends.base import Backend, Where, group_name, is_fallback, order_lacking
+from penstock.backends.base import Backend, Where, group_name, is_fallback
 from penstock.backends.kernels import KernelTable
 from penstock.core.errors import InvalidInput, Unsupported
 from penstock.core.records import dataclass, field
-from penstock.ir.graph import Graph, Node, dependencies, readers_of
+from penstock.ir.graph import Graph, Node, dependencies
 from penstock.ops.internal.fused import FUSED, parts
 from penstock.ops.internal.transfer import HOST
 from penstock.ops.onnx.control_flow import is_control
-from penstock.ops.work_estimate import wanted_in_own_order
 from penstock.tuning.measure import CostModel, CostSource, CustomCosts, compared
 
 NODE = "node:"
@@ -89,8 +88,6 @@ class Placement:
     measured_only: bool = False
     # Of the parts of fused nodes that were measured to be slower than these apart.
     _measured_fastest: dict[Node, Backend] = field(default_factory=dict)
-    # What it costs that readers want the result of a convolution in another order of dims.
-    _order_seconds: dict[Node, float] = field(default_factory=dict)
 
     def has_kernel(self, node: Node) -> bool:
         """Whether a backend has a kernel for a fused node, and the user wants no part of the node
@@ -167,13 +164,6 @@ class Placement:
         """The backend of each node, nested ones included, that is expected to be the fastest, for
         backends that share a memory. Raises ``Unsupported``, which lists all operations for which
         none of the backends, or not the one that the user wants, has a kernel."""
-        convolutions = [n for n in graph.walk() if n.op.name in ("Conv", "ConvTranspose")]
-        readers = readers_of(graph) if convolutions else {}
-        self._order_seconds = {
-            node: wanted_in_own_order(node, readers.get(node.outputs[0], ()))
-            for node in convolutions
-            if node.outputs[0] is not None
-        }
         return self._chosen(graph, self._fastest)
 
     def for_workers(self, graph: Graph, workers: int) -> dict[Node, Backend]:
@@ -228,12 +218,8 @@ class Placement:
         """Of the backends that have a kernel for a node, the one that is expected to be fastest;
         others that are expected to be slower are not asked."""
         left = list(among)
-        copy_s = self._order_seconds.get(node, 0.0) if self._order_seconds else 0.0
         while len(left) > 1:
-            seconds, measured = compared(self.costs, node, left)
-            if copy_s and not measured:
-                pairs = zip(left, seconds, strict=True)
-                seconds = [s + copy_s * order_lacking(b) for b, s in pairs]
+            seconds, _ = compared(self.costs, node, left)
             backend = left.pop(seconds.index(min(seconds)))
             if self.kernels.accepts(backend, node):
                 return backend

@@ -52,7 +52,6 @@ class NativeBackend(SpecializingBackend):
     name = "native"
     fuses = True
     making_s, unbound_s = 0.15e-3, 0.25e-6
-    order_lacking = -1
     threads_of_caller = True
     rates = RATES
 
