@@ -346,8 +346,7 @@ class GraphProfiler:
         own if it has any: what is measured is no run of the user's."""
         from penstock.passes.context import PassContext
         from penstock.passes.lowering.assign_layouts import AssignLayouts
-        from penstock.passes.lowering.insert_transfers import InsertTransfers
-        from penstock.passes.pipeline import run_passes
+        from penstock.passes.pipeline import insert_transfers, run_passes
         from penstock.tuning.kernel_placing import KernelPlacing
 
         placed = {node: backend if backend in b else b[0] for node, b in self.allowed.items()}
@@ -368,7 +367,7 @@ class GraphProfiler:
             if old in placed
         }
         context = PassContext(placing=KernelPlacing(self.backends, kernels, placement))
-        run_passes((InsertTransfers(), AssignLayouts()), copy, context)
+        run_passes((insert_transfers, AssignLayouts()), copy, context)
         by_name = {b.name: b for b in self.backends}
         return copy, {node: by_name[place.backend] for node, place in placement.items()}
 
