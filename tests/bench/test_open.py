@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from bench.open import HERE, STAGES
 from bench.open_counts import COLUMNS
 
