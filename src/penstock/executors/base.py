@@ -19,7 +19,6 @@ from penstock.executors.arenas import Arenas
 from penstock.executors.control import Control
 from penstock.host.current_run import Budget, working_for
 from penstock.host.thread_share import ThreadShare
-from penstock.host.thread_tuner import ThreadTuner
 from penstock.ir.graph import Node
 from penstock.ops.common.work import product_work
 from penstock.ops.work_estimate import WORTH_THREADS, flops
@@ -28,6 +27,7 @@ from penstock.plan.plan import Plan, StepTable
 from penstock.plan.tasks import Tasks
 
 if TYPE_CHECKING:
+    from penstock.host.thread_tuner import ThreadTuner
     from penstock.observers.profile import Profile
 
 T = TypeVar("T")

@@ -19,15 +19,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.core.checkpoints import THREAD
 from penstock.core.errors import Cancelled, wrong_type
-from penstock.executors.turn import Turn
 from penstock.host.fork import in_child
 from penstock.host.stop_condition import Cancellation, StopCondition
 from penstock.host.threads import report_thread_exception
 from penstock.observers.base import ObservedRun, Observer
+
+if TYPE_CHECKING:
+    from penstock.executors.turn import Turn
 from penstock.plan.plan import StepTable
 
 StopListener = Callable[[Exception], None]

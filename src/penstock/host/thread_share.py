@@ -5,13 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from penstock.core.records import dataclass, field
 from penstock.host.fork import in_child
 from penstock.host.shared_lock import shared_lock
-from penstock.host.thread_tuner import ThreadTuner
 from penstock.host.threads import core_budget
+
+if TYPE_CHECKING:
+    from penstock.host.thread_tuner import ThreadTuner
 
 
 class Threaded(Protocol):
@@ -62,8 +64,11 @@ class ThreadShare:
         self.idle = not libraries
         """True if there is nothing to share, so that ``enter`` may be left out"""
         # A stream that is alone may be faster with fewer threads.
-        may_be_one = tuned and self._own and streams == 1 and self._most > 1
-        self.tuner = ThreadTuner(self._most) if may_be_one else None
+        self.tuner: ThreadTuner | None = None
+        if tuned and self._own and streams == 1 and self._most > 1:
+            from penstock.host.thread_tuner import ThreadTuner
+
+            self.tuner = ThreadTuner(self._most)
         self.tries = True
         """whether runs may be trials of the ``tuner``"""
         for library in self._shared:

@@ -115,11 +115,9 @@ def raise_control_flow() -> type[Pass]:
 
 
 def _has_halves(graph: Graph, context: PassContext) -> bool:
-    if context.strict:
-        return False
-    values = [value for node in graph.walk() for value in (*node.inputs, *node.outputs)]
-    types = [value.type for value in values if value is not None]
-    return any(map(is_half, {t.dtype for t in types if isinstance(t, TensorType)}))
+    values = [v for node in graph.walk() for v in (*node.inputs, *node.outputs) if v is not None]
+    dtypes = {value.type.dtype for value in values if isinstance(value.type, TensorType)}
+    return not context.strict and any(map(is_half, dtypes))
 
 
 @lazy_pass(where=_has_halves)

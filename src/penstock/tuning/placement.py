@@ -104,21 +104,19 @@ class Placement:
         if overrides and wanted(node, overrides):
             return True
         pieces = parts(node) if pieces is None else pieces
-        among = fusing
-        if self.costs.knows(node):  # it may have been measured to be faster elsewhere
-            among = [*fusing, *[backend for backend in self.backends if backend not in fusing]]
-        compared_seconds, measured = compared(self.costs, node, among)
+        # What was measured may be faster elsewhere.
+        others = [b for b in self.backends if b not in fusing] if self.costs.knows(node) else []
+        among = [*fusing, *others]
+        known, measured = compared(self.costs, node, among)
         if measured:
-            fastest = among[compared_seconds.index(min(compared_seconds))]
+            fastest = among[known.index(min(known))]
             if fastest not in fusing and not isinstance(self.costs, CustomCosts):
                 # Its parts were measured there together, and perhaps never one by one.
                 self._measured_fastest.update(dict.fromkeys(pieces, fastest))
             return fastest in fusing
         if self.measured_only:
             return True
-        seconds = min(
-            compared_seconds if among is fusing else compared(self.costs, node, fusing)[0]
-        )
+        seconds = min(known[: len(fusing)])
         if seconds == inf:  # there is no kernel, which those of the parts need not be made to show
             return False
         for cost in (self._least, self._seconds):
@@ -135,14 +133,12 @@ class Placement:
 
     def _fusing(self, node: Node) -> Sequence[Backend]:
         """The backends that may have a kernel for a fused node."""
-        names = set(wanted(node, self.overrides))
-        return [b for b in self.backends if b.fuses and names <= {b.name}]
+        return [b for b in self.backends if b.fuses and {*wanted(node, self.overrides)} <= {b.name}]
 
     def _seconds(self, node: Node) -> float:
         backend, allowed = self._fastest(node), self._allowed(node)
-        if backend is None:
-            return inf
-        return compared(self.costs, node, allowed)[0][list(allowed).index(backend)]
+        seconds, _ = compared(self.costs, node, allowed)
+        return inf if backend is None else seconds[list(allowed).index(backend)]
 
     def candidates(self, graph: Graph) -> Candidates:
         """The backends that have a kernel for each node, nested ones included, those named first to

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from penstock.backends.native import by_memory, family, rows_ns
-from penstock.backends.native.formulas import Term
-from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
+from penstock.backends.native.formulas import BLOCK, Term
+from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError, Word
 from penstock.core.records import NamedTuple
 from penstock.ir.graph import Node
 from penstock.ir.layout import packed_strides
 from penstock.ops.common.fixed_point import Multiplier, pair_multipliers
 
-BLOCK = 2**14  # elements of an item
 # As in c/core/elementwise.c.
 _PARTS, _SLACK, MOST_REPEATED = 14, 4, 4096
 _LARGEST_CODE = 262144
@@ -145,3 +145,24 @@ def pair_of_codes(result: Term, held: Sequence[Term], least: int, most: int) -> 
     operation = real.operation[:3]
     kernel = f"{operation}_codes_{kind}"
     return CodePair(kernel, operation.title(), scales, zeros, (least, most))
+
+
+def pair_call(
+    site: Site, pair: CodePair, read: Sequence[int], merged: tuple[list[int], list[list[int]]]
+) -> NativeCall | None:
+    """The call of two tensors of codes that a kernel reads where they are, inputs ``read``; one may
+    repeat rows of these merged dims or have an element for each. None of others."""
+    dims, steps = merged
+    dense, inner, size = packed_strides(dims, 1), dims[-1], math.prod(dims)
+    order = [0, 1, 2] if (*steps[0],) == dense else [1, 0, 2]
+    x, y = [(*steps[i],) for i in order[:2]]
+    ways = {dense: (0, 0)}
+    if pair.kernel[-1] == "1":  # codes of one byte
+        ways |= {(0,) * len(dims): (1, 0), (0, 1): (inner, 0), (1, 0): (0, inner)}
+    way = ways.get(y) if x == dense else None
+    numbers = pair.numbers(order) if way is not None and way[0] <= MOST_REPEATED else None
+    if numbers is None or way is None:
+        return None
+    words: tuple[Word, ...] = (*[Tensor(read[i]) for i in order[:2]], site.result())
+    words += (*numbers, size, BLOCK, *way)
+    return NativeCall(pair.kernel, words, -(-size // BLOCK), rows_ns(4 * BLOCK))

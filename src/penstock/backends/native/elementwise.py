@@ -18,14 +18,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from penstock.backends.native import AnyShapeCall, ahead_of_cache, by_memory, family, rows_ns
-from penstock.backends.native.codes import (
-    BLOCK,
-    MOST_REPEATED,
-    CodePair,
-    integer_pair,
-    pair_of_codes,
-)
 from penstock.backends.native.formulas import (
+    BLOCK,
     CHEAP_POWERS,
     FORMULAS,
     KINDS,
@@ -39,7 +33,6 @@ from penstock.backends.native.kernel import (
     Site,
     Tensor,
     UnsupportedError,
-    Word,
     native_kernel,
 )
 from penstock.core.records import replace
@@ -110,7 +103,7 @@ _CONVERTING = ("Cast", *_QUANTIZING, *[f"{MICROSOFT}.{name}" for name in _QUANTI
 OPERATIONS = (*FORMULAS, *_CONVERTING)
 """those of programs"""
 
-_Merged: TypeAlias = tuple[Sequence[int], Sequence[Sequence[int]]]
+_Merged: TypeAlias = tuple[list[int], list[list[int]]]
 """Merged dims, and the strides of operands along them."""
 
 
@@ -390,39 +383,23 @@ class _Program:
             return self._by_table(call, result, size)
         if len(held) != 2 or result.kind not in QUANTIZED_KINDS.values():
             return call
+        from penstock.backends.native.codes import pair_call, pair_of_codes
+
         ends = np.iinfo(_DTYPES[result.kind])
         pair = pair_of_codes(result, held, ends.min, ends.max)
-        made = pair and self._of_pair(pair, [self.inputs[value] for value in held], merged)
+        made = pair and pair_call(self.site, pair, [self.inputs[value] for value in held], merged)
         return replace(made, inplace=call.inplace, restrided=call.restrided) if made else call
-
-    def _of_pair(self, pair: CodePair, read: Sequence[int], merged: _Merged) -> NativeCall | None:
-        """The call of two tensors of codes that a kernel reads where they are, inputs ``read``; one
-        may repeat rows of the ``merged`` dims or have an element for each. None of others."""
-        dims, steps = merged
-        dense, inner, size = _dense(dims), dims[-1], math.prod(dims)
-        order = [0, 1, 2] if list(steps[0]) == dense else [1, 0, 2]
-        x, y = [steps[i] for i in order[:2]]
-        ways = {(*dense,): (0, 0)}
-        if pair.kernel[-1] == "1":  # codes of one byte
-            ways |= {(0,) * len(dims): (1, 0), (0, 1): (inner, 0), (1, 0): (0, inner)}
-        way = ways.get(tuple(y))
-        if list(x) != dense or way is None or way[0] > MOST_REPEATED:
-            return None
-        numbers = pair.numbers(order)
-        if numbers is None:
-            return None
-        words: tuple[Word, ...] = (Tensor(read[order[0]]), Tensor(read[order[1]]))
-        words += (self.site.result(), *numbers, size, BLOCK, *way)
-        return NativeCall(pair.kernel, words, -(-size // BLOCK), rows_ns(4 * BLOCK))
 
     def of_integers(
         self, output: TensorType, strides: Sequence[tuple[int, ...] | None] | None = None
     ) -> NativeCall:
         """The call of an IntegerArithmetic of two tensors; of a program, where no kernel reads the
         codes where they are."""
+        from penstock.backends.native.codes import integer_pair, pair_call
+
         dims, steps = merged = self._coalesced([0, 1], output, strides)
         pair = integer_pair(self.site.node, QUANTIZED_KINDS[_name(output)])
-        made = self._of_pair(pair, (0, 1), merged)
+        made = pair_call(self.site, pair, (0, 1), merged)
         if made is None:
             return self.call(self.finished(self.result(), output), output, strides)
         return replace(

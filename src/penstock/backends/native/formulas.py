@@ -16,6 +16,7 @@ from penstock.backends.native.kernel import UnsupportedError
 from penstock.ir.op import Attrs
 from penstock.ops.common.fixed_point import TERM_BITS, Multiplier, pair_multipliers
 
+BLOCK = 2**14  # elements of an item of kernels beside the interpreter
 QUANTIZED_KINDS = {"uint8": "u1", "int8": "s1", "uint16": "u2", "int16": "s2"}
 KINDS = {
     "float32": "f4",

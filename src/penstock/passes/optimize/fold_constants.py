@@ -14,7 +14,6 @@ from operator import attrgetter, is_
 
 import numpy as np
 
-from penstock.analysis.interpreter import evaluate
 from penstock.analysis.quantized_weights import quantized_weights
 from penstock.analysis.type_inference import infer_types, node_types
 from penstock.core.checkpoints import with_checkpoints
@@ -178,6 +177,8 @@ class _Folder:
             return None
         inputs, outputs = sum(map(_NBYTES, given)), sum(map(_NBYTES, static))
         allowed = max(self.limits.max_folded_bytes, self.replaced(node, held))
+        from penstock.analysis.interpreter import evaluate
+
         try:
             if node.op.name == "ConstantOfShape" and static:
                 return (_filled(node, static[0]),)
