@@ -131,11 +131,10 @@ def _view_key(plan: Plan, arena_plan: ArenaPlan, slot: Slot, index: int) -> tupl
     """Offset, dims, dtype, strides (None: C order) and memory of a slot in an arena: slots with
     equal keys are the same value."""
     assert isinstance(slot.type, TensorType)
-    alias, memory = slot.kind is SlotKind.ALIAS, slot.memory
+    alias = slot.kind is SlotKind.ALIAS
     start = arena_plan.offsets[slot.base if alias else index]
     strides = slot.strides if alias or slot.strides else None
-    if plan.remote:
-        memory = memory if slot.base < 0 else plan.slots[slot.base].memory
+    memory = slot.memory if slot.base < 0 else plan.slots[slot.base].memory
     place = start + slot.offset if memory == HOST else (start, slot.offset)
     return place, slot.type.dims, slot.type.dtype, strides, memory
 
@@ -228,10 +227,10 @@ def bind_names(
     values: list[RunValue] = []
     unread = RuntimeArray()  # a constant that the call of a kernel does not read
     for slot, name in with_checkpoints([*zip(plan.slots, names.slots, strict=False)]):
-        if slot.constant is not None:
+        if slot.kind is SlotKind.CONSTANT:
             values.append(unread)
             if name in read:
-                namespace[name] = slot.constant.peek
+                namespace[name] = slot.constant.peek  # type: ignore[union-attr]
         else:
             dynamic = slot.kind is SlotKind.DYNAMIC
             values.append(RuntimeArray(slot.strides) if dynamic else namespace[name])
@@ -270,8 +269,9 @@ def _bound(plan: Plan, values: RunValues, step: Step) -> Any:
     kernel, inputs = step.kernel, []
     assert kernel is not None and kernel.binder is not None
     for i, index in enumerate(step.inputs):
-        constant = plan.slots[index].constant if index >= 0 else None
-        if constant is None or i in kernel.packed.inputs:
+        constant = plan.slots[index].constant
+        held = index >= 0 and plan.slots[index].kind is SlotKind.CONSTANT
+        if not held or constant is None or i in kernel.packed.inputs:
             inputs.append(values[index])
         else:
             inputs.append(constant.const if constant.is_held else constant.peek)
