@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from penstock.core.types import INT64, ShapeError, TensorType
+from penstock.ir.graph import Node, Value
+from penstock.ops.registry import standard
 from tests.ops.cases import F32, f32, fails, float_type, i64, infer, shape_of
 from tests.ops.harness import check_node
 
@@ -136,3 +138,13 @@ def test_tensor_scatter_of_edge_cases_matches_the_definition() -> None:
     fails("TensorScatter", [cache, f32(2, 2, 3)], {"axis": 0}, "batch")
     kinds = infer("TensorScatter", [float_type("N", 4, 3), float_type("N", 1, 3)])
     assert kinds == [float_type("N", 4, 3)]
+
+
+def test_scatter_takes_the_last_of_places_that_are_named_twice_in_any_order_of_memory() -> None:
+    node = Node(standard("ScatterElements"), [Value("x"), Value("i"), Value("u")], [Value("y")])
+    node.attrs = {"axis": 1}
+    backwards = np.arange(6.0)[::-1][None], np.zeros((1, 6), np.int64)[:, ::-1]
+    x, updates, indices = np.zeros((1, 2)), backwards[0], backwards[1]
+    kernel = node.op.compile(node, [None, None, None])
+    assert kernel.function(x, indices, updates).tolist() == [[0.0, 0.0]]
+    assert kernel.function(x, indices.copy(), updates[:, ::-1]).tolist() == [[5.0, 0.0]]

@@ -101,7 +101,9 @@ def _write_at_once(
     ufunc: np.ufunc | None, out: np.ndarray, index: Sequence[np.ndarray], updates: np.ndarray
 ) -> None:
     if ufunc is None:
-        out[tuple(index)] = updates
+        # NumPy goes through what is named twice in the order of memory, of which the last counts.
+        *places, updates = [np.asarray(i, order="C") for i in (*index, updates)]
+        out[tuple(places)] = updates
     else:
         _accumulate(ufunc, out, index, updates)
 
