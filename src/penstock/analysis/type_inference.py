@@ -59,7 +59,8 @@ def node_types(
     try:
         if node.op.role in _CONTROL_TYPES:
             return _CONTROL_TYPES[node.op.role](node, {} if settled is None else settled)
-        types, consts = list[Type | None](), list[np.ndarray | None]()
+        types: list[Type | None] = []
+        consts: list[np.ndarray | None] = []
         for value in node.inputs:
             types.append(None if value is None else value.type)
             if value is None or value.is_held:

@@ -81,7 +81,7 @@ class Call(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class ProgramNames:
     """``slots[i]`` is the name of slot i; ``slots[-1]``, for a slot left out, is ``"None"``.
-    ``views`` has the places in arenas that have names (``view_key``). ``calls`` has the call of
+    ``views`` has the places in arenas that have names (``_view_key``). ``calls`` has the call of
     each step with a kernel; the results of the steps in ``counted`` count against the budget of a
     run."""
 
@@ -230,7 +230,8 @@ def bind_names(
         if slot.kind is SlotKind.CONSTANT:
             values.append(unread)
             if name in read:
-                namespace[name] = slot.constant.peek  # type: ignore[union-attr]
+                assert slot.constant is not None
+                namespace[name] = slot.constant.peek
         else:
             dynamic = slot.kind is SlotKind.DYNAMIC
             values.append(RuntimeArray(slot.strides) if dynamic else namespace[name])
@@ -269,9 +270,9 @@ def _bound(plan: Plan, values: RunValues, step: Step) -> Any:
     kernel, inputs = step.kernel, []
     assert kernel is not None and kernel.binder is not None
     for i, index in enumerate(step.inputs):
-        constant = plan.slots[index].constant
-        held = index >= 0 and plan.slots[index].kind is SlotKind.CONSTANT
-        if not held or constant is None or i in kernel.packed.inputs:
+        slot = plan.slots[index]
+        constant = slot.constant if index >= 0 and slot.kind is SlotKind.CONSTANT else None
+        if constant is None or i in kernel.packed.inputs:
             inputs.append(values[index])
         else:
             inputs.append(constant.const if constant.is_held else constant.peek)

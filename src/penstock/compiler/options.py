@@ -383,8 +383,6 @@ class CompileOptions:
     @property
     def cuda_devices(self) -> tuple[str, ...]:
         """The CUDA devices that ``devices`` names, if it names such alone."""
-        if self.devices is None:
-            return ()
         names = self.devices if _is_list(self.devices) else ()
         assert isinstance(names, Sequence)
         cuda = all(name.startswith("cuda:") and name[5:].isdecimal() for name in names)

@@ -95,9 +95,8 @@ class Executors:
 
     def compile_ahead(self, shapes: InputShapes | Sequence[InputShapes] | None) -> None:
         """Compile the plans that ``shapes=`` asks for."""
-        if shapes is not None:
-            for wanted in (shapes,) if isinstance(shapes, Mapping) else shapes:
-                self._ahead(wanted)
+        for wanted in (shapes,) if isinstance(shapes, Mapping) else shapes or ():
+            self._ahead(wanted)
 
     def compile_fixed(self) -> bool:
         """Compile the plan of the model's outputs now, rather than in the first run. Whether that

@@ -34,7 +34,7 @@ def test_fields_that_were_written_are_read_and_others_have_defaults() -> None:
     operator = {"inputs": [1, -1], "builtin_options_type": 8, "custom_options": b"abc"}
     operator["builtin_options"] = ("FullyConnectedOptions", {"keep_num_dims": True})
     table = root(serialized({"description": "é", "subgraphs": [{"operators": [operator]}, {}]}))
-    assert (table.version, table.description, table.buffers) == (0, "é", [])
+    assert (table.version, table.description, table.buffers) == (0, "é", ())
     first, second = table.subgraphs
     assert second.name == "" and second.debug_metadata_index == -1
     (read,) = first.operators

@@ -82,7 +82,7 @@ def schema() -> Schema:
                     vector, type_ = type_.startswith("["), type_.strip("[]")
                     empty: Any = "" if type_ == "text" else None
                     if vector:
-                        empty = Bytes(0, 0) if type_ == "uint8" else []
+                        empty = Bytes(0, 0) if type_ == "uint8" else ()
                     elif type_ in _CODES:
                         empty = (float if type_.startswith("float") else int)(default or 0)
                     if type_:
