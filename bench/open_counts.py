@@ -90,13 +90,13 @@ def counted(source: Any, feeds: Mapping[str, Any]) -> tuple[dict[str, int], Call
     from penstock.ir.contract import checked_kernel
     from penstock.tuning.measure import compared
 
-    ps.compile(source, threads=1).run(feeds)
+    ps.compile(source, threads=1, cache=False).run(feeds)
     clock = Clock()
     watch(clock)
     passes, calls = Passes(), Calls(clock)
     sys.setprofile(calls)
     try:
-        session = ps.compile(source, threads=1)
+        session = ps.compile(source, threads=1, cache=False)
         session.run(feeds)
     finally:
         sys.setprofile(None)

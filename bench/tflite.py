@@ -87,7 +87,7 @@ def _which(case: Case) -> int:
 def penstock(path: str, threads: int, feeds: Feeds) -> Run:
     import penstock as ps
 
-    session = ps.compile(path, threads=threads)
+    session = ps.compile(path, threads=threads, cache=False)
     return lambda: session.run(feeds)
 
 

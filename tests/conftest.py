@@ -16,9 +16,11 @@ every run and suppresses a health check: both are set here again.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import random
+import shutil
 import sys
 import tempfile
 import tracemalloc
@@ -32,7 +34,12 @@ from hypothesis import settings
 
 # Measured costs would otherwise be read from the user's own folder, and kept in it. Set before
 # anything is imported, and inherited by the processes that tests start.
-os.environ["PENSTOCK_CACHE"] = str(Path(tempfile.gettempdir(), f"penstock-tests-{os.getpid()}"))
+CACHE = Path(tempfile.gettempdir(), f"penstock-tests-{os.getpid()}")
+os.environ["PENSTOCK_CACHE"] = str(CACHE)
+# A file in the place of the folder of sessions: none is kept unless a test asks for it.
+CACHE.mkdir(exist_ok=True)
+(CACHE / "sessions").touch()
+atexit.register(shutil.rmtree, CACHE, ignore_errors=True)
 
 # Threads change places ten times as often as by default: tests of concurrent runs see more orders, and
 # a thread that starts beside busy ones waits less for Python's lock.

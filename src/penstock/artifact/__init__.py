@@ -2,3 +2,5 @@
 
 MAGIC = b"PENSTOCK"
 """The first bytes of an artifact"""
+VERSION = 5
+"""of the format"""

@@ -8,7 +8,8 @@
     16   8 bytes   offset of the table
     24   8 bytes   bytes of the table
     64             sections, each aligned to 64 bytes
-                   the table, as JSON: documents and arrays with their offsets, bytes and CRC-32C
+                   the table, as JSON: documents and arrays with their offsets, bytes and CRC-32C;
+                   of an array whose contents are in a file of the model, that file and the offset
 
 All numbers are little-endian. A document is JSON; graphs refer to arrays by their index. Documents
 are parsed and compared with their checksums when they are asked for; so are arrays, but large ones
@@ -25,59 +26,104 @@ import os
 import struct
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from io import BytesIO
 from math import prod
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from weakref import WeakValueDictionary
 
 import numpy as np
 
-from penstock.artifact import MAGIC
+from penstock.artifact import MAGIC, VERSION
 from penstock.core.checkpoints import checkpoint
 from penstock.core.errors import InvalidModel
 from penstock.core.limits import Limits
-from penstock.core.types import STRING, dtype_name, dtype_named
+from penstock.core.origins import Origin, origin_of
+from penstock.core.records import NamedTuple
+from penstock.core.types import STRING, TensorType, dtype_name, dtype_named
 from penstock.host.crc32c import crc32c
+from penstock.ops.common.constant_cache import origin_of_constant
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-VERSION = 5
+    from penstock.ir.graph import Value
 HEADER = struct.Struct("<8sIIQQ")
 _ALIGNMENT = 64
 _PIECE = 16 << 20  # bytes that are written or checked between two looks at the control
 # Checksums are computed at 5 to 10 GB/s: over all weights that can take longer than all else.
 _LARGE = 64 << 10  # bytes of an array from which on it is not checked if it is mapped
 
+_OF_REFERENCE = 4  # the entries of an array that is in a file of the model
+
 _MAPPED: WeakValueDictionary[tuple[int, ...], mmap.mmap] = WeakValueDictionary()
 """Files that are mapped now, by device, inode, bytes and time of the last change."""
 
 
+class _Reference(NamedTuple):
+    """An array whose contents are in a file of the model."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    origin: Origin
+
+
 class ArtifactWriter:
     """Collects the documents and arrays of an artifact. An array is written once, however often it
-    is added."""
+    is added. Of arrays that are in a file of the model below ``base`` it has only where they are.
+    ``most``: how many bytes it should have."""
 
-    def __init__(self) -> None:
+    def __init__(self, base: Path | None = None, most: int | None = None) -> None:
         self.documents: dict[str, bytes] = {}
         self.stores: dict[Any, int] = {}
         """stores of variables of the model, in the order of their document"""
-        self._arrays: list[np.ndarray] = []
-        self._index: dict[int, int] = {}
+        self._base = base
+        self._most = most
+        self._arrays: list[np.ndarray | _Reference] = []
+        self._index: dict[object, int] = {}
+
+    def holds(self, more: int = 0) -> bool:
+        """Whether there are not too many bytes, with as many more."""
+        held = sum(x.nbytes for x in self._arrays if isinstance(x, np.ndarray))
+        held += sum(map(len, self.documents.values()))
+        return self._most is None or held + more <= self._most
 
     def array(self, array: np.ndarray) -> int:
         """The index of an array."""
+        origin = None if self._base is None else origin_of(array)
+        if origin is not None:
+            return self._refer(origin, array.dtype, array.shape)
         # By identity: contents would take long to compare. ``_arrays`` keeps each array alive, so
         # that no other gets its id.
-        index = self._index.get(id(array))
-        if index is None:
-            index = self._index[id(array)] = len(self._arrays)
+        return self._add(id(array), array)
+
+    def constant(self, value: Value) -> int:
+        """The index of the contents of a constant, which are not given back to refer to them."""
+        origin = None if self._base is None else origin_of_constant(value)
+        if origin is None or not isinstance(value.type, TensorType) or value.type.dtype is None:
+            return self.array(cast(np.ndarray, value.const))
+        return self._refer(origin, value.type.dtype, value.type.dims)
+
+    def _refer(self, origin: Origin, dtype: np.dtype, shape: tuple[int, ...]) -> int:
+        reference = _Reference(dtype, shape, origin)
+        return self._add(reference, reference)
+
+    def _add(self, key: object, array: np.ndarray | _Reference) -> int:
+        index = self._index.setdefault(key, len(self._arrays))
+        if index == len(self._arrays):
             self._arrays.append(array)
         return index
 
     def document(self, name: str, content: object) -> None:
         """Add a document, which refers to arrays that were added."""
         self.documents[name] = json.dumps(content, separators=(",", ":")).encode()
+
+    def continue_with(self, file: ArtifactFile) -> None:
+        """Begin with all that another file has, whose arrays keep their indices."""
+        indices = [self.array(array) for array in file.arrays()]
+        if indices != [*range(len(indices))]:
+            raise file.damaged("it has an array twice")
+        self.documents = file.contents()
 
     def save(self, path: Path) -> None:
         """Write the file, in the place of what is there."""
@@ -98,7 +144,10 @@ class ArtifactWriter:
         table: dict[str, Any] = {"documents": {}, "arrays": []}
         for array in self._arrays:
             head = [dtype_name(array.dtype), list(array.shape)]
-            if array.dtype == STRING:
+            if isinstance(array, _Reference):
+                path = os.path.relpath(array.origin.path, cast("Path", self._base))
+                table["arrays"].append([*head, path, array.origin.offset])
+            elif array.dtype == STRING:
                 table["arrays"].append([*head, [str(x) for x in array.ravel()]])
             else:
                 table["arrays"].append([*head, *_write_section(file, _bytes_of(array))])
@@ -151,6 +200,7 @@ class ArtifactFile:
         self._lock = threading.RLock()  # threads may ask for the same array at once
         self._checked: set[tuple[int, int, int]] = set()
         self._made: dict[int, np.ndarray] = {}
+        self._read: Callable[[str, int, int], np.ndarray] | None = None
         self.stores: list[Any] | None = None
         """stores of variables of the model, once they were decoded"""
         if len(self._content) < _ALIGNMENT:
@@ -182,6 +232,11 @@ class ArtifactFile:
         documents = self._table.get("documents")
         return list(documents) if isinstance(documents, dict) else []
 
+    def contents(self) -> dict[str, bytes]:
+        """The documents by name, as they are in the file."""
+        sections = self._table.get("documents", {})
+        return {name: bytes(self._section(name, sections[name])) for name in self.documents}
+
     def document(self, name: str) -> Any:
         """A document, parsed."""
         documents = self._table.get("documents")
@@ -201,6 +256,18 @@ class ArtifactFile:
                 array = self._made[index] = self._array(index, arrays[index])
             return array
 
+    def arrays(self) -> list[np.ndarray]:
+        """All arrays."""
+        return [self.array(index) for index in range(len(self._table.get("arrays", ())))]
+
+    def read_elsewhere(self, read: Callable[[str, int, int], np.ndarray]) -> None:
+        """Read the arrays that are in files of the model: ``read`` gives a number of bytes at an
+        offset of a file, or raises ``ValueError``."""
+        self._read = read
+        for index, entry in enumerate(self._table.get("arrays", ())):
+            if len(entry) == _OF_REFERENCE:
+                self.array(index)
+
     def _array(self, index: int, entry: Any) -> np.ndarray:
         what = f"its array {index}"
         try:
@@ -210,7 +277,13 @@ class ArtifactFile:
             fit = [dim.__class__ is int and 0 <= dim < 2**62 for dim in shape]
             if False in fit or len(fit) > 64:
                 raise ValueError(f"{shape} is no shape")
-            if dtype == STRING:
+            if len(entry) == _OF_REFERENCE:
+                path, offset = section
+                if self._read is None or type(path) is not str or type(offset) is not int:
+                    raise ValueError("it is in a file that is not there")
+                data = self._read(path, offset, prod(shape) * dtype.itemsize)
+                array = data.view(dtype).reshape(shape)
+            elif dtype == STRING:
                 (texts,) = section
                 if len(texts) != prod(shape) or not all(type(text) is str for text in texts):
                     raise ValueError("it has other elements than strings, or not as many")
@@ -244,7 +317,7 @@ class ArtifactFile:
         for index, entry in enumerate(self._table.get("arrays", ())):
             if not quick:
                 self.array(index)
-            if entry[0] != "string":
+            if entry[0] != "string" and len(entry) != _OF_REFERENCE:
                 self._section(f"its array {index}", entry[2:], may_skip=quick)
 
     def _section(self, what: str, section: object, *, may_skip: bool = False) -> memoryview:

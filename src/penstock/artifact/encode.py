@@ -113,8 +113,8 @@ class _Encoder:
         index = self._value_index.setdefault(value, len(self.values))
         if index == len(self.values):
             entry: Any = value.name
-            if value.const is not None:
-                entry = [value.name, None, self.writer.array(value.const)]
+            if value.is_constant:
+                entry = [value.name, None, self.writer.constant(value)]
             elif typed:
                 entry = [value.name, encode_type(value.type)]
             self.values.append(entry)

@@ -10,7 +10,7 @@ import numpy as np
 from penstock.core import capability
 from penstock.core.types import RunValue, RunValues, TensorType, Type
 from penstock.host.threads import core_budget
-from penstock.ir.graph import Node
+from penstock.ir.graph import Node, Value
 from penstock.ir.kernel import Kernel
 from penstock.ir.layout import aligned_bytes
 from penstock.ops.internal.transfer import HOST
@@ -252,8 +252,8 @@ class StacksRows(Protocol):
 class PacksConstants(Protocol):
     """Copies constants into orders of its own, which a saved session then holds."""
 
-    def copies_of(self, constant: np.ndarray) -> Mapping[str, np.ndarray]:
-        """The copies of a constant as arrays of bytes, by name."""
+    def copies_of(self, constants: Sequence[Value]) -> Sequence[Mapping[str, np.ndarray]]:
+        """The copies of each constant, by name."""
 
     def saved_copies(self, constant: np.ndarray, copies: Mapping[str, np.ndarray]) -> object:
         """As long as what it returns lives, new kernels use such copies instead of their own."""

@@ -34,7 +34,9 @@ def _show_cache(result: JsonObject) -> None:
 @FOLDER
 def cache(action: str, folder: Path | None) -> JsonObject:
     """List the sessions that compile(cache=...) keeps, or remove them."""
-    chosen = compile_cache.folder_of(True if folder is None else folder)
+    chosen = compile_cache.folder_of(folder)
+    if chosen is None:
+        raise click.UsageError("PENSTOCK_CACHE=off keeps nothing; name a folder by --folder")
     if action == "clear":
         return {"folder": str(chosen), "freed": compile_cache.clear(chosen)}
     sessions = [

@@ -133,7 +133,10 @@ def _installation() -> JsonObject:
         "threads": core_budget(),
         "backends": {name: describe(name) for name in BACKENDS},
         "packages": versions,
-        "folders": {"saved sessions": str(folder_of(True)), "costs": str(cost_table().path)},
+        "folders": {
+            "saved sessions": str(folder_of(None) or "off"),
+            "costs": cost_table().path or "off",
+        },
         "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith("PENSTOCK_")},
         "notices": [] if "native" in available() else [slow],
     }

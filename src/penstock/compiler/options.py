@@ -278,12 +278,15 @@ class CompileOptions:
         'outputs; by default "serving_default", or a TFLite file\'s first subgraph.',
         lambda value: isinstance(value, str),
     )
-    cache: bool | str | Path = option(
-        False,
+    cache: bool | str | Path | None = option(
+        None,
         "Keep the compiled session of a model that is given as a path or as bytes, and open it "
         "where it was kept before: a folder, or True for the user's, or that of PENSTOCK_CACHE. "
-        "Models are told apart by the bytes of their files. The first run writes about twice the "
-        "bytes of the weights; a folder keeps 4 GiB. Models with variables are not kept.",
+        "Models are told apart by the bytes of their files. The first run writes what kernels have "
+        "packed, about the bytes of the weights; a folder keeps 1 GiB. Models with variables are "
+        "not kept. By default, what takes up to 32 MiB is kept of a model in a file, in the user's "
+        "folder, when the session or the process ends, and found as long as the file is not "
+        "touched; False or PENSTOCK_CACHE=off keeps nothing.",
         lambda value: _is_flag(value) or isinstance(value, str | os.PathLike),
     )
     autotune: bool = option(

@@ -14,10 +14,10 @@ from penstock.host.threads import core_budget
 
 
 def cache_folder() -> str:
-    """The folder that Penstock keeps measurements in."""
+    """The folder that Penstock keeps measurements and sessions in; "" if it is to keep none."""
     named = os.environ.get("PENSTOCK_CACHE")
     if named:
-        return named
+        return "" if named == "off" else named
     if sys.platform == "win32":
         local = os.environ.get("LOCALAPPDATA") or os.path.expanduser("~/AppData/Local")
         return os.path.join(os.path.normpath(local), "penstock", "Cache")

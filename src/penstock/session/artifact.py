@@ -78,18 +78,24 @@ def save_session(
     main: Subgraph,
     plans: Mapping[tuple[Any, ...], Executor],
     writer: ArtifactWriter,
+    keys: Sequence[object] = (),
 ) -> None:
-    """Add a session to a file: its model, and the ``plans`` of its main subgraph, by key.
-    It names the executors of those that no file can have."""
+    """Add a session to a file: its model, and the ``plans`` of its main subgraph, by key. It names
+    the executors of those that no file can have. ``keys``: of plans that the file has, with the
+    model."""
     from penstock.artifact.encode import encode_graphs, encode_stores, encode_type
 
-    graphs = {GRAPH + name: graph for name, graph in model.graphs.items()}
-    graphs |= {FUNCTION + name: graph for name, graph in model.functions.items()}
-    writer.document("model", encode_graphs(graphs, writer))
-    keys: list[Any] = []
+    if not keys:
+        graphs = {GRAPH + name: graph for name, graph in model.graphs.items()}
+        graphs |= {FUNCTION + name: graph for name, graph in model.functions.items()}
+        writer.document("model", encode_graphs(graphs, writer))
+        writer.document("main", encode_graphs({"main": main.graph}, writer))
+    keys = [*keys]
+    saved = {*map(str, keys)}
     unsaved: set[str] = set()
-    writer.document("main", encode_graphs({"main": main.graph}, writer))
     for key, executor in plans.items():
+        if str(encode_key(key)) in saved:
+            continue
         # A plan for values that are no tensors has no shapes to be found by.
         found = context.executor in AFTER_LOWERING and None not in key
         if found and (document := _plan_document(executor, context, writer)):
@@ -97,6 +103,7 @@ def save_session(
             keys.append(encode_key(key))
         else:
             unsaved.add(executor.name)
+    # One with variables never goes on from another.
     writer.document("stores", encode_stores(writer))
     options = {name: context.options.get(name) for name in _SAVED_OPTIONS}
     # Objects of this process cannot be named in a file.
@@ -165,21 +172,19 @@ def _copies(
 ) -> dict[tuple[int, str], dict[str, int]]:
     """The copies of constants that backends have in orders of their own: of each constant and
     backend by name, and all as indices of arrays."""
-    values = {v for node in graph.walk() for v in node.inputs if v is not None}
-    constants = {id(v.const): v.const for v in values if v.const is not None}
-    named = {
-        (constant_id, backend.name): packing.copies_of(constant)
-        for constant_id, constant in constants.items()
-        for backend in context.backends
-        if (packing := capability(backend, PacksConstants)) is not None
-    }
-    return {
-        (writer.array(constants[constant_id]), name): {
-            text: writer.array(copy) for text, copy in copies.items()
-        }
-        for (constant_id, name), copies in named.items()
-        if copies
-    }
+    inputs = dict.fromkeys(v for node in graph.walk() for v in node.inputs if v is not None)
+    constants = [value for value in inputs if value.is_constant]
+    indices: dict[tuple[int, str], dict[str, int]] = {}
+    for backend in context.backends:
+        packing = capability(backend, PacksConstants)
+        found = () if packing is None else packing.copies_of(constants)
+        if not writer.holds(sum(copy.nbytes for copies in found for copy in copies.values())):
+            continue
+        for value, copies in zip(constants if found else (), found, strict=True):
+            if copies:
+                index = {text: writer.array(copy) for text, copy in copies.items()}
+                indices[writer.constant(value), backend.name] = index
+    return indices
 
 
 def encode_key(key: Sequence[Any]) -> list[Any]:
@@ -251,6 +256,14 @@ class Artifact:
         except (AssertionError, *_WRONG) as error:
             raise self._file.damaged(error) from error
         return [Value(name, type_) for name, type_ in ports]
+
+    def continued(self, writer: ArtifactWriter) -> Sequence[object]:
+        """Let a file begin with what this one has; returns the keys of its plans."""
+        if not self._plans:
+            return ()
+        writer.continue_with(self._file)
+        keys: Sequence[object] = self._head["plans"]
+        return keys
 
     def has(self, key: Sequence[Any]) -> bool:
         """Whether a plan with this key was saved."""

@@ -1,29 +1,36 @@
-"""Saved sessions that ``compile(cache=...)`` keeps in a folder, and finds again by what is in a
-model's files.
+"""Compiled sessions that are kept in a folder, and found again by what is in a model's files.
 
 ::
 
-    2f8a…91.penstock   a session that was saved, named by a digest of the model's bytes and of all
-                       that its plans depend on
+    2f8a…91.penstock   a session that was saved, named by a checksum of a digest of the model's
+                       bytes and all else that its plans depend on, which it has in full
     77b0…3c.digest     the digest of one file, with what the system said of that file: it is used
                        again as long as the system says the same
 
-Files are written beside their place and then renamed, so that several processes may share a folder.
-The time of change of a saved session is that of its last use; those not used for longest are
-removed while all have more than ``MOST_BYTES``.
+With ``compile(cache=...)`` a session is kept when plans are compiled. Without it (``by_default``)
+one of a file's is kept in the user's folder when the session or the process ends, if that takes few
+bytes: files are told apart by what the system says of them, and what cannot be kept is not.
+
+Weights that lie in a model's files as they do in memory are read there again. Files are written
+beside their place and then renamed, so that several processes may share a folder. The time of
+change of a saved session is that of its last use; those not used for longest are removed while all
+have more than ``MOST_BYTES``.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
+import stat
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
+from zlib import adler32, crc32
 
-from penstock.artifact.container import VERSION, ArtifactWriter
+from penstock.artifact import VERSION
 from penstock.backends.registry import available, describe
 from penstock.compiler.options import CompileOptions
 from penstock.core.cached import cached_property
@@ -31,30 +38,42 @@ from penstock.core.checkpoints import checkpoint
 from penstock.core.errors import InvalidModel, warn
 from penstock.core.limits import DEFAULT_LIMITS
 from penstock.core.records import dataclass
-from penstock.frontends.artifact.importer import load_artifact
-from penstock.frontends.common.model_files import Opened, open_path
+from penstock.frontends.common.model_files import Opened, open_inside, open_path
 from penstock.host.machine import cache_folder, machine_name
-from penstock.host.replace_file import replacing
 from penstock.ir.graph import Model
 from penstock.session.environment import VARIABLES
 
-MOST_BYTES = 4 << 30
+if TYPE_CHECKING:
+    import numpy as np
+
+    from penstock.artifact.container import ArtifactWriter
+
+# Most models are not found: what reads and writes sessions is imported where it is needed.
+
+MOST_BYTES = 1 << 30
 """bytes of saved sessions that a folder may have"""
+MOST_BY_DEFAULT = 32 << 20
+"""bytes that a session which nobody asked to keep may take beside its model's files"""
+MOST_PLANS = 16
+"""plans that are kept of one session"""
 _PIECE = 1 << 24
 # A file that was changed this short a time before it was read may change again without a trace.
 _SETTLED_NS = 2_000_000_000
 # Options that say what is compiled. Of those below them a file cannot say which they were, and the
 # others are about this process.
 _KEYED = (
-    *("executor", "place", "threads", "precision", "memory_planner", "max_streams"),
+    *("executor", "place", "threads", "precision", "memory_planner", "max_streams", "limits"),
     *("signature", "map_weights", "autotune", "fixed_threads"),
 )
 _UNTOLD = ("cost_model", "grouping", "devices", "after_pass")
 
 
-def folder_of(cache: bool | str | Path) -> Path:
-    """The folder that ``cache=`` names; True stands for the user's."""
-    return Path(cache_folder(), "sessions") if cache is True else Path(str(cache))
+def folder_of(cache: bool | str | Path | None) -> Path | None:
+    """The folder that ``cache=`` names; True and None stand for the user's, if that is used."""
+    if cache not in (True, None):
+        return Path(str(cache))
+    folder = cache_folder()
+    return Path(folder, "sessions") if folder else None
 
 
 def entries(folder: Path) -> list[tuple[Path, os.stat_result]]:
@@ -75,11 +94,10 @@ def clear(folder: Path) -> int:
 
 
 def cache_entry(model: object, options: CompileOptions) -> CacheEntry | None:
-    """The place that ``cache=`` gives a model; None without it, and with a warning for options that
-    do not let sessions be told apart. Raises ``ValueError`` for a model that is neither a path nor
-    bytes."""
-    if not options.cache:
-        return None
+    """The place of a model in the folder that ``cache=`` names, by default in the user's. None if
+    it has none; where ``cache=`` is given, with a warning if options do not let sessions be told
+    apart. Raises ``ValueError`` for a model that is neither a path nor bytes."""
+    by_default = options.cache is None
     if not isinstance(model, str | os.PathLike | bytes):
         raise ValueError(
             f"cache= needs the path or the bytes of a model, not a {type(model).__name__}; save "
@@ -89,12 +107,51 @@ def cache_entry(model: object, options: CompileOptions) -> CacheEntry | None:
     if not all(isinstance(backend, str) for backend in options.backends or ()):
         untold.append("backends")
     if untold:
-        reason = f"{untold[0]}= is an object of this process, by which it cannot be found again"
-        warn(f"cache= keeps no session: {reason}")
+        if not by_default:
+            reason = f"{untold[0]}= is an object of this process, by which it cannot be found again"
+            warn(f"cache= keeps no session: {reason}")
         return None
     source = model if isinstance(model, bytes) else Path(model)
     exists = isinstance(source, bytes) or source.exists()
-    return CacheEntry(folder_of(options.cache), source, options) if exists else None
+    folder = folder_of(options.cache)
+    if folder is None or not exists:
+        return None
+    # Of the plans of a cluster no file has any.
+    if by_default and (options.cluster is not None or not _is_private(folder)):
+        return None
+    return CacheEntry(folder, source, options, by_default)
+
+
+def _is_private(folder: Path) -> bool:
+    """Whether nobody else can put files into a folder, which may be made yet: what others have put
+    there could be a session that gives their answers."""
+    try:
+        status = os.stat(folder)
+    except OSError:
+        return True
+    # On Windows a user's folders are private.
+    is_own = not hasattr(os, "geteuid") or status.st_uid == os.geteuid()
+    return is_own and stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o022
+
+
+@cache
+def _program() -> list[object]:
+    """What plans depend on beside model and options: formats, the machine, and this program."""
+    root = Path(__file__).parent.parent
+    # What is installed has a version; what is worked on has files that change.
+    is_installed = root.parent.name in ("site-packages", "dist-packages")
+    times = [] if is_installed else [*_times(root)]
+    return [VERSION, machine_name(), len(times), max(times, default=0)]
+
+
+def _times(folder: str | Path) -> Iterator[int]:
+    """When the files of the program below a folder were changed."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.endswith((".py", ".so", ".pyd", ".txt")):
+                yield entry.stat().st_mtime_ns
+            elif "." not in entry.name and entry.name != "__pycache__":
+                yield from _times(entry.path)
 
 
 @dataclass
@@ -105,24 +162,37 @@ class CacheEntry:
     folder: Path
     source: Path | bytes
     options: CompileOptions
+    by_default: bool = False
     opened: Sequence[Opened] = ()
     unsaved: int = 0
 
     @cached_property
-    def path(self) -> Path:
-        """The file of the session."""
+    def key(self) -> str:
+        """All that the session depends on, as JSON."""
         keyed = {
             "files": self._files,
-            "machine": [VERSION, machine_name()],
+            "program": _program(),
             "options": {name: repr(self.options.get(name)) for name in _KEYED},
             # Its options hold where the caller gives none.
             "environment": [os.environ.get(name, "") for name in VARIABLES],
             # In their order, by which plans prefer them.
             "backends": [[b, describe(str(b))] for b in self.options.backends or available()],
+            "costs": self._costs,
         }
-        # Sorted: the name must not depend on the order in which keys were added.
-        text = json.dumps(keyed, sort_keys=True).encode()
-        return self.folder / f"{hashlib.blake2b(text, digest_size=16).hexdigest()}.penstock"
+        return json.dumps(keyed, sort_keys=True)
+
+    @cached_property
+    def path(self) -> Path:
+        """The file of the session, which has the whole key: names may be equal by chance."""
+        key = self.key.encode()  # to import a library of hashes would take milliseconds
+        return self.folder / f"{crc32(key):08x}{adler32(key):08x}.penstock"
+
+    @property
+    def _costs(self) -> list[int]:
+        """What the system says of the measured costs, which decide on plans."""
+        with suppress(OSError):
+            return _status(os.stat(os.path.join(cache_folder(), "costs.sqlite")))
+        return []
 
     @cached_property
     def _files(self) -> str | dict[str, str]:
@@ -133,17 +203,29 @@ class CacheEntry:
         """Digests of the bytes of the model, of a folder by file."""
         source = self.source
         if isinstance(source, bytes):
+            import hashlib
+
             return hashlib.blake2b(source, digest_size=16).hexdigest()
         if not source.is_dir():
             return self._digest(source)
         files = sorted(path for path in source.rglob("*") if path.is_file())
         return {str(path.relative_to(source)): self._digest(path) for path in files}
 
+    def _is_unchanged(self) -> bool:
+        return isinstance(self.source, bytes) or self._digests() == self._files
+
     def _digest(self, path: Path) -> str:
-        """The digest of a file, from the folder if the file is as it was then."""
+        """The digest of a file, from the folder if the file is as it was then. By default, what the
+        system says of it."""
+        status = _status(os.stat(path))
+        if self.by_default:
+            # Of a file that may still change, nothing that will be found again.
+            now = time.time_ns()
+            return str([*status, now] if now - max(status[-2:]) < _SETTLED_NS else status)
+        import hashlib
+
         name = hashlib.blake2b(os.fsencode(path.resolve()), digest_size=16).hexdigest()
         kept = self.folder / f"{name}.digest"
-        status = _status(os.stat(path))
         with suppress(OSError, ValueError, TypeError):
             before, digest = json.loads(kept.read_text())
             if before == status and type(digest) is str:
@@ -156,9 +238,17 @@ class CacheEntry:
             after = _status(os.fstat(file.fileno()))
         text = digest.hexdigest()
         if after == status and time.time_ns() - max(after[-2:]) > _SETTLED_NS:
+            from penstock.host.replace_file import replacing
+
             with suppress(OSError), replacing(kept) as written:
                 written.write(json.dumps([status, text]).encode())
         return text
+
+    @property
+    def _base(self) -> Path:
+        """The folder that the model's files are in."""
+        source = Path(os.path.abspath(self.source)) if isinstance(self.source, Path) else Path()
+        return source if source.is_dir() else source.parent
 
     def load(self) -> Model | None:
         """The model with the plans that were saved; None if there is none for these files."""
@@ -166,11 +256,20 @@ class CacheEntry:
         try:
             if not self.path.is_file():
                 return None
+            from penstock.frontends.artifact.importer import load_artifact
+
             # Mapping is safe here: entries are replaced by renaming, and never written in place.
             model = load_artifact(self.path, limits, map_weights=True)
-            model.artifact.check(quick=True)  # what is damaged is made again
-            beside = model.artifact.document("sources")
-            if not all(self._digest(Path(path)) == digest for path, digest in beside):
+            file = model.artifact
+            file.check(quick=True)  # what is damaged is made again
+            with self._weights() as read:
+                file.read_elsewhere(read)
+            if file.document("key") != self.key:
+                return None
+            beside = file.document("sources")
+            # Last: they must still be the files whose weights were read.
+            same = all(self._digest(self._base / path) == digest for path, digest in beside)
+            if not same or not self._is_unchanged():
                 return None
         except OSError:
             return None
@@ -183,6 +282,36 @@ class CacheEntry:
         model.path = None if isinstance(self.source, bytes) else os.path.abspath(self.source)
         return model
 
+    @contextmanager
+    def _weights(self) -> Iterator[Callable[[str, int, int], np.ndarray]]:
+        """What reads parts of the model's files, by their paths below its folder."""
+        from penstock.frontends.common.weight_file import WeightFile
+
+        files: dict[str, WeightFile] = {}
+        with ExitStack() as stack:
+
+            def read(path: str, offset: int, count: int) -> np.ndarray:
+                if path not in files:
+                    # The user may name a link, but a file may not.
+                    named = isinstance(self.source, Path) and path == self.source.name
+                    opened = (
+                        open_path(self._base / path) if named else open_inside(self._base, path)
+                    )
+                    file = stack.enter_context(opened)
+                    files[path] = WeightFile(lambda: nullcontext(file), self.options.map_weights)
+                if not 0 <= offset <= files[path].size - count:
+                    raise ValueError(f"{path!r} has no {count} bytes at {offset}")
+                return files[path].read(offset, count)
+
+            yield read
+
+    def writer(self) -> ArtifactWriter:
+        """What a session is written with that is kept here."""
+        from penstock.artifact.container import ArtifactWriter
+
+        base = None if isinstance(self.source, bytes) else self._base
+        return ArtifactWriter(base, MOST_BY_DEFAULT if self.by_default else None)
+
     def save(self, writer: ArtifactWriter) -> None:
         """Keep a session, unless its files have changed since they were read, and remove those not
         used for longest, down to ``MOST_BYTES``."""
@@ -190,14 +319,22 @@ class CacheEntry:
         if any(old is None or _status(old) != _status(new) for old, new in now):
             return
         # The model that was compiled is the one that was read, not what is there now.
-        if self._digests() != self._files:
+        if not self._is_unchanged():
             return
-        others: set[Path] = set()
+        if self.by_default:
+            plans = sum(name.startswith("plan ") for name in writer.documents)
+            if not writer.holds() or not 1 <= plans <= MOST_PLANS:
+                return
+        others: set[str] = set()
         if isinstance(self.source, Path) and not self.source.is_dir():
-            others = {Path(path).resolve() for path, _ in self.opened} - {self.source.resolve()}
-        beside = [(str(path), self._digest(path)) for path in sorted(others)]
+            others = {os.path.abspath(path) for path, _ in self.opened}
+            others.discard(os.path.abspath(self.source))
+        beside = [
+            (os.path.relpath(path, self._base), self._digest(Path(path))) for path in sorted(others)
+        ]
+        writer.document("key", self.key)
         writer.document("sources", beside)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(0o700, parents=True, exist_ok=True)
         writer.save(self.path)
         held = 0
         for path, status in entries(self.folder):

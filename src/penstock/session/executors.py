@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeGuard
-from weakref import WeakMethod, ref
+from weakref import WeakMethod, WeakSet, ref
 
 import numpy as np
 
@@ -40,6 +42,9 @@ if TYPE_CHECKING:
 
 _check_dims = imported("penstock.executors.feeds.check_dims")
 _feeds_fit = imported("penstock.executors.feeds.feeds_fit")
+
+_AT_EXIT: WeakSet[Executors] = WeakSet()
+"""those with plans that are to be kept by default"""
 
 # Plans from which on constants are let go ever more seldom.
 _MANY_PLANS = 8
@@ -167,10 +172,11 @@ class Executors:
             return self.get(subgraph, key, values)
         if subgraph is not self._subgraphs.main:
             self._other = ref(subgraph)  # weak: subgraphs not asked for any more are forgotten
-        # Plans of further shapes are kept ever more seldom, as each time all is written.
-        unsaved = 0 if self._entry is None else self._entry.unsaved
-        if unsaved and self._compiled.bit_count() == 1:
-            self.keep()
+        if self._entry is not None and self._entry.unsaved:
+            if self._entry.by_default:
+                _AT_EXIT.add(self)
+            elif self._compiled.bit_count() == 1:  # ever more seldom, as each time all is written
+                self.keep()
         return executor
 
     def _open_shapes(
@@ -308,20 +314,29 @@ class Executors:
     def write(self, write: Callable[[ArtifactWriter], None]) -> None:
         """Let ``write`` write the session."""
         from penstock.artifact.container import ArtifactWriter
+
+        self._write(write, ArtifactWriter())
+
+    def _write(
+        self,
+        write: Callable[[ArtifactWriter], None],
+        writer: ArtifactWriter,
+        keys: Sequence[object] = (),
+    ) -> None:
+        """Let ``write`` write the session; ``writer`` has the model and plans of these ``keys``."""
         from penstock.session.artifact import save_session
 
-        main, writer = self._subgraphs.main, ArtifactWriter()
-        context = self._compiler.context
+        main, context = self._subgraphs.main, self._compiler.context
         # Whoever opens the session may never meet the shapes that grew in this process.
         plans = {k: plan for k, plan in self._plans.of(main).items() if isinstance(k, tuple)}
-        save_session(self._model, context, main, plans, writer)
+        save_session(self._model, context, main, plans, writer, keys)
         write(writer)
         if context.executor in AFTER_LOWERING:
             for executor in plans.values():  # which have given their constants back
                 release_constants(executor.table)
 
     def keep(self) -> None:
-        """Keep the session where ``cache=`` says, if it can be kept."""
+        """Keep the session among those of the compile cache, if it can be kept."""
         entry = self._entry
         if entry is None or not entry.unsaved:
             return
@@ -330,13 +345,21 @@ class Executors:
         try:
             from penstock.session.artifact import has_state
 
-            if has_state(self._model):
-                self._entry = None
+            writer = entry.writer()
+            keys = () if self._artifact is None else self._artifact.continued(writer)
+            if keys or not has_state(self._model):
+                self._write(entry.save, writer, keys)
             else:
-                self.write(entry.save)
+                self._entry = None
         except (OSError, PenstockError) as error:
             self._entry = None
-            warn(f"cache= keeps no session: {error}")
+            if not entry.by_default:
+                warn(f"cache= keeps no session: {error}")
+
+    def __del__(self) -> None:
+        # Of a session that was not closed, and that nobody asked to keep.
+        with suppress(AttributeError):  # the constructor has failed
+            self.keep()
 
     def trim(self) -> None:
         """Give back memory that no run holds (``Session.trim``)."""
@@ -422,3 +445,9 @@ def release_constants(table: StepTable) -> int:
             freed += constant.held.nbytes
             constant.release(give_back[index])
     return freed
+
+
+@atexit.register
+def _keep_all() -> None:
+    for executors in list(_AT_EXIT):
+        executors.keep()

@@ -3,6 +3,7 @@ and the context to compile them in, and the plans that it was saved with."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
@@ -86,8 +87,9 @@ def _graphs(
 
 
 def _cache_entry(model: object, options: CompileOptions) -> CacheEntry | None:
-    """The place that ``cache=`` gives a model, if it is given."""
-    if not options.cache:
+    """The place of a model in the compile cache, if it may have one."""
+    by_default = options.cache is None and isinstance(model, str | os.PathLike)
+    if not options.cache and not by_default:
         return None
     from penstock.session.compile_cache import cache_entry
 

@@ -305,6 +305,8 @@ def _transaction(path: str, patience_s: float, *, create: bool) -> Iterator[Conn
     """A transaction on the file: reading, or with ``create``, writing. Raises ``OSError`` if the
     file cannot be read or written (``BlockingIOError``: another process has locked it for longer
     than ``patience_s``), ``ValueError`` if it is not a table of costs."""
+    if not path:
+        raise FileNotFoundError("nothing is to be kept in files")
     if not create or os.path.exists(path):
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):  # reading from a pipe would block
@@ -392,6 +394,7 @@ def cost_table() -> CostTable:
     table = _TABLES.get(key)
     if table is None:
         # Atomic, so that all threads get the same table.
-        fresh = CostTable(os.path.join(cache_folder(), "costs.sqlite"), machine_name())
+        folder = cache_folder()
+        fresh = CostTable(folder and os.path.join(folder, "costs.sqlite"), machine_name())
         table = _TABLES.setdefault(key, fresh)
     return table

@@ -23,7 +23,7 @@ from penstock.core.records import replace
 from penstock.core.types import TensorType, Type
 from penstock.host.native import NativeLibrary, library
 from penstock.host.threads import core_budget
-from penstock.ir.graph import Node
+from penstock.ir.graph import Node, Value
 from penstock.ir.kernel import NO_PACKED_CONSTANTS, Kernel
 from penstock.ops.common.constant_cache import REORDERED, SavedCopies, copies_of
 from penstock.ops.internal.fused import parts
@@ -135,8 +135,8 @@ class NativeBackend(SpecializingBackend):
             return None  # nothing would look at the inputs, which may be at fault
         return native_kernel(site, call)
 
-    def copies_of(self, constant: np.ndarray) -> Mapping[str, np.ndarray]:
-        return copies_of(constant)
+    def copies_of(self, constants: Sequence[Value]) -> Sequence[Mapping[str, np.ndarray]]:
+        return copies_of(constants)
 
     def saved_copies(self, constant: np.ndarray, copies: Mapping[str, np.ndarray]) -> object:
         return SavedCopies(REORDERED, constant, copies)

@@ -60,7 +60,7 @@ def open_path(path: str | Path) -> BinaryIO:
     _note(path)
     try:
         _check_type(os.stat(path))
-        return _regular(os.open(path, _CAREFUL), names=None)
+        return _regular(os.open(path, _CAREFUL), path, names=None)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise InvalidModel(f"{os.fspath(path)!r} cannot be read: {reason}") from error
@@ -71,7 +71,7 @@ def open_inside(folder: Path, location: str) -> BinaryIO:
     ``ValueError`` with a reason."""
     _note(folder / location)
     try:
-        return _regular(_descriptor(folder, _components(location)), names=1)
+        return _regular(_descriptor(folder, _components(location)), folder / location, names=1)
     except OSError as error:
         raise ValueError(error.strerror) from error
 
@@ -116,8 +116,9 @@ def _check_type(status: os.stat_result) -> None:
         raise ValueError("that is not a regular file")
 
 
-def _regular(descriptor: int, *, names: int | None) -> BinaryIO:
-    """The open file of a descriptor, if it is a regular one with no more ``names``."""
+def _regular(descriptor: int, path: str | Path, *, names: int | None) -> BinaryIO:
+    """The open file of a descriptor, with its path as its name, if it is a regular one with no more
+    ``names``."""
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
@@ -125,7 +126,7 @@ def _regular(descriptor: int, *, names: int | None) -> BinaryIO:
         # Another name may lie outside of the folder.
         if names is not None and status.st_nlink > names:
             raise ValueError("that file has several names (hard links); copy it")
-        return open(descriptor, "rb")
+        return open(path, "rb", opener=lambda *_: descriptor)
     except BaseException:
         os.close(descriptor)
         raise

@@ -10,8 +10,10 @@ from typing import BinaryIO
 
 import numpy as np
 
+from penstock.core.origins import note_origin
 from penstock.frontends.common.model_files import HEAD_BYTES
 from penstock.frontends.common.other_formats import LFS_POINTER, is_pointer
+from penstock.host.malloc import new_bytes
 
 MAX_OVERLAP = 16
 
@@ -41,6 +43,7 @@ class WeightFile:
             return
         self._open = source
         with self._open() as file:
+            self._path = os.path.abspath(file.name)
             self._identity = _identity(file)
             self.size = os.fstat(file.fileno()).st_size
             head = file.read(HEAD_BYTES)
@@ -49,6 +52,7 @@ class WeightFile:
             if mapped and self.size:
                 mapping = mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_READ)
                 self._whole = np.frombuffer(mapping, np.uint8)
+                note_origin(self._whole, self._path, 0)
 
     def read(self, offset: int, size: int) -> np.ndarray:
         """``size`` bytes from ``offset``, which lie within the file; read-only."""
@@ -73,7 +77,7 @@ class WeightFile:
         return self._whole[offset : offset + size]
 
     def _read(self, offset: int, size: int) -> np.ndarray:
-        data = np.empty(size, np.uint8)
+        data = new_bytes(size)
         with self._open() as file:
             file.seek(offset)
             count = file.readinto(data)  # type: ignore[attr-defined]
@@ -81,6 +85,7 @@ class WeightFile:
             if count != size or _identity(file) != self._identity:
                 raise ValueError("it was changed while it was read; load it again")
         data.flags.writeable = False
+        note_origin(data, self._path, offset)
         return data
 
 

@@ -8,12 +8,13 @@ plans would hold fifty copies.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary, ref
 
 import numpy as np
 
+from penstock.core.origins import Origin, origin_of
 from penstock.core.records import NamedTuple
 from penstock.core.types import RunValue, TensorType
 from penstock.host.shared_lock import shared_lock
@@ -96,6 +97,7 @@ class Reordered:
         self._back = back
         self._held: np.ndarray | None = constant
         self.constant = ref(constant)
+        self.origin = origin_of(constant)
 
     def array(self) -> np.ndarray:
         """The constant, in memory of its own if it was let go."""
@@ -108,6 +110,10 @@ class Reordered:
                 self.constant = ref(array)
                 _REORDERED[id(array), self.name] = self
             return array
+
+    def by_name(self) -> dict[str, np.ndarray]:
+        """The arrays by the names under which they are saved."""
+        return dict(zip(_names(self.name, len(self.arrays)), self.arrays, strict=True))
 
     def release(self) -> Callable[[], np.ndarray]:
         """Stop holding the constant; returns what gives it back."""
@@ -192,16 +198,31 @@ REORDERED = "reordered"
 """the owner of saved copies that ``reordered`` makes"""
 
 
-def copies_of(constant: np.ndarray) -> dict[str, np.ndarray]:
-    """The arrays that ``reordered`` has made of a constant, by name."""
+def copies_of(constants: Iterable[Value]) -> list[dict[str, np.ndarray]]:
+    """The arrays that ``reordered`` has made of each constant, by name; of one that is not held,
+    those that it is given back from."""
+    of_array: dict[int, dict[str, np.ndarray]] = {}
     # References: whatever thread drops the last reference to an entry takes it out, without a lock.
-    entries = [(reference.key[1], reference()) for reference in _REORDERED.valuerefs()]
-    return {
-        text: array
-        for name, entry in entries
-        if entry is not None and entry.constant() is constant
-        for text, array in zip(_names(name, len(entry.arrays)), entry.arrays, strict=True)
-    }
+    for reference in _REORDERED.valuerefs():
+        entry = reference()
+        if entry is not None and (array := entry.constant()) is not None:
+            of_array.setdefault(id(array), {}).update(entry.by_name())
+    copies = []
+    for value in constants:
+        held, home = value.held, value.resident_in
+        if held is None and isinstance(home, Reordered):
+            copies.append(home.by_name())
+        else:
+            copies.append({} if held is None else of_array.get(id(held), {}))
+    return copies
+
+
+def origin_of_constant(value: Value) -> Origin | None:
+    """Where the contents of a constant were read from, held or not."""
+    held, entry = value.held, value.resident_in
+    if held is None:
+        return entry.origin if isinstance(entry, Reordered) else None
+    return origin_of(held)
 
 
 def by_attributes(make: Callable[[Attrs], Callable[..., RunValue]]) -> Compile:
