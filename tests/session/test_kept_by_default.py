@@ -18,8 +18,11 @@ from onnx import ModelProto, numpy_helper
 import penstock as ps
 from penstock.artifact.container import ArtifactFile
 from penstock.backends.numpy import NumpyBackend
+from penstock.core.errors import warn
 from penstock.core.limits import DEFAULT_LIMITS
-from penstock.session import compile_cache
+from penstock.extend import Kernel, operator
+from penstock.ops import registry
+from penstock.session import compile_cache, opening
 from penstock.tuning.cost_table import cost_table
 from tests.session.test_compile_cache import nothing_is_compiled
 from tests.support.expert import with_expert
@@ -43,6 +46,7 @@ def dense(factor: float = 1.0) -> ModelProto:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(compile_cache, "_SETTLED_NS", -(10**12))  # files of just now count as old
+    monkeypatch.setattr(compile_cache, "EXTENDED", set())  # whatever other tests have registered
     return tmp_path / "cache" / "sessions"
 
 
@@ -137,6 +141,36 @@ def test_options_that_cannot_be_named_keep_nothing_and_say_nothing(
     assert not kept(folder)
 
 
+def test_programs_of_users_keep_nothing(
+    model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compile_cache, "EXTENDED", {"example"})
+    use(model)
+    assert not kept(folder)
+
+
+def test_registered_operations_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: set[str] = set()
+    monkeypatch.setattr(registry, "EXTENDED", seen)
+    operator("KeptByDefault", domain="test.kept")(lambda node, types: Kernel(lambda x: x))
+    assert seen == {__name__}
+
+
+def test_model_that_is_warned_of_is_not_kept(model: Path, folder: Path) -> None:
+    loaded = opening.load
+
+    def load(*arguments: Any, **options: Any) -> Any:
+        warn("the model is odd")
+        return loaded(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(opening, "load", load)
+        for _ in range(2):
+            with pytest.warns(UserWarning, match="odd"):
+                use(model)
+    assert not kept(folder)
+
+
 def test_models_with_variables_are_not_kept(folder: Path) -> None:
     (case,) = [c for c in cases("op") if c.name == "unidirectional_sequence_lstm_state_kept"]
     with ps.compile(case.path) as session:
@@ -200,9 +234,7 @@ def test_weights_beside_the_model_are_read_there(tmp_path: Path, folder: Path) -
 def test_model_and_weights_are_found_under_another_path(tmp_path: Path, folder: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()
-    onnx.save(
-        dense(), first / "m.onnx", save_as_external_data=True, location="w", size_threshold=0
-    )
+    onnx.save(dense(), first / "m.onnx", save_as_external_data=True, location="w", size_threshold=0)
     expected = use(first / "m.onnx", cache=tmp_path / "named")
     second.mkdir()
     for name in ("m.onnx", "w"):

@@ -92,9 +92,15 @@ def check_choice(
         raise OptionError(f"{option} {shortened(value)!r} is not one of {names}")
 
 
+warnings_given = 0
+"""how often ``warn`` was called"""
+
+
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn at the line outside of Penstock that called it, however many of its own functions are
     between: warnings of Penstock's lines say nothing to users, and are shown once for all calls."""
+    global warnings_given
+    warnings_given += 1
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and _is_own(frame.f_globals.get("__name__")):
         level, frame = level + 1, frame.f_back

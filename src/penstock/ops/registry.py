@@ -61,6 +61,9 @@ Function = TypeVar("Function", bound=ArrayFunction)
 FORGET: list[Callable[[], None]] = []
 """what clears caches of looked up operations, when users register others"""
 
+EXTENDED: set[str] = set()
+"""the modules from which users have registered operations"""
+
 _REGISTRY: dict[tuple[str, str], list[Op]] = {}
 _PENDING = dict(MODULES)  # without the operations that were looked up
 
@@ -191,6 +194,7 @@ def operator(
             properties["moves"] = properties["view"] = True
         if not compile.__module__.startswith("penstock."):
             find(name, domain)  # imports what Penstock has of this name
+            EXTENDED.add(compile.__module__)
             for forget in FORGET:
                 forget()
         entries = _REGISTRY.setdefault((domain, name), [])
@@ -308,6 +312,7 @@ def adopt_operations(operations: Iterable[Op]) -> None:
         if op not in entries:
             entries[:] = [e for e in entries if op.version < e.since or e.version < op.since]
             entries.append(op)
+            EXTENDED.add(op.compile.__module__)
             for forget in FORGET:
                 forget()
 

@@ -31,8 +31,9 @@ from typing import TYPE_CHECKING
 from zlib import adler32, crc32
 
 from penstock.artifact import VERSION
-from penstock.backends.registry import available, describe
+from penstock.backends.registry import BACKENDS, available, describe
 from penstock.compiler.options import CompileOptions
+from penstock.core import errors
 from penstock.core.cached import cached_property
 from penstock.core.checkpoints import checkpoint
 from penstock.core.errors import InvalidModel, warn
@@ -41,6 +42,7 @@ from penstock.core.records import dataclass
 from penstock.frontends.common.model_files import Opened, open_inside, open_path
 from penstock.host.machine import cache_folder, machine_name
 from penstock.ir.graph import Model
+from penstock.ops.registry import EXTENDED
 from penstock.session.environment import VARIABLES
 
 if TYPE_CHECKING:
@@ -111,6 +113,9 @@ def cache_entry(model: object, options: CompileOptions) -> CacheEntry | None:
             reason = f"{untold[0]}= is an object of this process, by which it cannot be found again"
             warn(f"cache= keeps no session: {reason}")
         return None
+    # What users have registered may be another program in the next process.
+    if by_default and (EXTENDED or not {*(options.backends or ())} <= BACKENDS.keys()):
+        return None
     source = model if isinstance(model, bytes) else Path(model)
     exists = isinstance(source, bytes) or source.exists()
     folder = folder_of(options.cache)
@@ -119,7 +124,7 @@ def cache_entry(model: object, options: CompileOptions) -> CacheEntry | None:
     # Of the plans of a cluster no file has any.
     if by_default and (options.cluster is not None or not _is_private(folder)):
         return None
-    return CacheEntry(folder, source, options, by_default)
+    return CacheEntry(folder, source, options, by_default, errors.warnings_given)
 
 
 def _is_private(folder: Path) -> bool:
@@ -157,12 +162,14 @@ def _times(folder: str | Path) -> Iterator[int]:
 @dataclass
 class CacheEntry:
     """The place of one model with these options in a folder. ``opened``: the files that were opened
-    while the model was loaded. ``unsaved``: how many plans its session has that are not there."""
+    while the model was loaded. ``unsaved``: how many plans its session has that are not there.
+    ``warned``: how many warnings were given before."""
 
     folder: Path
     source: Path | bytes
     options: CompileOptions
-    by_default: bool = False
+    by_default: bool
+    warned: int
     opened: Sequence[Opened] = ()
     unsaved: int = 0
 
@@ -322,6 +329,9 @@ class CacheEntry:
         if not self._is_unchanged():
             return
         if self.by_default:
+            # Who compiles the model again must be told again.
+            if errors.warnings_given != self.warned:
+                return
             plans = sum(name.startswith("plan ") for name in writer.documents)
             if not writer.holds() or not 1 <= plans <= MOST_PLANS:
                 return
