@@ -6,8 +6,8 @@ take turns; a figure is the least of all turns, after one turn that is not count
 and bytecode are in the cache of the system. What an engine can make ahead (a saved session, ONNX
 Runtime's own format, OpenVINO's cache) is made before. ``first`` compiles a model that no process
 has compiled before, ``again`` one whose session was kept. ``numpy`` imports NumPy and reads the
-feeds alone, as all others do as well: what no engine can do without. Writes ``bench/start.md`` if all
-models were measured.
+feeds alone, as all others do as well: what no engine can do without. Writes ``bench/start.md`` if
+all models were measured.
 """
 
 from __future__ import annotations

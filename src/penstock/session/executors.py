@@ -27,6 +27,7 @@ from penstock.host import gc_pause
 from penstock.host.log import DEBUG, INFO, is_logged, log
 from penstock.host.malloc import give_back_memory
 from penstock.host.on_demand import imported
+from penstock.host.shared_lock import refuse_reentry
 from penstock.ir.graph import Model, clone
 from penstock.ops.internal.fused import operation_name
 from penstock.plan.plan import StepTable
@@ -357,8 +358,9 @@ class Executors:
                 warn(f"cache= keeps no session: {error}")
 
     def __del__(self) -> None:
-        # Of a session that was not closed, and that nobody asked to keep.
-        with suppress(AttributeError):  # the constructor has failed
+        # Of a session that was dropped without being closed. The collector may run anywhere.
+        with suppress(AttributeError, PenstockError):  # the constructor has failed; a lock is held
+            refuse_reentry()
             self.keep()
 
     def trim(self) -> None:
