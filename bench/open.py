@@ -217,10 +217,13 @@ def main() -> None:
         print(json.dumps([figures, calls.of_stages()]))
     elif options.one:
         print(json.dumps(opened(options.models[0])))
+    elif options.models:
+        made = counts_table(options.models) if options.counts else measured_table(options.models)
+        print(made)
     elif options.counts:
-        write(COUNTS, counts_table(options.models or [*MODELS, *all_files()]))
+        write(COUNTS, counts_table([*MODELS, *all_files()]))
     else:
-        write(BEGIN, table({name: measured(name) for name in options.models or MODELS}))
+        write(BEGIN, measured_table(MODELS))
 
 
 if __name__ == "__main__":
