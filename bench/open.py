@@ -168,7 +168,9 @@ def counts_table(names: Sequence[str]) -> str:
     return "\n".join([*lines, ""])
 
 
-def table(rows: dict[str, dict[str, float]]) -> str:
+def measured_table(names: Sequence[str]) -> str:
+    """The time of models, and the share of each stage."""
+    rows = {name: measured(name) for name in names}
     lines = [f"| model | ms | {' | '.join(STAGES)} |", "|---|---|" + "---|" * len(STAGES)]
     for name, seconds in rows.items():
         total = sum(seconds.values())
