@@ -358,10 +358,12 @@ class Executors:
                 warn(f"cache= keeps no session: {error}")
 
     def __del__(self) -> None:
-        # Of a session that was dropped without being closed. The collector may run anywhere.
-        with suppress(AttributeError, PenstockError):  # the constructor has failed; a lock is held
-            refuse_reentry()
-            self.keep()
+        # Of a session that was dropped without being closed.
+        entry = getattr(self, "_entry", None)  # none if the constructor has failed
+        if entry is not None and entry.unsaved:
+            with suppress(PenstockError):  # the collector may run while a lock is held
+                refuse_reentry()
+                self.keep()
 
     def trim(self) -> None:
         """Give back memory that no run holds (``Session.trim``)."""
