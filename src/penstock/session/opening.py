@@ -3,7 +3,6 @@ and the context to compile them in, and the plans that it was saved with."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
@@ -88,8 +87,9 @@ def _graphs(
 
 def _cache_entry(model: object, options: CompileOptions) -> CacheEntry | None:
     """The place of a model in the compile cache, if it may have one."""
-    by_default = options.cache is None and isinstance(model, str | os.PathLike)
-    if not options.cache and not by_default:
+    # To ask for os.PathLike looks at all abstract classes, for each type of model.
+    is_path = isinstance(model, str) or hasattr(model, "__fspath__")
+    if not options.cache and not (options.cache is None and is_path):
         return None
     from penstock.session.compile_cache import cache_entry
 
