@@ -31,7 +31,6 @@ from penstock.session import compile_cache, opening
 from penstock.tuning.measure import CostModel
 from tests.support.expert import with_expert
 from tests.support.onnx_text import model_from_text
-from tests.support.tflite_cases import cases
 
 X = {"x": np.ones((2, 3), np.float32)}
 
@@ -204,12 +203,6 @@ def test_folder_keeps_what_was_used_last(
     assert first in left
 
 
-def test_models_with_variables_are_not_kept(folder: Path) -> None:
-    (case,) = [c for c in cases("op") if c.name == "unidirectional_sequence_lstm_state_kept"]
-    ps.compile(case.path, cache=folder).run(case.feeds(case.data["runs"][0]))
-    assert not list(folder.glob("*.penstock"))
-
-
 def test_folder_that_cannot_be_written_is_a_warning(model: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.warns(UserWarning, match="cache= keeps no session"):
@@ -225,6 +218,7 @@ def test_options_that_are_objects_are_not_told_apart_and_keep_nothing(
         {"cost_model": CostModel()},
         {"grouping": ClusteredGrouping},
         {"devices": 2},
+        {"variables": ps.compile(dense()).variables},
         {"after_pass": lambda step, graph: seen.append(step.name)},
         {"backends": [NumpyBackend()]},
     ):

@@ -27,7 +27,7 @@ from penstock.tuning.cost_table import cost_table
 from tests.session.test_compile_cache import nothing_is_compiled
 from tests.support.expert import with_expert
 from tests.support.onnx_text import model_from_text
-from tests.support.tflite_cases import cases
+from tests.support.tflite_cases import cases, follow
 
 X = {"x": np.ones((2, 300), np.float32)}
 WEIGHTS_BYTES = 300 * 1000 * 4  # weights are read one by one from files of at least a megabyte
@@ -144,7 +144,7 @@ def test_options_that_cannot_be_named_keep_nothing_and_say_nothing(
 def test_programs_of_users_keep_nothing(
     model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compile_cache, "EXTENDED", {"example"})
+    monkeypatch.setattr(compile_cache, "EXTENDED", {"Example"})
     use(model)
     assert not kept(folder)
 
@@ -153,7 +153,7 @@ def test_registered_operations_are_known(monkeypatch: pytest.MonkeyPatch) -> Non
     seen: set[str] = set()
     monkeypatch.setattr(registry, "EXTENDED", seen)
     operator("KeptByDefault", domain="test.kept")(lambda node, types: Kernel(lambda x: x))
-    assert seen == {__name__}
+    assert seen == {"KeptByDefault"}
 
 
 def test_model_that_is_warned_of_is_not_kept(model: Path, folder: Path) -> None:
@@ -171,11 +171,18 @@ def test_model_that_is_warned_of_is_not_kept(model: Path, folder: Path) -> None:
     assert not kept(folder)
 
 
-def test_models_with_variables_are_not_kept(folder: Path) -> None:
+def test_variables_begin_anew_in_each_session(folder: Path) -> None:
     (case,) = [c for c in cases("op") if c.name == "unidirectional_sequence_lstm_state_kept"]
-    with ps.compile(case.path) as session:
-        session.run(case.feeds(case.data["runs"][0]))
-    assert not kept(folder)
+    follow(case, lambda _: ps.compile(case.path))
+    assert len(kept(folder)) == 1
+    with nothing_is_compiled():
+        first, second = ps.compile(case.path), ps.compile(case.path)
+        feeds = case.feeds(case.data["runs"][0])
+        expected = [first.run(feeds), first.run(feeds)]
+        for each in expected:
+            for name, y in second.run(feeds).items():
+                np.testing.assert_array_equal(y, each[name])
+    follow(case, lambda _: ps.compile(case.path))
 
 
 def test_file_that_is_touched_is_compiled_anew(model: Path, folder: Path) -> None:

@@ -283,10 +283,10 @@ class CompileOptions:
         "Keep the compiled session of a model that is given as a path or as bytes, and open it "
         "where it was kept before: a folder, or True for the user's, or that of PENSTOCK_CACHE. "
         "Models are told apart by the bytes of their files. The first run writes what kernels have "
-        "packed, about the bytes of the weights; a folder keeps 1 GiB. Models with variables are "
-        "not kept. By default, what takes up to 32 MiB is kept of a model in a file, in the user's "
-        "folder, when the session or the process ends, and found as long as the file is not "
-        "touched; False or PENSTOCK_CACHE=off keeps nothing.",
+        "packed, about the bytes of the weights; a folder keeps 1 GiB. By default, what takes "
+        "up to 32 MiB is kept of a model in a file, in the user's folder, when the session or the "
+        "process ends, and found as long as the file is not touched; False or PENSTOCK_CACHE=off "
+        "keeps nothing.",
         lambda value: _is_flag(value) or isinstance(value, str | os.PathLike),
     )
     autotune: bool = option(

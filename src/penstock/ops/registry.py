@@ -62,7 +62,7 @@ FORGET: list[Callable[[], None]] = []
 """what clears caches of looked up operations, when users register others"""
 
 EXTENDED: set[str] = set()
-"""the modules from which users have registered operations"""
+"""the names of operations that users have registered"""
 
 _REGISTRY: dict[tuple[str, str], list[Op]] = {}
 _PENDING = dict(MODULES)  # without the operations that were looked up
@@ -192,9 +192,9 @@ def operator(
         last = NEWEST if version is None else version
         if "reshapes" in properties.get("traits", ()):
             properties["moves"] = properties["view"] = True
-        if not compile.__module__.startswith("penstock."):
+        if not is_own(compile):
             find(name, domain)  # imports what Penstock has of this name
-            EXTENDED.add(compile.__module__)
+            EXTENDED.add(name)
             for forget in FORGET:
                 forget()
         entries = _REGISTRY.setdefault((domain, name), [])
@@ -312,7 +312,7 @@ def adopt_operations(operations: Iterable[Op]) -> None:
         if op not in entries:
             entries[:] = [e for e in entries if op.version < e.since or e.version < op.since]
             entries.append(op)
-            EXTENDED.add(op.compile.__module__)
+            EXTENDED.add(op.name)
             for forget in FORGET:
                 forget()
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.artifact.container import ArtifactFile, ArtifactWriter
-from penstock.artifact.decode import decode_graph, decode_type
+from penstock.artifact.decode import decode_graph, decode_stores, decode_type
 from penstock.backends.base import PacksConstants
 from penstock.backends.numpy import NumpyBackend
 from penstock.backends.registry import BACKENDS, describe
@@ -94,16 +94,16 @@ def save_session(
     saved = {*map(str, keys)}
     unsaved: set[str] = set()
     for key, executor in plans.items():
-        if str(encode_key(key)) in saved:
-            continue
         # A plan for values that are no tensors has no shapes to be found by.
         found = context.executor in AFTER_LOWERING and None not in key
+        if found and str(encode_key(key)) in saved:
+            continue
         if found and (document := _plan_document(executor, context, writer)):
             writer.document(f"plan {len(keys)}", document)
             keys.append(encode_key(key))
         else:
             unsaved.add(executor.name)
-    # One with variables never goes on from another.
+    # A file that begins with another has none.
     writer.document("stores", encode_stores(writer))
     options = {name: context.options.get(name) for name in _SAVED_OPTIONS}
     # Objects of this process cannot be named in a file.
@@ -258,8 +258,9 @@ class Artifact:
         return [Value(name, type_) for name, type_ in ports]
 
     def continued(self, writer: ArtifactWriter) -> Sequence[object]:
-        """Let a file begin with what this one has; returns the keys of its plans."""
-        if not self._plans:
+        """Let a file begin with what this one has, unless it has variables; returns the keys of its
+        plans."""
+        if not self._plans or decode_stores(self._file):
             return ()
         writer.continue_with(self._file)
         keys: Sequence[object] = self._head["plans"]

@@ -67,7 +67,7 @@ _KEYED = (
     *("executor", "place", "threads", "precision", "memory_planner", "max_streams", "limits"),
     *("signature", "map_weights", "autotune", "fixed_threads"),
 )
-_UNTOLD = ("cost_model", "grouping", "devices", "after_pass")
+_UNTOLD = ("cost_model", "grouping", "devices", "after_pass", "variables")
 
 
 def folder_of(cache: bool | str | Path | None) -> Path | None:

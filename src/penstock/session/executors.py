@@ -344,14 +344,9 @@ class Executors:
         # Set first: what cannot be saved now is not tried after each plan.
         entry.unsaved = 0
         try:
-            from penstock.session.artifact import has_state
-
             writer = entry.writer()
             keys = () if self._artifact is None else self._artifact.continued(writer)
-            if keys or not has_state(self._model):
-                self._write(entry.save, writer, keys)
-            else:
-                self._entry = None
+            self._write(entry.save, writer, keys)
         except (OSError, PenstockError) as error:
             self._entry = None
             if not entry.by_default:
