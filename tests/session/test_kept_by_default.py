@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from bench.zoo.sample import samples
 from onnx import ModelProto, numpy_helper
 
 import penstock as ps
@@ -27,6 +28,7 @@ from penstock.tuning.cost_table import cost_table
 from tests.session.test_compile_cache import nothing_is_compiled
 from tests.support.expert import with_expert
 from tests.support.onnx_text import model_from_text
+from tests.support.sweeps import drawn
 from tests.support.tflite_cases import cases, follow
 
 X = {"x": np.ones((2, 300), np.float32)}
@@ -375,3 +377,32 @@ def test_reference_that_leads_elsewhere_is_damage(
     np.testing.assert_array_equal(use(model), expected)
     with nothing_is_compiled():  # it has been replaced
         np.testing.assert_array_equal(use(model), expected)
+
+
+def same_bits(got: Any, wanted: Any) -> bool:
+    """Whether two outputs are equal bit by bit, whatever they consist of."""
+    if isinstance(got, np.ndarray) and got.dtype != object:
+        same = got.dtype == wanted.dtype and got.shape == wanted.shape
+        return bool(same and got.tobytes() == wanted.tobytes())
+    if isinstance(got, list | tuple):
+        return len(got) == len(wanted) and all(map(same_bits, got, wanted))
+    return bool(np.all(got == wanted))
+
+
+ZOO = list(samples())
+
+
+@pytest.mark.parametrize("number", drawn(range(len(ZOO)), 12))
+def test_kept_session_answers_bit_by_bit_as_the_compiled_one(tmp_path: Path, number: int) -> None:
+    _, model, feeds = ZOO[number]
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model)
+    with ps.compile(path) as first:
+        wanted = first.run(feeds)
+        names = [port.name for port in (*first.inputs, *first.outputs, *first.values)]
+    with ps.compile(path) as second:
+        got = second.run(feeds)
+        assert second.stats.plans_opened == 1
+        assert [port.name for port in (*second.inputs, *second.outputs, *second.values)] == names
+    assert list(got) == list(wanted)
+    assert same_bits([*got.values()], [*wanted.values()])
