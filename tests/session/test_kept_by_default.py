@@ -24,6 +24,7 @@ from penstock.core.limits import DEFAULT_LIMITS
 from penstock.extend import Kernel, operator
 from penstock.ops import registry
 from penstock.session import compile_cache, opening
+from penstock.session.artifact import Artifact
 from penstock.tuning.cost_table import cost_table
 from tests.session.test_compile_cache import nothing_is_compiled
 from tests.support.expert import with_expert
@@ -377,6 +378,24 @@ def test_reference_that_leads_elsewhere_is_damage(
     np.testing.assert_array_equal(use(model), expected)
     with nothing_is_compiled():  # it has been replaced
         np.testing.assert_array_equal(use(model), expected)
+
+
+@pytest.mark.parametrize("cache", [None, True])
+def test_plan_that_cannot_be_restored_is_made_again(
+    model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, cache: bool | None
+) -> None:
+    expected = use(model, cache=cache)
+
+    def fail(*arguments: Any) -> Any:
+        raise ValueError("of another program")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Artifact, "_plan", fail)
+        with ps.compile(model, cache=cache) as session:
+            np.testing.assert_array_equal(session.run(X)["y"], expected)
+            assert session.stats.plans_opened == 0
+    with nothing_is_compiled():  # it has been replaced
+        np.testing.assert_array_equal(use(model, cache=cache), expected)
 
 
 def same_bits(got: Any, wanted: Any) -> bool:

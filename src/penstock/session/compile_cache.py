@@ -143,9 +143,9 @@ def _is_private(folder: Path) -> bool:
 def _program() -> list[object]:
     """What plans depend on beside model and options: formats, the machine, and this program."""
     root = Path(__file__).parent.parent
-    # What is installed has a version; what is worked on has files that change.
+    # What is installed is written at once; of what is worked on any file may change.
     is_installed = root.parent.name in ("site-packages", "dist-packages")
-    times = [] if is_installed else [*_times(root)]
+    times = [os.stat(__file__).st_mtime_ns] if is_installed else [*_times(root)]
     return [VERSION, machine_name(), len(times), max(times, default=0)]
 
 
@@ -281,8 +281,7 @@ class CacheEntry:
         except OSError:
             return None
         except (InvalidModel, LookupError, TypeError, ValueError):
-            with suppress(OSError):
-                self.path.unlink()  # of another version, or damaged
+            self.remove()  # of another version, or damaged
             return None
         with suppress(OSError):  # of a folder that is only read
             os.utime(self.path)
@@ -311,6 +310,11 @@ class CacheEntry:
                 return files[path].read(offset, count)
 
             yield read
+
+    def remove(self) -> None:
+        """Remove the session."""
+        with suppress(OSError):
+            self.path.unlink()
 
     def writer(self) -> ArtifactWriter:
         """What a session is written with that is kept here."""

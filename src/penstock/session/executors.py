@@ -224,7 +224,14 @@ class Executors:
         types = None if shapes is None else shapes.types(subgraph.graph.inputs, values)
         # Only the plans of the main subgraph are saved, each for exact shapes.
         if types is None and self._artifact is not None and subgraph is self._subgraphs.main:
-            executor = self._artifact.restored(self._compiler, subgraph.key(values), values)
+            try:
+                executor = self._artifact.restored(self._compiler, subgraph.key(values), values)
+            except InvalidModel:
+                if self._entry is None:
+                    raise
+                # Nobody asked for what was kept: it is made again.
+                self._entry.remove()
+                self._artifact = None
             self.opened += executor is not None
         if executor is None:
             executor = self._compiler.compile(subgraph, values, types)
