@@ -121,6 +121,16 @@ def test_only_models_in_files_are_kept(
     assert not kept(folder)
 
 
+def test_saved_session_is_not_kept_once_more(model: Path, folder: Path) -> None:
+    saved = model.parent / "saved.penstock"
+    with ps.compile(model, cache=False) as session:
+        session.save(saved)
+    for open_ in (ps.compile, ps.open):
+        with open_(saved) as session:
+            session.run(X)
+    assert not kept(folder)
+
+
 def test_nothing_is_kept_where_it_is_turned_off(
     model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,7 +282,7 @@ def test_weights_that_are_cut_short_meanwhile_are_no_session(model: Path, folder
     entry = compile_cache.CacheEntry.load
 
     def load(self: Any) -> Any:
-        assert self.path.is_file()  # found by the file as it was
+        assert os.path.isfile(self.path)  # found by the file as it was
         model.write_bytes(b"")
         try:
             assert entry(self) is None

@@ -70,13 +70,12 @@ def path_of(kind: str, folder: Path) -> Path:
 
 @pytest.mark.parametrize("options", [{}, {"autotune": True}, {"executor": "frames"}], ids=str)
 @pytest.mark.parametrize("kind", ["onnx", "tflite", "pbtxt"])
-def test_process_opens_no_connection_reads_no_pickle_and_writes_costs_alone(
-    kind, options, tmp_path
-):
+def test_process_that_keeps_no_sessions_writes_costs_alone_and_asks_nobody(kind, options, tmp_path):
     source = path_of(kind, tmp_path)
     cache = tmp_path / "cache"
     environment = {**os.environ, "PENSTOCK_CACHE": str(cache), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-c", PROGRAM, str(source), json.dumps(options)]
+    asked = json.dumps({"cache": False, **options})
+    command = [sys.executable, "-c", PROGRAM, str(source), asked]
     done = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )

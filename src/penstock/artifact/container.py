@@ -73,7 +73,7 @@ class ArtifactWriter:
     is added. Of arrays that are in a file of the model below ``base`` it has only where they are.
     ``most``: how many bytes it should have."""
 
-    def __init__(self, base: Path | None = None, most: int | None = None) -> None:
+    def __init__(self, base: str | None = None, most: int | None = None) -> None:
         self.documents: dict[str, bytes] = {}
         self.stores: dict[Any, int] = {}
         """stores of variables of the model, in the order of their document"""
@@ -145,7 +145,7 @@ class ArtifactWriter:
         for array in self._arrays:
             head = [dtype_name(array.dtype), list(array.shape)]
             if isinstance(array, _Reference):
-                path = os.path.relpath(array.origin.path, cast("Path", self._base))
+                path = os.path.relpath(array.origin.path, self._base)
                 table["arrays"].append([*head, path, array.origin.offset])
             elif array.dtype == STRING:
                 table["arrays"].append([*head, [str(x) for x in array.ravel()]])

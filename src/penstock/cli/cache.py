@@ -35,16 +35,16 @@ def _show_cache(result: JsonObject) -> None:
 def cache(action: str, folder: Path | None) -> JsonObject:
     """List the sessions that compile(cache=...) keeps, or remove them."""
     chosen = compile_cache.folder_of(folder)
-    if chosen is None:
+    if not chosen:
         raise click.UsageError("PENSTOCK_CACHE=off keeps nothing; name a folder by --folder")
     if action == "clear":
         return {"folder": str(chosen), "freed": compile_cache.clear(chosen)}
     sessions = [
         {
-            "file": path.name,
+            "file": name,
             "bytes": status.st_size,
             "used": datetime.fromtimestamp(status.st_mtime, UTC).isoformat(timespec="seconds"),
         }
-        for path, status in compile_cache.entries(chosen)
+        for name, status in compile_cache.entries(chosen)
     ]
     return {"folder": str(chosen), "sessions": sessions}

@@ -134,7 +134,7 @@ def _installation() -> JsonObject:
         "backends": {name: describe(name) for name in BACKENDS},
         "packages": versions,
         "folders": {
-            "saved sessions": str(folder_of(None) or "off"),
+            "saved sessions": folder_of(None) or "off",
             "costs": cost_table().path or "off",
         },
         "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith("PENSTOCK_")},

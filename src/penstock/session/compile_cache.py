@@ -26,7 +26,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 from zlib import adler32, crc32
 
@@ -46,6 +45,8 @@ from penstock.ops.registry import EXTENDED
 from penstock.session.environment import VARIABLES
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import numpy as np
 
     from penstock.artifact.container import ArtifactWriter
@@ -70,29 +71,40 @@ _KEYED = (
 _UNTOLD = ("cost_model", "grouping", "devices", "after_pass", "variables")
 
 
-def folder_of(cache: bool | str | Path | None) -> Path | None:
-    """The folder that ``cache=`` names; True and None stand for the user's, if that is used."""
+def folder_of(cache: bool | str | Path | None) -> str:
+    """The folder that ``cache=`` names; True and None stand for the user's, "" if there is none."""
     if cache not in (True, None):
-        return Path(str(cache))
+        return str(cache)
     folder = cache_folder()
-    return Path(folder, "sessions") if folder else None
+    return folder and os.path.join(folder, "sessions")
 
 
-def entries(folder: Path) -> list[tuple[Path, os.stat_result]]:
-    """The saved sessions of a folder, those used last first."""
+def entries(folder: str) -> list[tuple[str, os.stat_result]]:
+    """The names of the saved sessions of a folder, those used last first."""
     found = []
-    for path in folder.glob("*.penstock"):
+    for name in _names(folder, ".penstock"):
         with suppress(OSError):  # another process removes it
-            found.append((path, path.stat()))
+            found.append((name, os.stat(os.path.join(folder, name))))
     return sorted(found, key=lambda entry: -entry[1].st_mtime_ns)
 
 
-def clear(folder: Path) -> int:
+def _names(folder: str, *endings: str) -> list[str]:
+    with suppress(FileNotFoundError):
+        return [name for name in os.listdir(folder) if name.endswith(endings)]
+    return []
+
+
+def clear(folder: str) -> int:
     """Remove all that a folder keeps; returns the bytes of the saved sessions."""
     freed = sum(status.st_size for _, status in entries(folder))
-    for path in [*folder.glob("*.penstock"), *folder.glob("*.digest")]:
-        path.unlink(missing_ok=True)
+    for name in _names(folder, ".penstock", ".digest"):
+        _remove(os.path.join(folder, name))
     return freed
+
+
+def _remove(path: str) -> None:
+    with suppress(FileNotFoundError):  # another process was faster
+        os.unlink(path)
 
 
 def cache_entry(model: object, options: CompileOptions) -> CacheEntry | None:
@@ -116,10 +128,9 @@ def cache_entry(model: object, options: CompileOptions) -> CacheEntry | None:
     # What users have registered may be another program in the next process.
     if by_default and (EXTENDED or not {*(options.backends or ())} <= BACKENDS.keys()):
         return None
-    source = model if isinstance(model, bytes) else Path(model)
-    exists = isinstance(source, bytes) or source.exists()
+    source = model if isinstance(model, bytes) else os.fspath(model)
     folder = folder_of(options.cache)
-    if folder is None or not exists:
+    if not folder or not (isinstance(source, bytes) or os.path.exists(source)):
         return None
     # Of the plans of a cluster no file has any.
     if by_default and (options.cluster is not None or not _is_private(folder)):
@@ -127,7 +138,7 @@ def cache_entry(model: object, options: CompileOptions) -> CacheEntry | None:
     return CacheEntry(folder, source, options, by_default, errors.warnings_given)
 
 
-def _is_private(folder: Path) -> bool:
+def _is_private(folder: str) -> bool:
     """Whether nobody else can put files into a folder, which may be made yet: what others have put
     there could be a session that gives their answers."""
     try:
@@ -142,17 +153,18 @@ def _is_private(folder: Path) -> bool:
 @cache
 def _program() -> list[object]:
     """What plans depend on beside model and options: formats, the machine, and this program."""
-    root = Path(__file__).parent.parent
+    root = os.path.dirname(os.path.dirname(__file__))
     # What is installed is written at once; of what is worked on any file may change.
-    is_installed = root.parent.name in ("site-packages", "dist-packages")
+    home = os.path.basename(os.path.dirname(root))
+    is_installed = home in ("site-packages", "dist-packages")
     times = [os.stat(__file__).st_mtime_ns] if is_installed else [*_times(root)]
     return [VERSION, machine_name(), len(times), max(times, default=0)]
 
 
-def _times(folder: str | Path) -> Iterator[int]:
+def _times(folder: str) -> Iterator[int]:
     """When the files of the program below a folder were changed."""
-    with os.scandir(folder) as entries:
-        for entry in entries:
+    with os.scandir(folder) as found:
+        for entry in found:
             if entry.name.endswith((".py", ".so", ".pyd", ".txt")):
                 yield entry.stat().st_mtime_ns
             elif "." not in entry.name and entry.name != "__pycache__":
@@ -165,8 +177,8 @@ class CacheEntry:
     while the model was loaded. ``unsaved``: how many plans its session has that are not there.
     ``warned``: how many warnings were given before."""
 
-    folder: Path
-    source: Path | bytes
+    folder: str
+    source: str | bytes
     options: CompileOptions
     by_default: bool
     warned: int
@@ -189,10 +201,10 @@ class CacheEntry:
         return json.dumps(keyed, sort_keys=True)
 
     @cached_property
-    def path(self) -> Path:
+    def path(self) -> str:
         """The file of the session, which has the whole key: names may be equal by chance."""
         key = self.key.encode()  # to import a library of hashes would take milliseconds
-        return self.folder / f"{crc32(key):08x}{adler32(key):08x}.penstock"
+        return os.path.join(self.folder, f"{crc32(key):08x}{adler32(key):08x}.penstock")
 
     @property
     def _costs(self) -> list[int]:
@@ -213,15 +225,15 @@ class CacheEntry:
             import hashlib
 
             return hashlib.blake2b(source, digest_size=16).hexdigest()
-        if not source.is_dir():
+        if not os.path.isdir(source):
             return self._digest(source)
-        files = sorted(path for path in source.rglob("*") if path.is_file())
-        return {str(path.relative_to(source)): self._digest(path) for path in files}
+        files = [os.path.join(folder, name) for folder, _, own in os.walk(source) for name in own]
+        return {os.path.relpath(path, source): self._digest(path) for path in sorted(files)}
 
     def _is_unchanged(self) -> bool:
         return isinstance(self.source, bytes) or self._digests() == self._files
 
-    def _digest(self, path: Path) -> str:
+    def _digest(self, path: str) -> str:
         """The digest of a file, from the folder if the file is as it was then. By default, what the
         system says of it."""
         status = _status(os.stat(path))
@@ -231,10 +243,11 @@ class CacheEntry:
             return str([*status, now] if now - max(status[-2:]) < _SETTLED_NS else status)
         import hashlib
 
-        name = hashlib.blake2b(os.fsencode(path.resolve()), digest_size=16).hexdigest()
-        kept = self.folder / f"{name}.digest"
-        with suppress(OSError, ValueError, TypeError):
-            before, digest = json.loads(kept.read_text())
+        real = os.fsencode(os.path.realpath(path))
+        name = hashlib.blake2b(real, digest_size=16).hexdigest()
+        kept = os.path.join(self.folder, f"{name}.digest")
+        with suppress(OSError, ValueError, TypeError), open(kept) as text_file:
+            before, digest = json.load(text_file)
             if before == status and type(digest) is str:
                 return digest
         digest = hashlib.blake2b(digest_size=16)
@@ -245,23 +258,25 @@ class CacheEntry:
             after = _status(os.fstat(file.fileno()))
         text = digest.hexdigest()
         if after == status and time.time_ns() - max(after[-2:]) > _SETTLED_NS:
+            from pathlib import Path
+
             from penstock.host.replace_file import replacing
 
-            with suppress(OSError), replacing(kept) as written:
+            with suppress(OSError), replacing(Path(kept)) as written:
                 written.write(json.dumps([status, text]).encode())
         return text
 
     @property
-    def _base(self) -> Path:
+    def _base(self) -> str:
         """The folder that the model's files are in."""
-        source = Path(os.path.abspath(self.source)) if isinstance(self.source, Path) else Path()
-        return source if source.is_dir() else source.parent
+        source = os.path.abspath(self.source) if isinstance(self.source, str) else os.curdir
+        return source if os.path.isdir(source) else os.path.dirname(source)
 
     def load(self) -> Model | None:
         """The model with the plans that were saved; None if there is none for these files."""
         limits = self.options.limits or DEFAULT_LIMITS
         try:
-            if not self.path.is_file():
+            if not os.path.isfile(self.path):
                 return None
             from penstock.frontends.artifact.importer import load_artifact
 
@@ -275,7 +290,9 @@ class CacheEntry:
                 return None
             beside = file.document("sources")
             # Last: they must still be the files whose weights were read.
-            same = all(self._digest(self._base / path) == digest for path, digest in beside)
+            same = all(
+                self._digest(os.path.join(self._base, path)) == digest for path, digest in beside
+            )
             if not same or not self._is_unchanged():
                 return None
         except OSError:
@@ -291,6 +308,8 @@ class CacheEntry:
     @contextmanager
     def _weights(self) -> Iterator[Callable[[str, int, int], np.ndarray]]:
         """What reads parts of the model's files, by their paths below its folder."""
+        from pathlib import Path
+
         from penstock.frontends.common.weight_file import WeightFile
 
         files: dict[str, WeightFile] = {}
@@ -299,10 +318,9 @@ class CacheEntry:
             def read(path: str, offset: int, count: int) -> np.ndarray:
                 if path not in files:
                     # The user may name a link, but a file may not.
-                    named = isinstance(self.source, Path) and path == self.source.name
-                    opened = (
-                        open_path(self._base / path) if named else open_inside(self._base, path)
-                    )
+                    whole = os.path.join(self._base, path)
+                    named = isinstance(self.source, str) and whole == os.path.abspath(self.source)
+                    opened = open_path(whole) if named else open_inside(Path(self._base), path)
                     file = stack.enter_context(opened)
                     files[path] = WeightFile(lambda: nullcontext(file), self.options.map_weights)
                 if not 0 <= offset <= files[path].size - count:
@@ -314,7 +332,7 @@ class CacheEntry:
     def remove(self) -> None:
         """Remove the session."""
         with suppress(OSError):
-            self.path.unlink()
+            os.unlink(self.path)
 
     def writer(self) -> ArtifactWriter:
         """What a session is written with that is kept here."""
@@ -340,22 +358,22 @@ class CacheEntry:
             if not writer.holds() or not 1 <= plans <= MOST_PLANS:
                 return
         others: set[str] = set()
-        if isinstance(self.source, Path) and not self.source.is_dir():
+        if isinstance(self.source, str) and not os.path.isdir(self.source):
             others = {os.path.abspath(path) for path, _ in self.opened}
             others.discard(os.path.abspath(self.source))
-        beside = [
-            (os.path.relpath(path, self._base), self._digest(Path(path))) for path in sorted(others)
-        ]
+        beside = [(os.path.relpath(p, self._base), self._digest(p)) for p in sorted(others)]
         writer.document("key", self.key)
         writer.document("sources", beside)
-        self.folder.mkdir(0o700, parents=True, exist_ok=True)
-        writer.save(self.path)
+        from pathlib import Path
+
+        Path(self.folder).mkdir(0o700, parents=True, exist_ok=True)
+        writer.save(Path(self.path))
         held = 0
-        for path, status in entries(self.folder):
+        for name, status in entries(self.folder):
             held += status.st_size
             # The one just saved stays, or a large model would be saved in vain by each process.
-            if held > MOST_BYTES and path != self.path:
-                path.unlink(missing_ok=True)
+            if held > MOST_BYTES and name != os.path.basename(self.path):
+                _remove(os.path.join(self.folder, name))
 
 
 def _status(status: os.stat_result) -> list[int]:

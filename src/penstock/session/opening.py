@@ -46,7 +46,7 @@ def open_model(model: object, options: CompileOptions, limits: Limits) -> Opened
     its file wishes for, that it was saved with, or of the environment."""
     # With the options as they were given: what the model's file adds is in its digest.
     entry, given = _cache_entry(model, options), options.expert.given
-    model = _loaded(model, options, limits, entry)
+    model, entry = _loaded(model, options, limits, entry)
     if model.options:
         from penstock.frontends.nnpackage.options import package_options
 
@@ -98,21 +98,23 @@ def _cache_entry(model: object, options: CompileOptions) -> CacheEntry | None:
 
 def _loaded(
     model: object, options: CompileOptions, limits: Limits, entry: CacheEntry | None
-) -> Model:
-    """The model that is given, that of a file, or that which is kept in the cache."""
+) -> tuple[Model, CacheEntry | None]:
+    """The model that is given, that of a file, or that which is kept in the cache; and its place
+    there, if it may have one."""
     # A model that is kept was checked when it was saved, and is not read again.
     kept = None if entry is None else entry.load()
     if kept is not None:
-        return kept
+        return kept, entry
     if isinstance(model, Model):
-        return model if options.signature is None else entered(model, options.signature)
+        return model if options.signature is None else entered(model, options.signature), None
     with opened_files() as opened:
         loaded = load(
             model, limits=limits, map_weights=options.map_weights, signature=options.signature
         )
-    if entry is not None:
-        entry.opened = opened
-    return loaded
+    if entry is None or (entry.by_default and loaded.artifact):  # which was saved already
+        return loaded, None
+    entry.opened = opened
+    return loaded, entry
 
 
 def _named_workers(options: CompileOptions, model: Model) -> tuple[CompileOptions, NamedWorkers]:

@@ -572,7 +572,7 @@ def open(path: str | Path, *, strict: bool = False, **options: Any) -> Session:
     """
     if not isinstance(path, str | os.PathLike):
         raise wrong_type("path", path, "a path")
-    record = make(CompileOptions, "open", **{"map_weights": True, **options})
+    record = make(CompileOptions, "open", **{"map_weights": True, "cache": False, **options})
     if os.path.isdir(path) or (os.path.exists(path) and not is_artifact(path)):
         raise InvalidModel(f"{str(path)!r} is no saved session; compile it with penstock.compile")
     session = Session(path, record)
