@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import stat
 import subprocess
@@ -19,6 +20,7 @@ from onnx import ModelProto, numpy_helper
 import penstock as ps
 from penstock.artifact.container import ArtifactFile
 from penstock.backends.numpy import NumpyBackend
+from penstock.core import origins
 from penstock.core.errors import warn
 from penstock.core.limits import DEFAULT_LIMITS
 from penstock.extend import Kernel, operator
@@ -275,6 +277,28 @@ def test_mapped_weights_stay_mapped(model: Path) -> None:
     expected = use(model, map_weights=True)
     with nothing_is_compiled():
         np.testing.assert_array_equal(use(model, map_weights=True), expected)
+
+
+def test_weights_are_not_held_beside_what_kernels_packed(model: Path) -> None:
+    expected = use(model)
+    gc.collect()
+    before = len(origins._ORIGINS)
+    session = ps.compile(model)
+    assert len(origins._ORIGINS) == before + 1
+    np.testing.assert_array_equal(session.run(X)["y"], expected)
+    assert len(origins._ORIGINS) == before
+
+
+def test_model_s_file_may_be_replaced_while_a_session_lives(model: Path) -> None:
+    expected = use(model)
+    session = ps.compile(model)
+    session.run(X)
+    model.write_bytes(dense(3.0).SerializeToString())
+    # Another plan needs the weights once more, which the first one gives back.
+    rows = session.run({"x": np.ones((5, 300), np.float32)})["y"]
+    np.testing.assert_allclose(rows, np.broadcast_to(expected[:1], rows.shape), rtol=1e-6)
+    (weights,) = [v.const for v in session.model.graph.nodes[0].inputs if v and v.is_constant]
+    np.testing.assert_array_equal(weights, numpy_helper.to_array(dense().graph.initializer[0]))
 
 
 def test_weights_that_are_cut_short_meanwhile_are_no_session(model: Path, folder: Path) -> None:

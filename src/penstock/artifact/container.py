@@ -26,11 +26,11 @@ import os
 import struct
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from io import BytesIO
 from math import prod
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 import numpy as np
 
@@ -42,7 +42,7 @@ from penstock.core.origins import Origin, origin_of
 from penstock.core.records import NamedTuple
 from penstock.core.types import STRING, TensorType, dtype_name, dtype_named
 from penstock.host.crc32c import crc32c
-from penstock.ops.common.constant_cache import origin_of_constant
+from penstock.ops.common.constant_cache import origin_of_constant, source_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -120,9 +120,15 @@ class ArtifactWriter:
 
     def continue_with(self, file: ArtifactFile) -> None:
         """Begin with all that another file has, whose arrays keep their indices."""
-        indices = [self.array(array) for array in file.arrays()]
-        if indices != [*range(len(indices))]:
-            raise file.damaged("it has an array twice")
+        for index, reference in enumerate(file.references()):
+            if reference is None:
+                same = self.array(file.array(index)) == index
+            else:
+                path, offset, dtype, shape = reference
+                origin = Origin(os.path.join(cast(str, self._base), path), offset)
+                same = self._refer(origin, dtype, shape) == index
+            if not same:
+                raise file.damaged("it has an array twice")
         self.documents = file.contents()
 
     def save(self, path: Path) -> None:
@@ -200,6 +206,8 @@ class ArtifactFile:
         self._lock = threading.RLock()  # threads may ask for the same array at once
         self._checked: set[tuple[int, int, int]] = set()
         self._made: dict[int, np.ndarray] = {}
+        self._later: dict[int, Callable[[], np.ndarray | None]] = {}
+        """what gives arrays that were let go, if anything does"""
         self._read: Callable[[str, int, int], np.ndarray] | None = None
         self.stores: list[Any] | None = None
         """stores of variables of the model, once they were decoded"""
@@ -252,21 +260,40 @@ class ArtifactFile:
         with self._lock:
             # Graphs and plans that share an array must go on sharing it.
             array = self._made.get(index)
+            if array is None and index in self._later:
+                array = self._later[index]()
             if array is None:
-                array = self._made[index] = self._array(index, arrays[index])
+                array = self._array(index, arrays[index])
+                if index in self._later:  # read once more
+                    self._later[index] = ref(array)
+                else:
+                    self._made[index] = array
             return array
 
-    def arrays(self) -> list[np.ndarray]:
-        """All arrays."""
-        return [self.array(index) for index in range(len(self._table.get("arrays", ())))]
+    def references(self) -> Iterator[tuple[str, int, np.dtype, tuple[int, ...]] | None]:
+        """Of each array that is in a file of the model the path and the offset there, the dtype
+        and the shape; None of the others."""
+        for entry in self._table.get("arrays", ()):
+            if len(entry) == _OF_REFERENCE:
+                dtype, shape, path, offset = entry
+                yield path, offset, dtype_named(dtype), tuple(shape)
+            else:
+                yield None
 
     def read_elsewhere(self, read: Callable[[str, int, int], np.ndarray]) -> None:
-        """Read the arrays that are in files of the model: ``read`` gives a number of bytes at an
-        offset of a file, or raises ``ValueError``."""
+        """Read the arrays that are in files of the model, and hold them until ``let_go``: ``read``
+        gives a number of bytes at an offset of a file, or raises ``ValueError``."""
         self._read = read
-        for index, entry in enumerate(self._table.get("arrays", ())):
-            if len(entry) == _OF_REFERENCE:
-                self.array(index)
+        for index, reference in enumerate(self.references()):
+            if reference is not None:
+                self._made[index] = self._array(index, self._table["arrays"][index])
+
+    def let_go(self) -> None:
+        """Hold arrays of files of the model no longer, but what else has them or gives them
+        back."""
+        for index, reference in enumerate(self.references()):
+            if reference is not None and (array := self._made.pop(index, None)) is not None:
+                self._later[index] = source_of(array)
 
     def _array(self, index: int, entry: Any) -> np.ndarray:
         what = f"its array {index}"

@@ -266,6 +266,10 @@ class Artifact:
         keys: Sequence[object] = self._head["plans"]
         return keys
 
+    def let_go(self) -> None:
+        """Hold weights of the model's files no longer than what has been decoded."""
+        self._file.let_go()
+
     def has(self, key: Sequence[Any]) -> bool:
         """Whether a plan with this key was saved."""
         return None not in key and str(encode_key(key)) in self._plans

@@ -24,8 +24,8 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from functools import cache
+from contextlib import suppress
+from functools import cache, partial
 from typing import TYPE_CHECKING
 from zlib import adler32, crc32
 
@@ -284,8 +284,7 @@ class CacheEntry:
             model = load_artifact(self.path, limits, map_weights=True)
             file = model.artifact
             file.check(quick=True)  # what is damaged is made again
-            with self._weights() as read:
-                file.read_elsewhere(read)
+            file.read_elsewhere(self._weights())
             if file.document("key") != self.key:
                 return None
             beside = file.document("sources")
@@ -305,29 +304,27 @@ class CacheEntry:
         model.path = None if isinstance(self.source, bytes) else os.path.abspath(self.source)
         return model
 
-    @contextmanager
-    def _weights(self) -> Iterator[Callable[[str, int, int], np.ndarray]]:
+    def _weights(self) -> Callable[[str, int, int], np.ndarray]:
         """What reads parts of the model's files, by their paths below its folder."""
         from pathlib import Path
 
         from penstock.frontends.common.weight_file import WeightFile
 
-        files: dict[str, WeightFile] = {}
-        with ExitStack() as stack:
+        base, is_mapped, files = self._base, self.options.map_weights, {}
+        source = None if isinstance(self.source, bytes) else os.path.abspath(self.source)
 
-            def read(path: str, offset: int, count: int) -> np.ndarray:
-                if path not in files:
-                    # The user may name a link, but a file may not.
-                    whole = os.path.join(self._base, path)
-                    named = isinstance(self.source, str) and whole == os.path.abspath(self.source)
-                    opened = open_path(whole) if named else open_inside(Path(self._base), path)
-                    file = stack.enter_context(opened)
-                    files[path] = WeightFile(lambda: nullcontext(file), self.options.map_weights)
-                if not 0 <= offset <= files[path].size - count:
-                    raise ValueError(f"{path!r} has no {count} bytes at {offset}")
-                return files[path].read(offset, count)
+        def read(path: str, offset: int, count: int) -> np.ndarray:
+            if path not in files:
+                # The user may name a link, but a file may not.
+                whole = os.path.join(base, path)
+                inside = partial(open_inside, Path(base), path)
+                opened = partial(open_path, whole) if whole == source else inside
+                files[path] = WeightFile(opened, is_mapped)
+            if not 0 <= offset <= files[path].size - count:
+                raise ValueError(f"{path!r} has no {count} bytes at {offset}")
+            return files[path].read(offset, count)
 
-            yield read
+        return read
 
     def remove(self) -> None:
         """Remove the session."""

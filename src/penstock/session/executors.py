@@ -257,13 +257,20 @@ class Executors:
         # let go ever more seldom.
         count = self._compiled
         once = count == 1 or (count >= _MANY_PLANS and count.bit_count() == 1)
-        if once and release_constants(executor.table) > _MANY_BYTES:
+        if once and self._let_go(executor) > _MANY_BYTES:
             give_back_memory()
         # Most sessions have one plan, at whose end all that was imported for it is young as well.
         if count > 1 and self._may_untrack(executor):
             from penstock.host.collector import untrack
 
             untrack(executor)
+
+    def _let_go(self, executor: Executor) -> int:
+        """Hold constants no longer that a plan reads in another order; returns their bytes."""
+        freed = release_constants(executor.table)
+        if self._artifact is not None:
+            self._artifact.let_go()
+        return freed
 
     def _may_untrack(self, executor: Executor) -> bool:
         """Whether reference counts alone free the plan of ``executor``: kernels of users may refer

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import BinaryIO
+from weakref import ref
 
 import numpy as np
 
@@ -22,10 +23,10 @@ class WeightFile:
     """The bytes that are given, or the file that ``source`` opens, each time it is read. Raises
     ``ValueError`` with a reason, also if the file has changed since it was opened first.
 
-    A range is read once, however many tensors name it, and once ranges overlap so much that they
-    would take more than the file, they are views of the whole. What reads them may have to copy
-    them, as where they are not aligned: together, different ranges have at most ``MAX_OVERLAP``
-    times the bytes of the file, so that memory is linear in it.
+    A range that is in use is not read again, however many tensors name it, and once ranges overlap
+    so much that they would take more than the file, they are views of the whole. What reads them
+    may have to copy them, as where they are not aligned: together, different ranges have at most
+    ``MAX_OVERLAP`` times the bytes of the file, so that memory is linear in it.
 
     ``mapped``: ranges are views of a mapping. Pages are read when they are used, and other
     processes share them, but a file cut short kills the process when a missing page is used
@@ -35,7 +36,7 @@ class WeightFile:
     def __init__(
         self, source: bytes | Callable[[], AbstractContextManager[BinaryIO]], mapped: bool = False
     ) -> None:
-        self._ranges: dict[tuple[int, int], np.ndarray] = {}
+        self._ranges: dict[tuple[int, int], ref[np.ndarray]] = {}
         self._taken = 0
         self._whole: np.ndarray | None = None
         if isinstance(source, bytes):
@@ -56,9 +57,10 @@ class WeightFile:
 
     def read(self, offset: int, size: int) -> np.ndarray:
         """``size`` bytes from ``offset``, which lie within the file; read-only."""
-        data = self._ranges.get((offset, size))
+        known = self._ranges.get((offset, size))
+        data = None if known is None else known()
         if data is None:
-            self._taken += size
+            self._taken += size if known is None else 0
             if self._taken > MAX_OVERLAP * self.size:
                 raise ValueError(
                     f"the ranges that tensors name in it overlap: they have more than "
@@ -66,15 +68,10 @@ class WeightFile:
                 )
             if self._whole is None and self._taken > self.size:
                 self._whole = self._read(0, self.size)
-                # Frees what was read apart.
-                self._ranges = {key: self._view(*key) for key in self._ranges}
-            data = self._read(offset, size) if self._whole is None else self._view(offset, size)
-            self._ranges[offset, size] = data
+            whole = self._whole
+            data = self._read(offset, size) if whole is None else whole[offset : offset + size]
+            self._ranges[offset, size] = ref(data)
         return data
-
-    def _view(self, offset: int, size: int) -> np.ndarray:
-        assert self._whole is not None
-        return self._whole[offset : offset + size]
 
     def _read(self, offset: int, size: int) -> np.ndarray:
         data = new_bytes(size)

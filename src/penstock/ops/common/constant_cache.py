@@ -115,6 +115,11 @@ class Reordered:
         """The arrays by the names under which they are saved."""
         return dict(zip(_names(self.name, len(self.arrays)), self.arrays, strict=True))
 
+    @property
+    def is_released(self) -> bool:
+        """Whether the constant may have gone."""
+        return self._held is None
+
     def release(self) -> Callable[[], np.ndarray]:
         """Stop holding the constant; returns what gives it back."""
         self._held = None
@@ -215,6 +220,17 @@ def copies_of(constants: Iterable[Value]) -> list[dict[str, np.ndarray]]:
         else:
             copies.append({} if held is None else of_array.get(id(held), {}))
     return copies
+
+
+def source_of(constant: np.ndarray) -> Callable[[], np.ndarray | None]:
+    """What gives a constant later: itself while anything holds it, or what it is given back from;
+    None once both are gone."""
+    for reference in _REORDERED.valuerefs():
+        entry = reference()
+        if entry is not None and entry.is_released and entry.constant() is constant:
+            home = ref(entry)
+            return lambda: None if (entry := home()) is None else entry.array()
+    return ref(constant)
 
 
 def origin_of_constant(value: Value) -> Origin | None:
