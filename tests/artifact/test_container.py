@@ -14,8 +14,10 @@ from click.testing import CliRunner
 from onnx import numpy_helper
 
 import penstock as ps
+from penstock.artifact.container import ArtifactFile, ArtifactWriter
 from penstock.backends.registry import available
 from penstock.cli import main
+from penstock.core.limits import DEFAULT_LIMITS
 from tests.session.test_artifact import assert_same, image, net, net_model
 from tests.support.onnx_text import compile_text, model_from_text
 from tests.support.sweeps import drawn
@@ -97,6 +99,35 @@ def test_file_that_is_replaced_stays_as_it_was_for_those_that_have_it(path: Path
     compile_text("g (float[1] x) => (float[1] y) { y = Neg(x) }").save(path)
     assert opened.run(image())["y"].shape == (2, 5)
     assert ps.open(path).run({"x": np.ones(1, np.float32)})["y"] == -1
+
+
+def written(path: Path, array: np.ndarray) -> ArtifactFile:
+    """A file with one array."""
+    writer = ArtifactWriter()
+    writer.array(array)
+    writer.save(path)
+    with path.open("rb") as file:
+        return ArtifactFile(file, path.name, DEFAULT_LIMITS)
+
+
+@pytest.mark.parametrize(
+    "shape", [(1000, 1000, 5), (1000, 1, 3), (2, 3), ()], ids=["first", "middle", "none", "scalar"]
+)
+def test_array_that_repeats_itself_takes_one_turn(path: Path, shape: tuple[int, ...]) -> None:
+    turn = np.arange(np.prod(shape[-1:], dtype=int), dtype=np.float32).reshape(shape[-1:])
+    array = np.broadcast_to(turn, shape)
+    got = written(path, array).array(0)
+    np.testing.assert_array_equal(got, array)
+    assert got.strides == array.strides
+    assert path.stat().st_size < 1000
+
+
+def test_array_that_cannot_repeat_itself_is_damage(path: Path) -> None:
+    file = written(path, np.broadcast_to(np.arange(3), (4, 3)))
+    for whole in ([4, 5], [4], [4, -3], 7, [4.0, 3]):
+        file._table["arrays"][0][5:] = [whole]
+        with pytest.raises(ps.InvalidModel, match="array 0"):
+            file.array(0)
 
 
 def test_large_arrays_of_mapped_files_are_checked_when_asked(path: Path) -> None:

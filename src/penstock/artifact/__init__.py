@@ -2,5 +2,5 @@
 
 MAGIC = b"PENSTOCK"
 """The first bytes of an artifact"""
-VERSION = 5
+VERSION = 6
 """of the format"""

@@ -9,7 +9,8 @@
     24   8 bytes   bytes of the table
     64             sections, each aligned to 64 bytes
                    the table, as JSON: documents and arrays with their offsets, bytes and CRC-32C;
-                   of an array whose contents are in a file of the model, that file and the offset
+                   of an array whose contents are in a file of the model, that file and the offset;
+                   of one that repeats itself along some axes, one turn and the whole shape
 
 All numbers are little-endian. A document is JSON; graphs refer to arrays by their index. Documents
 are parsed and compared with their checksums when they are asked for; so are arrays, but large ones
@@ -55,6 +56,7 @@ _PIECE = 16 << 20  # bytes that are written or checked between two looks at the 
 _LARGE = 64 << 10  # bytes of an array from which on it is not checked if it is mapped
 
 _OF_REFERENCE = 4  # the entries of an array that is in a file of the model
+_WITH_WHOLE = 4  # those of the place and the whole shape of one that repeats itself
 
 _MAPPED: WeakValueDictionary[tuple[int, ...], mmap.mmap] = WeakValueDictionary()
 """Files that are mapped now, by device, inode, bytes and time of the last change."""
@@ -84,7 +86,7 @@ class ArtifactWriter:
 
     def holds(self, more: int = 0) -> bool:
         """Whether there are not too many bytes, with as many more."""
-        held = sum(x.nbytes for x in self._arrays if isinstance(x, np.ndarray))
+        held = sum(_turn(x).nbytes for x in self._arrays if isinstance(x, np.ndarray))
         held += sum(map(len, self.documents.values()))
         return self._most is None or held + more <= self._most
 
@@ -156,13 +158,23 @@ class ArtifactWriter:
             elif array.dtype == STRING:
                 table["arrays"].append([*head, [str(x) for x in array.ravel()]])
             else:
-                table["arrays"].append([*head, *_write_section(file, _bytes_of(array))])
+                turn = _turn(array)
+                section = _write_section(file, _bytes_of(turn))
+                whole = [head[1]] if turn.shape != array.shape else []
+                table["arrays"].append([head[0], list(turn.shape), *section, *whole])
         for name, content in self.documents.items():
             table["documents"][name] = _write_section(file, memoryview(content))
         end = json.dumps(table, separators=(",", ":")).encode()
         offset, count, checksum = _write_section(file, memoryview(end))
         file.seek(0)
         file.write(HEADER.pack(MAGIC, VERSION, checksum, offset, count))
+
+
+def _turn(array: np.ndarray) -> np.ndarray:
+    """The part of an array that it repeats along axes without strides."""
+    if 0 not in array.strides:
+        return array
+    return array[tuple([slice(None) if stride else slice(1) for stride in array.strides])]
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:
@@ -300,9 +312,10 @@ class ArtifactFile:
         try:
             name, shape, *section = entry
             dtype = dtype_named(name)
+            whole = section.pop() if len(section) == _WITH_WHOLE else []
             # True is an int, but no dim.
-            fit = [dim.__class__ is int and 0 <= dim < 2**62 for dim in shape]
-            if False in fit or len(fit) > 64:
+            fit = [dim.__class__ is int and 0 <= dim < 2**62 for dim in (*shape, *whole)]
+            if False in fit or len(fit) > 128:
                 raise ValueError(f"{shape} is no shape")
             if len(entry) == _OF_REFERENCE:
                 path, offset = section
@@ -320,6 +333,8 @@ class ArtifactFile:
                 if len(content) != prod(shape) * dtype.itemsize:
                     raise ValueError(f"{len(content)} bytes for a {name} of shape {shape}")
                 array = np.frombuffer(content, dtype.newbyteorder("<")).reshape(shape)
+                if whole:
+                    array = np.broadcast_to(array, whole)
                 if sys.byteorder == "big":
                     array = array.astype(dtype)
         except (LookupError, TypeError, ValueError) as error:
@@ -345,7 +360,7 @@ class ArtifactFile:
             if not quick:
                 self.array(index)
             if entry[0] != "string" and len(entry) != _OF_REFERENCE:
-                self._section(f"its array {index}", entry[2:], may_skip=quick)
+                self._section(f"its array {index}", entry[2:5], may_skip=quick)
 
     def _section(self, what: str, section: object, *, may_skip: bool = False) -> memoryview:
         """The bytes of a section, whose checksum was compared, unless it may be skipped."""

@@ -259,7 +259,9 @@ def test_plans_of_all_numbers_of_rows_hold_a_matrix_once(transposed):
     gc.collect()
     assert value.held is None
     back = value.const
-    assert [array.size for array in copies_of([Value("back", const=back)])[0].values()] == [200 * 144]
+    assert [array.size for array in copies_of([Value("back", const=back)])[0].values()] == [
+        200 * 144
+    ]
     np.testing.assert_array_equal(back, w)
 
 
