@@ -63,7 +63,7 @@ class LazyPass(Pass):
         self, load: Callable[[], type[Pass]], operations: frozenset[str | Role], where: Where
     ) -> None:
         self.load = load
-        self.name = load.__name__
+        self.name = load.__name__  # type: ignore[misc]
         self.operations = operations  # type: ignore[misc]
         self.where = where
 
@@ -90,7 +90,6 @@ def lazy_pass(
 class FoldQuantizedWeights(Pass):
     """Optimize once more with the weights that ``quantize`` has not used, which are folded now."""
 
-    name = "fold_quantized_weights"
     operations = frozenset({"DequantizeLinear"})
 
     def run(self, graph: Graph, context: PassContext) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 from penstock.core.types import FLOAT32
 from penstock.ir.graph import Graph, Node, Value, readers_of
 from penstock.ops.registry import standard
-from penstock.passes.context import Pass, PassContext, Property
+from penstock.passes.context import Pass, PassContext
 from penstock.passes.rewrite import forward
 
 _Affine: TypeAlias = tuple[np.ndarray, np.ndarray]
@@ -24,9 +24,6 @@ _Affine: TypeAlias = tuple[np.ndarray, np.ndarray]
 class FoldAffine(Pass):
     """Fold scales and shifts of channels into the convolutions and products whose results they
     alone use."""
-
-    name = "fold_affine"
-    requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         readers = readers_of(graph)
