@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from penstock.core import VERSION
 from penstock.core.types import JsonObject
-from penstock.serving.example import example_request
+from penstock.serving.openapi import example_request
 from penstock.serving.repository import ServedModel
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"

@@ -36,7 +36,6 @@ from penstock.frontends.tflite import (  # noqa: F401 - modules register their r
     rules,
     rules_arrays,
     rules_control,
-    rules_detection,
     rules_images,
     rules_recurrent,
     rules_stablehlo,
