@@ -22,7 +22,7 @@ from penstock.core.types import (
     TensorType,
     Type,
 )
-from penstock.host.shared_lock import shared_lock
+from penstock.host.fork import shared_lock
 from penstock.ir.graph import Graph, Node, Value, captures, clone, is_framed
 
 if TYPE_CHECKING:

@@ -27,8 +27,7 @@ from time import monotonic
 from typing import Protocol
 
 from penstock.core.checkpoints import SHORT_RUN_S, WAKE_S
-from penstock.host.fork import renewed
-from penstock.host.shared_lock import shared_lock
+from penstock.host.fork import renewed, shared_lock
 from penstock.host.thread_share import announce
 from penstock.host.threads import cores_of_thread, usable_cores
 

@@ -1,5 +1,5 @@
-"""Kernels over windows: Conv, ConvTranspose and pooling, and the padding of windows as torch has it:
-both ends of an axis alike, or else a step of its own."""
+"""Kernels over windows: Conv, ConvTranspose and pooling, and the padding of windows as torch has
+it: both ends of an axis alike, or else a step of its own."""
 
 from __future__ import annotations
 

@@ -39,7 +39,6 @@ from penstock.frontends.tflite import (  # noqa: F401 - modules register their r
     rules_images,
     rules_recurrent,
     rules_stablehlo,
-    rules_tables,
 )
 from penstock.frontends.tflite.conversion import RULES, OperatorConversion, RuleEntry
 from penstock.frontends.tflite.file import OpenFile, opened_model

@@ -16,7 +16,7 @@ import numpy as np
 
 from penstock.core.records import NamedTuple
 from penstock.core.types import RunValue, TensorType
-from penstock.host.shared_lock import shared_lock
+from penstock.host.fork import shared_lock
 from penstock.ir.graph import Node, Value
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Types
