@@ -24,7 +24,7 @@ from penstock.core.records import NamedTuple
 from penstock.core.types import is_static, without_data
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Role
-from penstock.ops.internal.trip_count import TRIP_COUNT
+from penstock.ops.internal.arrays import TRIP_COUNT
 from penstock.ops.registry import standard
 from penstock.passes.context import Pass, PassContext
 from penstock.passes.loops.loop_rows import count_of

@@ -24,7 +24,7 @@ from penstock.core.checkpoints import with_checkpoints
 from penstock.core.types import STRING, Dim, TensorType
 from penstock.ir.graph import Graph, Node, all_reads
 from penstock.ir.op import Role
-from penstock.ops.internal.trip_count import TRIP_COUNT
+from penstock.ops.internal.arrays import TRIP_COUNT
 from penstock.ops.onnx.control_flow import ScanLayout, loop_carried
 from penstock.passes.context import Pass, PassContext
 from penstock.passes.dead_code import keep_carried

@@ -21,8 +21,8 @@ from penstock.core.checkpoints import with_checkpoints
 from penstock.core.records import dataclass, field
 from penstock.core.types import TensorType
 from penstock.ir.graph import Graph, Node, Value, readers_of
+from penstock.ops.internal.arrays import ZERO_NAN
 from penstock.ops.internal.fused import fused, fused_copies, parts
-from penstock.ops.internal.zero_nan import ZERO_NAN
 from penstock.ops.registry import MICROSOFT
 from penstock.passes.context import FusionPolicy, Pass, PassContext
 from penstock.passes.dead_code import prune

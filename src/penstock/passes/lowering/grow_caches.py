@@ -15,7 +15,7 @@ from __future__ import annotations
 from penstock.core.types import TensorType
 from penstock.ir.graph import Graph, Node
 from penstock.ops.common.shape_rules import normalize_axis
-from penstock.ops.internal.append import APPEND
+from penstock.ops.internal.arrays import APPEND
 from penstock.passes.context import Pass, PassContext
 
 

@@ -28,8 +28,8 @@ from penstock.core.records import dataclass, field, replace
 from penstock.core.types import FLOAT32, TensorType
 from penstock.ir.graph import Graph, Node, Readers, Value, readers_of
 from penstock.ops.common.dtypes import is_float
+from penstock.ops.internal.arrays import ZERO_NAN
 from penstock.ops.internal.attention import ATTENTION
-from penstock.ops.internal.zero_nan import ZERO_NAN
 from penstock.ops.onnx.softmax import SINGLE_AXIS
 from penstock.ops.registry import standard
 from penstock.passes.context import Pass, PassContext

@@ -17,7 +17,7 @@ from penstock.core.records import NamedTuple
 from penstock.core.types import FLOAT32
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Op
-from penstock.ops.internal.zero_nan import ZERO_NAN
+from penstock.ops.internal.arrays import ZERO_NAN
 from penstock.ops.registry import standard
 from penstock.passes.context import Pass, PassContext
 from penstock.passes.rewrite import argument, forward, number_of, produced_by, swapped
