@@ -3,27 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from penstock.core.types import INT64, TensorType, Type
+from penstock.core.types import INT64, TensorType
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
-from penstock.ir.op import Attrs, Consts, Op, Types
+from penstock.ir.op import Op, Types
 from penstock.ops.common.shape_rules import always, same_type
 from penstock.ops.registry import array_kernel, standard
 
-
-def _append(*parts: np.ndarray, axis: int) -> np.ndarray:
-    return np.concatenate(parts, axis)
-
-
-def _infer_append(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return standard("Concat").infer(types, attrs, consts)
-
-
-APPEND = Op("Append", "penstock", 1, 1, _infer_append, array_kernel(_append), moves=True)
+APPEND = Op(
+    *("Append", "penstock", 1, 1),
+    lambda *arguments: standard("Concat").infer(*arguments),
+    array_kernel(lambda *parts, axis: np.concatenate(parts, axis)),
+    moves=True,
+)
 """Rows added behind those of a tensor, as Concat does, for caches that grow run by run. Input 0 is
 the tensor so far, input 1 what is added along ``axis``. NumPy's kernel copies both; one of another
 backend may add the new rows behind the old ones where these lie, if nothing else was added there
