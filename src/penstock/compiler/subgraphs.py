@@ -8,9 +8,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.compiler.subgraph import Extract, Subgraph, compile_guard
-from penstock.core.cached import cached_property
 from penstock.core.errors import MAX_PROBLEMS, InvalidInput, quoted, suggest
-from penstock.core.records import NamedTuple
+from penstock.core.records import NamedTuple, cached_property
 from penstock.core.types import (
     ANY,
     AnyType,

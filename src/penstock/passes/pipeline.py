@@ -26,9 +26,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock.analysis.quantized_weights import has_quantized_weights
-from penstock.core.cached import cached_property
 from penstock.core.errors import InternalError
-from penstock.core.records import replace
+from penstock.core.records import cached_property, replace
 from penstock.core.types import TensorType
 from penstock.ir.graph import Graph
 from penstock.ir.op import FRAMED, Role

@@ -26,11 +26,10 @@ from pathlib import Path
 from penstock.artifact.container import VERSION, ArtifactWriter
 from penstock.backends.registry import available, describe
 from penstock.compiler.options import CompileOptions
-from penstock.core.cached import cached_property
 from penstock.core.checkpoints import checkpoint
 from penstock.core.errors import InvalidModel, warn
 from penstock.core.limits import DEFAULT_LIMITS
-from penstock.core.records import dataclass
+from penstock.core.records import cached_property, dataclass
 from penstock.frontends.artifact.importer import load_artifact
 from penstock.frontends.common.model_files import Opened, open_path
 from penstock.host.machine import cache_folder, machine_name

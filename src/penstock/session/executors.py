@@ -14,9 +14,8 @@ import numpy as np
 from penstock.compiler.compiler import AFTER_LOWERING, Compiler
 from penstock.compiler.subgraph import Subgraph
 from penstock.compiler.subgraphs import Subgraphs
-from penstock.core.cached import cached_property
 from penstock.core.errors import InvalidInput, InvalidModel, PenstockError, Unsupported, warn
-from penstock.core.records import replace
+from penstock.core.records import cached_property, replace
 from penstock.core.types import RunValue, RunValues, TensorType, Type, type_of
 from penstock.executors.base import CompiledExecutor, Executor
 from penstock.executors.control import Control

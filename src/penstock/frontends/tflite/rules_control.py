@@ -15,11 +15,11 @@ from penstock.core.types import BOOL, INT64, TensorType, dtype_name
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.tflite.conversion import (
     OperatorConversion,
+    SubgraphScope,
     dequantized,
     emit_quantized,
     operator_rule,
 )
-from penstock.frontends.tflite.scope import SubgraphScope
 from penstock.ir.graph import Graph, Value
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.internal.case import case_condition
