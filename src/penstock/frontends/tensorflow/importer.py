@@ -52,12 +52,12 @@ from penstock.frontends.tensorflow.scope import (
     DeclaredNode,
     GraphScope,
     Reference,
+    VariableFacts,
     producers_first,
     unique_prefixes,
 )
 from penstock.frontends.tensorflow.tables import TABLES, Tables, table_contents
 from penstock.frontends.tensorflow.tensors import declared_type, decode_attribute
-from penstock.frontends.tensorflow.variables import VariableFacts
 from penstock.ir.graph import Graph, Model, Node, Value
 from penstock.ir.op import PRIMITIVES, AttrDict, Op, Role
 from penstock.ops.registry import TENSORFLOW, find, standard

@@ -31,9 +31,8 @@ from penstock.frontends.tensorflow.proto.graphdef_pb2 import (
     SignatureDef,
     TensorInfo,
 )
-from penstock.frontends.tensorflow.scope import GraphScope
+from penstock.frontends.tensorflow.scope import GraphScope, VariableFacts
 from penstock.frontends.tensorflow.tables import Tables, node_of, table_contents
-from penstock.frontends.tensorflow.variables import VariableFacts
 from penstock.ir.graph import Graph, Model, Node, Value
 from penstock.ops.registry import standard
 from penstock.ops.tensorflow.state import Store, variable_name

@@ -59,8 +59,7 @@ _CHANNELS = {"Conv": 0, "ConvTranspose": 1, "Gemm": 1}
 
 
 def _constant(node: Node, index: int) -> np.ndarray | None:
-    value = node.inputs[index] if index < len(node.inputs) else None
-    const = None if value is None else value.const
+    const = node.const(index)
     return const if const is not None and const.dtype == FLOAT32 else None
 
 
