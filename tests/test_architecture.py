@@ -42,15 +42,15 @@ BOUNDS = {
     "passes_outside_pipeline": 0,
     "calls_of_infer_types": 0,
     "tuple_splats": 0,
-    "any_in_signatures": 469,
+    "any_in_signatures": 468,
     "functions_over_6_parameters": 11,
     "classes_over_20_attributes": 0,
-    "untested_modules": 44,
+    "untested_modules": 41,
     "compile_options": 19,
     "session_members": 18,
     "environment_variables": 8,
 }
-MOST = {"python_lines": 107_073, "c_lines": 14_669}
+MOST = {"python_lines": 106_638, "c_lines": 14_669}
 LEAST = {"comment_percent": 5.0, "comment_percent_in_hard_files": 12.5}
 
 # Third-party packages that only some modules may import.

@@ -265,16 +265,11 @@ def _part(array: np.ndarray) -> np.ndarray:
     return whole[inner]
 
 
-def _transposed(array: np.ndarray) -> np.ndarray:
-    """An array of the same shape, with the first axis varying fastest in memory."""
-    return np.empty_like(array, order="F")
-
-
 LAYOUTS: Sequence[Callable[[np.ndarray], np.ndarray]] = (
     lambda array: np.empty_like(array, order="C"),
     _every_other,
     _part,
-    _transposed,
+    lambda array: np.empty_like(array, order="F"),  # the first axis varies fastest in memory
 )
 
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.algorithms import chains
-from penstock.algorithms.chains import fewest_chains, implied_edges, transitive_reduction
+from penstock.algorithms import stream_assignment
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.ordering import topological_order
+from penstock.algorithms.stream_assignment import fewest_chains, implied_edges, transitive_reduction
 from tests.support.sweeps import examples
 
 # What an example takes says more about the machine than about the code.
@@ -54,7 +54,7 @@ def test_reduction_of_a_graph_without_implied_edges_is_the_graph():
 
 @pytest.mark.parametrize("batch", [1, 2, 4096])
 def test_edges_are_implied_if_they_start_before_another_one_that_ends_there(batch, monkeypatch):
-    monkeypatch.setattr(chains, "_BATCH", batch)
+    monkeypatch.setattr(stream_assignment, "_BATCH", batch)
 
     @many_examples
     @given(dag=dags())

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.algorithms import chains
+from penstock.algorithms import stream_assignment
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.stream_assignment import StreamSchedule, assign_streams, simulate_streams
 from tests.support.stream_replay import END, Replay, certain, with_less
@@ -176,7 +176,9 @@ def test_stream_assignment_has_no_redundant_wait(problem):
 @pytest.mark.parametrize("seed", sweep(range(150), 30))
 def test_stream_schedules_of_larger_graphs_are_sound(seed, monkeypatch):
     if seed % 2:
-        monkeypatch.setattr(chains, "_BATCH", 3)  # so that graphs of this size have several
+        monkeypatch.setattr(
+            stream_assignment, "_BATCH", 3
+        )  # so that graphs of this size have several
     problem = drawn(seed)
     schedule = problem.solved()
     assert_consistent(problem, schedule)

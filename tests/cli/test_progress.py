@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from penstock.cli import progress
+from penstock.cli import base
 from penstock.core.checkpoints import report_progress
 from tests.support.timing import slow
 
@@ -20,7 +20,7 @@ def package(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         # It asks these, and not stderr, what terminal there is.
         monkeypatch.setenv("FORCE_COLOR", "1")
         monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.setattr(progress, "_DELAY", 0.0)
+    monkeypatch.setattr(base, "_DELAY", 0.0)
     return str(request.param)
 
 
@@ -29,7 +29,7 @@ def shown(
 ) -> str:
     """What a command that works in three steps writes to a terminal."""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with progress.showing_progress("compile", **options):
+    with base.showing_progress("compile", **options):
         for step in range(3):
             report_progress("passes", step, 4)
             slow(0.2)  # rich draws ten times a second

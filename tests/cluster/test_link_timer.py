@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock.cluster import link_timer
-from penstock.cluster.link_timer import LinkTimer
+from penstock.cluster import driver_state
+from penstock.cluster.driver_state import LinkTimer
 
 
 class Echo:
@@ -29,7 +29,7 @@ class Echo:
 def test_cost_is_measured_once_by_small_and_large_messages(monkeypatch) -> None:
     timer = LinkTimer(None, None)
     link = Echo(timer, 1e-3, 1e9)
-    monkeypatch.setattr(link_timer, "monotonic", lambda: link.now)
+    monkeypatch.setattr(driver_state, "monotonic", lambda: link.now)
     cost = timer.cost(lambda: link, 1.0)
     assert cost.latency == pytest.approx(1e-3, rel=1e-3)
     assert cost.bandwidth == pytest.approx(1e9, rel=1e-3)

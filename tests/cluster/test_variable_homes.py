@@ -7,7 +7,7 @@ import gc
 import pytest
 
 import penstock as ps
-from penstock.cluster.variable_homes import VariableHomes
+from penstock.cluster.driver_state import VariableHomes
 from penstock.ops.tensorflow.state import Store
 
 DEVICES = ["/job:worker/task:0", "/job:worker/task:1"]

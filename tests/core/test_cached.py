@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from penstock.core.cached import cached_property
+from penstock.core.records import cached_property
 
 
 class Square:

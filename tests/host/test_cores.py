@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from penstock.host.cores import allow, core_of_thread
+from penstock.host.admission import allow, core_of_thread
 
 needs_affinity = pytest.mark.skipif(
     not hasattr(os, "sched_setaffinity"), reason="the system has no affinity of threads"

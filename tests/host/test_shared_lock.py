@@ -13,7 +13,7 @@ import pytest
 import penstock as ps
 from penstock.compiler import subgraphs
 from penstock.executors import arenas
-from penstock.host import gc_pause, shared_lock, threads
+from penstock.host import fork, gc_pause, threads
 from penstock.ops.common import constant_cache
 from penstock.session import plan_cache
 from tests.support.onnx_text import model_from_text
@@ -45,8 +45,8 @@ def test_submit_is_refused_while_its_thread_holds_a_lock_that_workers_need(name)
 def test_locks_of_pools_are_shared():
     pool = threads.Workers("locks", 1)
     with pool._lock, pytest.raises(ps.PenstockError):
-        shared_lock.refuse_reentry()
-    shared_lock.refuse_reentry()
+        fork.refuse_reentry()
+    fork.refuse_reentry()
 
 
 @contextmanager
@@ -67,16 +67,16 @@ def held_by_another_thread(lock):
 
 
 def test_lock_of_another_thread_refuses_nothing():
-    with held_by_another_thread(shared_lock.shared_lock()):
-        shared_lock.refuse_reentry()
+    with held_by_another_thread(fork.shared_lock()):
+        fork.refuse_reentry()
 
 
 def test_locks_are_forgotten_with_what_has_them():
-    lock = shared_lock.shared_lock()
-    gone, known = weakref.ref(lock), len(shared_lock._LOCKS)
+    lock = fork.shared_lock()
+    gone, known = weakref.ref(lock), len(fork._LOCKS)
     del lock
     assert gone() is None
-    assert len(shared_lock._LOCKS) == known - 1
+    assert len(fork._LOCKS) == known - 1
 
 
 def test_no_lock_is_lost_that_threads_make_at_a_time():
@@ -84,7 +84,7 @@ def test_no_lock_is_lost_that_threads_make_at_a_time():
 
     def make(own):
         for i in range(300):
-            own.append(shared_lock.shared_lock())
+            own.append(fork.shared_lock())
             if i % 3 == 0:
                 own.pop(0)
 
@@ -93,13 +93,13 @@ def test_no_lock_is_lost_that_threads_make_at_a_time():
         thread.start()
     for thread in threads:
         thread.join(30)
-    known = {id(each()) for each in shared_lock._LOCKS}
+    known = {id(each()) for each in fork._LOCKS}
     assert all(id(lock) in known for own in made for lock in own)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_forked_child_has_locks_of_other_threads_free_and_its_own_held():
-    others, own = shared_lock.shared_lock(), shared_lock.shared_lock()
+    others, own = fork.shared_lock(), fork.shared_lock()
     with held_by_another_thread(others), own:
         child = os.fork()
         if child == 0:

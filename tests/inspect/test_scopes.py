@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import penstock as ps
-from penstock.inspect.scopes import common, scope_in
+from penstock.inspect.report_document import common, scope_in
 from tests.support.tflite_models import model as tflite_model
 from tests.support.tflite_models import subgraph
 

@@ -15,8 +15,6 @@ from tests.passes.test_pipeline import add_chain
 class Corruption(Pass):
     """A pass with a bug."""
 
-    name = "corruption"
-
     def __init__(self, corrupt) -> None:
         self.corrupt = corrupt
 

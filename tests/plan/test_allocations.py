@@ -7,10 +7,10 @@ import pytest
 
 from penstock.analysis.type_inference import infer_types
 from penstock.backends.numpy import NumpyBackend
+from penstock.codegen.lifetimes import Allocations, allocations
 from penstock.core.errors import LimitExceeded
 from penstock.core.limits import DEFAULT_LIMITS, Limits
 from penstock.frontends.load import load
-from penstock.plan.allocations import Allocations, allocations
 from penstock.plan.builder import compile_plan
 from tests.support.onnx_text import compile_text, model_from_text
 

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 import penstock as ps
-from penstock.serving.example import example_request
+from penstock.serving.openapi import example_request
 from tests.support.triton import save, serving
 
 MODELS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import urllib.request
 from html.parser import HTMLParser
 
-from penstock.serving.example import example_request
+from penstock.serving.openapi import example_request
 from tests.support.timing import SOON
 from tests.support.triton import serving
 

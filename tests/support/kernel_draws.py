@@ -22,14 +22,13 @@ from onnx.numpy_helper import to_array
 from penstock.core.types import STRING
 from penstock.ir.graph import Node
 from penstock.ir.op import Op
-from penstock.ops.internal.append import APPEND
+from penstock.ops.internal.arrays import APPEND, ZERO_NAN
 from penstock.ops.internal.attention import ATTENTION, STACKED_ATTENTION
 from penstock.ops.internal.cells import GRU_CELL, GRU_GATES, GRU_STATE, LSTM_CELL
 from penstock.ops.internal.chosen_product import CHOSEN_MATMUL
 from penstock.ops.internal.fused import fused
 from penstock.ops.internal.recurrence import RECURRENCE
 from penstock.ops.internal.transfer import REORDER
-from penstock.ops.internal.zero_nan import ZERO_NAN
 from penstock.ops.onnx.convolution import conv_shape
 from tests.support import tree_models
 from tests.support.error_bounds import Rounded, gamma, unit

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from penstock.core.errors import InvalidModel
 from penstock.ir.graph import Model
 from penstock.ops import find
-from penstock.ops.internal.zero_nan import ZERO_NAN
+from penstock.ops.internal.arrays import ZERO_NAN
 from penstock.textual.parser import parse_graph, parse_model
 from penstock.textual.printer import format_graph, format_model
 from tests.support.graphs import any_op, assert_same, graph, nest

@@ -43,7 +43,7 @@ from penstock.core.origins import Origin, origin_of
 from penstock.core.records import NamedTuple
 from penstock.core.types import STRING, TensorType, dtype_name, dtype_named
 from penstock.host.crc32c import crc32c
-from penstock.ops.common.constant_cache import origin_of_constant, source_of
+from penstock.ops.common.constant_cache import later_of, origin_of_constant
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -305,7 +305,7 @@ class ArtifactFile:
         back."""
         for index, reference in enumerate(self.references()):
             if reference is not None and (array := self._made.pop(index, None)) is not None:
-                self._later[index] = source_of(array)
+                self._later[index] = later_of(array)
 
     def _array(self, index: int, entry: Any) -> np.ndarray:
         what = f"its array {index}"

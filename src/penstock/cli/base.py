@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -14,12 +16,13 @@ import click
 
 from penstock.algorithms.arena import MEMORY_PLANNERS
 from penstock.cli.commands import main
-from penstock.cli.progress import showing_progress
 from penstock.compiler.options import EXECUTORS, EXPERT, CompileOptions, ExpertOptions
+from penstock.core.checkpoints import Progress, reporting
 from penstock.core.errors import OptionError, PenstockError
 from penstock.core.option_records import help_of
 from penstock.core.types import JsonObject
 from penstock.frontends.load import load
+from penstock.host.progress_line import ProgressLine
 from penstock.ir.graph import Model
 
 Show = Callable[[JsonObject], None]
@@ -150,3 +153,60 @@ def show_table(
         click.secho("  ".join(cells).rstrip(), bold=i == 0)
     if len(rows) >= len(shown):
         click.echo(f"and {len(rows) - len(shown) + 1} more; --json has all")
+
+
+# How far a command has come, on a terminal: rich's bar where rich is installed, else a line.
+
+
+_DELAY = 1.0  # most commands have ended by then, for which a bar would only flicker
+
+
+@contextmanager
+def showing_progress(what: str, *, quiet: bool) -> Iterator[None]:
+    """Show how far the work of the block has come, if it takes longer than a second."""
+    if quiet or not sys.stderr.isatty():
+        yield
+        return
+    with _shown(what) as progress, reporting(progress):
+        yield
+
+
+def _shown(what: str) -> AbstractContextManager[Progress]:
+    try:
+        import rich  # noqa: F401
+    except ImportError:
+        return _line(what)
+    return _bar(what)
+
+
+@contextmanager
+def _line(what: str) -> Iterator[Progress]:
+    line = ProgressLine(_DELAY)
+    try:
+        yield lambda step, done, total: line(f"{what}: {step}", done, total)
+    finally:
+        line.clear()
+
+
+@contextmanager
+def _bar(what: str) -> Iterator[Progress]:
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    description, elapsed = TextColumn("{task.description}"), TimeElapsedColumn()
+    console = Console(stderr=True)
+    bar = Bar(description, BarColumn(), elapsed, console=console, transient=True)
+    task = bar.add_task(what, total=None)
+    timer = threading.Timer(_DELAY, bar.start)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield lambda step, done, total: bar.update(
+            task, description=f"{what}: {step}", completed=done, total=total
+        )
+    finally:
+        timer.cancel()
+        # A timer that has just fired could else start the bar after it was stopped.
+        timer.join()
+        bar.stop()

@@ -154,7 +154,9 @@ def compile_options(*without: str) -> Decorator:
     def declare(function: Callable[..., object]) -> Callable[..., object]:
         @wraps(function)
         def with_options(*arguments: object, **values: object) -> object:
-            taken = {name: values.pop(_parameter(name)) for name in names}
+            taken = {
+                name: values.pop("planner" if name == "memory_planner" else name) for name in names
+            }
             given = {name: value for name, value in taken.items() if value is not None}
             return function(*arguments, options=changed({}, given), **values)
 
@@ -165,10 +167,6 @@ def compile_options(*without: str) -> Decorator:
         return IMPORT(declared)
 
     return declare
-
-
-def _parameter(name: str) -> str:
-    return "planner" if name == "memory_planner" else name
 
 
 def _compared_with(

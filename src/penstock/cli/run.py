@@ -379,9 +379,8 @@ def _summary(value: RunValue) -> JsonObject:
                 for k, v in statistics.items()
             )
     first = value.reshape(-1)[:8]
-    summary["first"] = [x if isinstance(x, str) else _number(x) for x in first.tolist()]
+    summary["first"] = [
+        x if isinstance(x, int) or (isinstance(x, float) and np.isfinite(x)) else str(x)
+        for x in first.tolist()
+    ]
     return summary
-
-
-def _number(x: object) -> Any:
-    return x if isinstance(x, int | bool) or (isinstance(x, float) and np.isfinite(x)) else str(x)

@@ -23,10 +23,6 @@ from penstock.serving.replicas import Replicas
 from penstock.serving.repository import ModelRepository
 
 
-def _show_served(result: JsonObject) -> None:
-    click.echo(f"served {', '.join(result['models'])}")
-
-
 @dataclass(frozen=True)
 class _HttpOptions:
     """The address of the server, and the bounds of requests."""
@@ -111,7 +107,7 @@ def _origins(
     return texts
 
 
-@command(_show_served)
+@command(lambda result: click.echo(f"served {', '.join(result['models'])}"))
 @click.argument("models", nargs=-1, required=True, metavar="[NAME=]MODEL...")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)

@@ -13,11 +13,9 @@ from hashlib import blake2b
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from penstock.cluster.link_timer import LinkTimer
+from penstock.cluster.driver_state import MOST_REPLACEMENTS, LinkTimer, VariableHomes, Wholeness
 from penstock.cluster.simulated import check_rates, check_workers, worker_devices
-from penstock.cluster.variable_homes import VariableHomes
 from penstock.cluster.waits import START_S
-from penstock.cluster.wholeness import MOST_REPLACEMENTS, Wholeness
 from penstock.compiler.stages import CompileContext
 from penstock.core.errors import (
     Cancelled,

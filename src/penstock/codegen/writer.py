@@ -37,18 +37,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.codegen.lifetimes import Lifetimes
+from penstock.codegen.lifetimes import Allocations, Lifetimes, allocations
 from penstock.codegen.names import ProgramMemory, ProgramNames, bind_names, program_names
 from penstock.codegen.sequences import CallSequence
 from penstock.codegen.steps import ProgramForm, StepWriter, printable
-from penstock.core.cached import cached_property
 from penstock.core.checkpoints import checkpoint, with_checkpoints
 from penstock.core.limits import DEFAULT_LIMITS, Limits
-from penstock.core.records import dataclass, field, replace
+from penstock.core.records import cached_property, dataclass, field, replace
 from penstock.core.types import RunValue
 from penstock.host.native import FREE_THREADED
 from penstock.host.on_demand import imported
-from penstock.plan.allocations import Allocations, allocations
 from penstock.plan.arena_layout import ArenaPlan
 from penstock.plan.plan import Plan, SlotKind, Step, memory_of
 from penstock.plan.tasks import Tasks

@@ -8,7 +8,7 @@ from penstock.backends.base import Backend
 from penstock.backends.dynamic_shapes import plausible
 from penstock.compiler.frame_kernels import FrameKernels
 from penstock.compiler.stages import CompileContext
-from penstock.core.cached import cached_property
+from penstock.core.records import cached_property
 from penstock.core.types import TensorType
 from penstock.host.threads import OVERHEADS
 from penstock.ir.contract import contract_of

@@ -36,9 +36,8 @@ from penstock.codegen.steps import ProgramForm
 from penstock.codegen.writer import Program, write_program
 from penstock.compiler.options import CompileOptions
 from penstock.core import capability
-from penstock.core.cached import cached_property
 from penstock.core.limits import DEFAULT_LIMITS, Limits
-from penstock.core.records import dataclass, field, replace
+from penstock.core.records import cached_property, dataclass, field, replace
 from penstock.core.types import OptionalType, RunValues, TensorType, Type
 from penstock.executors.base import Executor
 from penstock.executors.linear import LinearExecutor

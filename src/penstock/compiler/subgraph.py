@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from penstock.core.cached import cached_property
 from penstock.core.errors import InvalidInput, LimitExceeded
-from penstock.core.records import NamedTuple, dataclass
+from penstock.core.records import NamedTuple, cached_property, dataclass
 from penstock.core.types import STRING, NamedValues, RunValues, TensorType, Type
 from penstock.executors.base import Executor
 from penstock.host import gc_pause

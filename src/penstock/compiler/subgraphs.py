@@ -8,9 +8,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.compiler.subgraph import Extract, Subgraph, compile_guard
-from penstock.core.cached import cached_property
 from penstock.core.errors import MAX_PROBLEMS, InvalidInput, quoted, suggest
-from penstock.core.records import NamedTuple
+from penstock.core.records import NamedTuple, cached_property
 from penstock.core.types import (
     ANY,
     AnyType,
@@ -22,7 +21,7 @@ from penstock.core.types import (
     TensorType,
     Type,
 )
-from penstock.host.shared_lock import shared_lock
+from penstock.host.fork import shared_lock
 from penstock.ir.graph import Graph, Node, Value, captures, clone, is_framed
 
 if TYPE_CHECKING:

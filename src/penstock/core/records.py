@@ -125,6 +125,9 @@ else:
         return FunctionType(code, globals(), "__new__", defaults)
 
 
+import functools
+from typing import TypeVar
+
 __all__ = ["KW_ONLY", "NamedTuple", "changed_fields", "dataclass", "field", "fields", "replace"]
 
 _MISSING: Any = object()
@@ -401,3 +404,23 @@ def changed_fields(record: DataclassInstance, usual: DataclassInstance) -> str:
         if getattr(record, one.name) != getattr(usual, one.name)
     ]
     return f"{type(record).__name__}({', '.join(own)})"
+
+
+# Properties that are computed once.
+
+
+T = TypeVar("T")
+
+
+class cached_property(functools.cached_property[T]):  # noqa: N801, TID251
+    """``functools.cached_property`` without the lock that it has in Python 3.11, for all objects of
+    a class: a signal handler that interrupts a thread there, and waits for one that waits for it,
+    would wait without end. Several threads may compute a value; all get the one stored first."""
+
+    def __get__(self, instance: object, owner: type | None = None) -> T:  # type: ignore[override]
+        if instance is None:
+            return self  # type: ignore[return-value]
+        assert self.attrname is not None
+        # Atomic.
+        value: T = instance.__dict__.setdefault(self.attrname, self.func(instance))
+        return value

@@ -20,8 +20,7 @@ from penstock.core.checkpoints import LOOK_S
 from penstock.core.errors import ExtensionError, LimitExceeded, PenstockError, RunError
 from penstock.core.limits import Limits
 from penstock.executors.control import Control
-from penstock.host.fork import renewed
-from penstock.host.shared_lock import shared_lock
+from penstock.host.fork import renewed, shared_lock
 from penstock.ir.layout import ALIGNMENT, address
 from penstock.ops.internal.transfer import HOST
 

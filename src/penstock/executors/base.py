@@ -20,7 +20,7 @@ from penstock.executors.control import Control
 from penstock.host.current_run import Budget, working_for
 from penstock.host.thread_share import ThreadShare
 from penstock.ir.graph import Node
-from penstock.ops.common.work import product_work
+from penstock.ops.common.products import product_work
 from penstock.ops.work_estimate import WORTH_THREADS, flops
 from penstock.plan.arena_layout import ArenaPlan
 from penstock.plan.plan import Plan, StepTable

@@ -26,7 +26,7 @@ from penstock.executors.base import CompiledExecutor, Done, PerThreadCount, outp
 from penstock.executors.control import Control
 from penstock.executors.errors import explained, throw
 from penstock.executors.task_loop import Flow, Queue, TaskRun
-from penstock.host.shared_lock import refuse_reentry
+from penstock.host.fork import refuse_reentry
 from penstock.plan.plan import Step
 
 

@@ -17,17 +17,17 @@ begin at once: the queue only ensures that two of them do not share a core while
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from contextlib import suppress
+from functools import cache
 from time import monotonic
 from typing import Protocol
 
 from penstock.core.checkpoints import SHORT_RUN_S, WAKE_S
-from penstock.host.cores import allow, core_of_thread
-from penstock.host.fork import renewed
-from penstock.host.shared_lock import shared_lock
+from penstock.host.fork import renewed, shared_lock
 from penstock.host.thread_share import announce
 from penstock.host.threads import cores_of_thread, usable_cores
 
@@ -229,3 +229,34 @@ ADMISSIONS = AdmissionQueue(usable_cores())
 def ticket_for(seconds: float, run: Stoppable) -> Ticket:
     """The ticket in ``ADMISSIONS`` of a run that takes about ``seconds`` on a core of its own."""
     return ADMISSIONS.ticket(seconds, run)
+
+
+# The cores on which threads run.
+#
+# Linux may leave two threads on one core for seconds while another is idle, and may wake a thread
+# on the core of one that computes. Nothing here stays bound: a thread is sent to other cores, and
+# then allowed on all of them again.
+
+
+def core_of_thread() -> int:
+    """The core on which the calling thread runs, -1 if the system does not tell."""
+    return _current()()
+
+
+def allow(thread: int, cores: Set[int]) -> None:
+    """Let a thread run on ``cores`` only; it goes there at once. ``thread`` is the number that the
+    system has given it, 0 the calling one. Where that is not possible, nothing changes."""
+    with suppress(AttributeError, OSError):
+        os.sched_setaffinity(thread, cores)
+
+
+@cache
+def _current() -> Callable[[], int]:
+    import ctypes
+
+    try:
+        # With the interpreter's lock held: the call takes 50 ns.
+        function: Callable[[], int] = ctypes.PyDLL(None).sched_getcpu
+    except (AttributeError, OSError, TypeError):
+        return lambda: -1
+    return function

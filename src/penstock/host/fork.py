@@ -7,9 +7,12 @@ thread was using are never returned.
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Protocol
+
+from penstock.core.errors import PenstockError
 
 
 class Forkable(Protocol):
@@ -39,3 +42,38 @@ _STATES: weakref.WeakSet[Forkable] = weakref.WeakSet()
 def _renew() -> None:
     for state in list(_STATES):
         state.forked()
+
+
+# Locks that runs of many threads take for a moment, and calls that must not wait for these.
+
+
+_LOCKS: list[weakref.ref[threading.RLock]] = []
+
+
+def shared_lock() -> threading.RLock:
+    """A lock that the calling thread may hold when a signal handler or a finalizer interrupts it,
+    and other threads need to go on: see ``refuse_reentry``. It is free in a forked child."""
+    lock = threading.RLock()
+    # Both are atomic: threads may make and drop locks at a time.
+    _LOCKS.append(weakref.ref(lock, _LOCKS.remove))
+    return lock
+
+
+def refuse_reentry() -> None:
+    """Raise ``PenstockError`` if the calling thread holds one of these locks: what it is called
+    from has interrupted it, and would wait for a thread that waits for that lock."""
+    for known in tuple(_LOCKS):
+        lock = known()
+        if lock is not None and lock._is_owned():  # type: ignore[attr-defined]
+            raise PenstockError(
+                "a session is called by a signal handler or a finalizer while this thread hands "
+                "work or memory to others; call it again when that has returned"
+            )
+
+
+@in_child
+def _free_all() -> None:
+    for known in _LOCKS:
+        lock = known()
+        if lock is not None and not lock._is_owned():  # type: ignore[attr-defined]
+            lock._at_fork_reinit()  # type: ignore[attr-defined]

@@ -6,8 +6,7 @@ import gc
 import sys
 from contextlib import ContextDecorator
 
-from penstock.host.fork import in_child
-from penstock.host.shared_lock import shared_lock
+from penstock.host.fork import in_child, shared_lock
 
 _LOCK = shared_lock()
 _holders = 0

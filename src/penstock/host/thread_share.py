@@ -8,8 +8,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Protocol
 
 from penstock.core.records import dataclass, field
-from penstock.host.fork import in_child
-from penstock.host.shared_lock import shared_lock
+from penstock.host.fork import in_child, shared_lock
 from penstock.host.threads import core_budget
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from penstock.core.checkpoints import WAKE_S
 from penstock.core.records import NamedTuple
-from penstock.host.fork import in_child
-from penstock.host.shared_lock import shared_lock
+from penstock.host.fork import in_child, shared_lock
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

@@ -6,21 +6,22 @@ page can link all of its views. Of what there is a lot of, each column is a list
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import takewhile
 from typing import Any
 
 from penstock.core.records import dataclass
 from penstock.core.types import JsonObject, TensorType
-from penstock.inspect.arena_document import arena_document
 from penstock.inspect.plan_document import nested_steps
-from penstock.inspect.scopes import Path, scopes_of
+from penstock.ir.graph import Node
 from penstock.observers.profile import Profile
 from penstock.observers.timeline import Replay, Span, assign_lanes
 from penstock.observers.trace import Trace
 from penstock.observers.values import ValueComparison, ValueKeeper
-from penstock.ops.internal.fused import operation_name
-from penstock.plan.arena_layout import ArenaPlan
+from penstock.ops.internal.fused import operation_name, parts
+from penstock.plan.arena_layout import ArenaPlan, Intervals
 from penstock.plan.plan import Plan, Slot, Step, StepTable, step_edges
 from penstock.plan.step_facts import step_facts
 from penstock.plan.tasks import Signals
@@ -258,3 +259,113 @@ def _makers(table: StepTable) -> dict[str, Step]:
     """The step that computes each value, by the name of the value."""
     outputs = [(slot, step) for step in table.walk() for slot in step.outputs if slot >= 0]
     return {table.slots[slot].name: step for slot, step in outputs}
+
+
+# Scopes of steps: the parts of a model that its exporter has written into names.
+#
+# TensorFlow, TorchScript's exporter and tf2onnx name nodes by the modules around them, with
+# slashes: "/encoder/layer.0/attention/MatMul". TFLite has such names for values alone, and torch's
+# present exporter says the modules of a node beside its name, which is ``Model.scopes``.
+
+
+Path = tuple[str, ...]
+
+
+def scope_of(step: Step, known: Mapping[str, str]) -> Path:
+    """The innermost scope that holds all nodes of a step. ``known``: scopes by names of nodes, with
+    slashes between their parts; what is not in it has none, unless it is empty."""
+    return common([_of_node(node, known) for node in parts(step.node)])
+
+
+def scopes_of(steps: Sequence[Step], slots: Sequence[Slot], known: Mapping[str, str]) -> list[Path]:
+    """The scope of each step of one block. A step without one, which a pass has added, gets what is
+    common to those of the steps beside it."""
+    scopes = [scope_of(step, known) for step in steps]
+    if not any(scopes):
+        return scopes
+    near: dict[int, set[Path]] = {}
+    for a, b in step_edges(slots, steps):
+        for one, other in ((a, b), (b, a)):
+            if not scopes[one] and scopes[other]:
+                near.setdefault(one, set()).add(scopes[other])
+    for i, paths in near.items():
+        scopes[i] = common(paths)
+    return scopes
+
+
+def scope_in(name: str) -> Path:
+    """The scope in a name. TFLite joins the names of what it has fused by semicolons.
+
+    >>> scope_in("/encoder/layer.0/MatMul")
+    ('encoder', 'layer.0')
+    >>> scope_in("net/stage/Relu;net/stage/conv/Conv2D")
+    ('net', 'stage')
+    """
+    return common([tuple(filter(None, one.split("/")[:-1])) for one in name.split(";") if one])
+
+
+def common(paths: Iterable[Path]) -> Path:
+    """The longest path that all of ``paths`` begin with."""
+    columns = zip(*paths, strict=False)
+    return tuple([column[0] for column in takewhile(lambda c: len({*c}) == 1, columns)])
+
+
+def _of_node(node: Node, known: Mapping[str, str]) -> Path:
+    if node.op.domain == "penstock":
+        return ()  # added for the steps beside it, and named after a value
+    if known:
+        # What a pass makes of a node has its name before a slash.
+        scope = known.get(node.name) or known.get(node.name.partition("/")[0], "")
+        return tuple(filter(None, scope.split("/")))
+    written = next((value.name for value in node.outputs if value is not None), "")
+    return scope_in(node.name) or scope_in(written)
+
+
+# The buffers of the arena as plain data: their places and lifetimes, and the peak.
+#
+# Time is the plan's own clock, which ticks once for each step: the order is known before a run, and
+# where tasks overlap, so may their buffers.
+
+
+def arena_document(plan: Plan, arena_plan: ArenaPlan, number: Mapping[Step, int]) -> JsonObject:
+    """``buffers``: slot that owns it, offset, bytes, first and last tick (included), and the slots
+    that share it; ``clock``: the step of each tick, -1 between blocks; ``live``: bytes at each
+    tick; ``peak``: its tick, its bytes, and the buffers that are live then, the largest first."""
+    lifetimes = Intervals(plan, arena_plan.order)
+    members: dict[int, list[int]] = defaultdict(list)
+    for slot, owner in arena_plan.buffer_of.items():
+        members[owner].append(slot)
+    buffers: list[Any] = []
+    for owner, slots in members.items():
+        first = min(lifetimes.first[slot] for slot in slots)
+        last = max(lifetimes.last[slot] for slot in slots)
+        place = arena_plan.offsets[owner], plan.slots[owner].nbytes
+        buffers.append([owner, *place, first, last, sorted(slots, key=lifetimes.first.__getitem__)])
+    ticks = 1 + max([tick for tick, _ in lifetimes.steps] + [b[4] for b in buffers], default=-1)
+    clock = [-1] * ticks
+    for tick, step in lifetimes.steps:
+        clock[tick] = number[step]
+    change = [0] * (ticks + 1)
+    for _, _, nbytes, first, last, _ in buffers:
+        change[first] += nbytes
+        # The last tick is included.
+        change[last + 1] -= nbytes
+    live, now = [], 0
+    for tick in range(ticks):
+        now += change[tick]
+        live.append(now)
+    peak: dict[str, Any] = {"tick": -1, "bytes": 0, "buffers": []}
+    if live:
+        at = max(range(ticks), key=live.__getitem__)
+        there = [i for i, b in enumerate(buffers) if b[3] <= at <= b[4] and b[2]]
+        there.sort(key=lambda i: -buffers[i][2])
+        peak = {"tick": at, "bytes": live[at], "buffers": there}
+    return {
+        "size": arena_plan.size,
+        "lower_bound": arena_plan.lower_bound,
+        "planner": arena_plan.planner,
+        "buffers": buffers,
+        "clock": clock,
+        "live": live,
+        "peak": peak,
+    }

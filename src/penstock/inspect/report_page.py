@@ -13,7 +13,7 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 
-from penstock.core.cached import cached_property
+from penstock.core.records import cached_property
 from penstock.core.types import JsonObject
 
 D3 = "d3-7.9.0.min.js"

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 class Property(Enum):
     """What holds for a graph, and stays true once a pass has established it."""
 
-    SORTED = "each node stands after the nodes that it depends on"
     STRUCTURED = "control flow is If, Loop and Scan; no TensorFlow frames are left"
     TYPED = "every value has the most precise type that its inputs imply"
     PLACED = "the context says which backend runs each node"
@@ -36,18 +35,24 @@ class Unraised:
 
 
 class Pass(Protocol):
-    """One transformation of a graph, in place. ``name`` is the name of its module, by which users
-    refer to it. ``operations`` are names and roles of operations of which a graph must have one, or
-    there is nothing to do; none if it concerns all graphs. ``requires`` are the properties that
-    must hold before it runs, ``establishes`` those that hold afterwards, and ``invalidates`` those
-    that do not hold any more if it has changed something: ``run_passes`` infers the types anew
-    before the next pass that requires them. Every pass needs a sorted graph, and leaves one."""
+    """One transformation of a graph, in place. ``name``, by which users refer to it, is
+    "merge_pads" for the class ``MergePads``. ``operations`` are names and roles of operations of
+    which a graph must have one, or there is nothing to do; none if it concerns all graphs.
+    ``requires`` are the properties that must hold before it runs, ``establishes`` those that hold
+    afterwards, and ``invalidates`` those that do not hold any more if it has changed something:
+    ``run_passes`` infers the types anew before the next pass that requires them. Every pass needs a
+    sorted graph, and leaves one."""
 
-    name: ClassVar[str]
+    name: ClassVar[str] = ""
     operations: ClassVar[frozenset[str | Role]] = frozenset()
-    requires: ClassVar[frozenset[Property]] = frozenset()
+    requires: ClassVar[frozenset[Property]] = frozenset({Property.TYPED})
     establishes: ClassVar[frozenset[Property]] = frozenset()
     invalidates: ClassVar[frozenset[Property]] = frozenset()
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        parts = [f"_{c.lower()}" if c.isupper() else c for c in cls.__name__]
+        cls.name = "".join(parts).removeprefix("_")
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         """Transform ``graph``, nested graphs included; return whether anything changed."""

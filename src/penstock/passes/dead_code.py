@@ -15,7 +15,7 @@ from penstock.passes.context import Pass, PassContext
 class DeadCode(Pass):
     """Drop the nodes that no output needs (see ``prune``)."""
 
-    name = "dead_code"
+    requires = frozenset()
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         return prune(graph)

@@ -26,9 +26,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock.analysis.quantized_weights import has_quantized_weights
-from penstock.core.cached import cached_property
 from penstock.core.errors import InternalError
-from penstock.core.records import replace
+from penstock.core.records import cached_property, replace
 from penstock.core.types import TensorType
 from penstock.ir.graph import Graph
 from penstock.ir.op import FRAMED, Role
@@ -63,7 +62,7 @@ class LazyPass(Pass):
         self, load: Callable[[], type[Pass]], operations: frozenset[str | Role], where: Where
     ) -> None:
         self.load = load
-        self.name = load.__name__
+        self.name = load.__name__  # type: ignore[misc]
         self.operations = operations  # type: ignore[misc]
         self.where = where
 
@@ -90,7 +89,6 @@ def lazy_pass(
 class FoldQuantizedWeights(Pass):
     """Optimize once more with the weights that ``quantize`` has not used, which are folded now."""
 
-    name = "fold_quantized_weights"
     operations = frozenset({"DequantizeLinear"})
 
     def run(self, graph: Graph, context: PassContext) -> bool:

@@ -680,11 +680,6 @@ def _is_constant(slot: Slot, value: Value) -> bool:
     return same and value.is_constant and _is_type(slot.type, value.type)
 
 
-def _by_strides(strides: Sequence[int]) -> Sequence[int]:
-    """Dims, the outermost in memory first."""
-    return sorted(range(len(strides)), key=[-stride for stride in strides].__getitem__)
-
-
 def _order(slot: Slot) -> list[int] | None:
     """The dims of a slot that are not 1, the outermost in memory first; None if elements share
     bytes, or have others between them."""
@@ -692,7 +687,7 @@ def _order(slot: Slot) -> list[int] | None:
     if not isinstance(type_, TensorType) or len(strides) != len(type_.dims):
         return None
     dims = type_.dims
-    order = [k for k in _by_strides(strides) if dims[k] != 1]
+    order = sorted((k for k, n in enumerate(dims) if n != 1), key=lambda k: -strides[k])
     stride = type_.nbytes // max(type_.elements, 1)
     for k in reversed(order):
         if strides[k] != stride and type_.nbytes:

@@ -8,8 +8,8 @@ from math import inf
 from penstock.algorithms.clustering import cluster
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.ordering import critical_path
-from penstock.core.cached import cached_property
 from penstock.core.checkpoints import with_checkpoints
+from penstock.core.records import cached_property
 from penstock.host.threads import OVERHEADS
 from penstock.ir.op import Role
 from penstock.plan.plan import Step, StepTable, step_dag, walk

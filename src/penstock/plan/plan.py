@@ -44,9 +44,8 @@ import numpy as np
 
 from penstock.algorithms.dag import Dag
 from penstock.backends.base import Backend
-from penstock.core.cached import cached_property
 from penstock.core.checkpoints import with_checkpoints
-from penstock.core.records import dataclass, field
+from penstock.core.records import cached_property, dataclass, field
 from penstock.core.types import TensorType, Type
 from penstock.host.on_demand import imported
 from penstock.ir.contract import Contract

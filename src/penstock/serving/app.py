@@ -23,7 +23,7 @@ from penstock.core import VERSION
 from penstock.core.errors import Cancelled, DeadlineExceeded, InvalidInput, PenstockError, QueueFull
 from penstock.core.types import STRING, NamedValues
 from penstock.executors.control import CancelToken
-from penstock.serving import openapi, page
+from penstock.serving import openapi
 from penstock.serving.access_log import LoggedRequests
 from penstock.serving.direct import LOOK_S, Answer, DirectAnswers
 from penstock.serving.listener import LoopErrors
@@ -191,8 +191,8 @@ class Server:
     async def page(self, request: Request) -> Response:
         """Show what the server has, and how to ask it."""
         models = self.repository.all()
-        headers = {"content-security-policy": page.POLICY}
-        return HTMLResponse(page.page(models, str(request.base_url)), headers=headers)
+        headers = {"content-security-policy": openapi.POLICY}
+        return HTMLResponse(openapi.page(models, str(request.base_url)), headers=headers)
 
     async def openapi(self, request: Request) -> Response:
         """Describe the endpoints in OpenAPI."""

@@ -7,12 +7,12 @@ once must give what they give one by one.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from penstock.compiler.options import InputShapes
-from penstock.core.errors import PenstockError
+from penstock.core.errors import PenstockError, RunError
 from penstock.core.types import STRING, NamedValues, RunValue, TensorType
 from penstock.executors.feeds import convert
 from penstock.session.session import Session
@@ -115,3 +115,38 @@ def split(outputs: NamedValues, rows: Sequence[int]) -> list[dict[str, RunValue]
             return None
     parts = {name: np.split(value, ends) for name, value in outputs.items()}
     return [{name: parts[name][i].copy() for name in parts} for i in range(len(rows))]
+
+
+# Runs before the first request, on values that are made up: no request waits for a plan.
+
+
+def warm_up(sessions: Sequence[Session], max_batch: int) -> None:
+    """Run the shapes that sessions of one model were compiled for, and those of batches of such
+    requests. Raises ``InvalidInput`` if dims of inputs are open and ``shapes=`` does not say them,
+    ``ValueError`` if the model does not run on values that were made up."""
+    rng = np.random.default_rng(0)
+    for shapes in _shapes(sessions[0], max_batch):
+        feeds = {name: made_up(x.shape, x.dtype, rng) for name, x in shapes.items()}
+        # Replicas of a process share a session, and those of a cluster have one each.
+        for session in sessions:
+            try:
+                session.run(feeds)
+            except RunError as error:
+                raise ValueError(
+                    f"the model does not run on values that were made up, to warm it up: {error}"
+                ) from error
+
+
+def _shapes(session: Session, max_batch: int) -> Iterator[dict[str, np.ndarray]]:
+    """Arrays of each shape, without memory of their own."""
+    for one in shapes_of(session) or [{}]:
+        values = session._values_of(one)
+        yield values
+        rows = {len(value) if value.ndim else 0 for value in values.values()}
+        step = min(rows, default=0)
+        # Requests of one shape are joined whole, so that batches have multiples of its rows.
+        for together in range(2 * step, max_batch + 1, step) if len(rows) == 1 and step else ():
+            yield {
+                name: np.broadcast_to(value[:1], (together, *value.shape[1:]))
+                for name, value in values.items()
+            }

@@ -1,16 +1,22 @@
-"""The description of the server's endpoints in OpenAPI 3.1, for generators of clients."""
+"""What the server says of itself: its endpoints in OpenAPI 3.1, for generators of clients, examples
+of requests, and a page for people."""
 
 from __future__ import annotations
 
+import json
+import math
 import re
-from collections.abc import Awaitable, Callable, Iterable
+import shlex
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from html import escape
 from inspect import getdoc
 from urllib.parse import quote
 
 from penstock.core import VERSION
-from penstock.core.types import JsonObject
-from penstock.serving.example import example_request
-from penstock.serving.protocol import HEADER_LENGTH, datatypes
+from penstock.core.records import dataclass
+from penstock.core.types import JsonObject, TensorType
+from penstock.serving.batching import shapes_of
+from penstock.serving.protocol import HEADER_LENGTH, datatypes, element_bytes
 from penstock.serving.repository import ServedModel
 
 Endpoint = tuple[str, str, Callable[..., Awaitable[object]]]
@@ -146,3 +152,122 @@ def _request_body() -> dict[str, JsonObject]:
 
 def _content(description: str, media_type: str, schema: JsonObject) -> JsonObject:
     return {"description": description, "content": {media_type: {"schema": schema}}}
+
+
+# An example of a request for a model, of zeros and empty strings.
+
+
+# Of a dim that the model leaves open, other than the first.
+_OPEN = 64
+# Elements that are shown one by one: more of them are sent as bytes.
+_MOST_SHOWN = 64
+
+
+@dataclass(frozen=True)
+class ExampleRequest:
+    """The JSON object of a request, and the number of zero bytes behind it."""
+
+    document: JsonObject
+    zeros: int
+
+    def curl(self, base_url: str, model: str) -> str:
+        """A command that sends the request."""
+        text = json.dumps(self.document)
+        url = shlex.quote(f"{base_url.rstrip('/')}/v2/models/{quote(model, safe='')}/infer")
+        if not self.zeros:
+            return f"curl {url} -H 'Content-Type: application/json' -d {shlex.quote(text)}"
+        body = f"(printf %s {shlex.quote(text)}; head -c {self.zeros} /dev/zero)"
+        return f"{body} | curl {url} --data-binary @- -H '{HEADER_LENGTH}: {len(text)}'"
+
+
+def example_request(model: ServedModel) -> ExampleRequest:
+    """A request for a model: of the first shape that it was compiled for, or else of as many rows
+    as one, and with as many elements as it takes."""
+    session = model.replicas.session
+    first = next((session._values_of(shapes) for shapes in shapes_of(session)), {})
+    types = {port.name: port.type for port in session.inputs}
+    inputs: list[JsonObject] = []
+    sizes: dict[str, int] = {}  # a dim of one name has one size in all inputs
+    for port in model.inputs:
+        name, type_ = port["name"], types[port["name"]]
+        declared = type_.shape if isinstance(type_, TensorType) else None
+        dims = [*first[name].shape] if name in first else _closed(declared or (), sizes)
+        inputs.append({"name": name, "datatype": port["datatype"], "shape": dims})
+    long = sum(math.prod(of["shape"]) for of in inputs) > _MOST_SHOWN
+    for of in inputs:
+        count = math.prod(of["shape"])
+        if long:
+            size = count * element_bytes(of["datatype"])
+            of["parameters"] = {"binary_data_size": size}
+        else:
+            zero: object = {"BYTES": "", "BOOL": False}.get(of["datatype"], 0)
+            of["data"] = [zero] * count
+    zeros = sum(of["parameters"]["binary_data_size"] for of in inputs) if long else 0
+    return ExampleRequest({"inputs": inputs}, zeros)
+
+
+def _closed(dims: Sequence[int | str | None], sizes: dict[str, int]) -> list[int]:
+    """Dims with a size for those that are open, which ``sizes`` has by name."""
+    closed = []
+    for i, dim in enumerate(dims):
+        size = dim if isinstance(dim, int) else _OPEN if i else 1
+        closed.append(sizes.setdefault(dim, size) if isinstance(dim, str) else size)
+    return closed
+
+
+# The page at ``/``: what the server has, and how to ask it.
+
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+"""what browsers may load for the page (Content-Security-Policy)"""
+
+_STYLE = """
+:root { color-scheme: light dark; font-family: system-ui, sans-serif; }
+body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+td, th { text-align: left; padding: 0.2rem 1.5rem 0.2rem 0; }
+pre { overflow-x: auto; padding: 1rem; border: 1px solid; }
+""".strip()
+_LINKS = ("/v2", "/v2/models", "/v2/health/ready", "/metrics", "/openapi.json")
+
+
+def page(models: Iterable[ServedModel], base_url: str) -> str:
+    """The page for models, in HTML; ``base_url``: by which the client reached the server."""
+    parts = [
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width">',
+        f"<title>Penstock</title>\n<style>\n{_STYLE}\n</style>\n</head>\n<body>",
+        f"<h1>Penstock {escape(VERSION)}</h1>",
+        "<p>This server speaks the Open Inference Protocol, version 2.</p>",
+        f"<p>{' '.join(_link(path) for path in _LINKS)}</p>",
+        *[_model(model, base_url) for model in models],
+        "</body>\n</html>\n",
+    ]
+    return "\n".join(parts)
+
+
+def _model(model: ServedModel, base_url: str) -> str:
+    path = f"/v2/models/{quote(model.name, safe='')}/versions/{model.version}"
+    example = example_request(model).curl(base_url, model.name)
+    return "\n".join(
+        [
+            f"<h2>{escape(model.name)}, version {escape(model.version)}</h2>",
+            f"<p>{' '.join(_link(path + end) for end in ('', '/config', '/stats'))}</p>",
+            _table("Inputs", model.inputs),
+            _table("Outputs", model.outputs),
+            f"<p>An example, of zeros:</p>\n<pre>{escape(example)}</pre>",
+        ]
+    )
+
+
+def _table(title: str, ports: Sequence[JsonObject]) -> str:
+    rows = [(port["name"], port["datatype"], str(port["shape"])) for port in ports]
+    lines = "\n".join(
+        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows
+    )
+    head = f"<tr><th>{title}</th><th>Datatype</th><th>Shape</th></tr>"
+    return f"<table>\n{head}\n{lines}\n</table>"
+
+
+# From the root of whatever host the page came by, which may be a proxy.
+def _link(path: str) -> str:
+    return f'<a href="{escape(path)}">{escape(path)}</a>'

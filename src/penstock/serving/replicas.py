@@ -42,8 +42,8 @@ from penstock.executors.feeds import convert
 from penstock.host.threads import Workers, pool
 from penstock.ir.graph import Model
 from penstock.serving.batching import check_rows, joined, kind, split
+from penstock.serving.batching import warm_up as run_ahead
 from penstock.serving.histogram import ROWS, Histogram
-from penstock.serving.warm_up import warm_up as run_ahead
 from penstock.session.artifact import has_state
 from penstock.session.session import RunDone, Session, compile
 

@@ -33,11 +33,10 @@ from penstock.artifact import VERSION
 from penstock.backends.registry import BACKENDS, available, describe
 from penstock.compiler.options import CompileOptions
 from penstock.core import errors
-from penstock.core.cached import cached_property
 from penstock.core.checkpoints import checkpoint
 from penstock.core.errors import InvalidModel, warn
 from penstock.core.limits import DEFAULT_LIMITS
-from penstock.core.records import dataclass
+from penstock.core.records import cached_property, dataclass
 from penstock.frontends.common.model_files import Opened, open_inside, open_path
 from penstock.host.machine import cache_folder, machine_name
 from penstock.ir.graph import Model

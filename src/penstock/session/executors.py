@@ -16,18 +16,17 @@ import numpy as np
 from penstock.compiler.compiler import AFTER_LOWERING, Compiler
 from penstock.compiler.subgraph import Subgraph
 from penstock.compiler.subgraphs import Subgraphs
-from penstock.core.cached import cached_property
 from penstock.core.errors import InvalidInput, InvalidModel, PenstockError, Unsupported, warn
-from penstock.core.records import replace
+from penstock.core.records import cached_property, replace
 from penstock.core.types import RunValue, RunValues, TensorType, Type, type_of
 from penstock.executors.base import CompiledExecutor, Executor
 from penstock.executors.control import Control
 from penstock.executors.linear import LinearExecutor
 from penstock.host import gc_pause
+from penstock.host.fork import refuse_reentry
 from penstock.host.log import DEBUG, INFO, is_logged, log
 from penstock.host.malloc import give_back_memory
 from penstock.host.on_demand import imported
-from penstock.host.shared_lock import refuse_reentry
 from penstock.ir.graph import Model, clone
 from penstock.ops.internal.fused import operation_name
 from penstock.plan.plan import StepTable

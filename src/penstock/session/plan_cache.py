@@ -11,9 +11,9 @@ from penstock.core.checkpoints import hold_lock
 from penstock.core.errors import PenstockError
 from penstock.core.records import dataclass
 from penstock.executors.base import Executor
+from penstock.host.fork import refuse_reentry, shared_lock
 from penstock.host.log import INFO, is_logged, log
 from penstock.host.malloc import give_back_memory
-from penstock.host.shared_lock import refuse_reentry, shared_lock
 
 _LOCK = shared_lock()  # of all sessions: to keep and drop plans
 

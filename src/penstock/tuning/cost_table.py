@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.core.errors import warn
 from penstock.core.records import NamedTuple
+from penstock.host.fork import shared_lock
 from penstock.host.machine import cache_folder, machine_name
-from penstock.host.shared_lock import shared_lock
 
 if TYPE_CHECKING:
     from sqlite3 import Connection

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 from penstock.backends.base import Backend
 from penstock.backends.dynamic_shapes import estimates
 from penstock.backends.kernels import KernelTable
-from penstock.core.cached import cached_property
 from penstock.core.checkpoints import report_progress
 from penstock.core.errors import PenstockError
-from penstock.core.records import NamedTuple
+from penstock.core.records import NamedTuple, cached_property
 from penstock.core.types import RunValues
 from penstock.executors.base import Executor
 from penstock.host.thread_share import ThreadShare

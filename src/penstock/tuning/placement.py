@@ -150,7 +150,8 @@ class Placement:
 
             for node in host_arithmetic(graph, able, self.kernels):
                 able[node] = [b for b in able[node] if b.memory == HOST]
-        return {node: _preferred(among) for node, among in able.items()}
+        # Those that stand in for no other, if there are such.
+        return {n: [b for b in among if not is_fallback(b)] or among for n, among in able.items()}
 
     def _able(self, node: Node) -> list[Backend]:
         accepts = self.kernels.accepts
@@ -236,8 +237,3 @@ class Placement:
         if faults:
             raise Unsupported.of(faults)
         return chosen
-
-
-def _preferred(among: list[Backend]) -> list[Backend]:
-    """Those of ``among`` that stand in for no other, if there are such."""
-    return [backend for backend in among if not is_fallback(backend)] or among

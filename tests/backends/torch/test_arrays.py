@@ -24,3 +24,8 @@ def test_torch_slices_backward():
     check("Slice", [floats(2, 4, 5), *numbers], constants=(1, 2, 3, 4))
     whole = [np.array(x) for x in ([9], [-9], [0], [-1])]
     check("Slice", [floats(3, 2), *whole], constants=(1, 2, 3, 4))
+
+
+@pytest.mark.parametrize("op", ["Gather", "GatherElements"])
+def test_torch_gather_counts_negative_indices_from_the_end(op):
+    check(op, [floats(4, 3), np.array([[-1, 0, 2], [1, -3, 0]], np.int64)], axis=0)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.frontends.common.constant_budget import ConstantBudget
 from penstock.frontends.common.diagnostics import TensorError
+from penstock.frontends.common.weight_file import ConstantBudget
 
 FLOAT32 = np.dtype(np.float32)
 

@@ -10,8 +10,8 @@ import pytest
 
 import penstock as ps
 from penstock.core.errors import RunError
-from penstock.frontends.tensorflow.object_graph import ObjectGraph
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import SavedModel, SavedObjectGraph
+from penstock.frontends.tensorflow.saved_model import ObjectGraph
 from tests.frontends.tensorflow.test_saved_model import FOLDER, X
 
 

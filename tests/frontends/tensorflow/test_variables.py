@@ -10,7 +10,7 @@ from penstock.core.errors import InvalidModel, RunError
 from penstock.frontends.common.diagnostics import Diagnostics
 from penstock.frontends.tensorflow.function_library import FunctionLibrary
 from penstock.frontends.tensorflow.importer import Importer
-from penstock.frontends.tensorflow.variables import VariableFacts
+from penstock.frontends.tensorflow.scope import VariableFacts
 from penstock.ops.tensorflow.state import Store
 from tests.frontends.tensorflow.test_importer import refused
 from tests.support.tf_graphs import Builder, Shape, Type

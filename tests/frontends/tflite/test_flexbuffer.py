@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from flatbuffers import flexbuffers
 
-from penstock.frontends.tflite.flexbuffer import decode
+from penstock.frontends.tflite.rules_custom import decode
 
 OPTIONS = {"scale": 2.5, "names": ["a", "b"], "deep": {"n": -3}, "on": True, "none": None}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.ops.common.work import (
+from penstock.ops.common.products import (
     attention_work,
     convolution_work,
     deconvolution_work,

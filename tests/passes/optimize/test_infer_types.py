@@ -18,7 +18,7 @@ WRONG = "g (float[2] x, float[3] z) => (float[K] y) { y = Add(x, z) }"
 class Forget(Pass):
     """Leaves values without types."""
 
-    name = "forget"
+    requires = frozenset()
     invalidates = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
@@ -32,7 +32,7 @@ class Forget(Pass):
 class Look(Pass):
     """Remembers the type of the first output."""
 
-    name = "look"
+    requires = frozenset()
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         self.seen = str(graph.outputs[0].type)

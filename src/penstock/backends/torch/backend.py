@@ -13,18 +13,15 @@ from penstock.backends.base import HostBackend
 from penstock.backends.torch import (
     arrays,
     attention,
-    convolution,
     elementwise,
-    index,
     normalization,
-    pooling,
     products,
     recurrent,
     reduce,
     resize,
+    windows,
 )
-from penstock.backends.torch.capture import CapturedCalls
-from penstock.backends.torch.device import Runtime, TorchDevice, device_of
+from penstock.backends.torch.device import CapturedCalls, Runtime, TorchDevice, device_of
 from penstock.backends.torch.memory import WIDTHS, TorchMemory
 from penstock.backends.torch.site import FLOATS, HELD, INDICES, NUMBERS, TorchSite
 from penstock.backends.torch.threads import BOUND
@@ -49,8 +46,8 @@ _FAMILIES: Mapping[frozenset[torch.dtype | None], Mapping[tuple[str, ...], Famil
         ("Attention",): attention.attention,
         ("BatchNormalization",): normalization.batch_normalization,
         ("ConstantOfShape",): arrays.constant_of_shape,
-        ("Conv",): convolution.convolution,
-        ("ConvTranspose",): convolution.transposed_convolution,
+        ("Conv",): windows.convolution,
+        ("ConvTranspose",): windows.transposed_convolution,
         ("Einsum",): products.einsum,
         ("GRU", "LSTM", "RNN"): recurrent.recurrent,
         ("Gemm",): products.gemm,
@@ -71,13 +68,13 @@ _FAMILIES: Mapping[frozenset[torch.dtype | None], Mapping[tuple[str, ...], Famil
         ("Dropout", "Identity"): elementwise.identity_kernel,
         ("Expand",): arrays.expand,
         ("Flatten", "Reshape"): arrays.reshape_kernel,
-        ("Gather",): index.gather,
-        ("GatherElements",): index.gather_elements,
-        ("GatherND",): index.gather_nd,
+        ("Gather",): arrays.gather,
+        ("GatherElements",): arrays.gather_elements,
+        ("GatherND",): arrays.gather_nd,
         ("NonZero",): arrays.nonzero,
         ("Pad",): arrays.pad_kernel,
-        ("ScatterElements",): index.scatter_elements,
-        ("ScatterND",): index.scatter_nd,
+        ("ScatterElements",): arrays.scatter_elements,
+        ("ScatterND",): arrays.scatter_nd,
         ("Shape", "Size"): arrays.shape_of,
         ("Slice",): arrays.slice_,
         ("Split",): arrays.split_kernel,
@@ -89,11 +86,11 @@ _FAMILIES: Mapping[frozenset[torch.dtype | None], Mapping[tuple[str, ...], Famil
     },
     NUMBERS: {elementwise.VARIADIC: elementwise.variadic, ("Clip",): elementwise.clip},
     FLOATS: {
-        ("AveragePool",): pooling.average_pool,
-        ("GlobalAveragePool", "GlobalMaxPool"): pooling.global_pool,
+        ("AveragePool",): windows.average_pool,
+        ("GlobalAveragePool", "GlobalMaxPool"): windows.global_pool,
         ("LRN",): normalization.local_response,
         ("LogSoftmax", "Softmax"): normalization.softmax,
-        ("MaxPool",): pooling.max_pool,
+        ("MaxPool",): windows.max_pool,
         ("Resize",): resize.resize_kernel,
     },
     FLOATS | INDICES: {

@@ -52,16 +52,6 @@ def _by_name(
 # Of one operand.
 
 
-def _relu(x: Tensor, out: Tensor | None = None) -> Tensor:
-    # torch.relu has no parameter `out`.
-    return torch.clamp_min(x, 0, out=out)
-
-
-def _softplus(x: Tensor, out: Tensor | None = None) -> Tensor:
-    """torch's own is linear from a threshold on; the logarithm of a sum is exact everywhere."""
-    return torch.logaddexp(x, torch.zeros_like(x), out=out)
-
-
 _REAL = (
     *("Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Ceil", "Cos", "Cosh", "Erf", "Exp"),
     *("Floor", "Log", "Reciprocal", "Round", "Sigmoid", "Sign", "Sin", "Sinh", "Sqrt", "Tan"),
@@ -72,12 +62,18 @@ _REAL = (
 _PLAIN: Mapping[frozenset[torch.dtype], Mapping[str, Callable[..., Tensor]]] = {
     BOOLEANS: {"Not": torch.logical_not},
     INTEGERS: {"BitwiseNot": torch.bitwise_not},
-    NUMBERS: {"Abs": torch.abs, "Neg": torch.neg, "Relu": _relu},
+    NUMBERS: {
+        "Abs": torch.abs,
+        "Neg": torch.neg,
+        # torch.relu has no parameter `out`.
+        "Relu": lambda x, out=None: torch.clamp_min(x, 0, out=out),
+    },
     FLOATS: {
         **{name: getattr(torch, name.lower()) for name in _REAL},
         "HardSwish": _nn.hardswish,
         "Mish": _nn.mish,
-        "Softplus": _softplus,
+        # torch's own is linear from a threshold on; the logarithm of a sum is exact everywhere.
+        "Softplus": lambda x, out=None: torch.logaddexp(x, torch.zeros_like(x), out=out),
     },
 }
 _UNARY = _by_name(_PLAIN)

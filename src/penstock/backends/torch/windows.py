@@ -1,15 +1,21 @@
-"""Padding of windows, as torch has it: both ends of an axis alike, or else a step of its own."""
+"""Kernels over windows: Conv, ConvTranspose and pooling, and the padding of windows as torch has
+it: both ends of an axis alike, or else a step of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from penstock.ops.common.windows import behind, parse_axes, windows
+from penstock.backends.torch.elementwise import writing
+from penstock.backends.torch.site import TorchSite
+from penstock.core.types import RunValue
+from penstock.ir.kernel import Kernel
+from penstock.ops.common.windows import behind, kernel_shape, parse_axes, windows
 
 
 class Padding:
@@ -43,3 +49,145 @@ class Padding:
         if not any(widths):
             return x
         return torch.constant_pad_nd(x, widths, value)
+
+
+# Convolutions: Conv and ConvTranspose.
+
+
+def _convolve(site: TorchSite, transposed: bool, groups: int) -> Callable[..., Tensor]:
+    """``convolve(x, w, b, strides, padding, dilations, output_padding)``. On a GPU, operands are
+    rounded to TensorFloat-32 only if the session allows that, whatever the flags of the process
+    say."""
+    convolve: Callable[..., Tensor] = torch.convolution
+    if not site.memory.on_host:
+        # All are given: results must not follow from what else the process has set.
+        flags = {"benchmark": False, "deterministic": False, "cudnn_enabled": True}
+        convolve = partial(torch._convolution, **flags, allow_tf32=site.tf32)
+    return lambda x, w, b, strides, padding, dilations, more: convolve(
+        x, w, b, strides, padding, dilations, transposed, more, groups
+    )
+
+
+def _window(site: TorchSite) -> list[int] | None:
+    """The spatial dims of weights, if torch has a convolution with these."""
+    w = site.type(1)
+    if not site.are_floats(0, 1, 2) or w is None or w.shape is None:
+        return None
+    kernel = [dim for dim in w.shape[2:] if isinstance(dim, int)]
+    return kernel if 1 <= len(kernel) <= 3 and len(kernel) == len(w.shape) - 2 else None
+
+
+def convolution(site: TorchSite) -> Kernel | None:
+    """Conv of images with one to three spatial axes."""
+    kernel = _window(site)
+    if kernel is None:
+        return None
+    padding = Padding(site.attrs, kernel)
+    convolve = _convolve(site, False, site.attrs.get("group", 1))
+    strides, dilations = padding.strides, padding.dilations
+    alike, none = padding.alike, [0] * len(kernel)
+
+    def function(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+        if alike is None:
+            return convolve(padding.pad(x), w, b, strides, none, dilations, none)
+        return convolve(x, w, b, strides, alike, dilations, none)
+
+    return Kernel(function)
+
+
+def transposed_convolution(site: TorchSite) -> Kernel | None:
+    """ConvTranspose with declared padding: of a result that is larger, a part is cut out."""
+    kernel, attrs = _window(site), site.attrs
+    automatic = site.text("auto_pad") not in ("", "NOTSET")
+    if kernel is None or automatic or attrs.get("output_shape"):
+        return None
+    padding = Padding(attrs, kernel)
+    strides, dilations = padding.strides, padding.dilations
+    more = list(attrs.get("output_padding") or [0] * len(kernel))
+    # torch takes less than a stride or a dilation.
+    if any(m >= max(s, d) for m, s, d in zip(more, strides, dilations, strict=True)):
+        return None
+    convolve = _convolve(site, True, attrs.get("group", 1))
+    pads = list(attrs.get("pads") or [0] * 2 * len(kernel))
+    begins, ends = pads[: len(kernel)], pads[len(kernel) :]
+    common = [min(pair) for pair in zip(begins, ends, strict=True)]
+    cuts: list[tuple[Any, ...]] = [
+        (b - c, e - c) for b, e, c in zip(begins, ends, common, strict=True)
+    ]
+
+    def function(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+        y = convolve(x, w, b, strides, common, dilations, more)
+        for axis, (first, last) in enumerate(cuts, 2):
+            if first or last:
+                y = y.narrow(axis, first, y.shape[axis] - first - last)
+        return y
+
+    return Kernel(function)
+
+
+# Pooling over windows: MaxPool, AveragePool and the global ones.
+
+
+_MAX: Mapping[int, Callable[..., RunValue]] = {
+    1: torch.max_pool1d,
+    2: torch.max_pool2d,
+    3: torch.max_pool3d,
+}
+_AVERAGE: Mapping[int, Callable[..., RunValue]] = {
+    1: torch.nn.functional.avg_pool1d,
+    2: torch.nn.functional.avg_pool2d,
+    3: torch.nn.functional.avg_pool3d,
+}
+
+
+def _padding(site: TorchSite) -> Padding | None:
+    """The padding of a pooling's windows; None for images that torch cannot pool."""
+    rank = site.rank(0)
+    if rank is None or not 3 <= rank <= 5:
+        return None
+    return Padding(site.attrs, kernel_shape(site.attrs, rank - 2))
+
+
+def _fits(padding: Padding) -> bool:
+    """Whether torch pads as much itself: at most half of a window."""
+    pairs = zip(padding.alike or (), padding.kernel, strict=False)
+    return padding.alike is not None and all(2 * p <= k for p, k in pairs)
+
+
+def max_pool(site: TorchSite) -> Kernel | None:
+    """MaxPool, without the places of maxima."""
+    padding = _padding(site)
+    # Windows that hang over the end begin elsewhere in torch.
+    if padding is None or site.output(1) is not None or site.attrs.get("ceil_mode"):
+        return None
+    pool = _MAX[len(padding.kernel)]
+    kernel, strides, dilations = padding.kernel, padding.strides, padding.dilations
+    if _fits(padding):
+        alike = padding.alike
+        return Kernel(lambda x: pool(x, kernel, strides, alike, dilations))
+    return Kernel(lambda x: pool(padding.pad(x, -math.inf), kernel, strides, 0, dilations))
+
+
+def average_pool(site: TorchSite) -> Kernel | None:
+    """AveragePool, where torch divides by as many elements."""
+    padding = _padding(site)
+    if padding is None or site.attrs.get("ceil_mode") or any(d != 1 for d in padding.dilations):
+        return None
+    pool, kernel, strides = _AVERAGE[len(padding.kernel)], padding.kernel, padding.strides
+    whole = bool(site.attrs.get("count_include_pad", 0))
+    if _fits(padding):
+        alike = padding.alike
+        return Kernel(lambda x: pool(x, kernel, strides, alike, False, whole))
+    if not whole:
+        return None
+    return Kernel(lambda x: pool(padding.pad(x), kernel, strides, 0))
+
+
+def global_pool(site: TorchSite) -> Kernel | None:
+    """GlobalAveragePool and GlobalMaxPool: the mean or maximum of each channel."""
+    rank = site.rank(0)
+    if rank is None or rank < 3:
+        return None
+    axes = tuple(range(2, rank))
+    reduce = torch.amax if site.node.op.name == "GlobalMaxPool" else torch.mean
+    return writing(partial(reduce, dim=axes, keepdim=True), 1)

@@ -31,12 +31,6 @@ _REASONS = {
 }
 
 
-def _class(name: str, reason: str) -> type:
-    return type(
-        name, (), {"__doc__": f"Not available: {reason}.", "__init__": _raising(name, reason)}
-    )
-
-
 def _raising(name: str, reason: str) -> Callable[..., NoReturn]:
     def unavailable(*arguments: object, **options: object) -> NoReturn:
         raise NotImplementedError(f"{name} is not available on Penstock: {reason}")
@@ -46,7 +40,10 @@ def _raising(name: str, reason: str) -> Callable[..., NoReturn]:
 
 
 # Classes, also in place of functions, since programs import them to compare types with.
-UNAVAILABLE: Mapping[str, type] = {name: _class(name, why) for name, why in _REASONS.items()}
+UNAVAILABLE: Mapping[str, type] = {
+    name: type(name, (), {"__doc__": f"Not available: {why}.", "__init__": _raising(name, why)})
+    for name, why in _REASONS.items()
+}
 
 
 def lacking(reasons: Mapping[str, str]) -> Callable[[Class], Class]:

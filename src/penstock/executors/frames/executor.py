@@ -21,7 +21,7 @@ from penstock.executors.frames.barrier import Barrier, Dispatch
 from penstock.executors.frames.frame_graph import FrameGraph
 from penstock.executors.frames.rendezvous import Rendezvous
 from penstock.executors.frames.run import FramesRun
-from penstock.host.shared_lock import refuse_reentry
+from penstock.host.fork import refuse_reentry
 from penstock.host.threads import Workers
 from penstock.ir.describe import describe_node
 from penstock.ir.graph import Value

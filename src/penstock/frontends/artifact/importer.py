@@ -10,8 +10,8 @@ from typing import Any
 from penstock.analysis.verify import verify
 from penstock.artifact.container import ArtifactFile, aligned
 from penstock.artifact.decode import decode_graphs
-from penstock.core.cached import cached_property
 from penstock.core.limits import Limits
+from penstock.core.records import cached_property
 from penstock.frontends.common.model_files import open_path
 from penstock.ir.graph import Graph, Model
 

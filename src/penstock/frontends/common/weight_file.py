@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 from collections.abc import Callable
@@ -11,7 +12,10 @@ from weakref import ref
 
 import numpy as np
 
+from penstock.core.limits import Limits
 from penstock.core.origins import note_origin
+from penstock.core.records import dataclass, field
+from penstock.frontends.common.diagnostics import TensorError
 from penstock.frontends.common.model_files import HEAD_BYTES
 from penstock.frontends.common.other_formats import LFS_POINTER, is_pointer
 from penstock.host.malloc import new_bytes
@@ -90,3 +94,34 @@ def _identity(file: BinaryIO) -> tuple[int, ...]:
     """The properties that differ if a file was replaced or written since."""
     status = os.fstat(file.fileno())
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+# The bound on the bytes of one model's constants.
+
+
+@dataclass(eq=False)
+class ConstantBudget:
+    """Counts the bytes of a model's constants."""
+
+    limits: Limits
+    total: int = field(default=0, init=False)
+
+    def count(self, dims: tuple[int, ...], dtype: np.dtype) -> int:
+        """The number of elements. Raises ``TensorError`` for dims that NumPy cannot have."""
+        limits = self.limits
+        if len(dims) > limits.max_dims:
+            raise TensorError(f"it has {len(dims)} dims, more than {limits.max_dims}")
+        if dims and min(dims) < 0:
+            raise TensorError(f"it has a negative dim in {list(dims)}")
+        count = math.prod(dims)
+        # Dims of 0 count as 1: strides are products of the other dims.
+        extent = count or math.prod([dim or 1 for dim in dims])
+        if extent > limits.max_elements or extent * dtype.itemsize >= 2**63:
+            raise TensorError(f"its dims {list(dims)} multiply to more than memory can hold")
+        return count
+
+    def spend(self, nbytes: int) -> None:
+        """Count bytes of constants. Raises ``TensorError`` beyond ``Limits.max_constant_bytes``."""
+        self.total += nbytes
+        if excess := self.limits.beyond("max_constant_bytes", self.total):
+            raise TensorError(f"with it, the constants take {self.total} bytes, more {excess}")

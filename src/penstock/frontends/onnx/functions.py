@@ -12,9 +12,8 @@ from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from penstock.core.cached import cached_property
 from penstock.core.errors import InvalidModel, shortened
-from penstock.core.records import dataclass
+from penstock.core.records import cached_property, dataclass
 from penstock.frontends.common.diagnostics import Diagnostics
 from penstock.frontends.common.encoding import decode_text
 from penstock.frontends.onnx.messages import (

@@ -33,7 +33,16 @@ from penstock.frontends.common.builder import UniqueNames, short_name
 from penstock.frontends.common.diagnostics import NO_KERNEL, ConversionError, Diagnostics
 from penstock.frontends.common.encoding import decode_text
 from penstock.frontends.common.inferred_types import InferredTypes
-from penstock.frontends.onnx.attributes import AttributeReader
+from penstock.frontends.onnx.attributes import (
+    AttributeReader,
+    Expansion,
+    ImportContext,
+    Meanings,
+    NameScope,
+    OnnxNode,
+    PendingGraph,
+    Refusal,
+)
 from penstock.frontends.onnx.file import Source, Weights, opened
 from penstock.frontends.onnx.functions import (
     FunctionTable,
@@ -50,15 +59,6 @@ from penstock.frontends.onnx.messages import (
     ValueInfoProto,
 )
 from penstock.frontends.onnx.node_upgrade import NCHWC, NodeUpgrade, current
-from penstock.frontends.onnx.scopes import (
-    Expansion,
-    ImportContext,
-    Meanings,
-    NameScope,
-    OnnxNode,
-    PendingGraph,
-    Refusal,
-)
 from penstock.frontends.onnx.tensors import TensorReader, value_type
 from penstock.frontends.onnx.upgrades import Meaning, meaning
 from penstock.ir.graph import Graph, Model, Node, Value

@@ -29,10 +29,10 @@ from penstock.core.types import (
     Type,
     dtype_named,
 )
-from penstock.frontends.common.constant_budget import ConstantBudget
 from penstock.frontends.common.diagnostics import TensorError
 from penstock.frontends.common.encoding import array_from_bytes, decode_text, vector_of
 from penstock.frontends.common.model_files import open_inside
+from penstock.frontends.common.weight_file import ConstantBudget
 from penstock.frontends.onnx.file import Apart
 from penstock.frontends.onnx.messages import (
     SparseTensorProto,

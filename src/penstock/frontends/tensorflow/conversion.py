@@ -14,9 +14,8 @@ from penstock.frontends.common.diagnostics import Diagnostics
 from penstock.frontends.common.inferred_types import InferredTypes, constant_of
 from penstock.frontends.tensorflow.function_library import FunctionLibrary
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import NodeDef
-from penstock.frontends.tensorflow.scope import DeclaredNode, GraphScope, Reference
+from penstock.frontends.tensorflow.scope import DeclaredNode, GraphScope, Reference, VariableFacts
 from penstock.frontends.tensorflow.tables import Tables
-from penstock.frontends.tensorflow.variables import VariableFacts
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Attrs
 from penstock.ops.registry import TENSORFLOW, standard

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from penstock.algorithms.dag import on_cycles
-from penstock.core.cached import cached_property
 from penstock.core.checkpoints import with_checkpoints
 from penstock.core.limits import Limits
+from penstock.core.records import cached_property
 from penstock.frontends.common.diagnostics import TensorError
 from penstock.frontends.common.expansion import Census, expanded_size, expanded_sizes
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import (

@@ -59,7 +59,7 @@ def as_in_onnx(c: Conversion) -> None:
 _PRIMITIVES = "Exit Merge NextIteration RefExit RefMerge RefNextIteration RefSwitch Switch"
 _KEPT_ATTRIBUTES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(_PRIMITIVES.split(), ("T", "N")),
-    **dict.fromkeys(("ControlTrigger", "NoOp"), ()),
+    **dict.fromkeys(("ControlTrigger", "NoOp", "OptionalFromValue"), ()),
     **dict.fromkeys(("Unique", "UniqueWithCounts"), ("out_idx",)),
     "Assert": ("summarize",),
     "GatherV2": ("batch_dims",),
@@ -89,11 +89,6 @@ def optional_get_value(c: Conversion) -> None:
         raise NodeError(f"declares {len(names)} output_types, but {len(shapes)} output_shapes")
     types = [declared_type(name, shape) for name, shape in zip(names, shapes, strict=True)]
     c.emit_same_op((), types=types)
-
-
-@rule("OptionalFromValue")
-def optional_from_value(c: Conversion) -> None:
-    c.emit_same_op(())
 
 
 # Values without inputs.

@@ -12,8 +12,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from penstock.core.cached import cached_property
-from penstock.core.records import dataclass
+from penstock.core.records import cached_property, dataclass
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import TensorProto
 from penstock.frontends.tensorflow.tensors import TYPE_NAMES, FunctionReference
 from penstock.ir.op import Attrs

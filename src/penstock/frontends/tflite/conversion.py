@@ -25,9 +25,8 @@ from penstock.core.types import FLOAT32, INT64, TensorType, dtype_name
 from penstock.frontends.common.builder import NodeBuilder, Operand
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.tflite.flatbuffer import FlatTable, schema
-from penstock.frontends.tflite.scope import SubgraphScope
 from penstock.frontends.tflite.tensors import DeclaredTensor, Quantization
-from penstock.ir.graph import Node, Value
+from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import AttrDict, Attrs
 from penstock.ops.common.shape_rules import element_number
 from penstock.ops.registry import TENSORFLOW
@@ -416,3 +415,35 @@ def _code_layer(c: OperatorConversion, x: Quantization, w: Quantization) -> Code
         return None
     of_x, of_w, of_y = [_parameters(c, given, dtype) for given in (x, w, y)]
     return CodeLayer(of_x, of_w, of_y, y.codes_of(bounds, dtype))
+
+
+# A subgraph, or one use of it, while it is imported: what its tensors stand for.
+
+
+@dataclass(eq=False)
+class SubgraphScope:
+    """One use of subgraph ``index``. ``callers`` are the subgraphs that it is used in, and
+    ``prefix`` stands before the names of its values and nodes.
+
+    ``values`` has the values of the tensors that have been written so far. ``effect`` is the last
+    node with effects: the next one waits for it.
+    """
+
+    index: int
+    table: FlatTable
+    where: str
+    prefix: str
+    callers: tuple[int, ...]
+    values: dict[int, Value] = field(default_factory=dict)
+    nodes: list[Node] = field(default_factory=list)
+    effect: Node | None = None
+
+    @property
+    def outputs(self) -> list[Value]:
+        """The values that the subgraph gives."""
+        return [self.values[index] for index in self.table.outputs]
+
+    def graph(self, name: str, inputs: Sequence[Value] = ()) -> Graph:
+        """The subgraph as a nested graph."""
+        targets = () if self.effect is None else [self.effect]
+        return Graph(inputs, self.outputs, self.nodes, name, targets)

@@ -23,11 +23,10 @@ from typing import NoReturn
 
 import numpy as np
 
-from penstock.core.cached import cached_property
 from penstock.core.checkpoints import with_checkpoints
 from penstock.core.errors import InvalidModel, shortened
 from penstock.core.limits import DEFAULT_LIMITS, Limits
-from penstock.core.records import dataclass
+from penstock.core.records import cached_property, dataclass
 from penstock.frontends.common.builder import UniqueNames
 from penstock.frontends.common.diagnostics import NO_KERNEL, Diagnostics, NodeError, TensorError
 from penstock.frontends.common.inferred_types import InferredTypes
@@ -36,17 +35,13 @@ from penstock.frontends.tflite import (  # noqa: F401 - modules register their r
     rules,
     rules_arrays,
     rules_control,
-    rules_detection,
     rules_images,
     rules_recurrent,
-    rules_stablehlo,
-    rules_tables,
 )
-from penstock.frontends.tflite.conversion import RULES, OperatorConversion, RuleEntry
+from penstock.frontends.tflite.conversion import RULES, OperatorConversion, RuleEntry, SubgraphScope
 from penstock.frontends.tflite.file import OpenFile, opened_model
 from penstock.frontends.tflite.flatbuffer import FlatTable, schema
 from penstock.frontends.tflite.rules_custom import custom
-from penstock.frontends.tflite.scope import SubgraphScope
 from penstock.frontends.tflite.tensors import (
     DeclaredTensor,
     Quantization,

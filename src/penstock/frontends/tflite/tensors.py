@@ -15,10 +15,9 @@ import numpy as np
 from penstock.core.errors import InvalidModel
 from penstock.core.records import NamedTuple, dataclass, field
 from penstock.core.types import ANY, STRING, Dim, TensorType, Type, dtype_named
-from penstock.frontends.common.constant_budget import ConstantBudget
 from penstock.frontends.common.diagnostics import TensorError
 from penstock.frontends.common.encoding import array_from_bytes, decode_text, vector_of
-from penstock.frontends.common.weight_file import WeightFile
+from penstock.frontends.common.weight_file import ConstantBudget, WeightFile
 from penstock.frontends.tflite.flatbuffer import Bytes, FlatTable
 from penstock.ir.graph import Value
 

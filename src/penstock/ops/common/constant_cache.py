@@ -17,7 +17,7 @@ import numpy as np
 from penstock.core.origins import Origin, origin_of
 from penstock.core.records import NamedTuple
 from penstock.core.types import RunValue, TensorType
-from penstock.host.shared_lock import shared_lock
+from penstock.host.fork import shared_lock
 from penstock.ir.graph import Node, Value
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Types
@@ -222,7 +222,7 @@ def copies_of(constants: Iterable[Value]) -> list[dict[str, np.ndarray]]:
     return copies
 
 
-def source_of(constant: np.ndarray) -> Callable[[], np.ndarray | None]:
+def later_of(constant: np.ndarray) -> Callable[[], np.ndarray | None]:
     """What gives a constant later: itself while anything holds it, or what it is given back from;
     None once both are gone."""
     for reference in _REORDERED.valuerefs():

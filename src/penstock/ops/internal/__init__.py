@@ -8,7 +8,7 @@ from penstock.ir.op import Op
 
 DOMAIN = "penstock"
 INTERNAL = {
-    "Append": "append.APPEND",
+    "Append": "arrays.APPEND",
     "Attention": "attention.ATTENTION",
     "Case": "case.CASE",
     "ChosenMatMul": "chosen_product.CHOSEN_MATMUL",
@@ -25,8 +25,8 @@ INTERNAL = {
     "Stack": "transfer.STACK",
     "StackedAttention": "attention.STACKED_ATTENTION",
     "Transfer": "transfer.TRANSFER",
-    "TripCount": "trip_count.TRIP_COUNT",
-    "ZeroNaN": "zero_nan.ZERO_NAN",
+    "TripCount": "arrays.TRIP_COUNT",
+    "ZeroNaN": "arrays.ZERO_NAN",
 }
 """The operations of Penstock's own domain by name, which stand in no registry"""
 

@@ -26,7 +26,7 @@ from penstock.ir.graph import Node, Value
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Dims, Op, Types
 from penstock.ops.common import shape_rules as rules
-from penstock.ops.common.work import attention_work
+from penstock.ops.common.products import attention_work
 from penstock.ops.registry import standard
 
 

@@ -7,15 +7,14 @@ crosses from one device to another.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
 from penstock.core.records import NamedTuple
-from penstock.core.types import Type
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel, LayoutHints
-from penstock.ir.op import Attrs, Consts, Op, Role, Types
+from penstock.ir.op import Op, Role, Types
 from penstock.ops.common.shape_rules import same_type
 from penstock.ops.registry import no_kernel, unknown_types
 
@@ -75,11 +74,12 @@ SEND = Op("_Send", "penstock", 1, 1, unknown_types, *_BY_EXECUTOR, Role.SEND)
 """Sends its input, dead or live; without an input, the token that its control inputs have run."""
 
 
-def _sent_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (attrs["type"],) if "type" in attrs else ()
-
-
-RECV = Op("_Recv", "penstock", 1, 1, _sent_type, *_BY_EXECUTOR, Role.RECV)
+RECV = Op(
+    *("_Recv", "penstock", 1, 1),
+    lambda types, attrs, consts: (attrs["type"],) if "type" in attrs else (),
+    *_BY_EXECUTOR,
+    Role.RECV,
+)
 """Its output is the token that a Send has sent in the same frame and iteration, dead or live. It
 receives even if its control inputs are dead.
 

@@ -16,10 +16,9 @@ from penstock.core.records import NamedTuple
 from penstock.core.types import Dim, RunValue, RunValues, Shape, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
-from penstock.ops.common.products import product_in_parts
+from penstock.ops.common.products import attention_work, product_in_parts
 from penstock.ops.common.shape_rules import check_shape, dim_product, dim_sum, given, ints, tensor
 from penstock.ops.common.specialize import Field, Routine, Scratch, Tensors, by_shape, static_type
-from penstock.ops.common.work import attention_work
 from penstock.ops.onnx.attention import (
     BIASED,
     Cache,

@@ -17,8 +17,8 @@ from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.constant_cache import Shared, shared
+from penstock.ops.common.products import recurrent_work
 from penstock.ops.common.specialize import Routine, Tensors, specialized, static_type
-from penstock.ops.common.work import recurrent_work
 from penstock.ops.onnx import recurrent
 from penstock.ops.onnx.quantization import quantize_to_float, subtract_zero_point, zero_of
 from penstock.ops.registry import MICROSOFT, operator

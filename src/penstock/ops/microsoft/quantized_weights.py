@@ -19,9 +19,8 @@ from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import UINT8
-from penstock.ops.common.products import product_in_parts
+from penstock.ops.common.products import product_in_parts, product_work
 from penstock.ops.common.specialize import Routine, Tensors, by_shape, specialized, static_type
-from penstock.ops.common.work import product_work
 from penstock.ops.onnx.quantization import SOURCES, subtract_zero_point
 from penstock.ops.registry import MICROSOFT, operator
 

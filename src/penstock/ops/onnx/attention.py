@@ -23,8 +23,8 @@ from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import row_reduce
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import FLOAT64, is_float
+from penstock.ops.common.products import attention_work
 from penstock.ops.common.specialize import Field, Routine, Scratch, Tensors, by_shape, static_type
-from penstock.ops.common.work import attention_work
 from penstock.ops.registry import operator
 
 # Bytes of scores at a time: what processors keep near one core.

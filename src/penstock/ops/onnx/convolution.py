@@ -29,10 +29,9 @@ from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.constant_cache import Shared, shared
-from penstock.ops.common.products import is_long, product_in_parts
+from penstock.ops.common.products import convolution_work, is_long, product_in_parts
 from penstock.ops.common.specialize import Field, Routine, Scratch, Tensors, by_shape, static_type
 from penstock.ops.common.windows import Window, window_counts, windows
-from penstock.ops.common.work import convolution_work
 from penstock.ops.onnx.activation import swish
 from penstock.ops.registry import operator
 

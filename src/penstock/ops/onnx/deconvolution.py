@@ -13,10 +13,10 @@ from penstock.core.checkpoints import checkpoint
 from penstock.core.types import STRING, Dim, RunValue, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
+from penstock.ops.common.products import deconvolution_work
 from penstock.ops.common.shape_rules import check_shape, dim_product, ints, same_dtype, tensor
 from penstock.ops.common.specialize import Routine, Scratch, Tensors, by_shape, static_type
 from penstock.ops.common.windows import Axis, Window, ints_of, parse_axes, window_counts, windows
-from penstock.ops.common.work import deconvolution_work
 from penstock.ops.onnx.convolution import BLOCK_BYTES, MIN_BLOCK, boxes, convolution_dims
 from penstock.ops.registry import operator
 

@@ -13,9 +13,8 @@ from penstock.ir.kernel import Kernel, LayoutHints
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import is_half
-from penstock.ops.common.products import is_long, product_in_parts
+from penstock.ops.common.products import is_long, product_in_parts, product_work
 from penstock.ops.common.specialize import Routine, Tensors, by_shape, static_type
-from penstock.ops.common.work import product_work
 from penstock.ops.registry import ArrayFunction, operator
 
 

@@ -21,9 +21,8 @@ from penstock.ir.op import Attrs, Consts, Infer, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import INT8, INT32, UINT8
-from penstock.ops.common.products import product_in_parts
+from penstock.ops.common.products import product_in_parts, product_work
 from penstock.ops.common.specialize import Routine, Scratch, Tensors, by_shape
-from penstock.ops.common.work import product_work
 from penstock.ops.onnx import quantization
 from penstock.ops.onnx.matmul import matmul_shape
 from penstock.ops.registry import MICROSOFT, operator

@@ -22,9 +22,9 @@ from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import fixed_point
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import FLOAT64, INT32, UINT8
+from penstock.ops.common.products import convolution_work
 from penstock.ops.common.shape_rules import check_shape, tensor
 from penstock.ops.common.specialize import Routine, Scratch, Tensors, by_shape
-from penstock.ops.common.work import convolution_work
 from penstock.ops.onnx.convolution import conv_shape, convolution_routine
 from penstock.ops.onnx.quantization import subtract_zero_point, zero_of
 from penstock.ops.onnx.quantized import (

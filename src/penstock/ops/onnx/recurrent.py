@@ -35,9 +35,8 @@ from penstock.ir.op import Attrs, Consts, Infer, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import FLOAT64, is_half
-from penstock.ops.common.products import is_long, product_in_parts
+from penstock.ops.common.products import is_long, product_in_parts, recurrent_work
 from penstock.ops.common.specialize import Routine, Scratch, Tensors, specialized
-from penstock.ops.common.work import recurrent_work
 from penstock.ops.onnx.activation import ACTIVATIONS, applied
 from penstock.ops.registry import operator
 

@@ -53,11 +53,13 @@ def sequence_construct(*tensors: np.ndarray) -> list[object]:
     return list(map(keep, tensors))
 
 
-def _infer_sequence_empty(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (SequenceType(TensorType(rules.dtype_attribute(attrs, "dtype") or FLOAT32)),)
-
-
-array_operator("SequenceEmpty", since=11, infer=_infer_sequence_empty)(list)
+array_operator(
+    "SequenceEmpty",
+    since=11,
+    infer=lambda types, attrs, consts: (
+        SequenceType(TensorType(rules.dtype_attribute(attrs, "dtype") or FLOAT32)),
+    ),
+)(list)
 
 
 def _infer_split_to_sequence(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

@@ -21,7 +21,7 @@ from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Infer, Types
 from penstock.ops.common.dtypes import is_half
 from penstock.ops.common.shape_rules import ints, same_type, tensor
-from penstock.ops.common.windows import Window, windows
+from penstock.ops.common.windows import Window, behind, windows
 from penstock.ops.registry import ATTRS, standard
 from penstock.ops.tensorflow.common import array_operator, lengths, operator
 
@@ -35,35 +35,27 @@ def backward_attrs(
     the convolution forward, and ``pads`` if that is EXPLICIT. ``gradient``: the size of what is
     convolved, which must be that of the convolution forward where it is known.
     """
-    begins, ends, more = [], [], []
-    given = attrs.get("pads") or []
-    for i, size in enumerate(image):
-        stride = attrs["strides"][i]
-        reach = (window[i] - 1) * attrs["dilations"][i] + 1
-        if attrs["padding"] == "SAME":
-            count = -(-size // stride)
-            total = max((count - 1) * stride + reach - size, 0)
-            front = total // 2
-        else:
-            front = given[i] if given else 0
-            total = front + given[i + len(image)] if given else 0
-            count = (size + total - reach) // stride + 1
-        begins.append(front)
-        ends.append(total - front)
-        if gradient and isinstance(gradient[i], int) and gradient[i] != count:
-            raise ShapeError(
-                f"a window of {list(window)} has {count} places along dim {i} of images of "
-                f"{list(image)}, and what is given has {gradient[i]}"
-            )
-        # Pixels behind the last window, which the convolution forward has not read.
-        more.append(size - ((count - 1) * stride + reach - total))
-    if min(more) < 0 or max(image) > 2**31:
+    forward = {
+        "strides": attrs["strides"],
+        "dilations": attrs["dilations"],
+        "auto_pad": "SAME_UPPER" if attrs["padding"] == "SAME" else "NOTSET",
+        "pads": attrs.get("pads"),
+    }
+    axes = windows(forward, window[: len(image)], image)
+    if max(image) > 2**31:
         raise ShapeError(f"no convolution with a window of {list(window)} takes {list(image)}")
+    for i, (axis, size) in enumerate(zip(axes, gradient, strict=False)):
+        if isinstance(size, int) and size != axis.count:
+            raise ShapeError(
+                f"a window of {list(window)} has {axis.count} places along dim {i} of images of "
+                f"{list(image)}, and what is given has {size}"
+            )
     return {
         "strides": list(attrs["strides"]),
         "dilations": list(attrs["dilations"]),
-        "pads": [*begins, *ends],
-        "output_padding": more,
+        "pads": [*(axis.begin for axis in axes), *(axis.end for axis in axes)],
+        # Pixels behind the last window, which the convolution forward has not read.
+        "output_padding": [a.end - padding for a, padding in zip(axes, behind(axes), strict=True)],
     }
 
 

@@ -16,8 +16,8 @@ from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import fixed_point
 from penstock.ops.common.dtypes import INT8, INT16, INT32
 from penstock.ops.common.integer_curves import integer_logistic, integer_tanh
+from penstock.ops.common.products import product_work
 from penstock.ops.common.shape_rules import check_shape, match_dims, same_dim, tensor
-from penstock.ops.common.work import product_work
 from penstock.ops.registry import TFLITE, array_operator, operator
 
 _ACTIVATIONS: dict[int, Any] = {

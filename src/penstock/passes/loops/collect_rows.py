@@ -21,7 +21,7 @@ from penstock.ir.graph import Graph, Node, Readers, Value, readers_of
 from penstock.ir.op import Role
 from penstock.ops.common.shape_rules import normalize_axis
 from penstock.ops.onnx.control_flow import loop_carried
-from penstock.passes.context import Pass, PassContext, Property
+from penstock.passes.context import Pass, PassContext
 from penstock.passes.dead_code import prune
 from penstock.passes.loops.loop_rows import trips_of
 from penstock.passes.rewrite import Expansion, names_of, new_name
@@ -29,9 +29,6 @@ from penstock.passes.rewrite import Expansion, names_of, new_name
 
 class CollectRows(Pass):
     """Replace such sequences, and what joins them."""
-
-    name = "collect_rows"
-    requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         if context.framed:

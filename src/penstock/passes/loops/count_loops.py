@@ -24,9 +24,9 @@ from penstock.core.records import NamedTuple
 from penstock.core.types import is_static, without_data
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Role
-from penstock.ops.internal.trip_count import TRIP_COUNT
+from penstock.ops.internal.arrays import TRIP_COUNT
 from penstock.ops.registry import standard
-from penstock.passes.context import Pass, PassContext, Property
+from penstock.passes.context import Pass, PassContext
 from penstock.passes.loops.loop_rows import count_of
 
 _COMPARISONS = frozenset({"Greater", "Less"})
@@ -39,9 +39,6 @@ _ENDLESS = 2**62
 
 class CountLoops(Pass):
     """Compute how often Loops run whose condition is that counters are below limits."""
-
-    name = "count_loops"
-    requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         changed = False

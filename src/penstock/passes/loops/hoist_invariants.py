@@ -24,9 +24,9 @@ from penstock.core.checkpoints import with_checkpoints
 from penstock.core.types import STRING, Dim, TensorType
 from penstock.ir.graph import Graph, Node, all_reads
 from penstock.ir.op import Role
-from penstock.ops.internal.trip_count import TRIP_COUNT
+from penstock.ops.internal.arrays import TRIP_COUNT
 from penstock.ops.onnx.control_flow import ScanLayout, loop_carried
-from penstock.passes.context import Pass, PassContext, Property
+from penstock.passes.context import Pass, PassContext
 from penstock.passes.dead_code import keep_carried
 from penstock.passes.rewrite import Substitution, names_of, new_name
 
@@ -37,9 +37,6 @@ class HoistInvariants(Pass):
     """Let loops read what they carry unchanged from outside, and compute what they do not change
     before them; not among frames, where the end of a loop may be dead though what it began with
     is not, and so may be what its body reads."""
-
-    name = "hoist_invariants"
-    requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         if context.framed:

@@ -31,7 +31,7 @@ from penstock.ir.op import Role
 from penstock.ops.common.shape_rules import normalize_axis
 from penstock.ops.onnx.control_flow import ScanLayout
 from penstock.ops.registry import standard
-from penstock.passes.context import Pass, PassContext, Property
+from penstock.passes.context import Pass, PassContext
 from penstock.passes.dead_code import prune
 from penstock.passes.loops.loop_rows import MOST_BYTES, trips_of
 from penstock.passes.rewrite import names_of, new_name, swapped
@@ -43,9 +43,6 @@ _REAL = (FLOAT32, np.dtype(np.float64))
 
 class HoistProducts(Pass):
     """Move such products in front of Loops and Scans."""
-
-    name = "hoist_products"
-    requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         if context.framed:

@@ -31,7 +31,7 @@ from penstock.ir.op import Role
 from penstock.ops.internal.recurrence import RECURRENCE
 from penstock.ops.onnx.control_flow import ScanLayout, loop_carried
 from penstock.ops.registry import standard
-from penstock.passes.context import Pass, PassContext, Property
+from penstock.passes.context import Pass, PassContext
 from penstock.passes.dead_code import prune
 from penstock.passes.loops.cell_gates import CellGates, CellMatcher, Columns, row_of
 from penstock.passes.loops.loop_rows import LoopRows, trips_of
@@ -43,9 +43,6 @@ _FEWEST_TRIPS = 2
 
 class HoistRecurrences(Pass):
     """Move the cells of Loops and Scans in front of them, and what is computed for each row."""
-
-    name = "hoist_recurrences"
-    requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         # Values of a graph with frames may be dead, which a Recurrence cannot pass on.

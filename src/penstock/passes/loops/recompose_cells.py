@@ -34,7 +34,7 @@ from penstock.core.records import NamedTuple
 from penstock.core.types import FLOAT32, TensorType
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ops.internal.cells import GRU_CELL, GRU_GATES, GRU_STATE, LSTM_CELL
-from penstock.passes.context import Pass, PassContext, Property
+from penstock.passes.context import Pass, PassContext
 from penstock.passes.dead_code import prune
 from penstock.passes.rewrite import argument, names_of, new_name, number_of, produced_by, swapped
 
@@ -43,9 +43,6 @@ _Blend = tuple[Value | None, Value | None, Value | None]
 
 class RecomposeCells(Pass):
     """Replace the nodes that compute the next state, and cell, by one."""
-
-    name = "recompose_cells"
-    requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         if context.framed:

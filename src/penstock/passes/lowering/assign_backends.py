@@ -9,8 +9,6 @@ from penstock.passes.context import Pass, PassContext, Property
 class AssignBackends(Pass):
     """Ask ``context.placing`` where each node runs, and keep the answer there."""
 
-    name = "assign_backends"
-    requires = frozenset({Property.TYPED})
     establishes = frozenset({Property.PLACED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:

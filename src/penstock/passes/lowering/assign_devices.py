@@ -19,7 +19,7 @@ class AssignDevices(Pass):
     """Set the device of each node to one of ``FramePolicy.devices``, if there are any (see
     ``assign_devices``)."""
 
-    name = "assign_devices"
+    requires = frozenset()
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         devices = context.frames.devices

@@ -27,7 +27,6 @@ class AssignLayouts(Pass):
     strides themselves.
     """
 
-    name = "assign_layouts"
     requires = frozenset({Property.PLACED, Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:

@@ -10,15 +10,12 @@ from __future__ import annotations
 from penstock.ir.graph import Graph
 from penstock.ops.registry import TENSORFLOW
 from penstock.ops.tensorflow.state import NAMED
-from penstock.passes.context import Pass, PassContext, Property
+from penstock.passes.context import Pass, PassContext
 from penstock.passes.dead_code import prune
 
 
 class BindVariables(Pass):
     """Move the name of a variable from its handle to the nodes that read and assign it."""
-
-    name = "bind_variables"
-    requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         changed = False

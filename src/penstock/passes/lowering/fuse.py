@@ -21,10 +21,10 @@ from penstock.core.checkpoints import with_checkpoints
 from penstock.core.records import dataclass, field
 from penstock.core.types import TensorType
 from penstock.ir.graph import Graph, Node, Value, readers_of
+from penstock.ops.internal.arrays import ZERO_NAN
 from penstock.ops.internal.fused import fused, fused_copies, parts
-from penstock.ops.internal.zero_nan import ZERO_NAN
 from penstock.ops.registry import MICROSOFT
-from penstock.passes.context import FusionPolicy, Pass, PassContext, Property
+from penstock.passes.context import FusionPolicy, Pass, PassContext
 from penstock.passes.dead_code import prune
 from penstock.passes.rewrite import Substitution
 
@@ -42,9 +42,6 @@ class Fuse(Pass):
     if it is faster than its nodes. A chain of n elementwise nodes leads to at most 3 n questions
     for kernels; a chain behind a heavy operation, which has at most 16 nodes, to one for each node.
     """
-
-    name = "fuse"
-    requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         if context.fusion is None:

@@ -15,15 +15,12 @@ from __future__ import annotations
 from penstock.core.types import TensorType
 from penstock.ir.graph import Graph, Node
 from penstock.ops.common.shape_rules import normalize_axis
-from penstock.ops.internal.append import APPEND
-from penstock.passes.context import Pass, PassContext, Property
+from penstock.ops.internal.arrays import APPEND
+from penstock.passes.context import Pass, PassContext
 
 
 class GrowCaches(Pass):
     """Replace such Concats of the outermost graph."""
-
-    name = "grow_caches"
-    requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         changed = False

@@ -14,7 +14,7 @@ from penstock.core.checkpoints import with_checkpoints
 from penstock.core.types import FLOAT32
 from penstock.ir.graph import Graph, Node, Readers, Value, readers_of
 from penstock.ops.registry import standard
-from penstock.passes.context import Pass, PassContext, Property
+from penstock.passes.context import Pass, PassContext
 from penstock.passes.dead_code import prune
 
 _MOST_VIEWS = 8
@@ -27,9 +27,6 @@ _FACTORS = {"Mul": (1, 0), "Div": (1,)}
 
 class HoistScales(Pass):
     """Multiply the result of a MatMul instead of its operands, where a backend fuses nodes."""
-
-    name = "hoist_scales"
-    requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         if context.fusion is None:

@@ -30,7 +30,6 @@ class InsertTransfers(Pass):
     placed on the device that it copies to, or from if it copies to the host.
     """
 
-    name = "insert_transfers"
     requires = frozenset({Property.PLACED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:

@@ -27,8 +27,6 @@ from penstock.passes.rewrite import Expansion, Substitution, number_of, produced
 class JoinCaches(Pass):
     """Join both halves of a cache with new rows at once."""
 
-    name = "join_caches"
-    requires = frozenset({Property.TYPED})
     invalidates = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:

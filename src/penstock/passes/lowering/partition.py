@@ -33,7 +33,7 @@ from penstock.ir.graph import Graph, GraphPart, Node, Value, all_reads, clone, s
 from penstock.ir.op import Role
 from penstock.ops.internal.transfer import RECV, SEND
 from penstock.ops.registry import TENSORFLOW, standard
-from penstock.passes.context import Pass, PassContext, Property
+from penstock.passes.context import Pass, PassContext
 
 Need = Value | Node
 """What is received from another device: a value, or the signal that a node has run."""
@@ -43,9 +43,6 @@ class Partition(Pass):
     """Partition a graph by the devices of its nodes (see ``partition``), if the ``FramePolicy``
     says that these have parts of their own. The policy gets the parts: of a graph that stays whole,
     that graph."""
-
-    name = "partition"
-    requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         frames, policy = Frames(graph), context.frames

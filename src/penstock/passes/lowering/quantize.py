@@ -17,7 +17,7 @@ from penstock.ir.graph import Graph, Node, Value, readers_of
 from penstock.ops.common.dtypes import INT8, UINT8
 from penstock.ops.internal.fused import fused_copies
 from penstock.ops.registry import COMPUTING, MICROSOFT
-from penstock.passes.context import FusionPolicy, Pass, PassContext, Property
+from penstock.passes.context import FusionPolicy, Pass, PassContext
 from penstock.passes.dead_code import prune
 from penstock.passes.lowering.fuse import became
 from penstock.passes.rewrite import forward
@@ -33,9 +33,6 @@ _SMALLEST, _LARGEST = 1e-30, 1e30
 class Quantize(Pass):
     """Rewrite operations on dequantized values as operations on their 8-bit codes: as the same
     operation if it only moves elements, and as a fused node where a backend has a kernel for it."""
-
-    name = "quantize"
-    requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         policy = context.fusion

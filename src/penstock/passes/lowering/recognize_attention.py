@@ -28,11 +28,11 @@ from penstock.core.records import dataclass, field, replace
 from penstock.core.types import FLOAT32, TensorType
 from penstock.ir.graph import Graph, Node, Readers, Value, readers_of
 from penstock.ops.common.dtypes import is_float
+from penstock.ops.internal.arrays import ZERO_NAN
 from penstock.ops.internal.attention import ATTENTION
-from penstock.ops.internal.zero_nan import ZERO_NAN
 from penstock.ops.onnx.softmax import SINGLE_AXIS
 from penstock.ops.registry import standard
-from penstock.passes.context import Pass, PassContext, Property
+from penstock.passes.context import Pass, PassContext
 from penstock.passes.dead_code import prune
 from penstock.passes.lowering.onnx_attention import attention_nodes
 
@@ -89,9 +89,6 @@ class _Operands:
 
 class RecognizeAttention(Pass):
     """Replace attention by an Attention of Penstock's own."""
-
-    name = "recognize_attention"
-    requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         changed = False

@@ -18,7 +18,7 @@ import numpy as np
 from penstock.core.types import TensorType
 from penstock.ir.graph import Graph, Node, Value, readers_of
 from penstock.ops.registry import MICROSOFT
-from penstock.passes.context import Pass, PassContext, Property
+from penstock.passes.context import Pass, PassContext
 from penstock.passes.optimize.simplify import RESHAPES
 from penstock.passes.rewrite import Replacement, forward
 
@@ -30,9 +30,6 @@ _MOST_ELEMENTS = 1 << 22
 
 class CancelReshapes(Pass):
     """Do elementwise operations of a value and constants without the reshapes around them."""
-
-    name = "cancel_reshapes"
-    requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         readers = readers_of(graph)

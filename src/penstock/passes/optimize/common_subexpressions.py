@@ -21,8 +21,6 @@ class CommonSubexpressions(Pass):
     """Merge nodes with equal operation, inputs and attributes. A nested graph may use what the
     graphs around it have computed, never the other way round."""
 
-    name = "common_subexpressions"
-
     def run(self, graph: Graph, context: PassContext) -> bool:
         eliminator = _Eliminator()
         eliminator.run(graph)

@@ -14,7 +14,7 @@ import numpy as np
 from penstock.core.types import TensorType
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ops.onnx.einsum import EinsumLowering, Labels, Product, expanded
-from penstock.passes.context import Pass, PassContext, Property
+from penstock.passes.context import Pass, PassContext
 from penstock.passes.rewrite import Expansion, replace_nodes
 
 _DTYPES = frozenset(map(np.dtype, ("float32", "float64", "int32", "int64")))
@@ -22,9 +22,6 @@ _DTYPES = frozenset(map(np.dtype, ("float32", "float64", "int32", "int64")))
 
 class DecomposeEinsum(Pass):
     """Replace each Einsum of known shapes, but for diagonals."""
-
-    name = "decompose_einsum"
-    requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         return replace_nodes(graph, {"Einsum": _nodes})

@@ -13,7 +13,7 @@ import numpy as np
 from penstock.core.types import TensorType
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ops.registry import TENSORFLOW
-from penstock.passes.context import Pass, PassContext, Property
+from penstock.passes.context import Pass, PassContext
 from penstock.passes.rewrite import Expansion, dims_and_dtype, replace_nodes
 
 _Rule = Callable[[Expansion, Sequence[Value], Value], bool]
@@ -33,9 +33,6 @@ def _expresses(*names: str) -> Callable[[_Rule], _Rule]:
 
 class DecomposeMoves(Pass):
     """Replace nodes of known shapes, whose blocks, crops and dims are constants."""
-
-    name = "decompose_moves"
-    requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         return replace_nodes(graph, dict.fromkeys(_RULES, _nodes))

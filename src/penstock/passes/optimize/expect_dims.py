@@ -30,7 +30,7 @@ class ExpectDims(Pass):
     of input types, always the same, and is open otherwise. A graph with effects is left as it is: a
     run that meets other dims is begun anew."""
 
-    name = "expect_dims"
+    requires = frozenset()
     establishes = frozenset({Property.TYPED})
 
     def __init__(self, samples: Sequence[Sequence[Type]]) -> None:

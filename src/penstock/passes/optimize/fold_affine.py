@@ -14,7 +14,7 @@ import numpy as np
 from penstock.core.types import FLOAT32
 from penstock.ir.graph import Graph, Node, Value, readers_of
 from penstock.ops.registry import standard
-from penstock.passes.context import Pass, PassContext, Property
+from penstock.passes.context import Pass, PassContext
 from penstock.passes.rewrite import forward
 
 _Affine: TypeAlias = tuple[np.ndarray, np.ndarray]
@@ -24,9 +24,6 @@ _Affine: TypeAlias = tuple[np.ndarray, np.ndarray]
 class FoldAffine(Pass):
     """Fold scales and shifts of channels into the convolutions and products whose results they
     alone use."""
-
-    name = "fold_affine"
-    requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         readers = readers_of(graph)
@@ -62,8 +59,7 @@ _CHANNELS = {"Conv": 0, "ConvTranspose": 1, "Gemm": 1}
 
 
 def _constant(node: Node, index: int) -> np.ndarray | None:
-    value = node.inputs[index] if index < len(node.inputs) else None
-    const = None if value is None else value.const
+    const = node.const(index)
     return const if const is not None and const.dtype == FLOAT32 else None
 
 

@@ -35,7 +35,7 @@ class FoldConstants(Pass):
     """Infer types and fold constants. The types of the graph's inputs must be set. In a graph with
     frames, where values may be dead, only nodes that read constants alone are folded."""
 
-    name = "fold_constants"
+    requires = frozenset()
     establishes = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
@@ -51,7 +51,7 @@ class InferTypes(Pass):
     may be dead: a node that cannot run is no error there, and the types of its outputs stay
     unknown."""
 
-    name = "infer_types"
+    requires = frozenset()
     establishes = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:

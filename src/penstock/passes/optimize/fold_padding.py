@@ -10,15 +10,12 @@ from math import inf
 from operator import lt
 
 from penstock.ir.graph import Graph, Node
-from penstock.passes.context import Pass, PassContext, Property
+from penstock.passes.context import Pass, PassContext
 
 
 class FoldPadding(Pass):
     """Fold Pad nodes into the convolutions and poolings that read them. A Pad without other readers
     is dead afterwards."""
-
-    name = "fold_padding"
-    requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         changed = False

@@ -17,9 +17,9 @@ from penstock.core.records import NamedTuple
 from penstock.core.types import FLOAT32
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Op
-from penstock.ops.internal.zero_nan import ZERO_NAN
+from penstock.ops.internal.arrays import ZERO_NAN
 from penstock.ops.registry import standard
-from penstock.passes.context import Pass, PassContext, Property
+from penstock.passes.context import Pass, PassContext
 from penstock.passes.rewrite import argument, forward, number_of, produced_by, swapped
 
 
@@ -39,9 +39,6 @@ _CLOSE = 2e-4
 
 class Recompose(Pass):
     """Apply the rule of its operation once to every node, in order."""
-
-    name = "recompose"
-    requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         return forward(graph, dict.fromkeys(RULES, _visit))

@@ -19,7 +19,7 @@ from penstock.core.records import NamedTuple
 from penstock.core.types import Dim, TensorType
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ops.internal.chosen_product import CHOSEN_MATMUL
-from penstock.passes.context import Pass, PassContext, Property
+from penstock.passes.context import Pass, PassContext
 from penstock.passes.rewrite import produced_by, replace_nodes
 
 # Of more rows, what a copy of the matrix takes is little beside its product. Small matrices are
@@ -29,9 +29,6 @@ _MOST_ROWS, _LEAST_ELEMENTS = 4, 1024
 
 class RecomposeExperts(Pass):
     """Multiply by chosen matrices where they are."""
-
-    name = "recompose_experts"
-    requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         return replace_nodes(graph, {"MatMul": _product})

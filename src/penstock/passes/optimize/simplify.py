@@ -16,7 +16,7 @@ from penstock.core.types import Shape, TensorType
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ops.common.shape_rules import known_ints
 from penstock.ops.registry import TENSORFLOW, standard
-from penstock.passes.context import Pass, PassContext, Property
+from penstock.passes.context import Pass, PassContext
 from penstock.passes.rewrite import Replacement, forward
 
 Rule = Callable[[Node, Value, Value], "Replacement | bool"]
@@ -24,9 +24,6 @@ Rule = Callable[[Node, Value, Value], "Replacement | bool"]
 
 class Simplify(Pass):
     """Apply the rule of its operation once to every node, in order."""
-
-    name = "simplify"
-    requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         return forward(graph, dict.fromkeys(RULES, _visit))

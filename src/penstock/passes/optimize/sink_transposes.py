@@ -19,7 +19,7 @@ from penstock.core.records import NamedTuple
 from penstock.core.types import TensorType
 from penstock.ir.graph import Graph, Node, Readers, Value, readers_of
 from penstock.ops.registry import MICROSOFT, standard
-from penstock.passes.context import Pass, PassContext, Property
+from penstock.passes.context import Pass, PassContext
 from penstock.passes.rewrite import replace_nodes
 
 # With fewer axes, what has channels last is a sequence of vectors more often than an image.
@@ -39,9 +39,6 @@ class _Moved(NamedTuple):
 class SinkTransposes(Pass):
     """Move Transposes behind their readers, and those between a Pad or a DequantizeLinear and a
     convolution before that."""
-
-    name = "sink_transposes"
-    requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         sinking = _Sinking(graph)

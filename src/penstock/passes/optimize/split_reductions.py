@@ -16,7 +16,7 @@ from penstock.core.types import ShapeError, TensorType
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ops.common.shape_rules import normalize_axes
 from penstock.ops.registry import standard
-from penstock.passes.context import Pass, PassContext, Property
+from penstock.passes.context import Pass, PassContext
 from penstock.passes.rewrite import replace_nodes
 
 # What reduces the inner axes, and then the others.
@@ -33,9 +33,6 @@ _DTYPES = frozenset(map(np.dtype, ("float32", "float64", "int32", "int64", "int8
 
 class SplitReductions(Pass):
     """Reduce over the innermost of the axes first, then over the rest."""
-
-    name = "split_reductions"
-    requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         return replace_nodes(graph, dict.fromkeys(_NAMES, _split))

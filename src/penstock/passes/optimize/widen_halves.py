@@ -41,8 +41,6 @@ class WidenHalves(Pass):
     """Compute float16 and bfloat16 in float32. Nodes that only move elements are widened if what
     they move is computed in float32 and no output of the graph."""
 
-    name = "widen_halves"
-
     def run(self, graph: Graph, context: PassContext) -> bool:
         walk = _Widening(context.weights.widened)
         return walk.run(graph, walk.outermost)

@@ -25,7 +25,7 @@ from penstock.core.checkpoints import with_checkpoints
 from penstock.ir.graph import Graph, Node, Value, all_reads, captures, clone, sort
 from penstock.ir.op import Role
 from penstock.ops.internal.segment import SEGMENT, is_frame, is_segment
-from penstock.passes.context import FramePolicy, Pass, PassContext, Property
+from penstock.passes.context import FramePolicy, Pass, PassContext
 from penstock.passes.structure.branches import UnraisedError
 from penstock.passes.structure.conditions import LIVES, Condition, Deadness, is_switch
 from penstock.passes.structure.loops import FrameLoop, make_identity
@@ -46,9 +46,6 @@ _MOST_ROUNDS = 16
 class GroupSegments(Pass):
     """Group the nodes of a graph, and those of the frames in it that are one node each, into
     segments (see ``group_segments``), as the ``FramePolicy`` says; it gets a node of each."""
-
-    name = "group_segments"
-    requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         whole = [node.attrs["body"] for node in graph.walk() if is_frame(node)]

@@ -34,8 +34,6 @@ class LowerControlFlow(Pass):
     """Lower the If and Loop nodes whose nodes had better run each on its own (see
     ``lower_control_flow``), as ``FramePolicy.runs_apart`` says."""
 
-    name = "lower_control_flow"
-    requires = frozenset({Property.TYPED})
     invalidates = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:

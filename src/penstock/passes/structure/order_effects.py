@@ -22,7 +22,6 @@ from penstock.passes.context import Pass, PassContext, Property
 class OrderEffects(Pass):
     """Add control edges between nodes with side effects (see ``order_effects``)."""
 
-    name = "order_effects"
     requires = frozenset({Property.STRUCTURED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:

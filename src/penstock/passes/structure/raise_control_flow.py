@@ -34,7 +34,7 @@ class RaiseControlFlow(Pass):
     """Replace TensorFlow's frames by If and Loop where that is exact (see ``raise_control_flow``).
     Some may stay: only a graph without any (``is_framed``) is fit for the passes behind."""
 
-    name = "raise_control_flow"
+    requires = frozenset()
     establishes = frozenset({Property.STRUCTURED})
     invalidates = frozenset({Property.TYPED})
 

@@ -22,7 +22,6 @@ from penstock.passes.context import Pass, PassContext, Property
 class RelaxControlEdges(Pass):
     """Drop control edges to nodes without side effects (see ``relax_control_edges``)."""
 
-    name = "relax_control_edges"
     requires = frozenset({Property.STRUCTURED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 import penstock as ps
-from penstock.cluster.wholeness import MOST_REPLACEMENTS, Wholeness
+from penstock.cluster.driver_state import MOST_REPLACEMENTS, Wholeness
 from tests.support.timing import SOON
 
 
