@@ -15,7 +15,9 @@
 #include "tiles.h"
 
 enum { DEPTH = 256, ROWS = 8, FEW = 7, LINE = 64, LONG = 128 }; /* LONG: of a product whose results are fetched */
-enum { AHEAD = 8 }; /* rows of a panel, for which as many of the next part are fetched at once */
+/* Rows of a panel, for which as many of the next part are fetched at once: of wide vectors, four take too little time
+   for a test whether there is something to fetch. */
+enum { AHEAD = BY_WIDTH(8, 4, 4) };
 /* Vectors of columns that a tile has, of those at the end at most, and sums. */
 enum { USUAL = BY_WIDTH(4, 2, 2), MOST_VECTORS = BY_WIDTH(4, 3, 3), SUMS = BY_WIDTH(24, 12, 12) };
 #define MOST_ROWS(vectors) (SUMS / (vectors) < ROWS ? SUMS / (vectors) : ROWS)
@@ -107,13 +109,6 @@ INLINED void add_products(vector *sums, const float *x, int64_t k, int i, const 
 #endif
 }
 
-/* Whether sums are written as they are. */
-static inline int is_plain(const target *to)
-{
-    const activation *const f = &to->activation;
-    return !(to->addend || f->slopes || f->gate || f->low > -INFINITY || f->high < INFINITY);
-}
-
 /* Fetch the vectors of some rows that are to be written, and of what is added to them. */
 INLINED void fetch_rows(const target *to, const float *y, const float *addend, int rows, int vectors)
 {
@@ -140,15 +135,18 @@ INLINED void multiply(operands x, const float *panel, int64_t width, const float
     /* Of three vectors, GCC copies sums from one register to another between the forms of the loop. */
     const int ends = BY_WIDTH(vectors != 3 && rows > 2, 0, 0);
     const int64_t depth = x.depth, limit = x.begin + depth, ready = x.parts * depth >= LONG && !to->unfinished;
-    const int plain = is_plain(to) && to->count >= end;
-    for (int64_t column = first; column < end; column += vectors * LANES) {
-        float *y = to->y + column;
-        const float *addend = moved(to->addend, column), *earlier = moved(before, column);
-        const float *const bias = moved(to->bias, column), *const *own_rows = x.rows;
-        for (int64_t tile = 0; tile < tiles; tile++) {
+    const activation *const active = &to->activation;
+    const int bounded = active->low > -INFINITY || active->high < INFINITY;
+    const int plain = to->count >= end && !(to->addend || active->slopes || active->gate || bounded);
+    float *first_y = to->y;
+    const float *first_addend = to->addend;
+    for (int64_t tile = 0; tile < tiles; tile++) {
+        for (int64_t column = first; column < end; column += vectors * LANES) {
+            float *y = first_y + column;
+            const float *const addend = moved(first_addend, column), *const bias = moved(to->bias, column);
             const float *w = panel + column;
             const char *next = f->next;
-            const int64_t lines = next < f->end ? f->lines * (AHEAD / 4) : 0, ahead = lines ? AHEAD : depth;
+            const int64_t lines = next < f->end ? f->lines * (AHEAD / 4) : 0, ahead = lines && AHEAD > 4 ? AHEAD : depth;
             vector own[SUMS];
             UNROLLED(i, SUMS)
                 own[i] = (vector){0};
@@ -165,13 +163,16 @@ INLINED void multiply(operands x, const float *panel, int64_t width, const float
                 add_products(own + twice * (i) % 2 * ODD + r * vectors, at[r], k, i, some, vectors, kind); \
         w += width;                                                                                \
     }
+#define FETCH(now)                                                                                 \
+    for (int64_t i = 0; (now) && i < lines; i++, next += LINE)                                     \
+        __builtin_prefetch(next, 0, 2);
 /* A part of the rows from `low` on, and below `high`. */
 #define PART(low, high)                                                                            \
     for (int64_t k = x.begin; k < limit;) {                                                        \
         const int64_t stop = smaller(k + ahead, limit);                                            \
-        for (int64_t i = 0; i < lines; i++, next += LINE)                                          \
-            __builtin_prefetch(next, 0, 2);                                                        \
+        FETCH(AHEAD > 4)                                                                           \
         for (; k + 4 <= stop; k += 4) {                                                            \
+            FETCH(AHEAD == 4)                                                                      \
             STEP(0, low, high)                                                                     \
             STEP(1, low, high)                                                                     \
             STEP(2, low, high)                                                                     \
@@ -181,7 +182,7 @@ INLINED void multiply(operands x, const float *panel, int64_t width, const float
             STEP(0, low, high)                                                                     \
     }
             for (int64_t part = 0; part < x.parts; part++) {
-                const float *const *of_part = own_rows + part * x.apart, *at[ROWS];
+                const float *const *of_part = x.rows + part * x.apart, *at[ROWS];
                 if (all_at(x.zeros, of_part, rows)) {
                     w += depth * width;
                     continue;
@@ -197,16 +198,15 @@ INLINED void multiply(operands x, const float *panel, int64_t width, const float
                     PART(0, rows)
             }
 #undef PART
+#undef FETCH
 #undef STEP
             f->next = next;
 #pragma GCC unroll 16
             for (int r = 0; r < rows && twice; r++)
                 own[r] += own[ODD + r];
             /* Sums of parts, added up at last, are closer to the product than one long sum. */
-            if (before) {
-                EACH(rows, vectors) own[r * vectors + j] += loaded(earlier + r * width + j * LANES);
-                earlier += rows * width;
-            }
+            if (before)
+                EACH(rows, vectors) own[r * vectors + j] += loaded(before + column + r * width + j * LANES);
             /* The last vector may have columns that are none of the result's. */
             const int64_t rest = to->count - column - (vectors - 1) * LANES;
             if (plain)
@@ -215,13 +215,13 @@ INLINED void multiply(operands x, const float *panel, int64_t width, const float
                         memcpy(y + j * LANES, &own[r * vectors + j], VECTOR_BYTES);
                     ADVANCE(y, to->step);
                 }
-            else {
+            else
                 put_vectors(own, to, y, addend, column, rest, rows, vectors);
-                y += rows * to->step;
-                addend = moved(addend, rows * to->addend_step);
-            }
-            own_rows += rows;
         }
+        x.rows += rows;
+        first_y += rows * to->step;
+        first_addend = moved(first_addend, rows * to->addend_step);
+        before = moved(before, rows * width);
     }
 }
 
