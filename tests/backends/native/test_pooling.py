@@ -71,11 +71,16 @@ def test_global_pool_equals_numpy(dims, name, dtype):
 
 
 @pytest.mark.parametrize("name", ["AveragePool", "MaxPool"])
-def test_pool_of_channels_last_images_reads_and_writes_them_where_they_are(name):
-    x = np.moveaxis(draw((2, 9, 11, 40), np.float32), 3, 1)
+@pytest.mark.parametrize("height, strides", [(9, (3200, 4, 800, 160)), (2, (800, 4, 4, 160))])
+def test_pool_of_channels_last_images_reads_and_writes_them_where_they_are(height, strides, name):
+    """Strides along a dim of 1 mean nothing."""
+    x = np.moveaxis(draw((2, height, 11, 40), np.float32), 3, 1)
     node = node_of(name, [x], kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 0, 0])
-    y = np.moveaxis(np.empty((2, 4, 5, 40), np.float32), 3, 1)
-    function, arguments = kernel_of(node, LIBRARIES[0]).bind([x], [y], None)
+    rows = height // 2
+    memory = np.empty(2 * rows * 5 * 40, np.float32)
+    y = np.lib.stride_tricks.as_strided(memory, (2, 40, rows, 5), strides)
+    kernel = kernel_of(node, LIBRARIES[0])
+    function, arguments = kernel.bind([x], [y], None)
     assert not arguments
     function()
     wanted = node.op.compile(node, [node.inputs[0].type]).function(x)

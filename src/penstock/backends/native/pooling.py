@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 
 from penstock.backends.native import by_memory, family, rows_ns, str_
+from penstock.backends.native.image_convolution import steps_of
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
 from penstock.backends.native.reduce import reduction_over
 from penstock.core.records import NamedTuple
@@ -67,10 +68,11 @@ def _call(site: Site, kind: str, axes: Sequence[Window], strides: _Strides) -> N
     indices = len(site.tensors) > 2 and site.tensors[2] is not None
     planes, channels = x.dims[0] * x.dims[1], 1
     if any(strides):
-        order = channels_last(len(x.dims))
-        wanted = [packed_strides(t.dims, 1, order) for t in (x, y)]
-        if indices or list(strides) != wanted:
-            raise UnsupportedError
+        for t, own in zip((x, y), strides, strict=False):
+            innermost = packed_strides(t.dims, 1, channels_last(len(t.dims)))
+            wanted = steps_of(t.dims, innermost, False).tolist()
+            if indices or steps_of(t.dims, own, False).tolist() != wanted:
+                raise UnsupportedError
         planes, channels = x.dims[0], x.dims[1]
     sizes = [axis.size for axis in axes]
     if math.prod(sizes) >= 2**31:
@@ -78,10 +80,8 @@ def _call(site: Site, kind: str, axes: Sequence[Window], strides: _Strides) -> N
     part = _part(kind, axes, planes, channels, 0 if indices or channels > 1 else x.dtype.itemsize)
     if indices:
         part = _Part(0, 1, min(axes[-1].count, _CHUNK), 1, direct=True)
-    if site.attr("storage_order", 0):
-        pitches = [math.prod(sizes[:i]) for i in range(_AXES)]
-    else:
-        pitches = [math.prod(sizes[i + 1 :]) for i in range(_AXES)]
+    turned = site.attr("storage_order", 0)
+    pitches = [math.prod(sizes[:i] if turned else sizes[i + 1 :]) for i in range(_AXES)]
     words = [
         (a.size, a.count, a.kernel, a.stride, a.dilation, a.begin, pitch)
         for a, pitch in zip(axes, pitches, strict=True)

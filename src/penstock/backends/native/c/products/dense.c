@@ -33,6 +33,7 @@ ITEMS_OF(dense, dense)
         const int64_t count = smaller(width, a->columns - column), at = row * a->columns + column;
         const float *w = a->weights + column * a->inner, *bias = moved(a->bias, column);
         const float *next = panel + 1 < panels ? w + width * a->inner : a->weights;
+        next = a->inner * a->columns > NEAR ? next : NULL;
         const target y = {a->y + at, a->columns, bias, moved(a->addend, at), a->columns,
                           NO_ACTIVATION, count, 0};
         for (int64_t r = 0; r < rows; r++)

@@ -14,9 +14,13 @@
 #include "panels.h"
 #include "tiles.h"
 
-enum { DEPTH = 256, ROWS = 8, LINE = 64, LONG = 128 }; /* LONG: of a product whose results are fetched */
+enum { DEPTH = 256, ROWS = 8, FEW = 7, LINE = 64, LONG = 128 }; /* LONG: of a product whose results are fetched */
+/* Rows of a panel, for which as many of the next part are fetched at once: of wide vectors, four take too little time
+   for a test whether there is something to fetch. */
+enum { AHEAD = BY_WIDTH(8, 4, 4) };
 /* Vectors of columns that a tile has, of those at the end at most, and sums. */
 enum { USUAL = BY_WIDTH(4, 2, 2), MOST_VECTORS = BY_WIDTH(4, 3, 3), SUMS = BY_WIDTH(24, 12, 12) };
+#define MOST_ROWS(vectors) (SUMS / (vectors) < ROWS ? SUMS / (vectors) : ROWS)
 enum { LEAST_DEPTH = 8 }; /* that is multiplied by tiles */
 enum { FLOATS, PAIRS, HALVES }; /* what is multiplied; of HALVES the last vector has half of its lanes */
 
@@ -125,48 +129,56 @@ INLINED void fetch_rows(const target *to, const float *y, const float *addend, i
 INLINED void multiply(operands x, const float *panel, int64_t width, const float *before, const target *to,
                       fetching *f, int64_t first, int64_t end, int64_t tiles, int rows, int vectors, int kind)
 {
-    /* A single vector has two sums of each row, since one would wait for the multiplication before. */
+    /* A single vector of few rows has two sums of each, since one would wait for the multiplication before. */
     enum { ODD = SUMS / 2 };
+    const int twice = vectors == 1 && rows < FEW;
     /* Of three vectors, GCC copies sums from one register to another between the forms of the loop. */
     const int ends = BY_WIDTH(vectors != 3 && rows > 2, 0, 0);
-    const int64_t depth = x.depth;
-    float *y = to->y;
-    const float *addend = to->addend;
-    for (; tiles > 0; tiles--) {
+    const int64_t depth = x.depth, limit = x.begin + depth, ready = x.parts * depth >= LONG && !to->unfinished;
+    const activation *const active = &to->activation;
+    const int bounded = active->low > -INFINITY || active->high < INFINITY;
+    const int plain = to->count >= end && !(to->addend || active->slopes || active->gate || bounded);
+    float *first_y = to->y;
+    const float *first_addend = to->addend;
+    for (int64_t tile = 0; tile < tiles; tile++) {
         for (int64_t column = first; column < end; column += vectors * LANES) {
+            float *y = first_y + column;
+            const float *const addend = moved(first_addend, column), *const bias = moved(to->bias, column);
             const float *w = panel + column;
             const char *next = f->next;
-            const int64_t lines = next < f->end ? f->lines : 0;
+            const int64_t lines = next < f->end ? f->lines * (AHEAD / 4) : 0, ahead = lines && AHEAD > 4 ? AHEAD : depth;
             vector own[SUMS];
             UNROLLED(i, SUMS)
                 own[i] = (vector){0};
-            if (to->bias)
-                EACH(rows, vectors) own[r * vectors + j] = loaded(to->bias + column + j * LANES);
-            if (!to->unfinished && x.parts * depth >= LONG)
-                fetch_rows(to, y + column, moved(addend, column), rows, vectors);
+            if (bias)
+                EACH(rows, vectors) own[r * vectors + j] = loaded(bias + j * LANES);
+            if (ready)
+                fetch_rows(to, y, addend, rows, vectors);
 #define STEP(i, low, high)                                                                         \
     {                                                                                              \
         vector some[MOST_VECTORS];                                                                 \
         UNROLLED(j, vectors) some[j] = loaded(w + j * LANES);                                      \
         UNROLLED(r, rows)                                                                          \
             if (r >= (low) && r < (high))                                                          \
-                add_products(own + (vectors == 1) * (i) % 2 * ODD + r * vectors, at[r], k, i,      \
-                             some, vectors, kind);                                                 \
+                add_products(own + twice * (i) % 2 * ODD + r * vectors, at[r], k, i, some, vectors, kind); \
         w += width;                                                                                \
     }
+#define FETCH(now)                                                                                 \
+    for (int64_t i = 0; (now) && i < lines; i++, next += LINE)                                     \
+        __builtin_prefetch(next, 0, 2);
 /* A part of the rows from `low` on, and below `high`. */
 #define PART(low, high)                                                                            \
-    {                                                                                              \
-        int64_t k = 0;                                                                             \
-        for (; k + 4 <= depth; k += 4) {                                                           \
-            for (int64_t i = 0; i < lines; i++, next += LINE)                                      \
-                __builtin_prefetch(next, 0, 2);                                                    \
+    for (int64_t k = x.begin; k < limit;) {                                                        \
+        const int64_t stop = smaller(k + ahead, limit);                                            \
+        FETCH(AHEAD > 4)                                                                           \
+        for (; k + 4 <= stop; k += 4) {                                                            \
+            FETCH(AHEAD == 4)                                                                      \
             STEP(0, low, high)                                                                     \
             STEP(1, low, high)                                                                     \
             STEP(2, low, high)                                                                     \
             STEP(3, low, high)                                                                     \
         }                                                                                          \
-        for (; k < depth; k++)                                                                     \
+        for (; k < stop; k++)                                                                      \
             STEP(0, low, high)                                                                     \
     }
             for (int64_t part = 0; part < x.parts; part++) {
@@ -176,7 +188,7 @@ INLINED void multiply(operands x, const float *panel, int64_t width, const float
                     continue;
                 }
                 UNROLLED(r, rows)
-                    at[r] = of_part[r] + x.begin;
+                    at[r] = of_part[r];
                 /* At the edges of an image, the first or the last row of a tile is often outside. */
                 if (ends && of_part[0] == x.zeros)
                     PART(1, rows)
@@ -186,21 +198,29 @@ INLINED void multiply(operands x, const float *panel, int64_t width, const float
                     PART(0, rows)
             }
 #undef PART
+#undef FETCH
 #undef STEP
             f->next = next;
 #pragma GCC unroll 16
-            for (int r = 0; r < rows && vectors == 1; r++)
+            for (int r = 0; r < rows && twice; r++)
                 own[r] += own[ODD + r];
             /* Sums of parts, added up at last, are closer to the product than one long sum. */
             if (before)
                 EACH(rows, vectors) own[r * vectors + j] += loaded(before + column + r * width + j * LANES);
             /* The last vector may have columns that are none of the result's. */
             const int64_t rest = to->count - column - (vectors - 1) * LANES;
-            put_vectors(own, to, y + column, moved(addend, column), column, rest, rows, vectors);
+            if (plain)
+                UNROLLED(r, rows) {
+                    UNROLLED(j, vectors)
+                        memcpy(y + j * LANES, &own[r * vectors + j], VECTOR_BYTES);
+                    ADVANCE(y, to->step);
+                }
+            else
+                put_vectors(own, to, y, addend, column, rest, rows, vectors);
         }
         x.rows += rows;
-        y += rows * to->step;
-        addend = moved(addend, rows * to->addend_step);
+        first_y += rows * to->step;
+        first_addend = moved(first_addend, rows * to->addend_step);
         before = moved(before, rows * width);
     }
 }
@@ -232,11 +252,11 @@ ALL_FORMS
 static __typeof__(multiply_1_1_FLOATS) *const forms[] = {ALL_FORMS};
 #undef OF
 
-/* How many tiles rows make that have this number of vectors. */
+/* How many tiles rows make that have this number of vectors; divided as 32 bits, which takes less time. */
 static inline int64_t tiles_of(int64_t rows, int64_t vectors)
 {
-    const int64_t most = smaller(ROWS, SUMS / (vectors > 1 ? vectors : 2));
-    return vectors ? (rows + most - 1) / most : 0;
+    static const uint8_t most[] = {1, MOST_ROWS(2), MOST_ROWS(2), MOST_ROWS(3), MOST_ROWS(4)};
+    return vectors ? (uint32_t)(rows + most[vectors] - 1) / most[vectors] : 0;
 }
 
 /* The product of rows of x with the columns of a panel from `column` to `end`, `vectors` vectors at a time. */
@@ -246,15 +266,12 @@ static void multiply_columns(const operands *x, int64_t rows, const float *w, in
     /* Tiles of few rows, which short lines would have, do more for each of their rows; of narrow vectors, they
        have so few sums that one addition waits for another. */
     const int by_line = BY_WIDTH(x->line && 2 * x->line >= 7 * tiles_of(x->line, vectors), 0, 0);
-    int64_t line = by_line ? x->line : rows;
-    int64_t tiles = tiles_of(line, vectors);
-    const int64_t more = line % tiles;
-    if (!more)
-        tiles *= rows / line, line = rows;
+    const uint32_t line = (uint32_t)(by_line ? x->line : rows), tiles = (uint32_t)tiles_of(line, vectors);
+    const uint32_t whole = line / tiles, more = line % tiles;
     operands some = *x;
     /* Some tiles of a line have a row more than the others. */
     for (int64_t row = 0, one = more > 0, number, each; row < rows; row += number * each, one = !one && more) {
-        number = one ? more : tiles - more, each = line / tiles + one;
+        number = !more ? (rows - row) / whole : one ? more : tiles - more, each = whole + one;
         const target part = part_of(to, row, 0);
         some.rows = x->rows + row;
         forms[(kind * 4 + vectors - 1) * ROWS + each - 1](
@@ -440,7 +457,7 @@ void multiply_panel(operands x, int64_t rows, const float *w, int64_t width, con
         const int last = some.parts == x.parts && x.begin + some.depth == end;
         const int64_t lines = 4 * width * 4 / LINE;
         const char *const from = (const char *)(last ? next : w + depth * width);
-        fetching f = {from, from + (passes > 1 ? depth / 4 * lines * LINE : 0), (lines + passes - 1) / passes};
+        fetching f = {from, from + (passes > 1 && next ? depth / 4 * lines * LINE : 0), (lines + passes - 1) / passes};
         target to = last ? *y : unfinished;
         to.count = last ? count : used;
         if (by_tiles)

@@ -15,6 +15,7 @@
 #include "floats.h"
 
 enum { PANEL = 64, GRAIN = 16, BLOCK = 192 }; /* BLOCK: rows of a product, at most */
+enum { NEAR = 65536 }; /* elements of a matrix that stays in a cache from one block to the next */
 
 /* Rows of x: the addresses of each part of them, [part][apart], and where in a part to begin; parts at `zeros`
    need not be multiplied. With `pairs`, all numbers are pairs of bfloat16. Where rows are whole lines of an
@@ -137,7 +138,7 @@ static inline void put_floats(const target *to, const float *sums, int64_t count
 void round_to_pairs(float *to, const float *from, int64_t step, int64_t count);
 
 /* The first `count` columns of y = x w, for at most BLOCK rows and a panel of `width` columns; `next` is
-   what is read after it. */
+   what is read after it, or NULL if all of the matrix is near. */
 void multiply_panel(operands x, int64_t rows, const float *w, int64_t width, const float *next,
                     const target *y, int64_t count);
 #pragma GCC visibility pop

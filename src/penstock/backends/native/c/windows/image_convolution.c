@@ -336,7 +336,7 @@ CHECKED_ITEMS_OF(image_convolution, image_convolution)
         known = of;
         const operands x = {rows, zeros, a->block, parts, dense ? channel : 0, depth, a->pairs != NULL,
                             parts > 1 && a->block % f.counts[2] == 0 ? f.counts[2] : 0};
-        const float *next = item + 1 < end ? w + width * k : a->weights;
+        const float *next = k * padded * a->groups <= NEAR ? NULL : item + 1 < end ? w + width * k : a->weights;
         const target apart = {sums, PANEL, a->bias + group * padded + column, NULL, 0, NO_ACTIVATION, 0, 0};
         /* Where the positions of several lines are not equally far apart, each line is a product. */
         const int by_line = direct && f.counts[2] >= LEAST_LINE;
