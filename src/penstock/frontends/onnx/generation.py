@@ -247,7 +247,8 @@ def _called(
     types = [_type_of(info) for info in contents.output]
     unused = [np.zeros((1,) * len(t.shape or ()), t.dtype or FLOAT32) for t in types]
     other = Graph([], [b.constant(x, x.dtype) for x in unused], [], "unused")
-    outputs = [Value(b.fresh("decoded")) for _ in contents.output]
+    # Rules look at declared types, until inference replaces them.
+    outputs = [Value(b.fresh("decoded"), t) for t in types]
     branches = {"then_branch": graph, "else_branch": other}
     b.become("If", [b.constant(True, BOOL)], branches, outputs)
     return outputs
