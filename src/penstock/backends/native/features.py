@@ -13,6 +13,7 @@ from penstock.core.types import FLOAT32, INT64, STRING, TensorType
 from penstock.ops.onnx_ml.features import NORMS, categories, encoded_labels, imputed_values, span_of
 
 _DTYPES = ("float32", "float64", "int32", "int64")
+_MOST_ZEROS = 1 << 22
 _MOST_SEARCHES = 256
 """elements up to which a call of NumPy's kernels, which have tables, takes longer than to search"""
 
@@ -85,13 +86,18 @@ def label_encoder(site: Site) -> NativeCall | None:
 def one_hot_encoder(site: Site) -> NativeCall | None:
     """OneHotEncoder of int64."""
     x, (cats, dtype) = site.input(0), categories(site.node.attrs)
-    if x is None or x.dtype != INT64 or dtype != INT64:
+    # New memory of many zeros, as NumPy's kernel has it, need not be written.
+    if x is None or x.dtype != INT64 or dtype != INT64 or site.output().nbytes > _MOST_ZEROS:
         return None
-    if _has_table(np.asarray(cats, np.int64), x):
-        return None
-    keys, table, count = _table(np.asarray(cats, np.int64), np.arange(len(cats)), len(cats))
+    numbers = np.asarray(cats, np.int64)
+    keys, table, count = _table(numbers, np.arange(len(cats)), -1)
+    low, high = span_of(numbers) or (0, 0)
+    places = np.full(high - low, -1)
+    if len(places):
+        places[keys - low] = table[:-1]
     lenient = bool(site.attr("zeros", 1))
-    words = (Tensor(0), site.result(), keys, table, count, len(cats), lenient)
+    words = (Tensor(0), site.result(), keys, table, places, count, len(cats), lenient)
+    words = (*words, low, len(places))
     item_ns = rows_ns(2 * len(cats), rows=0.3)
     return NativeCall("one_hot_int64", words, math.prod(x.dims), item_ns, can_fail=not lenient)
 
